@@ -1,0 +1,118 @@
+"""Every limit and default of Kiwi in one frozen place, each with its unit and its reason."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kiwi_core.units import GIB, KIB, MIB, NS_PER_MS, NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ENV_SOCKET_DIR = "KIWI_SOCKET_DIR"
+ENV_STATE_DIR = "KIWI_STATE_DIR"
+ENV_DISABLE = "KIWI_DISABLE"
+ENV_GPU = "KIWI_GPU"
+
+
+@dataclass(frozen=True)
+class Config:
+    """The defaults. Tests and the command line make another with ``dataclasses.replace``."""
+
+    tq_ns: int = 30 * NS_PER_S
+    """Time quantum: long against a swap (seconds), short against a coffee."""
+
+    tq_min_ns: int = 100 * NS_PER_MS
+    """Below this a quantum would be all swap, even on the emulator."""
+
+    tq_max_ns: int = 24 * 3600 * NS_PER_S
+    """A day: more is certainly a typing error."""
+
+    min_run_ns: int = 2 * NS_PER_S
+    """A runner runs at least min(TQ, this) before it may be suspended, whatever the swap costs."""
+
+    swap_floor_factor: float = 1.0
+    """A runner runs at least this many measured swap round trips before it may be suspended."""
+
+    room_margin_fraction: float = 0.03
+    """Of the GPU, kept free beside the expected peaks: contexts grow, allocators fragment."""
+
+    room_margin_min_bytes: int = 16 * MIB
+    """The least margin; matters on small (emulated) GPUs only."""
+
+    observe_interval_ns: int = 500 * NS_PER_MS
+    """How often the daemon reads memory and utilisation while somebody runs."""
+
+    lingering_idle_ns: int = 3 * NS_PER_S
+    """Threads left over by a cell count as finished when the GPU saw nothing of them this long."""
+
+    lock_timeout_ns: int = 10 * NS_PER_S
+    """For a process to come to rest at a driver call; past it the page-out is refused."""
+
+    operation_deadline_min_ns: int = 30 * NS_PER_S
+    """Least time a pager operation gets before its target counts as stuck."""
+
+    operation_deadline_bytes_per_s: int = 500 * MIB
+    """Slowest believable driver (a sixth of the slowest seen): adds bytes / this to the deadline."""
+
+    refusal_backoff_ns: int = 1 * NS_PER_S
+    """First wait after a refused operation; doubles up to ``refusal_backoff_max_ns``."""
+
+    refusal_backoff_max_ns: int = 30 * NS_PER_S
+    """Longest wait before a refused operation is tried again."""
+
+    host_reserve_bytes: int = 2 * GIB
+    """System RAM never used for paged-out memory; but at most a quarter of what there is."""
+
+    frame_max_bytes: int = 256 * KIB
+    """Largest wire frame: fits the status of 1,000 sessions; HTTP servers take 8–64 KiB."""
+
+    connections_max: int = 4096
+    """Per daemon; each costs a few KiB and one descriptor."""
+
+    sessions_max: int = 2048
+    """Per daemon."""
+
+    outbox_max_bytes: int = 1 * MIB
+    """What a client that never reads may make the daemon hold for it; then it is dropped."""
+
+    story_max: int = 64
+    """Lines of its own history that a session keeps."""
+
+    journal_max_bytes: int = 64 * MIB
+    """A journal is rotated once (``.1``) at this size: days of ordinary use."""
+
+    restart_backoff_s: tuple[float, ...] = (0.1, 0.5, 2.0, 5.0, 15.0)
+    """Waits before the supervisor starts a crashed daemon again; the last one repeats."""
+
+
+DEFAULTS = Config()
+
+
+def socket_dir(env: Mapping[str, str] | None = None) -> Path:
+    """Where the daemons' sockets are: ``$KIWI_SOCKET_DIR``, else ``/run/kiwi`` if it exists, else
+    ``$XDG_RUNTIME_DIR/kiwi``, else a private directory under the temp dir.
+
+    Only names it; who creates it checks owner and mode.
+    """
+    env = os.environ if env is None else env
+    if named := env.get(ENV_SOCKET_DIR):
+        return Path(named)
+    shared = Path("/run/kiwi")
+    if shared.is_dir():
+        return shared
+    if runtime := env.get("XDG_RUNTIME_DIR"):
+        return Path(runtime) / "kiwi"
+    return Path(tempfile.gettempdir()) / f"kiwi-{os.getuid()}"
+
+
+def state_dir(sockets: Path, env: Mapping[str, str] | None = None) -> Path:
+    """Where journals and rosters are: ``$KIWI_STATE_DIR``, else ``state/`` beside the sockets
+    (process ids in it mean nothing after a reboot, so it may go with them)."""
+    env = os.environ if env is None else env
+    named = env.get(ENV_STATE_DIR)
+    return Path(named) if named else sockets / "state"

@@ -1,0 +1,44 @@
+"""Kiwi's errors: three families, each error with a code, a sentence and a remedy.
+
+``CallerError``  the one who called did something that cannot be done (a bad setting, no right).
+``PeerError``    the other end of a socket broke the protocol or went away.
+``GpuError``     the driver, NVML or the GPU refused or failed.
+
+A code is stable and machine-readable; the sentence and the remedy are for people.
+"""
+
+from __future__ import annotations
+
+
+class KiwiError(Exception):
+    """What happened (``message``), in one sentence, and what to do about it (``remedy``)."""
+
+    def __init__(self, code: str, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.remedy}".rstrip()
+
+
+class CallerError(KiwiError):
+    """The caller asked for something that is not allowed or makes no sense. Nothing changed."""
+
+
+class PeerError(KiwiError):
+    """The other end spoke out of turn, spoke garbage, or is gone."""
+
+
+class GpuError(KiwiError):
+    """The driver or NVML refused, failed or did not answer in time.
+
+    ``driver_code`` is the numeric ``CUresult`` or ``nvmlReturn_t``, where there is one.
+    """
+
+    def __init__(
+        self, code: str, message: str, remedy: str = "", *, driver_code: int | None = None
+    ) -> None:
+        super().__init__(code, message, remedy)
+        self.driver_code = driver_code

@@ -1,0 +1,128 @@
+"""The pager's interface: moves one session's GPU memory out and in.
+
+Every backend (``checkpoint``, ``fake``, later ``inprocess``) has these five calls and passes the
+contract suite in ``tests/pager/contract.py``. Calls block, may take as long as the driver takes,
+and are made by the daemon from worker threads, at most one at a time for one session.
+
+``deadline_ns`` is on ``time.monotonic_ns()``'s clock. It bounds what *can* be bounded (waiting for
+the lock, waiting for room); a driver call that hangs cannot be taken back, the caller watches that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from kiwi_core.states import Reason, Residency
+    from kiwi_core.units import SessionId
+
+
+@dataclass(frozen=True)
+class ProcessRef:
+    """One process, safe against reuse of its pid. ``start_ticks`` is field 22 of
+    ``/proc/<pid>/stat`` (clock ticks since boot)."""
+
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """A session as the pager sees it: the root process (the kernel). Which of its descendants use
+    the GPU is looked up at each call: they come and go."""
+
+    session: SessionId
+    root: ProcessRef
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend can do, as data, so that nobody asks which backend it is."""
+
+    name: str
+    suspends: bool = True
+    """Can hold a process without moving its memory."""
+    needs_cooperation: bool = False
+    """Only works for processes that loaded something of Kiwi's."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """It is done. ``bytes_moved`` is 0 where there was nothing to move (or only a hold)."""
+
+    bytes_moved: int
+    elapsed_ns: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Nothing changed in the target."""
+
+    reason: Reason
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The contents are gone for good; the driver says so."""
+
+    detail: str = ""
+
+
+Outcome = Moved | Refused | Lost
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    """One process of a session that the driver knows. ``busy`` is ``None`` where nobody can say
+    whether the GPU worked for it since the last look."""
+
+    ref: ProcessRef
+    residency: Residency
+    resident_bytes: int
+    busy: bool | None = None
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the driver and NVML say of a session right now.
+
+    ``residency`` is the worst of the processes': LOST > PAGED_OUT > LOCKED > RESIDENT. A mixture of
+    PAGED_OUT and RESIDENT (a page-out cut short) is reported as PAGED_OUT with both byte counts.
+    ``alive`` is false when the root process is gone.
+    """
+
+    alive: bool
+    residency: Residency
+    resident_bytes: int
+    paged_out_bytes: int
+    busy: bool | None = None
+    processes: tuple[ProcessMemory, ...] = field(default=())
+
+
+class Pager(Protocol):
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def suspend(self, target: Target, deadline_ns: int) -> Outcome:
+        """Hold every GPU process of the session; all or none."""
+        ...
+
+    def resume(self, target: Target, deadline_ns: int) -> Outcome:
+        """Let go what ``suspend`` holds."""
+        ...
+
+    def page_out(self, target: Target, deadline_ns: int) -> Outcome:
+        """Hold and move out; all processes of the session or none. Works on a session that is
+        already held, and finishes one that an earlier page-out left half-way."""
+        ...
+
+    def page_in(self, target: Target, deadline_ns: int) -> Outcome:
+        """Bring back and let go. Verifies free GPU memory first and never starts a restore that
+        might fail for room (such a failure is permanent in the driver)."""
+        ...
+
+    def observe(self, target: Target) -> Observation:
+        """Ask the driver and NVML; never a remembered flag. Quick (milliseconds)."""
+        ...

@@ -1,0 +1,217 @@
+"""What happened: everything the scheduler of one GPU can be told. Past tense, never an order.
+
+The daemon makes events from wire messages, from outcomes of pager operations and from its timer;
+``Scheduler.handle(event, now_ns)`` is the only place that takes them. They are tagged structs, so
+that the journal is simply the list of them.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from kiwi_core.states import AntiThrash, Reason, Residency
+from kiwi_core.units import OpId, SessionId
+
+
+class _Event(Struct, frozen=True, kw_only=True, tag=True, tag_field="event"):
+    pass
+
+
+# --- sessions -----------------------------------------------------------------------------------
+
+
+class SessionJoined(_Event, frozen=True, kw_only=True):
+    """A process became a session: it said hello, or a restarted daemon found it in its roster.
+
+    ``mid_burst`` is true for a session that a previous daemon suspended in the middle of a burst:
+    it is queued by itself, with ``burst``.
+    """
+
+    session: SessionId
+    residency: Residency = Residency.RESIDENT
+    resident_bytes: int = 0
+    paged_out_bytes: int = 0
+    mid_burst: bool = False
+    burst: int = 0
+
+
+class SessionLost(_Event, frozen=True, kw_only=True):
+    """The session's process is dead (however it died). Its GPU memory goes with it, but what a
+    running operation holds stays on the books until that operation has reported."""
+
+    session: SessionId
+
+
+class SessionDetached(_Event, frozen=True, kw_only=True):
+    """The process lives on but leaves Kiwi (``%kiwi off``, clean goodbye). What is paged out or
+    locked must come back before the session is forgotten."""
+
+    session: SessionId
+
+
+# --- bursts (a burst = one GPU cell, or one GPU program) ----------------------------------------
+
+
+class LeaseRequested(_Event, frozen=True, kw_only=True):
+    """``burst`` counts up per session; a request for the burst that already runs is a no-op grant
+    again (a client that reconnected)."""
+
+    session: SessionId
+    burst: int
+
+
+class LeaseWithdrawn(_Event, frozen=True, kw_only=True):
+    """The user interrupted the wait."""
+
+    session: SessionId
+    burst: int
+
+
+class BurstEnded(_Event, frozen=True, kw_only=True):
+    """The GPU cell is over. The memory may stay in the GPU until somebody needs the room."""
+
+    session: SessionId
+    burst: int
+
+
+class BurstLingered(_Event, frozen=True, kw_only=True):
+    """The cell is over but threads or asyncio tasks that it started live on: the burst goes on
+    until ``BurstEnded``, or until the GPU has been idle for it long enough, or, where nobody can
+    tell (``busy`` unknown), at most until the end of the running quantum."""
+
+    session: SessionId
+    burst: int
+
+
+class ReleaseRequested(_Event, frozen=True, kw_only=True):
+    """The user wants this session's memory out of the GPU now (``%kiwi release``). Only while it
+    is not in a burst; ignored otherwise."""
+
+    session: SessionId
+
+
+# --- observations and settings ------------------------------------------------------------------
+
+
+class MemoryObserved(_Event, frozen=True, kw_only=True):
+    """What NVML and the driver say right now. ``resident_bytes`` has the sessions that could be
+    read (contexts included); ``busy`` those of which the GPU's use in the last interval is known.
+    ``free_bytes`` is the whole GPU's."""
+
+    free_bytes: int
+    resident_bytes: dict[SessionId, int] = {}
+    busy: dict[SessionId, bool] = {}
+
+
+class HostBudgetObserved(_Event, frozen=True, kw_only=True):
+    """How many bytes of system RAM all paged-out memory together may take."""
+
+    budget_bytes: int
+
+
+class SettingsChanged(_Event, frozen=True, kw_only=True):
+    """``None`` leaves a setting as it is."""
+
+    tq_ns: int | None = None
+    anti_thrash: AntiThrash | None = None
+
+
+class DeadlinePassed(_Event, frozen=True, kw_only=True):
+    """The time of ``next_deadline_ns()`` has come. Early or repeated ones do no harm."""
+
+
+# --- outcomes of operations: each carries the id of the order that it answers --------------------
+
+
+class _Outcome(_Event, frozen=True, kw_only=True):
+    op: OpId
+
+
+class Suspended(_Outcome, frozen=True, kw_only=True):
+    """Answers ``Suspend``: the process is held, its memory is still in the GPU."""
+
+
+class SuspendRefused(_Outcome, frozen=True, kw_only=True):
+    reason: Reason
+    detail: str = ""
+
+
+class PagedOut(_Outcome, frozen=True, kw_only=True):
+    """Answers ``PageOut``: everything is in system RAM, the process is held."""
+
+    moved_bytes: int
+    elapsed_ns: int
+
+
+class PageOutRefused(_Outcome, frozen=True, kw_only=True):
+    """Nothing changed, and the process runs (or is free to run) as before."""
+
+    reason: Reason
+    detail: str = ""
+
+
+class PageOutLost(_Outcome, frozen=True, kw_only=True):
+    """The contents are gone; the driver says so."""
+
+    detail: str = ""
+
+
+class PagedIn(_Outcome, frozen=True, kw_only=True):
+    """Answers ``PageIn``: the memory is back at its addresses and the process runs."""
+
+    moved_bytes: int
+    elapsed_ns: int
+
+
+class PageInRefused(_Outcome, frozen=True, kw_only=True):
+    """Nothing changed: it is still in system RAM and can be tried again."""
+
+    reason: Reason
+    detail: str = ""
+
+
+class PageInLost(_Outcome, frozen=True, kw_only=True):
+    detail: str = ""
+
+
+class Resumed(_Outcome, frozen=True, kw_only=True):
+    """Answers ``Resume``: a process that was only suspended runs again."""
+
+
+class ResumeFailed(_Outcome, frozen=True, kw_only=True):
+    """The process is still held; can be tried again."""
+
+    reason: Reason
+    detail: str = ""
+
+
+class OperationOverdue(_Outcome, frozen=True, kw_only=True):
+    """The operation has not reported by its deadline (a hung driver call). Its target is avoided
+    and its bytes stay on the books until the operation reports after all."""
+
+
+Event = (
+    SessionJoined
+    | SessionLost
+    | SessionDetached
+    | LeaseRequested
+    | LeaseWithdrawn
+    | BurstEnded
+    | BurstLingered
+    | ReleaseRequested
+    | MemoryObserved
+    | HostBudgetObserved
+    | SettingsChanged
+    | DeadlinePassed
+    | Suspended
+    | SuspendRefused
+    | PagedOut
+    | PageOutRefused
+    | PageOutLost
+    | PagedIn
+    | PageInRefused
+    | PageInLost
+    | Resumed
+    | ResumeFailed
+    | OperationOverdue
+)

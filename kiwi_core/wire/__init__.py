@@ -1,0 +1,1 @@
+"""The pure protocol: messages, framing, and what is legal when."""

@@ -1,0 +1,289 @@
+"""Every message of Kiwi's protocol, as tagged structs. ``docs/protocol.md`` says it in prose.
+
+One JSON object per line over a Unix stream socket; ``type`` names the message. Unknown fields are
+ignored (room for later versions), unknown types are an error. Times on the wire are seconds.
+
+A connection begins with ``hello`` and ``welcome``. A *session* connection belongs to one process
+(the one the kernel's socket credentials name); an *observer* connection only looks and steers.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from msgspec import Struct, field
+
+from kiwi_core.states import AntiThrash, Notice, SessionState
+
+PROTOCOL = 1
+"""Version of the protocol; a peer with another one is told so and the connection is closed."""
+
+
+class Role(str, Enum):
+    SESSION = "session"
+    OBSERVER = "observer"
+
+
+class _Message(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=False):
+    pass
+
+
+# --- client to daemon ---------------------------------------------------------------------------
+
+
+class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
+    """First message of every connection.
+
+    ``burst`` and ``in_burst`` matter on reconnection: the burst that this process is in (it holds,
+    or believes to hold, the lease for it), or the last one it had. ``kernel_id`` is Jupyter's.
+    ``cuda_library`` is the path of the ``libcuda`` that this process has already loaded, if any:
+    a real driver and an emulating daemon do not mix.
+    """
+
+    protocol: int
+    role: Role
+    client: str
+    name: str = ""
+    kernel_id: str = ""
+    burst: int = 0
+    in_burst: bool = False
+    cuda_library: str = ""
+
+
+class Acquire(_Message, frozen=True, kw_only=True, tag="acquire"):
+    """Ask for the GPU for ``burst`` (a number that counts up in this process). Answered by
+    ``granted``, at once or later, with ``waiting`` in between."""
+
+    burst: int
+
+
+class Withdraw(_Message, frozen=True, kw_only=True, tag="withdraw"):
+    """Stop waiting (the user interrupted). Answered by ``withdrawn``."""
+
+    burst: int
+
+
+class EndBurst(_Message, frozen=True, kw_only=True, tag="end-burst"):
+    """The burst is over. ``lingering``: threads or tasks that it started live on; a second
+    ``end-burst`` without it follows when they are done. No answer."""
+
+    burst: int
+    lingering: bool = False
+
+
+class Release(_Message, frozen=True, kw_only=True, tag="release"):
+    """Move this session's memory out of the GPU now. Answered by ``ok`` when it is under way."""
+
+
+class Goodbye(_Message, frozen=True, kw_only=True, tag="goodbye"):
+    """Leave Kiwi while the process lives on. Answered by ``ok`` once everything is back in the
+    GPU; the daemon then closes."""
+
+
+class GetStatus(_Message, frozen=True, kw_only=True, tag="get-status"):
+    """Answered by ``status``. ``watch``: and again whenever something changes (at most a few times
+    a second) until the connection ends."""
+
+    watch: bool = False
+
+
+class Set(_Message, frozen=True, kw_only=True, tag="set"):
+    """Change settings; needs the daemon's owner or an allowed group. Answered by ``ok``."""
+
+    tq_s: float | None = None
+    anti_thrash: AntiThrash | None = None
+
+
+class GetStory(_Message, frozen=True, kw_only=True, tag="get-story"):
+    """Answered by ``story``: the last things that happened to a session of one's own."""
+
+    session: str
+
+
+class Ping(_Message, frozen=True, kw_only=True, tag="ping"):
+    """Answered by ``pong``."""
+
+
+ClientMessage = (
+    Hello | Acquire | Withdraw | EndBurst | Release | Goodbye | GetStatus | Set | GetStory | Ping
+)
+
+
+# --- daemon to client ---------------------------------------------------------------------------
+
+
+class Emulation(Struct, frozen=True, kw_only=True):
+    """How to run on the same emulated driver as the daemon: load these two libraries before the
+    first driver call, with this environment (which children need too)."""
+
+    libcuda: str
+    libnvml: str
+    env: dict[str, str]
+
+
+class Welcome(_Message, frozen=True, kw_only=True, tag="welcome"):
+    protocol: int
+    daemon: str
+    gpu_uuid: str
+    gpu_index: int
+    gpu_name: str
+    session: str = ""
+    emulation: Emulation | None = None
+
+
+class Granted(_Message, frozen=True, kw_only=True, tag="granted"):
+    """The GPU is yours. Repeated, with the same burst, after each suspension in mid-burst."""
+
+    burst: int
+    quantum_s: float
+
+
+class Waiting(_Message, frozen=True, kw_only=True, tag="waiting"):
+    """Where you stand. Sent when it changes, and every second or so while waiting.
+
+    ``holder`` says who has the GPU in words that the reader may see ("train.ipynb", "another
+    user", ""); ``expected_wait_s`` is ``None`` where nobody can tell. ``blocked`` is set when the
+    wait is not for a turn but for something that is wrong; ``detail`` then has the plain words.
+    """
+
+    burst: int
+    position: int
+    ahead: int
+    holder: str = ""
+    expected_wait_s: float | None = None
+    activity: str = ""
+    blocked: Notice | None = None
+    detail: str = ""
+
+
+class Withdrawn(_Message, frozen=True, kw_only=True, tag="withdrawn"):
+    burst: int
+
+
+class Told(_Message, frozen=True, kw_only=True, tag="notice"):
+    """Something that the user of this session must know, in plain words."""
+
+    notice: Notice
+    text: str
+    remedy: str = ""
+
+
+class Ok(_Message, frozen=True, kw_only=True, tag="ok"):
+    pass
+
+
+class Pong(_Message, frozen=True, kw_only=True, tag="pong"):
+    pass
+
+
+class Error(_Message, frozen=True, kw_only=True, tag="error"):
+    """The last message could not be done. ``fatal``: the connection is closed after this."""
+
+    code: str
+    message: str
+    remedy: str = ""
+    fatal: bool = False
+
+
+class MemoryStatus(Struct, frozen=True, kw_only=True):
+    total_bytes: int
+    free_bytes: int
+    paged_out_bytes: int
+    host_budget_bytes: int
+    outside_bytes: int = 0
+    """Held by programs that are not Kiwi's."""
+
+
+class SchedulerStatus(Struct, frozen=True, kw_only=True):
+    tq_s: float
+    anti_thrash: AntiThrash
+    serialised: bool
+    why: str = ""
+    swap_round_trip_s: float | None = None
+
+
+class QueueEntry(Struct, frozen=True, kw_only=True):
+    session: str
+    position: int
+    expected_wait_s: float | None
+    waited_s: float = 0.0
+
+
+class SwapStatus(Struct, frozen=True, kw_only=True):
+    """One move of memory that ended. ``ago_s`` is its age; ``direction`` is "out" or "in"."""
+
+    session: str
+    direction: str
+    bytes_moved: int
+    seconds: float
+    ago_s: float
+
+
+class SessionStatus(Struct, frozen=True, kw_only=True):
+    """``mine``: the reader may act on it. Names and pids of other users' sessions are blank:
+    ``name`` is then "another user", ``pid`` 0, ``kernel_id`` ""."""
+
+    id: str
+    pid: int
+    owner: str
+    name: str
+    state: SessionState
+    resident_bytes: int
+    paged_out_bytes: int
+    suspensions: int
+    held_s: float
+    waited_s: float
+    mine: bool = False
+    kernel_id: str = ""
+    connected: bool = True
+    lingering: bool = False
+    peak_bytes: int | None = None
+    time_left_s: float | None = None
+    problem: str = ""
+    problem_text: str = ""
+
+
+class GpuStatus(Struct, frozen=True, kw_only=True):
+    uuid: str
+    name: str
+    index: int
+    emulated: bool
+    memory: MemoryStatus
+    scheduler: SchedulerStatus
+    holders: list[str]
+    queue: list[QueueEntry]
+    sessions: list[SessionStatus]
+    swaps: list[SwapStatus] = field(default_factory=list)
+    driver_version: str = ""
+    daemon_version: str = ""
+    daemon_pid: int = 0
+    uptime_s: float = 0.0
+    errors: list[str] = field(default_factory=list)
+
+
+class StatusReport(_Message, frozen=True, kw_only=True, tag="status"):
+    gpu: GpuStatus
+
+
+class StoryLine(Struct, frozen=True, kw_only=True):
+    ago_s: float
+    text: str
+
+
+class StoryReport(_Message, frozen=True, kw_only=True, tag="story"):
+    session: str
+    lines: list[StoryLine]
+
+
+DaemonMessage = (
+    Welcome
+    | Granted
+    | Waiting
+    | Withdrawn
+    | Told
+    | Ok
+    | Pong
+    | Error
+    | StatusReport
+    | StoryReport
+)
