@@ -1,0 +1,106 @@
+# Everything a developer or CI does, by name. `make` alone lists it.
+# Needs: Linux, bash, git, make, Python >= 3.10 with venv. Everything else comes from the package
+# index into .venv and .venvs/.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON ?= python3
+export PYTHON
+BIN := .venv/bin
+OLD := .venvs/old
+STEP := .ci/step
+PYTEST := $(BIN)/python -m pytest -q
+READY := .venv/.kiwi-ready
+OLD_READY := $(OLD)/.kiwi-ready
+DEMO_READY := .venv/.kiwi-demo-ready
+
+# A developer's own settings must not decide what the tests see.
+unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
+
+.PHONY: help setup test fast lint types imports core-tests unit-tests kernel-tests \
+        kernel-tests-old e2e-tests demo bench format hooks lock clean
+
+help:  ## list what can be made
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | \
+	  while IFS=$$'\t' read -r name text; do printf '  make %-18s %s\n' "$$name" "$$text"; done
+
+setup: $(READY) $(OLD_READY)  ## make both virtual environments (.venv, .venvs/old)
+
+test: lint types imports core-tests unit-tests kernel-tests kernel-tests-old e2e-tests  ## set up everything, pass everything (what CI runs)
+
+fast: lint types imports fast-tests  ## lint, types and the quick tests: under a minute
+
+lint: $(READY)  ## ruff: rules and formatting
+	@$(STEP) lint $(BIN)/ruff check --quiet .
+	@$(STEP) format $(BIN)/ruff format --quiet --check .
+
+types: $(READY)  ## mypy --strict
+	@$(STEP) types $(BIN)/mypy
+
+imports: $(READY)  ## import-linter: who may import what
+	@$(STEP) imports $(BIN)/lint-imports --no-cache
+
+.PHONY: fast-tests
+fast-tests: $(READY)
+	@$(STEP) fast-tests $(PYTEST) -x -m 'not gpu and not e2e and not slow' \
+	  tests/wire tests/sched tests/client tests/tooling --ignore=tests/sched/test_simulation.py
+
+core-tests: $(READY)  ## scheduler and protocol, with the gate: every branch covered
+	@COVERAGE_FILE=.coverage.core $(STEP) core-tests $(BIN)/coverage run -m pytest -q tests/sched tests/wire
+	@COVERAGE_FILE=.coverage.core $(STEP) core-coverage $(BIN)/coverage report --skip-covered
+
+unit-tests: $(READY)  ## everything else but kernels and end-to-end
+	@$(STEP) unit-tests $(PYTEST) tests --ignore=tests/sched --ignore=tests/wire \
+	  --ignore=tests/kernel --ignore=tests/e2e
+
+kernel-tests: $(READY)  ## the notebook side, on current ipykernel and IPython
+	@$(STEP) kernel-tests $(PYTEST) tests/kernel
+
+kernel-tests-old: $(OLD_READY)  ## the same on the oldest ipykernel and IPython supported
+	@KIWI_TEST_KERNEL_PYTHON=$(abspath $(OLD)/bin/python) \
+	  $(STEP) kernel-tests-old $(OLD)/bin/python -m pytest -q -p no:cacheprovider tests/kernel
+
+e2e-tests: $(READY)  ## real kernels and daemons on the emulated driver
+	@$(STEP) e2e-tests $(PYTEST) tests/e2e
+
+demo: $(if $(HEADLESS),$(READY),$(DEMO_READY))  ## two notebooks share one emulated GPU (HEADLESS=1: without a browser)
+	@$(BIN)/kiwi demo $(if $(HEADLESS),--headless) $(DEMO_ARGS)
+
+bench: $(READY)  ## measure what runs on this machine (benchmarks/)
+	@for file in benchmarks/bench_*.py; do $(STEP) "$$(basename "$$file" .py)" $(BIN)/python "$$file"; done
+
+format: $(READY)  ## let ruff format and mend what it can
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --quiet --fix .
+
+hooks: $(READY)  ## run lint and types before each commit (git hook)
+	@$(BIN)/pre-commit install
+
+lock: $(READY) $(OLD_READY)  ## write requirements/ from what is installed (after the tests passed)
+	@version=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	for pair in dev:$(BIN) old:$(OLD)/bin; do \
+	  { echo "# The versions that the tests passed with; written by: make lock"; \
+	    "$${pair#*:}/python" -m pip freeze --exclude-editable --exclude pip; \
+	  } > "requirements/$${pair%%:*}-py$$version.txt"; \
+	done
+
+clean:  ## remove environments, caches and build results
+	@rm -rf .venv .venvs .make build dist .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache test-artifacts
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml .ci/venv $(wildcard requirements/dev-*.txt)
+	@$(STEP) environment .ci/venv .venv dev --group dev
+	@touch $@
+
+# One environment at a time: pip is the same process-hungry thing twice otherwise.
+$(OLD_READY): pyproject.toml .ci/venv $(wildcard requirements/old-*.txt) | $(READY)
+	@$(STEP) environment-old .ci/venv $(OLD) old --group test 'ipykernel==6.29.*' 'ipython==8.12.*'
+	@touch $@
+
+$(DEMO_READY): $(READY)
+	@$(STEP) environment-demo .ci/venv .venv dev --group demo
+	@touch $@
