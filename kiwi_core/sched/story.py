@@ -1,0 +1,54 @@
+"""What happened to each session, in short lines: bounded, and kept a while for those that left."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from kiwi_core.units import SessionId
+
+DEPARTED_MAX: Final = 64
+"""Stories of sessions that left: enough to ask "what happened to mine" minutes later."""
+
+
+@dataclass(frozen=True)
+class StoryLine:
+    at_ns: int
+    text: str
+
+
+class Stories:
+    """Lines are kept as (time, template, arguments) and put into words only when somebody reads
+    them: they are written on the hot path and hardly ever read."""
+
+    def __init__(self, lines_max: int) -> None:
+        self._lines_max = lines_max
+        self._present: dict[SessionId, deque[tuple[int, str, tuple[object, ...]]]] = {}
+        self._departed: OrderedDict[SessionId, tuple[StoryLine, ...]] = OrderedDict()
+
+    def begin(self, session: SessionId) -> None:
+        self._present[session] = deque(maxlen=self._lines_max)
+
+    def add(self, session: SessionId, at_ns: int, template: str, *arguments: object) -> None:
+        self._present[session].append((at_ns, template, arguments))
+
+    def end(self, session: SessionId) -> None:
+        """The session is forgotten; the oldest departed story makes way for its own."""
+        self._departed[session] = self.lines(session)
+        del self._present[session]
+        if len(self._departed) > DEPARTED_MAX:
+            self._departed.popitem(last=False)
+
+    def lines(self, session: SessionId) -> tuple[StoryLine, ...]:
+        """Oldest first; empty for a session that nobody remembers."""
+        if session not in self._present:
+            return self._departed.get(session, ())
+        return tuple(
+            StoryLine(at_ns, template.format(*arguments))
+            for at_ns, template, arguments in self._present[session]
+        )
+
+    def present(self) -> frozenset[SessionId]:
+        return frozenset(self._present)
