@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,8 +67,12 @@ class Config:
     host_reserve_bytes: int = 2 * GIB
     """System RAM never used for paged-out memory; but at most a quarter of what there is."""
 
-    frame_max_bytes: int = 256 * KIB
-    """Largest wire frame: fits the status of 1,000 sessions; HTTP servers take 8–64 KiB."""
+    request_max_bytes: int = 64 * KIB
+    """Longest line that a client may send; HTTP servers take 8–64 KiB. Bounds what thousands of
+    bad clients can make the daemon hold."""
+
+    frame_max_bytes: int = 1 * MIB
+    """Longest line that a daemon may send: the status of 1,000 sessions takes about 540 KB."""
 
     connections_max: int = 4096
     """Per daemon; each costs a few KiB and one descriptor."""
@@ -77,8 +80,9 @@ class Config:
     sessions_max: int = 2048
     """Per daemon."""
 
-    outbox_max_bytes: int = 1 * MIB
-    """What a client that never reads may make the daemon hold for it; then it is dropped."""
+    outbox_max_bytes: int = 2 * MIB
+    """What a client that never reads may make the daemon hold for it; then it is dropped. Two of
+    the longest lines: one that is half sent and the next."""
 
     story_max: int = 64
     """Lines of its own history that a session keeps."""
@@ -107,6 +111,8 @@ def socket_dir(env: Mapping[str, str] | None = None) -> Path:
         return shared
     if runtime := env.get("XDG_RUNTIME_DIR"):
         return Path(runtime) / "kiwi"
+    import tempfile  # here, because kernels import this module and tempfile takes milliseconds
+
     return Path(tempfile.gettempdir()) / f"kiwi-{os.getuid()}"
 
 

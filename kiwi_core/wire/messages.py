@@ -10,13 +10,26 @@ A connection begins with ``hello`` and ``welcome``. A *session* connection belon
 from __future__ import annotations
 
 from enum import Enum
+from typing import Annotated
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from kiwi_core.states import AntiThrash, Notice, SessionState
 
 PROTOCOL = 1
 """Version of the protocol; a peer with another one is told so and the connection is closed."""
+
+BURST_LIMIT = 1 << 53
+"""Burst numbers stay below: the largest integers that every JSON reader keeps exact."""
+
+Burst = Annotated[int, Meta(ge=1, lt=BURST_LIMIT)]
+"""Number of a burst: counts up in its process, from 1."""
+
+LastBurst = Annotated[int, Meta(ge=0, lt=BURST_LIMIT)]
+"""Like ``Burst``; 0 says that there was none yet."""
+
+PathText = Annotated[str, Meta(max_length=4096)]
+"""A path of this machine; Linux's own limit (``PATH_MAX``)."""
 
 
 class Role(str, Enum):
@@ -45,29 +58,30 @@ class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
     client: str
     name: str = ""
     kernel_id: str = ""
-    burst: int = 0
+    burst: LastBurst = 0
     in_burst: bool = False
-    cuda_library: str = ""
+    cuda_library: PathText = ""
 
 
 class Acquire(_Message, frozen=True, kw_only=True, tag="acquire"):
     """Ask for the GPU for ``burst`` (a number that counts up in this process). Answered by
     ``granted``, at once or later, with ``waiting`` in between."""
 
-    burst: int
+    burst: Burst
 
 
 class Withdraw(_Message, frozen=True, kw_only=True, tag="withdraw"):
-    """Stop waiting (the user interrupted). Answered by ``withdrawn``."""
+    """Stop waiting (the user interrupted). Answered by ``withdrawn``. Where ``granted`` was already
+    on its way, this ends the burst; the answer is the same."""
 
-    burst: int
+    burst: Burst
 
 
 class EndBurst(_Message, frozen=True, kw_only=True, tag="end-burst"):
     """The burst is over. ``lingering``: threads or tasks that it started live on; a second
     ``end-burst`` without it follows when they are done. No answer."""
 
-    burst: int
+    burst: Burst
     lingering: bool = False
 
 
@@ -134,7 +148,7 @@ class Welcome(_Message, frozen=True, kw_only=True, tag="welcome"):
 class Granted(_Message, frozen=True, kw_only=True, tag="granted"):
     """The GPU is yours. Repeated, with the same burst, after each suspension in mid-burst."""
 
-    burst: int
+    burst: Burst
     quantum_s: float
 
 
@@ -146,7 +160,7 @@ class Waiting(_Message, frozen=True, kw_only=True, tag="waiting"):
     wait is not for a turn but for something that is wrong; ``detail`` then has the plain words.
     """
 
-    burst: int
+    burst: Burst
     position: int
     ahead: int
     holder: str = ""
@@ -157,7 +171,7 @@ class Waiting(_Message, frozen=True, kw_only=True, tag="waiting"):
 
 
 class Withdrawn(_Message, frozen=True, kw_only=True, tag="withdrawn"):
-    burst: int
+    burst: Burst
 
 
 class Told(_Message, frozen=True, kw_only=True, tag="notice"):
@@ -177,12 +191,14 @@ class Pong(_Message, frozen=True, kw_only=True, tag="pong"):
 
 
 class Error(_Message, frozen=True, kw_only=True, tag="error"):
-    """The last message could not be done. ``fatal``: the connection is closed after this."""
+    """A message could not be done. ``about`` is the ``type`` of the message that this answers
+    (empty: the oldest one without an answer). ``fatal``: the connection is closed after this."""
 
     code: str
     message: str
     remedy: str = ""
     fatal: bool = False
+    about: str = ""
 
 
 class MemoryStatus(Struct, frozen=True, kw_only=True):
@@ -276,14 +292,5 @@ class StoryReport(_Message, frozen=True, kw_only=True, tag="story"):
 
 
 DaemonMessage = (
-    Welcome
-    | Granted
-    | Waiting
-    | Withdrawn
-    | Told
-    | Ok
-    | Pong
-    | Error
-    | StatusReport
-    | StoryReport
+    Welcome | Granted | Waiting | Withdrawn | Told | Ok | Pong | Error | StatusReport | StoryReport
 )

@@ -1,0 +1,187 @@
+"""Bytes to messages and back: one JSON object per line, in UTF-8, with a limit on each line.
+
+Whatever bytes come in, the only error that leaves this module on reading is ``PeerError``; the
+only one on writing is ``CallerError``. Nothing here touches a socket.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from kiwi_core.config import DEFAULTS
+from kiwi_core.errors import CallerError, PeerError
+from kiwi_core.wire.messages import ClientMessage, DaemonMessage, Hello
+from kiwi_core.wire.names import clean_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_M = TypeVar("_M")
+
+
+class FrameReader:
+    """Cuts a stream of bytes into lines. One per connection; broken for good after an error.
+
+    A daemon gives ``request_max_bytes`` as the limit, a client ``frame_max_bytes``.
+    """
+
+    def __init__(self, max_bytes: int = DEFAULTS.frame_max_bytes) -> None:
+        self._max_bytes = max_bytes
+        self._rest = b""
+        self._fault: PeerError | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the unfinished line; never more than the limit."""
+        return len(self._rest)
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The lines (without their end) that ``data`` completes; iterate to the end.
+
+        Raises ``PeerError``, after the good lines before it, for a line that is longer than the
+        limit ("too-large") or holds a NUL or is not UTF-8 ("malformed"); from then on always.
+        """
+        if self._fault is not None:
+            raise self._fault
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = self._rest + lines[0]
+            self._rest = b""
+        for line in lines:
+            self._check(line)
+            yield line
+        if len(self._rest) + len(rest) > self._max_bytes:
+            raise self._break(_too_large(self._max_bytes))
+        self._rest += rest
+
+    def _check(self, line: bytes) -> None:
+        if len(line) > self._max_bytes:
+            raise self._break(_too_large(self._max_bytes))
+        if b"\0" in line or not _is_utf8(line):
+            raise self._break(
+                PeerError(
+                    "malformed",
+                    "The other end sent a line that is not text in UTF-8.",
+                    "Something that is not Kiwi is talking on this socket.",
+                )
+            )
+
+    def _break(self, fault: PeerError) -> PeerError:
+        self._rest = b""
+        self._fault = fault
+        return fault
+
+
+def _is_utf8(line: bytes) -> bool:
+    if line.isascii():
+        return True
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _too_large(max_bytes: int) -> PeerError:
+    return PeerError(
+        "too-large",
+        f"The other end sent a line of more than {max_bytes} bytes.",
+        "Something that is not Kiwi, or a much newer Kiwi, is talking on this socket.",
+    )
+
+
+_encoder: Final = msgspec.json.Encoder()
+_client_decoder: Final[msgspec.json.Decoder[ClientMessage]] = msgspec.json.Decoder(ClientMessage)
+_daemon_decoder: Final[msgspec.json.Decoder[DaemonMessage]] = msgspec.json.Decoder(DaemonMessage)
+
+
+class _Tag(msgspec.Struct):
+    type: str
+
+
+_tag_decoder: Final = msgspec.json.Decoder(_Tag)
+
+
+def _tags(union: object) -> frozenset[str]:
+    members: tuple[type[msgspec.Struct], ...] = union.__args__  # type: ignore[attr-defined]
+    return frozenset(str(member.__struct_config__.tag) for member in members)
+
+
+CLIENT_TYPES: Final = _tags(ClientMessage)
+DAEMON_TYPES: Final = _tags(DaemonMessage)
+
+
+def encode(
+    message: ClientMessage | DaemonMessage, max_bytes: int = DEFAULTS.frame_max_bytes
+) -> bytes:
+    """The line, with its end, that says ``message``.
+
+    Raises ``CallerError``: "too-large" past the limit, "malformed" for text that has no UTF-8 form
+    (undecodable file names; see ``clean_name``). A float that is no number becomes ``null``.
+    """
+    try:
+        line = _encoder.encode(message)
+    except UnicodeEncodeError as error:
+        raise CallerError(
+            "malformed",
+            f"A message holds text that cannot be written as UTF-8: {error}.",
+            "Rename the file or the notebook that it names.",
+        ) from error
+    if len(line) > max_bytes:
+        raise CallerError(
+            "too-large",
+            f"A message of {len(line)} bytes is longer than the limit of {max_bytes}.",
+            "Ask for less at once.",
+        )
+    return line + b"\n"
+
+
+def decode_client(line: bytes) -> ClientMessage:
+    """What a client says in ``line``; names in it are cleaned.
+
+    Raises ``PeerError`` ("malformed", "unknown-type", "too-large").
+    """
+    message = _decode(_client_decoder, CLIENT_TYPES, line, DEFAULTS.request_max_bytes)
+    if isinstance(message, Hello):
+        return replace(
+            message,
+            client=clean_name(message.client),
+            name=clean_name(message.name),
+            kernel_id=clean_name(message.kernel_id),
+        )
+    return message
+
+
+def decode_daemon(line: bytes) -> DaemonMessage:
+    """What a daemon says in ``line``. Raises ``PeerError`` like ``decode_client``."""
+    return _decode(_daemon_decoder, DAEMON_TYPES, line, DEFAULTS.frame_max_bytes)
+
+
+def _decode(
+    decoder: msgspec.json.Decoder[_M], types: frozenset[str], line: bytes, max_bytes: int
+) -> _M:
+    if len(line) > max_bytes:
+        raise _too_large(max_bytes)
+    try:
+        return decoder.decode(line)
+    # ValueError covers msgspec's own errors and bad UTF-8; deep nesting is a RecursionError.
+    except (ValueError, RecursionError) as error:
+        raise _explain(types, line, error) from error
+
+
+def _explain(types: frozenset[str], line: bytes, error: Exception) -> PeerError:
+    """Was the type unknown, or the rest wrong? Asked only once decoding has failed."""
+    try:
+        tag = _tag_decoder.decode(line).type
+    except (ValueError, RecursionError):
+        return PeerError("malformed", f"The other end sent something unreadable: {error}.")
+    if tag in types:
+        return PeerError("malformed", f"The other end sent a wrong {tag!r} message: {error}.")
+    return PeerError(
+        "unknown-type",
+        f"The other end sent a message of the unknown type {clean_name(tag)!r}.",
+        "Use the same version of Kiwi on both ends.",
+    )

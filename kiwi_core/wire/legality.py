@@ -1,0 +1,185 @@
+"""Which message is legal when, on one connection: a table, and the two numbers beside it.
+
+The daemon asks before it obeys a client's message, the client before it sends one. What is illegal
+raises and changes nothing. The diagram in ``docs/protocol.md`` is made from the table.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final, TypeAlias
+
+from kiwi_core.errors import PeerError
+from kiwi_core.wire.messages import (
+    PROTOCOL,
+    Acquire,
+    ClientMessage,
+    DaemonMessage,
+    EndBurst,
+    Error,
+    GetStatus,
+    GetStory,
+    Goodbye,
+    Granted,
+    Hello,
+    Ok,
+    Ping,
+    Pong,
+    Release,
+    Role,
+    Set,
+    StatusReport,
+    StoryReport,
+    Told,
+    Waiting,
+    Welcome,
+    Withdraw,
+    Withdrawn,
+)
+
+
+class State(Enum):
+    """Where a connection stands."""
+
+    NEW = "new"
+    """Nothing said yet."""
+    SESSION = "session"
+    """Belongs to one process that may ask for the GPU."""
+    OBSERVER = "observer"
+    """Looks and steers; never holds the GPU."""
+    LEAVING = "leaving"
+    """A session that said goodbye and gets its memory back."""
+    CLOSED = "closed"
+
+
+Move: TypeAlias = "type[ClientMessage] | Role"
+"""What a client does: a message, or a hello in one of the roles."""
+
+_LOOK: Final[tuple[type[ClientMessage], ...]] = (GetStatus, GetStory, Ping)
+_STEER: Final[tuple[type[ClientMessage], ...]] = (*_LOOK, Set)
+_BURST: Final[tuple[type[ClientMessage], ...]] = (Acquire, Withdraw, EndBurst, Release)
+
+TABLE: Final[dict[State, dict[Move, State]]] = {
+    State.NEW: {Role.SESSION: State.SESSION, Role.OBSERVER: State.OBSERVER},
+    State.SESSION: {
+        **dict.fromkeys((*_BURST, *_STEER), State.SESSION),
+        Goodbye: State.LEAVING,
+    },
+    State.OBSERVER: dict.fromkeys(_STEER, State.OBSERVER),
+    State.LEAVING: dict.fromkeys((*_LOOK, EndBurst), State.LEAVING),
+    State.CLOSED: {},
+}
+
+ANSWERS: Final[dict[type[ClientMessage], type[DaemonMessage]]] = {
+    Hello: Welcome,
+    Release: Ok,
+    Goodbye: Ok,
+    GetStatus: StatusReport,
+    Set: Ok,
+    GetStory: StoryReport,
+    Ping: Pong,
+}
+"""Requests and what answers them, in the order of the requests; ``error`` may stand for each."""
+
+UNASKED: Final[dict[State, frozenset[type[DaemonMessage]]]] = {
+    State.NEW: frozenset((Error,)),
+    State.SESSION: frozenset((Granted, Waiting, Withdrawn, Told, Error)),
+    State.OBSERVER: frozenset((Error,)),
+    State.LEAVING: frozenset((Granted, Waiting, Withdrawn, Told, Error)),
+    State.CLOSED: frozenset(),
+}
+"""What a daemon may say without being asked (``status``, too, once a watch was asked for)."""
+
+
+class Conversation:
+    """One connection's past, as far as it decides what may come next."""
+
+    def __init__(self) -> None:
+        self.state = State.NEW
+        self.burst = 0
+        """The last burst that hello or acquire named."""
+        self.in_burst = False
+        """Whether that burst was asked for (or claimed by hello) and not ended."""
+        self._asked = 0
+        """The last burst that acquire named on this connection."""
+
+    def says(self, message: ClientMessage) -> None:
+        """The client says ``message``.
+
+        Raises ``PeerError`` and changes nothing: "protocol-version" for a hello of another
+        version, "out-of-order" for anything else that may not come now.
+        """
+        following = TABLE[self.state].get(_move(message))
+        if following is None:
+            raise PeerError(
+                "out-of-order",
+                f"{type(message).__struct_config__.tag!r} may not come now"
+                f" (the connection is {self.state.value}).",
+            )
+        self._check_numbers(message)
+        self.state = following
+        if isinstance(message, Hello):
+            self.burst, self.in_burst = message.burst, message.in_burst
+        elif isinstance(message, Acquire):
+            self.burst = self._asked = message.burst
+            self.in_burst = True
+        elif isinstance(message, (EndBurst, Withdraw)):
+            self.in_burst = False
+
+    def close(self) -> None:
+        """The connection ended, from whichever side."""
+        self.state = State.CLOSED
+        self.in_burst = False
+
+    def _check_numbers(self, message: ClientMessage) -> None:
+        if isinstance(message, Hello):
+            self._check_hello(message)
+        elif isinstance(message, Acquire):
+            self._check_acquire(message)
+        elif isinstance(message, (EndBurst, Withdraw)) and message.burst != self.burst:
+            raise _wrong_burst(message.burst, f"the last one is {self.burst}")
+
+    def _check_hello(self, hello: Hello) -> None:
+        if hello.protocol != PROTOCOL:
+            raise PeerError(
+                "protocol-version",
+                f"One end speaks version {hello.protocol} of the protocol,"
+                f" the other version {PROTOCOL}.",
+                "Use the same version of Kiwi on both ends, then restart the older one.",
+            )
+        if hello.in_burst and not hello.burst:
+            raise _wrong_burst(0, "a burst that runs has a number")
+
+    def _check_acquire(self, acquire: Acquire) -> None:
+        # Asking again for the burst of the hello is how a client resumes its wait.
+        if acquire.burst < self.burst or acquire.burst <= self._asked:
+            raise _wrong_burst(acquire.burst, f"the next one is {self.burst + 1} or later")
+        if self.in_burst and acquire.burst != self.burst:
+            raise _wrong_burst(acquire.burst, f"burst {self.burst} has not ended")
+
+
+def _move(message: ClientMessage) -> Move:
+    return message.role if isinstance(message, Hello) else type(message)
+
+
+def _wrong_burst(burst: int, why: str) -> PeerError:
+    return PeerError("out-of-order", f"Burst {burst} may not be named now: {why}.")
+
+
+def describe() -> str:
+    """The table as a Mermaid state diagram; ``docs/protocol.md`` holds exactly this text."""
+    lines = ["stateDiagram-v2", f"    [*] --> {State.NEW.value}"]
+    for state, moves in TABLE.items():
+        for target in State:
+            labels = [_label(move) for move, following in moves.items() if following is target]
+            if labels:
+                lines.append(f"    {state.value} --> {target.value}: {', '.join(labels)}")
+        if state is not State.CLOSED:
+            lines.append(f"    {state.value} --> {State.CLOSED.value}: end of stream, fatal error")
+    return "\n".join([*lines, f"    {State.CLOSED.value} --> [*]", ""])
+
+
+def _label(move: Move) -> str:
+    if isinstance(move, Role):
+        return f"hello ({move.value})"
+    return str(move.__struct_config__.tag)

@@ -1,0 +1,46 @@
+"""Values that people or other programs hand in: what is allowed, and how the rest is tidied up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.config import DEFAULTS, Config
+from kiwi_core.errors import CallerError
+from kiwi_core.units import format_duration_s, ns_to_seconds
+
+if TYPE_CHECKING:
+    from kiwi_core.wire.messages import Set
+
+NAME_MAX_CHARS: Final = 200
+"""Names are shown in one line of a sidebar; file systems allow 255 bytes."""
+
+
+def clean_name(text: str) -> str:
+    """``text`` fit for a screen: one line, at most 200 characters, nothing that steers a terminal
+    or turns the reading direction (each such character becomes ``\\N{REPLACEMENT CHARACTER}``)."""
+    head = text[: NAME_MAX_CHARS + 1]
+    shown = "".join(
+        char if char.isprintable() else " " if char.isspace() else "\N{REPLACEMENT CHARACTER}"
+        for char in head
+    )
+    return shown if len(shown) <= NAME_MAX_CHARS else shown[: NAME_MAX_CHARS - 1] + "…"
+
+
+def check_settings(wanted: Set, config: Config = DEFAULTS) -> None:
+    """Raises ``CallerError`` ("bad-setting") for a quantum outside the limits or nothing to set.
+
+    Called by the client before it sends ``set`` and by the daemon before it obeys.
+    """
+    if wanted.tq_s is None and wanted.anti_thrash is None:
+        raise CallerError(
+            "bad-setting", "There is nothing to set.", "Name tq or anti-thrash, or both."
+        )
+    if wanted.tq_s is None:
+        return
+    least_s, most_s = ns_to_seconds(config.tq_min_ns), ns_to_seconds(config.tq_max_ns)
+    if not least_s <= wanted.tq_s <= most_s:  # also refuses what is not a number
+        raise CallerError(
+            "bad-setting",
+            f"A time quantum of {wanted.tq_s:g} s is out of range.",
+            f"Choose one from {format_duration_s(least_s)} to {format_duration_s(most_s)}.",
+        )
