@@ -13,18 +13,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from kiwi_core.gpu.processes import ProcessRef
+
 if TYPE_CHECKING:
     from kiwi_core.states import Reason, Residency
     from kiwi_core.units import SessionId
 
-
-@dataclass(frozen=True)
-class ProcessRef:
-    """One process, safe against reuse of its pid. ``start_ticks`` is field 22 of
-    ``/proc/<pid>/stat`` (clock ticks since boot)."""
-
-    pid: int
-    start_ticks: int
+__all__ = [
+    "Capabilities",
+    "Lost",
+    "Moved",
+    "Observation",
+    "Outcome",
+    "Pager",
+    "ProcessMemory",
+    "ProcessRef",
+    "Refused",
+    "Target",
+]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,197 @@
+"""The CUDA driver's checkpoint calls on other processes, by process id.
+
+Called by the pager from worker threads: the bindings release the GIL, and a call may take as long
+as the driver likes; only ``lock`` takes a limit. ``GpuError`` carries the driver's number.
+
+Source: CUDA driver API, "CUDA Checkpointing". The calls go through ``cuda.core.checkpoint``; the
+state query does not, since that raises on the states of drivers newer than it (4 and 5).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+from kiwi_core.errors import CallerError, GpuError
+from kiwi_core.gpu import processes
+from kiwi_core.gpu.results import NOT_SUPPORTED, cuda_error, no_driver_error, too_old_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CHECKPOINT_SINCE: Final = (12, 8)
+"""First CUDA version whose driver has the calls (driver 570)."""
+
+_NOT_FOUND: Final = 500
+_NO_STATE: Final = frozenset({1, 3})
+"""INVALID_VALUE and NOT_INITIALIZED both say: that process has not initialised CUDA."""
+
+_lock = threading.Lock()
+_initialised_pid = -1
+
+
+class CheckpointState(Enum):
+    """What the driver says of a process. The numbers are those of ``CUprocessState``."""
+
+    NOT_A_CUDA_PROCESS = -1
+    RUNNING = 0
+    LOCKED = 1
+    CHECKPOINTED = 2
+    FAILED = 3
+    """For good: the contents are gone."""
+    CHECKPOINTING = 4
+    RESTORING = 5
+    """4 and 5: a call on it is under way, in this process or another (drivers 13.4 and newer)."""
+
+
+@dataclass(frozen=True)
+class DriverInfo:
+    """``library`` is the file that was loaded: an emulated driver hides a real one. ``why_not``
+    says why there are no checkpoints; empty where there are."""
+
+    version: tuple[int, int]
+    library: str
+    checkpoint: bool
+    why_not: str = ""
+
+
+def init() -> None:
+    """``cuInit``, once per process (up to 2.7 s on big machines). Raises ``GpuError``: no driver,
+    no GPU …; a later call tries again. A forked child has to be a fresh process: CUDA does not
+    survive a fork."""
+    global _initialised_pid
+    with _lock:
+        if _initialised_pid == os.getpid():
+            return
+        _result("starting the CUDA driver", _bindings().cuInit, 0)
+        _initialised_pid = os.getpid()
+
+
+def driver_version() -> tuple[int, int]:
+    """The CUDA version that the driver is made for, ``(13, 4)``."""
+    init()
+    number = int(_result("reading the driver's version", _bindings().cuDriverGetVersion))
+    return number // 1000, number % 1000 // 10
+
+
+def library_path() -> str:
+    """Which libcuda this process has loaded; empty if none."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            path = line.split(maxsplit=5)[5].strip() if line.count(" ") > 4 else ""
+            if os.path.basename(path).startswith("libcuda.so"):
+                return path
+    return ""
+
+
+def capabilities() -> DriverInfo:
+    """What this machine's driver can do. Raises ``GpuError`` where there is no driver at all."""
+    version = driver_version()
+    why_not = ""
+    if version < CHECKPOINT_SINCE:
+        why_not = str(too_old_error("asking for checkpoints"))
+    else:
+        try:
+            # Any other process does: only "not supported" and "not found" matter.
+            checkpoint_state(os.getppid())
+        except GpuError as error:
+            if error.driver_code in (_NOT_FOUND, NOT_SUPPORTED):
+                why_not = str(error)
+    return DriverInfo(version, library_path(), not why_not, why_not)
+
+
+def checkpoint_supported() -> bool:
+    try:
+        return capabilities().checkpoint
+    except GpuError:
+        return False
+
+
+def checkpoint_state(pid: int) -> CheckpointState:
+    """Asks the driver; well under a millisecond. A process that is dead, is a thread, or has not
+    initialised CUDA is ``NOT_A_CUDA_PROCESS``."""
+    if not processes.is_process(pid):
+        return CheckpointState.NOT_A_CUDA_PROCESS
+    init()
+    what = f"asking for the state of process {pid}"
+    try:
+        return CheckpointState(int(_result(what, _bindings().cuCheckpointProcessGetState, pid)))
+    except ValueError as error:
+        raise cuda_error(what, None, f"a state that Kiwi does not know ({error})") from error
+    except GpuError as error:
+        if error.driver_code in _NO_STATE:
+            return CheckpointState.NOT_A_CUDA_PROCESS
+        raise
+
+
+def lock(pid: int, timeout_ms: int) -> None:
+    """RUNNING -> LOCKED: blocks the process's CUDA calls and waits for its submitted work, at most
+    ``timeout_ms`` (> 0: the driver's 0 would mean for ever). Past it: ``GpuError("lock-timeout")``
+    and the process runs on."""
+    if timeout_ms <= 0:
+        raise CallerError("bad-timeout", f"A lock needs a timeout above 0 ms, not {timeout_ms}.")
+    _core_call(f"lock of process {pid}", pid, lambda process: process.lock(timeout_ms))
+
+
+def checkpoint(pid: int) -> None:
+    """LOCKED -> CHECKPOINTED: moves its memory to host memory and gives up all it holds."""
+    _core_call(f"page-out of process {pid}", pid, lambda process: process.checkpoint())
+
+
+def restore(pid: int) -> None:
+    """CHECKPOINTED -> LOCKED, memory at the same addresses. Make sure of the room first: without
+    it the process can never be restored again (NVIDIA/cuda-checkpoint#44)."""
+    _core_call(f"page-in of process {pid}", pid, lambda process: process.restore())
+
+
+def unlock(pid: int) -> None:
+    """LOCKED -> RUNNING."""
+    _core_call(f"unlock of process {pid}", pid, lambda process: process.unlock())
+
+
+def _core_call(what: str, pid: int, call: Callable[[Any], None]) -> None:
+    if not processes.is_process(pid):
+        # The driver would take a thread id and act on its process, or on nothing it says.
+        raise GpuError("no-such-process", f"{pid} is not a live process (or it is a thread's id).")
+    init()
+    from cuda.core.checkpoint import Process
+
+    try:
+        call(Process(pid))
+    except RuntimeError as error:
+        raise _from_core(what, error) from error
+
+
+def _from_core(what: str, error: RuntimeError) -> GpuError:
+    """``cuda.core`` says the result's name in words only, and "not supported by the installed
+    NVIDIA driver" without telling apart too old and not supported here."""
+    words = str(error)
+    number = getattr(_bindings().CUresult, words.split(":", 1)[0], None)
+    if number is not None:
+        return cuda_error(what, int(number), words)
+    if "not supported by the installed" in words or "requires cuda.bindings" in words:
+        too_old = driver_version() < CHECKPOINT_SINCE
+        return too_old_error(what) if too_old else cuda_error(what, NOT_SUPPORTED)
+    return cuda_error(what, None, words)
+
+
+def _bindings() -> Any:
+    from cuda.bindings import driver
+
+    return driver
+
+
+def _result(what: str, function: Callable[..., tuple[Any, ...]], *args: object) -> Any:
+    try:
+        status, *values = function(*args)
+    except RuntimeError as error:
+        # The bindings raise where the library, or this function of it, cannot be found.
+        if "not found" in str(error) and "cuCheckpoint" in str(error):
+            raise too_old_error(what) from error
+        raise no_driver_error(str(error)) from error
+    if int(status) != 0:
+        raise cuda_error(what, int(status), getattr(status, "name", ""))
+    return values[0] if values else None

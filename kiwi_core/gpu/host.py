@@ -1,0 +1,155 @@
+"""How much system RAM paged-out memory may take: what the machine and every cgroup still allow.
+
+The driver keeps a process's paged-out memory in that *process's* host memory, so it counts against
+the cgroup of the notebook, not of the daemon. The strictest of all limits in the way counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_UNLIMITED: Final = 1 << 60
+"""cgroup v1 writes "no limit" as a number near 2**63."""
+
+
+@dataclass(frozen=True)
+class _Files:
+    limits: tuple[str, ...]
+    usage: str
+    reclaimable: str
+
+
+# memory.high does not kill, but a process above it hardly gets any further: as good as a limit.
+_V2: Final = _Files(("memory.max", "memory.high"), "memory.current", "inactive_file")
+_V1: Final = _Files(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """``total_bytes``: the smaller of the machine's RAM and the strictest limit."""
+
+    total_bytes: int
+    available_bytes: int
+
+
+def host_memory(pids: Iterable[int] = (), root: Path = Path("/")) -> HostMemory:
+    """For this process and ``pids`` (those that are gone or cannot be read do not count).
+
+    ``root`` is where ``/proc`` and ``/sys`` are; tests name another.
+    """
+    meminfo = _meminfo(root)
+    total_bytes = meminfo.get("MemTotal", 0)
+    available_bytes = meminfo.get("MemAvailable", meminfo.get("MemFree", 0))
+    mounts = _mounts(root)
+    groups = {g for who in ("self", *map(str, pids)) for g in _groups(root, who, mounts)}
+    for directory, files in groups:
+        limit_bytes = min(_numbers(directory, files.limits), default=_UNLIMITED)
+        if limit_bytes >= _UNLIMITED:
+            continue
+        used_bytes = min(_numbers(directory, (files.usage,)), default=0)
+        used_bytes -= min(used_bytes, _stat(directory).get(files.reclaimable, 0))
+        total_bytes = min(total_bytes, limit_bytes)
+        available_bytes = min(available_bytes, max(0, limit_bytes - used_bytes))
+    return HostMemory(total_bytes, available_bytes)
+
+
+def available_host_bytes(pids: Iterable[int] = (), root: Path = Path("/")) -> int:
+    """What can still be allocated, by the machine and by the cgroups of this process and
+    ``pids``, without swapping."""
+    return host_memory(pids, root).available_bytes
+
+
+def host_budget_bytes(
+    reserve_bytes: int,
+    paged_out_bytes: int = 0,
+    pids: Iterable[int] = (),
+    root: Path = Path("/"),
+) -> int:
+    """What all paged-out memory together may take: what is paged out now, plus what is available,
+    less the reserve (at most a quarter of what there is, so that small machines work too)."""
+    memory = host_memory(pids, root)
+    reserve_bytes = min(reserve_bytes, memory.total_bytes // 4)
+    return max(0, paged_out_bytes + memory.available_bytes - reserve_bytes)
+
+
+def _meminfo(root: Path) -> dict[str, int]:
+    pairs = (
+        line.split(":", 1) for line in _text(root / "proc/meminfo").splitlines() if ":" in line
+    )
+    # "MemTotal:       24684092 kB"
+    return {key: int(value.split()[0]) * 1024 for key, value in pairs if value.strip()}
+
+
+@dataclass(frozen=True)
+class _Mount:
+    """A mounted cgroup hierarchy: ``inside`` of it is seen at ``directory``."""
+
+    inside: str
+    directory: Path
+    files: _Files
+
+
+def _mounts(root: Path) -> tuple[_Mount, ...]:
+    """From mountinfo: ``36 35 0:29 /inside /mount/point options - type source superoptions``."""
+    found = []
+    for line in _text(root / "proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        left, right = before.split(), after.split()
+        if len(left) < 5 or len(right) < 3:
+            continue
+        v1 = right[0] == "cgroup" and "memory" in right[2].split(",")
+        if v1 or right[0] == "cgroup2":
+            directory = root / left[4].lstrip("/")
+            found.append(_Mount(left[3], directory, _V1 if v1 else _V2))
+    return tuple(found)
+
+
+def _groups(root: Path, who: str, mounts: tuple[_Mount, ...]) -> list[tuple[Path, _Files]]:
+    """The process's own cgroups and their parents, as far up as they can be seen from here."""
+    found = []
+    for line in _text(root / "proc" / who / "cgroup").splitlines():
+        number, controllers, path = [*line.split(":", 2), "", ""][:3]
+        for mount in mounts:
+            v1 = mount.files is _V1 and "memory" in controllers.split(",")
+            v2 = mount.files is _V2 and number == "0"
+            if v1 or v2:
+                found += [(d, mount.files) for d in _upwards(mount, path)]
+    return found
+
+
+def _upwards(mount: _Mount, path: str) -> list[Path]:
+    """From the group's directory to the mount point."""
+    if ".." in path.split("/"):
+        return []  # outside of our cgroup namespace: not to be seen from here
+    inside = mount.inside.rstrip("/")
+    # In a container with the host's cgroup namespace only our own part is mounted, or the path
+    # names nothing here: then the mount point itself is the group.
+    relative = path[len(inside) :] if path.startswith(inside) else ""
+    directory = mount.directory / relative.strip("/")
+    found = [directory]
+    while directory != mount.directory:
+        directory = directory.parent
+        found.append(directory)
+    return found
+
+
+def _numbers(directory: Path, names: Iterable[str]) -> list[int]:
+    texts = (_text(directory / name).strip() for name in names)
+    return [int(text) for text in texts if text.isdigit()]  # "max": no limit
+
+
+def _stat(directory: Path) -> dict[str, int]:
+    pairs = (line.split() for line in _text(directory / "memory.stat").splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,197 @@
+"""The GPUs as NVML sees them: frozen snapshots, from any thread.
+
+NVML is initialised on first use and again after an error that leaves it unusable (a driver
+reloaded, a GPU lost). It knows processes by their pid in the *host's* PID namespace: in a container
+with its own one the per-process numbers name nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from kiwi_core.gpu.results import nvml_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+_SUCCESS: Final = 0
+_UNINITIALISED: Final = 1
+_INVALID_ARGUMENT: Final = 2
+_NOT_SUPPORTED: Final = 3
+_NO_PERMISSION: Final = 4
+_NOT_FOUND: Final = 6
+_FUNCTION_NOT_FOUND: Final = 13
+_START_AGAIN: Final = frozenset({_UNINITIALISED, 9, 15, 18, 999})
+"""After these NVML answers nothing else until it is initialised again."""
+_CANNOT_SAY: Final = frozenset(
+    {_INVALID_ARGUMENT, _NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND}
+)
+
+_lock = threading.Lock()
+_initialised_pid = -1
+
+
+@dataclass(frozen=True)
+class GpuInfo:
+    """``persistence`` is ``None`` where NVML does not say."""
+
+    index: int
+    uuid: str
+    name: str
+    total_bytes: int
+    mig: bool
+    persistence: bool | None
+    driver_version: str
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """``used_bytes`` includes what the driver itself keeps."""
+
+    total_bytes: int
+    free_bytes: int
+    used_bytes: int
+
+
+@dataclass(frozen=True)
+class UtilisationSample:
+    """``percent`` of the GPU's time that ``pid`` used around ``time_us`` (NVML's clock:
+    microseconds since 1970)."""
+
+    pid: int
+    percent: int
+    time_us: int
+
+
+def gpus() -> tuple[GpuInfo, ...]:
+    """All GPUs of this machine, by index. Raises ``GpuError``: no driver, no library …"""
+    return _call("listing the GPUs", _gpus)
+
+
+def memory(uuid: str) -> GpuMemory:
+    def read(nvml: Any) -> GpuMemory:
+        info = nvml.nvmlDeviceGetMemoryInfo(_handle(nvml, uuid))
+        return GpuMemory(int(info.total), int(info.free), int(info.total) - int(info.free))
+
+    return _call(f"reading the memory of {uuid}", read)
+
+
+def processes(uuid: str) -> dict[int, int]:
+    """Bytes on this GPU by pid, contexts included, of every process that NVML can tell."""
+
+    def read(nvml: Any) -> dict[int, int]:
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(_handle(nvml, uuid))
+        return {int(p.pid): int(p.usedGpuMemory) for p in running if p.usedGpuMemory is not None}
+
+    return _call(f"reading the processes on {uuid}", read)
+
+
+def utilisation_samples(uuid: str, since_us: int) -> tuple[UtilisationSample, ...] | None:
+    """NVML's samples newer than ``since_us``; ``None`` where it cannot say who used the GPU."""
+
+    def read(nvml: Any) -> tuple[UtilisationSample, ...] | None:
+        try:
+            raw = nvml.nvmlDeviceGetProcessUtilization(_handle(nvml, uuid), since_us)
+        except nvml.NVMLError as error:
+            # No sample at all: "not found", or a success that pynvml raises.
+            if error.value in (_SUCCESS, _NOT_FOUND):
+                return ()
+            if error.value in _CANNOT_SAY:
+                return None
+            raise
+        samples = (UtilisationSample(int(s.pid), int(s.smUtil), int(s.timeStamp)) for s in raw)
+        # The driver fills spare rows with zeros and repeats old ones.
+        return tuple(s for s in samples if s.pid > 0 and s.time_us > since_us)
+
+    return _call(f"reading the utilisation of {uuid}", read)
+
+
+def utilisation(uuid: str, since_us: int) -> dict[int, int] | None:
+    """The highest percentage by pid since ``since_us``; ``None`` where NVML cannot say."""
+    samples = utilisation_samples(uuid, since_us)
+    if samples is None:
+        return None
+    highest: dict[int, int] = {}
+    for sample in samples:
+        highest[sample.pid] = max(sample.percent, highest.get(sample.pid, 0))
+    return highest
+
+
+def _gpus(nvml: Any) -> tuple[GpuInfo, ...]:
+    version = _optional(nvml, lambda: _text(nvml.nvmlSystemGetDriverVersion())) or ""
+    return tuple(_gpu(nvml, index, version) for index in range(nvml.nvmlDeviceGetCount()))
+
+
+def _gpu(nvml: Any, index: int, version: str) -> GpuInfo:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    persistence = _optional(nvml, lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle)))
+    return GpuInfo(
+        index=index,
+        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        total_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        mig=bool(_optional(nvml, lambda: bool(nvml.nvmlDeviceGetMigMode(handle)[0]))),
+        persistence=persistence,
+        driver_version=version,
+    )
+
+
+def _optional(nvml: Any, read: Callable[[], T]) -> T | None:
+    """``None`` where this GPU, or this version of NVML, does not have it."""
+    try:
+        return read()
+    except nvml.NVMLError as error:
+        if error.value in _CANNOT_SAY:
+            return None
+        raise
+
+
+def _handle(nvml: Any, uuid: str) -> Any:
+    return nvml.nvmlDeviceGetHandleByUUID(uuid)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _call(what: str, read: Callable[[Any], T]) -> T:
+    import pynvml
+
+    try:
+        return _read(pynvml, read)
+    except pynvml.NVMLError as error:
+        raise nvml_error(what, error.value, str(error)) from error
+
+
+def _read(nvml: Any, read: Callable[[Any], T]) -> T:
+    """On an initialised NVML; a second time if somebody shut it down meanwhile."""
+    _ensure(nvml)
+    try:
+        return read(nvml)
+    except nvml.NVMLError as error:
+        if error.value in _START_AGAIN:
+            _forget()
+        if error.value != _UNINITIALISED:
+            raise
+    _ensure(nvml)
+    return read(nvml)
+
+
+def _ensure(nvml: Any) -> None:
+    # The lock is for initialising only: a read that hangs must not stop the reads of other GPUs.
+    global _initialised_pid
+    with _lock:
+        if _initialised_pid != os.getpid():
+            nvml.nvmlInit()
+            _initialised_pid = os.getpid()
+
+
+def _forget() -> None:
+    global _initialised_pid
+    with _lock:
+        _initialised_pid = -1

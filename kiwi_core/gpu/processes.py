@@ -1,0 +1,177 @@
+"""Processes, from ``/proc``: identity that survives reuse of pids, life, owner, descendants.
+
+A pid alone names whoever has it now. A ``ProcessRef`` has the start time too, so that nothing is
+ever done to a process that merely inherited the number.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from typing import Final
+
+TREE_MAX: Final = 4096
+"""Processes of one session looked at; more is a fork bomb, not a notebook."""
+
+_DEAD: Final = frozenset("ZXx")
+
+
+@dataclass(frozen=True)
+class ProcessRef:
+    """One process, safe against reuse of its pid. ``start_ticks`` is field 22 of
+    ``/proc/<pid>/stat`` (clock ticks since boot)."""
+
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True)
+class Stat:
+    """The fields of ``/proc/<pid>/stat`` that Kiwi uses."""
+
+    state: str
+    parent: int
+    session: int
+    start_ticks: int
+
+
+def parse_stat(text: str) -> Stat:
+    """The command name, field 2, may hold blanks, brackets and newlines: count from its last ``)``.
+
+    Raises ``ValueError`` for anything that is not such a line.
+    """
+    head, bracket, tail = text.rpartition(")")
+    fields = tail.split()
+    if not bracket or not head or len(fields) < 20:
+        raise ValueError("not a /proc/<pid>/stat line")
+    return Stat(fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def stat_of(pid: int) -> Stat | None:
+    """``None`` if there is no such process or thread, or it is dead and only waits to be reaped."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            stat = parse_stat(file.read())
+    except (OSError, ValueError):
+        return None
+    return None if stat.state in _DEAD else stat
+
+
+def is_process(pid: int) -> bool:
+    """Is ``pid`` a live process, and not the id of one of a process's threads?"""
+    if stat_of(pid) is None:
+        return False
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith("Tgid:"):
+                    return int(line.split()[1]) == pid
+    except (OSError, ValueError):
+        return False
+    return False
+
+
+def ref_of(pid: int) -> ProcessRef | None:
+    """``None`` if there is no such live process, or ``pid`` is only a thread of one."""
+    stat = stat_of(pid)
+    if stat is None or not is_process(pid):
+        return None
+    return ProcessRef(pid, stat.start_ticks)
+
+
+def alive(ref: ProcessRef) -> bool:
+    stat = stat_of(ref.pid)
+    return stat is not None and stat.start_ticks == ref.start_ticks
+
+
+def owner_uid(pid: int) -> int | None:
+    """The user it runs as; ``None`` if it is gone."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+
+
+def open_pidfd(ref: ProcessRef) -> int | None:
+    """A descriptor that becomes readable when exactly this process ends; ``None`` if it has ended.
+    The caller closes it."""
+    try:
+        descriptor = os.pidfd_open(ref.pid)
+    except OSError as error:
+        if error.errno in (errno.ESRCH, errno.EINVAL):
+            return None
+        raise
+    # The pid may have been reused before the descriptor was opened; from here on it is pinned.
+    if alive(ref):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def tree(root: ProcessRef) -> tuple[ProcessRef, ...]:
+    """``root`` and its live descendants, parents first; empty if ``root`` is gone.
+
+    A descendant whose parent has ended belongs to init now and is not found here; see
+    ``in_session_of`` for those.
+    """
+    if not alive(root):
+        return ()
+    found = {root.pid: root}
+    waiting = [root.pid]
+    while waiting and len(found) < TREE_MAX:
+        parent = waiting.pop(0)
+        for pid in _children(parent):
+            stat = stat_of(pid)
+            if stat is None or stat.parent != parent or pid in found:
+                continue
+            found[pid] = ProcessRef(pid, stat.start_ticks)
+            waiting.append(pid)
+    return tuple(found.values())
+
+
+def in_session_of(root: ProcessRef, pid: int) -> bool:
+    """Is ``pid`` in the terminal session that ``root`` leads, and its owner's?
+
+    Jupyter starts each kernel as a session leader, and the session id outlives parents, ``root``
+    included: so an orphaned worker can still be told to be this kernel's. Start time guards
+    against a reused id: nobody in the session is older than its leader.
+    """
+    stat = stat_of(pid)
+    if stat is None or stat.session != root.pid or stat.start_ticks < root.start_ticks:
+        return False
+    leader = stat_of(root.pid)
+    if leader is None:
+        return True  # Linux gives no new process a pid that is still in use as a session id.
+    same = leader.start_ticks == root.start_ticks and leader.session == root.pid
+    return same and owner_uid(pid) == owner_uid(root.pid)
+
+
+def _children(parent: int) -> list[int]:
+    """Children of every thread of ``parent``; a scan of all processes where the kernel was built
+    without ``/proc/<pid>/task/<tid>/children``."""
+    try:
+        threads = os.listdir(f"/proc/{parent}/task")
+    except OSError:
+        return []
+    found = [_children_of_thread(parent, thread) for thread in threads]
+    if any(children is None for children in found):
+        return _children_by_scan(parent)
+    return [child for children in found for child in children or ()]
+
+
+def _children_of_thread(parent: int, thread: str) -> list[int] | None:
+    """``None`` if this kernel has no such file; nothing if the thread has ended."""
+    directory = f"/proc/{parent}/task/{thread}"
+    try:
+        with open(f"{directory}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except FileNotFoundError:
+        return None if os.path.exists(f"{directory}/stat") else []
+    except OSError:
+        return []
+
+
+def _children_by_scan(parent: int) -> list[int]:
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [pid for pid in pids if (stat := stat_of(pid)) is not None and stat.parent == parent]
