@@ -1,0 +1,71 @@
+"""An emulated CUDA driver and NVML for machines without a GPU.
+
+Two C libraries pose as ``libcuda.so.1`` and ``libnvidia-ml.so.1``, so that the unmodified
+``cuda-bindings``, ``cuda-core`` and ``nvidia-ml-py`` run against them, across processes.  Device
+memory is host memory; what each process holds stands in one shared *state file*.  It proves
+control logic (states, quota, ordering, crash recovery, bytes preserved); it proves nothing about
+speed, and it says that it is emulated on every surface.
+
+For the daemon (``--emulate``), the kernel's loader and tests::
+
+    libs = emulator.build()
+    emulator.create_state(path, emulator.parse_gpus("2x512MiB"))
+    subprocess.Popen(cmd, env=os.environ | emulator.environment(path, libs))
+
+Imports nothing of Kiwi, and nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+from kiwi_core.emulator._build import BuildError, Libraries, build
+from kiwi_core.emulator._faults import Fault, Faults, faults
+from kiwi_core.emulator._load import activate, environment, load, loaded_libcuda
+from kiwi_core.emulator._state import (
+    ENV_STATE,
+    Books,
+    GpuBooks,
+    GpuSpec,
+    ProcessBooks,
+    StateError,
+    books,
+    create_state,
+    parse_gpus,
+    set_context_bytes,
+    set_copy_bandwidth,
+    set_driver_version,
+)
+
+MODULE_IMAGE = b"kiwi-emulated-module\0"
+"""What ``cuModuleLoadData`` accepts: a module that holds every built-in kernel.
+
+Parameters: ``fill_u32(u64 ptr, u64 n, u32 value)``, ``add_u32(u64 ptr, u64 n, u32 value)``,
+``xorshift_u32(u64 ptr, u64 n, u32 seed)``, ``checksum_u64(u64 ptr, u64 n, u64 out)`` (the sum of
+``x[i] * (i + 1)`` modulo 2**64 over n 32-bit words, written to the device address ``out``),
+``spin_ns(u64 duration)``.
+"""
+
+__all__ = [
+    "ENV_STATE",
+    "MODULE_IMAGE",
+    "Books",
+    "BuildError",
+    "Fault",
+    "Faults",
+    "GpuBooks",
+    "GpuSpec",
+    "Libraries",
+    "ProcessBooks",
+    "StateError",
+    "activate",
+    "books",
+    "build",
+    "create_state",
+    "environment",
+    "faults",
+    "load",
+    "loaded_libcuda",
+    "parse_gpus",
+    "set_context_bytes",
+    "set_copy_bandwidth",
+    "set_driver_version",
+]

@@ -1,0 +1,140 @@
+"""Compiling the two libraries on first use; the result is cached by the sources' content."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "src"
+COMMON = ("state.c",)
+CUDA = (
+    "core.c",
+    "context.c",
+    "memory.c",
+    "vmm.c",
+    "pool.c",
+    "host.c",
+    "copy.c",
+    "stream.c",
+    "event.c",
+    "launch.c",
+    "device.c",
+    "checkpoint.c",
+    "control.c",
+    "table.c",
+)
+NVML = ("nvml.c",)
+FLAGS = (
+    *("-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-pthread"),
+    *("-shared", "-Wl,-z,nodelete", "-Wl,-z,defs"),
+)
+COMPILE_TIMEOUT_S = 300.0
+"""Zig compiles its own C library on its very first use; that alone can take a minute."""
+
+
+class BuildError(RuntimeError):
+    """No compiler, or it failed; the message says which and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Libraries:
+    """Where the built libraries lie; ``directory`` holds both under their sonames."""
+
+    directory: Path
+    libcuda: Path
+    libnvml: Path
+
+    @classmethod
+    def at(cls, directory: Path) -> Libraries:
+        return cls(directory, directory / "libcuda.so.1", directory / "libnvidia-ml.so.1")
+
+    def complete(self) -> bool:
+        return self.libcuda.is_file() and self.libnvml.is_file()
+
+
+def default_cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "kiwi"
+
+
+def build(cache_dir: Path | None = None) -> Libraries:
+    """Returns the libraries, compiling them unless the cache has them.
+
+    Safe when several processes call it at once: one compiles under a lock, and the finished
+    directory appears by a rename.  Raises BuildError with a remedy.
+    """
+    parent = cache_dir if cache_dir is not None else default_cache_dir()
+    libs = Libraries.at(parent / f"emulator-{_fingerprint()}")
+    if libs.complete():
+        return libs
+    parent.mkdir(parents=True, exist_ok=True)
+    with open(parent / "emulator.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not libs.complete():
+            _build_into(libs.directory)
+    return libs
+
+
+def _fingerprint() -> str:
+    digest = hashlib.sha256(" ".join((*FLAGS, sys.platform, os.uname().machine)).encode())
+    for source in sorted(SOURCES.iterdir()):
+        if source.suffix in {".c", ".h", ".def"}:
+            digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _build_into(target: Path) -> None:
+    compiler = _find_compiler()
+    work = Path(tempfile.mkdtemp(prefix="building-", dir=target.parent))
+    try:
+        libs = Libraries.at(work)
+        _compile(compiler, (*COMMON, *CUDA), libs.libcuda)
+        _compile(compiler, (*COMMON, *NVML), libs.libnvml)
+        work.chmod(0o755)
+        shutil.rmtree(target, ignore_errors=True)  # an incomplete one
+        work.rename(target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _find_compiler() -> list[str]:
+    named = os.environ.get("CC")
+    for name in (named, "cc", "gcc", "clang"):
+        if name and (found := shutil.which(name)):
+            return [found]
+    if find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "cc"]
+    raise BuildError(
+        "The emulated GPU driver must be compiled once, and there is no C compiler here "
+        "(looked for $CC, cc, gcc, clang and the Python package ziglang). "
+        "Install one of them, for example: pip install ziglang"
+    )
+
+
+def _compile(compiler: list[str], sources: tuple[str, ...], output: Path) -> None:
+    command = [
+        *compiler,
+        *FLAGS,
+        f"-Wl,-soname,{output.name}",
+        *("-o", str(output)),
+        *(str(SOURCES / name) for name in sources),
+    ]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise BuildError(f"Compiling the emulated GPU driver failed: {e}") from e
+    if done.returncode != 0:
+        raise BuildError(
+            f"Compiling the emulated GPU driver failed ({' '.join(compiler)}, exit status "
+            f"{done.returncode}):\n{done.stderr.strip()}"
+        )

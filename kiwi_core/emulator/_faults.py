@@ -1,0 +1,134 @@
+"""Fault injection: a small table in the state file, settable live from any process."""
+
+from __future__ import annotations
+
+import fcntl
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from kiwi_core.emulator import _layout
+from kiwi_core.emulator._state import mapped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Kind = Literal["lock_timeout", "checkpoint_fail", "restore_fail", "restore_oom", "hang"]
+Operation = Literal["any", "lock", "checkpoint", "restore", "unlock", "get_state"]
+
+KINDS: dict[str, int] = {
+    "lock_timeout": 1,
+    "checkpoint_fail": 2,
+    "restore_fail": 3,
+    "restore_oom": 4,
+    "hang": 5,
+}
+OPERATIONS: dict[str, int] = {
+    "any": 0,
+    "lock": 1,
+    "checkpoint": 2,
+    "restore": 3,
+    "unlock": 4,
+    "get_state": 5,
+}
+UNLIMITED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    kind: str
+    pid: int
+    remaining: int
+    operation: str
+    duration_s: float
+    hits: int
+    """Operations that met it so far."""
+    in_progress: int
+    """Operations that hang in it now."""
+
+
+class Faults:
+    """The faults of one emulated machine.
+
+    - ``lock_timeout``: a lock answers NOT_READY when its time is up; the process goes on.
+    - ``checkpoint_fail``: a checkpoint answers OPERATING_SYSTEM; the process stays locked, nothing
+      is lost.
+    - ``restore_fail``: a restore answers OPERATING_SYSTEM and the process is FAILED: every later
+      operation answers OPERATING_SYSTEM.
+    - ``restore_oom``: a restore answers OUT_OF_MEMORY; the process stays CHECKPOINTED, and every
+      later restore answers OPERATING_SYSTEM, as with the real driver (cuda-checkpoint #44).
+    - ``hang``: the operation does not begin for ``duration_s`` (0: until cleared).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def set(
+        self,
+        kind: Kind,
+        *,
+        pid: int = 0,
+        count: int = 1,
+        operation: Operation = "any",
+        duration_s: float = 0.0,
+    ) -> None:
+        """For one target process (0: any), for so many operations (-1: until cleared)."""
+        with self._locked() as state:
+            slot = next((f for f in state.faults if _reusable(f)), None)
+            if slot is None:
+                raise RuntimeError(f"all {_layout.FAULTS_MAX} fault slots are in use: clear some")
+            slot.kind = 0
+            slot.pid, slot.count, slot.op = pid, count, OPERATIONS[operation]
+            slot.duration_ns = int(duration_s * 1e9)
+            slot.hits = slot.in_progress = 0
+            slot.kind = KINDS[kind]  # last: from now on it is seen
+
+    def clear(self, kind: Kind | None = None) -> None:
+        """Ends all faults, or those of one kind; operations that hang go on."""
+        with self._locked() as state:
+            for slot in state.faults:
+                if kind is None or slot.kind == KINDS[kind]:
+                    slot.kind = 0
+
+    def list(self) -> tuple[Fault, ...]:
+        """The faults set and not cleared, used-up ones included."""
+        kinds = {number: name for name, number in KINDS.items()}
+        operations = {number: name for name, number in OPERATIONS.items()}
+        with mapped(self._path) as state:
+            return tuple(
+                Fault(
+                    kind=kinds[slot.kind],
+                    pid=slot.pid,
+                    remaining=slot.count,
+                    operation=operations[slot.op],
+                    duration_s=slot.duration_ns / 1e9,
+                    hits=slot.hits,
+                    in_progress=slot.in_progress,
+                )
+                for slot in state.faults
+                if slot.kind
+            )
+
+    def hits(self, kind: Kind) -> int:
+        return sum(f.hits for f in self.list() if f.kind == kind)
+
+    def hanging(self) -> int:
+        """How many operations hang now."""
+        return sum(f.in_progress for f in self.list())
+
+    @contextmanager
+    def _locked(self) -> Iterator[_layout.State]:
+        """Among Python writers only; the C side reads ``kind`` first and writes counts."""
+        with open(self._path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with mapped(self._path) as state:
+                yield state
+
+
+def _reusable(slot: _layout.FaultSlot) -> bool:
+    return not slot.kind or (slot.count == 0 and not slot.in_progress)
+
+
+def faults(path: Path) -> Faults:
+    return Faults(path)

@@ -1,0 +1,71 @@
+"""Getting the emulated libraries into a process: a child by its environment, or this one."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kiwi_core.emulator._state import ENV_STATE
+
+if TYPE_CHECKING:
+    from kiwi_core.emulator._build import Libraries
+
+_LIBRARY_PATH = "LD_LIBRARY_PATH"
+_handles: list[ctypes.CDLL] = []
+
+
+def environment(state: Path, libs: Libraries) -> dict[str, str]:
+    """What to add to a child's environment so that it finds the emulated libraries."""
+    directory = str(libs.directory)
+    old = [part for part in os.environ.get(_LIBRARY_PATH, "").split(":") if part]
+    path = [directory, *(part for part in old if part != directory)]
+    return {ENV_STATE: os.path.abspath(state), _LIBRARY_PATH: ":".join(path)}
+
+
+def activate(state: Path, libs: Libraries) -> None:
+    """Makes this process (and its children) use the emulated libraries.
+
+    Must come before the first driver call: whoever asks for ``libcuda.so.1`` later gets the one
+    that is already loaded.  Idempotent.  Raises RuntimeError if another libcuda is loaded.
+    """
+    loaded = loaded_libcuda()
+    if loaded is not None and not _same_file(loaded, libs.libcuda):
+        raise RuntimeError(
+            f"This process has already loaded {loaded}: the emulated driver cannot be mixed with "
+            "another one. Start a new process with the emulator's environment, or leave out "
+            "--emulate."
+        )
+    named = os.environ.get(ENV_STATE)
+    if loaded is not None and named and os.path.abspath(named) != os.path.abspath(state):
+        raise RuntimeError(
+            f"This process already uses the emulated GPUs of {named}; it cannot change to {state}."
+        )
+    os.environ.update(environment(state, libs))
+    load(libs.libcuda, libs.libnvml)
+
+
+def load(libcuda: Path | str, libnvml: Path | str) -> None:
+    """Loads the two libraries into this process, whose environment must already name the state
+    file (for a child that its parent prepared).  Idempotent."""
+    if not _handles:
+        _handles.append(ctypes.CDLL(str(libcuda), ctypes.RTLD_GLOBAL))
+        _handles.append(ctypes.CDLL(str(libnvml), ctypes.RTLD_GLOBAL))
+
+
+def loaded_libcuda() -> Path | None:
+    """Which libcuda this process has mapped, if any."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            path = line.partition("/")[2].rstrip("\n").removesuffix(" (deleted)")
+            if os.path.basename(path).startswith("libcuda.so"):
+                return Path("/" + path)
+    return None
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False

@@ -1,0 +1,319 @@
+/* Contexts: a process's hold on a GPU.  Each one costs context_bytes of the GPU's memory. */
+#include <stdlib.h>
+
+#include "emu.h"
+
+#define MAGIC 0xC0DE0001u
+
+static __thread CUcontext stack[KE_CTX_STACK_MAX];
+static __thread int depth;
+
+CUcontext ke_current_or_null(void) { return depth ? stack[depth - 1] : NULL; }
+
+/* Structs of destroyed contexts are kept, so that a stale handle gets an answer, not a crash. */
+CUresult ke_context_check(CUcontext ctx) {
+    if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
+    for (CUcontext c = ke.contexts; c; c = c->next) {
+        if (c == ctx) return c->alive ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    }
+    return CUDA_ERROR_INVALID_CONTEXT;
+}
+
+CUresult ke_current(CUcontext *ctx) {
+    CUcontext c = ke_current_or_null();
+    if (!c) return CUDA_ERROR_INVALID_CONTEXT;
+    if (!c->alive) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    *ctx = c;
+    return c->error;
+}
+
+static CUresult bring_up(CUcontext c) {
+    unsigned gpu = ke.devices[c->dev].gpu;
+    uint64_t bytes = ke.state->context_bytes;
+    if (ke_charge(ke.state, ke.slot, gpu, 0, (int64_t)bytes) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult rc = ke_stream_new(c, 0, 0, &c->null_stream);
+    if (rc != CUDA_SUCCESS) {
+        ke_charge(ke.state, ke.slot, gpu, 0, -(int64_t)bytes);
+        return rc;
+    }
+    c->alive = true;
+    c->error = CUDA_SUCCESS;
+    return CUDA_SUCCESS;
+}
+
+static CUcontext new_context(unsigned dev, unsigned flags, bool primary) {
+    CUcontext c = calloc(1, sizeof *c);
+    if (!c) return NULL;
+    c->magic = MAGIC;
+    c->dev = dev;
+    c->flags = flags;
+    c->primary = primary;
+    c->version = 3020;
+    c->id = ++ke.next_id;
+    c->next = ke.contexts;
+    ke.contexts = c;
+    return c;
+}
+
+static void tear_down(CUcontext c) { /* ke.mu held, work of the context waited for */
+    ke_free_context(c);
+    ke_streams_end(c);
+    c->alive = false;
+    uint64_t held = ke.slot->context_bytes[ke.devices[c->dev].gpu];
+    uint64_t bytes = ke.state->context_bytes;
+    if (bytes > held) bytes = held; /* the price was changed meanwhile */
+    bool last = true;
+    for (CUcontext o = ke.contexts; o; o = o->next) last = last && !(o->alive && o->dev == c->dev);
+    ke_charge(ke.state, ke.slot, ke.devices[c->dev].gpu, 0, -(int64_t)(last ? held : bytes));
+}
+
+/* ---- primary contexts ------------------------------------------------------------------------ */
+
+static CUresult retain(CUcontext *out, CUdevice dev) {
+    if (!out) return CUDA_ERROR_INVALID_VALUE;
+    if (dev < 0 || (unsigned)dev >= ke.device_count) return CUDA_ERROR_INVALID_DEVICE;
+    struct ke_device *d = &ke.devices[dev];
+    ke_mu_lock();
+    CUresult rc = CUDA_SUCCESS;
+    if (!d->primary) d->primary = new_context((unsigned)dev, d->primary_flags, true);
+    if (!d->primary) rc = CUDA_ERROR_OUT_OF_MEMORY;
+    if (rc == CUDA_SUCCESS && !d->primary->alive) {
+        d->primary->flags = d->primary_flags;
+        rc = bring_up(d->primary);
+    }
+    if (rc == CUDA_SUCCESS) {
+        d->primary_refs++;
+        *out = d->primary;
+    }
+    ke_mu_unlock();
+    return rc;
+}
+
+KE_API CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev) {
+    KE_CALL(retain(pctx, dev));
+}
+
+static CUresult release(CUdevice dev, bool reset) {
+    if (dev < 0 || (unsigned)dev >= ke.device_count) return CUDA_ERROR_INVALID_DEVICE;
+    struct ke_device *d = &ke.devices[dev];
+    ke_mu_lock();
+    if (!reset && d->primary_refs == 0) {
+        ke_mu_unlock();
+        return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    if (!reset) d->primary_refs--;
+    bool down = d->primary && d->primary->alive && (reset || d->primary_refs == 0);
+    ke_mu_unlock();
+    if (!down) return CUDA_SUCCESS;
+    ke_wait_context(d->primary);
+    ke_mu_lock();
+    if (d->primary->alive) tear_down(d->primary);
+    ke_mu_unlock();
+    return CUDA_SUCCESS;
+}
+
+KE_API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev) { KE_CALL(release(dev, false)); }
+KE_API CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) { KE_CALL(release(dev, true)); }
+
+static CUresult primary_flags(CUdevice dev, unsigned flags) {
+    if (dev < 0 || (unsigned)dev >= ke.device_count) return CUDA_ERROR_INVALID_DEVICE;
+    ke.devices[dev].primary_flags = flags;
+    if (ke.devices[dev].primary) ke.devices[dev].primary->flags = flags;
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags) {
+    KE_CALL(primary_flags(dev, flags));
+}
+
+static CUresult primary_state(CUdevice dev, unsigned *flags, int *active) {
+    if (dev < 0 || (unsigned)dev >= ke.device_count) return CUDA_ERROR_INVALID_DEVICE;
+    if (!flags || !active) return CUDA_ERROR_INVALID_VALUE;
+    *flags = ke.devices[dev].primary_flags;
+    *active = ke.devices[dev].primary && ke.devices[dev].primary->alive;
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active) {
+    KE_CALL(primary_state(dev, flags, active));
+}
+
+/* ---- contexts made by the program, and the stack of each thread ------------------------------ */
+
+static CUresult create(CUcontext *out, unsigned flags, CUdevice dev) {
+    if (!out) return CUDA_ERROR_INVALID_VALUE;
+    if (dev < 0 || (unsigned)dev >= ke.device_count) return CUDA_ERROR_INVALID_DEVICE;
+    if (depth == KE_CTX_STACK_MAX) return CUDA_ERROR_OUT_OF_MEMORY;
+    ke_mu_lock();
+    CUcontext c = new_context((unsigned)dev, flags, false);
+    CUresult rc = c ? bring_up(c) : CUDA_ERROR_OUT_OF_MEMORY;
+    ke_mu_unlock();
+    if (rc == CUDA_SUCCESS) *out = stack[depth++] = c;
+    return rc;
+}
+KE_API CUresult cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev) {
+    KE_CALL(create(pctx, flags, dev));
+}
+KE_API CUresult cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *params, int count,
+                               unsigned int flags, CUdevice dev) {
+    KE_CALL(params || count ? CUDA_ERROR_NOT_SUPPORTED : create(pctx, flags, dev));
+}
+KE_API CUresult cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *params, unsigned int flags,
+                               CUdevice dev) {
+    KE_CALL(params ? CUDA_ERROR_NOT_SUPPORTED : create(pctx, flags, dev));
+}
+
+static CUresult destroy(CUcontext ctx) {
+    ke_mu_lock();
+    CUresult rc = ke_context_check(ctx);
+    ke_mu_unlock();
+    if (rc != CUDA_SUCCESS) return rc;
+    if (ctx->primary) return CUDA_ERROR_INVALID_CONTEXT;
+    ke_wait_context(ctx);
+    ke_mu_lock();
+    if (ctx->alive) tear_down(ctx);
+    ke_mu_unlock();
+    if (depth && stack[depth - 1] == ctx) depth--;
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuCtxDestroy_v2(CUcontext ctx) { KE_CALL(destroy(ctx)); }
+
+static CUresult push(CUcontext ctx) {
+    ke_mu_lock();
+    CUresult rc = ke_context_check(ctx);
+    ke_mu_unlock();
+    if (rc == CUDA_SUCCESS && depth == KE_CTX_STACK_MAX) rc = CUDA_ERROR_OUT_OF_MEMORY;
+    if (rc == CUDA_SUCCESS) stack[depth++] = ctx;
+    return rc;
+}
+KE_API CUresult cuCtxPushCurrent_v2(CUcontext ctx) { KE_CALL(push(ctx)); }
+
+static CUresult pop(CUcontext *out) {
+    if (depth == 0) return CUDA_ERROR_INVALID_CONTEXT;
+    depth--;
+    if (out) *out = stack[depth];
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuCtxPopCurrent_v2(CUcontext *pctx) { KE_CALL(pop(pctx)); }
+
+static CUresult set_current(CUcontext ctx) {
+    if (!ctx) {
+        if (depth) depth--;
+        return CUDA_SUCCESS;
+    }
+    ke_mu_lock();
+    CUresult rc = ke_context_check(ctx);
+    ke_mu_unlock();
+    if (rc != CUDA_SUCCESS) return rc;
+    if (depth == 0) depth = 1;
+    stack[depth - 1] = ctx;
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuCtxSetCurrent(CUcontext ctx) { KE_CALL(set_current(ctx)); }
+
+static CUresult get_current(CUcontext *out) {
+    if (!out) return CUDA_ERROR_INVALID_VALUE;
+    *out = ke_current_or_null();
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuCtxGetCurrent(CUcontext *pctx) { KE_CALL(get_current(pctx)); }
+
+/* ---- questions ------------------------------------------------------------------------------- */
+
+static CUresult pick(CUcontext asked, CUcontext *out) {
+    if (!asked) return ke_current(out);
+    ke_mu_lock();
+    CUresult rc = ke_context_check(asked);
+    ke_mu_unlock();
+    *out = asked;
+    return rc;
+}
+
+static CUresult get_device(CUdevice *dev, CUcontext ctx) {
+    if (!dev) return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = pick(ctx, &ctx);
+    if (rc == CUDA_SUCCESS) *dev = (CUdevice)ctx->dev;
+    return rc;
+}
+KE_API CUresult cuCtxGetDevice(CUdevice *device) { KE_CALL(get_device(device, NULL)); }
+KE_API CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext ctx) {
+    KE_CALL(get_device(device, ctx));
+}
+
+static CUresult synchronize(CUcontext ctx) {
+    CUresult rc = pick(ctx, &ctx);
+    if (rc != CUDA_SUCCESS) return rc;
+    ke_wait_context(ctx);
+    return ctx->error;
+}
+KE_API CUresult cuCtxSynchronize(void) { KE_CALL(synchronize(NULL)); }
+KE_API CUresult cuCtxSynchronize_v2(CUcontext ctx) { KE_CALL(synchronize(ctx)); }
+
+static CUresult get_flags(unsigned *flags) {
+    CUcontext c;
+    if (!flags) return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = ke_current(&c);
+    if (rc == CUDA_SUCCESS) *flags = c->flags;
+    return rc;
+}
+KE_API CUresult cuCtxGetFlags(unsigned int *flags) { KE_CALL(get_flags(flags)); }
+
+static CUresult get_id(CUcontext ctx, unsigned long long *id) {
+    if (!id) return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = pick(ctx, &ctx);
+    if (rc == CUDA_SUCCESS) *id = ctx->id;
+    return rc;
+}
+KE_API CUresult cuCtxGetId(CUcontext ctx, unsigned long long *ctxId) { KE_CALL(get_id(ctx, ctxId)); }
+
+static CUresult api_version(CUcontext ctx, unsigned *version) {
+    if (!version) return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = pick(ctx, &ctx);
+    if (rc == CUDA_SUCCESS) *version = ctx->version;
+    return rc;
+}
+KE_API CUresult cuCtxGetApiVersion(CUcontext ctx, unsigned int *version) {
+    KE_CALL(api_version(ctx, version));
+}
+
+static CUresult priorities(int *least, int *greatest) {
+    CUcontext c;
+    CUresult rc = ke_current(&c);
+    if (rc != CUDA_SUCCESS) return rc;
+    if (least) *least = 0;
+    if (greatest) *greatest = -5;
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuCtxGetStreamPriorityRange(int *leastPriority, int *greatestPriority) {
+    KE_CALL(priorities(leastPriority, greatestPriority));
+}
+
+static CUresult get_limit(size_t *value, CUlimit limit) {
+    static const size_t limits[] = {1024, 1u << 20, 8u << 20, 2, 2048};
+    CUcontext c;
+    if (!value) return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = ke_current(&c);
+    if (rc != CUDA_SUCCESS) return rc;
+    if ((unsigned)limit >= sizeof limits / sizeof *limits) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+    *value = limits[(unsigned)limit];
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuCtxGetLimit(size_t *pvalue, CUlimit limit) { KE_CALL(get_limit(pvalue, limit)); }
+
+static CUresult need_context(void) {
+    CUcontext c;
+    return ke_current(&c);
+}
+KE_API CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
+    (void)limit, (void)value;
+    KE_CALL(need_context());
+}
+KE_API CUresult cuCtxSetCacheConfig(CUfunc_cache config) {
+    (void)config;
+    KE_CALL(need_context());
+}
+
+static CUresult cache_config(CUfunc_cache *config) {
+    if (!config) return CUDA_ERROR_INVALID_VALUE;
+    *config = 0;
+    return need_context();
+}
+KE_API CUresult cuCtxGetCacheConfig(CUfunc_cache *pconfig) { KE_CALL(cache_config(pconfig)); }

@@ -1,0 +1,106 @@
+/* The caller's side of the checkpoint API.  Works without cuInit, on the caller itself too, and
+ * never passes the caller's own gate. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "emu.h"
+
+/* Like the real driver, takes any thread id for its process.  A target that is not there is an
+ * invalid value; one that has not initialised CUDA says so. */
+static CUresult find_target(int pid, int *leader) {
+    uint64_t ticks;
+    if (!ke_state_get(NULL)) return CUDA_ERROR_NO_DEVICE;
+    if (pid <= 0) return CUDA_ERROR_INVALID_VALUE;
+    *leader = ke_process_leader(pid);
+    if (*leader <= 0 || ke_process_start(*leader, &ticks) != 0) return CUDA_ERROR_INVALID_VALUE;
+    struct ke_state *s = ke_state_get(NULL);
+    ke_state_lock(s);
+    bool known = ke_proc_find(s, *leader) != NULL;
+    ke_state_unlock(s);
+    return known ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+static int connect_to(int pid) {
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    int dir = ke_open_control();
+    if (dir < 0) return -1;
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    snprintf(to.sun_path, sizeof to.sun_path, "/proc/self/fd/%d/%d", dir, pid);
+    if (fd >= 0 && connect(fd, (struct sockaddr *)&to, sizeof to) != 0) {
+        close(fd);
+        fd = -1;
+    }
+    close(dir);
+    return fd;
+}
+
+/* A target that dies while it works closes its end: an error, not a hang. */
+static CUresult ask(int pid, struct ke_request *r, int *value) {
+    int leader;
+    struct ke_answer a;
+    CUresult rc = find_target(pid, &leader);
+    if (rc != CUDA_SUCCESS) return rc;
+    int fd = connect_to(leader);
+    if (fd < 0) return errno == EACCES || errno == EPERM ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_NOT_INITIALIZED;
+    ssize_t n = send(fd, r, sizeof *r, MSG_NOSIGNAL);
+    if (n == (ssize_t)sizeof *r) {
+        do n = recv(fd, &a, sizeof a, 0);
+        while (n < 0 && errno == EINTR);
+    }
+    close(fd);
+    if (n != (ssize_t)sizeof a) return CUDA_ERROR_OPERATING_SYSTEM;
+    if (value) *value = a.value;
+    return (CUresult)a.result;
+}
+
+KE_API CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state) {
+    int leader;
+    if (!state) return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = find_target(pid, &leader);
+    if (rc != CUDA_SUCCESS) return rc;
+    struct ke_state *s = ke_state_get(NULL);
+    ke_fault_hang(s, leader, KE_OP_GET_STATE);
+    ke_state_lock(s);
+    struct ke_proc *p = ke_proc_find(s, leader);
+    if (p) *state = (CUprocessState)p->state;
+    ke_state_unlock(s);
+    return p ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+KE_API CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid) {
+    struct ke_request r = {.op = KE_OP_RESTORE_TID};
+    return tid ? ask(pid, &r, tid) : CUDA_ERROR_INVALID_VALUE;
+}
+
+KE_API CUresult cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args) {
+    struct ke_request r = {.op = KE_OP_LOCK, .timeout_ms = args ? args->timeoutMs : 0};
+    return args && args->reserved0 ? CUDA_ERROR_INVALID_VALUE : ask(pid, &r, NULL);
+}
+
+KE_API CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs *args) {
+    struct ke_request r = {.op = KE_OP_CHECKPOINT};
+    for (int i = 0; args && i < 8; i++) {
+        if (args->reserved[i]) return CUDA_ERROR_INVALID_VALUE;
+    }
+    return ask(pid, &r, NULL);
+}
+
+KE_API CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args) {
+    struct ke_request r = {.op = KE_OP_RESTORE};
+    if (args && args->gpuPairsCount > KE_GPUS_MAX) return CUDA_ERROR_INVALID_VALUE;
+    if (args && args->gpuPairsCount && !args->gpuPairs) return CUDA_ERROR_INVALID_VALUE;
+    r.pairs = args ? args->gpuPairsCount : 0;
+    if (r.pairs) memcpy(r.pair, args->gpuPairs, r.pairs * sizeof *r.pair);
+    return ask(pid, &r, NULL);
+}
+
+KE_API CUresult cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs *args) {
+    struct ke_request r = {.op = KE_OP_UNLOCK};
+    (void)args;
+    return ask(pid, &r, NULL);
+}

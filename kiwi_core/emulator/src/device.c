@@ -1,0 +1,155 @@
+/* What the emulated GPU says about itself. */
+#include <stdio.h>
+#include <string.h>
+
+#include "emu.h"
+
+static CUresult check(CUdevice dev) {
+    return dev < 0 || (unsigned)dev >= ke.device_count ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+}
+static const struct ke_gpu *gpu_of(CUdevice dev) { return &ke.state->gpus[ke.devices[dev].gpu]; }
+
+KE_API CUresult cuDriverGetVersion(int *driverVersion) { /* works before cuInit */
+    struct ke_state *s = ke_state_get(NULL);
+    if (!driverVersion) return CUDA_ERROR_INVALID_VALUE;
+    *driverVersion = s ? (int)s->driver_version : 13000;
+    return CUDA_SUCCESS;
+}
+
+static CUresult count(int *out) {
+    if (!out) return CUDA_ERROR_INVALID_VALUE;
+    *out = (int)ke.device_count;
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuDeviceGetCount(int *n) { KE_CALL(count(n)); }
+
+static CUresult get(CUdevice *out, int ordinal) {
+    if (!out) return CUDA_ERROR_INVALID_VALUE;
+    *out = ordinal;
+    return check(ordinal);
+}
+KE_API CUresult cuDeviceGet(CUdevice *device, int ordinal) { KE_CALL(get(device, ordinal)); }
+
+static CUresult name(char *out, int len, CUdevice dev) {
+    if (!out || len <= 0) return CUDA_ERROR_INVALID_VALUE;
+    if (check(dev) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_DEVICE;
+    snprintf(out, (size_t)len, "%s", gpu_of(dev)->name);
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuDeviceGetName(char *text, int len, CUdevice dev) { KE_CALL(name(text, len, dev)); }
+
+static CUresult uuid(CUuuid *out, CUdevice dev) {
+    if (!out) return CUDA_ERROR_INVALID_VALUE;
+    if (check(dev) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_DEVICE;
+    memcpy(out->bytes, gpu_of(dev)->uuid, 16);
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuDeviceGetUuid_v2(CUuuid *id, CUdevice dev) { KE_CALL(uuid(id, dev)); }
+
+static CUresult total(size_t *out, CUdevice dev) {
+    if (!out) return CUDA_ERROR_INVALID_VALUE;
+    if (check(dev) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_DEVICE;
+    *out = gpu_of(dev)->total_bytes;
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev) { KE_CALL(total(bytes, dev)); }
+
+static CUresult bus_id(char *out, int len, CUdevice dev) {
+    if (!out || len < 13) return CUDA_ERROR_INVALID_VALUE;
+    if (check(dev) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_DEVICE;
+    snprintf(out, (size_t)len, "0000:%02x:00.0", ke.devices[dev].gpu + 1);
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuDeviceGetPCIBusId(char *text, int len, CUdevice dev) { KE_CALL(bus_id(text, len, dev)); }
+
+static CUresult by_bus_id(CUdevice *out, const char *text) {
+    char own[16];
+    if (!out || !text) return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < ke.device_count; i++) {
+        bus_id(own, sizeof own, (CUdevice)i);
+        *out = (CUdevice)i;
+        if (strcmp(own, text) == 0) return CUDA_SUCCESS;
+    }
+    return CUDA_ERROR_INVALID_DEVICE;
+}
+KE_API CUresult cuDeviceGetByPCIBusId(CUdevice *dev, const char *text) { KE_CALL(by_bus_id(dev, text)); }
+
+static CUresult peer(int *out, CUdevice a, CUdevice b) {
+    if (!out) return CUDA_ERROR_INVALID_VALUE;
+    if (check(a) != CUDA_SUCCESS || check(b) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_DEVICE;
+    *out = 0;
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuDeviceCanAccessPeer(int *can, CUdevice dev, CUdevice other) {
+    KE_CALL(peer(can, dev, other));
+}
+
+static CUresult capability(int *major, int *minor, CUdevice dev) {
+    if (!major || !minor) return CUDA_ERROR_INVALID_VALUE;
+    *major = 9;
+    *minor = 0;
+    return check(dev);
+}
+KE_API CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice dev) {
+    KE_CALL(capability(major, minor, dev));
+}
+
+/* Attribute numbers as in the API reference.  What is not listed is 0: "no", "none", "not supported";
+ * in particular no managed memory, no peer access, no shareable handles. */
+static const struct {
+    int attribute, value;
+} attributes[] = {
+    {1, 1024},        /* MAX_THREADS_PER_BLOCK */
+    {2, 1024},        /* MAX_BLOCK_DIM_X, Y, Z */
+    {3, 1024},
+    {4, 64},
+    {5, 2147483647},  /* MAX_GRID_DIM_X, Y, Z */
+    {6, 65535},
+    {7, 65535},
+    {8, 49152},       /* MAX_SHARED_MEMORY_PER_BLOCK */
+    {9, 65536},       /* TOTAL_CONSTANT_MEMORY */
+    {10, 32},         /* WARP_SIZE */
+    {11, 2147483647}, /* MAX_PITCH */
+    {12, 65536},      /* MAX_REGISTERS_PER_BLOCK */
+    {13, 1000000},    /* CLOCK_RATE, kHz */
+    {14, 512},        /* TEXTURE_ALIGNMENT */
+    {15, 1},          /* GPU_OVERLAP */
+    {16, 2},          /* MULTIPROCESSOR_COUNT */
+    {19, 1},          /* CAN_MAP_HOST_MEMORY */
+    {31, 1},          /* CONCURRENT_KERNELS */
+    {36, 1000000},    /* MEMORY_CLOCK_RATE, kHz */
+    {37, 512},        /* GLOBAL_MEMORY_BUS_WIDTH */
+    {38, 1 << 20},    /* L2_CACHE_SIZE */
+    {39, 2048},       /* MAX_THREADS_PER_MULTIPROCESSOR */
+    {40, 2},          /* ASYNC_ENGINE_COUNT */
+    {41, 1},          /* UNIFIED_ADDRESSING */
+    {51, 32},         /* TEXTURE_PITCH_ALIGNMENT */
+    {75, 9},          /* COMPUTE_CAPABILITY_MAJOR, MINOR */
+    {76, 0},
+    {78, 1},          /* STREAM_PRIORITIES_SUPPORTED */
+    {81, 233472},     /* MAX_SHARED_MEMORY_PER_MULTIPROCESSOR */
+    {82, 65536},      /* MAX_REGISTERS_PER_MULTIPROCESSOR */
+    {90, 1},          /* COMPUTE_PREEMPTION_SUPPORTED */
+    {91, 1},          /* CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM */
+    {97, 232448},     /* MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
+    {99, 1},          /* HOST_REGISTER_SUPPORTED */
+    {102, 1},         /* VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
+    {106, 32},        /* MAX_BLOCKS_PER_MULTIPROCESSOR */
+    {111, 1024},      /* RESERVED_SHARED_MEMORY_PER_BLOCK */
+    {115, 1},         /* MEMORY_POOLS_SUPPORTED */
+    {129, 1},         /* UNIFIED_FUNCTION_POINTERS */
+};
+
+static CUresult attribute(int *out, int what, CUdevice dev) {
+    if (!out || what <= 0 || what > 400) return CUDA_ERROR_INVALID_VALUE;
+    if (check(dev) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_DEVICE;
+    *out = 0;
+    if (what == 33) *out = (int)ke.devices[dev].gpu + 1; /* PCI_BUS_ID */
+    for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++) {
+        if (attributes[i].attribute == what) *out = attributes[i].value;
+    }
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevice dev) {
+    KE_CALL(attribute(pi, (int)attrib, dev));
+}

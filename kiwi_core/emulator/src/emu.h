@@ -1,0 +1,207 @@
+/* What the parts of the emulated driver know of each other, inside one process.
+ *
+ * One mutex, ke.mu, guards everything here; what takes long (copies, kernels) runs outside it.
+ * Every public call passes the gate (ke_enter/ke_leave), which the checkpoint API closes.
+ */
+#ifndef KIWI_EMU_H
+#define KIWI_EMU_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "cu.h"
+#include "state.h"
+
+/* Device addresses: a range where neither Linux nor malloc puts anything by itself, so that a
+ * device pointer is never mistaken for a host pointer. */
+#define KE_DEVICE_BASE 0x200000000000ull
+#define KE_DEVICE_SPAN 0x100000000000ull
+#define KE_PAGE 4096ull
+#define KE_BIG_PAGE (2ull << 20) /* alignment of large allocations; granularity of the VMM calls */
+
+#define KE_CTX_STACK_MAX 64
+
+struct ke_phys { /* memory of a GPU, wherever it is mapped */
+    struct ke_phys *next, *prev;
+    unsigned dev;
+    uint64_t size, offset; /* in the device's memfd; offsets are never used twice */
+    unsigned refs;         /* handles + mappings */
+    unsigned handles;      /* of these, from cuMemCreate / cuMemRetainAllocationHandle */
+    void *backup;          /* host copy while checkpointed */
+    CUmemAllocationProp prop;
+};
+
+struct ke_range { /* reserved addresses: an allocation or a VMM reservation */
+    CUdeviceptr addr;
+    uint64_t size;
+    bool vmm;
+};
+
+struct ke_map { /* physical memory at an address */
+    CUdeviceptr addr;
+    uint64_t size, phys_offset;
+    struct ke_phys *phys;
+    CUcontext ctx; /* owner of an allocation; NULL for VMM */
+    CUmemoryPool pool;
+    int prot;
+    uint64_t id;
+    uint64_t asked; /* bytes the caller asked for */
+};
+
+struct ke_dep {
+    CUstream stream;
+    uint64_t seq;
+};
+
+struct CUstream_st {
+    uint32_t magic;
+    bool alive, started;
+    CUcontext ctx;
+    unsigned flags;
+    int priority;
+    uint64_t id;
+    uint64_t submitted, completed; /* never go back, not even when the struct is used again */
+    struct ke_job *head, *tail;
+    pthread_cond_t more;
+    struct CUstream_st *next; /* all streams of the process */
+};
+
+struct CUevent_st {
+    uint32_t magic;
+    bool alive, recorded;
+    CUcontext ctx;
+    unsigned flags, refs;
+    struct ke_dep at;
+    uint64_t generation, time_ns;
+    struct CUevent_st *next_free;
+};
+
+struct CUmemPoolHandle_st {
+    uint32_t magic;
+    unsigned dev;
+    bool is_default;
+    uint64_t release_threshold, used, used_high;
+    int reuse[3];
+};
+
+struct CUctx_st {
+    uint32_t magic;
+    bool alive, primary;
+    unsigned dev, flags, version;
+    uint64_t id;
+    CUresult error; /* a kernel failed: every later call says so */
+    CUstream null_stream;
+    struct CUctx_st *next;
+};
+
+struct ke_device {
+    unsigned gpu; /* index in the state file */
+    int memfd;
+    uint64_t phys_end;
+    struct CUctx_st *primary;
+    unsigned primary_refs, primary_flags;
+    struct CUmemPoolHandle_st default_pool;
+    CUmemoryPool current_pool;
+    unsigned busy; /* kernels running now */
+};
+
+struct ke_process {
+    pthread_mutex_t mu;
+    pthread_cond_t gate; /* the gate opened */
+    pthread_cond_t done; /* a job ended, or the last call left while somebody waits for that */
+    bool initialised, forked, locked;
+    unsigned inside;  /* calls past the gate */
+    uint64_t pending; /* jobs submitted and not ended */
+    uint64_t next_id;
+    struct ke_state *state;
+    struct ke_proc *slot;
+    unsigned device_count;
+    struct ke_device devices[KE_GPUS_MAX];
+    struct CUctx_st *contexts;
+    struct CUstream_st *streams;
+    struct ke_phys *phys;
+};
+extern struct ke_process ke;
+extern __thread bool ke_in_callback; /* in a host function: CUDA calls are not permitted there */
+
+/* ---- core.c: initialisation, the gate ---- */
+CUresult ke_enter(void);
+void ke_leave(void);
+int ke_open_control(void); /* directory of control sockets: an O_PATH descriptor */
+
+/* Body of a public call: passes the gate, evaluates the expression, leaves. */
+#define KE_CALL(expr)                  \
+    do {                               \
+        CUresult ke_rc_ = ke_enter();  \
+        if (ke_rc_) return ke_rc_;     \
+        ke_rc_ = (expr);               \
+        ke_leave();                    \
+        return ke_rc_;                 \
+    } while (0)
+
+static inline void ke_mu_lock(void) { pthread_mutex_lock(&ke.mu); }
+static inline void ke_mu_unlock(void) { pthread_mutex_unlock(&ke.mu); }
+
+/* ---- context.c ---- */
+CUresult ke_current(CUcontext *ctx); /* error if none is current, it is gone, or it has failed */
+CUcontext ke_current_or_null(void);
+CUresult ke_context_check(CUcontext ctx);
+
+/* ---- memory.c (ke.mu held) ---- */
+CUresult ke_phys_new(unsigned dev, uint64_t size, struct ke_phys **out);
+void ke_phys_unref(struct ke_phys *p);
+CUdeviceptr ke_range_reserve(uint64_t size, uint64_t align, CUdeviceptr hint, bool vmm);
+struct ke_range *ke_range_at(CUdeviceptr addr); /* the range that holds addr */
+void ke_range_drop(struct ke_range *r);
+struct ke_map *ke_map_at(CUdeviceptr addr); /* the mapping that holds addr */
+struct ke_map *ke_map_add(struct ke_map m); /* NULL: no host memory */
+void ke_map_drop(struct ke_map *m);         /* unmaps, gives up its reference */
+CUresult ke_map_apply(const struct ke_map *m, int prot);
+size_t ke_map_count(void);
+struct ke_map *ke_map_index(size_t i);
+CUresult ke_alloc(CUcontext ctx, CUmemoryPool pool, uint64_t size, CUdeviceptr *out);
+CUresult ke_free(CUdeviceptr addr);
+void ke_free_context(CUcontext ctx);
+
+/* ---- host.c ---- */
+bool ke_host_pinned(const void *p, size_t n); /* ke.mu held */
+bool ke_host_range(const void *p, void **base, size_t *size); /* ke.mu held */
+
+/* ---- copy.c ---- */
+enum ke_place { KE_PLACE_BAD, KE_PLACE_HOST, KE_PLACE_DEVICE };
+enum ke_place ke_place(CUdeviceptr p, size_t n, bool write);
+struct ke_pace {
+    uint64_t start_ns, bytes;
+};
+void ke_pace(struct ke_pace *pace, uint64_t bytes); /* waits as a copy at the set speed would */
+
+/* ---- stream.c ---- */
+typedef CUresult (*ke_job_fn)(CUcontext ctx, void *arg);
+#define KE_JOB_KERNEL 1u /* counts as GPU busy time */
+CUresult ke_stream_resolve(CUstream handle, CUstream *out); /* 0, 1, 2 and created ones */
+CUresult ke_submit(CUstream s, ke_job_fn fn, const void *arg, size_t size, unsigned flags);
+CUresult ke_submit_after(CUstream s, struct ke_dep dep);
+CUresult ke_wait_stream(CUstream s);
+CUresult ke_wait_default(CUcontext ctx); /* what a call on the legacy default stream waits for */
+void ke_wait_context(CUcontext ctx);     /* NULL: everything in the process */
+CUresult ke_stream_new(CUcontext ctx, unsigned flags, int priority, CUstream *out);
+void ke_streams_end(CUcontext ctx); /* ke.mu held; all idle */
+
+/* ---- checkpoint.c ---- */
+CUresult ke_server_start(void);
+void ke_server_stop(void);
+void ke_server_forget(void); /* in a forked child */
+
+/* A request on the control socket, and its answer. */
+struct ke_request {
+    uint32_t op; /* enum ke_op */
+    uint32_t timeout_ms;
+    uint32_t pairs;
+    uint32_t reserved;
+    CUcheckpointGpuPair pair[KE_GPUS_MAX];
+};
+struct ke_answer {
+    int32_t result, value;
+};
+
+#endif

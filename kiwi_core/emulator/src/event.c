@@ -1,0 +1,152 @@
+/* Events: a place in a stream's order, and the time when it was reached. */
+#include <stdlib.h>
+
+#include "emu.h"
+
+#define MAGIC 0xE7E00001u
+
+static CUevent free_events; /* structs are used again, never freed: stale handles get an answer */
+
+static CUresult check(CUevent e) {
+    return e && e->magic == MAGIC && e->alive ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+static void unref(CUevent e) { /* ke.mu held */
+    if (--e->refs) return;
+    e->next_free = free_events;
+    free_events = e;
+}
+
+static CUresult create(CUevent *out, unsigned flags) {
+    CUcontext ctx;
+    if (!out || flags > 7) return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = ke_current(&ctx);
+    if (rc != CUDA_SUCCESS) return rc;
+    ke_mu_lock();
+    CUevent e = free_events;
+    if (e) free_events = e->next_free;
+    else e = calloc(1, sizeof *e);
+    if (e) {
+        uint64_t generation = e->generation + 1;
+        *e = (struct CUevent_st){.magic = MAGIC, .alive = true, .ctx = ctx, .flags = flags, .refs = 1,
+                                 .generation = generation};
+        *out = e;
+    }
+    ke_mu_unlock();
+    return e ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+KE_API CUresult cuEventCreate(CUevent *phEvent, unsigned int Flags) { KE_CALL(create(phEvent, Flags)); }
+
+static CUresult destroy(CUevent e) {
+    ke_mu_lock();
+    CUresult rc = check(e);
+    if (rc == CUDA_SUCCESS) {
+        e->alive = false;
+        unref(e);
+    }
+    ke_mu_unlock();
+    return rc;
+}
+KE_API CUresult cuEventDestroy_v2(CUevent hEvent) { KE_CALL(destroy(hEvent)); }
+
+struct stamp {
+    CUevent event;
+    uint64_t generation;
+};
+
+static CUresult reached(CUcontext ctx, void *arg) {
+    (void)ctx;
+    struct stamp *s = arg;
+    ke_mu_lock();
+    if (s->event->generation == s->generation) s->event->time_ns = ke_now_ns();
+    unref(s->event);
+    ke_mu_unlock();
+    return CUDA_SUCCESS;
+}
+
+static CUresult record(CUevent e, CUstream handle) {
+    CUstream s;
+    CUresult rc = ke_stream_resolve(handle, &s);
+    if (rc != CUDA_SUCCESS) return rc;
+    ke_mu_lock();
+    rc = check(e);
+    if (rc == CUDA_SUCCESS && e->ctx != s->ctx) rc = CUDA_ERROR_INVALID_HANDLE;
+    struct stamp stamp = {e, 0};
+    if (rc == CUDA_SUCCESS) {
+        stamp.generation = ++e->generation;
+        e->time_ns = 0;
+        e->refs++;
+    }
+    ke_mu_unlock();
+    if (rc != CUDA_SUCCESS) return rc;
+    rc = ke_submit(s, reached, &stamp, sizeof stamp, 0);
+    ke_mu_lock();
+    if (rc == CUDA_SUCCESS) {
+        e->recorded = true;
+        e->at = (struct ke_dep){s, s->submitted};
+    } else {
+        unref(e);
+    }
+    ke_mu_unlock();
+    return rc;
+}
+KE_API CUresult cuEventRecord(CUevent hEvent, CUstream hStream) { KE_CALL(record(hEvent, hStream)); }
+KE_API CUresult cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags) {
+    (void)flags;
+    KE_CALL(record(hEvent, hStream));
+}
+
+static CUresult query(CUevent e) {
+    ke_mu_lock();
+    CUresult rc = check(e);
+    if (rc == CUDA_SUCCESS && e->recorded && e->at.stream->completed < e->at.seq)
+        rc = CUDA_ERROR_NOT_READY;
+    ke_mu_unlock();
+    return rc == CUDA_SUCCESS ? e->ctx->error : rc;
+}
+KE_API CUresult cuEventQuery(CUevent hEvent) { KE_CALL(query(hEvent)); }
+
+static CUresult synchronize(CUevent e) {
+    ke_mu_lock();
+    CUresult rc = check(e);
+    if (rc == CUDA_SUCCESS && e->recorded) {
+        struct ke_dep at = e->at;
+        while (at.stream->completed < at.seq) pthread_cond_wait(&ke.done, &ke.mu);
+    }
+    ke_mu_unlock();
+    return rc == CUDA_SUCCESS ? e->ctx->error : rc;
+}
+KE_API CUresult cuEventSynchronize(CUevent hEvent) { KE_CALL(synchronize(hEvent)); }
+
+static CUresult elapsed(float *ms, CUevent a, CUevent b) {
+    if (!ms) return CUDA_ERROR_INVALID_VALUE;
+    ke_mu_lock();
+    CUresult rc = check(a) ? check(a) : check(b);
+    if (rc == CUDA_SUCCESS && (!a->recorded || !b->recorded)) rc = CUDA_ERROR_INVALID_HANDLE;
+    if (rc == CUDA_SUCCESS && ((a->flags | b->flags) & CU_EVENT_DISABLE_TIMING))
+        rc = CUDA_ERROR_INVALID_HANDLE;
+    if (rc == CUDA_SUCCESS && (!a->time_ns || !b->time_ns)) rc = CUDA_ERROR_NOT_READY;
+    if (rc == CUDA_SUCCESS) *ms = (float)((double)(int64_t)(b->time_ns - a->time_ns) / 1e6);
+    ke_mu_unlock();
+    return rc;
+}
+KE_API CUresult cuEventElapsedTime_v2(float *pMilliseconds, CUevent hStart, CUevent hEnd) {
+    KE_CALL(elapsed(pMilliseconds, hStart, hEnd));
+}
+
+static CUresult wait_event(CUstream handle, CUevent e) {
+    CUstream s;
+    CUresult rc = ke_stream_resolve(handle, &s);
+    if (rc != CUDA_SUCCESS) return rc;
+    ke_mu_lock();
+    rc = check(e);
+    bool recorded = rc == CUDA_SUCCESS && e->recorded;
+    struct ke_dep at = {0};
+    if (recorded) at = e->at;
+    ke_mu_unlock();
+    return recorded ? ke_submit_after(s, at) : rc;
+}
+KE_API CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags) {
+    (void)Flags;
+    KE_CALL(wait_event(hStream, hEvent));
+}

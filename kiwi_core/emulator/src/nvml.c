@@ -1,0 +1,359 @@
+/* The part of NVML that nvidia-ml-py needs to show memory, processes and utilisation. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "state.h"
+
+#define API __attribute__((visibility("default")))
+
+typedef int nvmlReturn_t;
+typedef struct nvmlDevice_st *nvmlDevice_t;
+
+enum {
+    SUCCESS = 0,
+    UNINITIALIZED = 1,
+    INVALID_ARGUMENT = 2,
+    NOT_SUPPORTED = 3,
+    NOT_FOUND = 6,
+    INSUFFICIENT_SIZE = 7,
+    DRIVER_NOT_LOADED = 9,
+    VERSION_MISMATCH = 25, /* NVML_ERROR_ARGUMENT_VERSION_MISMATCH */
+    UNKNOWN = 999,
+};
+
+#define DRIVER_VERSION "580.00-kiwi-emulated"
+#define MEMORY_V2 0x02000028u
+#define SAMPLE_NS 20000000ull /* a utilisation sample covers at least this much time */
+
+static struct ke_state *state;
+static int users;
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+
+struct reading { /* of one process, to tell the busy share between two looks */
+    int32_t pid;
+    uint64_t start_ticks, at_ns, busy_ns, stamp_us;
+    unsigned percent;
+};
+struct nvmlDevice_st {
+    unsigned gpu;
+    struct reading readings[KE_PROCS_MAX];
+    uint64_t at_ns, busy_ns;
+    unsigned percent;
+};
+static struct nvmlDevice_st devices[KE_GPUS_MAX];
+
+/* ---- start and end -------------------------------------------------------------------------------- */
+
+static nvmlReturn_t start(void) {
+    const char *why = NULL;
+    pthread_mutex_lock(&mu);
+    if (!state) state = ke_state_get(&why);
+    if (state) users++;
+    else fprintf(stderr, "kiwi emulated NVML: no device: %s\n", why);
+    for (unsigned i = 0; i < KE_GPUS_MAX; i++) devices[i].gpu = i;
+    pthread_mutex_unlock(&mu);
+    return state ? SUCCESS : DRIVER_NOT_LOADED;
+}
+API nvmlReturn_t nvmlInit(void) { return start(); }
+API nvmlReturn_t nvmlInit_v2(void) { return start(); }
+API nvmlReturn_t nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    return start();
+}
+API nvmlReturn_t nvmlShutdown(void) {
+    pthread_mutex_lock(&mu);
+    nvmlReturn_t rc = users ? SUCCESS : UNINITIALIZED;
+    if (users) users--;
+    pthread_mutex_unlock(&mu);
+    return rc;
+}
+
+API const char *nvmlErrorString(nvmlReturn_t result) {
+    switch (result) {
+    case SUCCESS: return "Success";
+    case UNINITIALIZED: return "Uninitialized";
+    case INVALID_ARGUMENT: return "Invalid Argument";
+    case NOT_SUPPORTED: return "Not Supported";
+    case NOT_FOUND: return "Not Found";
+    case INSUFFICIENT_SIZE: return "Insufficient Size";
+    case DRIVER_NOT_LOADED: return "Driver Not Loaded";
+    case VERSION_MISMATCH: return "Argument Version Mismatch";
+    default: return "Unknown Error";
+    }
+}
+
+static nvmlReturn_t text_out(char *out, unsigned length, const char *text) {
+    if (!users) return UNINITIALIZED;
+    if (!out) return INVALID_ARGUMENT;
+    if (strlen(text) + 1 > length) return INSUFFICIENT_SIZE;
+    strcpy(out, text);
+    return SUCCESS;
+}
+API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned length) {
+    return text_out(version, length, DRIVER_VERSION);
+}
+API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned length) {
+    return text_out(version, length, "13.580.00-kiwi-emulated");
+}
+API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) {
+    if (!users) return UNINITIALIZED;
+    if (!version) return INVALID_ARGUMENT;
+    *version = (int)state->driver_version;
+    return SUCCESS;
+}
+API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    return nvmlSystemGetCudaDriverVersion(version);
+}
+
+/* ---- devices ---------------------------------------------------------------------------------------- */
+
+static nvmlReturn_t check(nvmlDevice_t d) {
+    if (!users) return UNINITIALIZED;
+    for (unsigned i = 0; i < state->gpu_count; i++) {
+        if (d == &devices[i]) return SUCCESS;
+    }
+    return INVALID_ARGUMENT;
+}
+
+API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count) {
+    if (!users) return UNINITIALIZED;
+    if (!count) return INVALID_ARGUMENT;
+    *count = state->gpu_count;
+    return SUCCESS;
+}
+API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device) {
+    if (!users) return UNINITIALIZED;
+    if (!device || index >= state->gpu_count) return INVALID_ARGUMENT;
+    *device = &devices[index];
+    return SUCCESS;
+}
+
+static void spell_uuid(unsigned gpu, char *out) {
+    const uint8_t *u = state->gpus[gpu].uuid;
+    out += sprintf(out, "GPU-");
+    for (int i = 0; i < 16; i++)
+        out += sprintf(out, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", u[i]);
+}
+
+API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device) {
+    char own[48];
+    if (!users) return UNINITIALIZED;
+    if (!uuid || !device) return INVALID_ARGUMENT;
+    for (unsigned i = 0; i < state->gpu_count; i++) {
+        spell_uuid(i, own);
+        if (strcmp(own, uuid) != 0) continue;
+        *device = &devices[i];
+        return SUCCESS;
+    }
+    return NOT_FOUND;
+}
+API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t d, char *name, unsigned length) {
+    nvmlReturn_t rc = check(d);
+    return rc ? rc : text_out(name, length, state->gpus[d->gpu].name);
+}
+API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t d, char *uuid, unsigned length) {
+    char own[48];
+    nvmlReturn_t rc = check(d);
+    if (rc) return rc;
+    spell_uuid(d->gpu, own);
+    return text_out(uuid, length, own);
+}
+
+static nvmlReturn_t number_out(nvmlDevice_t d, unsigned *out, unsigned value) {
+    nvmlReturn_t rc = check(d);
+    if (rc == SUCCESS && !out) rc = INVALID_ARGUMENT;
+    if (rc == SUCCESS) *out = value;
+    return rc;
+}
+API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t d, unsigned *index) {
+    return number_out(d, index, check(d) ? 0 : d->gpu);
+}
+API nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t d, unsigned *minor) {
+    return number_out(d, minor, check(d) ? 0 : d->gpu);
+}
+API nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t d, unsigned *mode) {
+    return number_out(d, mode, 1);
+}
+API nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t d, unsigned *mode) { return number_out(d, mode, 0); }
+API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned *current, unsigned *pending) {
+    (void)current, (void)pending;
+    nvmlReturn_t rc = check(d);
+    return rc ? rc : NOT_SUPPORTED;
+}
+API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t d, int *major, int *minor) {
+    nvmlReturn_t rc = check(d);
+    if (rc == SUCCESS && (!major || !minor)) rc = INVALID_ARGUMENT;
+    if (rc == SUCCESS) *major = 9, *minor = 0;
+    return rc;
+}
+
+/* ---- memory and processes ----------------------------------------------------------------------------- */
+
+struct memory {
+    unsigned long long total, free, used;
+};
+struct memory_v2 {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+};
+
+static uint64_t used_of(unsigned gpu) {
+    ke_state_lock(state);
+    ke_reap(state);
+    uint64_t used = ke_gpu_used(state, gpu);
+    ke_state_unlock(state);
+    return used;
+}
+API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t d, struct memory *m) {
+    nvmlReturn_t rc = check(d);
+    if (rc || !m) return rc ? rc : INVALID_ARGUMENT;
+    uint64_t used = used_of(d->gpu), total = state->gpus[d->gpu].total_bytes;
+    *m = (struct memory){total, total - used, used};
+    return SUCCESS;
+}
+API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t d, struct memory_v2 *m) {
+    nvmlReturn_t rc = check(d);
+    if (rc || !m) return rc ? rc : INVALID_ARGUMENT;
+    if (m->version != MEMORY_V2) return VERSION_MISMATCH;
+    uint64_t used = used_of(d->gpu), total = state->gpus[d->gpu].total_bytes;
+    *m = (struct memory_v2){MEMORY_V2, total, 0, total - used, used};
+    return SUCCESS;
+}
+
+struct process_info {
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+};
+
+static nvmlReturn_t processes(nvmlDevice_t d, unsigned *count, struct process_info *out) {
+    nvmlReturn_t rc = check(d);
+    if (rc || !count) return rc ? rc : INVALID_ARGUMENT;
+    unsigned room = out ? *count : 0, n = 0;
+    ke_state_lock(state);
+    ke_reap(state);
+    for (int i = 0; i < KE_PROCS_MAX; i++) {
+        const struct ke_proc *p = &state->procs[i];
+        uint64_t used = p->device_bytes[d->gpu] + p->context_bytes[d->gpu];
+        if (p->pid == 0 || used == 0) continue;
+        if (n < room) out[n] = (struct process_info){(unsigned)p->pid, used, ~0u, ~0u};
+        n++;
+    }
+    ke_state_unlock(state);
+    *count = n;
+    return n > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned *count,
+                                                         struct process_info *infos) {
+    return processes(d, count, infos);
+}
+API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t d, unsigned *count,
+                                                         struct process_info *infos) {
+    return processes(d, count, infos);
+}
+
+static nvmlReturn_t none(nvmlDevice_t d, unsigned *count) {
+    return number_out(d, count, 0);
+}
+API nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t d, unsigned *count,
+                                                          struct process_info *infos) {
+    (void)infos;
+    return none(d, count);
+}
+API nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t d, unsigned *count,
+                                                            struct process_info *infos) {
+    (void)infos;
+    return none(d, count);
+}
+
+/* ---- utilisation ----------------------------------------------------------------------------------------- */
+/* Each process counts its busy time; the share is what it grew by since this reader last looked. */
+
+struct sample {
+    unsigned pid;
+    unsigned long long stamp_us;
+    unsigned sm, memory, encoder, decoder;
+};
+
+static uint64_t busy_of(const struct ke_proc *p, unsigned gpu, uint64_t now) {
+    uint64_t since = __atomic_load_n(&p->busy_since_ns[gpu], __ATOMIC_ACQUIRE);
+    return p->busy_ns[gpu] + (since && now > since ? now - since : 0);
+}
+
+static unsigned share(uint64_t busy, uint64_t time) {
+    uint64_t percent = time ? busy * 100 / time : 0;
+    return percent > 100 ? 100 : (unsigned)percent;
+}
+
+static const struct reading *read_process(nvmlDevice_t d, int slot, uint64_t now) {
+    const struct ke_proc *p = &state->procs[slot];
+    struct reading *r = &d->readings[slot];
+    uint64_t busy = busy_of(p, d->gpu, now);
+    if (r->pid != p->pid || r->start_ticks != p->start_ticks)
+        *r = (struct reading){.pid = p->pid, .start_ticks = p->start_ticks, .at_ns = p->since_ns};
+    if (now - r->at_ns < SAMPLE_NS) return r;
+    r->percent = share(busy - r->busy_ns, now - r->at_ns);
+    r->at_ns = now;
+    r->busy_ns = busy;
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    r->stamp_us = (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
+    return r;
+}
+
+API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t d, struct sample *out, unsigned *count,
+                                                 unsigned long long last_seen_us) {
+    nvmlReturn_t rc = check(d);
+    if (rc || !count) return rc ? rc : INVALID_ARGUMENT;
+    if (!out) { /* the caller asks how much room to bring */
+        *count = KE_PROCS_MAX;
+        return INSUFFICIENT_SIZE;
+    }
+    unsigned n = 0;
+    pthread_mutex_lock(&mu);
+    ke_state_lock(state);
+    ke_reap(state);
+    uint64_t now = ke_now_ns();
+    for (int i = 0; i < KE_PROCS_MAX && n < *count; i++) {
+        const struct ke_proc *p = &state->procs[i];
+        if (p->pid == 0 || p->context_bytes[d->gpu] == 0) continue;
+        const struct reading *r = read_process(d, i, now);
+        if (r->stamp_us <= last_seen_us) continue;
+        out[n++] = (struct sample){(unsigned)p->pid, r->stamp_us, r->percent, r->percent / 2, 0, 0};
+    }
+    ke_state_unlock(state);
+    pthread_mutex_unlock(&mu);
+    *count = n;
+    return n ? SUCCESS : NOT_FOUND;
+}
+
+struct utilization {
+    unsigned gpu, memory;
+};
+
+/* Of the whole GPU, whoever uses it: the busiest process's share is a lower bound, the sum of all
+ * an upper one; kernels of different processes are taken not to overlap. */
+API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, struct utilization *out) {
+    nvmlReturn_t rc = check(d);
+    if (rc || !out) return rc ? rc : INVALID_ARGUMENT;
+    pthread_mutex_lock(&mu);
+    ke_state_lock(state);
+    ke_reap(state);
+    uint64_t now = ke_now_ns(), busy = 0;
+    for (int i = 0; i < KE_PROCS_MAX; i++) {
+        if (state->procs[i].pid) busy += busy_of(&state->procs[i], d->gpu, now);
+    }
+    ke_state_unlock(state);
+    if (now - d->at_ns >= SAMPLE_NS) {
+        /* a process that ended took its count along: start anew */
+        d->percent = d->at_ns && busy >= d->busy_ns ? share(busy - d->busy_ns, now - d->at_ns) : 0;
+        d->at_ns = now;
+        d->busy_ns = busy;
+    }
+    *out = (struct utilization){d->percent, d->percent / 2};
+    pthread_mutex_unlock(&mu);
+    return SUCCESS;
+}

@@ -1,0 +1,186 @@
+/* Stream-ordered allocation.  Memory is taken when asked for and given back when the stream gets
+ * there; nothing is cached, as with the real pools' release threshold of 0. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "emu.h"
+
+#define MAGIC 0x900cu
+
+static CUresult check(CUmemoryPool p) {
+    return p && p->magic == MAGIC ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult alloc(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream handle) {
+    CUstream s;
+    CUresult rc = ke_stream_resolve(handle, &s);
+    if (rc != CUDA_SUCCESS) return rc;
+    if (!pool) pool = ke.devices[s->ctx->dev].current_pool;
+    if ((rc = check(pool)) != CUDA_SUCCESS) return rc;
+    if (size == 0 && out) { /* allowed here, unlike in cuMemAlloc */
+        *out = 0;
+        return CUDA_SUCCESS;
+    }
+    for (int attempt = 0; attempt < 2; attempt++) {
+        ke_mu_lock();
+        rc = ke_alloc(s->ctx, pool, size, out);
+        ke_mu_unlock();
+        if (rc != CUDA_ERROR_OUT_OF_MEMORY) break;
+        ke_wait_context(NULL); /* memory whose release is queued is as good as free */
+    }
+    return rc;
+}
+KE_API CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream) {
+    KE_CALL(alloc(dptr, bytesize, NULL, hStream));
+}
+KE_API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool,
+                                        CUstream hStream) {
+    KE_CALL(pool ? alloc(dptr, bytesize, pool, hStream) : CUDA_ERROR_INVALID_VALUE);
+}
+
+static CUresult run_free(CUcontext ctx, void *arg) {
+    (void)ctx;
+    ke_mu_lock();
+    ke_free(*(CUdeviceptr *)arg);
+    ke_mu_unlock();
+    return CUDA_SUCCESS;
+}
+
+static CUresult free_async(CUdeviceptr addr, CUstream handle) {
+    CUstream s;
+    if (addr == 0) return CUDA_SUCCESS;
+    CUresult rc = ke_stream_resolve(handle, &s);
+    if (rc != CUDA_SUCCESS) return rc;
+    ke_mu_lock();
+    struct ke_map *m = ke_map_at(addr);
+    bool known = m && m->addr == addr && m->ctx;
+    ke_mu_unlock();
+    return known ? ke_submit(s, run_free, &addr, sizeof addr, 0) : CUDA_ERROR_INVALID_VALUE;
+}
+KE_API CUresult cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) { KE_CALL(free_async(dptr, hStream)); }
+
+/* ---- pools ---------------------------------------------------------------------------------------- */
+
+static CUresult create(CUmemoryPool *out, const CUmemPoolProps *props) {
+    if (!out || !props) return CUDA_ERROR_INVALID_VALUE;
+    int id = props->location.id;
+    if ((int)props->location.type != CU_MEM_LOCATION_TYPE_DEVICE || props->handleTypes != 0)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (id < 0 || (unsigned)id >= ke.device_count) return CUDA_ERROR_INVALID_DEVICE;
+    CUmemoryPool p = calloc(1, sizeof *p);
+    if (!p) return CUDA_ERROR_OUT_OF_MEMORY;
+    *p = (struct CUmemPoolHandle_st){.magic = MAGIC, .dev = (unsigned)id, .reuse = {1, 1, 1}};
+    *out = p;
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps) {
+    KE_CALL(create(pool, poolProps));
+}
+
+/* Allocations may outlive the handle: the struct stays for their sake. */
+static CUresult destroy(CUmemoryPool p) {
+    CUresult rc = check(p);
+    if (rc != CUDA_SUCCESS || p->is_default) return CUDA_ERROR_INVALID_VALUE;
+    struct ke_device *d = &ke.devices[p->dev];
+    if (d->current_pool == p) d->current_pool = &d->default_pool;
+    p->magic = 0;
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuMemPoolDestroy(CUmemoryPool pool) { KE_CALL(destroy(pool)); }
+
+enum { DEFAULT_POOL, CURRENT_POOL };
+
+static CUresult device_pool(CUmemoryPool *out, CUdevice dev, int which) {
+    if (!out) return CUDA_ERROR_INVALID_VALUE;
+    if (dev < 0 || (unsigned)dev >= ke.device_count) return CUDA_ERROR_INVALID_DEVICE;
+    struct ke_device *d = &ke.devices[dev];
+    *out = which == DEFAULT_POOL ? &d->default_pool : d->current_pool;
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev) {
+    KE_CALL(device_pool(pool_out, dev, DEFAULT_POOL));
+}
+KE_API CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev) {
+    KE_CALL(device_pool(pool, dev, CURRENT_POOL));
+}
+
+static CUresult located_pool(CUmemoryPool *out, const CUmemLocation *where, CUmemAllocationType type,
+                             int which) {
+    if (!where) return CUDA_ERROR_INVALID_VALUE;
+    if ((int)where->type != CU_MEM_LOCATION_TYPE_DEVICE || (int)type != CU_MEM_ALLOCATION_TYPE_PINNED)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return device_pool(out, where->id, which);
+}
+KE_API CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location,
+                                       CUmemAllocationType type) {
+    KE_CALL(located_pool(pool_out, location, type, DEFAULT_POOL));
+}
+KE_API CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type) {
+    KE_CALL(located_pool(pool, location, type, CURRENT_POOL));
+}
+
+static CUresult set_pool(CUdevice dev, CUmemoryPool p) {
+    if (dev < 0 || (unsigned)dev >= ke.device_count) return CUDA_ERROR_INVALID_DEVICE;
+    if (check(p) != CUDA_SUCCESS || p->dev != (unsigned)dev) return CUDA_ERROR_INVALID_VALUE;
+    ke.devices[dev].current_pool = p;
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) { KE_CALL(set_pool(dev, pool)); }
+
+static CUresult trim(CUmemoryPool p) { return check(p); } /* nothing is cached */
+KE_API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep) {
+    (void)minBytesToKeep;
+    KE_CALL(trim(pool));
+}
+
+static CUresult get_attribute(CUmemoryPool p, int what, void *out) {
+    if (check(p) != CUDA_SUCCESS || !out) return CUDA_ERROR_INVALID_VALUE;
+    if (what >= CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES &&
+        what <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES)
+        *(int *)out = p->reuse[what - 1];
+    else if (what == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+        *(cuuint64_t *)out = p->release_threshold;
+    else if (what >= CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT && what <= CU_MEMPOOL_ATTR_USED_MEM_HIGH)
+        *(cuuint64_t *)out = what % 2 ? p->used : p->used_high; /* current ones are odd */
+    else
+        return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value) {
+    KE_CALL(get_attribute(pool, (int)attr, value));
+}
+
+static CUresult set_attribute(CUmemoryPool p, int what, const void *value) {
+    if (check(p) != CUDA_SUCCESS || !value) return CUDA_ERROR_INVALID_VALUE;
+    if (what >= CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES &&
+        what <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES)
+        p->reuse[what - 1] = *(const int *)value;
+    else if (what == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+        p->release_threshold = *(const cuuint64_t *)value;
+    else if (what == CU_MEMPOOL_ATTR_USED_MEM_HIGH || what == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT + 1)
+        p->used_high = p->used; /* only a reset is allowed */
+    else
+        return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value) {
+    KE_CALL(set_attribute(pool, (int)attr, value));
+}
+
+static CUresult set_access(CUmemoryPool p, const CUmemAccessDesc *map, size_t count) {
+    if (check(p) != CUDA_SUCCESS || (count && !map)) return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS; /* the devices share one address space */
+}
+KE_API CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count) {
+    KE_CALL(set_access(pool, map, count));
+}
+
+static CUresult get_access(CUmemAccess_flags *flags, CUmemoryPool p, const CUmemLocation *where) {
+    if (!flags || !where || check(p) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
+    *flags = (unsigned)where->id == p->dev ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                                           : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool memPool, CUmemLocation *location) {
+    KE_CALL(get_access(flags, memPool, location));
+}

@@ -1,0 +1,249 @@
+/* The shared state file: mapping it, its lock, the books, faults.  Used by libcuda and by NVML. */
+#define _GNU_SOURCE
+#include "state.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static pthread_mutex_t once_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ke_state *mapped;
+static char *mapped_path;
+
+uint64_t ke_now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void ke_sleep_ns(uint64_t ns) {
+    struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    while (nanosleep(&t, &t) == -1 && errno == EINTR) {
+    }
+}
+
+/* ---- processes ---------------------------------------------------------------------------- */
+
+int ke_process_start(int pid, uint64_t *start_ticks) {
+    char path[64], text[1024];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return -1;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (n <= 0) return -1;
+    text[n] = 0;
+    char *p = strrchr(text, ')'); /* the command name may hold blanks and brackets */
+    if (!p || p[1] == 0) return -1;
+    char run = p[2];
+    if (run == 'Z' || run == 'X') return -1; /* killed, its parent has not looked yet */
+    p += 2;
+    for (int field = 3; field < 22; field++) {
+        p = strchr(p, ' ');
+        if (!p) return -1;
+        p++;
+    }
+    *start_ticks = strtoull(p, NULL, 10);
+    return 0;
+}
+
+int ke_process_leader(int tid) {
+    char path[64], line[256];
+    snprintf(path, sizeof path, "/proc/%d/status", tid);
+    FILE *f = fopen(path, "re");
+    if (!f) return -1;
+    int leader = -1;
+    while (fgets(line, sizeof line, f)) {
+        if (sscanf(line, "Tgid: %d", &leader) == 1) break;
+    }
+    fclose(f);
+    return leader;
+}
+
+static int alive(const struct ke_proc *p) {
+    uint64_t ticks;
+    return ke_process_start(p->pid, &ticks) == 0 && ticks == p->start_ticks;
+}
+
+/* ---- mapping the file ----------------------------------------------------------------------- */
+
+/* Only the first process on the machine makes the mutex; flock keeps the others waiting, and is
+ * given up by the kernel should that first process die in between. */
+static int make_mutex(struct ke_state *s, int fd) {
+    if (flock(fd, LOCK_EX) != 0) return -1;
+    if (!__atomic_load_n(&s->mutex_ready, __ATOMIC_ACQUIRE)) {
+        pthread_mutexattr_t a;
+        pthread_mutexattr_init(&a);
+        pthread_mutexattr_setpshared(&a, PTHREAD_PROCESS_SHARED);
+        pthread_mutexattr_setrobust(&a, PTHREAD_MUTEX_ROBUST);
+        pthread_mutex_init(&s->lock.mutex, &a);
+        pthread_mutexattr_destroy(&a);
+        __atomic_store_n(&s->mutex_ready, 1u, __ATOMIC_RELEASE);
+    }
+    flock(fd, LOCK_UN);
+    return 0;
+}
+
+static struct ke_state *map_file(const char *path, const char **why) {
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0) {
+        *why = "the file named by KIWI_EMULATOR_STATE cannot be opened for reading and writing";
+        return NULL;
+    }
+    struct stat st;
+    struct ke_state *s = MAP_FAILED;
+    if (fstat(fd, &st) == 0 && st.st_size >= (off_t)sizeof *s)
+        s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (s == MAP_FAILED || memcmp(s->magic, KE_MAGIC, 8) != 0 || s->layout != KE_LAYOUT ||
+        s->gpu_count > KE_GPUS_MAX) {
+        *why = "the file named by KIWI_EMULATOR_STATE is not a state file of this emulator version";
+    } else if (make_mutex(s, fd) != 0) {
+        *why = "the file named by KIWI_EMULATOR_STATE cannot be locked";
+    } else {
+        close(fd);
+        return s;
+    }
+    if (s != MAP_FAILED) munmap(s, sizeof *s);
+    close(fd);
+    return NULL;
+}
+
+struct ke_state *ke_state_get(const char **why) {
+    static const char *ignored;
+    if (!why) why = &ignored;
+    pthread_mutex_lock(&once_lock);
+    if (!mapped) {
+        const char *path = getenv("KIWI_EMULATOR_STATE");
+        if (!path || !*path)
+            *why = "KIWI_EMULATOR_STATE is not set; it must name the emulator's state file";
+        else if ((mapped = map_file(path, why)))
+            mapped_path = strdup(path);
+    }
+    struct ke_state *s = mapped;
+    pthread_mutex_unlock(&once_lock);
+    return s;
+}
+
+const char *ke_state_path(void) { return mapped_path ? mapped_path : ""; }
+
+/* ---- the lock and the books ----------------------------------------------------------------- */
+
+void ke_state_lock(struct ke_state *s) {
+    int rc = pthread_mutex_lock(&s->lock.mutex);
+    if (rc == EOWNERDEAD) { /* the holder was killed: its slot is reaped like any dead one's */
+        if (s->write_seq & 1) s->write_seq++;
+        pthread_mutex_consistent(&s->lock.mutex);
+    } else if (rc != 0) {
+        fprintf(stderr, "kiwi emulated driver: the state file's lock is broken (%s)\n", strerror(rc));
+        abort();
+    }
+    __atomic_add_fetch(&s->write_seq, 1, __ATOMIC_ACQ_REL);
+}
+
+void ke_state_unlock(struct ke_state *s) {
+    __atomic_add_fetch(&s->write_seq, 1, __ATOMIC_ACQ_REL);
+    pthread_mutex_unlock(&s->lock.mutex);
+}
+
+struct ke_proc *ke_proc_register(struct ke_state *s) {
+    uint64_t ticks = 0;
+    struct ke_proc *p = NULL;
+    ke_process_start(getpid(), &ticks);
+    ke_state_lock(s);
+    ke_reap(s);
+    for (int i = 0; i < KE_PROCS_MAX && !p; i++) {
+        if (s->procs[i].pid == 0) p = &s->procs[i];
+    }
+    if (p) {
+        memset(p, 0, sizeof *p);
+        p->start_ticks = ticks;
+        p->since_ns = ke_now_ns();
+        p->pid = getpid(); /* last: a slot with a pid is complete */
+    }
+    ke_state_unlock(s);
+    return p;
+}
+
+void ke_proc_unregister(struct ke_state *s, struct ke_proc *p) {
+    ke_state_lock(s);
+    if (p->pid == getpid()) memset(p, 0, sizeof *p);
+    ke_state_unlock(s);
+}
+
+void ke_reap(struct ke_state *s) {
+    for (int i = 0; i < KE_PROCS_MAX; i++) {
+        struct ke_proc *p = &s->procs[i];
+        if (p->pid && !alive(p)) memset(p, 0, sizeof *p);
+    }
+}
+
+struct ke_proc *ke_proc_find(struct ke_state *s, int pid) {
+    for (int i = 0; i < KE_PROCS_MAX; i++) {
+        if (s->procs[i].pid == pid && alive(&s->procs[i])) return &s->procs[i];
+    }
+    return NULL;
+}
+
+uint64_t ke_gpu_used(const struct ke_state *s, unsigned gpu) {
+    uint64_t used = 0;
+    for (int i = 0; i < KE_PROCS_MAX; i++) {
+        if (s->procs[i].pid) used += s->procs[i].device_bytes[gpu] + s->procs[i].context_bytes[gpu];
+    }
+    return used;
+}
+
+int ke_charge(struct ke_state *s, struct ke_proc *p, unsigned gpu, int64_t device_delta,
+              int64_t context_delta) {
+    int rc = 0;
+    int64_t want = device_delta + context_delta;
+    uint64_t total = s->gpus[gpu].total_bytes;
+    ke_state_lock(s);
+    if (want > 0 && ke_gpu_used(s, gpu) + (uint64_t)want > total) {
+        ke_reap(s); /* reads /proc once per process: only when it can matter */
+        if (ke_gpu_used(s, gpu) + (uint64_t)want > total) rc = -1;
+    }
+    if (rc == 0) {
+        p->device_bytes[gpu] += (uint64_t)device_delta;
+        p->context_bytes[gpu] += (uint64_t)context_delta;
+    }
+    ke_state_unlock(s);
+    return rc;
+}
+
+/* ---- faults --------------------------------------------------------------------------------- */
+
+struct ke_fault *ke_fault_take(struct ke_state *s, enum ke_fault_kind kind, int pid, enum ke_op op) {
+    struct ke_fault *taken = NULL;
+    ke_state_lock(s);
+    for (int i = 0; i < KE_FAULTS_MAX && !taken; i++) {
+        struct ke_fault *f = &s->faults[i];
+        if (__atomic_load_n(&f->kind, __ATOMIC_ACQUIRE) != (uint32_t)kind || f->count == 0) continue;
+        if (f->pid != 0 && f->pid != pid) continue;
+        if (kind == KE_FAULT_HANG && f->op != KE_OP_ANY && f->op != (uint32_t)op) continue;
+        if (f->count > 0) f->count--;
+        f->hits++;
+        if (kind == KE_FAULT_HANG) f->in_progress++;
+        taken = f;
+    }
+    ke_state_unlock(s);
+    return taken;
+}
+
+void ke_fault_hang(struct ke_state *s, int pid, enum ke_op op) {
+    struct ke_fault *f = ke_fault_take(s, KE_FAULT_HANG, pid, op);
+    if (!f) return;
+    uint64_t duration = f->duration_ns, start = ke_now_ns();
+    while (__atomic_load_n(&f->kind, __ATOMIC_ACQUIRE) == KE_FAULT_HANG &&
+           (duration == 0 || ke_now_ns() - start < duration))
+        ke_sleep_ns(10000000);
+    ke_state_lock(s);
+    if (f->in_progress) f->in_progress--;
+    ke_state_unlock(s);
+}

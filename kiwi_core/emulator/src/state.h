@@ -1,0 +1,129 @@
+/* The one file that every process on an emulated machine shares: GPUs, who holds what, faults.
+ *
+ * The layout is mirrored by kiwi_core/emulator/_state.py (tests compare the two); all fields have
+ * a fixed width and natural alignment.  What a process holds stands only in its own slot: sums are
+ * formed when somebody looks, so that a process killed in mid-update can leave nothing to mend.
+ */
+#ifndef KIWI_STATE_H
+#define KIWI_STATE_H
+
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define KE_MAGIC "KIWIEMU1"
+#define KE_LAYOUT 1u
+#define KE_GPUS_MAX 16   /* as many as one machine commonly holds */
+#define KE_PROCS_MAX 256 /* processes with CUDA initialised at the same time, per emulated machine */
+#define KE_FAULTS_MAX 64
+#define KE_NAME_MAX 96
+#define KE_MUTEX_BYTES 64 /* room for a pthread_mutex_t on every architecture */
+
+/* Since this driver version a process under way says CHECKPOINTING / RESTORING. */
+#define KE_DRIVER_WITH_TRANSIENT_STATES 13040u
+
+enum ke_fault_kind {
+    KE_FAULT_NONE = 0,
+    KE_FAULT_LOCK_TIMEOUT = 1,
+    KE_FAULT_CHECKPOINT_FAIL = 2,
+    KE_FAULT_RESTORE_FAIL = 3,
+    KE_FAULT_RESTORE_OOM = 4,
+    KE_FAULT_HANG = 5,
+};
+
+enum ke_op { /* operations that can be made to hang, and requests on the control socket */
+    KE_OP_ANY = 0,
+    KE_OP_LOCK = 1,
+    KE_OP_CHECKPOINT = 2,
+    KE_OP_RESTORE = 3,
+    KE_OP_UNLOCK = 4,
+    KE_OP_GET_STATE = 5,
+    KE_OP_RESTORE_TID = 6,
+};
+
+enum ke_process_state {
+    KE_RUNNING = 0,
+    KE_LOCKED = 1,
+    KE_CHECKPOINTED = 2,
+    KE_FAILED = 3,
+    KE_CHECKPOINTING = 4,
+    KE_RESTORING = 5,
+};
+
+struct ke_gpu {
+    uint8_t uuid[16];
+    char name[KE_NAME_MAX];
+    uint64_t total_bytes;
+    uint64_t reserved;
+};
+
+struct ke_proc {
+    int32_t pid; /* 0: the slot is free */
+    uint32_t state;
+    uint64_t start_ticks; /* field 22 of /proc/pid/stat: tells a reused pid apart */
+    uint64_t since_ns;    /* CLOCK_MONOTONIC when CUDA was initialised */
+    uint32_t checkpoints, restores;
+    uint64_t device_bytes[KE_GPUS_MAX];
+    uint64_t context_bytes[KE_GPUS_MAX];
+    uint64_t busy_ns[KE_GPUS_MAX];       /* kernels' time, finished busy periods */
+    uint64_t busy_since_ns[KE_GPUS_MAX]; /* start of the current busy period, 0: idle */
+    uint64_t parked_bytes[KE_GPUS_MAX];  /* device bytes while checkpointed */
+};
+
+struct ke_fault {
+    uint32_t kind; /* written last when set, zeroed when cleared */
+    int32_t pid;   /* the target, 0: any */
+    int32_t count; /* how many operations it still hits, -1: until cleared */
+    uint32_t op;   /* KE_FAULT_HANG only */
+    uint64_t duration_ns;
+    uint32_t hits;
+    uint32_t in_progress; /* operations hanging in this slot now */
+};
+
+struct ke_state {
+    char magic[8];
+    uint32_t layout, gpu_count;
+    uint32_t driver_version;
+    uint32_t mutex_ready;
+    uint64_t context_bytes;    /* what one context costs */
+    uint64_t copy_bytes_per_s; /* 0: as fast as memory */
+    uint64_t write_seq;        /* odd while a slot is being changed */
+    union {
+        pthread_mutex_t mutex;
+        char room[KE_MUTEX_BYTES];
+    } lock;
+    struct ke_gpu gpus[KE_GPUS_MAX];
+    struct ke_fault faults[KE_FAULTS_MAX];
+    struct ke_proc procs[KE_PROCS_MAX];
+};
+
+/* Maps the file named by KIWI_EMULATOR_STATE, once per process.  NULL: *why says what is wrong. */
+struct ke_state *ke_state_get(const char **why);
+const char *ke_state_path(void);
+
+/* The shared lock.  A holder that died leaves nothing half done but write_seq, which is mended. */
+void ke_state_lock(struct ke_state *s);
+void ke_state_unlock(struct ke_state *s);
+
+struct ke_proc *ke_proc_register(struct ke_state *s);   /* NULL: the table is full */
+void ke_proc_unregister(struct ke_state *s, struct ke_proc *p);
+void ke_reap(struct ke_state *s);                       /* lock held: frees the slots of the dead */
+struct ke_proc *ke_proc_find(struct ke_state *s, int pid); /* lock held; live ones only */
+uint64_t ke_gpu_used(const struct ke_state *s, unsigned gpu); /* lock held */
+
+/* Takes (or with a negative delta gives back) bytes of a GPU.  0, or -1 if they do not fit. */
+int ke_charge(struct ke_state *s, struct ke_proc *p, unsigned gpu, int64_t device_delta,
+              int64_t context_delta);
+
+/* Uses up one count of a matching fault and returns its slot; NULL: none is set. */
+struct ke_fault *ke_fault_take(struct ke_state *s, enum ke_fault_kind kind, int pid, enum ke_op op);
+/* Stays for as long as a HANG set for this operation lasts or until it is cleared. */
+void ke_fault_hang(struct ke_state *s, int pid, enum ke_op op);
+
+uint64_t ke_now_ns(void);
+void ke_sleep_ns(uint64_t ns);
+int ke_process_start(int pid, uint64_t *start_ticks); /* -1: no such live process */
+int ke_process_leader(int tid);                       /* the process of a thread id; -1: none */
+
+#endif

@@ -1,0 +1,361 @@
+/* Streams: a queue and a worker thread each.  Order between streams is by (stream, sequence). */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "emu.h"
+
+#define MAGIC 0x57BEA000u
+#define THREAD_STACK (256u << 10)
+
+struct ke_job {
+    struct ke_job *next;
+    ke_job_fn fn;
+    unsigned flags;
+    size_t dep_count;
+    struct ke_dep *deps;
+    _Alignas(16) char arg[];
+};
+
+static __thread CUstream per_thread;
+
+/* ---- the worker -------------------------------------------------------------------------------- */
+
+static bool ready(const struct ke_job *j) {
+    for (size_t i = 0; i < j->dep_count; i++) {
+        if (j->deps[i].stream->completed < j->deps[i].seq) return false;
+    }
+    return true;
+}
+
+static void busy(CUcontext ctx, int change) { /* keeps the GPU's busy time, for NVML */
+    struct ke_device *d = &ke.devices[ctx->dev];
+    uint64_t now = ke_now_ns(), *since = &ke.slot->busy_since_ns[d->gpu];
+    if (change > 0 && d->busy++ == 0) __atomic_store_n(since, now, __ATOMIC_RELEASE);
+    if (change < 0 && --d->busy == 0) {
+        ke.slot->busy_ns[d->gpu] += now - *since;
+        __atomic_store_n(since, 0, __ATOMIC_RELEASE);
+    }
+}
+
+static void *work(void *arg) {
+    CUstream s = arg;
+    pthread_mutex_lock(&ke.mu);
+    for (;;) {
+        struct ke_job *j = s->head;
+        if (!j) {
+            pthread_cond_wait(&s->more, &ke.mu);
+            continue;
+        }
+        while (!ready(j)) pthread_cond_wait(&ke.done, &ke.mu);
+        CUresult rc = CUDA_SUCCESS;
+        if (j->fn) {
+            if (j->flags & KE_JOB_KERNEL) busy(s->ctx, 1);
+            pthread_mutex_unlock(&ke.mu);
+            rc = j->fn(s->ctx, j->arg);
+            pthread_mutex_lock(&ke.mu);
+            if (j->flags & KE_JOB_KERNEL) busy(s->ctx, -1);
+        }
+        if (rc != CUDA_SUCCESS && s->ctx->error == CUDA_SUCCESS) s->ctx->error = rc;
+        s->head = j->next;
+        if (!s->head) s->tail = NULL;
+        s->completed++;
+        ke.pending--;
+        free(j->deps);
+        free(j);
+        pthread_cond_broadcast(&ke.done);
+    }
+    return NULL;
+}
+
+static CUresult start_worker(CUstream s) { /* signals stay with the program's own threads */
+    pthread_attr_t a;
+    pthread_t thread;
+    sigset_t all, old;
+    pthread_attr_init(&a);
+    pthread_attr_setstacksize(&a, THREAD_STACK);
+    pthread_attr_setdetachstate(&a, PTHREAD_CREATE_DETACHED);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int rc = pthread_create(&thread, &a, work, s);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&a);
+    s->started = rc == 0;
+    return rc == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* ---- order ------------------------------------------------------------------------------------- */
+
+/* The legacy default stream waits for all blocking streams of its context, and they for it. */
+static size_t implied_deps(CUstream s, struct ke_dep *out) {
+    size_t n = 0;
+    CUstream null = s->ctx->null_stream;
+    if (s->flags & CU_STREAM_NON_BLOCKING) return 0;
+    for (CUstream o = ke.streams; o; o = o->next) {
+        bool related = s == null ? o->alive && o->ctx == s->ctx && !(o->flags & CU_STREAM_NON_BLOCKING)
+                                 : o == null;
+        if (!related || o == s || o->completed >= o->submitted) continue;
+        if (out) out[n] = (struct ke_dep){o, o->submitted};
+        n++;
+    }
+    return n;
+}
+
+static CUresult enqueue(CUstream s, ke_job_fn fn, const void *arg, size_t size, unsigned flags,
+                        const struct ke_dep *extra) {
+    struct ke_job *j = malloc(sizeof *j + size);
+    if (!j) return CUDA_ERROR_OUT_OF_MEMORY;
+    *j = (struct ke_job){.fn = fn, .flags = flags};
+    if (size) memcpy(j->arg, arg, size);
+    size_t n = implied_deps(s, NULL) + (extra != NULL);
+    CUresult rc = CUDA_SUCCESS;
+    if (n) {
+        j->deps = calloc(n, sizeof *j->deps);
+        if (j->deps) j->dep_count = implied_deps(s, j->deps);
+        else rc = CUDA_ERROR_OUT_OF_MEMORY;
+        if (j->deps && extra) j->deps[j->dep_count++] = *extra;
+    }
+    if (rc == CUDA_SUCCESS && !s->started) rc = start_worker(s);
+    if (rc != CUDA_SUCCESS) {
+        free(j->deps);
+        free(j);
+        return rc;
+    }
+    if (s->tail) s->tail->next = j;
+    else s->head = j;
+    s->tail = j;
+    s->submitted++;
+    ke.pending++;
+    pthread_cond_signal(&s->more);
+    return CUDA_SUCCESS;
+}
+
+CUresult ke_submit(CUstream s, ke_job_fn fn, const void *arg, size_t size, unsigned flags) {
+    ke_mu_lock();
+    CUresult rc = s->ctx->error ? s->ctx->error : enqueue(s, fn, arg, size, flags, NULL);
+    ke_mu_unlock();
+    return rc;
+}
+
+CUresult ke_submit_after(CUstream s, struct ke_dep dep) {
+    ke_mu_lock();
+    CUresult rc = dep.stream->completed >= dep.seq ? CUDA_SUCCESS : enqueue(s, NULL, NULL, 0, 0, &dep);
+    ke_mu_unlock();
+    return rc;
+}
+
+static void wait_for(struct ke_dep d) { /* ke.mu held */
+    while (d.stream->completed < d.seq) pthread_cond_wait(&ke.done, &ke.mu);
+}
+
+CUresult ke_wait_stream(CUstream s) {
+    ke_mu_lock();
+    size_t n = implied_deps(s, NULL);
+    struct ke_dep *deps = s == s->ctx->null_stream && n ? calloc(n, sizeof *deps) : NULL;
+    n = deps ? implied_deps(s, deps) : 0;
+    wait_for((struct ke_dep){s, s->submitted});
+    for (size_t i = 0; i < n; i++) wait_for(deps[i]);
+    CUresult rc = s->ctx->error;
+    ke_mu_unlock();
+    free(deps);
+    return rc;
+}
+
+CUresult ke_wait_default(CUcontext ctx) { return ke_wait_stream(ctx->null_stream); }
+
+void ke_wait_context(CUcontext ctx) {
+    ke_mu_lock();
+    for (CUstream s = ke.streams; s; s = s->next) {
+        if (!ctx || s->ctx == ctx) wait_for((struct ke_dep){s, s->submitted});
+    }
+    ke_mu_unlock();
+}
+
+/* ---- handles ----------------------------------------------------------------------------------- */
+
+/* Structs are used again but never freed: a (stream, sequence) pair stays meaningful for ever. */
+CUresult ke_stream_new(CUcontext ctx, unsigned flags, int priority, CUstream *out) {
+    CUstream s = ke.streams;
+    while (s && (s->alive || s->head)) s = s->next;
+    if (!s) {
+        s = calloc(1, sizeof *s);
+        if (!s) return CUDA_ERROR_OUT_OF_MEMORY;
+        pthread_cond_init(&s->more, NULL);
+        s->magic = MAGIC;
+        s->next = ke.streams;
+        ke.streams = s;
+    }
+    s->alive = true;
+    s->ctx = ctx;
+    s->flags = flags;
+    s->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
+    s->id = ++ke.next_id;
+    *out = s;
+    return CUDA_SUCCESS;
+}
+
+void ke_streams_end(CUcontext ctx) {
+    for (CUstream s = ke.streams; s; s = s->next) {
+        if (s->ctx == ctx) s->alive = false;
+    }
+}
+
+static CUresult thread_stream(CUcontext ctx, CUstream *out) {
+    CUresult rc = CUDA_SUCCESS;
+    ke_mu_lock();
+    if (!per_thread || !per_thread->alive || per_thread->ctx != ctx)
+        rc = ke_stream_new(ctx, 0, 0, &per_thread);
+    ke_mu_unlock();
+    *out = per_thread;
+    return rc;
+}
+
+CUresult ke_stream_resolve(CUstream handle, CUstream *out) {
+    CUcontext ctx;
+    if (handle == NULL || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
+        CUresult rc = ke_current(&ctx);
+        if (rc != CUDA_SUCCESS) return rc;
+        *out = ctx->null_stream;
+        return handle == CU_STREAM_PER_THREAD ? thread_stream(ctx, out) : CUDA_SUCCESS;
+    }
+    ke_mu_lock();
+    CUstream s = ke.streams;
+    while (s && s != handle) s = s->next;
+    CUresult rc = s && s->alive ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    ke_mu_unlock();
+    *out = s;
+    return rc;
+}
+
+static CUresult create(CUstream *out, unsigned flags, int priority) {
+    CUcontext ctx;
+    if (!out || flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = ke_current(&ctx);
+    if (rc != CUDA_SUCCESS) return rc;
+    ke_mu_lock();
+    rc = ke_stream_new(ctx, flags, priority, out);
+    ke_mu_unlock();
+    return rc;
+}
+KE_API CUresult cuStreamCreate(CUstream *phStream, unsigned int Flags) {
+    KE_CALL(create(phStream, Flags, 0));
+}
+KE_API CUresult cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int priority) {
+    KE_CALL(create(phStream, flags, priority));
+}
+
+/* Work already submitted still runs, as with the real one. */
+static CUresult destroy(CUstream handle) {
+    CUstream s;
+    if ((uintptr_t)handle <= 2) return CUDA_ERROR_INVALID_HANDLE;
+    CUresult rc = ke_stream_resolve(handle, &s);
+    if (rc != CUDA_SUCCESS) return rc;
+    ke_mu_lock();
+    s->alive = false;
+    ke_mu_unlock();
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuStreamDestroy_v2(CUstream hStream) { KE_CALL(destroy(hStream)); }
+
+static CUresult synchronize(CUstream handle) {
+    CUstream s;
+    CUresult rc = ke_stream_resolve(handle, &s);
+    return rc == CUDA_SUCCESS ? ke_wait_stream(s) : rc;
+}
+KE_API CUresult cuStreamSynchronize(CUstream hStream) { KE_CALL(synchronize(hStream)); }
+
+static CUresult query(CUstream handle) {
+    CUstream s;
+    CUresult rc = ke_stream_resolve(handle, &s);
+    if (rc != CUDA_SUCCESS) return rc;
+    ke_mu_lock();
+    rc = s->completed < s->submitted || (s == s->ctx->null_stream && implied_deps(s, NULL))
+             ? CUDA_ERROR_NOT_READY
+             : s->ctx->error;
+    ke_mu_unlock();
+    return rc;
+}
+KE_API CUresult cuStreamQuery(CUstream hStream) { KE_CALL(query(hStream)); }
+
+/* ---- host functions ------------------------------------------------------------------------------ */
+
+struct callback {
+    CUhostFn fn;
+    CUstreamCallback with_status;
+    CUstream handle;
+    void *data;
+};
+
+static CUresult run_callback(CUcontext ctx, void *arg) {
+    struct callback *c = arg;
+    ke_in_callback = true;
+    if (c->fn) c->fn(c->data);
+    else c->with_status(c->handle, ctx->error, c->data);
+    ke_in_callback = false;
+    return CUDA_SUCCESS;
+}
+
+static CUresult host_function(CUstream handle, struct callback c) {
+    CUstream s;
+    if (!c.fn && !c.with_status) return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = ke_stream_resolve(handle, &s);
+    return rc == CUDA_SUCCESS ? ke_submit(s, run_callback, &c, sizeof c, 0) : rc;
+}
+KE_API CUresult cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void *userData) {
+    KE_CALL(host_function(hStream, (struct callback){.fn = fn, .data = userData}));
+}
+KE_API CUresult cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void *userData,
+                                    unsigned int flags) {
+    (void)flags;
+    KE_CALL(host_function(hStream, (struct callback){NULL, callback, hStream, userData}));
+}
+
+/* ---- questions ----------------------------------------------------------------------------------- */
+
+enum question { Q_PRIORITY, Q_FLAGS, Q_DEVICE, Q_ID, Q_CTX };
+
+static CUresult ask(CUstream handle, enum question q, void *out) {
+    CUstream s;
+    if (!out) return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = ke_stream_resolve(handle, &s);
+    if (rc != CUDA_SUCCESS) return rc;
+    switch (q) {
+    case Q_PRIORITY: *(int *)out = s->priority; break;
+    case Q_FLAGS: *(unsigned *)out = s->flags; break;
+    case Q_DEVICE: *(CUdevice *)out = (CUdevice)s->ctx->dev; break;
+    case Q_ID: *(unsigned long long *)out = s->id; break;
+    case Q_CTX: *(CUcontext *)out = s->ctx; break;
+    }
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuStreamGetPriority(CUstream hStream, int *priority) {
+    KE_CALL(ask(hStream, Q_PRIORITY, priority));
+}
+KE_API CUresult cuStreamGetFlags(CUstream hStream, unsigned int *flags) {
+    KE_CALL(ask(hStream, Q_FLAGS, flags));
+}
+KE_API CUresult cuStreamGetDevice(CUstream hStream, CUdevice *device) {
+    KE_CALL(ask(hStream, Q_DEVICE, device));
+}
+KE_API CUresult cuStreamGetId(CUstream hStream, unsigned long long *streamId) {
+    KE_CALL(ask(hStream, Q_ID, streamId));
+}
+KE_API CUresult cuStreamGetCtx(CUstream hStream, CUcontext *pctx) { KE_CALL(ask(hStream, Q_CTX, pctx)); }
+KE_API CUresult cuStreamGetCtx_v2(CUstream hStream, CUcontext *pCtx, CUgreenCtx *pGreenCtx) {
+    if (pGreenCtx) *pGreenCtx = NULL;
+    KE_CALL(ask(hStream, Q_CTX, pCtx));
+}
+
+/* Stream capture is not emulated: no stream is ever capturing. */
+static CUresult capturing(CUstream handle, CUstreamCaptureStatus *status) {
+    CUstream s;
+    if (!status) return CUDA_ERROR_INVALID_VALUE;
+    *status = 0;
+    return ke_stream_resolve(handle, &s);
+}
+KE_API CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *captureStatus) {
+    KE_CALL(capturing(hStream, captureStatus));
+}
+KE_API CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
+    KE_CALL(mode ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}

@@ -1,0 +1,137 @@
+/* cuGetProcAddress, and the names of results.  Knows entry points only as addresses. */
+#define _GNU_SOURCE
+#include <ctype.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#define API __attribute__((visibility("default")))
+
+enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_FOUND = 500 };
+enum { FOUND = 0, NO_SUCH_SYMBOL = 1, VERSION_NOT_SUFFICIENT = 2 };
+
+#define E(name, version, symbol) extern void symbol(void);
+#include "entries.def"
+#undef E
+
+API int cuDriverGetVersion(int *version);
+API int cuGetErrorName(int error, const char **text);
+API int cuGetErrorString(int error, const char **text);
+API int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, unsigned long long flags,
+                            int *status);
+
+static const struct {
+    const char *name;
+    int since;
+    void (*address)(void);
+} entries[] = {
+#define E(name, version, symbol) {name, version, symbol},
+#include "entries.def"
+#undef E
+    /* these are called or defined in this file, so that their types matter */
+    {"cuDriverGetVersion", 2020, (void (*)(void))cuDriverGetVersion},
+    {"cuGetErrorName", 6000, (void (*)(void))cuGetErrorName},
+    {"cuGetErrorString", 6000, (void (*)(void))cuGetErrorString},
+    {"cuGetProcAddress", 12000, (void (*)(void))cuGetProcAddress_v2},
+};
+
+/* The newest form that is not newer than the version asked for (nor than the driver claims to be). */
+API int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, unsigned long long flags,
+                            int *status) {
+    int driver = 0, best = -1, found = NO_SUCH_SYMBOL;
+    (void)flags; /* per-thread default stream variants are not emulated */
+    if (!symbol || !pfn) return INVALID_VALUE;
+    cuDriverGetVersion(&driver);
+    if (version > driver) version = driver;
+    for (int i = 0; i < (int)(sizeof entries / sizeof *entries); i++) {
+        if (strcmp(entries[i].name, symbol) != 0) continue;
+        if (entries[i].since > version) {
+            if (best < 0) found = VERSION_NOT_SUFFICIENT;
+        } else if (best < 0 || entries[i].since > entries[best].since) {
+            best = i;
+            found = FOUND;
+        }
+    }
+    *pfn = NULL;
+    if (best >= 0) memcpy(pfn, &entries[best].address, sizeof *pfn);
+    if (status) *status = found;
+    return found == FOUND ? SUCCESS : NOT_FOUND;
+}
+
+/* ---- names of results ---------------------------------------------------------------------------- */
+
+static const struct {
+    int code;
+    const char *name; /* without "CUDA_" */
+} results[] = {
+    {0, "SUCCESS"}, {1, "ERROR_INVALID_VALUE"}, {2, "ERROR_OUT_OF_MEMORY"}, {3, "ERROR_NOT_INITIALIZED"},
+    {4, "ERROR_DEINITIALIZED"}, {5, "ERROR_PROFILER_DISABLED"}, {6, "ERROR_PROFILER_NOT_INITIALIZED"},
+    {7, "ERROR_PROFILER_ALREADY_STARTED"}, {8, "ERROR_PROFILER_ALREADY_STOPPED"},
+    {34, "ERROR_STUB_LIBRARY"}, {36, "ERROR_CALL_REQUIRES_NEWER_DRIVER"}, {46, "ERROR_DEVICE_UNAVAILABLE"},
+    {100, "ERROR_NO_DEVICE"}, {101, "ERROR_INVALID_DEVICE"}, {102, "ERROR_DEVICE_NOT_LICENSED"},
+    {200, "ERROR_INVALID_IMAGE"}, {201, "ERROR_INVALID_CONTEXT"}, {202, "ERROR_CONTEXT_ALREADY_CURRENT"},
+    {205, "ERROR_MAP_FAILED"}, {206, "ERROR_UNMAP_FAILED"}, {207, "ERROR_ARRAY_IS_MAPPED"},
+    {208, "ERROR_ALREADY_MAPPED"}, {209, "ERROR_NO_BINARY_FOR_GPU"}, {210, "ERROR_ALREADY_ACQUIRED"},
+    {211, "ERROR_NOT_MAPPED"}, {212, "ERROR_NOT_MAPPED_AS_ARRAY"}, {213, "ERROR_NOT_MAPPED_AS_POINTER"},
+    {214, "ERROR_ECC_UNCORRECTABLE"}, {215, "ERROR_UNSUPPORTED_LIMIT"},
+    {216, "ERROR_CONTEXT_ALREADY_IN_USE"}, {217, "ERROR_PEER_ACCESS_UNSUPPORTED"},
+    {218, "ERROR_INVALID_PTX"}, {219, "ERROR_INVALID_GRAPHICS_CONTEXT"},
+    {220, "ERROR_NVLINK_UNCORRECTABLE"}, {221, "ERROR_JIT_COMPILER_NOT_FOUND"},
+    {222, "ERROR_UNSUPPORTED_PTX_VERSION"}, {223, "ERROR_JIT_COMPILATION_DISABLED"},
+    {224, "ERROR_UNSUPPORTED_EXEC_AFFINITY"}, {225, "ERROR_UNSUPPORTED_DEVSIDE_SYNC"},
+    {226, "ERROR_CONTAINED"}, {300, "ERROR_INVALID_SOURCE"}, {301, "ERROR_FILE_NOT_FOUND"},
+    {302, "ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND"}, {303, "ERROR_SHARED_OBJECT_INIT_FAILED"},
+    {304, "ERROR_OPERATING_SYSTEM"}, {400, "ERROR_INVALID_HANDLE"}, {401, "ERROR_ILLEGAL_STATE"},
+    {402, "ERROR_LOSSY_QUERY"}, {500, "ERROR_NOT_FOUND"}, {600, "ERROR_NOT_READY"},
+    {700, "ERROR_ILLEGAL_ADDRESS"}, {701, "ERROR_LAUNCH_OUT_OF_RESOURCES"}, {702, "ERROR_LAUNCH_TIMEOUT"},
+    {703, "ERROR_LAUNCH_INCOMPATIBLE_TEXTURING"}, {704, "ERROR_PEER_ACCESS_ALREADY_ENABLED"},
+    {705, "ERROR_PEER_ACCESS_NOT_ENABLED"}, {708, "ERROR_PRIMARY_CONTEXT_ACTIVE"},
+    {709, "ERROR_CONTEXT_IS_DESTROYED"}, {710, "ERROR_ASSERT"}, {711, "ERROR_TOO_MANY_PEERS"},
+    {712, "ERROR_HOST_MEMORY_ALREADY_REGISTERED"}, {713, "ERROR_HOST_MEMORY_NOT_REGISTERED"},
+    {714, "ERROR_HARDWARE_STACK_ERROR"}, {715, "ERROR_ILLEGAL_INSTRUCTION"},
+    {716, "ERROR_MISALIGNED_ADDRESS"}, {717, "ERROR_INVALID_ADDRESS_SPACE"}, {718, "ERROR_INVALID_PC"},
+    {719, "ERROR_LAUNCH_FAILED"}, {720, "ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"},
+    {721, "ERROR_TENSOR_MEMORY_LEAK"}, {800, "ERROR_NOT_PERMITTED"}, {801, "ERROR_NOT_SUPPORTED"},
+    {802, "ERROR_SYSTEM_NOT_READY"}, {803, "ERROR_SYSTEM_DRIVER_MISMATCH"},
+    {804, "ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE"}, {805, "ERROR_MPS_CONNECTION_FAILED"},
+    {806, "ERROR_MPS_RPC_FAILURE"}, {807, "ERROR_MPS_SERVER_NOT_READY"},
+    {808, "ERROR_MPS_MAX_CLIENTS_REACHED"}, {809, "ERROR_MPS_MAX_CONNECTIONS_REACHED"},
+    {810, "ERROR_MPS_CLIENT_TERMINATED"}, {811, "ERROR_CDP_NOT_SUPPORTED"},
+    {812, "ERROR_CDP_VERSION_MISMATCH"}, {900, "ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+    {901, "ERROR_STREAM_CAPTURE_INVALIDATED"}, {902, "ERROR_STREAM_CAPTURE_MERGE"},
+    {903, "ERROR_STREAM_CAPTURE_UNMATCHED"}, {904, "ERROR_STREAM_CAPTURE_UNJOINED"},
+    {905, "ERROR_STREAM_CAPTURE_ISOLATION"}, {906, "ERROR_STREAM_CAPTURE_IMPLICIT"},
+    {907, "ERROR_CAPTURED_EVENT"}, {908, "ERROR_STREAM_CAPTURE_WRONG_THREAD"}, {909, "ERROR_TIMEOUT"},
+    {910, "ERROR_GRAPH_EXEC_UPDATE_FAILURE"}, {911, "ERROR_EXTERNAL_DEVICE"},
+    {912, "ERROR_INVALID_CLUSTER_SIZE"}, {913, "ERROR_FUNCTION_NOT_LOADED"},
+    {914, "ERROR_INVALID_RESOURCE_TYPE"}, {915, "ERROR_INVALID_RESOURCE_CONFIGURATION"},
+    {916, "ERROR_KEY_ROTATION"}, {999, "ERROR_UNKNOWN"},
+};
+#define RESULT_COUNT (sizeof results / sizeof *results)
+
+static char full[RESULT_COUNT][64], plain[RESULT_COUNT][64];
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void spell(void) { /* CUDA_ERROR_OUT_OF_MEMORY, "out of memory" */
+    for (size_t i = 0; i < RESULT_COUNT; i++) {
+        const char *name = results[i].name;
+        snprintf(full[i], sizeof full[i], "CUDA_%s", name);
+        if (strncmp(name, "ERROR_", 6) == 0) name += 6;
+        else name = "no error";
+        for (size_t k = 0; name[k] && k + 1 < sizeof plain[i]; k++)
+            plain[i][k] = name[k] == '_' ? ' ' : (char)tolower((unsigned char)name[k]);
+    }
+}
+
+static int look_up(int code, const char **out, char (*texts)[64]) {
+    if (!out) return INVALID_VALUE;
+    pthread_once(&once, spell);
+    *out = NULL;
+    for (size_t i = 0; i < RESULT_COUNT; i++) {
+        if (results[i].code == code) *out = texts[i];
+    }
+    return *out ? SUCCESS : INVALID_VALUE;
+}
+
+API int cuGetErrorName(int error, const char **text) { return look_up(error, text, full); }
+API int cuGetErrorString(int error, const char **text) { return look_up(error, text, plain); }
