@@ -1,0 +1,9 @@
+"""``python -m kiwi_core.cli``: the same as ``kiwi``, without needing it on the PATH."""
+
+from __future__ import annotations
+
+import sys
+
+from kiwi_core.cli import main
+
+sys.exit(main())

@@ -1,0 +1,143 @@
+"""From arguments to a command's exit code: the parser, the errors, and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol, cast
+
+from kiwi_core import __version__
+from kiwi_core.cli import exits
+from kiwi_core.errors import KiwiError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class CommandModule(Protocol):
+    """What a module of a command has."""
+
+    DESCRIPTION: str
+    EPILOG: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Returns the exit code; raises ``KiwiError`` with a sentence and a remedy."""
+        ...
+
+
+@dataclass(frozen=True)
+class Command:
+    module: str
+    summary: str
+
+
+COMMANDS: Final[dict[str, Command]] = {
+    "status": Command("status", "who has the GPU, who waits and for how long"),
+    "run": Command("run", "run any program as a session that shares the GPU fairly"),
+    "set": Command("set_", "change the time quantum or the anti-thrash mode, live"),
+    "doctor": Command("doctor", "is this machine fit for Kiwi, and what to do where not"),
+    "daemon": Command("daemon", "serve this machine's GPUs (or emulated ones)"),
+    "replay": Command("replay", "tell from a journal what happened, and check the scheduler"),
+}
+
+_EPILOG: Final = """\
+examples:
+  kiwi doctor                           is this machine fit?
+  kiwi daemon                           serve every GPU, in the foreground
+  kiwi daemon --emulate 2x512MiB        no GPU? serve two emulated ones
+  kiwi status --watch                   who has the GPU, live
+  kiwi run -- python train.py           a program from a terminal shares fairly too
+
+Notebooks need none of this: with kiwi-jupyter installed a plain Python 3 notebook
+takes part by itself (`%kiwi status` there).
+
+environment:
+  KIWI_SOCKET_DIR   where the daemons' sockets are (default: /run/kiwi if it exists,
+                    else $XDG_RUNTIME_DIR/kiwi, else a private temporary directory)
+  KIWI_GPU          the GPU that `kiwi run` takes where --gpu does not say
+  NO_COLOR          set to anything: no colours
+
+exit codes: 0 done, 1 failed (a sentence on standard error says why), 2 not understood,
+130 interrupted with Ctrl-C. `kiwi run` passes on the program's own.
+"""
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Parse ``argv``, run the command, turn every expected error into a sentence and a code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+    except SystemExit as leaving:  # argparse leaves this way, for --help too
+        code = leaving.code if isinstance(leaving.code, int) else exits.OK
+    except KiwiError as error:
+        complain(error)
+        code = exits.FAILED
+    except KeyboardInterrupt:
+        code = exits.INTERRUPTED
+    except BrokenPipeError:
+        code = _mute_broken_pipe()
+    return code
+
+
+def complain(error: KiwiError) -> None:
+    """What happened and what to do about it, on standard error."""
+    print(f"kiwi: {error.message}", file=sys.stderr)
+    if error.remedy:
+        print(f"      {error.remedy}", file=sys.stderr)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    name = next((word for word in arguments if not word.startswith("-")), None)
+    parser, command = _parser(name)
+    if command is None:
+        parser.parse_args(arguments)  # leaves, for --help, --version and what is unknown
+        parser.print_help()
+        return exits.USAGE
+    return command.run(parser.parse_args(arguments))
+
+
+def _parser(chosen: str | None) -> tuple[argparse.ArgumentParser, CommandModule | None]:
+    """The whole parser, but only the chosen command's module is imported: ``--help`` and
+    ``status`` stay quick."""
+    parser = _Parser(
+        prog="kiwi",
+        description="Many notebooks share one NVIDIA GPU, each with the whole GPU memory.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"kiwi {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    module: CommandModule | None = None
+    for name, command in COMMANDS.items():
+        sub = commands.add_parser(
+            name, help=command.summary, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if name == chosen:
+            module = cast("CommandModule", import_module(f"kiwi_core.cli.{command.module}"))
+            sub.description = module.DESCRIPTION
+            sub.epilog = module.EPILOG
+            module.add_arguments(sub)
+    return parser, module
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors in our words: what was not understood, and where to look."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message}", file=sys.stderr)
+        print(f"      See {self.prog} --help.", file=sys.stderr)
+        raise SystemExit(exits.USAGE)
+
+
+def _mute_broken_pipe() -> int:
+    """The reader left (``kiwi status | head``): what is buffered must not complain at exit."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)
+    return exits.BROKEN_PIPE

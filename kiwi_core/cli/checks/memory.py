@@ -1,0 +1,75 @@
+"""System RAM against the GPUs' memory, and room on the disks that Kiwi writes to."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.cli.checks.finding import Finding, ok, warn
+from kiwi_core.config import DEFAULTS
+from kiwi_core.gpu import host
+from kiwi_core.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kiwi_core.gpu.nvml import GpuInfo
+
+DISK_MIN_BYTES: Final = 2 * DEFAULTS.journal_max_bytes
+"""A journal and the one before it, for one GPU."""
+
+
+def check(gpus: Sequence[GpuInfo], directories: Sequence[Path]) -> Iterator[Finding]:
+    memory = host.host_memory()
+    physical_bytes = physical_ram_bytes()
+    if memory.total_bytes < physical_bytes:
+        yield ok(
+            "cgroup",
+            f"this process may use {format_bytes(memory.total_bytes)} of the machine's "
+            f"{format_bytes(physical_bytes)} RAM",
+        )
+    yield budget(memory.available_bytes, host.host_budget_bytes(DEFAULTS.host_reserve_bytes), gpus)
+    for directory in dict.fromkeys(existing(one) for one in directories):
+        yield disk(directory, shutil.disk_usage(directory).free)
+
+
+def budget(available_bytes: int, budget_bytes: int, gpus: Sequence[GpuInfo]) -> Finding:
+    """One full GPU should fit in RAM: that is what two notebooks that each fill it need."""
+    text = f"{format_bytes(available_bytes)} available, paged-out memory may take "
+    text += format_bytes(budget_bytes)
+    largest = max((gpu.total_bytes for gpu in gpus), default=0)
+    if budget_bytes >= largest:
+        return ok("system RAM", text)
+    return warn(
+        "system RAM",
+        f"{text}: less than one GPU's {format_bytes(largest)}. A notebook that fills more than "
+        "that cannot be moved out, so others wait until its cell ends.",
+        "Give the machine (or the container's cgroup) more memory, or keep notebooks smaller.",
+    )
+
+
+def disk(directory: Path, free_bytes: int) -> Finding:
+    text = f"{format_bytes(free_bytes)} free at {directory}"
+    if free_bytes >= DISK_MIN_BYTES:
+        return ok("disk", text)
+    return warn(
+        "disk",
+        f"{text}: journals (up to {format_bytes(DISK_MIN_BYTES)} per GPU) may not fit.",
+        "Make room, or name another place with --state-dir.",
+    )
+
+
+def existing(path: Path) -> Path:
+    """``path``, or the nearest directory above it that is there."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def physical_ram_bytes(root: Path = Path("/")) -> int:
+    try:
+        first = (root / "proc/meminfo").read_text().split("\n", 1)[0]
+        return int(first.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        return 0

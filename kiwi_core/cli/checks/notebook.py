@@ -1,0 +1,106 @@
+"""Is Kiwi active in the notebooks of this Python environment?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.cli.checks.finding import Finding, fail, ok, warn
+from kiwi_core.config import ENV_DISABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EXTENSION: Final = "kiwi_jupyter.kernel"
+CONFIG_NAME: Final = "ipython_kernel_config.py"
+PROBE_TIMEOUT_S: Final = 30.0
+
+_PROBE: Final = """
+import json, os
+from ipykernel.kernelapp import IPKernelApp
+app = IPKernelApp()
+if os.path.isdir(os.path.join(app.ipython_dir, "profile_default")):
+    app.init_profile_dir()
+app.init_config_files()
+app.load_config_file(suppress_errors=True)
+extensions = app.config.InteractiveShellApp.extra_extensions
+# Only appended to, it is still lazy: what is appended goes to the default, an empty list.
+extensions = extensions.get_value([]) if hasattr(extensions, "get_value") else extensions
+print(json.dumps(list(extensions)))
+"""
+
+
+def check(prefix: Path | None = None) -> Iterator[Finding]:
+    """``prefix`` is the environment's root (default: this Python's)."""
+    prefix = Path(sys.prefix) if prefix is None else prefix
+    if find_spec("kiwi_jupyter") is None:
+        yield fail(
+            "notebook",
+            f"kiwi_jupyter is not installed in {prefix}: its notebooks do not take part.",
+            "pip install kiwi-jupyter in the environment that the notebooks' kernels run in.",
+        )
+        return
+    yield configuration(prefix / "etc" / "ipython" / CONFIG_NAME)
+    yield loaded(effective_extensions())
+    if os.environ.get(ENV_DISABLE, "") not in ("", "0"):
+        yield warn(
+            "notebook",
+            f"{ENV_DISABLE} is set: notebooks started from here do not use Kiwi.",
+            f"unset {ENV_DISABLE}",
+        )
+
+
+def configuration(path: Path) -> Finding:
+    try:
+        active = EXTENSION in path.read_text()
+    except OSError:
+        active = False
+    if active:
+        return ok("notebook", f"{path} switches Kiwi on in every kernel of this environment")
+    return warn(
+        "notebook",
+        f"{path} does not name {EXTENSION}: kernels do not load Kiwi by themselves.",
+        "Install again (pip install --force-reinstall --no-deps kiwi-jupyter; not with --user), "
+        "or run %load_ext kiwi_jupyter.kernel in the notebook.",
+    )
+
+
+def loaded(extensions: list[str] | None) -> Finding:
+    """``extensions``: what a kernel would load; ``None`` if that could not be found out."""
+    if extensions is None:
+        return warn(
+            "kernel",
+            "Could not find out which extensions a kernel loads here (is ipykernel installed?).",
+            "pip install ipykernel",
+        )
+    if EXTENSION in extensions:
+        return ok("kernel", "a plain Python 3 kernel of this environment loads Kiwi")
+    return warn(
+        "kernel",
+        f"A kernel would load {', '.join(extensions) or 'no extensions'}, not Kiwi. Usually a "
+        "configuration of yours sets extra_extensions = [...] and so replaces Kiwi's.",
+        f"There, write c.InteractiveShellApp.extra_extensions.append(...), or add {EXTENSION!r}.",
+    )
+
+
+def effective_extensions() -> list[str] | None:
+    """Asks IPython itself, in a process of its own: it runs the user's configuration files, as
+    each kernel does."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
+            check=True,
+        )
+        words = json.loads(done.stdout.strip().splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+    return [str(word) for word in words]

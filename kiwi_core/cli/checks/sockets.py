@@ -1,0 +1,111 @@
+"""The socket directory, and the daemons that answer in it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core import __version__
+from kiwi_core.cli.checks.finding import Finding, fail, ok, warn
+from kiwi_core.cli.common import CONNECT_TIMEOUT_S, observer
+from kiwi_core.daemon.places import SOCKET_PATH_MAX
+from kiwi_core.errors import KiwiError
+from kiwi_core.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from kiwi_core.wire.messages import GpuStatus, Welcome
+
+A_SOCKET: Final = "GPU-00000000-0000-0000-0000-000000000000.sock"
+"""As long as any: they are named by the GPU's UUID."""
+
+
+def check(path: Path) -> Iterator[Finding]:
+    yield from directory(path)
+    yield from daemons(path)
+
+
+def directory(path: Path) -> Iterator[Finding]:
+    longest = len(os.fsencode((path / A_SOCKET).absolute()))
+    if longest > SOCKET_PATH_MAX:
+        yield fail(
+            "sockets",
+            f"The path {path} is too long: with a socket's name it has {longest} bytes, and Linux "
+            f"takes {SOCKET_PATH_MAX}.",
+            "Set KIWI_SOCKET_DIR to a shorter path.",
+        )
+    try:
+        info = path.lstat()
+    except FileNotFoundError:
+        yield ok("sockets", f"{path} (does not exist yet; the first daemon creates it)")
+        return
+    except OSError as error:
+        yield fail("sockets", f"{path} cannot be read: {error.strerror}.", "Mend its permissions.")
+        return
+    yield ownership(path, info)
+
+
+def ownership(path: Path, info: os.stat_result) -> Finding:
+    """Whoever owns the directory can pose as a daemon."""
+    if not stat.S_ISDIR(info.st_mode):
+        return fail(
+            "sockets", f"{path} is not a directory (or is a link).", f"Remove it: rm {path}"
+        )
+    if info.st_uid not in (0, os.getuid()):
+        return fail(
+            "sockets",
+            f"{path} belongs to another user, who could pose as a daemon.",
+            "Set KIWI_SOCKET_DIR to a directory of your own.",
+        )
+    if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
+        return fail("sockets", f"Everybody may write to {path}.", f"Run: chmod o-w {path}")
+    return ok("sockets", f"{path} (mode {stat.S_IMODE(info.st_mode):o})")
+
+
+def daemons(path: Path) -> Iterator[Finding]:
+    from kiwi_core.client import discover
+
+    try:
+        found = discover(path, None)
+    except KiwiError as error:
+        yield fail("daemon", error.message, error.remedy)
+        return
+    if not found:
+        yield ok("daemon", "none is running (a notebook that meets a GPU starts one by itself)")
+    for socket in found:
+        yield from daemon(socket)
+
+
+def daemon(socket: Path) -> Iterator[Finding]:
+    client = observer(socket)
+    try:
+        welcome = client.connect()
+        status = client.status(CONNECT_TIMEOUT_S)
+    except KiwiError as error:
+        yield fail(
+            "daemon",
+            f"The daemon at {socket} does not answer: {error.message}",
+            error.remedy or "Restart it: stop that kiwi daemon and start it again.",
+        )
+        return
+    finally:
+        client.close()
+    yield version(welcome, status)
+    for text in status.errors:
+        yield warn("daemon", text, "See the daemon's log.")
+
+
+def version(welcome: Welcome, status: GpuStatus) -> Finding:
+    emulated = ", EMULATED" if status.emulated else ""
+    text = f"GPU {status.index} ({status.name}, {format_bytes(status.memory.total_bytes)}"
+    text += f"{emulated}): pid {status.daemon_pid}, protocol {welcome.protocol}"
+    if status.daemon_version and status.daemon_version != __version__:
+        return warn(
+            "daemon",
+            f"{text}, version {status.daemon_version} while this is {__version__}.",
+            "Works, but restart the daemon to have what this version brings.",
+        )
+    return ok("daemon", f"{text}, version {__version__}")

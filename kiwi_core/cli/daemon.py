@@ -1,0 +1,135 @@
+"""``kiwi daemon``: serve GPUs in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from kiwi_core.cli.set_ import parse_anti_thrash, parse_tq_s
+from kiwi_core.units import parse_size_bytes
+
+DESCRIPTION = (
+    "Serves GPUs: one daemon process for each, under a supervisor that restarts a crashed one.\n"
+    "Stays in the foreground; ready when it says so. Ctrl-C or SIGTERM brings every suspended\n"
+    "notebook's memory back into the GPU before it leaves, as far as room allows."
+)
+EPILOG = """\
+examples:
+  kiwi daemon                              every GPU of this machine
+  kiwi daemon --gpu 0 --gpu 2 --tq 20      two of them, a quantum of 20 seconds
+  kiwi daemon --emulate 2x512MiB           two emulated GPUs: no hardware needed
+  sudo kiwi daemon --socket-dir /run/kiwi --admin-group gpu-admins
+                                           for all users of a shared machine
+
+A notebook starts a daemon for its own user if there is none. For a shared machine install
+packaging/systemd/kiwi.service. Whether this machine is fit: kiwi doctor.
+
+The time quantum and the mode can be changed live: kiwi set --help.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--gpu",
+        metavar="UUID|INDEX",
+        action="append",
+        default=[],
+        help="serve this GPU (its index, UUID or the beginning of it); repeat for more; "
+        "default: every GPU",
+    )
+    parser.add_argument(
+        "--tq",
+        metavar="SECONDS",
+        type=parse_tq_s,
+        help="time quantum: how long one may keep the GPU while others wait (default: 30)",
+    )
+    parser.add_argument(
+        "--anti-thrash",
+        metavar="on|always|off",
+        type=parse_anti_thrash,
+        help="one at a time when memory does not fit (on, the default), always, or never (off)",
+    )
+    _add_places(parser)
+    _add_emulation(parser)
+
+
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--host-budget",
+        metavar="SIZE",
+        type=_size,
+        help="system RAM that paged-out memory may take, for example 64GiB "
+        "(default: what the machine and its cgroup have, less a reserve)",
+    )
+    parser.add_argument(
+        "--socket-dir", metavar="DIR", type=Path, help="where the sockets go (see kiwi --help)"
+    )
+    parser.add_argument(
+        "--state-dir",
+        metavar="DIR",
+        type=Path,
+        help="journals and what is needed after a crash (default: $KIWI_STATE_DIR, else state/ "
+        "in the socket directory)",
+    )
+    parser.add_argument(
+        "--admin-group", metavar="GROUP", help="members may change settings (kiwi set)"
+    )
+    parser.add_argument(
+        "--log-json", action="store_true", help="log JSON lines instead of text for people"
+    )
+
+
+def _add_emulation(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--emulate",
+        metavar="NxSIZE",
+        type=_emulation,
+        help="serve N emulated GPUs of SIZE each, for example 2x512MiB; no real GPU is touched",
+    )
+    parser.add_argument(
+        "--emulate-copy-rate",
+        metavar="SIZE",
+        type=_size,
+        help="bytes per second that the emulated bus moves, for example 1GiB (default: unlimited)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from kiwi_core.daemon import supervisor
+    from kiwi_core.daemon.options import DaemonOptions
+
+    return supervisor.main(
+        DaemonOptions(
+            gpus=tuple(args.gpu),
+            tq_s=args.tq,
+            anti_thrash=args.anti_thrash,
+            emulate=args.emulate,
+            emulate_copy_bytes_per_s=args.emulate_copy_rate,
+            socket_dir=args.socket_dir,
+            state_dir=args.state_dir,
+            admin_group=args.admin_group,
+            host_budget_bytes=args.host_budget,
+            log_json=args.log_json,
+        )
+    )
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _emulation(text: str) -> str:
+    """Checks the form here, so that a typing error is told before anything starts; the emulator
+    reads it. People also write the × of the documentation."""
+    plain = text.strip().replace("×", "x")
+    match = re.fullmatch(r"([1-9]\d?)x(.+)", plain)
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not N×SIZE; write for example 2x512MiB for two GPUs of 512 MiB"
+        )
+    _size(match[2])
+    return plain

@@ -1,0 +1,131 @@
+"""``kiwi doctor``: is this machine fit for Kiwi, and what to do where it is not."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core import config
+from kiwi_core.cli import exits
+from kiwi_core.cli.checks.finding import Finding, Level, fail
+from kiwi_core.cli.common import add_socket_dir, directory_of
+from kiwi_core.cli.terminal import Style, printable
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterable, Iterator
+
+    from kiwi_core.gpu.nvml import GpuInfo
+
+DESCRIPTION = "Looks at this machine and says, line by line, whether Kiwi can work on it."
+EPILOG = """\
+Each line is OK, WARN (works, but something is missing or could be better) or FAIL (Kiwi cannot
+work until it is mended), with its remedy below. Nothing on the machine is changed.
+
+exit codes: 0 no line is FAIL, 1 at least one is.
+
+JSON: {"fit": true|false, "findings": [{"level": "ok|warn|fail", "area", "text", "remedy"}...]}
+
+examples:
+  kiwi doctor
+  kiwi doctor --json | jq '.findings[] | select(.level != "ok")'
+"""
+
+AREA_TIMEOUT_S: Final = 45.0
+"""Starting the driver takes up to 3 s on big machines, IPython's configuration a few; a call that
+takes longer than all that hangs."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="for programs")
+    add_socket_dir(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    findings = examine(directory_of(args))
+    if args.json:
+        found = list(findings)
+        print(to_json(found))
+    else:
+        style = Style.of(sys.stdout)
+        found = []
+        for finding in findings:  # each as it comes: some take a second
+            found.append(finding)
+            print("\n".join(lines_of(finding, style)), flush=True)
+        print(_verdict(found, style))
+    return exits.OK if _fit(found) else exits.FAILED
+
+
+def examine(sockets: Path) -> Iterator[Finding]:
+    """Every area, one after the other; one that hangs or breaks is a finding, not an end."""
+    from kiwi_core.cli.checks import gpu, machine, memory, notebook
+    from kiwi_core.cli.checks import sockets as socket_checks
+
+    gpus: list[GpuInfo] = []
+
+    def list_gpus() -> Iterator[Finding]:
+        found, findings = gpu.gpus()
+        gpus.extend(found)
+        return iter(findings)
+
+    state = config.state_dir(sockets)
+    yield from _within("machine", machine.check)
+    yield from _within("driver", gpu.check)
+    yield from _within("NVML", list_gpus)
+    yield from _within("memory", lambda: memory.check(gpus, [sockets, state, Path("/dev/shm")]))
+    yield from _within("sockets", lambda: socket_checks.check(sockets))
+    yield from _within("notebook", notebook.check)
+    yield gpu.compiler()
+
+
+def _within(area: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    """Runs ``check`` in a thread: a driver that hangs cannot be interrupted, only left behind."""
+    findings: list[Finding] = []
+
+    def work() -> None:
+        try:
+            findings.extend(check())
+        except Exception as error:  # noqa: BLE001  (one broken check must not hide the others)
+            remedy = getattr(error, "remedy", "") or "This is unexpected: please report it."
+            findings.append(fail(area, f"{type(error).__name__}: {error}", remedy))
+
+    thread = threading.Thread(target=work, name=f"doctor {area}", daemon=True)
+    thread.start()
+    thread.join(AREA_TIMEOUT_S)
+    if thread.is_alive():
+        text = f"No answer within {AREA_TIMEOUT_S:.0f} s."
+        remedy = "The driver hangs: look at dmesg; usually only a restart of the machine helps."
+        return [*findings, fail(area, text, remedy)]
+    return findings
+
+
+def lines_of(finding: Finding, style: Style) -> list[str]:
+    paint = {Level.OK: style.green, Level.WARN: style.yellow, Level.FAIL: style.red}[finding.level]
+    label = paint(finding.level.name.ljust(4))
+    lines = [f"{label}  {finding.area.ljust(10)}  {printable(finding.text)}"]
+    if finding.remedy:
+        lines.append(f"{' ' * 18}→ {printable(finding.remedy)}")
+    return lines
+
+
+def to_json(findings: list[Finding]) -> str:
+    import msgspec
+
+    data = msgspec.json.encode({"fit": _fit(findings), "findings": findings})
+    return msgspec.json.format(data, indent=2).decode()
+
+
+def _fit(findings: list[Finding]) -> bool:
+    return all(finding.level is not Level.FAIL for finding in findings)
+
+
+def _verdict(findings: list[Finding], style: Style) -> str:
+    fails = sum(finding.level is Level.FAIL for finding in findings)
+    warns = sum(finding.level is Level.WARN for finding in findings)
+    if fails:
+        return style.red(f"\nNot fit yet: {fails} to mend, {warns} to look at.")
+    if warns:
+        return style.yellow(f"\nFit, with {warns} to look at.")
+    return style.green("\nFit.")

@@ -1,0 +1,22 @@
+"""The exit codes, as ``kiwi --help`` documents them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+OK: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+CANNOT_EXECUTE: Final = 126
+"""``kiwi run``: the program exists but cannot be executed, as shells say it."""
+NOT_FOUND: Final = 127
+"""``kiwi run``: there is no such program, as shells say it."""
+INTERRUPTED: Final = 130
+"""128 + SIGINT."""
+BROKEN_PIPE: Final = 141
+"""128 + SIGPIPE: what a shell would report had we not handled it."""
+
+
+def of_signal(number: int) -> int:
+    """What a shell reports for a program that a signal ended."""
+    return 128 + number

@@ -1,0 +1,154 @@
+"""One GPU's status as lines of text for people. Pure: status in, lines out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kiwi_core.cli.terminal import Style, printable, table
+from kiwi_core.states import SessionState
+from kiwi_core.units import format_bytes, format_duration_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.wire.messages import GpuStatus, QueueEntry, SessionStatus, SwapStatus
+
+SWAPS_SHOWN = 4
+
+
+def gpu_lines(gpu: GpuStatus, style: Style) -> list[str]:
+    """The block that ``kiwi status`` prints for one GPU."""
+    lines = [_title(gpu, style)]
+    lines += _fact("memory", [_memory(gpu)], style)
+    lines += _fact("sharing", _sharing(gpu), style)
+    lines += _fact("holder", _holders(gpu) or ["nobody"], style)
+    lines += _fact("queue", _queue(gpu) or ["nobody waits"], style)
+    lines += _fact("swaps", [_swap(swap, gpu) for swap in gpu.swaps[-SWAPS_SHOWN:]], style)
+    lines += _fact("problems", _problems(gpu), style, style.red)
+    if gpu.sessions:
+        lines += ["", *_sessions(gpu.sessions, style)]
+    return lines
+
+
+def _title(gpu: GpuStatus, style: Style) -> str:
+    title = style.bold(f"GPU {gpu.index}  {printable(gpu.name)}") + "  " + style.dim(gpu.uuid)
+    if gpu.emulated:
+        title += "  " + style.loud("EMULATED: no real GPU, its speed means nothing")
+    return title
+
+
+def _fact(
+    name: str, values: list[str], style: Style, paint: Callable[[str], str] | None = None
+) -> list[str]:
+    """``name`` beside the first value, the other values below it; nothing if there are none."""
+    return [
+        f"  {style.dim(label.ljust(9))} {paint(value) if paint else value}"
+        for label, value in zip([name] + [""] * len(values), values, strict=False)
+    ]
+
+
+def _memory(gpu: GpuStatus) -> str:
+    memory = gpu.memory
+    text = f"{format_bytes(memory.free_bytes)} of {format_bytes(memory.total_bytes)} free"
+    text += f", {format_bytes(memory.paged_out_bytes)} paged out"
+    text += f" (system RAM may take {format_bytes(memory.host_budget_bytes)})"
+    if memory.outside_bytes:
+        text += f", {format_bytes(memory.outside_bytes)} held by programs outside Kiwi"
+    return text
+
+
+def _sharing(gpu: GpuStatus) -> list[str]:
+    scheduler = gpu.scheduler
+    text = "one at a time" if scheduler.serialised else "in parallel"
+    if scheduler.why:
+        text += f" ({printable(scheduler.why)})"
+    settings = f"quantum {format_duration_s(scheduler.tq_s)}"
+    settings += f", anti-thrash {scheduler.anti_thrash.value}"
+    if scheduler.swap_round_trip_s is not None:
+        settings += f", a swap costs about {format_duration_s(scheduler.swap_round_trip_s)}"
+    return [text, settings]
+
+
+def _holders(gpu: GpuStatus) -> list[str]:
+    lines = []
+    for session in _by_id(gpu, gpu.holders):
+        left = session.time_left_s
+        lines.append(_who(session) + (f", {format_duration_s(left)} left" if left else ""))
+    return lines
+
+
+def _queue(gpu: GpuStatus) -> list[str]:
+    names = {session.id: _who(session) for session in gpu.sessions}
+    return [
+        f"{entry.position}. {names.get(entry.session, entry.session)}: {_wait(entry)}"
+        for entry in gpu.queue
+    ]
+
+
+def _wait(entry: QueueEntry) -> str:
+    expected = entry.expected_wait_s
+    text = "nobody can tell" if expected is None else f"about {format_duration_s(expected)}"
+    return f"{text} (has waited {format_duration_s(entry.waited_s)})"
+
+
+def _swap(swap: SwapStatus, gpu: GpuStatus) -> str:
+    names = {session.id: printable(session.name) or session.id for session in gpu.sessions}
+    text = f"{names.get(swap.session, swap.session)} {swap.direction}: "
+    text += f"{format_bytes(swap.bytes_moved)} in {format_duration_s(swap.seconds)}"
+    if swap.seconds > 0 and swap.bytes_moved:
+        text += f" ({swap.bytes_moved / swap.seconds / 1e9:.1f} GB/s)"
+    return f"{text}, {format_duration_s(swap.ago_s)} ago"
+
+
+def _problems(gpu: GpuStatus) -> list[str]:
+    lines = [printable(text) for text in gpu.errors]
+    for session in gpu.sessions:
+        if session.problem:
+            words = printable(session.problem_text) or session.problem
+            lines.append(f"{_who(session)}: {words}")
+    return lines
+
+
+def _sessions(sessions: list[SessionStatus], style: Style) -> list[str]:
+    head = ["SESSION", "NOTEBOOK", "OWNER", "PID", "STATE", "IN GPU", "PAGED OUT", "HELD"]
+    head += ["WAITED", "SUSPENDED"]
+    rows = [head, *(_row(session) for session in sessions)]
+    lines = table(rows, right=(3, 5, 6, 7, 8, 9))
+    return ["  " + style.dim(lines[0]), *("  " + line for line in lines[1:])]
+
+
+def _row(session: SessionStatus) -> list[str]:
+    return [
+        session.id,
+        _shorten(printable(session.name)),
+        printable(session.owner),
+        str(session.pid) if session.pid else "-",
+        _state(session),
+        format_bytes(session.resident_bytes),
+        format_bytes(session.paged_out_bytes),
+        format_duration_s(session.held_s),
+        format_duration_s(session.waited_s),
+        f"{session.suspensions} ×",
+    ]
+
+
+def _state(session: SessionStatus) -> str:
+    text = session.state.value
+    if session.lingering and session.state is SessionState.RUNNING:
+        text += " (left over)"
+    return text if session.connected else text + " (away)"
+
+
+def _by_id(gpu: GpuStatus, ids: list[str]) -> list[SessionStatus]:
+    sessions = {session.id: session for session in gpu.sessions}
+    return [sessions[one] for one in ids if one in sessions]
+
+
+def _who(session: SessionStatus) -> str:
+    name = printable(session.name) or session.id
+    owner = printable(session.owner)
+    return f"{name} ({owner})" if owner and name != "another user" else name
+
+
+def _shorten(text: str, length: int = 32) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,0 +1,169 @@
+"""``kiwi status --watch``: every daemon's stream in one picture, across daemon restarts."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.cli.common import no_daemon, observer
+from kiwi_core.cli.status import text_lines, to_json
+from kiwi_core.cli.terminal import Screen, Style
+from kiwi_core.errors import KiwiError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kiwi_core.client import Client
+    from kiwi_core.wire.messages import GpuStatus
+
+RESCAN_S: Final = 1.0
+"""How often new sockets are looked for and lost daemons are tried again."""
+
+
+@dataclass(frozen=True)
+class News:
+    """What one daemon's follower has to say; without a status, its daemon is away."""
+
+    socket: Path
+    status: GpuStatus | None
+
+
+class Follower(threading.Thread):
+    """Follows one socket until told to stop, or until the daemon left and took it away."""
+
+    def __init__(self, socket: Path, news: queue.SimpleQueue[News], stop: threading.Event) -> None:
+        super().__init__(name=f"follow {socket.name}", daemon=True)
+        self._socket = socket
+        self._news = news
+        self._stop_asked = stop
+        self._client: Client | None = None
+
+    def run(self) -> None:
+        while not self._stop_asked.is_set():
+            self._follow_once()
+            self._news.put(News(self._socket, None))
+            if not self._socket.exists():
+                return
+            self._stop_asked.wait(RESCAN_S)
+
+    def _follow_once(self) -> None:
+        client = self._client = observer(self._socket)
+        try:
+            client.connect()
+            for status in client.watch():
+                self._news.put(News(self._socket, status))
+                if self._stop_asked.is_set():
+                    return
+        except KiwiError:
+            pass  # away for now: shown as such, and tried again
+        finally:
+            client.close()
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+
+class Board:
+    """What is known of every daemon; followers are started as sockets appear."""
+
+    def __init__(self, directory: Path, gpu: str | None) -> None:
+        self._directory = directory
+        self._gpu = gpu
+        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._followers: dict[Path, Follower] = {}
+        self._known: dict[Path, GpuStatus] = {}
+
+    def rescan(self) -> None:
+        from kiwi_core.client import discover
+
+        with contextlib.suppress(KiwiError):  # no daemon answers just now
+            for socket in discover(self._directory, self._gpu):
+                follower = self._followers.get(socket)
+                if follower is None or not follower.is_alive():
+                    follower = Follower(socket, self._news, self._stop)
+                    self._followers[socket] = follower
+                    follower.start()
+
+    def update(self, timeout_s: float) -> bool:
+        """Take in what arrived, waiting at most ``timeout_s`` for the first; True on a change."""
+        changed = False
+        with contextlib.suppress(queue.Empty):
+            changed |= self._take(self._news.get(timeout=timeout_s))
+            while True:
+                changed |= self._take(self._news.get_nowait())
+        return changed
+
+    def gpus(self) -> list[GpuStatus]:
+        return sorted(self._known.values(), key=lambda gpu: (gpu.index, gpu.uuid))
+
+    def close(self) -> None:
+        self._stop.set()
+        for follower in self._followers.values():
+            follower.close()
+        for follower in self._followers.values():
+            follower.join(1.0)
+
+    def _take(self, news: News) -> bool:
+        if news.status is not None:
+            self._known[news.socket] = news.status
+            return True
+        return self._known.pop(news.socket, None) is not None
+
+
+def run(directory: Path, gpu: str | None, *, as_json: bool) -> int:
+    """Never returns by itself: Ctrl-C (or the reader's end of the pipe) ends it."""
+    board = Board(directory, gpu)
+    with contextlib.ExitStack() as stack:
+        stack.callback(board.close)
+        show: Callable[[list[GpuStatus]], None]
+        if as_json:
+            show = _print_json
+        elif sys.stdout.isatty():
+            show = _drawn_on(stack.enter_context(Screen()), directory)
+        else:
+            show = _print_block
+        _loop(board, show)
+    raise AssertionError("unreachable")  # pragma: no cover
+
+
+def _loop(board: Board, show: Callable[[list[GpuStatus]], None]) -> None:
+    next_scan = 0.0
+    first = True
+    while True:
+        if time.monotonic() >= next_scan:
+            board.rescan()
+            next_scan = time.monotonic() + RESCAN_S
+        changed = board.update(RESCAN_S / 4)
+        if changed or first:
+            show(board.gpus())
+            first = False
+
+
+def _print_json(gpus: list[GpuStatus]) -> None:
+    print(to_json(gpus), flush=True)
+
+
+def _print_block(gpus: list[GpuStatus]) -> None:
+    lines = text_lines(gpus, Style.of(sys.stdout)) or ["no daemon answers"]
+    print("\n".join([*lines, "---"]), flush=True)
+
+
+def _drawn_on(screen: Screen, directory: Path) -> Callable[[list[GpuStatus]], None]:
+    style = Style.of(sys.stdout)
+
+    def show(gpus: list[GpuStatus]) -> None:
+        lines = text_lines(gpus, style)
+        if not lines:
+            error = no_daemon(directory)
+            lines = [error.message, error.remedy, "Waiting for one."]
+        screen.draw([*lines, "", style.dim("live; Ctrl-C leaves")])
+
+    return show
