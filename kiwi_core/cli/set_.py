@@ -24,7 +24,7 @@ _DEFAULT_S = ns_to_seconds(DEFAULTS.tq_ns)
 EPILOG = f"""\
 settings:
   tq=SECONDS            the time quantum: how long a notebook may keep the GPU while others wait
-                        ({_LOW_S:g} to {_HIGH_S:g}; default {_DEFAULT_S:g}); applies to the running one too
+                        ({_LOW_S:g} to {_HIGH_S:g}; default {_DEFAULT_S:g}), the running one too
   anti-thrash=on        parallel while all memory fits, else one at a time (default)
   anti-thrash=always    always one at a time
   anti-thrash=off       never one at a time: programs may run out of GPU memory; your risk

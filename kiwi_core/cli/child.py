@@ -1,0 +1,106 @@
+"""A child process that behaves as if the shell itself had started it: same terminal, same process
+group, signals passed on, and its exit code."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.cli import exits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import FrameType
+
+FORWARDED: Final = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+FROM_TERMINAL: Final = frozenset({signal.SIGINT, signal.SIGQUIT})
+"""Ctrl-C and Ctrl-\\ reach the whole process group: the child has had them already."""
+
+IGNORED_BY_PYTHON: Final = tuple(
+    getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGXFZ") if hasattr(signal, name)
+)
+"""Python ignores these for itself; a program must not inherit that."""
+
+
+def find(program: str) -> str | int:
+    """The path that would be executed, or the exit code with which a shell gives up."""
+    if (path := shutil.which(program)) is not None:
+        return path
+    exists = os.path.exists(program) and os.path.dirname(program)
+    return exits.CANNOT_EXECUTE if exists else exits.NOT_FOUND
+
+
+def run(path: str, command: list[str], env: Mapping[str, str]) -> int:
+    """Runs ``command`` to its end; its exit code, or 128 + n if signal n ended it.
+
+    Main thread only. Raises ``OSError`` if the program cannot be executed.
+    """
+    with _Forwarding() as forwarding:
+        # Not fork: the client's thread may hold locks, and nothing of ours may run in the child.
+        pid = os.posix_spawn(path, command, env, setsigmask=(), setsigdef=IGNORED_BY_PYTHON)
+        forwarding.to(pid)
+        _, status = os.waitpid(pid, 0)
+        forwarding.stop()
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else exits.of_signal(-code)
+
+
+class _Forwarding:
+    """Passes our signals on to the child. What arrives before there is one waits for it. A signal
+    that is ignored here (nohup) stays ignored, for the child too."""
+
+    def __init__(self) -> None:
+        self._pid: int | None = None
+        self._ended = False
+        self._early: list[int] = []
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> _Forwarding:
+        for number in FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._arrived)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def to(self, pid: int) -> None:
+        self._pid = pid
+        while self._early:
+            os.kill(pid, self._early.pop(0))
+
+    def stop(self) -> None:
+        """The child has been waited for: its process id may be anybody's now."""
+        self._ended = True
+
+    def _arrived(self, number: int, _frame: FrameType | None) -> None:
+        if self._ended or (number in FROM_TERMINAL and _in_foreground()):
+            return
+        if self._pid is None:
+            self._early.append(number)
+        else:
+            os.kill(self._pid, number)
+
+
+def _in_foreground() -> bool:
+    """Is our process group the terminal's foreground one? Then its keys reach the child too."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

@@ -1,0 +1,237 @@
+"""``kiwi run -- CMD …``: any program as a session that shares the GPU fairly.
+
+This process is the session: it holds the connection (the daemon knows a session by the process of
+its socket) and stays the program's parent, so that the program is in the session's process tree.
+It never uses CUDA itself. The burst lasts as long as the program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from kiwi_core import config
+from kiwi_core.cli import child, exits
+from kiwi_core.cli.common import add_gpu, add_socket_dir, directory_of, no_daemon, warn
+from kiwi_core.cli.waiting import WaitingLine
+from kiwi_core.errors import KiwiError
+from kiwi_core.states import Notice
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import FrameType
+
+    from kiwi_core.client import Client
+    from kiwi_core.wire.messages import Told, Welcome
+
+DESCRIPTION = "Runs a program as a session: it waits for its turn and shares the GPU fairly."
+EPILOG = """\
+examples:
+  kiwi run -- python train.py --epochs 10
+  kiwi run --name "nightly training" --gpu 1 -- ./train.sh
+  kiwi run --require -- python train.py      do not run without a daemon
+
+The program starts when the GPU is its, with the same terminal, and has it for its whole life;
+while others wait it is suspended at the end of each time quantum and goes on by itself, as a cell
+of a notebook does. Its children take part too. So a program that needs the GPU only now and then
+keeps others waiting for longer than it must: prefer a notebook, or split the program.
+
+One GPU is made visible to it (CUDA_VISIBLE_DEVICES), unless you have chosen one yourself. With a
+daemon of emulated GPUs it gets the emulated driver. Notebooks and `kiwi run`s that it starts
+belong to this session. Programs that leave for good (daemons) are not followed.
+
+Without a daemon one is started, if this machine has a GPU; if that fails the program runs as if
+Kiwi were not there, with a warning.
+
+exit codes: the program's own; 128 + n if signal n ended it; 126 or 127 if it cannot be executed or
+found; 130 if you gave up waiting with Ctrl-C; 1 if --require and there is no daemon.
+"""
+
+ENV_INSIDE: Final = "KIWI_RUN_SESSION"
+"""Set for the program: it already belongs to a session and must not wait for itself."""
+
+ENV_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+ENV_DAEMON_ARGS: Final = "KIWI_DAEMON_ARGS"
+
+ALWAYS_TOLD: Final = frozenset(
+    {
+        Notice.SERIALISING,
+        Notice.PAGE_OUT_REFUSED,
+        Notice.PAGE_IN_REFUSED,
+        Notice.STUCK,
+        Notice.UNSTUCK,
+        Notice.LOST,
+    }
+)
+"""A program's output is its own: ordinary suspensions are told only with --verbose."""
+
+
+class Terminated(BaseException):
+    """A signal asked us to leave while we waited for the GPU."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "kiwi run [options] -- COMMAND [ARGUMENT ...]"
+    parser.add_argument("--name", help="what others see (default: the command)")
+    add_gpu(parser, "the GPU to use (default: $KIWI_GPU, else $CUDA_VISIBLE_DEVICES, else any)")
+    add_socket_dir(parser)
+    parser.add_argument(
+        "--require", action="store_true", help="fail instead of running without a daemon"
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="also say when it is suspended and resumed"
+    )
+    parser.add_argument("command_line", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    command: list[str] = args.command_line
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if not command:
+        warn("run: no command was given.", "Write it after two dashes: kiwi run -- python train.py")
+        return exits.USAGE
+    path = child.find(command[0])
+    if isinstance(path, int):
+        words = "cannot be executed" if path == exits.CANNOT_EXECUTE else "was not found"
+        warn(f"{command[0]} {words}.", "Is it installed, and on the PATH?")
+        return path
+    if os.environ.get(ENV_INSIDE):
+        _become(path, command)  # the session around us already waits and holds for us
+    try:
+        return _as_session(args, path, command)
+    except Terminated as terminated:
+        return exits.of_signal(terminated.number)
+
+
+def _as_session(args: argparse.Namespace, path: str, command: list[str]) -> int:
+    _leave_on_signals()
+    try:
+        client = _connect(args, args.name or " ".join(command)[:80])
+        try:
+            welcome = _wait_for_gpu(client)
+        except BaseException:
+            client.close()
+            raise
+    except KiwiError as error:
+        if args.require:
+            raise
+        warn(f"{error.message} The program runs without Kiwi.", error.remedy)
+        _become(path, command)
+    try:
+        return child.run(path, command, environment(welcome, dict(os.environ), args.gpu))
+    except OSError as error:
+        warn(f"{command[0]} cannot be executed: {error.strerror}.")
+        return exits.CANNOT_EXECUTE
+    finally:
+        client.end_burst()
+        client.close()
+
+
+def _leave_on_signals() -> None:
+    """While waiting, SIGTERM and SIGHUP free the place in the queue; Python does so on Ctrl-C."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise Terminated(number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, leave)
+
+
+def _connect(args: argparse.Namespace, name: str) -> Client:
+    from kiwi_core.client import Client
+
+    def tell(told: Told) -> None:
+        if args.verbose or told.notice in ALWAYS_TOLD:
+            warn(told.text, told.remedy)
+
+    client = Client(
+        _socket(directory_of(args), wanted_gpu(args.gpu, dict(os.environ)), args.gpu),
+        name=name,
+        client="kiwi run",
+        on_notice=tell,
+    )
+    welcome = client.connect()
+    if welcome.emulation is not None:
+        warn(f"EMULATED GPU ({welcome.gpu_name}): no real GPU is used, speeds mean nothing.")
+    return client
+
+
+def _wait_for_gpu(client: Client) -> Welcome:
+    line = WaitingLine()
+    try:
+        client.acquire(on_waiting=line.show)
+        line.granted()
+    finally:
+        line.clear()
+    welcome = client.welcome
+    assert welcome is not None
+    return welcome
+
+
+def _socket(directory: Path, gpu: str | None, named: str | None) -> Path:
+    """The daemon's socket; starts a daemon if there is none and there could be a GPU."""
+    from kiwi_core.client import discover
+
+    found = discover(directory, gpu)
+    if not found and gpu_possible(dict(os.environ)):
+        from kiwi_core.client.autostart import autostart
+
+        autostart(directory)
+        found = discover(directory, gpu)
+    if not found and gpu is not None and named is None:
+        found = discover(directory, None)  # CUDA_VISIBLE_DEVICES may number GPUs in its own way
+    if not found:
+        raise no_daemon(directory, named)
+    return found[0]
+
+
+def wanted_gpu(named: str | None, env: dict[str, str]) -> str | None:
+    """``--gpu``, else KIWI_GPU, else the one GPU that CUDA_VISIBLE_DEVICES names."""
+    if named or env.get(config.ENV_GPU):
+        return named or env[config.ENV_GPU]
+    visible = [part.strip() for part in env.get(ENV_VISIBLE, "").split(",") if part.strip()]
+    return visible[0] if len(visible) == 1 else None
+
+
+def gpu_possible(env: dict[str, str]) -> bool:
+    """Could a daemon find a GPU here? Asked before one is started for nothing."""
+    devices = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")  # the last is WSL's
+    return bool(env.get(ENV_DAEMON_ARGS)) or any(map(os.path.exists, devices))
+
+
+def environment(welcome: Welcome, env: dict[str, str], named: str | None) -> dict[str, str]:
+    """What the program gets: one visible GPU, the daemon's emulated driver if it has one, and word
+    that it belongs to a session already."""
+    if named or env.get(config.ENV_GPU) or not env.get(ENV_VISIBLE):
+        env[ENV_VISIBLE] = welcome.gpu_uuid
+    env[ENV_INSIDE] = welcome.session
+    env[config.ENV_DISABLE] = "1"
+    if (emulation := welcome.emulation) is not None:
+        env.update(emulation.env)
+        directories = [os.path.dirname(emulation.libcuda), os.path.dirname(emulation.libnvml)]
+        before = env.get("LD_LIBRARY_PATH", "").split(":")
+        path = dict.fromkeys(part for part in [*directories, *before] if part)
+        env["LD_LIBRARY_PATH"] = ":".join(path)
+    return env
+
+
+def _become(path: str, command: list[str]) -> NoReturn:
+    """Replaces this process: nothing of Kiwi stays."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for number in child.IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execv(path, command)
+    except OSError as error:
+        warn(f"{command[0]} cannot be executed: {error.strerror}.")
+        raise SystemExit(exits.CANNOT_EXECUTE) from error

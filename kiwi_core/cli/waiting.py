@@ -1,0 +1,79 @@
+"""The line that says how the wait for the GPU stands, on standard error."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING, Final, TextIO
+
+from kiwi_core.cli.terminal import printable
+from kiwi_core.units import format_duration_s, ordinal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.wire.messages import Waiting
+
+QUIET_S: Final = 0.3
+"""A wait shorter than this is not worth a line."""
+
+REPEAT_S: Final = 10.0
+"""Between two plain lines in a log file."""
+
+
+def sentence(waiting: Waiting) -> str:
+    """One line in plain words."""
+    if waiting.blocked is not None:
+        return f"Waiting for the GPU: {printable(waiting.detail or waiting.blocked.value)}"
+    text = f"Waiting for the GPU: {ordinal(waiting.position)} in line"
+    if waiting.holder:
+        text += f", {printable(waiting.holder)} has it"
+    if waiting.activity:
+        text += f", {printable(waiting.activity)}"
+    if waiting.expected_wait_s is not None:
+        text += f", about {format_duration_s(waiting.expected_wait_s)}"
+    return text
+
+
+class WaitingLine:
+    """On a terminal one line that is redrawn and removed; elsewhere a plain line now and then."""
+
+    def __init__(
+        self, stream: TextIO | None = None, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._clock_s = clock_s
+        self._live = self._stream.isatty()
+        self._began_s = clock_s()
+        self._due_s = self._began_s + QUIET_S
+        self.shown = False
+
+    def show(self, waiting: Waiting) -> None:
+        now_s = self._clock_s()
+        if now_s < self._due_s:
+            return
+        self.shown = True
+        if self._live:
+            width = shutil.get_terminal_size().columns
+            self._write(f"\r\x1b[K{sentence(waiting)[: width - 1]}")
+        else:
+            self._due_s = now_s + REPEAT_S
+            self._write(f"kiwi: {sentence(waiting)}\n")
+
+    def granted(self) -> None:
+        """The wait is over: nothing of it stays on a terminal, a log says how long it was."""
+        if self._live:
+            self.clear()
+        elif self.shown:
+            waited_s = self._clock_s() - self._began_s
+            self._write(f"kiwi: The GPU is yours, after {format_duration_s(waited_s)}.\n")
+
+    def clear(self) -> None:
+        if self._live and self.shown:
+            self._write("\r\x1b[K")
+            self.shown = False
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
