@@ -52,6 +52,10 @@ class Config:
     lock_timeout_ns: int = 10 * NS_PER_S
     """For a process to come to rest at a driver call; past it the page-out is refused."""
 
+    room_wait_ns: int = 5 * NS_PER_S
+    """For memory that was just freed to be scrubbed and show up as free, before a page-in is
+    refused; past it somebody else really holds it."""
+
     operation_deadline_min_ns: int = 30 * NS_PER_S
     """Least time a pager operation gets before its target counts as stuck."""
 

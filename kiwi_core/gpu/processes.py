@@ -9,7 +9,10 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 TREE_MAX: Final = 4096
 """Processes of one session looked at; more is a fork bomb, not a notebook."""
@@ -109,8 +112,9 @@ def open_pidfd(ref: ProcessRef) -> int | None:
     return None
 
 
-def tree(root: ProcessRef) -> tuple[ProcessRef, ...]:
-    """``root`` and its live descendants, parents first; empty if ``root`` is gone.
+def tree(root: ProcessRef, without: Collection[ProcessRef] = frozenset()) -> tuple[ProcessRef, ...]:
+    """``root`` and its live descendants, parents first; empty if ``root`` is gone. Those in
+    ``without``, and what descends from them, are left out (a session started inside another one).
 
     A descendant whose parent has ended belongs to init now and is not found here; see
     ``in_session_of`` for those.
@@ -125,8 +129,10 @@ def tree(root: ProcessRef) -> tuple[ProcessRef, ...]:
             stat = stat_of(pid)
             if stat is None or stat.parent != parent or pid in found:
                 continue
-            found[pid] = ProcessRef(pid, stat.start_ticks)
-            waiting.append(pid)
+            child = ProcessRef(pid, stat.start_ticks)
+            if child not in without:
+                found[pid] = child
+                waiting.append(pid)
     return tuple(found.values())
 
 

@@ -1,0 +1,157 @@
+"""The pager over the driver's checkpoint calls: from outside, on unmodified programs.
+
+Works on whatever an earlier caller, killed at any point, has left behind: the driver is asked for
+each process's state, and operations start from there. Only the footprints of paged-out processes
+cannot be asked for; the daemon keeps them (``export_footprints``), and a process whose footprint
+nobody knows is brought back only into a GPU that nobody else uses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kiwi_core.config import DEFAULTS
+from kiwi_core.errors import GpuError
+from kiwi_core.gpu import driver as real_driver
+from kiwi_core.gpu import host, processes
+from kiwi_core.gpu.driver import CheckpointState
+from kiwi_core.pager.api import Capabilities, Observation, ProcessMemory
+from kiwi_core.pager.holding import Parts
+from kiwi_core.pager.ports import NvmlGpu, Stop, refusal
+from kiwi_core.pager.room import Footprints, Room
+from kiwi_core.pager.survey import Survey, UsageMeter
+from kiwi_core.pager.transaction import Transaction
+from kiwi_core.states import Residency
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from kiwi_core.config import Config
+    from kiwi_core.gpu.processes import ProcessRef
+    from kiwi_core.pager.api import Moved, Outcome, Target
+    from kiwi_core.pager.ports import Driver, Gpu
+    from kiwi_core.pager.survey import Member, Usage
+
+_RESIDENCY = {
+    CheckpointState.RUNNING: Residency.RESIDENT,
+    CheckpointState.LOCKED: Residency.LOCKED,
+    CheckpointState.CHECKPOINTING: Residency.LOCKED,
+    CheckpointState.RESTORING: Residency.PAGED_OUT,
+    CheckpointState.CHECKPOINTED: Residency.PAGED_OUT,
+    CheckpointState.FAILED: Residency.LOST,
+}
+_WORST_FIRST = (Residency.LOST, Residency.PAGED_OUT, Residency.LOCKED, Residency.RESIDENT)
+
+
+class CheckpointPager:
+    """Pages the sessions of one GPU. Thread-safe across sessions; one call at a time for each.
+
+    ``remember(target, footprints)`` is called from the worker thread before a page-out moves
+    anything, so that a daemon that takes over knows the sizes. ``other_roots()`` names the root
+    processes of all sessions: one that was started inside another (``kiwi run -- jupyter lab``)
+    is not that one's descendant here. ``driver`` and ``gpu`` are for tests.
+    """
+
+    def __init__(
+        self,
+        gpu_uuid: str,
+        config: Config = DEFAULTS,
+        *,
+        remember: Callable[[Target, Mapping[ProcessRef, int]], None] | None = None,
+        other_roots: Callable[[], Collection[ProcessRef]] = frozenset,
+        host_available_bytes: Callable[[Collection[int]], int] = host.available_host_bytes,
+        driver: Driver = real_driver,
+        gpu: Gpu | None = None,
+    ) -> None:
+        gpu = gpu or NvmlGpu(gpu_uuid)
+        self._driver = driver
+        self._footprints = Footprints()
+        self._meter = UsageMeter(gpu, self._footprints)
+        self._survey = Survey(driver, self._meter, other_roots)
+        self._parts = Parts(
+            driver=driver,
+            gpu=gpu,
+            survey=self._survey,
+            footprints=self._footprints,
+            room=Room(gpu, config),
+            config=config,
+            host_available_bytes=host_available_bytes,
+            remember=remember or (lambda _target, _sizes: None),
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities("checkpoint")
+
+    def suspend(self, target: Target, deadline_ns: int) -> Outcome:
+        return self._run(target, Transaction(self._parts, target, deadline_ns).suspend)
+
+    def resume(self, target: Target, deadline_ns: int) -> Outcome:
+        return self._run(target, Transaction(self._parts, target, deadline_ns).resume)
+
+    def page_out(self, target: Target, deadline_ns: int) -> Outcome:
+        return self._run(target, Transaction(self._parts, target, deadline_ns).page_out)
+
+    def page_in(self, target: Target, deadline_ns: int) -> Outcome:
+        return self._run(target, Transaction(self._parts, target, deadline_ns).page_in)
+
+    def _run(self, target: Target, operation: Callable[[], Moved]) -> Outcome:
+        try:
+            return operation()
+        except Stop as stop:
+            return stop.outcome
+        except GpuError as error:
+            # NVML or the driver as a whole is out of order; the transaction has undone its part.
+            return refusal(error, target.root.pid)
+        finally:
+            self._meter.forget()
+
+    def observe(self, target: Target) -> Observation:
+        """Raises ``GpuError`` only where the driver or NVML as a whole cannot be asked."""
+        alive = processes.alive(target.root)
+        usage = self._meter.read()
+        members = self._survey.members(target, usage)
+        seen = tuple(self._memory(member, usage) for member in members)
+        busy = self._meter.busy(target.session, [m.ref.pid for m in members], usage)
+        if not alive:
+            self._meter.forget(target.session)
+        residencies = {memory.residency for memory in seen}
+        return Observation(
+            alive=alive,
+            residency=next((r for r in _WORST_FIRST if r in residencies), Residency.RESIDENT),
+            resident_bytes=sum(memory.resident_bytes for memory in seen),
+            paged_out_bytes=sum(
+                self._footprints.get(memory.ref) or 0
+                for memory in seen
+                if memory.residency is Residency.PAGED_OUT
+            ),
+            busy=busy,
+            processes=seen,
+        )
+
+    def _memory(self, member: Member, usage: Usage) -> ProcessMemory:
+        resident_bytes = usage.bytes_by_pid.get(member.ref.pid, 0)
+        # Where the driver does not say, what uses no GPU memory but did is out.
+        unknown_out = resident_bytes == 0 and self._footprints.get(member.ref) is not None
+        unknown = Residency.PAGED_OUT if unknown_out else Residency.RESIDENT
+        residency = unknown if member.error is not None else _RESIDENCY[member.state]
+        return ProcessMemory(member.ref, residency, resident_bytes)
+
+    def export_footprints(self, target: Target | None = None) -> dict[ProcessRef, int]:
+        """Bytes that each paged-out process will need in the GPU: those of ``target``'s, or all.
+        For the daemon to keep where they survive it."""
+        sizes = self._footprints.all()
+        if target is None:
+            return sizes
+        refs = {member.ref for member in self._survey.members(target)}
+        return {ref: size for ref, size in sizes.items() if ref in refs}
+
+    def import_footprints(self, footprints: Mapping[ProcessRef, int]) -> None:
+        """What an earlier daemon kept. Those of dead processes are left out."""
+        self._footprints.put({r: size for r, size in footprints.items() if processes.alive(r)})
+
+    def forget(self, target: Target) -> None:
+        """The session is over. Footprints of processes that have ended are dropped, too."""
+        self._meter.forget(target.session)
+        dead = [ref for ref in self._footprints.all() if not processes.alive(ref)]
+        self._footprints.drop(dead)

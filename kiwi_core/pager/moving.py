@@ -1,0 +1,134 @@
+"""Moving held processes' memory out of the GPU and back: one at a time, errors read carefully."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.errors import GpuError
+from kiwi_core.gpu.driver import CheckpointState
+from kiwi_core.gpu.results import OPERATING_SYSTEM, OUT_OF_MEMORY
+from kiwi_core.pager.api import Lost
+from kiwi_core.pager.holding import lost
+from kiwi_core.pager.ports import Stop, may_control, refusal
+from kiwi_core.pager.room import Reservation
+from kiwi_core.states import Reason
+
+if TYPE_CHECKING:
+    from kiwi_core.gpu.processes import ProcessRef
+    from kiwi_core.pager.holding import Holding, Parts
+    from kiwi_core.pager.survey import Member
+
+_SCRUBBED_POLL_S: Final = 0.02
+_SCRUBBED_AFTER_S: Final = 2.0
+"""Freed memory shows up as free within this time."""
+
+_IS_BACK: Final = frozenset(
+    {CheckpointState.LOCKED, CheckpointState.RUNNING, CheckpointState.NOT_A_CUDA_PROCESS}
+)
+
+
+class Moving:
+    """Methods may raise ``Stop``, and ``GpuError`` where NVML fails."""
+
+    def __init__(self, parts: Parts, hold: Holding, deadline_ns: int) -> None:
+        self._parts = parts
+        self._hold = hold
+        self._driver = parts.driver
+        self._deadline_ns = deadline_ns
+
+    def out(self, ref: ProcessRef, size_bytes: int | None) -> None:
+        """``ref`` is locked; ``size_bytes`` is ``None`` where NVML does not know the process (no
+        context yet, or another PID namespace): then what the GPU gains is its footprint."""
+        free_before_bytes = self._parts.gpu.free_bytes() if size_bytes is None else 0
+        try:
+            self._driver.checkpoint(ref.pid)
+        except GpuError as error:
+            self._check_out(ref, error)
+        if size_bytes is None:
+            gained_bytes = self._free_scrubbed_bytes() - free_before_bytes
+            self._parts.footprints.put({ref: max(0, gained_bytes)})
+
+    def _check_out(self, ref: ProcessRef, error: GpuError) -> None:
+        state = self._hold.state(ref)
+        if state in (CheckpointState.CHECKPOINTED, CheckpointState.NOT_A_CUDA_PROCESS):
+            return  # done after all, or the process is gone and needs nothing
+        if state is CheckpointState.FAILED:
+            raise Stop(lost(ref.pid, error)) from error
+        raise Stop(refusal(error, ref.pid)) from error
+
+    def _free_scrubbed_bytes(self) -> int:
+        """Once it has stopped growing."""
+        until_s = time.monotonic() + _SCRUBBED_AFTER_S
+        free_bytes = self._parts.gpu.free_bytes()
+        while time.monotonic() < until_s:
+            time.sleep(_SCRUBBED_POLL_S)
+            last_bytes, free_bytes = free_bytes, self._parts.gpu.free_bytes()
+            if free_bytes <= last_bytes:
+                break
+        return free_bytes
+
+    def bring_back(self, out: list[ProcessRef], members: list[Member]) -> int:
+        """All of ``out``, or none (unless one is lost or the root is gone). Returns the bytes;
+        afterwards they are locked. ``members`` are the session's."""
+        if not out:
+            return 0
+        sizes = [self._parts.footprints.get(ref) for ref in out]
+        known = [size for size in sizes if size is not None]
+        need_bytes = sum(known) if len(known) == len(sizes) else None
+        reservation = Reservation(need_bytes, [m.ref.pid for m in members])
+        back: list[ProcessRef] = []
+        with self._parts.room.reserved(reservation):
+            try:
+                for ref, size_bytes in zip(out, sizes, strict=True):
+                    self._restore(ref, reservation)
+                    reservation.spend(size_bytes)
+                    back.append(ref)
+            except (Stop, GpuError) as error:
+                stop = error if isinstance(error, Stop) else Stop(refusal(error, out[0].pid))
+                self._out_again(back, stop)
+                raise stop from error
+        return sum(known)
+
+    def bring_back_alone(self, ref: ProcessRef, members: list[Member]) -> None:
+        """One process of a session that is over, without asking whether the root still lives."""
+        size_bytes = self._parts.footprints.get(ref)
+        reservation = Reservation(size_bytes, [m.ref.pid for m in members])
+        with self._parts.room.reserved(reservation):
+            self._parts.room.wait(reservation, self._deadline_ns, lambda: None)
+            self._driver.restore(ref.pid)
+
+    def _restore(self, ref: ProcessRef, reservation: Reservation) -> None:
+        self._parts.room.wait(reservation, self._deadline_ns, self._hold.still_wanted)
+        error = self._try_restore(ref)
+        if error is not None and error.driver_code == OUT_OF_MEMORY:
+            # Somebody was quicker. Drivers known today never restore after this (#44); asking
+            # once more is how to find out whether this one does.
+            self._parts.room.wait(reservation, self._deadline_ns, self._hold.still_wanted)
+            error = self._try_restore(ref)
+        if error is not None:
+            raise Stop(refusal(error, ref.pid)) from error
+
+    def _try_restore(self, ref: ProcessRef) -> GpuError | None:
+        """``None``: it is back, or has ended. Raises ``Stop`` if it can never come back."""
+        try:
+            self._driver.restore(ref.pid)
+        except GpuError as error:
+            state = self._hold.state(ref)
+            if state in _IS_BACK:
+                return None
+            stuck = error.driver_code == OPERATING_SYSTEM and may_control(ref.pid)
+            if state is CheckpointState.FAILED or stuck:
+                raise Stop(lost(ref.pid, error)) from error
+            return error
+        return None
+
+    def _out_again(self, back: list[ProcessRef], stop: Stop) -> None:
+        """Back to how they were found; except where the session as such is over."""
+        if isinstance(stop.outcome, Lost) or stop.outcome.reason is Reason.GONE:
+            return
+        for ref in back:
+            try:
+                self._driver.checkpoint(ref.pid)
+            except GpuError as error:
+                stop.add(f"Process {ref.pid} is back in the GPU but held: {error}")

@@ -1,0 +1,108 @@
+"""What the checkpoint backend needs from the driver and from NVML; and how an operation ends early.
+
+The real ones are ``kiwi_core.gpu.driver`` (the module itself) and ``NvmlGpu``; tests pass scripted
+ones to reach states that neither a real nor an emulated driver can be talked into.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from kiwi_core.gpu import nvml, processes
+from kiwi_core.gpu.results import OPERATING_SYSTEM
+from kiwi_core.pager.api import Lost, Refused
+from kiwi_core.states import Reason
+
+if TYPE_CHECKING:
+    from kiwi_core.errors import GpuError
+    from kiwi_core.gpu.driver import CheckpointState
+    from kiwi_core.gpu.nvml import UtilisationSample
+
+
+class Driver(Protocol):
+    """See ``kiwi_core.gpu.driver``. All raise ``GpuError``."""
+
+    def checkpoint_state(self, pid: int) -> CheckpointState: ...
+    def lock(self, pid: int, timeout_ms: int) -> None: ...
+    def checkpoint(self, pid: int) -> None: ...
+    def restore(self, pid: int) -> None: ...
+    def unlock(self, pid: int) -> None: ...
+
+
+class Gpu(Protocol):
+    """One GPU's memory. All raise ``GpuError``."""
+
+    def free_bytes(self) -> int: ...
+
+    def bytes_by_pid(self) -> dict[int, int]:
+        """Contexts included; only processes that NVML can tell."""
+        ...
+
+    def users_elsewhere(self) -> dict[int, str]:
+        """Pids that use another GPU, and which."""
+        ...
+
+    def samples(self, since_us: int) -> tuple[UtilisationSample, ...] | None:
+        """``None`` where NVML cannot say who used the GPU."""
+        ...
+
+
+class NvmlGpu:
+    def __init__(self, uuid: str) -> None:
+        self._uuid = uuid
+        self._others: tuple[str, ...] | None = None
+
+    def free_bytes(self) -> int:
+        return nvml.memory(self._uuid).free_bytes
+
+    def bytes_by_pid(self) -> dict[int, int]:
+        return nvml.processes(self._uuid)
+
+    def users_elsewhere(self) -> dict[int, str]:
+        if self._others is None:
+            self._others = tuple(g.uuid for g in nvml.gpus() if g.uuid != self._uuid)
+        return {pid: uuid for uuid in self._others for pid in nvml.processes(uuid)}
+
+    def samples(self, since_us: int) -> tuple[UtilisationSample, ...] | None:
+        return nvml.utilisation_samples(self._uuid, since_us)
+
+
+class Stop(Exception):  # noqa: N818 - not an error: an answer
+    """Ends an operation with this outcome, after what had to be undone is undone."""
+
+    def __init__(self, outcome: Refused | Lost) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+    def __str__(self) -> str:
+        return self.outcome.detail
+
+    def add(self, words: str) -> None:
+        """More for the detail: what could not be undone, for instance."""
+        if words:
+            self.outcome = replace(self.outcome, detail=f"{self.outcome.detail} {words}")
+
+
+_REASONS = {
+    "lock-timeout": Reason.LOCK_TIMEOUT,
+    "no-gpu-memory": Reason.NO_ROOM,
+    "not-permitted": Reason.NOT_PERMITTED,
+    "unsupported": Reason.UNSUPPORTED,
+    "driver-too-old": Reason.UNSUPPORTED,
+    "no-such-process": Reason.GONE,
+}
+
+
+def refusal(error: GpuError, pid: int) -> Refused:
+    """The driver's error as an outcome, for a target that is unchanged."""
+    reason = _REASONS.get(error.code, Reason.DRIVER)
+    if error.driver_code == OPERATING_SYSTEM and not may_control(pid):
+        reason = Reason.NOT_PERMITTED  # the driver says no more than "OS call failed"
+    return Refused(reason, str(error))
+
+
+def may_control(pid: int) -> bool:
+    """Is it the same user's process, or are we root? (Others need CAP_SYS_PTRACE.)"""
+    return os.geteuid() in (0, processes.owner_uid(pid))

@@ -1,0 +1,128 @@
+"""Room in the GPU: what each process takes, and verified space before anything is brought back.
+
+A restore that fails for memory is permanent in the driver (NVIDIA/cuda-checkpoint#44), so none is
+started unless NVML itself says that there is room, and no two restores count on the same room.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.pager.api import Refused
+from kiwi_core.pager.ports import Stop
+from kiwi_core.states import Reason
+from kiwi_core.units import NS_PER_MS, NS_PER_S, format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from kiwi_core.config import Config
+    from kiwi_core.gpu.processes import ProcessRef
+    from kiwi_core.pager.ports import Gpu
+
+_POLL_MIN_NS: Final = 2 * NS_PER_MS
+_POLL_MAX_NS: Final = 100 * NS_PER_MS
+
+
+class Footprints:
+    """Bytes that each paged-out process takes in the GPU, as measured while it was locked (so that
+    it could not grow any more). Thread-safe; kept until its page-in has committed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes: dict[ProcessRef, int] = {}
+
+    def get(self, ref: ProcessRef) -> int | None:
+        with self._lock:
+            return self._bytes.get(ref)
+
+    def put(self, sizes: Mapping[ProcessRef, int]) -> None:
+        with self._lock:
+            self._bytes.update(sizes)
+
+    def drop(self, refs: Collection[ProcessRef]) -> None:
+        with self._lock:
+            for ref in refs:
+                self._bytes.pop(ref, None)
+
+    def all(self) -> dict[ProcessRef, int]:
+        with self._lock:
+            return dict(self._bytes)
+
+
+class Reservation:
+    """Bytes that one page-in still has to bring back; ``None``: nobody knows how many."""
+
+    def __init__(self, need_bytes: int | None, own_pids: Collection[int]) -> None:
+        self.need_bytes = need_bytes
+        self.own_pids = set(own_pids)
+
+    def spend(self, size_bytes: int | None) -> None:
+        """One process is back; NVML counts it from here on."""
+        if self.need_bytes is not None and size_bytes is not None:
+            self.need_bytes = max(0, self.need_bytes - size_bytes)
+
+
+class Room:
+    """The free memory of one GPU, and who was promised some of it."""
+
+    def __init__(self, gpu: Gpu, config: Config) -> None:
+        self._gpu = gpu
+        self._config = config
+        self._lock = threading.Lock()
+        self._promised: list[Reservation] = []
+
+    @contextmanager
+    def reserved(self, reservation: Reservation) -> Iterator[None]:
+        """While inside, ``wait`` of others leaves this room alone, once it has been verified."""
+        try:
+            yield
+        finally:
+            with self._lock:
+                if reservation in self._promised:
+                    self._promised.remove(reservation)
+
+    def wait(
+        self, reservation: Reservation, deadline_ns: int, still_wanted: Callable[[], None]
+    ) -> None:
+        """Until NVML says that what ``reservation`` still needs is free: freed memory shows up
+        late. Raises ``Stop(NO_ROOM)`` at ``deadline_ns`` or after ``room_wait_ns``;
+        ``still_wanted`` may raise its own."""
+        until_ns = min(deadline_ns, time.monotonic_ns() + self._config.room_wait_ns)
+        pause_ns = _POLL_MIN_NS
+        while (why := self._take(reservation)) is not None:
+            still_wanted()
+            left_ns = until_ns - time.monotonic_ns()
+            if left_ns <= 0:
+                raise Stop(Refused(Reason.NO_ROOM, why))
+            time.sleep(min(pause_ns, left_ns) / NS_PER_S)
+            pause_ns = min(2 * pause_ns, _POLL_MAX_NS)
+
+    def _take(self, reservation: Reservation) -> str | None:
+        """Promises the room if it is there; else says what is missing."""
+        with self._lock:
+            others = [r for r in self._promised if r is not reservation]
+            why = self._missing(reservation, others)
+            if why is None and reservation not in self._promised:
+                self._promised.append(reservation)
+            return why
+
+    def _missing(self, reservation: Reservation, others: list[Reservation]) -> str | None:
+        alone = not others and set(self._gpu.bytes_by_pid()) <= reservation.own_pids
+        if reservation.need_bytes is None:
+            return None if alone else "It is not known how much it needs, so it waits for all."
+        if any(other.need_bytes is None for other in others):
+            return "A process of unknown size is being brought back."
+        free_bytes = self._gpu.free_bytes() - sum(other.need_bytes or 0 for other in others)
+        # With nobody else in the GPU it fits as it did before, even without a margin: what
+        # once filled the whole GPU must be able to come back.
+        margin_bytes = 0 if alone else self._config.room_margin_min_bytes
+        if free_bytes >= reservation.need_bytes + margin_bytes:
+            return None
+        return (
+            f"It needs {format_bytes(reservation.need_bytes)} of GPU memory and "
+            f"{format_bytes(max(0, free_bytes))} are free."
+        )

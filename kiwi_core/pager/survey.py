@@ -1,0 +1,148 @@
+"""Which processes of a session use the GPU, what state the driver says they are in, and how much
+of the GPU they use. Looked up anew for each operation; nothing about states is remembered."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.errors import GpuError
+from kiwi_core.gpu import processes
+from kiwi_core.gpu.driver import CheckpointState
+from kiwi_core.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from kiwi_core.gpu.processes import ProcessRef
+    from kiwi_core.pager.api import Target
+    from kiwi_core.pager.ports import Driver, Gpu
+    from kiwi_core.pager.room import Footprints
+    from kiwi_core.units import SessionId
+
+_FRESH_NS: Final = 20 * NS_PER_MS
+"""A reading of NVML serves all sessions looked at within this time: one costs about a millisecond,
+and there may be 1,000 sessions."""
+
+_WINDOW_US: Final = 1_000_000
+"""How far back the first look goes: NVML's samples come up to a second late."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A live process that the driver knows. ``error`` is set where it would not say the state."""
+
+    ref: ProcessRef
+    state: CheckpointState
+    error: GpuError | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Bytes by pid; and when NVML last saw each pid work (its clock), ``None`` if it cannot say.
+    ``by_leader`` has the GPU's users, those paged out too, by the leader of their terminal
+    session: how a worker whose parent has ended is still found."""
+
+    bytes_by_pid: dict[int, int]
+    busy_us: dict[int, int] | None
+    seen_us: int
+    by_leader: dict[int, list[ProcessRef]]
+
+
+class UsageMeter:
+    """Reads NVML for many observers, and tells each whether a process worked since *its* last
+    look. Thread-safe."""
+
+    def __init__(self, gpu: Gpu, footprints: Footprints) -> None:
+        self._gpu = gpu
+        self._footprints = footprints
+        self._lock = threading.Lock()
+        self._usage = Usage({}, {}, 0, {})
+        self._fresh_until_ns = 0
+        self._looked_us: dict[SessionId, int] = {}
+
+    def forget(self, session: SessionId | None = None) -> None:
+        """What was read is old (an operation moved memory); or a session is over."""
+        with self._lock:
+            self._fresh_until_ns = 0
+            if session is not None:
+                self._looked_us.pop(session, None)
+
+    def read(self) -> Usage:
+        with self._lock:
+            if time.monotonic_ns() >= self._fresh_until_ns:
+                self._usage = self._next(self._usage)
+                self._fresh_until_ns = time.monotonic_ns() + _FRESH_NS
+            return self._usage
+
+    def busy(self, session: SessionId, pids: Collection[int], usage: Usage) -> bool | None:
+        """Did one of ``pids`` use the GPU since the session's last look? ``None``: unknown."""
+        if usage.busy_us is None:
+            return None
+        with self._lock:
+            since_us = self._looked_us.get(session, usage.seen_us - _WINDOW_US)
+            self._looked_us[session] = usage.seen_us
+        return any(usage.busy_us.get(pid, -1) > since_us for pid in pids)
+
+    def _next(self, last: Usage) -> Usage:
+        bytes_by_pid = self._gpu.bytes_by_pid()
+        # Asked from the newest sample seen, not from a clock: samples come in late.
+        samples = self._gpu.samples(last.seen_us)
+        if samples is None:
+            return Usage(bytes_by_pid, None, last.seen_us, self._by_leader(bytes_by_pid))
+        busy_us = {pid: at for pid, at in (last.busy_us or {}).items() if pid in bytes_by_pid}
+        for sample in samples:
+            if sample.percent > 0:
+                busy_us[sample.pid] = max(sample.time_us, busy_us.get(sample.pid, 0))
+        seen_us = max((s.time_us for s in samples), default=last.seen_us)
+        return Usage(bytes_by_pid, busy_us, seen_us, self._by_leader(bytes_by_pid))
+
+    def _by_leader(self, bytes_by_pid: dict[int, int]) -> dict[int, list[ProcessRef]]:
+        refs = {ref for pid in bytes_by_pid if (ref := processes.ref_of(pid)) is not None}
+        refs.update(ref for ref in self._footprints.all() if processes.alive(ref))
+        found: dict[int, list[ProcessRef]] = {}
+        for ref in refs:
+            stat = processes.stat_of(ref.pid)
+            if stat is not None:
+                found.setdefault(stat.session, []).append(ref)
+        return found
+
+
+class Survey:
+    def __init__(
+        self,
+        driver: Driver,
+        meter: UsageMeter,
+        other_roots: Callable[[], Collection[ProcessRef]],
+    ) -> None:
+        self._driver = driver
+        self._meter = meter
+        self._other_roots = other_roots
+
+    def members(self, target: Target, usage: Usage | None = None) -> list[Member]:
+        """The session's processes that use CUDA, the root first; ``usage`` only where an old one
+        will do. If the root is gone, what it left behind: those in the terminal session that it
+        led can still be told to be its."""
+        if usage is None:
+            self._meter.forget()
+            usage = self._meter.read()
+        others = self._other_roots()
+        refs = dict.fromkeys(processes.tree(target.root, others))
+        for ref in usage.by_leader.get(target.root.pid, ()):
+            if ref not in others and processes.in_session_of(target.root, ref.pid):
+                refs.setdefault(ref)
+        found = (self._member(ref) for ref in refs)
+        return [m for m in found if m.state is not CheckpointState.NOT_A_CUDA_PROCESS or m.error]
+
+    def _member(self, ref: ProcessRef) -> Member:
+        try:
+            state = self._driver.checkpoint_state(ref.pid)
+        except GpuError as error:
+            if error.driver_code is None:
+                raise  # no driver at all: not this process's fault
+            return Member(ref, CheckpointState.NOT_A_CUDA_PROCESS, error)
+        if not processes.alive(ref):
+            state = CheckpointState.NOT_A_CUDA_PROCESS
+        return Member(ref, state)

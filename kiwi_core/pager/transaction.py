@@ -1,0 +1,155 @@
+"""One operation on one session: all of its GPU processes, or none.
+
+Whatever goes wrong, each process ends up in the state in which the operation found it, as far as
+the driver can still do that, and the outcome says what the *driver* says: after each error it is
+asked for the process's state, since it may have done the work and failed in reporting it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from kiwi_core.errors import GpuError
+from kiwi_core.gpu.driver import CheckpointState
+from kiwi_core.pager.api import Lost, Moved, Refused
+from kiwi_core.pager.holding import Holding, in_state, lost
+from kiwi_core.pager.moving import Moving
+from kiwi_core.pager.ports import Stop, refusal
+from kiwi_core.states import Reason
+from kiwi_core.units import format_bytes
+
+if TYPE_CHECKING:
+    from kiwi_core.gpu.processes import ProcessRef
+    from kiwi_core.pager.api import Target
+    from kiwi_core.pager.holding import Parts
+    from kiwi_core.pager.survey import Member
+
+
+class Transaction:
+    """``suspend``, ``resume``, ``page_out`` or ``page_in``, once; each may raise ``Stop``."""
+
+    def __init__(self, parts: Parts, target: Target, deadline_ns: int) -> None:
+        self._parts = parts
+        self._target = target
+        self._began_ns = time.monotonic_ns()
+        self._hold = Holding(parts, target, deadline_ns)
+        self._move = Moving(parts, self._hold, deadline_ns)
+
+    def suspend(self) -> Moved:
+        with self._hold.all_held(self._present):
+            return self._moved(0)
+
+    def resume(self) -> Moved:
+        members = self._present()
+        if in_state(members, CheckpointState.CHECKPOINTED):
+            detail = "Its memory is in system RAM: it has to be paged in, not only resumed."
+            raise Stop(Refused(Reason.DRIVER, detail))
+        self._hold.unlock_all(in_state(members, CheckpointState.LOCKED))
+        return self._moved(0)
+
+    def page_out(self) -> Moved:
+        self._check_beforehand()
+        with self._hold.all_held(self._present) as members:
+            locked = in_state(members, CheckpointState.LOCKED)
+            if not locked:
+                return self._moved(0)
+            self._out(locked, members)
+            out = [*locked, *in_state(members, CheckpointState.CHECKPOINTED)]
+            return self._moved(sum(self._parts.footprints.get(ref) or 0 for ref in out))
+
+    def page_in(self) -> Moved:
+        members = self._present()
+        out = in_state(members, CheckpointState.CHECKPOINTED)
+        try:
+            moved_bytes = self._move.bring_back(out, members)
+        except Stop as stop:
+            if isinstance(stop.outcome, Lost) or stop.outcome.reason is Reason.GONE:
+                self._let_go(members)
+            raise
+        self._hold.unlock_all([*out, *in_state(members, CheckpointState.LOCKED)])
+        # Only now: until here a crash or a failure may still need to know.
+        self._parts.footprints.drop(out)
+        return self._moved(moved_bytes)
+
+    def _present(self) -> list[Member]:
+        """The session's processes, once all have settled. If one is lost, or the root is gone, the
+        others are let go first: nobody else will ever do that."""
+        members = self._hold.settled()
+        failed = in_state(members, CheckpointState.FAILED)
+        gone = not self._hold.root_alive()
+        if failed or gone:
+            self._let_go(members)
+            raise Stop(lost(failed[0].pid) if failed else self._hold.gone())
+        return members
+
+    def _check_beforehand(self) -> None:
+        """What can be known before the session is disturbed. The driver keeps paged-out memory in
+        the target's own process, so that one's limits count, too."""
+        members = self._hold.settled()
+        usage = self._parts.gpu.bytes_by_pid()
+        pids = [m.ref.pid for m in members if m.ref.pid in usage]
+        if not pids:
+            return
+        for pid, gpu in self._parts.gpu.users_elsewhere().items():
+            if pid in pids:
+                detail = f"Process {pid} uses {gpu} too; Kiwi moves processes of one GPU only."
+                raise Stop(Refused(Reason.UNSUPPORTED, detail))
+        need_bytes = sum(usage[pid] for pid in pids)
+        available_bytes = self._parts.host_available_bytes(pids)
+        if available_bytes < need_bytes:
+            detail = (
+                f"{format_bytes(need_bytes)} would have to go to system RAM, which has "
+                f"{format_bytes(available_bytes)} left for it."
+            )
+            raise Stop(Refused(Reason.NO_HOST_MEMORY, detail))
+
+    def _out(self, locked: list[ProcessRef], members: list[Member]) -> None:
+        done: list[ProcessRef] = []
+        try:
+            sizes = self._measure(locked)
+            for ref in locked:
+                self._move.out(ref, sizes.get(ref))
+                done.append(ref)
+        except (Stop, GpuError) as error:
+            stop = error if isinstance(error, Stop) else Stop(refusal(error, locked[0].pid))
+            if isinstance(stop.outcome, Lost):
+                self._let_go(members)
+            else:
+                self._undo_out(done, locked, members, stop)
+            raise stop from error
+
+    def _measure(self, locked: list[ProcessRef]) -> dict[ProcessRef, int]:
+        """They are locked: this is what they will need again. Told before anything moves, so that
+        a daemon that takes over knows it."""
+        usage = self._parts.gpu.bytes_by_pid()
+        sizes = {ref: usage[ref.pid] for ref in locked if ref.pid in usage}
+        self._parts.footprints.put(sizes)
+        self._parts.remember(self._target, sizes)
+        return sizes
+
+    def _undo_out(
+        self, done: list[ProcessRef], locked: list[ProcessRef], members: list[Member], stop: Stop
+    ) -> None:
+        """Brings back those already out: found held or running, they end up held here, and are
+        unlocked by ``all_held`` if this operation locked them."""
+        try:
+            self._move.bring_back(done, members)
+            self._parts.footprints.drop(locked)
+        except (Stop, GpuError) as error:
+            stop.add(f"A part of it stays in system RAM until it can be paged in: {error}")
+
+    def _let_go(self, members: list[Member]) -> None:
+        """The session as such is over (its root ended, or a part is lost): what can be brought
+        back is, and everything runs on. Best effort: the outcome is known already."""
+        for member in members:
+            try:
+                if self._hold.state(member.ref) is CheckpointState.CHECKPOINTED:
+                    self._move.bring_back_alone(member.ref, members)
+                    self._parts.footprints.drop([member.ref])
+            except (GpuError, Stop):
+                continue
+        self._hold.unlock_quietly([m.ref for m in members])
+
+    def _moved(self, moved_bytes: int) -> Moved:
+        return Moved(moved_bytes, time.monotonic_ns() - self._began_ns)
