@@ -1,0 +1,68 @@
+"""The Makefile says what it can do, and `make test` leaves no test directory out."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WITHOUT_OUTER_MAKE = {name: v for name, v in os.environ.items() if not name.startswith("MAKE")}
+"""`make test` runs this test: its flags (-j, -n) are not meant for the make started here."""
+
+
+def make(*arguments: str) -> str:
+    done = subprocess.run(
+        ["make", "--no-print-directory", *arguments],
+        cwd=ROOT,
+        env=WITHOUT_OUTER_MAKE,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout
+
+
+def described() -> set[str]:
+    return set(re.findall(r"^  make (\S+)", make(), re.MULTILINE))
+
+
+def test_help_is_the_default_and_names_what_people_need() -> None:
+    assert make() == make("help")
+    assert {"setup", "test", "fast", "lint", "types", "demo", "bench", "clean"} <= described()
+
+
+def test_everything_that_help_names_is_a_target() -> None:
+    text = (ROOT / "Makefile").read_text()
+    assert described() == set(re.findall(r"^([a-z0-9-]+):.*##", text, re.MULTILINE))
+
+
+@pytest.fixture(scope="module")
+def commands_of_test() -> str:
+    # -n prints and runs nothing; as if the environments were there and up to date.
+    ready = [".venv/.kiwi-ready", ".venvs/old/.kiwi-ready"]
+    return make("-n", *(word for file in ready for word in ("-o", file)), "test")
+
+
+@pytest.mark.parametrize("tool", ["ruff check", "ruff format", "mypy", "lint-imports", "coverage"])
+def test_make_test_runs(commands_of_test: str, tool: str) -> None:
+    assert tool in commands_of_test
+
+
+def test_make_test_reaches_every_test_directory(commands_of_test: str) -> None:
+    """One suite names the directory, or it takes all of tests/ and leaves out only named ones."""
+    commands_of_test = commands_of_test.replace("\\\n", " ")
+    suites = [line for line in commands_of_test.splitlines() if "pytest" in line]
+    for directory in sorted((ROOT / "tests").iterdir()):
+        if list(directory.rglob("test_*.py")):
+            name = f"tests/{directory.name}"
+            named = any(re.search(rf"(?<!=){name}(?!\w)", suite) for suite in suites)
+            swept = any(
+                re.search(r" tests(?= )", suite) and f"--ignore={name} " not in f"{suite} "
+                for suite in suites
+            )
+            assert named or swept, f"make test leaves out {name}"

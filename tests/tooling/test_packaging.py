@@ -1,0 +1,117 @@
+"""What is shipped around the code: metadata, locks, hooks and the systemd unit."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import entry_points, version
+from pathlib import Path
+
+import pytest
+
+import kiwi_core
+from kiwi_core.cli import main
+
+ROOT = Path(__file__).parents[2]
+UNIT = ROOT / "packaging/systemd/kiwi.service"
+
+
+def unit() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(UNIT)
+    return parser
+
+
+def test_version_is_said_once_and_the_same_everywhere() -> None:
+    assert version("kiwi-jupyter") == kiwi_core.__version__
+
+
+def test_the_kiwi_command_is_the_command_line() -> None:
+    (script,) = entry_points(group="console_scripts", name="kiwi")
+    assert script.load() is main
+
+
+def test_locks_name_exact_versions_only() -> None:
+    locks = sorted((ROOT / "requirements").glob("*.txt"))
+    assert {lock.name.split("-")[0] for lock in locks} == {"dev", "old"}
+    for lock in locks:
+        lines = [line for line in lock.read_text().splitlines() if not line.startswith("#")]
+        assert len(lines) > 30
+        for line in lines:
+            assert re.fullmatch(r"[\w.-]+==[\w.!+-]+", line), f"{lock.name}: {line}"
+
+
+def test_old_lock_is_old() -> None:
+    for lock in (ROOT / "requirements").glob("old-*.txt"):
+        text = lock.read_text()
+        assert "ipykernel==6.29." in text
+        assert "ipython==8.12." in text
+
+
+def test_hooks_are_valid_and_run_what_is_installed() -> None:
+    config = ROOT / ".pre-commit-config.yaml"
+    subprocess.run(
+        [sys.executable, "-m", "pre_commit", "validate-config", str(config)],
+        check=True,
+        timeout=60,
+    )
+    entries = re.findall(r"entry: (\S+)", config.read_text())
+    assert entries
+    assert all(entry.startswith(".venv/bin/") for entry in entries)
+
+
+@pytest.mark.parametrize("name", [".ci/run", ".ci/venv", ".ci/step"])
+def test_scripts_are_executable_and_parse(name: str) -> None:
+    assert os.access(ROOT / name, os.X_OK)
+    subprocess.run(["bash", "-n", str(ROOT / name)], check=True, timeout=20)
+
+
+def test_step_passes_on_the_exit_code_and_notes_the_time(tmp_path: Path) -> None:
+    times = tmp_path / "times"
+    done = subprocess.run(
+        [ROOT / ".ci/step", "naming", "bash", "-c", "exit 7"],
+        env={**os.environ, "KIWI_TIMES": str(times)},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.returncode == 7
+    assert "FAILED (exit 7)" in done.stdout
+    assert "naming" in times.read_text()
+
+
+def test_unit_starts_the_command_line_in_directories_of_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    service = unit()["Service"]
+    words = service["ExecStart"].split()
+    assert words[0].endswith("/bin/kiwi")
+    assert main([words[1], "--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in words if word.startswith("--"))
+    assert service["RuntimeDirectory"] == "kiwi"
+    assert "/run/kiwi" in words
+
+
+def test_unit_leaves_time_and_rights_for_moving_memory() -> None:
+    service = unit()["Service"]
+    assert service["KillMode"] == "mixed"
+    assert service["TimeoutStopSec"] == "15min"
+    forbidden = ("PrivateDevices", "PrivateUsers", "PrivatePIDs", "ProtectProc", "PrivateTmp")
+    assert not [key for key in (*forbidden, "SystemCallFilter") if key in service]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    here = tmp_path / UNIT.name
+    here.write_text(UNIT.read_text().replace("/opt/kiwi/bin/kiwi", sys.executable))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(here)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert not [line for line in done.stderr.splitlines() if UNIT.name in line], done.stderr
