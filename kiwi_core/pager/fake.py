@@ -1,0 +1,304 @@
+"""A pager in memory, for tests of everything above the pager: sizes, states and scripted faults.
+
+Passes the same contract suite as the real backends. It knows only the sessions it was told of
+(``start``); any other one is a process that does not use the GPU.
+
+    pager = FakePager(total_bytes=8 * GIB)
+    pager.start(session, resident_bytes=5 * GIB)
+    pager.script("page_out", Refuse(Reason.LOCK_TIMEOUT), session)     # the next one only
+    pager.script("page_in", hang := Hang())
+    ...
+    hang.release()
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+from kiwi_core.pager.api import (
+    Capabilities,
+    Lost,
+    Moved,
+    Observation,
+    ProcessMemory,
+    ProcessRef,
+    Refused,
+)
+from kiwi_core.states import Reason, Residency
+from kiwi_core.units import NS_PER_S, format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.pager.api import Outcome, Target
+    from kiwi_core.units import SessionId
+
+Call = Literal["suspend", "resume", "page_out", "page_in"]
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The call does nothing and says so."""
+
+    reason: Reason
+    detail: str = "scripted"
+
+
+@dataclass(frozen=True)
+class Lose:
+    """The contents are gone, for good."""
+
+    detail: str = "scripted"
+
+
+@dataclass(frozen=True)
+class Slow:
+    """The call takes this much longer."""
+
+    duration_s: float
+
+
+@dataclass(frozen=True)
+class Raise:
+    """The call raises: a bug, as far as the caller knows."""
+
+    error: Exception
+
+
+@dataclass
+class Hang:
+    """The call does not begin until ``release()``. ``entered`` is set when it hangs."""
+
+    entered: threading.Event = field(default_factory=threading.Event)
+    _free: threading.Event = field(default_factory=threading.Event)
+
+    def release(self) -> None:
+        self._free.set()
+
+    def wait(self) -> None:
+        self.entered.set()
+        self._free.wait()
+
+
+Fault = Refuse | Lose | Slow | Raise | Hang
+
+
+@dataclass
+class _Process:
+    size_bytes: int
+    residency: Residency = Residency.RESIDENT
+    alive: bool = True
+    busy: bool | None = None
+
+
+class FakePager:
+    """``outside_bytes``: held by programs outside of Kiwi. ``copy_bytes_per_s`` makes moving take
+    time; ``None``: none. Thread-safe."""
+
+    def __init__(
+        self,
+        total_bytes: int,
+        *,
+        outside_bytes: int = 0,
+        copy_bytes_per_s: int | None = None,
+        room_wait_ns: int = 0,
+        alive: Callable[[ProcessRef], bool] = lambda _ref: True,
+    ) -> None:
+        self.total_bytes = total_bytes
+        self.calls: list[tuple[str, SessionId]] = []
+        """Every operation that was asked for, in order."""
+        self._outside_bytes = outside_bytes
+        self._copy_bytes_per_s = copy_bytes_per_s
+        self._room_wait_ns = room_wait_ns
+        self._alive = alive
+        self._changed = threading.Condition()
+        self._processes: dict[SessionId, _Process] = {}
+        self._faults: list[tuple[Call, SessionId | None, deque[Fault]]] = []
+
+    # --- for the test --------------------------------------------------------------------------
+
+    def start(self, session: SessionId, resident_bytes: int, busy: bool | None = None) -> None:
+        """A session uses the GPU from now on, or uses more or less of it than before. Bytes that
+        do not fit are a mistake of the test: ``ValueError``."""
+        with self._changed:
+            process = self._processes.setdefault(session, _Process(0))
+            grows_bytes = resident_bytes - process.size_bytes
+            if process.residency is Residency.RESIDENT and grows_bytes > self._free():
+                raise ValueError(f"{session} cannot grow by {format_bytes(grows_bytes)}")
+            process.size_bytes, process.busy = resident_bytes, busy
+            self._changed.notify_all()
+
+    def end(self, session: SessionId) -> None:
+        """Its process dies; its memory, wherever it is, is free."""
+        with self._changed:
+            self._processes[session] = _Process(0, alive=False)
+            self._changed.notify_all()
+
+    def hold_outside(self, size_bytes: int) -> None:
+        """Programs outside of Kiwi hold this much now."""
+        with self._changed:
+            self._outside_bytes = size_bytes
+            self._changed.notify_all()
+
+    def script(self, call: Call, *faults: Fault, session: SessionId | None = None) -> None:
+        """What the next calls meet, one fault each; of ``session`` only, or of anybody."""
+        with self._changed:
+            self._faults.append((call, session, deque(faults)))
+
+    def residency(self, session: SessionId) -> Residency:
+        with self._changed:
+            return self._process(session).residency
+
+    @property
+    def free_bytes(self) -> int:
+        with self._changed:
+            return self._free()
+
+    @property
+    def paged_out_bytes(self) -> int:
+        with self._changed:
+            processes = self._processes.values()
+            return sum(p.size_bytes for p in processes if p.residency is Residency.PAGED_OUT)
+
+    # --- the pager -----------------------------------------------------------------------------
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities("fake")
+
+    def suspend(self, target: Target, deadline_ns: int) -> Outcome:  # noqa: ARG002
+        return self._perform("suspend", target, self._suspend)
+
+    def resume(self, target: Target, deadline_ns: int) -> Outcome:  # noqa: ARG002
+        return self._perform("resume", target, self._resume)
+
+    def page_out(self, target: Target, deadline_ns: int) -> Outcome:  # noqa: ARG002
+        return self._perform("page_out", target, self._page_out)
+
+    def page_in(self, target: Target, deadline_ns: int) -> Outcome:
+        return self._perform("page_in", target, lambda process: self._page_in(process, deadline_ns))
+
+    def observe(self, target: Target) -> Observation:
+        with self._changed:
+            process = replace(self._process(target.session))
+        alive = process.alive and self._alive(target.root)
+        if not alive:
+            return Observation(False, Residency.RESIDENT, 0, 0)
+        in_ram = process.residency is Residency.PAGED_OUT
+        in_gpu = process.residency in (Residency.RESIDENT, Residency.LOCKED)
+        resident_bytes = process.size_bytes if in_gpu else 0
+        memory = ProcessMemory(target.root, process.residency, resident_bytes, process.busy)
+        return Observation(
+            alive=True,
+            residency=process.residency,
+            resident_bytes=resident_bytes,
+            paged_out_bytes=process.size_bytes if in_ram else 0,
+            busy=process.busy,
+            processes=(memory,) if process.size_bytes else (),
+        )
+
+    # --- inside (self._changed is held in what follows, except in _perform) --------------------
+
+    def _perform(
+        self,
+        call: Call,
+        target: Target,
+        operation: Callable[[_Process], int | Refused],
+    ) -> Outcome:
+        began_ns = time.monotonic_ns()
+        with self._changed:
+            self.calls.append((call, target.session))
+            fault = self._take_fault(call, target.session)
+        outcome = self._meet(fault, target)
+        if outcome is not None:
+            return outcome
+        with self._changed:
+            process = self._process(target.session)
+            refused = self._stopped(process, target)
+            done = refused or operation(process)
+            gone = self._stopped(process, target)  # it may have died while its memory was moved
+        if isinstance(done, (Refused, Lost)):
+            return done
+        return gone or Moved(done, time.monotonic_ns() - began_ns)
+
+    def _take_fault(self, call: Call, session: SessionId) -> Fault | None:
+        for scripted, of, faults in self._faults:
+            if scripted == call and of in (None, session) and faults:
+                return faults.popleft()
+        return None
+
+    def _meet(self, fault: Fault | None, target: Target) -> Outcome | None:
+        """Without the lock: what hangs must not stop the others."""
+        if isinstance(fault, Raise):
+            raise fault.error
+        if isinstance(fault, Refuse):
+            return Refused(fault.reason, fault.detail)
+        if isinstance(fault, Lose):
+            with self._changed:
+                self._process(target.session).residency = Residency.LOST
+                self._changed.notify_all()
+            return Lost(fault.detail)
+        if isinstance(fault, Slow):
+            time.sleep(fault.duration_s)
+        if isinstance(fault, Hang):
+            fault.wait()
+        return None
+
+    def _process(self, session: SessionId) -> _Process:
+        return self._processes.setdefault(session, _Process(0))
+
+    def _stopped(self, process: _Process, target: Target) -> Refused | Lost | None:
+        now = self._process(target.session)
+        if now is not process or not now.alive or not self._alive(target.root):
+            return Refused(Reason.GONE, f"Process {target.root.pid} has ended.")
+        return Lost("It was lost earlier.") if now.residency is Residency.LOST else None
+
+    def _free(self) -> int:
+        inside = (Residency.RESIDENT, Residency.LOCKED)
+        used = sum(p.size_bytes for p in self._processes.values() if p.residency in inside)
+        return self.total_bytes - self._outside_bytes - used
+
+    def _suspend(self, process: _Process) -> int:
+        if process.size_bytes and process.residency is Residency.RESIDENT:
+            process.residency = Residency.LOCKED
+        return 0
+
+    def _resume(self, process: _Process) -> int | Refused:
+        if process.residency is Residency.PAGED_OUT:
+            return Refused(Reason.DRIVER, "Its memory is in system RAM.")
+        process.residency = Residency.RESIDENT
+        return 0
+
+    def _page_out(self, process: _Process) -> int:
+        if not process.size_bytes or process.residency is Residency.PAGED_OUT:
+            return 0
+        process.residency = Residency.LOCKED
+        self._copy(process.size_bytes)
+        process.residency = Residency.PAGED_OUT
+        self._changed.notify_all()
+        return process.size_bytes
+
+    def _page_in(self, process: _Process, deadline_ns: int) -> int | Refused:
+        if process.residency is not Residency.PAGED_OUT:
+            return self._resume(process)
+        until_ns = min(deadline_ns, time.monotonic_ns() + self._room_wait_ns)
+        while self._free() < process.size_bytes and process.alive:
+            left_ns = until_ns - time.monotonic_ns()
+            if left_ns <= 0:
+                return Refused(Reason.NO_ROOM, f"Only {format_bytes(self._free())} are free.")
+            self._changed.wait(left_ns / NS_PER_S)
+        process.residency = Residency.LOCKED  # its room is taken from here on
+        self._copy(process.size_bytes)
+        process.residency = Residency.RESIDENT
+        return process.size_bytes
+
+    def _copy(self, size_bytes: int) -> None:
+        """As long as it takes; others go on meanwhile."""
+        if self._copy_bytes_per_s:
+            until_s = time.monotonic() + size_bytes / self._copy_bytes_per_s
+            while (left_s := until_s - time.monotonic()) > 0:
+                self._changed.wait(left_s)
