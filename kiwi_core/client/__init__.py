@@ -1,0 +1,32 @@
+"""The blocking client of a Kiwi daemon. Importing this loads nothing until a name is used.
+
+``Client`` is the connection of one process, ``Ticket`` one wait for the GPU; ``discover`` finds
+sockets; ``kiwi_core.client.autostart`` starts a daemon where there is none.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing itself is not loaded for this
+if TYPE_CHECKING:
+    from kiwi_core.client.client import Client
+    from kiwi_core.client.discovery import discover
+    from kiwi_core.client.lease import LeaseCancelled, Ticket
+
+__all__ = ["Client", "LeaseCancelled", "Ticket", "discover"]
+
+_HOMES = {
+    "Client": "client",
+    "LeaseCancelled": "lease",
+    "Ticket": "lease",
+    "discover": "discovery",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value: object = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,368 @@
+"""The connection under a client: speaking, hearing, and staying connected.
+
+One thread (``Watcher``) reads what the daemon says unasked and makes the connection again when it
+broke. A caller that asks something reads the socket itself for the first milliseconds, so that an
+answer costs no wake-up of another thread: ``_reading`` is the right to read, and while a caller
+has it the socket is taken out of the thread's ``epoll``.
+
+Locks: ``_dialling``, then ``_reading``, then ``changed``; never the other way.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kiwi_core.client.book import PENDING_MAX, Book, Request
+from kiwi_core.client.forking import let_go_in_children
+from kiwi_core.client.link import BRIEFLY_S, Link, dial, disconnected, no_daemon
+from kiwi_core.client.patience import Patience
+from kiwi_core.client.watcher import Watcher
+from kiwi_core.errors import CallerError, KiwiError, PeerError
+from kiwi_core.wire.messages import GetStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kiwi_core.wire.messages import ClientMessage, Hello, Told, Welcome
+
+
+class Channel:
+    """A connection that is made again when it breaks, and the book of what was said on it.
+
+    ``hello`` makes the first message from the book, before each connection. ``book`` is read and
+    changed with ``changed`` held only.
+    """
+
+    def __init__(
+        self,
+        socket_path: Path,
+        hello: Callable[[Book], Hello],
+        *,
+        on_notice: Callable[[Told], None] | None,
+        on_state: Callable[[bool], None] | None,
+        reconnect: bool,
+        connect_timeout_s: float,
+        grace_s: float,
+    ) -> None:
+        self._path = socket_path
+        self._hello = hello
+        self._on_notice = on_notice
+        self._on_state = on_state
+        self._reconnect = reconnect
+        self._connect_timeout_s = connect_timeout_s
+        self.grace_s = grace_s
+        self._make_locks()
+        self.book = Book()
+        self.link: Link | None = None
+        self.welcome: Welcome | None = None
+        self._watcher: Watcher | None = None
+        """The thread and what wakes it; ``None`` while this is not open."""
+        self.pid = os.getpid()
+        self.leaving = False
+        """Said goodbye: the end of this connection is wanted."""
+        self.heard = 0
+        """Counts messages: silence is when it stands still."""
+        self.away_s = 0.0
+        """Running time since the daemon was last there."""
+        self.attempts = 0
+        """Counts failed attempts to reconnect."""
+        self._refusal: KiwiError | None = None
+        """Why the last one failed, or the connection broke."""
+        let_go_in_children(self)
+
+    def _make_locks(self) -> None:
+        self._dialling = threading.Lock()
+        self._reading = threading.Lock()
+        self.changed = threading.Condition(threading.Lock())
+
+    # --- opening and closing --------------------------------------------------------------------
+
+    def connect(self) -> Welcome:
+        with self._dialling:
+            if self.link is None:
+                self._dial(Patience(self._connect_timeout_s), None)
+        if (welcome := self.welcome) is None:
+            raise disconnected("it ended at once")
+        return welcome
+
+    def close(self) -> None:
+        why = disconnected("it was closed here")
+        with self.changed:
+            watcher = self._watcher
+            self.drop(self.link, why)
+            self.book.forget(why)
+            if watcher is not None:
+                watcher.wake()
+            self._watcher = None
+            self.changed.notify_all()
+        if watcher is not None:
+            watcher.join()
+
+    def let_go(self) -> None:
+        """In a forked child: close the copy of the parent's socket, without a word."""
+        self._make_locks()  # a thread that is not here may have held one
+        if self.link is not None:
+            self.link.close()
+        if self._watcher is not None:
+            self._watcher.release()
+        self.link = self._watcher = self.welcome = None
+        self.book.forget(disconnected("this process was forked"))
+        self.book = Book()
+        self.pid = os.getpid()
+
+    @property
+    def is_open(self) -> bool:
+        return self._watcher is not None
+
+    def check_open(self) -> None:
+        if self._watcher is None:
+            raise CallerError(
+                "not-connected", "This client is not connected.", "Call connect() first."
+            )
+
+    def _dial(self, patience: Patience, watcher: Watcher | None) -> None:
+        """Make the connection and tell the daemon where we stand; ``_dialling`` is held.
+
+        ``watcher`` is the one that calls, if one does: it may have been retired meanwhile.
+        """
+        with self.changed:
+            hello = self._hello(self.book)
+        link, welcome = dial(self._path, hello, patience)
+        with self._reading:
+            with self.changed:
+                if watcher is not None and watcher is not self._watcher:
+                    link.close()
+                    return
+                self._install(link, welcome, hello)
+            self._take_in(link)  # what came together with the welcome
+
+    def _install(self, link: Link, welcome: Welcome, hello: Hello) -> None:
+        self.link, self.welcome = link, welcome
+        self.away_s, self._refusal, self.leaving = 0.0, None, False
+        if self._watcher is None:
+            self._watcher = Watcher(self)
+            self._watcher.start()
+        self._watcher.add(link)
+        for message in self.book.resume(hello):
+            self.say(message)
+        if self.book.watching:
+            self.say_request(Request(GetStatus(watch=True)))
+        self._watcher.wake()
+        self.changed.notify_all()
+
+    # --- speaking -------------------------------------------------------------------------------
+
+    def say(self, message: ClientMessage) -> None:
+        """Send, if connected; ``changed`` is held. Only a ``CallerError`` leaves."""
+        link = self.link
+        if link is None:
+            return
+        try:
+            link.send(message)
+        except PeerError as error:
+            self.drop(link, error)
+        finally:
+            if link.half_sent:  # an interrupt came in the middle
+                self.drop(link, disconnected("a message was interrupted"))
+
+    def say_request(self, request: Request) -> None:
+        """Send a question and remember it; ``changed`` is held."""
+        self.say(request.message)
+        if self.link is None:
+            request.error = self.why_away()
+            return
+        self.book.pending.append(request)
+        if len(self.book.pending) > PENDING_MAX:
+            self.drop(self.link, disconnected("the daemon answers nothing"))
+
+    def talk(self, say: Callable[[], object], done: Callable[[], bool]) -> None:
+        """Call ``say`` (with ``changed`` held), then read until ``done``, for a moment at most.
+
+        Where somebody else reads at the moment, the answer will come through them.
+        """
+        mine: list[bool] = []
+        try:
+            # Like in Link.fetch: no interrupt between taking the lock and knowing it.
+            mine.extend(map(self._reading.acquire, (False,)))
+            if mine[0]:
+                self._talk_alone(say, done)
+            else:
+                with self.changed:
+                    say()
+        finally:
+            if mine and mine[0]:
+                self._reading.release()
+
+    def _talk_alone(self, say: Callable[[], object], done: Callable[[], bool]) -> None:
+        link: Link | None = None
+        try:
+            with self.changed:
+                link = self.link
+                if link is not None and self._watcher is not None:
+                    self._watcher.pause(link)
+                say()
+            until_s = time.monotonic() + BRIEFLY_S
+            while link is self.link and link is not None and not done():
+                if not self._read(link, wait=True) or time.monotonic() > until_s:
+                    break
+        finally:
+            self._hand_back(link)
+
+    def _hand_back(self, link: Link | None) -> None:
+        with self.changed:
+            if link is None or link is not self.link or self._watcher is None:
+                return
+            if link.half_sent or link.half_read:
+                self.drop(link, disconnected("an interrupt came while it was read"))
+            else:
+                self._watcher.resume(link)
+
+    # --- hearing (with _reading held) -----------------------------------------------------------
+
+    def read_now(self) -> None:
+        """Called by the watcher's thread when something has arrived."""
+        with self._reading:
+            if (link := self.link) is not None:
+                self._read(link, wait=False)
+
+    def _read(self, link: Link, *, wait: bool) -> bool:
+        """Take in what has arrived; false if nothing, or if the link is gone."""
+        try:
+            if not link.fetch(wait=wait):
+                return False
+        except PeerError as error:
+            with self.changed:
+                self.drop(link, error)
+            return False
+        return self._take_in(link)
+
+    def _take_in(self, link: Link) -> bool:
+        while True:
+            told: Told | None = None
+            with self.changed:
+                if link is not self.link:
+                    return False
+                try:
+                    message = link.peek()
+                    if message is None:
+                        return True
+                    told = self.book.hears(message)
+                except PeerError as error:
+                    self.drop(link, error)
+                    return False
+                link.pop()
+                self.heard += 1
+                self.changed.notify_all()
+            if told is not None and self._on_notice is not None:
+                _call(self._on_notice, told)
+
+    def drop(self, link: Link | None, why: KiwiError) -> None:
+        """This link is over; ``changed`` is held. The watcher makes a new one."""
+        if link is None or link is not self.link:
+            return
+        self.link = None
+        self._refusal = why
+        if self._watcher is not None:
+            self._watcher.remove(link)
+            self._watcher.wake()
+        link.close()
+        self.book.lost(why)
+        self.changed.notify_all()
+
+    # --- the watcher's part: staying connected ---------------------------------------------------
+
+    def try_again(self, watcher: Watcher) -> bool:
+        """One attempt of the watcher's thread to reconnect; true when there is a link again."""
+        patience = Patience(self._connect_timeout_s)
+        with self._dialling:
+            if watcher is not self._watcher or self.link is not None:
+                return True
+            try:
+                self._dial(patience, watcher)
+                return self.link is not None
+            except KiwiError as error:
+                patience.tick()
+                self.count_away(patience.spent_s, error)
+                return False
+
+    @property
+    def connected(self) -> bool:
+        return self.link is not None
+
+    def count_away(self, spent_s: float, error: KiwiError | None = None) -> None:
+        with self.changed:
+            self.away_s += spent_s
+            if error is not None:
+                self.attempts += 1
+                self._refusal = error
+            self.changed.notify_all()
+
+    def belongs_to(self, watcher: Watcher) -> bool:
+        return self._watcher is watcher
+
+    @property
+    def reconnects(self) -> bool:
+        return self._reconnect and not self.leaving
+
+    def end_watch(self, watcher: Watcher) -> None:
+        """The thread leaves: without ``reconnect``, the first lost connection is the last."""
+        with self.changed:
+            if self._watcher is watcher:
+                self._watcher = None
+                self.book.forget(self._refusal or disconnected("it ended"))
+                self.changed.notify_all()
+
+    def hurry(self) -> None:
+        """Somebody waits: try to reconnect now; ``changed`` is held."""
+        if self._watcher is not None:
+            self._watcher.wake(hurry=True)
+
+    def tell_state(self, connected: bool) -> None:
+        if self._on_state is not None:
+            _call(self._on_state, connected)
+
+    def why_away(self) -> KiwiError:
+        if self._refusal is not None and self._refusal.code != "disconnected":
+            return self._refusal
+        return no_daemon(self._path, "it went away")
+
+    # --- asking and waiting -----------------------------------------------------------------------
+
+    def ask(self, message: ClientMessage, timeout_s: float) -> object:
+        self.check_open()
+        request = Request(message)
+        self.talk(lambda: self.say_request(request), lambda: request.over)
+        patience = Patience(timeout_s)
+        while not request.over:
+            if not patience.tick():
+                raise PeerError(
+                    "timeout",
+                    f"The Kiwi daemon did not answer within {timeout_s:g} s.",
+                    "It may be busy; try again. If it hangs, look at its log.",
+                )
+            self.sleep(lambda: request.over, patience.slice_s())
+        if request.error is not None:
+            raise request.error
+        return request.answer
+
+    def sleep(self, done: Callable[[], bool], seconds: float) -> None:
+        """Wait for a change, at most ``seconds``."""
+        with self.changed:
+            if not done():
+                self.changed.wait(seconds)
+
+
+def _call(callback: Callable[..., None], *args: object) -> None:
+    """A callback's failure is its author's: shown like a thread's, and nothing here breaks."""
+    try:
+        callback(*args)
+    except Exception as error:  # noqa: BLE001
+        threading.excepthook(
+            threading.ExceptHookArgs(
+                (type(error), error, error.__traceback__, threading.current_thread())
+            )
+        )

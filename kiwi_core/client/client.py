@@ -1,0 +1,373 @@
+"""The blocking client: one process's connection to the daemon of one GPU. Any thread may call it.
+
+How it speaks, reads and reconnects is in ``channel``; what it knows of its burst, in ``book``.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.client.book import Book, Lease, Phase, Request
+from kiwi_core.client.channel import Channel
+from kiwi_core.client.cuda_library import loaded_cuda_library
+from kiwi_core.client.lease import LeaseCancelled, Ticket
+from kiwi_core.client.link import disconnected
+from kiwi_core.client.patience import SLICE_S, Patience
+from kiwi_core.errors import CallerError, PeerError
+from kiwi_core.wire.messages import (
+    PROTOCOL,
+    Acquire,
+    GetStatus,
+    GetStory,
+    Goodbye,
+    Hello,
+    Ping,
+    Release,
+    Role,
+    Set,
+    StatusReport,
+    StoryReport,
+    Withdraw,
+)
+from kiwi_core.wire.names import check_settings, clean_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from kiwi_core.states import AntiThrash
+    from kiwi_core.wire.messages import GpuStatus, Granted, StoryLine, Told, Waiting, Welcome
+
+_WITHDRAWN_S: Final = 0.25
+"""How long a cancelled wait waits for the daemon's word that its place is free."""
+
+
+class Client:
+    """A connection to the daemon that listens at ``socket_path``.
+
+    ``on_notice`` gets what the user must know, in whichever thread reads it; ``on_state`` gets
+    true and false as the connection comes and goes, in the client's own thread. Both must be
+    quick, and must not call the client's blocking functions. ``cuda_library`` is asked before each
+    hello. ``daemon_grace_s``: running time without a daemon after which nobody waits any longer.
+    """
+
+    def __init__(
+        self,
+        socket_path: Path,
+        *,
+        role: Role = Role.SESSION,
+        name: str = "",
+        kernel_id: str = "",
+        client: str = "kiwi",
+        cuda_library: Callable[[], str] = loaded_cuda_library,
+        on_notice: Callable[[Told], None] | None = None,
+        on_state: Callable[[bool], None] | None = None,
+        reconnect: bool = True,
+        connect_timeout_s: float = 5.0,
+        daemon_grace_s: float = 10.0,
+    ) -> None:
+        self.socket_path = socket_path
+        self._role = role
+        self._name = clean_name(name)
+        self._kernel_id = clean_name(kernel_id)
+        self._client = clean_name(client)
+        self._cuda_library = cuda_library
+        self._channel = Channel(
+            socket_path,
+            self._hello,
+            on_notice=on_notice,
+            on_state=on_state,
+            reconnect=reconnect,
+            connect_timeout_s=connect_timeout_s,
+            grace_s=daemon_grace_s,
+        )
+
+    def _hello(self, book: Book) -> Hello:
+        return Hello(
+            protocol=PROTOCOL,
+            role=self._role,
+            client=self._client,
+            name=self._name,
+            kernel_id=self._kernel_id,
+            burst=book.burst,
+            in_burst=book.in_burst,
+            cuda_library=self._cuda_library(),
+        )
+
+    # --- opening and closing --------------------------------------------------------------------
+
+    def connect(self) -> Welcome:
+        """Connect, unless connected already, and stay connected until ``close``.
+
+        Raises ``PeerError`` ("no-daemon", "protocol-version", or what the daemon says) and
+        ``CallerError`` ("refused": no right to use the socket). In a forked child, which has let
+        go of its parent's connection, this opens one of its own, as another session.
+        """
+        return self._channel.connect()
+
+    def close(self) -> None:
+        """End the connection and the thread. Who waits gets ``PeerError`` "disconnected"."""
+        self._channel.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """The latest welcome; what it says stays true while the daemon is away."""
+        return self._channel.welcome
+
+    @property
+    def connected(self) -> bool:
+        return self._channel.link is not None
+
+    @property
+    def pid(self) -> int:
+        """The process that this client speaks for."""
+        return self._channel.pid
+
+    # --- the lease ------------------------------------------------------------------------------
+
+    def acquire(
+        self,
+        *,
+        on_waiting: Callable[[Waiting], None] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+        poll_s: float = SLICE_S,
+        timeout_s: float | None = None,
+    ) -> Granted:
+        """Wait for the GPU; returns when this process holds it, for a new burst.
+
+        ``on_waiting`` is called here, in the caller's thread; ``cancelled`` is asked at least
+        every ``poll_s``. A restart of the daemon is waited out. Whatever is raised, the wait is
+        given up: ``LeaseCancelled``; what a signal raised (``KeyboardInterrupt``); ``PeerError``
+        "no-daemon" after ``daemon_grace_s`` without one, "timeout" after ``timeout_s``, or what
+        the daemon says; ``CallerError`` ("in-burst", "not-connected").
+        """
+        before = self._channel.book.lease
+        begun: list[Lease] = []
+        try:
+            self._channel.talk(
+                lambda: begun.append(self._begin()), lambda: bool(begun) and begun[0].over
+            )
+            return self._await_grant(begun[0], on_waiting, cancelled, poll_s, timeout_s)
+        except BaseException:
+            # Not begun[0]: the interrupt may have come before it was stored.
+            lease = self._channel.book.lease
+            if lease is not None and lease is not before and lease.owner == threading.get_ident():
+                self.cancel(lease)
+            raise
+
+    def begin(self) -> Ticket:
+        """Ask for the GPU and return at once. Raises ``CallerError`` ("in-burst": this process
+        holds the GPU or waits for it; "not-connected")."""
+        with self._channel.changed:
+            return Ticket(self, self._begin())
+
+    def _begin(self) -> Lease:
+        channel = self._channel
+        channel.check_open()
+        if self._role is not Role.SESSION:
+            raise CallerError("observer", "An observer never holds the GPU.")
+        lease = channel.book.begin(threading.get_ident())
+        lease.silence = Patience(channel.grace_s)
+        lease.attempts = channel.attempts
+        if channel.link is None:
+            channel.hurry()
+        channel.say(Acquire(burst=lease.burst))
+        return lease
+
+    def look(self, lease: Lease) -> Granted | None:
+        """``Ticket.poll``."""
+        if not lease.over:
+            self._mind_silence(lease)
+            self._mind_absence(lease)
+        if lease.error is not None:
+            raise lease.error
+        return lease.granted
+
+    def wait_for(self, lease: Lease, timeout_s: float | None) -> Granted | None:
+        """``Ticket.wait``."""
+        if not lease.over:
+            self._channel.talk(_nothing, lambda: lease.over)
+        patience = Patience(timeout_s)
+        while (granted := self.look(lease)) is None:
+            if not patience.tick():
+                return None
+            self._channel.sleep(lambda: lease.over, patience.slice_s())
+        return granted
+
+    def _await_grant(
+        self,
+        lease: Lease,
+        on_waiting: Callable[[Waiting], None] | None,
+        cancelled: Callable[[], bool] | None,
+        poll_s: float,
+        timeout_s: float | None,
+    ) -> Granted:
+        patience = Patience(timeout_s)
+        shown: Waiting | None = None
+        while (granted := self.look(lease)) is None:
+            waiting = lease.waiting
+            if on_waiting is not None and waiting is not None and waiting is not shown:
+                shown = waiting
+                on_waiting(waiting)
+            if cancelled is not None and cancelled():
+                raise LeaseCancelled
+            if not patience.tick():
+                raise PeerError(
+                    "timeout", f"The GPU was not free within {timeout_s} s.", "Try again later."
+                )
+            self._channel.sleep(
+                lambda seen=waiting: lease.over or lease.waiting is not seen,  # type: ignore[misc]
+                patience.slice_s(min(poll_s, SLICE_S)),
+            )
+        return granted
+
+    def _mind_silence(self, lease: Lease) -> None:
+        """A live daemon says something every second or so to one who waits. Ask one that does
+        not; leave one that does not even answer that."""
+        channel, silence = self._channel, lease.silence
+        if lease.heard != channel.heard or channel.link is None:
+            lease.heard = channel.heard
+            silence.restart()
+            return
+        asked = silence.spent_s * 2 > channel.grace_s
+        patient = silence.tick()
+        with channel.changed:
+            if not patient:
+                channel.away_s = max(channel.away_s, silence.spent_s)
+                channel.drop(channel.link, disconnected("the daemon does not answer"))
+            elif not asked and silence.spent_s * 2 > channel.grace_s:
+                channel.say_request(Request(Ping()))
+
+    def _mind_absence(self, lease: Lease) -> None:
+        """Fail ``lease`` where the daemon has been away for too long, and one more attempt to
+        connect has failed since."""
+        channel = self._channel
+        if channel.link is not None or channel.away_s < channel.grace_s:
+            return
+        with channel.changed:
+            if lease.attempts < channel.attempts and not lease.over and channel.link is None:
+                channel.book.give_up(lease, channel.why_away())
+
+    def cancel(self, lease: Lease) -> None:
+        """``Ticket.cancel``."""
+        channel = self._channel
+        withdrawing = False
+
+        def say() -> None:
+            nonlocal withdrawing
+            waited = channel.book.phase is Phase.WAITING
+            if channel.book.give_up(lease, LeaseCancelled()):
+                if waited:
+                    withdrawing = True
+                    channel.say(Withdraw(burst=lease.burst))
+                else:
+                    self._end(lingering=False)
+                channel.changed.notify_all()
+
+        def done() -> bool:
+            return not withdrawing or lease.withdrawn or channel.link is None
+
+        channel.talk(say, done)
+        patience = Patience(_WITHDRAWN_S)
+        while not done() and patience.tick():
+            channel.sleep(done, patience.slice_s())
+
+    def end_burst(self, *, lingering: bool = False, burst: int | None = None) -> None:
+        """The burst is over (``lingering``: but for threads or tasks that it left behind).
+
+        No-op outside a burst, and where ``burst`` is given and is not the current one. Never
+        raises for a daemon that is away: it learns when it is back.
+        """
+        with self._channel.changed:
+            if burst is None or burst == self._channel.book.burst:
+                self._end(lingering=lingering)
+
+    def _end(self, *, lingering: bool) -> None:
+        message = self._channel.book.end(lingering=lingering)
+        if message is not None:
+            self._channel.say(message)
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def release(self, timeout_s: float = 5.0) -> None:
+        """Move this session's memory out of the GPU; returns when that is under way."""
+        self._channel.ask(Release(), timeout_s)
+
+    def goodbye(self, timeout_s: float) -> None:
+        """Leave Kiwi: returns, closed, once all memory is back in the GPU.
+
+        Raises ``PeerError`` "timeout" if that takes longer; it goes on then, as long as the
+        client is not closed. Without a daemon there is nothing to wait for.
+        """
+        self.end_burst()
+        self._channel.leaving = True
+        try:
+            if self._channel.link is not None:
+                self._channel.ask(Goodbye(), timeout_s)
+        except PeerError as error:
+            if error.code == "timeout":
+                raise
+        self.close()
+
+    def status(self, timeout_s: float = 5.0) -> GpuStatus:
+        answer = self._channel.ask(GetStatus(), timeout_s)
+        assert isinstance(answer, StatusReport)
+        return answer.gpu
+
+    def set(self, tq_s: float | None = None, anti_thrash: AntiThrash | None = None) -> None:
+        """Change settings. Raises ``CallerError`` "bad-setting", ``PeerError`` if not allowed."""
+        wanted = Set(tq_s=tq_s, anti_thrash=anti_thrash)
+        check_settings(wanted)
+        self._channel.ask(wanted, 5.0)
+
+    def story(self, session: str) -> list[StoryLine]:
+        """The last things that happened to ``session``, one of one's own."""
+        answer = self._channel.ask(GetStory(session=session), 5.0)
+        assert isinstance(answer, StoryReport)
+        return answer.lines
+
+    def ping(self, timeout_s: float = 5.0) -> None:
+        """Returns when the daemon has answered."""
+        self._channel.ask(Ping(), timeout_s)
+
+    def watch(self) -> Iterator[GpuStatus]:
+        """Statuses as they change, the first at once; a slow reader gets only the latest.
+
+        Ends when the client is closed. Raises ``PeerError`` "no-daemon" after ``daemon_grace_s``
+        without a daemon.
+        """
+        channel = self._channel
+        channel.check_open()
+        seen = self._start_watch()
+        while channel.is_open:
+            if channel.book.reports > seen:
+                seen, latest = channel.book.reports, channel.book.latest
+                assert latest is not None
+                yield latest
+            elif channel.link is None and channel.away_s >= channel.grace_s:
+                raise channel.why_away()
+            else:
+                channel.sleep(lambda at=seen: channel.book.reports > at, SLICE_S)  # type: ignore[misc]
+
+    def _start_watch(self) -> int:
+        """The count of reports after which the first one to show comes."""
+        channel = self._channel
+        with channel.changed:
+            book = channel.book
+            if book.watching:
+                return book.reports - (book.latest is not None)
+            book.watching = True
+            if channel.link is not None:
+                channel.say_request(Request(GetStatus(watch=True)))
+            return book.reports
+
+
+def _nothing() -> None:
+    pass

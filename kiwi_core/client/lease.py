@@ -1,0 +1,56 @@
+"""A wait for the GPU, as the one who waits sees it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kiwi_core.errors import CallerError
+
+if TYPE_CHECKING:
+    from kiwi_core.client.book import Lease
+    from kiwi_core.client.client import Client
+    from kiwi_core.wire.messages import Granted, Waiting
+
+
+class LeaseCancelled(CallerError):  # noqa: N818 - an outcome that was asked for
+    """The wait was given up by the one who waited. The place in the queue is free."""
+
+    def __init__(self) -> None:
+        super().__init__("cancelled", "The wait for the GPU was cancelled.")
+
+
+class Ticket:
+    """One wish for the GPU, made by ``Client.begin``. Any thread may use it."""
+
+    def __init__(self, client: Client, lease: Lease) -> None:
+        self._client = client
+        self._lease = lease
+
+    @property
+    def burst(self) -> int:
+        return self._lease.burst
+
+    @property
+    def last_waiting(self) -> Waiting | None:
+        """Where this wish stood when the daemon last said so."""
+        return self._lease.waiting
+
+    def poll(self) -> Granted | None:
+        """The grant, or ``None`` while waiting. Never blocks.
+
+        Raises ``LeaseCancelled`` after ``cancel``, and ``PeerError`` where the daemon refused,
+        or ("no-daemon") has been away for the client's ``daemon_grace_s``.
+        """
+        return self._client.look(self._lease)
+
+    def wait(self, timeout_s: float | None) -> Granted | None:
+        """Like ``poll``, but waits up to ``timeout_s`` for the grant.
+
+        The first milliseconds cost no more than a bare round trip over the socket.
+        """
+        return self._client.wait_for(self._lease, timeout_s)
+
+    def cancel(self) -> None:
+        """Give up the wait (or, granted meanwhile, the burst). Waits shortly for the daemon to
+        confirm. Harmless when over."""
+        self._client.cancel(self._lease)

@@ -1,0 +1,124 @@
+"""The client's own thread: reads what comes unasked, and makes broken connections again."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.client.patience import Patience
+
+if TYPE_CHECKING:
+    from kiwi_core.client.channel import Channel
+    from kiwi_core.client.link import Link
+
+_BACKOFF_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Waits between attempts; the last one repeats. A Unix socket refuses in microseconds, so this
+costs nothing, and a restarted daemon is found before a person notices."""
+
+_STABLE_S: Final = 2.0
+"""A connection that lived this long starts the back-off anew."""
+
+
+_JOIN_S: Final = 1.0
+"""The thread ends at once, unless it is waiting for a daemon that hangs."""
+
+
+class Watcher:
+    """Owns the thread, its ``epoll`` and what wakes it. One per opening of a channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._epoll = select.epoll()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._hurry = False
+        self._thread = threading.Thread(target=self._run, name="kiwi-client", daemon=True)
+
+    def start(self) -> None:
+        """Called once, when the channel knows this watcher as its own."""
+        self._thread.start()
+
+    # --- called with the channel's lock held ------------------------------------------------------
+
+    def add(self, link: Link) -> None:
+        self._epoll.register(link, select.EPOLLIN)
+
+    resume = add
+
+    def remove(self, link: Link) -> None:
+        """Also where it is not in. Closing alone would not do: a forked child keeps it alive."""
+        with suppress(FileNotFoundError, ValueError):
+            self._epoll.unregister(link)
+
+    pause = remove
+
+    def wake(self, *, hurry: bool = False) -> None:
+        """Let the thread look again; ``hurry``: try to reconnect now, somebody waits."""
+        if hurry:
+            self._hurry = True
+        os.eventfd_write(self._wake_fd, 1)
+
+    def join(self) -> None:
+        """After the channel has retired this watcher and woken it, without the lock."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+
+    def release(self) -> None:
+        """Close the descriptors: the thread at its end, or a forked child, where it is not."""
+        self._epoll.close()
+        os.close(self._wake_fd)
+
+    # --- the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        channel = self._channel
+        told = False
+        failures = 0
+        try:
+            while channel.belongs_to(self):
+                if channel.connected:
+                    if not told:
+                        told = True
+                        channel.tell_state(True)
+                    since_s = time.monotonic()
+                    self._read_until_lost()
+                    failures = 0 if time.monotonic() - since_s > _STABLE_S else failures + 1
+                else:
+                    if told:
+                        told = False
+                        channel.tell_state(False)
+                    if not channel.reconnects:
+                        break
+                    self._wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
+                    if not channel.try_again(self):
+                        failures += 1
+            if told:
+                channel.tell_state(False)
+        finally:
+            channel.end_watch(self)
+            self.release()
+
+    def _read_until_lost(self) -> None:
+        while self._channel.connected and self._channel.belongs_to(self):
+            for fd, _ in self._epoll.poll():
+                if fd == self._wake_fd:
+                    self._calm()
+                else:
+                    self._channel.read_now()
+
+    def _wait(self, seconds: float) -> None:
+        """The back-off: ends early when somebody hurries or the client is closed."""
+        patience = Patience(seconds)
+        while patience.tick() and self._channel.belongs_to(self) and not self._hurry:
+            self._epoll.poll(patience.slice_s())
+            self._calm()
+        self._hurry = False
+        self._channel.count_away(patience.spent_s)
+
+    def _calm(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)

@@ -1,0 +1,226 @@
+"""A daemon for the client's tests: real socket, real protocol, and a script for what it does.
+
+Unscripted it grants at once and answers everything. It checks each client's messages with the
+protocol's own legality, so that a client that speaks out of turn fails the test.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from kiwi_core.errors import KiwiError
+from kiwi_core.states import AntiThrash
+from kiwi_core.wire.framing import FrameReader, decode_client, encode
+from kiwi_core.wire.legality import Conversation
+from kiwi_core.wire.messages import (
+    PROTOCOL,
+    Acquire,
+    EndBurst,
+    GetStatus,
+    GetStory,
+    Goodbye,
+    GpuStatus,
+    Granted,
+    Hello,
+    MemoryStatus,
+    Ok,
+    Ping,
+    Pong,
+    Release,
+    SchedulerStatus,
+    Set,
+    StatusReport,
+    StoryLine,
+    StoryReport,
+    Waiting,
+    Welcome,
+    Withdraw,
+    Withdrawn,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.wire.messages import ClientMessage, DaemonMessage
+
+T = TypeVar("T")
+
+PATIENCE_S = 60.0
+"""For conditions that come within milliseconds unless the machine is very busy."""
+
+
+def eventually(condition: Callable[[], T]) -> T:
+    """The first true value of ``condition``; fails after a generous time."""
+    until_s = time.monotonic() + PATIENCE_S
+    while not (value := condition()):
+        assert time.monotonic() < until_s, "this never came true"
+        time.sleep(0.002)
+    return value
+
+
+def status_of(tq_s: float = 30.0) -> GpuStatus:
+    return GpuStatus(
+        uuid="GPU-1",
+        name="Test GPU",
+        index=0,
+        emulated=True,
+        memory=MemoryStatus(total_bytes=8, free_bytes=8, paged_out_bytes=0, host_budget_bytes=8),
+        scheduler=SchedulerStatus(tq_s=tq_s, anti_thrash=AntiThrash.ON, serialised=False),
+        holders=[],
+        queue=[],
+        sessions=[],
+    )
+
+
+class Peer:
+    """One accepted connection."""
+
+    def __init__(self, daemon: ScriptedDaemon, sock: socket.socket) -> None:
+        self.daemon = daemon
+        self.sock = sock
+        self.heard: list[ClientMessage] = []
+        self.ended = False
+        self._write_lock = threading.Lock()
+
+    def say(self, *messages: DaemonMessage) -> None:
+        self.say_bytes(b"".join(encode(message) for message in messages))
+
+    def say_bytes(self, data: bytes) -> None:
+        with self._write_lock:
+            self.sock.sendall(data)
+
+    def drop(self) -> None:
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the client was quicker
+
+    def serve(self) -> None:
+        frames, talk = FrameReader(), Conversation()
+        try:
+            while data := self.sock.recv(65536):
+                for line in frames.feed(data):
+                    message = decode_client(line)
+                    talk.says(message)
+                    self.heard.append(message)
+                    self.daemon.script(self, message)
+        except OSError:
+            pass
+        except KiwiError as error:
+            self.daemon.faults.append(error)
+        finally:
+            self.ended = True
+            self.sock.close()
+
+
+class ScriptedDaemon:
+    def __init__(self, path: Path, *, index: int = 0, grants: bool = True) -> None:
+        self.path = path
+        self.index = index
+        self.grants = grants
+        """Whether the default script grants each acquire at once."""
+        self.script: Callable[[Peer, ClientMessage], None] = self.obey
+        self.peers: list[Peer] = []
+        self.faults: list[KiwiError] = []
+        self.tq_s = 30.0
+        self._listener: socket.socket | None = None
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(self.path))
+        self._listener.listen(64)
+        self._spawn(lambda listener=self._listener: self._accept(listener))
+
+    def stop(self) -> None:
+        """Like kill -9: all connections end, the socket's file stays and refuses."""
+        if self._listener is not None:
+            self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            self._listener = None
+        for peer in self.peers:
+            peer.drop()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+        self._threads.clear()
+
+    def _spawn(self, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return
+            peer = Peer(self, sock)
+            self.peers.append(peer)
+            self._spawn(peer.serve)
+
+    # --- what it does -----------------------------------------------------------------------------
+
+    def obey(self, peer: Peer, message: ClientMessage) -> None:
+        """The default script."""
+        answer = self.answer(message)
+        if answer is not None:
+            peer.say(answer)
+        if isinstance(message, Goodbye):
+            peer.drop()
+
+    def answer(self, message: ClientMessage) -> DaemonMessage | None:
+        match message:
+            case Hello():
+                return self.welcome()
+            case Acquire() if self.grants:
+                return Granted(burst=message.burst, quantum_s=self.tq_s)
+            case Acquire():
+                return Waiting(burst=message.burst, position=1, ahead=1, holder="other.ipynb")
+            case Withdraw():
+                return Withdrawn(burst=message.burst)
+            case Set():
+                self.tq_s = message.tq_s or self.tq_s
+                return Ok()
+            case Release() | Goodbye():
+                return Ok()
+            case GetStatus():
+                return StatusReport(gpu=status_of(self.tq_s))
+            case GetStory():
+                return StoryReport(
+                    session=message.session, lines=[StoryLine(ago_s=1.0, text="it began")]
+                )
+            case Ping():
+                return Pong()
+            case EndBurst():
+                return None
+
+    def welcome(self, protocol: int = PROTOCOL) -> Welcome:
+        return Welcome(
+            protocol=protocol,
+            daemon="scripted",
+            gpu_uuid="GPU-1",
+            gpu_index=self.index,
+            gpu_name="Test GPU",
+            session=f"s{len(self.peers)}",
+        )
+
+    # --- what it saw ------------------------------------------------------------------------------
+
+    @property
+    def peer(self) -> Peer:
+        """The latest connection."""
+        return self.peers[-1]
+
+    def heard(self, kind: type[T]) -> list[T]:
+        """All messages of a kind, over all connections, in order."""
+        return [m for peer in self.peers for m in list(peer.heard) if isinstance(m, kind)]
+
+    def await_heard(self, kind: type[T], count: int = 1) -> list[T]:
+        return eventually(lambda: len(found := self.heard(kind)) >= count and found) or []
