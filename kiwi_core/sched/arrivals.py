@@ -1,0 +1,191 @@
+"""Sessions that come and go, and their bursts: what the notebooks and their processes do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kiwi_core.sched import bursts, orders
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.outcomes import mark_lost
+from kiwi_core.sched.session import Home, Session, Want
+from kiwi_core.states import Notice, Residency
+from kiwi_core.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.sched.state import State
+    from kiwi_core.units import SessionId
+
+_HOMES = {
+    Residency.RESIDENT: Home.IN,
+    Residency.LOCKED: Home.HELD,
+    Residency.PAGED_OUT: Home.OUT,
+    Residency.LOST: Home.LOST,
+}
+
+
+def _known(st: State, session_id: SessionId) -> Session | None:
+    session = st.sessions.get(session_id)
+    if session is None or session.gone:
+        st.ignored_events += 1
+        return None
+    return session
+
+
+def joined(st: State, event: ev.SessionJoined) -> None:
+    """New, or known already (then the driver's word replaces what was remembered)."""
+    session = st.sessions.get(event.session)
+    if session is None:
+        session = Session(event.session)
+        st.sessions[session.id] = session
+        st.stories.begin(session.id)
+        st.tell(session, "joined ({})", event.residency.value)
+    elif session.gone:
+        st.ignored_events += 1
+        return
+    elif session.leaving:
+        session.leaving = False
+        if session.want is Want.QUEUED:
+            bursts.to_rest(st, session)
+    if session.op is None:
+        _believe(st, session, event)
+    if event.mid_burst and session.want is Want.NONE and session.home is not Home.LOST:
+        bursts.enqueue(st, session, event.burst, mid_burst=True)
+    session.burst = max(session.burst, event.burst)
+    st.refresh(session)
+
+
+def _believe(st: State, session: Session, event: ev.SessionJoined) -> None:
+    """Take over the state that the driver reports."""
+    was = session.home
+    session.home = _HOMES[event.residency]
+    if event.resident_bytes or session.home is not Home.IN:  # 0: not read yet
+        session.resident_bytes = event.resident_bytes
+    session.paged_out_bytes = event.paged_out_bytes
+    session.restore_bytes = event.resident_bytes + event.paged_out_bytes
+    if session.home is Home.LOST:
+        if session.want is not Want.NONE:
+            bursts.to_rest(st, session)
+        bursts.lose(st, session)
+        if was is not Home.LOST:
+            mark_lost(st, session, "")
+    elif session.want is Want.RUNNING and session.home is not Home.IN:
+        # It cannot be running: somebody else holds it. Bring it back in its turn.
+        burst = session.burst
+        bursts.to_rest(st, session)
+        bursts.enqueue(st, session, burst, mid_burst=True)
+
+
+def lost(st: State, event: ev.SessionLost) -> None:
+    session = _known(st, event.session)
+    if session is None:
+        return
+    bursts.to_rest(st, session)
+    st.tell(session, "its process ended")
+    if session.op is None:
+        st.forget(session)
+    else:
+        session.gone = True
+        st.refresh(session)
+
+
+def detached(st: State, event: ev.SessionDetached) -> None:
+    session = _known(st, event.session)
+    if session is None or session.leaving:
+        return
+    if session.want is not Want.NONE:
+        bursts.end(st, session, "left Kiwi")
+    session.leaving = True
+    if session.op is not None or session.home is Home.HELD:
+        st.refresh(session)
+    elif session.home is Home.OUT:
+        bursts.enqueue_return(st, session)
+    else:
+        st.tell(session, "left Kiwi")
+        st.forget(session)
+
+
+def requested(st: State, event: ev.LeaseRequested) -> None:
+    session = _known(st, event.session)
+    if session is None:
+        return
+    if session.leaving or event.burst < session.burst:
+        st.ignored_events += 1
+    elif session.home is Home.LOST:
+        session.burst = event.burst
+        st.notify(session, Notice.LOST, session.problem_detail)
+        orders.grant_lost(st, session)
+    elif session.want is not Want.NONE and event.burst == session.burst:
+        if session.want is Want.RUNNING:
+            orders.grant_again(st, session)
+    else:
+        if session.want is not Want.NONE:
+            bursts.end(st, session, "the next one begins")
+        bursts.enqueue(st, session, event.burst)
+
+
+def _in_burst(st: State, session_id: SessionId, burst: int) -> Session | None:
+    """The session, if it is in (or waits for) exactly this burst."""
+    session = _known(st, session_id)
+    if session is None:
+        return None
+    if session.want is Want.NONE or session.leaving or session.burst != burst:
+        st.ignored_events += 1
+        return None
+    return session
+
+
+def withdrawn(st: State, event: ev.LeaseWithdrawn) -> None:
+    if (session := _in_burst(st, event.session, event.burst)) is not None:
+        bursts.end(st, session, "withdrawn")
+
+
+def burst_ended(st: State, event: ev.BurstEnded) -> None:
+    if (session := _in_burst(st, event.session, event.burst)) is not None:
+        bursts.end(st, session, "done")
+
+
+def burst_lingered(st: State, event: ev.BurstLingered) -> None:
+    session = _in_burst(st, event.session, event.burst)
+    if session is None:
+        return
+    if session.want is Want.QUEUED and not session.mid_burst:
+        bursts.end(st, session, "over before it began")
+        return
+    session.lingering = True
+    session.busy_at_ns = st.now_ns
+    st.lingerers[session.id] = session
+    st.tell(session, "cell over, something it started goes on")
+
+
+def release_requested(st: State, event: ev.ReleaseRequested) -> None:
+    """Out of the GPU now, if it is there, at rest, and system RAM can take it."""
+    session = _known(st, event.session)
+    if session is None:
+        return
+    at_rest = session.want is Want.NONE and session.op is None and not session.leaving
+    if not at_rest or session.home not in (Home.IN, Home.HELD):
+        return
+    left_bytes = st.host_budget_bytes - st.host_claimed_bytes
+    if session.resident_bytes > left_bytes:
+        st.notify(
+            session,
+            Notice.BLOCKED_HOST_MEMORY,
+            f"it holds {format_bytes(session.resident_bytes)}; system RAM can take "
+            f"{format_bytes(max(0, left_bytes))} more",
+        )
+        return
+    orders.page_out(st, session, "its user asked for it")
+
+
+HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
+    ev.SessionJoined: joined,
+    ev.SessionLost: lost,
+    ev.SessionDetached: detached,
+    ev.LeaseRequested: requested,
+    ev.LeaseWithdrawn: withdrawn,
+    ev.BurstEnded: burst_ended,
+    ev.BurstLingered: burst_lingered,
+    ev.ReleaseRequested: release_requested,
+}

@@ -1,0 +1,77 @@
+"""Recomputes everything derived from scratch and compares. Tests call it after each event."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kiwi_core.sched.session import Home, Session, Want
+from kiwi_core.sched.state import is_astray
+from kiwi_core.states import AntiThrash
+
+if TYPE_CHECKING:
+    from kiwi_core.sched.state import State
+
+
+def check(st: State) -> None:
+    """Raises ``AssertionError`` that names what does not agree with what."""
+    for session in st.sessions.values():
+        _check_session(st, session)
+    _check_places(st)
+    _check_sums(st)
+    _check_rules(st)
+
+
+def _equal(what: str, kept: object, recomputed: object) -> None:
+    if kept != recomputed:
+        raise AssertionError(f"{what}: kept {kept!r}, recomputed {recomputed!r}")
+
+
+def _true(what: str, holds: bool) -> None:
+    if not holds:
+        raise AssertionError(what)
+
+
+def _check_session(st: State, s: Session) -> None:
+    _equal(f"claim of {s.id}", s.counted_claim_bytes, st.claim_bytes(s))
+    _equal(f"host claim of {s.id}", s.counted_host_bytes, st.host_claim_bytes(s))
+    active = s.want is not Want.NONE and not s.leaving
+    _equal(f"need of {s.id}", s.counted_active_bytes, st.need_bytes(s) if active else 0)
+    _true(f"{s.id} has bytes in RAM but is {s.home}", s.home is Home.OUT or not s.paged_out_bytes)
+    _true(f"{s.id} runs but is {s.home}", s.want is not Want.RUNNING or s.home is Home.IN)
+    _true(f"{s.id} runs under an operation", s.want is not Want.RUNNING or s.op is None)
+    _true(f"{s.id} is in mid-burst, not queued", not s.mid_burst or s.want is Want.QUEUED)
+    _true(f"{s.id} is lost but wants", s.home is not Home.LOST or s.want is Want.NONE)
+    _true(f"{s.id} is gone but wants", not s.gone or (s.want is Want.NONE and s.op is not None))
+    _true(f"{s.id} is blocked, not queued", s.blocked is None or s.want is Want.QUEUED)
+    _true(f"{s.id} stops, not queued", not s.stopping or (s.want is Want.QUEUED and s.mid_burst))
+    _true(f"negative bytes of {s.id}", min(s.resident_bytes, s.paged_out_bytes) >= 0)
+
+
+def _check_places(st: State) -> None:
+    sessions = st.sessions.values()
+    _equal("queue", set(st.queue), {s.id for s in sessions if s.want is Want.QUEUED})
+    _equal("runners", set(st.runners), {s.id for s in sessions if s.want is Want.RUNNING})
+    idle = {s.id for s in sessions if s.want is Want.NONE and s.resident_bytes and not s.gone}
+    _equal("idle", set(st.idle), idle)
+    _equal("astray", set(st.astray), {s.id for s in sessions if is_astray(s)})
+    _equal("ops", dict(st.ops), {s.op.op: s for s in sessions if s.op is not None})
+    _equal("stories", st.stories.present(), set(st.sessions))
+    _true("chosen but not queued", all(id_ in st.queue for id_ in st.chosen))
+    lingering = {s.id for s in sessions if s.lingering and s.want is Want.RUNNING}
+    _true("lingerers", lingering <= set(st.lingerers))
+
+
+def _check_sums(st: State) -> None:
+    sessions = st.sessions.values()
+    _equal("claimed", st.claimed_bytes, sum(st.claim_bytes(s) for s in sessions))
+    _equal("host claimed", st.host_claimed_bytes, sum(st.host_claim_bytes(s) for s in sessions))
+    active = [s for s in sessions if s.want is not Want.NONE and not s.leaving]
+    _equal("active", st.active, len(active))
+    _equal("active need", st.active_need_bytes, sum(st.need_bytes(s) for s in active))
+
+
+def _check_rules(st: State) -> None:
+    _true("wakes in the past", st.wake_ns is None or st.wake_ns > st.now_ns)
+    _true("outgrown without protection", not st.outgrown or st.anti_thrash is AntiThrash.ON)
+    if st.anti_thrash is not AntiThrash.ON:
+        _equal("serialised", st.serialised, st.anti_thrash is AntiThrash.ALWAYS)

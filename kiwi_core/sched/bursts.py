@@ -1,0 +1,79 @@
+"""How bursts begin, end and are taken out of the queue; used by events, outcomes and settle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kiwi_core.sched import needs
+from kiwi_core.sched.session import Home, Want
+
+if TYPE_CHECKING:
+    from kiwi_core.sched.session import Session
+    from kiwi_core.sched.state import State
+
+
+def enqueue(st: State, session: Session, burst: int, mid_burst: bool = False) -> None:
+    """To the tail of the queue, for ``burst``."""
+    session.want = Want.QUEUED
+    session.burst = burst
+    session.mid_burst = mid_burst
+    session.queued_ns = st.now_ns
+    st.queue[session.id] = session
+    needs.burst_began(session)
+    st.refresh(session)
+
+
+def enqueue_return(st: State, session: Session) -> None:
+    """A session that leaves waits for its memory to be brought back; there is no burst."""
+    session.want = Want.QUEUED
+    session.queued_ns = st.now_ns
+    st.queue[session.id] = session
+    st.refresh(session)
+
+
+def stop_holding(st: State, session: Session) -> None:
+    """Its quantum is over, in whatever way: count the time that it had."""
+    had_ns = st.now_ns - session.granted_ns
+    session.held_ns += had_ns
+    session.attained_ns += had_ns
+
+
+def to_rest(st: State, session: Session) -> None:
+    """Out of the queue or the lease, however far it got: it wants nothing any more."""
+    if session.want is Want.RUNNING:
+        stop_holding(st, session)
+        del st.runners[session.id]
+    elif session.want is Want.QUEUED:
+        del st.queue[session.id]
+        st.chosen.pop(session.id, None)
+        if session.stopping:
+            stop_holding(st, session)
+        else:
+            session.waited_ns += st.now_ns - session.queued_ns
+    if session.op is not None:
+        session.op.stops_runner = False
+    session.want = Want.NONE
+    session.mid_burst = session.lingering = False
+    session.blocked = None
+    session.blocked_detail = ""
+    st.idle.pop(session.id, None)  # used just now: goes to the end of the idle ones
+    st.refresh(session)
+
+
+def end(st: State, session: Session, why: str) -> None:
+    """The burst is over, whether it ran, or was stopped, or had not begun."""
+    begun = session.want is Want.RUNNING or session.mid_burst
+    to_rest(st, session)
+    if begun:
+        needs.burst_ended(session)
+        st.refresh(session)
+        st.tell(session, "burst {} ended ({})", session.burst, why)
+    else:
+        st.tell(session, "burst {} left the queue ({})", session.burst, why)
+
+
+def lose(st: State, session: Session) -> None:
+    """The driver says that the contents are gone: nothing of it is anywhere any more."""
+    session.home = Home.LOST
+    session.resident_bytes = session.paged_out_bytes = session.restore_bytes = 0
+    st.refresh(session)

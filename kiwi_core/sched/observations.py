@@ -1,0 +1,75 @@
+"""What is read from driver, NVML and the system, and the settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kiwi_core.sched import bursts, needs
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.session import Session, Want
+from kiwi_core.states import AntiThrash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.sched.state import State
+
+
+def memory(st: State, event: ev.MemoryObserved) -> None:
+    for session_id, resident_bytes in event.resident_bytes.items():
+        session = st.sessions.get(session_id)
+        # While an operation is under way nobody can say at which point of it this was read.
+        if session is not None and session.op is None and not session.gone:
+            session.resident_bytes = resident_bytes
+            needs.seen(session, in_burst=session.want is Want.RUNNING or session.mid_burst)
+            st.refresh(session)
+    for session_id, busy in event.busy.items():
+        session = st.sessions.get(session_id)
+        if session is not None and session.want is Want.RUNNING:
+            _seen_busy(st, session, busy)
+    if all(session.stuck for session in st.ops.values()):
+        _seen_outside(st, event.free_bytes)
+
+
+def _seen_busy(st: State, session: Session, busy: bool) -> None:
+    session.busy = busy
+    if busy:
+        session.busy_at_ns = st.now_ns
+    elif session.lingering and st.now_ns - session.busy_at_ns >= st.config.lingering_idle_ns:
+        bursts.end(st, session, "what it left running has been idle on the GPU")
+
+
+def _seen_outside(st: State, free_bytes: int) -> None:
+    """What is used and is not ours. Only read while nothing moves, or the bytes of an operation
+    that just began or ended would count as somebody else's; a hung one counts in full."""
+    held_bytes = 0
+    for session in st.sessions.values():
+        hung = session.op is not None
+        held_bytes += session.counted_claim_bytes if hung else session.resident_bytes
+    st.outside_bytes = max(0, st.total_bytes - free_bytes - held_bytes)
+
+
+def host_budget(st: State, event: ev.HostBudgetObserved) -> None:
+    st.host_budget_bytes = event.budget_bytes
+
+
+def settings(st: State, event: ev.SettingsChanged) -> None:
+    if event.tq_ns is not None:
+        st.terms.tq_ns = event.tq_ns
+    if event.anti_thrash is not None and event.anti_thrash is not st.anti_thrash:
+        st.anti_thrash = event.anti_thrash
+        st.outgrown = st.outgrown and event.anti_thrash is AntiThrash.ON
+        for session in st.sessions.values():
+            st.refresh(session)
+
+
+def deadline(st: State, event: ev.DeadlinePassed) -> None:
+    """Nothing to record: the settle pass looks at the time."""
+
+
+HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
+    ev.MemoryObserved: memory,
+    ev.HostBudgetObserved: host_budget,
+    ev.SettingsChanged: settings,
+    ev.DeadlinePassed: deadline,
+}

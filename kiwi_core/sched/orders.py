@@ -1,0 +1,142 @@
+"""The orders themselves: each gives one action and brings the records in line with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kiwi_core.sched.actions import Grant, PageIn, PageOut, Resume, Suspend
+from kiwi_core.sched.session import Doing, Running, Session, Want
+from kiwi_core.states import Notice
+from kiwi_core.units import NS_PER_S, OpId, format_bytes, format_duration_s
+
+if TYPE_CHECKING:
+    from kiwi_core.sched.state import State
+
+
+def grant(st: State, session: Session, cause: str) -> None:
+    """The session gets the lease and a fresh quantum."""
+    st.queue.pop(session.id)
+    st.chosen.pop(session.id, None)
+    st.runners[session.id] = session
+    session.want = Want.RUNNING
+    session.waited_ns += st.now_ns - session.queued_ns
+    session.granted_ns = session.busy_at_ns = st.now_ns
+    session.blocked = None
+    session.blocked_detail = ""
+    goes_on = session.mid_burst
+    session.mid_burst = False
+    st.refresh(session)
+    quantum_ns = st.quantum_ns(session)
+    if goes_on:
+        session.busy = None
+        st.notify(session, Notice.RESUMED, cause=cause)
+    st.actions.append(
+        Grant(session=session.id, burst=session.burst, quantum_ns=quantum_ns, cause=cause)
+    )
+    st.tell(session, "has the GPU for burst {} ({})", session.burst, cause)
+
+
+def grant_again(st: State, session: Session) -> None:
+    """A client that reconnected asks for what it has: the rest of its quantum."""
+    left_ns = max(0, session.granted_ns + st.quantum_ns(session) - st.now_ns)
+    st.actions.append(
+        Grant(session=session.id, burst=session.burst, quantum_ns=left_ns, cause="asked again")
+    )
+
+
+def grant_lost(st: State, session: Session) -> None:
+    """Its memory is gone for good: let its own CUDA calls raise rather than leave it waiting.
+    It holds nothing."""
+    st.actions.append(
+        Grant(
+            session=session.id,
+            burst=session.burst,
+            quantum_ns=st.terms.tq_ns,
+            cause="its GPU memory is lost: nothing to wait for",
+        )
+    )
+
+
+def stop(st: State, session: Session, doing: Doing, cause: str) -> None:
+    """A runner makes way: it is queued again at the tail at this moment, and holds until the
+    operation has reported. It is told now: once held it may not be able to show anything."""
+    del st.runners[session.id]
+    st.queue[session.id] = session
+    session.want = Want.QUEUED
+    session.mid_burst = True
+    session.queued_ns = st.now_ns
+    st.notify(session, Notice.SUSPENDED, cause=cause)
+    _start(st, session, doing, cause, stops_runner=True)
+
+
+def suspend(st: State, session: Session, cause: str) -> None:
+    _start(st, session, Doing.SUSPENDING, cause)
+
+
+def resume(st: State, session: Session, cause: str) -> None:
+    _start(st, session, Doing.RESUMING, cause)
+
+
+def page_out(st: State, session: Session, cause: str) -> None:
+    _start(st, session, Doing.PAGING_OUT, cause)
+
+
+def page_in(st: State, session: Session, cause: str) -> None:
+    _start(st, session, Doing.PAGING_IN, cause)
+
+
+def _start(
+    st: State, session: Session, doing: Doing, cause: str, stops_runner: bool = False
+) -> None:
+    op = OpId(st.next_op)
+    st.next_op += 1
+    # What a restore adds in the GPU: all but what a page-out cut short has left there.
+    restore_bytes = session.footprint_bytes - session.resident_bytes
+    moved_bytes = {Doing.PAGING_OUT: session.resident_bytes, Doing.PAGING_IN: restore_bytes}.get(
+        doing, 0
+    )
+    deadline_ns = st.now_ns + _allowed_ns(st, moved_bytes)
+    session.op = Running(op, doing, st.now_ns, stops_runner)
+    st.ops[op] = session
+    st.refresh(session)
+    if doing is Doing.SUSPENDING:
+        st.actions.append(Suspend(session=session.id, op=op, deadline_ns=deadline_ns, cause=cause))
+    elif doing is Doing.RESUMING:
+        st.actions.append(Resume(session=session.id, op=op, deadline_ns=deadline_ns, cause=cause))
+    elif doing is Doing.PAGING_OUT:
+        st.actions.append(PageOut(session=session.id, op=op, deadline_ns=deadline_ns, cause=cause))
+    else:
+        st.actions.append(
+            PageIn(
+                session=session.id,
+                op=op,
+                deadline_ns=deadline_ns,
+                need_bytes=restore_bytes,
+                cause=cause,
+            )
+        )
+    st.tell(session, "{} begins ({})", doing.value, cause)
+
+
+def _allowed_ns(st: State, moved_bytes: int) -> int:
+    """Until an operation counts as overdue: generous, since a late one is only marked."""
+    config = st.config
+    return (
+        config.operation_deadline_min_ns
+        + config.lock_timeout_ns
+        + moved_bytes * NS_PER_S // config.operation_deadline_bytes_per_s
+    )
+
+
+def back_off(st: State, session: Session, longest: bool) -> None:
+    """Nothing is tried on ``session`` for a while; twice as long after each refusal."""
+    config = st.config
+    doubled = session.backoff_ns * 2 or config.refusal_backoff_ns
+    session.backoff_ns = (
+        config.refusal_backoff_max_ns if longest else min(doubled, config.refusal_backoff_max_ns)
+    )
+    session.backoff_until_ns = st.now_ns + session.backoff_ns
+
+
+def moved_text(moved_bytes: int, elapsed_ns: int) -> str:
+    return f"{format_bytes(moved_bytes)} in {format_duration_s(elapsed_ns / NS_PER_S)}"

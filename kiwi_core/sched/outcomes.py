@@ -1,0 +1,242 @@
+"""What operations report, and what follows for their session.
+
+An outcome counts only if its operation is under way and is of the kind that the outcome answers;
+anything else is dropped and counted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kiwi_core.sched import bursts, orders
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.session import Doing, Home, Want
+from kiwi_core.sched.view import SwapView
+from kiwi_core.states import Notice, Reason
+from kiwi_core.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.sched.session import Running, Session
+    from kiwi_core.sched.state import State
+    from kiwi_core.units import OpId
+
+HOPELESS = frozenset({Reason.UNSUPPORTED, Reason.NOT_PERMITTED})
+"""Reasons that will hardly be different in a second: the longest back-off at once."""
+
+
+def _take(st: State, op: OpId, doing: Doing) -> tuple[Session, Running] | None:
+    """The operation has reported: off the list. ``None`` where the outcome is to be dropped, or
+    where its session is dead and thereby off the books now."""
+    session = st.ops.get(op)
+    if session is None or session.op is None or session.op.doing is not doing:
+        st.ignored_events += 1
+        return None
+    running = session.op
+    del st.ops[op]
+    session.op = None
+    if session.gone:
+        st.forget(session)
+        return None
+    if running.overdue:
+        session.problem = None
+        session.problem_detail = ""
+        st.notify(session, Notice.UNSTUCK, f"{doing.value} has come to an end after all")
+        if session.blocked is Notice.STUCK:
+            session.blocked = None
+            session.blocked_detail = ""
+    return session, running
+
+
+def _succeeded(st: State, session: Session) -> None:
+    session.backoff_ns = session.backoff_until_ns = session.extra_room_bytes = 0
+    session.problem = None
+    session.problem_detail = ""
+    _leave_or_return(st, session)
+
+
+def _leave_or_return(st: State, session: Session) -> None:
+    """Keep the promise to a session that leaves: back in the GPU and free, then forgotten."""
+    if not session.leaving:
+        st.refresh(session)
+    elif session.home in (Home.IN, Home.LOST):
+        bursts.to_rest(st, session)
+        st.tell(session, "left Kiwi")
+        st.forget(session)
+    elif session.home is Home.OUT and session.want is Want.NONE:
+        bursts.enqueue_return(st, session)
+    else:
+        st.refresh(session)
+
+
+def _stopped(st: State, session: Session, running: Running) -> None:
+    if running.stops_runner:
+        bursts.stop_holding(st, session)
+        session.queued_ns = st.now_ns
+        session.suspensions += 1
+
+
+def suspended(st: State, event: ev.Suspended) -> None:
+    if (taken := _take(st, event.op, Doing.SUSPENDING)) is not None:
+        session, running = taken
+        session.home = Home.HELD
+        _stopped(st, session, running)
+        st.tell(session, "held; its memory stays in the GPU")
+        _succeeded(st, session)
+
+
+def paged_out(st: State, event: ev.PagedOut) -> None:
+    if (taken := _take(st, event.op, Doing.PAGING_OUT)) is not None:
+        session, running = taken
+        # What was in system RAM before (a page-out cut short) is part of what has to come back.
+        session.restore_bytes = max(session.footprint_bytes, event.moved_bytes)
+        session.paged_out_bytes = max(session.paged_out_bytes, event.moved_bytes)
+        session.resident_bytes = 0
+        session.home = Home.OUT
+        _stopped(st, session, running)
+        _record_swap(st, session, running, "out", event.moved_bytes, event.elapsed_ns)
+        _succeeded(st, session)
+
+
+def paged_in(st: State, event: ev.PagedIn) -> None:
+    if (taken := _take(st, event.op, Doing.PAGING_IN)) is not None:
+        session, running = taken
+        session.resident_bytes = max(session.footprint_bytes, event.moved_bytes)
+        session.paged_out_bytes = session.restore_bytes = 0
+        session.home = Home.IN
+        _record_swap(st, session, running, "in", event.moved_bytes, event.elapsed_ns)
+        _succeeded(st, session)
+
+
+def _record_swap(
+    st: State, session: Session, running: Running, direction: str, moved: int, elapsed_ns: int
+) -> None:
+    if not running.overdue:  # a hang says nothing about speed
+        learn = st.speed.learn_out if direction == "out" else st.speed.learn_in
+        learn(moved, elapsed_ns)
+    st.swaps.append(SwapView(session.id, direction, moved, elapsed_ns, st.now_ns))
+    st.tell(session, "paged {}: {}", direction, orders.moved_text(moved, elapsed_ns))
+
+
+def resumed(st: State, event: ev.Resumed) -> None:
+    if (taken := _take(st, event.op, Doing.RESUMING)) is not None:
+        session, _ = taken
+        session.home = Home.IN
+        st.tell(session, "let go")
+        _succeeded(st, session)
+
+
+def _refused(
+    st: State, session: Session, running: Running, notice: Notice, reason: Reason, detail: str
+) -> None:
+    """Nothing changed in the target; leave it alone for a while."""
+    words = f"{reason.value}: {detail}" if detail else reason.value
+    st.chosen.pop(session.id, None)
+    if running.stops_runner:
+        _runs_on(st, session)
+    orders.back_off(st, session, longest=reason in HOPELESS)
+    st.tell(session, "{} refused ({})", running.doing.value, words)
+    if reason is not Reason.GONE:  # its loss is reported apart
+        session.problem = notice
+        session.problem_detail = words
+        st.notify(session, notice, words)
+    _leave_or_return(st, session)
+
+
+def _runs_on(st: State, session: Session) -> None:
+    """It could not be stopped: it holds the lease as before, and its quantum is still used up."""
+    del st.queue[session.id]
+    st.runners[session.id] = session
+    session.want = Want.RUNNING
+    session.mid_burst = False
+    session.blocked = None
+    session.blocked_detail = ""
+    st.notify(session, Notice.RESUMED, "it could not be stopped and goes on")
+
+
+def suspend_refused(st: State, event: ev.SuspendRefused) -> None:
+    if (taken := _take(st, event.op, Doing.SUSPENDING)) is not None:
+        _refused(st, *taken, Notice.PAGE_OUT_REFUSED, event.reason, event.detail)
+
+
+def page_out_refused(st: State, event: ev.PageOutRefused) -> None:
+    if (taken := _take(st, event.op, Doing.PAGING_OUT)) is not None:
+        _refused(st, *taken, Notice.PAGE_OUT_REFUSED, event.reason, event.detail)
+
+
+def page_in_refused(st: State, event: ev.PageInRefused) -> None:
+    if (taken := _take(st, event.op, Doing.PAGING_IN)) is not None:
+        session, running = taken
+        if event.reason is Reason.NO_ROOM:
+            # The books were wrong about what is free: ask for more next time.
+            session.extra_room_bytes += st.margin_bytes
+        _refused(st, session, running, Notice.PAGE_IN_REFUSED, event.reason, event.detail)
+
+
+def resume_failed(st: State, event: ev.ResumeFailed) -> None:
+    if (taken := _take(st, event.op, Doing.RESUMING)) is not None:
+        _refused(st, *taken, Notice.PAGE_IN_REFUSED, event.reason, event.detail)
+
+
+def page_out_lost(st: State, event: ev.PageOutLost) -> None:
+    if (taken := _take(st, event.op, Doing.PAGING_OUT)) is not None:
+        lost(st, *taken, event.detail)
+
+
+def page_in_lost(st: State, event: ev.PageInLost) -> None:
+    if (taken := _take(st, event.op, Doing.PAGING_IN)) is not None:
+        lost(st, *taken, event.detail)
+
+
+def lost(st: State, session: Session, running: Running, detail: str) -> None:
+    """The contents are gone. One that still waits for its burst gets its grant, so that its own
+    CUDA calls say what is wrong; nothing else would ever come."""
+    _stopped(st, session, running)
+    waits = session.want is Want.QUEUED and not session.mid_burst and not session.leaving
+    bursts.lose(st, session)
+    if session.want is not Want.NONE:
+        bursts.to_rest(st, session)
+    mark_lost(st, session, detail)
+    if waits:
+        orders.grant_lost(st, session)
+    _leave_or_return(st, session)
+
+
+def mark_lost(st: State, session: Session, detail: str) -> None:
+    session.problem = Notice.LOST
+    session.problem_detail = detail or "the driver could not restore its GPU memory"
+    st.notify(session, Notice.LOST, session.problem_detail)
+    st.tell(session, "its GPU memory is lost ({})", session.problem_detail)
+
+
+def overdue(st: State, event: ev.OperationOverdue) -> None:
+    session = st.ops.get(event.op)
+    if session is None or session.op is None:
+        st.ignored_events += 1
+        return
+    if session.op.overdue:
+        return
+    session.op.overdue = True
+    st.chosen.pop(session.id, None)
+    if session.gone:
+        return
+    session.problem = Notice.STUCK
+    session.problem_detail = f"{session.op.doing.value} does not come to an end"
+    st.notify(session, Notice.STUCK, session.problem_detail)
+    st.tell(session, "{} ({}) hangs", session.op.doing.value, format_bytes(session.footprint_bytes))
+
+
+HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
+    ev.Suspended: suspended,
+    ev.SuspendRefused: suspend_refused,
+    ev.PagedOut: paged_out,
+    ev.PageOutRefused: page_out_refused,
+    ev.PageOutLost: page_out_lost,
+    ev.PagedIn: paged_in,
+    ev.PageInRefused: page_in_refused,
+    ev.PageInLost: page_in_lost,
+    ev.Resumed: resumed,
+    ev.ResumeFailed: resume_failed,
+    ev.OperationOverdue: overdue,
+}

@@ -1,0 +1,205 @@
+"""The journal: what was told to a scheduler and what it answered; and playing it again.
+
+A journal is NDJSON: one header, then one entry per event. A scheduler is a pure function of both,
+so a journal is a bug report that can be replayed, shrunk and kept as a test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec import Struct
+
+from kiwi_core.config import Config
+from kiwi_core.errors import CallerError
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.actions import Action, Grant, Notify, PageIn, PageOut, Resume, Suspend
+from kiwi_core.sched.scheduler import Scheduler
+from kiwi_core.states import AntiThrash
+from kiwi_core.units import NS_PER_S, format_bytes, format_duration_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from kiwi_core.sched.events import Event
+
+JOURNAL_VERSION: Final = 1
+
+
+class JournalHeader(Struct, frozen=True, kw_only=True, tag="header", tag_field="journal"):
+    """What the scheduler was made with. Written by the daemon as the first line."""
+
+    version: int = JOURNAL_VERSION
+    total_bytes: int
+    tq_ns: int
+    anti_thrash: AntiThrash
+    host_budget_bytes: int
+    gpu_uuid: str
+    wall_time_s: float
+    """Seconds since the epoch at the start, for people."""
+    first_op: int
+    config: Config
+
+
+class JournalEntry(Struct, frozen=True, kw_only=True, tag="entry", tag_field="journal"):
+    """One call of ``Scheduler.handle``."""
+
+    now_ns: int
+    event: ev.Event
+    actions: list[Action]
+
+
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODER: Final = msgspec.json.Decoder(JournalHeader | JournalEntry)
+
+
+def encode_line(record: JournalHeader | JournalEntry) -> bytes:
+    """With its newline."""
+    return _ENCODER.encode(record) + b"\n"
+
+
+def decode_line(line: bytes) -> JournalHeader | JournalEntry:
+    """Raises ``CallerError`` for a line that is not of a journal of this version."""
+    try:
+        record = _DECODER.decode(line)
+    except msgspec.MsgspecError as error:
+        raise CallerError(
+            "bad-journal",
+            f"This is not a line of a journal: {error}.",
+            "A last line cut short (the daemon was killed) may be left out.",
+        ) from error
+    if isinstance(record, JournalHeader) and record.version != JOURNAL_VERSION:
+        raise CallerError(
+            "bad-journal",
+            f"The journal has version {record.version}, this Kiwi reads {JOURNAL_VERSION}.",
+            "Replay it with the Kiwi that wrote it.",
+        )
+    return record
+
+
+@dataclass(frozen=True)
+class ReplayLine:
+    at_ns: int
+    """Since the first event."""
+    text: str
+    differs: bool = False
+    """The scheduler answered otherwise than the journal says."""
+
+    def __str__(self) -> str:
+        mark = "!!" if self.differs else "  "
+        return f"{mark}{self.at_ns / NS_PER_S:12.3f} s  {self.text}"
+
+
+class Replay:
+    """Feeds entries to a fresh scheduler and says what happens, in words."""
+
+    def __init__(self, header: JournalHeader, checks: bool = True) -> None:
+        self.scheduler: Final = Scheduler(
+            header.total_bytes,
+            config=header.config,
+            tq_ns=header.tq_ns,
+            anti_thrash=header.anti_thrash,
+            host_budget_bytes=header.host_budget_bytes,
+            first_op=header.first_op,
+            checks=checks,
+        )
+        self.differences = 0
+        self._start_ns: int | None = None
+        self._last_ns = 0
+
+    def feed(self, entry: JournalEntry) -> list[ReplayLine]:
+        if self._start_ns is None:
+            self._start_ns = entry.now_ns
+        self._last_ns = entry.now_ns
+        at_ns = entry.now_ns - self._start_ns
+        actions = self.scheduler.handle(entry.event, entry.now_ns)
+        event_text = describe_event(entry.event)
+        lines = [ReplayLine(at_ns, event_text)] if event_text or actions else []
+        lines += [ReplayLine(at_ns, f"  → {describe_action(action)}") for action in actions]
+        if actions != entry.actions:
+            self.differences += 1
+            recorded = "; ".join(map(describe_action, entry.actions)) or "nothing"
+            lines.append(ReplayLine(at_ns, f"  ≠ the journal says: {recorded}", differs=True))
+        return lines
+
+    def summary(self) -> list[str]:
+        """Who held, waited and moved how much; one line per session that is still there."""
+        view = self.scheduler.view(self._last_ns)
+        lines = [
+            f"{s.id}: held {_seconds(s.held_ns)}, waited {_seconds(s.waited_ns)}, "
+            f"suspended {s.suspensions}×, now {s.state.value}"
+            for s in view.sessions
+        ]
+        verdict = f"{self.differences} differ" if self.differences else "as recorded"
+        return [*lines, f"answers of the scheduler: {verdict}"]
+
+
+def replay(records: Iterable[JournalHeader | JournalEntry]) -> Iterator[ReplayLine | str]:
+    """Lines as they happen, then the summary. A further header (the daemon was restarted) begins
+    with a fresh scheduler. Raises ``CallerError`` for a journal that does not begin with one."""
+    player: Replay | None = None
+    for record in records:
+        if isinstance(record, JournalHeader):
+            if player is not None:
+                yield from player.summary()
+            player = Replay(record)
+        elif player is None:
+            raise CallerError(
+                "bad-journal",
+                "The journal does not begin with a header.",
+                "Give the whole file, from its first line.",
+            )
+        else:
+            yield from player.feed(record)
+    if player is not None:
+        yield from player.summary()
+
+
+def describe_event(event: Event) -> str:
+    """In words; "" for what is only looked at (observations, timers)."""
+    if isinstance(event, (ev.MemoryObserved, ev.DeadlinePassed)):
+        return ""
+    if isinstance(event, (ev.PagedOut, ev.PagedIn)):
+        verb = "paged out" if isinstance(event, ev.PagedOut) else "paged in"
+        return (
+            f"#{event.op} {verb} {format_bytes(event.moved_bytes)} in {_seconds(event.elapsed_ns)}"
+        )
+    fields = {name: getattr(event, name) for name in event.__struct_fields__}
+    who = fields.pop("session", None) or f"#{fields.pop('op', '')}".rstrip("#")
+    rest = ", ".join(f"{name} {_plain(value)}" for name, value in fields.items() if value)
+    return f"{who} {_words(type(event).__name__)}".strip() + (f" ({rest})" if rest else "")
+
+
+def describe_action(action: Action) -> str:
+    why = f" ({action.cause})" if action.cause else ""
+    if isinstance(action, Grant):
+        text = f"grant {action.session} burst {action.burst} for {_seconds(action.quantum_ns)}"
+    elif isinstance(action, Notify):
+        detail = f": {action.detail}" if action.detail else ""
+        text = f"tell {action.session} {action.notice.value}{detail}"
+    else:
+        text = f"#{action.op} {_ORDERS[type(action)]} {action.session}"
+    return text + why
+
+
+_ORDERS: Final[dict[type, str]] = {
+    Suspend: "suspend",
+    Resume: "resume",
+    PageOut: "page out",
+    PageIn: "page in",
+}
+
+
+def _words(name: str) -> str:
+    """``LeaseRequested`` → ``lease requested``."""
+    return "".join(f" {c.lower()}" if c.isupper() else c for c in name).strip()
+
+
+def _plain(value: object) -> str:
+    return str(getattr(value, "value", value))
+
+
+def _seconds(duration_ns: int) -> str:
+    return format_duration_s(duration_ns / NS_PER_S)

@@ -1,0 +1,128 @@
+"""Room in the GPU: whether there is enough for a session, and who must go out for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from kiwi_core.sched import orders
+from kiwi_core.sched.session import Doing, Home
+from kiwi_core.states import AntiThrash, Notice
+from kiwi_core.units import format_bytes
+
+if TYPE_CHECKING:
+    from kiwi_core.sched.session import Session
+    from kiwi_core.sched.state import State
+
+
+class Room(Enum):
+    READY = "ready"
+    COMING = "coming"
+    """Others are on their way out."""
+    SHORT = "short"
+    """Not to be had from those that do not hold the lease."""
+
+
+@dataclass(slots=True)
+class Survey:
+    """Who could go out now, and who would have to but cannot."""
+
+    victims: list[Session] = field(default_factory=list)
+    gain_bytes: int = 0
+    refusing: Session | None = None
+    stuck: Session | None = None
+    over_budget: Session | None = None
+
+
+def wanted_bytes(st: State, session: Session) -> int:
+    """What shall be free for ``session`` (its own included) before it may run."""
+    footprint = session.footprint_bytes
+    if session.leaving:
+        return footprint
+    if st.anti_thrash is AntiThrash.OFF:
+        if session.home is not Home.OUT:
+            return session.counted_claim_bytes
+        expected = footprint
+    else:
+        expected = max(st.need_bytes(session), footprint)
+    with_margin = expected + st.margin_bytes + session.extra_room_bytes
+    return max(footprint, min(with_margin, st.capacity_bytes))
+
+
+def coming_bytes(st: State) -> int:
+    """What page-outs under way will free; hung ones do not count."""
+    return sum(
+        session.counted_claim_bytes
+        for session in st.ops.values()
+        if session.op is not None
+        and session.op.doing is Doing.PAGING_OUT
+        and not session.op.overdue
+    )
+
+
+def survey(st: State, short_bytes: int, beside: Session | None = None) -> Survey:
+    """Pick victims until ``short_bytes`` are gained, or all there are."""
+    found = Survey()
+    host_bytes = st.host_claimed_bytes
+    if short_bytes <= 0:
+        return found
+    for victim in st.policy.victims(st.idle.values(), st.queue.values()):
+        if victim is beside or not victim.resident_bytes or victim.home is Home.LOST:
+            continue
+        if victim.op is not None:
+            found.stuck = victim if victim.op.overdue else found.stuck
+        elif victim.id in st.chosen or victim.leaving:
+            continue
+        elif victim.backoff_until_ns > st.now_ns:
+            st.wake_at(victim.backoff_until_ns)
+            found.refusing = found.refusing or victim
+        elif host_bytes + victim.resident_bytes > st.host_budget_bytes:
+            found.over_budget = found.over_budget or victim
+        else:
+            found.victims.append(victim)
+            found.gain_bytes += victim.counted_claim_bytes
+            host_bytes += victim.resident_bytes
+            if found.gain_bytes >= short_bytes:
+                break
+    return found
+
+
+def make_room(st: State, session: Session, alone: bool) -> tuple[Room, Survey | None]:
+    """Order whatever frees enough for ``session``. ``alone``: nobody holds the lease or is on the
+    way in, so that what it is expected to grow by may be left out where it cannot be had."""
+    held_bytes = session.counted_claim_bytes
+    short_bytes = wanted_bytes(st, session) - held_bytes - st.free_bytes
+    if short_bytes <= 0:
+        return Room.READY, None
+    coming = coming_bytes(st)
+    found = survey(st, short_bytes - coming, beside=session)
+    if coming + found.gain_bytes < short_bytes:
+        least_bytes = session.footprint_bytes - held_bytes - st.free_bytes
+        if not alone or coming + found.gain_bytes < least_bytes:
+            return Room.SHORT, found
+        if not found.victims and not coming:
+            return Room.READY, found
+    evict(st, found, f"room for {session.id}")
+    return Room.COMING, found
+
+
+def evict(st: State, found: Survey, cause: str) -> None:
+    for victim in found.victims:
+        orders.page_out(st, victim, cause)
+
+
+def blocked_by(st: State, session: Session, found: Survey) -> tuple[Notice, str]:
+    """Why room cannot be had, in words that everybody may read (no names)."""
+    if (victim := found.over_budget) is not None:
+        must_bytes, left_bytes = victim.resident_bytes, st.host_budget_bytes - st.host_claimed_bytes
+        words = f"{format_bytes(must_bytes)} of another session would have to go to system RAM, "
+        words += f"which can take {format_bytes(max(0, left_bytes))} more"
+        return Notice.BLOCKED_HOST_MEMORY, words
+    if (victim := found.refusing) is not None:
+        return Notice.BLOCKED_REFUSED, victim.problem_detail or "another session cannot be moved"
+    if found.stuck is not None:
+        return Notice.BLOCKED_REFUSED, "a driver call on another session hangs"
+    words = f"it needs {format_bytes(session.footprint_bytes)}; programs outside Kiwi hold "
+    words += f"{format_bytes(st.outside_bytes)} of {format_bytes(st.total_bytes)}"
+    return Notice.BLOCKED_OUTSIDE, words

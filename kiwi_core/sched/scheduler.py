@@ -1,0 +1,76 @@
+"""The scheduler of one GPU: takes every event, answers with actions. See the package's docstring.
+
+Called by the daemon's loop (one thread), by replay, and by tests. No call blocks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kiwi_core.config import DEFAULTS
+from kiwi_core.sched import arrivals, audit, observations, outcomes
+from kiwi_core.sched.settle import settle
+from kiwi_core.sched.snapshot import snapshot
+from kiwi_core.sched.state import State
+from kiwi_core.states import AntiThrash
+
+if TYPE_CHECKING:
+    from kiwi_core.config import Config
+    from kiwi_core.sched.actions import Action
+    from kiwi_core.sched.events import Event
+    from kiwi_core.sched.story import StoryLine
+    from kiwi_core.sched.view import GpuView
+    from kiwi_core.units import SessionId
+
+_HANDLERS = {**arrivals.HANDLERS, **outcomes.HANDLERS, **observations.HANDLERS}
+
+
+class Scheduler:
+    """``now_ns`` is any monotonic clock, always the same one; times in actions and deadlines are
+    on it. ``first_op`` is the first operation id to use: a daemon that restarts goes on counting.
+    """
+
+    def __init__(
+        self,
+        total_bytes: int,
+        *,
+        config: Config = DEFAULTS,
+        tq_ns: int | None = None,
+        anti_thrash: AntiThrash = AntiThrash.ON,
+        host_budget_bytes: int,
+        first_op: int = 1,
+        checks: bool = False,
+    ) -> None:
+        tq_ns = config.tq_ns if tq_ns is None else tq_ns
+        self._st = State(total_bytes, config, tq_ns, anti_thrash, host_budget_bytes, first_op)
+        self._checks = checks
+
+    def handle(self, event: Event, now_ns: int) -> list[Action]:
+        """Record ``event``, decide everything that can be decided, and say what is to be done, in
+        order. An event of an unknown session, a stale burst or an unknown operation changes
+        nothing and is counted."""
+        st = self._st
+        st.now_ns = now_ns
+        actions: list[Action] = []
+        st.actions = actions
+        _HANDLERS[type(event)](st, event)
+        settle(st)
+        if self._checks:
+            audit.check(st)
+        return actions
+
+    def next_deadline_ns(self) -> int | None:
+        """When to send ``DeadlinePassed`` unless another event comes before; ``None``: never."""
+        return self._st.wake_ns
+
+    def view(self, now_ns: int) -> GpuView:
+        return snapshot(self._st, now_ns)
+
+    def story(self, session: SessionId) -> tuple[StoryLine, ...]:
+        """The last things that happened to ``session``, oldest first; also for a while after it
+        left. Empty for one that nobody remembers."""
+        return self._st.stories.lines(session)
+
+    def check(self) -> None:
+        """Recompute every derived count from scratch; ``AssertionError`` where one is wrong."""
+        audit.check(self._st)

@@ -1,0 +1,152 @@
+"""The scheduler's record of one session. Only data; every field says what it must agree with.
+
+Three things are independent of each other and together are the session's state: where its memory
+is (``home``), what it wants (``want``), and which operation is under way on it (``op``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from kiwi_core.states import Notice
+    from kiwi_core.units import OpId, SessionId
+
+PEAKS_KEPT: Final = 8
+"""Bursts whose peaks count for the expected need: a notebook's phase, not its whole past."""
+
+DURATIONS_KEPT: Final = 20
+"""Bursts whose length counts for expected waits (the number that simulations were run with)."""
+
+
+class Home(Enum):
+    """Where its memory is, by the last outcome that was reported."""
+
+    IN = "in"
+    """In the GPU; the process is free to run."""
+    HELD = "held"
+    """In the GPU; the process is held at its next driver call."""
+    OUT = "out"
+    """In system RAM; the process is held."""
+    LOST = "lost"
+    """The contents are gone."""
+
+
+class Want(Enum):
+    NONE = "none"
+    QUEUED = "queued"
+    """Waits for the lease, or (``leaving``) for its memory to be brought back."""
+    RUNNING = "running"
+    """Holds the lease."""
+
+
+class Doing(Enum):
+    SUSPENDING = "suspending"
+    RESUMING = "resuming"
+    PAGING_OUT = "paging-out"
+    PAGING_IN = "paging-in"
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """An operation that has not reported. In ``State.ops`` under ``op`` exactly as long as the
+    session's ``op`` field refers to it."""
+
+    op: OpId
+    doing: Doing
+    started_ns: int
+    stops_runner: bool = False
+    """It stops a session that held the lease: until it reports, that one still holds."""
+    overdue: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    id: SessionId
+
+    home: Home = Home.IN
+    resident_bytes: int = 0
+    """In the GPU, by the last observation or outcome. Usually 0 when ``home`` is OUT, but a
+    page-out cut short leaves some, and a process that had nothing to hold may allocate."""
+    paged_out_bytes: int = 0
+    """In system RAM; counts against the host budget. 0 unless OUT."""
+    restore_bytes: int = 0
+    """What bringing it back takes in the GPU (contexts included). Only meaningful while OUT."""
+    op: Running | None = None
+
+    want: Want = Want.NONE
+    """QUEUED exactly while in ``State.queue``; RUNNING exactly while in ``State.runners``."""
+    burst: int = 0
+    """Number of the burst that is wanted or runs, or of the last one."""
+    mid_burst: bool = False
+    """The burst began and was stopped; only while QUEUED."""
+    lingering: bool = False
+    """Its cell is over but something that it started goes on; only while RUNNING or mid_burst."""
+    busy: bool | None = None
+    """Whether the GPU worked for it, by the last observation of this burst; None: nobody knows."""
+    busy_at_ns: int = 0
+    """When it was last seen busy, or began to linger."""
+    leaving: bool = False
+    """Detached: to be forgotten as soon as its memory is in and the process free."""
+    gone: bool = False
+    """Its process is dead, but ``op`` has not reported; in no queue, only on the books."""
+
+    granted_ns: int = 0
+    """When its quantum began; only while RUNNING or being stopped."""
+    queued_ns: int = 0
+    """Since when it waits; only while QUEUED."""
+    attained_ns: int = 0
+    """How long this burst has held the lease in earlier quanta."""
+    held_ns: int = 0
+    """How long it has held the lease in earlier quanta, all bursts together."""
+    waited_ns: int = 0
+    suspensions: int = 0
+
+    bursts_ended: int = 0
+    burst_peak_bytes: int = 0
+    """The most that it held in this burst."""
+    peaks_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=PEAKS_KEPT))
+    """Of its last bursts that held GPU memory; empty: its needs are unknown."""
+    expected_bytes: int = 0
+    """The largest of ``peaks_bytes`` plus what the last burst grew by; 0 while unknown."""
+    durations_ns: deque[int] = field(default_factory=lambda: deque(maxlen=DURATIONS_KEPT))
+
+    backoff_ns: int = 0
+    """The last wait after a refusal; 0 after a success."""
+    backoff_until_ns: int = 0
+    """Nothing is tried on it before."""
+    extra_room_bytes: int = 0
+    """Asked for beyond its need because a restore was refused for room; 0 after a success."""
+
+    problem: Notice | None = None
+    """What is wrong with this session as a target of operations."""
+    problem_detail: str = ""
+    blocked: Notice | None = None
+    """Why it waits for something other than its turn; only while QUEUED."""
+    blocked_detail: str = ""
+
+    counted_active_bytes: int = 0
+    """Its part of ``State.active_need_bytes``."""
+    counted_claim_bytes: int = 0
+    """Its part of ``State.claimed_bytes``."""
+    counted_host_bytes: int = 0
+    """Its part of ``State.host_claimed_bytes``."""
+
+    @property
+    def footprint_bytes(self) -> int:
+        """What it takes in the GPU when all of it is in."""
+        if self.home is not Home.OUT:
+            return self.resident_bytes
+        return max(self.restore_bytes, self.resident_bytes + self.paged_out_bytes)
+
+    @property
+    def stuck(self) -> bool:
+        return self.op is not None and self.op.overdue
+
+    @property
+    def stopping(self) -> bool:
+        """It held the lease and is being stopped; until that has reported it may still run."""
+        return self.op is not None and self.op.stops_runner

@@ -1,0 +1,75 @@
+"""The settle pass: after every event, once, everything that can be decided is decided here.
+
+Handlers only record what happened. The order matters: what has ended ends first, then the mode
+follows from who is left, then waiters get what is free, then the runners are protected.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kiwi_core.sched import bursts, orders, turns
+from kiwi_core.sched.session import Home, Want
+from kiwi_core.states import AntiThrash, Notice
+
+if TYPE_CHECKING:
+    from kiwi_core.sched.session import Session
+    from kiwi_core.sched.state import State
+
+
+def settle(st: State) -> None:
+    st.wake_ns = None
+    if st.lingerers:
+        _end_lingerers(st)
+    _choose_mode(st)
+    if st.queue:
+        turns.admit(st)
+    if st.runners:
+        turns.shelter(st)
+        if st.outgrown:
+            _choose_mode(st)
+            turns.thin_out(st)
+    if st.astray:
+        _tend_astray(st)
+
+
+def _end_lingerers(st: State) -> None:
+    """Where nobody can tell whether left-over threads still use the GPU, the quantum decides.
+    (Where somebody can, the observation ended the burst already.)"""
+    for session in tuple(st.lingerers.values()):
+        if session.want is not Want.RUNNING or not session.lingering:
+            del st.lingerers[session.id]
+        elif session.busy is None:
+            end_ns = session.granted_ns + st.quantum_ns(session)
+            st.wake_at(end_ns)
+            if end_ns <= st.now_ns:
+                bursts.end(st, session, "left-over threads, nobody knows whether at work")
+                del st.lingerers[session.id]
+
+
+def _choose_mode(st: State) -> None:
+    fits = st.active_need_bytes + st.margin_bytes <= st.capacity_bytes
+    crowded = st.active > 1 and (st.outgrown or not fits)
+    on = st.anti_thrash is AntiThrash.ON
+    serialised = crowded if on else st.anti_thrash is AntiThrash.ALWAYS
+    if serialised and not st.serialised and len(st.runners) > 1:
+        for runner in st.runners.values():
+            st.notify(runner, Notice.SERIALISING, "together they need more than the GPU has")
+            st.tell(runner, "from now on one at a time: the runners do not fit together")
+    st.serialised = serialised
+
+
+def _tend_astray(st: State) -> None:
+    """Sessions whose process is held though nobody needs that, and those that run though they
+    were stopped (a restore that had hung came through after all)."""
+    for session in tuple(st.astray.values()):
+        if session.backoff_until_ns > st.now_ns:
+            st.wake_at(session.backoff_until_ns)
+        elif session.home is Home.HELD:
+            orders.resume(st, session, _why_resume(session))
+        else:
+            orders.suspend(st, session, "it is not its turn")
+
+
+def _why_resume(session: Session) -> str:
+    return "it leaves Kiwi" if session.leaving else "an idle process is not kept waiting"

@@ -1,0 +1,124 @@
+"""Makes the frozen view of everything that people and programs are shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kiwi_core.sched.session import Doing, Home, Session, Want
+from kiwi_core.sched.view import GpuView, QueueView, SessionView
+from kiwi_core.sched.waits import expected_waits_ns
+from kiwi_core.states import AntiThrash, SessionState
+from kiwi_core.units import format_bytes
+
+if TYPE_CHECKING:
+    from kiwi_core.sched.state import State
+
+_WHILE = {Doing.PAGING_OUT: SessionState.PAGING_OUT, Doing.PAGING_IN: SessionState.PAGING_IN}
+_ACTIVITY = {
+    Doing.SUSPENDING: "being suspended",
+    Doing.RESUMING: "being resumed",
+    Doing.PAGING_OUT: "its memory is moving out",
+    Doing.PAGING_IN: "its memory is moving in",
+}
+
+
+def snapshot(st: State, now_ns: int) -> GpuView:
+    present = [session for session in st.sessions.values() if not session.gone]
+    free_bytes = st.total_bytes - st.outside_bytes
+    free_bytes -= sum(session.resident_bytes for session in st.sessions.values())
+    return GpuView(
+        total_bytes=st.total_bytes,
+        free_bytes=max(0, free_bytes),
+        outside_bytes=st.outside_bytes,
+        paged_out_bytes=sum(session.paged_out_bytes for session in st.sessions.values()),
+        host_budget_bytes=st.host_budget_bytes,
+        tq_ns=st.terms.tq_ns,
+        anti_thrash=st.anti_thrash,
+        serialised=st.serialised,
+        why=_why(st),
+        swap_round_trip_ns=_round_trip_ns(st, present),
+        holders=tuple(s.id for s in present if s.want is Want.RUNNING or s.stopping),
+        queue=_queue(st, now_ns),
+        sessions=tuple(_session(st, session, now_ns) for session in present),
+        swaps=tuple(st.swaps),
+        ignored_events=st.ignored_events,
+    )
+
+
+def state_of(session: Session) -> SessionState:
+    if session.home is Home.LOST:
+        return SessionState.LOST
+    if session.op is not None and session.op.doing in _WHILE:
+        return _WHILE[session.op.doing]
+    if session.want is Want.RUNNING or session.stopping:
+        return SessionState.RUNNING
+    if session.want is Want.QUEUED and not session.leaving:
+        return SessionState.SUSPENDED if session.mid_burst else SessionState.WAITING
+    return SessionState.PAGED_OUT if session.home is Home.OUT else SessionState.IDLE
+
+
+def _why(st: State) -> str:
+    if st.anti_thrash is AntiThrash.OFF:
+        return "never serialised: anti-thrash is off, runners may run out of GPU memory"
+    if st.anti_thrash is AntiThrash.ALWAYS:
+        return "always one at a time: anti-thrash is set to always"
+    if st.outgrown:
+        return "one at a time: those that ran together have outgrown the GPU"
+    need = format_bytes(st.active_need_bytes + st.margin_bytes)
+    has = format_bytes(st.capacity_bytes)
+    if st.serialised:
+        return f"one at a time: together they may need {need} and the GPU has {has}"
+    return "in parallel: they fit together" if st.active > 1 else "nobody is in anybody's way"
+
+
+def _round_trip_ns(st: State, present: list[Session]) -> int | None:
+    if not st.speed.known:
+        return None
+    return st.speed.round_trip_ns(max((s.footprint_bytes for s in present), default=0))
+
+
+def _queue(st: State, now_ns: int) -> tuple[QueueView, ...]:
+    waits = expected_waits_ns(st, now_ns)
+    return tuple(
+        QueueView(
+            session=session_id,
+            position=position,
+            expected_wait_ns=wait_ns,
+            waited_ns=max(0, now_ns - st.queue[session_id].queued_ns),
+            activity=_activity(st.queue[session_id]),
+            blocked=st.queue[session_id].blocked,
+            detail=st.queue[session_id].blocked_detail,
+        )
+        for position, (session_id, wait_ns) in enumerate(waits.items(), start=1)
+    )
+
+
+def _activity(session: Session) -> str:
+    return _ACTIVITY[session.op.doing] if session.op is not None else ""
+
+
+def _session(st: State, session: Session, now_ns: int) -> SessionView:
+    holds = session.want is Want.RUNNING or session.stopping
+    waits = session.want is Want.QUEUED and not session.stopping
+    time_left_ns = None
+    if session.want is Want.RUNNING and st.anti_thrash is not AntiThrash.OFF:
+        time_left_ns = max(0, session.granted_ns + st.quantum_ns(session) - now_ns)
+    return SessionView(
+        id=session.id,
+        state=state_of(session),
+        resident_bytes=session.resident_bytes,
+        paged_out_bytes=session.paged_out_bytes,
+        suspensions=session.suspensions,
+        held_ns=session.held_ns + (now_ns - session.granted_ns if holds else 0),
+        waited_ns=session.waited_ns + (now_ns - session.queued_ns if waits else 0),
+        burst=session.burst,
+        mid_burst=session.mid_burst,
+        lingering=session.lingering,
+        leaving=session.leaving,
+        peak_bytes=max(session.peaks_bytes) if session.peaks_bytes else None,
+        expected_bytes=st.need_bytes(session),
+        time_left_ns=time_left_ns,
+        operation=session.op.op if session.op is not None else None,
+        problem=session.problem,
+        detail=session.problem_detail,
+    )

@@ -1,0 +1,55 @@
+"""How fast memory moves, learned from the moves that ended."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KEEP: Final = 0.7
+"""Weight of the past at each new move: the last three or so decide, a single odd one does not."""
+
+
+class _Rate:
+    """Decayed bytes over decayed time: weighs by size, so a move of next to nothing (all fixed
+    cost) does not spoil the estimate for a big one, as a mean of rates would."""
+
+    def __init__(self) -> None:
+        self._bytes = 0.0
+        self._ns = 0.0
+
+    def learn(self, moved_bytes: int, elapsed_ns: int) -> None:
+        self._bytes = KEEP * self._bytes + moved_bytes
+        self._ns = KEEP * self._ns + elapsed_ns
+
+    @property
+    def ns_per_byte(self) -> float | None:
+        return self._ns / self._bytes if self._bytes else None
+
+
+class SwapSpeed:
+    """Before the first move in one direction, the other one's speed stands for it."""
+
+    def __init__(self) -> None:
+        self._out = _Rate()
+        self._in = _Rate()
+
+    def learn_out(self, moved_bytes: int, elapsed_ns: int) -> None:
+        if moved_bytes > 0:
+            self._out.learn(moved_bytes, elapsed_ns)
+
+    def learn_in(self, moved_bytes: int, elapsed_ns: int) -> None:
+        if moved_bytes > 0:
+            self._in.learn(moved_bytes, elapsed_ns)
+
+    @property
+    def known(self) -> bool:
+        return self._out.ns_per_byte is not None or self._in.ns_per_byte is not None
+
+    def out_ns(self, size_bytes: int) -> int:
+        """Expected time out; 0 while nothing has been measured."""
+        return round(size_bytes * (self._out.ns_per_byte or self._in.ns_per_byte or 0.0))
+
+    def in_ns(self, size_bytes: int) -> int:
+        return round(size_bytes * (self._in.ns_per_byte or self._out.ns_per_byte or 0.0))
+
+    def round_trip_ns(self, size_bytes: int) -> int:
+        return self.out_ns(size_bytes) + self.in_ns(size_bytes)

@@ -1,0 +1,205 @@
+"""Everything the scheduler of one GPU knows, and its books.
+
+One place changes the derived counts (``refresh``), one place recomputes them from scratch
+(``audit.check``). The other modules of this package change sessions, then call ``refresh``.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.sched.actions import Notify
+from kiwi_core.sched.needs import need_bytes
+from kiwi_core.sched.policy.api import Terms
+from kiwi_core.sched.policy.round_robin import RoundRobin
+from kiwi_core.sched.session import Doing, Home, Session, Want
+from kiwi_core.sched.speed import SwapSpeed
+from kiwi_core.sched.story import Stories
+from kiwi_core.states import AntiThrash
+
+if TYPE_CHECKING:
+    from kiwi_core.config import Config
+    from kiwi_core.sched.actions import Action
+    from kiwi_core.sched.policy.api import Policy
+    from kiwi_core.sched.view import SwapView
+    from kiwi_core.states import Notice
+    from kiwi_core.units import OpId, SessionId
+
+SWAPS_KEPT: Final = 32
+"""Recent moves shown to people: a few minutes of the busiest GPU."""
+
+
+class State:
+    def __init__(
+        self,
+        total_bytes: int,
+        config: Config,
+        tq_ns: int,
+        anti_thrash: AntiThrash,
+        host_budget_bytes: int,
+        first_op: int,
+    ) -> None:
+        self.config: Final = config
+        self.total_bytes: Final = total_bytes
+        self.margin_bytes: Final = max(
+            config.room_margin_min_bytes, int(total_bytes * config.room_margin_fraction)
+        )
+        self.policy: Policy = RoundRobin()
+        self.terms = Terms(tq_ns, config.min_run_ns, config.swap_floor_factor)
+        self.anti_thrash = anti_thrash
+        self.host_budget_bytes = host_budget_bytes
+        self.next_op = first_op
+
+        self.now_ns = 0
+        """The time of the event being handled."""
+        self.actions: list[Action] = []
+        """What the event being handled has led to, in order."""
+        self.wake_ns: int | None = None
+        """When the settle pass must run again even if nothing happens; always after ``now_ns``."""
+
+        self.sessions: dict[SessionId, Session] = {}
+        """All of them, those that are gone but not off the books included."""
+        self.queue: OrderedDict[SessionId, Session] = OrderedDict()
+        """In order of arrival."""
+        self.chosen: dict[SessionId, Session] = {}
+        """Those of the queue whose turn has begun: they are on their way in, or are in by now and
+        get the lease before anybody else does."""
+        self.runners: dict[SessionId, Session] = {}
+        """Those that hold the lease and are not being stopped."""
+        self.idle: OrderedDict[SessionId, Session] = OrderedDict()
+        """Those that want nothing and hold GPU memory, least recently used first."""
+        self.astray: dict[SessionId, Session] = {}
+        """Those that need an operation outside the queue's order: see ``settle.tend_astray``."""
+        self.ops: dict[OpId, Session] = {}
+        """Operations that have not reported, hung ones included."""
+        self.lingerers: dict[SessionId, Session] = {}
+        """At least those that run and linger; settle drops the others."""
+
+        self.outside_bytes = 0
+        """Held by programs that are not Kiwi's, by the last observation at rest."""
+        self.claimed_bytes = 0
+        """Sum of what sessions hold, plus what is reserved for restores and expected growth."""
+        self.host_claimed_bytes = 0
+        """Sum of what is in system RAM or may get there by a page-out under way."""
+        self.active_need_bytes = 0
+        """Sum of the expected needs of all runners and waiters."""
+        self.active = 0
+        """How many those are."""
+
+        self.outgrown = False
+        """The parallel runners outgrew the GPU: serialise until they are sorted out."""
+        self.serialised = anti_thrash is AntiThrash.ALWAYS
+
+        self.speed: Final = SwapSpeed()
+        self.swaps: Final[deque[SwapView]] = deque(maxlen=SWAPS_KEPT)
+        self.stories: Final = Stories(config.story_max)
+        self.ignored_events = 0
+
+    # --- the books ------------------------------------------------------------------------------
+
+    @property
+    def free_bytes(self) -> int:
+        """Neither held nor reserved; negative while a session of unknown needs runs."""
+        return self.total_bytes - self.outside_bytes - self.claimed_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What Kiwi's sessions can have at most."""
+        return self.total_bytes - self.outside_bytes
+
+    def need_bytes(self, session: Session) -> int:
+        return need_bytes(session, self.total_bytes)
+
+    def claim_bytes(self, session: Session) -> int:
+        """What ``session`` counts for in the GPU: what it holds; while it holds the lease or is
+        on its way in also what it is expected to take, unless nobody asked for protection."""
+        claim = session.resident_bytes
+        op = session.op
+        coming_in = op is not None and op.doing is Doing.PAGING_IN
+        if coming_in:
+            claim = session.footprint_bytes
+        if self.anti_thrash is AntiThrash.OFF or session.gone or session.leaving:
+            return claim
+        if session.want is Want.RUNNING or coming_in or (op is not None and op.stops_runner):
+            return max(claim, self.need_bytes(session))
+        return claim
+
+    @staticmethod
+    def host_claim_bytes(session: Session) -> int:
+        paging_out = session.op is not None and session.op.doing is Doing.PAGING_OUT
+        return session.paged_out_bytes + (session.resident_bytes if paging_out else 0)
+
+    def refresh(self, session: Session) -> None:
+        """Bring every derived count in line with ``session`` after any change to it."""
+        claim = self.claim_bytes(session)
+        self.claimed_bytes += claim - session.counted_claim_bytes
+        session.counted_claim_bytes = claim
+
+        host = self.host_claim_bytes(session)
+        self.host_claimed_bytes += host - session.counted_host_bytes
+        session.counted_host_bytes = host
+
+        active = session.want is not Want.NONE and not session.leaving
+        need = self.need_bytes(session) if active else 0
+        if active != (session.counted_active_bytes > 0):
+            self.active += 1 if active else -1
+        self.active_need_bytes += need - session.counted_active_bytes
+        session.counted_active_bytes = need
+
+        if session.want is Want.NONE and session.resident_bytes and not session.gone:
+            self.idle.setdefault(session.id, session)
+        else:
+            self.idle.pop(session.id, None)
+        if is_astray(session):
+            self.astray[session.id] = session
+        elif self.astray:
+            self.astray.pop(session.id, None)
+
+    def forget(self, session: Session) -> None:
+        """Off the books and out of sight; its story stays a while."""
+        session.want = Want.NONE
+        session.home = Home.IN
+        session.resident_bytes = session.paged_out_bytes = 0
+        session.gone = True
+        self.refresh(session)
+        del self.sessions[session.id]
+        self.stories.end(session.id)
+
+    # --- small helpers of all the others --------------------------------------------------------
+
+    @property
+    def holders(self) -> int:
+        """Runners, and those being stopped that may still run. One whose stopping hangs is not
+        counted: nobody shall wait for it."""
+        stopping = sum(s.stopping and not s.stuck for s in self.ops.values()) if self.ops else 0
+        return len(self.runners) + stopping
+
+    def wake_at(self, at_ns: int) -> None:
+        if at_ns > self.now_ns and (self.wake_ns is None or at_ns < self.wake_ns):
+            self.wake_ns = at_ns
+
+    def swap_ns(self, session: Session) -> int:
+        """What stopping ``session`` costs: out and back in; nothing while all fit together."""
+        if self.active_need_bytes + self.margin_bytes <= self.capacity_bytes:
+            return 0
+        return self.speed.round_trip_ns(session.footprint_bytes)
+
+    def quantum_ns(self, session: Session) -> int:
+        return self.policy.quantum_ns(session, self.terms, self.swap_ns(session))
+
+    def tell(self, session: Session, text: str, *arguments: object) -> None:
+        """A line of the session's story."""
+        self.stories.add(session.id, self.now_ns, text, *arguments)
+
+    def notify(self, session: Session, notice: Notice, detail: str = "", cause: str = "") -> None:
+        self.actions.append(Notify(session=session.id, notice=notice, detail=detail, cause=cause))
+
+
+def is_astray(session: Session) -> bool:
+    """Held though it wants nothing (or leaves), or free though it was stopped in mid-burst."""
+    if session.op is not None or session.gone:
+        return False
+    if session.home is Home.HELD:
+        return session.want is Want.NONE or session.leaving
+    return session.home is Home.IN and session.mid_burst

@@ -1,0 +1,183 @@
+"""Whose turn it is: runners make way for waiters, and waiters are brought in."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from kiwi_core.sched import orders, room
+from kiwi_core.sched.room import Room, Survey
+from kiwi_core.sched.session import Doing, Home
+from kiwi_core.states import AntiThrash, Notice
+
+if TYPE_CHECKING:
+    from kiwi_core.sched.session import Session
+    from kiwi_core.sched.state import State
+
+
+class Step(Enum):
+    GO_ON = "go on"
+    """Look at the next waiter, too."""
+    WAIT = "wait"
+    """Nobody behind this waiter may overtake it."""
+
+
+def admit(st: State) -> None:
+    """Bring in whoever's turn it is; strictly in the policy's order, except that a waiter that is
+    blocked by something that is wrong does not hold up the others."""
+    waiters = list(st.policy.order(st.queue.values()))
+    if st.chosen:
+        waiters = [*st.chosen.values(), *waiters]
+    for waiter in waiters:
+        if waiter.id in st.queue and _advance(st, waiter) is Step.WAIT:
+            break
+
+
+def _advance(st: State, waiter: Session) -> Step:
+    if waiter.op is not None:
+        return _under_way(st, waiter)
+    if waiter.backoff_until_ns > st.now_ns and waiter.home is not Home.IN:
+        st.wake_at(waiter.backoff_until_ns)
+        _block(st, waiter, waiter.problem or Notice.PAGE_IN_REFUSED, waiter.problem_detail)
+        return Step.GO_ON
+    others = st.holders + len(st.chosen) - (waiter.id in st.chosen)
+    if not waiter.leaving and not st.policy.may_join(waiter, others, st.serialised):
+        return _await_turn(st, waiter)
+    state, found = room.make_room(st, waiter, alone=not others)
+    if state is Room.READY:
+        return _bring_in(st, waiter)
+    if state is Room.SHORT and others:
+        return _await_turn(st, waiter)
+    if state is Room.SHORT and found is not None:
+        _block(st, waiter, *room.blocked_by(st, waiter, found))
+        return Step.GO_ON
+    _unblock(waiter)
+    return Step.WAIT
+
+
+def _under_way(st: State, waiter: Session) -> Step:
+    op = waiter.op
+    if op is not None and op.overdue:
+        _block(st, waiter, Notice.STUCK, "a driver call on it hangs")
+        return Step.GO_ON
+    coming_in = waiter.id in st.chosen
+    return Step.GO_ON if coming_in and not st.serialised else Step.WAIT
+
+
+def _bring_in(st: State, waiter: Session) -> Step:
+    _unblock(waiter)
+    if waiter.home is Home.IN:
+        orders.grant(st, waiter, "nobody in the way" if not st.serialised else "its turn")
+        return Step.GO_ON
+    if waiter.home is Home.HELD:
+        st.chosen[waiter.id] = waiter
+        orders.resume(st, waiter, "its turn")
+        return Step.GO_ON
+    # One restore at a time: each is checked against free memory, which another one is eating up;
+    # and the bus is the bottleneck anyway.
+    if any(_restoring(session) for session in st.ops.values()):
+        return Step.WAIT
+    st.chosen[waiter.id] = waiter
+    orders.page_in(st, waiter, "leaves Kiwi" if waiter.leaving else "its turn")
+    return Step.GO_ON
+
+
+def _restoring(session: Session) -> bool:
+    op = session.op
+    return op is not None and op.doing is Doing.PAGING_IN and not op.overdue
+
+
+def _await_turn(st: State, waiter: Session) -> Step:
+    """Somebody else has the lease: stop whoever has used up their quantum."""
+    others_coming = len(st.chosen) - (waiter.id in st.chosen)
+    if st.anti_thrash is AntiThrash.OFF or others_coming or st.holders > len(st.runners):
+        _unblock(waiter)
+        return Step.WAIT
+    hindrance: tuple[Notice, str] | None = None
+    for runner in sorted(st.runners.values(), key=_granted_ns):
+        stop_at_ns = st.policy.stop_at_ns(runner, waiter, st.quantum_ns(runner))
+        if stop_at_ns > st.now_ns:
+            st.wake_at(stop_at_ns)
+            continue
+        hindrance = _make_way(st, runner, waiter) or hindrance
+        if not st.serialised and runner.stopping:
+            break  # one may be enough: see what its room is good for before stopping another
+    if hindrance is not None:
+        _block(st, waiter, *hindrance)
+        return Step.GO_ON
+    _unblock(waiter)
+    return Step.WAIT
+
+
+def _granted_ns(session: Session) -> int:
+    return session.granted_ns
+
+
+def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str] | None:
+    """Stop ``runner``, or say why not: it goes on then, past its quantum."""
+    if runner.backoff_until_ns > st.now_ns:
+        st.wake_at(runner.backoff_until_ns)
+        return Notice.BLOCKED_REFUSED, runner.problem_detail
+    cause = f"its quantum ended and {waiter.id} waits"
+    growth_bytes = sum(r.counted_claim_bytes - r.resident_bytes for r in st.runners.values())
+    free_bytes = st.free_bytes + growth_bytes + waiter.counted_claim_bytes
+    short_bytes = room.wanted_bytes(st, waiter) - free_bytes
+    found = room.survey(st, short_bytes, beside=waiter)
+    if found.gain_bytes >= short_bytes:
+        orders.stop(st, runner, Doing.SUSPENDING, cause)
+        return None
+    movable_bytes = sum(r.resident_bytes for r in st.runners.values())
+    if waiter.footprint_bytes - free_bytes > found.gain_bytes + movable_bytes:
+        return room.blocked_by(st, waiter, found)
+    if st.host_claimed_bytes + runner.resident_bytes > st.host_budget_bytes:
+        return room.blocked_by(st, waiter, Survey(over_budget=runner))
+    orders.stop(st, runner, Doing.PAGING_OUT, cause)
+    return None
+
+
+def shelter(st: State) -> None:
+    """Keep the margin free for those that run: idle memory goes out before a runner that grows
+    hits the wall. If that is not enough for several, they have outgrown the GPU."""
+    short_bytes = st.margin_bytes - st.free_bytes
+    if short_bytes <= 0 or not st.runners:
+        return
+    coming = room.coming_bytes(st)
+    found = room.survey(st, short_bytes - coming)
+    room.evict(st, found, "the runners need more room")
+    st.outgrown = (
+        st.anti_thrash is AntiThrash.ON
+        and len(st.runners) > 1
+        and coming + found.gain_bytes < short_bytes
+    )
+
+
+def thin_out(st: State) -> None:
+    """The parallel runners have outgrown the GPU: stop the youngest, each not before its floor,
+    until the others fit or one is left."""
+    youngest_first = sorted(st.runners.values(), key=_granted_ns, reverse=True)
+    for runner in youngest_first[:-1]:
+        if st.free_bytes + room.coming_bytes(st) >= st.margin_bytes:
+            return
+        floor_ns = st.policy.floor_ns(runner, st.terms, st.swap_ns(runner))
+        may_ns = max(runner.granted_ns + floor_ns, runner.backoff_until_ns)
+        if may_ns > st.now_ns:
+            st.wake_at(may_ns)
+            continue
+        # Where system RAM is full, holding it at least stops its growth.
+        fits = st.host_claimed_bytes + runner.resident_bytes <= st.host_budget_bytes
+        doing = Doing.PAGING_OUT if fits else Doing.SUSPENDING
+        orders.stop(st, runner, doing, "the runners no longer fit together")
+
+
+def _block(st: State, waiter: Session, notice: Notice, detail: str) -> None:
+    """Its user is told once; the words may change while it waits on."""
+    if waiter.blocked is not notice:
+        waiter.blocked = notice
+        st.notify(waiter, notice, detail)
+        st.tell(waiter, "cannot go on: {} ({})", notice.value, detail)
+    waiter.blocked_detail = detail
+
+
+def _unblock(waiter: Session) -> None:
+    waiter.blocked = None
+    waiter.blocked_detail = ""
