@@ -1,0 +1,87 @@
+"""One emulated machine per test, with programs that run on it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kiwi_core import emulator
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from cuda_processes import Worker, wait_until  # noqa: E402
+
+MIB = 1 << 20
+
+
+class Machine:
+    """An emulated machine: its state file, the processes on it, its books."""
+
+    def __init__(self, state: Path, libraries: emulator.Libraries, gpus: str) -> None:
+        self.state = state
+        self.libraries = libraries
+        self._workers: list[Worker] = []
+        emulator.create_state(state, emulator.parse_gpus(gpus))
+        emulator.set_context_bytes(state, 2 * MIB)
+
+    @property
+    def faults(self) -> emulator.Faults:
+        return emulator.faults(self.state)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return emulator.environment(self.state, self.libraries)
+
+    def worker(self, setup: str = "init()", *prefix: str, **more: str) -> Worker:
+        worker = Worker(self.environment | more, *prefix)
+        self._workers.append(worker)
+        if setup:
+            worker.do(setup)
+        return worker
+
+    def used(self, gpu: int = 0) -> int:
+        return emulator.books(self.state).gpus[gpu].used_bytes
+
+    def books(self, worker: Worker) -> emulator.ProcessBooks:
+        found = emulator.books(self.state).process(worker.pid)
+        assert found is not None, f"{worker.pid} is not in the books"
+        return found
+
+    def device_bytes(self, worker: Worker, gpu: int = 0) -> int:
+        return self.books(worker).device_bytes.get(gpu, 0)
+
+    def close(self) -> None:
+        self.faults.clear()
+        for worker in self._workers:
+            worker.close()
+        wait_until(lambda: not emulator.books(self.state).processes, "all processes off the books")
+        assert [gpu.used_bytes for gpu in emulator.books(self.state).gpus] == [0] * len(
+            emulator.books(self.state).gpus
+        )
+
+
+@pytest.fixture(scope="session")
+def libraries() -> emulator.Libraries:
+    return emulator.build()
+
+
+@pytest.fixture
+def boot(tmp_path: Path, libraries: emulator.Libraries) -> Iterator[Callable[[str], Machine]]:
+    """Makes machines; their processes are ended and their books checked afterwards."""
+    machines: list[Machine] = []
+
+    def make(gpus: str) -> Machine:
+        machines.append(Machine(tmp_path / f"gpus-{len(machines)}", libraries, gpus))
+        return machines[-1]
+
+    yield make
+    for machine in machines:
+        machine.close()
+
+
+@pytest.fixture
+def machine(boot: Callable[[str], Machine]) -> Machine:
+    return boot("1x64MiB")

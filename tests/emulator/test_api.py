@@ -1,0 +1,290 @@
+"""The unmodified bindings on the emulated driver: every call that a program is likely to make."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def worker(machine):
+    return machine.worker()
+
+
+def u32(data):
+    return [x for (x,) in struct.iter_unpack("<I", data)]
+
+
+def hexed(worker, expression):
+    return bytes.fromhex(worker.get(f"({expression}).hex()"))
+
+
+def test_it_says_that_it_is_emulated(worker, machine):
+    worker.do("dev = ck(driver.cuDeviceGet(0))")
+    assert "Emulated" in worker.get("ck(driver.cuDeviceGetName(64, dev)).decode()")
+    assert worker.get("ck(driver.cuDriverGetVersion())") == 13000
+    assert worker.get("ck(driver.cuDeviceTotalMem(dev))") == 64 * MIB
+    worker.do(
+        "import ctypes\n"
+        "version = ctypes.CDLL('libcuda.so.1').kiwi_emulator_version\n"
+        "version.restype = ctypes.c_char_p"
+    )
+    assert worker.get("version().decode()").startswith("kiwi emulated")
+
+
+def test_uuids_agree_between_the_driver_nvml_and_the_books(worker, machine):
+    from kiwi_core import emulator
+
+    expected = emulator.books(machine.state).gpus[0].uuid
+    worker.do(
+        "import pynvml; pynvml.nvmlInit(); from cuda.core import Device\n"
+        "h = pynvml.nvmlDeviceGetHandleByIndex(0)"
+    )
+    assert worker.get("pynvml.nvmlDeviceGetUUID(h)") == expected
+    assert "GPU-" + worker.get("Device(0).uuid") == expected
+
+
+def test_before_init_nothing_works(machine):
+    worker = machine.worker(setup="")
+    assert worker.get("name_of(driver.cuMemAlloc, 8)") == "CUDA_ERROR_NOT_INITIALIZED"
+    worker.do("ck(driver.cuInit(0))")
+    assert worker.get("name_of(driver.cuMemAlloc, 8)") == "CUDA_ERROR_INVALID_CONTEXT"
+    assert worker.get("name_of(driver.cuInit, 1)") == "CUDA_ERROR_INVALID_VALUE"
+
+
+def test_a_call_that_is_not_emulated_raises_only_when_called(worker):
+    assert "cuGraphCreate" in worker.fails("driver.cuGraphCreate(0)")
+
+
+def test_memory_there_and_back(worker):
+    worker.do("p = alloc(5 * MIB + 3)")
+    expected = worker.get("fill(p, 1, 5 * MIB + 3)")
+    assert worker.get("digest(p, 5 * MIB + 3)") == expected
+    worker.do("q = alloc(5 * MIB + 3); ck(driver.cuMemcpyDtoD(q, p, 5 * MIB + 3))")
+    assert worker.get("digest(q, 5 * MIB + 3)") == expected
+    assert worker.get("[int(x) for x in ck(driver.cuMemGetAddressRange(p + 100))]") == [
+        worker.get("p"),
+        5 * MIB + 3,
+    ]
+
+
+def test_fills(worker):
+    worker.do("p = alloc(4096)")
+    worker.do("ck(driver.cuMemsetD8(p, 0xAB, 4096)); ck(driver.cuMemsetD32(p, 0x01020304, 2))")
+    worker.do("ck(driver.cuMemsetD16(p + 8, 0x0506, 2)); ck(driver.cuMemsetD2D8(p + 16, 8, 9, 2, 2))")
+    data = hexed(worker, "read(p, 32)")
+    assert data[:12] == bytes.fromhex("0403020104030201" + "06050605")
+    assert data[12:16] == b"\xab" * 4
+    assert data[16:26] == b"\x09\x09" + b"\xab" * 6 + b"\x09\x09"
+
+
+@pytest.mark.parametrize(
+    ("call", "answer"),
+    [
+        ("driver.cuMemAlloc, 0", "CUDA_ERROR_INVALID_VALUE"),
+        ("driver.cuMemAlloc, 1 << 40", "CUDA_ERROR_OUT_OF_MEMORY"),
+        ("driver.cuMemFree, 12345", "CUDA_ERROR_INVALID_VALUE"),
+        ("driver.cuMemFree, p + 1", "CUDA_ERROR_INVALID_VALUE"),
+        ("driver.cuMemFree, 0", "CUDA_SUCCESS"),
+        ("driver.cuMemcpyHtoD, p, bytes(8192), 8192", "CUDA_ERROR_INVALID_VALUE"),
+        ("driver.cuMemcpyDtoH, bytearray(8), p + (1 << 30), 8", "CUDA_ERROR_INVALID_VALUE"),
+        ("driver.cuMemsetD32, p + 1, 0, 1", "CUDA_ERROR_INVALID_VALUE"),
+        ("driver.cuDeviceGet, 7", "CUDA_ERROR_INVALID_DEVICE"),
+        ("driver.cuModuleLoadData, b'.version 8.0'", "CUDA_ERROR_INVALID_IMAGE"),
+        ("driver.cuStreamCreate, 99", "CUDA_ERROR_INVALID_VALUE"),
+        ("driver.cuMemHostUnregister, p", "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"),
+    ],
+)
+def test_wrong_use_gets_the_drivers_answer(worker, call, answer):
+    worker.do("p = alloc(4096)")
+    assert worker.get(f"name_of({call})") == answer
+
+
+def test_freed_memory_cannot_be_used(worker):
+    worker.do("p = alloc(MIB); free(p)")
+    assert worker.fails("read(p, 8)") == "CUDA_ERROR_INVALID_VALUE"
+    assert worker.fails("free(p)") == "CUDA_ERROR_INVALID_VALUE"
+
+
+def test_addresses_are_used_again(worker):
+    worker.do("first = alloc(60 * MIB); free(first)")
+    worker.do("for _ in range(2000): p = alloc(60 * MIB); free(p)")
+    assert worker.get("p == first")
+
+
+def test_kernels(worker):
+    worker.do("n = 1000; p = alloc(4 * n); out = alloc(8)")
+    worker.do("launch('fill_u32', p, n, 5); launch('add_u32', p, n, 2**32 - 3)")
+    assert u32(hexed(worker, "read(p, 4 * n)")) == [2] * 1000
+    worker.do("launch('xorshift_u32', p, n, 99); launch('checksum_u64', p, n, out)")
+    values = u32(hexed(worker, "read(p, 4 * n)"))
+    expected = []
+    for i in range(1000):
+        x = 99 ^ (i * 2654435761 & 0xFFFFFFFF)
+        x ^= x << 13 & 0xFFFFFFFF
+        x ^= x >> 17
+        x ^= x << 5 & 0xFFFFFFFF
+        expected.append(x)
+    assert values == expected
+    total = sum(x * (i + 1) for i, x in enumerate(values)) % 2**64
+    assert worker.get("int.from_bytes(read(out, 8), 'little')") == total
+
+
+def test_a_kernel_that_leaves_its_memory_breaks_the_context(worker):
+    worker.do("p = alloc(4096); launch('fill_u32', p, 100000, 1)")
+    assert worker.fails("sync()") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert worker.fails("alloc(8)") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    worker.do("ck(driver.cuDevicePrimaryCtxReset(0)); init(); alloc(8)")
+
+
+def test_launches_are_asynchronous_and_streams_keep_order(worker):
+    worker.do(
+        "s = ck(driver.cuStreamCreate(1)); p = alloc(4096)\n"
+        "t = time.monotonic(); launch('spin_ns', 300_000_000, stream=s)\n"
+        "launch('fill_u32', p, 1024, 8, stream=s); gone = time.monotonic() - t"
+    )
+    assert worker.get("gone") < 0.25
+    assert worker.get("name_of(driver.cuStreamQuery, s)") == "CUDA_ERROR_NOT_READY"
+    worker.do("ck(driver.cuStreamSynchronize(s))")
+    assert worker.get("time.monotonic() - t") >= 0.3
+    assert worker.get("name_of(driver.cuStreamQuery, s)") == "CUDA_SUCCESS"
+    assert worker.get("read(p, 1)[0]") == 8
+
+
+@pytest.mark.parametrize(("flags", "waits"), [(0, True), (1, False)])
+def test_the_default_stream_waits_for_blocking_streams_only(worker, flags, waits):
+    worker.do(
+        f"s = ck(driver.cuStreamCreate({flags})); p = alloc(4096); sync()\n"
+        "t = time.monotonic(); launch('spin_ns', 1_000_000_000, stream=s)\n"
+        "ck(driver.cuMemcpyHtoD(p, b'x', 1)); gone = time.monotonic() - t; sync()"
+    )
+    assert (worker.get("gone") >= 1.0) is waits
+
+
+def test_events_order_streams_and_measure(worker):
+    worker.do(
+        "a, b = ck(driver.cuStreamCreate(1)), ck(driver.cuStreamCreate(1)); p = alloc(4096)\n"
+        "start, end = ck(driver.cuEventCreate(0)), ck(driver.cuEventCreate(0))\n"
+        "ck(driver.cuEventRecord(start, a)); launch('spin_ns', 200_000_000, stream=a)\n"
+        "launch('fill_u32', p, 1024, 1, stream=a); ck(driver.cuEventRecord(end, a))\n"
+        "ck(driver.cuStreamWaitEvent(b, end, 0)); launch('add_u32', p, 1024, 1, stream=b)"
+    )
+    assert worker.get("name_of(driver.cuEventQuery, end)") == "CUDA_ERROR_NOT_READY"
+    worker.do("ck(driver.cuStreamSynchronize(b))")
+    assert worker.get("read(p, 1)[0]") == 2
+    assert 200 <= worker.get("ck(driver.cuEventElapsedTime(start, end))") < 20_000
+    never = "driver.cuEventElapsedTime, start, ck(driver.cuEventCreate(0))"
+    assert worker.get(f"name_of({never})") == "CUDA_ERROR_INVALID_HANDLE"
+
+
+def test_async_copies_with_pinned_memory(worker):
+    worker.do(
+        "import ctypes; h = int(ck(driver.cuMemHostAlloc(MIB, 0))); p = alloc(MIB)\n"
+        "s = ck(driver.cuStreamCreate(1)); launch('spin_ns', 300_000_000, stream=s)\n"
+        "ctypes.memset(h, 7, MIB); t = time.monotonic()\n"
+        "ck(driver.cuMemcpyHtoDAsync(p, h, MIB, s)); gone = time.monotonic() - t\n"
+        "ck(driver.cuStreamSynchronize(s))"
+    )
+    assert worker.get("gone") < 0.25
+    assert worker.get("set(read(p, MIB)) == {7}")
+    worker.do("ck(driver.cuMemsetD8(p, 9, MIB)); ck(driver.cuMemcpyDtoHAsync(h, p, MIB, s))")
+    worker.do("ck(driver.cuStreamSynchronize(s))")
+    assert worker.get("set(ctypes.string_at(h, MIB)) == {9}")
+    worker.do("ck(driver.cuMemFreeHost(h))")
+
+
+def test_host_memory_can_be_registered_once(worker):
+    worker.do("import ctypes; m = ctypes.create_string_buffer(8192); a = ctypes.addressof(m)")
+    worker.do("ck(driver.cuMemHostRegister(a, 8192, 0))")
+    again = "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"
+    assert worker.get("name_of(driver.cuMemHostRegister, a, 8192, 0)") == again
+    assert worker.get("int(ck(driver.cuMemHostGetDevicePointer(a, 0))) == a")
+    worker.do("ck(driver.cuMemHostUnregister(a))")
+
+
+def test_stream_ordered_allocation(worker, machine):
+    worker.do("s = ck(driver.cuStreamCreate(1)); p = ck(driver.cuMemAllocAsync(60 * MIB, s))")
+    assert machine.device_bytes(worker) == 60 * MIB
+    worker.do("launch('spin_ns', 200_000_000, stream=s); ck(driver.cuMemFreeAsync(p, s))")
+    worker.do("q = ck(driver.cuMemAllocAsync(60 * MIB, s))  # room comes when the first is freed")
+    worker.do("ck(driver.cuMemFreeAsync(q, s)); ck(driver.cuStreamSynchronize(s))")
+    assert machine.device_bytes(worker) == 0
+
+
+def test_cuda_core_objects(worker, machine):
+    worker.do(
+        "from cuda.core import Device, LaunchConfig, ObjectCode, launch as core_launch\n"
+        "import ctypes\n"
+        "d = Device(0); d.set_current(); s = d.create_stream()\n"
+        "a, b = d.allocate(MIB, stream=s), d.allocate(MIB, stream=s)\n"
+        "k = ObjectCode.from_cubin(b'kiwi-emulated-module\\0').get_kernel('fill_u32')\n"
+        "args = (ctypes.c_uint64(int(a.handle)), ctypes.c_uint64(1024), ctypes.c_uint32(3))\n"
+        "core_launch(s, LaunchConfig(grid=1, block=1), k, *args)\n"
+        "a.copy_to(b, stream=s); e = s.record(); e.sync(); s.sync()"
+    )
+    assert worker.get("read(int(b.handle), 4)[0]") == 3
+    assert worker.get("tuple(d.compute_capability)") == [9, 0]
+    worker.do("a.close(s); b.close(s); s.sync()")
+    assert machine.device_bytes(worker) == 0
+
+
+def test_contexts_are_a_stack_and_own_their_memory(worker, machine):
+    worker.do("one = ck(driver.cuCtxCreate(None, 0, 0)); p = alloc(8 * MIB)")
+    assert machine.books(worker).context_bytes == {0: 4 * MIB}
+    worker.do("two = ck(driver.cuCtxCreate(None, 0, 0))")
+    assert worker.get("int(ck(driver.cuCtxGetCurrent())) == int(two)")
+    worker.do("ck(driver.cuCtxPopCurrent())")
+    assert worker.get("int(ck(driver.cuCtxGetCurrent())) == int(one)")
+    worker.do("ck(driver.cuCtxDestroy(one)); ck(driver.cuCtxDestroy(two))")
+    assert machine.device_bytes(worker) == 0
+    assert machine.books(worker).context_bytes == {0: 2 * MIB}
+    assert worker.get("name_of(driver.cuCtxSetCurrent, one)") == "CUDA_ERROR_CONTEXT_IS_DESTROYED"
+
+
+def test_releasing_the_primary_context_gives_everything_back(worker, machine):
+    worker.do("p = alloc(8 * MIB); ck(driver.cuDevicePrimaryCtxRelease(0))")
+    assert machine.used() == 0
+    assert worker.fails("alloc(8)") == "CUDA_ERROR_CONTEXT_IS_DESTROYED"
+    worker.do("init(); alloc(8 * MIB)")
+
+
+def test_pointer_attributes(worker):
+    worker.do(
+        "p = alloc(4096); h = int(ck(driver.cuMemHostAlloc(4096, 0)))\n"
+        "A = driver.CUpointer_attribute\n"
+        "def ask(x, what): return ck(driver.cuPointerGetAttribute("
+        "getattr(A, 'CU_POINTER_ATTRIBUTE_' + what), x))"
+    )
+    assert worker.get("int(ask(p, 'MEMORY_TYPE'))") == 2
+    assert worker.get("int(ask(h, 'MEMORY_TYPE'))") == 1
+    assert worker.get("ask(p, 'DEVICE_ORDINAL')") == 0
+    assert worker.get("int(ask(p + 5, 'RANGE_START_ADDR')) == p")
+    assert worker.fails("ask(id(p), 'MEMORY_TYPE')") == "CUDA_ERROR_INVALID_VALUE"
+
+
+def test_host_functions_run_in_order_and_may_not_call_cuda(worker):
+    worker.do(
+        "import ctypes; seen = []\n"
+        "@ctypes.CFUNCTYPE(None, ctypes.c_void_p)\n"
+        "def note(data): seen.append(name_of(driver.cuMemGetInfo))\n"
+        "launch('spin_ns', 50_000_000)\n"
+        "fn = driver.CUhostFn(_ptr=ctypes.addressof(note))\n"
+        "ck(driver.cuLaunchHostFunc(0, fn, 0)); sync()"
+    )
+    assert worker.get("seen") == ["CUDA_ERROR_NOT_PERMITTED"]
+
+
+def test_visible_devices(boot):
+    machine = boot("3x32MiB")
+    from kiwi_core import emulator
+
+    third = emulator.books(machine.state).gpus[2].uuid
+    worker = machine.worker(CUDA_VISIBLE_DEVICES=f"{third},0,9")
+    assert worker.get("ck(driver.cuDeviceGetCount())") == 2
+    worker.do("alloc(16 * MIB)")
+    assert machine.used(2) == 18 * MIB
+    hidden = machine.worker(setup="", CUDA_VISIBLE_DEVICES="")
+    assert hidden.get("name_of(driver.cuInit, 0)") == "CUDA_ERROR_NO_DEVICE"

@@ -1,0 +1,320 @@
+"""The checkpoint API on another process: states, bytes, addresses, room, deaths."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from cuda_processes import WorkerError, WorkerGoneError, wait_until
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def controller(machine):
+    return machine.worker("ck(driver.cuInit(0))")
+
+
+def state(controller, target):
+    return controller.get(f"checkpoint_of({target.pid}).state")
+
+
+def test_the_whole_way_keeps_every_byte_at_the_same_address(machine, controller):
+    target = machine.worker()
+    address = target.get("(p := alloc(24 * MIB))")
+    before = target.get("fill(p, 7, 24 * MIB)")
+    assert state(controller, target) == "running"
+    controller.do(f"checkpoint_of({target.pid}).lock(1000)")
+    assert state(controller, target) == "locked"
+    assert machine.device_bytes(target) == 24 * MIB
+    controller.do(f"checkpoint_of({target.pid}).checkpoint()")
+    assert state(controller, target) == "checkpointed"
+    assert machine.used() == 0, "the context goes too"
+    assert machine.books(target).parked_bytes == {0: 24 * MIB}
+    controller.do(f"checkpoint_of({target.pid}).restore()")
+    assert state(controller, target) == "locked"
+    assert machine.used() == 26 * MIB
+    controller.do(f"checkpoint_of({target.pid}).unlock()")
+    assert state(controller, target) == "running"
+    assert target.get("p") == address
+    assert target.get("digest(p, 24 * MIB)") == before
+
+
+def test_calls_wait_while_locked_and_go_on_after(machine, controller):
+    target = machine.worker()
+    target.do("p = alloc(4 * MIB)")
+    expected = target.get("fill(p, 1, 4 * MIB)")
+    controller.do(f"suspend({target.pid})")
+    target.send("digest(p, 4 * MIB)")
+    assert not target.answered(0.3)
+    controller.do(f"resume({target.pid})")
+    assert target.answer() == expected
+
+
+def test_suspended_again_and_again_in_the_middle_of_its_work(machine, controller):
+    target = machine.worker()
+    target.do("loop = Loop(alloc(8 * MIB), 2 * MIB)")
+    for swap in range(1, 9):
+        rounds = target.get("loop.rounds")
+        controller.do(f"suspend({target.pid})")
+        assert machine.used() == 0
+        controller.do(f"resume({target.pid})")
+        wait_until(lambda r=rounds: target.get("loop.rounds") > r, "the loop goes on")
+        assert machine.books(target).checkpoints == swap
+        assert machine.books(target).restores == swap
+    assert target.get("loop.stop()") > 8
+
+
+def test_queued_work_is_finished_before_the_lock_is_there(machine, controller):
+    target = machine.worker()
+    target.do("p = alloc(4096)\nfor i in range(50): launch('add_u32', p, 1024, 1)")
+    target.do("launch('spin_ns', 200_000_000)\nlaunch('add_u32', p, 1024, 1)")
+    controller.do(f"checkpoint_of({target.pid}).lock()")
+    controller.do(f"checkpoint_of({target.pid}).unlock()")
+    assert target.get("driver.cuCtxSynchronize()[0].name") == "CUDA_SUCCESS"
+    assert target.get("read(p, 4)[0]") == 51
+
+
+def test_a_lock_that_times_out_leaves_the_process_running(machine, controller):
+    target = machine.worker()
+    target.do("launch('spin_ns', 60_000_000_000)")
+    start = time.monotonic()
+    result = controller.get(
+        f"name_of(driver.cuCheckpointProcessLock, {target.pid}, lock_args(200))"
+    )
+    assert result == "CUDA_ERROR_NOT_READY"
+    assert time.monotonic() - start >= 0.2
+    assert state(controller, target) == "running"
+    assert target.get("used()") > 0, "calls pass again"
+
+
+def test_illegal_transitions(machine, controller):
+    target = machine.worker()
+
+    def call(what):
+        return controller.get(f"name_of(driver.cuCheckpointProcess{what}, {target.pid}, None)")
+
+    illegal, fine = "CUDA_ERROR_ILLEGAL_STATE", "CUDA_SUCCESS"
+    assert [call(w) for w in ("Checkpoint", "Restore", "Unlock")] == [illegal] * 3
+    assert call("Lock") == fine
+    assert [call(w) for w in ("Lock", "Restore")] == [illegal] * 2
+    assert call("Checkpoint") == fine
+    assert [call(w) for w in ("Lock", "Checkpoint", "Unlock")] == [illegal] * 3
+    assert call("Restore") == fine
+    assert [call(w) for w in ("Lock", "Restore")] == [illegal] * 2
+    assert call("Unlock") == fine
+    assert state(controller, target) == "running"
+
+
+def test_processes_that_are_not_targets(machine, controller):
+    bystander = machine.worker(setup="")
+    ended = machine.worker()
+    ended.kill()
+
+    def ask(pid):
+        return controller.get(f"name_of(driver.cuCheckpointProcessGetState, {pid})")
+
+    assert ask(bystander.pid) == "CUDA_ERROR_NOT_INITIALIZED"
+    assert ask(ended.pid) == "CUDA_ERROR_INVALID_VALUE"
+    assert ask(-1) == "CUDA_ERROR_INVALID_VALUE"
+    assert "CUDA_ERROR" in controller.fails(f"suspend({ended.pid})")
+
+
+def test_a_thread_id_stands_for_its_process(machine, controller):
+    target = machine.worker()
+    tid = controller.get(f"checkpoint_of({target.pid}).restore_thread_id")
+    assert tid != target.pid
+    controller.do(f"suspend({tid})")
+    assert state(controller, target) == "checkpointed"
+    controller.do(f"resume({target.pid})")
+
+
+def test_a_process_can_lock_itself_only_from_outside_the_gate(machine):
+    target = machine.worker()
+    target.do("suspend(os.getpid())")
+    assert machine.used() == 0
+    target.do("resume(os.getpid())")
+    assert target.get("used()") == 2 * MIB
+
+
+def test_a_restore_without_room_fails_for_ever_and_the_process_stays_checkpointed(
+    machine, controller
+):
+    target, neighbour = machine.worker(), machine.worker()
+    target.do("p = alloc(40 * MIB)")
+    controller.do(f"suspend({target.pid})")
+    neighbour.do("q = alloc(40 * MIB)")
+    restore = f"name_of(driver.cuCheckpointProcessRestore, {target.pid}, None)"
+    assert controller.get(restore) == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert state(controller, target) == "checkpointed"
+    neighbour.do("free(q)")
+    assert controller.get(restore) == "CUDA_ERROR_OPERATING_SYSTEM"
+    unlock = f"name_of(driver.cuCheckpointProcessUnlock, {target.pid}, None)"
+    assert controller.get(unlock) == "CUDA_ERROR_ILLEGAL_STATE"
+    assert machine.used() == 2 * MIB, "only the neighbour's context"
+
+
+def test_pinned_host_memory_stays_usable_while_checkpointed(machine, controller):
+    target = machine.worker()
+    target.do(
+        "import ctypes\n"
+        "host = ck(driver.cuMemHostAlloc(4096, 0))\n"
+        "def poke(): ctypes.memset(int(host), 5, 4096); return ctypes.string_at(int(host), 4)[0]"
+    )
+    controller.do(f"suspend({target.pid})")
+    assert target.get("poke()") == 5
+    controller.do(f"resume({target.pid})")
+
+
+def test_vmm_mappings_keep_addresses_access_and_bytes(machine, controller):
+    target = machine.worker()
+    target.do(
+        "prop = driver.CUmemAllocationProp()\n"
+        "prop.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED\n"
+        "prop.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE\n"
+        "prop.location.id = 0\n"
+        "size = 4 * MIB\n"
+        "a = ck(driver.cuMemAddressReserve(2 * size, 0, 0, 0))\n"
+        "handles = [ck(driver.cuMemCreate(size, prop, 0)) for _ in range(2)]\n"
+        "[ck(driver.cuMemMap(int(a) + i * size, size, 0, h, 0)) for i, h in enumerate(handles)]\n"
+        "desc = driver.CUmemAccessDesc()\n"
+        "desc.location = prop.location\n"
+        "desc.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE\n"
+        "ck(driver.cuMemSetAccess(a, 2 * size, [desc], 1))"
+    )
+    expected = target.get("fill(int(a), 3, 2 * size)")
+    controller.do(f"suspend({target.pid})")
+    assert machine.used() == 0
+    controller.do(f"resume({target.pid})")
+    assert target.get("digest(int(a), 2 * size)") == expected
+    target.do("ck(driver.cuMemUnmap(a, 2 * size))\n[ck(driver.cuMemRelease(h)) for h in handles]")
+    assert machine.device_bytes(target) == 0
+
+
+@pytest.mark.parametrize("stage", ["running", "locked", "checkpointed", "restored"])
+def test_a_target_killed_at_any_stage_frees_everything(machine, controller, stage):
+    target = machine.worker()
+    target.do("p = alloc(32 * MIB)")
+    steps = {"running": 0, "locked": 1, "checkpointed": 2, "restored": 3}[stage]
+    for step in ("lock(1000)", "checkpoint()", "restore()")[:steps]:
+        controller.do(f"checkpoint_of({target.pid}).{step}")
+    target.kill()
+    assert machine.used() == 0
+    assert controller.get(f"name_of(driver.cuCheckpointProcessUnlock, {target.pid}, None)") in (
+        "CUDA_ERROR_INVALID_VALUE"
+    )
+    other = machine.worker()
+    other.do("alloc(60 * MIB)")
+
+
+@pytest.mark.parametrize("operation", ["Lock", "Checkpoint", "Restore", "Unlock"])
+def test_a_target_killed_during_an_operation_gives_the_caller_an_error(
+    machine, controller, operation
+):
+    target = machine.worker()
+    target.do("p = alloc(16 * MIB)")
+    order = ["Lock", "Checkpoint", "Restore", "Unlock"]
+    for step in order[: order.index(operation)]:
+        controller.do(f"ck(driver.cuCheckpointProcess{step}({target.pid}, None))")
+    machine.faults.set("hang", operation=operation.lower())
+    controller.send(f"name_of(driver.cuCheckpointProcess{operation}, {target.pid}, None)")
+    wait_until(lambda: machine.faults.hanging() == 1, "the operation is under way")
+    target.kill()
+    assert controller.answer(10.0) == "CUDA_ERROR_OPERATING_SYSTEM"
+    assert machine.used() == 0
+
+
+@pytest.mark.parametrize("operation", ["lock", "checkpoint", "restore", "unlock"])
+def test_a_caller_killed_during_an_operation_leaves_a_target_that_another_finishes(
+    machine, operation
+):
+    target, second = machine.worker(), machine.worker("ck(driver.cuInit(0))")
+    first = machine.worker("ck(driver.cuInit(0))")
+    target.do("p = alloc(16 * MIB)")
+    expected = target.get("fill(p, 9, 16 * MIB)")
+    order = ["lock", "checkpoint", "restore", "unlock"]
+    for step in order[: order.index(operation)]:
+        first.do(f"checkpoint_of({target.pid}).{step}()")
+    machine.faults.set("hang", operation=operation)
+    first.send(f"checkpoint_of({target.pid}).{operation}()")
+    wait_until(lambda: machine.faults.hanging() == 1, "the operation is under way")
+    first.kill()
+    with pytest.raises(WorkerGoneError):
+        first.answer()
+    machine.faults.clear()
+    reached = {
+        "lock": "locked",
+        "checkpoint": "checkpointed",
+        "restore": "locked",
+        "unlock": "running",
+    }[operation]
+    wait_until(lambda: state(second, target) == reached, "what was begun is finished")
+    for step in order[order.index(operation) + 1 :]:
+        second.do(f"checkpoint_of({target.pid}).{step}()")
+    assert target.get("digest(p, 16 * MIB)") == expected
+
+
+def test_a_normal_exit_while_locked_waits_at_the_gate_like_the_real_one(machine, controller):
+    target = machine.worker()
+    target.do("import atexit; p = alloc(MIB); atexit.register(lambda: free(p))")
+    controller.do(f"checkpoint_of({target.pid}).lock()")
+    target.end_input()
+    assert not target.ended(0.5)
+    controller.do(f"checkpoint_of({target.pid}).unlock()")
+    assert target.ended(30.0)
+
+
+def test_a_signal_ends_a_process_that_waits_at_the_gate(machine, controller):
+    target = machine.worker()
+    controller.do(f"suspend({target.pid})")
+    target.send("used()")
+    assert not target.answered(0.2)
+    target.terminate()
+    assert target.ended(30.0)
+
+
+def test_two_gpus_one_process(boot):
+    machine = boot("2x32MiB")
+    controller, target = machine.worker("ck(driver.cuInit(0))"), machine.worker()
+    target.do("p = alloc(8 * MIB); init(1); q = alloc(16 * MIB)")
+    a, b = target.get("fill(p, 1, 8 * MIB)"), target.get("fill(q, 2, 16 * MIB)")
+    assert [machine.used(0), machine.used(1)] == [10 * MIB, 18 * MIB]
+    controller.do(f"suspend({target.pid})")
+    assert [machine.used(0), machine.used(1)] == [0, 0]
+    controller.do(f"resume({target.pid})")
+    assert [target.get("digest(p, 8 * MIB)"), target.get("digest(q, 16 * MIB)")] == [a, b]
+
+
+def test_newer_drivers_show_the_states_under_way(machine, controller):
+    from kiwi_core import emulator
+
+    target = machine.worker()
+    target.do("p = alloc(32 * MIB)")
+    raw = f"int(ck(driver.cuCheckpointProcessGetState({target.pid})))"
+    emulator.set_driver_version(machine.state, 13040)
+    emulator.set_copy_bandwidth(machine.state, 8 * MIB)
+    second = machine.worker("ck(driver.cuInit(0))")
+    controller.do(f"checkpoint_of({target.pid}).lock()")
+    controller.send(f"checkpoint_of({target.pid}).checkpoint()", "exec")
+    wait_until(lambda: second.get(raw) == 4, "CHECKPOINTING is shown")
+    emulator.set_copy_bandwidth(machine.state, 0)
+    controller.answer()
+    emulator.set_copy_bandwidth(machine.state, 8 * MIB)
+    controller.send(f"checkpoint_of({target.pid}).restore()", "exec")
+    wait_until(lambda: second.get(raw) == 5, "RESTORING is shown")
+    emulator.set_copy_bandwidth(machine.state, 0)
+    controller.answer()
+    controller.do(f"checkpoint_of({target.pid}).unlock()")
+
+
+def test_moving_to_another_gpu_is_refused_not_faked(boot):
+    machine = boot("2x32MiB")
+    controller, target = machine.worker("ck(driver.cuInit(0))"), machine.worker()
+    controller.do(f"suspend({target.pid})")
+    with pytest.raises(WorkerError, match="not supported"):
+        controller.do(
+            "from cuda.core import Device\n"
+            "a, b = Device(0).uuid, Device(1).uuid\n"
+            f"checkpoint_of({target.pid}).restore({{a: b, b: a}})"
+        )
+    controller.do(f"resume({target.pid})")

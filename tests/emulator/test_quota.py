@@ -1,0 +1,126 @@
+"""One quota per GPU for all processes, live and dead."""
+
+from __future__ import annotations
+
+import pytest
+from cuda_processes import wait_until
+
+from kiwi_core import emulator
+
+MIB = 1 << 20
+
+
+def test_processes_share_a_gpu_and_see_each_other(machine):
+    a, b = machine.worker(), machine.worker()
+    a.do("p = alloc(40 * MIB)")
+    assert b.get("used()") == 44 * MIB
+    assert b.fails("alloc(21 * MIB)") == "CUDA_ERROR_OUT_OF_MEMORY"
+    b.do("q = alloc(20 * MIB)")
+    a.do("free(p)")
+    assert b.get("used()") == 24 * MIB
+
+
+def test_a_failed_allocation_costs_nothing(machine):
+    a = machine.worker()
+    assert a.fails("alloc(63 * MIB)") == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert machine.used() == 2 * MIB
+    a.do("alloc(62 * MIB)")
+
+
+def test_no_context_without_room(machine):
+    machine.worker().do("alloc(61 * MIB)")
+    late = machine.worker(setup="")
+    assert late.fails("init()") == "CUDA_ERROR_OUT_OF_MEMORY"
+
+
+def test_a_killed_process_frees_its_memory_for_the_next_allocation(machine):
+    a, b = machine.worker(), machine.worker()
+    a.do("p = alloc(50 * MIB)")
+    a.kill()
+    b.do("q = alloc(60 * MIB)")
+    assert machine.device_bytes(b) == 60 * MIB
+
+
+def test_a_normal_exit_clears_the_books_and_the_socket(machine):
+    a = machine.worker()
+    a.do("p = alloc(MIB)")
+    socket = machine.state.with_name(machine.state.name + ".d") / str(a.pid)
+    assert socket.exists()
+    a.end_input()
+    assert a.ended(30.0)
+    assert machine.used() == 0
+    assert not socket.exists()
+
+
+def test_a_forked_child_has_no_gpu_and_does_not_disturb_the_parent(machine):
+    a, controller = machine.worker(), machine.worker("ck(driver.cuInit(0))")
+    a.do("p = alloc(8 * MIB)")
+    expected = a.get("fill(p, 1, 8 * MIB)")
+    a.do(
+        "r, w = os.pipe(); child = os.fork()\n"
+        "if child == 0:\n"
+        "    os.write(w, name_of(driver.cuMemGetInfo).encode() + b' ' + "
+        "name_of(driver.cuInit, 0).encode())\n"
+        "    time.sleep(600)"
+    )
+    try:
+        said = a.get("os.read(r, 100).decode()")
+        assert said == "CUDA_ERROR_NOT_INITIALIZED CUDA_ERROR_NOT_INITIALIZED"
+        assert machine.device_bytes(a) == 8 * MIB
+        controller.do(f"suspend({a.pid}); resume({a.pid})")
+        assert a.get("digest(p, 8 * MIB)") == expected
+        machine.faults.set("hang", operation="lock")
+        controller.send(f"name_of(driver.cuCheckpointProcessLock, {a.pid}, None)")
+        wait_until(lambda: machine.faults.hanging() == 1, "the lock is under way")
+        child = a.get("child")
+        late = a.get("os.fork() or time.sleep(600)")  # has the caller's connection open, too
+        a.kill()
+        assert controller.answer(10.0) == "CUDA_ERROR_OPERATING_SYSTEM"
+    finally:
+        import os
+        import signal
+
+        for pid in (child, late):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_child_that_execs_is_a_process_of_its_own(machine):
+    a = machine.worker()
+    a.do(
+        "import subprocess; out = subprocess.run([sys.executable, '-c', "
+        "'from cuda.bindings import driver as d; print(int(d.cuInit(0)[0]))'], "
+        "capture_output=True, text=True).stdout"
+    )
+    assert a.get("out.strip()") == "0"
+
+
+def test_a_process_killed_inside_the_lock_blocks_nobody(machine):
+    """Kills land anywhere; the robust lock and the reaping hold the books together."""
+    for round_ in range(6):
+        victim = machine.worker()
+        victim.send("[free(alloc(MIB)) for _ in range(10**9)]")
+        wait_until(lambda v=victim: machine.device_bytes(v) > 0, "it is under way")
+        victim.kill()
+        assert machine.used() == 0, f"round {round_}"
+    machine.worker().do("alloc(60 * MIB)")
+
+
+def test_each_gpu_has_its_own_quota(boot):
+    machine = boot("2x32MiB")
+    a = machine.worker()
+    a.do("alloc(30 * MIB); init(1); alloc(30 * MIB)")
+    assert [machine.used(0), machine.used(1)] == [32 * MIB, 32 * MIB]
+
+
+def test_context_size_is_settable(machine):
+    emulator.set_context_bytes(machine.state, 10 * MIB)
+    machine.worker()
+    assert machine.used() == 10 * MIB
+
+
+@pytest.mark.parametrize("value", ["", "/nonexistent/state", "/dev/null"])
+def test_without_a_usable_state_file_there_is_no_device(machine, value):
+    worker = machine.worker(setup="", KIWI_EMULATOR_STATE=value)
+    assert worker.get("name_of(driver.cuInit, 0)") == "CUDA_ERROR_NO_DEVICE"
+    worker.do("import pynvml")
+    assert "Driver Not Loaded" in worker.fails("pynvml.nvmlInit()")

@@ -1,0 +1,186 @@
+"""A CUDA program under a test's control: runs the Python it is sent, one line of JSON each way.
+
+Everything below is plain ``cuda.bindings``, ``cuda.core`` and ``pynvml``, as a user's program would
+have it; started with the emulator's environment, or on a machine with a GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+MIB = 1 << 20
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # whatever else is printed must not look like an answer
+
+from cuda.bindings import driver  # noqa: E402
+
+
+class CudaError(Exception):
+    """Its text is the result's name: tests compare it."""
+
+
+def ck(result: tuple[Any, ...]) -> Any:
+    if int(result[0]) != 0:
+        raise CudaError(result[0].name)
+    return result[1] if len(result) == 2 else result[1:] or None
+
+
+def name_of(call: Any, *args: Any) -> str:
+    """The name of a call's result."""
+    return str(call(*args)[0].name)
+
+
+def init(device: int = 0) -> None:
+    ck(driver.cuInit(0))
+    context = ck(driver.cuDevicePrimaryCtxRetain(ck(driver.cuDeviceGet(device))))
+    ck(driver.cuCtxSetCurrent(context))
+
+
+def alloc(size: int) -> int:
+    return int(ck(driver.cuMemAlloc(size)))
+
+
+def free(address: int) -> None:
+    ck(driver.cuMemFree(address))
+
+
+def pattern(seed: int, size: int) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def write(address: int, data: bytes) -> None:
+    ck(driver.cuMemcpyHtoD(address, data, len(data)))
+
+
+def read(address: int, size: int) -> bytes:
+    data = bytearray(size)
+    ck(driver.cuMemcpyDtoH(data, address, size))
+    return bytes(data)
+
+
+def fill(address: int, seed: int, size: int) -> str:
+    data = pattern(seed, size)
+    write(address, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest(address: int, size: int) -> str:
+    return hashlib.sha256(read(address, size)).hexdigest()
+
+
+def used() -> int:
+    free_bytes, total = ck(driver.cuMemGetInfo())
+    return int(total) - int(free_bytes)
+
+
+_SIGNATURES = {
+    "fill_u32": "QQI",
+    "add_u32": "QQI",
+    "xorshift_u32": "QQI",
+    "checksum_u64": "QQQ",
+    "spin_ns": "Q",
+}
+_functions: dict[str, Any] = {}
+
+
+def launch(kernel: str, *args: int, stream: Any = 0) -> None:
+    """One of the emulator's built-in kernels."""
+    import ctypes
+
+    if not _functions:
+        module = ck(driver.cuModuleLoadData(b"kiwi-emulated-module\0"))
+        for name in _SIGNATURES:
+            _functions[name] = ck(driver.cuModuleGetFunction(module, name.encode()))
+    types = {"Q": ctypes.c_uint64, "I": ctypes.c_uint32}
+    kinds = tuple(types[c] for c in _SIGNATURES[kernel])
+    ck(driver.cuLaunchKernel(_functions[kernel], 1, 1, 1, 1, 1, 1, 0, stream, (args, kinds), 0))
+
+
+def sync() -> None:
+    ck(driver.cuCtxSynchronize())
+
+
+def checkpoint_of(pid: int) -> Any:
+    from cuda.core.checkpoint import Process
+
+    return Process(pid)
+
+
+def lock_args(timeout_ms: int) -> Any:
+    args = driver.CUcheckpointLockArgs()
+    args.timeoutMs = timeout_ms
+    return args
+
+
+def suspend(pid: int, timeout_ms: int = 30_000) -> None:
+    process = checkpoint_of(pid)
+    process.lock(timeout_ms)
+    process.checkpoint()
+
+
+def resume(pid: int) -> None:
+    process = checkpoint_of(pid)
+    process.restore()
+    process.unlock()
+
+
+class Loop:
+    """Keeps adding 1 to every word on the device and checks that nothing else touched them."""
+
+    def __init__(self, address: int, words: int) -> None:
+        self.address, self.words, self.rounds = address, words, 0
+        self.error = ""
+        self._stop = threading.Event()
+        ck(driver.cuMemsetD32(address, 0, words))
+        self._context = ck(driver.cuCtxGetCurrent())
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            ck(driver.cuCtxSetCurrent(self._context))
+            while not self._stop.is_set():
+                launch("add_u32", self.address, self.words, 1)
+                self.rounds += 1
+                got = read(self.address, self.words * 4)
+                if got != self.rounds.to_bytes(4, "little") * self.words:
+                    raise AssertionError(f"wrong contents after {self.rounds} rounds")
+        except BaseException as e:
+            self.error = repr(e)
+
+    def stop(self) -> int:
+        self._stop.set()
+        self._thread.join()
+        if self.error:
+            raise AssertionError(self.error)
+        return self.rounds
+
+
+def main() -> None:
+    space = globals()
+    for line in sys.stdin:
+        try:
+            request = json.loads(line)
+            if request["kind"] == "exec":
+                exec(request["code"], space)
+                answer = {"value": None}
+            else:
+                answer = {"value": eval(request["code"], space)}
+        except BaseException as e:
+            detail = traceback.format_exc()
+            answer = {"error": type(e).__name__, "text": str(e), "detail": detail}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    assert time  # for the code that tests send
+    main()
