@@ -71,18 +71,23 @@ def run(argv: Sequence[str] | None = None) -> int:
     """Parse ``argv``, run the command, turn every expected error into a sentence and a code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _dispatch(arguments)
+        code = _guarded(arguments)
         sys.stdout.flush()
-    except SystemExit as leaving:  # argparse leaves this way, for --help too
-        code = leaving.code if isinstance(leaving.code, int) else exits.OK
-    except KiwiError as error:
-        complain(error)
-        code = exits.FAILED
-    except KeyboardInterrupt:
-        code = exits.INTERRUPTED
     except BrokenPipeError:
         code = _mute_broken_pipe()
     return code
+
+
+def _guarded(arguments: list[str]) -> int:
+    try:
+        return _dispatch(arguments)
+    except SystemExit as leaving:  # argparse leaves this way, for --help too
+        return leaving.code if isinstance(leaving.code, int) else exits.OK
+    except KiwiError as error:
+        complain(error)
+        return exits.FAILED
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
 
 
 def complain(error: KiwiError) -> None:

@@ -1,0 +1,195 @@
+"""``kiwi replay``: tell from a journal what happened, and check that the scheduler still decides
+as it did."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from kiwi_core.cli import exits
+from kiwi_core.cli.common import warn
+from kiwi_core.cli.terminal import Style, printable
+from kiwi_core.errors import CallerError
+from kiwi_core.units import format_bytes, format_duration_s
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from kiwi_core.cli.history import Run, Span
+    from kiwi_core.sched.replay import JournalEntry, JournalHeader, ReplayLine
+
+DESCRIPTION = """\
+Reads a daemon's journal and tells what happened: each event and what the scheduler ordered, then
+who held the GPU when, who waited for how long, and what was moved. Each decision is made again by
+the scheduler of this version; where it differs from the journal that is marked with !!."""
+EPILOG = """\
+Each GPU's daemon writes its journal, UUID.journal, into the state directory ($KIWI_STATE_DIR, else
+state/ in the socket directory); .1, .2 ... are those of earlier daemons. A journal holds no names
+of notebooks, no code and no data.
+
+exit codes: 0 the scheduler decides as recorded, 1 it does not (or the journal cannot be read).
+
+examples:
+  kiwi replay GPU-0d1e.journal
+  kiwi replay GPU-0d1e.journal --session s3      only what concerns one session
+  kiwi replay GPU-0d1e.journal --summary         only who held, who waited, what was moved
+  kiwi replay GPU-0d1e.journal --json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("journal", metavar="JOURNAL", help="the file, or - for standard input")
+    parser.add_argument("--session", metavar="S", help="only this session, for example s3")
+    parser.add_argument("--summary", action="store_true", help="leave out the single events")
+    parser.add_argument("--json", action="store_true", help="the summary, for programs")
+
+
+def run(args: argparse.Namespace) -> int:
+    only: str | None = args.session
+    quiet = args.summary or args.json
+    runs: list[Run] = []
+    with _opened(args.journal) as file:
+        for part in _tell(_records(file), only):
+            if not isinstance(part, ReplayPart):
+                if not quiet:
+                    print(_painted(part))
+                continue
+            runs.append(part.run)
+    if args.json:
+        print(_json(runs))
+    else:
+        print("\n".join(line for one in runs for line in summary(one)))
+    return exits.FAILED if any(one.differences for one in runs) or not runs else exits.OK
+
+
+class ReplayPart:
+    """The end of one daemon's part of a journal."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+
+def _tell(
+    records: Iterator[JournalHeader | JournalEntry], only: str | None
+) -> Iterator[ReplayLine | ReplayPart]:
+    from kiwi_core.cli.history import Historian
+    from kiwi_core.sched.replay import JournalHeader, Replay
+
+    player: Replay | None = None
+    historian: Historian | None = None
+    filtering = Filter(only)
+    for record in records:
+        if isinstance(record, JournalHeader):
+            if player is not None and historian is not None:
+                yield ReplayPart(filtering.keep(historian.finish(player.differences)))
+            player, historian = Replay(record), Historian(record)
+        elif player is None or historian is None:
+            raise CallerError(
+                "bad-journal", "The journal does not begin with a header.", "Give the whole file."
+            )
+        else:
+            lines = player.feed(record)
+            historian.feed(record, player.scheduler)
+            if filtering.concerns(record):
+                yield from lines
+    if player is not None and historian is not None:
+        yield ReplayPart(filtering.keep(historian.finish(player.differences)))
+
+
+class Filter:
+    """What concerns one session; everything if none is named."""
+
+    def __init__(self, only: str | None) -> None:
+        self._only = only
+        self._operations: set[int] = set()
+
+    def concerns(self, entry: JournalEntry) -> bool:
+        if self._only is None:
+            return True
+        mine = [action for action in entry.actions if action.session == self._only]
+        self._operations |= {action.op for action in mine if hasattr(action, "op")}
+        event = entry.event
+        about = getattr(event, "session", None) == self._only
+        return bool(mine) or about or getattr(event, "op", None) in self._operations
+
+    def keep(self, run: Run) -> Run:
+        if self._only is not None:
+            run.held = [span for span in run.held if span.session == self._only]
+            run.waited = [span for span in run.waited if span.session == self._only]
+            run.moves = [move for move in run.moves if move.session == self._only]
+        return run
+
+
+def summary(run: Run) -> list[str]:
+    """Who held when, who waited, what was moved, and whether the decisions are the same."""
+    began = datetime.fromtimestamp(run.began_at_unix_s, tz=timezone.utc)
+    what = f"{run.events} events in {format_duration_s(run.seconds)}"
+    lines = ["", f"{run.gpu_uuid}, from {began:%Y-%m-%d %H:%M:%S} UTC: {what}"]
+    lines += _spans("held", run.held) + _spans("waited", run.waited)
+    for move in run.moves:
+        rate = f" ({move.bytes_moved / move.seconds / 1e9:.2f} GB/s)" if move.seconds else ""
+        what = f"{format_bytes(move.bytes_moved)} in {format_duration_s(move.seconds)}{rate}"
+        who = f"{printable(move.session)} moved {move.direction}"
+        lines.append(f"  {move.at_s:10.3f} s               {who}: {what}")
+    if run.differences:
+        lines.append(f"The scheduler of this version decides otherwise {run.differences} times.")
+    else:
+        lines.append("The scheduler of this version decides the same.")
+    return lines
+
+
+def _spans(word: str, spans: list[Span]) -> list[str]:
+    return [
+        f"  {span.from_s:10.3f} … {span.to_s:10.3f} s  {printable(span.session)} {word} "
+        f"{format_duration_s(span.to_s - span.from_s)}"
+        for span in sorted(spans, key=lambda span: (span.from_s, span.to_s))
+    ]
+
+
+def _records(file: IO[bytes]) -> Iterator[JournalHeader | JournalEntry]:
+    """A last line without its end was cut short when the daemon died: said, and left out."""
+    from kiwi_core.sched.replay import decode_line
+
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = decode_line(line)
+        except CallerError as error:
+            if not line.endswith(b"\n"):
+                warn(f"Line {number}, the last one, was cut short and is left out.")
+                return
+            raise CallerError(
+                error.code, f"Line {number}: {error.message}", error.remedy
+            ) from error
+        yield record
+
+
+def _opened(name: str) -> AbstractContextManager[IO[bytes]]:
+    if name == "-":
+        return nullcontext(sys.stdin.buffer)
+    try:
+        return Path(name).open("rb")
+    except OSError as error:
+        raise CallerError(
+            "no-journal",
+            f"{name} cannot be read: {error.strerror}.",
+            "Journals are in the daemon's state directory: see kiwi replay --help.",
+        ) from error
+
+
+def _painted(line: ReplayLine) -> str:
+    text = "\n".join(printable(part) for part in str(line).split("\n"))
+    style = Style.of(sys.stdout)
+    return style.red(text) if line.differs else text
+
+
+def _json(runs: list[Run]) -> str:
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode({"runs": runs}), indent=2).decode()

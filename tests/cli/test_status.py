@@ -1,0 +1,244 @@
+"""``kiwi status`` against scripted daemons: text, JSON, and live."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import msgspec
+import pytest
+from cli_process import PATIENCE_S, finish
+from scripted_daemon import status_of
+
+from kiwi_core.cli.picture import gpu_lines
+from kiwi_core.cli.terminal import Style
+from kiwi_core.states import AntiThrash, SessionState
+from kiwi_core.units import GIB
+from kiwi_core.wire.messages import (
+    Error,
+    GetStatus,
+    GpuStatus,
+    MemoryStatus,
+    QueueEntry,
+    SchedulerStatus,
+    SessionStatus,
+    Set,
+    StatusReport,
+    SwapStatus,
+)
+
+replace = msgspec.structs.replace
+
+
+def session(name: str = "train.ipynb", **changes) -> SessionStatus:
+    fields = {
+        "id": "s1",
+        "pid": 41,
+        "owner": "ann",
+        "name": name,
+        "state": SessionState.RUNNING,
+        "resident_bytes": 20 * GIB,
+        "paged_out_bytes": 0,
+        "suspensions": 2,
+        "held_s": 12.0,
+        "waited_s": 0.0,
+    }
+    return SessionStatus(**{**fields, **changes})
+
+
+def busy_gpu() -> GpuStatus:
+    return GpuStatus(
+        uuid="GPU-1",
+        name="NVIDIA H100",
+        index=0,
+        emulated=False,
+        memory=MemoryStatus(
+            total_bytes=80 * GIB,
+            free_bytes=38 * GIB,
+            paged_out_bytes=10 * GIB,
+            host_budget_bytes=200 * GIB,
+            outside_bytes=GIB,
+        ),
+        scheduler=SchedulerStatus(
+            tq_s=30.0,
+            anti_thrash=AntiThrash.ON,
+            serialised=True,
+            why="90 GiB are needed",
+            swap_round_trip_s=3.1,
+        ),
+        holders=["s1"],
+        queue=[QueueEntry(session="s2", position=1, expected_wait_s=12.0, waited_s=4.0)],
+        sessions=[
+            session(time_left_s=18.0),
+            session(
+                "explore.ipynb",
+                id="s2",
+                owner="bob",
+                state=SessionState.WAITING,
+                problem="stuck",
+                problem_text="A driver call hangs. Restart this kernel.",
+                connected=False,
+            ),
+        ],
+        swaps=[
+            SwapStatus(session="s2", direction="out", bytes_moved=10**10, seconds=2.0, ago_s=12.0)
+        ],
+    )
+
+
+def picture(gpu: GpuStatus) -> str:
+    return "\n".join(gpu_lines(gpu, Style(False)))
+
+
+def test_picture_answers_who_has_it_who_waits_and_how_long():
+    text = picture(busy_gpu())
+    assert "train.ipynb (ann), 18 s left" in text
+    assert "1. explore.ipynb (bob): about 12 s (has waited 4.0 s)" in text
+    assert "one at a time (90 GiB are needed)" in text
+    assert "38 GiB of 80 GiB free, 10 GiB paged out" in text
+    assert "1 GiB held by programs outside Kiwi" in text
+    assert "explore.ipynb out: 9.3 GiB in 2.0 s (5.0 GB/s), 12 s ago" in text
+    assert "explore.ipynb (bob): A driver call hangs. Restart this kernel." in text
+    assert "waiting (away)" in text
+    assert "EMULATED" not in text
+
+
+def test_picture_of_a_quiet_emulated_gpu_is_short_and_loud():
+    text = picture(status_of())
+    assert "EMULATED" in text.splitlines()[0]
+    assert "holder    nobody" in text
+    assert "nobody waits" in text
+    assert "SESSION" not in text
+    assert "problems" not in text
+
+
+def test_picture_says_when_nobody_can_tell_the_wait():
+    entry = QueueEntry(session="s9", position=1, expected_wait_s=None)
+    assert "s9: nobody can tell" in picture(replace(busy_gpu(), queue=[entry]))
+
+
+def test_picture_neutralises_names():
+    gpu = replace(busy_gpu(), sessions=[session("evil\x1b[2J.ipynb")])
+    assert "\x1b" not in picture(gpu)
+
+
+def test_no_daemon_is_said_with_what_to_do(kiwi, sockets):
+    result = kiwi("status")
+    assert result.code == 1
+    assert result.out == ""
+    assert str(sockets) in result.err
+    assert "kiwi daemon" in result.err
+
+
+def test_json_without_a_daemon_is_an_empty_list_and_code_1(kiwi, sockets):
+    result = kiwi("status", "--json")
+    assert result.code == 1
+    assert json.loads(result.out) == {"gpus": []}
+
+
+def test_json_has_the_documented_shape(kiwi, daemon):
+    daemon.script = lambda peer, message: (
+        peer.say(StatusReport(gpu=busy_gpu()))
+        if isinstance(message, GetStatus)
+        else daemon.obey(peer, message)
+    )
+    result = kiwi("status", "--json")
+    assert result.code == 0
+    (gpu,) = json.loads(result.out)["gpus"]
+    assert {"uuid", "name", "index", "emulated", "memory", "scheduler"} <= gpu.keys()
+    memory = {"total_bytes", "free_bytes", "paged_out_bytes", "host_budget_bytes"}
+    assert memory <= gpu["memory"].keys()
+    assert {"tq_s", "anti_thrash", "serialised"} <= gpu["scheduler"].keys()
+    assert gpu["holders"] == ["s1"]
+    assert {"session", "position", "expected_wait_s"} <= gpu["queue"][0].keys()
+    wanted = {"id", "pid", "owner", "name", "state", "resident_bytes", "paged_out_bytes"}
+    assert {*wanted, "suspensions", "held_s", "waited_s"} <= gpu["sessions"][0].keys()
+    assert gpu["sessions"][0]["state"] == "running"
+
+
+def test_every_gpu_is_shown_or_the_one_asked_for(kiwi, scripted):
+    scripted("GPU-1", index=0)
+    scripted("GPU-2", index=1)
+    assert len(json.loads(kiwi("status", "--json").out)["gpus"]) == 2
+    assert len(json.loads(kiwi("status", "--json", "--gpu", "1").out)["gpus"]) == 1
+    assert len(json.loads(kiwi("status", "--json", "--gpu", "GPU-2").out)["gpus"]) == 1
+    missing = kiwi("status", "--gpu", "7")
+    assert missing.code == 1
+    assert "GPU 7" in missing.err
+
+
+def test_one_silent_daemon_does_not_hide_the_others(kiwi, scripted):
+    scripted("GPU-1")
+    refusing = scripted("GPU-2")
+    refusing.script = lambda peer, _message: peer.say(
+        Error(code="busy", message="Too many.", remedy="Wait.", fatal=True)
+    )
+    result = kiwi("status")
+    assert result.code == 1
+    assert "Test GPU" in result.out
+    assert "GPU-2" in result.err
+    assert "Too many." in result.err
+
+
+@pytest.fixture
+def stays():
+    """Read lines of a watching process until one satisfies the condition."""
+
+    def until(process, condition):
+        for line in process.stdout:
+            if condition(json.loads(line)):
+                return
+        raise AssertionError("the watching process ended")
+
+    return until
+
+
+@pytest.mark.timeout(PATIENCE_S * 2)
+def test_watch_follows_changes_and_survives_a_restart_of_the_daemon(spawn, daemon, stays):
+    process = spawn("status", "--watch", "--json")
+    stays(process, lambda seen: len(seen["gpus"]) == 1)
+    daemon.stop()
+    stays(process, lambda seen: seen["gpus"] == [])
+    daemon.tq_s = 7.0
+    daemon.start()
+    stays(process, lambda seen: [gpu["scheduler"]["tq_s"] for gpu in seen["gpus"]] == [7.0])
+    daemon.peer.say(StatusReport(gpu=status_of(9.0)))
+    stays(process, lambda seen: [gpu["scheduler"]["tq_s"] for gpu in seen["gpus"]] == [9.0])
+    process.send_signal(signal.SIGINT)
+    result = finish(process)
+    assert (result.code, result.err) == (130, "")
+
+
+def test_watch_without_a_daemon_waits_for_one(spawn, scripted, stays):
+    process = spawn("status", "--watch", "--json")
+    stays(process, lambda seen: seen["gpus"] == [])
+    scripted()
+    stays(process, lambda seen: len(seen["gpus"]) == 1)
+
+
+def test_set_tells_what_the_daemon_then_has(kiwi, daemon):
+    result = kiwi("set", "tq=10", "anti-thrash=always")
+    assert result.code == 0
+    assert "quantum 10 s" in result.out
+    (heard,) = daemon.heard(Set)
+    assert (heard.tq_s, heard.anti_thrash) == (10.0, AntiThrash.ALWAYS)
+
+
+def test_set_refused_is_code_1_with_the_daemons_words(kiwi, daemon):
+    refusal = Error(code="not-permitted", message="Only the owner may.", remedy="Ask them.")
+    daemon.script = lambda peer, message: (
+        peer.say(refusal) if isinstance(message, Set) else daemon.obey(peer, message)
+    )
+    result = kiwi("set", "tq=10")
+    assert result.code == 1
+    assert "Only the owner may." in result.err
+    assert "Ask them." in result.err
+
+
+@pytest.mark.parametrize(
+    "setting", ["tq=0", "tq=nan", "tq=1e9", "tq=ten", "anti-thrash=maybe", "x=1"]
+)
+def test_bad_settings_never_reach_a_daemon(kiwi, daemon, setting):
+    result = kiwi("set", setting)
+    assert result.code == 2
+    assert daemon.heard(Set) == []
