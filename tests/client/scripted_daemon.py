@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from pathlib import Path
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from kiwi_core.errors import KiwiError
@@ -44,6 +44,7 @@ from kiwi_core.wire.messages import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from kiwi_core.wire.messages import ClientMessage, DaemonMessage
 
@@ -94,10 +95,8 @@ class Peer:
             self.sock.sendall(data)
 
     def drop(self) -> None:
-        try:
+        with suppress(OSError):  # the client was quicker
             self.sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the client was quicker
 
     def serve(self) -> None:
         frames, talk = FrameReader(), Conversation()
@@ -175,7 +174,7 @@ class ScriptedDaemon:
         if isinstance(message, Goodbye):
             peer.drop()
 
-    def answer(self, message: ClientMessage) -> DaemonMessage | None:
+    def answer(self, message: ClientMessage) -> DaemonMessage | None:  # noqa: C901 - a list
         match message:
             case Hello():
                 return self.welcome()

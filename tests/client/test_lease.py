@@ -250,7 +250,7 @@ def test_fifty_threads_share_one_client(daemon: ScriptedDaemon, client: Client) 
 
     def work(number: int) -> None:
         try:
-            for turn in range(5):
+            for _ in range(5):
                 if number % 2:
                     assert client.status(PATIENCE_S).uuid == "GPU-1"
                     client.ping(PATIENCE_S)
@@ -263,7 +263,7 @@ def test_fifty_threads_share_one_client(daemon: ScriptedDaemon, client: Client) 
                     except CallerError:  # another thread's turn
                         time.sleep(0.001)
                 client.end_burst(burst=bursts[-1])
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(50)]

@@ -1,0 +1,199 @@
+"""Starting ``kiwi daemon`` for the user where there is none.
+
+One start only, however many notebooks open at once: a lock in the socket directory decides who
+starts, and the others wait and then connect.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import stat
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.client.discovery import discover
+from kiwi_core.errors import CallerError, KiwiError, PeerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+ENV_DAEMON_ARGS: Final = "KIWI_DAEMON_ARGS"
+"""More arguments for the daemon that is started by itself, written as in a shell."""
+
+START_TIMEOUT_S: Final = 60.0
+"""An emulated driver is compiled on first use, which takes a slow machine half a minute."""
+
+_LOOK_EVERY_S: Final = 0.05
+_ASK_TIMEOUT_S: Final = 2.0
+_LOG_MAX_BYTES: Final = 1 << 20
+"""A log longer than this is begun anew at the next start."""
+_LOG_LINES: Final = 10
+"""How much of the log an error shows."""
+
+
+def autostart(
+    socket_dir: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = START_TIMEOUT_S,
+    command: Sequence[str] | None = None,
+) -> list[Path]:
+    """The sockets in ``socket_dir``, after a daemon was started if none answered.
+
+    Called by kernels and ``kiwi run``, in any thread. ``env`` is the daemon's environment (with
+    ``KIWI_DAEMON_ARGS``), ``command`` another program than ``kiwi daemon``.
+
+    Raises ``CallerError`` ("unsafe-directory": somebody else could have put sockets there) and
+    ``PeerError`` "no-daemon" with the last lines of the daemon's log. A daemon that was merely
+    slow goes on starting.
+    """
+    env = dict(os.environ if env is None else env)
+    socket_dir = Path(os.path.abspath(socket_dir))  # a daemon runs in another directory
+    make_private(socket_dir)
+    until_s = time.monotonic() + timeout_s
+    lock = os.open(
+        socket_dir / "start.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
+    try:
+        while not _locked(lock):
+            if time.monotonic() > until_s:
+                raise _failed(socket_dir, "somebody else has been starting it for too long", "")
+            time.sleep(_LOOK_EVERY_S)
+        return _answering(socket_dir) or _start(socket_dir, env, until_s, command)
+    finally:
+        os.close(lock)
+
+
+def make_private(directory: Path) -> None:
+    """Make ``directory`` for this user alone, or check the one that is there. Raises
+    ``CallerError`` "unsafe-directory"."""
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+        found = directory.lstat()
+    except OSError as error:
+        raise _unsafe(directory, f"cannot be made: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise _unsafe(directory, "is not a directory (a link is not followed)")
+    if found.st_uid != os.getuid():
+        raise _unsafe(directory, "belongs to another user")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise _unsafe(directory, "can be written by others")
+
+
+def _unsafe(directory: Path, why: str) -> CallerError:
+    return CallerError(
+        "unsafe-directory",
+        f"No Kiwi daemon can be started in {directory}: it {why}.",
+        "Name a directory of your own in KIWI_SOCKET_DIR, or ask who administers this machine"
+        " to start the daemon.",
+    )
+
+
+def _locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _answering(socket_dir: Path) -> list[Path]:
+    """All sockets, if at least one daemon answers: a socket's file outlives a crashed daemon."""
+    sockets = discover(socket_dir)
+    return sockets if any(map(_answers, sockets)) else []
+
+
+def _answers(path: Path) -> bool:
+    from kiwi_core.client.client import Client
+    from kiwi_core.wire.messages import Role
+
+    try:
+        with Client(path, role=Role.OBSERVER, connect_timeout_s=_ASK_TIMEOUT_S) as client:
+            client.connect()
+    except KiwiError:
+        return False
+    return True
+
+
+def _start(
+    socket_dir: Path, env: dict[str, str], until_s: float, command: Sequence[str] | None
+) -> list[Path]:
+    launcher = [sys.executable, "-I", "-S", str(Path(__file__).with_name("launch.py"))]
+    log = _open_log(socket_dir)
+    began_at = os.fstat(log).st_size
+    try:
+        starter = subprocess.Popen(
+            [*launcher, *(command or _daemon_command(socket_dir, env))],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=_daemon_env(env),
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+    with starter:  # closes its standard input at the end, which lets the daemon go
+        for _ in _ticks(until_s):
+            if sockets := _answering(socket_dir):
+                return sockets
+            if starter.poll() is not None:
+                why = f"it ended at once with status {starter.returncode}"
+                raise _failed(socket_dir, why, _tail(socket_dir, began_at))
+    raise _failed(socket_dir, "it takes too long", _tail(socket_dir, began_at))
+
+
+def _ticks(until_s: float) -> Iterator[None]:
+    while time.monotonic() < until_s:
+        yield
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _daemon_command(socket_dir: Path, env: Mapping[str, str]) -> list[str]:
+    try:
+        more = shlex.split(env.get(ENV_DAEMON_ARGS, ""))
+    except ValueError as error:
+        raise CallerError(
+            "bad-setting",
+            f"{ENV_DAEMON_ARGS} cannot be read: {error}.",
+            "Write it as in a shell.",
+        ) from error
+    where = ["--socket-dir", str(socket_dir)]
+    return [sys.executable, "-m", "kiwi_core.cli", "daemon", *where, *more]
+
+
+def _daemon_env(env: dict[str, str]) -> dict[str, str]:
+    """The daemon serves the whole machine, so one notebook's choice of GPUs is not for it."""
+    return {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"}
+
+
+def _open_log(socket_dir: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    log = os.open(socket_dir / "daemon.log", flags, 0o600)
+    if os.fstat(log).st_size > _LOG_MAX_BYTES:
+        os.ftruncate(log, 0)
+    return log
+
+
+def _tail(socket_dir: Path, began_at: int) -> str:
+    with open(socket_dir / "daemon.log", "rb") as log:
+        size = log.seek(0, os.SEEK_END)
+        log.seek(max(began_at, size - 16_384))
+        lines = log.read().decode(errors="replace").splitlines()
+    return "\n".join(lines[-_LOG_LINES:])
+
+
+def _failed(socket_dir: Path, why: str, said: str) -> PeerError:
+    words = f" It said:\n{said}\n" if said else ""
+    return PeerError(
+        "no-daemon",
+        f"The Kiwi daemon could not be started: {why}.{words}",
+        f"Its log is {socket_dir / 'daemon.log'}; try `kiwi doctor`, or `kiwi daemon` by hand.",
+    )
