@@ -161,11 +161,11 @@ def _core_call(what: str, pid: int, call: Callable[[Any], None]) -> None:
 
     try:
         call(Process(pid))
-    except RuntimeError as error:
+    except Exception as error:  # noqa: BLE001 - cuda.core's own error class is not public
         raise _from_core(what, error) from error
 
 
-def _from_core(what: str, error: RuntimeError) -> GpuError:
+def _from_core(what: str, error: Exception) -> GpuError:
     """``cuda.core`` says the result's name in words only, and "not supported by the installed
     NVIDIA driver" without telling apart too old and not supported here."""
     words = str(error)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 from kiwi_core.gpu.processes import ProcessRef
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kiwi_core.states import Reason, Residency
     from kiwi_core.units import SessionId
 
@@ -127,6 +129,15 @@ class Pager(Protocol):
     def page_in(self, target: Target, deadline_ns: int) -> Outcome:
         """Bring back and let go. Verifies free GPU memory first and never starts a restore that
         might fail for room (such a failure is permanent in the driver)."""
+        ...
+
+    def export_footprints(self, target: Target | None = None) -> dict[ProcessRef, int]:
+        """Bytes that each paged-out process will need in the GPU: those of ``target``'s, or all.
+        The daemon keeps them where they survive it: the driver does not tell them afterwards."""
+        ...
+
+    def import_footprints(self, footprints: Mapping[ProcessRef, int]) -> None:
+        """What an earlier daemon kept."""
         ...
 
     def observe(self, target: Target) -> Observation:

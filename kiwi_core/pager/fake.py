@@ -135,6 +135,7 @@ class FakePager:
     def end(self, session: SessionId) -> None:
         """Its process dies; its memory, wherever it is, is free."""
         with self._changed:
+            self._process(session).alive = False  # for an operation that is moving it
             self._processes[session] = _Process(0, alive=False)
             self._changed.notify_all()
 
@@ -277,7 +278,7 @@ class FakePager:
         if not process.size_bytes or process.residency is Residency.PAGED_OUT:
             return 0
         process.residency = Residency.LOCKED
-        self._copy(process.size_bytes)
+        self._copy(process)
         process.residency = Residency.PAGED_OUT
         self._changed.notify_all()
         return process.size_bytes
@@ -292,13 +293,13 @@ class FakePager:
                 return Refused(Reason.NO_ROOM, f"Only {format_bytes(self._free())} are free.")
             self._changed.wait(left_ns / NS_PER_S)
         process.residency = Residency.LOCKED  # its room is taken from here on
-        self._copy(process.size_bytes)
+        self._copy(process)
         process.residency = Residency.RESIDENT
         return process.size_bytes
 
-    def _copy(self, size_bytes: int) -> None:
-        """As long as it takes; others go on meanwhile."""
+    def _copy(self, process: _Process) -> None:
+        """As long as it takes, or it lives; others go on meanwhile."""
         if self._copy_bytes_per_s:
-            until_s = time.monotonic() + size_bytes / self._copy_bytes_per_s
-            while (left_s := until_s - time.monotonic()) > 0:
+            until_s = time.monotonic() + process.size_bytes / self._copy_bytes_per_s
+            while process.alive and (left_s := until_s - time.monotonic()) > 0:
                 self._changed.wait(left_s)

@@ -1,0 +1,153 @@
+"""Emulated and real GPUs for the tests of the checkpoint pager: programs in processes of their
+own, and the pager in another one, so that anything can be killed at any point."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+from cuda_processes import Worker, wait_until
+from cuda_program import CudaProgram
+from pager_process import PagerProcess
+
+from kiwi_core import emulator
+from kiwi_core.gpu import processes
+from kiwi_core.gpu.processes import ProcessRef
+from kiwi_core.pager.api import Target
+from kiwi_core.units import GIB, MIB, SessionId
+
+_numbers = itertools.count(1)
+
+
+class RunningSession(CudaProgram):
+    """A CUDA program as a session. ``target`` names its own process; it may have a child."""
+
+    @property
+    def target(self) -> Target:
+        return Target(SessionId(f"s{self.pid}"), self.root)
+
+    def born(self) -> RunningSession:
+        ref = processes.ref_of(self.pid)
+        assert ref is not None
+        self.root: ProcessRef = ref
+        return self
+
+
+class ProcessWorld:
+    """Programs and pagers on one GPU; ``close`` ends them all."""
+
+    unit_bytes: int
+    overhead_bytes: int
+    environment: dict[str, str]
+    gpu_uuid: str
+
+    def __init__(self) -> None:
+        self._closing: list[Callable[[], None]] = []
+        self._holder: Worker | None = None
+        self.pager = self.new_pager()
+        self.memory_bytes = self.free_bytes()
+
+    def new_pager(self, **config: object) -> PagerProcess:
+        """One more caller: what comes after a crash of the first, or works beside it."""
+        pager = PagerProcess(self.environment, self.gpu_uuid, **config)
+        self._closing.append(pager.close)
+        return pager
+
+    def start(
+        self, size_bytes: int, *, child_bytes: int = 0, leader: bool = False
+    ) -> RunningSession:
+        session = RunningSession(
+            self.environment,
+            size_bytes,
+            seed=next(_numbers),
+            child_bytes=child_bytes,
+            leader=leader,
+        )
+        self._closing.append(session.close)
+        return session.born()
+
+    def hold_outside(self, free_bytes: int) -> None:
+        if self._holder is not None:
+            self._holder.close()
+            self._holder = None
+        if free_bytes >= self.memory_bytes:
+            return
+        holder = Worker(self.environment)
+        self._holder = holder
+        self._closing.append(holder.close)
+        holder.do("init()")
+        holder.do(f"alloc(ck(driver.cuMemGetInfo())[0] - {free_bytes})")
+
+    def free_bytes(self) -> int:
+        code = f"__import__('kiwi_core.gpu.nvml').gpu.nvml.memory({self.gpu_uuid!r}).free_bytes"
+        return int(self.pager.worker.get(code))
+
+    def state(self, pid: int) -> str:
+        """As the driver says."""
+        code = f"__import__('kiwi_core.gpu.driver').gpu.driver.checkpoint_state({pid}).name"
+        return str(self.pager.worker.get(code))
+
+    def close(self) -> None:
+        for close in reversed(self._closing):
+            close()
+
+
+class EmulatedWorld(ProcessWorld):
+    unit_bytes = MIB
+    overhead_bytes = 2 * MIB
+
+    def __init__(self, state: Path, gpus: str = "1x64MiB") -> None:
+        self.path = state
+        libraries = emulator.build()
+        emulator.create_state(state, emulator.parse_gpus(gpus))
+        emulator.set_context_bytes(state, self.overhead_bytes)
+        self.environment = emulator.environment(state, libraries)
+        self.gpu_uuid = emulator.books(state).gpus[0].uuid
+        self.faults = emulator.faults(state)
+        super().__init__()
+
+    def refuse_page_out(self, session: RunningSession) -> None:
+        self.faults.set("lock_timeout", pid=session.pid)
+
+    def break_page_in(self, session: RunningSession) -> None:
+        self.faults.set("restore_fail", pid=session.pid)
+
+    def free_bytes(self) -> int:
+        gpu = emulator.books(self.path).gpus[0]
+        return gpu.total_bytes - gpu.used_bytes
+
+    def used_bytes(self) -> int:
+        return sum(gpu.used_bytes for gpu in emulator.books(self.path).gpus)
+
+    def hang(self, operation: str, pid: int) -> None:
+        """The next such operation on ``pid`` hangs until ``let_go``."""
+        self.faults.set("hang", pid=pid, operation=operation)  # type: ignore[arg-type]
+
+    def wait_hanging(self) -> None:
+        wait_until(lambda: self.faults.hanging() > 0, "the operation hangs")
+
+    def let_go(self) -> None:
+        self.faults.clear("hang")
+
+    def set_copy_bandwidth(self, bytes_per_s: int) -> None:
+        emulator.set_copy_bandwidth(self.path, bytes_per_s)
+
+    def close(self) -> None:
+        self.faults.clear()
+        super().close()
+        wait_until(lambda: not emulator.books(self.path).processes, "all processes off the books")
+        assert self.used_bytes() == 0
+
+
+class RealWorld(ProcessWorld):
+    """The first GPU of this machine. Faults cannot be had here: tests that need one are left to
+    the emulator."""
+
+    unit_bytes = 256 * MIB
+    overhead_bytes = GIB
+    environment: dict[str, str] = {}
+
+    def __init__(self, gpu_uuid: str) -> None:
+        self.gpu_uuid = gpu_uuid
+        super().__init__()

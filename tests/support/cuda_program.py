@@ -1,0 +1,149 @@
+"""A program on a GPU, emulated or real, as the tests of pager and daemon need it.
+
+``CudaProgram`` holds device memory with a pattern made from a seed, answers for its contents, and
+can work in a loop of copies and memsets that checks what it reads. It may have a child that does
+the same. Only plain ``cuda.bindings`` copies and memsets, so it runs on any driver. It is steered
+over pipes by what is in ``cuda_processes.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from cuda_processes import Worker, wait_until
+
+_SETUP = """
+import hashlib
+init()
+p = alloc({size}) if {size} else 0
+if p:
+    fill(p, {seed}, {size})
+"""
+
+_CHILD = """
+from cuda_processes import Worker
+child = Worker({{}})
+child.do({setup!r})
+"""
+
+_LOOP = """
+class Rounds:
+    '''Writes, copies and reads back a small buffer, over and over; counts and checks.'''
+
+    def __init__(self):
+        self.buffer = alloc(2 << 16)
+        self.count, self.error, self.stopped = 0, "", False
+        self.context = ck(driver.cuCtxGetCurrent())
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
+        try:
+            ck(driver.cuCtxSetCurrent(self.context))
+            while not self.stopped:
+                value = self.count % 251
+                ck(driver.cuMemsetD8(self.buffer, value, 1 << 16))
+                ck(driver.cuMemcpyDtoD(self.buffer + (1 << 16), self.buffer, 1 << 16))
+                if read(self.buffer + (1 << 16), 1 << 16) != bytes([value]) * (1 << 16):
+                    raise AssertionError(f"wrong bytes in round {self.count}")
+                self.count += 1
+        except BaseException as error:
+            self.error = repr(error)
+
+rounds = Rounds()
+"""
+
+
+class CudaProgram:
+    """``leader``: as Jupyter starts kernels, in a terminal session of its own."""
+
+    def __init__(
+        self,
+        environment: dict[str, str],
+        size_bytes: int,
+        *,
+        seed: int = 1,
+        child_bytes: int = 0,
+        leader: bool = False,
+    ) -> None:
+        self.size_bytes, self.child_bytes = size_bytes, child_bytes
+        self._worker = Worker(environment, *(("setsid",) if leader else ()))
+        self.child_pid = 0
+        if size_bytes:
+            self._worker.do(_SETUP.format(size=size_bytes, seed=seed))
+        if child_bytes:
+            self.start_child(child_bytes, seed=seed + 1)
+
+    @property
+    def pid(self) -> int:
+        return self._worker.pid
+
+    def start_child(self, size_bytes: int, *, seed: int = 2) -> None:
+        self.child_bytes = size_bytes
+        self._worker.do(_CHILD.format(setup=_SETUP.format(size=size_bytes, seed=seed)))
+        self.child_pid = int(self._worker.get("child.pid"))
+
+    def get(self, code: str) -> object:
+        """Any Python expression, in the program; it may use what ``cuda_worker.py`` has."""
+        return self._worker.get(code)
+
+    def digest(self) -> str:
+        """Of all contents and addresses, the child's too; reads them from the device."""
+        own = f"(p, digest(p, {self.size_bytes}))"
+        parts = [self._worker.get(own)] if self.size_bytes else []
+        if self.child_pid:
+            child = f"(p, digest(p, {self.child_bytes}))"
+            parts.append(self._worker.get(f"child.get({child!r})"))
+        return repr(parts)
+
+    def touch(self) -> None:
+        """Makes a driver call, without waiting for its end."""
+        self._worker.send(f"digest(p, min({self.size_bytes}, 4096))")
+
+    def touched(self, within_s: float = 0.0) -> bool:
+        """Has the call ended? One that is held has not."""
+        return self._worker.answered(within_s)
+
+    def finish_touch(self) -> None:
+        self._worker.answer()
+
+    def loop(self) -> None:
+        """Works from now on, until the end."""
+        self._worker.do(_LOOP)
+        self.wait_rounds(1)
+
+    def rounds(self) -> int:
+        """How many it has done; asks no driver. A wrong byte or a failed call is an error."""
+        count, error = self._worker.get("(rounds.count, rounds.error)")
+        assert not error, error
+        return int(count)
+
+    def wait_rounds(self, more: int) -> None:
+        until = self.rounds() + more
+        wait_until(lambda: self.rounds() >= until, f"{more} more rounds of {self.pid}")
+
+    def kill_child(self) -> None:
+        self._worker.do("child.kill()")
+
+    def kill(self) -> None:
+        """The program itself, not its child, without warning."""
+        self._worker.kill()
+
+    def close(self) -> None:
+        self._worker.close()
+        if self.child_pid:
+            # It ends with its parent's pipe unless it is held.
+            try:
+                os.kill(self.child_pid, signal.SIGKILL)
+            except ProcessLookupError:
+                return
+            wait_until(lambda: not _exists(self.child_pid), f"the end of {self.child_pid}")
+
+
+def _exists(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False

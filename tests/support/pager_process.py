@@ -1,0 +1,133 @@
+"""A pager in a process of its own, so that a test can kill the caller at any point.
+
+``PagerProcess`` has the pager's five calls and hands each over to that process, which runs the real
+``CheckpointPager`` on the driver that its environment gives it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cuda_processes import Worker
+
+from kiwi_core.gpu.processes import ProcessRef
+from kiwi_core.pager.api import (
+    Capabilities,
+    Lost,
+    Moved,
+    Observation,
+    Outcome,
+    ProcessMemory,
+    Refused,
+    Target,
+)
+from kiwi_core.states import Reason, Residency
+
+_SETUP = """
+import dataclasses
+from kiwi_core.config import DEFAULTS
+from kiwi_core.gpu.processes import ProcessRef
+from kiwi_core.pager.api import Target
+from kiwi_core.pager.checkpoint import CheckpointPager
+from kiwi_core.units import SessionId
+
+roots = set()
+remembered = {{}}
+pager = CheckpointPager(
+    {uuid!r},
+    dataclasses.replace(DEFAULTS, **{config!r}),
+    other_roots=lambda: roots,
+    remember=lambda target, sizes: remembered.update(sizes),
+    host_available_bytes=lambda pids: {host_bytes!r},
+)
+
+def target_of(session, pid, ticks):
+    return Target(SessionId(session), ProcessRef(pid, ticks))
+
+def plain(value):
+    return [type(value).__name__, dataclasses.asdict(value)]
+"""
+
+
+class PagerProcess:
+    def __init__(
+        self,
+        environment: dict[str, str],
+        gpu_uuid: str,
+        *,
+        host_bytes: int = 1 << 50,
+        **config: object,
+    ) -> None:
+        self.worker = Worker(environment)
+        self.worker.do(_SETUP.format(uuid=gpu_uuid, config=config, host_bytes=host_bytes))
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(**self.worker.get("plain(pager.capabilities)")[1])
+
+    def suspend(self, target: Target, deadline_ns: int) -> Outcome:
+        return self._call("suspend", target, deadline_ns)
+
+    def resume(self, target: Target, deadline_ns: int) -> Outcome:
+        return self._call("resume", target, deadline_ns)
+
+    def page_out(self, target: Target, deadline_ns: int) -> Outcome:
+        return self._call("page_out", target, deadline_ns)
+
+    def page_in(self, target: Target, deadline_ns: int) -> Outcome:
+        return self._call("page_in", target, deadline_ns)
+
+    def observe(self, target: Target) -> Observation:
+        _, fields = self.worker.get(f"plain(pager.observe({_expression(target)}))")
+        processes = tuple(_process(p) for p in fields.pop("processes"))
+        residency = Residency(fields.pop("residency"))
+        return Observation(**fields, residency=residency, processes=processes)
+
+    def begin(self, call: str, target: Target, deadline_ns: int) -> None:
+        """Without waiting for the outcome: ``finish`` does."""
+        self.worker.send(f"plain(pager.{call}({_expression(target)}, {deadline_ns}))")
+
+    def finish(self) -> Outcome:
+        return _outcome(*self.worker.answer())
+
+    def footprints(self) -> dict[ProcessRef, int]:
+        code = "[(r.pid, r.start_ticks, s) for r, s in pager.export_footprints().items()]"
+        return {ProcessRef(pid, ticks): size for pid, ticks, size in self.worker.get(code)}
+
+    def remembered(self) -> dict[ProcessRef, int]:
+        code = "[(r.pid, r.start_ticks, s) for r, s in remembered.items()]"
+        return {ProcessRef(pid, ticks): size for pid, ticks, size in self.worker.get(code)}
+
+    def import_footprints(self, footprints: dict[ProcessRef, int]) -> None:
+        items = [(ref.pid, ref.start_ticks, size) for ref, size in footprints.items()]
+        self.worker.do(f"pager.import_footprints({{ProcessRef(p, t): s for p, t, s in {items}}})")
+
+    def other_root(self, ref: ProcessRef) -> None:
+        self.worker.do(f"roots.add(ProcessRef({ref.pid}, {ref.start_ticks}))")
+
+    def kill(self) -> None:
+        self.worker.kill()
+
+    def close(self) -> None:
+        self.worker.close()
+
+    def _call(self, call: str, target: Target, deadline_ns: int) -> Outcome:
+        self.begin(call, target, deadline_ns)
+        return self.finish()
+
+
+def _expression(target: Target) -> str:
+    return f"target_of({target.session!r}, {target.root.pid}, {target.root.start_ticks})"
+
+
+def _outcome(kind: str, fields: dict[str, Any]) -> Outcome:
+    if kind == "Moved":
+        return Moved(**fields)
+    if kind == "Lost":
+        return Lost(**fields)
+    return Refused(Reason(fields["reason"]), fields["detail"])
+
+
+def _process(fields: dict[str, Any]) -> ProcessMemory:
+    ref = ProcessRef(**fields.pop("ref"))
+    return ProcessMemory(ref, Residency(fields.pop("residency")), **fields)
