@@ -96,11 +96,14 @@ class ReleaseRequested(_Event, frozen=True, kw_only=True):
 class MemoryObserved(_Event, frozen=True, kw_only=True):
     """What NVML and the driver say right now. ``resident_bytes`` has the sessions that could be
     read (contexts included); ``busy`` those of which the GPU's use in the last interval is known.
-    ``free_bytes`` is the whole GPU's."""
+    ``free_bytes`` is the whole GPU's. ``began_ns`` is when the reading began, on the clock of
+    ``handle``'s ``now_ns``, if that is not just now: numbers from before an operation's end are
+    old."""
 
     free_bytes: int
     resident_bytes: dict[SessionId, int] = {}
     busy: dict[SessionId, bool] = {}
+    began_ns: int | None = None
 
 
 class HostBudgetObserved(_Event, frozen=True, kw_only=True):
@@ -128,7 +131,12 @@ class _Outcome(_Event, frozen=True, kw_only=True):
 
 
 class Suspended(_Outcome, frozen=True, kw_only=True):
-    """Answers ``Suspend``: the process is held, its memory is still in the GPU."""
+    """Answers ``Suspend``: the process is held, its memory is still in the GPU.
+
+    ``resident_bytes`` was read while it was held, so it is exact; ``None``: could not be read.
+    """
+
+    resident_bytes: int | None = None
 
 
 class SuspendRefused(_Outcome, frozen=True, kw_only=True):

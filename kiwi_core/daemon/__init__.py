@@ -1,0 +1,1 @@
+"""The daemon of one GPU: a thin shell around the pure scheduler, and its supervisor."""

@@ -1,0 +1,60 @@
+"""``python -m kiwi_core.daemon OPTIONS``: the daemon of one GPU. Started by the supervisor only."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import msgspec
+import structlog
+
+from kiwi_core import emulator
+from kiwi_core.config import DEFAULTS
+from kiwi_core.daemon import log as logs
+from kiwi_core.daemon.gpu_daemon import ChildOptions, run
+from kiwi_core.daemon.machine import this_machine
+from kiwi_core.errors import KiwiError
+
+EXIT_CANNOT = 78
+"""EX_CONFIG of sysexits.h: starting it again would not help."""
+
+
+def main() -> int:
+    options = msgspec.json.decode(sys.argv[1], type=ChildOptions)
+    logs.configure(as_json=options.log_json)
+    log = structlog.get_logger(__name__)
+    try:
+        if options.emulation is not None:
+            emulator.load(options.emulation.libcuda, options.emulation.libnvml)
+        machine = this_machine(options.gpu_uuid, DEFAULTS, options.host_budget_bytes)
+        asyncio.run(_run(options, machine))
+    except KiwiError as error:
+        log.error("cannot run", gpu=options.gpu_uuid, code=error.code, why=str(error))
+        return EXIT_CANNOT
+    return 0
+
+
+async def _run(options: ChildOptions, machine: object) -> None:
+    asyncio.get_running_loop().set_exception_handler(_crash)
+    await run(options, machine)  # type: ignore[arg-type]
+    # A hung driver call keeps its thread: do not wait for it.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _crash(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    """An error that nobody expected: state may be wrong, so end; the supervisor starts a fresh
+    daemon, which asks the driver how things are."""
+    error = context.get("exception")
+    structlog.get_logger(__name__).critical(
+        "daemon crashed", what=context.get("message"),
+        exc_info=error if isinstance(error, BaseException) else None,
+    )  # fmt: skip
+    sys.stderr.flush()
+    os._exit(70)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

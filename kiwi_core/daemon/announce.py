@@ -1,0 +1,63 @@
+"""Tells waiters where they stand and watchers what changed, and neither too often.
+
+Changes are collected for a moment (longer when there is more to say, so that talking never costs
+more than a small share of the loop); while somebody waits there is word every second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kiwi_core.daemon.desk import Desk
+    from kiwi_core.daemon.report import Reporter
+
+COLLECT_S = 0.05
+"""Shortest pause between two rounds."""
+
+SHARE = 10
+"""A pause is at least this many times what the last round cost."""
+
+REPEAT_S = 1.0
+"""Between rounds while somebody waits or watches, even if nothing changed: waits get shorter."""
+
+
+class Announcer:
+    def __init__(self, desk: Desk, reporter: Reporter) -> None:
+        self._desk = desk
+        self._reporter = reporter
+        self._loop = asyncio.get_running_loop()
+        self._due: asyncio.TimerHandle | None = None
+        self._pause_s = COLLECT_S
+
+    def changed(self) -> None:
+        """After every event. Cheap."""
+        if self._due is None:
+            self._due = self._loop.call_later(self._pause_s, self._round)
+        elif self._due.when() - self._loop.time() > self._pause_s:
+            self._due.cancel()
+            self._due = self._loop.call_later(self._pause_s, self._round)
+
+    def _round(self) -> None:
+        self._due = None
+        began_s = time.monotonic()
+        waiters = self._tell_waiters()
+        watchers = self._tell_watchers()
+        self._pause_s = max(COLLECT_S, SHARE * (time.monotonic() - began_s))
+        if waiters or watchers:
+            self._due = self._loop.call_later(max(REPEAT_S, self._pause_s), self._round)
+
+    def _tell_waiters(self) -> bool:
+        words = list(self._reporter.waiting())
+        for member, message in words:
+            if member.connection is not None:
+                member.connection.send(message)
+        return bool(words)
+
+    def _tell_watchers(self) -> bool:
+        watchers = self._desk.watchers
+        for connection in watchers:
+            connection.send(self._reporter.status(connection.peer))
+        return bool(watchers)

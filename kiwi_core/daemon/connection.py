@@ -1,0 +1,122 @@
+"""One connection: bytes to legal messages, messages to bytes, and a limit on both.
+
+Never trusts its peer: a frame that is too long, malformed or out of turn gets an ``error`` and the
+end of the connection; one that does not read what it is sent is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol, cast
+
+import structlog
+
+from kiwi_core.daemon.peers import Peer, peer_of
+from kiwi_core.errors import CallerError, KiwiError, PeerError
+from kiwi_core.wire.framing import FrameReader, decode_client, encode
+from kiwi_core.wire.legality import Conversation
+from kiwi_core.wire.messages import Error
+
+if TYPE_CHECKING:
+    import socket
+
+    from kiwi_core.config import Config
+    from kiwi_core.wire.messages import ClientMessage, DaemonMessage
+
+log = structlog.get_logger(__name__)
+
+
+class Receiver(Protocol):
+    """What a connection reports to. ``received`` may raise a ``KiwiError``: it is answered."""
+
+    def connected(self, connection: Connection) -> None: ...
+    def received(self, connection: Connection, message: ClientMessage) -> None: ...
+    def disconnected(self, connection: Connection) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    """``peer`` is known from the first moment; ``session`` is set by the receiver."""
+
+    def __init__(self, receiver: Receiver, config: Config) -> None:
+        self._receiver = receiver
+        self._config = config
+        self._reader = FrameReader(config.request_max_bytes)
+        self._conversation = Conversation()
+        self._transport: asyncio.Transport | None = None
+        self._accepted = False
+        self.peer = Peer(0, -1, -1)
+        self.watching = False
+
+    # --- asyncio.Protocol -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        sock = cast("socket.socket", transport.get_extra_info("socket"))
+        try:
+            self.peer = peer_of(sock)
+            self._receiver.connected(self)
+        except KiwiError as error:
+            self._end_with(error)
+        except OSError:
+            self.abort()
+        else:
+            self._accepted = True
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for line in self._reader.feed(data):
+                self._take(line)
+                if self._transport is None or self._transport.is_closing():
+                    return
+        except PeerError as error:
+            log.info("peer broke the protocol", code=error.code, pid=self.peer.pid)
+            self._end_with(error)
+        except Exception:
+            # Whatever one client makes us stumble over must not cost the others their daemon.
+            log.exception("message not handled", pid=self.peer.pid)
+            self._end_with(PeerError("internal", "The daemon failed on this message."))
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._transport = None
+        if self._accepted:
+            self._accepted = False
+            self._receiver.disconnected(self)
+
+    # --- for the receiver -----------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def send(self, message: DaemonMessage) -> None:
+        """Queues ``message``; a peer that has not read ``outbox_max_bytes`` is dropped."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        transport.write(encode(message))
+        if transport.get_write_buffer_size() > self._config.outbox_max_bytes:
+            log.warning("peer does not read; dropped", pid=self.peer.pid)
+            self.abort()
+
+    def close(self) -> None:
+        """Ends the connection once everything queued was sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _take(self, line: bytes) -> None:
+        message = decode_client(line)
+        try:
+            self._conversation.says(message)
+            self._receiver.received(self, message)
+        except CallerError as error:
+            self.send(Error(code=error.code, message=error.message, remedy=error.remedy))
+
+    def _end_with(self, error: KiwiError) -> None:
+        self.send(Error(code=error.code, message=error.message, remedy=error.remedy, fatal=True))
+        self.close()

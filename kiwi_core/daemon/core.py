@@ -1,0 +1,179 @@
+"""The heart of the shell: feeds events to the scheduler and performs what it orders.
+
+Everything here runs in the loop's thread. There is exactly one timer: for the scheduler's next
+deadline or the next operation that becomes overdue, whichever comes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from kiwi_core.daemon import words
+from kiwi_core.daemon.operations import Operations
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.actions import Action, Grant, Notify, Operation
+from kiwi_core.units import NS_PER_S, ns_to_seconds
+from kiwi_core.wire.messages import Granted, Told
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.daemon.journal import Journal
+    from kiwi_core.daemon.members import Member, Members
+    from kiwi_core.pager.api import Pager, Target
+    from kiwi_core.sched.scheduler import Scheduler
+    from kiwi_core.sched.view import GpuView
+
+log = structlog.get_logger(__name__)
+
+
+class Core:
+    """``before_operation`` is called before any operation begins, so that the roster on disk knows
+    of it; ``changed`` after every event, ``granted`` after every grant. ``after_a_look`` reads a
+    session's memory first: what a burst has taken must be known before others get the room."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        members: Members,
+        pager: Pager,
+        journal: Journal,
+        *,
+        before_operation: Callable[[], None],
+        changed: Callable[[], None],
+        granted: Callable[[], None],
+        after_a_look: Callable[[Target, Callable[[], None]], None],
+    ) -> None:
+        self.scheduler = scheduler
+        self._members = members
+        self._journal = journal
+        self._before_operation = before_operation
+        self._changed = changed
+        self._after_a_look = after_a_look
+        self._granted = granted
+        self._loop = asyncio.get_running_loop()
+        self.operations = Operations(pager, self._post)
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns: int | None = None
+        self._flush_due = False
+        self.last_op = 0
+
+    def feed(self, event: ev.Event) -> None:
+        """Tell the scheduler what happened and do what it orders."""
+        now_ns = time.monotonic_ns()
+        actions = self.scheduler.handle(event, now_ns)
+        self._journal.record(now_ns, event, actions)
+        for action in actions:
+            self._perform(action)
+        self._rearm()
+        self._changed()
+        if not self._flush_due:
+            # After the grant has left: writing the journal is not the waiter's business.
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def end_burst(self, member: Member, burst: int) -> None:
+        """The burst is over; the scheduler hears of it once the memory that it leaves was read."""
+        self._after_a_look(
+            member.target, lambda: self.feed(ev.BurstEnded(session=member.id, burst=burst))
+        )
+
+    def view(self) -> GpuView:
+        return self.scheduler.view(time.monotonic_ns())
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._journal.flush()
+
+    # --- performing -----------------------------------------------------------------------------
+
+    def _perform(self, action: Action) -> None:
+        if isinstance(action, Grant):
+            self._grant(action)
+        elif isinstance(action, Notify):
+            self._tell(action)
+        else:
+            self._operate(action)
+
+    def _grant(self, action: Grant) -> None:
+        member = self._members.get(action.session)
+        if member is None:
+            return
+        member.in_burst, member.waiting = True, False
+        self._granted()
+        if member.connection is not None:
+            quantum_s = ns_to_seconds(action.quantum_ns)
+            member.connection.send(Granted(burst=action.burst, quantum_s=quantum_s))
+
+    def _tell(self, action: Notify) -> None:
+        member = self._members.get(action.session)
+        text, remedy = words.sentence(action.notice, action.detail)
+        log.info("notice", session=action.session, notice=action.notice.value, detail=action.detail)
+        if member is None or member.connection is None:
+            return
+        member.connection.send(Told(notice=action.notice, text=text, remedy=remedy))
+
+    def _operate(self, action: Operation) -> None:
+        self.last_op = max(self.last_op, action.op)
+        member = self._members.get(action.session)
+        self._before_operation()
+        log.info(
+            "operation", op=action.op, what=type(action).__name__, session=action.session,
+            cause=action.cause,
+        )  # fmt: skip
+        if member is None:
+            raise AssertionError(f"operation for a session that is not a member: {action}")
+        self.operations.start(action, member.target)
+
+    def _post(self, event: ev.Event) -> None:
+        """From an operation's thread: the outcome, into the loop."""
+        try:
+            self._loop.call_soon_threadsafe(self._finished, event)
+        except RuntimeError:
+            log.info("outcome after the loop had closed", outcome=type(event).__name__)
+
+    def _finished(self, event: ev.Event) -> None:
+        op = event.op  # type: ignore[union-attr]  # only outcomes are posted
+        log.info("outcome", op=op, what=type(event).__name__, **_outcome_facts(event))
+        self.operations.finished(op)
+        self.feed(event)
+
+    # --- the one timer --------------------------------------------------------------------------
+
+    def _rearm(self) -> None:
+        deadlines = (self.scheduler.next_deadline_ns(), self.operations.next_deadline_ns())
+        wanted_ns = min((d for d in deadlines if d is not None), default=None)
+        if wanted_ns == self._timer_ns:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ns = wanted_ns
+        self._timer = (
+            None if wanted_ns is None else self._loop.call_at(wanted_ns / NS_PER_S, self._ring)
+        )
+
+    def _ring(self) -> None:
+        self._timer = self._timer_ns = None
+        now_ns = time.monotonic_ns()
+        for overdue in self.operations.take_overdue(now_ns):
+            log.error("operation overdue", op=overdue.op)
+            self.feed(overdue)
+        self.feed(ev.DeadlinePassed())
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        self._journal.flush()
+
+
+def _outcome_facts(event: ev.Event) -> dict[str, object]:
+    if isinstance(event, (ev.PagedOut, ev.PagedIn)):
+        seconds = ns_to_seconds(event.elapsed_ns)
+        return {"bytes": event.moved_bytes, "seconds": round(seconds, 3)}
+    if isinstance(event, (ev.PageOutRefused, ev.PageInRefused, ev.SuspendRefused, ev.ResumeFailed)):
+        return {"reason": event.reason.value, "detail": event.detail}
+    return {"detail": getattr(event, "detail", "")}

@@ -1,0 +1,297 @@
+"""The desk where messages are taken: turns each legal message into an event, or an answer.
+
+Knows connections and members; leaves every decision about the GPU to the scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from kiwi_core import __version__
+from kiwi_core.daemon.members import Member, session_id
+from kiwi_core.errors import CallerError, PeerError
+from kiwi_core.gpu import processes
+from kiwi_core.sched import events as ev
+from kiwi_core.states import Residency, SessionState
+from kiwi_core.units import seconds_to_ns
+from kiwi_core.wire import messages as m
+from kiwi_core.wire.names import check_settings
+
+if TYPE_CHECKING:
+    from kiwi_core.config import Config
+    from kiwi_core.daemon.connection import Connection
+    from kiwi_core.daemon.core import Core
+    from kiwi_core.daemon.members import Members
+    from kiwi_core.daemon.peers import Rights
+    from kiwi_core.daemon.report import Reporter
+    from kiwi_core.gpu.nvml import GpuInfo
+
+log = structlog.get_logger(__name__)
+
+_HELD = (
+    SessionState.SUSPENDED,
+    SessionState.PAGING_OUT,
+    SessionState.PAGED_OUT,
+    SessionState.PAGING_IN,
+)
+
+DISCONNECTED_GRACE_S = 10.0
+"""A living process may lose its connection and come back (an exec, a frozen thread); after this
+its burst counts as over, and it leaves Kiwi."""
+
+
+class Desk:
+    def __init__(
+        self,
+        config: Config,
+        members: Members,
+        rights: Rights,
+        gpu: GpuInfo,
+        emulation: m.Emulation | None,
+    ) -> None:
+        self._config = config
+        self.members = self._members = members
+        self._rights = rights
+        self._gpu = gpu
+        self._emulation = emulation
+        self._connections: set[Connection] = set()
+        self._session_of: dict[Connection, Member] = {}
+        self._leaving: set[Member] = set()
+        self.closing = False
+        self.core: Core
+        self.reporter: Reporter
+
+    # --- Receiver -------------------------------------------------------------------------------
+
+    def connected(self, connection: Connection) -> None:
+        if len(self._connections) >= self._config.connections_max:
+            raise PeerError(
+                "too-many-connections",
+                f"This daemon has {self._config.connections_max} connections already.",
+                "Close notebooks that are no longer needed.",
+            )
+        self._connections.add(connection)
+
+    def received(self, connection: Connection, message: m.ClientMessage) -> None:
+        if isinstance(message, m.Hello):
+            self._hello(connection, message)
+        elif isinstance(message, m.GetStatus):
+            connection.watching |= message.watch
+            connection.send(self.reporter.status(connection.peer))
+        elif isinstance(message, m.Set):
+            self._set(connection, message)
+        elif isinstance(message, m.GetStory):
+            connection.send(self.reporter.story(connection.peer, message.session))
+        elif isinstance(message, m.Ping):
+            connection.send(m.Pong())
+        else:
+            self._session_message(connection, message)
+
+    def disconnected(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        member = self._session_of.pop(connection, None)
+        if member is None or member.connection is not connection:
+            return
+        member.connection = None
+        if self.closing:
+            return
+        if member.waiting and not member.in_burst:
+            self._withdraw(member, member.burst)
+        self.expect_back(member)
+
+    def expect_back(self, member: Member) -> None:
+        """``member`` lives but has no connection: it leaves unless it comes back soon."""
+        loop = asyncio.get_running_loop()
+        member.forget = loop.call_later(DISCONNECTED_GRACE_S, self._gone_silent, member)
+
+    @property
+    def watchers(self) -> list[Connection]:
+        return [c for c in self._connections if c.watching]
+
+    def close_all(self) -> None:
+        """The daemon is leaving: no events from the connections that end now."""
+        self.closing = True
+        for connection in list(self._connections):
+            connection.close()
+
+    # --- sessions -------------------------------------------------------------------------------
+
+    def died(self, member: Member) -> None:
+        """The process of ``member`` ended."""
+        log.info("session ended", session=member.id, pid=member.ref.pid)
+        self._leaving.discard(member)
+        self.core.feed(ev.SessionLost(session=member.id))
+        self._members.remove(member)
+        if member.connection is not None:
+            member.connection.close()
+
+    def settled(self) -> None:
+        """After any event: members that were leaving and whose memory is back may go."""
+        if not self._leaving:
+            return
+        view = self.core.view()
+        for member in list(self._leaving):
+            if view.session(member.id) is None:
+                self._leaving.discard(member)
+                self._say_farewell(member)
+
+    def _hello(self, connection: Connection, hello: m.Hello) -> None:
+        member = None
+        if hello.role is m.Role.SESSION:
+            if self._emulation is not None:
+                _refuse_real_driver(hello.cuda_library, self._emulation)
+            member = self._member_for(connection, hello)
+        connection.send(
+            m.Welcome(
+                protocol=m.PROTOCOL,
+                daemon=f"kiwi {__version__}",
+                gpu_uuid=self._gpu.uuid,
+                gpu_index=self._gpu.index,
+                gpu_name=self._gpu.name,
+                session=member.id if member else "",
+                emulation=self._emulation,
+            )
+        )
+        if member is not None:
+            self._resume_burst(member, hello)
+
+    def _member_for(self, connection: Connection, hello: m.Hello) -> Member:
+        ref = processes.ref_of(connection.peer.pid)
+        if ref is None:
+            raise PeerError(
+                "unknown-process",
+                "The daemon cannot see your process (another PID namespace, perhaps).",
+                "Run the daemon and the notebooks in the same PID namespace.",
+            )
+        member = self._members.of_process(ref)
+        if member is None:
+            if len(self._members) >= self._config.sessions_max:
+                raise PeerError(
+                    "too-many-sessions",
+                    f"This GPU has {self._config.sessions_max} sessions already.",
+                    "Shut down notebooks that are no longer needed.",
+                )
+            member = Member(id=session_id(ref), ref=ref, uid=connection.peer.uid)
+            self._members.add(member)
+            self._name(member, hello)
+            self.core.feed(ev.SessionJoined(session=member.id, residency=Residency.RESIDENT))
+            log.info("session joined", session=member.id, pid=ref.pid, name=member.name)
+        self._name(member, hello)
+        self._bind(member, connection)
+        return member
+
+    @staticmethod
+    def _name(member: Member, hello: m.Hello) -> None:
+        member.name = hello.name or member.name or f"process {member.ref.pid}"
+        member.kernel_id = hello.kernel_id or member.kernel_id
+
+    def _bind(self, member: Member, connection: Connection) -> None:
+        old = member.connection
+        member.connection = connection
+        self._session_of[connection] = member
+        if member.forget is not None:
+            member.forget.cancel()
+            member.forget = None
+        if old is not None and old is not connection:
+            self._session_of.pop(old, None)
+            old.close()
+
+    def _resume_burst(self, member: Member, hello: m.Hello) -> None:
+        """A client that came back says which burst it is in; a daemon that was restarted may know
+        it from its roster (it stays), or has to line it up again."""
+        if hello.in_burst and not member.in_burst:
+            self._request(member, hello.burst)
+        elif member.in_burst and not hello.in_burst and member.burst <= hello.burst:
+            # It ended while nobody listened.
+            self._end(member, member.burst)
+
+    def _session_message(self, connection: Connection, message: m.ClientMessage) -> None:
+        member = self._session_of.get(connection)
+        if member is None:
+            raise PeerError("superseded", "This process has opened a newer connection.")
+        if isinstance(message, m.Acquire):
+            self._request(member, message.burst)
+        elif isinstance(message, m.Withdraw):
+            self._withdraw(member, message.burst)
+            connection.send(m.Withdrawn(burst=message.burst))
+        elif isinstance(message, m.EndBurst):
+            if message.lingering:
+                self.core.feed(ev.BurstLingered(session=member.id, burst=message.burst))
+            else:
+                self._end(member, message.burst)
+        elif isinstance(message, m.Release):
+            self.core.feed(ev.ReleaseRequested(session=member.id))
+            connection.send(m.Ok())
+        else:
+            self._goodbye(member)
+
+    def _request(self, member: Member, burst: int) -> None:
+        member.burst, member.waiting, member.in_burst = burst, True, False
+        self.core.feed(ev.LeaseRequested(session=member.id, burst=burst))
+
+    def _withdraw(self, member: Member, burst: int) -> None:
+        member.waiting = member.in_burst = False
+        self.core.feed(ev.LeaseWithdrawn(session=member.id, burst=burst))
+
+    def _end(self, member: Member, burst: int) -> None:
+        member.waiting = member.in_burst = False
+        self.core.end_burst(member, burst)
+
+    def _goodbye(self, member: Member) -> None:
+        self._leaving.add(member)
+        member.waiting = member.in_burst = False
+        self.core.feed(ev.SessionDetached(session=member.id))
+
+    def _gone_silent(self, member: Member) -> None:
+        if self._is_held(member):
+            # It cannot answer: the driver holds it, perhaps with the interpreter's lock.
+            self.expect_back(member)
+            return
+        if member in self._leaving:
+            return
+        log.info("session did not come back", session=member.id, pid=member.ref.pid)
+        self._goodbye(member)
+
+    def _is_held(self, member: Member) -> bool:
+        session = self.core.view().session(member.id)
+        return session is not None and session.state in _HELD
+
+    def _say_farewell(self, member: Member) -> None:
+        self._members.remove(member)
+        log.info("session left", session=member.id, pid=member.ref.pid)
+        connection = member.connection
+        if connection is not None:
+            self._session_of.pop(connection, None)
+            connection.send(m.Ok())
+            connection.close()
+
+    # --- settings -------------------------------------------------------------------------------
+
+    def _set(self, connection: Connection, message: m.Set) -> None:
+        if not self._rights.may_set(connection.peer):
+            raise CallerError(
+                "not-allowed",
+                "Only the daemon's owner or a member of its admin group may change settings.",
+                "Ask the administrator of this machine.",
+            )
+        check_settings(message, self._config)
+        tq_ns = None if message.tq_s is None else seconds_to_ns(message.tq_s)
+        log.info(
+            "settings changed", by=connection.peer.owner, tq_s=message.tq_s,
+            anti_thrash=message.anti_thrash.value if message.anti_thrash else None,
+        )  # fmt: skip
+        self.core.feed(ev.SettingsChanged(tq_ns=tq_ns, anti_thrash=message.anti_thrash))
+        connection.send(m.Ok())
+
+
+def _refuse_real_driver(loaded: str, emulation: m.Emulation) -> None:
+    if loaded and loaded != emulation.libcuda:
+        raise PeerError(
+            "driver-mismatch",
+            f"This process has loaded the CUDA driver {loaded}, but the daemon runs an emulated "
+            "GPU. Mixing the two would corrupt nothing but share nothing either, so Kiwi refuses.",
+            "Stop the emulating daemon (`kiwi daemon --emulate`), or restart this kernel.",
+        )

@@ -1,0 +1,52 @@
+"""Lets a daemon run on emulated GPUs: the libraries, the shared state, and who uses it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kiwi_core import emulator
+from kiwi_core.errors import CallerError
+from kiwi_core.wire.messages import Emulation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def prepare(sizes: str, directory: Path, copy_bytes_per_s: int | None) -> Emulation:
+    """Builds the emulated driver (first use), makes or takes over the shared state in
+    ``directory``, and loads both into this process.
+
+    Programs that outlived an earlier daemon keep their memory in the state that is there, so one
+    with the same GPUs is taken over; one with other GPUs that is in use is an error.
+    """
+    try:
+        specs = emulator.parse_gpus(sizes)
+        libraries = emulator.build()
+    except (ValueError, RuntimeError) as error:
+        raise CallerError("emulator", str(error)) from error
+    state = directory / "emulated-gpus"
+    if not _can_take_over(state, [spec.total_bytes for spec in specs]):
+        emulator.create_state(state, specs)
+    if copy_bytes_per_s is not None:
+        emulator.set_copy_bandwidth(state, copy_bytes_per_s)
+    emulator.activate(state, libraries)
+    return Emulation(
+        libcuda=str(libraries.libcuda),
+        libnvml=str(libraries.libnvml),
+        env={emulator.ENV_STATE: str(state)},
+    )
+
+
+def _can_take_over(state: Path, sizes_bytes: list[int]) -> bool:
+    if not state.exists():
+        return False
+    books = emulator.books(state)
+    if [gpu.total_bytes for gpu in books.gpus] == sizes_bytes:
+        return True
+    if any(gpu.processes for gpu in books.gpus):
+        raise CallerError(
+            "emulated-gpus-in-use",
+            f"Programs still use emulated GPUs of other sizes ({state}).",
+            "End them, or start with the same --emulate, or name another --socket-dir.",
+        )
+    return False

@@ -1,0 +1,288 @@
+"""The daemon of one GPU, put together: socket, desk, core, observer, roster, and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from kiwi_core.config import DEFAULTS, Config
+from kiwi_core.daemon.announce import Announcer
+from kiwi_core.daemon.connection import Connection
+from kiwi_core.daemon.core import Core
+from kiwi_core.daemon.desk import Desk
+from kiwi_core.daemon.journal import Journal
+from kiwi_core.daemon.members import Member, Members
+from kiwi_core.daemon.observer import Observer, bring_back
+from kiwi_core.daemon.peers import Rights
+from kiwi_core.daemon.places import OneDaemonLock, listen
+from kiwi_core.daemon.recovery import recover
+from kiwi_core.daemon.report import Reporter
+from kiwi_core.daemon.roster import Roster, RosterFile, boot_id
+from kiwi_core.pager.api import ProcessRef
+from kiwi_core.sched.replay import JournalHeader
+from kiwi_core.sched.scheduler import Scheduler
+from kiwi_core.states import AntiThrash, SessionState
+from kiwi_core.wire.messages import Emulation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kiwi_core.daemon.machine import Machine
+    from kiwi_core.pager.api import Target
+    from kiwi_core.sched.events import Event, SessionJoined
+
+log = structlog.get_logger(__name__)
+
+LEAVE_WITHIN_S = 60.0
+"""How long a daemon that was told to end may take to bring everybody back."""
+
+LOCK_PATIENCE_S = 20.0
+"""How long a new daemon waits for an orphaned one to leave."""
+
+REMEMBER_WITHIN_S = 5.0
+"""An operation goes on even if the roster cannot be written for so long: the loop is stuck."""
+
+ROSTER_DELAY_S = 0.05
+"""Grants and ends reach the roster this much later; operations always find it up to date."""
+
+
+class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor tells the daemon of one GPU. ``tq_ns`` and ``anti_thrash`` are what was
+    asked for on the command line; without them the last daemon's (live) settings stay."""
+
+    gpu_uuid: str
+    sockets: str
+    state: str
+    tq_ns: int | None = None
+    anti_thrash: AntiThrash | None = None
+    admin_group: str | None = None
+    host_budget_bytes: int | None = None
+    emulation: Emulation | None = None
+    log_json: bool = False
+
+
+class GpuDaemon:
+    """``run`` until told to ``stop``."""
+
+    def __init__(self, options: ChildOptions, machine: Machine, config: Config = DEFAULTS) -> None:
+        self._options = options
+        self._machine = machine
+        self._config = config
+        self._stop = asyncio.Event()
+        self._roster_file = RosterFile(Path(options.state) / f"{options.gpu_uuid}.roster")
+        self._roster_due: asyncio.TimerHandle | None = None
+        self._leaving = False
+        self._loop = asyncio.get_running_loop()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    async def run(self) -> None:
+        sockets = Path(self._options.sockets)
+        lock = OneDaemonLock(sockets / f"{self._options.gpu_uuid}.lock")
+        await asyncio.to_thread(lock.acquire, LOCK_PATIENCE_S)
+        roster = self._roster_file.read()
+        self._assemble(roster)
+        self._pager.import_footprints(
+            {ProcessRef(pid, ticks): size for pid, ticks, size in roster.footprints}
+        )
+        await recover(roster, self._pager, self._members, self._found_again)
+        path = sockets / f"{self._options.gpu_uuid}.sock"
+        loop = asyncio.get_running_loop()
+        server = await loop.create_unix_server(
+            lambda: Connection(self._desk, self._config), sock=listen(path)
+        )
+        observing = asyncio.create_task(self._observer.run())
+        log.info("ready", gpu=self._options.gpu_uuid, socket=str(path))
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        await self._stop.wait()
+        path.unlink(missing_ok=True)
+        server.close()
+        observing.cancel()
+        await self._leave()
+
+    # --- putting together -----------------------------------------------------------------------
+
+    def _assemble(self, roster: Roster) -> None:
+        options, machine, config = self._options, self._machine, self._config
+        tq_ns = options.tq_ns or roster.tq_ns or config.tq_ns
+        anti_thrash = options.anti_thrash or AntiThrash(roster.anti_thrash or AntiThrash.ON)
+        budget_bytes = machine.host_budget_bytes(0)
+        scheduler = Scheduler(
+            machine.gpu.total_bytes,
+            config=config,
+            tq_ns=tq_ns,
+            anti_thrash=anti_thrash,
+            host_budget_bytes=budget_bytes,
+            first_op=roster.next_op,
+        )
+        header = JournalHeader(
+            total_bytes=machine.gpu.total_bytes,
+            tq_ns=tq_ns,
+            anti_thrash=anti_thrash,
+            host_budget_bytes=budget_bytes,
+            gpu_uuid=options.gpu_uuid,
+            wall_time_s=time.time(),
+            first_op=roster.next_op,
+            config=config,
+        )
+        journal = Journal(
+            Path(options.state) / f"{options.gpu_uuid}.journal", header, config.journal_max_bytes
+        )
+        rights = Rights.of_this_process(options.admin_group)
+        self._next_op = roster.next_op
+        self._journal = journal
+        self._desk = Desk(config, Members(self._died), rights, machine.gpu, options.emulation)
+        self._members = self._desk.members
+        self._pager = machine.pager(self._remember, self._members.refs)
+        self._core = Core(
+            scheduler,
+            self._members,
+            self._pager,
+            journal,
+            before_operation=self._save_roster,
+            changed=self._changed,
+            granted=lambda: self._observer.somebody_runs(),
+            after_a_look=lambda target, go_on: self._observer.after_a_look(target, go_on),
+        )
+        self._observer = Observer(
+            config,
+            self._pager,
+            free_bytes=machine.free_bytes,
+            host_budget_bytes=self._host_budget_bytes,
+            everybody=self._everybody,
+            runners=self._runners,
+            feed=self._feed_observation,
+        )
+        reporter = Reporter(
+            scheduler, self._members, rights, machine, errors=self._errors,
+            emulated=options.emulation is not None,
+        )  # fmt: skip
+        self._desk.core, self._desk.reporter = self._core, reporter
+        self._announcer = Announcer(self._desk, reporter)
+
+    def _found_again(self, member: Member, event: SessionJoined) -> None:
+        self._core.feed(event)
+        self._desk.expect_back(member)
+
+    def _died(self, member: Member) -> None:
+        self._desk.died(member)
+        self._observer.look_soon()
+
+    # --- after each event -----------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        self._desk.settled()
+        self._announcer.changed()
+        if self._roster_due is None and not self._leaving:
+            loop = asyncio.get_running_loop()
+            self._roster_due = loop.call_later(ROSTER_DELAY_S, self._save_roster)
+
+    def _feed_observation(self, event: Event) -> None:
+        if not self._leaving:
+            self._core.feed(event)
+
+    def _save_roster(self) -> None:
+        if self._roster_due is not None:
+            self._roster_due.cancel()
+            self._roster_due = None
+        view = self._core.view()
+        footprints = self._pager.export_footprints()
+        self._roster_file.write(
+            Roster(
+                boot_id=boot_id(),
+                next_op=max(self._next_op, self._core.last_op + 1),
+                tq_ns=view.tq_ns,
+                anti_thrash=view.anti_thrash.value,
+                sessions=[member.roster_entry() for member in self._members],
+                footprints=[(ref.pid, ref.start_ticks, size) for ref, size in footprints.items()],
+            )
+        )
+
+    def _remember(self, _target: Target, _footprints: Mapping[ProcessRef, int]) -> None:
+        """From an operation's thread, before anything moves: the sizes must be on disk."""
+        written = asyncio.run_coroutine_threadsafe(self._write_down(), self._loop)
+        try:
+            written.result(REMEMBER_WITHIN_S)
+        except TimeoutError:
+            log.error("the loop did not write the roster in time")
+
+    async def _write_down(self) -> None:
+        self._save_roster()
+
+    def _host_budget_bytes(self) -> int:
+        return self._machine.host_budget_bytes(sum(self._pager.export_footprints().values()))
+
+    def _everybody(self) -> list[Target]:
+        """All who may have memory in the GPU."""
+        return self._targets_of(lambda state: state not in (SessionState.LOST,))
+
+    def _runners(self) -> list[Target]:
+        return self._targets_of(lambda state: state is SessionState.RUNNING)
+
+    def _targets_of(self, wanted: Callable[[SessionState], bool]) -> list[Target]:
+        members = (self._members.get(s.id) for s in self._core.view().sessions if wanted(s.state))
+        return [member.target for member in members if member is not None]
+
+    def _errors(self) -> list[str]:
+        errors = [self._observer.error] if self._observer.error else []
+        if self._roster_file.failing:
+            errors.append("The state directory cannot be written; a crash could not be recovered.")
+        if self._journal.dropped:
+            errors.append(f"The journal lost {self._journal.dropped} lines (disk full?).")
+        return errors
+
+    # --- the end --------------------------------------------------------------------------------
+
+    async def _leave(self) -> None:
+        """Everybody who is held or paged out comes back, as far as there is room."""
+        self._leaving = True
+        self._desk.close_all()
+        ends_at = time.monotonic() + LEAVE_WITHIN_S
+        while self._core.operations.waiting_for and time.monotonic() < ends_at:
+            await asyncio.sleep(0.02)
+        self._core.stop()
+        waiting = sorted(self._members, key=lambda member: not member.in_burst)
+        left = await bring_back(
+            self._pager,
+            [member.target for member in waiting],
+            max(1.0, ends_at - time.monotonic()),
+        )
+        for session, why in left.items():
+            log.error(
+                "session stays paged out; nothing is lost: start the daemon again to bring it back",
+                session=session, why=why,
+            )  # fmt: skip
+        for member in self._members:
+            if member.id not in left:
+                self._members.remove(member)
+        self._save_roster()
+        self._journal.close()
+        log.info("ended", left_behind=len(left))
+
+
+async def run(options: ChildOptions, machine: Machine) -> None:
+    """Runs one GPU's daemon until SIGTERM, SIGINT, or the end of the supervisor (its pipe on
+    standard input closes)."""
+    daemon = GpuDaemon(options, machine)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, daemon.stop)
+    loop.add_reader(sys.stdin.fileno(), partial(_supervisor_spoke, daemon))
+    await daemon.run()
+
+
+def _supervisor_spoke(daemon: GpuDaemon) -> None:
+    """It never says anything: readable means that it is gone."""
+    asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+    log.warning("supervisor is gone; leaving")
+    daemon.stop()

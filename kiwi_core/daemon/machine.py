@@ -1,0 +1,53 @@
+"""What a daemon knows of its machine: the GPU, its free memory, the RAM, and the pager."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kiwi_core.errors import CallerError
+from kiwi_core.gpu import driver, host, nvml
+from kiwi_core.pager.checkpoint import CheckpointPager
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from kiwi_core.config import Config
+    from kiwi_core.gpu.nvml import GpuInfo
+    from kiwi_core.gpu.processes import ProcessRef
+    from kiwi_core.pager.api import Pager, Target
+
+    Remember = Callable[[Target, Mapping[ProcessRef, int]], None]
+    OtherRoots = Callable[[], Collection[ProcessRef]]
+
+
+@dataclass
+class Machine:
+    """``fixed_budget_bytes`` is the admin's word on system RAM; ``None``: the machine is asked."""
+
+    gpu: GpuInfo
+    config: Config
+    fixed_budget_bytes: int | None = None
+
+    def pager(self, remember: Remember, other_roots: OtherRoots) -> Pager:
+        return CheckpointPager(
+            self.gpu.uuid, self.config, remember=remember, other_roots=other_roots
+        )
+
+    def free_bytes(self) -> int:
+        return nvml.memory(self.gpu.uuid).free_bytes
+
+    def host_budget_bytes(self, paged_out_bytes: int) -> int:
+        """How much all paged-out memory together may take, ``paged_out_bytes`` included."""
+        if self.fixed_budget_bytes is not None:
+            return self.fixed_budget_bytes
+        return host.host_budget_bytes(self.config.host_reserve_bytes, paged_out_bytes)
+
+
+def this_machine(gpu_uuid: str, config: Config, fixed_budget_bytes: int | None) -> Machine:
+    """Initialises the driver. Raises ``KiwiError`` where this machine cannot do it."""
+    driver.init()
+    gpu = next((gpu for gpu in nvml.gpus() if gpu.uuid == gpu_uuid), None)
+    if gpu is None:
+        raise CallerError("no-such-gpu", f"There is no GPU {gpu_uuid} on this machine.")
+    return Machine(gpu, config, fixed_budget_bytes)

@@ -1,0 +1,115 @@
+"""The processes that are sessions: who they are, and the moment they die.
+
+A session is a process; its id is made from pid, start time and boot, so it is the same after the
+daemon restarts and is never given to another process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kiwi_core.daemon.roster import RosterEntry, boot_id
+from kiwi_core.errors import PeerError
+from kiwi_core.gpu import processes
+from kiwi_core.pager.api import ProcessRef, Target
+from kiwi_core.units import SessionId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kiwi_core.daemon.connection import Connection
+
+
+def session_id(ref: ProcessRef) -> SessionId:
+    digest = hashlib.blake2b(
+        f"{boot_id()}/{ref.pid}/{ref.start_ticks}".encode(), digest_size=5
+    ).hexdigest()
+    return SessionId(f"k{digest}")
+
+
+@dataclass(eq=False)
+class Member:
+    """``burst`` is the last one that was asked for; ``waiting`` until it is granted, ``in_burst``
+    from then until it has ended. ``forget`` runs while it has no connection."""
+
+    id: SessionId
+    ref: ProcessRef
+    uid: int
+    name: str = ""
+    kernel_id: str = ""
+    connection: Connection | None = None
+    burst: int = 0
+    in_burst: bool = False
+    waiting: bool = False
+    pidfd: int = -1
+    forget: asyncio.TimerHandle | None = field(default=None, repr=False)
+
+    @property
+    def target(self) -> Target:
+        return Target(self.id, self.ref)
+
+    def roster_entry(self) -> RosterEntry:
+        return RosterEntry(
+            session=self.id,
+            pid=self.ref.pid,
+            start_ticks=self.ref.start_ticks,
+            uid=self.uid,
+            name=self.name,
+            kernel_id=self.kernel_id,
+            burst=self.burst,
+            in_burst=self.in_burst,
+        )
+
+
+class Members:
+    """All sessions by id. ``on_death`` is called in the loop, once, when a process ends."""
+
+    def __init__(self, on_death: Callable[[Member], None]) -> None:
+        self._by_id: dict[SessionId, Member] = {}
+        self._on_death = on_death
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(list(self._by_id.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def refs(self) -> frozenset[ProcessRef]:
+        """From any thread."""
+        return frozenset(member.ref for member in list(self._by_id.values()))
+
+    def get(self, session: str) -> Member | None:
+        return self._by_id.get(SessionId(session))
+
+    def of_process(self, ref: ProcessRef) -> Member | None:
+        return self._by_id.get(session_id(ref))
+
+    def add(self, member: Member) -> None:
+        """Begins to watch the process. Raises ``PeerError("gone")`` if it is dead already."""
+        pidfd = processes.open_pidfd(member.ref)
+        if pidfd is None:
+            raise PeerError("gone", f"Process {member.ref.pid} has ended.")
+        member.pidfd = pidfd
+        self._by_id[member.id] = member
+        asyncio.get_running_loop().add_reader(pidfd, self._died, member)
+
+    def remove(self, member: Member) -> None:
+        if self._by_id.pop(member.id, None) is None:
+            return
+        self._unwatch(member)
+        if member.forget is not None:
+            member.forget.cancel()
+
+    def _died(self, member: Member) -> None:
+        self._unwatch(member)
+        self._on_death(member)
+
+    def _unwatch(self, member: Member) -> None:
+        if member.pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(member.pidfd)
+            os.close(member.pidfd)
+            member.pidfd = -1

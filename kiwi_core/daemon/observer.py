@@ -1,0 +1,195 @@
+"""Looks at the GPU's and the sessions' memory now and then, and says what it saw.
+
+Looks often while somebody runs, at once where a decision hangs on it (a burst ended, a process was
+held), and rarely when all is quiet. The looking itself happens in a thread, since NVML and the
+driver may be slow; one look at a time, and one that hangs shows up as an error in the status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from kiwi_core.errors import KiwiError
+from kiwi_core.pager.api import Refused
+from kiwi_core.sched import events as ev
+from kiwi_core.units import NS_PER_S, SessionId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.config import Config
+    from kiwi_core.pager.api import Pager, Target
+
+log = structlog.get_logger(__name__)
+
+QUIET_INTERVAL_S = 5.0
+"""Between looks at everybody: programs outside Kiwi come and go, idle ones hardly change."""
+
+HANGS_AFTER_S = 10.0
+"""A look takes milliseconds; past this it counts as hanging."""
+
+PATIENCE_S = 1.0
+"""What waits for a look goes on without it after this: old numbers are better than no progress."""
+
+
+class Observer:
+    """``everybody`` and ``runners`` (asked in the loop) name whom to look at; ``feed`` takes the
+    events."""
+
+    def __init__(
+        self,
+        config: Config,
+        pager: Pager,
+        *,
+        free_bytes: Callable[[], int],
+        host_budget_bytes: Callable[[], int],
+        everybody: Callable[[], list[Target]],
+        runners: Callable[[], list[Target]],
+        feed: Callable[[ev.Event], None],
+    ) -> None:
+        self._interval_s = config.observe_interval_ns / NS_PER_S
+        self._pager = pager
+        self._free_bytes = free_bytes
+        self._host_budget_bytes = host_budget_bytes
+        self._everybody = everybody
+        self._runners = runners
+        self._feed = feed
+        self._wanted = asyncio.Event()
+        self._waiting: list[_Waiting] = []
+        self._soon: asyncio.TimerHandle | None = None
+        self._began_s: float | None = None
+        self._error = ""
+        self._budget_bytes = -1
+
+    def look_soon(self) -> None:
+        self._wanted.set()
+
+    def somebody_runs(self) -> None:
+        """A grant was given: look once it has had time to allocate something."""
+        if self._soon is None:
+            loop = asyncio.get_running_loop()
+            self._soon = loop.call_later(self._interval_s, self._now)
+
+    def _now(self) -> None:
+        self._soon = None
+        self._wanted.set()
+
+    def after_a_look(self, target: Target, go_on: Callable[[], None]) -> None:
+        """Look at ``target`` now, feed what was seen, and then call ``go_on``: once, in the loop,
+        and after ``PATIENCE_S`` even if the look hangs."""
+        self._waiting.append(_Waiting(target, go_on))
+        self._wanted.set()
+
+    @property
+    def error(self) -> str:
+        """Why the last look failed, or that it hangs; empty if all is well."""
+        if self._began_s is not None and time.monotonic() - self._began_s > HANGS_AFTER_S:
+            return "Reading the GPU's memory hangs; the numbers shown are old."
+        return self._error
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        next_full_s = 0.0
+        while True:
+            self._wanted.clear()
+            targets = {target.session: target for target in self._runners()}
+            busy = bool(targets)
+            if time.monotonic() >= next_full_s:
+                targets |= {target.session: target for target in self._everybody()}
+                next_full_s = time.monotonic() + QUIET_INTERVAL_S
+            waiting, self._waiting = self._waiting, []
+            targets |= {w.target.session: w.target for w in waiting}
+            await self._look(list(targets.values()))
+            for waiter in waiting:
+                waiter.go_on()
+            interval_s = self._interval_s if busy else QUIET_INTERVAL_S
+            try:
+                await asyncio.wait_for(self._wanted.wait(), interval_s)
+            except asyncio.TimeoutError:
+                continue
+
+    async def _look(self, targets: list[Target]) -> None:
+        self._began_s = time.monotonic()
+        try:
+            events = await asyncio.to_thread(self._read, targets)
+        except (KiwiError, OSError) as error:
+            if str(error) != self._error:
+                log.error("cannot read the GPU's memory", why=str(error))
+            self._error = str(error)
+            return
+        finally:
+            self._began_s = None
+        self._error = ""
+        for event in events:
+            self._feed(event)
+
+    def _read(self, targets: list[Target]) -> list[ev.Event]:
+        resident: dict[SessionId, int] = {}
+        busy: dict[SessionId, bool] = {}
+        for target in targets:
+            seen = self._pager.observe(target)
+            if not seen.alive:
+                continue
+            resident[target.session] = seen.resident_bytes
+            if seen.busy is not None:
+                busy[target.session] = seen.busy
+        events: list[ev.Event] = [
+            ev.MemoryObserved(free_bytes=self._free_bytes(), resident_bytes=resident, busy=busy)
+        ]
+        budget_bytes = self._host_budget_bytes()
+        if budget_bytes != self._budget_bytes:
+            self._budget_bytes = budget_bytes
+            events.append(ev.HostBudgetObserved(budget_bytes=budget_bytes))
+        return events
+
+
+class _Waiting:
+    """Something that goes on after a look at ``target``, or when its patience ends."""
+
+    def __init__(self, target: Target, go_on: Callable[[], None]) -> None:
+        self.target = target
+        self._go_on: Callable[[], None] | None = go_on
+        self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self.go_on)
+
+    def go_on(self) -> None:
+        go_on, self._go_on = self._go_on, None
+        self._timer.cancel()
+        if go_on is not None:
+            go_on()
+
+
+async def bring_back(
+    pager: Pager, targets: list[Target], deadline_s: float
+) -> dict[SessionId, str]:
+    """Before a daemon leaves: bring back what is held or paged out, as far as there is room.
+
+    Asks the driver who that is. Returns those that had to stay out, with the reason. Never waits
+    longer than ``deadline_s`` (a call that hangs is left behind).
+    """
+    left: dict[SessionId, str] = {}
+    ends_at = time.monotonic() + deadline_s
+    for target in targets:
+        remaining_s = ends_at - time.monotonic()
+        try:
+            why = await asyncio.wait_for(
+                asyncio.to_thread(_bring_one_back, pager, target, ends_at), max(0.1, remaining_s)
+            )
+        except asyncio.TimeoutError:
+            why = "the driver did not answer in time"
+        if why:
+            left[target.session] = why
+    return left
+
+
+def _bring_one_back(pager: Pager, target: Target, ends_at: float) -> str:
+    seen = pager.observe(target)
+    if not seen.alive:
+        return ""
+    outcome = pager.page_in(target, round(ends_at * NS_PER_S))
+    if isinstance(outcome, Refused):
+        return f"{outcome.reason.value}: {outcome.detail}"
+    return ""

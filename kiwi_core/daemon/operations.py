@@ -1,0 +1,141 @@
+"""Performs the scheduler's operations in threads of their own, and watches their deadlines.
+
+A driver call may hang for ever and cannot be taken back, so each operation gets its own daemon
+thread: a hung one costs a thread, never the loop. Its outcome is posted to the loop as an event;
+one that is late is first reported as overdue, and its outcome counts whenever it comes.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from kiwi_core.errors import KiwiError
+from kiwi_core.pager.api import Lost, Moved, Refused
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.actions import Operation, PageOut, Resume, Suspend
+from kiwi_core.states import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.pager.api import Outcome, Pager, Target
+    from kiwi_core.units import OpId
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class _Running:
+    action: Operation
+    overdue: bool = False
+
+
+class Operations:
+    """``post`` takes an outcome event from any thread and hands it to the loop."""
+
+    def __init__(self, pager: Pager, post: Callable[[ev.Event], None]) -> None:
+        self._pager = pager
+        self._post = post
+        self._running: dict[OpId, _Running] = {}
+
+    @property
+    def running(self) -> int:
+        """How many have not reported, overdue ones included."""
+        return len(self._running)
+
+    @property
+    def waiting_for(self) -> int:
+        """How many are expected to report soon: those that are not overdue."""
+        return sum(not running.overdue for running in self._running.values())
+
+    def start(self, action: Operation, target: Target) -> None:
+        self._running[action.op] = _Running(action)
+        threading.Thread(
+            target=self._perform, args=(action, target), name=f"op-{action.op}", daemon=True
+        ).start()
+
+    def finished(self, op: OpId) -> None:
+        """The loop has taken the outcome of ``op``."""
+        self._running.pop(op, None)
+
+    def next_deadline_ns(self) -> int | None:
+        deadlines = [r.action.deadline_ns for r in self._running.values() if not r.overdue]
+        return min(deadlines, default=None)
+
+    def take_overdue(self, now_ns: int) -> list[ev.OperationOverdue]:
+        """Those whose deadline has passed and that were not reported as overdue before."""
+        late = []
+        for running in self._running.values():
+            if not running.overdue and running.action.deadline_ns <= now_ns:
+                running.overdue = True
+                late.append(ev.OperationOverdue(op=running.action.op))
+        return late
+
+    def _perform(self, action: Operation, target: Target) -> None:
+        try:
+            outcome = self._call(action, target)
+            event = outcome_event(action, outcome)
+            if isinstance(event, ev.Suspended):
+                event = self._measured(event, target)
+        except Exception as error:
+            # A fault of ours must not leave the scheduler waiting for an answer for ever.
+            log.exception("operation raised", op=action.op, session=action.session)
+            refused = Refused(Reason.DRIVER, f"{type(error).__name__}: {error}")
+            event = outcome_event(action, refused)
+        self._post(event)
+
+    def _measured(self, event: ev.Suspended, target: Target) -> ev.Suspended:
+        """With what the held process has in the GPU; it cannot change while it is held."""
+        try:
+            seen = self._pager.observe(target)
+        except KiwiError as error:
+            log.warning("held, but its memory cannot be read", why=str(error))
+            return event
+        return ev.Suspended(op=event.op, resident_bytes=seen.resident_bytes)
+
+    def _call(self, action: Operation, target: Target) -> Outcome:
+        if isinstance(action, Suspend):
+            call = self._pager.suspend
+        elif isinstance(action, Resume):
+            call = self._pager.resume
+        elif isinstance(action, PageOut):
+            call = self._pager.page_out
+        else:
+            call = self._pager.page_in
+        return call(target, action.deadline_ns)
+
+
+def outcome_event(action: Operation, outcome: Outcome) -> ev.Event:
+    """The event that tells the scheduler how ``action`` came out."""
+    if isinstance(outcome, Lost):
+        outwards = isinstance(action, (Suspend, PageOut))
+        lost = ev.PageOutLost if outwards else ev.PageInLost
+        return lost(op=action.op, detail=outcome.detail)
+    if isinstance(outcome, Refused):
+        return _refused(action, outcome)
+    return _done(action, outcome)
+
+
+def _refused(action: Operation, outcome: Refused) -> ev.Event:
+    if isinstance(action, Suspend):
+        return ev.SuspendRefused(op=action.op, reason=outcome.reason, detail=outcome.detail)
+    if isinstance(action, Resume):
+        return ev.ResumeFailed(op=action.op, reason=outcome.reason, detail=outcome.detail)
+    if isinstance(action, PageOut):
+        return ev.PageOutRefused(op=action.op, reason=outcome.reason, detail=outcome.detail)
+    return ev.PageInRefused(op=action.op, reason=outcome.reason, detail=outcome.detail)
+
+
+def _done(action: Operation, outcome: Moved) -> ev.Event:
+    if isinstance(action, Suspend):
+        return ev.Suspended(op=action.op)
+    if isinstance(action, Resume):
+        return ev.Resumed(op=action.op)
+    moved_bytes, elapsed_ns = outcome.bytes_moved, outcome.elapsed_ns
+    if isinstance(action, PageOut):
+        return ev.PagedOut(op=action.op, moved_bytes=moved_bytes, elapsed_ns=elapsed_ns)
+    return ev.PagedIn(op=action.op, moved_bytes=moved_bytes, elapsed_ns=elapsed_ns)

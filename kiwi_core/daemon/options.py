@@ -1,0 +1,31 @@
+"""What ``kiwi daemon`` was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kiwi_core.states import AntiThrash
+
+
+@dataclass(frozen=True)
+class DaemonOptions:
+    """``None`` everywhere means the documented default.
+
+    ``gpus`` are UUIDs, unambiguous beginnings of UUIDs, or indices; empty means every GPU.
+    ``emulate`` is the text of ``--emulate``, for example ``2x512MiB``.
+    """
+
+    gpus: tuple[str, ...] = ()
+    tq_s: float | None = None
+    anti_thrash: AntiThrash | None = None
+    emulate: str | None = None
+    emulate_copy_bytes_per_s: int | None = None
+    socket_dir: Path | None = None
+    state_dir: Path | None = None
+    admin_group: str | None = None
+    host_budget_bytes: int | None = None
+    log_json: bool = False

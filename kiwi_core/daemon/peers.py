@@ -1,0 +1,73 @@
+"""Who is at the other end of a socket, and what they may do. The kernel says it, not the peer."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import socket
+import struct
+from dataclasses import dataclass
+
+_UCRED = struct.Struct("3i")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """``SO_PEERCRED``: the process that connected, as it was when it connected (unix(7)).
+
+    ``pid`` is 0 where the peer is in a PID namespace that we cannot see into.
+    """
+
+    pid: int
+    uid: int
+    gid: int
+
+    @property
+    def owner(self) -> str:
+        return user_name(self.uid)
+
+
+def peer_of(sock: socket.socket) -> Peer:
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return Peer(*_UCRED.unpack(raw))
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+@dataclass(frozen=True)
+class Rights:
+    """Who may do what with one daemon.
+
+    A user acts on their own processes; settings need the daemon's owner, root, or a member of
+    ``admin_group``.
+    """
+
+    daemon_uid: int
+    admin_group: str | None = None
+
+    def may_see(self, peer: Peer, owner_uid: int) -> bool:
+        """May ``peer`` see and steer what belongs to ``owner_uid``?"""
+        return peer.uid in (owner_uid, 0)
+
+    def may_set(self, peer: Peer) -> bool:
+        if peer.uid in (self.daemon_uid, 0):
+            return True
+        return self.admin_group is not None and _is_member(peer, self.admin_group)
+
+    @staticmethod
+    def of_this_process(admin_group: str | None) -> Rights:
+        return Rights(daemon_uid=os.getuid(), admin_group=admin_group)
+
+
+def _is_member(peer: Peer, group: str) -> bool:
+    try:
+        entry = grp.getgrnam(group)
+        return peer.gid == entry.gr_gid or pwd.getpwuid(peer.uid).pw_name in entry.gr_mem
+    except KeyError:
+        return False

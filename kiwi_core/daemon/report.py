@@ -1,0 +1,194 @@
+"""What each reader may see: the scheduler's view, with names and rights applied.
+
+Another user's session is shown (its place and bytes matter to everybody) without name and pid.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from kiwi_core import __version__
+from kiwi_core.daemon import words
+from kiwi_core.daemon.peers import user_name
+from kiwi_core.errors import CallerError
+from kiwi_core.units import SessionId, ns_to_seconds
+from kiwi_core.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kiwi_core.daemon.machine import Machine
+    from kiwi_core.daemon.members import Member, Members
+    from kiwi_core.daemon.peers import Peer, Rights
+    from kiwi_core.sched.scheduler import Scheduler
+    from kiwi_core.sched.view import GpuView, QueueView, SessionView
+
+ANOTHER_USER = "another user"
+
+
+class Reporter:
+    """``errors`` says what is wrong with the daemon itself, in sentences."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        members: Members,
+        rights: Rights,
+        machine: Machine,
+        *,
+        errors: Callable[[], list[str]],
+        emulated: bool,
+    ) -> None:
+        self._scheduler = scheduler
+        self._members = members
+        self._rights = rights
+        self._machine = machine
+        self._errors = errors
+        self._emulated = emulated
+        self._began_ns = time.monotonic_ns()
+
+    # --- status ---------------------------------------------------------------------------------
+
+    def status(self, reader: Peer) -> m.StatusReport:
+        now_ns = time.monotonic_ns()
+        view = self._scheduler.view(now_ns)
+        gpu = self._machine.gpu
+        return m.StatusReport(
+            gpu=m.GpuStatus(
+                uuid=gpu.uuid,
+                name=gpu.name,
+                index=gpu.index,
+                emulated=self._emulated,
+                memory=_memory(view),
+                scheduler=_scheduler(view),
+                holders=list(view.holders),
+                queue=[_queue_entry(entry) for entry in view.queue],
+                sessions=[self._session(session, reader) for session in view.sessions],
+                swaps=[
+                    m.SwapStatus(
+                        session=swap.session,
+                        direction=swap.direction,
+                        bytes_moved=swap.bytes_moved,
+                        seconds=ns_to_seconds(swap.elapsed_ns),
+                        ago_s=ns_to_seconds(now_ns - swap.at_ns),
+                    )
+                    for swap in view.swaps
+                ],
+                driver_version=gpu.driver_version,
+                daemon_version=__version__,
+                daemon_pid=os.getpid(),
+                uptime_s=ns_to_seconds(now_ns - self._began_ns),
+                errors=self._errors(),
+            )
+        )
+
+    def _session(self, view: SessionView, reader: Peer) -> m.SessionStatus:
+        member = self._members.get(view.id)
+        mine = member is not None and self._rights.may_see(reader, member.uid)
+        problem = (
+            words.sentence(view.problem, view.detail if mine else "") if view.problem else None
+        )
+        return m.SessionStatus(
+            id=view.id,
+            pid=member.ref.pid if member and mine else 0,
+            owner=user_name(member.uid) if member and mine else ANOTHER_USER,
+            name=member.name if member and mine else ANOTHER_USER,
+            kernel_id=member.kernel_id if member and mine else "",
+            mine=mine,
+            connected=member is not None and member.connection is not None,
+            state=view.state,
+            resident_bytes=view.resident_bytes,
+            paged_out_bytes=view.paged_out_bytes,
+            suspensions=view.suspensions,
+            held_s=ns_to_seconds(view.held_ns),
+            waited_s=ns_to_seconds(view.waited_ns),
+            lingering=view.lingering,
+            peak_bytes=view.peak_bytes,
+            time_left_s=_seconds(view.time_left_ns),
+            problem=view.problem.value if view.problem else "",
+            problem_text=" ".join(problem).strip() if problem else "",
+        )
+
+    # --- waiting --------------------------------------------------------------------------------
+
+    def waiting(self) -> Iterator[tuple[Member, m.Waiting]]:
+        """Word for every waiter: where it stands, who has the GPU, and how long it may take."""
+        view = self._scheduler.view(time.monotonic_ns())
+        for entry in view.queue:
+            member = self._members.get(entry.session)
+            if member is not None and member.connection is not None:
+                yield member, self._word(member, view, entry)
+
+    def _word(self, member: Member, view: GpuView, entry: QueueView) -> m.Waiting:
+        text, remedy = words.sentence(entry.blocked, entry.detail) if entry.blocked else ("", "")
+        return m.Waiting(
+            burst=member.burst,
+            position=entry.position,
+            ahead=entry.position - 1,
+            holder=self._holders(member, view),
+            expected_wait_s=_seconds(entry.expected_wait_ns),
+            activity=entry.activity,
+            blocked=entry.blocked,
+            detail=f"{text} {remedy}".strip(),
+        )
+
+    def _holders(self, reader: Member, view: GpuView) -> str:
+        names = []
+        for session in view.holders:
+            holder = self._members.get(session)
+            visible = holder is not None and reader.uid in (holder.uid, 0)
+            names.append(holder.name if holder and visible else ANOTHER_USER)
+        return ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
+
+    # --- stories --------------------------------------------------------------------------------
+
+    def story(self, reader: Peer, session: str) -> m.StoryReport:
+        """Raises ``CallerError("no-such-session")``, also for a session of somebody else."""
+        member = self._members.get(session)
+        if member is None or not self._rights.may_see(reader, member.uid):
+            raise CallerError(
+                "no-such-session",
+                f"You have no session {session!r} on this GPU.",
+                "`kiwi status` lists yours.",
+            )
+        now_ns = time.monotonic_ns()
+        lines = [
+            m.StoryLine(ago_s=ns_to_seconds(now_ns - line.at_ns), text=line.text)
+            for line in self._scheduler.story(SessionId(session))
+        ]
+        return m.StoryReport(session=session, lines=lines)
+
+
+def _memory(view: GpuView) -> m.MemoryStatus:
+    return m.MemoryStatus(
+        total_bytes=view.total_bytes,
+        free_bytes=view.free_bytes,
+        paged_out_bytes=view.paged_out_bytes,
+        host_budget_bytes=view.host_budget_bytes,
+        outside_bytes=view.outside_bytes,
+    )
+
+
+def _scheduler(view: GpuView) -> m.SchedulerStatus:
+    return m.SchedulerStatus(
+        tq_s=ns_to_seconds(view.tq_ns),
+        anti_thrash=view.anti_thrash,
+        serialised=view.serialised,
+        why=view.why,
+        swap_round_trip_s=_seconds(view.swap_round_trip_ns),
+    )
+
+
+def _queue_entry(entry: QueueView) -> m.QueueEntry:
+    return m.QueueEntry(
+        session=entry.session,
+        position=entry.position,
+        expected_wait_s=_seconds(entry.expected_wait_ns),
+        waited_s=ns_to_seconds(entry.waited_ns),
+    )
+
+
+def _seconds(duration_ns: int | None) -> float | None:
+    return None if duration_ns is None else ns_to_seconds(duration_ns)

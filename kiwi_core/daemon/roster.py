@@ -1,0 +1,109 @@
+"""The sessions that a daemon had, on disk, for the daemon that comes after a crash.
+
+Written before any operation begins (a crash in its middle must be found) and soon after anything
+else changes. It says *which processes to ask about*; what state they are in, the driver says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+log = structlog.get_logger(__name__)
+
+VERSION = 1
+
+
+class RosterEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """``in_burst``: it was running or suspended in a burst."""
+
+    session: str
+    pid: int
+    start_ticks: int
+    uid: int
+    name: str = ""
+    kernel_id: str = ""
+    burst: int = 0
+    in_burst: bool = False
+
+
+class Roster(msgspec.Struct, frozen=True, kw_only=True):
+    """``footprints``: ``[pid, start_ticks, bytes]`` of each process that is paged out, or is about
+    to be: what it takes in the GPU, which the driver does not tell afterwards."""
+
+    version: int = VERSION
+    boot_id: str = ""
+    next_op: int = 1
+    tq_ns: int | None = None
+    anti_thrash: str | None = None
+    sessions: list[RosterEntry] = []
+    footprints: list[tuple[int, int, int]] = []
+
+
+class RosterFile:
+    """Reads and atomically writes the roster. A full disk is logged once and survived."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._last = b""
+        self._failing = False
+
+    def read(self) -> Roster:
+        """The last one written; an empty one if there is none, it is damaged, or it is from before
+        the machine was restarted (its process ids mean nothing now)."""
+        try:
+            roster = msgspec.json.decode(self._path.read_bytes(), type=Roster)
+        except FileNotFoundError:
+            return Roster()
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning(
+                "roster unreadable, starting without it", path=str(self._path), why=str(error)
+            )
+            return Roster()
+        if roster.version != VERSION or roster.boot_id != boot_id():
+            return Roster(next_op=roster.next_op)
+        return roster
+
+    def write(self, roster: Roster) -> None:
+        data = msgspec.json.encode(roster)
+        if data == self._last:
+            return
+        try:
+            self._replace(data)
+        except OSError as error:
+            if not self._failing:
+                log.error("roster not written; a crash now could not be recovered", why=str(error))
+            self._failing = True
+            return
+        self._failing = False
+        self._last = data
+
+    @property
+    def failing(self) -> bool:
+        return self._failing
+
+    def _replace(self, data: bytes) -> None:
+        # No fsync: a power cut ends the processes that it is about, too.
+        temporary = self._path.with_suffix(".new")
+        try:
+            temporary.write_bytes(data)
+            os.replace(temporary, self._path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+def boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

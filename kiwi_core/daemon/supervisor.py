@@ -1,0 +1,174 @@
+"""``kiwi daemon``: one daemon process per GPU, started again with back-off when one crashes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kiwi_core import config
+from kiwi_core.daemon.__main__ import EXIT_CANNOT
+from kiwi_core.daemon.emulation import prepare
+from kiwi_core.daemon.gpu_daemon import ChildOptions
+from kiwi_core.daemon.places import prepare_directory
+from kiwi_core.errors import CallerError, KiwiError
+from kiwi_core.gpu import nvml
+from kiwi_core.units import format_bytes, seconds_to_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kiwi_core.daemon.options import DaemonOptions
+    from kiwi_core.gpu.nvml import GpuInfo
+    from kiwi_core.wire.messages import Emulation
+
+CALM_S = 60.0
+"""A daemon that ran this long before it crashed is started again at once."""
+
+
+def main(options: DaemonOptions) -> int:
+    """Runs in the foreground until SIGTERM or SIGINT. Returns the exit status."""
+    sockets = options.socket_dir or config.socket_dir()
+    state = options.state_dir or config.state_dir(sockets)
+    prepare_directory(sockets)
+    prepare_directory(state)
+    emulation = None
+    if options.emulate is not None:
+        emulation = prepare(options.emulate, sockets, options.emulate_copy_bytes_per_s)
+        _say("*** EMULATED GPU: control logic only, no real GPU is used, speeds mean nothing ***")
+    gpus = _chosen(nvml.gpus(), options.gpus)
+    children = [
+        _Child(gpu, _child_options(gpu, options, sockets, state, emulation)) for gpu in gpus
+    ]
+    return asyncio.run(_supervise(children))
+
+
+def _child_options(
+    gpu: GpuInfo, options: DaemonOptions, sockets: Path, state: Path, emulation: Emulation | None
+) -> ChildOptions:
+    return ChildOptions(
+        gpu_uuid=gpu.uuid,
+        sockets=str(sockets.absolute()),
+        state=str(state.absolute()),
+        tq_ns=None if options.tq_s is None else seconds_to_ns(options.tq_s),
+        anti_thrash=options.anti_thrash,
+        admin_group=options.admin_group,
+        host_budget_bytes=options.host_budget_bytes,
+        emulation=emulation,
+        log_json=options.log_json,
+    )
+
+
+def _chosen(gpus: Sequence[GpuInfo], wanted: Sequence[str]) -> list[GpuInfo]:
+    if not gpus:
+        raise CallerError(
+            "no-gpu",
+            "There is no NVIDIA GPU on this machine.",
+            "Try Kiwi on an emulated one: kiwi daemon --emulate 1x512MiB",
+        )
+    if not wanted:
+        return list(gpus)
+    return [_one(gpus, word) for word in dict.fromkeys(wanted)]
+
+
+def _one(gpus: Sequence[GpuInfo], word: str) -> GpuInfo:
+    matches = [
+        gpu for gpu in gpus
+        if str(gpu.index) == word or gpu.uuid == word or (gpu.uuid.removeprefix("GPU-").startswith(
+            word.removeprefix("GPU-")
+        ) and not word.isdigit())
+    ]  # fmt: skip
+    if len(matches) != 1:
+        known = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus)
+        problem = "is no GPU" if not matches else "means several GPUs"
+        raise CallerError("no-such-gpu", f"{word!r} {problem}.", f"There are: {known}.")
+    return matches[0]
+
+
+class _Child:
+    """The daemon of one GPU, started again and again until told to stop."""
+
+    def __init__(self, gpu: GpuInfo, options: ChildOptions) -> None:
+        self._gpu = gpu
+        self._options = options
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = False
+
+    async def keep_running(self) -> int:
+        crashes = 0
+        while True:
+            began = asyncio.get_running_loop().time()
+            status = await self._run_once()
+            if self._told_to_stop() or status in (0, EXIT_CANNOT):
+                return status
+            if asyncio.get_running_loop().time() - began > CALM_S:
+                crashes = 0
+            waits = config.DEFAULTS.restart_backoff_s
+            wait_s = waits[min(crashes, len(waits) - 1)]
+            crashes += 1
+            _say(f"the daemon of GPU {self._gpu.index} ended ({_how(status)}); again in {wait_s} s")
+            await asyncio.sleep(wait_s)
+            if self._told_to_stop():
+                return 0
+            # What was set live meanwhile is in the roster and outlives the crash.
+            self._options = msgspec.structs.replace(self._options, tq_ns=None, anti_thrash=None)
+
+    def _told_to_stop(self) -> bool:
+        return self._stopping
+
+    def stop(self) -> None:
+        self._stopping = True
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+
+    async def _run_once(self) -> int:
+        environment = dict(os.environ)
+        if self._options.emulation is not None:
+            environment.update(self._options.emulation.env)
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "kiwi_core.daemon", msgspec.json.encode(self._options).decode(),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            if line == b"ready\n":
+                self._announce()
+        return await self._process.wait()
+
+    def _announce(self) -> None:
+        emulated = "EMULATED, " if self._options.emulation is not None else ""
+        path = Path(self._options.sockets) / f"{self._gpu.uuid}.sock"
+        size = format_bytes(self._gpu.total_bytes)
+        _say(f"ready: GPU {self._gpu.index} ({emulated}{self._gpu.name}, {size}) at {path}")
+
+
+async def _supervise(children: list[_Child]) -> int:
+    loop = asyncio.get_running_loop()
+
+    def stop_all() -> None:
+        for child in children:
+            child.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop_all)
+    statuses = await asyncio.gather(*(child.keep_running() for child in children))
+    return max((1 if status else 0 for status in statuses), default=0)
+
+
+def _how(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"status {status}"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"kiwi daemon: {text}\n")
+    sys.stdout.flush()
+
+
+__all__ = ["KiwiError", "main"]

@@ -1,0 +1,81 @@
+"""What users are told, in plain words: what happened, why, and what to do."""
+
+from __future__ import annotations
+
+from kiwi_core.states import Notice, Reason
+
+_REASONS = {
+    Reason.LOCK_TIMEOUT: "it did not come to rest in time (a very long GPU kernel, perhaps)",
+    Reason.NO_ROOM: "the GPU had not enough free memory",
+    Reason.NO_HOST_MEMORY: "system RAM has no room for it",
+    Reason.UNSUPPORTED: "the driver cannot move this program's memory",
+    Reason.NOT_PERMITTED: "the daemon has no permission to",
+    Reason.DRIVER: "the driver refused",
+    Reason.GONE: "the program ended meanwhile",
+}
+
+_WORDS: dict[Notice, tuple[str, str]] = {
+    Notice.SUSPENDED: (
+        "This cell was suspended because its turn on the GPU ended; it goes on by itself.",
+        "",
+    ),
+    Notice.RESUMED: ("This cell has the GPU again.", ""),
+    Notice.SERIALISING: (
+        "The notebooks that use the GPU no longer fit together: they take turns from now on.",
+        "",
+    ),
+    Notice.PAGE_OUT_REFUSED: (
+        "The GPU memory of this notebook could not be moved out, so others wait longer.",
+        "",
+    ),
+    Notice.PAGE_IN_REFUSED: (
+        (
+            "The GPU memory of this notebook could not be brought back yet; nothing is lost, and "
+            "Kiwi tries again."
+        ),
+        "If it stays so, look in `kiwi status` for programs outside Kiwi that use the GPU.",
+    ),
+    Notice.BLOCKED_HOST_MEMORY: (
+        (
+            "Waiting because system RAM has no room for the GPU memory that would have to be moved "
+            "out first; nothing is lost."
+        ),
+        "Restart a notebook that is no longer needed, or free system RAM.",
+    ),
+    Notice.BLOCKED_REFUSED: (
+        (
+            "Waiting because the GPU memory of another notebook cannot be moved out at the moment; "
+            "Kiwi tries again."
+        ),
+        "It also goes on as soon as that notebook ends or frees its memory.",
+    ),
+    Notice.BLOCKED_OUTSIDE: (
+        "Waiting because programs outside Kiwi hold GPU memory that this notebook needs.",
+        "`nvidia-smi` shows them; start them with `kiwi run` to let them share fairly.",
+    ),
+    Notice.STUCK: (
+        "A driver call that moves the GPU memory of this notebook hangs; the others go on.",
+        "If it stays so, restart this kernel.",
+    ),
+    Notice.UNSTUCK: ("The driver call that hung came back; this notebook goes on.", ""),
+    Notice.LOST: (
+        (
+            "The contents of this notebook's GPU memory are lost: the driver could not bring them "
+            "back."
+        ),
+        "Restart this kernel and run its cells again; its files and the other notebooks are safe.",
+    ),
+}
+
+
+def sentence(notice: Notice, detail: str = "") -> tuple[str, str]:
+    """What to tell a user, and what they can do: ``(text, remedy)``. ``detail`` is appended."""
+    text, remedy = _WORDS[notice]
+    if detail:
+        text = f"{text} ({detail})"
+    return text, remedy
+
+
+def reason(why: Reason, detail: str = "") -> str:
+    """Why an operation was refused, as half a sentence."""
+    return f"{_REASONS[why]}: {detail}" if detail else _REASONS[why]

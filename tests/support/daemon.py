@@ -1,0 +1,217 @@
+"""A real ``kiwi daemon`` (supervisor and children) on emulated GPUs, for tests of the whole path.
+
+Everything it makes lies in one short private directory (socket paths have 107 bytes); ``stop``
+ends every process that it started, however the test went.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from kiwi_core import emulator
+from kiwi_core.client import Client
+from kiwi_core.sched.replay import JournalEntry, JournalHeader, decode_line
+from kiwi_core.wire.messages import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kiwi_core.wire.messages import GpuStatus, SessionStatus
+
+PATIENCE_S = 30.0
+"""How long tests wait for what should take milliseconds: the machine may be busy."""
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
+    """The first true value of ``condition()``; ``AssertionError`` saying ``what`` did not come."""
+    ends_at = time.monotonic() + timeout_s
+    while time.monotonic() < ends_at:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"not within {timeout_s:g} s: {what}")
+
+
+@dataclass
+class Daemon:
+    """``kiwi daemon --emulate SIZES ARGS…``; made by ``running_daemon``."""
+
+    directory: Path
+    sizes: str
+    args: tuple[str, ...] = ()
+    process: subprocess.Popen[bytes] | None = None
+    extra_env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a kernel or program needs to find this daemon."""
+        return {"KIWI_SOCKET_DIR": str(self.directory)}
+
+    @property
+    def log_path(self) -> Path:
+        return self.directory / "daemon.log"
+
+    @property
+    def state_path(self) -> Path:
+        """The emulated GPUs' shared state."""
+        return self.directory / "emulated-gpus"
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts it and waits until all its sockets answer."""
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "kiwi_core.cli", "daemon", "--emulate", self.sizes,
+                 "--socket-dir", str(self.directory), *self.args],
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
+                env={**os.environ, **self.env, **self.extra_env},
+            )  # fmt: skip
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        wait_until(self._ready, f"daemon ready; its log:\n{self.log()}")
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def terminate(self, timeout_s: float = 90.0) -> int:
+        """SIGTERM to the supervisor, as systemd does; its exit status."""
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(timeout_s)
+
+    def kill_child(self, index: int = 0) -> int:
+        """SIGKILL the daemon of GPU ``index``; the supervisor starts it again. Its old pid."""
+        pid = self.status(index).daemon_pid
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def kill_all(self) -> None:
+        """SIGKILL the supervisor and its daemons at once, as an out-of-memory killer might."""
+        assert self.process is not None
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        for process in (self.process, *family):
+            process.kill()
+        self.process.wait()
+        psutil.wait_procs(family, timeout=PATIENCE_S)
+
+    def stop(self) -> None:
+        """Ends everything, whatever the test left behind."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.kill_all()
+
+    # --- looking --------------------------------------------------------------------------------
+
+    def sockets(self) -> list[Path]:
+        return sorted(self.directory.glob("GPU-*.sock"))
+
+    def client(self, index: int = 0) -> Client:
+        """An observer's; the caller closes it."""
+        for path in self.sockets():
+            client = Client(path, role=Role.OBSERVER, reconnect=False)
+            if client.connect().gpu_index == index:
+                return client
+            client.close()
+        raise AssertionError(f"no daemon of GPU {index}")
+
+    def status(self, index: int = 0) -> GpuStatus:
+        client = self.client(index)
+        try:
+            return client.status()
+        finally:
+            client.close()
+
+    def session(self, pid: int, index: int = 0) -> SessionStatus | None:
+        return next((s for s in self.status(index).sessions if s.pid == pid), None)
+
+    def wait_for(
+        self, condition: Callable[[GpuStatus], Any], what: str, timeout_s: float = PATIENCE_S
+    ) -> Any:
+        """The first true value of ``condition(status)``; survives a daemon that restarts."""
+        last: GpuStatus | None = None
+
+        def look() -> Any:
+            nonlocal last
+            try:
+                last = self.status()
+            except Exception:  # noqa: BLE001  (it may be restarting: that is what is waited for)
+                return None
+            return condition(last)
+
+        try:
+            return wait_until(look, what, timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\nlast status: {last}\nlog:\n{self.log()}") from None
+
+    def wait_state(self, pid: int, *states: str, timeout_s: float = PATIENCE_S) -> SessionStatus:
+        """Until the session of process ``pid`` is in one of ``states``."""
+
+        def look(status: GpuStatus) -> SessionStatus | None:
+            session = next((s for s in status.sessions if s.pid == pid), None)
+            return session if session and session.state.value in states else None
+
+        found: SessionStatus = self.wait_for(look, f"session of {pid} in {states}", timeout_s)
+        return found
+
+    def books(self) -> Any:
+        """The emulated driver's own books."""
+        return emulator.books(self.state_path)
+
+    def journal(self) -> list[JournalEntry]:
+        """Everything that the daemons of GPU 0 recorded, oldest first, restarts included."""
+        entries: list[JournalEntry] = []
+        current = sorted((self.directory / "state").glob("GPU-*.journal"))[0]
+        numbered = [Path(f"{current}.{n}") for n in range(9, 0, -1)]
+        for path in [p for p in numbered if p.exists()] + [current]:
+            for line in path.read_bytes().splitlines():
+                record = decode_line(line)
+                if not isinstance(record, JournalHeader):
+                    entries.append(record)
+        return entries
+
+    def _ready(self) -> bool:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            raise AssertionError(f"daemon ended with {self.process.returncode}:\n{self.log()}")
+        wanted = sum(1 for _ in emulator.parse_gpus(self.sizes))
+        if len(self.sockets()) < wanted:
+            return False
+        try:
+            return all(self.status(index) for index in range(wanted))
+        except Exception:  # noqa: BLE001  (not yet)
+            return False
+
+
+@contextmanager
+def running_daemon(
+    sizes: str = "1x256MiB", *args: str, env: dict[str, str] | None = None
+) -> Iterator[Daemon]:
+    directory = Path(tempfile.mkdtemp(prefix="kw-"))
+    daemon = Daemon(directory, sizes, args, extra_env=env or {})
+    try:
+        daemon.start()
+        yield daemon
+    finally:
+        daemon.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def as_json(status: Any) -> Any:
+    """For assertion messages."""
+    return json.loads(json.dumps(status, default=str))
