@@ -17,7 +17,7 @@ from kiwi_core import config
 from kiwi_core.cli import child, exits
 from kiwi_core.cli.common import add_gpu, add_socket_dir, directory_of, no_daemon, warn
 from kiwi_core.cli.waiting import WaitingLine
-from kiwi_core.errors import KiwiError
+from kiwi_core.errors import KiwiError, PeerError
 from kiwi_core.states import Notice
 
 if TYPE_CHECKING:
@@ -147,22 +147,53 @@ def _leave_on_signals() -> None:
 
 
 def _connect(args: argparse.Namespace, name: str) -> Client:
+    """The connection to the daemon of the wanted GPU; starts a daemon if none answers and there
+    could be a GPU."""
+    directory = directory_of(args)
+    gpu = wanted_gpu(args.gpu, dict(os.environ))
+    client = _first_that_answers(_sockets(directory, gpu, args.gpu), name, verbose=args.verbose)
+    if client is None and gpu_possible(dict(os.environ)):
+        from kiwi_core.client.autostart import autostart
+
+        autostart(directory)
+        client = _first_that_answers(_sockets(directory, gpu, args.gpu), name, verbose=args.verbose)
+    if client is None:
+        raise no_daemon(directory, args.gpu)
+    return client
+
+
+def _sockets(directory: Path, gpu: str | None, named: str | None) -> list[Path]:
+    from kiwi_core.client import discover
+
+    found = discover(directory, gpu)
+    if not found and named is None:
+        # CUDA_VISIBLE_DEVICES may number the GPUs in its own way.
+        found = discover(directory, None)
+    return found
+
+
+def _first_that_answers(sockets: list[Path], name: str, *, verbose: bool) -> Client | None:
+    """``None`` if none does: a socket's file outlives a daemon that crashed. Other errors (no
+    right, another version) leave."""
     from kiwi_core.client import Client
 
     def tell(told: Told) -> None:
-        if args.verbose or told.notice in ALWAYS_TOLD:
+        if verbose or told.notice in ALWAYS_TOLD:
             warn(told.text, told.remedy)
 
-    client = Client(
-        _socket(directory_of(args), wanted_gpu(args.gpu, dict(os.environ)), args.gpu),
-        name=name,
-        client="kiwi run",
-        on_notice=tell,
-    )
-    welcome = client.connect()
-    if welcome.emulation is not None:
-        warn(f"EMULATED GPU ({welcome.gpu_name}): no real GPU is used, speeds mean nothing.")
-    return client
+    for socket in sockets:
+        client = Client(socket, name=name, client="kiwi run", on_notice=tell)
+        try:
+            welcome = client.connect()
+        except PeerError as error:
+            client.close()
+            if error.code != "no-daemon":
+                raise
+            continue
+        if welcome.emulation is not None:
+            warn(f"EMULATED GPU ({welcome.gpu_name}): no real GPU is used, speeds mean nothing.")
+        return client
+    return None
 
 
 def _wait_for_gpu(client: Client) -> Welcome:
@@ -175,23 +206,6 @@ def _wait_for_gpu(client: Client) -> Welcome:
     welcome = client.welcome
     assert welcome is not None
     return welcome
-
-
-def _socket(directory: Path, gpu: str | None, named: str | None) -> Path:
-    """The daemon's socket; starts a daemon if there is none and there could be a GPU."""
-    from kiwi_core.client import discover
-
-    found = discover(directory, gpu)
-    if not found and gpu_possible(dict(os.environ)):
-        from kiwi_core.client.autostart import autostart
-
-        autostart(directory)
-        found = discover(directory, gpu)
-    if not found and gpu is not None and named is None:
-        found = discover(directory, None)  # CUDA_VISIBLE_DEVICES may number GPUs in its own way
-    if not found:
-        raise no_daemon(directory, named)
-    return found[0]
 
 
 def wanted_gpu(named: str | None, env: dict[str, str]) -> str | None:
