@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,12 @@ from kiwi_core import emulator
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from cuda_processes import Worker, wait_until  # noqa: E402
+from typing import TYPE_CHECKING
+
+from cuda_processes import Worker, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 MIB = 1 << 20
 

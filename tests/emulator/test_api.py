@@ -74,7 +74,9 @@ def test_memory_there_and_back(worker):
 def test_fills(worker):
     worker.do("p = alloc(4096)")
     worker.do("ck(driver.cuMemsetD8(p, 0xAB, 4096)); ck(driver.cuMemsetD32(p, 0x01020304, 2))")
-    worker.do("ck(driver.cuMemsetD16(p + 8, 0x0506, 2)); ck(driver.cuMemsetD2D8(p + 16, 8, 9, 2, 2))")
+    worker.do(
+        "ck(driver.cuMemsetD16(p + 8, 0x0506, 2)); ck(driver.cuMemsetD2D8(p + 16, 8, 9, 2, 2))"
+    )
     data = hexed(worker, "read(p, 32)")
     assert data[:12] == bytes.fromhex("0403020104030201" + "06050605")
     assert data[12:16] == b"\xab" * 4

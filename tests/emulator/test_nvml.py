@@ -70,7 +70,9 @@ def test_utilisation_tells_the_busy_process_from_the_idle_one(observer):
 
     wait_until(lambda: shares().get(busy.pid, 0) > 90, "it is seen to be busy")
     assert shares()[idle.pid] == 0
-    wait_until(lambda: worker.get("pynvml.nvmlDeviceGetUtilizationRates(h).gpu") > 90, "so is the GPU")
+    wait_until(
+        lambda: worker.get("pynvml.nvmlDeviceGetUtilizationRates(h).gpu") > 90, "so is the GPU"
+    )
     busy.kill()
     wait_until(lambda: worker.get("pynvml.nvmlDeviceGetUtilizationRates(h).gpu") == 0, "then idle")
     idle.kill()

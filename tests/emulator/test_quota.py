@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 from cuda_processes import wait_until
 
@@ -63,6 +66,7 @@ def test_a_forked_child_has_no_gpu_and_does_not_disturb_the_parent(machine):
         "name_of(driver.cuInit, 0).encode())\n"
         "    time.sleep(600)"
     )
+    children = [a.get("child")]
     try:
         said = a.get("os.read(r, 100).decode()")
         assert said == "CUDA_ERROR_NOT_INITIALIZED CUDA_ERROR_NOT_INITIALIZED"
@@ -72,15 +76,11 @@ def test_a_forked_child_has_no_gpu_and_does_not_disturb_the_parent(machine):
         machine.faults.set("hang", operation="lock")
         controller.send(f"name_of(driver.cuCheckpointProcessLock, {a.pid}, None)")
         wait_until(lambda: machine.faults.hanging() == 1, "the lock is under way")
-        child = a.get("child")
-        late = a.get("os.fork() or time.sleep(600)")  # has the caller's connection open, too
+        children.append(a.get("os.fork() or time.sleep(600)"))  # has the caller's connection, too
         a.kill()
         assert controller.answer(10.0) == "CUDA_ERROR_OPERATING_SYSTEM"
     finally:
-        import os
-        import signal
-
-        for pid in (child, late):
+        for pid in children:
             os.kill(pid, signal.SIGKILL)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,46 @@ def test_the_sources_compile_without_a_warning(tmp_path):
         command = [*compiler, *_build.FLAGS, "-Werror", "-o", str(tmp_path / output), *files]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+def _cuda_header():
+    """A real cuda.h, where the machine has a toolkit."""
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    places = [Path(home), *sorted(Path("/usr/local").glob("cuda-*"))]
+    return next((p / "include" for p in places if (p / "include" / "cuda.h").is_file()), None)
+
+
+def test_prototypes_numbers_and_layouts_are_those_of_the_real_header(tmp_path):
+    include = _cuda_header()
+    if include is None:
+        pytest.skip("no CUDA toolkit here to compare with")
+    compiler = [*_build._find_compiler(), "-std=gnu11", "-Wall", "-Wextra", "-Werror"]
+    typed = [str(_build.SOURCES / n) for n in _build.CUDA if n != "table.c"]
+    real = ["-DKE_WITH_CUDA_H", f"-I{include}", "-fsyntax-only"]
+    subprocess.run([*compiler, *real, *typed], check=True)
+    ours = (_build.SOURCES / "cu.h").read_text()
+    numbers = re.findall(r"^ +(CU\w+) = (\w+),?$", ours, re.MULTILINE)
+    assert len(numbers) > 50
+    structs = set(
+        re.findall(r"^(?:typedef struct \w+ \{.*)?\} (CU\w+);|\{.*\} (CU\w+);$", ours, re.M)
+    )
+    names = sorted({a or b for a, b in structs} - {"CUresult"})
+    assert "CUcheckpointRestoreArgs" in names
+    (tmp_path / "s.c").write_text(
+        '#include <stdio.h>\n#include "cu.h"\nint main(void){'
+        + "".join(f'printf("%zu ", sizeof({n}));' for n in names)
+        + "}"
+    )
+    sizes = []
+    for number, flags in enumerate(([], real[:2])):
+        program = str(tmp_path / f"s{number}")
+        here = [f"-I{_build.SOURCES}", "-o", program, str(tmp_path / "s.c")]
+        subprocess.run([*compiler, *flags, *here], check=True)
+        sizes.append(subprocess.run([program], capture_output=True, check=True).stdout)
+    assert sizes[0] == sizes[1]
+    asserts = "".join(f'_Static_assert({n} == {v}, "{n}");\n' for n, v in numbers)
+    (tmp_path / "n.c").write_text("#include <cuda.h>\n" + asserts)
+    subprocess.run([*compiler, *real[1:], str(tmp_path / "n.c")], check=True)
 
 
 def test_activate_in_this_process_and_its_children(tmp_path, libraries):

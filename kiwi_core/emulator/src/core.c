@@ -17,6 +17,9 @@ struct ke_process ke = {
 };
 __thread bool ke_in_callback;
 
+/* While the process is locked every call waits here, the last ones of a normal exit included: an
+ * interpreter that frees its memory on the way out stands still until somebody unlocks it, as on
+ * the real driver.  Signals and os._exit end it at once. */
 CUresult ke_enter(void) {
     if (ke_in_callback) return CUDA_ERROR_NOT_PERMITTED;
     if (__atomic_load_n(&ke.forked, __ATOMIC_RELAXED)) return CUDA_ERROR_NOT_INITIALIZED;

@@ -23,10 +23,7 @@ typedef struct CUkern_st *CUkernel;
 typedef struct CUevent_st *CUevent;
 typedef struct CUstream_st *CUstream;
 typedef struct CUgreenCtx_st *CUgreenCtx;
-typedef struct CUgraph_st *CUgraph;
-typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
-typedef struct CUarray_st *CUarray;
 typedef unsigned long long CUmemGenericAllocationHandle;
 typedef uint64_t cuuint64_t;
 typedef struct CUuuid_st { char bytes[16]; } CUuuid;
@@ -68,22 +65,17 @@ typedef int CUpointer_attribute;
 typedef int CUfunction_attribute;
 typedef int CUlimit;
 typedef int CUfunc_cache;
-typedef int CUsharedconfig;
 typedef int CUmemPool_attribute;
 typedef int CUjit_option;
 typedef int CUlibraryOption;
 typedef int CUstreamCaptureStatus;
 typedef int CUstreamCaptureMode;
-typedef int CUdriverProcAddressQueryResult;
 typedef int CUmemAllocationGranularity_flags;
 typedef int CUmemAllocationType;
 typedef int CUmemAllocationHandleType;
 typedef int CUmemAccess_flags;
 typedef int CUmemLocationType;
-typedef int CUdevice_P2PAttribute;
 typedef int CUprocessState;
-typedef int CUmoduleLoadingMode;
-typedef int CUmemorytype;
 
 typedef struct CUmemLocation_st { CUmemLocationType type; int id; } CUmemLocation;
 typedef struct CUmemAllocationProp_st {
@@ -118,21 +110,6 @@ typedef struct CUlaunchConfig_st {
     CUlaunchAttribute *attrs;
     unsigned int numAttrs;
 } CUlaunchConfig;
-typedef struct CUDA_MEMCPY2D_st {
-    size_t srcXInBytes, srcY;
-    CUmemorytype srcMemoryType;
-    const void *srcHost;
-    CUdeviceptr srcDevice;
-    CUarray srcArray;
-    size_t srcPitch;
-    size_t dstXInBytes, dstY;
-    CUmemorytype dstMemoryType;
-    void *dstHost;
-    CUdeviceptr dstDevice;
-    CUarray dstArray;
-    size_t dstPitch;
-    size_t WidthInBytes, Height;
-} CUDA_MEMCPY2D;
 typedef struct CUcheckpointLockArgs_st {
     unsigned int timeoutMs, reserved0;
     cuuint64_t reserved1[7];
@@ -149,7 +126,6 @@ typedef struct CUcheckpointUnlockArgs_st { cuuint64_t reserved[8]; } CUcheckpoin
 
 typedef void (*CUhostFn)(void *userData);
 typedef void (*CUstreamCallback)(CUstream hStream, CUresult status, void *userData);
-typedef size_t (*CUoccupancyB2DSize)(int blockSize);
 
 #define CU_STREAM_LEGACY ((CUstream)0x1)
 #define CU_STREAM_PER_THREAD ((CUstream)0x2)
@@ -158,10 +134,8 @@ typedef size_t (*CUoccupancyB2DSize)(int blockSize);
 #define CU_LAUNCH_PARAM_BUFFER_SIZE ((void *)0x02)
 
 enum {
-    CU_CTX_FLAGS_MASK = 0xff,
     CU_STREAM_NON_BLOCKING = 1,
     CU_EVENT_DISABLE_TIMING = 2,
-    CU_MEMHOSTREGISTER_PORTABLE = 1,
     CU_MEMORYTYPE_HOST = 1,
     CU_MEMORYTYPE_DEVICE = 2,
     CU_MEMORYTYPE_UNIFIED = 4,
@@ -170,9 +144,6 @@ enum {
     CU_MEM_ACCESS_FLAGS_PROT_NONE = 0,
     CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
-    CU_GET_PROC_ADDRESS_SUCCESS = 0,
-    CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND = 1,
-    CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2,
     CU_POINTER_ATTRIBUTE_CONTEXT = 1,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
     CU_POINTER_ATTRIBUTE_DEVICE_POINTER = 3,

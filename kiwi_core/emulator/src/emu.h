@@ -14,8 +14,10 @@
 
 /* Device addresses: a range where neither Linux nor malloc puts anything by itself, so that a
  * device pointer is never mistaken for a host pointer. */
+#ifndef KE_DEVICE_BASE /* the thread sanitizer allows other ranges */
 #define KE_DEVICE_BASE 0x200000000000ull
 #define KE_DEVICE_SPAN 0x100000000000ull
+#endif
 #define KE_PAGE 4096ull
 #define KE_BIG_PAGE (2ull << 20) /* alignment of large allocations; granularity of the VMM calls */
 

@@ -334,8 +334,7 @@ struct utilization {
     unsigned gpu, memory;
 };
 
-/* Of the whole GPU, whoever uses it: the busiest process's share is a lower bound, the sum of all
- * an upper one; kernels of different processes are taken not to overlap. */
+/* Of the whole GPU, whoever uses it; kernels of different processes are taken not to overlap. */
 API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, struct utilization *out) {
     nvmlReturn_t rc = check(d);
     if (rc || !out) return rc ? rc : INVALID_ARGUMENT;

@@ -1,0 +1,43 @@
+"""The C sources under the address and undefined-behaviour, then the thread sanitizer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kiwi_core import emulator
+from kiwi_core.emulator import _build
+
+PROGRAM = Path(__file__).with_name("sanitized.c")
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_no_sanitizer_complains(tmp_path, sanitizers):
+    compiler = _build._find_compiler()
+    probe = [*compiler, f"-fsanitize={sanitizers}", "-x", "c", "-", "-o", str(tmp_path / "probe")]
+    code = "int main(void){return 0;}"
+    if subprocess.run(probe, input=code, text=True, capture_output=True, check=False).returncode:
+        pytest.skip(f"{' '.join(compiler)} has no {sanitizers} sanitizer")
+    if subprocess.run([tmp_path / "probe"], capture_output=True, check=False).returncode:
+        pytest.skip(f"the {sanitizers} sanitizer cannot run on this kernel's address layout")
+    sources = [str(_build.SOURCES / n) for n in (*_build.COMMON, *_build.CUDA)]
+    flags = ["-std=gnu11", "-O1", "-g", "-pthread", f"-fsanitize={sanitizers}"]
+    target = str(tmp_path / "program")
+    include = f"-I{_build.SOURCES}"
+    fatal = [] if sanitizers == "thread" else ["-fno-sanitize-recover=all"]
+    if sanitizers == "thread":  # it knows only some address ranges
+        flags += ["-DKE_DEVICE_BASE=0x4000000000ull", "-DKE_DEVICE_SPAN=0x2000000000ull"]
+    command = [*compiler, *flags, *fatal, include, "-o", target, str(PROGRAM), *sources]
+    subprocess.run(command, check=True)
+    emulator.create_state(tmp_path / "gpus", emulator.parse_gpus("1x64MiB"))
+    environment = os.environ | {emulator.ENV_STATE: str(tmp_path / "gpus")}
+    environment["ASAN_OPTIONS"] = "detect_leaks=0"  # what a process keeps for its life is no leak
+    done = subprocess.run(
+        [target], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert done.stdout == "clean\n"
