@@ -128,18 +128,20 @@ class Observer:
             self._feed(event)
 
     def _read(self, targets: list[Target]) -> list[ev.Event]:
+        began_ns = time.monotonic_ns()
         resident: dict[SessionId, int] = {}
         busy: dict[SessionId, bool] = {}
         for target in targets:
-            seen = self._pager.observe(target)
-            if not seen.alive:
+            one = self._pager.observe(target)
+            if not one.alive:
                 continue
-            resident[target.session] = seen.resident_bytes
-            if seen.busy is not None:
-                busy[target.session] = seen.busy
-        events: list[ev.Event] = [
-            ev.MemoryObserved(free_bytes=self._free_bytes(), resident_bytes=resident, busy=busy)
-        ]
+            resident[target.session] = one.resident_bytes
+            if one.busy is not None:
+                busy[target.session] = one.busy
+        seen = ev.MemoryObserved(
+            free_bytes=self._free_bytes(), resident_bytes=resident, busy=busy, began_ns=began_ns
+        )
+        events: list[ev.Event] = [seen]
         budget_bytes = self._host_budget_bytes()
         if budget_bytes != self._budget_bytes:
             self._budget_bytes = budget_bytes
