@@ -16,11 +16,9 @@ from kiwi_core.wire.messages import (
     ClientMessage,
     DaemonMessage,
     EndBurst,
-    Error,
     GetStatus,
     GetStory,
     Goodbye,
-    Granted,
     Hello,
     Ok,
     Ping,
@@ -30,11 +28,8 @@ from kiwi_core.wire.messages import (
     Set,
     StatusReport,
     StoryReport,
-    Told,
-    Waiting,
     Welcome,
     Withdraw,
-    Withdrawn,
 )
 
 
@@ -80,15 +75,6 @@ ANSWERS: Final[dict[type[ClientMessage], type[DaemonMessage]]] = {
     Ping: Pong,
 }
 """Requests and what answers them, in the order of the requests; ``error`` may stand for each."""
-
-UNASKED: Final[dict[State, frozenset[type[DaemonMessage]]]] = {
-    State.NEW: frozenset((Error,)),
-    State.SESSION: frozenset((Granted, Waiting, Withdrawn, Told, Error)),
-    State.OBSERVER: frozenset((Error,)),
-    State.LEAVING: frozenset((Granted, Waiting, Withdrawn, Told, Error)),
-    State.CLOSED: frozenset(),
-}
-"""What a daemon may say without being asked (``status``, too, once a watch was asked for)."""
 
 
 class Conversation:

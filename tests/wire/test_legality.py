@@ -1,0 +1,263 @@
+"""What may be said when; and that what may not changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kiwi_core.errors import PeerError
+from kiwi_core.wire.legality import ANSWERS, TABLE, Conversation, State, describe
+from kiwi_core.wire.messages import (
+    PROTOCOL,
+    Acquire,
+    ClientMessage,
+    EndBurst,
+    GetStatus,
+    GetStory,
+    Goodbye,
+    Hello,
+    Ping,
+    Release,
+    Role,
+    Set,
+    Withdraw,
+)
+
+KINDS: tuple[type, ...] = ClientMessage.__args__  # type: ignore[attr-defined]
+
+
+def hello(role: Role = Role.SESSION, **fields: object) -> Hello:
+    return Hello(protocol=PROTOCOL, role=role, client="test", **fields)  # type: ignore[arg-type]
+
+
+def after(*messages: ClientMessage) -> Conversation:
+    talk = Conversation()
+    for message in messages:
+        talk.says(message)
+    return talk
+
+
+def facts(talk: Conversation) -> dict[str, object]:
+    return dict(vars(talk))
+
+
+def assert_illegal(talk: Conversation, message: ClientMessage, code: str = "out-of-order") -> None:
+    before = facts(talk)
+    with pytest.raises(PeerError) as caught:
+        talk.says(message)
+    assert caught.value.code == code
+    assert facts(talk) == before
+
+
+def test_a_whole_life() -> None:
+    talk = after(
+        hello(), Ping(), Acquire(burst=1), GetStatus(), EndBurst(burst=1, lingering=True),
+        EndBurst(burst=1), Acquire(burst=2), Withdraw(burst=2), Acquire(burst=7),
+        EndBurst(burst=7), Release(), Goodbye(), EndBurst(burst=7), Ping(),
+    )  # fmt: skip
+    assert talk.state is State.LEAVING
+    talk.close()
+    assert talk.state is State.CLOSED
+    assert_illegal(talk, Ping())
+
+
+@pytest.mark.parametrize("message", [Ping(), Acquire(burst=1), GetStatus(), Goodbye()])
+def test_hello_comes_first(message: ClientMessage) -> None:
+    assert_illegal(Conversation(), message)
+
+
+def test_hello_comes_once() -> None:
+    assert_illegal(after(hello()), hello())
+
+
+@pytest.mark.parametrize("version", [0, 2, -1])
+def test_another_version_is_told(version: int) -> None:
+    other = Hello(protocol=version, role=Role.SESSION, client="x")
+    assert_illegal(Conversation(), other, "protocol-version")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Acquire(burst=1), Withdraw(burst=1), EndBurst(burst=1), Release(), Goodbye()],
+)
+def test_an_observer_never_holds_the_gpu(message: ClientMessage) -> None:
+    talk = after(hello(Role.OBSERVER), GetStatus(watch=True), Set(tq_s=1.0), GetStory(session="s"))
+    assert_illegal(talk, message)
+
+
+def test_one_who_leaves_asks_for_nothing_more() -> None:
+    for message in (Acquire(burst=1), Release(), Goodbye(), Set(tq_s=1.0), hello()):
+        assert_illegal(after(hello(), Goodbye()), message)
+
+
+def test_burst_numbers_go_up() -> None:
+    talk = after(hello(burst=3), Acquire(burst=5), EndBurst(burst=5))
+    for burst in (1, 4, 5):
+        assert_illegal(talk, Acquire(burst=burst))
+    talk.says(Acquire(burst=6))
+
+
+def test_a_burst_ends_before_the_next() -> None:
+    assert_illegal(after(hello(), Acquire(burst=1)), Acquire(burst=2))
+
+
+@pytest.mark.parametrize("burst", [1, 3])
+def test_only_the_last_burst_is_ended(burst: int) -> None:
+    talk = after(hello(burst=1), Acquire(burst=2))
+    assert_illegal(talk, EndBurst(burst=burst))
+    assert_illegal(talk, Withdraw(burst=burst))
+
+
+def test_a_wait_is_resumed_on_a_new_connection() -> None:
+    talk = after(hello(burst=4), Acquire(burst=4))
+    assert_illegal(talk, Acquire(burst=4))
+    talk.says(Withdraw(burst=4))
+
+
+def test_a_burst_is_resumed_on_a_new_connection() -> None:
+    talk = after(hello(burst=4, in_burst=True))
+    assert_illegal(talk, Acquire(burst=5))
+    talk.says(EndBurst(burst=4))
+    talk.says(Acquire(burst=5))
+
+
+def test_a_burst_that_runs_has_a_number() -> None:
+    assert_illegal(Conversation(), hello(burst=0, in_burst=True))
+
+
+def test_the_table_speaks_of_every_message_and_every_state() -> None:
+    assert set(TABLE) == set(State)
+    moves = {move for row in TABLE.values() for move in row}
+    assert moves == {kind for kind in KINDS if kind is not Hello} | set(Role)
+    assert not TABLE[State.CLOSED]
+
+
+def test_every_question_has_an_answer() -> None:
+    without = {kind for kind in KINDS if kind not in ANSWERS}
+    assert without == {Acquire, Withdraw, EndBurst}
+
+
+def test_the_documentation_shows_the_table() -> None:
+    text = Path(__file__).parents[2].joinpath("docs", "protocol.md").read_text()
+    assert f"```mermaid\n{describe()}```" in text, (
+        "put the output of kiwi_core.wire.legality.describe() into docs/protocol.md"
+    )
+
+
+MESSAGES = st.one_of(
+    st.builds(
+        lambda protocol, role, burst, in_burst: Hello(
+            protocol=protocol, role=role, client="x", burst=burst, in_burst=in_burst
+        ),
+        st.sampled_from((PROTOCOL, PROTOCOL, PROTOCOL, 9)),
+        st.sampled_from((Role.SESSION, Role.SESSION, Role.OBSERVER)),
+        st.integers(0, 3),
+        st.booleans(),
+    ),
+    st.builds(lambda b: Acquire(burst=b), st.integers(1, 12)),
+    st.builds(lambda b: Withdraw(burst=b), st.integers(1, 12)),
+    st.builds(lambda b, on: EndBurst(burst=b, lingering=on), st.integers(1, 12), st.booleans()),
+    st.sampled_from(
+        (Release(), Goodbye(), GetStatus(), Set(tq_s=1.0), GetStory(session="s"), Ping())
+    ),
+)
+
+
+class AnyTalk(RuleBasedStateMachine):
+    """Random talk against an independent account of it, kept as the list of what was legal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.talk = Conversation()
+        self.said: list[ClientMessage] = []
+        self.closed = False
+
+    @rule(message=MESSAGES)
+    def say_anything(self, message: ClientMessage) -> None:
+        before = facts(self.talk)
+        if self.may_say(message):
+            self.talk.says(message)
+            self.said.append(message)
+            return
+        with pytest.raises(PeerError) as caught:
+            self.talk.says(message)
+        assert caught.value.code in ("out-of-order", "protocol-version")
+        assert facts(self.talk) == before
+
+    @precondition(lambda self: self.said and not self.closed)
+    @rule(step=st.integers(1, 3))
+    def ask_for_the_next_burst(self, step: int) -> None:
+        self.say_anything(Acquire(burst=self.last_burst() + step))
+
+    @precondition(lambda self: self.last_burst() > 0)
+    @rule(kind=st.sampled_from((EndBurst, Withdraw)))
+    def end_the_last_burst(self, kind: type[EndBurst | Withdraw]) -> None:
+        self.say_anything(kind(burst=self.last_burst()))
+
+    @precondition(lambda self: len(self.said) > 8)
+    @rule()
+    def end(self) -> None:
+        self.talk.close()
+        self.closed = True
+
+    def may_say(self, message: ClientMessage) -> bool:
+        """The rules of docs/protocol.md, told from history instead of from a table."""
+        if self.closed:
+            return False
+        if not self.said or isinstance(message, Hello):
+            return (
+                not self.said
+                and isinstance(message, Hello)
+                and message.protocol == PROTOCOL
+                and (message.burst > 0 or not message.in_burst)
+            )
+        first = self.said[0]
+        assert isinstance(first, Hello)
+        if isinstance(message, (Ping, GetStatus, GetStory)):
+            return True
+        if first.role is Role.OBSERVER:
+            return isinstance(message, Set)
+        if isinstance(message, EndBurst):
+            return message.burst == self.last_burst()
+        if any(isinstance(m, Goodbye) for m in self.said):
+            return False
+        if isinstance(message, Withdraw):
+            return message.burst == self.last_burst()
+        if isinstance(message, Acquire):
+            return self.may_acquire(first, message.burst)
+        return True
+
+    def may_acquire(self, first: Hello, burst: int) -> bool:
+        asked = [m.burst for m in self.said if isinstance(m, Acquire)]
+        if asked:
+            return burst > asked[-1] and not self.burst_open()
+        if burst == first.burst:
+            return True
+        return burst > first.burst and not self.burst_open()
+
+    def burst_open(self) -> bool:
+        for message in reversed(self.said):
+            if isinstance(message, (EndBurst, Withdraw)):
+                return False
+            if isinstance(message, Acquire):
+                return True
+            if isinstance(message, Hello):
+                return message.in_burst
+        return False
+
+    def last_burst(self) -> int:
+        bursts = [m.burst for m in self.said if isinstance(m, (Hello, Acquire))]
+        return bursts[-1] if bursts else 0
+
+    @invariant()
+    def the_account_agrees(self) -> None:
+        assert self.talk.burst == self.last_burst()
+        assert self.talk.in_burst == (self.burst_open() and not self.closed)
+        assert (self.talk.state is State.CLOSED) == self.closed
+        assert (self.talk.state is State.NEW) == (not self.said)
+
+
+TestAnyTalk = AnyTalk.TestCase
