@@ -1,0 +1,77 @@
+"""The same tests on the emulated driver and, with ``-m gpu``, on a real GPU.
+
+They say what a driver does, with nothing in them that only the emulator has: a difference is a bug
+of the emulator.  On a real GPU the processes see the first device; sizes stay modest, no managed
+memory is used, and the card is never reset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from kiwi_core import emulator
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from typing import TYPE_CHECKING
+
+from cuda_processes import Worker, WorkerError, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1 << 20
+
+
+class Platform:
+    """Where the test's programs run."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._environment = environment
+        self._workers: list[Worker] = []
+
+    def worker(self, setup: str = "init()") -> Worker:
+        worker = Worker(self._environment)
+        self._workers.append(worker)
+        if setup:
+            worker.do(setup)
+        return worker
+
+    def close(self) -> None:
+        """Brings back what is suspended before it ends: killing a restored process has hung hosts
+        (cuda-checkpoint #53), so nothing is killed that can end by itself."""
+        if not self._workers:
+            return
+        helper = Worker(self._environment)
+        for worker in self._workers:
+            for step in ("restore()", "unlock()"):
+                with contextlib.suppress(WorkerError):
+                    helper.do(f"checkpoint_of({worker.pid}).{step}")
+            with contextlib.suppress(BrokenPipeError):
+                worker.end_input()
+            worker.ended(20.0)
+            worker.close()
+        helper.close()
+
+
+@pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
+def platform(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Platform]:
+    environment: dict[str, str] = {}
+    if request.param == "emulated":
+        state = tmp_path / "gpus"
+        emulator.create_state(state, emulator.parse_gpus("1x512MiB"))
+        environment = emulator.environment(state, emulator.build())
+    platform = Platform(environment)
+    yield platform
+    platform.close()
+    if request.param == "emulated":
+        wait_until(lambda: not emulator.books(state).processes, "the books balance")
+
+
+@pytest.fixture
+def worker(platform: Platform) -> Worker:
+    return platform.worker()
