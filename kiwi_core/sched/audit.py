@@ -56,7 +56,8 @@ def _check_places(st: State) -> None:
     _equal("astray", set(st.astray), {s.id for s in sessions if is_astray(s)})
     _equal("ops", dict(st.ops), {s.op.op: s for s in sessions if s.op is not None})
     _equal("stories", st.stories.present(), set(st.sessions))
-    _true("chosen but not queued", all(id_ in st.queue for id_ in st.chosen))
+    coming_in = all(id_ in st.queue and s.op is not None for id_, s in st.chosen.items())
+    _true("chosen, but not queued or not on the way", coming_in)
     lingering = {s.id for s in sessions if s.lingering and s.want is Want.RUNNING}
     _true("lingerers", lingering <= set(st.lingerers))
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def memory(st: State, event: ev.MemoryObserved) -> None:
+    began_ns = st.now_ns if event.began_ns is None else event.began_ns
     for session_id, resident_bytes in event.resident_bytes.items():
         session = st.sessions.get(session_id)
-        # While an operation is under way nobody can say at which point of it this was read.
-        if session is not None and session.op is None and not session.gone:
+        if session is not None and _at_rest_since(session, began_ns):
             session.resident_bytes = resident_bytes
             needs.seen(session, in_burst=session.want is Want.RUNNING or session.mid_burst)
             st.refresh(session)
@@ -27,8 +27,14 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
         session = st.sessions.get(session_id)
         if session is not None and session.want is Want.RUNNING:
             _seen_busy(st, session, busy)
-    if all(session.stuck for session in st.ops.values()):
+    if began_ns >= st.moved_at_ns and all(session.stuck for session in st.ops.values()):
         _seen_outside(st, event.free_bytes)
+        st.observed = True
+
+
+def _at_rest_since(session: Session, began_ns: int) -> bool:
+    """While an operation is under way nobody can say at which point of it memory was read."""
+    return session.op is None and not session.gone and session.moved_at_ns <= began_ns
 
 
 def _seen_busy(st: State, session: Session, busy: bool) -> None:

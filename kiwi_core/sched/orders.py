@@ -17,8 +17,7 @@ def grant(st: State, session: Session, cause: str) -> None:
     """The session gets the lease and a fresh quantum."""
     st.queue.pop(session.id)
     st.chosen.pop(session.id, None)
-    st.runners[session.id] = session
-    session.want = Want.RUNNING
+    st.now_runs(session)
     session.waited_ns += st.now_ns - session.queued_ns
     session.granted_ns = session.busy_at_ns = st.now_ns
     session.blocked = None
@@ -97,6 +96,7 @@ def _start(
     )
     deadline_ns = st.now_ns + _allowed_ns(st, moved_bytes)
     session.op = Running(op, doing, st.now_ns, stops_runner)
+    st.moved_at_ns = st.now_ns
     st.ops[op] = session
     st.refresh(session)
     if doing is Doing.SUSPENDING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched import bursts, orders
+from kiwi_core.sched import bursts, needs, orders
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.session import Doing, Home, Want
 from kiwi_core.sched.view import SwapView
@@ -36,6 +36,7 @@ def _take(st: State, op: OpId, doing: Doing) -> tuple[Session, Running] | None:
     running = session.op
     del st.ops[op]
     session.op = None
+    session.moved_at_ns = st.moved_at_ns = st.now_ns
     if session.gone:
         st.forget(session)
         return None
@@ -81,6 +82,9 @@ def suspended(st: State, event: ev.Suspended) -> None:
     if (taken := _take(st, event.op, Doing.SUSPENDING)) is not None:
         session, running = taken
         session.home = Home.HELD
+        if event.resident_bytes is not None:
+            session.resident_bytes = event.resident_bytes
+            needs.seen(session, in_burst=session.want is not Want.NONE)
         _stopped(st, session, running)
         st.tell(session, "held; its memory stays in the GPU")
         _succeeded(st, session)
@@ -147,8 +151,7 @@ def _refused(
 def _runs_on(st: State, session: Session) -> None:
     """It could not be stopped: it holds the lease as before, and its quantum is still used up."""
     del st.queue[session.id]
-    st.runners[session.id] = session
-    session.want = Want.RUNNING
+    st.now_runs(session)
     session.mid_burst = False
     session.blocked = None
     session.blocked_detail = ""

@@ -52,7 +52,9 @@ class JournalEntry(Struct, frozen=True, kw_only=True, tag="entry", tag_field="jo
 
 
 _ENCODER: Final = msgspec.json.Encoder()
-_DECODER: Final = msgspec.json.Decoder(JournalHeader | JournalEntry)
+_DECODER: Final[msgspec.json.Decoder[JournalHeader | JournalEntry]] = msgspec.json.Decoder(
+    JournalHeader | JournalEntry
+)
 
 
 def encode_line(record: JournalHeader | JournalEntry) -> bytes:

@@ -76,6 +76,8 @@ class Session:
     restore_bytes: int = 0
     """What bringing it back takes in the GPU (contexts included). Only meaningful while OUT."""
     op: Running | None = None
+    moved_at_ns: int = -1
+    """When its last operation reported; what was read before that is old."""
 
     want: Want = Want.NONE
     """QUEUED exactly while in ``State.queue``; RUNNING exactly while in ``State.runners``."""

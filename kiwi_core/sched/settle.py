@@ -53,9 +53,10 @@ def _choose_mode(st: State) -> None:
     on = st.anti_thrash is AntiThrash.ON
     serialised = crowded if on else st.anti_thrash is AntiThrash.ALWAYS
     if serialised and not st.serialised and len(st.runners) > 1:
+        why = "together they need more than the GPU has" if on else "anti-thrash is set to always"
         for runner in st.runners.values():
-            st.notify(runner, Notice.SERIALISING, "together they need more than the GPU has")
-            st.tell(runner, "from now on one at a time: the runners do not fit together")
+            st.notify(runner, Notice.SERIALISING, why)
+            st.tell(runner, "from now on one at a time: {}", why)
     st.serialised = serialised
 
 

@@ -63,8 +63,8 @@ class State:
         self.queue: OrderedDict[SessionId, Session] = OrderedDict()
         """In order of arrival."""
         self.chosen: dict[SessionId, Session] = {}
-        """Those of the queue whose turn has begun: they are on their way in, or are in by now and
-        get the lease before anybody else does."""
+        """Those of the queue whose turn has begun: they are on their way in, and when they are in
+        they are looked at before anybody else."""
         self.runners: dict[SessionId, Session] = {}
         """Those that hold the lease and are not being stopped."""
         self.idle: OrderedDict[SessionId, Session] = OrderedDict()
@@ -76,6 +76,10 @@ class State:
         self.lingerers: dict[SessionId, Session] = {}
         """At least those that run and linger; settle drops the others."""
 
+        self.observed = False
+        """Memory has been read at least once; before that nothing may be restored."""
+        self.moved_at_ns = -1
+        """When an operation last began or reported."""
         self.outside_bytes = 0
         """Held by programs that are not Kiwi's, by the last observation at rest."""
         self.claimed_bytes = 0
@@ -155,6 +159,13 @@ class State:
             self.astray[session.id] = session
         elif self.astray:
             self.astray.pop(session.id, None)
+
+    def now_runs(self, session: Session) -> None:
+        """It holds the lease; out of the queue already."""
+        session.want = Want.RUNNING
+        self.runners[session.id] = session
+        if session.lingering:
+            self.lingerers[session.id] = session
 
     def forget(self, session: Session) -> None:
         """Off the books and out of sight; its story stays a while."""

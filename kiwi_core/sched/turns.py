@@ -31,6 +31,14 @@ def admit(st: State) -> None:
     for waiter in waiters:
         if waiter.id in st.queue and _advance(st, waiter) is Step.WAIT:
             break
+    for waiter in tuple(st.chosen.values()):
+        if waiter.op is None:  # it is in, but things have changed: back to its place in the queue
+            del st.chosen[waiter.id]
+
+
+def _coming_in(st: State, beside: Session) -> int:
+    """How many others are on their way in."""
+    return sum(s.op is not None and s is not beside for s in st.chosen.values())
 
 
 def _advance(st: State, waiter: Session) -> Step:
@@ -40,7 +48,7 @@ def _advance(st: State, waiter: Session) -> Step:
         st.wake_at(waiter.backoff_until_ns)
         _block(st, waiter, waiter.problem or Notice.PAGE_IN_REFUSED, waiter.problem_detail)
         return Step.GO_ON
-    others = st.holders + len(st.chosen) - (waiter.id in st.chosen)
+    others = st.holders + _coming_in(st, beside=waiter)
     if not waiter.leaving and not st.policy.may_join(waiter, others, st.serialised):
         return _await_turn(st, waiter)
     state, found = room.make_room(st, waiter, alone=not others)
@@ -75,7 +83,8 @@ def _bring_in(st: State, waiter: Session) -> Step:
         return Step.GO_ON
     # One restore at a time: each is checked against free memory, which another one is eating up;
     # and the bus is the bottleneck anyway.
-    if any(_restoring(session) for session in st.ops.values()):
+    # And none before memory has been read once: nobody knows what programs outside hold.
+    if not st.observed or any(_restoring(session) for session in st.ops.values()):
         return Step.WAIT
     st.chosen[waiter.id] = waiter
     orders.page_in(st, waiter, "leaves Kiwi" if waiter.leaving else "its turn")
@@ -89,8 +98,8 @@ def _restoring(session: Session) -> bool:
 
 def _await_turn(st: State, waiter: Session) -> Step:
     """Somebody else has the lease: stop whoever has used up their quantum."""
-    others_coming = len(st.chosen) - (waiter.id in st.chosen)
-    if st.anti_thrash is AntiThrash.OFF or others_coming or st.holders > len(st.runners):
+    stopping = st.holders > len(st.runners)
+    if st.anti_thrash is AntiThrash.OFF or stopping or _coming_in(st, beside=waiter):
         _unblock(waiter)
         return Step.WAIT
     hindrance: tuple[Notice, str] | None = None
