@@ -60,8 +60,8 @@ def _memory(gpu: GpuStatus) -> str:
 def _sharing(gpu: GpuStatus) -> list[str]:
     scheduler = gpu.scheduler
     text = "one at a time" if scheduler.serialised else "in parallel"
-    if scheduler.why:
-        text += f" ({printable(scheduler.why)})"
+    if why := printable(scheduler.why):
+        text = why if why.startswith(text) else f"{text} ({why})"
     settings = f"quantum {format_duration_s(scheduler.tq_s)}"
     settings += f", anti-thrash {scheduler.anti_thrash.value}"
     if scheduler.swap_round_trip_s is not None:

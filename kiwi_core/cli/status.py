@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
             print(to_json([]))
         raise
     found = [answer.status for answer in answers if answer.status is not None]
+    found.sort(key=lambda gpu: (gpu.index, gpu.uuid))
     if args.json:
         print(to_json(found, indent=2 if sys.stdout.isatty() else 0))
     elif found:

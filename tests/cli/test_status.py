@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import select
 import signal
+import sys
+import time
 
 import msgspec
 import pytest
@@ -178,6 +183,32 @@ def test_one_silent_daemon_does_not_hide_the_others(kiwi, scripted):
     assert "Test GPU" in result.out
     assert "GPU-2" in result.err
     assert "Too many." in result.err
+
+
+def test_the_watched_picture_leaves_the_terminal_as_it_was(daemon, monkeypatch):
+    """On a real terminal: drawn on its other screen, which Ctrl-C closes again."""
+    monkeypatch.setenv("TERM", "xterm")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "kiwi_core.cli", "status", "--watch"])
+    seen, deadline = b"", time.monotonic() + PATIENCE_S
+    interrupted = False
+    while time.monotonic() < deadline:
+        if not select.select([terminal], [], [], 1.0)[0]:
+            continue
+        try:
+            seen += os.read(terminal, 65536)
+        except OSError:  # EIO: it has left
+            break
+        if b"Ctrl-C leaves" in seen and b"Test GPU" in seen and not interrupted:
+            os.write(terminal, b"\x03")
+            interrupted = True
+    os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+    assert seen.startswith(b"\x1b[?1049h")
+    assert seen.rstrip().endswith(b"\x1b[?1049l")
+    assert b"Traceback" not in seen
 
 
 @pytest.fixture

@@ -1,0 +1,68 @@
+"""``kiwi daemon``: what was typed becomes what the supervisor is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kiwi_core.daemon import supervisor
+from kiwi_core.daemon.options import DaemonOptions
+from kiwi_core.errors import CallerError
+from kiwi_core.states import AntiThrash
+from kiwi_core.units import GIB
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    seen: list[DaemonOptions] = []
+
+    def main(options: DaemonOptions) -> int:
+        seen.append(options)
+        return 0
+
+    monkeypatch.setattr(supervisor, "main", main)
+    return seen
+
+
+def test_nothing_typed_is_every_default(kiwi, asked):
+    assert kiwi("daemon").code == 0
+    assert asked == [DaemonOptions()]
+
+
+def test_everything_typed_arrives(kiwi, asked):
+    arguments = ["--gpu", "0", "--gpu", "GPU-1", "--tq", "2.5", "--anti-thrash", "always"]
+    arguments += ["--emulate", "2×512MiB", "--emulate-copy-rate", "1GiB", "--host-budget", "8GiB"]
+    arguments += ["--socket-dir", "/s", "--state-dir", "/t", "--admin-group", "g", "--log-json"]
+    assert kiwi("daemon", *arguments).code == 0
+    assert asked == [
+        DaemonOptions(
+            gpus=("0", "GPU-1"),
+            tq_s=2.5,
+            anti_thrash=AntiThrash.ALWAYS,
+            emulate="2x512MiB",
+            emulate_copy_bytes_per_s=GIB,
+            socket_dir=Path("/s"),
+            state_dir=Path("/t"),
+            admin_group="g",
+            host_budget_bytes=8 * GIB,
+            log_json=True,
+        )
+    ]
+
+
+@pytest.mark.parametrize("text", ["2", "x512MiB", "0x512MiB", "2x", "2xbig", "-1x1GiB"])
+def test_what_is_no_emulation_is_said_before_anything_starts(kiwi, asked, text):
+    result = kiwi("daemon", f"--emulate={text}")
+    assert result.code == 2
+    assert "--emulate" in result.err
+    assert asked == []
+
+
+def test_what_the_supervisor_cannot_do_is_a_sentence(kiwi, monkeypatch):
+    def main(_options: DaemonOptions) -> int:
+        raise CallerError("no-gpu", "There is no GPU.", "Use --emulate.")
+
+    monkeypatch.setattr(supervisor, "main", main)
+    result = kiwi("daemon")
+    assert (result.code, result.err) == (1, "kiwi: There is no GPU.\n      Use --emulate.\n")

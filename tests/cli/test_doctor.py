@@ -1,0 +1,352 @@
+"""``kiwi doctor``: each check on made-up machines, and the whole on this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from scripted_daemon import status_of
+
+from kiwi_core import config
+from kiwi_core.cli import doctor
+from kiwi_core.cli.checks import gpu, machine, memory, notebook
+from kiwi_core.cli.checks import sockets as socket_checks
+from kiwi_core.cli.checks.finding import Finding, Level, fail, ok
+from kiwi_core.cli.terminal import Style
+from kiwi_core.errors import GpuError
+from kiwi_core.gpu.driver import DriverInfo
+from kiwi_core.gpu.nvml import GpuInfo
+from kiwi_core.units import GIB, MIB
+from kiwi_core.wire.messages import GetStatus, Hello, StatusReport
+
+PTRACE = machine.CAP_SYS_PTRACE
+
+
+def write(root, path: str, text: str):
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def a_gpu(**changes) -> GpuInfo:
+    fields = {
+        "index": 0,
+        "uuid": "GPU-1",
+        "name": "NVIDIA H100",
+        "total_bytes": 80 * GIB,
+        "mig": False,
+        "persistence": True,
+        "driver_version": "580.1",
+    }
+    return GpuInfo(**{**fields, **changes})
+
+
+def only(findings) -> Finding:
+    (finding,) = findings
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("name", "release", "level"),
+    [
+        ("linux", "6.8.0-45-generic", Level.OK),
+        ("linux", "5.3", Level.OK),
+        ("linux", "4.18.0-553.el8", Level.FAIL),
+        ("darwin", "24.1", Level.FAIL),
+    ],
+)
+def test_system(name, release, level):
+    assert machine.system(name, release).level is level
+
+
+def test_python():
+    assert machine.python((3, 10)).level is Level.OK
+    assert machine.python((3, 9)).level is Level.FAIL
+
+
+@pytest.mark.parametrize(
+    ("uid", "capabilities", "level", "words"),
+    [
+        (0, PTRACE, Level.OK, "every user"),
+        (1000, PTRACE, Level.OK, "every user"),
+        (1000, 0, Level.OK, "this user's notebooks only"),
+        (0, 0, Level.WARN, "without CAP_SYS_PTRACE"),
+    ],
+)
+def test_rights(uid, capabilities, level, words):
+    finding = machine.rights(uid, capabilities)
+    assert finding.level is level
+    assert words in finding.text
+
+
+def test_capabilities_are_read_from_proc(tmp_path):
+    write(tmp_path, "proc/self/status", "Name:\tx\nCapEff:\t0000000000080000\n")
+    assert machine.effective_capabilities(tmp_path) == PTRACE
+    assert machine.effective_capabilities(tmp_path / "none") == 0
+
+
+@pytest.mark.parametrize(
+    ("scope", "privileged", "level"),
+    [
+        (None, False, Level.OK),
+        ("0", False, Level.OK),
+        ("1", False, Level.WARN),
+        ("1", True, Level.OK),
+        ("3", True, Level.WARN),
+    ],
+)
+def test_ptrace_scope(tmp_path, scope, privileged, level):
+    if scope is not None:
+        write(tmp_path, "proc/sys/kernel/yama/ptrace_scope", scope + "\n")
+    finding = only(machine.yama(tmp_path, privileged=privileged))
+    assert finding.level is level
+    assert bool(finding.remedy) == (level is not Level.OK)
+
+
+def test_a_pid_namespace_of_its_own_is_told(tmp_path):
+    write(tmp_path, "proc/self/ns/pid", "")  # its inode is certainly not the host's
+    finding = only(machine.pid_namespace(tmp_path))
+    assert finding.level is Level.WARN
+    assert "--pid=host" in finding.remedy
+
+
+NO_DRIVER = GpuError("no-driver", "No CUDA driver could be loaded.", "Install it.")
+
+
+def test_no_gpu_at_all_is_a_clear_statement_and_no_failure():
+    finding = gpu.no_driver(NO_DRIVER, hardware=False)
+    assert finding.level is Level.WARN
+    assert "no NVIDIA GPU" in finding.text
+    assert "--emulate" in finding.remedy
+
+
+def test_a_gpu_without_a_working_driver_is_a_failure():
+    finding = gpu.no_driver(NO_DRIVER, hardware=True)
+    assert finding.level is Level.FAIL
+    assert finding.remedy == "Install it."
+
+
+@pytest.mark.parametrize(
+    ("vendor", "kind", "found"),
+    [("0x10de", "0x030200", True), ("0x10de", "0x040300", False), ("0x8086", "0x030000", False)],
+)
+def test_hardware_is_seen_on_the_bus(tmp_path, vendor, kind, found):
+    device = "sys/bus/pci/devices/0000:01:00.0"
+    write(tmp_path, f"{device}/vendor", vendor + "\n")
+    write(tmp_path, f"{device}/class", kind + "\n")
+    assert gpu.has_nvidia_hardware(tmp_path) == found
+
+
+def test_a_driver_that_cannot_checkpoint_is_a_failure():
+    assert gpu.checkpoint(DriverInfo((13, 0), "lib", True)).level is Level.OK
+    finding = gpu.checkpoint(DriverInfo((12, 4), "lib", False, "Too old."))
+    assert finding.level is Level.FAIL
+    assert "Too old." in finding.text
+    assert "570" in finding.remedy
+
+
+def test_the_emulated_driver_is_told_apart_from_a_real_one(tmp_path):
+    from kiwi_core import emulator
+
+    assert gpu.is_emulated(str(emulator.build().libcuda))
+    other = tmp_path / "libcuda.so.1"
+    other.write_bytes(b"\x7fELF")
+    assert not gpu.is_emulated(str(other))
+    assert gpu.library(str(other)).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "remedy"),
+    [
+        ({}, None, ""),
+        ({"persistence": None}, None, ""),
+        ({"mig": True}, Level.FAIL, "-mig 0"),
+        ({"persistence": False}, Level.WARN, "-pm 1"),
+    ],
+)
+def test_each_gpu(changes, level, remedy):
+    first, *others = gpu.one(a_gpu(**changes))
+    assert first.level is Level.OK
+    assert [finding.level for finding in others] == ([level] if level else [])
+    assert all(remedy in finding.remedy for finding in others)
+
+
+def test_mps_is_found_by_its_process_or_its_variable(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    write(tmp_path, "proc/12/comm", "python\n")
+    assert list(gpu.mps(tmp_path)) == []
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/tmp/mps")
+    assert only(gpu.mps(tmp_path)).level is Level.WARN
+    write(tmp_path, "proc/13/comm", "nvidia-cuda-mps\n")
+    assert only(gpu.mps(tmp_path)).level is Level.FAIL
+
+
+def test_ram_smaller_than_a_gpu_is_told():
+    assert memory.budget(300 * GIB, 290 * GIB, [a_gpu()]).level is Level.OK
+    assert memory.budget(32 * GIB, 30 * GIB, []).level is Level.OK
+    finding = memory.budget(32 * GIB, 30 * GIB, [a_gpu()])
+    assert finding.level is Level.WARN
+    assert "80 GiB" in finding.text
+
+
+def test_disk_room(tmp_path):
+    assert memory.disk(tmp_path, memory.DISK_MIN_BYTES).level is Level.OK
+    assert memory.disk(tmp_path, 5 * MIB).level is Level.WARN
+    assert memory.existing(tmp_path / "not" / "yet") == tmp_path
+
+
+def ownership(path) -> Finding:
+    return socket_checks.ownership(path, path.lstat())
+
+
+def test_the_socket_directory_is_ours_alone(tmp_path):
+    directory = tmp_path / "sockets"
+    directory.mkdir(mode=0o700)
+    assert ownership(directory).level is Level.OK
+    directory.chmod(0o777)
+    assert "chmod o-w" in ownership(directory).remedy
+    directory.chmod(0o1777)
+    assert ownership(directory).level is Level.OK
+    link = tmp_path / "link"
+    link.symlink_to(directory)
+    assert ownership(link).level is Level.FAIL
+    others = os.stat_result((stat.S_IFDIR | 0o700, 0, 0, 1, os.getuid() + 1, 0, 0, 0, 0, 0))
+    assert "another user" in socket_checks.ownership(directory, others).text
+
+
+def test_a_path_too_long_for_a_socket_is_told(tmp_path):
+    deep = tmp_path / ("x" * 80)
+    levels = [finding.level for finding in socket_checks.directory(deep)]
+    assert levels == [Level.FAIL, Level.OK]  # too long; and it does not exist yet
+    assert only(socket_checks.directory(Path("/run/kiwi-none"))).level is Level.OK
+
+
+def test_daemons_are_asked(scripted, sockets):
+    assert only(socket_checks.daemons(sockets)).level is Level.OK
+    alive = scripted("GPU-1")
+    finding = only(socket_checks.daemons(sockets))
+    assert finding.level is Level.OK
+    assert "protocol 1" in finding.text
+    alive.stop()
+    finding = only(socket_checks.daemons(sockets))
+    assert finding.level is Level.FAIL
+    assert str(alive.path) in finding.text
+
+
+def test_a_daemon_of_another_version_or_in_trouble_is_told(daemon, sockets):
+    import msgspec
+
+    trouble = msgspec.structs.replace(status_of(), daemon_version="9.9", errors=["Disk full."])
+    daemon.script = lambda peer, message: (
+        peer.say(StatusReport(gpu=trouble))
+        if isinstance(message, GetStatus)
+        else daemon.obey(peer, message)
+    )
+    texts = [(f.level, f.text) for f in socket_checks.daemons(sockets)]
+    assert texts[0][0] is Level.WARN
+    assert "9.9" in texts[0][1]
+    assert texts[1] == (Level.WARN, "Disk full.")
+
+
+def test_a_daemon_of_another_protocol_is_a_failure(daemon, sockets):
+    daemon.script = lambda peer, message: (
+        peer.say(daemon.welcome(protocol=99)) if isinstance(message, Hello) else None
+    )
+    assert only(socket_checks.daemons(sockets)).level is Level.FAIL
+
+
+def test_the_shipped_configuration_is_looked_for(tmp_path):
+    path = tmp_path / notebook.CONFIG_NAME
+    assert notebook.configuration(path).level is Level.WARN
+    path.write_text("c.InteractiveShellApp.extra_extensions.append('kiwi_jupyter.kernel')")
+    assert notebook.configuration(path).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("extensions", "level"),
+    [
+        (None, Level.WARN),
+        ([], Level.WARN),
+        (["mine"], Level.WARN),
+        (["x", notebook.EXTENSION], Level.OK),
+    ],
+)
+def test_what_a_kernel_would_load(extensions, level):
+    assert notebook.loaded(extensions).level is level
+
+
+def test_ipython_itself_says_what_a_kernel_loads(tmp_path, monkeypatch):
+    """The shipped configuration works in this environment, and a user's own list replaces it."""
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    assert notebook.EXTENSION in (notebook.effective_extensions() or [])
+    profile = tmp_path / "profile_default"
+    profile.mkdir()
+    own = "c = get_config()\nc.InteractiveShellApp.extra_extensions = ['autoreload']\n"
+    (profile / "ipython_kernel_config.py").write_text(own)
+    assert notebook.effective_extensions() == ["autoreload"]
+
+
+def test_a_kernel_that_cannot_be_asked_is_told(monkeypatch):
+    monkeypatch.setattr(notebook, "_PROBE", "raise SystemExit(1)")
+    assert notebook.effective_extensions() is None
+
+
+def test_disabled_by_the_environment_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(notebook, "effective_extensions", lambda: [notebook.EXTENSION])
+    monkeypatch.setenv(config.ENV_DISABLE, "1")
+    assert "unset KIWI_DISABLE" in [finding.remedy for finding in notebook.check(tmp_path)]
+
+
+def test_an_area_that_breaks_or_hangs_is_a_line_and_not_the_end(monkeypatch):
+    import threading
+
+    def broken():
+        yield ok("x", "fine so far")
+        raise ValueError("surprise")
+
+    assert [finding.level for finding in doctor._within("x", broken)] == [Level.OK, Level.FAIL]
+    release = threading.Event()
+    monkeypatch.setattr(doctor, "AREA_TIMEOUT_S", 0.05)
+    finding = only(doctor._within("driver", lambda: release.wait(60) and []))
+    release.set()
+    assert finding.level is Level.FAIL
+    assert "No answer" in finding.text
+
+
+def test_lines_have_level_area_text_and_remedy():
+    assert doctor.lines_of(fail("GPU 0", "Bad.", "Mend."), Style(False)) == [
+        "FAIL  GPU 0       Bad.",
+        "                  → Mend.",
+    ]
+
+
+def test_the_whole_on_this_machine(kiwi, sockets):
+    """Whatever this machine is, every area says something, and the code is that of its lines."""
+    result = kiwi("doctor", "--json")
+    report = json.loads(result.out)
+    areas = {finding["area"] for finding in report["findings"]}
+    assert {"system", "python", "rights", "driver", "system RAM", "sockets", "emulator"} <= areas
+    failed = any(finding["level"] == "fail" for finding in report["findings"])
+    assert report["fit"] == (not failed)
+    assert result.code == (1 if failed else 0)
+    assert all(f["remedy"] for f in report["findings"] if f["level"] != "ok")
+
+
+def test_text_ends_with_a_verdict(kiwi, monkeypatch):
+    for findings, code, word in (
+        ([ok("a", "b")], 0, "Fit."),
+        ([Finding(Level.WARN, "a", "b", "c")], 0, "Fit, with 1"),
+        ([fail("a", "b", "c")], 1, "Not fit yet: 1"),
+    ):
+        monkeypatch.setattr(doctor, "examine", lambda _directory, found=findings: iter(found))
+        result = kiwi("doctor")
+        assert result.code == code
+        assert word in result.out.splitlines()[-1]
+
+
+def test_this_python_is_the_one_named():
+    assert sys.executable in machine.python(sys.version_info[:2]).text
