@@ -43,6 +43,13 @@ class Config:
     room_margin_min_bytes: int = 16 * MIB
     """The least margin; matters on small (emulated) GPUs only."""
 
+    restore_margin_fraction: float = 0.01
+    """Of what a page-in brings back, to be free beside it: a restore that fails for memory can
+    never be repeated. Less than the margin above, which the scheduler plans with."""
+
+    restore_margin_min_bytes: int = 4 * MIB
+    """The least of that margin: two of the driver's allocation units."""
+
     observe_interval_ns: int = 500 * NS_PER_MS
     """How often the daemon reads memory and utilisation while somebody runs."""
 
@@ -60,7 +67,7 @@ class Config:
     """Least time a pager operation gets before its target counts as stuck."""
 
     operation_deadline_bytes_per_s: int = 500 * MIB
-    """Slowest believable driver (a sixth of the slowest seen): adds bytes / this to the deadline."""
+    """Slowest believable driver (a sixth of the slowest seen): adds bytes / this to a deadline."""
 
     refusal_backoff_ns: int = 1 * NS_PER_S
     """First wait after a refused operation; doubles up to ``refusal_backoff_max_ns``."""

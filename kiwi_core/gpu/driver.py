@@ -161,7 +161,7 @@ def _core_call(what: str, pid: int, call: Callable[[Any], None]) -> None:
 
     try:
         call(Process(pid))
-    except Exception as error:  # noqa: BLE001 - cuda.core's own error class is not public
+    except Exception as error:  # cuda.core's own error class is not public
         raise _from_core(what, error) from error
 
 

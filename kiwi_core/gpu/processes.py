@@ -18,6 +18,9 @@ TREE_MAX: Final = 4096
 """Processes of one session looked at; more is a fork bomb, not a notebook."""
 
 _DEAD: Final = frozenset("ZXx")
+_EXITING: Final = 0x4
+"""PF_EXITING of the kernel's flags: killed, and only busy with giving things back. Such a process
+answers nothing any more, although it still shows as running."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,12 @@ class Stat:
     state: str
     parent: int
     session: int
+    flags: int
     start_ticks: int
+
+    @property
+    def dead(self) -> bool:
+        return self.state in _DEAD or bool(self.flags & _EXITING)
 
 
 def parse_stat(text: str) -> Stat:
@@ -48,17 +56,17 @@ def parse_stat(text: str) -> Stat:
     fields = tail.split()
     if not bracket or not head or len(fields) < 20:
         raise ValueError("not a /proc/<pid>/stat line")
-    return Stat(fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+    return Stat(fields[0], int(fields[1]), int(fields[3]), int(fields[6]), int(fields[19]))
 
 
 def stat_of(pid: int) -> Stat | None:
-    """``None`` if there is no such process or thread, or it is dead and only waits to be reaped."""
+    """``None`` if there is no such process or thread, or it is dead or dying."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             stat = parse_stat(file.read())
     except (OSError, ValueError):
         return None
-    return None if stat.state in _DEAD else stat
+    return None if stat.dead else stat
 
 
 def is_process(pid: int) -> bool:

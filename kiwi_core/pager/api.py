@@ -57,7 +57,8 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Moved:
-    """It is done. ``bytes_moved`` is 0 where there was nothing to move (or only a hold)."""
+    """It is done. ``bytes_moved`` is 0 where there was nothing to move (or only a hold). A page-out
+    that finished an earlier one reports all that is out now, so that it is what a page-in needs."""
 
     bytes_moved: int
     elapsed_ns: int
@@ -65,7 +66,8 @@ class Moved:
 
 @dataclass(frozen=True)
 class Refused:
-    """Nothing changed in the target."""
+    """Nothing changed in the target: what ran runs, what was held is held, what was out is out.
+    (Where even that could not be kept, the detail says so, and ``observe`` what is.)"""
 
     reason: Reason
     detail: str = ""

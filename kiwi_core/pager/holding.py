@@ -78,16 +78,22 @@ class Holding:
             time.sleep(_SETTLE_POLL_S)
 
     def state(self, ref: ProcessRef) -> CheckpointState | None:
-        """What the driver says now; ``None`` where it says nothing. A process that has ended is
-        ``NOT_A_CUDA_PROCESS``; ``Stop(GONE)`` if that is the root."""
-        try:
-            state = self._driver.checkpoint_state(ref.pid)
-        except GpuError:
-            state = None
+        """What the driver says now (once it has settled); ``None`` where it says nothing. A process
+        that has ended is ``NOT_A_CUDA_PROCESS``; ``Stop(GONE)`` if that is the root."""
+        state = self._asked(ref)
+        while state in _IN_TRANSIT and time.monotonic_ns() < self._deadline_ns:
+            time.sleep(_SETTLE_POLL_S)
+            state = self._asked(ref)
         if processes.alive(ref):
             return state
         self.still_wanted()
         return CheckpointState.NOT_A_CUDA_PROCESS
+
+    def _asked(self, ref: ProcessRef) -> CheckpointState | None:
+        try:
+            return self._driver.checkpoint_state(ref.pid)
+        except GpuError:
+            return None
 
     def root_alive(self) -> bool:
         return processes.alive(self._target.root)
@@ -163,10 +169,7 @@ class Holding:
         return None
 
     def _is_free(self, ref: ProcessRef) -> bool:
-        try:
-            return not processes.alive(ref) or self._driver.checkpoint_state(ref.pid) in _FREE
-        except GpuError:
-            return False
+        return not processes.alive(ref) or self._asked(ref) in _FREE
 
 
 def in_state(members: list[Member], state: CheckpointState) -> list[ProcessRef]:

@@ -88,7 +88,10 @@ class Moving:
                 stop = error if isinstance(error, Stop) else Stop(refusal(error, out[0].pid))
                 self._out_again(back, stop)
                 raise stop from error
-        return sum(known)
+        if need_bytes is None:
+            usage = self._parts.gpu.bytes_by_pid()
+            return sum(usage.get(ref.pid, 0) for ref in out)
+        return need_bytes
 
     def bring_back_alone(self, ref: ProcessRef, members: list[Member]) -> None:
         """One process of a session that is over, without asking whether the root still lives."""

@@ -119,10 +119,15 @@ class Room:
         free_bytes = self._gpu.free_bytes() - sum(other.need_bytes or 0 for other in others)
         # With nobody else in the GPU it fits as it did before, even without a margin: what
         # once filled the whole GPU must be able to come back.
-        margin_bytes = 0 if alone else self._config.room_margin_min_bytes
+        margin_bytes = 0 if alone else self._margin_bytes(reservation.need_bytes)
         if free_bytes >= reservation.need_bytes + margin_bytes:
             return None
+        spare = f" and {format_bytes(margin_bytes)} to spare" if margin_bytes else ""
         return (
-            f"It needs {format_bytes(reservation.need_bytes)} of GPU memory and "
+            f"It needs {format_bytes(reservation.need_bytes)} of GPU memory{spare}; "
             f"{format_bytes(max(0, free_bytes))} are free."
         )
+
+    def _margin_bytes(self, need_bytes: int) -> int:
+        fraction = self._config.restore_margin_fraction
+        return max(self._config.restore_margin_min_bytes, round(need_bytes * fraction))

@@ -8,7 +8,7 @@ asked for the process's state, since it may have done the work and failed in rep
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu.driver import CheckpointState
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from kiwi_core.pager.api import Target
     from kiwi_core.pager.holding import Parts
     from kiwi_core.pager.survey import Member
+
+_ROUNDS_MAX: Final = 3
+"""A caller killed in the middle of a driver call leaves one call behind for each process, which
+the driver may perform after the next caller has looked: then that one looks again."""
 
 
 class Transaction:
@@ -54,23 +58,43 @@ class Transaction:
             locked = in_state(members, CheckpointState.LOCKED)
             if not locked:
                 return self._moved(0)
-            self._out(locked, members)
-            out = [*locked, *in_state(members, CheckpointState.CHECKPOINTED)]
+            for _ in range(_ROUNDS_MAX):
+                self._out(locked, members)
+                members = self._hold.settled()
+                locked = in_state(members, CheckpointState.LOCKED)
+                if not locked:
+                    break
+            out = in_state(members, CheckpointState.CHECKPOINTED)
             return self._moved(sum(self._parts.footprints.get(ref) or 0 for ref in out))
 
     def page_in(self) -> Moved:
-        members = self._present()
-        out = in_state(members, CheckpointState.CHECKPOINTED)
+        moved_bytes = 0
+        for round_ in range(_ROUNDS_MAX):
+            members = self._present()
+            out = in_state(members, CheckpointState.CHECKPOINTED)
+            moved_bytes += self._bring_back(out, members)
+            try:
+                self._hold.unlock_all([*out, *in_state(members, CheckpointState.LOCKED)])
+            except Stop:
+                if round_ + 1 == _ROUNDS_MAX or not self._moved_meanwhile():
+                    raise
+            else:
+                # Only now: until here a crash or a failure may still need to know.
+                self._parts.footprints.drop([member.ref for member in members])
+                break
+        return self._moved(moved_bytes)
+
+    def _bring_back(self, out: list[ProcessRef], members: list[Member]) -> int:
         try:
-            moved_bytes = self._move.bring_back(out, members)
+            return self._move.bring_back(out, members)
         except Stop as stop:
-            if isinstance(stop.outcome, Lost) or stop.outcome.reason is Reason.GONE:
+            if _is_over(stop):
                 self._let_go(members)
             raise
-        self._hold.unlock_all([*out, *in_state(members, CheckpointState.LOCKED)])
-        # Only now: until here a crash or a failure may still need to know.
-        self._parts.footprints.drop(out)
-        return self._moved(moved_bytes)
+
+    def _moved_meanwhile(self) -> bool:
+        """Did the call of an earlier caller, killed in its middle, take effect only now?"""
+        return bool(in_state(self._hold.settled(), CheckpointState.CHECKPOINTED))
 
     def _present(self) -> list[Member]:
         """The session's processes, once all have settled. If one is lost, or the root is gone, the
@@ -111,9 +135,10 @@ class Transaction:
             for ref in locked:
                 self._move.out(ref, sizes.get(ref))
                 done.append(ref)
+            self._hold.still_wanted()
         except (Stop, GpuError) as error:
             stop = error if isinstance(error, Stop) else Stop(refusal(error, locked[0].pid))
-            if isinstance(stop.outcome, Lost):
+            if _is_over(stop):
                 self._let_go(members)
             else:
                 self._undo_out(done, locked, members, stop)
@@ -153,3 +178,8 @@ class Transaction:
 
     def _moved(self, moved_bytes: int) -> Moved:
         return Moved(moved_bytes, time.monotonic_ns() - self._began_ns)
+
+
+def _is_over(stop: Stop) -> bool:
+    """Is the session as such at its end, so that nothing of it need be kept as it was?"""
+    return isinstance(stop.outcome, Lost) or stop.outcome.reason is Reason.GONE

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from contract import PagerContract
-from worlds import EmulatedWorld
+
+if TYPE_CHECKING:
+    from worlds import EmulatedWorld
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[EmulatedWorld]:
-    world = EmulatedWorld(tmp_path / "gpus")
-    yield world
-    world.close()
+def world(emulated: EmulatedWorld) -> EmulatedWorld:
+    return emulated
 
 
 class TestEmulated(PagerContract):

@@ -4,8 +4,7 @@ own, and the pager in another one, so that anything can be killed at any point."
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cuda_processes import Worker, wait_until
 from cuda_program import CudaProgram
@@ -13,9 +12,14 @@ from pager_process import PagerProcess
 
 from kiwi_core import emulator
 from kiwi_core.gpu import processes
-from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Target
 from kiwi_core.units import GIB, MIB, SessionId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kiwi_core.gpu.processes import ProcessRef
 
 _numbers = itertools.count(1)
 
@@ -146,8 +150,8 @@ class RealWorld(ProcessWorld):
 
     unit_bytes = 256 * MIB
     overhead_bytes = GIB
-    environment: dict[str, str] = {}
 
     def __init__(self, gpu_uuid: str) -> None:
+        self.environment = {}
         self.gpu_uuid = gpu_uuid
         super().__init__()
