@@ -42,11 +42,13 @@ COMMANDS: Final[dict[str, Command]] = {
     "set": Command("set_", "change the time quantum or the anti-thrash mode, live"),
     "doctor": Command("doctor", "is this machine fit for Kiwi, and what to do where not"),
     "daemon": Command("daemon", "serve this machine's GPUs (or emulated ones)"),
+    "demo": Command("demo", "see two notebooks share one GPU (an emulated one will do)"),
     "replay": Command("replay", "tell from a journal what happened, and check the scheduler"),
 }
 
 _EPILOG: Final = """\
 examples:
+  kiwi demo --headless                  see it work, in half a minute
   kiwi doctor                           is this machine fit?
   kiwi daemon                           serve every GPU, in the foreground
   kiwi daemon --emulate 2x512MiB        no GPU? serve two emulated ones

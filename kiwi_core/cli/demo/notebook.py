@@ -1,0 +1,89 @@
+"""One notebook of the demo, run cell by cell in a real kernel, as Jupyter would."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+CELL_WITHIN_S: Final = 300.0
+"""A cell of the demo takes seconds; with swaps on a loaded machine, a minute."""
+
+
+class Notebook(threading.Thread):
+    """Runs when started, after ``delay_s``. ``say`` takes lines for the audience.
+
+    ``failure`` says what went wrong; ``intact`` that the notebook itself found its memory right.
+    """
+
+    def __init__(
+        self, path: Path, letter: str, env: dict[str, str], delay_s: float,
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        super().__init__(name=f"notebook-{letter}", daemon=True)
+        self.path = path
+        self.letter = letter
+        self.failure = ""
+        self.intact = False
+        self.pid = 0
+        self._env = env
+        self._delay_s = delay_s
+        self._say = say
+        self._manager: Any = None
+        self._client: Any = None
+
+    def open(self) -> None:
+        """Starts the kernel and waits until it answers."""
+        from jupyter_client.manager import KernelManager
+
+        self._manager = KernelManager(kernel_name="python3")
+        self._manager.start_kernel(
+            env={**self._env, "JPY_SESSION_NAME": str(self.path)}, cwd=str(self.path.parent)
+        )
+        self._client = self._manager.client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=120)
+        self.pid = int(self._manager.provisioner.pid)
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.stop_channels()
+        if self._manager is not None:
+            self._manager.shutdown_kernel(now=True)
+
+    def run(self) -> None:
+        time.sleep(self._delay_s)
+        cells = json.loads(self.path.read_text())["cells"]
+        try:
+            for cell in cells:
+                if cell["cell_type"] == "code":
+                    self._run_cell("".join(cell["source"]))
+        except Exception as error:  # noqa: BLE001  (told to the audience, and to the verdict)
+            self.failure = f"{type(error).__name__}: {error}"
+            self._say(f"{self.letter}: {self.failure}")
+
+    def _run_cell(self, source: str) -> None:
+        self._say(f"{self.letter} starts a cell: {_title(source)}")
+        reply = self._client.execute_interactive(
+            source, timeout=CELL_WITHIN_S, output_hook=self._output, allow_stdin=False
+        )
+        content = reply["content"]
+        if content["status"] != "ok":
+            raise RuntimeError(f"{content.get('ename', 'aborted')}: {content.get('evalue', '')}")
+
+    def _output(self, message: dict[str, Any]) -> None:
+        if message["msg_type"] != "stream":
+            return
+        for line in message["content"]["text"].splitlines():
+            self.intact |= line.startswith("INTACT")
+            self._say(f"{self.letter} prints: {line}")
+
+
+def _title(source: str) -> str:
+    first = next(line for line in source.splitlines() if line.strip())
+    return first.removeprefix("# ")[:70]

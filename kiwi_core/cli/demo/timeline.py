@@ -1,0 +1,94 @@
+"""Tells what the daemon decides while it happens: follows its journal and says it in words."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from kiwi_core.errors import KiwiError
+from kiwi_core.sched import actions as ac
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.replay import JournalEntry, decode_line
+from kiwi_core.states import Notice
+from kiwi_core.units import NS_PER_S, format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+class Timeline(threading.Thread):
+    """``say(at_ns, text)`` gets each line; ``letters`` names sessions, and may grow."""
+
+    def __init__(
+        self, journal: Path, letters: dict[str, str], say: Callable[[int, str], None]
+    ) -> None:
+        super().__init__(name="timeline", daemon=True)
+        self.entries: list[JournalEntry] = []
+        self._journal = journal
+        self._letters = letters
+        self._say = say
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """Takes what has been written so far, then ends."""
+        self._stop.set()
+        self.join(10)
+
+    def run(self) -> None:
+        rest = b""
+        with self._journal.open("rb") as file:
+            while True:
+                stopping = self._stop.is_set()
+                rest = self._take(rest + file.read())
+                if stopping:
+                    return
+                self._stop.wait(0.02)
+
+    def _take(self, data: bytes) -> bytes:
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            try:
+                record = decode_line(line)
+            except KiwiError:
+                continue
+            if isinstance(record, JournalEntry):
+                self.entries.append(record)
+                for text in self._words(record):
+                    self._say(record.now_ns, text)
+        return rest
+
+    def _words(self, entry: JournalEntry) -> Iterator[str]:
+        yield from self._event(entry)
+        for action in entry.actions:
+            yield from self._action(action)
+
+    def _event(self, entry: JournalEntry) -> Iterator[str]:
+        event = entry.event
+        if isinstance(event, ev.LeaseRequested):
+            granted = any(isinstance(a, ac.Grant) and a.session == event.session
+                          for a in entry.actions)  # fmt: skip
+            if not granted:
+                yield f"{self._name(event.session)} WAITS for the GPU"
+        elif isinstance(event, ev.BurstEnded):
+            yield f"{self._name(event.session)} is done and gives the GPU up"
+        elif isinstance(event, (ev.PagedOut, ev.PagedIn)):
+            way = "out to system RAM" if isinstance(event, ev.PagedOut) else "back in the GPU"
+            seconds = max(event.elapsed_ns, 1) / NS_PER_S
+            speed = event.moved_bytes / seconds / 1e9
+            yield (f"  memory {way}: {format_bytes(event.moved_bytes)} in {seconds:.2f} s "
+                   f"({speed:.1f} GB/s)")  # fmt: skip
+
+    def _action(self, action: ac.Action) -> Iterator[str]:
+        name = self._name(action.session)
+        if isinstance(action, ac.Grant):
+            yield f"{name} HAS THE GPU, for {action.quantum_ns / NS_PER_S:g} s if others wait"
+        elif isinstance(action, ac.Notify) and action.notice is Notice.SUSPENDED:
+            yield f"{name} is SUSPENDED in the middle of its cell; it is queued again by itself"
+        elif isinstance(action, ac.PageOut):
+            yield f"  {name}'s memory begins to move out"
+        elif isinstance(action, ac.PageIn):
+            yield f"  {name}'s memory begins to come back"
+
+    def _name(self, session: str) -> str:
+        return self._letters.get(session, session)
