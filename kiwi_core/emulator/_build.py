@@ -75,11 +75,17 @@ def build(cache_dir: Path | None = None) -> Libraries:
     libs = Libraries.at(parent / f"emulator-{_fingerprint()}")
     if libs.complete():
         return libs
-    parent.mkdir(parents=True, exist_ok=True)
-    with open(parent / "emulator.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not libs.complete():
-            _build_into(libs.directory)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        with open(parent / "emulator.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not libs.complete():
+                _build_into(libs.directory)
+    except OSError as e:
+        raise BuildError(
+            f"The emulated GPU driver cannot be built in {parent}: {e}. "
+            "Set XDG_CACHE_HOME to a directory that you may write to."
+        ) from e
     return libs
 
 

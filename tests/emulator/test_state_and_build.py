@@ -118,6 +118,12 @@ def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch):
     assert [p.name for p in (tmp_path / "cache").iterdir()] == ["emulator.lock"]
 
 
+def test_an_unusable_cache_is_told_with_a_remedy(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(emulator.BuildError, match="XDG_CACHE_HOME"):
+        emulator.build(tmp_path / "file" / "cache")
+
+
 @pytest.mark.timeout(300)
 def test_the_sources_compile_without_a_warning(tmp_path):
     compiler = _build._find_compiler()

@@ -27,7 +27,7 @@ static bool restore_broken; /* a restore failed: it can never be repeated (cuda-
 
 static void set_state(enum ke_process_state state) {
     ke_state_lock(ke.state);
-    ke.slot->state = state;
+    if (ke_proc_ours(ke.slot)) ke.slot->state = state;
     ke_state_unlock(ke.state);
 }
 static enum ke_process_state state_now(void) {
@@ -123,6 +123,8 @@ static bool copy_in(struct ke_phys *p, struct ke_pace *pace) {
     return true;
 }
 
+static uint64_t parked_context[KE_GPUS_MAX]; /* what the contexts cost before */
+
 /* Gives the GPU back: everything, the contexts too. */
 static void give_back(void) {
     for (size_t i = 0; i < ke_map_count(); i++) ke_map_apply(ke_map_index(i), PROT_NONE);
@@ -131,16 +133,16 @@ static void give_back(void) {
                   (off_t)p->size);
     }
     ke_state_lock(ke.state);
-    for (int i = 0; i < KE_GPUS_MAX; i++) {
-        ke.slot->parked_bytes[i] = ke.slot->device_bytes[i];
-        ke.slot->device_bytes[i] = 0;
+    if (ke_proc_ours(ke.slot)) {
+        memcpy(parked_context, ke.slot->context_bytes, sizeof parked_context);
+        memcpy(ke.slot->parked_bytes, ke.slot->device_bytes, sizeof ke.slot->parked_bytes);
+        memset(ke.slot->context_bytes, 0, sizeof ke.slot->context_bytes);
+        memset(ke.slot->device_bytes, 0, sizeof ke.slot->device_bytes);
+        ke.slot->checkpoints++;
+        ke.slot->state = KE_CHECKPOINTED;
     }
-    ke.slot->checkpoints++;
-    ke.slot->state = KE_CHECKPOINTED;
     ke_state_unlock(ke.state);
 }
-
-static uint64_t parked_context[KE_GPUS_MAX];
 
 static CUresult do_checkpoint(void) {
     if (state_now() != KE_LOCKED) return CUDA_ERROR_ILLEGAL_STATE;
@@ -156,18 +158,14 @@ static CUresult do_checkpoint(void) {
         set_state(KE_LOCKED);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    ke_state_lock(ke.state);
-    memcpy(parked_context, ke.slot->context_bytes, sizeof parked_context);
-    memset(ke.slot->context_bytes, 0, sizeof ke.slot->context_bytes);
-    ke_state_unlock(ke.state);
     give_back();
     return CUDA_SUCCESS;
 }
 
 /* All GPUs' room at once, or none. */
 static bool take_room(void) {
-    bool fits = true;
     ke_state_lock(ke.state);
+    bool fits = ke_proc_ours(ke.slot);
     ke_reap(ke.state);
     for (unsigned i = 0; i < KE_GPUS_MAX && fits; i++) {
         uint64_t want = ke.slot->parked_bytes[i] + parked_context[i];
@@ -212,8 +210,12 @@ static CUresult do_restore(const struct ke_request *r) {
         ok = ke_map_apply(ke_map_index(i), ke_map_index(i)->prot) == CUDA_SUCCESS;
     if (!ok) return fail_for_ever(CUDA_ERROR_OPERATING_SYSTEM, KE_FAILED);
     drop_backups();
-    ke.slot->restores++;
-    set_state(KE_LOCKED);
+    ke_state_lock(ke.state);
+    if (ke_proc_ours(ke.slot)) {
+        ke.slot->restores++;
+        ke.slot->state = KE_LOCKED;
+    }
+    ke_state_unlock(ke.state);
     return CUDA_SUCCESS;
 }
 

@@ -171,9 +171,11 @@ struct ke_proc *ke_proc_register(struct ke_state *s) {
     return p;
 }
 
+int ke_proc_ours(const struct ke_proc *p) { return p->pid == getpid(); }
+
 void ke_proc_unregister(struct ke_state *s, struct ke_proc *p) {
     ke_state_lock(s);
-    if (p->pid == getpid()) memset(p, 0, sizeof *p);
+    if (ke_proc_ours(p)) memset(p, 0, sizeof *p);
     ke_state_unlock(s);
 }
 
@@ -205,6 +207,10 @@ int ke_charge(struct ke_state *s, struct ke_proc *p, unsigned gpu, int64_t devic
     int64_t want = device_delta + context_delta;
     uint64_t total = s->gpus[gpu].total_bytes;
     ke_state_lock(s);
+    if (!ke_proc_ours(p)) {
+        ke_state_unlock(s);
+        return want > 0 ? -1 : 0;
+    }
     if (want > 0 && ke_gpu_used(s, gpu) + (uint64_t)want > total) {
         ke_reap(s); /* reads /proc once per process: only when it can matter */
         if (ke_gpu_used(s, gpu) + (uint64_t)want > total) rc = -1;

@@ -108,6 +108,9 @@ void ke_state_unlock(struct ke_state *s);
 
 struct ke_proc *ke_proc_register(struct ke_state *s);   /* NULL: the table is full */
 void ke_proc_unregister(struct ke_state *s, struct ke_proc *p);
+/* False once this process has left the books at its exit, although threads of it still run: then
+ * the slot may already be another's.  Lock held. */
+int ke_proc_ours(const struct ke_proc *p);
 void ke_reap(struct ke_state *s);                       /* lock held: frees the slots of the dead */
 struct ke_proc *ke_proc_find(struct ke_state *s, int pid); /* lock held; live ones only */
 uint64_t ke_gpu_used(const struct ke_state *s, unsigned gpu); /* lock held */

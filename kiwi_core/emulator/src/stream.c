@@ -30,6 +30,7 @@ static bool ready(const struct ke_job *j) {
 
 static void busy(CUcontext ctx, int change) { /* keeps the GPU's busy time, for NVML */
     struct ke_device *d = &ke.devices[ctx->dev];
+    if (!ke_proc_ours(ke.slot)) return;
     uint64_t now = ke_now_ns(), *since = &ke.slot->busy_since_ns[d->gpu];
     if (change > 0 && d->busy++ == 0) __atomic_store_n(since, now, __ATOMIC_RELEASE);
     if (change < 0 && --d->busy == 0) {
