@@ -1,0 +1,38 @@
+"""Kiwi in an IPython kernel: ``load_ipython_extension`` is called at the start of every kernel.
+
+Loading is cheap and never fails: what it cannot do it leaves out, and the kernel starts as if Kiwi
+were absent. Nothing connects to a daemon before a cell needs the GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kiwi_jupyter.kernel.extension import Extension
+
+_log = logging.getLogger("kiwi.kernel")
+_loaded: Extension | None = None
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Called by IPython, more than once perhaps."""
+    global _loaded
+    try:
+        from kiwi_jupyter.kernel.extension import Extension
+
+        if _loaded is None:
+            extension = Extension(shell)
+            extension.install()
+            _loaded = extension
+    except Exception:  # noqa: BLE001 - a kernel must start whatever is wrong with Kiwi
+        _log.exception("Kiwi could not be loaded; this kernel runs without it")
+
+
+def unload_ipython_extension(_shell: Any) -> None:
+    """``%unload_ext``: the GPU is given back and no trace stays."""
+    global _loaded
+    extension, _loaded = _loaded, None
+    if extension is not None:
+        extension.uninstall()

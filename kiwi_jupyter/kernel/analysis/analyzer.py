@@ -1,0 +1,311 @@
+"""Does this cell possibly use the GPU, and from which statement on?
+
+Two proofs that it does not. While no library that can reach a GPU is in the process, and no code
+so far could have brought one in, it is enough that this cell brings none in either (``clean``).
+Otherwise every name that it reaches must lead to what stays on the CPU. What cannot be proved
+counts as using the GPU.
+
+What is trusted: that the libraries on the CPU list stay there whatever state they were left in
+(an exotic logging handler, a display formatter), and that code of other threads is not the
+cell's matter.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from kiwi_jupyter.kernel.analysis.check import Checker, Fault
+from kiwi_jupyter.kernel.analysis.from_ast import needs_of, split_definition
+from kiwi_jupyter.kernel.analysis.libraries import Libraries
+from kiwi_jupyter.kernel.analysis.magic_calls import Magics, parse
+from kiwi_jupyter.kernel.analysis.names import (
+    COMPUTED,
+    CellNames,
+    Defined,
+    Existing,
+    Imported,
+    Meaning,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kiwi_jupyter.kernel.analysis.needs import Needs
+
+STATEMENTS_MAX: Final = 2_000
+"""A cell with more top-level statements is generated; it counts as using the GPU."""
+
+_SIMPLE: Final = (ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``first_statement``: index of the first top-level statement that may use the GPU;
+    ``why``: in words, with the line. For a CPU cell: 0 and why not."""
+
+    gpu: bool
+    why: str
+    lineno: int = 0
+    first_statement: int = 0
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A top-level statement: what running it reaches, and what using what it defines does."""
+
+    node: ast.stmt
+    now: Needs
+    later: Needs | None
+
+
+class Analyzer:
+    """One per kernel; remembers what the cells so far may have done. Not thread-safe: the gate
+    calls it under a lock."""
+
+    def __init__(
+        self,
+        libraries: Libraries | None = None,
+        transform: Callable[[str], str] = lambda code: code,
+    ) -> None:
+        self.libraries = libraries or Libraries()
+        self._transform = transform
+        self._tainted: str | None = None
+        self._patched: set[str] = set()
+        self._harmless_modules: set[str] = set()
+
+    @property
+    def tainted(self) -> str | None:
+        """Why objects have to be looked at one by one; ``None`` while they need not be."""
+        return self._tainted or self._unknown_loaded()
+
+    def taint(self, why: str) -> None:
+        """Code ran that this analyzer has not seen."""
+        self._tainted = self._tainted or why
+
+    def analyse(self, tree: ast.Module, space: Mapping[str, Any]) -> Verdict:
+        """The verdict on a cell about to run in the namespace ``space``. Does not change ``tree``
+        and runs nothing of the user's."""
+        if not tree.body:
+            return Verdict(False, "the cell is empty")
+        if len(tree.body) > STATEMENTS_MAX:
+            self.taint("a cell was too long to be looked at")
+            return Verdict(True, "the cell is too long to be looked at", 1, 0)
+        steps = [_read(statement) for statement in tree.body]
+        if self.tainted is None:
+            run = _Pass(self, space, clean=True)
+            found = run.first_fault(steps)
+            if run.taint is None:
+                return self._verdict(found, "nothing in this kernel can reach a GPU")
+            self._tainted = f"line {run.taint.line}: `{run.taint.subject}`: {run.taint.why}"
+        run = _Pass(self, space, clean=False)
+        found = run.first_fault(steps)
+        for step in steps:
+            self._note_patches(step, run.names)
+        return self._verdict(found, "everything that it reaches stays on the CPU")
+
+    def preview(self, tree: ast.Module, space: Mapping[str, Any]) -> Verdict:
+        """Like ``analyse`` for code that is not going to run: nothing is remembered of it."""
+        tainted, patched = self._tainted, set(self._patched)
+        try:
+            return self.analyse(tree, space)
+        finally:
+            self._tainted, self._patched = tainted, patched
+
+    def _verdict(self, found: tuple[int, Fault] | None, why_not: str) -> Verdict:
+        if found is None:
+            return Verdict(False, why_not)
+        index, fault = found
+        why = f"line {fault.line}: `{fault.subject}`: {fault.why}"
+        return Verdict(True, why, fault.line, index)
+
+    def _unknown_loaded(self) -> str | None:
+        """A loaded library that could reach a GPU, in words."""
+        if self._harmless_modules.issuperset(sys.modules):
+            return None
+        for name in sys.modules.keys() - self._harmless_modules:
+            if not self.libraries.loaded_without_harm(name):
+                return f"{name.partition('.')[0]} is loaded in this kernel"
+            self._harmless_modules.add(name)
+        return None
+
+    def _note_patches(self, step: _Step, names: CellNames) -> None:
+        for needs in (step.now, step.later):
+            for name, chain, attribute in needs.patches if needs is not None else ():
+                for meaning in names.meanings(name):
+                    if _is_of_library(_resolve(meaning, chain), self.libraries):
+                        self._patched.add(attribute)
+
+
+class _Pass:
+    """One look at a cell, in one of the two ways."""
+
+    def __init__(self, analyzer: Analyzer, space: Mapping[str, Any], *, clean: bool) -> None:
+        self._transform = analyzer._transform
+        self._space = space
+        self._clean = clean
+        self.names = CellNames(space)
+        self.taint: Fault | None = None
+        self._checker = Checker(
+            analyzer.libraries,
+            clean=clean,
+            patched=analyzer._patched,
+            magic=Magics(self._body),
+        )
+
+    def first_fault(self, steps: list[_Step]) -> tuple[int, Fault] | None:
+        """Index and reason of the first statement that may use the GPU.
+
+        A clean look goes on to the end: a fault further down must not be forgotten.
+        """
+        found: tuple[int, Fault] | None = None
+        for index, step in enumerate(steps):
+            fault = self._step(step)
+            if fault is not None and fault.taints and self.taint is None:
+                self.taint = fault
+            if fault is not None and found is None:
+                found = (index, fault)
+            if found is not None and not self._clean:
+                return found
+        return found or self._display(steps)
+
+    def _step(self, step: _Step) -> Fault | None:
+        meanings = _bindings(step, self.names)
+        for name, line in step.now.stores.items():
+            fault = self._checker.stored(name, self.names.old_value(name), line)
+            if fault is not None:
+                return fault
+            self.names.may_bind(name, meanings.get(name, COMPUTED))
+        fault = self._checker.check(step.now, self.names)
+        if fault is None and step.later is not None:
+            for name in step.later.stores:
+                self.names.may_bind(name, COMPUTED)
+            if self._clean:
+                fault = self._checker.check(step.later, self.names)
+        if (fault is None and isinstance(step.node, _SIMPLE)) or step.later is not None:
+            for name in step.now.stores:
+                self.names.binds(name, meanings.get(name, COMPUTED))
+        return fault
+
+    def _display(self, steps: list[_Step]) -> tuple[int, Fault] | None:
+        """Showing the last expression moves ``_`` to ``__`` to ``___``, which lets go of one."""
+        last = steps[-1].node
+        if not isinstance(last, ast.Expr):
+            return None
+        old = self._space.get("___")
+        kept = self._space.get("Out")
+        if type(kept) is dict and any(value is old for value in list(kept.values())):
+            return None
+        why = self._checker.let_go(old)
+        if why is None:
+            return None
+        fault = Fault(last.lineno, "___", f"its old value goes: {why}", taints=False)
+        return len(steps) - 1, fault
+
+    def _body(self, code: str, fresh: bool) -> Fault | None:
+        """Judge code inside a magic; ``fresh``: a script with a namespace of its own."""
+        tree = parse(code, self._transform)
+        if tree is None:
+            return Fault(0, code.strip()[:60], "it is not Python that Kiwi can read")
+        outer = self.names
+        if fresh:
+            self.names = CellNames({})
+        try:
+            for statement in tree.body:
+                step = _read(statement)
+                fault = self._step(step) or self._later(step)
+                if fault is not None:
+                    return fault
+            bound = {name for stmt in tree.body for name in _read(stmt).now.stores}
+        finally:
+            self.names = outer
+        return self._into_notebook(bound) if fresh else None
+
+    def _later(self, step: _Step) -> Fault | None:
+        return None if step.later is None else self._checker.check(step.later, self.names)
+
+    def _into_notebook(self, bound: set[str]) -> Fault | None:
+        """After ``%run`` the script's names are copied into the notebook."""
+        for name in bound:
+            fault = self._checker.stored(name, self.names.old_value(name), 0)
+            if fault is not None:
+                return fault
+            self.names.may_bind(name, COMPUTED)
+        return None
+
+
+def _read(statement: ast.stmt) -> _Step:
+    split = split_definition(statement)
+    if split is not None:
+        return _Step(statement, *split)
+    return _Step(statement, needs_of([statement]), None)
+
+
+def _bindings(step: _Step, names: CellNames) -> dict[str, Meaning]:
+    """What the names that a statement binds will mean, where that is more than "computed"."""
+    if step.later is not None:
+        return {name: Defined(name, step.later) for name in step.now.stores}
+    found: dict[str, Meaning] = {}
+    for node in ast.walk(step.node) if step.now.imports else ():
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                module = alias.name if alias.asname else top
+                _add(found, alias.asname or top, Imported(module))
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                _add(found, alias.asname or alias.name, Imported(node.module, (alias.name,)))
+    node = step.node
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        target = node.targets[0]
+        if isinstance(target, ast.Name) and isinstance(node.value, ast.Name | ast.Attribute):
+            alias_of = _existing(node.value, names)
+            if alias_of is not None:
+                found[target.id] = alias_of
+    return found
+
+
+def _add(found: dict[str, Meaning], name: str, meaning: Meaning) -> None:
+    if found.setdefault(name, meaning) != meaning:
+        found[name] = Imported("")  # two imports under one name: either may be meant
+
+
+def _existing(node: ast.expr, names: CellNames) -> Existing | None:
+    """The class or function that ``a`` or ``a.b`` is, if that can be seen without running it."""
+    chain: list[str] = []
+    while isinstance(node, ast.Attribute):
+        chain.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return None
+    meanings = names.meanings(node.id)
+    if len(meanings) != 1:
+        return None
+    value = _resolve(meanings[0], tuple(reversed(chain)))
+    return None if value is None or type(value) is ModuleType else Existing(value)
+
+
+def _resolve(meaning: Meaning, chain: tuple[str, ...]) -> object:
+    if isinstance(meaning, Existing):
+        value: object = meaning.value
+    elif isinstance(meaning, Imported):
+        value, chain = sys.modules.get(meaning.module), meaning.chain + chain
+    else:
+        return None
+    for attribute in chain:
+        if type(value) is not ModuleType:
+            return None
+        value = vars(value).get(attribute)
+    return value
+
+
+def _is_of_library(value: object, libraries: Libraries) -> bool:
+    """Whether setting an attribute of ``value`` changes a library for everybody."""
+    if type(value) is ModuleType:
+        return libraries.is_cpu(value.__name__)
+    if issubclass(type(value), type):
+        return libraries.is_cpu(type.__getattribute__(value, "__module__"))
+    return False

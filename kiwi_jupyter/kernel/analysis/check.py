@@ -1,0 +1,286 @@
+"""Holds what code reaches (``Needs``) against what the names mean (``Names``)."""
+
+from __future__ import annotations
+
+import abc
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Final, Generic, Protocol
+
+from kiwi_jupyter.kernel.analysis.classes import Classes
+from kiwi_jupyter.kernel.analysis.judge import ORIGINAL_BUILTINS, Judge
+from kiwi_jupyter.kernel.analysis.libraries import Libraries, attribute_is_harmless
+from kiwi_jupyter.kernel.analysis.names import Computed, Defined, Existing, Imported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kiwi_jupyter.kernel.analysis.names import Meaning, Names
+    from kiwi_jupyter.kernel.analysis.needs import Chain, MagicCall, Needs
+
+_MISSING: Final = object()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why code may use the GPU: the first thing found. ``taints``: it may also change what later
+    cells do without a trace in them (imports, ``exec``), so "nothing can reach a GPU" is over."""
+
+    line: int
+    subject: str
+    why: str
+    taints: bool = True
+
+
+class Checker:
+    """One per cell and mode.
+
+    ``clean``: no library that can reach a GPU is in the process and no code so far could have
+    brought one in, so that no object needs looking at; only doors, imports and modules count.
+    """
+
+    def __init__(
+        self,
+        libraries: Libraries,
+        *,
+        clean: bool,
+        patched: frozenset[str] | set[str] = frozenset(),
+        magic: Callable[[MagicCall], Fault | None] | None = None,
+    ) -> None:
+        self.libraries = libraries
+        self.classes = Classes()
+        self._clean = clean
+        self._patched = patched
+        self._magic = magic
+        self._judge = Judge(libraries, self, clean=clean)
+        self._in_progress: set[int] = set()
+
+    def check(self, needs: Needs, names: Names) -> Fault | None:
+        """The first reason, by line, why code that reaches ``needs`` may use the GPU."""
+        faults = [fault for fault in self._faults(needs, names) if fault is not None]
+        return min(faults, key=lambda fault: fault.line, default=None)
+
+    def _faults(self, needs: Needs, names: Names) -> Iterator[Fault | None]:
+        for line, why in needs.doors:
+            yield Fault(line, why, "that can lead anywhere")
+        for module, line in needs.imports.items():
+            yield self._import(module, line)
+        for (name, chain), line in needs.reads.items():
+            yield self._name(name, chain, line, names, names.meanings(name))
+        for (name, chain), line in needs.cells.items():
+            yield self._name(name, chain, line, names, names.cell(name))
+        for (module, chain), line in needs.modules.items():
+            yield self._module(module, chain, line)
+        for (name, chain), line in needs.mentions.items():
+            yield self._mention(name, chain, line, names, _is_class)
+        for (name, chain), line in needs.bases.items():
+            yield self._mention(name, chain, line, names, _is_quiet_base)
+        for attribute, line in needs.attributes.items():
+            yield self._attribute(attribute, line)
+        for magic in needs.magics:
+            yield self._magic(magic) if self._magic else _unknown_magic(magic)
+
+    def stored(self, name: str, old: object, line: int) -> Fault | None:
+        """Binding or deleting ``name`` lets go of ``old``, whose destructor may use the GPU."""
+        if self._clean or type(old) is ModuleType:
+            return None
+        why = self._judge.value(old)
+        if why is None:
+            return None
+        return Fault(line, name, f"its old value goes: {why}", taints=False)
+
+    def let_go(self, value: object) -> str | None:
+        """Why dropping the last reference to ``value`` may use the GPU."""
+        return None if self._clean or type(value) is ModuleType else self._judge.value(value)
+
+    # --- names
+
+    def _name(
+        self, name: str, chain: Chain, line: int, names: Names, meanings: list[Meaning]
+    ) -> Fault | None:
+        for meaning in meanings:
+            fault = self._meaning(name, chain, line, names, meaning)
+            if fault is not None:
+                return fault
+        if not meanings:  # a NameError, or bound meanwhile by code that stays on the CPU
+            return self._chain(name, chain, line)
+        return None
+
+    def _meaning(
+        self, name: str, chain: Chain, line: int, names: Names, meaning: Meaning
+    ) -> Fault | None:
+        if isinstance(meaning, Computed):
+            return self._chain(name, chain, line)
+        if isinstance(meaning, Imported):
+            return self._module(meaning.module, meaning.chain + chain, line)
+        if isinstance(meaning, Defined):
+            return self._defined(meaning, chain, line, names)
+        return self._existing(name, chain, line, meaning)
+
+    def _defined(self, meaning: Defined, chain: Chain, line: int, names: Names) -> Fault | None:
+        key = id(meaning.needs)
+        if key in self._in_progress:
+            return self._chain(meaning.name, chain, line)
+        self._in_progress.add(key)
+        try:
+            fault = self.check(meaning.needs, names)
+        finally:
+            self._in_progress.discard(key)
+        if fault is not None:
+            why = f"it reaches `{fault.subject}` in line {fault.line}, and {fault.why}"
+            return Fault(line, meaning.name, why, fault.taints)
+        return self._chain(meaning.name, chain, line)
+
+    def _existing(self, name: str, chain: Chain, line: int, meaning: Existing) -> Fault | None:
+        value = meaning.value
+        if chain == ("(constant)",):  # getattr with the attribute's name written out
+            if value is ORIGINAL_BUILTINS["getattr"]:
+                return None
+            chain = ()
+        if type(value) is ModuleType:
+            return self._module_object(value.__name__, value, chain, line, name)
+        why = self._judge.value(value)
+        if why is not None:
+            return Fault(line, name, why)
+        return self._chain(name, chain, line)
+
+    def _chain(self, name: str, chain: Chain, line: int) -> Fault | None:
+        for attribute in chain:
+            if attribute == "format" and len(chain) == 1:
+                return Fault(line, f"{name}.format", "a format string can read any attribute")
+            fault = self._attribute(attribute, line, name)
+            if fault is not None:
+                return fault
+        return None
+
+    def _attribute(self, attribute: str, line: int, of: str = "…") -> Fault | None:
+        if attribute == "format":
+            return Fault(line, f"{of}.format", "a format string can read any attribute")
+        if not attribute_is_harmless(attribute):
+            return Fault(line, f"{of}.{attribute}", "that attribute can lead anywhere")
+        if attribute in self._patched and not self._clean:
+            why = "code of this notebook has set an attribute of that name on some object"
+            return Fault(line, f"{of}.{attribute}", why)
+        return None
+
+    # --- modules
+
+    def _import(self, module: str, line: int) -> Fault | None:
+        if self.libraries.is_trusted(module):
+            return None
+        if not self._clean and module in sys.modules:
+            return None  # it only gets a name; using it is judged where the name is read
+        why = "it may use the GPU"
+        if not self.libraries.is_gpu(module):
+            why = "it is not known to stay on the CPU (the setting Kiwi.cpu_modules can say so)"
+        return Fault(line, f"import {module}", why)
+
+    def _module(self, name: str, chain: Chain, line: int) -> Fault | None:
+        loaded = sys.modules.get(name)
+        if loaded is not None:
+            return self._module_object(name, loaded, chain, line, name)
+        if self.libraries.is_gpu(name):
+            return Fault(line, name, f"{name} may use the GPU")
+        if not self.libraries.is_trusted(name):
+            return Fault(line, name, f"{name} is not known to stay on the CPU")
+        return self._trusted_chain(name, chain, line)
+
+    def _trusted_chain(self, name: str, chain: Chain, line: int) -> Fault | None:
+        """A trusted module that is not loaded yet, or that loads its parts late."""
+        if not chain:
+            return Fault(line, name, "a module passed around can lead anywhere")
+        if not self.libraries.allows(name, chain[0]):
+            return Fault(line, f"{name}.{chain[0]}", "that can lead anywhere")
+        inner = f"{name}.{chain[0]}"
+        if inner in sys.modules or inner == "concurrent.futures":
+            return self._module(inner, chain[1:], line)
+        return self._chain(inner, chain[1:], line)
+
+    def _module_object(
+        self, name: str, module: object, chain: Chain, line: int, said: str
+    ) -> Fault | None:
+        if self.libraries.is_gpu(name):
+            return Fault(line, said, f"{name} may use the GPU")
+        if sys.modules.get(name) is not module:
+            return Fault(line, said, f"it is not the module {name} that is loaded")
+        if not chain:
+            return Fault(line, said, "a module passed around can lead anywhere")
+        trusted = self.libraries.is_trusted(name)
+        if trusted and not self.libraries.allows(name, chain[0]):
+            return Fault(line, f"{said}.{chain[0]}", "that can lead anywhere")
+        found = module.__dict__.get(chain[0], _MISSING)
+        if found is _MISSING:
+            if trusted:
+                return self._trusted_chain(name, chain, line)
+            why = f"{name} has no such name, and may make it up"
+            return Fault(line, f"{said}.{chain[0]}", why)
+        return self._found(name, trusted, found, chain, line, f"{said}.{chain[0]}")
+
+    def _found(
+        self, module: str, trusted: bool, found: object, chain: Chain, line: int, said: str
+    ) -> Fault | None:
+        if issubclass(type(found), ModuleType):
+            inner = vars(found).get("__name__")
+            if not isinstance(inner, str):
+                return Fault(line, said, "it is a module without a name")
+            return self._module_object(inner, found, chain[1:], line, said)
+        why = self._judge.value(found)
+        if why is not None and not (trusted and _of_library(found, module)):
+            return Fault(line, said, why)
+        return self._chain(said, chain[1:], line)
+
+    # --- mentions
+
+    def _mention(
+        self, name: str, chain: Chain, line: int, names: Names, harmless: Callable[[object], bool]
+    ) -> Fault | None:
+        """Naming a class that already exists does nothing, whatever library it is from."""
+        for meaning in names.meanings(name):
+            if harmless(_already_there(meaning, chain)):
+                continue
+            fault = self._meaning(name, chain, line, names, meaning)
+            if fault is not None:
+                return fault
+        return None
+
+
+def _unknown_magic(magic: MagicCall) -> Fault:
+    return Fault(magic.line, "get_ipython()", "a magic inside a function is not looked into")
+
+
+def _of_library(value: object, module: str) -> bool:
+    """Whether ``value``, found in a trusted module, is of a class of that same library:
+    ``np.r_``, ``plt.rcParams``. What only holds other things is judged by what it holds."""
+    kind = type(value)
+    if not isinstance(kind.__module__, str) or issubclass(kind, type):
+        return False
+    top = kind.__module__.partition(".")[0]
+    return top == module.partition(".")[0] and top not in ("functools", "collections", "types")
+
+
+def _already_there(meaning: Meaning, chain: Chain) -> object:
+    """What ``chain`` leads to through loaded modules, without running anything; or a miss."""
+    if isinstance(meaning, Existing):
+        value: object = meaning.value
+    elif isinstance(meaning, Imported):
+        value, chain = sys.modules.get(meaning.module, _MISSING), meaning.chain + chain
+    else:
+        return _MISSING
+    for attribute in chain:
+        if type(value) is not ModuleType:
+            return _MISSING
+        value = vars(value).get(attribute, _MISSING)
+    return value
+
+
+def _is_class(value: object) -> bool:
+    return value is None or issubclass(type(value), type)
+
+
+def _is_quiet_base(value: object) -> bool:
+    """Whether a ``class`` statement with this base runs nothing of the base's library."""
+    if type(value) not in (type, abc.ABCMeta):
+        return False
+    own = (base for base in value.__mro__ if base not in (object, Generic, Protocol))  # type: ignore[attr-defined]
+    return not any("__init_subclass__" in vars(base) for base in own)

@@ -1,0 +1,151 @@
+"""Which values are plain data: types of which every instance stays on the CPU.
+
+By exact type: a subclass may do anything. Types of libraries are looked up where those are loaded
+already; nothing is imported here.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LEAVES: Final = frozenset(
+    {int, float, complex, bool, str, bytes, bytearray, type(None), type(...), range}
+    | {type(NotImplemented)}
+)
+
+_PLAIN: Final[dict[str, frozenset[str]]] = {
+    "datetime": frozenset("date datetime time timedelta timezone".split()),
+    "decimal": frozenset({"Decimal"}),
+    "fractions": frozenset({"Fraction"}),
+    "pathlib": frozenset({"PosixPath", "PurePosixPath"}),
+    "uuid": frozenset({"UUID"}),
+    "re": frozenset({"Pattern", "Match"}),
+    "random": frozenset({"Random"}),
+    "zoneinfo": frozenset({"ZoneInfo"}),
+    "string": frozenset({"Template"}),
+    "array": frozenset({"array"}),
+    "pandas": frozenset("Timestamp Timedelta Period Interval RangeIndex DatetimeIndex".split())
+    | frozenset("TimedeltaIndex PeriodIndex".split()),
+    "numpy.random": frozenset("Generator RandomState SeedSequence PCG64".split()),
+}
+
+OBJECTS_MAX: Final = 100_000
+"""Longest sequence whose elements are looked at: a millisecond or two."""
+
+
+def is_plain(kind: type) -> bool:
+    """Whether every instance of exactly ``kind`` is harmless, whatever it holds."""
+    if kind in LEAVES:
+        return True
+    for module, names in _PLAIN.items():
+        loaded = sys.modules.get(module)
+        if type(loaded) is not ModuleType or kind.__name__ not in names:
+            continue
+        if loaded.__dict__.get(kind.__name__) is kind:
+            return True
+    return _is_numpy_scalar_or_dtype(kind)
+
+
+def _is_numpy_scalar_or_dtype(kind: type) -> bool:
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not kind.__module__.startswith("numpy"):
+        return False
+    space = numpy.__dict__
+    generic = space.get("generic")
+    if isinstance(generic, type) and issubclass(kind, generic):
+        return space.get(kind.__name__) is kind and kind.__name__ not in ("void", "object_")
+    dtype = space.get("dtype")
+    return isinstance(dtype, type) and issubclass(kind, dtype) and not kind.__name__.startswith("V")
+
+
+def why_not_elements(items: Any, count: int, value: Callable[[object], str | None]) -> str | None:
+    """Judge every element; fast where they are all plain."""
+    if count > OBJECTS_MAX:
+        return "it is too long to be looked at"
+    kinds = set(map(type, items))
+    if kinds <= LEAVES:
+        return None
+    if all(map(is_plain, kinds)):
+        return None
+    for item in items:
+        why = value(item)
+        if why is not None:
+            return why
+    return None
+
+
+def why_not_array(array: Any, value: Callable[[object], str | None]) -> str | None:
+    """A numpy array (exact type): no objects inside, and memory that is ordinary memory."""
+    if array.dtype.hasobject:
+        if array.dtype.kind != "O":
+            return "it is a numpy array with objects inside"
+        return why_not_elements(array.ravel().tolist(), array.size, value)
+    base = array.base
+    while base is not None:
+        if type(base) is not type(array):
+            plain = type(base) in (bytes, bytearray, memoryview) or _is_plain_base(base)
+            return None if plain else f"its memory belongs to a {_name(type(base))}"
+        base = base.base
+    return None
+
+
+def _is_plain_base(base: object) -> bool:
+    kind = type(base)
+    return (kind.__module__, kind.__name__) in {("mmap", "mmap"), ("array", "array")}
+
+
+_FRAME_ATTRIBUTES: Final = frozenset(
+    {"_mgr", "_item_cache", "_attrs", "_flags", "_name", "_is_copy", "_cacher"}
+)
+
+
+def why_not_frame(frame: Any, value: Callable[[object], str | None]) -> str | None:
+    """A pandas ``DataFrame`` or ``Series`` (exact type): look at the blocks below it."""
+    extra = frame.__dict__.keys() - _FRAME_ATTRIBUTES
+    if extra or frame.__dict__.get("_attrs"):
+        return "it carries attributes of its own"
+    why = value(frame.__dict__.get("_name"))
+    if why is not None:
+        return why
+    for axis in frame.axes:
+        why = why_not_index(axis, value)
+        if why is not None:
+            return why
+    for block in frame._mgr.arrays:
+        why = _why_not_column(block, value)
+        if why is not None:
+            return why
+    return None
+
+
+def why_not_index(index: Any, value: Callable[[object], str | None]) -> str | None:
+    pandas = sys.modules["pandas"].__dict__
+    kind = type(index)
+    if is_plain(kind):
+        return value(tuple(index.names))
+    if kind is pandas["MultiIndex"]:
+        levels = (why_not_index(level, value) for level in index.levels)
+        return next((why for why in levels if why is not None), value(tuple(index.names)))
+    if kind not in (pandas["Index"], pandas["CategoricalIndex"], pandas["IntervalIndex"]):
+        return f"its index is a {_name(kind)}"
+    return _why_not_column(index._values, value) or value(tuple(index.names))
+
+
+def _why_not_column(array: Any, value: Callable[[object], str | None]) -> str | None:
+    kind = type(array)
+    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+        return why_not_array(array, value)
+    if not kind.__module__.startswith("pandas.core.arrays"):
+        return f"a column is a {_name(kind)}"
+    if kind.__name__ == "Categorical":
+        return why_not_index(array.categories, value)
+    return None
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

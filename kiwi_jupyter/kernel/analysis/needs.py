@@ -1,0 +1,81 @@
+"""What a piece of code reaches: the common form into which cells and functions are read.
+
+The proof is by a closed world. A value *stays on the CPU* if nothing that anybody can do with it
+(call it, print it, add it, iterate over it, read its attributes) leads to a GPU. Such values only
+lead to more of their kind. So code stays on the CPU if every name that it reaches from outside
+itself does, and it uses none of the few doors out (``Needs.doors``). What it computes in between
+need not be followed.
+
+A module is not such a value, for ``os`` leads to ``os.system``: names are read together with the
+attributes that directly follow (``Needs.reads``), and a module that is passed around is a door.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Chain = tuple[str, ...]
+"""The attributes read directly off a name: ``("linalg", "norm")`` in ``np.linalg.norm(x)``."""
+
+
+@dataclass(frozen=True)
+class MagicCall:
+    """``%magic``, ``%%magic`` or ``!command`` as IPython writes it into the cell.
+
+    ``method`` is that of ``get_ipython()``: ``run_line_magic``, ``run_cell_magic``, ``system`` or
+    ``getoutput``; ``arguments`` are its string constants.
+    """
+
+    line: int
+    method: str
+    arguments: tuple[str, ...]
+
+
+@dataclass
+class Needs:
+    """What code reaches from outside itself; the line of the first place goes with each."""
+
+    reads: dict[tuple[str, Chain], int] = field(default_factory=dict)
+    """Global names that it reads, with their attributes."""
+    cells: dict[tuple[str, Chain], int] = field(default_factory=dict)
+    """The same for variables of enclosing functions."""
+    modules: dict[tuple[str, Chain], int] = field(default_factory=dict)
+    """Modules that it imports itself, with what it reads of them."""
+    imports: dict[str, int] = field(default_factory=dict)
+    """Modules that it imports, wherever their names go."""
+    stores: dict[str, int] = field(default_factory=dict)
+    """Global names that it binds or deletes: the old value goes, and its destructor may run."""
+    attributes: dict[str, int] = field(default_factory=dict)
+    """Attributes that it reads of computed values."""
+    patches: dict[tuple[str, Chain, str], int] = field(default_factory=dict)
+    """Attributes that it sets on what a global name (and a chain from it) leads to."""
+    mentions: dict[tuple[str, Chain], int] = field(default_factory=dict)
+    """Names that it reads without doing anything with them (annotations)."""
+    bases: dict[tuple[str, Chain], int] = field(default_factory=dict)
+    """Names of base classes in a ``class`` statement."""
+    magics: list[MagicCall] = field(default_factory=list)
+    doors: list[tuple[int, str]] = field(default_factory=list)
+    """What can lead anywhere: ``exec``, ``importlib``, dynamic attributes …, in words."""
+
+    def read(self, name: str, chain: Chain, line: int) -> None:
+        self.reads.setdefault((name, chain), line)
+
+    def absorb(self, other: Needs, line: int | None = None) -> None:
+        """Add what ``other`` needs; at ``line`` if given, for code that stands elsewhere."""
+        pairs: tuple[tuple[dict[Any, int], dict[Any, int]], ...] = (
+            (self.reads, other.reads),
+            (self.cells, other.cells),
+            (self.modules, other.modules),
+            (self.imports, other.imports),
+            (self.stores, other.stores),
+            (self.attributes, other.attributes),
+            (self.patches, other.patches),
+            (self.mentions, other.mentions),
+            (self.bases, other.bases),
+        )
+        for mine, theirs in pairs:
+            for key, at in theirs.items():
+                mine.setdefault(key, at if line is None else line)
+        self.magics.extend(other.magics)
+        self.doors.extend((at if line is None else line, why) for at, why in other.doors)

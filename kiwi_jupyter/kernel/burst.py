@@ -1,0 +1,120 @@
+"""This process's use of the GPU: one wait or lease, shared by every thread that is in it.
+
+Cells of subshells are threads. The first to come asks, all wait for the same grant, the last to
+leave ends the burst; so an interrupted cell does not take the place of another one away.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from kiwi_jupyter.kernel.gcguard import GcGuard
+from kiwi_jupyter.kernel.leftovers import Leftovers
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from kiwi_core.client import Client, Ticket
+    from kiwi_core.wire.messages import Waiting
+
+WATCH_EVERY_S: Final = 0.25
+"""How soon the end of a left-over thread or task is noticed."""
+
+
+class Burst:
+    """Any thread may call it; none of its methods but ``wait`` blocks."""
+
+    def __init__(self, guard: GcGuard | None = None) -> None:
+        self._lock = threading.RLock()
+        self._members: set[Hashable] = set()
+        self._client: Client | None = None
+        self._ticket: Ticket | None = None
+        self._held = False
+        self._number = 0
+        self._leftovers = Leftovers()
+        self._watcher: threading.Thread | None = None
+        self._guard = guard or GcGuard(enabled=False)
+
+    @property
+    def held(self) -> bool:
+        """Whether this process has the lease for a burst in progress."""
+        return self._held
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """Where the wait stands, as the daemon last said."""
+        ticket = self._ticket
+        return ticket.last_waiting if ticket is not None and not self._held else None
+
+    def is_in(self, member: Hashable) -> bool:
+        return member in self._members
+
+    def join(self, client: Client, member: Hashable) -> None:
+        """``member`` wants the GPU: asks for it if nobody has yet. Raises what ``begin`` raises,
+        and ``member`` is not in then."""
+        with self._lock:
+            if self._ticket is None:
+                self._ticket = client.begin()
+                self._client = client
+                self._number = self._ticket.burst
+            self._members.add(member)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the GPU is ours, after at most ``timeout_s``. Raises ``KiwiError`` where the
+        wish failed; everybody who is in has to leave then."""
+        ticket = self._ticket
+        if ticket is None or self._held:
+            return True
+        granted = ticket.wait(timeout_s) if timeout_s > 0 else ticket.poll()
+        if granted is None:
+            return False
+        with self._lock:
+            if ticket is self._ticket and not self._held:
+                self._held = True
+                self._guard.burst_began()
+        return True
+
+    def leave(self, member: Hashable, leftovers: Leftovers | None = None) -> None:
+        """``member`` is done or gave up. The last one ends the burst; if ``leftovers`` live on,
+        the daemon is told, and told again when they have ended."""
+        with self._lock:
+            if member not in self._members:
+                return
+            self._members.discard(member)
+            if leftovers is not None:
+                self._leftovers = self._leftovers.and_also(leftovers)
+            if not self._members:
+                self._end()
+
+    def abandon(self) -> None:
+        """After ``fork``, in the child: the lease is the parent's."""
+        self.__init__(GcGuard(enabled=False))  # type: ignore[misc]
+
+    def _end(self) -> None:
+        ticket, client, held = self._ticket, self._client, self._held
+        self._ticket, self._held = None, False
+        if ticket is None or client is None:
+            return
+        if not held:
+            ticket.cancel()
+            return
+        self._guard.burst_ended()
+        lingering = self._leftovers.alive
+        client.end_burst(lingering=lingering)
+        if lingering and (self._watcher is None or not self._watcher.is_alive()):
+            self._watcher = threading.Thread(target=self._watch, name="kiwi-leftovers", daemon=True)
+            self._watcher.start()
+
+    def _watch(self) -> None:
+        """Ends a lingering burst when the last thread or task that it left behind has ended."""
+        while True:
+            threading.Event().wait(WATCH_EVERY_S)
+            with self._lock:
+                if self._ticket is not None:
+                    return  # a new burst; its end looks at the leftovers again
+                if not self._leftovers.alive:
+                    self._watcher = None
+                    if self._client is not None:
+                        self._client.end_burst(burst=self._number)
+                    return

@@ -1,0 +1,110 @@
+"""Puts the parts together in one shell, and takes them apart again."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import os
+from typing import Any
+
+from kiwi_core.errors import KiwiError
+from kiwi_jupyter.kernel.analysis import Analyzer, Libraries
+from kiwi_jupyter.kernel.burst import Burst
+from kiwi_jupyter.kernel.config import Kiwi, disabled_by_environment
+from kiwi_jupyter.kernel.gate import ASYNC_GATE, GATE, Gate
+from kiwi_jupyter.kernel.gcguard import GcGuard
+from kiwi_jupyter.kernel.magics import KiwiMagics
+from kiwi_jupyter.kernel.override import rewrite_head
+from kiwi_jupyter.kernel.session import Session, say_on_stderr
+
+LEAVE_TIMEOUT_S = 60.0
+"""For ``%kiwi off`` and unloading: until the memory is back in the GPU."""
+
+_log = logging.getLogger("kiwi.kernel")
+
+
+class Extension:
+    """What ``load_ipython_extension`` installs in ``shell``."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self.config = Kiwi(parent=shell)
+        if disabled_by_environment():
+            self.config.enabled = False
+        self.session = Session(self.config, shell.user_ns, say_on_stderr)
+        self.burst = Burst(GcGuard(enabled=self.config.gc_guard))
+        libraries = Libraries(
+            cpu=frozenset(self.config.cpu_modules), gpu=frozenset(self.config.gpu_modules)
+        )
+        self.analyzer = Analyzer(libraries, self._transform)
+        self.gate = Gate(shell, self.config, self.session, self.burst, self.analyzer)
+        self._installed = False
+
+    def install(self) -> None:
+        shell = self._shell
+        if _has_users_names(shell):
+            self.analyzer.taint("names were defined before Kiwi was loaded")
+        setattr(builtins, GATE, self.gate.blocking)
+        setattr(builtins, ASYNC_GATE, self.gate.awaiting)
+        shell.ast_transformers.append(self.gate)
+        shell.input_transformers_cleanup.append(self._rewrite)
+        shell.events.register("pre_execute", self.gate.before_cell)
+        shell.events.register("post_execute", self.gate.silent_cell_ended)
+        shell.events.register("post_run_cell", self.gate.cell_ended)
+        shell.register_magics(KiwiMagics(shell, self))
+        self._installed = True
+        os.register_at_fork(after_in_child=self._forked)
+
+    def uninstall(self) -> None:
+        shell = self._shell
+        self._installed = False
+        for events, callback in (
+            ("pre_execute", self.gate.before_cell),
+            ("post_execute", self.gate.silent_cell_ended),
+            ("post_run_cell", self.gate.cell_ended),
+        ):
+            shell.events.unregister(events, callback)
+        shell.ast_transformers.remove(self.gate)
+        shell.input_transformers_cleanup.remove(self._rewrite)
+        for kind in ("line", "cell"):
+            shell.magics_manager.magics[kind].pop("kiwi", None)
+        self.switch_off()
+        # The names stay: code compiled before may still call them. They do nothing any more.
+        setattr(builtins, GATE, lambda _token: None)
+        setattr(builtins, ASYNC_GATE, _open_gate)
+
+    def switch_off(self) -> None:
+        """``%kiwi off``: cells run at once from now on; memory comes back into the GPU first."""
+        self.config.enabled = False
+        try:
+            self.session.leave(LEAVE_TIMEOUT_S)
+        except KiwiError as error:
+            say_on_stderr(f"Kiwi: {error}")
+
+    def switch_on(self) -> None:
+        self.config.enabled = True
+
+    def _transform(self, code: str) -> str:
+        transformed: str = self._shell.transform_cell(code)
+        return transformed
+
+    def _rewrite(self, lines: list[str]) -> list[str]:
+        from IPython.core.inputtransformer2 import cell_magic
+
+        return rewrite_head(lines, cell_magic)
+
+    def _forked(self) -> None:
+        if self._installed:
+            self.session.forget_after_fork()
+            self.burst.abandon()
+
+
+async def _open_gate(_token: int) -> None:
+    pass
+
+
+def _has_users_names(shell: Any) -> bool:
+    """Whether code ran in this shell before Kiwi could see it (``%load_ext`` by hand)."""
+    ours = {"In", "Out", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh", "exit", "quit"}
+    names = shell.user_ns.keys() - shell.user_ns_hidden.keys() - ours
+    return any(not name.startswith("_") for name in names)

@@ -1,0 +1,323 @@
+"""The gate in front of the first statement of a cell that may use the GPU.
+
+An AST transformer (``Gate.visit``) inserts a call to it, by a name in ``builtins`` so that it
+survives ``%reset``. Events of IPython only end what the gate began: an exception or an interrupt
+in a ``pre_run_cell`` callback would be printed and the cell would run all the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import itertools
+import logging
+import os
+import signal
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from kiwi_core.errors import KiwiError
+from kiwi_jupyter.kernel.analysis import Analyzer, Verdict
+from kiwi_jupyter.kernel.display import WaitingLine, screen_for
+from kiwi_jupyter.kernel.leftovers import Before
+from kiwi_jupyter.kernel.override import take_override
+from kiwi_jupyter.kernel.stack import cells_on_stack, is_silent
+from kiwi_jupyter.kernel.words import INTERRUPTED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kiwi_core.client import Client
+    from kiwi_jupyter.kernel.burst import Burst
+    from kiwi_jupyter.kernel.config import Kiwi
+    from kiwi_jupyter.kernel.session import Session
+
+GATE: Final = "__kiwi_gate__"
+ASYNC_GATE: Final = "__kiwi_async_gate__"
+
+FAST_S: Final = 0.005
+"""In an async cell, the loop is held up this long at most, for a grant that comes at once."""
+
+ASYNC_POLL_S: Final = 0.05
+BLOCKING_POLL_S: Final = 0.25
+"""How soon an interrupt (async: a cancellation) takes effect."""
+
+PENDING_MAX: Final = 64
+"""Cells that were transformed and never ran (their gate was not reached)."""
+
+_log = logging.getLogger("kiwi.kernel")
+_ASYNC_NODES: Final = (ast.Await, ast.AsyncFor, ast.AsyncWith)
+
+
+class _Interrupted(KeyboardInterrupt):
+    """Rendered in one line; called as what it is, for frontends go by the name."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [INTERRUPTED]
+
+
+_Interrupted.__name__ = _Interrupted.__qualname__ = "KeyboardInterrupt"
+
+
+@dataclass
+class CellRun:
+    """A cell that may use the GPU, from its transformation to its end."""
+
+    member: int
+    silent: bool
+    before: Before = field(default_factory=Before.now)
+
+
+class Gate:
+    """One per kernel. ``visit`` and ``cell_ended`` are called by IPython, ``blocking`` and
+    ``awaiting`` by the cells."""
+
+    def __init__(
+        self, shell: Any, config: Kiwi, session: Session, burst: Burst, analyzer: Analyzer
+    ) -> None:
+        self._shell = shell
+        self._config = config
+        self._session = session
+        self._burst = burst
+        self._analyzer = analyzer
+        self._lock = threading.RLock()
+        self._tokens = itertools.count(1)
+        self._pending: dict[int, CellRun] = {}
+        self._running: dict[int, CellRun] = {}
+        self._pid = os.getpid()
+        self.last_verdict: Verdict | None = None
+        """What was decided about the last cell, for ``%kiwi why``."""
+
+    # --- deciding, before the cell runs
+
+    def visit(self, node: Any) -> Any:
+        """IPython calls this with each parsed cell, and with the bodies of some magics."""
+        try:
+            return self._visit(node)
+        except Exception:  # noqa: BLE001 - IPython would remove the gate for good
+            _log.exception("Kiwi could not look at a cell; it runs without Kiwi")
+            return node
+
+    def _visit(self, node: Any) -> Any:
+        override = take_override(node)
+        # The bodies of magics and nested cells were part of what the outer cell's verdict is on.
+        if not isinstance(node, ast.Module) or cells_on_stack() != 1 or not node.body:
+            return node
+        if not self._config.enabled or not self._session.possible() or os.getpid() != self._pid:
+            self._analyzer.taint("cells ran while Kiwi was not looking")
+            self.last_verdict = None
+            return node
+        verdict = self._decide(node, override)
+        if not _is_about_kiwi(node):
+            self.last_verdict = verdict
+        if verdict.gpu:
+            self._insert(node, verdict)
+        return node
+
+    def judge(self, tree: ast.Module) -> Verdict:
+        """The verdict on code that is not going to run (``%kiwi why CODE``)."""
+        with self._lock:
+            return self._analyzer.preview(tree, self._shell.user_ns)
+
+    def _decide(self, node: ast.Module, override: str | None) -> Verdict:
+        try:
+            with self._lock:
+                verdict = self._analyzer.analyse(node, self._shell.user_ns)
+        except Exception as error:  # noqa: BLE001
+            _log.exception("Kiwi could not analyse a cell; it counts as using the GPU")
+            self._analyzer.taint("a cell could not be analysed")
+            verdict = Verdict(True, f"it could not be analysed ({type(error).__name__})", 1, 0)
+        if override == "cpu":
+            return Verdict(False, "%%kiwi cpu says so")
+        if override == "gpu":
+            return Verdict(True, "%%kiwi gpu says so", 1, _first_real_statement(node))
+        return verdict
+
+    def _insert(self, node: ast.Module, verdict: Verdict) -> None:
+        token = next(self._tokens)
+        with self._lock:
+            while len(self._pending) >= PENDING_MAX:
+                del self._pending[next(iter(self._pending))]
+            self._pending[token] = CellRun(threading.get_ident(), is_silent())
+        awaited = self._runs_as_coroutine(node)
+        call: ast.expr = ast.Call(
+            func=ast.Name(id=ASYNC_GATE if awaited else GATE, ctx=ast.Load()),
+            args=[ast.Constant(value=token)],
+            keywords=[],
+        )
+        statement = ast.Expr(value=ast.Await(value=call) if awaited else call)
+        line = node.body[verdict.first_statement].lineno
+        for part in ast.walk(statement):
+            if isinstance(part, ast.expr | ast.stmt):
+                part.lineno = part.end_lineno = line
+                part.col_offset = part.end_col_offset = 0
+        node.body.insert(verdict.first_statement, statement)
+
+    def _runs_as_coroutine(self, node: ast.Module) -> bool:
+        """Whether IPython runs this cell on the event loop: decided as IPython does it."""
+        if not self._shell.autoawait or not any(_may_await(part) for part in ast.walk(node)):
+            return False
+        try:
+            code = compile(node, "<kiwi>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        except (SyntaxError, ValueError):
+            return False
+        return bool(code.co_flags & inspect.CO_COROUTINE)
+
+    # --- waiting, in the cell
+
+    def blocking(self, token: int) -> None:
+        """``__kiwi_gate__``: returns when the GPU is ours (or the cell has to do without Kiwi).
+
+        Raises nothing but ``KeyboardInterrupt``.
+        """
+        run = self._start(token)
+        if run is None:
+            return
+        try:
+            with _interruptible():
+                client = self._session.client()
+                if client is not None:
+                    self._wait(client, run)
+        except KeyboardInterrupt:
+            self._give_up(run)
+            raise _Interrupted from None
+        except Exception as error:  # noqa: BLE001 - the user's cell must run whatever Kiwi does
+            self._failed(run, error)
+
+    async def awaiting(self, token: int) -> None:
+        """``await __kiwi_async_gate__``: the same for a cell on the event loop, where SIGINT
+        cancels the cell's task instead of raising."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # another library's loop: it cannot be awaited on from here
+            self.blocking(token)
+            return
+        run = self._start(token)
+        if run is None:
+            return
+        try:
+            client = self._session.connected_client
+            if client is None:
+                client = await loop.run_in_executor(None, self._session.client)
+            if client is not None:
+                await self._await(client, run)
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            self._give_up(run)
+            raise _Interrupted from None
+        except Exception as error:  # noqa: BLE001
+            self._failed(run, error)
+
+    def _start(self, token: int) -> CellRun | None:
+        with self._lock:
+            run = self._pending.pop(token, None)
+            if run is None or os.getpid() != self._pid or self._burst.is_in(run.member):
+                return None
+            self._running[run.member] = run
+            return run
+
+    def _wait(self, client: Client, run: CellRun) -> None:
+        self._burst.join(client, run.member)
+        line = self._line(run)
+        try:
+            while not self._burst.wait(min(BLOCKING_POLL_S, line.due_in_s() or BLOCKING_POLL_S)):
+                line.show(self._burst.waiting)
+        finally:
+            line.close()
+        self._session.show_notices()
+
+    async def _await(self, client: Client, run: CellRun) -> None:
+        self._burst.join(client, run.member)
+        line = self._line(run)
+        try:
+            granted = self._burst.wait(FAST_S)
+            while not granted:
+                await asyncio.sleep(ASYNC_POLL_S)
+                line.show(self._burst.waiting)
+                granted = self._burst.wait(0)
+        finally:
+            line.close()
+        self._session.show_notices()
+
+    def _line(self, run: CellRun) -> WaitingLine:
+        screen = screen_for(self._shell, silent=run.silent)
+        return WaitingLine(screen, delay_s=self._config.waiting_line_delay_s)
+
+    def _give_up(self, run: CellRun) -> None:
+        with self._lock:
+            self._running.pop(run.member, None)
+        self._burst.leave(run.member)
+
+    def _failed(self, run: CellRun, error: Exception) -> None:
+        self._give_up(run)
+        if isinstance(error, KiwiError):
+            self._session.failed(error)
+        else:
+            _log.error("Kiwi failed; this cell runs without waiting", exc_info=error)
+
+    # --- the end of a cell
+
+    def cell_ended(self, _result: object = None) -> None:
+        """``post_run_cell``: the outermost cell of this thread is over, however it ended."""
+        member = threading.get_ident()
+        if member not in self._running or cells_on_stack(1):
+            return
+        self._end(member)
+
+    def silent_cell_ended(self) -> None:
+        """``post_execute``, which comes first: ends silent cells, that have no ``post_run_cell``,
+        and whatever an earlier cell of this thread may have left open."""
+        run = self._running.get(threading.get_ident())
+        if run is not None and run.silent:
+            self.cell_ended()
+
+    def before_cell(self) -> None:
+        """``pre_execute``, the safety net: a new outermost cell begins, so the last one is over
+        even if nobody said so."""
+        member = threading.get_ident()
+        if member in self._running and cells_on_stack() == 1:
+            self._end(member)
+
+    def _end(self, member: int) -> None:
+        with self._lock:
+            run = self._running.pop(member, None)
+        if run is None or os.getpid() != self._pid:
+            return
+        self._burst.leave(member, run.before.left())
+        self._session.show_notices()
+
+
+def _may_await(node: ast.AST) -> bool:
+    return isinstance(node, _ASYNC_NODES) or (
+        isinstance(node, ast.comprehension) and bool(node.is_async)
+    )
+
+
+def _is_about_kiwi(node: ast.Module) -> bool:
+    """``%kiwi why`` is about the cell before it."""
+    first = ast.dump(node.body[0])
+    return len(node.body) == 1 and "'run_line_magic'" in first and "value='kiwi'" in first
+
+
+def _first_real_statement(node: ast.Module) -> int:
+    """``from __future__`` must stay first, and a docstring may stand before it."""
+    index = 0
+    for number, statement in enumerate(node.body):
+        if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
+            index = number + 1
+    return min(index, len(node.body) - 1)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGINT raises ``KeyboardInterrupt`` here, whatever the kernel has installed meanwhile."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

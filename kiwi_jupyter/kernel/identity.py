@@ -1,0 +1,32 @@
+"""What this kernel is called on other people's screens."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_CONNECTION_FILE = re.compile(r"kernel-(.+)\.json\Z")
+
+
+def notebook_name(user_ns: Mapping[str, Any], env: Mapping[str, str] | None = None) -> str:
+    """The notebook's file name, as Jupyter Server or VS Code tell it; else ``kernel <pid>``."""
+    env = os.environ if env is None else env
+    for named in (env.get("JPY_SESSION_NAME"), user_ns.get("__vsc_ipynb_file__")):
+        if type(named) is str and named:
+            return Path(named).name or named
+    return f"kernel {os.getpid()}"
+
+
+def kernel_id() -> str:
+    """Jupyter's id of this kernel, from its connection file; "" outside Jupyter."""
+    module = sys.modules.get("ipykernel.kernelapp")
+    if module is None or not module.IPKernelApp.initialized():
+        return ""
+    found = _CONNECTION_FILE.search(str(module.IPKernelApp.instance().connection_file))
+    return found[1] if found else ""

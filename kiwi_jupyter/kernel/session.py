@@ -1,0 +1,261 @@
+"""This kernel's connection to the daemon of its GPU: made when first needed, kept from then on."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kiwi_core.config import socket_dir
+from kiwi_core.errors import CallerError, KiwiError, PeerError
+from kiwi_jupyter.kernel.identity import kernel_id, notebook_name
+from kiwi_jupyter.kernel.words import SHOWN_NOTICES, told
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kiwi_core.client import Client
+    from kiwi_core.wire.messages import Emulation, GpuStatus, Told, Welcome
+    from kiwi_jupyter.kernel.config import Kiwi
+
+RETRY_S: Final = 30.0
+"""After a failed attempt to get a daemon, cells run without one for this long."""
+
+NOTICES_MAX: Final = 32
+
+_GPU_DEVICES: Final = (
+    "/dev/nvidiactl",
+    "/proc/driver/nvidia/version",
+    "/dev/nvhost-ctrl",
+    "/dev/dxg",
+)
+
+
+class Session:
+    """``config`` are the kernel's settings, ``user_ns`` its namespace, ``say`` shows one line to
+    the user. ``client`` may be called by any thread; one connects, the others wait for it."""
+
+    def __init__(
+        self, config: Kiwi, user_ns: Mapping[str, Any], say: Callable[[str], None]
+    ) -> None:
+        self._config = config
+        self._user_ns = user_ns
+        self._say = say
+        self._lock = threading.Lock()
+        self._client: Client | None = None
+        self._pid = os.getpid()
+        self._retry_at_s = 0.0
+        self._refused = False
+        self._said: set[str] = set()
+        self.problem = ""
+        """Why there is no connection, in words; "" while there is one or none was tried."""
+        self.notices: deque[Told] = deque(maxlen=NOTICES_MAX)
+        self._unshown: deque[Told] = deque(maxlen=NOTICES_MAX)
+
+    @property
+    def directory(self) -> Path:
+        return Path(self._config.socket_dir) if self._config.socket_dir else socket_dir()
+
+    @property
+    def connected_client(self) -> Client | None:
+        """The client, if a connection was made."""
+        return self._client
+
+    def possible(self) -> bool:
+        """Whether a daemon can be there at all. Called before every cell: a few microseconds."""
+        if self._client is not None:
+            return True
+        if self._refused:
+            return False
+        return self._may_start() or _has_socket(self.directory)
+
+    def _may_start(self) -> bool:
+        return self._config.autostart and (
+            "KIWI_DAEMON_ARGS" in os.environ or any(map(os.path.exists, _GPU_DEVICES))
+        )
+
+    def client(self) -> Client | None:
+        """The connected client; ``None`` if the cell has to run without Kiwi (said once, why).
+
+        Blocks while it connects, or while a daemon starts. A client whose daemon is away stays
+        the client: it reconnects by itself.
+        """
+        client = self._client
+        if client is not None and self._pid == os.getpid():
+            return client
+        with self._lock:
+            if self._client is None and not self._refused and self._pid == os.getpid():
+                self._try()
+            return self._client
+
+    def _try(self) -> None:
+        if time.monotonic() < self._retry_at_s:
+            return
+        try:
+            self._client = self._connect()
+            self.problem = ""
+        except KiwiError as error:
+            self._retry_at_s = time.monotonic() + RETRY_S
+            self.problem = str(error)
+            self.say_once(f"Kiwi: {error} Until then this notebook runs without Kiwi.")
+
+    def _connect(self) -> Client:
+        try:
+            return self._connect_to(*self._choose())
+        except KiwiError as error:
+            if error.code != "no-daemon" or not self._may_start():
+                raise
+        from kiwi_core.client.autostart import autostart
+
+        autostart(self.directory, timeout_s=self._config.autostart_timeout_s)
+        return self._connect_to(*self._choose())
+
+    def _connect_to(self, path: Path, several: bool) -> Client:
+        from kiwi_core.client import Client
+
+        client = Client(
+            path,
+            name=notebook_name(self._user_ns),
+            kernel_id=kernel_id(),
+            client="kernel",
+            on_notice=self._noticed,
+            daemon_grace_s=self._config.daemon_grace_s,
+        )
+        try:
+            welcome = client.connect()
+            if welcome.emulation is not None:
+                self._emulate(welcome.emulation, welcome.gpu_name)
+            elif several:
+                _show_only(welcome)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def _choose(self) -> tuple[Path, bool]:
+        """The socket to connect to, and whether this was Kiwi's choice among several."""
+        from kiwi_core.client import discover
+
+        wanted = self._config.wanted_gpu()
+        sockets = discover(self.directory, wanted)
+        if not sockets:
+            for_gpu = f" for GPU {wanted}" if wanted else ""
+            raise PeerError(
+                "no-daemon",
+                f"No Kiwi daemon{for_gpu} is running in {self.directory}.",
+                "Start one with `kiwi daemon`.",
+            )
+        return sockets[0], wanted is None and len(sockets) > 1
+
+    def _emulate(self, emulation: Emulation, gpu_name: str) -> None:
+        """Use the daemon's emulated driver, if no other one is loaded yet."""
+        from kiwi_core.client.cuda_library import loaded_cuda_library
+
+        loaded = loaded_cuda_library()
+        if loaded and not _same_file(loaded, emulation.libcuda):
+            self._refused = True
+            raise CallerError(
+                "mixed-drivers",
+                f"This kernel has loaded the CUDA driver {loaded}, but the daemon emulates GPUs:"
+                " the two cannot be mixed.",
+                "Restart the kernel, or stop the emulating daemon.",
+            )
+        from kiwi_core import emulator
+
+        os.environ.update(emulation.env)
+        try:
+            emulator.load(emulation.libcuda, emulation.libnvml)
+        except OSError as error:
+            raise CallerError(
+                "no-emulator",
+                f"The emulated driver could not be loaded: {error}.",
+                "Restart the daemon; `kiwi doctor` says what this machine lacks.",
+            ) from error
+        self.say_once(
+            f"Kiwi: EMULATED GPU ({gpu_name}): there is no real GPU behind this notebook's CUDA"
+            " calls."
+        )
+
+    def look(self) -> GpuStatus:
+        """The GPU's status, for a kernel that has no session. Raises ``KiwiError``."""
+        from kiwi_core.client import Client
+        from kiwi_core.wire.messages import Role
+
+        path, _ = self._choose()
+        with Client(path, role=Role.OBSERVER, client="kernel", reconnect=False) as observer:
+            observer.connect()
+            return observer.status()
+
+    # --- words to the user
+
+    def say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
+
+    def _noticed(self, notice: Told) -> None:
+        """In the client's reader thread: only kept here; a cell shows it."""
+        self.notices.append(notice)
+        if notice.notice in SHOWN_NOTICES:
+            self._unshown.append(notice)
+
+    def show_notices(self) -> None:
+        """Called in a cell's thread, so that it goes to that cell's output."""
+        while self._unshown:
+            self._say(told(self._unshown.popleft()))
+
+    def failed(self, error: KiwiError) -> None:
+        """A wait failed for good: the cell runs without Kiwi, and its user knows."""
+        self._say(f"Kiwi: {error} This cell runs without waiting for the GPU.")
+
+    # --- the end
+
+    def leave(self, timeout_s: float) -> None:
+        """``%kiwi off``: bring everything back and part. Raises ``KiwiError`` on a time-out."""
+        client, self._client = self._client, None
+        self._retry_at_s = 0.0
+        if client is not None:
+            client.goodbye(timeout_s)
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None and self._pid == os.getpid():
+            client.close()
+
+    def forget_after_fork(self) -> None:
+        """In a forked child: the lease and the connection are the parent's."""
+        self._refused = True
+        self._client = None
+        self._lock = threading.Lock()
+
+
+def _has_socket(directory: Path) -> bool:
+    try:
+        with os.scandir(directory) as entries:
+            return any(entry.name.endswith(".sock") for entry in entries)
+    except OSError:
+        return False
+
+
+def _same_file(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def _show_only(welcome: Welcome) -> None:
+    """Of several GPUs, with no choice of the user's: let CUDA see only the one with the lease."""
+    from kiwi_core.client.cuda_library import loaded_cuda_library
+
+    if "CUDA_VISIBLE_DEVICES" not in os.environ and not loaded_cuda_library():
+        os.environ["CUDA_VISIBLE_DEVICES"] = welcome.gpu_uuid
+
+
+def say_on_stderr(text: str) -> None:
+    if sys.stderr is not None:
+        print(text, file=sys.stderr)  # noqa: T201 - the user's own screen

@@ -1,0 +1,139 @@
+"""``%kiwi status``: one object that shows itself as text and as HTML."""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.units import format_bytes, format_duration_s, ordinal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kiwi_core.wire.messages import GpuStatus, SessionStatus, SwapStatus, Told
+
+SWAPS_SHOWN: Final = 4
+Rows = list[tuple[str, str]]
+
+
+class StatusView:
+    """What ``%kiwi status`` answers; ``status`` is ``None`` without a daemon, and ``problem``
+    says why. ``mine`` is this kernel's session, "" if it has none yet."""
+
+    def __init__(
+        self,
+        status: GpuStatus | None,
+        *,
+        mine: str,
+        problem: str,
+        enabled: bool,
+        notices: Sequence[Told] = (),
+    ) -> None:
+        self.status = status
+        self._mine = mine
+        self._problem = problem
+        self._enabled = enabled
+        self._notices = list(notices)
+
+    def rows(self) -> Rows:
+        """What is shown, as pairs of a word and a text."""
+        rows: Rows = [] if self._enabled else [("Kiwi", "off in this kernel (`%kiwi on`)")]
+        if self.status is None:
+            rows.append(("Kiwi", self._problem or "There is no daemon."))
+            return rows
+        rows += self._gpu(self.status) + self._own(self.status) + self._others(self.status)
+        rows += [("Swap", _swap(swap)) for swap in self.status.swaps[-SWAPS_SHOWN:]]
+        rows += [("Error", error) for error in self.status.errors]
+        rows += [("Notice", f"{n.text} {n.remedy}".rstrip()) for n in self._notices[-SWAPS_SHOWN:]]
+        return rows
+
+    def _gpu(self, status: GpuStatus) -> Rows:
+        memory, scheduler = status.memory, status.scheduler
+        name = f"{status.name} ({status.uuid})"
+        if status.emulated:
+            name = f"EMULATED GPU, no real one: {name}"
+        turns = "one at a time" if scheduler.serialised else "in parallel"
+        return [
+            ("GPU", name),
+            (
+                "Memory",
+                (
+                    f"{format_bytes(memory.free_bytes)} free of"
+                    f" {format_bytes(memory.total_bytes)},"
+                    f" {format_bytes(memory.paged_out_bytes)} paged out to system RAM"
+                ),
+            ),
+            (
+                "Sharing",
+                f"{turns}, quantum {format_duration_s(scheduler.tq_s)}, anti-thrash "
+                f"{scheduler.anti_thrash.value}" + (f" ({scheduler.why})" if scheduler.why else ""),
+            ),
+        ]
+
+    def _own(self, status: GpuStatus) -> Rows:
+        own = next((s for s in status.sessions if s.id == self._mine), None)
+        if own is None:
+            return [("This notebook", "has not used the GPU under Kiwi yet")]
+        place = next((q for q in status.queue if q.session == own.id), None)
+        rows = [("This notebook", f"{own.state.value}, {_memory(own)}")]
+        if place is not None:
+            rows.append(
+                ("Wait", f"{ordinal(place.position)} in line{_about(place.expected_wait_s)}")
+            )
+        rows.append(("So far", _history(own)))
+        if own.problem:
+            rows.append(("Problem", own.problem_text or own.problem))
+        return rows
+
+    def _others(self, status: GpuStatus) -> Rows:
+        names = {s.id: "this notebook" if s.id == self._mine else s.name for s in status.sessions}
+        holders = [names.get(h, h) for h in status.holders]
+        rows = [("Has the GPU", ", ".join(holders) if holders else "nobody")]
+        rows += [
+            (
+                ordinal(entry.position),
+                f"{names.get(entry.session, entry.session)}{_about(entry.expected_wait_s)}",
+            )
+            for entry in status.queue
+        ]
+        return rows
+
+    def __repr__(self) -> str:
+        rows = self.rows()
+        width = max(len(word) for word, _ in rows)
+        return "\n".join(f"{word:<{width}}  {text}" for word, text in rows)
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            '<tr><th scope="row" style="text-align:left;padding-right:1em">'
+            f'{html.escape(word)}</th><td style="text-align:left">{html.escape(text)}</td></tr>'
+            for word, text in self.rows()
+        )
+        return f'<table aria-label="Kiwi status"><tbody>{cells}</tbody></table>'
+
+
+def _memory(session: SessionStatus) -> str:
+    return (
+        f"{format_bytes(session.resident_bytes)} in the GPU, "
+        f"{format_bytes(session.paged_out_bytes)} in system RAM"
+    )
+
+
+def _history(session: SessionStatus) -> str:
+    times = "once" if session.suspensions == 1 else f"{session.suspensions} times"
+    return (
+        f"held the GPU {format_duration_s(session.held_s)}, "
+        f"waited {format_duration_s(session.waited_s)}, suspended {times}"
+    )
+
+
+def _about(wait_s: float | None) -> str:
+    return "" if wait_s is None else f", about {format_duration_s(wait_s)}"
+
+
+def _swap(swap: SwapStatus) -> str:
+    speed = f" ({swap.bytes_moved / swap.seconds / 1e9:.1f} GB/s)" if swap.seconds > 0 else ""
+    return (
+        f"{format_bytes(swap.bytes_moved)} {swap.direction} in "
+        f"{format_duration_s(swap.seconds)}{speed}, {format_duration_s(swap.ago_s)} ago"
+    )

@@ -1,0 +1,53 @@
+"""What users read in a notebook while Kiwi works for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.states import Notice
+from kiwi_core.units import format_duration_s, ordinal
+
+if TYPE_CHECKING:
+    from kiwi_core.wire.messages import Told, Waiting
+
+SHOWN_NOTICES: Final = frozenset({Notice.LOST, Notice.STUCK, Notice.PAGE_IN_REFUSED})
+"""What must be read in the notebook itself; the rest is in ``%kiwi status``."""
+
+INTERRUPTED: Final = (
+    "KeyboardInterrupt: interrupted while waiting for the GPU. Nothing that uses the GPU ran in"
+    " this cell."
+)
+
+
+def waiting_line(waiting: Waiting | None, waited_s: float) -> str:
+    """One line about a wait, for people."""
+    if waiting is None:
+        return f"Waiting for the GPU ({format_duration_s(waited_s)})"
+    if waiting.blocked is not None:
+        return waiting.detail or "Waiting for the GPU: it cannot be given now; Kiwi tries again."
+    if waiting.position <= 0 and waiting.activity:
+        return _sentence(waiting.activity, waiting.expected_wait_s)
+    parts = [f"{ordinal(waiting.position)} in line" if waiting.position > 0 else ""]
+    parts.append(f"{waiting.holder} has it" if waiting.holder else "")
+    parts.append(waiting.activity)
+    if waiting.expected_wait_s is not None:
+        parts.append(f"about {format_duration_s(waiting.expected_wait_s)}")
+    said = ", ".join(part for part in parts if part)
+    return f"Waiting for the GPU: {said}" if said else "Waiting for the GPU"
+
+
+def _sentence(activity: str, expected_s: float | None) -> str:
+    text = activity[:1].upper() + activity[1:]
+    return text if expected_s is None else f"{text}, about {format_duration_s(expected_s)}"
+
+
+def share_done(waiting: Waiting | None, waited_s: float) -> float | None:
+    """How much of the wait is over, from 0 to 1; ``None`` where nobody can tell."""
+    if waiting is None or waiting.expected_wait_s is None or waiting.blocked is not None:
+        return None
+    whole_s = waited_s + waiting.expected_wait_s
+    return 0.0 if whole_s <= 0 else min(1.0, waited_s / whole_s)
+
+
+def told(notice: Told) -> str:
+    return f"Kiwi: {notice.text} {notice.remedy}".rstrip()
