@@ -81,7 +81,7 @@ def library_path() -> str:
     """Which libcuda this process has loaded; empty if none."""
     with open("/proc/self/maps") as maps:
         for line in maps:
-            path = line.split(maxsplit=5)[5].strip() if line.count(" ") > 4 else ""
+            path = "/" + line.partition("/")[2].rstrip("\n")
             if os.path.basename(path).startswith("libcuda.so"):
                 return path
     return ""

@@ -138,8 +138,7 @@ class CheckpointPager:
         return ProcessMemory(member.ref, residency, resident_bytes)
 
     def export_footprints(self, target: Target | None = None) -> dict[ProcessRef, int]:
-        """Bytes that each paged-out process will need in the GPU: those of ``target``'s, or all.
-        For the daemon to keep where they survive it."""
+        self._footprints.drop([r for r in self._footprints.all() if not processes.alive(r)])
         sizes = self._footprints.all()
         if target is None:
             return sizes
@@ -147,11 +146,4 @@ class CheckpointPager:
         return {ref: size for ref, size in sizes.items() if ref in refs}
 
     def import_footprints(self, footprints: Mapping[ProcessRef, int]) -> None:
-        """What an earlier daemon kept. Those of dead processes are left out."""
         self._footprints.put({r: size for r, size in footprints.items() if processes.alive(r)})
-
-    def forget(self, target: Target) -> None:
-        """The session is over. Footprints of processes that have ended are dropped, too."""
-        self._meter.forget(target.session)
-        dead = [ref for ref in self._footprints.all() if not processes.alive(ref)]
-        self._footprints.drop(dead)

@@ -27,14 +27,15 @@ from kiwi_core.pager.api import (
     ProcessMemory,
     ProcessRef,
     Refused,
+    Target,
 )
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import NS_PER_S, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from kiwi_core.pager.api import Outcome, Target
+    from kiwi_core.pager.api import Outcome
     from kiwi_core.units import SessionId
 
 Call = Literal["suspend", "resume", "page_out", "page_in"]
@@ -111,6 +112,9 @@ class FakePager:
         self.total_bytes = total_bytes
         self.calls: list[tuple[str, SessionId]] = []
         """Every operation that was asked for, in order."""
+        self.imported: dict[ProcessRef, int] = {}
+        """What ``import_footprints`` was given last."""
+        self._roots: dict[SessionId, ProcessRef] = {}
         self._outside_bytes = outside_bytes
         self._copy_bytes_per_s = copy_bytes_per_s
         self._room_wait_ns = room_wait_ns
@@ -202,6 +206,19 @@ class FakePager:
             processes=(memory,) if process.size_bytes else (),
         )
 
+    def export_footprints(self, target: Target | None = None) -> dict[ProcessRef, int]:
+        with self._changed:
+            return {
+                root: self._processes[session].size_bytes
+                for session, root in self._roots.items()
+                if self._process(session).residency is Residency.PAGED_OUT
+                and target in (None, Target(session, root))
+            }
+
+    def import_footprints(self, footprints: Mapping[ProcessRef, int]) -> None:
+        """Sizes are what the test said; this one only keeps what it was told."""
+        self.imported = dict(footprints)
+
     # --- inside (self._changed is held in what follows, except in _perform) --------------------
 
     def _perform(
@@ -213,6 +230,7 @@ class FakePager:
         began_ns = time.monotonic_ns()
         with self._changed:
             self.calls.append((call, target.session))
+            self._roots[target.session] = target.root
             fault = self._take_fault(call, target.session)
         outcome = self._meet(fault, target)
         if outcome is not None:

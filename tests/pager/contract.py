@@ -278,3 +278,15 @@ class PagerContract:
         seen = self.look(world, session)
         assert (seen.alive, seen.resident_bytes, seen.paged_out_bytes) == (False, 0, 0)
         assert world.free_bytes() >= free_before
+
+    def test_footprints_are_those_of_what_is_out(self, world: World) -> None:
+        one, other = world.start(world.unit_bytes), world.start(2 * world.unit_bytes)
+        assert world.pager.export_footprints() == {}
+        out = moved(world.pager.page_out(one.target, soon_ns()))
+        moved(world.pager.page_out(other.target, soon_ns()))
+        one_only = {one.target.root: out.bytes_moved}
+        assert world.pager.export_footprints(one.target) == one_only
+        moved(world.pager.page_in(other.target, soon_ns()))
+        assert world.pager.export_footprints() == one_only
+        one.kill()
+        assert world.pager.export_footprints() == {}

@@ -107,7 +107,7 @@ def test_footprints_outlive_the_caller(emulated: EmulatedWorld) -> None:
     emulated.let_go()
     moved(first.finish())
     size = 8 * MIB + emulated.overhead_bytes
-    footprints = first.footprints()
+    footprints = first.export_footprints()
     assert footprints == first.remembered() == {session.root: size}
     first.kill()
 
@@ -115,11 +115,11 @@ def test_footprints_outlive_the_caller(emulated: EmulatedWorld) -> None:
     # Nobody knows how much it needs, and somebody else uses the GPU: no risk is taken.
     refused(emulated.pager.page_in(session.target, soon_ns(0.1)), Reason.NO_ROOM)
     emulated.pager.import_footprints(footprints | {ProcessRef(2**22 - 1, 1): MIB})
-    assert emulated.pager.footprints() == footprints, "the dead are left out"
+    assert emulated.pager.export_footprints() == footprints, "the dead are left out"
     assert emulated.pager.observe(session.target).paged_out_bytes == size
     moved(emulated.pager.page_in(session.target, soon_ns()))
     assert session.digest() == before
-    assert emulated.pager.footprints() == {}
+    assert emulated.pager.export_footprints() == {}
 
 
 def test_footprints_are_told_before_anything_moves(emulated: EmulatedWorld) -> None:
@@ -128,7 +128,7 @@ def test_footprints_are_told_before_anything_moves(emulated: EmulatedWorld) -> N
     refused(emulated.pager.page_out(session.target, soon_ns()), Reason.DRIVER)
     size = 8 * MIB + emulated.overhead_bytes
     assert emulated.pager.remembered() == {session.root: size}
-    assert emulated.pager.footprints() == {}
+    assert emulated.pager.export_footprints() == {}
 
 
 def test_two_page_ins_do_not_count_on_the_same_room(emulated: EmulatedWorld) -> None:

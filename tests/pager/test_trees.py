@@ -56,7 +56,7 @@ def test_a_checkpoint_that_fails_half_way_is_undone(emulated: EmulatedWorld, vic
     assert states(emulated, session) == ("RUNNING", "RUNNING")
     assert emulated.used_bytes() == used_before
     assert session.digest() == before
-    assert emulated.pager.footprints() == {}
+    assert emulated.pager.export_footprints() == {}
     moved(emulated.pager.page_out(session.target, soon_ns()))
     moved(emulated.pager.page_in(session.target, soon_ns()))
     assert session.digest() == before

@@ -90,8 +90,9 @@ class PagerProcess:
     def finish(self) -> Outcome:
         return _outcome(*self.worker.answer())
 
-    def footprints(self) -> dict[ProcessRef, int]:
-        code = "[(r.pid, r.start_ticks, s) for r, s in pager.export_footprints().items()]"
+    def export_footprints(self, target: Target | None = None) -> dict[ProcessRef, int]:
+        of = _expression(target) if target is not None else ""
+        code = f"[(r.pid, r.start_ticks, s) for r, s in pager.export_footprints({of}).items()]"
         return {ProcessRef(pid, ticks): size for pid, ticks, size in self.worker.get(code)}
 
     def remembered(self) -> dict[ProcessRef, int]:
