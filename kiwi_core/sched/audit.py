@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched.session import Home, Session, Want
+from kiwi_core.sched.needs import need_bytes
+from kiwi_core.sched.session import Doing, Home, Session, Want
 from kiwi_core.sched.state import is_astray
 from kiwi_core.states import AntiThrash
 
@@ -31,11 +32,40 @@ def _true(what: str, holds: bool) -> None:
         raise AssertionError(what)
 
 
+def _footprint_bytes(s: Session) -> int:
+    if s.home is not Home.OUT:
+        return s.resident_bytes
+    return max(s.restore_bytes, s.resident_bytes + s.paged_out_bytes)
+
+
+def _does(s: Session, doing: Doing) -> bool:
+    return s.op is not None and s.op.doing is doing
+
+
+def _claim_bytes(st: State, s: Session) -> int:
+    """What it holds; while it holds the lease or is on its way in also what it is expected to
+    take, unless nobody asked for protection."""
+    claim = _footprint_bytes(s) if _does(s, Doing.PAGING_IN) else s.resident_bytes
+    if st.anti_thrash is AntiThrash.OFF or s.gone or s.leaving:
+        return claim
+    grows = s.want is Want.RUNNING or s.stopping or _does(s, Doing.PAGING_IN)
+    return max(claim, s.need_bytes) if grows else claim
+
+
+def _host_claim_bytes(s: Session) -> int:
+    return s.paged_out_bytes + (s.resident_bytes if _does(s, Doing.PAGING_OUT) else 0)
+
+
+def _active(s: Session) -> bool:
+    return s.want is not Want.NONE and not s.leaving
+
+
 def _check_session(st: State, s: Session) -> None:
-    _equal(f"claim of {s.id}", s.counted_claim_bytes, st.claim_bytes(s))
-    _equal(f"host claim of {s.id}", s.counted_host_bytes, st.host_claim_bytes(s))
-    active = s.want is not Want.NONE and not s.leaving
-    _equal(f"need of {s.id}", s.counted_active_bytes, st.need_bytes(s) if active else 0)
+    _equal(f"footprint of {s.id}", s.footprint_bytes, _footprint_bytes(s))
+    _equal(f"need of {s.id}", s.need_bytes, need_bytes(s, st.total_bytes))
+    _equal(f"claim of {s.id}", s.counted_claim_bytes, _claim_bytes(st, s))
+    _equal(f"host claim of {s.id}", s.counted_host_bytes, _host_claim_bytes(s))
+    _equal(f"active need of {s.id}", s.counted_active_bytes, s.need_bytes if _active(s) else 0)
     _true(f"{s.id} has bytes in RAM but is {s.home}", s.home is Home.OUT or not s.paged_out_bytes)
     _true(f"{s.id} runs but is {s.home}", s.want is not Want.RUNNING or s.home is Home.IN)
     _true(f"{s.id} runs under an operation", s.want is not Want.RUNNING or s.op is None)
@@ -53,6 +83,8 @@ def _check_places(st: State) -> None:
     _equal("runners", set(st.runners), {s.id for s in sessions if s.want is Want.RUNNING})
     idle = {s.id for s in sessions if s.want is Want.NONE and s.resident_bytes and not s.gone}
     _equal("idle", set(st.idle), idle)
+    waiting_in = {s.id for s in sessions if s.want is Want.QUEUED and s.resident_bytes}
+    _equal("waiting in", set(st.waiting_in), waiting_in)
     _equal("astray", set(st.astray), {s.id for s in sessions if is_astray(s)})
     _equal("ops", dict(st.ops), {s.op.op: s for s in sessions if s.op is not None})
     _equal("stories", st.stories.present(), set(st.sessions))
@@ -64,11 +96,11 @@ def _check_places(st: State) -> None:
 
 def _check_sums(st: State) -> None:
     sessions = st.sessions.values()
-    _equal("claimed", st.claimed_bytes, sum(st.claim_bytes(s) for s in sessions))
-    _equal("host claimed", st.host_claimed_bytes, sum(st.host_claim_bytes(s) for s in sessions))
-    active = [s for s in sessions if s.want is not Want.NONE and not s.leaving]
+    _equal("claimed", st.claimed_bytes, sum(_claim_bytes(st, s) for s in sessions))
+    _equal("host claimed", st.host_claimed_bytes, sum(_host_claim_bytes(s) for s in sessions))
+    active = [s for s in sessions if _active(s)]
     _equal("active", st.active, len(active))
-    _equal("active need", st.active_need_bytes, sum(st.need_bytes(s) for s in active))
+    _equal("active need", st.active_need_bytes, sum(s.need_bytes for s in active))
 
 
 def _check_rules(st: State) -> None:

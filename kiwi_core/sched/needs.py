@@ -17,7 +17,10 @@ def need_bytes(session: Session, total_bytes: int) -> int:
     """Without the margin, at most the whole GPU."""
     if not session.peaks_bytes:
         return total_bytes
-    return min(total_bytes, max(session.expected_bytes, session.footprint_bytes))
+    need, footprint = session.expected_bytes, session.footprint_bytes
+    if need < footprint:
+        need = footprint
+    return need if need < total_bytes else total_bytes
 
 
 def burst_began(session: Session) -> None:

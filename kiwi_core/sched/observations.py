@@ -64,6 +64,7 @@ def settings(st: State, event: ev.SettingsChanged) -> None:
         st.terms.tq_ns = event.tq_ns
     if event.anti_thrash is not None and event.anti_thrash is not st.anti_thrash:
         st.anti_thrash = event.anti_thrash
+        st.protects = event.anti_thrash is not AntiThrash.OFF
         st.outgrown = st.outgrown and event.anti_thrash is AntiThrash.ON
         for session in st.sessions.values():
             st.refresh(session)

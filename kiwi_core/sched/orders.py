@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kiwi_core.sched.actions import Grant, PageIn, PageOut, Resume, Suspend
 from kiwi_core.sched.session import Doing, Running, Session, Want
 from kiwi_core.states import Notice
-from kiwi_core.units import NS_PER_S, OpId, format_bytes, format_duration_s
+from kiwi_core.units import NS_PER_S, OpId
 
 if TYPE_CHECKING:
     from kiwi_core.sched.state import State
@@ -136,7 +136,3 @@ def back_off(st: State, session: Session, longest: bool) -> None:
         config.refusal_backoff_max_ns if longest else min(doubled, config.refusal_backoff_max_ns)
     )
     session.backoff_until_ns = st.now_ns + session.backoff_ns
-
-
-def moved_text(moved_bytes: int, elapsed_ns: int) -> str:
-    return f"{format_bytes(moved_bytes)} in {format_duration_s(elapsed_ns / NS_PER_S)}"

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from kiwi_core.sched import bursts, needs, orders
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.session import Doing, Home, Want
-from kiwi_core.sched.view import SwapView
+from kiwi_core.sched.story import Size, Span
 from kiwi_core.states import Notice, Reason
-from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,8 +118,8 @@ def _record_swap(
     if not running.overdue:  # a hang says nothing about speed
         learn = st.speed.learn_out if direction == "out" else st.speed.learn_in
         learn(moved, elapsed_ns)
-    st.swaps.append(SwapView(session.id, direction, moved, elapsed_ns, st.now_ns))
-    st.tell(session, "paged {}: {}", direction, orders.moved_text(moved, elapsed_ns))
+    st.swaps.append((session.id, direction, moved, elapsed_ns, st.now_ns))
+    st.tell(session, "paged {}: {} in {}", direction, Size(moved), Span(elapsed_ns))
 
 
 def resumed(st: State, event: ev.Resumed) -> None:
@@ -227,7 +226,7 @@ def overdue(st: State, event: ev.OperationOverdue) -> None:
     session.problem = Notice.STUCK
     session.problem_detail = f"{session.op.doing.value} does not come to an end"
     st.notify(session, Notice.STUCK, session.problem_detail)
-    st.tell(session, "{} ({}) hangs", session.op.doing.value, format_bytes(session.footprint_bytes))
+    st.tell(session, "{} ({}) hangs", session.op.doing.value, Size(session.footprint_bytes))
 
 
 HANDLERS: dict[type[ev.Event], Callable[..., None]] = {

@@ -45,7 +45,7 @@ def wanted_bytes(st: State, session: Session) -> int:
             return session.counted_claim_bytes
         expected = footprint
     else:
-        expected = max(st.need_bytes(session), footprint)
+        expected = max(session.need_bytes, footprint)
     with_margin = expected + st.margin_bytes + session.extra_room_bytes
     return max(footprint, min(with_margin, st.capacity_bytes))
 
@@ -61,14 +61,19 @@ def coming_bytes(st: State) -> int:
     )
 
 
+def _queued_ns(session: Session) -> int:
+    return session.queued_ns
+
+
 def survey(st: State, short_bytes: int, beside: Session | None = None) -> Survey:
     """Pick victims until ``short_bytes`` are gained, or all there are."""
     found = Survey()
     host_bytes = st.host_claimed_bytes
     if short_bytes <= 0:
         return found
-    for victim in st.policy.victims(st.idle.values(), st.queue.values()):
-        if victim is beside or not victim.resident_bytes or victim.home is Home.LOST:
+    waiters = sorted(st.waiting_in.values(), key=_queued_ns) if st.waiting_in else ()
+    for victim in st.policy.victims(st.idle.values(), waiters):
+        if victim is beside or victim.home is Home.LOST:
             continue
         if victim.op is not None:
             found.stuck = victim if victim.op.overdue else found.stuck

@@ -130,19 +130,16 @@ class Session:
     """Why it waits for something other than its turn; only while QUEUED."""
     blocked_detail: str = ""
 
+    footprint_bytes: int = 0
+    """What it takes in the GPU when all of it is in. Kept by ``State.refresh``."""
+    need_bytes: int = 0
+    """What it is expected to take while it runs. Kept by ``State.refresh``."""
     counted_active_bytes: int = 0
     """Its part of ``State.active_need_bytes``."""
     counted_claim_bytes: int = 0
     """Its part of ``State.claimed_bytes``."""
     counted_host_bytes: int = 0
     """Its part of ``State.host_claimed_bytes``."""
-
-    @property
-    def footprint_bytes(self) -> int:
-        """What it takes in the GPU when all of it is in."""
-        if self.home is not Home.OUT:
-            return self.resident_bytes
-        return max(self.restore_bytes, self.resident_bytes + self.paged_out_bytes)
 
     @property
     def stuck(self) -> bool:

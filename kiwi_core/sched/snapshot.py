@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched.session import Doing, Home, Session, Want
-from kiwi_core.sched.view import GpuView, QueueView, SessionView
+from kiwi_core.sched.view import GpuView, QueueView, SessionView, SwapView
 from kiwi_core.sched.waits import expected_waits_ns
 from kiwi_core.states import AntiThrash, SessionState
 from kiwi_core.units import format_bytes
@@ -40,7 +40,7 @@ def snapshot(st: State, now_ns: int) -> GpuView:
         holders=tuple(s.id for s in present if s.want is Want.RUNNING or s.stopping),
         queue=_queue(st, now_ns),
         sessions=tuple(_session(st, session, now_ns) for session in present),
-        swaps=tuple(st.swaps),
+        swaps=tuple(SwapView(*swap) for swap in st.swaps),
         ignored_events=st.ignored_events,
     )
 
@@ -116,7 +116,7 @@ def _session(st: State, session: Session, now_ns: int) -> SessionView:
         lingering=session.lingering,
         leaving=session.leaving,
         peak_bytes=max(session.peaks_bytes) if session.peaks_bytes else None,
-        expected_bytes=st.need_bytes(session),
+        expected_bytes=session.need_bytes,
         time_left_ns=time_left_ns,
         operation=session.op.op if session.op is not None else None,
         problem=session.problem,

@@ -21,35 +21,40 @@ class _Rate:
         self._ns = KEEP * self._ns + elapsed_ns
 
     @property
-    def ns_per_byte(self) -> float | None:
-        return self._ns / self._bytes if self._bytes else None
+    def ns_per_byte(self) -> float:
+        return self._ns / self._bytes
 
 
 class SwapSpeed:
-    """Before the first move in one direction, the other one's speed stands for it."""
+    """Before the first move in one direction, the other one's speed stands for it; before any, a
+    move counts as free."""
 
     def __init__(self) -> None:
         self._out = _Rate()
         self._in = _Rate()
+        self.known = False
+        self.out_ns_per_byte = 0.0
+        self.in_ns_per_byte = 0.0
 
     def learn_out(self, moved_bytes: int, elapsed_ns: int) -> None:
         if moved_bytes > 0:
             self._out.learn(moved_bytes, elapsed_ns)
+            self.out_ns_per_byte = self._out.ns_per_byte
+            self.in_ns_per_byte = self.in_ns_per_byte or self.out_ns_per_byte
+            self.known = True
 
     def learn_in(self, moved_bytes: int, elapsed_ns: int) -> None:
         if moved_bytes > 0:
             self._in.learn(moved_bytes, elapsed_ns)
-
-    @property
-    def known(self) -> bool:
-        return self._out.ns_per_byte is not None or self._in.ns_per_byte is not None
+            self.in_ns_per_byte = self._in.ns_per_byte
+            self.out_ns_per_byte = self.out_ns_per_byte or self.in_ns_per_byte
+            self.known = True
 
     def out_ns(self, size_bytes: int) -> int:
-        """Expected time out; 0 while nothing has been measured."""
-        return round(size_bytes * (self._out.ns_per_byte or self._in.ns_per_byte or 0.0))
+        return int(size_bytes * self.out_ns_per_byte)
 
     def in_ns(self, size_bytes: int) -> int:
-        return round(size_bytes * (self._in.ns_per_byte or self._out.ns_per_byte or 0.0))
+        return int(size_bytes * self.in_ns_per_byte)
 
     def round_trip_ns(self, size_bytes: int) -> int:
-        return self.out_ns(size_bytes) + self.in_ns(size_bytes)
+        return int(size_bytes * (self.out_ns_per_byte + self.in_ns_per_byte))

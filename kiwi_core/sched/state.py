@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.sched.actions import Action
     from kiwi_core.sched.policy.api import Policy
-    from kiwi_core.sched.view import SwapView
     from kiwi_core.states import Notice
     from kiwi_core.units import OpId, SessionId
 
@@ -48,6 +47,8 @@ class State:
         self.policy: Policy = RoundRobin()
         self.terms = Terms(tq_ns, config.min_run_ns, config.swap_floor_factor)
         self.anti_thrash = anti_thrash
+        self.protects = anti_thrash is not AntiThrash.OFF
+        """What runners are expected to take is reserved for them."""
         self.host_budget_bytes = host_budget_bytes
         self.next_op = first_op
 
@@ -69,6 +70,8 @@ class State:
         """Those that hold the lease and are not being stopped."""
         self.idle: OrderedDict[SessionId, Session] = OrderedDict()
         """Those that want nothing and hold GPU memory, least recently used first."""
+        self.waiting_in: dict[SessionId, Session] = {}
+        """Those of the queue that hold GPU memory."""
         self.astray: dict[SessionId, Session] = {}
         """Those that need an operation outside the queue's order: see ``settle.tend_astray``."""
         self.ops: dict[OpId, Session] = {}
@@ -96,7 +99,8 @@ class State:
         self.serialised = anti_thrash is AntiThrash.ALWAYS
 
         self.speed: Final = SwapSpeed()
-        self.swaps: Final[deque[SwapView]] = deque(maxlen=SWAPS_KEPT)
+        self.swaps: Final[deque[tuple[SessionId, str, int, int, int]]] = deque(maxlen=SWAPS_KEPT)
+        """The fields of a ``SwapView`` each: that is made when somebody looks."""
         self.stories: Final = Stories(config.story_max)
         self.ignored_events = 0
 
@@ -112,50 +116,51 @@ class State:
         """What Kiwi's sessions can have at most."""
         return self.total_bytes - self.outside_bytes
 
-    def need_bytes(self, session: Session) -> int:
-        return need_bytes(session, self.total_bytes)
-
-    def claim_bytes(self, session: Session) -> int:
-        """What ``session`` counts for in the GPU: what it holds; while it holds the lease or is
-        on its way in also what it is expected to take, unless nobody asked for protection."""
-        claim = session.resident_bytes
-        op = session.op
-        coming_in = op is not None and op.doing is Doing.PAGING_IN
-        if coming_in:
-            claim = session.footprint_bytes
-        if self.anti_thrash is AntiThrash.OFF or session.gone or session.leaving:
-            return claim
-        if session.want is Want.RUNNING or coming_in or (op is not None and op.stops_runner):
-            return max(claim, self.need_bytes(session))
-        return claim
-
-    @staticmethod
-    def host_claim_bytes(session: Session) -> int:
-        paging_out = session.op is not None and session.op.doing is Doing.PAGING_OUT
-        return session.paged_out_bytes + (session.resident_bytes if paging_out else 0)
-
     def refresh(self, session: Session) -> None:
-        """Bring every derived count in line with ``session`` after any change to it."""
-        claim = self.claim_bytes(session)
+        """Bring every derived count in line with ``session`` after any change to it. The hottest
+        function of all, hence written out; ``audit`` says the same in the plain way."""
+        resident = footprint = session.resident_bytes
+        if session.home is Home.OUT:
+            footprint = max(session.restore_bytes, resident + session.paged_out_bytes)
+        session.footprint_bytes = footprint
+        session.need_bytes = need = need_bytes(session, self.total_bytes)
+        want, op = session.want, session.op
+
+        active = need if want is not Want.NONE and not session.leaving else 0
+        if active != session.counted_active_bytes:
+            if not active:
+                self.active -= 1
+            elif not session.counted_active_bytes:
+                self.active += 1
+            self.active_need_bytes += active - session.counted_active_bytes
+            session.counted_active_bytes = active
+
+        claim, host, grows = resident, session.paged_out_bytes, want is Want.RUNNING
+        if op is not None:
+            grows = op.stops_runner
+            if op.doing is Doing.PAGING_IN:
+                claim, grows = footprint, True
+            elif op.doing is Doing.PAGING_OUT:
+                host += resident
+        if grows and need > claim and self.protects and not session.gone and not session.leaving:
+            claim = need
         self.claimed_bytes += claim - session.counted_claim_bytes
         session.counted_claim_bytes = claim
-
-        host = self.host_claim_bytes(session)
         self.host_claimed_bytes += host - session.counted_host_bytes
         session.counted_host_bytes = host
+        self._place(session)
 
-        active = session.want is not Want.NONE and not session.leaving
-        need = self.need_bytes(session) if active else 0
-        if active != (session.counted_active_bytes > 0):
-            self.active += 1 if active else -1
-        self.active_need_bytes += need - session.counted_active_bytes
-        session.counted_active_bytes = need
-
-        if session.want is Want.NONE and session.resident_bytes and not session.gone:
+    def _place(self, session: Session) -> None:
+        want = session.want if session.resident_bytes and not session.gone else None
+        if want is Want.NONE:
             self.idle.setdefault(session.id, session)
-        else:
+        elif self.idle:
             self.idle.pop(session.id, None)
-        if is_astray(session):
+        if want is Want.QUEUED:
+            self.waiting_in[session.id] = session
+        elif self.waiting_in:
+            self.waiting_in.pop(session.id, None)
+        if session.op is None and is_astray(session):
             self.astray[session.id] = session
         elif self.astray:
             self.astray.pop(session.id, None)
@@ -183,8 +188,12 @@ class State:
     def holders(self) -> int:
         """Runners, and those being stopped that may still run. One whose stopping hangs is not
         counted: nobody shall wait for it."""
-        stopping = sum(s.stopping and not s.stuck for s in self.ops.values()) if self.ops else 0
-        return len(self.runners) + stopping
+        holders = len(self.runners)
+        for session in self.ops.values():
+            op = session.op
+            if op is not None and op.stops_runner and not op.overdue:
+                holders += 1
+        return holders
 
     def wake_at(self, at_ns: int) -> None:
         if at_ns > self.now_ns and (self.wake_ns is None or at_ns < self.wake_ns):
@@ -192,7 +201,7 @@ class State:
 
     def swap_ns(self, session: Session) -> int:
         """What stopping ``session`` costs: out and back in; nothing while all fit together."""
-        if self.active_need_bytes + self.margin_bytes <= self.capacity_bytes:
+        if self.active_need_bytes + self.margin_bytes + self.outside_bytes <= self.total_bytes:
             return 0
         return self.speed.round_trip_ns(session.footprint_bytes)
 

@@ -6,6 +6,8 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core.units import NS_PER_S, format_bytes, format_duration_s
+
 if TYPE_CHECKING:
     from kiwi_core.units import SessionId
 
@@ -17,6 +19,20 @@ DEPARTED_MAX: Final = 64
 class StoryLine:
     at_ns: int
     text: str
+
+
+class Size(int):
+    """Bytes, put into words only when a line is read."""
+
+    def __format__(self, _spec: str) -> str:
+        return format_bytes(int(self))
+
+
+class Span(int):
+    """Nanoseconds, put into words only when a line is read."""
+
+    def __format__(self, _spec: str) -> str:
+        return format_duration_s(self / NS_PER_S)
 
 
 class Stories:

@@ -25,19 +25,22 @@ class Step(Enum):
 def admit(st: State) -> None:
     """Bring in whoever's turn it is; strictly in the policy's order, except that a waiter that is
     blocked by something that is wrong does not hold up the others."""
-    waiters = list(st.policy.order(st.queue.values()))
+    first = next(iter(st.chosen.values() or st.policy.order(st.queue.values())))
+    if _advance(st, first) is Step.GO_ON:  # mostly not: spare the others the copy of the queue
+        for waiter in [*st.chosen.values(), *st.policy.order(st.queue.values())]:
+            unseen = waiter is not first and waiter.id in st.queue
+            if unseen and _advance(st, waiter) is Step.WAIT:
+                break
     if st.chosen:
-        waiters = [*st.chosen.values(), *waiters]
-    for waiter in waiters:
-        if waiter.id in st.queue and _advance(st, waiter) is Step.WAIT:
-            break
-    for waiter in tuple(st.chosen.values()):
-        if waiter.op is None:  # it is in, but things have changed: back to its place in the queue
-            del st.chosen[waiter.id]
+        for waiter in tuple(st.chosen.values()):
+            if waiter.op is None:  # it is in, but things have changed: back to its queue place
+                del st.chosen[waiter.id]
 
 
 def _coming_in(st: State, beside: Session) -> int:
     """How many others are on their way in."""
+    if not st.chosen:
+        return 0
     return sum(s.op is not None and s is not beside for s in st.chosen.values())
 
 
@@ -77,10 +80,11 @@ def _bring_in(st: State, waiter: Session) -> Step:
     if waiter.home is Home.IN:
         orders.grant(st, waiter, "nobody in the way" if not st.serialised else "its turn")
         return Step.GO_ON
+    behind = Step.WAIT if st.serialised else Step.GO_ON
     if waiter.home is Home.HELD:
         st.chosen[waiter.id] = waiter
         orders.resume(st, waiter, "its turn")
-        return Step.GO_ON
+        return behind
     # One restore at a time: each is checked against free memory, which another one is eating up;
     # and the bus is the bottleneck anyway.
     # And none before memory has been read once: nobody knows what programs outside hold.
@@ -88,7 +92,7 @@ def _bring_in(st: State, waiter: Session) -> Step:
         return Step.WAIT
     st.chosen[waiter.id] = waiter
     orders.page_in(st, waiter, "leaves Kiwi" if waiter.leaving else "its turn")
-    return Step.GO_ON
+    return behind
 
 
 def _restoring(session: Session) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from kiwi_core.sched.session import Session
 
@@ -29,8 +29,9 @@ class Policy(Protocol):
         stopped in mid-burst arrived when it was stopped)."""
         ...
 
-    def victims(self, idle: Iterable[Session], queue: Collection[Session]) -> Iterator[Session]:
-        """Whose memory goes out, first to go first. ``idle`` has the least recently used first."""
+    def victims(self, idle: Iterable[Session], waiters: Sequence[Session]) -> Iterator[Session]:
+        """Whose memory goes out, first to go first. Both hold GPU memory; ``idle`` has the least
+        recently used first, ``waiters`` the one that has waited longest."""
         ...
 
     def may_join(self, waiter: Session, holders: int, serialised: bool) -> bool:

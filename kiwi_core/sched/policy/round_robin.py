@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from kiwi_core.sched.policy.api import Terms
     from kiwi_core.sched.session import Session
@@ -21,9 +21,9 @@ class RoundRobin:
     def order(self, queue: Collection[Session]) -> Iterable[Session]:
         return queue
 
-    def victims(self, idle: Iterable[Session], queue: Collection[Session]) -> Iterator[Session]:
+    def victims(self, idle: Iterable[Session], waiters: Sequence[Session]) -> Iterator[Session]:
         """Idle ones first, then waiters from the tail: they need their memory last."""
-        return chain(idle, reversed(tuple(queue)))
+        return chain(idle, reversed(waiters))
 
     def may_join(self, waiter: Session, holders: int, serialised: bool) -> bool:  # noqa: ARG002
         return not serialised or holders == 0
