@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiwi_core.units import GIB, KIB, MIB, NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 ENV_SOCKET_DIR = "KIWI_SOCKET_DIR"
 ENV_STATE_DIR = "KIWI_STATE_DIR"
@@ -88,6 +88,12 @@ class Config:
     connections_max: int = 4096
     """Per daemon; each costs a few KiB and one descriptor."""
 
+    connections_per_user_max: int = 2048
+    """So that one user cannot shut out the others; root and the daemon's owner are not counted."""
+
+    hello_within_ns: int = 10 * NS_PER_S
+    """A connection that has not said hello by then is closed: it holds a place for nothing."""
+
     sessions_max: int = 2048
     """Per daemon."""
 
@@ -99,7 +105,8 @@ class Config:
     """Lines of its own history that a session keeps."""
 
     journal_max_bytes: int = 64 * MIB
-    """A journal is rotated once (``.1``) at this size: days of ordinary use."""
+    """At this size a journal goes on in a new file (days of ordinary use); the last four are kept
+    as ``.1`` …"""
 
     restart_backoff_s: tuple[float, ...] = (0.1, 0.5, 2.0, 5.0, 15.0)
     """Waits before the supervisor starts a crashed daemon again; the last one repeats."""
@@ -114,6 +121,8 @@ def socket_dir(env: Mapping[str, str] | None = None) -> Path:
 
     Only names it; who creates it checks owner and mode.
     """
+    from pathlib import Path  # not above: every kernel imports this module for its numbers
+
     env = os.environ if env is None else env
     if named := env.get(ENV_SOCKET_DIR):
         return Path(named)
@@ -122,7 +131,7 @@ def socket_dir(env: Mapping[str, str] | None = None) -> Path:
         return shared
     if runtime := env.get("XDG_RUNTIME_DIR"):
         return Path(runtime) / "kiwi"
-    import tempfile  # here, because kernels import this module and tempfile takes milliseconds
+    import tempfile  # likewise, and rarely needed
 
     return Path(tempfile.gettempdir()) / f"kiwi-{os.getuid()}"
 
@@ -130,6 +139,8 @@ def socket_dir(env: Mapping[str, str] | None = None) -> Path:
 def state_dir(sockets: Path, env: Mapping[str, str] | None = None) -> Path:
     """Where journals and rosters are: ``$KIWI_STATE_DIR``, else ``state/`` beside the sockets
     (process ids in it mean nothing after a reboot, so it may go with them)."""
+    from pathlib import Path
+
     env = os.environ if env is None else env
     named = env.get(ENV_STATE_DIR)
     return Path(named) if named else sockets / "state"

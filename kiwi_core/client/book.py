@@ -1,7 +1,9 @@
 """What a client knows about its burst and its open questions. No socket, no thread, no lock.
 
-``hears`` takes each message of the daemon; ``resume`` says what to tell a daemon after a new
-connection, so that a wait or a burst outlives a restart of the daemon.
+``hears`` takes each message of the daemon. ``owes`` compares what is true here with what was said
+on a connection, and says what to say next: after a wish, after its end, after a new connection,
+and after an interrupt that came between the one and the other. Each step that matters is a single
+assignment, so that an interrupt finds it done or not done.
 """
 
 from __future__ import annotations
@@ -10,11 +12,11 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core.client.lease import LeaseCancelled
 from kiwi_core.client.patience import Patience
 from kiwi_core.errors import CallerError, KiwiError, PeerError
 from kiwi_core.wire.legality import ANSWERS
 from kiwi_core.wire.messages import (
-    BURST_LIMIT,
     Acquire,
     EndBurst,
     Error,
@@ -26,11 +28,13 @@ from kiwi_core.wire.messages import (
     StoryReport,
     Told,
     Waiting,
+    Withdraw,
     Withdrawn,
 )
 
 if TYPE_CHECKING:
-    from kiwi_core.wire.messages import ClientMessage, DaemonMessage, GpuStatus, Hello
+    from kiwi_core.wire.legality import Conversation
+    from kiwi_core.wire.messages import ClientMessage, DaemonMessage, GpuStatus
 
 PENDING_MAX: Final = 256
 """Questions without an answer; a daemon that owes more hangs."""
@@ -48,18 +52,23 @@ class Lease:
     """One wish for the GPU. Over when granted, failed or cancelled."""
 
     __slots__ = (
-        "attempts", "burst", "error", "granted", "heard", "owner", "silence", "waiting",
-        "withdrawn",
+        "attempts", "blocking", "burst", "ended", "error", "granted", "heard", "owner", "silence",
+        "waiting", "withdrawn",
     )  # fmt: skip
 
-    def __init__(self, burst: int, owner: int) -> None:
+    def __init__(self, burst: int, owner: int, *, blocking: bool) -> None:
         self.burst = burst
         self.owner = owner
         """Ident of the thread that asked."""
+        self.blocking = blocking
+        """Whether that thread waits inside ``acquire``, with no ticket in anybody's hand."""
         self.granted: Granted | None = None
         """The latest grant: repeated, with a fresh quantum, after each suspension."""
         self.waiting: Waiting | None = None
         self.error: KiwiError | None = None
+        """Why it was not, or no longer, granted."""
+        self.ended: Phase | None = None
+        """What came after the burst: ``IDLE`` or ``LINGERING``."""
         self.withdrawn = False
         """The daemon has confirmed that the place in the queue is free."""
         self.attempts = 0
@@ -71,6 +80,12 @@ class Lease:
     @property
     def over(self) -> bool:
         return self.granted is not None or self.error is not None
+
+    @property
+    def phase(self) -> Phase:
+        if self.error is not None:
+            return Phase.IDLE
+        return self.ended or (Phase.WAITING if self.granted is None else Phase.HELD)
 
 
 class Request:
@@ -88,13 +103,21 @@ class Request:
         return self.answer is not None or self.error is not None
 
 
-class Book:
+class BurstNumbers:
+    """The last burst that this process asked a daemon for, by whichever client."""
+
+    __slots__ = ("last",)
+
     def __init__(self) -> None:
-        self.phase = Phase.IDLE
-        self.burst = 0
-        """The last burst asked for."""
+        self.last = 0
+
+
+class Book:
+    def __init__(self, numbers: BurstNumbers) -> None:
+        self._numbers = numbers
+        self._burst_before = numbers.last
         self.lease: Lease | None = None
-        """The wish that ``burst`` numbers, over or not."""
+        """The latest wish, over or not."""
         self.pending: deque[Request] = deque()
         self.watching = False
         self.latest: GpuStatus | None = None
@@ -103,8 +126,14 @@ class Book:
 
     # --- the caller's side ----------------------------------------------------------------------
 
-    def begin(self, owner: int) -> Lease:
+    def begin(self, owner: int, *, blocking: bool) -> Lease:
         """Wish for the next burst. Raises ``CallerError`` "in-burst"."""
+        last = self.lease
+        mine = last is not None and last.blocking and last.owner == owner
+        if last is not None and mine and last.phase is Phase.WAITING:
+            # That acquire has ended, or its thread were not here: a second interrupt came while
+            # the first one was being dealt with.
+            last.error = LeaseCancelled()
         if self.phase in (Phase.WAITING, Phase.HELD):
             raise CallerError(
                 "in-burst",
@@ -112,30 +141,50 @@ class Book:
                 " the GPU.",
                 "End that burst, or cancel that wait, first.",
             )
-        if self.burst + 1 >= BURST_LIMIT:  # not in 200,000 years
-            raise CallerError("in-burst", "The burst numbers are used up.", "Restart the kernel.")
-        self.burst += 1
-        self.phase = Phase.WAITING
-        self.lease = Lease(self.burst, owner)
-        return self.lease
+        self._numbers.last += 1
+        self.lease = lease = Lease(self._numbers.last, owner, blocking=blocking)
+        return lease
 
-    def end(self, *, lingering: bool) -> EndBurst | None:
-        """The burst is over; what to tell the daemon, if anything."""
-        wanted = Phase.LINGERING if lingering else Phase.IDLE
-        if self.phase not in (Phase.HELD, Phase.LINGERING) or self.phase is wanted:
-            return None
-        self.phase = wanted
-        return EndBurst(burst=self.burst, lingering=lingering)
+    @property
+    def phase(self) -> Phase:
+        return Phase.IDLE if self.lease is None else self.lease.phase
 
-    def give_up(self, lease: Lease, why: KiwiError) -> bool:
-        """``lease`` shall be over; true where it was waiting or held till now. A wait ends here;
-        a held burst is still to be ended."""
-        if lease is not self.lease or self.phase in (Phase.IDLE, Phase.LINGERING):
-            return False
-        lease.error = why
-        if self.phase is Phase.WAITING:
-            self.phase = Phase.IDLE
-        return True
+    @property
+    def burst(self) -> int:
+        """The last burst asked for."""
+        return self._burst_before if self.lease is None else self.lease.burst
+
+    @property
+    def in_burst(self) -> bool:
+        return self.phase in (Phase.HELD, Phase.LINGERING)
+
+    def end(self, *, lingering: bool) -> None:
+        """The burst is over, if there is one."""
+        if self.lease is not None and self.in_burst:
+            self.lease.ended = Phase.LINGERING if lingering else Phase.IDLE
+
+    def give_up(self, lease: Lease, why: KiwiError) -> None:
+        """``lease`` shall be over, whether it waits or is held."""
+        if lease.phase in (Phase.WAITING, Phase.HELD):
+            lease.error = why
+
+    def owes(self, talk: Conversation) -> ClientMessage | None:
+        """What to say next on a connection on which ``talk`` was said; ``None``: all is said."""
+        phase, lease = self.phase, self.lease
+        same = lease is not None and lease.burst == talk.burst
+        if talk.in_burst:
+            if same and phase in (Phase.WAITING, Phase.HELD):
+                return None
+            if same and phase is Phase.LINGERING:
+                return EndBurst(burst=talk.burst, lingering=True)
+            if talk.asked == talk.burst and not (same and lease is not None and lease.granted):
+                return Withdraw(burst=talk.burst)
+            return EndBurst(burst=talk.burst)
+        if talk.lingering and same and phase is Phase.IDLE:
+            return EndBurst(burst=talk.burst)
+        if lease is not None and phase is Phase.WAITING and talk.asked < lease.burst:
+            return Acquire(burst=lease.burst)
+        return None
 
     # --- the daemon's side ----------------------------------------------------------------------
 
@@ -168,10 +217,8 @@ class Book:
             lease.withdrawn = True
         elif isinstance(message, Waiting):
             lease.waiting = message
-        elif self.phase is not Phase.IDLE:
+        elif lease.phase is not Phase.IDLE:
             lease.granted = message
-            if self.phase is Phase.WAITING:
-                self.phase = Phase.HELD
 
     def _hears_status(self, report: StatusReport) -> None:
         self.latest = report.gpu
@@ -191,8 +238,7 @@ class Book:
             raise failure
         lease = self.lease
         if error.about in ("acquire", "withdraw") or (not error.about and not self.pending):
-            if lease is not None and self.phase is Phase.WAITING:
-                self.phase = Phase.IDLE
+            if lease is not None and lease.phase is Phase.WAITING:
                 lease.error = failure
         elif self.pending and error.about in ("", _tag(self.pending[0].message)):
             self.pending.popleft().error = failure
@@ -204,27 +250,12 @@ class Book:
         while self.pending:
             self.pending.popleft().error = why
 
-    @property
-    def in_burst(self) -> bool:
-        return self.phase in (Phase.HELD, Phase.LINGERING)
-
-    def resume(self, hello: Hello) -> list[ClientMessage]:
-        """What to say after the welcome that answered ``hello``, which may be a little old."""
-        messages: list[ClientMessage] = []
-        same = hello.burst == self.burst
-        if hello.in_burst and not (same and self.phase is Phase.HELD):
-            lingering = same and self.phase is Phase.LINGERING
-            messages.append(EndBurst(burst=hello.burst, lingering=lingering))
-        if self.phase is Phase.WAITING:
-            messages.append(Acquire(burst=self.burst))
-        return messages
-
     def forget(self, why: KiwiError) -> None:
         """This client leaves: nothing is held, waited for or asked any more."""
         self.lost(why)
-        if self.lease is not None and self.phase is Phase.WAITING:
-            self.lease.error = why
-        self.phase = Phase.IDLE
+        if self.lease is not None:
+            self.give_up(self.lease, why)
+            self.end(lingering=False)
         self.watching = False
 
 

@@ -5,7 +5,7 @@ broke. A caller that asks something reads the socket itself for the first millis
 answer costs no wake-up of another thread: ``_reading`` is the right to read, and while a caller
 has it the socket is taken out of the thread's ``epoll``.
 
-Locks: ``_dialling``, then ``_reading``, then ``changed``; never the other way.
+Locks: ``_dialling``, then ``_reading``, then ``lock``; never the other way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kiwi_core.client.book import PENDING_MAX, Book, Request
+from kiwi_core.client.book import PENDING_MAX, Book, BurstNumbers, Request
+from kiwi_core.client.changes import Changes
 from kiwi_core.client.forking import let_go_in_children
 from kiwi_core.client.link import BRIEFLY_S, Link, dial, disconnected, no_daemon
 from kiwi_core.client.patience import Patience
@@ -30,11 +31,15 @@ if TYPE_CHECKING:
     from kiwi_core.wire.messages import ClientMessage, Hello, Told, Welcome
 
 
+_numbers_of: dict[str, BurstNumbers] = {}
+"""By socket. A daemon knows a process, not a client: its next client counts on from there."""
+
+
 class Channel:
     """A connection that is made again when it breaks, and the book of what was said on it.
 
     ``hello`` makes the first message from the book, before each connection. ``book`` is read and
-    changed with ``changed`` held only.
+    changed with ``lock`` held only.
     """
 
     def __init__(
@@ -56,7 +61,8 @@ class Channel:
         self._connect_timeout_s = connect_timeout_s
         self.grace_s = grace_s
         self._make_locks()
-        self.book = Book()
+        self._numbers = _numbers_of.setdefault(str(socket_path), BurstNumbers())
+        self.book = Book(self._numbers)
         self.link: Link | None = None
         self.welcome: Welcome | None = None
         self._watcher: Watcher | None = None
@@ -77,28 +83,35 @@ class Channel:
     def _make_locks(self) -> None:
         self._dialling = threading.Lock()
         self._reading = threading.Lock()
-        self.changed = threading.Condition(threading.Lock())
+        self.lock = threading.Lock()
+        self.changes = Changes()
 
     # --- opening and closing --------------------------------------------------------------------
 
     def connect(self) -> Welcome:
-        with self._dialling:
-            if self.link is None:
-                self._dial(Patience(self._connect_timeout_s), None)
+        was_open = self.is_open
+        try:
+            with self._dialling:
+                if self.link is None:
+                    self._dial(Patience(self._connect_timeout_s), None)
+        except BaseException:
+            if not was_open:
+                self.close()
+            raise
         if (welcome := self.welcome) is None:
             raise disconnected("it ended at once")
         return welcome
 
     def close(self) -> None:
         why = disconnected("it was closed here")
-        with self.changed:
+        with self.lock:
             watcher = self._watcher
             self.drop(self.link, why)
             self.book.forget(why)
             if watcher is not None:
                 watcher.wake()
             self._watcher = None
-            self.changed.notify_all()
+            self.changes.tell()
         if watcher is not None:
             watcher.join()
 
@@ -111,7 +124,7 @@ class Channel:
             self._watcher.release()
         self.link = self._watcher = self.welcome = None
         self.book.forget(disconnected("this process was forked"))
-        self.book = Book()
+        self.book = Book(self._numbers)
         self.pid = os.getpid()
 
     @property
@@ -129,49 +142,54 @@ class Channel:
 
         ``watcher`` is the one that calls, if one does: it may have been retired meanwhile.
         """
-        with self.changed:
+        with self.lock:
             hello = self._hello(self.book)
         link, welcome = dial(self._path, hello, patience)
         with self._reading:
-            with self.changed:
+            with self.lock:
                 if watcher is not None and watcher is not self._watcher:
                     link.close()
                     return
-                self._install(link, welcome, hello)
+                self._install(link, welcome)
             self._take_in(link)  # what came together with the welcome
 
-    def _install(self, link: Link, welcome: Welcome, hello: Hello) -> None:
+    def _install(self, link: Link, welcome: Welcome) -> None:
         self.link, self.welcome = link, welcome
         self.away_s, self._refusal, self.leaving = 0.0, None, False
         if self._watcher is None:
             self._watcher = Watcher(self)
             self._watcher.start()
         self._watcher.add(link)
-        for message in self.book.resume(hello):
-            self.say(message)
+        self.settle()
         if self.book.watching:
             self.say_request(Request(GetStatus(watch=True)))
         self._watcher.wake()
-        self.changed.notify_all()
+        self.changes.tell()
 
     # --- speaking -------------------------------------------------------------------------------
 
-    def say(self, message: ClientMessage) -> None:
-        """Send, if connected; ``changed`` is held. Only a ``CallerError`` leaves."""
-        link = self.link
-        if link is None:
+    def settle(self) -> None:
+        """Tell the daemon what it should know of our burst and does not; ``lock`` is held."""
+        while (link := self.link) is not None:
+            message = self.book.owes(link.talk)
+            if message is None:
+                return
+            self._say(link, message)
+
+    def _say(self, link: Link, message: ClientMessage) -> None:
+        """Only a ``CallerError`` leaves: where sending fails, the link is dropped."""
+        if link.half_sent:
+            self.drop(link, disconnected("an interrupt came in the middle of a message"))
             return
         try:
             link.send(message)
         except PeerError as error:
             self.drop(link, error)
-        finally:
-            if link.half_sent:  # an interrupt came in the middle
-                self.drop(link, disconnected("a message was interrupted"))
 
     def say_request(self, request: Request) -> None:
-        """Send a question and remember it; ``changed`` is held."""
-        self.say(request.message)
+        """Send a question and remember it; ``lock`` is held."""
+        if self.link is not None:
+            self._say(self.link, request.message)
         if self.link is None:
             request.error = self.why_away()
             return
@@ -180,7 +198,7 @@ class Channel:
             self.drop(self.link, disconnected("the daemon answers nothing"))
 
     def talk(self, say: Callable[[], object], done: Callable[[], bool]) -> None:
-        """Call ``say`` (with ``changed`` held), then read until ``done``, for a moment at most.
+        """Call ``say`` (with ``lock`` held), then read until ``done``, for a moment at most.
 
         Where somebody else reads at the moment, the answer will come through them.
         """
@@ -191,43 +209,59 @@ class Channel:
             if mine[0]:
                 self._talk_alone(say, done)
             else:
-                with self.changed:
+                with self.lock:
                     say()
         finally:
             if mine and mine[0]:
                 self._reading.release()
 
     def _talk_alone(self, say: Callable[[], object], done: Callable[[], bool]) -> None:
-        link: Link | None = None
         try:
-            with self.changed:
+            with self.lock:
                 link = self.link
                 if link is not None and self._watcher is not None:
                     self._watcher.pause(link)
                 say()
             until_s = time.monotonic() + BRIEFLY_S
-            while link is self.link and link is not None and not done():
+            while link is not None and link is self.link and not done():
                 if not self._read(link, wait=True) or time.monotonic() > until_s:
                     break
         finally:
-            self._hand_back(link)
+            with self.lock:
+                self._put_right()
 
-    def _hand_back(self, link: Link | None) -> None:
-        with self.changed:
-            if link is None or link is not self.link or self._watcher is None:
-                return
-            if link.half_sent or link.half_read:
-                self.drop(link, disconnected("an interrupt came while it was read"))
-            else:
-                self._watcher.resume(link)
+    def _put_right(self) -> None:
+        """Have the watcher hear the link, if it is whole; ``_reading`` and ``lock`` are held."""
+        link = self.link
+        if link is None or self._watcher is None:
+            return
+        if link.half_sent or link.half_read:
+            self.drop(link, disconnected("an interrupt came in the middle of a message"))
+        else:
+            self._watcher.add(link)
+
+    def mend(self) -> None:
+        """Called by the watcher's thread now and then: an interrupt may have left a link that
+        nobody hears, or something unsaid."""
+        if self._reading.acquire(blocking=False):
+            try:
+                with self.lock:
+                    self._put_right()
+                    self.settle()
+            finally:
+                self._reading.release()
 
     # --- hearing (with _reading held) -----------------------------------------------------------
 
-    def read_now(self) -> None:
-        """Called by the watcher's thread when something has arrived."""
+    def read_now(self, fd: int) -> bool:
+        """Called by the watcher's thread when something has arrived at ``fd``; false if that is
+        not this channel's link."""
         with self._reading:
-            if (link := self.link) is not None:
-                self._read(link, wait=False)
+            link = self.link
+            if link is None or link.fileno() != fd:
+                return False
+            self._read(link, wait=False)
+            return True
 
     def _read(self, link: Link, *, wait: bool) -> bool:
         """Take in what has arrived; false if nothing, or if the link is gone."""
@@ -235,7 +269,7 @@ class Channel:
             if not link.fetch(wait=wait):
                 return False
         except PeerError as error:
-            with self.changed:
+            with self.lock:
                 self.drop(link, error)
             return False
         return self._take_in(link)
@@ -243,7 +277,7 @@ class Channel:
     def _take_in(self, link: Link) -> bool:
         while True:
             told: Told | None = None
-            with self.changed:
+            with self.lock:
                 if link is not self.link:
                     return False
                 try:
@@ -256,22 +290,25 @@ class Channel:
                     return False
                 link.pop()
                 self.heard += 1
-                self.changed.notify_all()
+                self.changes.tell()
             if told is not None and self._on_notice is not None:
                 _call(self._on_notice, told)
 
     def drop(self, link: Link | None, why: KiwiError) -> None:
-        """This link is over; ``changed`` is held. The watcher makes a new one."""
+        """This link is over; ``lock`` is held. The watcher makes a new one."""
         if link is None or link is not self.link:
             return
-        self.link = None
         self._refusal = why
+        if why.code == "superseded":
+            self.leaving = True  # another client of this process took over: do not fight
+        self.book.lost(why)
         if self._watcher is not None:
             self._watcher.remove(link)
-            self._watcher.wake()
         link.close()
-        self.book.lost(why)
-        self.changed.notify_all()
+        self.link = None  # last: what an interrupt cut short is done again
+        if self._watcher is not None:
+            self._watcher.wake()
+        self.changes.tell()
 
     # --- the watcher's part: staying connected ---------------------------------------------------
 
@@ -294,12 +331,12 @@ class Channel:
         return self.link is not None
 
     def count_away(self, spent_s: float, error: KiwiError | None = None) -> None:
-        with self.changed:
+        with self.lock:
             self.away_s += spent_s
             if error is not None:
                 self.attempts += 1
                 self._refusal = error
-            self.changed.notify_all()
+            self.changes.tell()
 
     def belongs_to(self, watcher: Watcher) -> bool:
         return self._watcher is watcher
@@ -310,14 +347,14 @@ class Channel:
 
     def end_watch(self, watcher: Watcher) -> None:
         """The thread leaves: without ``reconnect``, the first lost connection is the last."""
-        with self.changed:
+        with self.lock:
             if self._watcher is watcher:
                 self._watcher = None
                 self.book.forget(self._refusal or disconnected("it ended"))
-                self.changed.notify_all()
+                self.changes.tell()
 
     def hurry(self) -> None:
-        """Somebody waits: try to reconnect now; ``changed`` is held."""
+        """Somebody waits: try to reconnect now; ``lock`` is held."""
         if self._watcher is not None:
             self._watcher.wake(hurry=True)
 
@@ -338,22 +375,27 @@ class Channel:
         self.talk(lambda: self.say_request(request), lambda: request.over)
         patience = Patience(timeout_s)
         while not request.over:
-            if not patience.tick():
+            if not patience.tick() and not self.last_look(lambda: request.over):
                 raise PeerError(
                     "timeout",
                     f"The Kiwi daemon did not answer within {timeout_s:g} s.",
                     "It may be busy; try again. If it hangs, look at its log.",
                 )
-            self.sleep(lambda: request.over, patience.slice_s())
+            self.changes.sleep(lambda: request.over, patience.slice_s())
         if request.error is not None:
             raise request.error
         return request.answer
 
-    def sleep(self, done: Callable[[], bool], seconds: float) -> None:
-        """Wait for a change, at most ``seconds``."""
-        with self.changed:
-            if not done():
-                self.changed.wait(seconds)
+    def last_look(self, done: Callable[[], bool]) -> bool:
+        """Before giving up: this process may just have woken up, with the answer in its socket."""
+        self.talk(_nothing, done)
+        if not done():
+            self.changes.sleep(done, BRIEFLY_S)  # somebody else may be reading it right now
+        return done()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _call(callback: Callable[..., None], *args: object) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.client.book import Book, Lease, Phase, Request
+from kiwi_core.client.book import Book, Lease, Request
 from kiwi_core.client.channel import Channel
 from kiwi_core.client.cuda_library import loaded_cuda_library
 from kiwi_core.client.lease import LeaseCancelled, Ticket
@@ -17,7 +17,6 @@ from kiwi_core.client.patience import SLICE_S, Patience
 from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.wire.messages import (
     PROTOCOL,
-    Acquire,
     GetStatus,
     GetStory,
     Goodbye,
@@ -28,7 +27,6 @@ from kiwi_core.wire.messages import (
     Set,
     StatusReport,
     StoryReport,
-    Withdraw,
 )
 from kiwi_core.wire.names import check_settings, clean_name
 
@@ -152,7 +150,8 @@ class Client:
         begun: list[Lease] = []
         try:
             self._channel.talk(
-                lambda: begun.append(self._begin()), lambda: bool(begun) and begun[0].over
+                lambda: begun.append(self._begin(blocking=True)),
+                lambda: bool(begun) and begun[0].over,
             )
             return self._await_grant(begun[0], on_waiting, cancelled, poll_s, timeout_s)
         except BaseException:
@@ -165,20 +164,20 @@ class Client:
     def begin(self) -> Ticket:
         """Ask for the GPU and return at once. Raises ``CallerError`` ("in-burst": this process
         holds the GPU or waits for it; "not-connected")."""
-        with self._channel.changed:
-            return Ticket(self, self._begin())
+        with self._channel.lock:
+            return Ticket(self, self._begin(blocking=False))
 
-    def _begin(self) -> Lease:
+    def _begin(self, *, blocking: bool) -> Lease:
         channel = self._channel
         channel.check_open()
         if self._role is not Role.SESSION:
             raise CallerError("observer", "An observer never holds the GPU.")
-        lease = channel.book.begin(threading.get_ident())
+        lease = channel.book.begin(threading.get_ident(), blocking=blocking)
         lease.silence = Patience(channel.grace_s)
         lease.attempts = channel.attempts
         if channel.link is None:
             channel.hurry()
-        channel.say(Acquire(burst=lease.burst))
+        channel.settle()
         return lease
 
     def look(self, lease: Lease) -> Granted | None:
@@ -198,7 +197,7 @@ class Client:
         while (granted := self.look(lease)) is None:
             if not patience.tick():
                 return None
-            self._channel.sleep(lambda: lease.over, patience.slice_s())
+            self._channel.changes.sleep(lambda: lease.over, patience.slice_s())
         return granted
 
     def _await_grant(
@@ -209,6 +208,7 @@ class Client:
         poll_s: float,
         timeout_s: float | None,
     ) -> Granted:
+        channel = self._channel
         patience = Patience(timeout_s)
         shown: Waiting | None = None
         while (granted := self.look(lease)) is None:
@@ -218,11 +218,11 @@ class Client:
                 on_waiting(waiting)
             if cancelled is not None and cancelled():
                 raise LeaseCancelled
-            if not patience.tick():
+            if not patience.tick() and not channel.last_look(lambda: lease.over):
                 raise PeerError(
                     "timeout", f"The GPU was not free within {timeout_s} s.", "Try again later."
                 )
-            self._channel.sleep(
+            channel.changes.sleep(
                 lambda seen=waiting: lease.over or lease.waiting is not seen,  # type: ignore[misc]
                 patience.slice_s(min(poll_s, SLICE_S)),
             )
@@ -237,8 +237,8 @@ class Client:
             silence.restart()
             return
         asked = silence.spent_s * 2 > channel.grace_s
-        patient = silence.tick()
-        with channel.changed:
+        patient = silence.tick() or channel.last_look(lambda: channel.heard != lease.heard)
+        with channel.lock:
             if not patient:
                 channel.away_s = max(channel.away_s, silence.spent_s)
                 channel.drop(channel.link, disconnected("the daemon does not answer"))
@@ -251,33 +251,30 @@ class Client:
         channel = self._channel
         if channel.link is not None or channel.away_s < channel.grace_s:
             return
-        with channel.changed:
+        with channel.lock:
             if lease.attempts < channel.attempts and not lease.over and channel.link is None:
                 channel.book.give_up(lease, channel.why_away())
 
     def cancel(self, lease: Lease) -> None:
         """``Ticket.cancel``."""
         channel = self._channel
-        withdrawing = False
+        expected = False
 
         def say() -> None:
-            nonlocal withdrawing
-            waited = channel.book.phase is Phase.WAITING
-            if channel.book.give_up(lease, LeaseCancelled()):
-                if waited:
-                    withdrawing = True
-                    channel.say(Withdraw(burst=lease.burst))
-                else:
-                    self._end(lingering=False)
-                channel.changed.notify_all()
+            nonlocal expected
+            channel.book.give_up(lease, LeaseCancelled())
+            channel.settle()
+            channel.changes.tell()
+            link = channel.link
+            expected = link is not None and lease.granted is None and link.talk.asked == lease.burst
 
         def done() -> bool:
-            return not withdrawing or lease.withdrawn or channel.link is None
+            return not expected or lease.withdrawn or channel.link is None
 
         channel.talk(say, done)
         patience = Patience(_WITHDRAWN_S)
         while not done() and patience.tick():
-            channel.sleep(done, patience.slice_s())
+            channel.changes.sleep(done, patience.slice_s())
 
     def end_burst(self, *, lingering: bool = False, burst: int | None = None) -> None:
         """The burst is over (``lingering``: but for threads or tasks that it left behind).
@@ -285,14 +282,10 @@ class Client:
         No-op outside a burst, and where ``burst`` is given and is not the current one. Never
         raises for a daemon that is away: it learns when it is back.
         """
-        with self._channel.changed:
+        with self._channel.lock:
             if burst is None or burst == self._channel.book.burst:
-                self._end(lingering=lingering)
-
-    def _end(self, *, lingering: bool) -> None:
-        message = self._channel.book.end(lingering=lingering)
-        if message is not None:
-            self._channel.say(message)
+                self._channel.book.end(lingering=lingering)
+                self._channel.settle()
 
     # --- questions ------------------------------------------------------------------------------
 
@@ -354,12 +347,12 @@ class Client:
             elif channel.link is None and channel.away_s >= channel.grace_s:
                 raise channel.why_away()
             else:
-                channel.sleep(lambda at=seen: channel.book.reports > at, SLICE_S)  # type: ignore[misc]
+                channel.changes.sleep(lambda at=seen: channel.book.reports > at, SLICE_S)  # type: ignore[misc]
 
     def _start_watch(self) -> int:
         """The count of reports after which the first one to show comes."""
         channel = self._channel
-        with channel.changed:
+        with channel.lock:
             book = channel.book
             if book.watching:
                 return book.reports - (book.latest is not None)

@@ -40,7 +40,7 @@ class Link:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._frames = FrameReader(DEFAULTS.frame_max_bytes)
-        self._talk = Conversation()
+        self.talk = Conversation()
         self._chunks: deque[bytes] = deque()
         self._lines: deque[bytes] = deque()
         self._fault: PeerError | None = None
@@ -64,11 +64,12 @@ class Link:
         """Raises ``CallerError`` where ``message`` may not be sent now (nothing was sent), and
         ``PeerError`` "disconnected" where the daemon is gone or takes nothing."""
         data = encode(message, DEFAULTS.request_max_bytes)
+        self._sending = True  # also stands for "talk says that it was said"
         try:
-            self._talk.says(message)
+            self.talk.says(message)
         except PeerError as error:
+            self._sending = False
             raise CallerError(error.code, error.message, error.remedy) from None
-        self._sending = True
         try:
             self._send_all(data)
         except OSError as error:

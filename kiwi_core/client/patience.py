@@ -12,8 +12,9 @@ from math import inf
 SLICE_S = 0.25
 """Longest single wait; an interrupt is noticed and time is counted at least this often."""
 
-_STEP_MAX_S = 2.0
-"""What one slice may count for: more than a loaded machine's delay, less than a frozen minute."""
+_STEP_MAX_S = 2 * SLICE_S
+"""What one slice may count for. A loaded machine takes longer for some, and then limits are
+generous; a frozen minute is no more than this."""
 
 
 class Patience:

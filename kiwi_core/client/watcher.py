@@ -23,6 +23,9 @@ _STABLE_S: Final = 2.0
 """A connection that lived this long starts the back-off anew."""
 
 
+_MEND_EVERY_S: Final = 5.0
+"""How often an idle connection is looked at, should an interrupt have left something undone."""
+
 _JOIN_S: Final = 1.0
 """The thread ends at once, unless it is waiting for a daemon that hangs."""
 
@@ -45,7 +48,9 @@ class Watcher:
     # --- called with the channel's lock held ------------------------------------------------------
 
     def add(self, link: Link) -> None:
-        self._epoll.register(link, select.EPOLLIN)
+        """Also where it is in."""
+        with suppress(FileExistsError):
+            self._epoll.register(link, select.EPOLLIN)
 
     resume = add
 
@@ -64,7 +69,7 @@ class Watcher:
 
     def join(self) -> None:
         """After the channel has retired this watcher and woken it, without the lock."""
-        if self._thread is not threading.current_thread():
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
 
     def release(self) -> None:
@@ -103,12 +108,17 @@ class Watcher:
             self.release()
 
     def _read_until_lost(self) -> None:
-        while self._channel.connected and self._channel.belongs_to(self):
-            for fd, _ in self._epoll.poll():
+        channel = self._channel
+        while channel.connected and channel.belongs_to(self):
+            ready = self._epoll.poll(_MEND_EVERY_S)
+            for fd, _ in ready:
                 if fd == self._wake_fd:
                     self._calm()
-                else:
-                    self._channel.read_now()
+                elif not channel.read_now(fd):
+                    with suppress(OSError):  # left here when an interrupt came
+                        self._epoll.unregister(fd)
+            if not ready:
+                channel.mend()
 
     def _wait(self, seconds: float) -> None:
         """The back-off: ends early when somebody hurries or the client is closed."""

@@ -86,8 +86,10 @@ class Conversation:
         """The last burst that hello or acquire named."""
         self.in_burst = False
         """Whether that burst was asked for (or claimed by hello) and not ended."""
-        self._asked = 0
+        self.asked = 0
         """The last burst that acquire named on this connection."""
+        self.lingering = False
+        """Whether what that burst left behind goes on."""
 
     def says(self, message: ClientMessage) -> None:
         """The client says ``message``.
@@ -107,15 +109,16 @@ class Conversation:
         if isinstance(message, Hello):
             self.burst, self.in_burst = message.burst, message.in_burst
         elif isinstance(message, Acquire):
-            self.burst = self._asked = message.burst
-            self.in_burst = True
+            self.burst = self.asked = message.burst
+            self.in_burst, self.lingering = True, False
         elif isinstance(message, (EndBurst, Withdraw)):
             self.in_burst = False
+            self.lingering = isinstance(message, EndBurst) and message.lingering
 
     def close(self) -> None:
         """The connection ended, from whichever side."""
         self.state = State.CLOSED
-        self.in_burst = False
+        self.in_burst = self.lingering = False
 
     def _check_numbers(self, message: ClientMessage) -> None:
         if isinstance(message, Hello):
@@ -138,7 +141,7 @@ class Conversation:
 
     def _check_acquire(self, acquire: Acquire) -> None:
         # Asking again for the burst of the hello is how a client resumes its wait.
-        if acquire.burst < self.burst or acquire.burst <= self._asked:
+        if acquire.burst < self.burst or acquire.burst <= self.asked:
             raise _wrong_burst(acquire.burst, f"the next one is {self.burst + 1} or later")
         if self.in_burst and acquire.burst != self.burst:
             raise _wrong_burst(acquire.burst, f"burst {self.burst} has not ended")

@@ -174,7 +174,9 @@ def test_a_refused_wish_fails_with_the_daemons_words(
     with pytest.raises(PeerError, match=r"Too big\. Buy\.") as caught:
         client.acquire()
     assert caught.value.code == "no-room"
-    assert daemon.heard(Withdraw) == []
+    assert daemon.await_heard(Withdraw) == [Withdraw(burst=1)], "so that both ends agree"
+    daemon.script = daemon.obey
+    assert client.acquire().burst == 2
 
 
 def test_only_one_wish_at_a_time(daemon: ScriptedDaemon, client: Client) -> None:

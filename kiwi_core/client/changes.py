@@ -1,0 +1,42 @@
+"""Waiting for a change, in a way that an interrupt cannot break.
+
+``threading.Condition`` is Python code: a ``KeyboardInterrupt`` inside it can leave its lock taken
+for ever. Here every step that matters is one call into C, where no interrupt is raised.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Changes:
+    """Any thread may ``sleep`` until another one calls ``tell``. Holds no lock meanwhile."""
+
+    def __init__(self) -> None:
+        self._sleepers: dict[threading.Lock, None] = {}
+
+    def tell(self) -> None:
+        """Something changed: all sleepers look again. Costs nothing when there are none."""
+        while self._sleepers:
+            with suppress(KeyError):  # another thread took the last one
+                self._sleepers.popitem()[0].release()
+
+    def sleep(self, done: Callable[[], bool], seconds: float) -> None:
+        """Until the next change, at most ``seconds``; not at all where ``done`` is true already.
+
+        The caller looks again afterwards. Sleeps are short (``SLICE_S``), so that a wake-up that
+        an interrupt swallowed does no harm.
+        """
+        gate = threading.Lock()
+        gate.acquire()
+        self._sleepers[gate] = None  # before looking, so that no change is missed
+        try:
+            if not done():
+                gate.acquire(True, seconds)
+        finally:
+            self._sleepers.pop(gate, None)
