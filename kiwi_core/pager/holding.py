@@ -113,7 +113,8 @@ class Holding:
         try:
             yield self._lock_all(present, locked_here)
         except Stop as stop:
-            stop.add(self.unlock_quietly(locked_here))
+            if not stop.keep_held:
+                stop.add(self.unlock_quietly(locked_here))
             raise
         except BaseException:
             self.unlock_quietly(locked_here)

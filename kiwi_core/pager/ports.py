@@ -70,11 +70,13 @@ class NvmlGpu:
 
 
 class Stop(Exception):  # noqa: N818 - not an error: an answer
-    """Ends an operation with this outcome, after what had to be undone is undone."""
+    """Ends an operation with this outcome, after what had to be undone is undone. ``keep_held``
+    where that failed for a part: then the other processes of the session must not run on."""
 
     def __init__(self, outcome: Refused | Lost) -> None:
         super().__init__(outcome)
         self.outcome = outcome
+        self.keep_held = False
 
     def __str__(self) -> str:
         return self.outcome.detail

@@ -162,6 +162,7 @@ class Transaction:
             self._move.bring_back(done, members)
             self._parts.footprints.drop(locked)
         except (Stop, GpuError) as error:
+            stop.keep_held = True
             stop.add(f"A part of it stays in system RAM until it can be paged in: {error}")
 
     def _let_go(self, members: list[Member]) -> None:

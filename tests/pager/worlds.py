@@ -4,6 +4,7 @@ own, and the pager in another one, so that anything can be killed at any point."
 from __future__ import annotations
 
 import itertools
+import time
 from typing import TYPE_CHECKING
 
 from cuda_processes import Worker, wait_until
@@ -145,13 +146,28 @@ class EmulatedWorld(ProcessWorld):
 
 
 class RealWorld(ProcessWorld):
-    """The first GPU of this machine. Faults cannot be had here: tests that need one are left to
-    the emulator."""
+    """One real GPU. A ballast leaves only a little of it free, so that filling it takes seconds on
+    any model. Faults cannot be had here: tests that need one are left to the emulator."""
 
-    unit_bytes = 256 * MIB
+    unit_bytes = 128 * MIB
     overhead_bytes = GIB
+    left_bytes = 4 * GIB
 
     def __init__(self, gpu_uuid: str) -> None:
         self.environment = {}
         self.gpu_uuid = gpu_uuid
         super().__init__()
+        if self.memory_bytes > self.left_bytes:
+            ballast = Worker(self.environment)
+            self._closing.append(ballast.close)
+            ballast.do("init()")
+            ballast.do(f"alloc(ck(driver.cuMemGetInfo())[0] - {self.left_bytes})")
+            self.memory_bytes = self.free_bytes()
+
+    def free_bytes(self) -> int:
+        """Once it has settled: the driver scrubs what was freed first."""
+        last, now = -1, super().free_bytes()
+        while now != last:
+            time.sleep(0.2)
+            last, now = now, super().free_bytes()
+        return now

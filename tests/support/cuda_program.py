@@ -14,11 +14,22 @@ import signal
 from cuda_processes import Worker, wait_until
 
 _SETUP = """
-import hashlib
+def pieces(size, piece=16 * MIB):
+    return [(at, min(piece, size - at)) for at in range(0, size, piece)]
+
+def fill_all(address, seed, size):
+    for at, length in pieces(size):
+        write(address + at, pattern((seed << 32) + at, length))
+
+def digest_all(address, size):
+    whole = hashlib.sha256()
+    for at, length in pieces(size):
+        whole.update(read(address + at, length))
+    return whole.hexdigest()
+
 init()
-p = alloc({size}) if {size} else 0
-if p:
-    fill(p, {seed}, {size})
+p = alloc({size})
+fill_all(p, {seed}, {size})
 """
 
 _CHILD = """
@@ -90,10 +101,10 @@ class CudaProgram:
 
     def digest(self) -> str:
         """Of all contents and addresses, the child's too; reads them from the device."""
-        own = f"(p, digest(p, {self.size_bytes}))"
+        own = f"(p, digest_all(p, {self.size_bytes}))"
         parts = [self._worker.get(own)] if self.size_bytes else []
         if self.child_pid:
-            child = f"(p, digest(p, {self.child_bytes}))"
+            child = f"(p, digest_all(p, {self.child_bytes}))"
             parts.append(self._worker.get(f"child.get({child!r})"))
         return repr(parts)
 

@@ -1,0 +1,579 @@
+"""The checkpoint pager against a scripted driver and GPU: answers that neither a real nor an
+emulated driver can be talked into, such as doing the work and then reporting a failure."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from contract import moved, refused, soon_ns
+
+from kiwi_core.config import DEFAULTS
+from kiwi_core.errors import GpuError
+from kiwi_core.gpu import processes
+from kiwi_core.gpu.driver import CheckpointState
+from kiwi_core.gpu.nvml import UtilisationSample
+from kiwi_core.gpu.processes import ProcessRef
+from kiwi_core.gpu.results import cuda_error
+from kiwi_core.pager import moving, ports
+from kiwi_core.pager.api import Lost, Target
+from kiwi_core.pager.checkpoint import CheckpointPager
+from kiwi_core.pager.ports import Stop
+from kiwi_core.pager.room import Footprints, Reservation, Room
+from kiwi_core.pager.survey import UsageMeter
+from kiwi_core.states import Reason, Residency
+from kiwi_core.units import MIB, SessionId
+
+RUNNING, LOCKED = CheckpointState.RUNNING, CheckpointState.LOCKED
+OUT, FAILED = CheckpointState.CHECKPOINTED, CheckpointState.FAILED
+UNDER_WAY, BACK_UNDER_WAY = CheckpointState.CHECKPOINTING, CheckpointState.RESTORING
+CONFIG = replace(DEFAULTS, room_wait_ns=50_000_000)
+
+MOVES = {
+    "lock": (RUNNING, LOCKED),
+    "checkpoint": (LOCKED, OUT),
+    "restore": (OUT, LOCKED),
+    "unlock": (LOCKED, RUNNING),
+}
+
+
+class Machine:
+    """A GPU, a driver and processes, as scripted. Process 1 is the session's root, the others in
+    ``sizes`` are its children. ``errors[call, pid]`` are met one by one; a fault is either a
+    result code, or a function that may do the work before it returns one (0: none)."""
+
+    def __init__(self, **sizes: int) -> None:
+        self.sizes = {int(name[1:]): size for name, size in sizes.items()}
+        self.total = 100 * MIB
+        self.outside = 0
+        self.states = dict.fromkeys(self.sizes, RUNNING)
+        self.unlisted: set[int] = set()
+        self.elsewhere: dict[int, str] = {}
+        self.faults: dict[tuple[str, int], list[int | Callable[[], int]]] = defaultdict(list)
+        self.calls: list[str] = []
+        self.nvml_fails = False
+        self.now_samples: tuple[UtilisationSample, ...] | None = ()
+
+    # The driver.
+
+    def checkpoint_state(self, pid: int) -> CheckpointState:
+        self._fault("state", pid)
+        return self.states.get(pid, CheckpointState.NOT_A_CUDA_PROCESS)
+
+    def lock(self, pid: int, timeout_ms: int) -> None:
+        assert timeout_ms > 0
+        self._move("lock", pid)
+
+    def checkpoint(self, pid: int) -> None:
+        self._move("checkpoint", pid)
+
+    def restore(self, pid: int) -> None:
+        self._move("restore", pid)
+
+    def unlock(self, pid: int) -> None:
+        self._move("unlock", pid)
+
+    def _move(self, call: str, pid: int) -> None:
+        self.calls.append(f"{call} {pid}")
+        self._fault(call, pid)
+        before, after = MOVES[call]
+        if self.states.get(pid) is not before:
+            raise cuda_error(f"{call} of {pid}", 401)
+        self.states[pid] = after
+
+    def _fault(self, call: str, pid: int) -> None:
+        if not self.faults[call, pid]:
+            return
+        fault = self.faults[call, pid].pop(0)
+        number = fault if isinstance(fault, int) else fault()
+        if number:
+            raise cuda_error(f"{call} of {pid}", number)
+
+    # The GPU.
+
+    def free_bytes(self) -> int:
+        self._check_nvml()
+        return self.total - self.outside - sum(self._resident().values())
+
+    def bytes_by_pid(self) -> dict[int, int]:
+        self._check_nvml()
+        outside = {99: self.outside} if self.outside else {}
+        return outside | {p: s for p, s in self._resident().items() if p not in self.unlisted}
+
+    def users_elsewhere(self) -> dict[int, str]:
+        return self.elsewhere
+
+    def samples(self, since_us: int) -> tuple[UtilisationSample, ...] | None:
+        if self.now_samples is None:
+            return None
+        return tuple(s for s in self.now_samples if s.time_us > since_us)
+
+    def _resident(self) -> dict[int, int]:
+        gone = (OUT, BACK_UNDER_WAY, FAILED)
+        return {p: s for p, s in self.sizes.items() if self.states.get(p, OUT) not in gone}
+
+    def _check_nvml(self) -> None:
+        if self.nvml_fails:
+            raise GpuError("nvml-gpu-lost", "The GPU is gone.", driver_code=15)
+
+    def does(self, pid: int, state: CheckpointState, number: int) -> Callable[[], int]:
+        """A call that leaves the process in ``state`` and then reports ``number``."""
+
+        def act() -> int:
+            self.states[pid] = state
+            return number
+
+        return act
+
+    def dies(self, pid: int, number: int) -> Callable[[], int]:
+        def act() -> int:
+            del self.states[pid]
+            return number
+
+        return act
+
+
+TARGET = Target(SessionId("s"), ProcessRef(1, 0))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine(p1=10 * MIB, p2=20 * MIB)
+    living = machine.states
+
+    def tree(root: ProcessRef, _without: object = ()) -> tuple[ProcessRef, ...]:
+        return tuple(ProcessRef(pid, 0) for pid in living) if root.pid in living else ()
+
+    monkeypatch.setattr(processes, "tree", tree)
+    monkeypatch.setattr(processes, "alive", lambda ref: ref.pid in living)
+    monkeypatch.setattr(processes, "ref_of", lambda _pid: None)
+    monkeypatch.setattr(ports, "may_control", lambda _pid: True)
+    monkeypatch.setattr(moving, "may_control", lambda _pid: True)
+    return machine
+
+
+@pytest.fixture
+def pager(machine: Machine) -> CheckpointPager:
+    return new_pager(machine)
+
+
+def new_pager(machine: Machine, **more: object) -> CheckpointPager:
+    return CheckpointPager(
+        "GPU-x",
+        CONFIG,
+        driver=machine,
+        gpu=machine,
+        host_available_bytes=lambda _pids: 1 << 50,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+# --- it failed in reporting, not in doing --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "after"), [("lock", LOCKED), ("checkpoint", OUT), ("restore", LOCKED)]
+)
+def test_work_that_was_done_counts(
+    machine: Machine, pager: CheckpointPager, call: str, after: CheckpointState
+) -> None:
+    machine.faults[call, 2] = [machine.does(2, after, 600 if call == "lock" else 999)]
+    assert moved(pager.page_out(TARGET, soon_ns())).bytes_moved == 30 * MIB
+    assert moved(pager.page_in(TARGET, soon_ns())).bytes_moved == 30 * MIB
+    assert set(machine.states.values()) == {RUNNING}
+
+
+def test_an_unlock_that_was_done_counts(machine: Machine, pager: CheckpointPager) -> None:
+    machine.faults["unlock", 1] = [machine.does(1, RUNNING, 999)]
+    moved(pager.suspend(TARGET, soon_ns()))
+    moved(pager.resume(TARGET, soon_ns()))
+
+
+def test_an_unlock_is_tried_once_more_and_then_refused(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    moved(pager.suspend(TARGET, soon_ns()))
+    machine.faults["unlock", 1] = [999]
+    moved(pager.resume(TARGET, soon_ns()))
+    moved(pager.suspend(TARGET, soon_ns()))
+    machine.faults["unlock", 1] = [999, 999]
+    refused(pager.resume(TARGET, soon_ns()), Reason.DRIVER)
+    assert machine.states == {1: LOCKED, 2: RUNNING}
+    moved(pager.resume(TARGET, soon_ns()))
+
+
+# --- refusals and what they leave behind ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (600, Reason.LOCK_TIMEOUT),
+        (800, Reason.NOT_PERMITTED),
+        (801, Reason.UNSUPPORTED),
+        (500, Reason.UNSUPPORTED),
+        (304, Reason.DRIVER),
+        (999, Reason.DRIVER),
+    ],
+)
+@pytest.mark.parametrize("call", ["lock", "checkpoint"])
+def test_a_refused_page_out_lets_everybody_run(
+    machine: Machine, pager: CheckpointPager, call: str, number: int, reason: Reason
+) -> None:
+    machine.faults[call, 2] = [number]
+    refused(pager.page_out(TARGET, soon_ns()), reason)
+    assert machine.states == {1: RUNNING, 2: RUNNING}
+    assert pager.export_footprints() == {}
+
+
+def test_one_that_may_not_be_controlled(
+    machine: Machine, pager: CheckpointPager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver says only "OS call failed"; whose process it is tells the rest."""
+    monkeypatch.setattr(ports, "may_control", lambda _pid: False)
+    monkeypatch.setattr(moving, "may_control", lambda _pid: False)
+    machine.faults["state", 1] = [304]
+    answer = refused(pager.page_out(TARGET, soon_ns()), Reason.NOT_PERMITTED)
+    assert "CAP_SYS_PTRACE" in answer.detail
+    machine.states.update({1: OUT, 2: OUT})
+    machine.faults["restore", 1] = [304]
+    refused(pager.page_in(TARGET, soon_ns()), Reason.NOT_PERMITTED)
+
+
+def test_a_machine_that_cannot_do_it(machine: Machine, pager: CheckpointPager) -> None:
+    machine.faults["state", 1] = [801] * 10
+    refused(pager.page_out(TARGET, soon_ns()), Reason.UNSUPPORTED)
+    seen = pager.observe(TARGET)
+    assert (seen.residency, seen.resident_bytes) == (Residency.RESIDENT, 30 * MIB)
+
+
+def test_nvml_that_fails_after_the_lock(machine: Machine) -> None:
+    def fails(*_: object) -> None:
+        machine.nvml_fails = True
+
+    pager = new_pager(machine, remember=fails)
+    machine.unlisted = {2}  # so that NVML is asked again
+    refused(pager.page_out(TARGET, soon_ns()), Reason.DRIVER)
+    assert machine.states == {1: OUT, 2: LOCKED}, "nobody runs while a part is out"
+    machine.nvml_fails = False
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert set(machine.states.values()) == {RUNNING}
+
+
+def test_remembering_that_fails_leaves_everybody_running(machine: Machine) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        new_pager(machine, remember=fails).page_out(TARGET, soon_ns())
+    assert machine.states == {1: RUNNING, 2: RUNNING}
+
+
+def test_a_process_on_two_gpus_is_left_alone(machine: Machine, pager: CheckpointPager) -> None:
+    machine.elsewhere = {2: "GPU-y", 77: "GPU-z"}
+    assert "GPU-y" in refused(pager.page_out(TARGET, soon_ns()), Reason.UNSUPPORTED).detail
+    assert machine.calls == []
+
+
+def test_a_session_that_never_stops_starting_processes(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    def one_more(pid: int) -> Callable[[], int]:
+        def act() -> int:
+            machine.states[pid + 1] = RUNNING
+            machine.faults["lock", pid + 1] = [one_more(pid + 1)]
+            return 0
+
+        return act
+
+    machine.faults["lock", 2] = [one_more(2)]
+    refused(pager.suspend(TARGET, soon_ns()), Reason.LOCK_TIMEOUT)
+    assert set(machine.states.values()) == {RUNNING}
+
+
+def test_what_cannot_be_undone_is_said(machine: Machine, pager: CheckpointPager) -> None:
+    machine.faults["checkpoint", 2] = [999]
+    machine.faults["restore", 1] = [999]
+    answer = refused(pager.page_out(TARGET, soon_ns()), Reason.DRIVER)
+    assert "stays in system RAM until it can be paged in" in answer.detail
+    assert pager.observe(TARGET).residency is Residency.PAGED_OUT
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert machine.states == {1: RUNNING, 2: RUNNING}
+
+
+# --- page-in -------------------------------------------------------------------------------------
+
+
+def out(machine: Machine, pager: CheckpointPager) -> None:
+    moved(pager.page_out(TARGET, soon_ns()))
+    assert machine.states == {1: OUT, 2: OUT}
+    machine.calls.clear()
+
+
+def test_nobody_runs_before_all_are_back(machine: Machine, pager: CheckpointPager) -> None:
+    out(machine, pager)
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert machine.calls == ["restore 1", "restore 2", "unlock 1", "unlock 2"]
+
+
+def test_a_driver_that_can_try_again_after_out_of_memory(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    out(machine, pager)
+    machine.faults["restore", 2] = [2]
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert set(machine.states.values()) == {RUNNING}
+
+
+def test_out_of_memory_twice_is_no_room_and_nothing_has_changed(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    out(machine, pager)
+    machine.faults["restore", 2] = [2, 2]
+    refused(pager.page_in(TARGET, soon_ns()), Reason.NO_ROOM)
+    assert machine.states == {1: OUT, 2: OUT}
+    moved(pager.page_in(TARGET, soon_ns()))
+
+
+def test_room_that_vanishes_half_way(machine: Machine, pager: CheckpointPager) -> None:
+    out(machine, pager)
+
+    def grab() -> int:
+        machine.outside = 75 * MIB
+        return 0
+
+    machine.faults["restore", 1] = [grab]
+    refused(pager.page_in(TARGET, soon_ns()), Reason.NO_ROOM)
+    assert machine.calls == ["restore 1", "checkpoint 1"], "the second was never tried"
+    machine.outside = 0
+    moved(pager.page_in(TARGET, soon_ns()))
+
+
+@pytest.mark.parametrize("state", [OUT, FAILED])
+def test_what_can_never_come_back_is_lost_and_the_rest_runs(
+    machine: Machine, pager: CheckpointPager, state: CheckpointState
+) -> None:
+    out(machine, pager)
+    machine.faults["restore", 1] = [machine.does(1, state, 304), 304]
+    assert isinstance(pager.page_in(TARGET, soon_ns()), Lost)
+    assert machine.states == {1: state, 2: RUNNING}
+
+
+def test_lost_in_a_page_out(machine: Machine, pager: CheckpointPager) -> None:
+    machine.faults["checkpoint", 2] = [machine.does(2, FAILED, 304)]
+    assert isinstance(pager.page_out(TARGET, soon_ns()), Lost)
+    assert machine.states == {1: RUNNING, 2: FAILED}
+    assert pager.observe(TARGET).residency is Residency.LOST
+    assert isinstance(pager.suspend(TARGET, soon_ns()), Lost)
+    assert machine.states == {1: RUNNING, 2: FAILED}
+
+
+@pytest.mark.parametrize("call", ["restore", "unlock"])
+def test_a_child_that_ends_meanwhile_is_no_error(
+    machine: Machine, pager: CheckpointPager, call: str
+) -> None:
+    out(machine, pager)
+    machine.faults[call, 2] = [machine.dies(2, 304)]
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert machine.states == {1: RUNNING}
+    assert pager.export_footprints() == {}
+
+
+def test_a_mixture_that_a_crash_left(machine: Machine, pager: CheckpointPager) -> None:
+    machine.states.update({1: OUT, 2: LOCKED})
+    pager.import_footprints({ProcessRef(1, 0): 10 * MIB})
+    seen = pager.observe(TARGET)
+    assert seen.residency is Residency.PAGED_OUT
+    assert (seen.paged_out_bytes, seen.resident_bytes) == (10 * MIB, 20 * MIB)
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert machine.states == {1: RUNNING, 2: RUNNING}
+    machine.states.update({1: OUT, 2: RUNNING})
+    pager.import_footprints({ProcessRef(1, 0): 10 * MIB})
+    assert moved(pager.page_out(TARGET, soon_ns())).bytes_moved == 30 * MIB
+    assert machine.states == {1: OUT, 2: OUT}
+
+
+# --- states 4 and 5 ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("state", "then"), [(UNDER_WAY, OUT), (BACK_UNDER_WAY, LOCKED)])
+def test_a_call_under_way_is_waited_for(
+    machine: Machine, pager: CheckpointPager, state: CheckpointState, then: CheckpointState
+) -> None:
+    machine.states[2] = state
+    refused(pager.page_in(TARGET, soon_ns(0.03)), Reason.DRIVER)
+    timer = threading.Timer(0.05, machine.states.update, [{2: then}])
+    timer.start()
+    moved(pager.page_in(TARGET, soon_ns()))
+    timer.join()
+    assert machine.states == {1: RUNNING, 2: RUNNING}
+
+
+def test_a_late_call_of_a_killed_caller_is_caught_up_with(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    """Its checkpoint begins only when the new caller wants to unlock."""
+    machine.states.update({1: OUT, 2: LOCKED})
+    machine.faults["unlock", 2] = [machine.does(2, OUT, 401)]
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert machine.states == {1: RUNNING, 2: RUNNING}
+    machine.states.update({1: LOCKED, 2: LOCKED})
+    machine.faults["checkpoint", 2] = [machine.does(2, UNDER_WAY, 401)]
+    timer = threading.Timer(0.05, machine.states.update, [{2: OUT}])
+    timer.start()
+    moved(pager.page_out(TARGET, soon_ns()))
+    timer.join()
+    assert machine.states == {1: OUT, 2: OUT}
+
+
+# --- sizes and room ------------------------------------------------------------------------------
+
+
+def test_a_process_that_nvml_does_not_list_needs_what_it_gave_up(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    """In a PID namespace of its own, or before NVML has noticed it."""
+    machine.unlisted = {1, 2}
+    moved(pager.page_out(TARGET, soon_ns()))
+    sizes = {ref.pid: size for ref, size in pager.export_footprints().items()}
+    assert sizes == {1: 10 * MIB, 2: 20 * MIB}
+    machine.outside = 67 * MIB  # the other one, 30 MiB and the margin do not fit together
+    answer = refused(pager.page_in(TARGET, soon_ns()), Reason.NO_ROOM)
+    assert answer.detail == ("It needs 30 MiB of GPU memory and 4 MiB to spare; 33 MiB are free.")
+
+
+def room(machine: Machine) -> Room:
+    return Room(machine, CONFIG)
+
+
+def fits(room: Room, reservation: Reservation) -> bool:
+    try:
+        room.wait(reservation, 0, lambda: None)
+    except Stop:
+        return False
+    return True
+
+
+def test_the_margin_counts_beside_others_and_not_alone() -> None:
+    machine = Machine()
+    assert fits(room(machine), Reservation(100 * MIB, []))
+    machine.outside = 10 * MIB
+    assert fits(room(machine), Reservation(86 * MIB, []))
+    assert not fits(room(machine), Reservation(86 * MIB + 1, []))
+    assert not fits(room(machine), Reservation(90 * MIB, []))
+    assert fits(room(machine), Reservation(90 * MIB, [99])), "its own other process is no other"
+
+
+def test_the_margin_grows_with_the_need() -> None:
+    machine = Machine()
+    machine.total, machine.outside = 80 * 1024 * MIB, 1024 * MIB
+    need = 79 * 1024 * MIB * 100 // 101
+    assert fits(room(machine), Reservation(need - MIB, []))
+    assert not fits(room(machine), Reservation(need + MIB, []))
+
+
+def test_room_is_promised_once_and_given_back() -> None:
+    machine = Machine()
+    shared = room(machine)
+    one, two = Reservation(60 * MIB, []), Reservation(60 * MIB, [])
+    with shared.reserved(one):
+        assert fits(shared, one)
+        assert fits(shared, one), "its own promise does not stand in its way"
+        with shared.reserved(two):
+            assert not fits(shared, two)
+            one.spend(50 * MIB)  # back in the GPU: NVML would count it from here on
+            assert fits(shared, two)
+    assert fits(shared, Reservation(90 * MIB, []))
+
+
+def test_an_unknown_size_waits_for_all_others_and_makes_them_wait() -> None:
+    machine = Machine()
+    shared = room(machine)
+    unknown, known = Reservation(None, [5]), Reservation(MIB, [])
+    machine.outside = MIB
+    assert not fits(shared, unknown)
+    machine.outside = 0
+    with shared.reserved(unknown):
+        assert fits(shared, unknown)
+        assert not fits(shared, known)
+    with shared.reserved(known):
+        assert fits(shared, known)
+        assert not fits(shared, unknown)
+
+
+def test_waiting_for_room_is_given_up_when_nobody_wants_it() -> None:
+    machine = Machine()
+    machine.outside = 100 * MIB
+
+    def unwanted() -> None:
+        raise KeyError("gone")
+
+    with pytest.raises(KeyError):
+        room(machine).wait(Reservation(MIB, []), time.monotonic_ns() + 10**12, unwanted)
+
+
+# --- who worked ----------------------------------------------------------------------------------
+
+
+class Samples:
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.meter = UsageMeter(machine, Footprints())
+
+    def add(self, pid: int, percent: int, time_us: int) -> None:
+        assert self.machine.now_samples is not None
+        self.machine.now_samples += (UtilisationSample(pid, percent, time_us),)
+        self.meter.forget()
+
+    def busy(self, session: str, *pids: int) -> bool | None:
+        return self.meter.busy(SessionId(session), pids, self.meter.read())
+
+
+@pytest.fixture
+def samples(machine: Machine) -> Samples:
+    return Samples(machine)
+
+
+def test_busy_is_since_the_sessions_own_last_look(samples: Samples) -> None:
+    samples.add(1, 50, 10_000_000)
+    samples.add(2, 0, 10_000_000)
+    assert samples.busy("a", 1) is True
+    assert samples.busy("b", 2) is False
+    assert samples.busy("a", 1) is False, "nothing new"
+    assert samples.busy("c", 1) is True, "a session that looks for the first time"
+    samples.add(1, 1, 11_000_000)
+    samples.add(2, 0, 11_500_000)
+    assert samples.busy("b", 1, 2) is True
+    assert samples.busy("a", 1) is True, "another one's look takes nothing away"
+
+
+def test_old_work_is_not_news_to_a_new_session(samples: Samples) -> None:
+    samples.add(1, 50, 10_000_000)
+    samples.add(1, 0, 12_000_000)
+    assert samples.busy("a", 1) is False
+
+
+def test_nobody_knows_who_worked(samples: Samples) -> None:
+    samples.machine.now_samples = None
+    assert samples.busy("a", 1) is None
+
+
+def test_one_reading_serves_many_looks(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [10**9]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: clock[0])
+    readings = []
+    monkeypatch.setattr(machine, "bytes_by_pid", lambda: readings.append(1) or {})
+    meter = UsageMeter(machine, Footprints())
+    for _ in range(100):
+        meter.read()
+    assert len(readings) == 1
+    clock[0] += 10**9
+    meter.read()
+    assert len(readings) == 2
+    meter.forget()
+    meter.read()
+    assert len(readings) == 3
