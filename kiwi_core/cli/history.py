@@ -44,6 +44,9 @@ class Run(Struct, kw_only=True):
     began_at_unix_s: float
     events: int = 0
     seconds: float = 0.0
+    checked: bool = True
+    """False where the journal's beginning is missing: then only ``moves`` are known, and no
+    decision was made again."""
     differences: int = 0
     held: list[Span] = field(default_factory=list)
     waited: list[Span] = field(default_factory=list)
@@ -54,7 +57,11 @@ class Historian:
     """Fed after the scheduler with each entry; ``finish`` closes what is still open."""
 
     def __init__(self, header: JournalHeader) -> None:
-        self.run = Run(gpu_uuid=header.gpu_uuid, began_at_unix_s=header.wall_time_s)
+        self.run = Run(
+            gpu_uuid=header.gpu_uuid,
+            began_at_unix_s=header.wall_time_s,
+            checked=not header.continued,
+        )
         self._start_ns: int | None = None
         self._now_s = 0.0
         self._holding: dict[str, float] = {}

@@ -29,8 +29,9 @@ who held the GPU when, who waited for how long, and what was moved. Each decisio
 the scheduler of this version; where it differs from the journal that is marked with !!."""
 EPILOG = """\
 Each GPU's daemon writes its journal, UUID.journal, into the state directory ($KIWI_STATE_DIR, else
-state/ in the socket directory); .1, .2 ... are those of earlier daemons. A journal holds no names
-of notebooks, no code and no data.
+state/ in the socket directory); .1, .2 ... are earlier ones: of earlier daemons, or full. A full
+one goes on in the next; to check that too, play both: cat U.journal.1 U.journal | kiwi replay -
+A journal holds no names of notebooks, no code and no data.
 
 exit codes: 0 the scheduler decides as recorded, 1 it does not (or the journal cannot be read).
 
@@ -78,13 +79,15 @@ def _tell(
     records: Iterator[JournalHeader | JournalEntry], only: str | None
 ) -> Iterator[ReplayLine | ReplayPart]:
     from kiwi_core.cli.history import Historian
-    from kiwi_core.sched.replay import JournalHeader, Replay
+    from kiwi_core.sched.replay import JournalHeader, Replay, goes_on
 
     player: Replay | None = None
     historian: Historian | None = None
     filtering = Filter(only)
     for record in records:
         if isinstance(record, JournalHeader):
+            if player is not None and goes_on(record):
+                continue
             if player is not None and historian is not None:
                 yield ReplayPart(filtering.keep(historian.finish(player.differences)))
             player, historian = Replay(record), Historian(record)
@@ -136,7 +139,12 @@ def summary(run: Run) -> list[str]:
         what = f"{format_bytes(move.bytes_moved)} in {format_duration_s(move.seconds)}{rate}"
         who = f"{printable(move.session)} moved {move.direction}"
         lines.append(f"  {move.at_s:10.3f} s               {who}: {what}")
-    if run.differences:
+    if not run.checked:
+        lines.append(
+            "The beginning of this journal is in an earlier file, or was lost: shown as recorded, "
+            "not checked."
+        )
+    elif run.differences:
         lines.append(f"The scheduler of this version decides otherwise {run.differences} times.")
     else:
         lines.append("The scheduler of this version decides the same.")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import resource
 import sys
 
 import msgspec
@@ -16,6 +18,9 @@ from kiwi_core.daemon.gpu_daemon import ChildOptions, run
 from kiwi_core.daemon.machine import this_machine
 from kiwi_core.errors import KiwiError
 
+NO_MORE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""What ``accept`` says when descriptors or memory are short."""
+
 EXIT_CANNOT = 78
 """EX_CONFIG of sysexits.h: starting it again would not help."""
 
@@ -24,6 +29,7 @@ def main() -> int:
     options = msgspec.json.decode(sys.argv[1], type=ChildOptions)
     logs.configure(as_json=options.log_json)
     log = structlog.get_logger(__name__)
+    raise_descriptor_limit()
     try:
         if options.emulation is not None:
             emulator.load(options.emulation.libcuda, options.emulation.libnvml)
@@ -44,10 +50,21 @@ async def _run(options: ChildOptions, machine: object) -> None:
     os._exit(0)
 
 
+def raise_descriptor_limit() -> None:
+    """To what is allowed: each session takes two descriptors, and the usual 1,024 are for programs
+    that use ``select``."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _crash(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
     """An error that nobody expected: state may be wrong, so end; the supervisor starts a fresh
     daemon, which asks the driver how things are."""
     error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in NO_MORE:
+        # asyncio tries again in a second; those who are connected must not pay for it.
+        structlog.get_logger(__name__).error("no new connection taken", why=error.strerror)
+        return
     structlog.get_logger(__name__).critical(
         "daemon crashed", what=context.get("message"),
         exc_info=error if isinstance(error, BaseException) else None,

@@ -58,6 +58,10 @@ class Announcer:
 
     def _tell_watchers(self) -> bool:
         watchers = self._desk.watchers
+        lines: dict[int, bytes] = {}  # a status depends on nothing but the reader's user
         for connection in watchers:
-            connection.send(self._reporter.status(connection.peer))
+            uid = connection.peer.uid
+            if uid not in lines:
+                lines[uid] = self._reporter.status_line(connection.peer)
+            connection.send_line(lines[uid])
         return bool(watchers)

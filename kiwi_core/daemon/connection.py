@@ -13,6 +13,7 @@ import structlog
 
 from kiwi_core.daemon.peers import Peer, peer_of
 from kiwi_core.errors import CallerError, KiwiError, PeerError
+from kiwi_core.units import NS_PER_S
 from kiwi_core.wire.framing import FrameReader, decode_client, encode
 from kiwi_core.wire.legality import Conversation
 from kiwi_core.wire.messages import Error
@@ -34,6 +35,10 @@ class Receiver(Protocol):
     def disconnected(self, connection: Connection) -> None: ...
 
 
+FLUSH_WITHIN_S = 5.0
+"""A connection that is being closed gets its last words across in this time, or never."""
+
+
 class Connection(asyncio.Protocol):
     """``peer`` is known from the first moment; ``session`` is set by the receiver."""
 
@@ -44,6 +49,7 @@ class Connection(asyncio.Protocol):
         self._conversation = Conversation()
         self._transport: asyncio.Transport | None = None
         self._accepted = False
+        self._silence: asyncio.TimerHandle | None = None
         self.peer = Peer(0, -1, -1)
         self.watching = False
 
@@ -61,6 +67,8 @@ class Connection(asyncio.Protocol):
             self.abort()
         else:
             self._accepted = True
+            within_s = self._config.hello_within_ns / NS_PER_S
+            self._silence = asyncio.get_running_loop().call_later(within_s, self._never_spoke)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -78,6 +86,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._transport = None
+        self._heard()
         if self._accepted:
             self._accepted = False
             self._receiver.disconnected(self)
@@ -90,18 +99,23 @@ class Connection(asyncio.Protocol):
 
     def send(self, message: DaemonMessage) -> None:
         """Queues ``message``; a peer that has not read ``outbox_max_bytes`` is dropped."""
+        self.send_line(encode(message))
+
+    def send_line(self, line: bytes) -> None:
+        """Like ``send``, for a message that many get."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        transport.write(encode(message))
+        transport.write(line)
         if transport.get_write_buffer_size() > self._config.outbox_max_bytes:
             log.warning("peer does not read; dropped", pid=self.peer.pid)
             self.abort()
 
     def close(self) -> None:
-        """Ends the connection once everything queued was sent."""
-        if self._transport is not None:
+        """Ends the connection once everything queued was sent, or soon if that is never."""
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.close()
+            asyncio.get_running_loop().call_later(FLUSH_WITHIN_S, self.abort)
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -109,10 +123,19 @@ class Connection(asyncio.Protocol):
 
     # --- inside ---------------------------------------------------------------------------------
 
+    def _never_spoke(self) -> None:
+        self._end_with(PeerError("silent", "No hello came on this connection."))
+
+    def _heard(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
     def _take(self, line: bytes) -> None:
         message = decode_client(line)
         try:
             self._conversation.says(message)
+            self._heard()
             self._receiver.received(self, message)
         except CallerError as error:
             self.send(Error(code=error.code, message=error.message, remedy=error.remedy))

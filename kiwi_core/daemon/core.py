@@ -60,6 +60,7 @@ class Core:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns: int | None = None
         self._flush_due = False
+        self._winding_down = False
         self.last_op = 0
 
     def feed(self, event: ev.Event) -> None:
@@ -85,9 +86,12 @@ class Core:
     def view(self) -> GpuView:
         return self.scheduler.view(time.monotonic_ns())
 
-    def stop(self) -> None:
+    def wind_down(self) -> None:
+        """From now on nothing new begins; what runs still reports."""
+        self._winding_down = True
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         self._journal.flush()
 
     # --- performing -----------------------------------------------------------------------------
@@ -97,6 +101,8 @@ class Core:
             self._grant(action)
         elif isinstance(action, Notify):
             self._tell(action)
+        elif self._winding_down:
+            log.info("not begun, the daemon is leaving", op=action.op, session=action.session)
         else:
             self._operate(action)
 
@@ -148,7 +154,7 @@ class Core:
     def _rearm(self) -> None:
         deadlines = (self.scheduler.next_deadline_ns(), self.operations.next_deadline_ns())
         wanted_ns = min((d for d in deadlines if d is not None), default=None)
-        if wanted_ns == self._timer_ns:
+        if wanted_ns == self._timer_ns or self._winding_down:
             return
         if self._timer is not None:
             self._timer.cancel()

@@ -59,7 +59,7 @@ class Desk:
         self._emulation = emulation
         self._connections: set[Connection] = set()
         self._session_of: dict[Connection, Member] = {}
-        self._leaving: set[Member] = set()
+        self._leaving: dict[Member, Connection | None] = {}
         self.closing = False
         self.core: Core
         self.reporter: Reporter
@@ -73,14 +73,27 @@ class Desk:
                 f"This daemon has {self._config.connections_max} connections already.",
                 "Close notebooks that are no longer needed.",
             )
+        self._check_share(connection.peer.uid)
         self._connections.add(connection)
+
+    def _check_share(self, uid: int) -> None:
+        """One user must not be able to shut the others out."""
+        most = self._config.connections_per_user_max
+        if uid in (0, self._rights.daemon_uid) or len(self._connections) < most:
+            return
+        if sum(connection.peer.uid == uid for connection in self._connections) >= most:
+            raise PeerError(
+                "too-many-connections",
+                f"You have {most} connections to this daemon already.",
+                "Close notebooks that are no longer needed.",
+            )
 
     def received(self, connection: Connection, message: m.ClientMessage) -> None:
         if isinstance(message, m.Hello):
             self._hello(connection, message)
         elif isinstance(message, m.GetStatus):
             connection.watching |= message.watch
-            connection.send(self.reporter.status(connection.peer))
+            connection.send_line(self.reporter.status_line(connection.peer))
         elif isinstance(message, m.Set):
             self._set(connection, message)
         elif isinstance(message, m.GetStory):
@@ -122,7 +135,7 @@ class Desk:
     def died(self, member: Member) -> None:
         """The process of ``member`` ended."""
         log.info("session ended", session=member.id, pid=member.ref.pid)
-        self._leaving.discard(member)
+        self._leaving.pop(member, None)
         self.core.feed(ev.SessionLost(session=member.id))
         self._members.remove(member)
         if member.connection is not None:
@@ -135,8 +148,7 @@ class Desk:
         view = self.core.view()
         for member in list(self._leaving):
             if view.session(member.id) is None:
-                self._leaving.discard(member)
-                self._say_farewell(member)
+                self._say_farewell(member, self._leaving.pop(member))
 
     def _hello(self, connection: Connection, hello: m.Hello) -> None:
         member = None
@@ -165,6 +177,14 @@ class Desk:
                 "unknown-process",
                 "The daemon cannot see your process (another PID namespace, perhaps).",
                 "Run the daemon and the notebooks in the same PID namespace.",
+            )
+        if not processes.runs_as(ref.pid, connection.peer.uid):
+            # The credentials are those of the one who connected, perhaps long ago: its pid may
+            # have passed on to a process of somebody else.
+            raise PeerError(
+                "not-yours",
+                f"Process {ref.pid} does not belong to the user who opened this connection.",
+                "Connect again.",
             )
         member = self._members.of_process(ref)
         if member is None:
@@ -241,7 +261,7 @@ class Desk:
         self.core.end_burst(member, burst)
 
     def _goodbye(self, member: Member) -> None:
-        self._leaving.add(member)
+        self._leaving[member] = member.connection
         member.waiting = member.in_burst = False
         self.core.feed(ev.SessionDetached(session=member.id))
 
@@ -259,13 +279,16 @@ class Desk:
         session = self.core.view().session(member.id)
         return session is not None and session.state in _HELD
 
-    def _say_farewell(self, member: Member) -> None:
+    def _say_farewell(self, member: Member, asked: Connection | None) -> None:
+        """``asked`` is the connection that said goodbye, if one did. A newer one (the process came
+        back meanwhile) is closed without an answer: it connects again and is a session anew."""
         self._members.remove(member)
         log.info("session left", session=member.id, pid=member.ref.pid)
         connection = member.connection
         if connection is not None:
             self._session_of.pop(connection, None)
-            connection.send(m.Ok())
+            if connection is asked:
+                connection.send(m.Ok())
             connection.close()
 
     # --- settings -------------------------------------------------------------------------------

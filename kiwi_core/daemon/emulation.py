@@ -26,7 +26,14 @@ def prepare(sizes: str, directory: Path, copy_bytes_per_s: int | None) -> Emulat
         raise CallerError("emulator", str(error)) from error
     state = directory / "emulated-gpus"
     if not _can_take_over(state, [spec.total_bytes for spec in specs]):
-        emulator.create_state(state, specs)
+        try:
+            emulator.create_state(state, specs)
+        except OSError as error:
+            raise CallerError(
+                "emulator",
+                f"The emulated GPUs' state cannot be written to {state}: {error.strerror}.",
+                "Free some disk space, or name another directory with --socket-dir.",
+            ) from error
     if copy_bytes_per_s is not None:
         emulator.set_copy_bandwidth(state, copy_bytes_per_s)
     emulator.activate(state, libraries)
@@ -40,10 +47,14 @@ def prepare(sizes: str, directory: Path, copy_bytes_per_s: int | None) -> Emulat
 def _can_take_over(state: Path, sizes_bytes: list[int]) -> bool:
     if not state.exists():
         return False
-    books = emulator.books(state)
+    try:
+        books = emulator.books(state)
+    except emulator.StateError:
+        return False  # damaged, or of another version: nobody can use it
     if [gpu.total_bytes for gpu in books.gpus] == sizes_bytes:
         return True
-    if any(gpu.processes for gpu in books.gpus):
+    # Also those that hold nothing yet: a daemon that serves them, for one.
+    if books.processes:
         raise CallerError(
             "emulated-gpus-in-use",
             f"Programs still use emulated GPUs of other sizes ({state}).",

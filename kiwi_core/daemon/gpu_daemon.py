@@ -19,10 +19,11 @@ from kiwi_core.daemon.connection import Connection
 from kiwi_core.daemon.core import Core
 from kiwi_core.daemon.desk import Desk
 from kiwi_core.daemon.journal import Journal
+from kiwi_core.daemon.leaving import bring_back
 from kiwi_core.daemon.members import Member, Members
-from kiwi_core.daemon.observer import Observer, bring_back
+from kiwi_core.daemon.observer import Observer
 from kiwi_core.daemon.peers import Rights
-from kiwi_core.daemon.places import OneDaemonLock, listen
+from kiwi_core.daemon.places import OneDaemonLock, answers, listen
 from kiwi_core.daemon.recovery import recover
 from kiwi_core.daemon.report import Reporter
 from kiwi_core.daemon.roster import Roster, RosterFile, boot_id
@@ -42,10 +43,17 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LEAVE_WITHIN_S = 60.0
-"""How long a daemon that was told to end may take to bring everybody back."""
+"""How long a daemon that was told to end may take to bring everybody back, beside the time that
+the slowest believable driver needs for the bytes."""
 
-LOCK_PATIENCE_S = 20.0
-"""How long a new daemon waits for an orphaned one to leave."""
+FINISH_WITHIN_S = 5.0
+"""What is moving when a daemon is told to end gets this long before the others' turn comes."""
+
+RUNS_AFTER_S = 2.0
+"""Another daemon that has the lock, and answers on its socket, for so long is not leaving."""
+
+LOOK_EVERY_S = 0.05
+"""While waiting for an earlier daemon, or for operations, to come to their end."""
 
 REMEMBER_WITHIN_S = 5.0
 """An operation goes on even if the roster cannot be written for so long: the loop is stuck."""
@@ -56,7 +64,8 @@ ROSTER_DELAY_S = 0.05
 
 class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the supervisor tells the daemon of one GPU. ``tq_ns`` and ``anti_thrash`` are what was
-    asked for on the command line; without them the last daemon's (live) settings stay."""
+    asked for on the command line; without them the last daemon's (live) settings stay. After a
+    crash (``restarted``) it is the other way round: what was set live meanwhile stays."""
 
     gpu_uuid: str
     sockets: str
@@ -67,6 +76,7 @@ class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):
     host_budget_bytes: int | None = None
     emulation: Emulation | None = None
     log_json: bool = False
+    restarted: bool = False
 
 
 class GpuDaemon:
@@ -87,20 +97,23 @@ class GpuDaemon:
 
     async def run(self) -> None:
         sockets = Path(self._options.sockets)
+        path = sockets / f"{self._options.gpu_uuid}.sock"
         lock = OneDaemonLock(sockets / f"{self._options.gpu_uuid}.lock")
-        await asyncio.to_thread(lock.acquire, LOCK_PATIENCE_S)
+        if not await self._alone(lock, path):
+            return
         roster = self._roster_file.read()
         self._assemble(roster)
         self._pager.import_footprints(
             {ProcessRef(pid, ticks): size for pid, ticks, size in roster.footprints}
         )
         await recover(roster, self._pager, self._members, self._found_again)
-        path = sockets / f"{self._options.gpu_uuid}.sock"
+        self._save_roster()  # a crash from here on must find the settings
         loop = asyncio.get_running_loop()
         server = await loop.create_unix_server(
             lambda: Connection(self._desk, self._config), sock=listen(path)
         )
         observing = asyncio.create_task(self._observer.run())
+        observing.add_done_callback(_must_not_end)
         log.info("ready", gpu=self._options.gpu_uuid, socket=str(path))
         sys.stdout.write("ready\n")
         sys.stdout.flush()
@@ -110,12 +123,42 @@ class GpuDaemon:
         observing.cancel()
         await self._leave()
 
+    async def _alone(self, lock: OneDaemonLock, socket_path: Path) -> bool:
+        """Waits for an earlier daemon that is leaving; it may take long. False: told to stop.
+
+        Raises ``CallerError("already-running")`` if it does not leave at all.
+        """
+        answered_since_s: float | None = None
+        while not lock.try_acquire():
+            if self._stop.is_set():
+                return False
+            now_s = time.monotonic()
+            if not answers(socket_path):
+                if answered_since_s is not None:
+                    log.info("waiting for an earlier daemon to leave")
+                answered_since_s = None
+            elif answered_since_s is None:
+                answered_since_s = now_s
+            elif now_s - answered_since_s > RUNS_AFTER_S:
+                raise lock.already_running()
+            await asyncio.sleep(LOOK_EVERY_S)
+        return True
+
     # --- putting together -----------------------------------------------------------------------
+
+    def _settings(self, roster: Roster) -> tuple[int, AntiThrash]:
+        options = self._options
+        tq = [options.tq_ns, roster.tq_ns]
+        mode = [options.anti_thrash, roster.anti_thrash]
+        if options.restarted:
+            tq.reverse()
+            mode.reverse()
+        tq_ns = next((value for value in tq if value is not None), self._config.tq_ns)
+        return tq_ns, next((value for value in mode if value is not None), AntiThrash.ON)
 
     def _assemble(self, roster: Roster) -> None:
         options, machine, config = self._options, self._machine, self._config
-        tq_ns = options.tq_ns or roster.tq_ns or config.tq_ns
-        anti_thrash = options.anti_thrash or AntiThrash(roster.anti_thrash or AntiThrash.ON)
+        tq_ns, anti_thrash = self._settings(roster)
         budget_bytes = machine.host_budget_bytes(0)
         scheduler = Scheduler(
             machine.gpu.total_bytes,
@@ -202,7 +245,7 @@ class GpuDaemon:
                 boot_id=boot_id(),
                 next_op=max(self._next_op, self._core.last_op + 1),
                 tq_ns=view.tq_ns,
-                anti_thrash=view.anti_thrash.value,
+                anti_thrash=view.anti_thrash,
                 sessions=[member.roster_entry() for member in self._members],
                 footprints=[(ref.pid, ref.start_ticks, size) for ref, size in footprints.items()],
             )
@@ -247,16 +290,19 @@ class GpuDaemon:
         """Everybody who is held or paged out comes back, as far as there is room."""
         self._leaving = True
         self._desk.close_all()
-        ends_at = time.monotonic() + LEAVE_WITHIN_S
-        while self._core.operations.waiting_for and time.monotonic() < ends_at:
-            await asyncio.sleep(0.02)
-        self._core.stop()
-        waiting = sorted(self._members, key=lambda member: not member.in_burst)
-        left = await bring_back(
-            self._pager,
-            [member.target for member in waiting],
-            max(1.0, ends_at - time.monotonic()),
-        )
+        self._core.wind_down()
+        out_bytes = sum(self._pager.export_footprints().values())
+        slowly_s = out_bytes / self._config.operation_deadline_bytes_per_s
+        ends_at_s = time.monotonic() + LEAVE_WITHIN_S + slowly_s
+        await self._operations_end(min(ends_at_s, time.monotonic() + FINISH_WITHIN_S))
+        moving = self._core.operations.sessions
+        members = sorted(self._members, key=lambda member: not member.in_burst)
+        first = [member.target for member in members if member.id not in moving]
+        left = await bring_back(self._pager, first, ends_at_s)
+        if moving:
+            await self._operations_end(ends_at_s)
+            rest = [member.target for member in members if member.id in moving]
+            left |= await bring_back(self._pager, rest, time.monotonic() + FINISH_WITHIN_S)
         for session, why in left.items():
             log.error(
                 "session stays paged out; nothing is lost: start the daemon again to bring it back",
@@ -268,6 +314,21 @@ class GpuDaemon:
         self._save_roster()
         self._journal.close()
         log.info("ended", left_behind=len(left))
+
+    async def _operations_end(self, until_s: float) -> None:
+        """Waits for those that run, but for none that is overdue: that one hangs."""
+        operations = self._core.operations
+        while operations.waiting_for and time.monotonic() < until_s:
+            operations.take_overdue(time.monotonic_ns())
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _must_not_end(task: asyncio.Task[None]) -> None:
+    """A daemon without its observer is blind: as bad as a crash, so make it one."""
+    if not task.cancelled():
+        task.get_loop().call_exception_handler(
+            {"message": "the observer ended", "exception": task.exception()}
+        )
 
 
 async def run(options: ChildOptions, machine: Machine) -> None:

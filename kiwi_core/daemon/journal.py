@@ -1,14 +1,17 @@
 """Everything that happened on one GPU, as NDJSON: what ``kiwi replay`` reads.
 
-Each daemon begins a new file and keeps the previous ones as ``.1`` … A disk that is full costs
-the journal some lines (they are counted and the gap is marked), never the daemon.
+Each daemon begins a new file, and goes on in another one when a file is full; earlier ones are kept
+as ``.1`` … A disk that is full costs the journal some lines (they are counted and the gap is
+marked), never the daemon.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import IO, TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from kiwi_core.sched.replay import JournalEntry, JournalHeader, encode_line
@@ -24,18 +27,26 @@ log = structlog.get_logger(__name__)
 KEPT = 4
 """Earlier journals kept beside the current one."""
 
+RETRY_S = 5.0
+"""After a failed write the disk is left alone this long."""
+
 
 class Journal:
     """``record`` only remembers; ``flush`` writes, and is called soon after by the loop."""
 
     def __init__(self, path: Path, header: JournalHeader, max_bytes: int) -> None:
         self._path = path
+        self._header = header
         self._max_bytes = max_bytes
         self._pending: list[JournalEntry] = []
         self._size_bytes = 0
+        self._gap = 0
+        self._retry_at_s = 0.0
+        self._file: IO[bytes] | None = None
         self.dropped = 0
-        self.full = False
-        self._file: IO[bytes] | None = self._begin(header)
+        """Lines lost in all."""
+        if not self._begin(header):
+            self._failed(0)
 
     @property
     def path(self) -> Path:
@@ -46,17 +57,16 @@ class Journal:
 
     def flush(self) -> None:
         entries, self._pending = self._pending, []
-        if self._file is None or self.full:
-            self.dropped += len(entries)
+        if not entries:
+            return
+        if self._gap and not self._mend():
+            self._lost(len(entries))
             return
         data = b"".join(encode_line(entry) for entry in entries)
-        if self._size_bytes + len(data) > self._max_bytes:
-            self.full = True
-            self.dropped += len(entries)
-            log.warning("journal full; no more is recorded until the daemon restarts",
-                        path=str(self._path), limit_bytes=self._max_bytes)  # fmt: skip
-            return
-        self._write(data, len(entries))
+        full = self._size_bytes + len(data) > self._max_bytes
+        ready = self._begin(self._continued(0)) if full else True
+        if not ready or not self._append(data):
+            self._failed(len(entries))
 
     def close(self) -> None:
         self.flush()
@@ -65,25 +75,38 @@ class Journal:
                 self._file.close()
             self._file = None
 
-    def _write(self, data: bytes, lines: int) -> None:
-        assert self._file is not None
-        try:
-            self._file.write(data)
-            self._size_bytes += len(data)
-        except OSError as error:
-            if not self.dropped:
-                log.error("journal not written", why=str(error))
-            self.dropped += lines
+    # --- files ----------------------------------------------------------------------------------
 
-    def _begin(self, header: JournalHeader) -> IO[bytes] | None:
+    def _begin(self, header: JournalHeader) -> bool:
+        """A new file with ``header``; the old ones move up."""
         try:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
             self._rotate()
-            file = self._path.open("wb", buffering=0)
-            file.write(encode_line(header))
+            self._file = self._path.open("wb", buffering=0)
         except OSError as error:
             log.error("no journal", path=str(self._path), why=str(error))
-            return None
-        return file
+            return False
+        self._size_bytes = 0
+        return self._append(encode_line(header))
+
+    def _append(self, data: bytes) -> bool:
+        """All of ``data`` or nothing: half a line would make what follows unreadable."""
+        if self._file is None:
+            return False
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            log.error("journal not written", path=str(self._path), why=str(error))
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._size_bytes)
+                self._file.seek(self._size_bytes)
+            return False
+        self._size_bytes += len(data)
+        return True
 
     def _rotate(self) -> None:
         for number in range(KEPT, 0, -1):
@@ -93,3 +116,33 @@ class Journal:
 
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}")
+
+    # --- gaps -----------------------------------------------------------------------------------
+
+    def _continued(self, lost_entries: int) -> JournalHeader:
+        return msgspec.structs.replace(
+            self._header, continued=True, lost_entries=lost_entries, wall_time_s=time.time()
+        )
+
+    def _failed(self, entries: int) -> None:
+        # At least one, so that a header that could not be written is tried again, too.
+        self._lost(max(1, entries))
+        self._retry_at_s = time.monotonic() + RETRY_S
+
+    def _lost(self, entries: int) -> None:
+        self._gap += entries
+        self.dropped += entries
+
+    def _mend(self) -> bool:
+        """Begin again behind a gap, marked by a header; in the same file, if there is one, so that
+        a full disk does not push out the old ones."""
+        if time.monotonic() < self._retry_at_s:
+            return False
+        header = self._continued(self._gap)
+        mended = self._begin(header) if self._file is None else self._append(encode_line(header))
+        if mended:
+            log.warning("journal goes on", lost_entries=self._gap)
+            self._gap = 0
+        else:
+            self._retry_at_s = time.monotonic() + RETRY_S
+        return mended

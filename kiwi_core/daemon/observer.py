@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
+from kiwi_core.daemon.threads import in_thread
 from kiwi_core.errors import KiwiError
-from kiwi_core.pager.api import Refused
 from kiwi_core.sched import events as ev
 from kiwi_core.units import NS_PER_S, SessionId
 
@@ -115,24 +116,33 @@ class Observer:
     async def _look(self, targets: list[Target]) -> None:
         self._began_s = time.monotonic()
         try:
-            events = await asyncio.to_thread(self._read, targets)
+            events, problem = await in_thread(partial(self._read, targets), "observer")
         except (KiwiError, OSError) as error:
-            if str(error) != self._error:
-                log.error("cannot read the GPU's memory", why=str(error))
-            self._error = str(error)
+            self._note(str(error))
             return
         finally:
             self._began_s = None
-        self._error = ""
+        self._note(problem)
         for event in events:
             self._feed(event)
 
-    def _read(self, targets: list[Target]) -> list[ev.Event]:
+    def _note(self, problem: str) -> None:
+        if problem and problem != self._error:
+            log.error("cannot read the GPU's memory", why=problem)
+        self._error = problem
+
+    def _read(self, targets: list[Target]) -> tuple[list[ev.Event], str]:
+        """What was seen, and what went wrong with a single session: that must not hide the rest."""
         began_ns = time.monotonic_ns()
+        problem = ""
         resident: dict[SessionId, int] = {}
         busy: dict[SessionId, bool] = {}
         for target in targets:
-            one = self._pager.observe(target)
+            try:
+                one = self._pager.observe(target)
+            except KiwiError as error:
+                problem = f"{target.session}: {error}"
+                continue
             if not one.alive:
                 continue
             resident[target.session] = one.resident_bytes
@@ -146,7 +156,7 @@ class Observer:
         if budget_bytes != self._budget_bytes:
             self._budget_bytes = budget_bytes
             events.append(ev.HostBudgetObserved(budget_bytes=budget_bytes))
-        return events
+        return events, problem
 
 
 class _Waiting:
@@ -162,36 +172,3 @@ class _Waiting:
         self._timer.cancel()
         if go_on is not None:
             go_on()
-
-
-async def bring_back(
-    pager: Pager, targets: list[Target], deadline_s: float
-) -> dict[SessionId, str]:
-    """Before a daemon leaves: bring back what is held or paged out, as far as there is room.
-
-    Asks the driver who that is. Returns those that had to stay out, with the reason. Never waits
-    longer than ``deadline_s`` (a call that hangs is left behind).
-    """
-    left: dict[SessionId, str] = {}
-    ends_at = time.monotonic() + deadline_s
-    for target in targets:
-        remaining_s = ends_at - time.monotonic()
-        try:
-            why = await asyncio.wait_for(
-                asyncio.to_thread(_bring_one_back, pager, target, ends_at), max(0.1, remaining_s)
-            )
-        except asyncio.TimeoutError:
-            why = "the driver did not answer in time"
-        if why:
-            left[target.session] = why
-    return left
-
-
-def _bring_one_back(pager: Pager, target: Target, ends_at: float) -> str:
-    seen = pager.observe(target)
-    if not seen.alive:
-        return ""
-    outcome = pager.page_in(target, round(ends_at * NS_PER_S))
-    if isinstance(outcome, Refused):
-        return f"{outcome.reason.value}: {outcome.detail}"
-    return ""

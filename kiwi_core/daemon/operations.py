@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kiwi_core.pager.api import Outcome, Pager, Target
-    from kiwi_core.units import OpId
+    from kiwi_core.units import OpId, SessionId
 
 log = structlog.get_logger(__name__)
 
@@ -51,6 +51,11 @@ class Operations:
     def waiting_for(self) -> int:
         """How many are expected to report soon: those that are not overdue."""
         return sum(not running.overdue for running in self._running.values())
+
+    @property
+    def sessions(self) -> set[SessionId]:
+        """Those that something is being done to, overdue or not."""
+        return {running.action.session for running in self._running.values()}
 
     def start(self, action: Operation, target: Target) -> None:
         self._running[action.op] = _Running(action)

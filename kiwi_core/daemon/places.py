@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import socket
 import stat
-import time
 from typing import TYPE_CHECKING
 
 from kiwi_core.errors import CallerError
@@ -19,19 +19,21 @@ SOCKET_PATH_MAX = 107
 """Bytes of a Unix socket's path that the kernel takes (unix(7))."""
 
 
-def prepare_directory(path: Path) -> None:
-    """Creates ``path`` private to us, or checks the one that is there.
+def prepare_directory(path: Path, mode: int = 0o700) -> None:
+    """Creates ``path`` with ``mode``, or checks the one that is there.
 
-    Raises ``CallerError("unsafe-directory")`` if somebody else could have put sockets there.
+    Raises ``CallerError``: "unsafe-directory" if somebody else could have put sockets there,
+    "no-directory" if it cannot be made or written to.
     """
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
         info = path.lstat()
     except OSError as error:
         raise CallerError(
             "no-directory",
             f"Cannot create {path}: {error.strerror}.",
-            "Name another directory with --socket-dir or KIWI_SOCKET_DIR.",
+            "Name another directory with --socket-dir or KIWI_SOCKET_DIR (for the state: "
+            "--state-dir or KIWI_STATE_DIR).",
         ) from error
     if not stat.S_ISDIR(info.st_mode):
         raise CallerError("unsafe-directory", f"{path} is not a directory (or is a link).")
@@ -41,6 +43,18 @@ def prepare_directory(path: Path) -> None:
         raise CallerError(
             "unsafe-directory", f"Everybody may write to {path}.", f"Run: chmod o-w {path}"
         )
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise CallerError(
+            "no-directory",
+            f"The daemon may not write to {path}.",
+            "Name another directory with --socket-dir or --state-dir.",
+        )
+
+
+def sockets_mode() -> int:
+    """Everybody may look into a root daemon's socket directory: it serves all users, and the
+    credentials of each connection decide what they may do."""
+    return 0o755 if os.getuid() == 0 else 0o700
 
 
 class OneDaemonLock:
@@ -50,31 +64,46 @@ class OneDaemonLock:
         self._path = path
         self._fd = -1
 
-    def acquire(self, patience_s: float) -> None:
-        """Raises ``CallerError("already-running")`` if another one still has it after
-        ``patience_s`` (a daemon that was orphaned needs a moment to leave)."""
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        ends_at = time.monotonic() + patience_s
-        while not self._try():
-            if time.monotonic() > ends_at:
-                holder = self._path.read_text().strip() or "unknown"
-                raise CallerError(
-                    "already-running",
-                    f"A Kiwi daemon for this GPU is already running (pid {holder}).",
-                    "Use it, or stop it first.",
-                )
-            time.sleep(0.05)
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, str(os.getpid()).encode(), 0)
-
-    def _try(self) -> bool:
+    def try_acquire(self) -> bool:
+        """False while another one has it. Raises ``CallerError("no-lock")``."""
         try:
+            if self._fd < 0:
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._fd = os.open(self._path, flags, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-            return False
+            if error.errno in (errno.EAGAIN, errno.EACCES) and self._fd >= 0:
+                return False
+            raise CallerError(
+                "no-lock",
+                f"Cannot lock {self._path}: {error.strerror}.",
+                "Remove it, or name another directory with --socket-dir or KIWI_SOCKET_DIR.",
+            ) from error
+        with contextlib.suppress(OSError):  # on a full disk the file says nothing; it still locks
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, str(os.getpid()).encode(), 0)
         return True
+
+    def already_running(self) -> CallerError:
+        holder = ""
+        with contextlib.suppress(OSError):
+            holder = self._path.read_text(errors="replace").strip()
+        return CallerError(
+            "already-running",
+            f"A Kiwi daemon for this GPU is already running (pid {holder or 'unknown'}).",
+            "Use it, or stop it first.",
+        )
+
+
+def answers(path: Path) -> bool:
+    """Does somebody accept connections at the socket ``path``?"""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(0.5)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
 
 
 def listen(path: Path) -> socket.socket:
@@ -89,10 +118,18 @@ def listen(path: Path) -> socket.socket:
             f"The socket's path {path} is longer than {SOCKET_PATH_MAX} bytes.",
             "Name a shorter directory with --socket-dir or KIWI_SOCKET_DIR.",
         )
-    path.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.bind(str(path))
-    path.chmod(0o666 if os.getuid() == 0 else 0o600)
-    sock.listen(1024)
+    try:
+        path.unlink(missing_ok=True)
+        sock.bind(str(path))
+        path.chmod(0o666 if os.getuid() == 0 else 0o600)
+        sock.listen(1024)
+    except OSError as error:
+        sock.close()
+        raise CallerError(
+            "no-socket",
+            f"Cannot listen at {path}: {error.strerror}.",
+            "Remove what is there, or name another directory with --socket-dir or KIWI_SOCKET_DIR.",
+        ) from error
     sock.setblocking(False)
     return sock

@@ -7,11 +7,14 @@ in; what is held or paged out comes back in its turn, through the scheduler.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
-from kiwi_core.daemon.members import Member
+from kiwi_core.daemon.members import Member, session_id
+from kiwi_core.daemon.threads import in_thread
 from kiwi_core.errors import KiwiError
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import ProcessRef, Target
@@ -36,7 +39,9 @@ async def recover(
     roster: Roster, pager: Pager, members: Members, joined: Callable[[Member, SessionJoined], None]
 ) -> None:
     """Calls ``joined`` for each process of ``roster`` that still lives."""
-    entries = [entry for entry in roster.sessions if processes.alive(_ref(entry))]
+    # By the process, not by what the roster calls it: it may be damaged.
+    living = {_ref(e): e for e in roster.sessions if processes.alive(_ref(e))}
+    entries = [msgspec.structs.replace(e, session=session_id(ref)) for ref, e in living.items()]
     seen = await asyncio.gather(*(_ask(pager, entry) for entry in entries))
     found = [(e, o) for e, o in zip(entries, seen, strict=True) if o is not None and o.alive]
     # Those that run at this moment come first: they have the GPU, the others wait for it.
@@ -70,7 +75,8 @@ def _ref(entry: RosterEntry) -> ProcessRef:
 async def _ask(pager: Pager, entry: RosterEntry) -> Observation | None:
     target = Target(SessionId(entry.session), _ref(entry))
     try:
-        return await asyncio.wait_for(asyncio.to_thread(pager.observe, target), ANSWER_WITHIN_S)
+        answer = in_thread(partial(pager.observe, target), f"ask-{entry.session}")
+        return await asyncio.wait_for(answer, ANSWER_WITHIN_S)
     except (asyncio.TimeoutError, KiwiError, OSError) as error:
         log.error("driver says nothing of a session", session=entry.session, why=str(error))
         return None

@@ -9,12 +9,15 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from kiwi_core import __version__
 from kiwi_core.daemon import words
 from kiwi_core.daemon.peers import user_name
 from kiwi_core.errors import CallerError
 from kiwi_core.units import SessionId, ns_to_seconds
 from kiwi_core.wire import messages as m
+from kiwi_core.wire.framing import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,6 +86,24 @@ class Reporter:
                 errors=self._errors(),
             )
         )
+
+    def status_line(self, reader: Peer) -> bytes:
+        """The status as it goes over the wire. With so many sessions and such long names that one
+        line cannot hold it, some that are not the reader's are left out, and it says so."""
+        report = self.status(reader)
+        hidden = 0
+        while True:
+            try:
+                return encode(report)
+            except CallerError as error:
+                if error.code != "too-large" or not report.gpu.sessions:
+                    raise
+            sessions = sorted(report.gpu.sessions, key=lambda session: not session.mine)
+            kept = sessions[: len(sessions) // 2]
+            hidden += len(sessions) - len(kept)
+            said = f"{hidden} sessions are not shown: there are too many."
+            gpu = msgspec.structs.replace(report.gpu, sessions=kept, errors=[*self._errors(), said])
+            report = m.StatusReport(gpu=gpu)
 
     def _session(self, view: SessionView, reader: Peer) -> m.SessionStatus:
         member = self._members.get(view.id)

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import structlog
+from msgspec import Meta
+
+from kiwi_core.config import DEFAULTS
+from kiwi_core.states import AntiThrash
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,16 +25,21 @@ log = structlog.get_logger(__name__)
 VERSION = 1
 
 
+_Pid = Annotated[int, Meta(ge=1, lt=1 << 31)]
+_Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+_Quantum = Annotated[int, Meta(ge=DEFAULTS.tq_min_ns, le=DEFAULTS.tq_max_ns)]
+
+
 class RosterEntry(msgspec.Struct, frozen=True, kw_only=True):
     """``in_burst``: it was running or suspended in a burst."""
 
     session: str
-    pid: int
-    start_ticks: int
-    uid: int
+    pid: _Pid
+    start_ticks: _Count
+    uid: _Count
     name: str = ""
     kernel_id: str = ""
-    burst: int = 0
+    burst: _Count = 0
     in_burst: bool = False
 
 
@@ -40,11 +49,11 @@ class Roster(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int = VERSION
     boot_id: str = ""
-    next_op: int = 1
-    tq_ns: int | None = None
-    anti_thrash: str | None = None
+    next_op: Annotated[int, Meta(ge=1, lt=1 << 62)] = 1
+    tq_ns: _Quantum | None = None
+    anti_thrash: AntiThrash | None = None
     sessions: list[RosterEntry] = []
-    footprints: list[tuple[int, int, int]] = []
+    footprints: list[tuple[_Pid, _Count, _Count]] = []
 
 
 class RosterFile:
@@ -62,7 +71,7 @@ class RosterFile:
             roster = msgspec.json.decode(self._path.read_bytes(), type=Roster)
         except FileNotFoundError:
             return Roster()
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # ValueError: msgspec's, too
             log.warning(
                 "roster unreadable, starting without it", path=str(self._path), why=str(error)
             )

@@ -16,7 +16,7 @@ from kiwi_core import config
 from kiwi_core.daemon.__main__ import EXIT_CANNOT
 from kiwi_core.daemon.emulation import prepare
 from kiwi_core.daemon.gpu_daemon import ChildOptions
-from kiwi_core.daemon.places import prepare_directory
+from kiwi_core.daemon.places import prepare_directory, sockets_mode
 from kiwi_core.errors import CallerError, KiwiError
 from kiwi_core.gpu import nvml
 from kiwi_core.units import format_bytes, seconds_to_ns
@@ -36,17 +36,15 @@ def main(options: DaemonOptions) -> int:
     """Runs in the foreground until SIGTERM or SIGINT. Returns the exit status."""
     sockets = options.socket_dir or config.socket_dir()
     state = options.state_dir or config.state_dir(sockets)
-    prepare_directory(sockets)
+    prepare_directory(sockets, sockets_mode())
     prepare_directory(state)
     emulation = None
     if options.emulate is not None:
         emulation = prepare(options.emulate, sockets, options.emulate_copy_bytes_per_s)
         _say("*** EMULATED GPU: control logic only, no real GPU is used, speeds mean nothing ***")
     gpus = _chosen(nvml.gpus(), options.gpus)
-    children = [
-        _Child(gpu, _child_options(gpu, options, sockets, state, emulation)) for gpu in gpus
-    ]
-    return asyncio.run(_supervise(children))
+    wanted = [(gpu, _child_options(gpu, options, sockets, state, emulation)) for gpu in gpus]
+    return asyncio.run(_supervise(wanted))
 
 
 def _child_options(
@@ -98,14 +96,17 @@ class _Child:
         self._gpu = gpu
         self._options = options
         self._process: asyncio.subprocess.Process | None = None
-        self._stopping = False
+        self._stopping = asyncio.Event()
 
     async def keep_running(self) -> int:
         crashes = 0
         while True:
             began = asyncio.get_running_loop().time()
             status = await self._run_once()
-            if self._told_to_stop() or status in (0, EXIT_CANNOT):
+            if self._stopping.is_set():
+                # Told before it could listen for signals: it had nothing to bring back yet.
+                return 0 if status == -signal.SIGTERM else status
+            if status in (0, EXIT_CANNOT):
                 return status
             if asyncio.get_running_loop().time() - began > CALM_S:
                 crashes = 0
@@ -113,17 +114,14 @@ class _Child:
             wait_s = waits[min(crashes, len(waits) - 1)]
             crashes += 1
             _say(f"the daemon of GPU {self._gpu.index} ended ({_how(status)}); again in {wait_s} s")
-            await asyncio.sleep(wait_s)
-            if self._told_to_stop():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), wait_s)
                 return 0
             # What was set live meanwhile is in the roster and outlives the crash.
-            self._options = msgspec.structs.replace(self._options, tq_ns=None, anti_thrash=None)
-
-    def _told_to_stop(self) -> bool:
-        return self._stopping
+            self._options = msgspec.structs.replace(self._options, restarted=True)
 
     def stop(self) -> None:
-        self._stopping = True
+        self._stopping.set()
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
@@ -136,6 +134,8 @@ class _Child:
             sys.executable, "-m", "kiwi_core.daemon", msgspec.json.encode(self._options).decode(),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,
         )  # fmt: skip
+        if self._stopping.is_set():
+            self.stop()  # it was told while this one was being started
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             if line == b"ready\n":
@@ -149,8 +149,9 @@ class _Child:
         _say(f"ready: GPU {self._gpu.index} ({emulated}{self._gpu.name}, {size}) at {path}")
 
 
-async def _supervise(children: list[_Child]) -> int:
+async def _supervise(wanted: list[tuple[GpuInfo, ChildOptions]]) -> int:
     loop = asyncio.get_running_loop()
+    children = [_Child(gpu, options) for gpu, options in wanted]
 
     def stop_all() -> None:
         for child in children:

@@ -104,6 +104,18 @@ def owner_uid(pid: int) -> int | None:
         return None
 
 
+def runs_as(pid: int, uid: int) -> bool:
+    """Is ``uid`` the real, effective or saved user of process ``pid``?"""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith("Uid:"):
+                    return uid in [int(word) for word in line.split()[1:4]]
+    except (OSError, ValueError):
+        return False
+    return False
+
+
 def open_pidfd(ref: ProcessRef) -> int | None:
     """A descriptor that becomes readable when exactly this process ends; ``None`` if it has ended.
     The caller closes it."""

@@ -41,6 +41,10 @@ class JournalHeader(Struct, frozen=True, kw_only=True, tag="header", tag_field="
     """Seconds since the epoch at the start, for people."""
     first_op: int
     config: Config
+    continued: bool = False
+    """The scheduler of the header before this one goes on: its file was full, or
+    ``lost_entries`` lines could not be written here."""
+    lost_entries: int = 0
 
 
 class JournalEntry(Struct, frozen=True, kw_only=True, tag="entry", tag_field="journal"):
@@ -95,9 +99,14 @@ class ReplayLine:
 
 
 class Replay:
-    """Feeds entries to a fresh scheduler and says what happens, in words."""
+    """Feeds entries to a fresh scheduler and says what happens, in words.
+
+    Where the beginning is missing (``checked`` is false) no scheduler can know what went before:
+    then it only tells what was recorded.
+    """
 
     def __init__(self, header: JournalHeader, checks: bool = True) -> None:
+        self.checked: Final = not header.continued
         self.scheduler: Final = Scheduler(
             header.total_bytes,
             config=header.config,
@@ -116,7 +125,9 @@ class Replay:
             self._start_ns = entry.now_ns
         self._last_ns = entry.now_ns
         at_ns = entry.now_ns - self._start_ns
-        actions = self.scheduler.handle(entry.event, entry.now_ns)
+        actions = entry.actions
+        if self.checked:
+            actions = self.scheduler.handle(entry.event, entry.now_ns)
         event_text = describe_event(entry.event)
         lines = [ReplayLine(at_ns, event_text)] if event_text or actions else []
         lines += [ReplayLine(at_ns, f"  → {describe_action(action)}") for action in actions]
@@ -128,6 +139,8 @@ class Replay:
 
     def summary(self) -> list[str]:
         """Who held, waited and moved how much; one line per session that is still there."""
+        if not self.checked:
+            return ["answers of the scheduler: not checked (the journal's beginning is missing)"]
         view = self.scheduler.view(self._last_ns)
         lines = [
             f"{s.id}: held {_seconds(s.held_ns)}, waited {_seconds(s.waited_ns)}, "
@@ -138,12 +151,21 @@ class Replay:
         return [*lines, f"answers of the scheduler: {verdict}"]
 
 
+def goes_on(header: JournalHeader) -> bool:
+    """Does ``header`` merely go on with what stands before it (earlier files were put before a
+    later one, in order), so that the same scheduler can be played on?"""
+    return header.continued and not header.lost_entries
+
+
 def replay(records: Iterable[JournalHeader | JournalEntry]) -> Iterator[ReplayLine | str]:
-    """Lines as they happen, then the summary. A further header (the daemon was restarted) begins
-    with a fresh scheduler. Raises ``CallerError`` for a journal that does not begin with one."""
+    """Lines as they happen, then the summary. A further header (the daemon was restarted, or has
+    lost lines) begins with a fresh scheduler, unless it only goes on. Raises ``CallerError`` for a
+    journal that does not begin with one."""
     player: Replay | None = None
     for record in records:
         if isinstance(record, JournalHeader):
+            if player is not None and goes_on(record):
+                continue
             if player is not None:
                 yield from player.summary()
             player = Replay(record)

@@ -1,0 +1,74 @@
+"""Before a daemon leaves: what is held or paged out comes back, as far as there is room.
+
+Asks the driver who that is: the scheduler is not needed any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from kiwi_core.daemon.threads import in_thread
+from kiwi_core.daemon.words import reason
+from kiwi_core.errors import KiwiError
+from kiwi_core.pager.api import Lost, Moved
+from kiwi_core.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from kiwi_core.pager.api import Pager, Target
+    from kiwi_core.units import SessionId
+
+log = structlog.get_logger(__name__)
+
+NEXT_AFTER_S = 2.0
+"""One that takes longer, or hangs, no longer keeps the next one waiting. (The pager lets no two
+count on the same room.)"""
+
+NO_ANSWER = "the driver did not answer in time"
+
+
+async def bring_back(pager: Pager, targets: list[Target], ends_at_s: float) -> dict[SessionId, str]:
+    """In the order of ``targets``, until ``ends_at_s`` (monotonic); a call that hangs is left
+    behind. Returns those that had to stay out, with the reason."""
+    tasks: dict[SessionId, asyncio.Task[str]] = {}
+    for target in targets:
+        call = partial(_bring_one_back, pager, target, ends_at_s)
+        task = asyncio.ensure_future(in_thread(call, f"back-{target.session}"))
+        tasks[target.session] = task
+        await asyncio.wait(
+            [task], timeout=max(0.0, min(NEXT_AFTER_S, ends_at_s - time.monotonic()))
+        )
+    if tasks:
+        await asyncio.wait(tasks.values(), timeout=max(0.1, ends_at_s - time.monotonic()))
+    outcomes = {session: _why(task) for session, task in tasks.items()}
+    return {session: why for session, why in outcomes.items() if why}
+
+
+def _why(task: asyncio.Task[str]) -> str:
+    if not task.done():
+        task.cancel()
+        return NO_ANSWER
+    error = task.exception()
+    if error is None:
+        return task.result()
+    if not isinstance(error, KiwiError):
+        log.error("bringing a session back raised", exc_info=error)
+    return f"{type(error).__name__}: {error}"
+
+
+def _bring_one_back(pager: Pager, target: Target, ends_at_s: float) -> str:
+    """Why it had to stay out; "" if it is back, or there is nothing to bring back."""
+    seen = pager.observe(target)
+    if not seen.alive:
+        return ""
+    outcome = pager.page_in(target, round(ends_at_s * NS_PER_S))
+    if isinstance(outcome, Moved):
+        return ""
+    if isinstance(outcome, Lost):
+        log.error("contents lost", session=target.session, why=outcome.detail)
+        return ""
+    return reason(outcome.reason, outcome.detail)
