@@ -28,5 +28,6 @@ def kernel_id() -> str:
     module = sys.modules.get("ipykernel.kernelapp")
     if module is None or not module.IPKernelApp.initialized():
         return ""
-    found = _CONNECTION_FILE.search(str(module.IPKernelApp.instance().connection_file))
+    file = os.path.basename(str(module.IPKernelApp.instance().connection_file))
+    found = _CONNECTION_FILE.match(file)
     return found[1] if found else ""

@@ -1,0 +1,81 @@
+"""Real kernels against a daemon with a script."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.client.scripted_daemon import ScriptedDaemon
+from tests.support.kernels import Kernel, running_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+TRIPGPU = '''
+"""Counts as a GPU library, because the configuration says so; writes down each use."""
+uses = []
+def use(what="use"):
+    uses.append(what)
+    return what
+class Tensor:
+    def __repr__(self):
+        use("repr")
+        return "Tensor()"
+'''
+
+
+GPU_LIBRARY = """
+c.Kiwi.gpu_modules = ["tripgpu"]
+"""
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(prefix="kiwi-sockets-"))
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def daemon(sockets: Path) -> Iterator[ScriptedDaemon]:
+    """Grants at once unless ``grants`` is set to false."""
+    daemon = ScriptedDaemon(sockets / "GPU-1.sock")
+    daemon.start()
+    yield daemon
+    daemon.stop()
+    assert daemon.faults == []
+
+
+@pytest.fixture
+def library(sockets: Path) -> Path:
+    """A directory with ``tripgpu.py`` in it."""
+    place = sockets / "library"
+    place.mkdir()
+    (place / "tripgpu.py").write_text(TRIPGPU)
+    return place
+
+
+@pytest.fixture
+def make_kernel(sockets: Path, library: Path) -> Callable[..., AbstractContextManager[Kernel]]:
+    @contextmanager
+    def make(*, config: str = "", **env: str) -> Iterator[Kernel]:
+        base = {"KIWI_SOCKET_DIR": str(sockets), "PYTHONPATH": str(library)}
+        with running_kernel(base | env, config=GPU_LIBRARY + config) as kernel:
+            yield kernel
+
+    return make
+
+
+@pytest.fixture
+def kernel(
+    daemon: ScriptedDaemon, make_kernel: Callable[..., AbstractContextManager[Kernel]]
+) -> Iterator[Kernel]:
+    """A plain kernel, with Kiwi active by itself, beside ``daemon``."""
+    with make_kernel() as kernel:
+        yield kernel

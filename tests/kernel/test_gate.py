@@ -1,0 +1,371 @@
+"""Cells of a plain kernel that take the lease, wait for it, or run at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kiwi_core.wire.messages import Acquire, EndBurst, Granted, Hello, Waiting, Withdraw
+
+if TYPE_CHECKING:
+    from tests.client.scripted_daemon import ScriptedDaemon
+    from tests.support.kernels import Kernel
+
+
+@pytest.fixture
+def gpu_kernel(kernel: Kernel, daemon: ScriptedDaemon) -> Kernel:
+    """A kernel that has used the GPU library already."""
+    kernel.check("import tripgpu, sys, time, os")
+    daemon.await_heard(EndBurst)
+    return kernel
+
+
+def held(daemon: ScriptedDaemon) -> tuple[int, int]:
+    """How many bursts were asked for and how many ended."""
+    return len(daemon.heard(Acquire)), len(daemon.heard(EndBurst))
+
+
+def grant(daemon: ScriptedDaemon) -> None:
+    """Give the GPU to who asked last."""
+    daemon.peer.say(Granted(burst=daemon.heard(Acquire)[-1].burst, quantum_s=30.0))
+
+
+def test_the_lease_is_taken_for_the_gpu_cell_only(kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    kernel.check("x = 1")
+    assert daemon.peers == []
+    kernel.check("import tripgpu")
+    assert kernel.check("print(tripgpu.use())").text == "use\n"
+    kernel.check("x + 1")
+    daemon.await_heard(EndBurst, 2)
+    assert len(daemon.heard(Acquire)) == 2
+    (hello,) = daemon.heard(Hello)
+    assert hello.name == f"kernel {kernel.pid}"
+    assert hello.kernel_id == "t"
+
+
+def test_cpu_statements_ahead_run_first(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    daemon.grants = False
+    cell = gpu_kernel.send("print('before')\nx = 2\ntripgpu.use()\nprint('after')")
+    gpu_kernel.until(lambda: cell.text == "before\n", "the CPU statement")
+    daemon.await_heard(Acquire, 2)
+    gpu_kernel.until(lambda: any(cell.displays()), "the waiting line")
+    assert cell.text == "before\n"
+    grant(daemon)
+    gpu_kernel.finish(cell)
+    assert cell.text == "before\nafter\n"
+
+
+def test_the_waiting_line_tells_and_leaves_nothing(
+    gpu_kernel: Kernel, daemon: ScriptedDaemon
+) -> None:
+    daemon.grants = False
+    cell = gpu_kernel.send("print('kept')\ntripgpu.use()")
+    burst = daemon.await_heard(Acquire, 2)[-1].burst
+    gpu_kernel.until(lambda: "other.ipynb" in " ".join(cell.displays()), "the first line")
+    daemon.peer.say(
+        Waiting(burst=burst, position=2, ahead=1, holder="<b>x</b>.ipynb", expected_wait_s=12.0)
+    )
+    gpu_kernel.until(lambda: "2nd in line" in cell.displays()[-1], "the second line")
+    shown = cell.of_type("update_display_data")[-1]["content"]["data"]
+    assert shown["text/plain"] == (
+        "Waiting for the GPU: 2nd in line, <b>x</b>.ipynb has it, about 12 s"
+    )
+    assert 'role="status"' in shown["text/html"]
+    assert "<b>" not in shown["text/html"]
+    grant(daemon)
+    gpu_kernel.finish(cell)
+    outputs = cell.outputs()
+    assert [o["output_type"] for o in outputs] == ["stream", "display_data", "execute_result"]
+    assert outputs[0]["text"] == "kept\n"
+    assert outputs[1]["data"] == {"text/plain": ""}
+    assert not cell.of_type("clear_output")
+
+
+def test_a_short_wait_shows_nothing(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    assert gpu_kernel.check("tripgpu.use()").displays() == []
+
+
+def test_interrupt_while_waiting(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    daemon.grants = False
+    cell = gpu_kernel.send("print('before')\ntripgpu.use('never')")
+    queued = gpu_kernel.send("print('queued')")
+    daemon.await_heard(Acquire, 2)
+    gpu_kernel.until(lambda: any(cell.displays()), "the waiting line")
+    gpu_kernel.interrupt()
+    gpu_kernel.finish(cell)
+    assert (cell.status, cell.error) == ("error", "KeyboardInterrupt")
+    assert "while waiting for the GPU" in cell.traceback
+    assert cell.traceback.count("\n") == 0
+    assert gpu_kernel.finish(queued).status == "aborted"
+    assert daemon.await_heard(Withdraw)
+    daemon.grants = True
+    assert gpu_kernel.check("tripgpu.uses").result == "[]"
+
+
+def test_interrupt_of_an_async_cell_while_waiting(
+    gpu_kernel: Kernel, daemon: ScriptedDaemon
+) -> None:
+    daemon.grants = False
+    cell = gpu_kernel.send("import asyncio\nawait asyncio.sleep(0)\ntripgpu.use('never')")
+    daemon.await_heard(Acquire, 2)
+    gpu_kernel.until(lambda: any(cell.displays()), "the waiting line")
+    gpu_kernel.interrupt()
+    gpu_kernel.finish(cell)
+    assert (cell.status, cell.error) == ("error", "KeyboardInterrupt")
+    assert daemon.await_heard(Withdraw)
+    daemon.grants = True
+    assert gpu_kernel.check("await asyncio.sleep(0, tripgpu.uses)").result == "[]"
+
+
+def test_an_async_cell_does_not_hold_up_the_loop(
+    gpu_kernel: Kernel, daemon: ScriptedDaemon
+) -> None:
+    gpu_kernel.check("import asyncio\nticks = []")
+    daemon.grants = False
+    cell = gpu_kernel.send(
+        "async def tick():\n"
+        "    while True:\n"
+        "        ticks.append(time.monotonic())\n"
+        "        await asyncio.sleep(0.02)\n"
+        "ticker = asyncio.create_task(tick())\n"
+        "await asyncio.sleep(0)\n"
+        "ticks.clear()\n"
+        "tripgpu.use()\n"
+        "ticker.cancel()\n"
+        "len(ticks)"
+    )
+    daemon.await_heard(Acquire, 2)
+    gpu_kernel.until(lambda: any(cell.displays()), "the waiting line")
+    grant(daemon)
+    gpu_kernel.finish(cell)
+    assert cell.status == "ok", cell.traceback
+    assert int(cell.result or 0) >= 3
+    daemon.await_heard(EndBurst, 2)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "%time tripgpu.use()",
+        "%%time\ntripgpu.use()",
+        "%timeit -n 3 -r 2 tripgpu.use()",
+        "%%timeit -n 3 -r 2\ntripgpu.use()",
+        "%%capture out\ntripgpu.use()",
+        "%run script.py",
+        "!python -c 'print(1)'",
+        "%%bash\npython -c 'print(1)'",
+        "out = !python -c 'print(1)'",
+        "get_ipython().run_cell('tripgpu.use()')",
+        "%%kiwi gpu\n1 + 1",
+        "%%kiwi gpu\n%%time\n1 + 1",
+        "1/0 if tripgpu.use() else 0",
+        "tripgpu.use()\nsys.exit()",
+        "for i in range(3):\n    tripgpu.use(i)",
+        "from __future__ import annotations\ntripgpu.use()",
+        "'''doc'''\ntripgpu.use()",
+        "exec('tripgpu.use()')",
+    ],
+)
+def test_one_burst_around_everything(gpu_kernel: Kernel, daemon: ScriptedDaemon, code: str) -> None:
+    (gpu_kernel.directory / "script.py").write_text("import tripgpu\ntripgpu.use('script')\n")
+    gpu_kernel.run(code)
+    daemon.await_heard(EndBurst, 2)
+    gpu_kernel.check("x = 1")
+    assert held(daemon) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "",
+        "   \n",
+        "# only a comment",
+        "x = 1",
+        "!ls",
+        "%time sum(range(10))",
+        "%%time\nx = 1",
+        "%%capture\nprint(1)",
+        "%matplotlib --list" if False else "%pwd",
+        "%%kiwi cpu\ntripgpu.use()",
+        "this is not python",
+        "get_ipython().run_line_magic('pwd', '')",
+        "import asyncio\nawait asyncio.sleep(0)",
+        "1/0",
+        "%kiwi status",
+        "%kiwi why tripgpu.use()",
+        "import tripgpu",
+        "def f():\n    return tripgpu.use()",
+    ],
+)
+def test_cpu_cells_do_not_ask(gpu_kernel: Kernel, daemon: ScriptedDaemon, code: str) -> None:
+    daemon.grants = False
+    gpu_kernel.run(code)
+    assert held(daemon) == (1, 1)
+
+
+def test_magics_do_not_count_the_wait(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    daemon.grants = False
+    cell = gpu_kernel.send("%%time\ntripgpu.use()")
+    daemon.await_heard(Acquire, 2)
+    gpu_kernel.until(lambda: any(cell.displays()), "the waiting line")
+    assert "Wall time" not in cell.text
+    grant(daemon)
+    gpu_kernel.finish(cell)
+    assert "Wall time" in cell.text
+    assert " s\n" not in cell.text.split("Wall time")[1].replace("µs", "").replace("ms", "")
+
+
+def test_results_and_line_numbers_are_those_of_the_cell(gpu_kernel: Kernel) -> None:
+    assert gpu_kernel.check("%%kiwi gpu\n40 + 2").result == "42"
+    assert gpu_kernel.check("%%kiwi gpu\nimport asyncio\nawait asyncio.sleep(0, 7)").result == "7"
+    assert "Wall time" in gpu_kernel.check("%%kiwi gpu\n%%time\nx = 3").text
+    cell = gpu_kernel.run("%%kiwi gpu\ny = 1\n1/0")
+    assert "----> 3 " in _plain(cell.traceback)
+
+
+def test_reset_keeps_the_gate(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    gpu_kernel.check("%reset -f")
+    gpu_kernel.check("import tripgpu\ntripgpu.use()")
+    ends = daemon.await_heard(EndBurst, 3)
+    assert len(ends) == 3
+
+
+def test_silent_and_unstored_cells(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    gpu_kernel.check("tripgpu.use()", silent=True, store_history=False)
+    daemon.await_heard(EndBurst, 2)
+    gpu_kernel.check("tripgpu.use()", store_history=False)
+    daemon.await_heard(EndBurst, 3)
+    assert held(daemon) == (3, 3)
+
+
+def test_input_requests(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    cell = gpu_kernel.send("tripgpu.use()\nprint(input('?'))", allow_stdin=True)
+    gpu_kernel.until(lambda: cell.of_type("input_request"), "the question")
+    gpu_kernel.client.input("answer")
+    assert gpu_kernel.finish(cell).text == "answer\n"
+    daemon.await_heard(EndBurst, 2)
+
+
+def test_threads_that_live_on_linger(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    gpu_kernel.check(
+        "import threading\nstop = threading.Event()\n"
+        "thread = threading.Thread(target=stop.wait)\nthread.start()\ntripgpu.use()"
+    )
+    lingering = daemon.await_heard(EndBurst, 2)[-1]
+    assert lingering.lingering
+    gpu_kernel.check("%%kiwi cpu\nstop.set()")
+    ended = daemon.await_heard(EndBurst, 3)[-1]
+    assert (ended.burst, ended.lingering) == (lingering.burst, False)
+
+
+def test_asyncio_tasks_that_live_on_linger(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    gpu_kernel.check(
+        "import asyncio\nasync def go():\n    await asyncio.sleep(0.5)\n    tripgpu.use('task')\n"
+        "task = asyncio.create_task(go())\nawait asyncio.sleep(0)"
+    )
+    assert daemon.await_heard(EndBurst, 2)[-1].lingering
+    assert not daemon.await_heard(EndBurst, 3)[-1].lingering
+    assert gpu_kernel.check("tripgpu.uses").result == "['task']"
+
+
+def test_a_new_burst_while_the_last_one_lingers(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    gpu_kernel.check(
+        "import threading\nstop = threading.Event()\n"
+        "thread = threading.Thread(target=stop.wait)\nthread.start()\ntripgpu.use()"
+    )
+    first = daemon.await_heard(EndBurst, 2)[-1]
+    gpu_kernel.check("tripgpu.use()")
+    second = daemon.await_heard(EndBurst, 3)[-1]
+    assert second.burst == first.burst + 1
+    assert second.lingering
+    gpu_kernel.check("%%kiwi cpu\nstop.set()")
+    assert not daemon.await_heard(EndBurst, 4)[-1].lingering
+
+
+def test_a_forked_child_has_nothing_to_do_with_the_lease(
+    gpu_kernel: Kernel, daemon: ScriptedDaemon
+) -> None:
+    cell = gpu_kernel.check(
+        "tripgpu.use()\n"
+        "import warnings\n"
+        "with warnings.catch_warnings():\n"
+        "    warnings.simplefilter('ignore')\n"
+        "    pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    __kiwi_gate__(1)\n"
+        "    os._exit(7)\n"
+        "os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
+    )
+    assert cell.result == "7"
+    daemon.await_heard(EndBurst, 2)
+    assert not daemon.peer.ended
+    gpu_kernel.check("tripgpu.use()")
+    daemon.await_heard(EndBurst, 3)
+
+
+def test_subshells_share_one_lease(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    info = gpu_kernel.ask("kernel_info_request", {})["content"]
+    if "kernel subshells" not in info.get("supported_features", []):
+        pytest.skip("this ipykernel has no subshells")
+    made = gpu_kernel.ask("create_subshell_request", {}, control=True)
+    subshell = made["content"]["subshell_id"]
+    daemon.grants = False
+    main = gpu_kernel.send("tripgpu.use('main')")
+    daemon.await_heard(Acquire, 2)
+    other = gpu_kernel.send("tripgpu.use('subshell')", subshell=subshell)
+    gpu_kernel.until(lambda: any(main.displays()), "the waiting line")
+    gpu_kernel.interrupt()
+    gpu_kernel.finish(main)
+    assert main.error == "KeyboardInterrupt"
+    gpu_kernel.until(lambda: any(other.displays()), "the other waiting line")
+    assert daemon.heard(Withdraw) == []
+    grant(daemon)
+    assert gpu_kernel.finish(other).result == "'subshell'"
+    daemon.await_heard(EndBurst, 2)
+    assert held(daemon) == (2, 2)
+
+
+def test_completion_while_a_subshell_waits_is_not_held_up(
+    gpu_kernel: Kernel, daemon: ScriptedDaemon
+) -> None:
+    info = gpu_kernel.ask("kernel_info_request", {})["content"]
+    if "kernel subshells" not in info.get("supported_features", []):
+        pytest.skip("this ipykernel has no subshells")
+    made = gpu_kernel.ask("create_subshell_request", {}, control=True)
+    daemon.grants = False
+    cell = gpu_kernel.send("tripgpu.use()", subshell=made["content"]["subshell_id"])
+    daemon.await_heard(Acquire, 2)
+    reply = gpu_kernel.ask("complete_request", {"code": "tripgpu.us", "cursor_pos": 10})
+    assert reply["content"]["matches"]
+    grant(daemon)
+    gpu_kernel.finish(cell)
+
+
+def test_a_daemon_that_goes_away_lets_the_cell_run(daemon: ScriptedDaemon, make_kernel) -> None:  # type: ignore[no-untyped-def]
+    with make_kernel(config="c.Kiwi.daemon_grace_s = 0.5") as kernel:
+        kernel.check("import tripgpu")
+        daemon.grants = False
+        cell = kernel.send("tripgpu.use()")
+        daemon.await_heard(Acquire, 2)
+        kernel.until(lambda: any(cell.displays()), "the waiting line")
+        daemon.stop()
+        kernel.finish(cell)
+        assert cell.result == "'use'"
+        assert "runs without waiting" in cell.stream("stderr")
+        daemon.grants = True
+        daemon.start()
+
+
+def test_death_while_waiting_frees_the_place(gpu_kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    daemon.grants = False
+    gpu_kernel.send("tripgpu.use()")
+    daemon.await_heard(Acquire, 2)
+    gpu_kernel.kill()
+    gpu_kernel.until(lambda: daemon.peers[0].ended, "the end of the connection")
+
+
+def _plain(text: str) -> str:
+    import re
+
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)

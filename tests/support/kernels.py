@@ -1,0 +1,319 @@
+"""Real IPython kernels, driven from a test: start, run cells, interrupt, restart, kill.
+
+``KIWI_TEST_KERNEL_PYTHON`` names the Python of the kernels (another environment with other
+versions of IPython and ipykernel); by default it is the tests' own.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import KernelManager
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+PATIENCE_S = 60.0
+"""How long tests wait for what should take milliseconds: the machine may be busy."""
+
+KERNEL_PYTHON = os.environ.get("KIWI_TEST_KERNEL_PYTHON") or sys.executable
+
+_NOT_INHERITED = (
+    "KIWI_DISABLE", "KIWI_GPU", "KIWI_DAEMON_ARGS", "KIWI_RUN_SESSION", "JPY_SESSION_NAME",
+    "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "PYTHONSTARTUP", "XDG_RUNTIME_DIR",
+)  # fmt: skip
+
+Message = dict[str, Any]
+
+
+@dataclass
+class Cell:
+    """One execution: what it has sent so far. ``done`` once the kernel is idle again after it."""
+
+    code: str
+    msg_id: str
+    messages: list[Message] = field(default_factory=list)
+    reply: Message | None = None
+    idle: bool = False
+    sent_at_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def done(self) -> bool:
+        return self.idle and self.reply is not None
+
+    @property
+    def status(self) -> str:
+        """``ok``, ``error`` or ``aborted``."""
+        assert self.reply is not None, "the cell is not done"
+        return str(self.reply["content"]["status"])
+
+    @property
+    def error(self) -> str:
+        """The name of the exception that ended it, or ""."""
+        assert self.reply is not None, "the cell is not done"
+        return str(self.reply["content"].get("ename", ""))
+
+    def of_type(self, *kinds: str) -> list[Message]:
+        return [m for m in self.messages if m["msg_type"] in kinds]
+
+    def stream(self, name: str = "stdout") -> str:
+        found = (m["content"] for m in self.of_type("stream"))
+        return "".join(c["text"] for c in found if c["name"] == name)
+
+    @property
+    def text(self) -> str:
+        return self.stream("stdout")
+
+    @property
+    def result(self) -> str | None:
+        """``text/plain`` of the last expression's display."""
+        found = self.of_type("execute_result")
+        return str(found[-1]["content"]["data"]["text/plain"]) if found else None
+
+    @property
+    def traceback(self) -> str:
+        return "\n".join(line for m in self.of_type("error") for line in m["content"]["traceback"])
+
+    def displays(self) -> list[str]:
+        """``text/plain`` of everything displayed or updated in place, in order."""
+        found = self.of_type("display_data", "update_display_data")
+        return [str(m["content"]["data"].get("text/plain", "")) for m in found]
+
+    def outputs(self) -> list[Message]:
+        """What a notebook would save: updates applied in place, streams joined."""
+        saved: list[Message] = []
+        by_display_id: dict[str, Message] = {}
+        for message in self.messages:
+            _apply(message, saved, by_display_id)
+        return saved
+
+
+def _apply(message: Message, saved: list[Message], by_display_id: dict[str, Message]) -> None:
+    kind, content = message["msg_type"], message["content"]
+    if kind == "stream":
+        if saved and saved[-1].get("name") == content["name"]:
+            saved[-1]["text"] += content["text"]
+        else:
+            saved.append({"output_type": kind, **content})
+    elif kind == "update_display_data":
+        shown = by_display_id.get(content["transient"]["display_id"])
+        if shown is not None:
+            shown["data"] = content["data"]
+    elif kind in ("display_data", "execute_result"):
+        output = {"output_type": kind, "data": content["data"]}
+        saved.append(output)
+        display_id = content.get("transient", {}).get("display_id")
+        if display_id:
+            by_display_id[display_id] = output
+    elif kind == "error":
+        saved.append({"output_type": kind, **content})
+
+
+class Kernel:
+    """A running kernel; made by ``running_kernel``. Called from one thread."""
+
+    def __init__(self, directory: Path, env: Mapping[str, str], python: str) -> None:
+        self.directory = directory
+        self.env = _clean_environment(directory) | dict(env)
+        self.manager = KernelManager(
+            transport="ipc",
+            ip=str(directory / "k"),
+            connection_file=str(directory / "kernel-t.json"),
+        )
+        argv = [
+            python,
+            "-Xfrozen_modules=off",
+            "-m",
+            "ipykernel_launcher",
+            "-f",
+            "{connection_file}",
+        ]
+        self.manager._kernel_spec = KernelSpec(argv=argv, display_name="test", language="python")
+        self._cells: dict[str, Cell] = {}
+        self.client: Any = None
+
+    # --- life
+
+    def start(self) -> None:
+        log = (self.directory / "kernel.log").open("ab")
+        try:
+            self.manager.start_kernel(env=self.env, cwd=str(self.directory), stdout=log, stderr=log)
+        finally:
+            log.close()
+        self._open_client()
+
+    def _open_client(self) -> None:
+        self.client = self.manager.client()
+        self.client.start_channels()
+        try:
+            self.client.wait_for_ready(timeout=PATIENCE_S)
+        except RuntimeError as error:
+            raise AssertionError(f"the kernel did not start: {self.log()}") from error
+
+    @property
+    def pid(self) -> int:
+        return int(self.manager.provisioner.pid)
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.manager.is_alive())
+
+    def interrupt(self) -> None:
+        """SIGINT, as the ■ button does."""
+        self.manager.interrupt_kernel()
+
+    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
+        os.kill(self.pid, how)
+
+    def restart(self) -> None:
+        self.client.stop_channels()
+        self.manager.restart_kernel(now=True)
+        self._open_client()
+
+    def stop(self) -> None:
+        if self.client is not None:
+            self.client.stop_channels()
+        if self.manager.has_kernel:
+            self.manager.shutdown_kernel(now=True)
+        self.manager.cleanup_resources()
+        context = self.manager.context
+        context.destroy(linger=0)
+
+    def log(self) -> str:
+        """What the kernel's process itself printed (not its cells)."""
+        path = self.directory / "kernel.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    # --- cells
+
+    def send(self, code: str, *, subshell: str | None = None, **options: Any) -> Cell:
+        """Ask to run ``code``, and do not wait. ``options`` as for ``execute``."""
+        content = {
+            "code": code,
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": False,
+            "stop_on_error": True,
+        } | options
+        message = self.client.session.msg("execute_request", content)
+        if subshell is not None:
+            message["header"]["subshell_id"] = subshell
+        self.client.shell_channel.send(message)
+        cell = Cell(code, message["header"]["msg_id"])
+        self._cells[cell.msg_id] = cell
+        return cell
+
+    def run(self, code: str, timeout_s: float = PATIENCE_S, **options: Any) -> Cell:
+        """Run ``code`` and wait until it is done."""
+        return self.finish(self.send(code, **options), timeout_s)
+
+    def check(self, code: str, **options: Any) -> Cell:
+        """Like ``run``, for code that must not fail."""
+        cell = self.run(code, **options)
+        assert cell.status == "ok", f"{code!r} failed:\n{cell.traceback}\n{self.log()}"
+        return cell
+
+    def finish(self, cell: Cell, timeout_s: float = PATIENCE_S) -> Cell:
+        self.until(lambda: cell.done, f"the end of {cell.code!r}", timeout_s)
+        return cell
+
+    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
+        """Take in messages until ``condition()`` is true; its value."""
+        ends_at = time.monotonic() + timeout_s
+        while True:
+            self.pump()
+            value = condition()
+            if value:
+                return value
+            if time.monotonic() > ends_at:
+                said = {cell.code: cell.outputs() for cell in self._cells.values()}
+                raise AssertionError(f"not within {timeout_s:g} s: {what}\n{said}\n{self.log()}")
+
+    def pump(self, timeout_s: float = 0.02) -> None:
+        """Take in what the kernel has sent."""
+        while True:
+            try:
+                message = self.client.get_iopub_msg(timeout=timeout_s)
+            except queue.Empty:
+                break
+            self._take(message)
+            timeout_s = 0
+        while self.client.shell_channel.msg_ready():
+            self._reply(self.client.get_shell_msg(timeout=PATIENCE_S))
+        while self.client.stdin_channel.msg_ready():
+            self._take(self.client.get_stdin_msg(timeout=PATIENCE_S))
+
+    def _take(self, message: Message) -> None:
+        cell = self._cells.get(message["parent_header"].get("msg_id", ""))
+        if cell is None:
+            return
+        cell.messages.append(message)
+        if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
+            cell.idle = True
+
+    def _reply(self, message: Message) -> None:
+        cell = self._cells.get(message["parent_header"].get("msg_id", ""))
+        if cell is not None and message["msg_type"] == "execute_reply":
+            cell.reply = message
+            if message["content"]["status"] == "aborted":
+                cell.idle = True
+
+    def ask(self, kind: str, content: Message, *, control: bool = False) -> Message:
+        """Another request (``complete_request``, ``inspect_request`` …) and its reply."""
+        message = self.client.session.msg(kind, content)
+        channel = self.client.control_channel if control else self.client.shell_channel
+        channel.send(message)
+        ends_at = time.monotonic() + PATIENCE_S
+        while time.monotonic() < ends_at:
+            reply: Message = channel.get_msg(timeout=PATIENCE_S)
+            if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
+                return reply
+            self._reply(reply)
+        raise AssertionError(f"no answer to {kind}")
+
+
+def _clean_environment(directory: Path) -> dict[str, str]:
+    """An empty home, so that no profile or configuration of the machine's user plays a part."""
+    env = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    places = {
+        "HOME": "home", "IPYTHONDIR": "ipython", "JUPYTER_CONFIG_DIR": "config",
+        "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime", "KIWI_SOCKET_DIR": "sockets",
+    }  # fmt: skip
+    for name, place in places.items():
+        (directory / place).mkdir(exist_ok=True, mode=0o700)
+        env[name] = str(directory / place)
+    return env
+
+
+@contextmanager
+def running_kernel(
+    env: Mapping[str, str] | None = None, *, python: str = KERNEL_PYTHON, config: str = ""
+) -> Iterator[Kernel]:
+    """A kernel in an empty home, with ``env`` on top; gone, with its files, at the end.
+
+    ``config`` is what its user has written into ``ipython_kernel_config.py``.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="kiwi-kernel-"))
+    kernel = Kernel(directory, env or {}, python)
+    if config:
+        profile = directory / "ipython" / "profile_default"
+        profile.mkdir(parents=True)
+        (profile / "ipython_kernel_config.py").write_text(config)
+    try:
+        kernel.start()
+        yield kernel
+    finally:
+        kernel.stop()
+        shutil.rmtree(directory, ignore_errors=True)
