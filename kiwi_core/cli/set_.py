@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DESCRIPTION = (
-    "Changes the settings of running daemons, at once. They outlive a crash of the daemon."
+    "Changes the settings of running daemons, at once. They outlive the daemon, until the machine\n"
+    "restarts or a daemon is started with other ones."
 )
 _LOW_S, _HIGH_S = ns_to_seconds(DEFAULTS.tq_min_ns), ns_to_seconds(DEFAULTS.tq_max_ns)
 _DEFAULT_S = ns_to_seconds(DEFAULTS.tq_ns)
