@@ -1,0 +1,61 @@
+"""docs/protocol.md says what the code does: its examples are read by the code itself."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kiwi_core.config import DEFAULTS
+from kiwi_core.errors import PeerError
+from kiwi_core.wire.framing import CLIENT_TYPES, DAEMON_TYPES, decode_client, decode_daemon, encode
+from kiwi_core.wire.legality import Conversation
+from kiwi_core.wire.messages import ClientMessage, DaemonMessage
+
+TEXT = Path(__file__).parents[2].joinpath("docs", "protocol.md").read_text()
+EXAMPLES = re.findall(r'^\{"type":.*\}$', TEXT, re.MULTILINE)
+TALK = re.findall(r'^([→←]) (\{"type":.*\})$', TEXT, re.MULTILINE)
+
+
+def read(line: str) -> ClientMessage | DaemonMessage:
+    try:
+        return decode_client(line.encode())
+    except PeerError:
+        return decode_daemon(line.encode())
+
+
+@pytest.mark.parametrize("line", EXAMPLES, ids=lambda line: line[9:30].split('"')[0])
+def test_an_example_is_just_what_goes_over_the_wire(line: str) -> None:
+    assert encode(read(line)).decode().strip() == line
+
+
+def test_every_message_has_an_example_and_a_heading() -> None:
+    shown = {msgspec.json.decode(line)["type"] for line in EXAMPLES}
+    assert shown == CLIENT_TYPES | DAEMON_TYPES
+    for name in shown:
+        assert re.search(rf"^### .*`{name}`", TEXT, re.MULTILINE), name
+
+
+def test_every_field_is_named() -> None:
+    kinds = (*ClientMessage.__args__, *DaemonMessage.__args__)  # type: ignore[attr-defined]
+    for kind in kinds:
+        for field in kind.__struct_fields__:
+            assert f"`{field}`" in TEXT or f'"{field}":' in TEXT, (kind, field)
+
+
+def test_the_sample_talk_is_legal() -> None:
+    talk = Conversation()
+    talk.says(decode_client(EXAMPLES[0].encode()))
+    assert {arrow for arrow, _ in TALK} == {"→", "←"}
+    for arrow, line in TALK:
+        if arrow == "→":
+            talk.says(decode_client(line.encode()))
+        else:
+            decode_daemon(line.encode())
+
+
+def test_the_limits_are_the_codes() -> None:
+    for limit in (DEFAULTS.request_max_bytes, DEFAULTS.frame_max_bytes):
+        assert f"{limit:,} bytes" in TEXT or f"{limit:,} (" in TEXT
