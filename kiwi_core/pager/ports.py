@@ -6,17 +6,18 @@ ones to reach states that neither a real nor an emulated driver can be talked in
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from kiwi_core.errors import GpuError
 from kiwi_core.gpu import nvml, processes
 from kiwi_core.gpu.results import OPERATING_SYSTEM
 from kiwi_core.pager.api import Lost, Refused
 from kiwi_core.states import Reason
 
 if TYPE_CHECKING:
-    from kiwi_core.errors import GpuError
     from kiwi_core.gpu.driver import CheckpointState
     from kiwi_core.gpu.nvml import UtilisationSample
 
@@ -63,7 +64,12 @@ class NvmlGpu:
     def users_elsewhere(self) -> dict[int, str]:
         if self._others is None:
             self._others = tuple(g.uuid for g in nvml.gpus() if g.uuid != self._uuid)
-        return {pid: uuid for uuid in self._others for pid in nvml.processes(uuid)}
+        found: dict[int, str] = {}
+        for uuid in self._others:
+            # Another GPU that is out of order is no reason to stop work on this one.
+            with contextlib.suppress(GpuError):
+                found.update(dict.fromkeys(nvml.processes(uuid), uuid))
+        return found
 
     def samples(self, since_us: int) -> tuple[UtilisationSample, ...] | None:
         return nvml.utilisation_samples(self._uuid, since_us)

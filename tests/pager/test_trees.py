@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from contract import moved, refused, soon_ns
 from cuda_processes import wait_until
+from worlds import EmulatedWorld, RunningSession
 
+from kiwi_core import emulator
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Lost
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import MIB
-
-if TYPE_CHECKING:
-    from worlds import EmulatedWorld, RunningSession
 
 
 def states(world: EmulatedWorld, session: RunningSession) -> tuple[str, str]:
@@ -213,3 +212,18 @@ def test_a_session_inside_another_is_left_alone(emulated: EmulatedWorld) -> None
     moved(emulated.pager.page_out(session.target, soon_ns()))
     assert states(emulated, session) == ("CHECKPOINTED", "RUNNING")
     moved(emulated.pager.page_in(session.target, soon_ns()))
+
+
+def test_a_session_that_uses_two_gpus_is_left_alone(tmp_path: Path) -> None:
+    """Its restore would need room on a GPU that another daemon looks after."""
+    world = EmulatedWorld(tmp_path / "gpus", "2x64MiB")
+    try:
+        session = world.start(4 * MIB)
+        moved(world.pager.page_out(session.target, soon_ns()))
+        moved(world.pager.page_in(session.target, soon_ns()))
+        session.get("init(1)")
+        answer = refused(world.pager.page_out(session.target, soon_ns()), Reason.UNSUPPORTED)
+        assert emulator.books(world.path).gpus[1].uuid in answer.detail
+        assert world.state(session.pid) == "RUNNING"
+    finally:
+        world.close()
