@@ -46,7 +46,7 @@ class Machine:
 
 def this_machine(gpu_uuid: str, config: Config, fixed_budget_bytes: int | None) -> Machine:
     """Initialises the driver. Raises ``KiwiError`` where this machine cannot do it."""
-    driver.init()
+    driver.warm_up()
     gpu = next((gpu for gpu in nvml.gpus() if gpu.uuid == gpu_uuid), None)
     if gpu is None:
         raise CallerError("no-such-gpu", f"There is no GPU {gpu_uuid} on this machine.")

@@ -13,6 +13,7 @@ import os
 import threading
 from dataclasses import dataclass
 from enum import Enum
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.errors import CallerError, GpuError
@@ -150,6 +151,13 @@ def restore(pid: int) -> None:
 def unlock(pid: int) -> None:
     """LOCKED -> RUNNING."""
     _core_call(f"unlock of process {pid}", pid, lambda process: process.unlock())
+
+
+def warm_up() -> None:
+    """Imports what the calls above need: it takes up to a second, and the first page-out should
+    not pay for it."""
+    init()
+    import_module("cuda.core.checkpoint")
 
 
 def _core_call(what: str, pid: int, call: Callable[[Any], None]) -> None:

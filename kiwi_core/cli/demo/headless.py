@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final, TextIO
 from kiwi_core.cli.demo.notebook import Notebook
 from kiwi_core.cli.demo.timeline import Timeline
 from kiwi_core.cli.demo.verdict import verdict
-from kiwi_core.errors import CallerError
 from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -43,58 +42,63 @@ class _Commentary:
 def play(stage: Stage, out: TextIO) -> int:
     """Runs both notebooks side by side; 0 if the verdict is good."""
     commentary = _Commentary(out)
-    letters: dict[str, str] = {}
     notebooks = [
         Notebook(path, letter, stage.env, delay_s, commentary.now)
         for path, letter, delay_s in zip(
             stage.notebooks, ("A", "B"), (0.0, HEAD_START_S), strict=True
         )
     ]
-    timeline = Timeline(stage.journal, letters, commentary.at)
     commentary.now("starting two kernels, A and B; each will hold 60 % of the GPU")
+    cast: Cast | None = None
+    timeline: Timeline | None = None
     try:
         for notebook in notebooks:
             notebook.open()
-        letters.update(_sessions(stage, notebooks))
+        cast = Cast(stage, notebooks)
+        timeline = Timeline(stage.journal, cast.name, commentary.at)
         timeline.start()
         for notebook in notebooks:
             notebook.start()
         for notebook in notebooks:
             notebook.join(ENDS_WITHIN_S)
+        timeline.stop()
+        return _conclude(stage, notebooks, timeline, cast, out)
     finally:
         for notebook in notebooks:
             notebook.close()
-        if timeline.ident is not None:
-            timeline.stop()
-    return _conclude(stage, notebooks, timeline, letters, out)
+        if cast is not None:
+            cast.close()
 
 
-def _sessions(stage: Stage, notebooks: list[Notebook]) -> dict[str, str]:
-    """Which session is which notebook's, as soon as both kernels have joined."""
-    by_pid = {notebook.pid: notebook.letter for notebook in notebooks}
-    client = stage.client()
-    ends_at = time.monotonic() + 60
-    try:
-        while time.monotonic() < ends_at:
-            found = {s.id: by_pid[s.pid] for s in client.status().sessions if s.pid in by_pid}
-            if len(found) == len(notebooks):
-                return found
-            time.sleep(0.1)
-    finally:
-        client.close()
-    raise CallerError(
-        "not-active", "The kernels did not join the daemon: Kiwi is not active in them.",
-        "`kiwi doctor` says why.",
-    )  # fmt: skip
+class Cast:
+    """Which session is which notebook's. A kernel joins at its first GPU cell, so it is looked up
+    when a new session appears in the journal."""
+
+    def __init__(self, stage: Stage, notebooks: list[Notebook]) -> None:
+        self._client = stage.client()
+        self._letters_by_pid = {notebook.pid: notebook.letter for notebook in notebooks}
+        self.letters: dict[str, str] = {}
+
+    def name(self, session: str) -> str:
+        if session not in self.letters:
+            for known in self._client.status().sessions:
+                if known.pid in self._letters_by_pid:
+                    self.letters[known.id] = self._letters_by_pid[known.pid]
+        return self.letters.get(session, session)
+
+    def close(self) -> None:
+        self._client.close()
 
 
 def _conclude(
-    stage: Stage, notebooks: list[Notebook], timeline: Timeline, letters: dict[str, str],
-    out: TextIO,
+    stage: Stage, notebooks: list[Notebook], timeline: Timeline, cast: Cast, out: TextIO
+
 ) -> int:  # fmt: skip
     intact = {notebook.letter: notebook.intact for notebook in notebooks}
-    good, lines = verdict(timeline.entries, letters, intact)
+    good, lines = verdict(timeline.entries, cast.letters, intact)
     failures = [f"  {n.letter} failed: {n.failure}" for n in notebooks if n.failure]
+    if len(cast.letters) < len(notebooks):
+        failures.append("  Kiwi is not active in the kernels (`kiwi doctor` says why)")
     failures += [f"  {n.letter} did not end in time" for n in notebooks if n.is_alive()]
     good = good and not failures
     where = "on an EMULATED GPU" if stage.emulated else "on a real GPU"

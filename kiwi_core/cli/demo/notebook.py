@@ -43,7 +43,10 @@ class Notebook(threading.Thread):
 
         self._manager = KernelManager(kernel_name="python3")
         self._manager.start_kernel(
-            env={**self._env, "JPY_SESSION_NAME": str(self.path)}, cwd=str(self.path.parent)
+            env={**self._env, "JPY_SESSION_NAME": str(self.path)},
+            cwd=str(self.path.parent),
+            # It would warn of its unencrypted loopback sockets, in the middle of the commentary.
+            extra_arguments=["--log-level=ERROR"],
         )
         self._client = self._manager.client()
         self._client.start_channels()

@@ -57,7 +57,7 @@ def stage(emulated_size: str | None, tq_s: float, copy_rate: str) -> Iterator[St
         _shout("EMULATED GPU: no real GPU is used. It shows how Kiwi works, not how fast it is.")
     else:
         arguments += ["--gpu", "0"]
-    env = {**os.environ, "KIWI_SOCKET_DIR": str(sockets)}
+    env = {**os.environ, "KIWI_SOCKET_DIR": str(sockets), "KIWI_DISABLE": ""}
     daemon: subprocess.Popen[bytes] | None = None
     try:
         with (directory / "daemon.log").open("wb") as log:

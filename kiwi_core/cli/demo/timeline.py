@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 
 
 class Timeline(threading.Thread):
-    """``say(at_ns, text)`` gets each line; ``letters`` names sessions, and may grow."""
+    """``say(at_ns, text)`` gets each line; ``name`` gives a session's."""
 
     def __init__(
-        self, journal: Path, letters: dict[str, str], say: Callable[[int, str], None]
+        self, journal: Path, name: Callable[[str], str], say: Callable[[int, str], None]
     ) -> None:
         super().__init__(name="timeline", daemon=True)
         self.entries: list[JournalEntry] = []
         self._journal = journal
-        self._letters = letters
+        self._name = name
         self._say = say
-        self._stop = threading.Event()
+        self._stopping = threading.Event()
 
     def stop(self) -> None:
         """Takes what has been written so far, then ends."""
-        self._stop.set()
+        self._stopping.set()
         self.join(10)
 
     def run(self) -> None:
         rest = b""
         with self._journal.open("rb") as file:
             while True:
-                stopping = self._stop.is_set()
+                stopping = self._stopping.is_set()
                 rest = self._take(rest + file.read())
                 if stopping:
                     return
-                self._stop.wait(0.02)
+                self._stopping.wait(0.02)
 
     def _take(self, data: bytes) -> bytes:
         *lines, rest = data.split(b"\n")
@@ -89,6 +89,3 @@ class Timeline(threading.Thread):
             yield f"  {name}'s memory begins to move out"
         elif isinstance(action, ac.PageIn):
             yield f"  {name}'s memory begins to come back"
-
-    def _name(self, session: str) -> str:
-        return self._letters.get(session, session)
