@@ -102,8 +102,7 @@ def detached(st: State, event: ev.SessionDetached) -> None:
     elif session.home is Home.OUT:
         bursts.enqueue_return(st, session)
     else:
-        st.tell(session, "left Kiwi")
-        st.forget(session)
+        st.let_go(session)
 
 
 def requested(st: State, event: ev.LeaseRequested) -> None:

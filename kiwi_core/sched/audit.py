@@ -46,7 +46,7 @@ def _claim_bytes(st: State, s: Session) -> int:
     """What it holds; while it holds the lease or is on its way in also what it is expected to
     take, unless nobody asked for protection."""
     claim = _footprint_bytes(s) if _does(s, Doing.PAGING_IN) else s.resident_bytes
-    if st.anti_thrash is AntiThrash.OFF or s.gone or s.leaving:
+    if st.anti_thrash is AntiThrash.OFF or s.gone or s.leaving or s.stuck:
         return claim
     grows = s.want is Want.RUNNING or s.stopping or _does(s, Doing.PAGING_IN)
     return max(claim, s.need_bytes) if grows else claim

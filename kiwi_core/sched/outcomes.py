@@ -62,8 +62,7 @@ def _leave_or_return(st: State, session: Session) -> None:
         st.refresh(session)
     elif session.home in (Home.IN, Home.LOST):
         bursts.to_rest(st, session)
-        st.tell(session, "left Kiwi")
-        st.forget(session)
+        st.let_go(session)
     elif session.home is Home.OUT and session.want is Want.NONE:
         bursts.enqueue_return(st, session)
     else:
@@ -194,7 +193,9 @@ def page_in_lost(st: State, event: ev.PageInLost) -> None:
 def lost(st: State, session: Session, running: Running, detail: str) -> None:
     """The contents are gone. One that still waits for its burst gets its grant, so that its own
     CUDA calls say what is wrong; nothing else would ever come."""
-    _stopped(st, session, running)
+    if running.stops_runner:
+        bursts.stop_holding(st, session)
+        session.queued_ns = st.now_ns
     waits = session.want is Want.QUEUED and not session.mid_burst and not session.leaving
     bursts.lose(st, session)
     if session.want is not Want.NONE:
@@ -221,6 +222,7 @@ def overdue(st: State, event: ev.OperationOverdue) -> None:
         return
     session.op.overdue = True
     st.chosen.pop(session.id, None)
+    st.refresh(session)
     if session.gone:
         return
     session.problem = Notice.STUCK

@@ -31,7 +31,6 @@ class Survey:
     victims: list[Session] = field(default_factory=list)
     gain_bytes: int = 0
     refusing: Session | None = None
-    stuck: Session | None = None
     over_budget: Session | None = None
 
 
@@ -73,13 +72,11 @@ def survey(st: State, short_bytes: int, beside: Session | None = None) -> Survey
         return found
     waiters = sorted(st.waiting_in.values(), key=_queued_ns) if st.waiting_in else ()
     for victim in st.policy.victims(st.idle.values(), waiters):
-        if victim is beside or victim.home is Home.LOST:
+        if victim is beside or victim.op is not None:
             continue
-        if victim.op is not None:
-            found.stuck = victim if victim.op.overdue else found.stuck
-        elif victim.id in st.chosen or victim.leaving:
+        if victim.leaving or victim.home is Home.LOST:
             continue
-        elif victim.backoff_until_ns > st.now_ns:
+        if victim.backoff_until_ns > st.now_ns:
             st.wake_at(victim.backoff_until_ns)
             found.refusing = found.refusing or victim
         elif host_bytes + victim.resident_bytes > st.host_budget_bytes:
@@ -126,7 +123,7 @@ def blocked_by(st: State, session: Session, found: Survey) -> tuple[Notice, str]
         return Notice.BLOCKED_HOST_MEMORY, words
     if (victim := found.refusing) is not None:
         return Notice.BLOCKED_REFUSED, victim.problem_detail or "another session cannot be moved"
-    if found.stuck is not None:
+    if any(other.stuck for other in st.ops.values()):
         return Notice.BLOCKED_REFUSED, "a driver call on another session hangs"
     words = f"it needs {format_bytes(session.footprint_bytes)}; programs outside Kiwi hold "
     words += f"{format_bytes(st.outside_bytes)} of {format_bytes(st.total_bytes)}"

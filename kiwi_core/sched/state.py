@@ -137,9 +137,10 @@ class State:
 
         claim, host, grows = resident, session.paged_out_bytes, want is Want.RUNNING
         if op is not None:
-            grows = op.stops_runner
+            # A hung one keeps what it may have, not what it may come to need.
+            grows = not op.overdue and (op.stops_runner or op.doing is Doing.PAGING_IN)
             if op.doing is Doing.PAGING_IN:
-                claim, grows = footprint, True
+                claim = footprint
             elif op.doing is Doing.PAGING_OUT:
                 host += resident
         if grows and need > claim and self.protects and not session.gone and not session.leaving:
@@ -171,6 +172,12 @@ class State:
         self.runners[session.id] = session
         if session.lingering:
             self.lingerers[session.id] = session
+
+    def let_go(self, session: Session) -> None:
+        """It left Kiwi and lives on: what it holds is a program's like any other from now on."""
+        self.tell(session, "left Kiwi")
+        self.outside_bytes += session.resident_bytes
+        self.forget(session)
 
     def forget(self, session: Session) -> None:
         """Off the books and out of sight; its story stays a while."""

@@ -49,7 +49,9 @@ def _advance(st: State, waiter: Session) -> Step:
         return _under_way(st, waiter)
     if waiter.backoff_until_ns > st.now_ns and waiter.home is not Home.IN:
         st.wake_at(waiter.backoff_until_ns)
-        _block(st, waiter, waiter.problem or Notice.PAGE_IN_REFUSED, waiter.problem_detail)
+        # (its user was told when that was refused)
+        waiter.blocked = waiter.problem or Notice.PAGE_IN_REFUSED
+        waiter.blocked_detail = waiter.problem_detail
         return Step.GO_ON
     others = st.holders + _coming_in(st, beside=waiter)
     if not waiter.leaving and not st.policy.may_join(waiter, others, st.serialised):
@@ -69,7 +71,7 @@ def _advance(st: State, waiter: Session) -> Step:
 def _under_way(st: State, waiter: Session) -> Step:
     op = waiter.op
     if op is not None and op.overdue:
-        _block(st, waiter, Notice.STUCK, "a driver call on it hangs")
+        waiter.blocked, waiter.blocked_detail = Notice.STUCK, "a driver call on it hangs"
         return Step.GO_ON
     coming_in = waiter.id in st.chosen
     return Step.GO_ON if coming_in and not st.serialised else Step.WAIT
