@@ -7,19 +7,23 @@ import errno
 import os
 import resource
 import sys
+from dataclasses import replace
 
 import msgspec
 import structlog
 
 from kiwi_core import emulator
-from kiwi_core.config import DEFAULTS
+from kiwi_core.config import DEFAULTS, Config
 from kiwi_core.daemon import log as logs
 from kiwi_core.daemon.gpu_daemon import ChildOptions, run
-from kiwi_core.daemon.machine import this_machine
+from kiwi_core.daemon.machine import Machine, this_machine
 from kiwi_core.errors import KiwiError
 
 NO_MORE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """What ``accept`` says when descriptors or memory are short."""
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long a thread that looks at the GPU may keep the interpreter from the loop."""
 
 EXIT_CANNOT = 78
 """EX_CONFIG of sysexits.h: starting it again would not help."""
@@ -30,20 +34,31 @@ def main() -> int:
     logs.configure(as_json=options.log_json)
     log = structlog.get_logger(__name__)
     raise_descriptor_limit()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         if options.emulation is not None:
             emulator.load(options.emulation.libcuda, options.emulation.libnvml)
-        machine = this_machine(options.gpu_uuid, DEFAULTS, options.host_budget_bytes)
-        asyncio.run(_run(options, machine))
+        config = _config(options)
+        machine = this_machine(options.gpu_uuid, config, options.host_budget_bytes)
+        asyncio.run(_run(options, machine, config))
     except KiwiError as error:
         log.error("cannot run", gpu=options.gpu_uuid, code=error.code, why=str(error))
         return EXIT_CANNOT
     return 0
 
 
-async def _run(options: ChildOptions, machine: object) -> None:
+def _config(options: ChildOptions) -> Config:
+    """The defaults, with what the admin of this machine knows better."""
+    known = {
+        "lock_timeout_ns": options.lock_timeout_ns,
+        "operation_deadline_min_ns": options.stuck_after_ns,
+    }
+    return replace(DEFAULTS, **{name: ns for name, ns in known.items() if ns is not None})
+
+
+async def _run(options: ChildOptions, machine: Machine, config: Config) -> None:
     asyncio.get_running_loop().set_exception_handler(_crash)
-    await run(options, machine)  # type: ignore[arg-type]
+    await run(options, machine, config)
     # A hung driver call keeps its thread: do not wait for it.
     sys.stdout.flush()
     sys.stderr.flush()

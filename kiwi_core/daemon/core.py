@@ -30,11 +30,15 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+JOURNAL_DELAY_S = 0.005
+"""What a daemon that is killed may lose of its journal; before an operation all is written."""
+
 
 class Core:
     """``before_operation`` is called before any operation begins, so that the roster on disk knows
     of it; ``changed`` after every event, ``granted`` after every grant. ``after_a_look`` reads a
-    session's memory first: what a burst has taken must be known before others get the room."""
+    session's memory first: what a burst has taken must be known before others get the room;
+    ``hurry`` says that somebody waits for that."""
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class Core:
         changed: Callable[[], None],
         granted: Callable[[], None],
         after_a_look: Callable[[Target, Callable[[], None]], None],
+        hurry: Callable[[], None],
     ) -> None:
         self.scheduler = scheduler
         self._members = members
@@ -54,6 +59,7 @@ class Core:
         self._before_operation = before_operation
         self._changed = changed
         self._after_a_look = after_a_look
+        self._hurry = hurry
         self._granted = granted
         self._loop = asyncio.get_running_loop()
         self.operations = Operations(pager, self._post)
@@ -72,16 +78,24 @@ class Core:
             self._perform(action)
         self._rearm()
         self._changed()
+        if self.scheduler.waiting:
+            self._hurry()
         if not self._flush_due:
-            # After the grant has left: writing the journal is not the waiter's business.
+            # After the grant has left, and the next request of a quick loop of them: writing the
+            # journal is not the waiter's business.
             self._flush_due = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_later(JOURNAL_DELAY_S, self._flush)
 
     def end_burst(self, member: Member, burst: int) -> None:
         """The burst is over; the scheduler hears of it once the memory that it leaves was read."""
-        self._after_a_look(
-            member.target, lambda: self.feed(ev.BurstEnded(session=member.id, burst=burst))
-        )
+
+        def ended() -> None:
+            if member.burst == burst:  # asking for the next one has ended it already
+                self.feed(ev.BurstEnded(session=member.id, burst=burst))
+
+        self._after_a_look(member.target, ended)
+        if self.scheduler.waiting:
+            self._hurry()
 
     def view(self) -> GpuView:
         return self.scheduler.view(time.monotonic_ns())
@@ -128,6 +142,7 @@ class Core:
         self.last_op = max(self.last_op, action.op)
         member = self._members.get(action.session)
         self._before_operation()
+        self._journal.flush()
         log.info(
             "operation", op=action.op, what=type(action).__name__, session=action.session,
             cause=action.cause,

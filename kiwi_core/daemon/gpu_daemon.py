@@ -74,6 +74,8 @@ class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):
     anti_thrash: AntiThrash | None = None
     admin_group: str | None = None
     host_budget_bytes: int | None = None
+    lock_timeout_ns: int | None = None
+    stuck_after_ns: int | None = None
     emulation: Emulation | None = None
     log_json: bool = False
     restarted: bool = False
@@ -196,6 +198,7 @@ class GpuDaemon:
             changed=self._changed,
             granted=lambda: self._observer.somebody_runs(),
             after_a_look=lambda target, go_on: self._observer.after_a_look(target, go_on),
+            hurry=lambda: self._observer.hurry(),
         )
         self._observer = Observer(
             config,
@@ -211,6 +214,7 @@ class GpuDaemon:
             emulated=options.emulation is not None,
         )  # fmt: skip
         self._desk.core, self._desk.reporter = self._core, reporter
+        self._desk.remember = self._save_roster
         self._announcer = Announcer(self._desk, reporter)
 
     def _found_again(self, member: Member, event: SessionJoined) -> None:
@@ -331,10 +335,10 @@ def _must_not_end(task: asyncio.Task[None]) -> None:
         )
 
 
-async def run(options: ChildOptions, machine: Machine) -> None:
+async def run(options: ChildOptions, machine: Machine, config: Config = DEFAULTS) -> None:
     """Runs one GPU's daemon until SIGTERM, SIGINT, or the end of the supervisor (its pipe on
     standard input closes)."""
-    daemon = GpuDaemon(options, machine)
+    daemon = GpuDaemon(options, machine, config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stop)

@@ -20,7 +20,7 @@ from kiwi_core.sched import events as ev
 from kiwi_core.units import NS_PER_S, SessionId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from kiwi_core.config import Config
     from kiwi_core.pager.api import Pager, Target
@@ -32,6 +32,10 @@ QUIET_INTERVAL_S = 5.0
 
 HANGS_AFTER_S = 10.0
 """A look takes milliseconds; past this it counts as hanging."""
+
+GATHER_S = 0.02
+"""Looks that nobody waits for are put off this long: the next cell of the same notebook may come
+at once, and a look competes with it for the interpreter."""
 
 PATIENCE_S = 1.0
 """What waits for a look goes on without it after this: old numbers are better than no progress."""
@@ -62,6 +66,8 @@ class Observer:
         self._wanted = asyncio.Event()
         self._waiting: list[_Waiting] = []
         self._soon: asyncio.TimerHandle | None = None
+        self._gathering: asyncio.TimerHandle | None = None
+        """Runs exactly while a look is put off."""
         self._began_s: float | None = None
         self._error = ""
         self._budget_bytes = -1
@@ -80,10 +86,22 @@ class Observer:
         self._wanted.set()
 
     def after_a_look(self, target: Target, go_on: Callable[[], None]) -> None:
-        """Look at ``target`` now, feed what was seen, and then call ``go_on``: once, in the loop,
-        and after ``PATIENCE_S`` even if the look hangs."""
+        """Look at ``target`` soon (``hurry``: now), feed what was seen, and then call ``go_on``:
+        once, in the loop, and after ``PATIENCE_S`` even if the look hangs."""
         self._waiting.append(_Waiting(target, go_on))
+        if self._gathering is None:
+            loop = asyncio.get_running_loop()
+            self._gathering = loop.call_later(GATHER_S, self.hurry)
+
+    def hurry(self) -> None:
+        """Somebody waits for what the looks that were put off will let go on."""
+        if self._gathering is None:
+            return
+        self._gathering.cancel()
+        self._gathering = None
         self._wanted.set()
+        loop = asyncio.get_running_loop()
+        loop.call_later(PATIENCE_S, _all_go_on, tuple(self._waiting))
 
     @property
     def error(self) -> str:
@@ -105,8 +123,7 @@ class Observer:
             waiting, self._waiting = self._waiting, []
             targets |= {w.target.session: w.target for w in waiting}
             await self._look(list(targets.values()))
-            for waiter in waiting:
-                waiter.go_on()
+            _all_go_on(waiting)
             interval_s = self._interval_s if busy else QUIET_INTERVAL_S
             try:
                 await asyncio.wait_for(self._wanted.wait(), interval_s)
@@ -160,15 +177,18 @@ class Observer:
 
 
 class _Waiting:
-    """Something that goes on after a look at ``target``, or when its patience ends."""
+    """Something that goes on, once, after a look at ``target`` or when patience ends."""
 
     def __init__(self, target: Target, go_on: Callable[[], None]) -> None:
         self.target = target
         self._go_on: Callable[[], None] | None = go_on
-        self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self.go_on)
 
     def go_on(self) -> None:
         go_on, self._go_on = self._go_on, None
-        self._timer.cancel()
         if go_on is not None:
             go_on()
+
+
+def _all_go_on(waiting: Iterable[_Waiting]) -> None:
+    for waiter in waiting:
+        waiter.go_on()

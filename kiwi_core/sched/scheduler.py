@@ -63,6 +63,11 @@ class Scheduler:
         """When to send ``DeadlinePassed`` unless another event comes before; ``None``: never."""
         return self._st.wake_ns
 
+    @property
+    def waiting(self) -> bool:
+        """Does anybody wait for the lease, or to be brought back?"""
+        return bool(self._st.queue)
+
     def view(self, now_ns: int) -> GpuView:
         return snapshot(self._st, now_ns)
 
