@@ -9,6 +9,9 @@ from pathlib import Path
 from kiwi_core.cli.set_ import parse_anti_thrash, parse_tq_s
 from kiwi_core.units import parse_size_bytes
 
+_SECONDS_MIN, _SECONDS_MAX = 0.1, 3600.0
+"""Past an hour it is a typing error."""
+
 DESCRIPTION = (
     "Serves GPUs: one daemon process for each, under a supervisor that restarts a crashed one.\n"
     "Stays in the foreground; ready when it says so. Ctrl-C or SIGTERM brings every suspended\n"
@@ -63,6 +66,20 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         "(default: what the machine and its cgroup have, less a reserve)",
     )
     parser.add_argument(
+        "--lock-timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        help="how long GPU work under way may take to come to its end before a notebook's turn is "
+        "not ended after all; raise it for very long GPU kernels (default: 10)",
+    )
+    parser.add_argument(
+        "--stuck-after",
+        metavar="SECONDS",
+        type=_seconds,
+        help="a driver call that takes so much longer than its bytes and --lock-timeout explain "
+        "counts as hanging: it is shown, and its notebook is avoided (default: 30)",
+    )
+    parser.add_argument(
         "--socket-dir", metavar="DIR", type=Path, help="where the sockets go (see kiwi --help)"
     )
     parser.add_argument(
@@ -110,6 +127,8 @@ def run(args: argparse.Namespace) -> int:
             state_dir=args.state_dir,
             admin_group=args.admin_group,
             host_budget_bytes=args.host_budget,
+            lock_timeout_s=args.lock_timeout,
+            stuck_after_s=args.stuck_after,
             log_json=args.log_json,
         )
     )
@@ -120,6 +139,18 @@ def _size(text: str) -> int:
         return parse_size_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not _SECONDS_MIN <= seconds <= _SECONDS_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time from {_SECONDS_MIN:g} to {_SECONDS_MAX:g} seconds"
+        )
+    return seconds
 
 
 def _emulation(text: str) -> str:

@@ -49,11 +49,12 @@ def main() -> int:
 
 def _config(options: ChildOptions) -> Config:
     """The defaults, with what the admin of this machine knows better."""
-    known = {
-        "lock_timeout_ns": options.lock_timeout_ns,
-        "operation_deadline_min_ns": options.stuck_after_ns,
-    }
-    return replace(DEFAULTS, **{name: ns for name, ns in known.items() if ns is not None})
+    config = DEFAULTS
+    if options.lock_timeout_ns is not None:
+        config = replace(config, lock_timeout_ns=options.lock_timeout_ns)
+    if options.stuck_after_ns is not None:
+        config = replace(config, operation_deadline_min_ns=options.stuck_after_ns)
+    return config
 
 
 async def _run(options: ChildOptions, machine: Machine, config: Config) -> None:

@@ -28,4 +28,6 @@ class DaemonOptions:
     state_dir: Path | None = None
     admin_group: str | None = None
     host_budget_bytes: int | None = None
+    lock_timeout_s: float | None = None
+    stuck_after_s: float | None = None
     log_json: bool = False

@@ -54,13 +54,19 @@ def _child_options(
         gpu_uuid=gpu.uuid,
         sockets=str(sockets.absolute()),
         state=str(state.absolute()),
-        tq_ns=None if options.tq_s is None else seconds_to_ns(options.tq_s),
+        tq_ns=_ns(options.tq_s),
         anti_thrash=options.anti_thrash,
         admin_group=options.admin_group,
         host_budget_bytes=options.host_budget_bytes,
+        lock_timeout_ns=_ns(options.lock_timeout_s),
+        stuck_after_ns=_ns(options.stuck_after_s),
         emulation=emulation,
         log_json=options.log_json,
     )
+
+
+def _ns(seconds: float | None) -> int | None:
+    return None if seconds is None else seconds_to_ns(seconds)
 
 
 def _chosen(gpus: Sequence[GpuInfo], wanted: Sequence[str]) -> list[GpuInfo]:

@@ -33,6 +33,7 @@ def test_nothing_typed_is_every_default(kiwi, asked):
 def test_everything_typed_arrives(kiwi, asked):
     arguments = ["--gpu", "0", "--gpu", "GPU-1", "--tq", "2.5", "--anti-thrash", "always"]
     arguments += ["--emulate", "2×512MiB", "--emulate-copy-rate", "1GiB", "--host-budget", "8GiB"]
+    arguments += ["--lock-timeout", "60", "--stuck-after", "2.5"]
     arguments += ["--socket-dir", "/s", "--state-dir", "/t", "--admin-group", "g", "--log-json"]
     assert kiwi("daemon", *arguments).code == 0
     assert asked == [
@@ -46,6 +47,8 @@ def test_everything_typed_arrives(kiwi, asked):
             state_dir=Path("/t"),
             admin_group="g",
             host_budget_bytes=8 * GIB,
+            lock_timeout_s=60.0,
+            stuck_after_s=2.5,
             log_json=True,
         )
     ]
@@ -56,6 +59,14 @@ def test_what_is_no_emulation_is_said_before_anything_starts(kiwi, asked, text):
     result = kiwi("daemon", f"--emulate={text}")
     assert result.code == 2
     assert "--emulate" in result.err
+    assert asked == []
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "soon", "1e9"])
+def test_what_is_no_time_is_said_before_anything_starts(kiwi, asked, text):
+    result = kiwi("daemon", f"--lock-timeout={text}")
+    assert result.code == 2
+    assert "--lock-timeout" in result.err
     assert asked == []
 
 
