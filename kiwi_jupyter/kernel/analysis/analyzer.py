@@ -174,10 +174,7 @@ class _Pass:
 
     def _step(self, step: _Step) -> Fault | None:
         meanings = _bindings(step, self.names)
-        for name, line in step.now.stores.items():
-            fault = self._checker.stored(name, self.names.old_value(name), line)
-            if fault is not None:
-                return fault
+        for name in step.now.stores:
             self.names.may_bind(name, meanings.get(name, COMPUTED))
         fault = self._checker.check(step.now, self.names)
         if fault is None and step.later is not None:

@@ -70,6 +70,8 @@ class Checker:
             yield self._name(name, chain, line, names, names.meanings(name))
         for (name, chain), line in needs.cells.items():
             yield self._name(name, chain, line, names, names.cell(name))
+        for name, line in needs.stores.items():
+            yield self.stored(name, names.old_value(name), line)
         for (module, chain), line in needs.modules.items():
             yield self._module(module, chain, line)
         for (name, chain), line in needs.mentions.items():
@@ -206,6 +208,8 @@ class Checker:
             return Fault(line, said, f"it is not the module {name} that is loaded")
         if not chain:
             return Fault(line, said, "a module passed around can lead anywhere")
+        if self.libraries.is_other_stdlib(name):
+            return Fault(line, said, f"{name} can lead anywhere")
         trusted = self.libraries.is_trusted(name)
         if trusted and not self.libraries.allows(name, chain[0]):
             return Fault(line, f"{said}.{chain[0]}", "that can lead anywhere")

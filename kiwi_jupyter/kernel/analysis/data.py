@@ -26,6 +26,7 @@ _PLAIN: Final[dict[str, frozenset[str]]] = {
     "uuid": frozenset({"UUID"}),
     "re": frozenset({"Pattern", "Match"}),
     "random": frozenset({"Random"}),
+    "_collections": frozenset({"_tuplegetter"}),
     "zoneinfo": frozenset({"ZoneInfo"}),
     "string": frozenset({"Template"}),
     "array": frozenset({"array"}),
@@ -99,6 +100,14 @@ def _is_plain_base(base: object) -> bool:
     return (kind.__module__, kind.__name__) in {("mmap", "mmap"), ("array", "array")}
 
 
+_COLUMNS: Final = frozenset(
+    """
+    ArrowExtensionArray ArrowStringArray BooleanArray Categorical DatetimeArray FloatingArray
+    IntegerArray IntervalArray PeriodArray StringArray TimedeltaArray
+    """.split()
+)
+"""Kinds of columns that hold no objects."""
+
 _FRAME_ATTRIBUTES: Final = frozenset(
     {"_mgr", "_item_cache", "_attrs", "_flags", "_name", "_is_copy", "_cacher"}
 )
@@ -140,7 +149,7 @@ def _why_not_column(array: Any, value: Callable[[object], str | None]) -> str | 
     kind = type(array)
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         return why_not_array(array, value)
-    if not kind.__module__.startswith("pandas.core.arrays"):
+    if kind.__module__.partition(".")[0] != "pandas" or kind.__name__ not in _COLUMNS:
         return f"a column is a {_name(kind)}"
     if kind.__name__ == "Categorical":
         return why_not_index(array.categories, value)

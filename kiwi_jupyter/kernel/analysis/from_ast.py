@@ -50,6 +50,7 @@ def _split_class(node: ast.ClassDef) -> tuple[Needs, Needs]:
     now.needs.stores.setdefault(node.name, node.lineno)
     for base in node.bases:
         now.mention(base, Scope.top(), now.needs.bases)
+        later.visit(base, Scope.top())
     inner = Scope.of_class(node, Scope.top())
     for child in node.body:
         if isinstance(child, FunctionNode) and not child.decorator_list:

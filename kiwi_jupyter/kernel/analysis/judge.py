@@ -110,6 +110,8 @@ class Judge:
         name = f"{module}.{kind.__qualname__}"
         if self._libraries.is_gpu(module):
             return f"it is a {name}, which may use the GPU"
+        if kind.__name__ == "cython_function_or_method" and module.startswith("_cython"):
+            return self._compiled(value)
         if not self._libraries.is_trusted(module):
             return self._instance(value, kind)
         top = sys.modules.get(module.partition(".")[0])
@@ -119,11 +121,18 @@ class Judge:
                 return data.why_not_array(value, self.value)
             if name == "numpy.ufunc" and space.get(value.__name__) is value:
                 return None
-            if module.startswith("pandas."):
+            if module.partition(".")[0] == "pandas":
                 return self._pandas(value, kind, space)
         except Exception as error:  # noqa: BLE001 - a half-built frame may raise anything
             return f"looking at it failed ({type(error).__name__})"
         return f"it is a {name}, which may hold anything"
+
+    def _compiled(self, function: Any) -> str | None:
+        """A function compiled by Cython: as good as the library that it is from."""
+        module = function.__module__
+        if isinstance(module, str) and self._libraries.is_trusted(module):
+            return self._trusted_origin(module, function.__name__)
+        return f"it is a function of {module}, which is not known to stay on the CPU"
 
     def _pandas(self, value: Any, kind: type, space: dict[str, Any]) -> str | None:
         if kind in (space.get("DataFrame"), space.get("Series")):
@@ -179,6 +188,8 @@ class Judge:
             loaded = sys.modules.get(module)
             if self._libraries.is_gpu(module):
                 return f"it is a function of {module}, which may use the GPU"
+            if self._libraries.is_other_stdlib(module):
+                return f"it is a function of {module}, which can lead anywhere"
             if self._libraries.is_trusted(module) and loaded and loaded.__dict__ is space:
                 return self._trusted_origin(module, function.__name__)
         if self._clean:
@@ -232,6 +243,8 @@ class Judge:
             return f"it is the class {module}.{cls.__qualname__}, which may use the GPU"
         if self._libraries.is_trusted(module) and self._is_where_it_says(cls, module):
             return self._trusted_origin(module, cls.__qualname__.partition(".")[0])
+        if self._libraries.is_other_stdlib(module):
+            return f"it is the class {module}.{cls.__qualname__}, which can lead anywhere"
         if self._clean:
             return None
         return self._checker.classes.why_not_class(cls, self)

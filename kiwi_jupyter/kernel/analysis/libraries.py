@@ -218,6 +218,13 @@ class Libraries:
             self._trusted_modules[top] = known
         return known[1]
 
+    def is_other_stdlib(self, module: str) -> bool:
+        """Whether ``module`` is of the standard library, but not of what stays on the CPU:
+        ``subprocess``, ``importlib``, ``gc`` …"""
+        if module in ("builtins", "__main__", "types"):
+            return False
+        return module.partition(".")[0] in sys.stdlib_module_names and not self.is_cpu(module)
+
     def loaded_without_harm(self, module: str) -> bool:
         """Whether ``module`` may be in the process without any of its code reaching a GPU by
         itself. More than may be *used* without looking."""

@@ -54,6 +54,9 @@ class Names(Protocol):
     def cell(self, name: str) -> list[Meaning]:
         """The same for a variable of an enclosing function."""
 
+    def old_value(self, name: str) -> object:
+        """What binding global ``name`` lets go of; ``None`` if nothing."""
+
 
 def _in_spaces(name: str, space: Mapping[str, Any]) -> list[Meaning]:
     found = space.get(name, _MISSING)
@@ -81,6 +84,9 @@ class FunctionNames:
             return [Existing(closure[free.index(name)].cell_contents)]
         except (ValueError, IndexError):
             return []
+
+    def old_value(self, name: str) -> object:
+        return self._space.get(name)
 
 
 class CellNames:
