@@ -142,6 +142,8 @@ class Simulation:
         self.holders: set[SessionId] = set()
         self.outside_bytes = 0
         self.known_bytes: dict[SessionId, int] = {}
+        self.left_bytes = 0
+        self.seen_outside_bytes = 0
         self.next_id = 0
         self.seq = 0
         self.heap: list[tuple[int, int, Callable[[], None]]] = []
@@ -400,6 +402,9 @@ class Simulation:
             if action.need_bytes > self.free_bytes():
                 flight.verdict = "no room"
                 self.counts.no_room += 1
+                # Somebody grew since memory was read: a fault, after which the bound is void.
+                for other in self.procs.values():
+                    other.bound_ns = None
             else:
                 flight.incoming_bytes = action.need_bytes
         if isinstance(action, (act.PageOut, act.Suspend)):
@@ -427,13 +432,13 @@ class Simulation:
     def _verify_room(self, proc: Proc, action: act.PageIn) -> None:
         """By what the scheduler was told, there must be room for all restores under way."""
         assert action.need_bytes >= proc.host_bytes, "a restore without room reserved for all of it"
-        known = sum(self.known_bytes.values())
+        known = sum(self.known_bytes.values()) + self.left_bytes
         known += sum(
             flight.action.need_bytes
             for flight in self.flights.values()
             if isinstance(flight.action, act.PageIn)
         )
-        capacity = TOTAL_BYTES - self.scheduler._st.outside_bytes
+        capacity = TOTAL_BYTES - self.seen_outside_bytes
         assert known + action.need_bytes <= capacity, "a page-in without reserved room"
 
     def _overdue(self, flight: Flight) -> None:
@@ -469,7 +474,11 @@ class Simulation:
             return ev.SuspendRefused(op=action.op, reason=self._reason(verdict))
         proc.held = True
         self._stopped(proc)
-        return ev.Suspended(op=action.op)
+        if not self.plan.calm and self.rng.random() < 0.3:
+            return ev.Suspended(op=action.op)  # its memory could not be read
+        if proc.id in self.procs:
+            self.known_bytes[proc.id] = proc.device_bytes
+        return ev.Suspended(op=action.op, resident_bytes=proc.device_bytes)
 
     def resumed(self, proc: Proc, action: act.Operation, verdict: str, took_ns: int) -> ev.Event:
         if verdict in ("refused", "gone", "lost"):
@@ -530,7 +539,8 @@ class Simulation:
 
     def _off(self, proc: Proc) -> None:
         del self.procs[proc.id]
-        self.known_bytes.pop(proc.id, None)
+        # What the scheduler knew of it stays known until the next look at rest.
+        self.left_bytes += self.known_bytes.pop(proc.id, 0)
         self.outside_bytes += proc.device_bytes
         self._at(self.rng.randrange(20 * NS_PER_S), lambda: self._outside_ends(proc.device_bytes))
         self._at(self.rng.randrange(3 * NS_PER_S), self._arrive)
@@ -562,6 +572,9 @@ class Simulation:
 
     def _report_memory(self) -> None:
         resting = {p.id: p for p in self.procs.values() if p.flight is None}
+        if all(flight.overdue for flight in self.flights.values()):
+            self.left_bytes = 0
+            self.seen_outside_bytes = self.outside_bytes
         resident = {p.id: p.device_bytes for p in self.procs.values()}
         busy = {p.id: self.rng.random() < 0.5 for p in resting.values() if self.rng.random() < 0.7}
         self.known_bytes.update({p.id: p.device_bytes for p in resting.values()})
@@ -668,6 +681,7 @@ class Simulation:
         self._new_scheduler(first_op=max(self.used_ops, default=0) + 1)
         procs = list(self.procs.values())
         self.known_bytes = {p.id: p.device_bytes for p in procs}
+        self.left_bytes = self.seen_outside_bytes = 0
         for proc in procs:
             self._rejoin(proc)
         self._report_memory()

@@ -1,0 +1,177 @@
+"""Events that come too late, twice, for nobody, or in an order that nobody planned."""
+
+from __future__ import annotations
+
+import pytest
+from world import World
+
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.scheduler import Scheduler
+from kiwi_core.states import AntiThrash, Notice, Reason, SessionState
+from kiwi_core.units import GIB, NS_PER_S
+
+
+def busy_world():
+    """A runs with 6 GiB, B waits."""
+    world = World("gpu 10 tq=10")
+    world.do(0, "a joins; b joins; memory")
+    world.do(1, "a asks 1")
+    world.do(2, "memory a=6")
+    world.do(3, "b asks 1")
+    return world
+
+
+def ignored(world):
+    return world.scheduler.view(world.now_ns).ignored_events
+
+
+def test_nobody_is_ignored_and_counted():
+    world = World()
+    nobodys = (
+        "joins; x dies; x dies; x asks 1; x ends 1; x withdraws 1; x lingers 1; x detaches; "
+        "x releases; #7 out 1 1s; #7 held; #7 resumed; #7 in 1 1s; #7 overdue"
+    )
+    assert world.do(0, f"x {nobodys}") == []
+    assert ignored(world) == 12
+
+
+def test_an_outcome_of_the_wrong_kind_is_dropped():
+    world = busy_world()
+    world.do(11, "time")
+    assert world.do(12, "#1 in 6 1s; #1 held; #1 resumed") == []
+    assert ignored(world) == 3
+    assert world.scheduler.view(world.now_ns).session("a").state is SessionState.PAGING_OUT
+
+
+def test_an_outcome_that_comes_twice_counts_once():
+    world = busy_world()
+    world.do(11, "time")
+    world.do(12, "#1 out 6 1s")
+    before = world.scheduler.view(world.now_ns)
+    assert world.scheduler.waiting
+    assert world.do(12, "#1 out 6 1s") == []
+    after = world.scheduler.view(world.now_ns)
+    assert after.sessions == before.sessions
+    assert after.ignored_events == before.ignored_events + 1
+
+
+def test_joining_under_the_name_of_one_that_is_not_off_the_books_is_ignored():
+    world = busy_world()
+    world.do(11, "time")
+    world.do(11.5, "a dies")
+    assert world.do(11.6, "a joins") == []
+    assert ignored(world) == 1
+    assert world.scheduler.view(world.now_ns).session("a") is None
+
+
+def test_coming_back_while_the_page_out_of_leaving_is_under_way():
+    world = busy_world()
+    world.do(11, "time")
+    world.do(11.5, "a detaches")
+    world.do(11.6, "a joins resident 6")
+    world.do(12, "#1 out 6 1s")
+    view = world.scheduler.view(world.now_ns)
+    assert view.session("a").state is SessionState.PAGED_OUT
+    assert not view.session("a").leaving
+    assert view.queued("a") is None
+
+
+def test_a_refusal_because_the_process_is_gone_waits_for_its_death_without_a_word():
+    world = busy_world()
+    world.do(11, "time")
+    answers = world.do(12, "#1 refuses gone")
+    assert not any("refused" in answer for answer in answers[:1])
+    assert world.scheduler.view(world.now_ns).session("a").problem is None
+    assert world.do(12.1, "a dies") == ["grant b burst 1 for 10 s (nobody in the way)"]
+
+
+def test_what_was_read_while_it_was_held_is_exact():
+    world = World("gpu 10 tq=10 mode=always")
+    world.do(0, "a joins; b joins; memory")
+    world.do(1, "a asks 1; a ends 1; memory a=1; b asks 1")
+    world.do(2, "#1 out 1 1s")
+    world.do(3, "memory b=1; b ends 1; a asks 2")
+    world.do(4, "#2 in 1 1s")
+    world.do(5, "a ends 2; b asks 2; b ends 2; a asks 3; b asks 3")
+    assert "#3 suspend a (its quantum ended and b waits)" in world.do(15, "time")
+    op = next(iter(op for op in world.orders if op == 3))
+    actions = world.scheduler.handle(ev.Suspended(op=op, resident_bytes=9 * GIB), 16 * NS_PER_S)
+    # It had grown since memory was last read: it goes out after all, before B may run.
+    assert [type(action).__name__ for action in actions] == ["PageOut"]
+    assert world.scheduler.view(16 * NS_PER_S).session("a").peak_bytes == 1 * GIB
+
+
+def test_a_stale_request_is_ignored():
+    world = World()
+    world.do(0, "a joins; memory; a asks 5")
+    assert world.do(1, "a asks 4") == []
+    assert ignored(world) == 1
+
+
+def test_the_lease_path_is_one_call():
+    world = World()
+    world.do(0, "a joins; memory")
+    assert world.do(1, "a asks 1") == ["grant a burst 1 for 30 s (nobody in the way)"]
+    assert world.do(2, "a asks 1") == ["grant a burst 1 for 29 s (asked again)"]
+
+
+def test_notices_name_no_other_session():
+    """Who else is there is not everybody's business."""
+    world = World("gpu 10 tq=10 ram=1")
+    world.do(0, "secret joins; b joins; memory")
+    world.do(1, "secret asks 1")
+    world.do(2, "memory secret=6")
+    world.do(3, "b asks 1")
+    world.do(11, "time")
+    entry = world.scheduler.view(world.now_ns).queued("b")
+    assert entry.blocked is Notice.BLOCKED_HOST_MEMORY
+    assert "secret" not in entry.detail
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked", "words"),
+    [
+        (AntiThrash.ON, "", "nobody is in anybody's way"),
+        (AntiThrash.ON, "a asks 1; b asks 1", "one at a time: together they may need 10 GiB"),
+        (AntiThrash.ALWAYS, "", "always one at a time: anti-thrash is set to always"),
+        (AntiThrash.OFF, "", "never serialised: anti-thrash is off"),
+    ],
+)
+def test_why_it_serialises_is_said_in_words(mode, asked, words):
+    world = World(f"gpu 10 mode={mode.value}")
+    world.do(0, "a joins; b joins; memory")
+    if asked:
+        world.do(1, asked)
+    why = world.scheduler.view(world.now_ns).why
+    if "may need" in words:
+        assert why == "one at a time: together they may need 20.3 GiB and the GPU has 10 GiB"
+    else:
+        assert why.startswith(words)
+
+
+def test_the_audit_finds_wrong_books():
+    scheduler = Scheduler(10 * GIB, host_budget_bytes=GIB)
+    scheduler.handle(ev.SessionJoined(session="a"), 0)
+    scheduler.check()
+    scheduler._st.claimed_bytes += 1
+    with pytest.raises(AssertionError, match="claimed: kept 1, recomputed 0"):
+        scheduler.check()
+    scheduler._st.claimed_bytes -= 1
+    scheduler._st.sessions["a"].mid_burst = True
+    with pytest.raises(AssertionError, match="in mid-burst, not queued"):
+        scheduler.check()
+
+
+def test_operation_ids_go_on_where_the_daemon_before_stopped():
+    scheduler = Scheduler(10 * GIB, host_budget_bytes=64 * GIB, first_op=41)
+    scheduler.handle(ev.SessionJoined(session="a", resident_bytes=GIB), 0)
+    (action,) = scheduler.handle(ev.ReleaseRequested(session="a"), 1)
+    assert action.op == 41
+
+
+def test_unsupported_is_not_tried_again_soon():
+    world = busy_world()
+    world.do(11, "time")
+    reason = Reason.UNSUPPORTED.value
+    world.do(12, f"#1 refuses {reason}")
+    assert world.scheduler.next_deadline_ns() == 42 * NS_PER_S

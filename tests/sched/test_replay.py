@@ -1,0 +1,155 @@
+"""The journal's lines, and what replay says about them."""
+
+from __future__ import annotations
+
+import pytest
+
+from kiwi_core.config import DEFAULTS
+from kiwi_core.errors import CallerError
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.actions import Grant, Notify, PageIn, Resume, Suspend
+from kiwi_core.sched.replay import (
+    JournalEntry,
+    JournalHeader,
+    decode_line,
+    describe_action,
+    describe_event,
+    encode_line,
+    replay,
+)
+from kiwi_core.sched.scheduler import Scheduler
+from kiwi_core.states import AntiThrash, Notice, Reason
+from kiwi_core.units import GIB, NS_PER_S
+
+
+def header(**changes):
+    return JournalHeader(
+        **{
+            "total_bytes": 10 * GIB, "tq_ns": 30 * NS_PER_S, "anti_thrash": AntiThrash.ON,
+            "host_budget_bytes": 64 * GIB, "gpu_uuid": "GPU-1", "wall_time_s": 1.5, "first_op": 1,
+            "config": DEFAULTS, **changes,
+        }
+    )  # fmt: skip
+
+
+def recorded(*events):
+    """Entries as a daemon would have written them, one second apart."""
+    scheduler = Scheduler(10 * GIB, host_budget_bytes=64 * GIB)
+    entries = []
+    for second, event in enumerate(events, start=100):
+        now_ns = second * NS_PER_S
+        actions = scheduler.handle(event, now_ns)
+        entries.append(JournalEntry(now_ns=now_ns, event=event, actions=actions))
+    return entries
+
+
+STORY = (
+    ev.SessionJoined(session="a"),
+    ev.MemoryObserved(free_bytes=10 * GIB),
+    ev.LeaseRequested(session="a", burst=1),
+    ev.MemoryObserved(free_bytes=4 * GIB, resident_bytes={"a": 6 * GIB}),
+    ev.BurstEnded(session="a", burst=1),
+)
+
+
+def test_lines_survive_the_way_through_the_file():
+    for record in (header(), *recorded(*STORY)):
+        line = encode_line(record)
+        assert line.count(b"\n") == 1
+        assert decode_line(line) == record
+
+
+def test_replay_tells_the_story_and_finds_no_difference():
+    told = [str(line) for line in replay([header(), *recorded(*STORY)])]
+    assert [line.strip() for line in told] == [
+        "0.000 s  a session joined (residency resident)",
+        "2.000 s  a lease requested (burst 1)",
+        "2.000 s    → grant a burst 1 for 30 s (nobody in the way)",
+        "4.000 s  a burst ended (burst 1)",
+        "a: held 2.0 s, waited 0.0 s, suspended 0×, now idle",
+        "answers of the scheduler: as recorded",
+    ]
+
+
+def test_replay_marks_what_differs():
+    entries = recorded(*STORY)
+    entries[2] = JournalEntry(now_ns=entries[2].now_ns, event=entries[2].event, actions=[])
+    told = list(replay([header(), *entries]))
+    (different,) = [line for line in told if not isinstance(line, str) and line.differs]
+    assert str(different).startswith("!!")
+    assert "the journal says: nothing" in different.text
+    assert told[-1] == "answers of the scheduler: 1 differ"
+
+
+def test_a_restart_begins_with_a_fresh_scheduler():
+    told = list(replay([header(), *recorded(*STORY), header(), *recorded(*STORY[:1])]))
+    assert told.count("answers of the scheduler: as recorded") == 2
+
+
+def test_a_file_that_goes_on_is_played_on():
+    entries = recorded(*STORY)
+    told = list(replay([header(), *entries[:3], header(continued=True), *entries[3:]]))
+    assert told.count("answers of the scheduler: as recorded") == 1
+
+
+def test_without_its_beginning_a_journal_is_told_but_not_checked():
+    told = list(replay([header(continued=True), *recorded(*STORY)[2:]]))
+    assert "grant a burst 1" in str(told[1])
+    assert told[-1].startswith("answers of the scheduler: not checked")
+    lost = header(continued=True, lost_entries=3)
+    again = list(replay([header(), *recorded(*STORY)[:2], lost, *recorded(*STORY)[2:]]))
+    assert again[-1].startswith("answers of the scheduler: not checked")
+
+
+def test_no_journal_at_all():
+    assert list(replay([])) == []
+    with pytest.raises(CallerError, match="does not begin with a header"):
+        list(replay(recorded(*STORY)))
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b'{"journal":"entry"}', b'{"journal":"x"}', b"\xff"])
+def test_garbage_is_named(line):
+    with pytest.raises(CallerError) as raised:
+        decode_line(line)
+    assert raised.value.code == "bad-journal"
+
+
+def test_another_version_is_named():
+    with pytest.raises(CallerError, match="version 99"):
+        decode_line(encode_line(header(version=99)))
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (ev.DeadlinePassed(), ""),
+        (ev.PagedOut(op=3, moved_bytes=GIB, elapsed_ns=NS_PER_S), "#3 paged out 1 GiB in 1.0 s"),
+        (ev.PagedIn(op=3, moved_bytes=GIB, elapsed_ns=NS_PER_S), "#3 paged in 1 GiB in 1.0 s"),
+        (ev.Resumed(op=3), "#3 resumed"),
+        (
+            ev.PageInRefused(op=3, reason=Reason.NO_ROOM, detail="7 GiB free"),
+            "#3 page in refused (reason no-room, detail 7 GiB free)",
+        ),
+        (
+            ev.SettingsChanged(anti_thrash=AntiThrash.OFF),
+            "settings changed (anti_thrash off)",
+        ),
+        (ev.SessionLost(session="a"), "a session lost"),
+    ],
+)
+def test_events_in_words(event, words):
+    assert describe_event(event) == words
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        (Grant(session="a", burst=2, quantum_ns=NS_PER_S), "grant a burst 2 for 1.0 s"),
+        (Notify(session="a", notice=Notice.STUCK, detail="d", cause="c"), "tell a stuck: d (c)"),
+        (Suspend(session="a", op=1, deadline_ns=5, cause="c"), "#1 suspend a (c)"),
+        (Resume(session="a", op=1, deadline_ns=5), "#1 resume a"),
+        (PageIn(session="a", op=1, deadline_ns=5, need_bytes=1), "#1 page in a"),
+    ],
+)
+def test_actions_in_words(action, words):
+    assert describe_action(action) == words

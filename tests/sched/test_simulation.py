@@ -1,0 +1,95 @@
+"""Seeded simulation with faults: at least 200,000 events, every invariant after each of them.
+
+``python tests/sched/test_simulation.py FIRST LAST EVENTS`` runs other seeds by hand; where one
+fails, it prints the end of the journal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+
+import pytest
+from simulation import Plan, Simulation, plan_of
+
+from kiwi_core.sched.replay import JournalEntry, Replay, decode_line, encode_line
+from kiwi_core.states import Notice
+
+CHUNKS = 16
+SEEDS_PER_CHUNK = 25
+EVENTS_PER_SEED = 520
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_invariants_hold_over_many_seeds(chunk):
+    events = 0
+    for seed in range(chunk * SEEDS_PER_CHUNK, (chunk + 1) * SEEDS_PER_CHUNK):
+        events += run(seed, EVENTS_PER_SEED).events
+    assert events >= 200_000 // CHUNKS
+
+
+def run(seed, events):
+    simulation = Simulation(seed)
+    try:
+        return simulation.run(events)
+    except Exception as error:
+        ending = "\n".join(tail(simulation, 40))
+        raise AssertionError(
+            f"seed {seed}, event {simulation.counts.events}: {error}\n{plan_of(seed)}\n{ending}"
+        ) from error
+
+
+def tail(simulation, lines):
+    player = Replay(simulation.header, checks=False)
+    told = [str(line) for entry in simulation.journal for line in player.feed(entry)]
+    return told[-lines:]
+
+
+def test_the_simulation_reaches_what_it_is_for():
+    """A simulation in which nothing goes wrong proves nothing."""
+    seen = Counter()
+    notices = Counter()
+    for seed in range(40):
+        counts = Simulation(seed).run(300)
+        notices.update(counts.notices)
+        seen.update({name: n for name, n in vars(counts).items() if isinstance(n, int)})
+    for name in (
+        "suspensions", "page_ins", "refusals", "no_room", "overdue", "lost", "kills", "restarts",
+        "granted_in_parallel",
+    ):  # fmt: skip
+        assert seen[name] > 2, name
+    assert set(notices) == set(Notice)
+
+
+def test_the_bound_holds_in_a_crowd():
+    """Ten that each want most of the GPU, all the time, nothing going wrong."""
+    for seed in range(5):
+        Simulation(seed, Plan(sessions=10, bytes_max=900 << 20)).run(1000)
+
+
+def test_a_journal_replays_to_the_same_answers():
+    for seed in (1, 2, 4, 5):
+        simulation = Simulation(seed)
+        simulation.run(400)
+        player = Replay(decode_line(encode_line(simulation.header)))
+        for entry in simulation.journal:
+            again = decode_line(encode_line(entry))
+            assert isinstance(again, JournalEntry)
+            assert again == entry
+            player.feed(again)
+        assert player.differences == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("KIWI_LONG_SIMULATION" not in os.environ, reason="set KIWI_LONG_SIMULATION=1")
+@pytest.mark.timeout(3600)
+def test_a_million_events():
+    for seed in range(10_000, 11_000):
+        run(seed, 1000)
+
+
+if __name__ == "__main__":
+    first, last, events = map(int, sys.argv[1:4])
+    for seed in range(first, last):
+        run(seed, events)

@@ -1,0 +1,250 @@
+"""Hypothesis looks for the shortest story that breaks an invariant.
+
+Seeds give breadth; this gives short counter-examples. The scheduler checks its books after each
+event (``checks=True``); the machine knows what the driver did and which processes hold what.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kiwi_core.sched import actions as act
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.scheduler import Scheduler
+from kiwi_core.states import AntiThrash, Reason, Residency
+from kiwi_core.units import GIB, NS_PER_S
+
+TOTAL = 10 * GIB
+NAMES = st.sampled_from(["a", "b", "c", "d"])
+SIZES = st.integers(0, 7).map(lambda gib: gib * GIB)
+FAULTS = st.sampled_from([Reason.LOCK_TIMEOUT, Reason.UNSUPPORTED, Reason.DRIVER])
+
+
+class Machine(RuleBasedStateMachine):
+    @initialize(
+        mode=st.sampled_from(list(AntiThrash)),
+        budget=st.sampled_from([0, 5 * GIB, 100 * GIB]),
+    )
+    def begin(self, mode, budget):
+        self.scheduler = Scheduler(
+            TOTAL, anti_thrash=mode, host_budget_bytes=budget, checks=True, tq_ns=10 * NS_PER_S
+        )
+        self.now_ns = 0
+        self.next_id = 0
+        self.ids = {}  # name -> session id of the process that has it now
+        self.bursts = {}
+        self.device = {}
+        self.host = {}
+        self.held = set()
+        self.flying = {}
+        self.holders = set()
+
+    def feed(self, event):
+        for action in self.scheduler.handle(event, self.now_ns):
+            if isinstance(action, act.Grant):
+                self.granted(action)
+            elif isinstance(action, act.Operation):
+                self.ordered(action)
+
+    def granted(self, action):
+        session = action.session
+        if self.scheduler.view(self.now_ns).session(session).state.value == "lost":
+            return
+        assert session not in self.held
+        assert not self.host.get(session)
+        assert all(order.session != session for order in self.flying.values())
+        if self.scheduler.view(self.now_ns).serialised and session not in self.holders:
+            stuck = {
+                s.id
+                for s in self.scheduler.view(self.now_ns).sessions
+                if s.problem is not None and s.problem.value == "stuck"
+            }
+            assert self.holders - stuck <= set(), "two holders while serialised"
+        self.holders.add(session)
+
+    def ordered(self, action):
+        assert action.op not in self.flying
+        assert all(order.session != action.session for order in self.flying.values())
+        if isinstance(action, act.PageIn):
+            coming = sum(o.need_bytes for o in self.flying.values() if isinstance(o, act.PageIn))
+            assert action.need_bytes >= self.host[action.session]
+            assert sum(self.device.values()) + coming + action.need_bytes <= TOTAL
+        self.flying[action.op] = action
+
+    @rule(name=NAMES)
+    def join(self, name):
+        if name not in self.ids:
+            self.next_id += 1
+            session = self.ids[name] = f"{name}{self.next_id}"
+            self.bursts[session] = self.device[session] = self.host[session] = 0
+            self.feed(ev.SessionJoined(session=session, residency=Residency.RESIDENT))
+
+    @precondition(lambda self: self.ids)
+    @rule(name=NAMES)
+    def ask(self, name):
+        if (session := self.ids.get(name)) is not None:
+            self.holders.discard(session)
+            self.bursts[session] += 1
+            self.feed(ev.LeaseRequested(session=session, burst=self.bursts[session]))
+
+    @precondition(lambda self: self.ids)
+    @rule(name=NAMES, how=st.sampled_from([ev.BurstEnded, ev.LeaseWithdrawn, ev.BurstLingered]))
+    def finish(self, name, how):
+        if (session := self.ids.get(name)) is not None:
+            if how is not ev.BurstLingered:
+                self.holders.discard(session)
+            self.feed(how(session=session, burst=self.bursts[session]))
+
+    @precondition(lambda self: self.ids)
+    @rule(name=NAMES)
+    def release(self, name):
+        if (session := self.ids.get(name)) is not None:
+            self.feed(ev.ReleaseRequested(session=session))
+
+    @precondition(lambda self: self.ids)
+    @rule(name=NAMES)
+    def die(self, name):
+        if (session := self.ids.pop(name, None)) is not None:
+            self.holders.discard(session)
+            if all(order.session != session for order in self.flying.values()):
+                self.device.pop(session)
+                self.host.pop(session)
+            self.feed(ev.SessionLost(session=session))
+
+    @precondition(lambda self: self.ids)
+    @rule(name=NAMES, size=SIZES)
+    def grow(self, name, size):
+        """A runner allocates (or frees), as far as there is room, and memory is read."""
+        session = self.ids.get(name)
+        flying = {order.session for order in self.flying.values()}
+        if session in self.holders and session not in flying:
+            others = sum(self.device.values()) - self.device[session]
+            coming = sum(o.need_bytes for o in self.flying.values() if isinstance(o, act.PageIn))
+            self.device[session] = min(size, TOTAL - others - coming)
+        self.look()
+
+    @rule()
+    def look(self):
+        present = {s: self.device[s] for s in self.ids.values()}
+        self.feed(
+            ev.MemoryObserved(free_bytes=TOTAL - sum(self.device.values()), resident_bytes=present)
+        )
+        running = set(self.scheduler.view(self.now_ns).holders)
+        self.holders &= running  # lingering bursts that the scheduler has ended
+
+    @rule(seconds=st.sampled_from([1, 5, 11, 40]))
+    def wait(self, seconds):
+        self.now_ns += seconds * NS_PER_S
+        self.feed(ev.DeadlinePassed())
+        self.holders &= set(self.scheduler.view(self.now_ns).holders)
+
+    @rule(tq=st.sampled_from([1, 10, 60]), mode=st.sampled_from([None, *AntiThrash]))
+    def set(self, tq, mode):
+        self.feed(ev.SettingsChanged(tq_ns=tq * NS_PER_S, anti_thrash=mode))
+
+    @rule(budget=st.sampled_from([0, 5 * GIB, 100 * GIB]))
+    def budget(self, budget):
+        self.feed(ev.HostBudgetObserved(budget_bytes=budget))
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data())
+    def hang(self, data):
+        self.feed(ev.OperationOverdue(op=data.draw(st.sampled_from(sorted(self.flying)))))
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data(), outcome=st.sampled_from(["done", "done", "done", "refused", "lost"]))
+    def report(self, data, outcome):
+        op = data.draw(st.sampled_from(sorted(self.flying)))
+        order = self.flying.pop(op)
+        session = order.session
+        dead = session not in self.ids.values()
+        copy = isinstance(order, (act.PageOut, act.PageIn))
+        if outcome == "done":
+            event = self.done(order)
+        elif outcome == "lost" and copy:
+            self.device[session] = self.host[session] = 0
+            self.held.discard(session)
+            self.holders.discard(session)
+            event = (ev.PageOutLost if isinstance(order, act.PageOut) else ev.PageInLost)(op=op)
+        else:
+            reason = Reason.GONE if dead else data.draw(FAULTS)
+            event = _REFUSED[type(order)](op=op, reason=reason)
+        if dead:
+            self.device.pop(session)
+            self.host.pop(session)
+        self.feed(event)
+        self.feed(event)  # a second time it must change nothing
+
+    def done(self, order):
+        session, op = order.session, order.op
+        if isinstance(order, act.Suspend):
+            self.held.add(session)
+            self.holders.discard(session)
+            return ev.Suspended(op=op, resident_bytes=self.device[session])
+        if isinstance(order, act.Resume):
+            self.held.discard(session)
+            return ev.Resumed(op=op)
+        if isinstance(order, act.PageOut):
+            moved = self.device[session]
+            self.host[session] += moved
+            self.device[session] = 0
+            self.held.add(session)
+            self.holders.discard(session)
+            return ev.PagedOut(op=op, moved_bytes=moved, elapsed_ns=NS_PER_S)
+        moved = self.host[session]
+        self.device[session] += moved
+        self.host[session] = 0
+        self.held.discard(session)
+        return ev.PagedIn(op=op, moved_bytes=moved, elapsed_ns=NS_PER_S)
+
+    @invariant()
+    def physics(self):
+        if hasattr(self, "device"):
+            assert sum(self.device.values()) <= TOTAL
+
+    @invariant()
+    def a_deadline_lies_ahead(self):
+        if hasattr(self, "scheduler"):
+            deadline_ns = self.scheduler.next_deadline_ns()
+            assert deadline_ns is None or deadline_ns > self.now_ns
+
+    @invariant()
+    def the_view_can_be_made(self):
+        if hasattr(self, "scheduler"):
+            view = self.scheduler.view(self.now_ns)
+            assert {entry.session for entry in view.queue} <= {s.id for s in view.sessions}
+            assert all(e.expected_wait_ns is None or e.expected_wait_ns >= 0 for e in view.queue)
+
+    def teardown(self):
+        """All die, all operations report: nothing is left on any book."""
+        if not hasattr(self, "scheduler"):
+            return
+        for name in list(self.ids):
+            self.die(name)
+        for op in sorted(self.flying):
+            order = self.flying.pop(op)
+            self.feed(_REFUSED[type(order)](op=op, reason=Reason.GONE))
+        view = self.scheduler.view(self.now_ns)
+        assert (view.sessions, view.queue, view.holders) == ((), (), ())
+        assert view.paged_out_bytes == 0
+        self.feed(ev.MemoryObserved(free_bytes=TOTAL))
+        assert self.scheduler.view(self.now_ns).free_bytes == TOTAL
+
+
+_REFUSED = {
+    act.Suspend: ev.SuspendRefused,
+    act.Resume: ev.ResumeFailed,
+    act.PageOut: ev.PageOutRefused,
+    act.PageIn: ev.PageInRefused,
+}
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)

@@ -1,0 +1,235 @@
+"""A small language for scenarios: what happens, second by second, and what the scheduler orders.
+
+A scenario is a text file. A line that begins with a time (seconds) says what happens; indented
+lines with an arrow below it are what the scheduler answers, all of it, in order; ``?`` lines look
+at the view. ``#`` begins a comment. Sizes are GiB. See ``tests/sched/scenarios/``.
+
+    gpu 10 tq=30 mode=on ram=64        the machine; must be the first line
+    1  a asks 1
+       → grant a burst 1 for 30 s (nobody in the way)
+       ? a running, holders a, queue -
+
+``python tests/sched/world.py FILE …`` writes the answers of the present scheduler into the files,
+for review.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kiwi_core.config import DEFAULTS
+from kiwi_core.sched import actions as act
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.replay import describe_action
+from kiwi_core.sched.scheduler import Scheduler
+from kiwi_core.states import AntiThrash, Reason, Residency
+from kiwi_core.units import GIB, NS_PER_S, OpId, SessionId, format_duration_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+SCENARIOS = Path(__file__).parent / "scenarios"
+
+
+def gib(text: str) -> int:
+    return round(float(text) * GIB)
+
+
+class World:
+    """One scheduler, told in words. Also handy in ordinary tests: ``world.do(1, "a asks 1")``."""
+
+    def __init__(self, line: str = "gpu 10") -> None:
+        _, total, *settings = line.split()
+        chosen = dict(setting.split("=") for setting in settings)
+        self.total_bytes = gib(total)
+        config = replace(DEFAULTS, lingering_idle_ns=3 * NS_PER_S)
+        self.scheduler = Scheduler(
+            self.total_bytes,
+            config=config,
+            tq_ns=round(float(chosen.get("tq", "30")) * NS_PER_S),
+            anti_thrash=AntiThrash(chosen.get("mode", "on")),
+            host_budget_bytes=gib(chosen.get("ram", "64")),
+            checks=True,
+        )
+        self.orders: dict[OpId, act.Operation] = {}
+        self.now_ns = 0
+
+    def do(self, at_s: float, words: str) -> list[str]:
+        """What happens at ``at_s``, several things with ``;`` between; the answers in words."""
+        self.now_ns = round(at_s * NS_PER_S)
+        answers: list[str] = []
+        for part in words.split(";"):
+            actions = self.scheduler.handle(self.event(part.split()), self.now_ns)
+            self.orders.update({a.op: a for a in actions if isinstance(a, act.Operation)})
+            answers += map(describe_action, actions)
+        return answers
+
+    def event(self, words: list[str]) -> ev.Event:
+        subject, *rest = words
+        if subject.startswith("#"):
+            return self.outcome(OpId(int(subject[1:])), rest)
+        if subject in _MACHINE:
+            return _MACHINE[subject](self, rest)
+        verb, *rest = rest
+        return _SESSION[verb](SessionId(subject), rest)
+
+    def outcome(self, op: OpId, words: list[str]) -> ev.Event:
+        verb, *rest = words
+        if verb in ("out", "in"):
+            kind = ev.PagedOut if verb == "out" else ev.PagedIn
+            elapsed_ns = round(float(rest[1].rstrip("s")) * NS_PER_S)
+            return kind(op=op, moved_bytes=gib(rest[0]), elapsed_ns=elapsed_ns)
+        if verb == "refuses":
+            refusal = _REFUSALS[type(self.orders[op])]
+            return refusal(op=op, reason=Reason(rest[0]), detail=" ".join(rest[1:]))
+        if verb == "loses":
+            lost = ev.PageOutLost if isinstance(self.orders[op], act.PageOut) else ev.PageInLost
+            return lost(op=op, detail=" ".join(rest))
+        return {
+            "held": ev.Suspended(op=op),
+            "resumed": ev.Resumed(op=op),
+            "overdue": ev.OperationOverdue(op=op),
+        }[verb]
+
+    def memory(self, words: list[str]) -> ev.Event:
+        """``memory a=6 b=1 outside=2 busy=a idle=b at=3``: everything else is free."""
+        resident: dict[SessionId, int] = {}
+        busy: dict[SessionId, bool] = {}
+        outside = 0
+        began_ns = None
+        for word in words:
+            name, value = word.split("=")
+            if name == "outside":
+                outside = gib(value)
+            elif name == "at":
+                began_ns = round(float(value) * NS_PER_S)
+            elif name in ("busy", "idle"):
+                busy[SessionId(value)] = name == "busy"
+            else:
+                resident[SessionId(name)] = gib(value)
+        free = self.total_bytes - sum(resident.values()) - outside
+        return ev.MemoryObserved(
+            free_bytes=free, resident_bytes=resident, busy=busy, began_ns=began_ns
+        )
+
+    def look(self, words: str) -> str:
+        """``a state, holders, queue, serialised, wake, …`` with the present values filled in."""
+        view = self.scheduler.view(self.now_ns)
+        seen = []
+        for part in words.split(","):
+            name = part.split()[0]
+            seen.append(f"{name} {_LOOKS[name](self)}" if name in _LOOKS else _session(view, name))
+        return ", ".join(seen)
+
+
+def _session(view: object, name: str) -> str:
+    session = view.session(SessionId(name))  # type: ignore[attr-defined]
+    if session is None:
+        return f"{name} unknown"
+    problem = f" [{session.problem.value}]" if session.problem else ""
+    return f"{name} {session.state.value}{problem}"
+
+
+def _queue(world: World) -> str:
+    entries = world.scheduler.view(world.now_ns).queue
+    return " ".join(
+        f"{e.session}:{e.blocked.value if e.blocked else _wait(e.expected_wait_ns)}"
+        for e in entries
+    ) or "-"  # fmt: skip
+
+
+def _wait(wait_ns: int | None) -> str:
+    return "?" if wait_ns is None else format_duration_s(wait_ns / NS_PER_S).replace(" ", "")
+
+
+def _wake(world: World) -> str:
+    deadline_ns = world.scheduler.next_deadline_ns()
+    return "never" if deadline_ns is None else f"{deadline_ns / NS_PER_S:g}"
+
+
+_LOOKS: dict[str, Callable[[World], str]] = {
+    "holders": lambda w: " ".join(w.scheduler.view(w.now_ns).holders) or "-",
+    "queue": _queue,
+    "serialised": lambda w: "yes" if w.scheduler.view(w.now_ns).serialised else "no",
+    "wake": _wake,
+    "outside": lambda w: f"{w.scheduler.view(w.now_ns).outside_bytes / GIB:g}",
+    "ram": lambda w: f"{w.scheduler.view(w.now_ns).paged_out_bytes / GIB:g}",
+    "ignored": lambda w: str(w.scheduler.view(w.now_ns).ignored_events),
+}
+
+_REFUSALS = {
+    act.Suspend: ev.SuspendRefused,
+    act.Resume: ev.ResumeFailed,
+    act.PageOut: ev.PageOutRefused,
+    act.PageIn: ev.PageInRefused,
+}
+
+_MACHINE: dict[str, Callable[[World, list[str]], ev.Event]] = {
+    "memory": World.memory,
+    "ram": lambda _, words: ev.HostBudgetObserved(budget_bytes=gib(words[0])),
+    "tq": lambda _, words: ev.SettingsChanged(tq_ns=round(float(words[0]) * NS_PER_S)),
+    "mode": lambda _, words: ev.SettingsChanged(anti_thrash=AntiThrash(words[0])),
+    "time": lambda _world, _words: ev.DeadlinePassed(),
+}
+
+
+def _joins(session: SessionId, words: list[str]) -> ev.Event:
+    """``joins``, ``joins paged-out 6``, ``joins locked 6 mid 3``: in mid-burst, burst 3."""
+    residency = Residency(words[0]) if words else Residency.RESIDENT
+    size = gib(words[1]) if len(words) > 1 else 0
+    out = residency is Residency.PAGED_OUT
+    return ev.SessionJoined(
+        session=session,
+        residency=residency,
+        resident_bytes=0 if out else size,
+        paged_out_bytes=size if out else 0,
+        mid_burst="mid" in words,
+        burst=int(words[-1]) if "mid" in words else 0,
+    )
+
+
+_SESSION: dict[str, Callable[[SessionId, list[str]], ev.Event]] = {
+    "joins": _joins,
+    "dies": lambda s, _: ev.SessionLost(session=s),
+    "detaches": lambda s, _: ev.SessionDetached(session=s),
+    "releases": lambda s, _: ev.ReleaseRequested(session=s),
+    "asks": lambda s, words: ev.LeaseRequested(session=s, burst=int(words[0])),
+    "withdraws": lambda s, words: ev.LeaseWithdrawn(session=s, burst=int(words[0])),
+    "ends": lambda s, words: ev.BurstEnded(session=s, burst=int(words[0])),
+    "lingers": lambda s, words: ev.BurstLingered(session=s, burst=int(words[0])),
+}
+
+
+def play(lines: Iterable[str]) -> list[str]:
+    """The scenario with the answers and looks as they are now."""
+    world: World | None = None
+    played = []
+    for raw in lines:
+        line = raw.rstrip()
+        words = line.split("#  ")[0].strip()
+        if words.startswith("gpu"):
+            world = World(words)
+        elif world is not None and words[:1].isdigit():
+            at, _, what = words.partition(" ")
+            played.append(line)
+            try:
+                played += [f"        → {answer}" for answer in world.do(float(at), what)]
+            except LookupError as error:
+                shown = "\n".join(played)
+                raise ValueError(f"{shown}\n^ this makes no sense here: {error}") from error
+            continue
+        elif world is not None and words.startswith("?"):
+            line = f"        ? {world.look(words[1:])}"
+        elif words.startswith("→"):
+            continue
+        played.append(line)
+    return played
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        path = Path(name)
+        path.write_text("\n".join(play(path.read_text().splitlines())) + "\n")
