@@ -21,6 +21,8 @@ from kiwi_core.wire import messages as m
 from kiwi_core.wire.names import check_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kiwi_core.config import Config
     from kiwi_core.daemon.connection import Connection
     from kiwi_core.daemon.core import Core
@@ -63,6 +65,8 @@ class Desk:
         self.closing = False
         self.core: Core
         self.reporter: Reporter
+        self.remember: Callable[[], None]
+        """Writes the roster now: what was answered with ``ok`` outlives a crash."""
 
     # --- Receiver -------------------------------------------------------------------------------
 
@@ -307,6 +311,7 @@ class Desk:
             anti_thrash=message.anti_thrash.value if message.anti_thrash else None,
         )  # fmt: skip
         self.core.feed(ev.SettingsChanged(tq_ns=tq_ns, anti_thrash=message.anti_thrash))
+        self.remember()
         connection.send(m.Ok())
 
 

@@ -23,7 +23,7 @@ from kiwi_core.daemon.leaving import bring_back
 from kiwi_core.daemon.members import Member, Members
 from kiwi_core.daemon.observer import Observer
 from kiwi_core.daemon.peers import Rights
-from kiwi_core.daemon.places import OneDaemonLock, answers, listen
+from kiwi_core.daemon.places import BACKLOG, OneDaemonLock, answers, listen
 from kiwi_core.daemon.recovery import recover
 from kiwi_core.daemon.report import Reporter
 from kiwi_core.daemon.roster import Roster, RosterFile, boot_id
@@ -112,7 +112,7 @@ class GpuDaemon:
         self._save_roster()  # a crash from here on must find the settings
         loop = asyncio.get_running_loop()
         server = await loop.create_unix_server(
-            lambda: Connection(self._desk, self._config), sock=listen(path)
+            lambda: Connection(self._desk, self._config), sock=listen(path), backlog=BACKLOG
         )
         observing = asyncio.create_task(self._observer.run())
         observing.add_done_callback(_must_not_end)

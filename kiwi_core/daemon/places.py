@@ -19,6 +19,10 @@ SOCKET_PATH_MAX = 107
 """Bytes of a Unix socket's path that the kernel takes (unix(7))."""
 
 
+BACKLOG = 1024
+"""Connections that may wait to be accepted: after a restart everybody comes at once."""
+
+
 def prepare_directory(path: Path, mode: int = 0o700) -> None:
     """Creates ``path`` with ``mode``, or checks the one that is there.
 
@@ -123,7 +127,7 @@ def listen(path: Path) -> socket.socket:
         path.unlink(missing_ok=True)
         sock.bind(str(path))
         path.chmod(0o666 if os.getuid() == 0 else 0o600)
-        sock.listen(1024)
+        sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
         raise CallerError(
