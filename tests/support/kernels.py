@@ -16,7 +16,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import KernelManager
@@ -142,15 +142,16 @@ class Kernel:
         self.manager._kernel_spec = KernelSpec(argv=argv, display_name="test", language="python")
         self._cells: dict[str, Cell] = {}
         self.client: Any = None
+        self._log: BinaryIO | None = None
 
     # --- life
 
     def start(self) -> None:
-        log = (self.directory / "kernel.log").open("ab")
-        try:
-            self.manager.start_kernel(env=self.env, cwd=str(self.directory), stdout=log, stderr=log)
-        finally:
-            log.close()
+        # Open until the end: a restart uses it again.
+        self._log = (self.directory / "kernel.log").open("ab")
+        self.manager.start_kernel(
+            env=self.env, cwd=str(self.directory), stdout=self._log, stderr=self._log
+        )
         self._open_client()
 
     def _open_client(self) -> None:
@@ -176,9 +177,10 @@ class Kernel:
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
         os.kill(self.pid, how)
 
-    def restart(self) -> None:
+    def restart(self, *, now: bool = True) -> None:
+        """``now=False``: asked to shut down first, as Jupyter's ⟳ button does."""
         self.client.stop_channels()
-        self.manager.restart_kernel(now=True)
+        self.manager.restart_kernel(now=now)
         self._open_client()
 
     def stop(self) -> None:
@@ -187,6 +189,8 @@ class Kernel:
         if self.manager.has_kernel:
             self.manager.shutdown_kernel(now=True)
         self.manager.cleanup_resources()
+        if self._log is not None:
+            self._log.close()
         context = self.manager.context
         context.destroy(linger=0)
 

@@ -1,0 +1,127 @@
+"""A kernel is restarted, or killed, in each state: the other notebook goes on, nothing leaks."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from daemon import wait_until
+from leftovers import nothing_left
+from notebooks import assert_books_agree
+from two_notebooks import SIZE_MIB, SLOW, STATES, VERY_SLOW, Deathwatch, TwoNotebooks
+
+from kiwi_core.sched.actions import Grant
+from kiwi_core.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from notebooks import Notebook
+
+pytestmark = pytest.mark.e2e
+
+GOES_ON_S = 1.0
+"""What users are promised."""
+SPARE_S = 2.0
+"""What two busy cores may add to it: a dozen processes take turns on them. Still far less than any
+time limit that could bring the other notebook back by accident (a quantum here is a minute)."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def private_tmp() -> Iterator[Path]:
+    """For the module as a whole: its tests share one pair of notebooks."""
+    with pytest.MonkeyPatch.context() as patch, nothing_left(patch) as directory:
+        yield directory
+
+
+class Arena:
+    """One pair for all tests; a fresh one after a test that failed."""
+
+    def __init__(self) -> None:
+        self._pair: TwoNotebooks | None = None
+        self._clean = False
+
+    def __enter__(self) -> TwoNotebooks:
+        if not self._clean:
+            self.close()
+            self._pair = TwoNotebooks("--tq", "60")
+        assert self._pair is not None
+        self._clean = False
+        self._pair.reset()
+        return self._pair
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._clean = kind is None
+
+    def close(self) -> None:
+        if self._pair is not None:
+            self._pair.close()
+            self._pair = None
+
+    def check(self) -> None:
+        if self._pair is not None:
+            self._pair.check()
+
+
+@pytest.fixture(scope="module")
+def arena() -> Iterator[Arena]:
+    arena = Arena()
+    try:
+        yield arena
+        arena.check()
+    finally:
+        arena.close()
+
+
+@pytest.mark.parametrize("way", ["kill", "restart"])
+@pytest.mark.parametrize("state", STATES)
+def test_the_other_notebook_goes_on(state: str, way: str, arena: Arena) -> None:
+    with arena as pair:
+        a, b = pair.a, pair.b
+        pair.reach(state, SLOW if way == "kill" else VERY_SLOW)
+        old_id, b_id = a.id, b.id
+        b_waits = b.session.state.value in ("waiting", "suspended")
+        watch, began_ns = Deathwatch(a.pid), time.monotonic_ns()
+        if way == "kill":
+            a.kernel.kill(signal.SIGKILL)
+        else:
+            a.kernel.restart(now=False)
+        died_ns, died_s = watch.died_ns(), watch.died_s()
+        pair.speed(0)
+        wait_until(lambda: pair.beat_s(b) > died_s, "B goes on", GOES_ON_S + SPARE_S)
+        if b_waits:
+            granted_ns = _first_grant_ns(pair, b_id, began_ns)
+            assert granted_ns - died_ns <= (GOES_ON_S + SPARE_S) * NS_PER_S
+        assert old_id not in {s.id for s in pair.daemon.status().sessions}
+        if way == "kill":
+            a.kernel.restart()
+        pair.forget_work(a)
+        assert_books_agree(pair.daemon)
+        assert pair.end(b)[b].text == "worked\n"
+        _new_kernel_works(pair, a)
+
+
+def _first_grant_ns(pair: TwoNotebooks, session: str, after_ns: int) -> int:
+    """When ``session`` got the GPU, by the journal."""
+
+    def look() -> int:
+        return next(
+            (
+                entry.now_ns
+                for entry in pair.daemon.journal()
+                if entry.now_ns >= after_ns
+                and any(isinstance(a, Grant) and a.session == session for a in entry.actions)
+            ),
+            0,
+        )
+
+    return int(wait_until(look, "the grant is in the journal"))
+
+
+def _new_kernel_works(pair: TwoNotebooks, a: Notebook) -> None:
+    a.take(SIZE_MIB, seed=a.pid)
+    assert a.session.name == "A.ipynb"
+    pair.assert_all_well()

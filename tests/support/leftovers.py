@@ -1,0 +1,69 @@
+"""Whatever a test does, no process and no file of it is left; else the test fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pytest
+
+MARK = "KIWI_E2E_TEST"
+"""In the environment of every process that a test starts, however indirectly."""
+
+GONE_WITHIN_S = 10.0
+
+
+@contextmanager
+def nothing_left(patch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """All temporary files made inside lie in one (short) place that must be empty at the end; and
+    no process that was started inside may outlive it."""
+    directory = Path(tempfile.mkdtemp(prefix="kw", dir="/tmp"))
+    mark = uuid.uuid4().hex
+    patch.setenv(MARK, mark)
+    patch.setenv("TMPDIR", str(directory))
+    patch.setattr(tempfile, "tempdir", str(directory))
+    yield directory
+    left = _processes_left(mark)
+    files = sorted(path.name for path in directory.iterdir())
+    shutil.rmtree(directory, ignore_errors=True)
+    assert not left, f"processes left behind: {left}"
+    assert not files, f"files left behind: {files}"
+
+
+def _processes_left(mark: str) -> list[str]:
+    """Those that do not end by themselves soon; they are ended."""
+    ends_at = time.monotonic() + GONE_WITHIN_S
+    while (left := _marked(mark)) and time.monotonic() < ends_at:
+        time.sleep(0.05)
+    described = []
+    for process in left:
+        try:
+            described.append(f"{process.pid} {' '.join(process.cmdline())}")
+            process.send_signal(signal.SIGKILL)
+        except psutil.Error:
+            continue
+    return described
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            ours = process.pid != os.getpid() and process.environ().get(MARK) == mark
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found

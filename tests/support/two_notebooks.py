@@ -1,0 +1,210 @@
+"""Two notebooks that do not fit together beside one daemon, brought into any state, repeatedly.
+
+The GPU has 128 MiB; A and B hold 72 and a context each. ``reach`` is about A; B is the other one,
+who must go on whatever happens to A.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from checks import unharmed
+from daemon import Daemon, running_daemon, wait_until
+from kernels import running_kernel
+from notebooks import Notebook, assert_books_agree, finish_all
+
+from kiwi_core import emulator
+from kiwi_core.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from kernels import Cell
+
+MIB = 1 << 20
+GPU = "1x128MiB"
+SIZE_MIB = 72
+SLOW = 60 * MIB
+"""Bytes per second: all of a notebook takes 1.3 seconds, long enough to be met on the way."""
+VERY_SLOW = 25 * MIB
+"""3.2 seconds: longer than Jupyter waits for a kernel to shut down by itself."""
+
+STATES = ("waiting", "running", "suspended", "paged-out", "paging-out", "paging-in")
+"""The slow ones last: the scheduler's quanta grow with the swaps it has measured."""
+
+LOOP = """
+while not os.path.exists({stop!r}):
+    memory.step(write={write})
+    os.utime({beat!r})
+    time.sleep(0.005)
+print("worked")
+"""
+
+
+class TwoNotebooks:
+    def __init__(self, *args: str) -> None:
+        self._stack = ExitStack()
+        self._working: dict[Notebook, Cell] = {}
+        try:
+            self.daemon: Daemon = self._stack.enter_context(running_daemon(GPU, *args))
+            self.a, self.b = self._notebook("A"), self._notebook("B")
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _notebook(self, name: str) -> Notebook:
+        env = self.daemon.env | {"JPY_SESSION_NAME": f"/home/somebody/{name}.ipynb"}
+        notebook = Notebook(self._stack.enter_context(running_kernel(env)), self.daemon, name)
+        self._file(notebook, "beat").touch()
+        notebook.take(SIZE_MIB, seed=ord(name))
+        return notebook
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def check(self) -> None:
+        """At the very end: no daemon stumbled, and each journal is what the scheduler decides."""
+        self.daemon.stop()
+        unharmed(self.daemon)
+
+    # --- work
+
+    def _file(self, notebook: Notebook, what: str) -> Path:
+        return self.daemon.directory / f"{what}-{notebook.name}"
+
+    def work(self, notebook: Notebook, *, write: bool = True) -> Cell:
+        """A loop until ``stop``; each step is a beat."""
+        stop, beat = self._file(notebook, "stop"), self._file(notebook, "beat")
+        stop.unlink(missing_ok=True)
+        cell = notebook.start(LOOP.format(stop=str(stop), beat=str(beat), write=write))
+        self._working[notebook] = cell
+        return cell
+
+    def beat_s(self, notebook: Notebook) -> float:
+        """When its loop made its last step (``time.time()``)."""
+        return self._file(notebook, "beat").stat().st_mtime
+
+    def wait_beat(self, notebook: Notebook, within_s: float = 30.0) -> float:
+        """A step that ends after this call; how long it took to come."""
+        began_s = time.time()
+        wait_until(lambda: self.beat_s(notebook) > began_s, f"{notebook.name} goes on", within_s)
+        return self.beat_s(notebook) - began_s
+
+    def end(self, *notebooks: Notebook) -> dict[Notebook, Cell]:
+        """Their loops end, which must be a good end; their cells."""
+        for notebook in notebooks:
+            self._file(notebook, "stop").touch()
+        ended = {n: self._working.pop(n) for n in notebooks if n in self._working}
+        finish_all(ended)
+        return ended
+
+    def forget_work(self, notebook: Notebook) -> None:
+        """Its kernel is dead, and its cell with it."""
+        self._working.pop(notebook, None)
+
+    # --- states
+
+    def set(self, tq_s: float, copy_bytes_per_s: int | None = None) -> None:
+        if copy_bytes_per_s is not None:
+            self.speed(copy_bytes_per_s)
+        client = self.daemon.client()
+        try:
+            client.set(tq_s=tq_s)
+        finally:
+            client.close()
+
+    def speed(self, copy_bytes_per_s: int) -> None:
+        emulator.set_copy_bandwidth(self.daemon.state_path, copy_bytes_per_s)
+
+    def reach(self, state: str, slow: int = SLOW) -> None:
+        """Both hold memory and no cell runs; afterwards A is in ``state`` and, but for a quantum
+        of a minute, stays in it; B is in a cell."""
+        self._slow = slow
+        getattr(self, "_reach_" + state.replace("-", "_"))()
+        self.a.wait_state(state)
+        self.set(60)
+
+    def _reach_waiting(self) -> None:
+        self.work(self.b)
+        self.b.wait_state("running")
+        self.work(self.a)
+
+    def _reach_running(self) -> None:
+        self.work(self.a)
+        self.a.wait_state("running")
+        self.wait_beat(self.a)
+        self.work(self.b)
+        self.b.wait_state("waiting")
+
+    def _reach_suspended(self) -> None:
+        self.work(self.a)
+        self.a.wait_state("running")
+        self.wait_beat(self.a)
+        self.set(0.3)
+        self.work(self.b)
+        self.daemon.wait_for(
+            lambda _: (
+                self.a.session.state.value == "suspended"
+                and self.b.session.state.value == "running"
+            ),
+            "A suspended, B running",
+        )
+
+    def _reach_paged_out(self) -> None:
+        self.work(self.b)
+        self.b.wait_state("running")
+
+    def _reach_paging_out(self) -> None:
+        self.work(self.a)
+        self.a.wait_state("running")
+        self.wait_beat(self.a)
+        self.set(0.3, self._slow)
+        self.work(self.b)
+
+    def _reach_paging_in(self) -> None:
+        self.work(self.b)
+        self.b.wait_state("running")
+        self.wait_beat(self.b)
+        self.set(0.3, self._slow)
+        self.work(self.a)
+
+    def reset(self) -> None:
+        """Fast copies, a long quantum, no work."""
+        self.end(self.a, self.b)
+        self.set(60, 0)
+
+    def assert_all_well(self) -> None:
+        """Every byte is right, and the books of driver and daemon agree."""
+        self.a.assert_intact()
+        self.b.assert_intact()
+        assert_books_agree(self.daemon)
+
+
+class Deathwatch:
+    """Notes when process ``pid`` ended (``time.monotonic_ns()``), to the scheduler's tick."""
+
+    def __init__(self, pid: int) -> None:
+        self._pidfd = os.pidfd_open(pid)
+        self._at_ns = 0
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        if poll.poll(60_000):
+            self._at_ns = time.monotonic_ns()
+        os.close(self._pidfd)
+
+    def died_ns(self) -> int:
+        self._thread.join()
+        assert self._at_ns, "the process did not end"
+        return self._at_ns
+
+    def died_s(self) -> float:
+        """The same on the clock of ``time.time()``, as file times are."""
+        return time.time() - (time.monotonic_ns() - self.died_ns()) / NS_PER_S
