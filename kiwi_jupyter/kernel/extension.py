@@ -9,6 +9,7 @@ from typing import Any
 
 from kiwi_core.errors import KiwiError
 from kiwi_jupyter.kernel.analysis import Analyzer, Libraries
+from kiwi_jupyter.kernel.around import Around
 from kiwi_jupyter.kernel.burst import Burst
 from kiwi_jupyter.kernel.config import Kiwi, disabled_by_environment
 from kiwi_jupyter.kernel.gate import ASYNC_GATE, GATE, Gate
@@ -38,6 +39,7 @@ class Extension:
         )
         self.analyzer = Analyzer(libraries, self._transform)
         self.gate = Gate(shell, self.config, self.session, self.burst, self.analyzer)
+        self.around = Around(shell, self.gate)
         self._installed = False
 
     def install(self) -> None:
@@ -52,12 +54,14 @@ class Extension:
         shell.events.register("post_execute", self.gate.silent_cell_ended)
         shell.events.register("post_run_cell", self.gate.cell_ended)
         shell.register_magics(KiwiMagics(shell, self))
+        self.around.install()
         self._installed = True
         os.register_at_fork(after_in_child=self._forked)
 
     def uninstall(self) -> None:
         shell = self._shell
         self._installed = False
+        self.around.uninstall()
         for events, callback in (
             ("pre_execute", self.gate.before_cell),
             ("post_execute", self.gate.silent_cell_ended),

@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -165,6 +166,46 @@ class Gate:
         except (SyntaxError, ValueError):
             return False
         return bool(code.co_flags & inspect.CO_COROUTINE)
+
+    # --- code that is no cell
+
+    def must_look(self) -> bool:
+        """Whether code that is no cell could use the GPU at all."""
+        return (
+            self._config.enabled
+            and os.getpid() == self._pid
+            and self._session.connected_client is not None
+            and self._analyzer.tainted is not None
+        )
+
+    @contextmanager
+    def held(self, member: str, patience_s: float | None = None) -> Iterator[bool]:
+        """The lease around code that is no cell; false after ``patience_s`` without it.
+
+        Inside a cell that has the lease this is nothing more. Without a daemon the code runs.
+        """
+        client = self._session.connected_client
+        if client is None:
+            yield True
+            return
+        ours = False
+        try:
+            try:
+                self._burst.join(client, member)
+                with _interruptible():
+                    ours = self._await_lease(patience_s)
+            except KiwiError:
+                ours = True  # the daemon is away: as without Kiwi
+            yield ours
+        finally:
+            self._burst.leave(member)
+
+    def _await_lease(self, patience_s: float | None) -> bool:
+        until_s = None if patience_s is None else time.monotonic() + patience_s
+        while not self._burst.wait(BLOCKING_POLL_S):
+            if until_s is not None and time.monotonic() >= until_s:
+                return False
+        return True
 
     # --- waiting, in the cell
 

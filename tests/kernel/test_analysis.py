@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a table of cells
 """Cells with the verdict that they must get, where a GPU library is loaded.
 
 Each case: the cells before, the cell, and the index of the first statement that may use the GPU
@@ -308,9 +309,8 @@ CASES: list[tuple[str, str, int | None]] = [
     ("def f():\n    try:\n        1 / 0\n    except Exception as e:\n        return e.__traceback__.tb_frame.f_globals", "f()", 0),
     ("async def f():\n    return t", "f().close()", 0),
     ("def f():\n    yield t", "list(f())", 0),
-    ("def f():\n    from tripgpu import *\n" if False else "f = tripgpu.Tensor.__len__", "f", 0),
-    ("import sys\nclass Out:\n    def write(self, s): tripgpu.touch()\n    def flush(self): pass\n"
-     "old_out, sys.stdout = sys.stdout, Out()", "print(1)", 0),
+    ("f = tripgpu.Tensor.__len__", "f", 0),
+    ("import sys\nclass Out:\n    def write(self, s): tripgpu.touch()\n    def flush(self): pass\nsys.stdout = Out()", "print(1)", 0),
     ("import tripgpu as np2\nmods = [np2]", "mods[0].touch()", 0),
     ("import types\nfake = types.ModuleType('math')\nfake.sin = tripgpu.touch", "fake.sin(1)", 0),
     ("import sys, types\nlazy = types.ModuleType('lazy')\nlazy.__getattr__ = lambda n: tripgpu.touch()\nsys.modules['lazy'] = lazy", "lazy.anything", 0),

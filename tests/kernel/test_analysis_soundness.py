@@ -1,4 +1,4 @@
-"""Whatever a cell does, in whatever notebook: if it touches the GPU library, the gate came first."""
+"""Whatever a cell does, in whatever notebook: before it touches the GPU library comes the gate."""
 
 from __future__ import annotations
 
@@ -16,15 +16,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NAMES = ["a", "b", "c", "f", "g", "k", "t", "x"]
-ATTRIBUTES = ["real", "append", "v", "touch", "Tensor", "get", "items", "__class__", "copy", "__len__"]
+ATTRIBUTES = [
+    "real",
+    "append",
+    "v",
+    "touch",
+    "Tensor",
+    "get",
+    "items",
+    "__class__",
+    "copy",
+    "__len__",
+]
 
 name = st.sampled_from(NAMES)
 atom = st.one_of(
     name,
     name,
     st.sampled_from(
-        ["1", "'s'", "[]", "{}", "None", "tripgpu", "lib.touch", "tripgpu.Tensor()", "len", "print"]
-        + ["str", "map", "sorted", "getattr", "math", "math.sin", "functools.partial", "globals()"]
+        "1 's' [] {} None tripgpu lib.touch tripgpu.Tensor() len print str map sorted getattr"
+        " math math.sin functools.partial globals()".split()
     ),
 )
 

@@ -64,6 +64,15 @@ class Checker:
     def _faults(self, needs: Needs, names: Names) -> Iterator[Fault | None]:
         for line, why in needs.doors:
             yield Fault(line, why, "that can lead anywhere")
+        yield from self._name_faults(needs, names)
+        for (module, chain), line in needs.modules.items():
+            yield self._module(module, chain, line)
+        for attribute, line in needs.attributes.items():
+            yield self._attribute(attribute, line)
+        for magic in needs.magics:
+            yield self._magic(magic) if self._magic else _unknown_magic(magic)
+
+    def _name_faults(self, needs: Needs, names: Names) -> Iterator[Fault | None]:
         for module, line in needs.imports.items():
             yield self._import(module, line)
         for (name, chain), line in needs.reads.items():
@@ -72,16 +81,10 @@ class Checker:
             yield self._name(name, chain, line, names, names.cell(name))
         for name, line in needs.stores.items():
             yield self.stored(name, names.old_value(name), line)
-        for (module, chain), line in needs.modules.items():
-            yield self._module(module, chain, line)
         for (name, chain), line in needs.mentions.items():
             yield self._mention(name, chain, line, names, _is_class)
         for (name, chain), line in needs.bases.items():
             yield self._mention(name, chain, line, names, _is_quiet_base)
-        for attribute, line in needs.attributes.items():
-            yield self._attribute(attribute, line)
-        for magic in needs.magics:
-            yield self._magic(magic) if self._magic else _unknown_magic(magic)
 
     def stored(self, name: str, old: object, line: int) -> Fault | None:
         """Binding or deleting ``name`` lets go of ``old``, whose destructor may use the GPU."""

@@ -70,7 +70,7 @@ class Magics:
         if name in PYTHON_LINES:
             code = _without_options(line) if name not in PYTHON_LINES_ONLY_READ else line
             return self._body(code, False) if code.strip() else None
-        if name in ("load_ext", "reload_ext"):
+        if name in ("load_ext", "reload_ext", "unload_ext"):
             if line.strip() in SAFE_EXTENSIONS:
                 return None
             return Fault(0, f"%{name} {line}", "it imports what Kiwi does not know")
@@ -108,7 +108,7 @@ class Magics:
     def _expansions(self, line: str) -> Fault | None:
         """IPython puts ``{expression}`` and ``$name`` into the line: that prints them."""
         for match in _EXPANSION.finditer(line):
-            fault = self._body((match[1] or match[2]).partition(":")[0], False)
+            fault = self._body((match[1] or match[2] or "").partition(":")[0], False)
             if fault is not None:
                 return fault
         return None

@@ -1,0 +1,99 @@
+"""Ways for a user's code to run in a kernel that are not cells: widget messages, the expressions
+that front ends send along with a cell, and looking at an object (``repr`` of a tensor).
+
+While this process's memory is paged out, any driver call in them would block the kernel, and
+nobody would ask for the GPU. So they go through the same gate, where a GPU library is loaded.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_jupyter.kernel.gate import Gate
+
+INSPECT_PATIENCE_S: Final = 1.0
+"""A tooltip is not worth a place in the queue: it does without the object after this long."""
+
+NOT_NOW: Final = (
+    "Kiwi: another notebook has the GPU, and showing this object may need it. Run a cell to wait"
+    " for your turn."
+)
+
+
+class Around:
+    """Wraps what IPython calls, on the instances of this kernel only."""
+
+    def __init__(self, shell: Any, gate: Gate) -> None:
+        self._shell = shell
+        self._gate = gate
+        self._undo: list[Callable[[], None]] = []
+
+    def install(self) -> None:
+        self._wrap(self._shell, "user_expressions", self._expressions)
+        self._wrap(self._shell, "object_inspect_mime", self._inspect)
+        handlers = getattr(getattr(self._shell, "kernel", None), "shell_handlers", None)
+        if isinstance(handlers, dict) and "comm_msg" in handlers:
+            plain = handlers["comm_msg"]
+            handlers["comm_msg"] = self._comm(plain)
+            self._undo.append(lambda: handlers.__setitem__("comm_msg", plain))
+
+    def uninstall(self) -> None:
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+
+    def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        plain = getattr(owner, name, None)
+        if plain is None:
+            return
+        setattr(owner, name, make(plain))
+        self._undo.append(lambda: delattr(owner, name))
+
+    def _expressions(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def user_expressions(expressions: dict[str, str]) -> Any:
+            if not expressions or not any(map(self._may_use_gpu, expressions.values())):
+                return plain(expressions)
+            with self._gate.held("expressions"):
+                return plain(expressions)
+
+        return user_expressions
+
+    def _inspect(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def object_inspect_mime(oname: str, *args: Any, **options: Any) -> Any:
+            if not self._may_use_gpu(oname):
+                return plain(oname, *args, **options)
+            with self._gate.held("inspect", patience_s=INSPECT_PATIENCE_S) as ours:
+                return plain(oname, *args, **options) if ours else {"text/plain": NOT_NOW}
+
+        return object_inspect_mime
+
+    def _comm(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def comm_msg(*args: Any, **options: Any) -> Any:
+            # Whatever callback it may reach: there is no code here to look at.
+            if not self._gate.must_look():
+                return plain(*args, **options)
+            with self._gate.held(f"comm {threading.get_ident()}"):
+                answer = plain(*args, **options)
+            if not inspect.isawaitable(answer):
+                return answer
+            return self._finish(answer)
+
+        return comm_msg
+
+    async def _finish(self, answer: Any) -> Any:
+        with self._gate.held(f"comm {threading.get_ident()}"):
+            return await answer
+
+    def _may_use_gpu(self, code: str) -> bool:
+        if not self._gate.must_look():
+            return False
+        try:
+            return self._gate.judge(ast.parse(code)).gpu
+        except SyntaxError:
+            return False

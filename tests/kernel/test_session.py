@@ -1,0 +1,275 @@
+"""Which daemon a kernel talks to, when, and what happens where there is none."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kiwi_core.states import Notice
+from kiwi_core.wire.messages import (
+    Acquire,
+    Emulation,
+    EndBurst,
+    Goodbye,
+    Granted,
+    Hello,
+    Release,
+    Told,
+    Welcome,
+)
+from tests.client.scripted_daemon import ScriptedDaemon
+from tests.support.kernels import KERNEL_PYTHON
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kiwi_core.wire.messages import ClientMessage
+    from tests.client.scripted_daemon import Peer
+    from tests.support.kernels import Kernel
+
+
+def test_without_gpu_and_daemon_nothing_happens(make_kernel: Any) -> None:
+    with make_kernel() as kernel:
+        cell = kernel.check("import tripgpu\ntripgpu.use()")
+        assert cell.stream("stderr") == ""
+        assert "No Kiwi daemon" in (kernel.check("%kiwi status").result or "")
+        assert "not looked at a cell" in kernel.check("%kiwi why").text
+        assert "%kiwi release" in kernel.check("%kiwi help").text
+        assert "nothing to release" in kernel.check("%kiwi release").text
+        assert "kiwi" not in kernel.log().lower()
+
+
+def test_switched_off_by_the_environment(daemon: ScriptedDaemon, make_kernel: Any) -> None:
+    with make_kernel(KIWI_DISABLE="1") as kernel:
+        kernel.check("import tripgpu\ntripgpu.use()")
+        assert daemon.peers == []
+        assert "off in this kernel" in (kernel.check("%kiwi status").result or "")
+
+
+def test_switched_off_by_a_trait(daemon: ScriptedDaemon, make_kernel: Any) -> None:
+    with make_kernel(config="c.Kiwi.enabled = False") as kernel:
+        kernel.check("import tripgpu\ntripgpu.use()")
+        assert daemon.peers == []
+
+
+def test_a_daemon_that_cannot_be_started_is_said_once(make_kernel: Any) -> None:
+    with make_kernel(KIWI_DAEMON_ARGS="--no-such-option") as kernel:
+        cell = kernel.check("import tripgpu\ntripgpu.use()")
+        assert cell.result == "'use'"
+        assert "runs without Kiwi" in cell.stream("stderr")
+        assert kernel.check("tripgpu.use()").stream("stderr") == ""
+
+
+def test_a_dead_socket_lets_the_cell_run(daemon: ScriptedDaemon, make_kernel: Any) -> None:
+    daemon.stop()
+    with make_kernel() as kernel:
+        cell = kernel.check("import tripgpu\ntripgpu.use()")
+        assert cell.result == "'use'"
+        assert "Kiwi:" in cell.stream("stderr")
+    daemon.start()
+
+
+def test_names(daemon: ScriptedDaemon, make_kernel: Any) -> None:
+    with make_kernel(JPY_SESSION_NAME="/home/me/deep/train.ipynb") as kernel:
+        kernel.check("import tripgpu")
+    with make_kernel() as kernel:
+        kernel.check("__vsc_ipynb_file__ = '/x/vs code.ipynb'")
+        kernel.check("import tripgpu")
+    assert [hello.name for hello in daemon.heard(Hello)] == ["train.ipynb", "vs code.ipynb"]
+
+
+def test_off_leaves_and_on_comes_back(kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    kernel.check("import tripgpu")
+    kernel.check("%kiwi off")
+    daemon.await_heard(Goodbye)
+    kernel.check("tripgpu.use()")
+    assert len(daemon.heard(Acquire)) == 1
+    kernel.check("%kiwi on")
+    kernel.check("tripgpu.use()")
+    daemon.await_heard(Acquire, 2)
+    assert len(daemon.heard(Hello)) == 2
+
+
+def test_release(kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    kernel.check("import tripgpu")
+    assert "being moved out" in kernel.check("%kiwi release").text
+    daemon.await_heard(Release)
+
+
+def test_status_as_text_and_html(kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    kernel.check("import tripgpu")
+    shown = kernel.check("%kiwi status").of_type("execute_result")[0]["content"]["data"]
+    assert "Test GPU" in shown["text/plain"]
+    assert "quantum 30 s" in shown["text/plain"]
+    assert "<table" in shown["text/html"]
+
+
+def test_why(kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    kernel.check("import tripgpu\nt = tripgpu.Tensor()")
+    kernel.check("x = 1\nprint(t)")
+    why = kernel.check("%kiwi why").text
+    assert "may use the GPU: line 2: `t`: it is a tripgpu.Tensor" in why
+    assert "stays on the CPU" in kernel.check("%kiwi why x + 1").text
+    assert "may use the GPU: line 2" in kernel.check("%kiwi why").text
+    assert "Did you mean `%kiwi status`" in kernel.check("%kiwi stauts").text
+    assert "Did you mean `%%kiwi gpu`" in kernel.check("%%kiwi gpuu\nx").text
+
+
+def test_a_lost_session_is_told_in_the_notebook(kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    kernel.check("import tripgpu")
+
+    def lose(peer: Peer, message: ClientMessage) -> None:
+        if isinstance(message, Acquire):
+            peer.say(
+                Told(notice=Notice.LOST, text="The memory is lost.", remedy="Restart."),
+                Granted(burst=message.burst, quantum_s=1.0),
+            )
+        else:
+            daemon.obey(peer, message)
+
+    daemon.script = lose
+    assert "Kiwi: The memory is lost. Restart." in kernel.check("tripgpu.use()").stream("stderr")
+    assert "The memory is lost." in (kernel.check("%kiwi status").result or "")
+
+
+@pytest.fixture
+def fake_driver(sockets: Path) -> Path:
+    """A shared library by the name of the driver, with nothing in it that is called."""
+    import sysconfig
+
+    compiler = sysconfig.get_config_var("CC").split()[0]
+    place = sockets / "libcuda.so.1"
+    (sockets / "empty.c").write_text("int kiwi_test_marker(void) { return 42; }\n")
+    made = subprocess.run(
+        [
+            compiler,
+            "-shared",
+            "-fPIC",
+            "-Wl,-soname,libcuda.so.1",
+            "-o",
+            str(place),
+            str(sockets / "empty.c"),
+        ],
+        capture_output=True,
+        check=False,
+    )
+    if made.returncode:
+        pytest.skip("no C compiler")
+    return place
+
+
+def _emulating(daemon: ScriptedDaemon, library: Path) -> None:
+    plain = daemon.welcome
+
+    def welcome(protocol: int = 1) -> Welcome:
+        said = plain()
+        emulation = Emulation(
+            libcuda=str(library), libnvml=str(library), env={"KIWI_TEST_MARKER": "set"}
+        )
+        return Welcome(
+            protocol=said.protocol,
+            daemon=said.daemon,
+            gpu_uuid=said.gpu_uuid,
+            gpu_index=0,
+            gpu_name="Emulated",
+            session=said.session,
+            emulation=emulation,
+        )
+
+    daemon.welcome = welcome  # type: ignore[method-assign]
+
+
+def test_an_emulated_driver_is_loaded_before_the_first_call(
+    kernel: Kernel, daemon: ScriptedDaemon, fake_driver: Path
+) -> None:
+    _emulating(daemon, fake_driver)
+    cell = kernel.check(
+        "import tripgpu, ctypes, os\nctypes.CDLL('libcuda.so.1').kiwi_test_marker()"
+    )
+    assert cell.result == "42"
+    assert "EMULATED GPU" in cell.stream("stderr")
+    assert kernel.check("os.environ['KIWI_TEST_MARKER']").result == "'set'"
+
+
+def test_two_drivers_do_not_mix(
+    kernel: Kernel, daemon: ScriptedDaemon, fake_driver: Path, library: Path
+) -> None:
+    other = library / "libcuda.so.1"
+    other.write_bytes(fake_driver.read_bytes())
+    _emulating(daemon, fake_driver)
+    kernel.check(f"%%kiwi cpu\nimport ctypes\nctypes.CDLL({str(other)!r})")
+    cell = kernel.check("import tripgpu\ntripgpu.use()")
+    assert cell.result == "'use'"
+    assert "cannot be mixed" in cell.stream("stderr")
+    assert kernel.check("tripgpu.use()").stream("stderr") == ""
+    assert daemon.heard(Acquire) == []
+
+
+def test_code_that_is_no_cell(kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    kernel.check("import tripgpu\nt = tripgpu.Tensor()")
+    daemon.await_heard(EndBurst)
+    cell = kernel.check("1", user_expressions={"a": "tripgpu.use()", "b": "1 + 1"})
+    assert cell.reply is not None
+    answers = cell.reply["content"]["user_expressions"]
+    assert answers["a"]["data"]["text/plain"] == "'use'"
+    daemon.await_heard(EndBurst, 2)
+    kernel.check("1", user_expressions={"b": "1 + 1"})
+    assert len(daemon.heard(Acquire)) == 2
+    reply = kernel.ask("inspect_request", {"code": "t", "cursor_pos": 1, "detail_level": 0})
+    assert "Tensor()" in reply["content"]["data"]["text/plain"]
+    daemon.await_heard(EndBurst, 3)
+    daemon.grants = False
+    reply = kernel.ask("inspect_request", {"code": "t", "cursor_pos": 1, "detail_level": 0})
+    assert "another notebook has the GPU" in reply["content"]["data"]["text/plain"]
+    assert kernel.check("1 + 1").result == "2"
+
+
+def test_widget_messages_take_the_lease(kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    kernel.check(
+        "import tripgpu\n"
+        "def opened(comm, message):\n"
+        "    comm.on_msg(lambda m: tripgpu.use('comm'))\n"
+        "get_ipython().kernel.comm_manager.register_target('test', opened)"
+    )
+    daemon.await_heard(EndBurst)
+    client = kernel.client
+    opened = client.session.msg("comm_open", {"comm_id": "c1", "target_name": "test", "data": {}})
+    client.shell_channel.send(opened)
+    client.shell_channel.send(client.session.msg("comm_msg", {"comm_id": "c1", "data": {}}))
+    assert kernel.check("%%kiwi cpu\ntripgpu.uses").result == "['comm']"
+    daemon.await_heard(EndBurst, 2)
+
+
+def test_unload_leaves_no_trace(kernel: Kernel, daemon: ScriptedDaemon) -> None:
+    kernel.check("import tripgpu")
+    kernel.check("%unload_ext kiwi_jupyter.kernel")
+    kernel.check("tripgpu.use()")
+    assert len(daemon.heard(Acquire)) == 1
+    kernel.check("%load_ext kiwi_jupyter.kernel")
+    kernel.check("%load_ext kiwi_jupyter.kernel")
+    kernel.check("tripgpu.use()")
+    daemon.await_heard(Acquire, 2)
+    assert "Kiwi" in kernel.check("%kiwi help").text
+
+
+def test_loading_is_quick(make_kernel: Any) -> None:
+    """Within a kernel, where IPython and asyncio are loaded already."""
+    program = (
+        "import IPython.core.interactiveshell as i, ipykernel.kernelapp, time, sys\n"
+        "shell = i.InteractiveShell.instance()\n"
+        "began = time.perf_counter()\n"
+        "shell.extension_manager.load_extension('kiwi_jupyter.kernel')\n"
+        "print(time.perf_counter() - began)\n"
+        "print([m for m in ('kiwi_core.client.client', 'msgspec', 'kiwi_core.emulator',"
+        " 'cuda', 'pynvml', 'numpy') if m in sys.modules])\n"
+    )
+    took: list[float] = []
+    for _ in range(3):
+        answer = subprocess.run(
+            [KERNEL_PYTHON, "-c", program], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        took.append(float(answer[0]))
+        assert answer[1] == "[]"
+    assert min(took) < 0.5  # 20-30 ms on an idle machine
