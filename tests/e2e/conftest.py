@@ -2,73 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
-import tempfile
-import time
-import uuid
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
+from cli_process import Result, finish, start_kiwi
 from daemon import Daemon, running_daemon
 from kernels import running_kernel
+from leftovers import nothing_left
 from notebooks import Notebook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-MARK = "KIWI_E2E_TEST"
-"""In the environment of every process that a test starts, however indirectly."""
-
-GONE_WITHIN_S = 10.0
+    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
 def private_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """All temporary files of a test in one (short) place that must be empty at its end; and no
-    process that it started may outlive it."""
-    directory = Path(tempfile.mkdtemp(prefix="kw", dir="/tmp"))
-    mark = uuid.uuid4().hex
-    monkeypatch.setenv(MARK, mark)
-    monkeypatch.setenv("TMPDIR", str(directory))
-    monkeypatch.setattr(tempfile, "tempdir", str(directory))
-    yield directory
-    left = _processes_left(mark)
-    files = sorted(path.name for path in directory.iterdir())
-    shutil.rmtree(directory, ignore_errors=True)
-    assert not left, f"processes left behind: {left}"
-    assert not files, f"files left behind: {files}"
-
-
-def _processes_left(mark: str) -> list[str]:
-    """Those that do not end by themselves soon; they are ended."""
-    ends_at = time.monotonic() + GONE_WITHIN_S
-    while (left := _marked(mark)) and time.monotonic() < ends_at:
-        time.sleep(0.05)
-    described = []
-    for process in left:
-        try:
-            described.append(f"{process.pid} {' '.join(process.cmdline())}")
-            process.send_signal(signal.SIGKILL)
-        except psutil.Error:
-            continue
-    return described
-
-
-def _marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            ours = process.pid != os.getpid() and process.environ().get(MARK) == mark
-            if ours and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+    """Temporary files of the test go here; it leaves neither files nor processes."""
+    with nothing_left(monkeypatch) as directory:
+        yield directory
 
 
 @pytest.fixture
@@ -86,6 +39,16 @@ def make_daemon(stack: ExitStack) -> Callable[..., Daemon]:
         return stack.enter_context(running_daemon(sizes, *args, env=env))
 
     return make
+
+
+@pytest.fixture
+def kiwi() -> Callable[..., Result]:
+    """``kiwi(daemon, "status", "--json")``: the command line beside that daemon, to its end."""
+
+    def run(daemon: Daemon, *args: str) -> Result:
+        return finish(start_kiwi(*args, **daemon.env))
+
+    return run
 
 
 @pytest.fixture

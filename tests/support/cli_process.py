@@ -1,8 +1,10 @@
-"""What a run of the command line came to."""
+"""The command line in a process of its own, and what a run of it came to."""
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from dataclasses import dataclass
 
 PATIENCE_S = 60.0
@@ -18,3 +20,13 @@ class Result:
 def finish(process: subprocess.Popen[str]) -> Result:
     out, err = process.communicate(timeout=PATIENCE_S)
     return Result(process.returncode, out, err)
+
+
+def start_kiwi(*args: str, **env: str) -> subprocess.Popen[str]:
+    """``kiwi ARGS…`` with ``env`` on top of the environment; in a process group of its own, so
+    that Ctrl-C can be sent to all of it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "kiwi_core.cli", *args],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | env, start_new_session=True,
+    )  # fmt: skip

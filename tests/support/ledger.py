@@ -50,12 +50,15 @@ class Ledger:
     moved: list[tuple[str, str, int, int]] = field(default_factory=list)
     """``session, "out" or "in", bytes, nanoseconds``."""
 
+    longest_quantum_ns: int = 0
+    """The longest that was granted: TQ, or what a swap costs."""
+
     def of(self, session: str) -> list[Span]:
         return [hold for hold in self.holds if hold.session == session]
 
     def overlaps(self) -> list[tuple[Span, Span]]:
         """Pairs of holds of two sessions at the same time."""
-        spans = sorted(self.holds, key=lambda span: span.from_ns)
+        spans = sorted(self.holds, key=lambda span: (span.from_ns, span.to_ns))
         found = []
         for index, one in enumerate(spans):
             for other in spans[index + 1 :]:
@@ -89,6 +92,7 @@ class _Reader:
         self._held_since: dict[str, int] = {}
         self._waits_since: dict[str, tuple[int, int]] = {}
         self._target_by_op: dict[int, str] = {}
+        self._bursts: dict[str, int] = {}
         self._now_ns = 0
 
     def take(self, entry: JournalEntry) -> None:
@@ -104,6 +108,10 @@ class _Reader:
 
     def _event(self, event: ev.Event) -> None:
         if isinstance(event, ev.LeaseRequested):
+            if self._bursts.get(event.session) != event.burst:  # else it reconnected
+                self._bursts[event.session] = event.burst
+                self._release(event.session)
+                self._waits_since.pop(event.session, None)
             self._wait(event.session)
         elif isinstance(event, (ev.BurstEnded, ev.LeaseWithdrawn, ev.SessionLost)):
             self._release(event.session)
@@ -122,6 +130,7 @@ class _Reader:
             if since is not None:
                 wait = Wait(session, since[0], self._now_ns, ahead=since[1])
                 self.ledger.waits.append(wait)
+            self.ledger.longest_quantum_ns = max(self.ledger.longest_quantum_ns, action.quantum_ns)
             self._held_since.setdefault(session, self._now_ns)
         elif isinstance(action, ac.Operation):
             self._target_by_op[action.op] = session

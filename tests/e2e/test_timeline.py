@@ -1,0 +1,140 @@
+"""The timeline that Kiwi promises: two notebooks whose memories do not fit together take turns."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import ledger
+import pytest
+from gpu_cells import CPU, CPU_PRINTS
+from notebooks import Notebook, assert_books_agree
+from truth import TruthWatcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from cli_process import Result
+    from daemon import Daemon
+
+pytestmark = pytest.mark.e2e
+
+WAIT_WORDS = re.compile(
+    r"Waiting for the GPU: 1st in line(, A\.ipynb has it)?(, [^,]+)?(, about \d+[^,]*)?"
+    r"|[^,]+, about \d.*"
+)
+
+
+def test_two_notebooks_take_turns_and_lose_no_byte(
+    make_daemon: Callable[..., Daemon],
+    make_notebook: Callable[..., Notebook],
+    kiwi: Callable[..., Result],
+) -> None:
+    daemon = make_daemon("1x256MiB", "--tq", "1")
+    a, b = make_notebook(daemon, "A"), make_notebook(daemon, "B")
+    with TruthWatcher(daemon) as truth:
+        _only_cpu_work(daemon, a)
+        a.take(150, 1)
+        b.take(150, 2)
+        enough = daemon.directory / "enough"
+        loop = a.work(until=enough)
+        a.wait_state("running")
+        _a_cpu_cell_of_b_runs_at_once(daemon, b)
+        for number in range(3):
+            _b_waits_for_its_turn(a, b, number)
+            _status_agrees(daemon, kiwi, a, b)
+        a.wait_state("running")
+        enough.touch()
+        a.finish(loop)
+        a.assert_intact()
+        b.assert_intact()
+        _no_more_overlap(daemon, a)
+    truth.assert_right()
+    assert {"running", "paged-out", "suspended"} <= {state.value for state in truth.seen}
+    assert_books_agree(daemon)
+    _the_journal_agrees(daemon, kiwi, a, b)
+
+
+def _only_cpu_work(daemon: Daemon, a: Notebook) -> None:
+    """1. A does CPU work, B idles. Nobody holds the GPU."""
+    assert a.check(CPU).text == CPU_PRINTS
+    status = daemon.status()
+    assert (status.holders, status.sessions) == ([], [])
+
+
+def _a_cpu_cell_of_b_runs_at_once(daemon: Daemon, b: Notebook) -> None:
+    """While A holds the GPU and B is paged out: it is not even asked for."""
+    before = b.session
+    assert before.state == "paged-out"
+    asked = _requests(daemon, b)
+    assert b.check(CPU).text == CPU_PRINTS
+    assert b.check("values = [len(str(n)) for n in range(10)]; sum(values)").result == "10"
+    assert b.session.state == "paged-out"
+    assert _requests(daemon, b) == asked
+
+
+def _requests(daemon: Daemon, notebook: Notebook) -> int:
+    events = (entry.event for entry in daemon.journal())
+    return sum(getattr(event, "burst", 0) > 0 and event.session == notebook.id for event in events)
+
+
+def _b_waits_for_its_turn(a: Notebook, b: Notebook, number: int) -> None:
+    """3. to 5. B waits and sees where it stands, A is suspended in mid-cell, B runs and gives up
+    early, A goes on."""
+    a.wait_state("running")
+    stopped = a.session.suspensions
+    cell = b.start(f"memory.step(write=True)\nprint('step', {number})")
+    b.wait_state("waiting")
+    b.kernel.until(lambda: cell.done or any(cell.displays()), "B sees that it waits")
+    b.finish(cell)
+    lines = b.waits_seen(cell)
+    assert lines, "nothing was said while B waited"
+    assert all(WAIT_WORDS.fullmatch(line) for line in lines), lines
+    assert any("A.ipynb has it" in line and "about" in line for line in lines), lines
+    saved = cell.outputs()
+    assert [output["data"] for output in saved if "data" in output] == [{"text/plain": ""}]
+    assert cell.text == f"step {number}\n"
+    assert a.session.suspensions == stopped + 1
+
+
+def _status_agrees(daemon: Daemon, kiwi: Callable[..., Result], a: Notebook, b: Notebook) -> None:
+    """A goes on in the middle of its cell, and ``kiwi status --json`` says so."""
+    a.wait_state("running")
+    result = kiwi(daemon, "status", "--json")
+    assert result.code == 0, result.err
+    (gpu,) = json.loads(result.out)["gpus"]
+    sessions: dict[str, dict[str, Any]] = {s["name"]: s for s in gpu["sessions"]}
+    assert {name: s["state"] for name, s in sessions.items()} == {
+        "A.ipynb": "running",
+        "B.ipynb": "paged-out",
+    }
+    assert (gpu["holders"], gpu["queue"]) == ([a.id], [])
+    assert (sessions["A.ipynb"]["pid"], sessions["B.ipynb"]["pid"]) == (a.pid, b.pid)
+    assert sessions["A.ipynb"]["resident_bytes"] > 150 << 20
+    assert sessions["B.ipynb"]["paged_out_bytes"] == gpu["memory"]["paged_out_bytes"] > 150 << 20
+    assert (gpu["emulated"], gpu["scheduler"]["tq_s"]) == (True, 1.0)
+
+
+def _no_more_overlap(daemon: Daemon, a: Notebook) -> None:
+    """6. No more overlap: A, brought back once more, runs unhindered, for longer than a quantum."""
+    a.assert_intact()
+    before = a.session
+    a.finish(a.work(1.5))
+    after = a.session
+    assert (after.suspensions, after.waited_s) == (before.suspensions, before.waited_s)
+    assert daemon.status().queue == []
+
+
+def _the_journal_agrees(
+    daemon: Daemon, kiwi: Callable[..., Result], a: Notebook, b: Notebook
+) -> None:
+    read = ledger.read(daemon.journal())
+    assert read.overlaps() == []
+    assert read.stops(a.id) >= 3
+    assert read.stops(b.id) == 0
+    (journal,) = (daemon.directory / "state").glob("*.journal")
+    replayed = kiwi(daemon, "replay", str(journal), "--summary")
+    assert replayed.code == 0, replayed.out + replayed.err
+    assert "The scheduler of this version decides the same." in replayed.out

@@ -1,0 +1,104 @@
+"""Does the daemon's status say what the driver says? Asked again and again while things happen."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kiwi_core.states import SessionState
+
+if TYPE_CHECKING:
+    from daemon import Daemon
+
+    from kiwi_core.emulator import Books
+    from kiwi_core.wire.messages import GpuStatus
+
+RUNNING, LOCKED, CHECKPOINTED = 0, 1, 2
+"""The driver's numbers."""
+
+QUEUED = frozenset({SessionState.WAITING, SessionState.SUSPENDED})
+
+
+class TruthWatcher(threading.Thread):
+    """A thread that compares; ``lies`` has what did not agree, ``seen`` all states that it saw.
+
+    The two cannot be asked at the same moment: what counts are readings of the driver with the same
+    status before and after.
+    """
+
+    def __init__(self, daemon: Daemon) -> None:
+        super().__init__(name="truth", daemon=True)
+        self._daemon = daemon
+        self._client = daemon.client()
+        self._stopping = threading.Event()
+        self.lies: list[str] = []
+        self.seen: set[SessionState] = set()
+        self.compared = 0
+        self.failure: BaseException | None = None
+
+    def __enter__(self) -> TruthWatcher:
+        self.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._stopping.set()
+        self.join(30)
+        self._client.close()
+
+    def assert_right(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        assert not self.lies, "\n".join(dict.fromkeys(self.lies))
+        assert self.compared > 20, f"only {self.compared} comparisons"
+
+    def run(self) -> None:
+        try:
+            before = self._client.status()
+            while not self._stopping.is_set():
+                books = self._daemon.books()
+                after = self._client.status()
+                if _moment(before) == _moment(after):
+                    self.compared += 1
+                    self.seen |= {session.state for session in after.sessions}
+                    self.lies += lies(after, books)
+                before = after
+                time.sleep(0.02)
+        except BaseException as error:  # noqa: BLE001 - told by the test's thread
+            self.failure = error
+
+
+def _moment(status: GpuStatus) -> object:
+    return [
+        (s.id, s.state, s.suspensions, s.resident_bytes, s.paged_out_bytes) for s in status.sessions
+    ]
+
+
+def lies(status: GpuStatus, books: Books) -> list[str]:
+    """What ``status`` says that is not so, or contradicts itself."""
+    found = []
+    for session in status.sessions:
+        process = books.process(session.pid)
+        state = process.state if process else RUNNING
+        out = session.paged_out_bytes > 0
+        right = {
+            SessionState.RUNNING: state == RUNNING and not out,
+            SessionState.IDLE: state == RUNNING and not out,
+            SessionState.PAGED_OUT: state == CHECKPOINTED and out,
+            SessionState.SUSPENDED: state == (CHECKPOINTED if out else LOCKED),
+        }.get(session.state, True)
+        if not right:
+            found.append(f"{session.name} is {session.state} (out: {out}), the driver says {state}")
+    holders = {s.id for s in status.sessions if s.state is SessionState.RUNNING}
+    stopping = {s.id for s in status.sessions if s.state is SessionState.PAGING_OUT}
+    if not holders <= set(status.holders) <= holders | stopping:
+        found.append(f"holders {status.holders}, running {holders}, being stopped {stopping}")
+    if status.scheduler.serialised and len(status.holders) > 1:
+        found.append(f"serialised with the holders {status.holders}")
+    queue = [entry.session for entry in status.queue]
+    if [entry.position for entry in status.queue] != list(range(1, len(queue) + 1)):
+        found.append(f"positions {[entry.position for entry in status.queue]}")
+    must_queue = {s.id for s in status.sessions if s.state in QUEUED}
+    if not must_queue <= set(queue):
+        found.append(f"queue {queue} without {must_queue - set(queue)}")
+    return found
