@@ -25,6 +25,10 @@ BRIEFLY_S: Final = 0.005
 round trips of an idle machine, and too short for a person to notice."""
 
 _CHUNK_BYTES: Final = 64 * 1024
+# As plain integers: each `|` of the enumeration's members costs a microsecond.
+_AT_ONCE: Final = int(socket.MSG_DONTWAIT)
+_SEND_FLAGS: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
 _SEND_TIMEOUT_S: Final = 5.0
 """A daemon that takes no bytes for this long hangs: its socket's buffer holds 1,000 messages."""
 
@@ -77,21 +81,23 @@ class Link:
         self._sending = False
 
     def _send_all(self, data: bytes) -> None:
-        patience = Patience(_SEND_TIMEOUT_S)
-        rest = memoryview(data)
-        while rest:
-            sent = self._send_some(rest)
-            rest = rest[sent:]
-            if not sent:
-                if not patience.tick():
-                    raise TimeoutError("the daemon does not read")
-                poll = select.poll()
-                poll.register(self._sock, select.POLLOUT)
-                poll.poll(SLICE_S * 1000)
+        sent = self._send_some(data)
+        if sent < len(data):
+            self._send_rest(memoryview(data)[sent:])
 
-    def _send_some(self, data: memoryview) -> int:
+    def _send_rest(self, rest: memoryview) -> None:
+        patience = Patience(_SEND_TIMEOUT_S)
+        poll = select.poll()
+        poll.register(self._sock, select.POLLOUT)
+        while rest:
+            if not patience.tick():
+                raise TimeoutError("the daemon does not read")
+            poll.poll(SLICE_S * 1000)
+            rest = rest[self._send_some(rest) :]
+
+    def _send_some(self, data: bytes | memoryview) -> int:
         try:
-            return self._sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            return self._sock.send(data, _SEND_FLAGS)
         except BlockingIOError:
             return 0
 
@@ -100,7 +106,7 @@ class Link:
 
         Raises ``PeerError`` "disconnected" at the end of the stream.
         """
-        flags = 0 if wait else socket.MSG_DONTWAIT
+        flags = 0 if wait else _AT_ONCE
         try:
             # map + extend: no bytecode runs between reading and keeping, so that no interrupt can
             # throw away bytes that the kernel has already handed out.

@@ -49,15 +49,19 @@ class Watcher:
 
     def add(self, link: Link) -> None:
         """Also where it is in."""
-        with suppress(FileExistsError):
+        try:  # not suppress(): this is on the way of every grant
             self._epoll.register(link, select.EPOLLIN)
+        except FileExistsError:
+            return
 
     resume = add
 
     def remove(self, link: Link) -> None:
         """Also where it is not in. Closing alone would not do: a forked child keeps it alive."""
-        with suppress(FileNotFoundError, ValueError):
+        try:
             self._epoll.unregister(link)
+        except (FileNotFoundError, ValueError):
+            return
 
     pause = remove
 

@@ -106,11 +106,11 @@ class Conversation:
             )
         self._check_numbers(message)
         self.state = following
-        if isinstance(message, Hello):
-            self.burst, self.in_burst = message.burst, message.in_burst
-        elif isinstance(message, Acquire):
+        if isinstance(message, Acquire):
             self.burst = self.asked = message.burst
             self.in_burst, self.lingering = True, False
+        elif isinstance(message, Hello):
+            self.burst, self.in_burst = message.burst, message.in_burst
         elif isinstance(message, (EndBurst, Withdraw)):
             self.in_burst = False
             self.lingering = isinstance(message, EndBurst) and message.lingering
