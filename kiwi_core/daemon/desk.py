@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import structlog
 
 from kiwi_core import __version__
+from kiwi_core.daemon import words
 from kiwi_core.daemon.members import Member, session_id
 from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.gpu import processes
 from kiwi_core.sched import events as ev
-from kiwi_core.states import Residency, SessionState
+from kiwi_core.states import Notice, Residency, SessionState
 from kiwi_core.units import seconds_to_ns
 from kiwi_core.wire import messages as m
 from kiwi_core.wire.names import check_settings
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.peers import Rights
     from kiwi_core.daemon.report import Reporter
     from kiwi_core.gpu.nvml import GpuInfo
+    from kiwi_core.units import SessionId
 
 log = structlog.get_logger(__name__)
 
@@ -93,6 +95,8 @@ class Desk:
             )
 
     def received(self, connection: Connection, message: m.ClientMessage) -> None:
+        if self.closing:
+            return
         if isinstance(message, m.Hello):
             self._hello(connection, message)
         elif isinstance(message, m.GetStatus):
@@ -113,8 +117,8 @@ class Desk:
         if member is None or member.connection is not connection:
             return
         member.connection = None
-        if self.closing:
-            return
+        if self.closing or self._members.get(member.id) is not member:
+            return  # the daemon or the process has ended: nobody is expected back
         if member.waiting and not member.in_burst:
             self._withdraw(member, member.burst)
         self.expect_back(member)
@@ -128,11 +132,20 @@ class Desk:
     def watchers(self) -> list[Connection]:
         return [c for c in self._connections if c.watching]
 
-    def close_all(self) -> None:
-        """The daemon is leaving: no events from the connections that end now."""
+    def close_all(self, *, but_held: bool = False) -> None:
+        """The daemon is leaving: no events from the connections any more. ``but_held``: those whose
+        memory has yet to come back stay connected, to be told if it cannot."""
         self.closing = True
-        for connection in list(self._connections):
+        kept = {m.connection for m in self._members if self._is_held(m)} if but_held else set()
+        for connection in self._connections - kept:
             connection.close()
+
+    def tell_left_out(self, session: SessionId, why: str) -> None:
+        member = self._members.get(session)
+        if member is not None and member.connection is not None:
+            text, remedy = words.left_out(why)
+            told = m.Told(notice=Notice.PAGE_IN_REFUSED, text=text, remedy=remedy)
+            member.connection.send(told)
 
     # --- sessions -------------------------------------------------------------------------------
 

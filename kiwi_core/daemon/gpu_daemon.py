@@ -34,11 +34,12 @@ from kiwi_core.states import AntiThrash, SessionState
 from kiwi_core.wire.messages import Emulation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from kiwi_core.daemon.machine import Machine
     from kiwi_core.pager.api import Target
     from kiwi_core.sched.events import Event, SessionJoined
+    from kiwi_core.units import SessionId
 
 log = structlog.get_logger(__name__)
 
@@ -242,14 +243,14 @@ class GpuDaemon:
         if self._roster_due is not None:
             self._roster_due.cancel()
             self._roster_due = None
-        view = self._core.view()
+        scheduler = self._core.scheduler
         footprints = self._pager.export_footprints()
         self._roster_file.write(
             Roster(
                 boot_id=boot_id(),
                 next_op=max(self._next_op, self._core.last_op + 1),
-                tq_ns=view.tq_ns,
-                anti_thrash=view.anti_thrash,
+                tq_ns=scheduler.tq_ns,
+                anti_thrash=scheduler.anti_thrash,
                 sessions=[member.roster_entry() for member in self._members],
                 footprints=[(ref.pid, ref.start_ticks, size) for ref, size in footprints.items()],
             )
@@ -271,13 +272,14 @@ class GpuDaemon:
 
     def _everybody(self) -> list[Target]:
         """All who may have memory in the GPU."""
-        return self._targets_of(lambda state: state not in (SessionState.LOST,))
+        sessions = self._core.view().sessions
+        return self._targets(s.id for s in sessions if s.state is not SessionState.LOST)
 
     def _runners(self) -> list[Target]:
-        return self._targets_of(lambda state: state is SessionState.RUNNING)
+        return self._targets(self._core.scheduler.holders)
 
-    def _targets_of(self, wanted: Callable[[SessionState], bool]) -> list[Target]:
-        members = (self._members.get(s.id) for s in self._core.view().sessions if wanted(s.state))
+    def _targets(self, sessions: Iterable[SessionId]) -> list[Target]:
+        members = map(self._members.get, sessions)
         return [member.target for member in members if member is not None]
 
     def _errors(self) -> list[str]:
@@ -293,7 +295,7 @@ class GpuDaemon:
     async def _leave(self) -> None:
         """Everybody who is held or paged out comes back, as far as there is room."""
         self._leaving = True
-        self._desk.close_all()
+        self._desk.close_all(but_held=True)
         self._core.wind_down()
         out_bytes = sum(self._pager.export_footprints().values())
         slowly_s = out_bytes / self._config.operation_deadline_bytes_per_s
@@ -312,6 +314,8 @@ class GpuDaemon:
                 "session stays paged out; nothing is lost: start the daemon again to bring it back",
                 session=session, why=why,
             )  # fmt: skip
+            self._desk.tell_left_out(session, why)
+        self._desk.close_all()
         for member in self._members:
             if member.id not in left:
                 self._members.remove(member)

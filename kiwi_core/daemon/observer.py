@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,7 @@ import structlog
 from kiwi_core.daemon.threads import in_thread
 from kiwi_core.errors import KiwiError
 from kiwi_core.sched import events as ev
-from kiwi_core.units import NS_PER_S, SessionId
+from kiwi_core.units import MIB, NS_PER_S, SessionId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -32,6 +34,19 @@ QUIET_INTERVAL_S = 5.0
 
 HANGS_AFTER_S = 10.0
 """A look takes milliseconds; past this it counts as hanging."""
+
+AT_ONCE = 32
+"""At most so many of a round are looked at together (a few milliseconds): a look that somebody
+waits for must not wait for a thousand others."""
+
+BETWEEN_PARTS_S = 0.05
+"""A round through 2,000 sessions takes as long as the time between rounds."""
+
+BUDGET_INTERVAL_S = 0.25
+"""Reading RAM and the control groups costs as much as looking at a session."""
+
+BUDGET_STEP_BYTES = 16 * MIB
+"""Free RAM changes all the time; less than this is not worth an event."""
 
 GATHER_S = 0.02
 """Looks that nobody waits for are put off this long: the next cell of the same notebook may come
@@ -64,6 +79,8 @@ class Observer:
         self._runners = runners
         self._feed = feed
         self._wanted = asyncio.Event()
+        self._round: deque[Target] = deque()
+        """Who is still to be looked at in this round through everybody."""
         self._waiting: list[_Waiting] = []
         self._soon: asyncio.TimerHandle | None = None
         self._gathering: asyncio.TimerHandle | None = None
@@ -71,6 +88,7 @@ class Observer:
         self._began_s: float | None = None
         self._error = ""
         self._budget_bytes = -1
+        self._budget_due_s = 0.0
 
     def look_soon(self) -> None:
         self._wanted.set()
@@ -112,23 +130,27 @@ class Observer:
 
     async def run(self) -> None:
         """Until cancelled."""
-        next_full_s = 0.0
+        next_round_s = 0.0
         while True:
             self._wanted.clear()
             targets = {target.session: target for target in self._runners()}
-            busy = bool(targets)
-            if time.monotonic() >= next_full_s:
-                targets |= {target.session: target for target in self._everybody()}
-                next_full_s = time.monotonic() + QUIET_INTERVAL_S
+            interval_s = self._interval_s if targets else QUIET_INTERVAL_S
+            if time.monotonic() >= next_round_s:
+                self._round = deque(self._everybody())
+                next_round_s = time.monotonic() + QUIET_INTERVAL_S
+            for _ in range(min(AT_ONCE, len(self._round))):
+                target = self._round.popleft()
+                targets[target.session] = target
             waiting, self._waiting = self._waiting, []
             targets |= {w.target.session: w.target for w in waiting}
             await self._look(list(targets.values()))
             _all_go_on(waiting)
-            interval_s = self._interval_s if busy else QUIET_INTERVAL_S
-            try:
-                await asyncio.wait_for(self._wanted.wait(), interval_s)
-            except asyncio.TimeoutError:
-                continue
+            await self._rest(BETWEEN_PARTS_S if self._round else interval_s)
+
+    async def _rest(self, seconds: float) -> None:
+        """Until a look is wanted, at most so long."""
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._wanted.wait(), seconds)
 
     async def _look(self, targets: list[Target]) -> None:
         self._began_s = time.monotonic()
@@ -169,11 +191,17 @@ class Observer:
             free_bytes=self._free_bytes(), resident_bytes=resident, busy=busy, began_ns=began_ns
         )
         events: list[ev.Event] = [seen]
-        budget_bytes = self._host_budget_bytes()
-        if budget_bytes != self._budget_bytes:
-            self._budget_bytes = budget_bytes
-            events.append(ev.HostBudgetObserved(budget_bytes=budget_bytes))
+        if time.monotonic() >= self._budget_due_s:
+            self._budget_due_s = time.monotonic() + BUDGET_INTERVAL_S
+            events += self._budget()
         return events, problem
+
+    def _budget(self) -> list[ev.Event]:
+        budget_bytes = self._host_budget_bytes()
+        if abs(budget_bytes - self._budget_bytes) < BUDGET_STEP_BYTES and self._budget_bytes >= 0:
+            return []
+        self._budget_bytes = budget_bytes
+        return [ev.HostBudgetObserved(budget_bytes=budget_bytes)]
 
 
 class _Waiting:

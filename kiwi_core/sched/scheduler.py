@@ -64,6 +64,20 @@ class Scheduler:
         return self._st.wake_ns
 
     @property
+    def tq_ns(self) -> int:
+        return self._st.terms.tq_ns
+
+    @property
+    def anti_thrash(self) -> AntiThrash:
+        return self._st.anti_thrash
+
+    @property
+    def holders(self) -> tuple[SessionId, ...]:
+        """Who may be at work on the GPU: those that hold the lease or are being stopped."""
+        stopping = (session.id for session in self._st.ops.values() if session.stopping)
+        return (*self._st.runners, *stopping)
+
+    @property
     def waiting(self) -> bool:
         """Does anybody wait for the lease, or to be brought back?"""
         return bool(self._st.queue)
