@@ -6,6 +6,7 @@ ends every process that it started, however the test went.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
     from kiwi_core.wire.messages import GpuStatus, SessionStatus
 
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
 PATIENCE_S = 30.0
 """How long tests wait for what should take milliseconds: the machine may be busy."""
 
@@ -44,6 +48,11 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIE
             return value
         time.sleep(0.01)
     raise AssertionError(f"not within {timeout_s:g} s: {what}")
+
+
+def _die_with_the_test() -> None:
+    """A test that takes too long is ended without any clean-up; its daemons must end, too."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @dataclass
@@ -79,6 +88,7 @@ class Daemon:
                 [sys.executable, "-m", "kiwi_core.cli", "daemon", "--emulate", self.sizes,
                  "--socket-dir", str(self.directory), *self.args],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
+                preexec_fn=_die_with_the_test,
                 env={**os.environ, **self.env, **self.extra_env},
             )  # fmt: skip
         self.wait_ready()

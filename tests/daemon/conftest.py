@@ -1,0 +1,47 @@
+"""Real daemons on emulated GPUs and small programs as their sessions, with their books checked."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+from checks import unharmed
+from daemon import Daemon, running_daemon
+from session_program import SessionProgram
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Daemon]]:
+    """Starts daemons like ``running_daemon``; at the end all are stopped, none has crashed by
+    itself, and what their journals say is what the scheduler still decides."""
+    with ExitStack() as stack:
+        made: list[Daemon] = []
+
+        def make(sizes: str = "1x256MiB", *args: str, env: dict[str, str] | None = None) -> Daemon:
+            daemon = stack.enter_context(running_daemon(sizes, *args, env=env))
+            made.append(daemon)
+            return daemon
+
+        yield make
+        for daemon in made:
+            daemon.stop()
+            unharmed(daemon)
+
+
+@pytest.fixture
+def program() -> Iterator[Callable[..., SessionProgram]]:
+    """Makes session programs; all are ended."""
+    made: list[SessionProgram] = []
+
+    def make(daemon: Daemon, size_mib: int = 0, *, seed: int = 0, name: str = "") -> SessionProgram:
+        one = SessionProgram(daemon, size_mib, seed=seed or len(made) + 1, name=name)
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.close()

@@ -1,0 +1,169 @@
+"""A small program that is a session of a real daemon: holds memory and works in bursts.
+
+Its memory is filled with a pattern; each burst works in a loop that checks what it reads. Steered
+over pipes by ``cuda_processes.Worker``, so it also answers while the driver holds it, unless it was
+told to hold the interpreter's lock in its driver calls (``frozen``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cuda_processes import Worker
+
+from kiwi_core import emulator
+
+if TYPE_CHECKING:
+    from daemon import Daemon
+
+MIB = 1 << 20
+
+_CONNECT = """
+from pathlib import Path
+from kiwi_core.client import Client
+
+told, words = [], []
+client = Client(
+    Path({socket!r}), name={name!r}, on_notice=lambda t: told.append([t.notice.value, t.text]),
+    daemon_grace_s=120.0,
+)
+client.connect()
+context, p, size, contents = None, 0, 0, ""
+
+def begin(timeout_s=60.0):
+    client.acquire(timeout_s=timeout_s, on_waiting=lambda w: words.append([
+        w.position, w.holder, w.blocked.value if w.blocked else "", w.detail]))
+
+def take(new_size, seed):
+    global context, p, size, contents
+    begin()
+    init()
+    context = ck(driver.cuCtxGetCurrent())
+    p, size = alloc(new_size), new_size
+    contents = fill(p, seed, size)
+    client.end_burst()
+
+def intact():
+    begin()
+    try:
+        return digest(p, size) == contents
+    finally:
+        client.end_burst()
+
+class Burst:
+    '''Works until stopped; ``rounds`` counts.'''
+
+    def __init__(self, frozen):
+        self.frozen, self.granted, self.stopped = frozen, False, False
+        self.rounds, self.error = 0, ""
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
+        try:
+            begin()
+            self.granted = True
+            ck(driver.cuCtxSetCurrent(context))
+            step = self.frozen_step if self.frozen else self.step
+            while not self.stopped:
+                step()
+                self.rounds += 1
+                time.sleep(0.002)
+        except BaseException as error:
+            self.error = repr(error)
+        finally:
+            client.end_burst()
+
+    def step(self):
+        part = read(p, 4096)
+        ck(driver.cuMemcpyHtoD(p, part, 4096))
+        if read(p, 4096) != part:
+            raise AssertionError("wrong bytes")
+
+    def frozen_step(self):
+        '''Through a call that keeps the interpreter's lock, as some libraries do.'''
+        import ctypes
+        library = ctypes.PyDLL(client.welcome.emulation.libcuda)
+        data = ctypes.create_string_buffer(4096)
+        status = library.cuMemcpyDtoH_v2(data, ctypes.c_uint64(p), ctypes.c_size_t(4096))
+        if status:
+            raise AssertionError(f"copy failed: {{status}}")
+
+burst = None
+
+def start_burst(frozen=False):
+    global burst
+    burst = Burst(frozen)
+
+def stop_burst():
+    burst.stopped = True
+    burst.thread.join(60)
+    if burst.thread.is_alive():
+        raise AssertionError("the burst does not end")
+    if burst.error:
+        raise AssertionError(burst.error)
+    return burst.rounds
+"""
+
+
+class SessionProgram:
+    """``size_mib`` are taken in a first burst, which ends before this returns; 0: nothing yet."""
+
+    def __init__(self, daemon: Daemon, size_mib: int = 0, *, name: str = "", seed: int = 1) -> None:
+        (socket,) = daemon.sockets()
+        libraries = emulator.build()
+        environment = daemon.env | emulator.environment(daemon.state_path, libraries)
+        self.worker = Worker(environment)
+        self.name = name or f"program {seed}"
+        self.worker.do(_CONNECT.format(socket=str(socket), name=self.name))
+        if size_mib:
+            self.take(size_mib, seed)
+
+    @property
+    def pid(self) -> int:
+        return self.worker.pid
+
+    def take(self, size_mib: int, seed: int) -> None:
+        self.worker.do(f"take({size_mib * MIB}, {seed})")
+
+    def begin_take(self, size_mib: int, seed: int) -> None:
+        """Without waiting for it: ``worker.answer()`` does."""
+        self.worker.send(f"take({size_mib * MIB}, {seed})", "exec")
+
+    def intact(self) -> bool:
+        """Reads all its memory, in a burst of its own."""
+        return bool(self.worker.get("intact()"))
+
+    def start_burst(self, *, frozen: bool = False) -> None:
+        self.worker.do(f"start_burst({frozen})")
+
+    def burst(self) -> tuple[bool, int]:
+        """Whether it was granted, and the rounds so far; raises what went wrong in it."""
+        granted, rounds, error = self.worker.get("(burst.granted, burst.rounds, burst.error)")
+        assert not error, error
+        return bool(granted), int(rounds)
+
+    def granted(self) -> bool:
+        return self.burst()[0]
+
+    def rounds(self) -> int:
+        return self.burst()[1]
+
+    def stop_burst(self) -> int:
+        return int(self.worker.get("stop_burst()"))
+
+    def told(self) -> list[list[str]]:
+        """``[notice, text]`` of everything that the daemon told it."""
+        told: list[list[str]] = self.worker.get("told")
+        return told
+
+    def words(self) -> list[Any]:
+        """``[position, holder, blocked, detail]`` of everything it heard while it waited."""
+        words: list[Any] = self.worker.get("words")
+        return words
+
+    def kill(self) -> None:
+        self.worker.kill()
+
+    def close(self) -> None:
+        self.worker.close()
