@@ -65,7 +65,7 @@ def end(st: State, session: Session, why: str) -> None:
     begun = session.want is Want.RUNNING or session.mid_burst
     to_rest(st, session)
     if begun:
-        needs.burst_ended(session)
+        needs.burst_ended(session, st.total_bytes)
         st.refresh(session)
         st.tell(session, "burst {} ended ({})", session.burst, why)
     else:

@@ -1,26 +1,46 @@
 """What a session is expected to take in the GPU while it runs.
 
-Unknown (never completed a burst that held GPU memory): the whole GPU. Else the highest peak of
-its last bursts plus what the last burst grew by beyond the earlier peaks, so that one burst
-without growth brings the expectation down to the peak; and never less than what it has now.
+Two answers, because being wrong costs differently. ``need_bytes`` decides who may run beside whom:
+too high a guess costs waiting. ``wish_bytes`` is what is made free by moving *idle* memory out, as
+far as that can be had: too high a guess costs one swap, too low a guess an out-of-memory error.
+
+Unknown: the whole GPU. A notebook's first cells often make no more than a context (import, a look
+at the device) and its next one loads the model; so what a session holds counts as known only once
+it is more than a small share of the GPU, or has stayed small for some bursts.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from kiwi_core.sched.session import Session
 
+SMALL_SHARE: Final = 20
+"""A twentieth of the GPU or less is hardly more than a context (0.3-0.6 of 16-140 GB)."""
+
+QUIET_BURSTS: Final = 3
+"""Bursts without growth after which even a small session is believed to stay small."""
+
+NOISE_SHARE: Final = 64
+"""Growth by less than this part of the GPU is allocators rounding, not a new phase."""
+
 
 def need_bytes(session: Session, total_bytes: int) -> int:
-    """Without the margin, at most the whole GPU."""
-    if not session.peaks_bytes:
+    """Without the margin, at most the whole GPU; never less than what it holds now."""
+    peak = session.peak_bytes
+    if peak <= total_bytes // SMALL_SHARE and session.quiet_bursts < QUIET_BURSTS:
         return total_bytes
-    need, footprint = session.expected_bytes, session.footprint_bytes
-    if need < footprint:
-        need = footprint
+    need = max(peak, session.footprint_bytes, 1)  # 0 would mean: not active
     return need if need < total_bytes else total_bytes
+
+
+def wish_bytes(session: Session, total_bytes: int) -> int:
+    """``need_bytes``, and as much again as it grew in its last burst. One that never held GPU
+    memory may begin with any cell: the whole GPU."""
+    if not session.peak_bytes:
+        return total_bytes
+    return min(total_bytes, session.need_bytes + session.growth_bytes)
 
 
 def burst_began(session: Session) -> None:
@@ -29,28 +49,29 @@ def burst_began(session: Session) -> None:
     session.busy = None
 
 
-def burst_ended(session: Session) -> None:
-    """Learn from the burst that is over. One that never held GPU memory teaches nothing."""
+def burst_ended(session: Session, total_bytes: int) -> None:
+    """Learn from the burst that is over."""
     session.bursts_ended += 1
     session.durations_ns.append(session.attained_ns)
-    if session.burst_peak_bytes:
-        _learn(session, session.burst_peak_bytes)
+    session.earlier_peak_bytes = session.peak_bytes
+    session.peaks_bytes.append(session.burst_peak_bytes)
+    session.quiet_bursts += 1
+    _learn(session, total_bytes)
 
 
-def seen(session: Session, in_burst: bool) -> None:
+def seen(session: Session, total_bytes: int, in_burst: bool) -> None:
     """Its memory was observed. What it holds after a burst was held in the burst, too: short
     bursts are over before anybody looks."""
     resident = session.resident_bytes
     if in_burst:
         session.burst_peak_bytes = max(session.burst_peak_bytes, resident)
-    elif session.bursts_ended and resident > max(session.peaks_bytes, default=0):
-        if session.peaks_bytes:
-            session.peaks_bytes.pop()
-        _learn(session, resident)
+    elif session.peaks_bytes and resident > session.peak_bytes:
+        session.peaks_bytes[-1] = resident
+        _learn(session, total_bytes)
 
 
-def _learn(session: Session, peak_bytes: int) -> None:
-    before = max(session.peaks_bytes, default=0)
-    session.peaks_bytes.append(peak_bytes)
-    growth_bytes = max(0, peak_bytes - before)
-    session.expected_bytes = max(session.peaks_bytes) + growth_bytes
+def _learn(session: Session, total_bytes: int) -> None:
+    session.growth_bytes = max(0, session.peaks_bytes[-1] - session.earlier_peak_bytes)
+    session.peak_bytes = max(session.peaks_bytes)
+    if session.growth_bytes > total_bytes // NOISE_SHARE:
+        session.quiet_bursts = 0

@@ -21,7 +21,9 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
         session = st.sessions.get(session_id)
         if session is not None and _at_rest_since(session, began_ns):
             session.resident_bytes = resident_bytes
-            needs.seen(session, in_burst=session.want is Want.RUNNING or session.mid_burst)
+            needs.seen(
+                session, st.total_bytes, in_burst=session.want is Want.RUNNING or session.mid_burst
+            )
             st.refresh(session)
     for session_id, busy in event.busy.items():
         session = st.sessions.get(session_id)

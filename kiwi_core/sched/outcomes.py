@@ -82,7 +82,7 @@ def suspended(st: State, event: ev.Suspended) -> None:
         session.home = Home.HELD
         if event.resident_bytes is not None:
             session.resident_bytes = event.resident_bytes
-            needs.seen(session, in_burst=session.want is not Want.NONE)
+            needs.seen(session, st.total_bytes, in_burst=session.want is not Want.NONE)
         _stopped(st, session, running)
         st.tell(session, "held; its memory stays in the GPU")
         _succeeded(st, session)

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import orders
+from kiwi_core.sched.needs import wish_bytes
 from kiwi_core.sched.session import Doing, Home
 from kiwi_core.states import AntiThrash, Notice
 from kiwi_core.units import format_bytes
@@ -44,9 +45,19 @@ def wanted_bytes(st: State, session: Session) -> int:
             return session.counted_claim_bytes
         expected = footprint
     else:
-        expected = max(session.need_bytes, footprint)
+        expected = max(wish_bytes(session, st.total_bytes), footprint)
     with_margin = expected + st.margin_bytes + session.extra_room_bytes
     return max(footprint, min(with_margin, st.capacity_bytes))
+
+
+def _least_bytes(st: State, session: Session, alone: bool) -> int:
+    """Below this it cannot run; compare ``wanted_bytes``."""
+    if alone or session.leaving:
+        return session.footprint_bytes
+    if st.anti_thrash is AntiThrash.OFF:
+        return wanted_bytes(st, session)
+    with_margin = session.need_bytes + st.margin_bytes + session.extra_room_bytes
+    return max(session.footprint_bytes, min(with_margin, st.capacity_bytes))
 
 
 def coming_bytes(st: State) -> int:
@@ -91,8 +102,9 @@ def survey(st: State, short_bytes: int, beside: Session | None = None) -> Survey
 
 
 def make_room(st: State, session: Session, alone: bool) -> tuple[Room, Survey | None]:
-    """Order whatever frees enough for ``session``. ``alone``: nobody holds the lease or is on the
-    way in, so that what it is expected to grow by may be left out where it cannot be had."""
+    """Order whatever frees enough for ``session``. What it may grow by is left out where it cannot
+    be had; ``alone`` (nobody holds the lease or is on the way in) what it needs as well, as long
+    as what it holds fits."""
     held_bytes = session.counted_claim_bytes
     short_bytes = wanted_bytes(st, session) - held_bytes - st.free_bytes
     if short_bytes <= 0:
@@ -100,8 +112,8 @@ def make_room(st: State, session: Session, alone: bool) -> tuple[Room, Survey | 
     coming = coming_bytes(st)
     found = survey(st, short_bytes - coming, beside=session)
     if coming + found.gain_bytes < short_bytes:
-        least_bytes = session.footprint_bytes - held_bytes - st.free_bytes
-        if not alone or coming + found.gain_bytes < least_bytes:
+        least_bytes = _least_bytes(st, session, alone) - held_bytes - st.free_bytes
+        if coming + found.gain_bytes < least_bytes:
             return Room.SHORT, found
         if not found.victims and not coming:
             return Room.READY, found

@@ -111,9 +111,15 @@ class Session:
     burst_peak_bytes: int = 0
     """The most that it held in this burst."""
     peaks_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=PEAKS_KEPT))
-    """Of its last bursts that held GPU memory; empty: its needs are unknown."""
-    expected_bytes: int = 0
-    """The largest of ``peaks_bytes`` plus what the last burst grew by; 0 while unknown."""
+    """Of its last bursts."""
+    peak_bytes: int = 0
+    """The largest of ``peaks_bytes``."""
+    earlier_peak_bytes: int = 0
+    """``peak_bytes`` as it was before the last burst."""
+    growth_bytes: int = 0
+    """What the last burst grew by beyond that."""
+    quiet_bursts: int = 0
+    """Bursts since one that grew; all of them if none did."""
     durations_ns: deque[int] = field(default_factory=lambda: deque(maxlen=DURATIONS_KEPT))
 
     backoff_ns: int = 0

@@ -115,7 +115,7 @@ def _session(st: State, session: Session, now_ns: int) -> SessionView:
         mid_burst=session.mid_burst,
         lingering=session.lingering,
         leaving=session.leaving,
-        peak_bytes=max(session.peaks_bytes) if session.peaks_bytes else None,
+        peak_bytes=session.peak_bytes or None,
         expected_bytes=session.need_bytes,
         time_left_ns=time_left_ns,
         operation=session.op.op if session.op is not None else None,

@@ -89,7 +89,7 @@ class World:
             lost = ev.PageOutLost if isinstance(self.orders[op], act.PageOut) else ev.PageInLost
             return lost(op=op, detail=" ".join(rest))
         return {
-            "held": ev.Suspended(op=op),
+            "held": ev.Suspended(op=op, resident_bytes=gib(rest[0]) if rest else None),
             "resumed": ev.Resumed(op=op),
             "overdue": ev.OperationOverdue(op=op),
         }[verb]
