@@ -5,7 +5,7 @@ Passes the same contract suite as the real backends. It knows only the sessions 
 
     pager = FakePager(total_bytes=8 * GIB)
     pager.start(session, resident_bytes=5 * GIB)
-    pager.script("page_out", Refuse(Reason.LOCK_TIMEOUT), session)     # the next one only
+    pager.script("page_out", Refuse(Reason.LOCK_TIMEOUT), session=session)     # the next one only
     pager.script("page_in", hang := Hang())
     ...
     hang.release()

@@ -1,0 +1,105 @@
+"""The roster on disk: whole or not at all, and believed only as far as it can be true."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from kiwi_core.config import DEFAULTS
+from kiwi_core.daemon.roster import Roster, RosterEntry, RosterFile, boot_id
+from kiwi_core.states import AntiThrash
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ENTRY = RosterEntry(session="k1", pid=4321, start_ticks=99, uid=1000, name="n", burst=3)
+ROSTER = Roster(
+    boot_id=boot_id(),
+    next_op=17,
+    tq_ns=5 * 10**9,
+    anti_thrash=AntiThrash.OFF,
+    sessions=[ENTRY],
+    footprints=[(4321, 99, 1 << 30)],
+)
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    file = RosterFile(tmp_path / "r.roster")
+    assert file.read() == Roster()
+    file.write(ROSTER)
+    assert RosterFile(tmp_path / "r.roster").read() == ROSTER
+    assert not file.failing
+    assert [path.name for path in tmp_path.iterdir()] == ["r.roster"]
+
+
+@pytest.mark.parametrize("field", ["boot_id", "version"])
+def test_of_another_boot_or_version_only_the_numbers_count(tmp_path: Path, field: str) -> None:
+    """Pids mean nothing then; but no operation's number may come again."""
+    path = tmp_path / "r.roster"
+    values = {"boot_id": "another", "version": 99}
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(ROSTER, **{field: values[field]})))
+    assert RosterFile(path).read() == Roster(next_op=17)
+
+
+WRONG: list[dict[str, Any]] = [
+    {"tq_ns": -1},
+    {"tq_ns": 0},
+    {"tq_ns": DEFAULTS.tq_max_ns + 1},
+    {"tq_ns": 10**40},
+    {"anti_thrash": "perhaps"},
+    {"next_op": 0},
+    {"next_op": "x"},
+    {"sessions": [{"session": "k1", "pid": -1, "start_ticks": 1, "uid": 0}]},
+    {"sessions": [{"session": "k1", "pid": 0, "start_ticks": 1, "uid": 0}]},
+    {"sessions": [{"pid": 1}]},
+    {"footprints": [[1, 2, -3]]},
+    {"footprints": [[1, 2]]},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_values_that_cannot_be_are_not_believed(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    path = tmp_path / "r.roster"
+    right = json.loads(msgspec.json.encode(ROSTER))
+    path.write_text(json.dumps({**right, **wrong}))
+    assert RosterFile(path).read() == Roster()
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 100, b"\xff\xfe", b"{", b"[" * 200_000, b"null"])
+def test_garbage_is_not_believed(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "r.roster"
+    path.write_bytes(data)
+    assert RosterFile(path).read() == Roster()
+
+
+def test_a_write_that_fails_leaves_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.roster"
+    file = RosterFile(path)
+    file.write(ROSTER)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", full)
+        file.write(Roster(next_op=18))
+    assert file.failing
+    assert RosterFile(path).read() == ROSTER
+    assert [one.name for one in tmp_path.iterdir()] == ["r.roster"], "nothing half is left"
+    file.write(Roster(next_op=18, boot_id=boot_id()))
+    assert not file.failing
+    assert RosterFile(path).read().next_op == 18
+
+
+def test_the_same_again_is_not_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "r.roster"
+    file = RosterFile(path)
+    file.write(ROSTER)
+    before = path.stat().st_ino
+    file.write(ROSTER)
+    assert path.stat().st_ino == before

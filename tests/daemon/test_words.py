@@ -1,0 +1,35 @@
+"""Plain words exist for everything that users are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from kiwi_core.daemon import words
+from kiwi_core.states import Notice, Reason
+
+NEEDS_NO_REMEDY = {
+    Notice.SUSPENDED,
+    Notice.RESUMED,
+    Notice.SERIALISING,
+    Notice.PAGE_OUT_REFUSED,
+    Notice.UNSTUCK,
+}
+"""They pass by themselves; all others say what to do."""
+
+
+@pytest.mark.parametrize("notice", list(Notice))
+def test_every_notice_is_a_sentence_with_a_remedy(notice: Notice) -> None:
+    text, remedy = words.sentence(notice)
+    assert text[0].isupper()
+    assert text.endswith(".")
+    assert bool(remedy) == (notice not in NEEDS_NO_REMEDY)
+    assert not remedy or (remedy[0].isupper() or remedy[0] == "`")
+    assert "-" not in notice.value or notice.value not in text, "no names of ours"
+    with_detail, _ = words.sentence(notice, "so many bytes")
+    assert with_detail == f"{text} (so many bytes)"
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_every_reason_has_words(reason: Reason) -> None:
+    assert words.reason(reason)
+    assert words.reason(reason, "why").endswith(": why")
