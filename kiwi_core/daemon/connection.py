@@ -62,7 +62,7 @@ class Connection(asyncio.Protocol):
             self.peer = peer_of(sock)
             self._receiver.connected(self)
         except KiwiError as error:
-            self._end_with(error)
+            self.end_with(error)
         except OSError:
             self.abort()
         else:
@@ -78,11 +78,11 @@ class Connection(asyncio.Protocol):
                     return
         except PeerError as error:
             log.info("peer broke the protocol", code=error.code, pid=self.peer.pid)
-            self._end_with(error)
+            self.end_with(error)
         except Exception:
             # Whatever one client makes us stumble over must not cost the others their daemon.
             log.exception("message not handled", pid=self.peer.pid)
-            self._end_with(PeerError("internal", "The daemon failed on this message."))
+            self.end_with(PeerError("internal", "The daemon failed on this message."))
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._transport = None
@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
     # --- inside ---------------------------------------------------------------------------------
 
     def _never_spoke(self) -> None:
-        self._end_with(PeerError("silent", "No hello came on this connection."))
+        self.end_with(PeerError("silent", "No hello came on this connection."))
 
     def _heard(self) -> None:
         if self._silence is not None:
@@ -140,6 +140,6 @@ class Connection(asyncio.Protocol):
         except CallerError as error:
             self.send(Error(code=error.code, message=error.message, remedy=error.remedy))
 
-    def _end_with(self, error: KiwiError) -> None:
+    def end_with(self, error: KiwiError) -> None:
         self.send(Error(code=error.code, message=error.message, remedy=error.remedy, fatal=True))
         self.close()

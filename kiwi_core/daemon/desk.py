@@ -234,7 +234,7 @@ class Desk:
             member.forget = None
         if old is not None and old is not connection:
             self._session_of.pop(old, None)
-            old.close()
+            old.end_with(_superseded())
 
     def _resume_burst(self, member: Member, hello: m.Hello) -> None:
         """A client that came back says which burst it is in; a daemon that was restarted may know
@@ -248,7 +248,7 @@ class Desk:
     def _session_message(self, connection: Connection, message: m.ClientMessage) -> None:
         member = self._session_of.get(connection)
         if member is None:
-            raise PeerError("superseded", "This process has opened a newer connection.")
+            raise _superseded()
         if isinstance(message, m.Acquire):
             self._request(member, message.burst)
         elif isinstance(message, m.Withdraw):
@@ -326,6 +326,10 @@ class Desk:
         self.core.feed(ev.SettingsChanged(tq_ns=tq_ns, anti_thrash=message.anti_thrash))
         self.remember()
         connection.send(m.Ok())
+
+
+def _superseded() -> PeerError:
+    return PeerError("superseded", "This process has opened a newer connection.")
 
 
 def _refuse_real_driver(loaded: str, emulation: m.Emulation) -> None:

@@ -22,6 +22,7 @@ from kiwi_core.daemon.journal import Journal
 from kiwi_core.daemon.leaving import bring_back
 from kiwi_core.daemon.members import Member, Members
 from kiwi_core.daemon.observer import Observer
+from kiwi_core.daemon.orphans import Orphans
 from kiwi_core.daemon.peers import Rights
 from kiwi_core.daemon.places import BACKLOG, OneDaemonLock, answers, listen
 from kiwi_core.daemon.recovery import recover
@@ -201,6 +202,7 @@ class GpuDaemon:
             after_a_look=lambda target, go_on: self._observer.after_a_look(target, go_on),
             hurry=lambda: self._observer.hurry(),
         )
+        self._orphans = Orphans(self._pager, self._core.operations)
         self._observer = Observer(
             config,
             self._pager,
@@ -224,6 +226,7 @@ class GpuDaemon:
 
     def _died(self, member: Member) -> None:
         self._desk.died(member)
+        self._orphans.let_go(member.target)
         self._observer.look_soon()
 
     # --- after each event -----------------------------------------------------------------------

@@ -1,0 +1,62 @@
+"""After a session's death: the children that it left behind are let go.
+
+A kernel that is killed while the driver holds it may leave a child (a worker, a script) that is
+held, too, and that nobody would ever bring back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from kiwi_core.daemon.threads import in_thread
+from kiwi_core.pager.api import Refused
+from kiwi_core.states import Reason
+from kiwi_core.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from kiwi_core.daemon.operations import Operations
+    from kiwi_core.pager.api import Pager, Target
+
+log = structlog.get_logger(__name__)
+
+AGAIN_AFTER_S = 5.0
+"""Between attempts while there is no room for a child in the GPU."""
+
+ONE_TRY_S = 60.0
+"""For one attempt: the lock, the room, the copy."""
+
+
+class Orphans:
+    """One task per death; most find nothing to do within milliseconds."""
+
+    def __init__(self, pager: Pager, operations: Operations) -> None:
+        self._pager = pager
+        self._operations = operations
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def let_go(self, target: Target) -> None:
+        task = asyncio.ensure_future(self._let_go(target))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _let_go(self, target: Target) -> None:
+        while target.session in self._operations.sessions:
+            await asyncio.sleep(0.1)
+        while await self._lacks_room(target):
+            await asyncio.sleep(AGAIN_AFTER_S)
+
+    async def _lacks_room(self, target: Target) -> bool:
+        """Tries once; whether it is worth another try."""
+        deadline_ns = round((time.monotonic() + ONE_TRY_S) * NS_PER_S)
+        call = partial(self._pager.page_in, target, deadline_ns)
+        try:
+            outcome = await in_thread(call, f"orphans-{target.session}")
+        except Exception:
+            log.exception("children left behind could not be let go", session=target.session)
+            return False
+        return isinstance(outcome, Refused) and outcome.reason is Reason.NO_ROOM
