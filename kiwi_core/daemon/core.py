@@ -97,6 +97,16 @@ class Core:
         if self.scheduler.waiting:
             self._hurry()
 
+    def release(self, member: Member, done: Callable[[], None]) -> None:
+        """Like the end of a burst, and so never before an end that was said earlier: while a burst
+        goes on, the scheduler takes no release."""
+
+        def feed() -> None:
+            self.feed(ev.ReleaseRequested(session=member.id))
+            done()
+
+        self._after_a_look(member.target, feed)
+
     def view(self) -> GpuView:
         return self.scheduler.view(time.monotonic_ns())
 

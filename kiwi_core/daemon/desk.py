@@ -260,8 +260,7 @@ class Desk:
             else:
                 self._end(member, message.burst)
         elif isinstance(message, m.Release):
-            self.core.feed(ev.ReleaseRequested(session=member.id))
-            connection.send(m.Ok())
+            self.core.release(member, lambda: connection.send(m.Ok()))
         else:
             self._goodbye(member)
 
