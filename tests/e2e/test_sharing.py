@@ -1,0 +1,247 @@
+"""Notebooks that fit together, many that do not, and programs beside them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import ledger
+import pytest
+from cli_process import Result, finish, start_kiwi
+from daemon import wait_until
+from gpu_cells import CPU, PRELUDE, take, work
+from notebooks import Notebook, assert_books_agree, finish_all
+
+from kiwi_core.sched import events as ev
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import ExitStack
+    from pathlib import Path
+
+    from daemon import Daemon
+    from kernels import Cell
+
+    from kiwi_core.sched.replay import JournalEntry
+
+pytestmark = pytest.mark.e2e
+
+SEED = 20260
+
+
+def test_notebooks_that_fit_run_in_parallel(
+    make_daemon: Callable[..., Daemon],
+    make_notebook: Callable[..., Notebook],
+    kiwi: Callable[..., Result],
+) -> None:
+    """anti-thrash ``on``: they overlap in time, nobody is suspended; ``always``: they never do;
+    ``off``: they do again. Changed live."""
+    daemon = make_daemon("1x256MiB", "--tq", "0.3")
+    pair = a, b = make_notebook(daemon, "A", mib=60), make_notebook(daemon, "B", mib=60)
+    for anti_thrash, together in (("on", True), ("always", False), ("off", True)):
+        result = kiwi(daemon, "set", f"anti-thrash={anti_thrash}")
+        assert result.code == 0, result.err
+        _both_work(daemon, a, b, together)
+        read = ledger.read(_since_last_setting(daemon.journal()))
+        overlaps, stops = read.overlaps(), len(read.stopped)
+        assert bool(overlaps) is together, (anti_thrash, overlaps)
+        assert bool(stops) is not together, (anti_thrash, read.stopped)
+        assert not [way for _, way, _, _ in read.moved if way == "out"], "nothing had to go out"
+    for notebook in pair:
+        notebook.assert_intact()
+    assert_books_agree(daemon)
+
+
+def _both_work(daemon: Daemon, a: Notebook, b: Notebook, together: bool) -> None:
+    """Until both hold the GPU at once, or one was stopped for the other."""
+    enough = daemon.directory / "enough"
+    cells = {notebook: notebook.work(0.5, until=enough) for notebook in (a, b)}
+
+    def shared() -> bool:
+        status = daemon.status()
+        assert together or len(status.holders) <= 1
+        if together:
+            return len(status.holders) == 2
+        return len({s for s, _ in ledger.read(_since_last_setting(daemon.journal())).stopped}) == 2
+
+    wait_until(shared, "they share")
+    enough.touch()
+    finish_all(cells)
+    enough.unlink()
+
+
+def _since_last_setting(entries: list[JournalEntry]) -> list[JournalEntry]:
+    changes = [n for n, e in enumerate(entries) if isinstance(e.event, ev.SettingsChanged)]
+    return entries[changes[-1] :]
+
+
+# --- ten ----------------------------------------------------------------------------------------
+
+TEN_FOR_S = 60.0
+SLACK_S = 2.0
+"""For a busy machine: threads that are late, messages that lie in queues."""
+
+
+@pytest.mark.timeout(400)
+def test_ten_notebooks_take_random_turns_for_a_minute(
+    make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook]
+) -> None:
+    """30 % of the GPU each: three fit, ten do not."""
+    daemon = make_daemon("1x128MiB", "--tq", "0.3")
+    players = [_Player(make_notebook(daemon, f"n{n}", mib=38), seed=SEED + n) for n in range(10)]
+    stop_at_s = time.monotonic() + TEN_FOR_S
+    wait_until(
+        lambda: not [p for p in players if p.play(time.monotonic() < stop_at_s)],
+        "all ten come to an end",
+        TEN_FOR_S + 120.0,
+    )
+    for player in players:
+        assert player.bursts > 3, f"{player.notebook.name} had {player.bursts} bursts only"
+    finish_all({p.notebook: p.notebook.start("assert memory.intact()") for p in players}, 120.0)
+    assert_books_agree(daemon)
+    _nobody_waited_too_long(daemon)
+
+
+class _Player:
+    """Runs one random cell after another in its notebook; the same ones for the same seed."""
+
+    def __init__(self, notebook: Notebook, seed: int) -> None:
+        self.notebook = notebook
+        self.bursts = 0
+        self._random = random.Random(seed)
+        self._cell: Cell | None = None
+        self._thinks_until_s = 0.0
+
+    def play(self, go_on: bool) -> bool:
+        """One step, without waiting; false once its last cell is done."""
+        if self._cell is not None:
+            self.notebook.kernel.pump(0.001)
+            if not self._cell.done:
+                return True
+            assert self._cell.status == "ok", self._cell.traceback
+            self._cell = None
+            self._thinks_until_s = time.monotonic() + self._random.choice((0.0, 0.1, 0.5, 2.0))
+        if go_on and time.monotonic() >= self._thinks_until_s:
+            self._cell = self.notebook.start(self._code())
+        return go_on or self._cell is not None
+
+    def _code(self) -> str:
+        kind = self._random.choice(("cpu", "short", "short", "long"))
+        if kind == "cpu":
+            return CPU
+        self.bursts += 1
+        steps = self._random.randrange(1, 8) if kind == "short" else self._random.randrange(40, 160)
+        return work(steps=steps, write=True)
+
+
+def _nobody_waited_too_long(daemon: Daemon) -> None:
+    read = ledger.read(daemon.journal())
+    swap_s = read.longest_swap_ns() / 1e9
+    turn_s = read.longest_quantum_ns / 1e9 + swap_s
+    assert len(read.waits) > 50
+    assert read.stopped, "nobody was ever stopped"
+    late = [
+        (wait.seconds, wait.ahead)
+        for wait in read.waits
+        if wait.seconds > wait.ahead * turn_s + swap_s + SLACK_S
+    ]
+    assert not late, f"waited s, ahead: {late}; a turn takes {turn_s:.2f} s, a swap {swap_s:.2f} s"
+
+
+# --- kiwi run -----------------------------------------------------------------------------------
+
+PROGRAM = f"""
+{PRELUDE}
+{take(75, 7)}
+print("taken", flush=True)
+while not os.path.exists(sys.argv[1]):
+    memory.step(write=True)
+    time.sleep(0.005)
+print("intact" if memory.intact() else "DAMAGED", memory.steps, flush=True)
+sys.exit(7)
+"""
+
+
+def test_a_program_shares_fairly_with_a_notebook(
+    make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook], stack: ExitStack
+) -> None:
+    """``kiwi run -- python script.py``: both make progress, in turns; its exit code is passed on;
+    Ctrl-C while it waits, and while it runs, leaves the notebook alone with the GPU."""
+    daemon = make_daemon("1x128MiB", "--tq", "0.3")
+    script, enough = daemon.directory / "script.py", daemon.directory / "enough"
+    script.write_text(PROGRAM)
+    notebook = make_notebook(daemon, "A", mib=75)
+    loop = notebook.work(until=enough)
+    command = ("run", "--require", "--", sys.executable, str(script), str(enough))
+    program = start_kiwi(*command, **daemon.env)
+    stack.callback(program.kill)
+    _both_were_stopped(daemon, notebook, program.pid, times=3)
+    _ctrl_c_while_waiting(daemon, script, enough)
+    enough.touch()
+    result = finish(program)
+    notebook.finish(loop)
+    assert result.code == 7, result.err
+    assert result.out.startswith("taken\nintact "), result.out
+    notebook.assert_intact()
+    _turns_alternate(daemon)
+    enough.unlink()
+    _ctrl_c_while_running(daemon, notebook, script, enough)
+    notebook.assert_intact()
+    assert_books_agree(daemon)
+
+
+def _both_were_stopped(daemon: Daemon, notebook: Notebook, pid: int, times: int) -> None:
+    for one in (notebook.pid, pid):
+        daemon.wait_for(
+            lambda status, one=one: [  # type: ignore[misc]
+                s for s in status.sessions if s.pid == one and s.suspensions >= times
+            ],
+            f"process {one} is stopped {times} times",
+            60.0,
+        )
+
+
+def _turns_alternate(daemon: Daemon) -> None:
+    read = ledger.read(daemon.journal())
+    assert read.overlaps() == []
+    first_stop_ns = read.stopped[0][1]
+    last_stop_ns = read.stopped[-1][1]
+    order = [h.session for h in sorted(read.holds, key=lambda h: h.from_ns)
+             if first_stop_ns <= h.from_ns <= last_stop_ns]  # fmt: skip
+    assert len(set(order)) == 2
+    assert all(one != other for one, other in itertools.pairwise(order)), order
+    shares = {s: sum(h.seconds for h in read.of(s)[1:-1]) for s in set(order)}
+    assert min(shares.values()) > 0.2 * max(shares.values()), shares
+
+
+def _ctrl_c_while_waiting(daemon: Daemon, script: Path, enough: Path) -> None:
+    daemon_said = start_kiwi("set", "tq=60", **daemon.env)
+    assert finish(daemon_said).code == 0
+    waiter = start_kiwi(
+        "run", "--require", "--", sys.executable, str(script), str(enough), **daemon.env
+    )
+    daemon.wait_state(waiter.pid, "waiting")
+    waiter.send_signal(signal.SIGINT)
+    result = finish(waiter)
+    assert (result.code, result.out) == (130, ""), result.err
+    daemon.wait_for(lambda s: all(x.pid != waiter.pid for x in s.sessions), "its place is free")
+    assert finish(start_kiwi("set", "tq=0.3", **daemon.env)).code == 0
+
+
+def _ctrl_c_while_running(daemon: Daemon, notebook: Notebook, script: Path, enough: Path) -> None:
+    """The terminal sends it to the program too."""
+    program = start_kiwi(
+        "run", "--require", "--", sys.executable, str(script), str(enough), **daemon.env
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "taken\n"
+    os.killpg(program.pid, signal.SIGINT)
+    result = finish(program)
+    assert result.code == 130, result.err
+    assert "KeyboardInterrupt" in result.err
+    daemon.wait_for(lambda s: [x.pid for x in s.sessions] == [notebook.pid], "it is gone")
