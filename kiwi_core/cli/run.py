@@ -230,11 +230,12 @@ def environment(welcome: Welcome, env: dict[str, str], named: str | None) -> dic
     env[ENV_INSIDE] = welcome.session
     env[config.ENV_DISABLE] = "1"
     if (emulation := welcome.emulation) is not None:
+        from kiwi_core import emulator
+
         env.update(emulation.env)
-        directories = [os.path.dirname(emulation.libcuda), os.path.dirname(emulation.libnvml)]
-        before = env.get("LD_LIBRARY_PATH", "").split(":")
-        path = dict.fromkeys(part for part in [*directories, *before] if part)
-        env["LD_LIBRARY_PATH"] = ":".join(path)
+        env["LD_LIBRARY_PATH"] = emulator.library_path(
+            emulation.libcuda, emulation.libnvml, before=env.get("LD_LIBRARY_PATH", "")
+        )
     return env
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from kiwi_core.emulator._build import BuildError, Libraries, build
 from kiwi_core.emulator._faults import Fault, Faults, faults
-from kiwi_core.emulator._load import activate, environment, load, loaded_libcuda
+from kiwi_core.emulator._load import activate, environment, library_path, load, loaded_libcuda
 from kiwi_core.emulator._state import (
     ENV_STATE,
     Books,
@@ -62,6 +62,7 @@ __all__ = [
     "create_state",
     "environment",
     "faults",
+    "library_path",
     "load",
     "loaded_libcuda",
     "parse_gpus",

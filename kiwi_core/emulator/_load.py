@@ -18,10 +18,16 @@ _handles: list[ctypes.CDLL] = []
 
 def environment(state: Path, libs: Libraries) -> dict[str, str]:
     """What to add to a child's environment so that it finds the emulated libraries."""
-    directory = str(libs.directory)
-    old = [part for part in os.environ.get(_LIBRARY_PATH, "").split(":") if part]
-    path = [directory, *(part for part in old if part != directory)]
-    return {ENV_STATE: os.path.abspath(state), _LIBRARY_PATH: ":".join(path)}
+    before = os.environ.get(_LIBRARY_PATH, "")
+    path = library_path(libs.libcuda, libs.libnvml, before=before)
+    return {ENV_STATE: os.path.abspath(state), _LIBRARY_PATH: path}
+
+
+def library_path(*libraries: Path | str, before: str) -> str:
+    """``LD_LIBRARY_PATH`` for children that are to find ``libraries`` first; ``before`` is what it
+    was."""
+    directories = [os.path.dirname(os.path.abspath(library)) for library in libraries]
+    return ":".join(dict.fromkeys(part for part in [*directories, *before.split(":")] if part))
 
 
 def activate(state: Path, libs: Libraries) -> None:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 RETRY_S: Final = 30.0
 """After a failed attempt to get a daemon, cells run without one for this long."""
 
+LOOK_AGAIN_S: Final = 5.0
+"""A daemon that could be there is believed in for this long before the next look."""
+
 NOTICES_MAX: Final = 32
 
 _GPU_DEVICES: Final = (
@@ -50,6 +53,7 @@ class Session:
         self._pid = os.getpid()
         self._retry_at_s = 0.0
         self._refused = False
+        self._possible_until_s = 0.0
         self._said: set[str] = set()
         self.problem = ""
         """Why there is no connection, in words; "" while there is one or none was tried."""
@@ -71,7 +75,10 @@ class Session:
             return True
         if self._refused:
             return False
-        return self._may_start() or _has_socket(self.directory)
+        now_s = time.monotonic()
+        if now_s >= self._possible_until_s and (self._may_start() or _has_socket(self.directory)):
+            self._possible_until_s = now_s + LOOK_AGAIN_S
+        return now_s < self._possible_until_s
 
     def _may_start(self) -> bool:
         return self._config.autostart and (
@@ -167,6 +174,10 @@ class Session:
         from kiwi_core import emulator
 
         os.environ.update(emulation.env)
+        # Children (`!python train.py`) load it by name.
+        os.environ["LD_LIBRARY_PATH"] = emulator.library_path(
+            emulation.libcuda, emulation.libnvml, before=os.environ.get("LD_LIBRARY_PATH", "")
+        )
         try:
             emulator.load(emulation.libcuda, emulation.libnvml)
         except OSError as error:
