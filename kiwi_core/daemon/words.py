@@ -76,6 +76,16 @@ def sentence(notice: Notice, detail: str = "") -> tuple[str, str]:
     return text, remedy
 
 
+def left_out(why: str) -> tuple[str, str]:
+    """What a session is told whose memory a leaving daemon could not bring back."""
+    text = (
+        "The Kiwi daemon has ended, and the GPU memory of this notebook stays in system RAM, since "
+        f"it could not be brought back ({why}). Nothing is lost, but GPU code here stands still."
+    )
+    remedy = "Start the daemon again (`kiwi daemon`): this notebook goes on by itself then."
+    return text, remedy
+
+
 def reason(why: Reason, detail: str = "") -> str:
     """Why an operation was refused, as half a sentence."""
     return f"{_REASONS[why]}: {detail}" if detail else _REASONS[why]

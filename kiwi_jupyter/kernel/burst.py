@@ -75,6 +75,16 @@ class Burst:
                 self._guard.burst_began()
         return True
 
+    def go_on_without(self) -> None:
+        """No daemon came in time, so those who are in run on without a lease. It is asked for all
+        the same: a daemon that comes while they run must know that they use the GPU, or it would
+        take them for idle, page them out and never bring them back; and one may have left them
+        out already. Raises what ``begin`` raises."""
+        with self._lock:
+            if self._client is not None and self._ticket is not None:
+                self._ticket = self._client.begin()
+                self._number = self._ticket.burst
+
     def leave(self, member: Hashable, leftovers: Leftovers | None = None) -> None:
         """``member`` is done or gave up. The last one ends the burst; if ``leftovers`` live on,
         the daemon is told, and told again when they have ended."""

@@ -292,11 +292,23 @@ class Gate:
         self._burst.leave(run.member)
 
     def _failed(self, run: CellRun, error: Exception) -> None:
-        self._give_up(run)
+        if not self._goes_on_without(error):
+            self._give_up(run)
+        self._session.show_notices()  # the cell may never end without what they say
         if isinstance(error, KiwiError):
             self._session.failed(error)
         else:
             _log.error("Kiwi failed; this cell runs without waiting", exc_info=error)
+
+    def _goes_on_without(self, error: Exception) -> bool:
+        """Whether the cell stays in the burst though nobody can grant it now."""
+        if not isinstance(error, KiwiError) or error.code != "no-daemon":
+            return False
+        try:
+            self._burst.go_on_without()
+        except KiwiError:
+            return False
+        return True
 
     # --- the end of a cell
 
@@ -338,8 +350,15 @@ def _may_await(node: ast.AST) -> bool:
 
 def _is_about_kiwi(node: ast.Module) -> bool:
     """``%kiwi why`` is about the cell before it."""
-    first = ast.dump(node.body[0])
-    return len(node.body) == 1 and "'run_line_magic'" in first and "value='kiwi'" in first
+    first = node.body[0]
+    if len(node.body) != 1 or not isinstance(first, ast.Expr):
+        return False
+    call = first.value
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return False
+    name = call.args[0] if call.args else None
+    is_kiwi = isinstance(name, ast.Constant) and name.value == "kiwi"
+    return is_kiwi and call.func.attr == "run_line_magic"
 
 
 def _first_real_statement(node: ast.Module) -> int:
