@@ -10,7 +10,7 @@ import pytest
 from daemon import wait_until
 from leftovers import nothing_left
 from notebooks import assert_books_agree
-from two_notebooks import SIZE_MIB, SLOW, STATES, VERY_SLOW, Deathwatch, TwoNotebooks
+from two_notebooks import SIZE_MIB, SLOW, STATES, VERY_SLOW, Arena, Deathwatch, TwoNotebooks
 
 from kiwi_core.sched.actions import Grant
 from kiwi_core.units import NS_PER_S
@@ -35,35 +35,6 @@ def private_tmp() -> Iterator[Path]:
     """For the module as a whole: its tests share one pair of notebooks."""
     with pytest.MonkeyPatch.context() as patch, nothing_left(patch) as directory:
         yield directory
-
-
-class Arena:
-    """One pair for all tests; a fresh one after a test that failed."""
-
-    def __init__(self) -> None:
-        self._pair: TwoNotebooks | None = None
-        self._clean = False
-
-    def __enter__(self) -> TwoNotebooks:
-        if not self._clean:
-            self.close()
-            self._pair = TwoNotebooks("--tq", "60")
-        assert self._pair is not None
-        self._clean = False
-        self._pair.reset()
-        return self._pair
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._clean = kind is None
-
-    def close(self) -> None:
-        if self._pair is not None:
-            self._pair.close()
-            self._pair = None
-
-    def check(self) -> None:
-        if self._pair is not None:
-            self._pair.check()
 
 
 @pytest.fixture(scope="module")

@@ -125,7 +125,7 @@ class Kernel:
 
     def __init__(self, directory: Path, env: Mapping[str, str], python: str) -> None:
         self.directory = directory
-        self.env = _clean_environment(directory) | dict(env)
+        self.env = clean_environment(directory) | dict(env)
         self.manager = KernelManager(
             transport="ipc",
             ip=str(directory / "k"),
@@ -233,6 +233,11 @@ class Kernel:
         self.until(lambda: cell.done, f"the end of {cell.code!r}", timeout_s)
         return cell
 
+    def finished(self, cell: Cell) -> bool:
+        """Whether it is over, by what has come so far."""
+        self.pump()
+        return cell.done
+
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
         """Take in messages until ``condition()`` is true; its value."""
         ends_at = time.monotonic() + timeout_s
@@ -288,7 +293,7 @@ class Kernel:
         raise AssertionError(f"no answer to {kind}")
 
 
-def _clean_environment(directory: Path) -> dict[str, str]:
+def clean_environment(directory: Path) -> dict[str, str]:
     """An empty home, so that no profile or configuration of the machine's user plays a part."""
     env = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     places = {

@@ -45,6 +45,10 @@ class Notebook:
         return found
 
     @property
+    def state(self) -> str:
+        return str(self.session.state.value)
+
+    @property
     def id(self) -> str:
         return str(self.session.id)
 

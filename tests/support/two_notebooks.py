@@ -102,6 +102,9 @@ class TwoNotebooks:
         finish_all(ended)
         return ended
 
+    def working(self) -> list[Notebook]:
+        return list(self._working)
+
     def forget_work(self, notebook: Notebook) -> None:
         """Its kernel is dead, and its cell with it."""
         self._working.pop(notebook, None)
@@ -182,6 +185,35 @@ class TwoNotebooks:
         self.a.assert_intact()
         self.b.assert_intact()
         assert_books_agree(self.daemon)
+
+
+class Arena:
+    """One pair for many tests; a fresh one after a test that failed. ``with arena as pair: …``"""
+
+    def __init__(self) -> None:
+        self._pair: TwoNotebooks | None = None
+        self._clean = False
+
+    def __enter__(self) -> TwoNotebooks:
+        if not self._clean:
+            self.close()
+            self._pair = TwoNotebooks("--tq", "60")
+        assert self._pair is not None
+        self._clean = False
+        self._pair.reset()
+        return self._pair
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._clean = kind is None
+
+    def close(self) -> None:
+        if self._pair is not None:
+            self._pair.close()
+            self._pair = None
+
+    def check(self) -> None:
+        if self._pair is not None:
+            self._pair.check()
 
 
 class Deathwatch:

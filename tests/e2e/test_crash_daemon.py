@@ -1,0 +1,176 @@
+"""The daemon is killed in each state, alone or with its supervisor, or told to leave: two notebooks
+lose nothing, and their cells show nothing of it but what their users have to know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import gpu_cells
+import pytest
+from checks import unharmed
+from leftovers import nothing_left
+from notebooks import CHECKPOINTED, assert_books_agree
+from two_notebooks import STATES, Arena
+
+from kiwi_core import emulator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from daemon import Daemon
+    from kernels import Cell
+    from notebooks import Notebook
+
+pytestmark = pytest.mark.e2e
+
+SHORT_CELL = "memory.step(write=True)\nprint('done')"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def private_tmp() -> Iterator[Path]:
+    """For the module as a whole: its tests share one pair of notebooks."""
+    with pytest.MonkeyPatch.context() as patch, nothing_left(patch) as directory:
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def arena() -> Iterator[Arena]:
+    arena = Arena()
+    try:
+        yield arena
+        arena.check()
+    finally:
+        arena.close()
+
+
+@pytest.mark.parametrize("who", ["child", "all"])
+@pytest.mark.parametrize("state", STATES)
+def test_a_killed_daemon_loses_nothing(state: str, who: str, arena: Arena) -> None:
+    with arena as pair:
+        a, b, daemon = pair.a, pair.b, pair.daemon
+        pair.reach(state)
+        working = pair.working()
+        if who == "child":
+            old = daemon.kill_child()
+            pair.speed(0)
+            daemon.wait_for(lambda status: status.daemon_pid != old, "a new daemon")
+        else:
+            daemon.kill_all()
+            pair.speed(0)
+            daemon.start()
+        pair.set(0.3)
+        for notebook in working:
+            pair.wait_beat(notebook)
+        for notebook, cell in pair.end(*working).items():
+            assert cell.text == "worked\n", f"{notebook.name}: {cell.outputs()}"
+            assert _only_waited(cell.outputs()), f"{notebook.name}: {cell.outputs()}"
+        for notebook in (b, a, b):
+            assert notebook.check(SHORT_CELL).text == "done\n"
+        pair.assert_all_well()
+
+
+def _only_waited(outputs: list[dict[str, object]]) -> bool:
+    """What a notebook would save: what the cell printed, and waiting lines that are empty again."""
+    return all(
+        output.get("name") == "stdout"
+        or (output["output_type"] == "display_data" and output["data"] == {"text/plain": ""})
+        for output in outputs
+    )
+
+
+RUNNING = 0
+"""The driver's number."""
+GRACE = "c.Kiwi.daemon_grace_s = 1.0"
+
+
+def test_a_daemon_that_leaves_brings_back_whom_it_can(
+    make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook]
+) -> None:
+    daemon = make_daemon("1x128MiB", "--tq", "0.3")
+    a = make_notebook(daemon, "A", mib=72, config=GRACE)
+    b = make_notebook(daemon, "B", mib=72, config=GRACE)
+    stop = daemon.directory / "stop"
+
+    # B is out in mid-cell, and A has the GPU: B has to stay out, and nothing else happens.
+    b_cell = b.work(until=stop, write=True)
+    b.wait_state("running")
+    a_cell = a.work(until=stop, write=True)
+    daemon.wait_for(lambda _: (a.state, b.state) == ("running", "suspended"), "A's turn")
+    set_tq(daemon, 60)
+    daemon.wait_for(lambda _: (a.state, b.state) == ("running", "suspended"), "A keeps the GPU")
+    assert daemon.terminate() == 0
+    assert "session stays paged out; nothing is lost" in daemon.log()
+    stop.touch()
+    a.finish(a_cell)
+    assert driver_state(daemon, b) == CHECKPOINTED
+
+    # A goes on without Kiwi, and says so.
+    again = daemon.directory / "again"
+    a_cell = a.work(until=again, write=True)
+    a.kernel.until(lambda: without_a_daemon(a_cell), "A says that it goes on without a daemon")
+    assert not b.kernel.finished(b_cell)
+
+    # The next daemon brings B back, though A is in the middle of a cell; A goes on afterwards.
+    daemon.start()
+    b.finish(b_cell)
+    a.wait_state("running")
+    again.touch()
+    a.finish(a_cell)
+    cell = a.check(gpu_cells.INTACT)
+    assert (cell.text, without_a_daemon(cell)) == ("INTACT\n", False), cell.outputs()
+    assert b.state == "paged-out"
+
+    # B is out and idle, and A's memory is free: B is brought back.
+    a.check("check(cuda.cuMemFree(memory.address))")
+    assert daemon.terminate() == 0
+    assert driver_state(daemon, b) == RUNNING
+    cell = b.check(gpu_cells.INTACT)
+    assert (cell.text, without_a_daemon(cell)) == ("INTACT\n", True), cell.outputs()
+
+    daemon.start()
+    daemon.wait_for(lambda status: sum(s.connected for s in status.sessions) == 2, "both are back")
+    b.assert_intact()
+    assert_books_agree(daemon)
+    daemon.stop()
+    unharmed(daemon)
+
+
+def test_one_that_stays_out_is_told(
+    make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook]
+) -> None:
+    daemon = make_daemon("1x128MiB")
+    b = make_notebook(daemon, "B", mib=72, config=GRACE)
+    a = make_notebook(daemon, "A", mib=72, config=GRACE)
+    assert b.session.state.value == "paged-out"
+    assert daemon.terminate() == 0
+    cell = b.start(gpu_cells.INTACT)
+    b.kernel.until(
+        lambda: "stays in system RAM" in cell.stream("stderr"), "the words in the notebook"
+    )
+    assert "`kiwi daemon`" in cell.stream("stderr")
+    a.assert_intact()
+    assert not b.kernel.finished(cell)
+    daemon.start()
+    b.finish(cell)
+    assert cell.text.endswith("INTACT\n")
+
+
+def set_tq(daemon: Daemon, tq_s: float) -> None:
+    client = daemon.client()
+    try:
+        client.set(tq_s=tq_s)
+    finally:
+        client.close()
+
+
+def driver_state(daemon: Daemon, notebook: Notebook) -> int:
+    process = emulator.books(daemon.state_path).process(notebook.pid)
+    assert process is not None
+    return process.state
+
+
+def without_a_daemon(cell: Cell) -> bool:
+    return any(
+        "runs without waiting for the GPU" in text for text in (cell.text, cell.stream("stderr"))
+    )
