@@ -1,0 +1,200 @@
+"""A session's process or the daemon is killed, in each state: the others go on, nothing is lost.
+
+The GPU has 256 MiB, each program 150: no two fit together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from checks import unharmed
+from daemon import running_daemon, wait_until
+from session_program import SessionProgram
+
+from kiwi_core import emulator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from daemon import Daemon
+
+MIB = 1 << 20
+SLOW = 75 * MIB
+"""Bytes per second: a move of a whole program takes two seconds."""
+
+STATES = ("waiting", "running", "suspended", "paging-out", "paged-out", "paging-in")
+
+GOES_ON_S = 1.0
+"""What the user is promised."""
+SPARE_S = 6.0
+"""What a busy machine may add to it. A quantum is far longer than both together."""
+
+
+def reach(state: str, daemon: Daemon, victim: SessionProgram, other: SessionProgram) -> None:
+    """Both have their memory and no burst; afterwards ``victim`` is in ``state``, and ``other``
+    is in a burst or waits for the GPU."""
+    slow = {"paging-out", "paging-in"}
+    if state == "waiting":
+        other.start_burst()
+        daemon.wait_state(other.pid, "running")
+        victim.start_burst()
+    elif state == "running":
+        victim.start_burst()
+        daemon.wait_state(victim.pid, "running")
+        wait_until(lambda: victim.rounds() > 0, "rounds")
+        other.start_burst()
+    elif state in ("suspended", "paging-out"):
+        set_tq(daemon, 0.3)
+        victim.start_burst()
+        daemon.wait_state(victim.pid, "running")
+        wait_until(lambda: victim.rounds() > 0, "rounds")
+        if state in slow:
+            emulator.set_copy_bandwidth(daemon.state_path, SLOW)
+        other.start_burst()
+    elif state == "paged-out":
+        other.start_burst()
+    else:
+        other.start_burst()
+        daemon.wait_state(victim.pid, "paged-out")
+        wait_until(other.granted, "grant")
+        other.stop_burst()
+        victim.start_burst()
+        daemon.wait_state(other.pid, "paging-out", "paged-out")
+        emulator.set_copy_bandwidth(daemon.state_path, SLOW)
+    daemon.wait_state(victim.pid, state)
+    set_tq(daemon, 30)
+
+
+def set_tq(daemon: Daemon, tq_s: float) -> None:
+    client = daemon.client()
+    client.set(tq_s=tq_s)
+    client.close()
+
+
+def books_balance(daemon: Daemon, *programs: SessionProgram) -> None:
+    """The emulated driver and the daemon have exactly ``programs`` on their books, with the same
+    bytes (the daemon looks now and then, so it may need a moment)."""
+
+    def balanced() -> bool:
+        books, status = daemon.books().gpus[0], daemon.status()
+        holders = {process.pid for process in books.processes}
+        used = status.memory.total_bytes - status.memory.free_bytes
+        moving = {s.state.value for s in status.sessions} & {"paging-in", "paging-out"}
+        return (
+            not moving
+            and {s.pid for s in status.sessions} == {p.pid for p in programs}
+            and holders <= {p.pid for p in programs} | {status.daemon_pid}
+            and used == books.used_bytes
+            and status.memory.paged_out_bytes == sum(s.paged_out_bytes for s in status.sessions)
+        )
+
+    try:
+        wait_until(balanced, "balanced books")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{daemon.books()}\n{daemon.status()}") from None
+
+
+class Arena:
+    """One daemon and two programs that do not fit together, used by many tests in turn."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.made = 0
+        self.victim, self.other = self.program(), self.program()
+
+    def program(self) -> SessionProgram:
+        self.made += 1
+        return SessionProgram(self.daemon, 150, seed=self.made)
+
+    def reset(self) -> None:
+        """No bursts, fast copies, a long quantum."""
+        emulator.set_copy_bandwidth(self.daemon.state_path, 0)
+        set_tq(self.daemon, 30)
+        if not self.alive(self.victim):
+            self.victim.close()
+            self.victim = self.program()
+
+    @staticmethod
+    def alive(one: SessionProgram) -> bool:
+        return psutil.pid_exists(one.pid) and not one.worker.ended(0)
+
+    def close(self) -> None:
+        self.victim.close()
+        self.other.close()
+
+
+@pytest.fixture(scope="module")
+def arena() -> Iterator[Arena]:
+    with running_daemon("1x256MiB", "--tq", "30") as daemon:
+        arena = Arena(daemon)
+        yield arena
+        arena.close()
+        daemon.stop()
+        unharmed(daemon)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_killed_session_leaves_nothing_behind(state: str, arena: Arena) -> None:
+    arena.reset()
+    daemon, victim, other = arena.daemon, arena.victim, arena.other
+    reach(state, daemon, victim, other)
+    victim.kill()
+    emulator.set_copy_bandwidth(daemon.state_path, 0)
+    if state == "paging-in":
+        other.start_burst()
+    wait_until(other.granted, "grant", GOES_ON_S + SPARE_S)
+    before = other.rounds()
+    wait_until(lambda: other.rounds() > before, "rounds", GOES_ON_S + SPARE_S)
+    assert other.stop_burst() > 0
+    assert other.intact()
+    books_balance(daemon, other)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_killed_daemon_loses_nothing(state: str, arena: Arena) -> None:
+    arena.reset()
+    daemon, victim, other = arena.daemon, arena.victim, arena.other
+    reach(state, daemon, victim, other)
+    daemon.kill_all()
+    emulator.set_copy_bandwidth(daemon.state_path, 0)
+    daemon.start()
+    set_tq(daemon, 0.3)
+    working = {"paged-out": [other], "paging-in": [victim]}.get(state, [victim, other])
+    marks = {one.pid: one.rounds() for one in working}
+    for one in working:
+        wait_until(lambda one=one: one.rounds() > marks[one.pid], "the burst goes on")
+    for one in working:
+        assert one.stop_burst() > 0
+    assert victim.intact()
+    assert other.intact()
+    books_balance(daemon, victim, other)
+
+
+def test_a_frozen_program_comes_back_after_a_crash(
+    start: Callable[..., Daemon], program: Callable[..., SessionProgram]
+) -> None:
+    """Its interpreter stands still in a locked driver call, so it can say nothing to the new
+    daemon before it is brought back."""
+    daemon = start("1x256MiB", "--tq", "0.3")
+    frozen, other = program(daemon, 150), program(daemon, 150)
+    frozen.start_burst(frozen=True)
+    daemon.wait_state(frozen.pid, "running")
+    other.start_burst()
+    daemon.wait_state(frozen.pid, "suspended")
+    frozen.worker.send("1 + 1")
+    wait_until(lambda: not frozen.worker.answered(0.2) and _held(daemon, frozen), "frozen")
+    old = daemon.kill_child()
+    daemon.wait_for(lambda status: status.daemon_pid != old, "a new daemon")
+    assert frozen.worker.answer() == 2, "it was brought back"
+    mark = frozen.rounds()
+    wait_until(lambda: frozen.rounds() > mark + 5, "its burst goes on")
+    assert frozen.stop_burst() > 0
+    assert other.stop_burst() > 0
+    assert frozen.intact()
+    assert other.intact()
+
+
+def _held(daemon: Daemon, one: SessionProgram) -> bool:
+    return bool(emulator.books(daemon.state_path).process(one.pid).state)  # type: ignore[union-attr]

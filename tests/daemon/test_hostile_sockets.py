@@ -1,0 +1,323 @@
+"""Garbage, floods and crowds at the socket: an error or a refusal, never a crash or a leak."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import socket
+import struct
+import sys
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from checks import unharmed
+from daemon import Daemon, running_daemon, wait_until
+from talker import HELLO, Talker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+MIB = 1 << 20
+CROWD = 1000
+
+HELLO_LINE = json.dumps(HELLO).encode() + b"\n"
+SESSION_LINE = json.dumps({**HELLO, "role": "session"}).encode() + b"\n"
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    """One for the whole module: it must survive all of it, as the same process."""
+    with running_daemon("1x64MiB") as one:
+        pid = one.status().daemon_pid
+        yield one
+        assert one.status().daemon_pid == pid, one.log()
+        one.stop()
+        unharmed(one)
+
+
+@pytest.fixture
+def path(daemon: Daemon) -> Iterator[Path]:
+    """The socket; afterwards the daemon has as many descriptors and sessions as before, and not
+    noticeably more memory."""
+    process = psutil.Process(daemon.status().daemon_pid)
+    _warm(daemon)
+    wait_until(lambda: not daemon.status().sessions, "no sessions at the beginning")
+    before, memory = process.num_fds(), process.memory_info().rss
+    yield daemon.sockets()[0]
+    # This process may have been a session, and would have some time to come back as one.
+    with Talker(daemon.sockets()[0]) as talker:
+        assert talker.hello(role="session")["type"] == "welcome"
+        talker.say("goodbye")
+        talker.last_words()
+    wait_until(lambda: process.num_fds() <= before, f"descriptors back to {before}")
+    wait_until(lambda: not daemon.status().sessions, "no sessions left")
+    assert process.memory_info().rss < memory + 24 * MIB
+
+
+def _warm(daemon: Daemon) -> None:
+    for _ in range(3):
+        daemon.status()
+
+
+def _error(path: Path, *parts: bytes) -> dict[str, object] | None:
+    """The daemon's last words after ``parts``."""
+    with Talker(path) as talker:
+        with contextlib.suppress(OSError):  # it may have heard enough
+            for part in parts:
+                talker.raw(part)
+            talker.socket.shutdown(socket.SHUT_WR)
+        return talker.last_words()
+
+
+@pytest.mark.parametrize(
+    ("parts", "code"),
+    [
+        ((b"\n",), "malformed"),
+        ((b"GET / HTTP/1.1\r\n\r\n",), "malformed"),
+        ((b"\x16\x03\x01\x02\x00\x01\n",), "malformed"),
+        ((b'{"type":"hello"}\n',), "malformed"),
+        ((b'{"type":"no-such"}\n',), "unknown-type"),
+        ((b'{"type":"hel\0lo"}\n',), "malformed"),
+        ((b"\xff\xfe\n",), "malformed"),
+        ((b"[" * 60_000 + b"\n",), "malformed"),
+        ((b'{"type":"hello","x":' + b"[" * 50_000 + b"]" * 10_000 + b"}\n",), "malformed"),
+        ((b"x" * 70_000,), "too-large"),
+        ((b"x" * 70_000 + b"\n",), "too-large"),
+        ((b'{"type":"ping"}\n',), "out-of-order"),
+        ((HELLO_LINE, HELLO_LINE), "out-of-order"),
+        ((HELLO_LINE, b'{"type":"acquire","burst":1}\n'), "out-of-order"),
+        ((HELLO_LINE, b'{"type":"goodbye"}\n'), "out-of-order"),
+        ((SESSION_LINE, b'{"type":"end-burst","burst":3}\n'), "out-of-order"),
+        ((SESSION_LINE, b'{"type":"acquire","burst":0}\n'), "malformed"),
+        ((SESSION_LINE, b'{"type":"acquire","burst":9007199254740993}\n'), "malformed"),
+        ((SESSION_LINE, b'{"type":"acquire","burst":1e3}\n'), None),
+        ((HELLO_LINE, b'{"type":"set","tq_s":"soon"}\n'), "malformed"),
+        ((HELLO_LINE.replace(b'"protocol": 1', b'"protocol": 99'),), "protocol-version"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_gets_an_error_and_the_end(
+    path: Path, parts: tuple[bytes, ...], code: str | None
+) -> None:
+    answer = _error(path, *parts)
+    assert answer is not None
+    if code is not None:
+        assert (answer["type"], answer["code"], answer["fatal"]) == ("error", code, True)
+        assert answer["message"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"tq_s": 0}, {"tq_s": -1}, {"tq_s": 1e300}, {}, {"tq_s": 0.01}],
+)
+def test_settings_out_of_range_are_refused_and_the_connection_stays(
+    path: Path, settings: dict[str, float]
+) -> None:
+    with Talker(path) as talker:
+        talker.hello()
+        answer = talker.ask("set", **settings)
+        assert (answer["type"], answer["code"], answer["fatal"]) == ("error", "bad-setting", False)
+        assert talker.ask("ping") == {"type": "pong"}
+
+
+def test_a_conversation_cut_into_single_bytes_is_the_same(path: Path) -> None:
+    text = HELLO_LINE + b'{"type":"ping"}\n{"type":"get-status"}\n'
+    with Talker(path) as talker:
+        for byte in text:
+            talker.raw(bytes([byte]))
+        kinds = [talker.hear()["type"] for _ in range(3)]  # type: ignore[index]
+    assert kinds == ["welcome", "pong", "status"]
+    for cut in range(1, len(text), 7):
+        with Talker(path) as talker:
+            talker.raw(text[:cut])
+            talker.raw(text[cut:])
+            assert [talker.hear()["type"] for _ in range(3)] == kinds  # type: ignore[index]
+
+
+def test_half_a_line_and_then_nothing_or_the_end_keeps_nobody(daemon: Daemon, path: Path) -> None:
+    halves = [HELLO_LINE[:10], b"", b"{", HELLO_LINE + b'{"type":"acq', SESSION_LINE + b'{"typ']
+    talkers = [Talker(path) for _ in range(20) for _ in halves]
+    for number, talker in enumerate(talkers):
+        talker.raw(halves[number % len(halves)])
+    began_s = time.monotonic()
+    assert daemon.status().uuid
+    assert time.monotonic() - began_s < 5
+    for number, talker in enumerate(talkers):
+        if number % 2:  # half of them with a reset instead of an end
+            linger = struct.pack("ii", 1, 0)
+            talker.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        talker.close()
+
+
+def test_who_never_says_hello_is_shown_out(path: Path) -> None:
+    with Talker(path) as silent, Talker(path) as slow, Talker(path) as polite:
+        slow.raw(HELLO_LINE[:5])
+        polite.hello()
+        for talker in (silent, slow):
+            last = talker.last_words()
+            assert last is not None
+            assert (last["code"], last["fatal"]) == ("silent", True)
+        assert polite.ask("ping") == {"type": "pong"}
+
+
+def test_a_thousand_at_once(daemon: Daemon, path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        with ExitStack() as stack:
+            crowd = [stack.enter_context(Talker(path)) for _ in range(CROWD)]
+            for talker in crowd:
+                talker.raw(HELLO_LINE + b'{"type":"get-status","watch":true}\n')
+            for talker in crowd:
+                assert talker.hear()["type"] == "welcome"  # type: ignore[index]
+                assert talker.hear()["type"] == "status"  # type: ignore[index]
+            # A change reaches every watcher, and meanwhile the daemon answers others.
+            client = daemon.client()
+            client.set(tq_s=17)
+            client.close()
+            for talker in crowd:
+                while talker.until("status")["gpu"]["scheduler"]["tq_s"] != 17:
+                    pass
+            began_s = time.monotonic()
+            assert daemon.status().scheduler.tq_s == 17
+            assert time.monotonic() - began_s < 5
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+CROWDED_SESSIONS = """
+import os, signal, sys
+sys.path[:0] = {paths!r}
+from talker import Talker
+from pathlib import Path
+path, count = Path({path!r}), {count}
+children = []
+for number in range(count):
+    ready, child_ready = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        talker = Talker(path)
+        assert talker.hello(role="session", name="n" * 200)["type"] == "welcome"
+        talker.say("acquire", burst=1)
+        talker.until("granted")
+        talker.say("end-burst", burst=1)
+        os.write(child_ready, b"x")
+        signal.pause()
+        os._exit(0)
+    os.close(child_ready)
+    children.append((pid, ready))
+print(sum(os.read(ready, 1) == b"x" for _, ready in children), flush=True)
+sys.stdin.readline()
+for pid, _ in children:
+    os.kill(pid, 9)
+for pid, _ in children:
+    os.waitpid(pid, 0)
+"""
+
+
+def test_hundreds_of_sessions_come_and_go(daemon: Daemon, path: Path) -> None:
+    """Each its own process; each is granted (one after another, since nobody knows yet what they
+    need), and all are killed at once."""
+    import subprocess
+
+    count = 200
+    support = [entry for entry in sys.path if entry.endswith("support")]
+    code = CROWDED_SESSIONS.format(paths=support, path=str(path), count=count)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == f"{count}\n"
+        assert len(daemon.status().sessions) == count
+        process.stdin.write("\n")
+        process.stdin.flush()
+        wait_until(lambda: not daemon.status().sessions, "all sessions gone")
+    finally:
+        process.communicate("\n")
+    assert process.returncode == 0
+
+
+def test_a_watcher_that_never_reads_is_dropped_in_the_end(daemon: Daemon, path: Path) -> None:
+    deaf = Talker(path)
+    deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    deaf.hello()
+    deaf.socket.setblocking(False)
+    sent = 0
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):  # noqa: PT012
+        until_s = time.monotonic() + 60
+        while time.monotonic() < until_s:
+            try:
+                deaf.socket.send(b'{"type":"get-status","watch":true}\n' * 100)
+                sent += 100
+            except BlockingIOError:
+                time.sleep(0.01)
+    deaf.close()
+    assert "does not read" in daemon.log()
+
+
+@pytest.mark.parametrize("kind", ["ping", "get-status", "get-story", "set", "burst", "release"])
+def test_a_flood_of_legal_requests_is_answered_and_harms_nobody(
+    daemon: Daemon, path: Path, kind: str
+) -> None:
+    fields = {"get-story": {"session": "k0000000000"}, "set": {"tq_s": 12}}.get(kind, {})
+    count = 3000
+    with Talker(path) as talker:
+        talker.hello(role="session")
+        if kind == "burst":
+            lines = [
+                json.dumps({"type": what, "burst": number}) + "\n"
+                for number in range(1, count // 3)
+                for what in ("acquire", "withdraw")
+            ]
+        else:
+            lines = [json.dumps({"type": kind, **fields}) + "\n"] * count
+        data = "".join(lines).encode()
+        slowest_s = 0.0
+        for number, at in enumerate(range(0, len(data), 4096)):
+            talker.raw(data[at : at + 4096])
+            talker.drain()
+            began_s = time.monotonic()
+            if number % 16 == 0:
+                assert daemon.status().uuid
+                slowest_s = max(slowest_s, time.monotonic() - began_s)
+        assert slowest_s < 5
+        talker.drain()
+        talker.say("ping")
+        talker.until("pong")
+
+
+def test_random_bytes_by_the_megabyte(path: Path) -> None:
+    import random
+
+    chance = random.Random(4)
+    for _ in range(60):
+        data = chance.randbytes(chance.randrange(1, 100_000))
+        answer = _error(path, data) if chance.random() < 0.5 else _error(path, HELLO_LINE, data)
+        assert answer is None or answer["type"] in ("error", "welcome")
+
+
+def test_few_descriptors_cost_connections_not_the_daemon(start: Callable[..., Daemon]) -> None:
+    """At the limit new connections wait or are refused; those that are there go on."""
+    daemon = start("1x64MiB")
+    pid = daemon.status().daemon_pid
+    process = psutil.Process(pid)
+    limit = process.num_fds() + 30
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, limit))
+    first = Talker(daemon.sockets()[0])
+    first.hello()
+    with ExitStack() as stack:
+        for _ in range(100):
+            talker = stack.enter_context(Talker(daemon.sockets()[0]))
+            talker.raw(HELLO_LINE)
+        wait_until(lambda: "no new connection taken" in daemon.log(), "the limit reached")
+        assert first.ask("ping") == {"type": "pong"}
+    first.close()
+    assert daemon.status().daemon_pid == pid
+    assert os.path.exists(f"/proc/{pid}")
