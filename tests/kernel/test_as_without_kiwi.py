@@ -48,7 +48,7 @@ CELLS = [
     "_, __, _i",
     "In[1], len(Out)",
     "display({'text/plain': 'shown'}, raw=True)",
-    "class Bad:\n    def __repr__(self): raise RuntimeError('no')\ntripgpu.use()\nBad()",
+    "class Bad:\n    def __repr__(self):\n        raise RuntimeError('no')\ntripgpu.use()\nBad()",
     "assert tripgpu.use() == 1, 'what'",
     "import warnings\ntripgpu.use()\nwarnings.warn('careful')",
 ]
@@ -106,6 +106,8 @@ def test_every_message_is_the_same(both: tuple[Kernel, Kernel], daemon: Scripted
     kiwi, plain = both
     for code in CELLS:
         with_kiwi, without = kiwi.run(code), plain.run(code)
-        assert _comparable(with_kiwi, kiwi) == _comparable(without, plain), code
+        ours, theirs = _comparable(with_kiwi, kiwi), _comparable(without, plain)
+        differences = [pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]]
+        assert ours == theirs, f"{code}\n{differences}"
     assert len(daemon.peers) == 1
     assert len(daemon.peers[0].heard) > 2 * 20  # the cells of one kernel did ask, the other's not
