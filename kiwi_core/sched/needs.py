@@ -13,11 +13,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core.units import MIB
+
 if TYPE_CHECKING:
     from kiwi_core.sched.session import Session
 
 SMALL_SHARE: Final = 20
 """A twentieth of the GPU or less is hardly more than a context (0.3-0.6 of 16-140 GB)."""
+
+CONTEXT_MAX_BYTES: Final = 640 * MIB
+SMALL_SHARE_MAX: Final = 10
+"""On cards of less than 12 GB a context is more than a twentieth. So up to this much is small,
+but never more than a tenth of the GPU."""
 
 QUIET_BURSTS: Final = 3
 """Bursts without growth after which even a small session is believed to stay small."""
@@ -29,10 +36,15 @@ NOISE_SHARE: Final = 64
 def need_bytes(session: Session, total_bytes: int) -> int:
     """Without the margin, at most the whole GPU; never less than what it holds now."""
     peak = session.peak_bytes
-    if peak <= total_bytes // SMALL_SHARE and session.quiet_bursts < QUIET_BURSTS:
+    if peak <= _small_bytes(total_bytes) and session.quiet_bursts < QUIET_BURSTS:
         return total_bytes
     need = max(peak, session.footprint_bytes, 1)  # 0 would mean: not active
     return need if need < total_bytes else total_bytes
+
+
+def _small_bytes(total_bytes: int) -> int:
+    usual = max(total_bytes // SMALL_SHARE, CONTEXT_MAX_BYTES)
+    return min(usual, total_bytes // SMALL_SHARE_MAX)
 
 
 def wish_bytes(session: Session, total_bytes: int) -> int:
