@@ -60,6 +60,8 @@ class Announcer:
         watchers = self._desk.watchers
         lines: dict[int, bytes] = {}  # a status depends on nothing but the reader's user
         for connection in watchers:
+            if connection.choked:
+                continue  # old news by the time that it reads them
             uid = connection.peer.uid
             if uid not in lines:
                 lines[uid] = self._reporter.status_line(connection.peer)

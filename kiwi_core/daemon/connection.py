@@ -7,6 +7,7 @@ end of the connection; one that does not read what it is sent is dropped.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Protocol, cast
 
 import structlog
@@ -49,6 +50,9 @@ class Connection(asyncio.Protocol):
         self._conversation = Conversation()
         self._transport: asyncio.Transport | None = None
         self._accepted = False
+        self._choked = False
+        self._lines: deque[bytes | PeerError] = deque()
+        """Come, and not taken yet; at most what one read brings, since reading stops meanwhile."""
         self._silence: asyncio.TimerHandle | None = None
         self.peer = Peer(0, -1, -1)
         self.watching = False
@@ -72,10 +76,31 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for line in self._reader.feed(data):
+            self._lines.extend(self._reader.feed(data))
+        except PeerError as error:
+            self._lines.append(error)  # after the good lines before it
+        self._work()
+
+    def pause_writing(self) -> None:
+        """Its answers pile up: take nothing more from it until it has read them."""
+        self._choked = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._choked = False
+        asyncio.get_running_loop().call_soon(self._work)
+
+    def _work(self) -> None:
+        """Takes the lines that have come, as long as the answers are read."""
+        try:
+            while self._lines and not self._choked and not self.closed:
+                line = self._lines.popleft()
+                if isinstance(line, PeerError):
+                    raise line
                 self._take(line)
-                if self._transport is None or self._transport.is_closing():
-                    return
+            if not self._choked and self._transport is not None and not self.closed:
+                self._transport.resume_reading()
         except PeerError as error:
             log.info("peer broke the protocol", code=error.code, pid=self.peer.pid)
             self.end_with(error)
@@ -92,6 +117,11 @@ class Connection(asyncio.Protocol):
             self._receiver.disconnected(self)
 
     # --- for the receiver -----------------------------------------------------------------------
+
+    @property
+    def choked(self) -> bool:
+        """It has not read what it was sent; what is sent now only waits with the rest."""
+        return self._choked
 
     @property
     def closed(self) -> bool:
