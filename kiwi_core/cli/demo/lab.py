@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -32,6 +33,8 @@ def open_lab(stage: Stage, *, browser: bool, port: int) -> int:
         sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={stage.directory}",
         f"--port={port}", f"--LabApp.default_url=/lab/tree/{first}",
     ]  # fmt: skip
+    if os.getuid() == 0:
+        command.append("--allow-root")  # containers: it listens on localhost, behind a token
     if not browser:
         command.append("--no-browser")
     try:
