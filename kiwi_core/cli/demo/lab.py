@@ -30,7 +30,7 @@ def open_lab(stage: Stage, *, browser: bool, port: int) -> int:
         flush=True,
     )
     command = [
-        sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={stage.directory}",
+        sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={stage.notebooks[0].parent}",
         f"--port={port}", f"--LabApp.default_url=/lab/tree/{first}",
     ]  # fmt: skip
     if os.getuid() == 0:

@@ -82,7 +82,8 @@ def stage(emulated_size: str | None, tq_s: float, copy_rate: str) -> Iterator[St
 
 def _copy_notebooks(directory: Path) -> tuple[Path, ...]:
     source = _examples()
-    copies = tuple(directory / name for name in NOTEBOOKS)
+    (directory / "notebooks").mkdir()
+    copies = tuple(directory / "notebooks" / name for name in NOTEBOOKS)
     for copy in copies:
         shutil.copyfile(source / copy.name, copy)
     return copies
