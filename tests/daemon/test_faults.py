@@ -59,7 +59,10 @@ def test_a_process_that_cannot_be_moved_keeps_others_waiting_with_words(
     text = daemon.session(stubborn.pid).problem_text  # type: ignore[union-attr]
     assert "could not be moved out" in text
     wait_until(lambda: any(kind == "page-out-refused" for kind, _ in stubborn.told()), "told")
-    assert any(word[2] == "blocked-refused" and word[3] for word in other.words())
+    wait_until(
+        lambda: any(word[2] == "blocked-refused" and word[3] for word in other.words()),
+        "plain words while it waits",
+    )
     faults.clear()
     wait_until(other.granted, "granted once it goes")
     other.stop_burst()
@@ -135,9 +138,8 @@ def _blocked(daemon: Daemon, one: SessionProgram) -> bool:
 def test_a_driver_call_that_hangs_is_shown_and_the_others_go_on(
     start: Start, program: Program
 ) -> None:
-    """Its deadline is half a minute, so that a slow driver is not taken for a hung one."""
-    daemon = start("1x256MiB", "--tq", "0.5")
-    hung, other, third = program(daemon, 60), program(daemon, 60), program(daemon, 20)
+    daemon = start("1x256MiB", "--tq", "0.5", "--lock-timeout", "1", "--stuck-after", "2")
+    other, third, hung = program(daemon, 60), program(daemon, 20), program(daemon, 60)
     faults = emulator.Faults(daemon.state_path)
     faults.set("hang", pid=hung.pid, operation="checkpoint", count=1)
     hung.worker.do("client.release()")

@@ -133,7 +133,7 @@ def test_two_gpus_and_the_choice_of_one(start: Start) -> None:
     assert first.uuid != second.uuid
     assert first.daemon_pid != second.daemon_pid
     os.kill(second.daemon_pid, signal.SIGKILL)
-    assert daemon.status(0).daemon_pid == first.daemon_pid
+    assert _pid_of(daemon, first.uuid) == first.daemon_pid
     wait_until(lambda: _pid_of(daemon, second.uuid) not in (0, second.daemon_pid), "another")
     assert daemon.terminate() == 0
     place = ("--socket-dir", str(daemon.directory), "--emulate", "2x64MiB")

@@ -1,0 +1,178 @@
+"""What readers get to see, however many sessions there are; and how often they get it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kiwi_core.config import DEFAULTS
+from kiwi_core.daemon import announce
+from kiwi_core.daemon.announce import Announcer
+from kiwi_core.daemon.members import Member
+from kiwi_core.daemon.peers import Peer, Rights
+from kiwi_core.daemon.report import ANOTHER_USER, Reporter
+from kiwi_core.errors import CallerError
+from kiwi_core.gpu.nvml import GpuInfo
+from kiwi_core.pager.api import ProcessRef
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.scheduler import Scheduler
+from kiwi_core.states import AntiThrash
+from kiwi_core.units import GIB, NS_PER_S, SessionId
+from kiwi_core.wire.framing import decode_daemon
+from kiwi_core.wire.messages import StatusReport
+
+ALICE, BOB, ROOT = Peer(10, 1000, 1000), Peer(11, 1001, 1001), Peer(12, 0, 0)
+
+
+class Sessions:
+    """So many sessions of Alice, and one of Bob's, the last; with names of that length."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self.scheduler = Scheduler(
+            8 * GIB,
+            config=DEFAULTS,
+            tq_ns=NS_PER_S,
+            anti_thrash=AntiThrash.ON,
+            host_budget_bytes=8 * GIB,
+            first_op=1,
+        )
+        self.members: dict[str, Member] = {}
+        for number in range(count + 1):
+            id_ = SessionId(f"k{number}")
+            uid = BOB.uid if number == count else ALICE.uid
+            ref = ProcessRef(1000 + number, 1)
+            self.members[id_] = Member(id=id_, ref=ref, uid=uid, name=name, kernel_id=name)
+            self.scheduler.handle(ev.SessionJoined(session=id_), number)
+        gpu = GpuInfo(
+            index=0,
+            uuid="GPU-1",
+            name="g",
+            total_bytes=8 * GIB,
+            mig=False,
+            persistence=None,
+            driver_version="1",
+        )
+        self.reporter = Reporter(
+            self.scheduler,
+            cast("Any", self.members),
+            Rights(daemon_uid=0),
+            cast("Any", SimpleNamespace(gpu=gpu)),
+            errors=list,
+            emulated=False,
+        )
+
+
+def _read(line: bytes) -> StatusReport:
+    assert len(line) <= DEFAULTS.frame_max_bytes + 1
+    report = decode_daemon(line.rstrip(b"\n"))
+    assert isinstance(report, StatusReport)
+    return report
+
+
+def test_only_ones_own_names_are_shown() -> None:
+    world = Sessions(2, "secret.ipynb")
+    report = _read(world.reporter.status_line(BOB))
+    hidden, mine = report.gpu.sessions[0], report.gpu.sessions[2]
+    assert (hidden.name, hidden.owner, hidden.pid, hidden.kernel_id) == (
+        ANOTHER_USER, ANOTHER_USER, 0, "",
+    )  # fmt: skip
+    assert (mine.name, mine.pid, mine.mine) == ("secret.ipynb", 1002, True)
+    everything = _read(world.reporter.status_line(ROOT))
+    assert {session.name for session in everything.gpu.sessions} == {"secret.ipynb"}
+
+
+def test_a_story_is_ones_own_only() -> None:
+    world = Sessions(1, "n")
+    assert world.reporter.story(ALICE, "k0").lines
+    for session in ("k0", "k7"):
+        with pytest.raises(CallerError) as caught:
+            world.reporter.story(BOB, session)
+        assert caught.value.code == "no-such-session"
+
+
+def test_a_status_fits_one_line_however_long_the_names_are() -> None:
+    """It says how many it leaves out, and that are not the reader's."""
+    world = Sessions(DEFAULTS.sessions_max - 1, "\N{SNOWMAN}" * 200)
+    all_ = _read(world.reporter.status_line(BOB)).gpu
+    assert any(session.mine for session in all_.sessions)
+    shown = _read(world.reporter.status_line(ROOT)).gpu
+    hidden = DEFAULTS.sessions_max - len(shown.sessions)
+    assert hidden > 0
+    assert shown.errors == [f"{hidden} sessions are not shown: there are too many."]
+
+
+# --- pacing -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Watcher:
+    peer: Peer = ALICE
+    choked: bool = False
+    lines: list[bytes] = field(default_factory=list)
+
+    def send_line(self, line: bytes) -> None:
+        self.lines.append(line)
+
+
+@dataclass
+class Desk:
+    watchers: list[Watcher]
+
+
+class Slow:
+    """A reporter that counts, and takes its time."""
+
+    def __init__(self, block_s: float = 0.0) -> None:
+        self.made = 0
+        self._block_s = block_s
+
+    def waiting(self) -> list[Any]:
+        return []
+
+    def status_line(self, peer: Peer) -> bytes:
+        import time
+
+        self.made += 1
+        time.sleep(self._block_s)
+        return json.dumps([peer.uid, self.made]).encode()
+
+
+def _announce(watchers: list[Watcher], reporter: Slow, for_s: float, events: int) -> None:
+    async def run() -> None:
+        announcer = Announcer(cast("Any", Desk(watchers)), cast("Any", reporter))
+        for _ in range(events):
+            announcer.changed()
+            await asyncio.sleep(for_s / events)
+
+    asyncio.run(run())
+
+
+def test_many_changes_are_few_words() -> None:
+    watcher, reporter = Watcher(), Slow()
+    _announce([watcher], reporter, for_s=0.6, events=300)
+    assert 1 <= len(watcher.lines) <= 100  # 12 on a machine with nothing else to do
+
+
+def test_a_status_is_made_once_for_all_watchers_of_a_user() -> None:
+    watchers = [Watcher() for _ in range(50)] + [Watcher(BOB)]
+    reporter = Slow()
+    _announce(watchers, reporter, for_s=announce.COLLECT_S * 3, events=1)
+    assert reporter.made == 2
+    assert watchers[0].lines == watchers[49].lines != watchers[50].lines
+
+
+def test_talking_takes_a_small_share_of_the_time_only() -> None:
+    watcher, reporter = Watcher(), Slow(block_s=0.05)
+    _announce([watcher], reporter, for_s=1.2, events=100)
+    assert 1 <= reporter.made <= 3
+
+
+def test_who_does_not_read_gets_no_old_news() -> None:
+    choked = Watcher(choked=True)
+    _announce([choked], Slow(), for_s=announce.COLLECT_S * 3, events=1)
+    assert choked.lines == []
