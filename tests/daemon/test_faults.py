@@ -72,7 +72,7 @@ def test_a_process_that_cannot_be_moved_keeps_others_waiting_with_words(
 
 
 def test_a_lock_that_times_out_leaves_the_runner_running(start: Start, program: Program) -> None:
-    daemon = start("1x256MiB", "--tq", "0.3")
+    daemon = start("1x256MiB", "--tq", "0.3", "--lock-timeout", "0.5")
     runner, other = program(daemon, 150), program(daemon, 150)
     emulator.Faults(daemon.state_path).set("lock_timeout", pid=runner.pid, count=1)
     runner.start_burst()
