@@ -58,6 +58,7 @@ class Reporter:
         now_ns = time.monotonic_ns()
         view = self._scheduler.view(now_ns)
         gpu = self._machine.gpu
+        blocked = {entry.session: entry for entry in view.queue if entry.blocked}
         return m.StatusReport(
             gpu=m.GpuStatus(
                 uuid=gpu.uuid,
@@ -68,7 +69,10 @@ class Reporter:
                 scheduler=_scheduler(view),
                 holders=list(view.holders),
                 queue=[_queue_entry(entry) for entry in view.queue],
-                sessions=[self._session(session, reader) for session in view.sessions],
+                sessions=[
+                    self._session(session, blocked.get(session.id), reader)
+                    for session in view.sessions
+                ],
                 swaps=[
                     m.SwapStatus(
                         session=swap.session,
@@ -105,12 +109,15 @@ class Reporter:
             gpu = msgspec.structs.replace(report.gpu, sessions=kept, errors=[*self._errors(), said])
             report = m.StatusReport(gpu=gpu)
 
-    def _session(self, view: SessionView, reader: Peer) -> m.SessionStatus:
+    def _session(
+        self, view: SessionView, blocked: QueueView | None, reader: Peer
+    ) -> m.SessionStatus:
+        """With what it waits for beside its turn (``blocked``), or else what is wrong with it."""
         member = self._members.get(view.id)
         mine = member is not None and self._rights.may_see(reader, member.uid)
-        problem = (
-            words.sentence(view.problem, view.detail if mine else "") if view.problem else None
-        )
+        said = (blocked.blocked, blocked.detail) if blocked else (view.problem, view.detail)
+        problem, detail = said[0], said[1] if mine else ""
+        problem_text = " ".join(words.sentence(problem, detail)).strip() if problem else ""
         return m.SessionStatus(
             id=view.id,
             pid=member.ref.pid if member and mine else 0,
@@ -128,8 +135,8 @@ class Reporter:
             lingering=view.lingering,
             peak_bytes=view.peak_bytes,
             time_left_s=_seconds(view.time_left_ns),
-            problem=view.problem.value if view.problem else "",
-            problem_text=" ".join(problem).strip() if problem else "",
+            problem=problem.value if problem else "",
+            problem_text=problem_text,
         )
 
     # --- waiting --------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ class Extension:
             self.config.enabled = False
         self.session = Session(self.config, shell.user_ns, say_on_stderr)
         self.burst = Burst(GcGuard(enabled=self.config.gc_guard))
+        self.session.mid_burst = lambda: self.burst.held
         libraries = Libraries(
             cpu=frozenset(self.config.cpu_modules), gpu=frozenset(self.config.gpu_modules)
         )

@@ -26,7 +26,7 @@ from kiwi_jupyter.kernel.display import WaitingLine, screen_for
 from kiwi_jupyter.kernel.leftovers import Before
 from kiwi_jupyter.kernel.override import take_override
 from kiwi_jupyter.kernel.stack import cells_on_stack, is_silent
-from kiwi_jupyter.kernel.words import INTERRUPTED
+from kiwi_jupyter.kernel.words import INTERRUPTED, LOST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +60,14 @@ class _Interrupted(KeyboardInterrupt):
         return [INTERRUPTED]
 
 
+class GpuMemoryLostError(RuntimeError):
+    """Instead of the cell: its CUDA calls could only fail, or never come back."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [LOST]
+
+
+GpuMemoryLostError.__name__ = GpuMemoryLostError.__qualname__ = "GpuMemoryLost"
 _Interrupted.__name__ = _Interrupted.__qualname__ = "KeyboardInterrupt"
 
 
@@ -212,7 +220,7 @@ class Gate:
     def blocking(self, token: int) -> None:
         """``__kiwi_gate__``: returns when the GPU is ours (or the cell has to do without Kiwi).
 
-        Raises nothing but ``KeyboardInterrupt``.
+        Raises nothing but ``KeyboardInterrupt`` and ``GpuMemoryLostError``.
         """
         run = self._start(token)
         if run is None:
@@ -225,6 +233,9 @@ class Gate:
         except KeyboardInterrupt:
             self._give_up(run)
             raise _Interrupted from None
+        except GpuMemoryLostError:
+            self._give_up(run)
+            raise
         except Exception as error:  # noqa: BLE001 - the user's cell must run whatever Kiwi does
             self._failed(run, error)
 
@@ -248,6 +259,9 @@ class Gate:
         except (KeyboardInterrupt, asyncio.CancelledError):
             self._give_up(run)
             raise _Interrupted from None
+        except GpuMemoryLostError:
+            self._give_up(run)
+            raise
         except Exception as error:  # noqa: BLE001
             self._failed(run, error)
 
@@ -268,6 +282,7 @@ class Gate:
         finally:
             line.close()
         self._session.show_notices()
+        self._check_contents()
 
     async def _await(self, client: Client, run: CellRun) -> None:
         self._burst.join(client, run.member)
@@ -281,6 +296,11 @@ class Gate:
         finally:
             line.close()
         self._session.show_notices()
+        self._check_contents()
+
+    def _check_contents(self) -> None:
+        if self._session.lost:
+            raise GpuMemoryLostError(LOST)
 
     def _line(self, run: CellRun) -> WaitingLine:
         screen = screen_for(self._shell, silent=run.silent)

@@ -7,11 +7,13 @@ import sys
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.config import socket_dir
 from kiwi_core.errors import CallerError, KiwiError, PeerError
+from kiwi_core.states import Notice
 from kiwi_jupyter.kernel.identity import kernel_id, notebook_name
 from kiwi_jupyter.kernel.words import SHOWN_NOTICES, told
 
@@ -55,6 +57,10 @@ class Session:
         self._refused = False
         self._possible_until_s = 0.0
         self._said: set[str] = set()
+        self.mid_burst: Callable[[], bool] = bool
+        """Whether a cell that was granted the GPU is under way."""
+        self.lost = False
+        """The contents of this process's GPU memory are gone for good."""
         self.problem = ""
         """Why there is no connection, in words; "" while there is one or none was tried."""
         self.notices: deque[Told] = deque(maxlen=NOTICES_MAX)
@@ -209,15 +215,20 @@ class Session:
             self._say(text)
 
     def _noticed(self, notice: Told) -> None:
-        """In the client's reader thread: only kept here; a cell shows it."""
+        """In whichever thread reads: only kept here; a cell shows it. But one that is in the middle
+        of its burst may stand still in a driver call, perhaps for ever."""
         self.notices.append(notice)
+        self.lost = self.lost or notice.notice is Notice.LOST
         if notice.notice in SHOWN_NOTICES:
             self._unshown.append(notice)
+            if self.mid_burst():
+                self.show_notices()
 
     def show_notices(self) -> None:
-        """Called in a cell's thread, so that it goes to that cell's output."""
-        while self._unshown:
-            self._say(told(self._unshown.popleft()))
+        """In a cell's thread it goes to that cell's output, elsewhere to that of the last one."""
+        with suppress(IndexError):  # by two threads at once, perhaps
+            while True:
+                self._say(told(self._unshown.popleft()))
 
     def failed(self, error: KiwiError) -> None:
         """A wait failed for good: the cell runs without Kiwi, and its user knows."""

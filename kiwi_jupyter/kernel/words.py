@@ -18,6 +18,12 @@ INTERRUPTED: Final = (
     " this cell."
 )
 
+LOST: Final = (
+    "GpuMemoryLost: what this notebook had in GPU memory is gone, so nothing that uses the GPU ran"
+    " in this cell. Restart this kernel. To save what is in CPU memory first, put `%%kiwi cpu` on"
+    " top of a cell: it runs all the same."
+)
+
 
 def waiting_line(waiting: Waiting | None, waited_s: float) -> str:
     """One line about a wait, for people."""

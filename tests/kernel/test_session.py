@@ -130,7 +130,11 @@ def test_a_lost_session_is_told_in_the_notebook(kernel: Kernel, daemon: Scripted
             daemon.obey(peer, message)
 
     daemon.script = lose
-    assert "Kiwi: The memory is lost. Restart." in kernel.check("tripgpu.use()").stream("stderr")
+    cell = kernel.run("tripgpu.use()")
+    assert cell.error == "GpuMemoryLost"
+    assert "Kiwi: The memory is lost. Restart." in cell.stream("stderr")
+    assert kernel.run("tripgpu.use()").error == "GpuMemoryLost", "again, in each cell"
+    assert kernel.check("%%kiwi cpu\ntripgpu.use()").result == "'use'", "what can be saved, can be"
     assert "The memory is lost." in (kernel.check("%kiwi status").result or "")
 
 

@@ -1,0 +1,352 @@
+"""The driver fails, hangs or has no room: notebooks and `kiwi status` say it in plain words, what
+can be saved is, and the others go on.
+
+The GPU has 128 MiB; two notebooks of 72 (and a context each) do not fit together, one of 8 fits
+beside each.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import gpu_cells
+import pytest
+from checks import unharmed
+from cuda_processes import Worker
+from notebooks import assert_books_agree
+
+from kiwi_core import emulator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import ExitStack
+
+    from cli_process import Result
+    from daemon import Daemon
+    from kernels import Cell
+    from notebooks import Notebook
+
+pytestmark = pytest.mark.e2e
+
+GPU = "1x128MiB"
+MIB = 1 << 20
+
+SPIN = """
+module = check(cuda.cuModuleLoadData(b"kiwi-emulated-module\\0"))
+spin = check(cuda.cuModuleGetFunction(module, b"spin_ns"))
+import ctypes
+def long_kernel(seconds):
+    arguments = ((int(seconds * 1e9),), (ctypes.c_uint64,))
+    check(cuda.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, 0, arguments, 0))
+    check(cuda.cuCtxSynchronize())
+"""
+FREE = "check(cuda.cuMemFree(memory.address))"
+
+
+@pytest.fixture
+def start(make_daemon: Callable[..., Daemon]) -> Iterator[Callable[..., Daemon]]:
+    """Daemons that must not have stumbled at the end."""
+    made = []
+
+    def make(*args: str) -> Daemon:
+        made.append(make_daemon(GPU, *args))
+        return made[-1]
+
+    yield make
+    for daemon in made:
+        daemon.stop()
+        unharmed(daemon)
+
+
+@pytest.fixture
+def kiwi_status(kiwi: Callable[..., Result]) -> Callable[[Daemon], str]:
+    """What `kiwi status` prints for people."""
+
+    def look(daemon: Daemon) -> str:
+        result = kiwi(daemon, "status")
+        assert result.code == 0, result.err
+        return result.out
+
+    return look
+
+
+def waits_with(notebook: Notebook, cell: Cell, words: str) -> None:
+    """The line below the waiting cell says ``words``."""
+    notebook.kernel.until(
+        lambda: any(words in text for text in cell.displays()), f"{notebook.name} reads {words!r}"
+    )
+
+
+def has_problem(daemon: Daemon, notebook: Notebook, problem: str) -> None:
+    daemon.wait_for(
+        lambda _: notebook.session.problem == problem, f"{notebook.name} has {problem!r}"
+    )
+
+
+def goes_on(notebook: Notebook, within_s: float = 10.0) -> None:
+    """A short GPU cell comes to a good end, soon."""
+    began_s = time.monotonic()
+    notebook.finish(notebook.work(steps=2), within_s)
+    assert time.monotonic() - began_s < within_s
+
+
+def test_a_lock_that_times_out(
+    start: Callable[..., Daemon],
+    make_notebook: Callable[..., Notebook],
+    kiwi_status: Callable[[Daemon], str],
+) -> None:
+    """By a GPU kernel that runs very long, and once more by the driver's mood."""
+    daemon = start("--tq", "0.3", "--lock-timeout", "0.5")
+    b = make_notebook(daemon, "B", mib=72)
+    a = make_notebook(daemon, "A", mib=72)
+    a.check(SPIN)
+    stop = daemon.directory / "stop"
+    a_cell = a.start(f"long_kernel(6)\n{gpu_cells.work(until=stop)}")
+    a.wait_state("running")
+    b_cell = b.work(steps=5)
+    has_problem(daemon, a, "page-out-refused")
+    waits_with(b, b_cell, "the GPU memory of another notebook cannot be moved out at the moment")
+    status = kiwi_status(daemon)
+    assert "A.ipynb" in status
+    assert "could not be moved out, so others wait longer. (lock-timeout" in status
+    assert "Waiting because the GPU memory of another notebook cannot be moved out" in status
+    assert not b.kernel.finished(b_cell)
+    b.finish(b_cell)
+    stop.touch()
+    a.finish(a_cell)
+
+    emulator.faults(daemon.state_path).set("lock_timeout", pid=b.pid)
+    stop.unlink()
+    b_cell = b.work(until=stop)
+    b.wait_state("running")
+    a_cell = a.work(steps=5)
+    has_problem(daemon, b, "page-out-refused")
+    a.finish(a_cell)
+    assert b.session.problem == "", "it could be moved at the second attempt"
+    stop.touch()
+    b.finish(b_cell)
+    a.assert_intact()
+    b.assert_intact()
+    assert_books_agree(daemon)
+
+
+def test_programs_outside_kiwi_hold_the_memory(
+    start: Callable[..., Daemon],
+    make_notebook: Callable[..., Notebook],
+    stack: ExitStack,
+    kiwi_status: Callable[[Daemon], str],
+) -> None:
+    daemon = start("--tq", "0.3")
+    b = make_notebook(daemon, "B", mib=72)
+    a = make_notebook(daemon, "A", mib=8)
+    b.check("%kiwi release")
+    daemon.wait_for(lambda _: b.state == "paged-out", "B is out")
+    outsider = stack.enter_context(_outsider(daemon))
+    outsider.do(f"init(); held = alloc({60 * MIB})")
+    daemon.wait_for(lambda status: status.memory.outside_bytes > 60 * MIB, "it is seen")
+    b_cell = b.work(steps=5)
+    waits_with(b, b_cell, "Waiting because programs outside Kiwi hold GPU memory")
+    goes_on(a)
+    status = kiwi_status(daemon)
+    assert "held by programs outside Kiwi" in status
+    assert "Waiting because programs outside Kiwi hold GPU memory that this notebook" in status
+    assert "start them with `kiwi run`" in status
+    outsider.close()
+    b.finish(b_cell)
+    b.assert_intact()
+
+    # The same behind the daemon's back: it looks at an idle GPU every few seconds only, so what
+    # it knows of room is old, and the restore itself is refused.
+    b.check("%kiwi release")
+    daemon.wait_for(lambda _: b.state == "paged-out", "B is out")
+    assert_books_agree(daemon)
+    outsider = stack.enter_context(_outsider(daemon))
+    outsider.do(f"init(); held = alloc({60 * MIB})")
+    b_cell = b.work(steps=5)
+    has_problem(daemon, b, "page-in-refused")
+    waits_with(b, b_cell, "could not be brought back yet; nothing is lost, and Kiwi tries again")
+    assert "(no-room: It needs" in kiwi_status(daemon)
+    goes_on(a)
+    outsider.close()
+    b.finish(b_cell)
+    b.assert_intact()
+    assert_books_agree(daemon)
+
+
+class _outsider(Worker):  # noqa: N801 - used like a function
+    """A program that is no session of Kiwi's."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        super().__init__(emulator.environment(daemon.state_path, emulator.build()))
+
+    def __enter__(self) -> _outsider:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def test_driver_calls_that_hang(
+    start: Callable[..., Daemon],
+    make_notebook: Callable[..., Notebook],
+    kiwi_status: Callable[[Daemon], str],
+) -> None:
+    daemon = start("--tq", "0.3", "--lock-timeout", "0.5", "--stuck-after", "0.5")
+    faults = emulator.faults(daemon.state_path)
+    c = make_notebook(daemon, "C", mib=8)
+    b = make_notebook(daemon, "B", mib=72)
+    a = make_notebook(daemon, "A", mib=72)
+    hangs = "A driver call that moves the GPU memory of this notebook hangs; the others go on."
+
+    # A is idle and has to go out for B, but that hangs.
+    faults.set("hang", pid=a.pid, operation="checkpoint")
+    b_cell = b.work(steps=5)
+    has_problem(daemon, a, "stuck")
+    waits_with(b, b_cell, "a driver call on another session hangs")
+    status = kiwi_status(daemon)
+    assert hangs in status
+    assert "Waiting because the GPU memory of another notebook cannot be moved out" in status
+    goes_on(c)
+    assert not b.kernel.finished(b_cell)
+    faults.clear("hang")
+    b.finish(b_cell)
+    has_problem(daemon, a, "")
+
+    # A wants to come back in, but that hangs.
+    assert a.state == "paged-out"
+    faults.set("hang", pid=a.pid, operation="restore")
+    a_cell = a.work(steps=5)
+    has_problem(daemon, a, "stuck")
+    waits_with(a, a_cell, hangs)
+    assert hangs in kiwi_status(daemon)
+    goes_on(c)
+    shown = c.check("%kiwi status").result
+    assert shown is not None
+    assert "has not" not in shown
+    faults.clear("hang")
+    a.finish(a_cell)
+    has_problem(daemon, a, "")
+    for notebook in (a, b, c):
+        notebook.assert_intact()
+    assert_books_agree(daemon)
+
+
+CHILD = """
+import subprocess, sys
+source = '''
+import sys
+{prelude}
+memory = Memory({mib}, 5)
+print("ready", flush=True)
+for line in sys.stdin:
+    print("INTACT" if memory.intact() else "DAMAGED", flush=True)
+'''
+child = subprocess.Popen(
+    [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+assert child.stdout.readline() == "ready\\n"
+print(child.pid)
+"""
+ASK_CHILD = "child.stdin.write('\\n'); child.stdin.flush(); print(child.stdout.readline(), end='')"
+
+
+def test_a_page_out_that_fails_half_way(
+    start: Callable[..., Daemon],
+    make_notebook: Callable[..., Notebook],
+    kiwi_status: Callable[[Daemon], str],
+) -> None:
+    """A kernel and its child: one is out already when the other cannot go; both come back, and
+    the next attempt moves both."""
+    daemon = start("--tq", "0.3")
+    b = make_notebook(daemon, "B", mib=72)
+    a = make_notebook(daemon, "A", mib=40)
+    child_pid = int(a.check("%%kiwi gpu\n" + CHILD.format(prelude=gpu_cells.PRELUDE, mib=24)).text)
+    daemon.wait_for(lambda _: a.session.resident_bytes > 80 * MIB, "both processes are counted")
+    faults = emulator.faults(daemon.state_path)
+    for pid in (child_pid, a.pid):
+        faults.set("checkpoint_fail", pid=pid)
+        b_cell = b.work(steps=5)
+        has_problem(daemon, a, "page-out-refused")
+        assert "could not be moved out, so others wait longer. (driver" in kiwi_status(daemon)
+        b.finish(b_cell)
+        assert faults.hits("checkpoint_fail") == 1
+        faults.clear()
+        assert a.check("%%kiwi gpu\n" + ASK_CHILD).text == "INTACT\n"
+        a.assert_intact()
+    b.assert_intact()
+    assert_books_agree(daemon)
+    a.check("child.stdin.close(); child.wait(); child.stdout.close()")
+
+
+def test_contents_that_are_lost(
+    start: Callable[..., Daemon],
+    make_notebook: Callable[..., Notebook],
+    kiwi_status: Callable[[Daemon], str],
+) -> None:
+    daemon = start("--tq", "0.3")
+    a = make_notebook(daemon, "A", mib=72)
+    b = make_notebook(daemon, "B", mib=72)
+    assert a.state == "paged-out"
+    emulator.faults(daemon.state_path).set("restore_fail", pid=a.pid)
+    cell = a.run(gpu_cells.INTACT)
+    assert (cell.error, cell.text) == ("GpuMemoryLost", "")
+    words = "The contents of this notebook's GPU memory are lost"
+    assert words in cell.stream("stderr")
+    assert "Restart this kernel" in cell.traceback
+    assert a.state == "lost"
+    status = kiwi_status(daemon)
+    assert words in status
+    assert "Restart this kernel" in status
+    shown = a.check("%kiwi status").result
+    assert shown is not None
+    assert words in shown
+    assert a.run(gpu_cells.INTACT).error == "GpuMemoryLost", "still lost, and still said"
+    assert a.check("%%kiwi cpu\nprint(len(memory.digests))").text == "72\n"
+    b.assert_intact()
+    a.kernel.restart(now=False)
+    a.take(72, seed=7)
+
+    # In mid-cell: it stands still in a driver call that never returns, and says why all the same.
+    stop = daemon.directory / "stop"
+    a_cell = a.work(until=stop)
+    a.wait_state("running")
+    emulator.faults(daemon.state_path).set("restore_fail", pid=a.pid)
+    b_cell = b.work(steps=5)
+    a.wait_state("lost")
+    b.finish(b_cell)
+    a.kernel.until(lambda: words in a_cell.stream("stderr"), "A reads that its memory is lost")
+    a.kernel.restart(now=False)
+    a.take(72, seed=8)
+    a.assert_intact()
+    b.assert_intact()
+    assert_books_agree(daemon)
+
+
+def test_system_ram_is_full(
+    start: Callable[..., Daemon],
+    make_notebook: Callable[..., Notebook],
+    kiwi_status: Callable[[Daemon], str],
+) -> None:
+    daemon = start("--tq", "0.3", "--host-budget", "90MiB")
+    b = make_notebook(daemon, "B", mib=72)
+    a = make_notebook(daemon, "A", mib=72)
+    stop = daemon.directory / "stop"
+    a_cell = a.work(until=stop)
+    a.wait_state("running")
+    b_cell = b.work(steps=5)
+    words = "Waiting because system RAM has no room for the GPU memory that would have to be moved"
+    waits_with(b, b_cell, words)
+    status = kiwi_status(daemon)
+    assert words in status
+    assert "Restart a notebook that is no longer needed, or free system RAM." in status
+    stop.touch()
+    a.finish(a_cell)
+    shown = a.check("%kiwi status").result
+    assert shown is not None
+    assert "system RAM" in shown
+    a.assert_intact()
+    assert not b.kernel.finished(b_cell)
+    a.check(FREE)
+    b.finish(b_cell)
+    b.assert_intact()
+    assert_books_agree(daemon)
