@@ -179,7 +179,7 @@ def test_a_program_shares_fairly_with_a_notebook(
     loop = notebook.work(until=enough)
     command = ("run", "--require", "--", sys.executable, str(script), str(enough))
     program = start_kiwi(*command, **daemon.env)
-    stack.callback(program.kill)
+    stack.callback(lambda: program.poll() is None and program.kill())
     _both_were_stopped(daemon, notebook, program.pid, times=3)
     _ctrl_c_while_waiting(daemon, script, enough)
     enough.touch()

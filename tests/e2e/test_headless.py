@@ -1,0 +1,202 @@
+"""Kernels that nobody looks at: notebooks executed by tools, kernels without a Jupyter server,
+daemons that start by themselves, and the demo."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ledger
+import psutil
+import pytest
+from cli_process import finish, start_kiwi
+from daemon import Daemon, wait_until
+from gpu_cells import INTACT, PRELUDE, take
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.connect import write_connection_file
+from kernels import running_kernel
+from notebooks import assert_books_agree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import ExitStack
+
+pytestmark = pytest.mark.e2e
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NBCLIENT = "import sys; from nbclient.cli import main; sys.exit(main())"
+CPU_ONLY = ("emulated_training.ipynb", "emulated_exploration.ipynb")
+
+
+@pytest.fixture(autouse=True)
+def empty_home(private_tmp: Path, monkeypatch: pytest.MonkeyPatch, stack: ExitStack) -> None:
+    """For everything that is started here."""
+    home = private_tmp / "home"
+    stack.callback(shutil.rmtree, home)
+    for name in ("HOME", "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR",
+                 "JUPYTER_RUNTIME_DIR"):  # fmt: skip
+        place = home if name == "HOME" else home / name.lower()
+        place.mkdir(mode=0o700)
+        monkeypatch.setenv(name, str(place))
+
+
+def test_notebooks_executed_by_tools_side_by_side(
+    make_daemon: Callable[..., Daemon], stack: ExitStack
+) -> None:
+    """The pair of examples, one by nbclient, one by papermill: both find their bytes right, and
+    what is saved has nothing of the waits in it."""
+    daemon = make_daemon("1x128MiB", "--tq", "0.5")
+    one, other = (EXAMPLES / name for name in CPU_ONLY)
+    results = {
+        daemon.directory / "one.ipynb": ["-c", NBCLIENT, str(one), "--output", "%"],
+        daemon.directory / "other.ipynb": ["-m", "papermill", str(other), "%", "--no-progress-bar"],
+    }
+    running = {
+        path: _start([part.replace("%", str(path)) for part in command], daemon, stack)
+        for path, command in results.items()
+    }
+    for path, process in running.items():
+        result = finish(process)
+        assert result.code == 0, result.err
+        assert "INTACT: all " in _saved_text(path)
+    read = ledger.read(daemon.journal())
+    assert read.overlaps() == []
+    assert any(way == "in" for _, way, _, _ in read.moved), "they were never in each other's way"
+    daemon.wait_for(lambda status: not status.sessions, "both have left")
+    assert_books_agree(daemon)
+
+
+def _start(arguments: list[str], daemon: Daemon, stack: ExitStack) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, *arguments], env=os.environ | daemon.env, cwd=daemon.directory,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    stack.callback(_end, process)
+    return process
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with process:
+        process.kill()
+
+
+def _saved_text(path: Path) -> str:
+    """All text of all outputs; fails if something of a wait was saved."""
+    texts = []
+    for cell in json.loads(path.read_text())["cells"]:
+        for output in cell.get("outputs", []):
+            texts.append("".join(output.get("text", "")))
+            data = output.get("data", {})
+            texts.append("".join(data.get("text/plain", "")))
+            assert "text/html" not in data, data
+    saved = "\n".join(texts)
+    assert "Waiting for the GPU" not in saved
+    return saved
+
+
+def test_a_kernel_without_a_jupyter_server(
+    make_daemon: Callable[..., Daemon], stack: ExitStack
+) -> None:
+    """As VS Code starts it: ``python -m ipykernel_launcher`` with a connection file, TCP, no
+    JPY_SESSION_NAME, and the notebook's name set by a silent cell."""
+    daemon = make_daemon("1x128MiB", "--tq", "0.5")
+    file, _ = write_connection_file(str(daemon.directory / "kernel-v2-1.json"), ip="127.0.0.1")
+    process = _start(["-m", "ipykernel_launcher", f"--f={file}"], daemon, stack)
+    client = BlockingKernelClient(connection_file=file)
+    client.load_connection_file()
+    client.start_channels()
+    stack.callback(client.stop_channels)
+    client.wait_for_ready(timeout=60)
+    said: list[str] = []
+
+    def run(code: str, **options: Any) -> str:
+        said.clear()
+        reply = client.execute_interactive(
+            code, timeout=60, allow_stdin=False, output_hook=_collector(said), **options
+        )
+        assert reply["content"]["status"] == "ok", reply["content"]
+        return "".join(said)
+
+    run("__vsc_ipynb_file__ = '/home/somebody/explore.ipynb'", silent=True)
+    run(PRELUDE)
+    run(take(75, 1))
+    assert daemon.wait_state(process.pid, "idle").name == "explore.ipynb"
+    with running_kernel(daemon.env) as other:
+        other.check(PRELUDE)
+        other.check(take(75, 2))
+        daemon.wait_state(process.pid, "paged-out")
+        assert run(INTACT) == "INTACT\n"
+        assert other.check(INTACT).text == "INTACT\n"
+    client.shutdown()
+    finish(process)
+    daemon.wait_for(lambda status: not status.sessions, "both have left")
+
+
+def _collector(said: list[str]) -> Callable[[dict[str, Any]], None]:
+    def collect(message: dict[str, Any]) -> None:
+        if message["msg_type"] == "stream":
+            said.append(message["content"]["text"])
+
+    return collect
+
+
+def test_two_kernels_start_one_daemon(private_tmp: Path, stack: ExitStack) -> None:
+    """There is none, and KIWI_DAEMON_ARGS says what one would be like: the first GPU cells of two
+    kernels, run at once, get the same one. It ends at SIGTERM and leaves nothing."""
+    daemon = Daemon(private_tmp / "run", "1x256MiB")
+    stack.callback(shutil.rmtree, daemon.directory, ignore_errors=True)
+    stack.callback(lambda: [os.kill(pid, signal.SIGKILL) for pid in _daemons()])
+    env = daemon.env | {"KIWI_DAEMON_ARGS": "--emulate 1x256MiB --tq 0.5"}
+    a, b = (stack.enter_context(running_kernel(env)) for _ in "ab")
+    for kernel in (a, b):
+        kernel.check("1 + 1")
+    assert not daemon.sockets(), "a CPU cell starts no daemon"
+    preludes = [kernel.send(PRELUDE) for kernel in (a, b)]
+    for kernel, cell in zip((a, b), preludes, strict=True):
+        assert kernel.finish(cell).status == "ok", cell.traceback
+        assert "EMULATED GPU" in cell.stream("stderr")
+    loads = [kernel.send(take(150, seed)) for seed, kernel in enumerate((a, b))]
+    for kernel, cell in zip((a, b), loads, strict=True):
+        assert kernel.finish(cell).status == "ok", cell.traceback
+    for kernel in (a, b):
+        assert kernel.check(INTACT).text == "INTACT\n"
+    assert {session.pid for session in daemon.status().sessions} == {a.pid, b.pid}
+    supervisor = psutil.Process(daemon.status().daemon_pid).parent()
+    assert supervisor is not None
+    assert _daemons() == {supervisor.pid, daemon.status().daemon_pid}
+    os.kill(supervisor.pid, signal.SIGTERM)
+    wait_until(lambda: not _daemons(), "the daemon ends")
+    assert not daemon.sockets()
+    for kernel in (a, b):  # everything was brought back that could be; the rest says so
+        assert kernel.check("2 + 2").result == "4"
+
+
+def _daemons() -> set[int]:
+    """Pids of this test's ``kiwi daemon`` processes: found by what marks its environment."""
+    mark = os.environ["KIWI_E2E_TEST"]
+    found = set()
+    for process in psutil.process_iter():
+        try:
+            command = process.cmdline()
+            if "daemon" in " ".join(command) and process.environ().get("KIWI_E2E_TEST") == mark:
+                found.add(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.timeout(180)
+def test_the_demo_ends_with_a_good_verdict() -> None:
+    process = start_kiwi(
+        "demo", "--headless", "--emulate", "--size", "256MiB", "--tq", "0.5", "--copy-rate", "1GiB"
+    )
+    out, err = process.communicate(timeout=150)
+    assert process.returncode == 0, out + err
+    assert "VERDICT: GOOD (on an EMULATED GPU)" in out
+    assert err == ""
