@@ -1,0 +1,130 @@
+"""A kernel that stands still as a whole: its main thread keeps the interpreter's lock while the
+driver holds it, as some libraries do. It can say nothing then, and nothing may depend on it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from checks import unharmed
+from notebooks import CHECKPOINTED, assert_books_agree
+
+from kiwi_core import emulator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daemon import Daemon
+    from notebooks import Notebook
+
+pytestmark = pytest.mark.e2e
+
+FROZEN = """
+import ctypes
+library = ctypes.PyDLL("libcuda.so.1")
+def frozen_loop(stop):
+    '''Reads piece by piece, with the interpreter's lock held in each call; counts rounds.'''
+    rounds, data = 0, ctypes.create_string_buffer(PIECE)
+    while not os.path.exists(stop):
+        number = rounds % len(memory.digests)
+        source = ctypes.c_uint64(memory.address + number * PIECE)
+        result = library.cuMemcpyDtoH_v2(data, source, ctypes.c_size_t(PIECE))
+        if result or hashlib.sha1(data.raw).digest() != memory.digests[number]:
+            raise AssertionError(f"round {rounds}: {result}")
+        rounds += 1
+    return rounds
+"""
+"""On plain ``ctypes``: ``cuda.bindings`` let the lock go in each call."""
+
+
+def test_a_frozen_kernel_comes_back(
+    make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook]
+) -> None:
+    daemon = make_daemon("1x128MiB", "--tq", "0.3")
+    a = make_notebook(daemon, "A", mib=72)
+    b = make_notebook(daemon, "B", mib=72)
+    a.check(FROZEN)
+    stop_a, stop_b = daemon.directory / "stop-a", daemon.directory / "stop-b"
+    loop = f"print('rounds', frozen_loop({str(stop_a)!r}))"
+
+    # Held as a whole, while B works; its end is right.
+    a_cell = a.start("%%kiwi gpu\n" + loop)
+    a.wait_state("running")
+    set_tq(daemon, 0.3)
+    b_cell = b.work(until=stop_b)
+    wait_frozen(daemon, a, b)
+    stands_still(a)
+    stop_a.touch()
+    stop_b.touch()
+    b.finish(b_cell)
+    assert a.finish(a_cell).text.startswith("rounds ")
+
+    # An interrupt that comes meanwhile takes effect when it is back.
+    stop_a.unlink()
+    stop_b.unlink()
+    a_cell = a.start("%%kiwi gpu\n" + loop)
+    a.wait_state("running")
+    set_tq(daemon, 0.3)
+    b_cell = b.work(until=stop_b)
+    wait_frozen(daemon, a, b)
+    a.kernel.interrupt()
+    stands_still(a)
+    assert not a.kernel.finished(a_cell)
+    stop_b.touch()
+    b.finish(b_cell)
+    assert a.kernel.finish(a_cell).error == "KeyboardInterrupt"
+    assert a.check("1 + 1").result == "2"
+    a.assert_intact()
+
+    # The daemon is killed meanwhile: the next one brings it back.
+    stop_b.unlink()
+    a_cell = a.start("%%kiwi gpu\n" + loop)
+    a.wait_state("running")
+    set_tq(daemon, 0.3)
+    b_cell = b.work(until=stop_b)
+    wait_frozen(daemon, a, b)
+    daemon.kill_all()
+    stands_still(a)
+    daemon.start()
+    a.wait_state("running")
+    stop_a.touch()
+    stop_b.touch()
+    assert a.finish(a_cell).text.startswith("rounds ")
+    b.finish(b_cell)
+    a.assert_intact()
+    b.assert_intact()
+    assert_books_agree(daemon)
+    daemon.stop()
+    unharmed(daemon)
+
+
+def wait_frozen(daemon: Daemon, a: Notebook, b: Notebook) -> None:
+    """A is out in mid-cell and stays so; B works."""
+    daemon.wait_for(lambda _: (a.state, b.state) == ("suspended", "running"), "A is out")
+    set_tq(daemon, 60)
+    daemon.wait_for(lambda _: (a.state, b.state) == ("suspended", "running"), "A stays out")
+
+
+def set_tq(daemon: Daemon, tq_s: float) -> None:
+    client = daemon.client()
+    client.set(tq_s=tq_s)
+    client.close()
+
+
+def stands_still(a: Notebook) -> None:
+    """Not one of its threads gets anywhere: it uses no CPU, and its memory is out."""
+    process = emulator.books(a.daemon.state_path).process(a.pid)
+    assert process is not None
+    assert process.state == CHECKPOINTED
+    before_s = cpu_s(a.pid)
+    time.sleep(0.5)
+    assert cpu_s(a.pid) - before_s < 0.05
+
+
+def cpu_s(pid: int) -> float:
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
