@@ -89,13 +89,13 @@ class StatusView:
         names = {s.id: "this notebook" if s.id == self._mine else s.name for s in status.sessions}
         holders = [names.get(h, h) for h in status.holders]
         rows = [("Has the GPU", ", ".join(holders) if holders else "nobody")]
-        rows += [
-            (
-                ordinal(entry.position),
-                f"{names.get(entry.session, entry.session)}{_about(entry.expected_wait_s)}",
-            )
-            for entry in status.queue
-        ]
+        # (this notebook's own has a row of its own)
+        others = (s for s in status.sessions if s.problem_text and s.id != self._mine)
+        why = {s.id: f": {s.problem_text}" for s in others}
+        for entry in status.queue:
+            who = names.get(entry.session, entry.session)
+            wait = _about(entry.expected_wait_s) + why.get(entry.session, "")
+            rows.append((ordinal(entry.position), who + wait))
         return rows
 
     def __repr__(self) -> str:
