@@ -1,0 +1,128 @@
+"""Writes the parts of ``docs/configuration.md`` that the code knows best.
+
+    .venv/bin/python docs/reference.py
+
+Between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->`` stands what ``BLOCKS[NAME]()`` returns;
+``tests/tooling/test_docs.py`` fails where that is not so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kiwi_core import config
+from kiwi_core.cli.app import COMMANDS
+from kiwi_core.units import format_bytes, format_duration_s, ns_to_seconds
+from kiwi_jupyter.kernel.config import Kiwi
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+PAGE: Final = Path(__file__).with_name("configuration.md")
+_BLOCK: Final = re.compile(
+    r"(?P<begin><!-- begin: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end: (?P=name) -->)", re.DOTALL
+)
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command, as ``kiwi`` builds it."""
+    found = {}
+    for name, command in COMMANDS.items():
+        module: Any = import_module(f"kiwi_core.cli.{command.module}")
+        found[name] = argparse.ArgumentParser(prog=f"kiwi {name}")
+        module.add_arguments(found[name])
+    return found
+
+
+def traits() -> str:
+    rows = []
+    for name, trait in sorted(Kiwi.class_own_traits(config=True).items()):
+        default = repr(trait.default())
+        rows.append([f"`c.Kiwi.{name}`", f"`{default}`", trait.help])
+    return _table(["setting", "default", "meaning"], rows)
+
+
+def options() -> str:
+    parts = []
+    for name, parser in parsers().items():
+        actions = [a for a in parser._actions if a.dest != "help" and a.help != argparse.SUPPRESS]
+        rows = [[_names(action), _value(action), action.help or ""] for action in actions]
+        summary = COMMANDS[name].summary
+        parts.append(f"### `kiwi {name}`\n\n{summary[:1].upper()}{summary[1:]}.\n\n")
+        parts.append(_table(["option", "value", "meaning"], rows) + "\n")
+    return "".join(parts).rstrip("\n") + "\n"
+
+
+def limits() -> str:
+    notes = _docstrings(config.Config)
+    rows = [
+        [f"`{name}`", quantity(name, value), notes[name]]
+        for name, value in vars(config.DEFAULTS).items()
+    ]
+    return _table(["limit", "value", "why"], rows)
+
+
+def quantity(name: str, value: Any) -> str:
+    """``value`` with the unit that ``name`` ends with."""
+    if name.endswith("_ns"):
+        return format_duration_s(ns_to_seconds(value))
+    if name.endswith("_bytes_per_s"):
+        return f"{format_bytes(value)}/s"
+    if name.endswith("_bytes"):
+        return format_bytes(value)
+    if name.endswith("_s"):
+        return ", ".join(f"{one:g} s" for one in value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def _names(action: argparse.Action) -> str:
+    return f"`{', '.join(action.option_strings) or action.metavar or action.dest}`"
+
+
+def _value(action: argparse.Action) -> str:
+    if action.nargs == 0:
+        return ""
+    return f"`{action.metavar or action.dest.upper()}`"
+
+
+def _docstrings(of: type) -> dict[str, str]:
+    """The string below each field of a class."""
+    (body,) = ast.parse(inspect.getsource(of)).body
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, note in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(note, ast.Expr):
+            assert isinstance(field.target, ast.Name)
+            found[field.target.id] = inspect.cleandoc(ast.literal_eval(note.value))
+    return found
+
+
+def _table(head: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(_cell(cell) for cell in line) + " |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("``", "`").replace("%%", "%").split()).replace("|", "\\|")
+
+
+BLOCKS: Final[dict[str, Callable[[], str]]] = {
+    "traits": traits,
+    "options": options,
+    "limits": limits,
+}
+
+
+def written_anew(page: str) -> str:
+    """``page`` with what the code says now in every block."""
+    return _BLOCK.sub(lambda m: f"{m['begin']}{BLOCKS[m['name']]()}{m['end']}", page)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written_anew(PAGE.read_text()))

@@ -1,0 +1,306 @@
+"""The documentation says what the code does: settings, commands, files, links and examples."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+import io
+import os
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from daemon import running_daemon
+from traitlets.config import Config
+
+from kiwi_core.cli.app import COMMANDS, _parser
+from kiwi_core.daemon.journal import KEPT
+from kiwi_core.pager.api import Pager
+from kiwi_core.sched.policy.api import Policy
+from kiwi_core.states import Notice, Reason
+from kiwi_jupyter.kernel.config import Kiwi
+from kiwi_jupyter.kernel.magics import HELP
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *DOCS.rglob("*.md"),
+        ROOT / "kiwi_core/emulator/README.md",
+    ]
+)
+LINK = re.compile(r"\[[^\]\[]+\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`\n]+)`")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def fences(page: Path, language: str) -> list[str]:
+    return [text for kind, text in FENCE.findall(page.read_text()) if kind == language]
+
+
+def prose(page: Path) -> str:
+    return FENCE.sub("", page.read_text())
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text()
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+@cache
+def reference() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("kiwi_docs_reference", DOCS / "reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_of_settings_are_the_codes_own() -> None:
+    text = page("configuration.md")
+    assert reference().written_anew(text) == text, "run: .venv/bin/python docs/reference.py"
+
+
+def test_every_trait_option_and_limit_is_in_a_table() -> None:
+    text = page("configuration.md")
+    for trait in Kiwi.class_own_traits(config=True):
+        assert f"| `c.Kiwi.{trait}` |" in text
+    for parser in reference().parsers().values():
+        for action in parser._actions:
+            if action.option_strings and action.dest != "help":
+                assert f"| `{', '.join(action.option_strings)}` |" in text
+    assert text.count("<!-- begin: ") == len(reference().BLOCKS)
+
+
+def variables() -> Iterator[str]:
+    """Environment variables that the code names."""
+    sources = [
+        p for top in ("kiwi_core", "kiwi_jupyter", "packaging") for p in (ROOT / top).rglob("*")
+    ]
+    for path in sources:
+        if path.suffix in (".py", ".c", ".h", ".service"):
+            yield from re.findall(r"\bKIWI_[A-Z_]+(?<!_H)\b", path.read_text())
+
+
+def test_every_environment_variable_is_explained() -> None:
+    text = page("configuration.md")
+    found = set(variables())
+    assert {"KIWI_SOCKET_DIR", "KIWI_DAEMON_OPTIONS", "KIWI_EMULATOR_STATE"} <= found
+    for name in found:
+        assert re.search(rf"^\|[^|]*`{name}`", text, re.MULTILINE), name
+
+
+def test_the_example_configuration_can_be_read() -> None:
+    first = fences(DOCS / "configuration.md", "python")[0]
+    config = Config()
+    exec(first, {"get_config": lambda: config})
+    kiwi = Kiwi(config=config)
+    assert set(config.Kiwi) <= set(Kiwi.class_own_traits(config=True))
+    assert kiwi.cpu_modules == ["my_plotting_helpers"]
+
+
+# --- words --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", [*Notice, *Reason], ids=lambda word: word.value)
+def test_every_problem_has_a_remedy(word: Notice | Reason) -> None:
+    said, _, _doctor = page("troubleshooting.md").partition("## What `kiwi doctor` finds")
+    (row,) = re.findall(rf"^\| `{word.value}` \|(.+)\|(.+)\|$", said, re.MULTILINE)
+    assert all(cell.strip() for cell in row)
+
+
+def areas() -> set[str]:
+    """What ``kiwi doctor`` calls the things that it looks at."""
+    found = set()
+    folder = ROOT / "kiwi_core/cli"
+    for path in [*(folder / "checks").glob("*.py"), folder / "doctor.py"]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            if named and node.func.id in ("ok", "warn", "fail", "_within") and node.args:  # type: ignore[attr-defined]
+                first = node.args[0]  # type: ignore[attr-defined]
+                if isinstance(first, ast.Constant):
+                    found.add(first.value)
+    return found
+
+
+def test_every_area_of_the_doctor_is_explained() -> None:
+    assert {"system", "checkpoint", "sockets", "emulator"} <= areas()
+    for area in areas():
+        assert re.search(rf"^\|[^|]*`{area}`", page("troubleshooting.md"), re.MULTILINE), area
+
+
+def test_every_magic_is_explained_and_no_other() -> None:
+    text = page("notebooks.md")
+    known = set(re.findall(r"^  (%%?kiwi [a-z]+)", HELP, re.MULTILINE)) | {"%kiwi on"}
+    for magic in known:
+        assert f"`{magic}`" in text, magic
+    for each in PAGES:
+        for said in re.findall(r"`(%%?kiwi [a-z]+)", each.read_text()):
+            assert said in known, f"{name_of(each)}: {said}"
+
+
+@pytest.mark.parametrize("interface", [Pager, Policy], ids=lambda interface: interface.__name__)
+def test_every_call_of_an_interface_is_explained(interface: type) -> None:
+    calls = [name for name in vars(interface) if not name.startswith("_")]
+    assert len(calls) > 5
+    for name in calls:
+        assert re.search(rf"`{name}[`(]", page("extending.md")), name
+
+
+# --- links and paths ----------------------------------------------------------------------------
+
+
+def slug(heading: str) -> str:
+    """GitHub's name for a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def anchors(path: Path) -> set[str]:
+    return {slug(line) for line in re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE)}
+
+
+@pytest.mark.parametrize("each", PAGES, ids=name_of)
+def test_links_lead_somewhere(each: Path) -> None:
+    for link in LINK.findall(prose(each)):
+        if re.match(r"https?:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (each.parent / target).resolve() if target else each
+        assert path.exists(), link
+        assert path.is_relative_to(ROOT), link
+        if anchor:
+            assert anchor in anchors(path), link
+
+
+def test_every_page_can_be_found_from_the_index() -> None:
+    reached = {
+        (DOCS / link.partition("#")[0]).resolve() for link in LINK.findall(page("README.md"))
+    }
+    assert set(DOCS.glob("*.md")) - {DOCS / "README.md"} <= reached
+
+
+@pytest.mark.parametrize("each", PAGES, ids=name_of)
+def test_paths_that_are_named_exist(each: Path) -> None:
+    tops = "kiwi_core|kiwi_jupyter|tests|docs|examples|benchmarks|packaging|requirements"
+    for span in SPAN.findall(prose(each)):
+        if re.fullmatch(rf"({tops})/[\w./*-]*", span):
+            assert list(ROOT.glob(span.rstrip("/"))), f"there is no {span}"
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+
+def commands() -> Iterator[tuple[Path, list[str]]]:
+    """Every command that a reader is shown, as words, without ``sudo`` and settings before it."""
+    for each in PAGES:
+        for block in fences(each, "console"):
+            for line in block.splitlines():
+                words = shlex.split(line.removeprefix("$ "), comments=True)
+                while words and (words[0] == "sudo" or re.match(r"[A-Z_]+=", words[0])):
+                    del words[0]
+                if words:
+                    yield each, words
+
+
+def test_commands_are_found() -> None:
+    shown = {tuple(words[:2]) for each, words in commands() if each.name == "README.md"}
+    assert {("make", "demo"), ("make", "test"), ("kiwi", "doctor")} <= shown
+
+
+def targets() -> set[str]:
+    text = (ROOT / "Makefile").read_text()
+    return {
+        word for line in re.findall(r"^([\w -]+):", text, re.MULTILINE) for word in line.split()
+    }
+
+
+@pytest.mark.parametrize(
+    ("each", "words"),
+    list(commands()),
+    ids=lambda x: name_of(x) if isinstance(x, Path) else " ".join(x),
+)
+def test_a_command_can_be_given(each: Path, words: list[str]) -> None:
+    program = Path(words[0]).name
+    if program == "kiwi":
+        understood(words[1:])
+    elif program == "make":
+        assert {word for word in words[1:] if "=" not in word} <= targets()
+    elif program == "python" and words[0].startswith(".venv/"):
+        named = [word for word in words[1:] if "/" in word]
+        assert all((ROOT / word).exists() for word in named), named
+    elif program == "cp":
+        assert (ROOT / words[1]).exists()
+    else:
+        assert program in {"pip", "python3", "jupyter", "systemctl"}, f"unknown here: {words}"
+
+
+def understood(words: list[str]) -> None:
+    """``kiwi`` takes these words; nothing is run."""
+    parser, module = _parser(words[0])
+    assert module is not None, f"there is no command kiwi {words[0]}"
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parser.parse_args(words)
+    except SystemExit:
+        pytest.fail(f"kiwi {shlex.join(words)}: {said.getvalue()}")
+
+
+@pytest.mark.parametrize("each", PAGES, ids=name_of)
+def test_commands_in_sentences_exist(each: Path) -> None:
+    for span in SPAN.findall(prose(each)):
+        words = span.split()
+        if words[0] != "kiwi" or len(words) < 2 or not re.fullmatch(r"[a-z]+", words[1]):
+            continue
+        assert words[1] in COMMANDS, span
+        options = {o for a in reference().parsers()[words[1]]._actions for o in a.option_strings}
+        mine = words[2 : words.index("--")] if "--" in words else words[2:]
+        assert {word for word in mine if word.startswith("--")} <= options, span
+
+
+# --- real things --------------------------------------------------------------------------------
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(60)
+def test_files_and_the_example_client_on_a_real_daemon(tmp_path: Path) -> None:
+    """Every file that a daemon makes is in the page's tables, and the client of the page on
+    extending takes its turn."""
+    client = next(text for text in fences(DOCS / "extending.md", "python") if "take_a_turn" in text)
+    names: dict[str, Any] = {}
+    exec(client, names)
+    seen: list[str] = []
+    with running_daemon("1x64MiB") as daemon:
+        (socket,) = daemon.directory.glob("*.sock")
+        names["take_a_turn"](str(socket), lambda: seen.append(holder(daemon)))
+        made = {path.name for path in daemon.directory.iterdir()}
+        made |= {path.name for path in (daemon.directory / "state").iterdir()}
+        uuid = socket.stem
+    assert seen == [f"job {os.getpid()}"]
+    assert {f"{uuid}.journal", f"{uuid}.roster"} <= made
+    rows = " ".join(re.findall(r"^\| (`.+?) \|", page("configuration.md"), re.MULTILINE))
+    for name in made:
+        assert f"`{name.replace(uuid, '<UUID>')}" in rows, name
+    assert f"`.journal.{KEPT}`" in rows
+
+
+def holder(daemon: Any) -> str:
+    (only,) = daemon.status().sessions
+    assert daemon.status().holders == [only.id]
+    return str(only.name)
