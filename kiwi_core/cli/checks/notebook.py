@@ -47,7 +47,7 @@ def check(prefix: Path | None = None) -> Iterator[Finding]:
         return
     yield configuration(prefix / "etc" / "ipython" / CONFIG_NAME)
     yield loaded(effective_extensions())
-    if os.environ.get(ENV_DISABLE, "") not in ("", "0"):
+    if os.environ.get(ENV_DISABLE, "").strip().lower() not in ("", "0", "false", "no"):
         yield warn(
             "notebook",
             f"{ENV_DISABLE} is set: notebooks started from here do not use Kiwi.",
