@@ -33,12 +33,16 @@ NOISE_SHARE: Final = 64
 """Growth by less than this part of the GPU is allocators rounding, not a new phase."""
 
 
+def unknown(session: Session, total_bytes: int) -> bool:
+    small = session.peak_bytes <= _small_bytes(total_bytes)
+    return small and session.quiet_bursts < QUIET_BURSTS
+
+
 def need_bytes(session: Session, total_bytes: int) -> int:
     """Without the margin, at most the whole GPU; never less than what it holds now."""
-    peak = session.peak_bytes
-    if peak <= _small_bytes(total_bytes) and session.quiet_bursts < QUIET_BURSTS:
+    if unknown(session, total_bytes):
         return total_bytes
-    need = max(peak, session.footprint_bytes, 1)  # 0 would mean: not active
+    need = max(session.peak_bytes, session.footprint_bytes, 1)  # 0 would mean: not active
     return need if need < total_bytes else total_bytes
 
 

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import orders
-from kiwi_core.sched.needs import wish_bytes
+from kiwi_core.sched.needs import unknown, wish_bytes
 from kiwi_core.sched.session import Doing, Home
 from kiwi_core.states import AntiThrash, Notice
 from kiwi_core.units import format_bytes
@@ -51,10 +51,15 @@ def wanted_bytes(st: State, session: Session) -> int:
 
 
 def _least_bytes(st: State, session: Session, alone: bool) -> int:
-    """Below this it cannot run; compare ``wanted_bytes``."""
+    """Below this it shall not run; compare ``wanted_bytes``. Alone, one of unknown needs makes do
+    with half of what there is: a neighbour that cannot be moved must neither keep everybody out
+    for ever, nor leave a newcomer so little that it runs out of memory at once."""
+    protects = st.anti_thrash is not AntiThrash.OFF and not session.leaving
+    if alone and protects and unknown(session, st.total_bytes):
+        return max(session.footprint_bytes, st.capacity_bytes // 2)
     if alone or session.leaving:
         return session.footprint_bytes
-    if st.anti_thrash is AntiThrash.OFF:
+    if not protects:
         return wanted_bytes(st, session)
     with_margin = session.need_bytes + st.margin_bytes + session.extra_room_bytes
     return max(session.footprint_bytes, min(with_margin, st.capacity_bytes))
@@ -103,8 +108,7 @@ def survey(st: State, short_bytes: int, beside: Session | None = None) -> Survey
 
 def make_room(st: State, session: Session, alone: bool) -> tuple[Room, Survey | None]:
     """Order whatever frees enough for ``session``. What it may grow by is left out where it cannot
-    be had; ``alone`` (nobody holds the lease or is on the way in) what it needs as well, as long
-    as what it holds fits."""
+    be had; ``alone`` (nobody holds the lease or is on the way in) what it needs as well."""
     held_bytes = session.counted_claim_bytes
     short_bytes = wanted_bytes(st, session) - held_bytes - st.free_bytes
     if short_bytes <= 0:

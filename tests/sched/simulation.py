@@ -17,6 +17,7 @@ from kiwi_core.sched import actions as act
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.replay import JournalEntry, JournalHeader
 from kiwi_core.sched.scheduler import Scheduler
+from kiwi_core.sched.session import Home
 from kiwi_core.states import AntiThrash, Notice, Reason, Residency, SessionState
 from kiwi_core.units import MIB, NS_PER_MS, NS_PER_S, OpId, SessionId
 
@@ -207,7 +208,13 @@ class Simulation:
     def _will_wake(self) -> bool:
         """Either a deadline is set, or only an observation or an outcome can change anything."""
         st = self.scheduler._st
-        in_backoff = any(s.backoff_until_ns > self.now_ns for s in st.queue.values() if not s.op)
+        in_backoff = any(
+            # One that is in does not wait for its own back-off; others may, for its memory.
+            s.backoff_until_ns > self.now_ns
+            and (s.home is not Home.IN or (s.resident_bytes > 0 and len(st.queue) > 1))
+            for s in st.queue.values()
+            if not s.op
+        )
         return st.wake_ns is not None or not in_backoff
 
     def free_bytes(self) -> int:
