@@ -192,13 +192,13 @@ def _without_times(text: str) -> str:
 def _subshells(notebook: Notebook) -> None:
     """Two cells of one kernel at the same time, with one lease: both get through."""
     kernel = notebook.kernel
-    made = kernel.ask("create_subshell_request", {}, control=True)["content"]
-    if "subshell_id" not in made:
-        return  # ipykernel 6 has none
+    subshell = notebook.subshell()
+    if subshell is None:
+        return
     set_up = "check(cuda.cuCtxSetCurrent(memory.context))"
     ask = f"{set_up}\ntotal = check(cuda.cuMemGetInfo())[1]"
     # No results of last expressions: of two cells at once, IPython itself may lose one.
-    side = kernel.send(ask, subshell=made["subshell_id"])
+    side = kernel.send(ask, subshell=subshell)
     main = kernel.send("right = memory.right(2)")
     for cell in (main, side):
         kernel.finish(cell)

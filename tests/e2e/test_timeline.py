@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cli_process import Result
     from daemon import Daemon
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 WAIT_WORDS = re.compile(
     r"Waiting for the GPU: 1st in line(, A\.ipynb has it)?(, [^,]+)?(, about \d+[^,]*)?"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from daemon import Daemon
     from kernels import Cell
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 LONG_TQ = ("--tq", "600")
 
@@ -141,9 +141,9 @@ def _why(b: Notebook) -> None:
 
 def _status_while_waiting(a: Notebook, b: Notebook) -> None:
     """B's main thread waits, so it is asked through a subshell."""
-    shell = b.kernel.ask("create_subshell_request", {}, control=True)["content"].get("subshell_id")
+    shell = b.subshell()
     if shell is None:
-        return  # ipykernel 6 has no subshells
+        return
     cell = b.start("memory.step()")
     b.wait_state("waiting")
     seen: Cell = b.kernel.run("%kiwi status", subshell=shell)

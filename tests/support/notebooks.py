@@ -89,6 +89,14 @@ class Notebook:
     def wait_state(self, *states: str, timeout_s: float = PATIENCE_S) -> SessionStatus:
         return self.daemon.wait_state(self.pid, *states, timeout_s=timeout_s)
 
+    def subshell(self) -> str | None:
+        """A new one; ``None`` where this ipykernel has none (6.x)."""
+        info = self.kernel.ask("kernel_info_request", {})["content"]
+        if "kernel subshells" not in info.get("supported_features", []):
+            return None
+        made = self.kernel.ask("create_subshell_request", {}, control=True)["content"]
+        return str(made["subshell_id"])
+
     def waits_seen(self, cell: Cell) -> list[str]:
         """What the waiting line said so far, without the empty text at its end."""
         self.kernel.pump()
