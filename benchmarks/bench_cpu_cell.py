@@ -1,10 +1,12 @@
 """A cell that does not use the GPU, in a kernel with Kiwi and in one without.
 
 Real kernels, asked as a notebook asks (``execute_request``); a round trip is over when the reply
-and the kernel's "idle" have come. Both kernels live at once and are asked in turns, so that
-whatever the machine does hits both. With Kiwi means: the extension is loaded as its package
-installs it, connected to a real daemon on an emulated GPU, and watching each cell; without means
-that the extension is not loaded at all. ``numpy`` cells count, too: they are what notebooks without a GPU do.
+and the kernel's "idle" have come. All live at once and are asked in turns, so that whatever the
+machine does hits all of them. With Kiwi means: the extension is loaded as its package installs it,
+connected to a real daemon on an emulated GPU, and watching each cell; without means that the
+extension is not loaded at all. A third kernel, a second one without Kiwi, is the control: two
+equal kernels differ, too, and a ratio means something only beside theirs. ``numpy`` cells count:
+they are what notebooks that do not need the GPU mostly run.
 """
 
 from __future__ import annotations
@@ -96,6 +98,7 @@ def main() -> int:
         daemon = stack.enter_context(running_daemon())
         kiwi = stack.enter_context(running_kernel(daemon.env))
         plain = stack.enter_context(running_kernel(config=WITHOUT))
+        control = stack.enter_context(running_kernel(config=WITHOUT))
         if not has_kiwi(kiwi):
             kiwi.check("%load_ext kiwi_jupyter.kernel")
             results["loaded_by"] = "load_ext"
@@ -109,14 +112,18 @@ def main() -> int:
             subjects = {
                 "without Kiwi": lambda code=code: ask(plain, code),
                 "with Kiwi": lambda code=code: ask(kiwi, code),
+                "without Kiwi, control": lambda code=code: ask(control, code),
             }
             samples = in_turns(subjects, rounds, warm_up=15)
-            ratio = samples["with Kiwi"].median_ns / samples["without Kiwi"].median_ns
-            print(f"cell: {name}")
+            plain_ns = samples["without Kiwi"].median_ns
+            ratio = samples["with Kiwi"].median_ns / plain_ns
+            control_ratio = samples["without Kiwi, control"].median_ns / plain_ns
+            print(f"cell: {name} (control / without: {control_ratio:.3f})")
             samples_table(samples)
             results["cells"][name] = {
                 **{key: one.summary() for key, one in samples.items()},
                 "ratio": round(ratio, 4),
+                "control_ratio": round(control_ratio, 4),
                 "ratio_of_p25": round(_p25(samples["with Kiwi"], samples["without Kiwi"]), 4),
             }
             targets.append(target(f"cell with Kiwi / without, {name}", ratio, LIMIT))

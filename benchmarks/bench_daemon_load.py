@@ -26,8 +26,9 @@ from tests.support.daemon import running_daemon
 if TYPE_CHECKING:
     import argparse
 
-WARM_UP_S = 15.0
-"""What happens before is filling caches and books; memory counts from here on."""
+CYCLES_TO_FILL = 35
+"""Each session keeps a story of its last 64 lines, two for a cycle: until those are full, memory
+grows as it should. What counts is the growth after that."""
 
 GROWTH_LIMIT = 1.05
 """Resident memory at the end against that after the warm-up: what "flat" means here."""
@@ -87,7 +88,8 @@ def evaluate(
     mode: str, args: Any, rows: list[dict[str, float]], outcome: dict[str, Any]
 ) -> dict[str, Any]:
     grants = Samples([1e9 * value for value in outcome["grants_s"]])
-    warm = [row for row in rows if WARM_UP_S <= row["at_s"] <= args.seconds] or rows
+    full_s = min(CYCLES_TO_FILL * args.sessions / args.rate, args.seconds * 0.75)
+    warm = [row for row in rows if full_s <= row["at_s"] <= args.seconds] or rows
     first, last = warm[0], warm[-1]
     busy_s = last["cpu_s"] - first["cpu_s"]
     lasted_s = last["at_s"] - first["at_s"] or 1.0
@@ -112,7 +114,12 @@ def evaluate(
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--rate", type=float, default=200.0, help="lease cycles per second")
-    parser.add_argument("--seconds", type=float, default=75.0)
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=240.0,
+        help="with anti-thrash on; with off, a quarter of it",
+    )
     parser.add_argument("--mode", choices=("on", "off"), action="append")
 
 
@@ -121,7 +128,11 @@ def main() -> int:
     if args.quick:
         args.sessions, args.rate, args.seconds = 50, 20.0, 5.0
     where = machine("emulated")
-    runs = [run(mode, args) for mode in args.mode or ("on", "off")]
+    runs = []
+    for mode in args.mode or ("on", "off"):
+        if mode == "off":
+            args.seconds /= 4
+        runs.append(run(mode, args))
     shown = [key for key in runs[0] if key not in ("rss_by_second_mib", "anti_thrash")]
     table(("anti-thrash", *(str(one["anti_thrash"]) for one in runs)),
           [(key, *(str(one[key]) for one in runs)) for key in shown])  # fmt: skip
@@ -132,9 +143,12 @@ def main() -> int:
         # A tenth: the arrival times are random, and the last period is cut off.
         targets += [
             target(f"cycles asked for / done {mode}", short, 1.1),
-            target(f"memory at the end / after warm-up {mode}", one["rss_growth"], GROWTH_LIMIT),
             target(f"sessions that failed {mode}", one["failed"], 0, "sessions"),
         ]
+        if one["anti_thrash"] == "on":  # the other run is too short for this
+            targets.append(
+                target("memory at the end / after warm-up", one["rss_growth"], GROWTH_LIMIT)
+            )
     report("daemon_load", {"machine": where, "runs": runs, "targets": targets}, args)
     return 0
 
