@@ -89,7 +89,7 @@ class Lease:
 
 
 class Request:
-    """A question that the daemon answers in the order of asking."""
+    """A question to the daemon; those of one kind are answered in the order of asking."""
 
     __slots__ = ("answer", "error", "message")
 
@@ -223,14 +223,19 @@ class Book:
     def _hears_status(self, report: StatusReport) -> None:
         self.latest = report.gpu
         self.reports += 1
-        asked = bool(self.pending) and isinstance(self.pending[0].message, GetStatus)
+        asked = any(isinstance(request.message, GetStatus) for request in self.pending)
         if asked or not self.watching:
             self._answer(report)
 
     def _answer(self, message: Ok | Pong | StoryReport | StatusReport) -> None:
-        if not self.pending or not isinstance(message, ANSWERS[type(self.pending[0].message)]):
-            raise _unexpected(message)
-        self.pending.popleft().answer = message
+        """Of the oldest request that it can answer: what takes its time (a release, a goodbye) is
+        overtaken by what was asked after it."""
+        for request in self.pending:
+            if isinstance(message, ANSWERS[type(request.message)]):
+                self.pending.remove(request)
+                request.answer = message
+                return
+        raise _unexpected(message)
 
     def _hears_error(self, error: Error) -> None:
         failure = PeerError(error.code, error.message, error.remedy)
@@ -240,8 +245,12 @@ class Book:
         if error.about in ("acquire", "withdraw") or (not error.about and not self.pending):
             if lease is not None and lease.phase is Phase.WAITING:
                 lease.error = failure
-        elif self.pending and error.about in ("", _tag(self.pending[0].message)):
-            self.pending.popleft().error = failure
+            return
+        for request in self.pending:
+            if error.about in ("", _tag(request.message)):
+                self.pending.remove(request)
+                request.error = failure
+                return
 
     # --- connections come and go ----------------------------------------------------------------
 

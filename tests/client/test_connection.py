@@ -28,6 +28,7 @@ from kiwi_core.wire.messages import (
     Ok,
     Ping,
     Pong,
+    Release,
     Role,
     Set,
     StatusReport,
@@ -202,6 +203,21 @@ def test_an_error_answers_the_question(daemon: ScriptedDaemon, client: Client) -
     assert caught.value.code == "not-allowed"
     client.ping()
     assert len(daemon.peers) == 1
+
+
+def test_what_takes_its_time_is_overtaken(daemon: ScriptedDaemon, client: Client) -> None:
+    """A daemon looks at the memory before it answers a release; another thread asks meanwhile."""
+    answering(daemon, Release)
+    releasing = threading.Thread(target=client.release, args=(PATIENCE_S,))
+    releasing.start()
+    daemon.await_heard(Release)
+    client.ping()
+    assert releasing.is_alive()
+    daemon.peer.say(Ok())
+    releasing.join(PATIENCE_S)
+    assert not releasing.is_alive()
+    client.ping()
+    assert len(daemon.peers) == 1, "the connection must have lasted"
 
 
 def test_an_answer_that_does_not_come_is_not_waited_for(
@@ -510,7 +526,8 @@ def test_a_silent_daemon_is_asked_and_then_left(
 
     def asked_and_left() -> bool:
         assert ticket.poll() is None
-        return bool(daemon.heard(Ping)) and len(daemon.peers) == 2
+        # Asked again on a new connection, so the welcome is behind it.
+        return bool(daemon.heard(Ping)) and len(daemon.heard(Acquire)) == 2
 
     eventually(asked_and_left)
     daemon.script = daemon.obey

@@ -59,3 +59,18 @@ def test_the_sample_talk_is_legal() -> None:
 def test_the_limits_are_the_codes() -> None:
     for limit in (DEFAULTS.request_max_bytes, DEFAULTS.frame_max_bytes):
         assert f"{limit:,} bytes" in TEXT or f"{limit:,} (" in TEXT
+
+
+def test_every_error_that_a_daemon_sends_is_explained() -> None:
+    root = Path(__file__).parents[2] / "kiwi_core"
+    sources = [root / "daemon" / name for name in ("connection.py", "desk.py", "report.py")]
+    sources += (root / "wire").glob("*.py")
+    codes = {
+        code
+        for path in sources
+        for code in re.findall(r'(?:Caller|Peer)Error\(\s*"([\w-]+)"', path.read_text())
+    }
+    assert {"malformed", "not-allowed", "superseded", "silent"} <= codes
+    table = TEXT.partition("## Errors")[2]
+    for code in codes:
+        assert f"`{code}`" in table, code
