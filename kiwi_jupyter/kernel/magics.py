@@ -139,7 +139,7 @@ class KiwiMagics(Magics):  # type: ignore[misc]
         self._extension.switch_off()
         print(  # noqa: T201
             "Kiwi is off in this kernel: cells run at once, and this notebook's GPU memory stays"
-            " where it is. `%kiwi on` switches it on again."
+            " in the GPU. `%kiwi on` switches it on again."
         )
 
     def _on(self, _rest: str) -> None:

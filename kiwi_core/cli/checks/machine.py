@@ -81,7 +81,7 @@ def yama(root: Path, *, privileged: bool) -> Iterator[Finding]:
     yield warn(
         "ptrace",
         f"ptrace_scope is {scope}: some drivers then refuse to move another process's memory.",
-        "If `kiwi status` shows 'not permitted': sysctl kernel.yama.ptrace_scope=0, or run the "
+        "If `kiwi status` shows 'no permission': sysctl kernel.yama.ptrace_scope=0, or run the "
         "daemon as root."
         if scope < 3
         else "3 cannot be changed while the machine runs: set kernel.yama.ptrace_scope=1 in "
