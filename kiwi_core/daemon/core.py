@@ -16,6 +16,7 @@ from kiwi_core.daemon import words
 from kiwi_core.daemon.operations import Operations
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Action, Grant, Notify, Operation
+from kiwi_core.states import Residency
 from kiwi_core.units import NS_PER_S, ns_to_seconds
 from kiwi_core.wire.messages import Granted, Told
 
@@ -85,6 +86,14 @@ class Core:
             # journal is not the waiter's business.
             self._flush_due = True
             self._loop.call_later(JOURNAL_DELAY_S, self._flush)
+
+    def joined(self, member: Member) -> None:
+        """A new session. What it has in the GPU already must soon be known to be its own: until
+        then it counts as held by a program outside Kiwi, which nobody can move."""
+        self.feed(ev.SessionJoined(session=member.id, residency=Residency.RESIDENT))
+        self._after_a_look(member.target, _nothing)
+        if self.scheduler.waiting:
+            self._hurry()
 
     def end_burst(self, member: Member, burst: int) -> None:
         """The burst is over; the scheduler hears of it once the memory that it leaves was read."""
@@ -199,6 +208,10 @@ class Core:
     def _flush(self) -> None:
         self._flush_due = False
         self._journal.flush()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _outcome_facts(event: ev.Event) -> dict[str, object]:

@@ -16,7 +16,7 @@ from kiwi_core.daemon.members import Member, session_id
 from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.gpu import processes
 from kiwi_core.sched import events as ev
-from kiwi_core.states import Notice, Residency, SessionState
+from kiwi_core.states import Notice, SessionState
 from kiwi_core.units import seconds_to_ns
 from kiwi_core.wire import messages as m
 from kiwi_core.wire.names import check_settings
@@ -214,7 +214,7 @@ class Desk:
             member = Member(id=session_id(ref), ref=ref, uid=connection.peer.uid)
             self._members.add(member)
             self._name(member, hello)
-            self.core.feed(ev.SessionJoined(session=member.id, residency=Residency.RESIDENT))
+            self.core.joined(member)
             log.info("session joined", session=member.id, pid=ref.pid, name=member.name)
         self._name(member, hello)
         self._bind(member, connection)

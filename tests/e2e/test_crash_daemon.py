@@ -13,6 +13,7 @@ from notebooks import CHECKPOINTED, assert_books_agree
 from two_notebooks import STATES, Arena
 
 from kiwi_core import emulator
+from kiwi_core.sched.events import MemoryObserved, SessionJoined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -154,6 +155,13 @@ def test_one_that_stays_out_is_told(
     daemon.start()
     b.finish(cell)
     assert cell.text.endswith("INTACT\n")
+    # A left Kiwi with the old daemon and joined anew. What it holds must not pass for an outsider's
+    # until the next look at everybody, for B waits for that room: it is looked at at once.
+    events = [entry.event for entry in daemon.journal()]
+    joined = [isinstance(e, SessionJoined) and e.session == a.id for e in events]
+    since = len(joined) - joined[::-1].index(True)
+    looks = [event for event in events[since:] if isinstance(event, MemoryObserved)]
+    assert any(a.id in look.resident_bytes for look in looks[:2])
 
 
 def set_tq(daemon: Daemon, tq_s: float) -> None:
