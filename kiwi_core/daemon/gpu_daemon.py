@@ -210,6 +210,7 @@ class GpuDaemon:
             host_budget_bytes=self._host_budget_bytes,
             everybody=self._everybody,
             runners=self._runners,
+            loose=self._loose,
             feed=self._feed_observation,
         )
         reporter = Reporter(
@@ -280,6 +281,9 @@ class GpuDaemon:
 
     def _runners(self) -> list[Target]:
         return self._targets(self._core.scheduler.holders)
+
+    def _loose(self) -> list[Target]:
+        return self._targets(self._core.scheduler.loose)
 
     def _targets(self, sessions: Iterable[SessionId]) -> list[Target]:
         members = map(self._members.get, sessions)

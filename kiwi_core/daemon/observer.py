@@ -19,6 +19,7 @@ import structlog
 from kiwi_core.daemon.threads import in_thread
 from kiwi_core.errors import KiwiError
 from kiwi_core.sched import events as ev
+from kiwi_core.states import Residency
 from kiwi_core.units import MIB, NS_PER_S, SessionId
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ log = structlog.get_logger(__name__)
 
 QUIET_INTERVAL_S = 5.0
 """Between looks at everybody: programs outside Kiwi come and go, idle ones hardly change."""
+
+LOOSE_INTERVAL_S = 0.1
+"""Between looks at a process that shall wait but cannot be held yet: the driver makes its context,
+which takes about so long, before it can allocate anything."""
 
 HANGS_AFTER_S = 10.0
 """A look takes milliseconds; past this it counts as hanging."""
@@ -57,8 +62,8 @@ PATIENCE_S = 1.0
 
 
 class Observer:
-    """``everybody`` and ``runners`` (asked in the loop) name whom to look at; ``feed`` takes the
-    events."""
+    """``everybody``, ``runners`` and ``loose`` (asked in the loop) name whom to look at; ``feed``
+    takes the events."""
 
     def __init__(
         self,
@@ -69,6 +74,7 @@ class Observer:
         host_budget_bytes: Callable[[], int],
         everybody: Callable[[], list[Target]],
         runners: Callable[[], list[Target]],
+        loose: Callable[[], list[Target]],
         feed: Callable[[ev.Event], None],
     ) -> None:
         self._interval_s = config.observe_interval_ns / NS_PER_S
@@ -77,6 +83,7 @@ class Observer:
         self._host_budget_bytes = host_budget_bytes
         self._everybody = everybody
         self._runners = runners
+        self._loose = loose
         self._feed = feed
         self._wanted = asyncio.Event()
         self._round: deque[Target] = deque()
@@ -135,6 +142,9 @@ class Observer:
             self._wanted.clear()
             targets = {target.session: target for target in self._runners()}
             interval_s = self._interval_s if targets else QUIET_INTERVAL_S
+            if loose := self._loose():
+                targets |= {target.session: target for target in loose}
+                interval_s = min(interval_s, LOOSE_INTERVAL_S)
             if time.monotonic() >= next_round_s:
                 self._round = deque(self._everybody())
                 next_round_s = time.monotonic() + QUIET_INTERVAL_S
@@ -176,6 +186,7 @@ class Observer:
         problem = ""
         resident: dict[SessionId, int] = {}
         busy: dict[SessionId, bool] = {}
+        at_large: list[SessionId] = []
         for target in targets:
             try:
                 one = self._pager.observe(target)
@@ -187,8 +198,14 @@ class Observer:
             resident[target.session] = one.resident_bytes
             if one.busy is not None:
                 busy[target.session] = one.busy
+            if one.resident_bytes and one.residency is Residency.RESIDENT:
+                at_large.append(target.session)
         seen = ev.MemoryObserved(
-            free_bytes=self._free_bytes(), resident_bytes=resident, busy=busy, began_ns=began_ns
+            free_bytes=self._free_bytes(),
+            resident_bytes=resident,
+            busy=busy,
+            at_large=at_large,
+            began_ns=began_ns,
         )
         events: list[ev.Event] = [seen]
         if time.monotonic() >= self._budget_due_s:

@@ -98,11 +98,12 @@ class MemoryObserved(_Event, frozen=True, kw_only=True):
     read (contexts included); ``busy`` those of which the GPU's use in the last interval is known.
     ``free_bytes`` is the whole GPU's. ``began_ns`` is when the reading began, on the clock of
     ``handle``'s ``now_ns``, if that is not just now: numbers from before an operation's end are
-    old."""
+    old. ``at_large`` are those that have memory in the GPU and that the driver does not hold."""
 
     free_bytes: int
     resident_bytes: dict[SessionId, int] = {}
     busy: dict[SessionId, bool] = {}
+    at_large: list[SessionId] = []
     began_ns: int | None = None
 
 

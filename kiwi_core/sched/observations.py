@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched import bursts, needs
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.session import Session, Want
+from kiwi_core.sched.session import Home, Session, Want
 from kiwi_core.states import AntiThrash
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
     for session_id, resident_bytes in event.resident_bytes.items():
         session = st.sessions.get(session_id)
         if session is not None and _at_rest_since(session, began_ns):
+            if session_id in event.at_large and session.home in (Home.HELD, Home.OUT):
+                _slipped(st, session)
             session.resident_bytes = resident_bytes
             needs.seen(
                 session, st.total_bytes, in_burst=session.want is Want.RUNNING or session.mid_burst
@@ -32,6 +34,15 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
     if began_ns >= st.moved_at_ns and all(session.stuck for session in st.ops.values()):
         _seen_outside(st, event.free_bytes)
         st.observed = True
+
+
+def _slipped(st: State, session: Session) -> None:
+    """By the books it is held, but the driver says that it runs free: it had no GPU memory, and so
+    nothing that the driver could hold it by, and has some now (or somebody else let it go). Where
+    it is not its turn, the settle pass has it held again."""
+    session.home = Home.IN
+    session.paged_out_bytes = session.restore_bytes = 0
+    st.tell(session, "uses the GPU though it was to wait: the driver does not hold it")
 
 
 def _at_rest_since(session: Session, began_ns: int) -> bool:

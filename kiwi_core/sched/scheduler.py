@@ -78,6 +78,13 @@ class Scheduler:
         return (*self._st.runners, *stopping)
 
     @property
+    def loose(self) -> tuple[SessionId, ...]:
+        """Who was stopped in mid-burst without anything that the driver could hold it by: worth a
+        close look, since it may begin to use the GPU at any moment."""
+        queue = self._st.queue.values()
+        return tuple(session.id for session in queue if session.mid_burst and session.loose)
+
+    @property
     def waiting(self) -> bool:
         """Does anybody wait for the lease, or to be brought back?"""
         return bool(self._st.queue)

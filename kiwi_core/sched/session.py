@@ -35,6 +35,9 @@ class Home(Enum):
     """The contents are gone."""
 
 
+_HELD_HOMES: Final = frozenset({Home.HELD, Home.OUT})
+
+
 class Want(Enum):
     NONE = "none"
     QUEUED = "queued"
@@ -146,6 +149,11 @@ class Session:
     """Its part of ``State.claimed_bytes``."""
     counted_host_bytes: int = 0
     """Its part of ``State.host_claimed_bytes``."""
+
+    @property
+    def loose(self) -> bool:
+        """Held by the books only: it had no GPU memory, so the driver could not hold it."""
+        return self.home in _HELD_HOMES and not self.footprint_bytes and self.op is None
 
     @property
     def stuck(self) -> bool:

@@ -30,6 +30,9 @@ RETRY_S: Final = 30.0
 LOOK_AGAIN_S: Final = 5.0
 """A daemon that could be there is believed in for this long before the next look."""
 
+REVIVE_AFTER_S: Final = 3.0
+"""A daemon that crashes is started again by its supervisor within this time."""
+
 NOTICES_MAX: Final = 32
 
 _GPU_DEVICES: Final = (
@@ -136,6 +139,7 @@ class Session:
             kernel_id=kernel_id(),
             client="kernel",
             on_notice=self._noticed,
+            on_state=lambda connected: None if connected else self._daemon_away(path),
             daemon_grace_s=self._config.daemon_grace_s,
         )
         try:
@@ -148,6 +152,27 @@ class Session:
             client.close()
             raise
         return client
+
+    def _daemon_away(self, path: Path) -> None:
+        """In whichever thread reads. A daemon that ends tidies its socket away; one that was
+        killed leaves it. If nobody starts that one again, and this user's daemons are started by
+        their kernels, this kernel does: its own memory may be paged out."""
+        if self._may_start() and self._pid == os.getpid() and _is_own(self.directory):
+            threading.Thread(
+                target=self._revive, args=(path,), name="kiwi-revive", daemon=True
+            ).start()
+
+    def _revive(self, path: Path) -> None:
+        from kiwi_core.client.autostart import autostart
+
+        time.sleep(REVIVE_AFTER_S)
+        client = self._client
+        if client is None or client.connected or not path.exists():
+            return
+        try:
+            autostart(self.directory, timeout_s=self._config.autostart_timeout_s)
+        except KiwiError as error:
+            self.say_once(f"Kiwi: the daemon is gone and cannot be started again: {error}")
 
     def _choose(self) -> tuple[Path, bool]:
         """The socket to connect to, and whether this was Kiwi's choice among several."""
@@ -259,6 +284,13 @@ def _has_socket(directory: Path) -> bool:
     try:
         with os.scandir(directory) as entries:
             return any(entry.name.endswith(".sock") for entry in entries)
+    except OSError:
+        return False
+
+
+def _is_own(directory: Path) -> bool:
+    try:
+        return os.stat(directory).st_uid == os.getuid()
     except OSError:
         return False
 

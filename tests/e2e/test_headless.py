@@ -148,7 +148,8 @@ def _collector(said: list[str]) -> Callable[[dict[str, Any]], None]:
 
 def test_two_kernels_start_one_daemon(private_tmp: Path, stack: ExitStack) -> None:
     """There is none, and KIWI_DAEMON_ARGS says what one would be like: the first GPU cells of two
-    kernels, run at once, get the same one. It ends at SIGTERM and leaves nothing."""
+    kernels, run at once, get the same one. Killed as a whole, it is started again by the kernels:
+    one of them is paged out. It ends at SIGTERM, leaves nothing, and stays away."""
     daemon = Daemon(private_tmp / "run", "1x256MiB")
     stack.callback(shutil.rmtree, daemon.directory, ignore_errors=True)
     stack.callback(lambda: [os.kill(pid, signal.SIGKILL) for pid in _daemons()])
@@ -167,6 +168,12 @@ def test_two_kernels_start_one_daemon(private_tmp: Path, stack: ExitStack) -> No
     for kernel in (a, b):
         assert kernel.check(INTACT).text == "INTACT\n"
     assert {session.pid for session in daemon.status().sessions} == {a.pid, b.pid}
+    first = _daemons()
+    for pid in first:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: _daemons() - first and not first & _daemons(), "a kernel starts another")
+    for kernel in (a, b):
+        assert kernel.check(INTACT).text == "INTACT\n"
     supervisor = psutil.Process(daemon.status().daemon_pid).parent()
     assert supervisor is not None
     assert _daemons() == {supervisor.pid, daemon.status().daemon_pid}

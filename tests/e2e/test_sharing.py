@@ -198,18 +198,21 @@ def test_a_program_shares_fairly_with_a_notebook(
     assert_books_agree(daemon)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the driver cannot hold a process without CUDA: one that is suspended before its first"
-    " CUDA call makes that call whoever's turn it is",
-)
-def test_a_program_that_is_suspended_before_it_uses_cuda_waits_with_its_first_call(
+def test_a_program_that_is_suspended_before_it_uses_cuda_waits_once_it_has_a_context(
     make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook], stack: ExitStack
 ) -> None:
-    """It read data for longer than its quantum, say, before it made a context."""
+    """It read data for longer than its quantum, say, before it made a context. The driver cannot
+    hold a process without one; the daemon holds it as soon as it has one."""
     daemon = make_daemon("1x128MiB", "--tq", "0.3")
     script, enough, go = (daemon.directory / name for name in ("script.py", "enough", "go"))
-    wait = "import os, sys, time\nwhile not os.path.exists(sys.argv[2]): time.sleep(0.01)\n"
+    wait = (
+        "import os, sys, time\n"
+        "from cuda.bindings import driver\n"
+        "while not os.path.exists(sys.argv[2]): time.sleep(0.01)\n"
+        "driver.cuInit(0)\n"
+        "driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0)[1])\n"
+        "time.sleep(1.5)\n"
+    )
     script.write_text(wait + PROGRAM)
     notebook = make_notebook(daemon, "A", mib=75)
     program = start_kiwi(

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import PageOut
+from kiwi_core.sched.actions import PageOut, Suspend
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import GIB, NS_PER_S, SessionId
 
 A, B = SessionId("a"), SessionId("b")
+
+
+def test_one_that_could_not_be_held_is_loose_until_it_has_memory() -> None:
+    scheduler = Scheduler(8 * GIB, host_budget_bytes=64 * GIB, tq_ns=NS_PER_S, checks=True)
+    for session in (A, B):
+        scheduler.handle(ev.SessionJoined(session=session), 1)
+        scheduler.handle(ev.LeaseRequested(session=session, burst=1), 2)
+    assert not scheduler.loose
+    (_, order) = scheduler.handle(ev.DeadlinePassed(), 3 * NS_PER_S)
+    assert isinstance(order, Suspend)
+    scheduler.handle(ev.Suspended(op=order.op, resident_bytes=0), 4 * NS_PER_S)
+    assert scheduler.loose == (A,)
+    seen = ev.MemoryObserved(free_bytes=7 * GIB, resident_bytes={A: GIB}, at_large=[A])
+    scheduler.handle(seen, 5 * NS_PER_S)
+    assert not scheduler.loose
 
 
 def test_holders_waiting_and_settings_are_those_of_the_view() -> None:

@@ -95,9 +95,10 @@ class World:
         }[verb]
 
     def memory(self, words: list[str]) -> ev.Event:
-        """``memory a=6 b=1 outside=2 busy=a idle=b at=3``: everything else is free."""
+        """``memory a=6 b=1 outside=2 busy=a idle=b large=a at=3``: everything else is free."""
         resident: dict[SessionId, int] = {}
         busy: dict[SessionId, bool] = {}
+        at_large: list[SessionId] = []
         outside = 0
         began_ns = None
         for word in words:
@@ -106,13 +107,19 @@ class World:
                 outside = gib(value)
             elif name == "at":
                 began_ns = round(float(value) * NS_PER_S)
+            elif name == "large":
+                at_large.append(SessionId(value))
             elif name in ("busy", "idle"):
                 busy[SessionId(value)] = name == "busy"
             else:
                 resident[SessionId(name)] = gib(value)
         free = self.total_bytes - sum(resident.values()) - outside
         return ev.MemoryObserved(
-            free_bytes=free, resident_bytes=resident, busy=busy, began_ns=began_ns
+            free_bytes=free,
+            resident_bytes=resident,
+            busy=busy,
+            at_large=at_large,
+            began_ns=began_ns,
         )
 
     def look(self, words: str) -> str:
