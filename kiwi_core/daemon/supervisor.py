@@ -82,17 +82,19 @@ def _chosen(gpus: Sequence[GpuInfo], wanted: Sequence[str]) -> list[GpuInfo]:
 
 
 def _one(gpus: Sequence[GpuInfo], word: str) -> GpuInfo:
-    matches = [
-        gpu for gpu in gpus
-        if str(gpu.index) == word or gpu.uuid == word or (gpu.uuid.removeprefix("GPU-").startswith(
-            word.removeprefix("GPU-")
-        ) and not word.isdigit())
-    ]  # fmt: skip
+    matches = [gpu for gpu in gpus if word in (str(gpu.index), gpu.uuid)]
+    matches = matches or [gpu for gpu in gpus if _begins(gpu.uuid, word)]
     if len(matches) != 1:
         known = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus)
         problem = "is no GPU" if not matches else "means several GPUs"
         raise CallerError("no-such-gpu", f"{word!r} {problem}.", f"There are: {known}.")
     return matches[0]
+
+
+def _begins(uuid: str, word: str) -> bool:
+    """A number of few digits is an index that does not exist, not the beginning of a UUID."""
+    few_digits = word.isdigit() and len(word) < 4
+    return not few_digits and uuid.removeprefix("GPU-").startswith(word.removeprefix("GPU-"))
 
 
 class _Child:
