@@ -291,8 +291,11 @@ class Channel:
                 link.pop()
                 self.heard += 1
                 self.changes.tell()
+                drained = link.drained
             if told is not None and self._on_notice is not None:
                 _call(self._on_notice, told)
+            elif drained:
+                return True
 
     def drop(self, link: Link | None, why: KiwiError) -> None:
         """This link is over; ``lock`` is held. The watcher makes a new one."""

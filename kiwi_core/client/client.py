@@ -208,6 +208,10 @@ class Client:
         poll_s: float,
         timeout_s: float | None,
     ) -> Granted:
+        if lease.over:  # as mostly
+            granted = self.look(lease)
+            assert granted is not None
+            return granted
         channel = self._channel
         patience = Patience(timeout_s)
         shown: Waiting | None = None

@@ -130,10 +130,18 @@ class Link:
             raise self._fault
         return None
 
+    @property
+    def drained(self) -> bool:
+        """``peek`` would have nothing, neither a message nor a fault."""
+        return not self._lines and not self._chunks and self._fault is None
+
     def pop(self) -> None:
         self._lines.popleft()
 
     def _split(self, chunk: bytes) -> None:
+        if (line := self._frames.only_line(chunk)) is not None:
+            self._lines.append(line)
+            return
         try:
             self._lines.extend(self._frames.feed(chunk))
         except PeerError as fault:

@@ -75,6 +75,10 @@ class Connection(asyncio.Protocol):
             self._silence = asyncio.get_running_loop().call_later(within_s, self._never_spoke)
 
     def data_received(self, data: bytes) -> None:
+        line = None if self._lines or self._choked else self._reader.only_line(data)
+        if line is not None:  # as nearly always: spare the waiter the rest
+            self._attempt(line)
+            return
         try:
             self._lines.extend(self._reader.feed(data))
         except PeerError as error:
@@ -93,14 +97,17 @@ class Connection(asyncio.Protocol):
 
     def _work(self) -> None:
         """Takes the lines that have come, as long as the answers are read."""
+        while self._lines and not self._choked and not self.closed:
+            self._attempt(self._lines.popleft())
+        if not self._choked and self._transport is not None and not self.closed:
+            self._transport.resume_reading()
+
+    def _attempt(self, line: bytes | PeerError) -> None:
+        """Takes ``line``; what it leads to, the others do not notice."""
         try:
-            while self._lines and not self._choked and not self.closed:
-                line = self._lines.popleft()
-                if isinstance(line, PeerError):
-                    raise line
-                self._take(line)
-            if not self._choked and self._transport is not None and not self.closed:
-                self._transport.resume_reading()
+            if isinstance(line, PeerError):
+                raise line
+            self._take(line)
         except PeerError as error:
             log.info("peer broke the protocol", code=error.code, pid=self.peer.pid)
             self.end_with(error)
@@ -165,7 +172,8 @@ class Connection(asyncio.Protocol):
         message = decode_client(line)
         try:
             self._conversation.says(message)
-            self._heard()
+            if self._silence is not None:
+                self._heard()
             self._receiver.received(self, message)
         except CallerError as error:
             self.send(Error(code=error.code, message=error.message, remedy=error.remedy))

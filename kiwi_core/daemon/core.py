@@ -144,10 +144,10 @@ class Core:
         if member is None:
             return
         member.in_burst, member.waiting = True, False
-        self._granted()
         if member.connection is not None:
             quantum_s = ns_to_seconds(action.quantum_ns)
             member.connection.send(Granted(burst=action.burst, quantum_s=quantum_s))
+        self._granted()
 
     def _tell(self, action: Notify) -> None:
         member = self._members.get(action.session)

@@ -97,7 +97,9 @@ class Desk:
     def received(self, connection: Connection, message: m.ClientMessage) -> None:
         if self.closing:
             return
-        if isinstance(message, m.Hello):
+        if isinstance(message, m.Acquire):  # asked first: its answer is waited for
+            self._request(self._member_of(connection), message.burst)
+        elif isinstance(message, m.Hello):
             self._hello(connection, message)
         elif isinstance(message, m.GetStatus):
             connection.watching |= message.watch
@@ -245,13 +247,15 @@ class Desk:
             # It ended while nobody listened.
             self._end(member, member.burst)
 
-    def _session_message(self, connection: Connection, message: m.ClientMessage) -> None:
+    def _member_of(self, connection: Connection) -> Member:
         member = self._session_of.get(connection)
         if member is None:
             raise _superseded()
-        if isinstance(message, m.Acquire):
-            self._request(member, message.burst)
-        elif isinstance(message, m.Withdraw):
+        return member
+
+    def _session_message(self, connection: Connection, message: m.ClientMessage) -> None:
+        member = self._member_of(connection)
+        if isinstance(message, m.Withdraw):
             self._withdraw(member, message.burst)
             connection.send(m.Withdrawn(burst=message.burst))
         elif isinstance(message, m.EndBurst):

@@ -38,7 +38,7 @@ class Journal:
         self._path = path
         self._header = header
         self._max_bytes = max_bytes
-        self._pending: list[JournalEntry] = []
+        self._pending: list[tuple[int, Event, list[Action]]] = []
         self._size_bytes = 0
         self._gap = 0
         self._retry_at_s = 0.0
@@ -53,7 +53,7 @@ class Journal:
         return self._path
 
     def record(self, now_ns: int, event: Event, actions: list[Action]) -> None:
-        self._pending.append(JournalEntry(now_ns=now_ns, event=event, actions=actions))
+        self._pending.append((now_ns, event, actions))
 
     def flush(self) -> None:
         entries, self._pending = self._pending, []
@@ -62,7 +62,10 @@ class Journal:
         if self._gap and not self._mend():
             self._lost(len(entries))
             return
-        data = b"".join(encode_line(entry) for entry in entries)
+        data = b"".join(
+            encode_line(JournalEntry(now_ns=now_ns, event=event, actions=actions))
+            for now_ns, event, actions in entries
+        )
         full = self._size_bytes + len(data) > self._max_bytes
         ready = self._begin(self._continued(0)) if full else True
         if not ready or not self._append(data):

@@ -97,6 +97,12 @@ class Conversation:
         Raises ``PeerError`` and changes nothing: "protocol-version" for a hello of another
         version, "out-of-order" for anything else that may not come now.
         """
+        if type(message) is Acquire and self.state is State.SESSION:
+            # What the table says, without asking it: somebody waits for a grant.
+            self._check_acquire(message)
+            self.burst = self.asked = message.burst
+            self.in_burst, self.lingering = True, False
+            return
         following = TABLE[self.state].get(_move(message))
         if following is None:
             raise PeerError(

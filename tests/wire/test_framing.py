@@ -103,6 +103,31 @@ def _outcome(chunks: list[bytes]) -> tuple[list[bytes], str]:
     return lines, ""
 
 
+SHORT_LINES = st.text("ab{}\n\0é", max_size=12).map(str.encode) | st.binary(max_size=12)
+
+
+@given(SHORT_LINES, SHORT_LINES.map(lambda line: line + b"\n"))
+def test_the_short_way_for_one_line_says_what_the_long_one_says(before: bytes, data: bytes) -> None:
+    reader = FrameReader(max_bytes=8)
+    try:
+        list(reader.feed(before))
+    except PeerError:
+        assert reader.only_line(data) is None
+        return
+    line = reader.only_line(data)
+    if line is not None:
+        assert list(reader.feed(data)) == [line]
+
+
+def test_the_short_way_is_taken_for_whole_lines_only() -> None:
+    reader = FrameReader(max_bytes=8)
+    assert reader.only_line(b"1234567\n") == b"1234567"
+    for data in (b"", b"a", b"a\nb", b"a\nb\n", "é\n".encode(), b"a\0\n", b"123456789\n"):
+        assert reader.only_line(data) is None
+    list(reader.feed(b"a"))
+    assert reader.only_line(b"b\n") is None
+
+
 @given(st.binary(max_size=200))
 def test_decoding_any_bytes_raises_nothing_but_peer_error(line: bytes) -> None:
     _decoded(line)
