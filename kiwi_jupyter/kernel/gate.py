@@ -25,7 +25,7 @@ from kiwi_jupyter.kernel.analysis import Analyzer, Verdict
 from kiwi_jupyter.kernel.display import WaitingLine, screen_for
 from kiwi_jupyter.kernel.leftovers import Before
 from kiwi_jupyter.kernel.override import take_override
-from kiwi_jupyter.kernel.stack import cells_on_stack, is_silent
+from kiwi_jupyter.kernel.stack import cells_on_stack, is_silent, parsed_from
 from kiwi_jupyter.kernel.words import INTERRUPTED, LOST
 
 if TYPE_CHECKING:
@@ -134,7 +134,8 @@ class Gate:
     def _decide(self, node: ast.Module, override: str | None) -> Verdict:
         try:
             with self._lock:
-                verdict = self._analyzer.analyse(node, self._shell.user_ns)
+                source = parsed_from(node) if self._is_first() else None
+                verdict = self._analyzer.analyse(node, self._shell.user_ns, source)
         except Exception as error:  # noqa: BLE001
             _log.exception("Kiwi could not analyse a cell; it counts as using the GPU")
             self._analyzer.taint("a cell could not be analysed")
@@ -144,6 +145,11 @@ class Gate:
         if override == "gpu":
             return Verdict(True, "%%kiwi gpu says so", 1, _first_real_statement(node))
         return verdict
+
+    def _is_first(self) -> bool:
+        """Whether no other transformer has seen the cell before."""
+        transformers = self._shell.ast_transformers
+        return bool(transformers) and transformers[0] is self
 
     def _insert(self, node: ast.Module, verdict: Verdict) -> None:
         token = next(self._tokens)

@@ -9,12 +9,16 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from IPython.core.compilerop import CachingCompiler
 from IPython.core.interactiveshell import InteractiveShell
 
 if TYPE_CHECKING:
+    import ast
     from types import FrameType
 
 _RUNS_A_CELL = InteractiveShell.run_cell_async.__code__
+_TRANSFORMS = InteractiveShell.transform_ast.__code__
+_PARSE = CachingCompiler.ast_parse
 
 
 def cells_on_stack(stop_at: int = 2) -> int:
@@ -26,6 +30,27 @@ def is_silent() -> bool:
     """Whether the innermost running cell was asked to be silent."""
     frames = _cells(1)
     return bool(frames) and bool(frames[0].f_locals.get("silent"))
+
+
+def parsed_from(node: ast.Module) -> tuple[str, int] | None:
+    """The text of which IPython has just made ``node``, and the flags that it parsed with; both
+    together determine ``node``. ``None`` where that is not certain.
+
+    Called by the first of IPython's transformers, before anything could change ``node``.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _TRANSFORMS:
+        frame = frame.f_back
+    outer = frame.f_back if frame is not None else None
+    if outer is None or outer.f_code is not _RUNS_A_CELL:
+        return None  # the body of a magic
+    names = outer.f_locals
+    text, compiler = names.get("cell"), names.get("compiler")
+    if names.get("code_ast") is not node or type(text) is not str:
+        return None
+    if getattr(getattr(compiler, "ast_parse", None), "__func__", None) is not _PARSE:
+        return None  # somebody else's compiler
+    return text, compiler.flags  # type: ignore[union-attr]
 
 
 def _cells(stop_at: int) -> list[FrameType]:

@@ -369,3 +369,37 @@ def _plain(text: str) -> str:
     import re
 
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_the_same_text_again_is_judged_by_what_its_names_mean_now(
+    gpu_kernel: Kernel, daemon: ScriptedDaemon
+) -> None:
+    gpu_kernel.check("z = 1")
+    gpu_kernel.check("str(z)")
+    gpu_kernel.check("str(z)")
+    asked = len(daemon.heard(Acquire))
+    gpu_kernel.check("z = tripgpu.Tensor()")
+    gpu_kernel.check("str(z)")
+    daemon.await_heard(Acquire, asked + 2)
+
+
+SWAPS = """
+import ast
+class Swaps(ast.NodeTransformer):
+    def visit_Constant(self, node):
+        made = ast.parse("tripgpu.use()", mode="eval").body
+        return made if node.value == "swap" else node
+get_ipython().ast_transformers.insert(0, Swaps())
+"""
+
+
+def test_what_another_transformer_made_of_the_same_text_is_looked_at(
+    gpu_kernel: Kernel, daemon: ScriptedDaemon
+) -> None:
+    gpu_kernel.check("a = 'swap'")
+    gpu_kernel.check("a = 'swap'")
+    gpu_kernel.check(SWAPS)
+    asked = len(daemon.heard(Acquire))
+    assert gpu_kernel.check("a = 'swap'\nprint(a)").text == "use\n"
+    gpu_kernel.check("a = 'swap'")
+    daemon.await_heard(Acquire, asked + 2)

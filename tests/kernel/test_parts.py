@@ -14,6 +14,7 @@ import pytest
 from kiwi_core.states import Notice
 from kiwi_core.wire.messages import Waiting
 from kiwi_jupyter.kernel.analysis import Analyzer
+from kiwi_jupyter.kernel.analysis.steps import KEPT_MAX, Reading
 from kiwi_jupyter.kernel.config import Kiwi
 from kiwi_jupyter.kernel.display import WaitingLine, as_html
 from kiwi_jupyter.kernel.gcguard import GcGuard
@@ -196,3 +197,15 @@ def test_a_decision_is_quick() -> None:
         assert not analyzer.analyse(tree, {}).gpu
         took.append(time.perf_counter() - began)
     assert statistics.median(took) < 0.002
+
+
+def test_readings_of_cells_are_kept_but_not_without_bound() -> None:
+    reading = Reading()
+    tree = ast.parse("x = y")
+    first = reading.steps(tree, "x = y")
+    assert reading.steps(ast.parse("x = y"), "x = y") is first
+    assert reading.steps(tree, None) is not first
+    for number in range(KEPT_MAX):
+        reading.steps(tree, number)
+    assert reading.steps(tree, "x = y") is not first
+    assert len(reading._kept) == KEPT_MAX

@@ -69,7 +69,9 @@ class Notebook:
         self.library = sys.modules.get(NAME)
 
     def judge(self, code: str) -> Verdict:
-        return self.analyzer.analyse(ast.parse(code), self.space)
+        """As the gate does with a cell that was read before."""
+        self.analyzer._reading.steps(ast.parse(code), code)
+        return self.analyzer.analyse(ast.parse(code), self.space, code)
 
     def run(self, code: str) -> Verdict:
         """Judge, run, and raise what it raises."""

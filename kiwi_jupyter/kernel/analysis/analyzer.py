@@ -12,14 +12,12 @@ cell's matter.
 
 from __future__ import annotations
 
-import ast
 import sys
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_jupyter.kernel.analysis.check import Checker, Fault
-from kiwi_jupyter.kernel.analysis.from_ast import needs_of, split_definition
 from kiwi_jupyter.kernel.analysis.libraries import Libraries
 from kiwi_jupyter.kernel.analysis.magic_calls import Magics, parse
 from kiwi_jupyter.kernel.analysis.names import (
@@ -30,16 +28,16 @@ from kiwi_jupyter.kernel.analysis.names import (
     Imported,
     Meaning,
 )
+from kiwi_jupyter.kernel.analysis.steps import Reading, Step, read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    import ast
+    from collections.abc import Callable, Hashable, Mapping
 
-    from kiwi_jupyter.kernel.analysis.needs import Needs
+    from kiwi_jupyter.kernel.analysis.needs import Chain
 
 STATEMENTS_MAX: Final = 2_000
 """A cell with more top-level statements is generated; it counts as using the GPU."""
-
-_SIMPLE: Final = (ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom)
 
 
 @dataclass(frozen=True)
@@ -51,15 +49,6 @@ class Verdict:
     why: str
     lineno: int = 0
     first_statement: int = 0
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A top-level statement: what running it reaches, and what using what it defines does."""
-
-    node: ast.stmt
-    now: Needs
-    later: Needs | None
 
 
 class Analyzer:
@@ -76,6 +65,7 @@ class Analyzer:
         self._tainted: str | None = None
         self._patched: set[str] = set()
         self._harmless_modules: set[str] = set()
+        self._reading = Reading()
 
     @property
     def tainted(self) -> str | None:
@@ -86,15 +76,18 @@ class Analyzer:
         """Code ran that this analyzer has not seen."""
         self._tainted = self._tainted or why
 
-    def analyse(self, tree: ast.Module, space: Mapping[str, Any]) -> Verdict:
+    def analyse(
+        self, tree: ast.Module, space: Mapping[str, Any], source: Hashable | None = None
+    ) -> Verdict:
         """The verdict on a cell about to run in the namespace ``space``. Does not change ``tree``
-        and runs nothing of the user's."""
+        and runs nothing of the user's. ``source``: what ``tree`` was parsed from and is determined
+        by, if that is certain; only for speed."""
         if not tree.body:
             return Verdict(False, "the cell is empty")
         if len(tree.body) > STATEMENTS_MAX:
             self.taint("a cell was too long to be looked at")
             return Verdict(True, "the cell is too long to be looked at", 1, 0)
-        steps = [_read(statement) for statement in tree.body]
+        steps = self._reading.steps(tree, source)
         if self.tainted is None:
             run = _Pass(self, space, clean=True)
             found = run.first_fault(steps)
@@ -132,7 +125,7 @@ class Analyzer:
             self._harmless_modules.add(name)
         return None
 
-    def _note_patches(self, step: _Step, names: CellNames) -> None:
+    def _note_patches(self, step: Step, names: CellNames) -> None:
         for needs in (step.now, step.later):
             for name, chain, attribute in needs.patches if needs is not None else ():
                 for meaning in names.meanings(name):
@@ -156,7 +149,7 @@ class _Pass:
             magic=Magics(self._body),
         )
 
-    def first_fault(self, steps: list[_Step]) -> tuple[int, Fault] | None:
+    def first_fault(self, steps: list[Step]) -> tuple[int, Fault] | None:
         """Index and reason of the first statement that may use the GPU.
 
         A clean look goes on to the end: a fault further down must not be forgotten.
@@ -172,7 +165,7 @@ class _Pass:
                 return found
         return found or self._display(steps)
 
-    def _step(self, step: _Step) -> Fault | None:
+    def _step(self, step: Step) -> Fault | None:
         meanings = _bindings(step, self.names)
         for name in step.now.stores:
             self.names.may_bind(name, meanings.get(name, COMPUTED))
@@ -182,15 +175,15 @@ class _Pass:
                 self.names.may_bind(name, COMPUTED)
             if self._clean:
                 fault = self._checker.check(step.later, self.names)
-        if (fault is None and isinstance(step.node, _SIMPLE)) or step.later is not None:
+        if (fault is None and step.simple) or step.later is not None:
             for name in step.now.stores:
                 self.names.binds(name, meanings.get(name, COMPUTED))
         return fault
 
-    def _display(self, steps: list[_Step]) -> tuple[int, Fault] | None:
+    def _display(self, steps: list[Step]) -> tuple[int, Fault] | None:
         """Showing the last expression moves ``_`` to ``__`` to ``___``, which lets go of one."""
-        last = steps[-1].node
-        if not isinstance(last, ast.Expr):
+        shown_at = steps[-1].shown_at
+        if shown_at is None:
             return None
         old = self._space.get("___")
         kept = self._space.get("Out")
@@ -199,7 +192,7 @@ class _Pass:
         why = self._checker.let_go(old)
         if why is None:
             return None
-        fault = Fault(last.lineno, "___", f"its old value goes: {why}", taints=False)
+        fault = Fault(shown_at, "___", f"its old value goes: {why}", taints=False)
         return len(steps) - 1, fault
 
     def _body(self, code: str, fresh: bool) -> Fault | None:
@@ -210,18 +203,18 @@ class _Pass:
         outer = self.names
         if fresh:
             self.names = CellNames({})
+        steps = [read(statement) for statement in tree.body]
         try:
-            for statement in tree.body:
-                step = _read(statement)
+            for step in steps:
                 fault = self._step(step) or self._later(step)
                 if fault is not None:
                     return fault
-            bound = {name for stmt in tree.body for name in _read(stmt).now.stores}
+            bound = {name for step in steps for name in step.now.stores}
         finally:
             self.names = outer
         return self._into_notebook(bound) if fresh else None
 
-    def _later(self, step: _Step) -> Fault | None:
+    def _later(self, step: Step) -> Fault | None:
         return None if step.later is None else self._checker.check(step.later, self.names)
 
     def _into_notebook(self, bound: set[str]) -> Fault | None:
@@ -234,54 +227,23 @@ class _Pass:
         return None
 
 
-def _read(statement: ast.stmt) -> _Step:
-    split = split_definition(statement)
-    if split is not None:
-        return _Step(statement, *split)
-    return _Step(statement, needs_of([statement]), None)
-
-
-def _bindings(step: _Step, names: CellNames) -> dict[str, Meaning]:
+def _bindings(step: Step, names: CellNames) -> dict[str, Meaning]:
     """What the names that a statement binds will mean, where that is more than "computed"."""
     if step.later is not None:
         return {name: Defined(name, step.later) for name in step.now.stores}
-    found: dict[str, Meaning] = {}
-    for node in ast.walk(step.node) if step.now.imports else ():
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                top = alias.name.partition(".")[0]
-                module = alias.name if alias.asname else top
-                _add(found, alias.asname or top, Imported(module))
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                _add(found, alias.asname or alias.name, Imported(node.module, (alias.name,)))
-    node = step.node
-    if isinstance(node, ast.Assign) and len(node.targets) == 1:
-        target = node.targets[0]
-        if isinstance(target, ast.Name) and isinstance(node.value, ast.Name | ast.Attribute):
-            alias_of = _existing(node.value, names)
-            if alias_of is not None:
-                found[target.id] = alias_of
-    return found
+    if step.alias is None:
+        return step.imported
+    target, name, chain = step.alias
+    found = _existing(name, chain, names)
+    return step.imported if found is None else {**step.imported, target: found}
 
 
-def _add(found: dict[str, Meaning], name: str, meaning: Meaning) -> None:
-    if found.setdefault(name, meaning) != meaning:
-        found[name] = Imported("")  # two imports under one name: either may be meant
-
-
-def _existing(node: ast.expr, names: CellNames) -> Existing | None:
+def _existing(name: str, chain: Chain, names: CellNames) -> Existing | None:
     """The class or function that ``a`` or ``a.b`` is, if that can be seen without running it."""
-    chain: list[str] = []
-    while isinstance(node, ast.Attribute):
-        chain.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name):
-        return None
-    meanings = names.meanings(node.id)
+    meanings = names.meanings(name)
     if len(meanings) != 1:
         return None
-    value = _resolve(meanings[0], tuple(reversed(chain)))
+    value = _resolve(meanings[0], chain)
     return None if value is None or type(value) is ModuleType else Existing(value)
 
 

@@ -7,16 +7,19 @@ already; nothing is imported here.
 from __future__ import annotations
 
 import sys
+from itertools import chain
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 LEAVES: Final = frozenset(
     {int, float, complex, bool, str, bytes, bytearray, type(None), type(...), range}
     | {type(NotImplemented)}
 )
+
+_ROWS: Final = frozenset({list, tuple})
 
 _PLAIN: Final[dict[str, frozenset[str]]] = {
     "datetime": frozenset("date datetime time timedelta timezone".split()),
@@ -69,7 +72,7 @@ def why_not_elements(items: Any, count: int, value: Callable[[object], str | Non
     if count > OBJECTS_MAX:
         return "it is too long to be looked at"
     kinds = set(map(type, items))
-    if kinds <= LEAVES:
+    if kinds <= LEAVES or (kinds <= _ROWS and _rows_of_leaves(items)):
         return None
     if all(map(is_plain, kinds)):
         return None
@@ -78,6 +81,13 @@ def why_not_elements(items: Any, count: int, value: Callable[[object], str | Non
         if why is not None:
             return why
     return None
+
+
+def _rows_of_leaves(items: Iterable[Any]) -> bool:
+    """Whether lists and tuples (exact types) hold nothing but leaves."""
+    return sum(map(len, items)) <= OBJECTS_MAX and LEAVES.issuperset(
+        map(type, chain.from_iterable(items))
+    )
 
 
 def why_not_array(array: Any, value: Callable[[object], str | None]) -> str | None:

@@ -39,9 +39,10 @@ class Scope:
 
     @classmethod
     def of_function(cls, node: ast.FunctionDef | ast.AsyncFunctionDef, parent: Scope) -> Scope:
-        declared, nonlocals = _declarations(node.body)
-        names = (_parameters(node.args) | bound_in(node.body)) - declared - nonlocals
-        aliases = {n: a for n, a in _imports(node.body).items() if n in names}
+        own = list(_own_nodes(node.body))
+        declared, nonlocals = _declarations(own)
+        names = (_parameters(node.args) | _bound(own)) - declared - nonlocals
+        aliases = {n: a for n, a in _imports(own).items() if n in names}
         return cls(names, parent, declared_global=declared, aliases=aliases)
 
     @classmethod
@@ -50,9 +51,10 @@ class Scope:
 
     @classmethod
     def of_class(cls, node: ast.ClassDef, parent: Scope) -> Scope:
-        declared, _ = _declarations(node.body)
-        names = bound_in(node.body) - declared
-        aliases = {n: a for n, a in _imports(node.body).items() if n in names}
+        own = list(_own_nodes(node.body))
+        declared, _ = _declarations(own)
+        names = _bound(own) - declared
+        aliases = {n: a for n, a in _imports(own).items() if n in names}
         return cls(names, parent, is_class=True, declared_global=declared, aliases=aliases)
 
     def _owner(self, name: str) -> Scope | None:
@@ -107,8 +109,12 @@ def _own_nodes(nodes: Iterable[ast.AST]) -> Iterable[ast.AST]:
 
 def bound_in(nodes: Iterable[ast.AST]) -> set[str]:
     """The names that ``nodes`` bind or delete in their own scope."""
+    return _bound(_own_nodes(nodes))
+
+
+def _bound(own: Iterable[ast.AST]) -> set[str]:
     names: set[str] = set()
-    for node in _own_nodes(nodes):
+    for node in own:
         if isinstance(node, ast.Name):
             if not isinstance(node.ctx, ast.Load):
                 names.add(node.id)
@@ -123,10 +129,10 @@ def bound_in(nodes: Iterable[ast.AST]) -> set[str]:
     return names
 
 
-def _declarations(nodes: Iterable[ast.AST]) -> tuple[frozenset[str], frozenset[str]]:
+def _declarations(own: Iterable[ast.AST]) -> tuple[frozenset[str], frozenset[str]]:
     global_: set[str] = set()
     nonlocal_: set[str] = set()
-    for node in _own_nodes(nodes):
+    for node in own:
         if isinstance(node, ast.Global):
             global_.update(node.names)
         elif isinstance(node, ast.Nonlocal):
@@ -134,14 +140,14 @@ def _declarations(nodes: Iterable[ast.AST]) -> tuple[frozenset[str], frozenset[s
     return frozenset(global_), frozenset(nonlocal_)
 
 
-def _imports(nodes: Iterable[ast.AST]) -> dict[str, tuple[str, Chain]]:
+def _imports(own: Iterable[ast.AST]) -> dict[str, tuple[str, Chain]]:
     found: dict[str, tuple[str, Chain]] = {}
 
     def note(name: str, alias: tuple[str, Chain]) -> None:
         if found.setdefault(name, alias) != alias:
             found[name] = ("", ())  # two imports under one name: either may be meant
 
-    for node in _own_nodes(nodes):
+    for node in own:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 top = alias.name.partition(".")[0]

@@ -1,0 +1,112 @@
+"""The statements of a cell, read: the half of the analysis that depends on its text alone.
+
+People run the same cell again and again; so what was read is kept. What the names mean, whether
+modules are loaded and what the files of a ``%run`` hold is looked up anew each time.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kiwi_jupyter.kernel.analysis.from_ast import needs_of, split_definition
+from kiwi_jupyter.kernel.analysis.names import Imported
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from kiwi_jupyter.kernel.analysis.names import Meaning
+    from kiwi_jupyter.kernel.analysis.needs import Chain, Needs
+
+KEPT_MAX: Final = 64
+KEPT_STATEMENTS_MAX: Final = 100
+"""Cells that are remembered, and how long they may be: some hundred kilobytes in all."""
+
+_SIMPLE: Final = (ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A top-level statement. Holds none of its nodes: other transformers change those in place."""
+
+    now: Needs
+    """What running it reaches."""
+    later: Needs | None
+    """What using what it defines reaches."""
+    simple: bool
+    """Whether it binds its names for certain."""
+    imported: dict[str, Meaning]
+    """The names that it imports."""
+    alias: tuple[str, str, Chain] | None
+    """For ``a = b.c``: a, b and the attributes read off b."""
+    shown_at: int | None
+    """The line of an expression: its value is shown if it comes last."""
+
+
+class Reading:
+    """Not thread-safe, as ``Analyzer``."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Hashable, list[Step]] = OrderedDict()
+
+    def steps(self, tree: ast.Module, source: Hashable | None) -> list[Step]:
+        """``source``: equal for equal trees only; ``None`` if nothing is known of that kind."""
+        if source is None or len(tree.body) > KEPT_STATEMENTS_MAX:
+            return [read(statement) for statement in tree.body]
+        known = self._kept.get(source)
+        if known is None:
+            known = self._kept[source] = [read(statement) for statement in tree.body]
+            if len(self._kept) > KEPT_MAX:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(source)
+        return known
+
+
+def read(statement: ast.stmt) -> Step:
+    """One top-level statement."""
+    split = split_definition(statement)
+    now, later = split if split is not None else (needs_of([statement]), None)
+    return Step(
+        now=now,
+        later=later,
+        simple=isinstance(statement, _SIMPLE),
+        imported=_imported(statement) if now.imports else {},
+        alias=_alias(statement),
+        shown_at=statement.lineno if isinstance(statement, ast.Expr) else None,
+    )
+
+
+def _imported(statement: ast.stmt) -> dict[str, Meaning]:
+    found: dict[str, Meaning] = {}
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                module = alias.name if alias.asname else top
+                _add(found, alias.asname or top, Imported(module))
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                _add(found, alias.asname or alias.name, Imported(node.module, (alias.name,)))
+    return found
+
+
+def _add(found: dict[str, Meaning], name: str, meaning: Meaning) -> None:
+    if found.setdefault(name, meaning) != meaning:
+        found[name] = Imported("")  # two imports under one name: either may be meant
+
+
+def _alias(node: ast.stmt) -> tuple[str, str, Chain] | None:
+    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+        return None
+    target = node.targets[0]
+    chain: list[str] = []
+    value = node.value
+    while isinstance(value, ast.Attribute):
+        chain.append(value.attr)
+        value = value.value
+    if not isinstance(target, ast.Name) or not isinstance(value, ast.Name):
+        return None
+    return target.id, value.id, tuple(reversed(chain))
