@@ -52,7 +52,7 @@ class Bench:
         self.bursts = dict.fromkeys(self.ids, 0)
         for session in self.ids:
             self.feed(SessionJoined(session=session))
-        for _ in range(2):  # two bursts each, so that needs are known and settled
+        for _ in range(5):  # so many bursts each that even small needs are known and settled
             for session in self.ids:
                 self.begin(session)
                 self.observe({session: resident_bytes})
