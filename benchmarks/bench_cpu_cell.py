@@ -11,6 +11,7 @@ they are what notebooks that do not need the GPU mostly run.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from contextlib import ExitStack
@@ -22,6 +23,8 @@ from tests.support.daemon import running_daemon
 from tests.support.kernels import running_kernel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.support.kernels import Kernel
 
 LIMIT = 1.05
@@ -50,8 +53,16 @@ print((a @ a.T).trace(), a.mean())
 """,
 }
 
+CELLS["ten lines, new text"] = CELLS["ten lines"] + "# {number}\n"
+"""Kiwi keeps what it has read of a cell; here each text is new to it."""
+
 LOADED = "'kiwi_jupyter.kernel' in get_ipython().extension_manager.loaded"
 """Not a cell that is measured: does this kernel have Kiwi?"""
+
+
+def asking(kernel: Kernel, code: str) -> Callable[[], None]:
+    numbers = itertools.count()
+    return lambda: ask(kernel, code.replace("{number}", str(next(numbers))))
 
 
 def ask(kernel: Kernel, code: str) -> None:
@@ -110,9 +121,9 @@ def main() -> int:
             raise SystemExit(f"nothing to compare: {results}")
         for name, code in CELLS.items():
             subjects = {
-                "without Kiwi": lambda code=code: ask(plain, code),
-                "with Kiwi": lambda code=code: ask(kiwi, code),
-                "without Kiwi, control": lambda code=code: ask(control, code),
+                "without Kiwi": asking(plain, code),
+                "with Kiwi": asking(kiwi, code),
+                "without Kiwi, control": asking(control, code),
             }
             samples = in_turns(subjects, rounds, warm_up=15)
             plain_ns = samples["without Kiwi"].median_ns

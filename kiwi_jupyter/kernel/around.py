@@ -12,6 +12,10 @@ import inspect
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
+from IPython.core.interactiveshell import InteractiveShell
+
+from kiwi_jupyter.kernel.stack import parsed_from
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -35,6 +39,7 @@ class Around:
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
+        self._wrap(self._shell, "transform_ast", self._transform)
         self._wrap(self._shell, "user_expressions", self._expressions)
         self._wrap(self._shell, "object_inspect_mime", self._inspect)
         handlers = getattr(getattr(self._shell, "kernel", None), "shell_handlers", None)
@@ -54,6 +59,18 @@ class Around:
             return
         setattr(owner, name, make(plain))
         self._undo.append(lambda: delattr(owner, name))
+
+    def _transform(self, plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        is_ipythons = getattr(plain, "__func__", None) is InteractiveShell.transform_ast
+
+        def transform_ast(node: Any) -> Any:
+            # After all transformers, not as one of them: it sees what really runs, and IPython
+            # need not walk through every cell to complete what transformers leave out.
+            untouched = is_ipythons and not self._shell.ast_transformers
+            source = parsed_from(node) if untouched else None
+            return self._gate.visit(plain(node), source)
+
+        return transform_ast
 
     def _expressions(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def user_expressions(expressions: dict[str, str]) -> Any:

@@ -49,7 +49,6 @@ class Extension:
             self.analyzer.taint("names were defined before Kiwi was loaded")
         setattr(builtins, GATE, self.gate.blocking)
         setattr(builtins, ASYNC_GATE, self.gate.awaiting)
-        shell.ast_transformers.append(self.gate)
         shell.input_transformers_cleanup.append(self._rewrite)
         shell.events.register("pre_execute", self.gate.before_cell)
         shell.events.register("post_execute", self.gate.silent_cell_ended)
@@ -69,7 +68,6 @@ class Extension:
             ("post_run_cell", self.gate.cell_ended),
         ):
             shell.events.unregister(events, callback)
-        shell.ast_transformers.remove(self.gate)
         shell.input_transformers_cleanup.remove(self._rewrite)
         for kind in ("line", "cell"):
             shell.magics_manager.magics[kind].pop("kiwi", None)

@@ -1,8 +1,9 @@
 """The gate in front of the first statement of a cell that may use the GPU.
 
-An AST transformer (``Gate.visit``) inserts a call to it, by a name in ``builtins`` so that it
-survives ``%reset``. Events of IPython only end what the gate began: an exception or an interrupt
-in a ``pre_run_cell`` callback would be printed and the cell would run all the same.
+``Gate.visit`` is shown each cell as IPython has parsed and transformed it, and inserts a call, by a
+name in ``builtins`` so that it survives ``%reset``. Events of IPython only end what the gate began:
+an exception or an interrupt in a ``pre_run_cell`` callback would be printed and the cell would run
+all the same.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from kiwi_jupyter.kernel.analysis import Analyzer, Verdict
 from kiwi_jupyter.kernel.display import WaitingLine, screen_for
 from kiwi_jupyter.kernel.leftovers import Before
 from kiwi_jupyter.kernel.override import take_override
-from kiwi_jupyter.kernel.stack import cells_on_stack, is_silent, parsed_from
+from kiwi_jupyter.kernel.stack import cells_on_stack, is_silent
 from kiwi_jupyter.kernel.words import INTERRUPTED, LOST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Hashable, Iterator
 
     from kiwi_core.client import Client
     from kiwi_jupyter.kernel.burst import Burst
@@ -102,15 +103,16 @@ class Gate:
 
     # --- deciding, before the cell runs
 
-    def visit(self, node: Any) -> Any:
-        """IPython calls this with each parsed cell, and with the bodies of some magics."""
+    def visit(self, node: Any, source: Hashable | None = None) -> Any:
+        """Called with each parsed cell, and with the bodies of some magics. ``source``: what
+        ``node`` was parsed from and is determined by, if that is certain."""
         try:
-            return self._visit(node)
-        except Exception:  # noqa: BLE001 - IPython would remove the gate for good
+            return self._visit(node, source)
+        except Exception:  # noqa: BLE001 - the user's cell must run whatever Kiwi does
             _log.exception("Kiwi could not look at a cell; it runs without Kiwi")
             return node
 
-    def _visit(self, node: Any) -> Any:
+    def _visit(self, node: Any, source: Hashable | None) -> Any:
         override = take_override(node)
         # The bodies of magics and nested cells were part of what the outer cell's verdict is on.
         if not isinstance(node, ast.Module) or cells_on_stack() != 1 or not node.body:
@@ -119,7 +121,7 @@ class Gate:
             self._analyzer.taint("cells ran while Kiwi was not looking")
             self.last_verdict = None
             return node
-        verdict = self._decide(node, override)
+        verdict = self._decide(node, override, source)
         if not _is_about_kiwi(node):
             self.last_verdict = verdict
         if verdict.gpu:
@@ -131,10 +133,9 @@ class Gate:
         with self._lock:
             return self._analyzer.preview(tree, self._shell.user_ns)
 
-    def _decide(self, node: ast.Module, override: str | None) -> Verdict:
+    def _decide(self, node: ast.Module, override: str | None, source: Hashable | None) -> Verdict:
         try:
             with self._lock:
-                source = parsed_from(node) if self._is_first() else None
                 verdict = self._analyzer.analyse(node, self._shell.user_ns, source)
         except Exception as error:  # noqa: BLE001
             _log.exception("Kiwi could not analyse a cell; it counts as using the GPU")
@@ -145,11 +146,6 @@ class Gate:
         if override == "gpu":
             return Verdict(True, "%%kiwi gpu says so", 1, _first_real_statement(node))
         return verdict
-
-    def _is_first(self) -> bool:
-        """Whether no other transformer has seen the cell before."""
-        transformers = self._shell.ast_transformers
-        return bool(transformers) and transformers[0] is self
 
     def _insert(self, node: ast.Module, verdict: Verdict) -> None:
         token = next(self._tokens)

@@ -13,11 +13,9 @@ from IPython.core.compilerop import CachingCompiler
 from IPython.core.interactiveshell import InteractiveShell
 
 if TYPE_CHECKING:
-    import ast
     from types import FrameType
 
 _RUNS_A_CELL = InteractiveShell.run_cell_async.__code__
-_TRANSFORMS = InteractiveShell.transform_ast.__code__
 _PARSE = CachingCompiler.ast_parse
 
 
@@ -32,25 +30,23 @@ def is_silent() -> bool:
     return bool(frames) and bool(frames[0].f_locals.get("silent"))
 
 
-def parsed_from(node: ast.Module) -> tuple[str, int] | None:
+def parsed_from(node: object) -> tuple[str, int] | None:
     """The text of which IPython has just made ``node``, and the flags that it parsed with; both
     together determine ``node``. ``None`` where that is not certain.
 
-    Called by the first of IPython's transformers, before anything could change ``node``.
+    Its caller stands in for ``transform_ast`` and has not called a transformer yet.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not _TRANSFORMS:
-        frame = frame.f_back
-    outer = frame.f_back if frame is not None else None
-    if outer is None or outer.f_code is not _RUNS_A_CELL:
-        return None  # the body of a magic
-    names = outer.f_locals
+    caller = sys._getframe(1).f_back
+    if caller is None or caller.f_code is not _RUNS_A_CELL:
+        return None  # the body of a magic, or somebody else stands in between
+    names = caller.f_locals
     text, compiler = names.get("cell"), names.get("compiler")
-    if names.get("code_ast") is not node or type(text) is not str:
+    flags = getattr(compiler, "flags", None)
+    if names.get("code_ast") is not node or type(text) is not str or type(flags) is not int:
         return None
     if getattr(getattr(compiler, "ast_parse", None), "__func__", None) is not _PARSE:
         return None  # somebody else's compiler
-    return text, compiler.flags  # type: ignore[union-attr]
+    return text, flags
 
 
 def _cells(stop_at: int) -> list[FrameType]:

@@ -403,3 +403,22 @@ def test_what_another_transformer_made_of_the_same_text_is_looked_at(
     assert gpu_kernel.check("a = 'swap'\nprint(a)").text == "use\n"
     gpu_kernel.check("a = 'swap'")
     daemon.await_heard(Acquire, asked + 2)
+
+
+def test_a_transformer_that_changes_a_cell_and_then_fails_does_not_go_unseen(
+    gpu_kernel: Kernel, daemon: ScriptedDaemon
+) -> None:
+    gpu_kernel.check("a = 'swap'")
+    fails = """
+class Fails(Swaps):
+    def visit(self, node):
+        changed = super().visit(node)
+        if isinstance(node, ast.Module):
+            raise ValueError("after the change")
+        return changed
+get_ipython().ast_transformers[:1] = [Fails()]
+"""
+    gpu_kernel.check(SWAPS + fails)
+    asked = len(daemon.heard(Acquire))
+    gpu_kernel.check("a = 'swap'")
+    daemon.await_heard(Acquire, asked + 1)
