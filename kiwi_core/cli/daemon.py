@@ -12,6 +12,9 @@ from kiwi_core.units import parse_size_bytes
 _SECONDS_MIN, _SECONDS_MAX = 0.1, 3600.0
 """Past an hour it is a typing error."""
 
+FLOOR_FACTOR_MAX = 100
+"""More swap round trips than that per turn is certainly a typing error."""
+
 DESCRIPTION = (
     "Serves GPUs: one daemon process for each, under a supervisor that restarts a crashed one.\n"
     "Stays in the foreground; ready when it says so. Ctrl-C or SIGTERM brings every suspended\n"
@@ -80,6 +83,13 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         "counts as hanging: it is shown, and its notebook is avoided (default: 30)",
     )
     parser.add_argument(
+        "--swap-floor",
+        metavar="FACTOR",
+        type=_factor,
+        help="a runner keeps the GPU at least so many times as long as moving its memory out and "
+        "back takes, even if its quantum is shorter (default: 1)",
+    )
+    parser.add_argument(
         "--socket-dir", metavar="DIR", type=Path, help="where the sockets go (see kiwi --help)"
     )
     parser.add_argument(
@@ -129,9 +139,22 @@ def run(args: argparse.Namespace) -> int:
             host_budget_bytes=args.host_budget,
             lock_timeout_s=args.lock_timeout,
             stuck_after_s=args.stuck_after,
+            swap_floor=args.swap_floor,
             log_json=args.log_json,
         )
     )
+
+
+def _factor(text: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = -1.0
+    if not 0 <= factor <= FLOOR_FACTOR_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a factor from 0 to {FLOOR_FACTOR_MAX}; write for example 1.5"
+        )
+    return factor
 
 
 def _size(text: str) -> int:

@@ -30,4 +30,5 @@ class DaemonOptions:
     host_budget_bytes: int | None = None
     lock_timeout_s: float | None = None
     stuck_after_s: float | None = None
+    swap_floor: float | None = None
     log_json: bool = False

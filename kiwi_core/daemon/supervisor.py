@@ -60,6 +60,7 @@ def _child_options(
         host_budget_bytes=options.host_budget_bytes,
         lock_timeout_ns=_ns(options.lock_timeout_s),
         stuck_after_ns=_ns(options.stuck_after_s),
+        swap_floor_factor=options.swap_floor,
         emulation=emulation,
         log_json=options.log_json,
     )

@@ -134,6 +134,6 @@ def _about(wait_s: float | None) -> str:
 def _swap(swap: SwapStatus) -> str:
     speed = f" ({swap.bytes_moved / swap.seconds / 1e9:.1f} GB/s)" if swap.seconds > 0 else ""
     return (
-        f"{format_bytes(swap.bytes_moved)} {swap.direction} in "
+        f"{format_bytes(swap.bytes_moved)} {'out' if swap.direction == 'out' else 'back'} in "
         f"{format_duration_s(swap.seconds)}{speed}, {format_duration_s(swap.ago_s)} ago"
     )

@@ -33,7 +33,7 @@ def test_nothing_typed_is_every_default(kiwi, asked):
 def test_everything_typed_arrives(kiwi, asked):
     arguments = ["--gpu", "0", "--gpu", "GPU-1", "--tq", "2.5", "--anti-thrash", "always"]
     arguments += ["--emulate", "2×512MiB", "--emulate-copy-rate", "1GiB", "--host-budget", "8GiB"]
-    arguments += ["--lock-timeout", "60", "--stuck-after", "2.5"]
+    arguments += ["--lock-timeout", "60", "--stuck-after", "2.5", "--swap-floor", "1.5"]
     arguments += ["--socket-dir", "/s", "--state-dir", "/t", "--admin-group", "g", "--log-json"]
     assert kiwi("daemon", *arguments).code == 0
     assert asked == [
@@ -49,9 +49,18 @@ def test_everything_typed_arrives(kiwi, asked):
             host_budget_bytes=8 * GIB,
             lock_timeout_s=60.0,
             stuck_after_s=2.5,
+            swap_floor=1.5,
             log_json=True,
         )
     ]
+
+
+@pytest.mark.parametrize("text", ["-1", "often", "nan", "1000"])
+def test_what_is_no_factor_is_said_before_anything_starts(kiwi, asked, text):
+    result = kiwi("daemon", f"--swap-floor={text}")
+    assert result.code == 2
+    assert "is not a factor" in result.err
+    assert not asked
 
 
 @pytest.mark.parametrize("text", ["2", "x512MiB", "0x512MiB", "2x", "2xbig", "-1x1GiB"])
