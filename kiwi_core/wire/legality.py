@@ -98,7 +98,8 @@ class Conversation:
         version, "out-of-order" for anything else that may not come now.
         """
         if type(message) is Acquire and self.state is State.SESSION:
-            # What the table says, without asking it: somebody waits for a grant.
+            # What the table says, without asking it: somebody waits for a grant. (In no other
+            # state may it come.)
             self._check_acquire(message)
             self.burst = self.asked = message.burst
             self.in_burst, self.lingering = True, False
@@ -112,10 +113,7 @@ class Conversation:
             )
         self._check_numbers(message)
         self.state = following
-        if isinstance(message, Acquire):
-            self.burst = self.asked = message.burst
-            self.in_burst, self.lingering = True, False
-        elif isinstance(message, Hello):
+        if isinstance(message, Hello):
             self.burst, self.in_burst = message.burst, message.in_burst
         elif isinstance(message, (EndBurst, Withdraw)):
             self.in_burst = False
@@ -129,8 +127,6 @@ class Conversation:
     def _check_numbers(self, message: ClientMessage) -> None:
         if isinstance(message, Hello):
             self._check_hello(message)
-        elif isinstance(message, Acquire):
-            self._check_acquire(message)
         elif isinstance(message, (EndBurst, Withdraw)) and message.burst != self.burst:
             raise _wrong_burst(message.burst, f"the last one is {self.burst}")
 
