@@ -4,6 +4,7 @@ group, signals passed on, and its exit code."""
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 from typing import TYPE_CHECKING, Final
@@ -48,6 +49,7 @@ def run(path: str, command: list[str], env: Mapping[str, str]) -> int:
         # Not fork: the client's thread may hold locks, and nothing of ours may run in the child.
         pid = os.posix_spawn(path, command, env, setsigmask=(), setsigdef=IGNORED_BY_PYTHON)
         forwarding.to(pid)
+        forwarding.wait_for_end(pid)
         _, status = os.waitpid(pid, 0)
         forwarding.stop()
     code = os.waitstatus_to_exitcode(status)
@@ -78,6 +80,20 @@ class _Forwarding:
         self._pid = pid
         while self._early:
             os.kill(pid, self._early.pop(0))
+
+    def wait_for_end(self, pid: int) -> None:
+        """Until ``pid`` can be reaped. Not plainly by ``waitpid``: a signal that comes just before
+        that call blocks would not be passed on until it returns. The wake-up pipe remembers it."""
+        woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        before = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        ended = os.pidfd_open(pid)
+        try:
+            while ended not in select.select([ended, woken], [], [])[0]:
+                os.read(woken, 4096)  # the handlers run before this loop goes round
+        finally:
+            signal.set_wakeup_fd(before)
+            for descriptor in (woken, waker, ended):
+                os.close(descriptor)
 
     def stop(self) -> None:
         """The child has been waited for: its process id may be anybody's now."""
