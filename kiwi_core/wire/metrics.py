@@ -1,0 +1,110 @@
+"""What a daemon counts: the ``metrics`` of one GPU, as they go over the wire.
+
+Totals count from the daemon's start and never go down; the rest is as it is now. There are no names
+of users, notebooks or processes in them: everybody who may connect may read them, and a metrics
+server shows them to many more.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct, field
+
+from kiwi_core.states import AntiThrash, Reason, SessionState
+
+Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
+
+WAIT_BOUNDS_S: Final = (
+    0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0,
+)  # fmt: skip
+"""From "nobody noticed" over a swap and a quantum to "went for coffee"."""
+
+
+class Histogram(Struct, frozen=True, kw_only=True):
+    """``counts`` has one more entry than ``bounds``: how many were at most each bound and more than
+    the one before, and at last those above all. Seconds."""
+
+    bounds: list[float]
+    counts: list[Count]
+    sum: float
+
+
+class MoveTotals(Struct, frozen=True, kw_only=True):
+    """Moves of memory that succeeded, in one direction. ``bytes_moved`` is no integer because it
+    may pass 2^53. ``last_bytes_per_s``: of the last one that moved anything."""
+
+    moves: Count = 0
+    bytes_moved: float = 0.0
+    seconds: float = 0.0
+    last_bytes_per_s: float | None = None
+
+
+class Refusals(Struct, frozen=True, kw_only=True):
+    """``operation``: "suspend", "resume", "page-out" or "page-in"."""
+
+    operation: str
+    reason: Reason
+    count: Count
+
+
+class GpuMetrics(Struct, frozen=True, kw_only=True):
+    uuid: str
+    index: int
+    name: str
+    """The GPU's model."""
+    emulated: bool
+    driver_version: str
+    daemon_version: str
+    uptime_s: float
+
+    total_bytes: int
+    free_bytes: int
+    resident_bytes: int
+    """Held in the GPU by sessions."""
+    outside_bytes: int
+    paged_out_bytes: int
+    host_budget_bytes: int
+
+    tq_s: float
+    anti_thrash: AntiThrash
+    serialised: bool
+    holders: int
+    queue_length: int
+    sessions: dict[SessionState, int]
+    operations_running: int
+    """Overdue ones included."""
+    operations_stuck: int
+
+    held_s: float
+    """How long anybody held the lease."""
+    session_held_s: float
+    """The same, that of sessions that held it together added up."""
+    first_waits: Histogram
+    """From each burst's request to its first grant."""
+    resumption_waits: Histogram
+    """From each suspension in mid-burst to the next grant."""
+    waits_given_up: Count
+    """Requests that ended before they were granted."""
+    suspensions: Count
+    moved_out: MoveTotals
+    moved_in: MoveTotals
+    refusals: list[Refusals]
+    lost_out: Count
+    """Sessions whose memory was lost while it was moved out; ``lost_in``: while brought back."""
+    lost_in: Count
+    overdue: Count
+    """Operations that did not report by their deadline."""
+    hints_begun: Count
+    """Hints that a session is about to be used after which its memory was brought back;
+    ``hints_declined``: after which it was not."""
+    hints_declined: Count
+    ignored_events: Count
+
+    connections: int
+    connections_taken: Count
+    connections_ended: dict[str, Count] = field(default_factory=dict)
+    """By the code of the fatal error that the daemon ended them with."""
+    look_errors: Count = 0
+    """Looks at the GPU's memory (driver, NVML) that failed, or failed for a session."""
+    journal_lines_lost: Count = 0
