@@ -87,3 +87,18 @@ class Notice(str, Enum):
     UNSTUCK = "unstuck"
     LOST = "lost"
     """The contents of its GPU memory are gone; the kernel must be restarted."""
+
+
+class HistoryKind(str, Enum):
+    """What a session did in one stretch of its GPU's history."""
+
+    HELD = "held"
+    """Had the lease."""
+    WAITED = "waited"
+    """Waited for a burst that had not begun."""
+    SUSPENDED = "suspended"
+    """Was stopped in the middle of a burst and waited to go on."""
+    OUT = "out"
+    """Its memory moved to system RAM (beside the others)."""
+    IN = "in"
+    """Its memory moved back to the GPU (beside the others)."""

@@ -22,12 +22,10 @@ from kiwi_core.wire.messages import (
     Error,
     GetStatus,
     Granted,
-    Ok,
-    Pong,
     StatusReport,
-    StoryReport,
     Told,
     Waiting,
+    Welcome,
     Withdraw,
     Withdrawn,
 )
@@ -38,6 +36,9 @@ if TYPE_CHECKING:
 
 PENDING_MAX: Final = 256
 """Questions without an answer; a daemon that owes more hangs."""
+
+_ANSWERS: Final = frozenset(ANSWERS.values()) - {Welcome, StatusReport}
+"""Those to questions, but for the two that mean more: a welcome begins, a status may be watched."""
 
 
 class Phase(Enum):
@@ -201,7 +202,7 @@ class Book:
             self._hears_of_burst(message)
         elif isinstance(message, StatusReport):
             self._hears_status(message)
-        elif isinstance(message, (Ok, Pong, StoryReport)):
+        elif type(message) in _ANSWERS:
             self._answer(message)
         else:
             raise _unexpected(message)
@@ -227,7 +228,7 @@ class Book:
         if asked or not self.watching:
             self._answer(report)
 
-    def _answer(self, message: Ok | Pong | StoryReport | StatusReport) -> None:
+    def _answer(self, message: DaemonMessage) -> None:
         """Of the oldest request that it can answer: what takes its time (a release, a goodbye) is
         overtaken by what was asked after it."""
         for request in self.pending:

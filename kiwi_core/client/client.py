@@ -17,10 +17,16 @@ from kiwi_core.client.patience import SLICE_S, Patience
 from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.wire.messages import (
     PROTOCOL,
+    BringBack,
+    GetHistory,
+    GetMetrics,
     GetStatus,
     GetStory,
     Goodbye,
     Hello,
+    HintReport,
+    HistoryReport,
+    MetricsReport,
     Ping,
     Release,
     Role,
@@ -35,7 +41,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kiwi_core.states import AntiThrash
-    from kiwi_core.wire.messages import GpuStatus, Granted, StoryLine, Told, Waiting, Welcome
+    from kiwi_core.wire.messages import (
+        GpuStatus,
+        Granted,
+        HistoryEntry,
+        HistorySession,
+        StoryLine,
+        Told,
+        Waiting,
+        Welcome,
+    )
+    from kiwi_core.wire.metrics import GpuMetrics
 
 _WITHDRAWN_S: Final = 0.25
 """How long a cancelled wait waits for the daemon's word that its place is free."""
@@ -293,9 +309,18 @@ class Client:
 
     # --- questions ------------------------------------------------------------------------------
 
-    def release(self, timeout_s: float = 5.0) -> None:
-        """Move this session's memory out of the GPU; returns when that is under way."""
-        self._channel.ask(Release(), timeout_s)
+    def release(self, session: str = "", timeout_s: float = 5.0) -> None:
+        """Move the memory of ``session`` (empty: this one's own) out of the GPU; returns when that
+        is under way. Raises ``PeerError`` "no-such-session", "in-burst" (nothing is moved)."""
+        self._channel.ask(Release(session=session), timeout_s)
+
+    def bring_back(self, session: str = "", timeout_s: float = 5.0) -> tuple[bool, str]:
+        """Say that the program of ``session`` (empty: this one) is about to be used. Returns
+        whether its memory is on its way in now, and if not, why. Raises ``PeerError``
+        "no-such-session"."""
+        answer = self._channel.ask(BringBack(session=session), timeout_s)
+        assert isinstance(answer, HintReport)
+        return answer.begun, answer.why
 
     def goodbye(self, timeout_s: float) -> None:
         """Leave Kiwi: returns, closed, once all memory is back in the GPU.
@@ -329,6 +354,28 @@ class Client:
         answer = self._channel.ask(GetStory(session=session), 5.0)
         assert isinstance(answer, StoryReport)
         return answer.lines
+
+    def history(self, since: int = 0, timeout_s: float = 5.0) -> HistoryReport:
+        """What changed in the GPU's history after the serial ``since``, all of it; the next call
+        may go on from ``last``. A daemon that was restarted counts anew, from 1."""
+        entries: dict[int, HistoryEntry] = {}
+        sessions: dict[str, HistorySession] = {}
+        while True:
+            part = self._channel.ask(GetHistory(since=since), timeout_s)
+            assert isinstance(part, HistoryReport)
+            for entry in part.entries:  # one may have ended between two parts
+                entries.pop(entry.id, None)
+                entries[entry.id] = entry
+            sessions |= part.sessions
+            since = part.last
+            if not part.more:
+                return HistoryReport(last=since, entries=[*entries.values()], sessions=sessions)
+
+    def metrics(self, timeout_s: float = 5.0) -> GpuMetrics:
+        """What the daemon has counted since it started; the same for every reader."""
+        answer = self._channel.ask(GetMetrics(), timeout_s)
+        assert isinstance(answer, MetricsReport)
+        return answer.metrics
 
     def ping(self, timeout_s: float = 5.0) -> None:
         """Returns when the daemon has answered."""

@@ -14,6 +14,7 @@ import structlog
 from kiwi_core import __version__
 from kiwi_core.daemon import words
 from kiwi_core.daemon.members import Member, session_id
+from kiwi_core.daemon.metrics import Traffic
 from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.gpu import processes
 from kiwi_core.sched import events as ev
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.connection import Connection
     from kiwi_core.daemon.core import Core
     from kiwi_core.daemon.members import Members
+    from kiwi_core.daemon.metrics_report import MetricsReporter
     from kiwi_core.daemon.peers import Rights
     from kiwi_core.daemon.report import Reporter
     from kiwi_core.gpu.nvml import GpuInfo
@@ -66,8 +68,10 @@ class Desk:
         self._session_of: dict[Connection, Member] = {}
         self._leaving: dict[Member, Connection | None] = {}
         self.closing = False
+        self.traffic = Traffic()
         self.core: Core
         self.reporter: Reporter
+        self.metrics: MetricsReporter
         self.remember: Callable[[], None]
         """Writes the roster now: what was answered with ``ok`` outlives a crash."""
 
@@ -82,6 +86,7 @@ class Desk:
             )
         self._check_share(connection.peer.uid)
         self._connections.add(connection)
+        self.traffic.taken += 1
 
     def _check_share(self, uid: int) -> None:
         """One user must not be able to shut the others out."""
@@ -109,8 +114,14 @@ class Desk:
             self._set(connection, message)
         elif isinstance(message, m.GetStory):
             connection.send(self.reporter.story(connection.peer, message.session))
+        elif isinstance(message, (m.GetHistory, m.BringBack, m.GetMetrics)):
+            raise CallerError("not-allowed", "This daemon cannot do that yet.")
+        elif isinstance(message, m.GetMetrics):
+            connection.send(m.MetricsReport(metrics=self.metrics.metrics()))
         elif isinstance(message, m.Ping):
             connection.send(m.Pong())
+        elif isinstance(message, m.Release):
+            self._release(connection, message)
         else:
             self._session_message(connection, message)
 
@@ -126,10 +137,17 @@ class Desk:
             self._withdraw(member, member.burst)
         self.expect_back(member)
 
+    def turned_away(self, code: str) -> None:
+        self.traffic.ended[code] += 1
+
     def expect_back(self, member: Member) -> None:
         """``member`` lives but has no connection: it leaves unless it comes back soon."""
         loop = asyncio.get_running_loop()
         member.forget = loop.call_later(DISCONNECTED_GRACE_S, self._gone_silent, member)
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
 
     @property
     def watchers(self) -> list[Connection]:
@@ -264,8 +282,6 @@ class Desk:
                 self.core.feed(ev.BurstLingered(session=member.id, burst=message.burst))
             else:
                 self._end(member, message.burst)
-        elif isinstance(message, m.Release):
-            self.core.release(member, lambda: connection.send(m.Ok()))
         else:
             self._goodbye(member)
 
@@ -311,6 +327,29 @@ class Desk:
             if connection is asked:
                 connection.send(m.Ok())
             connection.close()
+
+    # --- memory, out and in ---------------------------------------------------------------------
+
+    def _release(self, connection: Connection, message: m.Release) -> None:
+        member = self._subject(connection, message.session)
+        log.info("release asked for", by=connection.peer.owner, session=member.id)
+        self.core.release(member, lambda: connection.send(m.Ok()))
+
+    def _subject(self, connection: Connection, session: str) -> Member:
+        """Whom a message is about: the session that it names, or the one that says it. Raises
+        ``CallerError("no-such-session")``, also for a session that the peer may not act on."""
+        if not session and connection in self._session_of:
+            return self._session_of[connection]
+        member = self._members.get(session)
+        if member is None or not self._rights.may_act(connection.peer, member.uid):
+            raise CallerError(
+                "no-such-session",
+                f"You have no session {session!r} on this GPU."
+                if session
+                else "An observer has no session of its own: name one.",
+                "`kiwi status` lists yours.",
+            )
+        return member
 
     # --- settings -------------------------------------------------------------------------------
 

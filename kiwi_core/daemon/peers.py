@@ -44,16 +44,21 @@ def user_name(uid: int) -> str:
 class Rights:
     """Who may do what with one daemon.
 
-    A user acts on their own processes; settings need the daemon's owner, root, or a member of
-    ``admin_group``.
+    A user sees and acts on their own processes; settings need the daemon's owner, root, or a
+    member of ``admin_group``.
     """
 
     daemon_uid: int
     admin_group: str | None = None
 
     def may_see(self, peer: Peer, owner_uid: int) -> bool:
-        """May ``peer`` see and steer what belongs to ``owner_uid``?"""
+        """May ``peer`` see what belongs to ``owner_uid``?"""
         return peer.uid in (owner_uid, 0)
+
+    def may_act(self, peer: Peer, owner_uid: int) -> bool:
+        """May ``peer`` have the memory of what belongs to ``owner_uid`` moved? The daemon's owner
+        may, without seeing its name: it is their GPU."""
+        return peer.uid in (owner_uid, self.daemon_uid, 0)
 
     def may_set(self, peer: Peer) -> bool:
         if peer.uid in (self.daemon_uid, 0):

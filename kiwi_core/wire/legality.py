@@ -13,13 +13,19 @@ from kiwi_core.errors import PeerError
 from kiwi_core.wire.messages import (
     PROTOCOL,
     Acquire,
+    BringBack,
     ClientMessage,
     DaemonMessage,
     EndBurst,
+    GetHistory,
+    GetMetrics,
     GetStatus,
     GetStory,
     Goodbye,
     Hello,
+    HintReport,
+    HistoryReport,
+    MetricsReport,
     Ok,
     Ping,
     Pong,
@@ -50,9 +56,11 @@ class State(Enum):
 Move: TypeAlias = "type[ClientMessage] | Role"
 """What a client does: a message, or a hello in one of the roles."""
 
-_LOOK: Final[tuple[type[ClientMessage], ...]] = (GetStatus, GetStory, Ping)
-_STEER: Final[tuple[type[ClientMessage], ...]] = (*_LOOK, Set)
-_BURST: Final[tuple[type[ClientMessage], ...]] = (Acquire, Withdraw, EndBurst, Release)
+_LOOK: Final[tuple[type[ClientMessage], ...]] = (
+    GetStatus, GetStory, GetHistory, GetMetrics, Ping,
+)  # fmt: skip
+_STEER: Final[tuple[type[ClientMessage], ...]] = (*_LOOK, Set, Release, BringBack)
+_BURST: Final[tuple[type[ClientMessage], ...]] = (Acquire, Withdraw, EndBurst)
 
 TABLE: Final[dict[State, dict[Move, State]]] = {
     State.NEW: {Role.SESSION: State.SESSION, Role.OBSERVER: State.OBSERVER},
@@ -68,10 +76,13 @@ TABLE: Final[dict[State, dict[Move, State]]] = {
 ANSWERS: Final[dict[type[ClientMessage], type[DaemonMessage]]] = {
     Hello: Welcome,
     Release: Ok,
+    BringBack: HintReport,
     Goodbye: Ok,
     GetStatus: StatusReport,
     Set: Ok,
     GetStory: StoryReport,
+    GetHistory: HistoryReport,
+    GetMetrics: MetricsReport,
     Ping: Pong,
 }
 """Requests and what answers them, in the order of the requests; ``error`` may stand for each."""

@@ -14,7 +14,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from kiwi_core.states import AntiThrash, Notice, SessionState
+from kiwi_core.states import AntiThrash, HistoryKind, Notice, SessionState
+from kiwi_core.wire.metrics import GpuMetrics
 
 PROTOCOL = 1
 """Version of the protocol; a peer with another one is told so and the connection is closed."""
@@ -27,6 +28,9 @@ Burst = Annotated[int, Meta(ge=1, lt=BURST_LIMIT)]
 
 LastBurst = Annotated[int, Meta(ge=0, lt=BURST_LIMIT)]
 """Like ``Burst``; 0 says that there was none yet."""
+
+Serial = Annotated[int, Meta(ge=0, lt=1 << 53)]
+"""Counts the changes of a GPU's history, from 1; 0 is before the first."""
 
 PathText = Annotated[str, Meta(max_length=4096)]
 """A path of this machine; Linux's own limit (``PATH_MAX``)."""
@@ -86,7 +90,17 @@ class EndBurst(_Message, frozen=True, kw_only=True, tag="end-burst"):
 
 
 class Release(_Message, frozen=True, kw_only=True, tag="release"):
-    """Move this session's memory out of the GPU now. Answered by ``ok`` when it is under way."""
+    """Move the memory of ``session`` out of the GPU now (empty: one's own). Answered by ``ok``
+    when it is under way. An observer must name one that it may act on."""
+
+    session: str = ""
+
+
+class BringBack(_Message, frozen=True, kw_only=True, tag="bring-back"):
+    """A hint: the program of ``session`` (empty: one's own) is about to be used, so bring its
+    memory back if that is in nobody's way. Never a lease. Answered by ``hint``."""
+
+    session: str = ""
 
 
 class Goodbye(_Message, frozen=True, kw_only=True, tag="goodbye"):
@@ -114,12 +128,35 @@ class GetStory(_Message, frozen=True, kw_only=True, tag="get-story"):
     session: str
 
 
+class GetMetrics(_Message, frozen=True, kw_only=True, tag="get-metrics"):
+    """Answered by ``metrics``."""
+
+
+class GetHistory(_Message, frozen=True, kw_only=True, tag="get-history"):
+    """Answered by ``history``: who held, waited and moved, as far as it changed after the change
+    of the number ``since``."""
+
+    since: Serial = 0
+
+
 class Ping(_Message, frozen=True, kw_only=True, tag="ping"):
     """Answered by ``pong``."""
 
 
 ClientMessage = (
-    Hello | Acquire | Withdraw | EndBurst | Release | Goodbye | GetStatus | Set | GetStory | Ping
+    Hello
+    | Acquire
+    | Withdraw
+    | EndBurst
+    | Release
+    | BringBack
+    | Goodbye
+    | GetStatus
+    | Set
+    | GetStory
+    | GetHistory
+    | GetMetrics
+    | Ping
 )
 
 
@@ -260,6 +297,9 @@ class SessionStatus(Struct, frozen=True, kw_only=True):
 
 
 class GpuStatus(Struct, frozen=True, kw_only=True):
+    """``history_serial`` is the newest of the history's; ``may_set``: the reader may change
+    settings."""
+
     uuid: str
     name: str
     index: int
@@ -275,6 +315,8 @@ class GpuStatus(Struct, frozen=True, kw_only=True):
     daemon_pid: int = 0
     uptime_s: float = 0.0
     errors: list[str] = field(default_factory=list)
+    history_serial: int = 0
+    may_set: bool = False
 
 
 class StatusReport(_Message, frozen=True, kw_only=True, tag="status"):
@@ -291,6 +333,66 @@ class StoryReport(_Message, frozen=True, kw_only=True, tag="story"):
     lines: list[StoryLine]
 
 
+class MetricsReport(_Message, frozen=True, kw_only=True, tag="metrics"):
+    metrics: GpuMetrics
+
+
+class HistoryEntry(Struct, frozen=True, kw_only=True):
+    """One stretch of time in which ``session`` did one thing. ``id`` stays; ``serial`` is new each
+    time the entry changes (it began, it ended). ``ended_ago_s``: ``None`` while it goes on.
+
+    ``bytes_moved``, ``ok`` and ``hinted`` (a hint was the reason) matter for "out" and "in" only,
+    and the first two once that has ended.
+    """
+
+    id: int
+    serial: int
+    session: str
+    kind: HistoryKind
+    began_ago_s: float
+    ended_ago_s: float | None
+    bytes_moved: int = 0
+    ok: bool = True
+    hinted: bool = False
+
+
+class HistorySession(Struct, frozen=True, kw_only=True):
+    """Whose an entry is, as far as the reader may know; also of a session that ended."""
+
+    name: str
+    mine: bool
+    kernel_id: str
+
+
+class HistoryReport(_Message, frozen=True, kw_only=True, tag="history"):
+    """``entries`` in the order of their serials, none above ``last``. ``more``: there are more
+    than one message holds; ask for those since ``last``."""
+
+    last: int
+    entries: list[HistoryEntry]
+    sessions: dict[str, HistorySession]
+    more: bool = False
+
+
+class HintReport(_Message, frozen=True, kw_only=True, tag="hint"):
+    """``begun``: the memory is on its way in. If not, ``why``, in words for people."""
+
+    begun: bool
+    why: str = ""
+
+
 DaemonMessage = (
-    Welcome | Granted | Waiting | Withdrawn | Told | Ok | Pong | Error | StatusReport | StoryReport
+    Welcome
+    | Granted
+    | Waiting
+    | Withdrawn
+    | Told
+    | Ok
+    | Pong
+    | Error
+    | StatusReport
+    | StoryReport
+    | HistoryReport
+    | HintReport
+    | MetricsReport
 )

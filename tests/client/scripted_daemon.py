@@ -13,19 +13,25 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from kiwi_core.errors import KiwiError
-from kiwi_core.states import AntiThrash
+from kiwi_core.states import AntiThrash, HistoryKind
 from kiwi_core.wire.framing import FrameReader, decode_client, encode
 from kiwi_core.wire.legality import Conversation
 from kiwi_core.wire.messages import (
     PROTOCOL,
     Acquire,
+    BringBack,
     EndBurst,
+    GetHistory,
     GetStatus,
     GetStory,
     Goodbye,
     GpuStatus,
     Granted,
     Hello,
+    HintReport,
+    HistoryEntry,
+    HistoryReport,
+    HistorySession,
     MemoryStatus,
     Ok,
     Ping,
@@ -191,6 +197,10 @@ class ScriptedDaemon:
                 return Ok()
             case GetStatus():
                 return StatusReport(gpu=status_of(self.tq_s))
+            case BringBack():
+                return HintReport(begun=not message.session, why=message.session and "it runs")
+            case GetHistory():
+                return self.history(message.since)
             case GetStory():
                 return StoryReport(
                     session=message.session, lines=[StoryLine(ago_s=1.0, text="it began")]
@@ -199,6 +209,24 @@ class ScriptedDaemon:
                 return Pong()
             case EndBurst():
                 return None
+
+    def history(self, since: int) -> HistoryReport:
+        """Two changes of one entry, each in a message of its own: it ends between the two."""
+        last = min(since + 1, 2)
+        entry = HistoryEntry(
+            id=1,
+            serial=last,
+            session="s1",
+            kind=HistoryKind.HELD,
+            began_ago_s=2.0,
+            ended_ago_s=None if last == 1 else 1.0,
+        )
+        return HistoryReport(
+            last=last,
+            entries=[entry] if since < last else [],
+            sessions={"s1": HistorySession(name="a.ipynb", mine=True, kernel_id="")},
+            more=last < 2,
+        )
 
     def welcome(self, protocol: int = PROTOCOL) -> Welcome:
         return Welcome(

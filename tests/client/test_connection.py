@@ -18,8 +18,10 @@ from kiwi_core.wire.framing import encode
 from kiwi_core.wire.messages import (
     PROTOCOL,
     Acquire,
+    BringBack,
     EndBurst,
     Error,
+    GetHistory,
     GetStatus,
     GetStory,
     Goodbye,
@@ -185,7 +187,24 @@ def test_questions_are_answered(daemon: ScriptedDaemon, client: Client) -> None:
     assert client.status().scheduler.tq_s == 5.0
     assert [line.text for line in client.story("s1")] == ["it began"]
     client.release()
+    client.release("s7")
+    assert daemon.heard(Release) == [Release(), Release(session="s7")]
     client.ping()
+
+
+def test_a_hint_is_answered_with_words(daemon: ScriptedDaemon, client: Client) -> None:
+    assert client.bring_back() == (True, "")
+    assert client.bring_back("s7") == (False, "it runs")
+    assert daemon.heard(BringBack) == [BringBack(), BringBack(session="s7")]
+
+
+def test_a_history_in_parts_is_put_together(daemon: ScriptedDaemon, client: Client) -> None:
+    history = client.history()
+    assert (history.last, history.more) == (2, False)
+    assert [(entry.serial, entry.ended_ago_s) for entry in history.entries] == [(2, 1.0)]
+    assert history.sessions["s1"].name == "a.ipynb"
+    assert daemon.heard(GetHistory) == [GetHistory(since=0), GetHistory(since=1)]
+    assert client.history(since=2).entries == []
 
 
 def test_a_bad_setting_is_not_even_sent(daemon: ScriptedDaemon, client: Client) -> None:
@@ -208,7 +227,7 @@ def test_an_error_answers_the_question(daemon: ScriptedDaemon, client: Client) -
 def test_what_takes_its_time_is_overtaken(daemon: ScriptedDaemon, client: Client) -> None:
     """A daemon looks at the memory before it answers a release; another thread asks meanwhile."""
     answering(daemon, Release)
-    releasing = threading.Thread(target=client.release, args=(PATIENCE_S,))
+    releasing = threading.Thread(target=client.release, args=("", PATIENCE_S))
     releasing.start()
     daemon.await_heard(Release)
     client.ping()

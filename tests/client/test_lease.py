@@ -230,10 +230,10 @@ def test_an_observer_never_asks_for_the_gpu(make_client: Callable[..., Client]) 
     with pytest.raises(CallerError) as caught:
         client.acquire()
     assert caught.value.code == "observer"
-    with pytest.raises(CallerError) as caught:
-        client.release()
-    assert caught.value.code == "out-of-order"
     client.ping()
+    with pytest.raises(CallerError) as caught:
+        client.goodbye(1.0)
+    assert caught.value.code == "out-of-order"
 
 
 def test_nothing_is_asked_before_connecting(make_client: Callable[..., Client]) -> None:

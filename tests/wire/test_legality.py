@@ -13,8 +13,10 @@ from kiwi_core.wire.legality import ANSWERS, TABLE, Conversation, State, describ
 from kiwi_core.wire.messages import (
     PROTOCOL,
     Acquire,
+    BringBack,
     ClientMessage,
     EndBurst,
+    GetHistory,
     GetStatus,
     GetStory,
     Goodbye,
@@ -81,15 +83,19 @@ def test_another_version_is_told(version: int) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [Acquire(burst=1), Withdraw(burst=1), EndBurst(burst=1), Release(), Goodbye()],
+    [Acquire(burst=1), Withdraw(burst=1), EndBurst(burst=1), Goodbye()],
 )
 def test_an_observer_never_holds_the_gpu(message: ClientMessage) -> None:
-    talk = after(hello(Role.OBSERVER), GetStatus(watch=True), Set(tq_s=1.0), GetStory(session="s"))
+    talk = after(
+        hello(Role.OBSERVER), GetStatus(watch=True), Set(tq_s=1.0), GetStory(session="s"),
+        GetHistory(), Release(session="s"), BringBack(session="s"),
+    )  # fmt: skip
     assert_illegal(talk, message)
 
 
 def test_one_who_leaves_asks_for_nothing_more() -> None:
-    for message in (Acquire(burst=1), Release(), Goodbye(), Set(tq_s=1.0), hello()):
+    moves = (Acquire(burst=1), Release(), BringBack(), Goodbye(), Set(tq_s=1.0), hello())
+    for message in moves:
         assert_illegal(after(hello(), Goodbye()), message)
 
 
@@ -161,7 +167,16 @@ MESSAGES = st.one_of(
     st.builds(lambda b: Withdraw(burst=b), st.integers(1, 12)),
     st.builds(lambda b, on: EndBurst(burst=b, lingering=on), st.integers(1, 12), st.booleans()),
     st.sampled_from(
-        (Release(), Goodbye(), GetStatus(), Set(tq_s=1.0), GetStory(session="s"), Ping())
+        (
+            Release(),
+            BringBack(),
+            Goodbye(),
+            GetStatus(),
+            Set(tq_s=1.0),
+            GetStory(session="s"),
+            GetHistory(since=3),
+            Ping(),
+        )
     ),
 )
 
@@ -216,10 +231,10 @@ class AnyTalk(RuleBasedStateMachine):
             )
         first = self.said[0]
         assert isinstance(first, Hello)
-        if isinstance(message, (Ping, GetStatus, GetStory)):
+        if isinstance(message, (Ping, GetStatus, GetStory, GetHistory)):
             return True
         if first.role is Role.OBSERVER:
-            return isinstance(message, Set)
+            return isinstance(message, (Set, Release, BringBack))
         if isinstance(message, EndBurst):
             return message.burst == self.last_burst()
         if any(isinstance(m, Goodbye) for m in self.said):
