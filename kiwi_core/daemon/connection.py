@@ -34,6 +34,7 @@ class Receiver(Protocol):
     def connected(self, connection: Connection) -> None: ...
     def received(self, connection: Connection, message: ClientMessage) -> None: ...
     def disconnected(self, connection: Connection) -> None: ...
+    def turned_away(self, code: str) -> None: ...
 
 
 FLUSH_WITHIN_S = 5.0
@@ -179,5 +180,6 @@ class Connection(asyncio.Protocol):
             self.send(Error(code=error.code, message=error.message, remedy=error.remedy))
 
     def end_with(self, error: KiwiError) -> None:
+        self._receiver.turned_away(error.code)
         self.send(Error(code=error.code, message=error.message, remedy=error.remedy, fatal=True))
         self.close()

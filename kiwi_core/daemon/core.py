@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from kiwi_core.daemon import words
+from kiwi_core.daemon.metrics import Tally
 from kiwi_core.daemon.operations import Operations
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Action, Grant, Notify, Operation
@@ -64,6 +65,7 @@ class Core:
         self._granted = granted
         self._loop = asyncio.get_running_loop()
         self.operations = Operations(pager, self._post)
+        self.tally = Tally()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns: int | None = None
         self._flush_due = False
@@ -77,6 +79,7 @@ class Core:
         self._journal.record(now_ns, event, actions)
         for action in actions:
             self._perform(action)
+        self.tally.take(event, actions, self.scheduler.holders, now_ns)
         self._rearm()
         self._changed()
         if self.scheduler.waiting:

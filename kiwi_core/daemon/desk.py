@@ -114,12 +114,11 @@ class Desk:
             self._set(connection, message)
         elif isinstance(message, m.GetStory):
             connection.send(self.reporter.story(connection.peer, message.session))
-        elif isinstance(message, (m.GetHistory, m.BringBack, m.GetMetrics)):
+        elif isinstance(message, (m.GetHistory, m.BringBack)):
             raise CallerError("not-allowed", "This daemon cannot do that yet.")
-        elif isinstance(message, m.GetMetrics):
-            connection.send(m.MetricsReport(metrics=self.metrics.metrics()))
-        elif isinstance(message, m.Ping):
-            connection.send(m.Pong())
+        elif isinstance(message, (m.GetMetrics, m.Ping)):
+            asked = isinstance(message, m.GetMetrics)
+            connection.send(self.metrics.report() if asked else m.Pong())
         elif isinstance(message, m.Release):
             self._release(connection, message)
         else:

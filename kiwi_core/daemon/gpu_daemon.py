@@ -21,6 +21,7 @@ from kiwi_core.daemon.desk import Desk
 from kiwi_core.daemon.journal import Journal
 from kiwi_core.daemon.leaving import bring_back
 from kiwi_core.daemon.members import Member, Members
+from kiwi_core.daemon.metrics_report import MetricsReporter
 from kiwi_core.daemon.observer import Observer
 from kiwi_core.daemon.orphans import Orphans
 from kiwi_core.daemon.peers import Rights
@@ -219,6 +220,10 @@ class GpuDaemon:
             emulated=options.emulation is not None,
         )  # fmt: skip
         self._desk.core, self._desk.reporter = self._core, reporter
+        self._desk.metrics = MetricsReporter(
+            machine.gpu, self._core, self._desk, self._observer, journal,
+            emulated=options.emulation is not None,
+        )  # fmt: skip
         self._desk.remember = self._save_roster
         self._announcer = Announcer(self._desk, reporter)
 

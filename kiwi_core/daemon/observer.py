@@ -94,6 +94,8 @@ class Observer:
         """Runs exactly while a look is put off."""
         self._began_s: float | None = None
         self._error = ""
+        self.failures = 0
+        """Looks in which something could not be read."""
         self._budget_bytes = -1
         self._budget_due_s = 0.0
 
@@ -176,6 +178,7 @@ class Observer:
             self._feed(event)
 
     def _note(self, problem: str) -> None:
+        self.failures += bool(problem)
         if problem and problem != self._error:
             log.error("cannot read the GPU's memory", why=problem)
         self._error = problem

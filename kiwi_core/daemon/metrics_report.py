@@ -1,0 +1,95 @@
+"""The answer to ``get-metrics``: what was counted, and how things are now."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from kiwi_core import __version__
+from kiwi_core.units import ns_to_seconds
+from kiwi_core.wire.messages import MetricsReport
+from kiwi_core.wire.metrics import GpuMetrics, Refusals
+
+if TYPE_CHECKING:
+    from kiwi_core.daemon.core import Core
+    from kiwi_core.daemon.desk import Desk
+    from kiwi_core.daemon.journal import Journal
+    from kiwi_core.daemon.observer import Observer
+    from kiwi_core.gpu.nvml import GpuInfo
+
+
+class MetricsReporter:
+    def __init__(
+        self,
+        gpu: GpuInfo,
+        core: Core,
+        desk: Desk,
+        observer: Observer,
+        journal: Journal,
+        *,
+        emulated: bool,
+    ) -> None:
+        self._gpu = gpu
+        self._core = core
+        self._desk = desk
+        self._observer = observer
+        self._journal = journal
+        self._emulated = emulated
+        self._began_ns = time.monotonic_ns()
+
+    def report(self) -> MetricsReport:
+        return MetricsReport(metrics=self._metrics())
+
+    def _metrics(self) -> GpuMetrics:
+        now_ns = time.monotonic_ns()
+        gpu, tally, operations = self._gpu, self._core.tally, self._core.operations
+        traffic, scheduler = self._desk.traffic, self._core.scheduler
+        view = scheduler.view(now_ns)
+        running = operations.running
+        return GpuMetrics(
+            uuid=gpu.uuid,
+            index=gpu.index,
+            name=gpu.name,
+            emulated=self._emulated,
+            driver_version=gpu.driver_version,
+            daemon_version=__version__,
+            uptime_s=ns_to_seconds(now_ns - self._began_ns),
+            total_bytes=view.total_bytes,
+            free_bytes=view.free_bytes,
+            resident_bytes=sum(session.resident_bytes for session in view.sessions),
+            outside_bytes=view.outside_bytes,
+            paged_out_bytes=view.paged_out_bytes,
+            host_budget_bytes=view.host_budget_bytes,
+            tq_s=ns_to_seconds(view.tq_ns),
+            anti_thrash=view.anti_thrash,
+            serialised=view.serialised,
+            holders=len(view.holders),
+            queue_length=len(view.queue),
+            sessions=dict(Counter(session.state for session in view.sessions)),
+            operations_running=running,
+            operations_stuck=running - operations.waiting_for,
+            held_s=ns_to_seconds(tally.held_ns(now_ns)),
+            session_held_s=ns_to_seconds(tally.session_held_ns(now_ns)),
+            first_waits=tally.first_waits.histogram(),
+            resumption_waits=tally.resumption_waits.histogram(),
+            waits_given_up=tally.waits_given_up,
+            suspensions=tally.suspensions,
+            moved_out=tally.moved_out.totals(),
+            moved_in=tally.moved_in.totals(),
+            refusals=[
+                Refusals(operation=operation, reason=reason, count=count)
+                for (operation, reason), count in sorted(tally.refusals.items())
+            ],
+            lost_out=tally.lost_out,
+            lost_in=tally.lost_in,
+            overdue=tally.overdue,
+            hints_begun=0,
+            hints_declined=0,
+            ignored_events=view.ignored_events,
+            connections=self._desk.connections,
+            connections_taken=traffic.taken,
+            connections_ended=dict(traffic.ended),
+            look_errors=self._observer.failures,
+            journal_lines_lost=self._journal.dropped,
+        )
