@@ -1,0 +1,349 @@
+"""The loop: feeds the scheduler what the daemon would and does what it orders, in virtual time.
+
+Like the daemon it looks at a session's memory before it says that a burst is over, looks at the
+runners' memory now and then (a look that could see nothing new is left out: it would change
+nothing), sends ``DeadlinePassed`` when the scheduler's next deadline comes, and reports operations
+that are late as overdue.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.errors import CallerError
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.actions import Grant, Notify, PageIn, PageOut, Suspend
+from kiwi_core.simulate.compute import NEVER_NS, Compute
+from kiwi_core.simulate.driver import Driver, Verdict, outcome_of
+from kiwi_core.simulate.measure import Measures
+from kiwi_core.simulate.model import NO_FAULTS, RESTART_NS
+from kiwi_core.simulate.policies import scheduler_for
+from kiwi_core.units import NS_PER_S, SessionId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.sched.actions import Action, Operation
+    from kiwi_core.simulate.driver import Flight
+    from kiwi_core.simulate.model import Faults, Machine, Setup
+    from kiwi_core.simulate.trace import Cell, Trace
+
+PROGRESS_EVERY: Final = 4096
+"""Steps between two calls of ``progress``."""
+
+TOUCH_NS: Final = NS_PER_S
+"""A cell that changes what the session holds has done so after this much work (half of its work,
+if that is less)."""
+
+
+class Phase(Enum):
+    THINKING = "thinking"
+    WAITING = "waiting"
+    RUNNING = "running"
+    """The burst has begun; it may be stopped in its middle."""
+
+
+class Proc:
+    """One kernel process as it really is, whatever the scheduler believes."""
+
+    __slots__ = (
+        "asked_ns", "burst", "cells", "flight", "granted_ns", "held", "host_bytes", "id", "index",
+        "milestones", "next_cell", "phase", "resident_bytes", "rng",
+    )  # fmt: skip
+
+    def __init__(self, session_id: str, index: int, cells: tuple[Cell, ...], seed: str) -> None:
+        self.id = SessionId(session_id)
+        self.index = index
+        """Of its session in the trace."""
+        self.cells = cells
+        self.next_cell = 0
+        self.rng = random.Random(seed)
+        self.phase = Phase.THINKING
+        self.burst = 0
+        self.asked_ns = self.granted_ns = 0
+        self.milestones: list[tuple[float, Callable[[Proc], None]]] = []
+        """The pieces that the cell's GPU part still has, the next one last: how much work, and
+        what happens at its end."""
+        self.resident_bytes = self.host_bytes = 0
+        self.held = False
+        self.flight: Flight | None = None
+
+
+class Simulation:
+    """One GPU. ``record`` is given every call of the scheduler (a journal); ``progress`` the cells
+    done now and then; ``checks``: the scheduler recomputes its books after each event."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        machine: Machine,
+        setup: Setup,
+        *,
+        seed: int = 0,
+        faults: Faults = NO_FAULTS,
+        checks: bool = False,
+        record: Callable[[int, ev.Event, list[Action]], None] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.scheduler: Final = scheduler_for(machine, setup, checks)
+        self.measures: Final = Measures([session.user for session in trace.sessions])
+        self.now_ns = 0
+        self.free_bytes = machine.total_bytes
+        self.compute: Final = Compute(machine.contention)
+        self._trace = trace
+        self._machine = machine
+        self._config = setup.config
+        self._seed = seed
+        self._kill = faults.kill
+        self._driver = Driver(machine, faults, setup.config.lock_timeout_ns)
+        self._record = record
+        self._progress = progress
+        self._procs: dict[SessionId, Proc] = {}
+        self._heap: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
+        self._seq = 0
+        self._unfinished = 0
+        self._wanting = 0
+        """How many wait or run."""
+        self._wanting_since_ns = 0
+        self._look_due = False
+
+    def run(self) -> Measures:
+        """Until the last cell is over. Raises ``CallerError("stalled")`` where nothing can ever
+        go on (too little system RAM for what has to be moved)."""
+        self._tell(ev.MemoryObserved(free_bytes=self.free_bytes))
+        for index, session in enumerate(self._trace.sessions):
+            if session.cells:
+                self._unfinished += 1
+                seed = f"{self._seed}/{session.id}"
+                proc = Proc(session.id, index, session.cells, seed)
+                self._at(session.starts_ns, self._join, proc)
+        steps = 0
+        while self._unfinished:
+            self._step()
+            steps += 1
+            if self._progress is not None and steps % PROGRESS_EVERY == 0:
+                self._progress(self.measures.cells)
+        self.measures.given_ns = self.compute.given_ns
+        self.measures.busy_ns = self.compute.busy_ns
+        return self.measures
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def _at(self, at_ns: int, what: Callable[..., None], *arguments: object) -> None:
+        self._seq += 1
+        heapq.heappush(self._heap, (at_ns, self._seq, what, arguments))
+
+    def _step(self) -> None:
+        """The next thing that happens. At the same time, what is reported comes before work that
+        ends, and the scheduler's own deadline last."""
+        heap = self._heap
+        next_ns = heap[0][0] if heap else NEVER_NS
+        end_ns = self.compute.next_end_ns
+        wake_ns = self.scheduler.next_deadline_ns()
+        if next_ns <= end_ns and (wake_ns is None or next_ns <= wake_ns):
+            if next_ns == NEVER_NS:
+                raise self._stalled()
+            self.now_ns, _, what, arguments = heapq.heappop(heap)
+            what(*arguments)
+        elif wake_ns is None or end_ns <= wake_ns:
+            self.now_ns = end_ns
+            proc = self.compute.take_ended(end_ns)
+            _, then = proc.milestones.pop()
+            then(proc)
+        else:
+            self.now_ns = wake_ns
+            self._tell(ev.DeadlinePassed())
+
+    def _stalled(self) -> CallerError:
+        view = self.scheduler.view(self.now_ns)
+        why = next((entry.detail for entry in view.queue if entry.detail), "nobody knows why")
+        return CallerError(
+            "stalled",
+            f"After {self.now_ns / NS_PER_S:.0f} simulated seconds nobody can go on: {why}.",
+            "Give the simulated machine more system RAM, or use smaller footprints.",
+        )
+
+    def _tell(self, event: ev.Event) -> None:
+        actions = self.scheduler.handle(event, self.now_ns)
+        self.measures.events += 1
+        if self._record is not None:
+            self._record(self.now_ns, event, actions)
+        for action in actions:
+            if isinstance(action, Grant):
+                self._granted(action)
+            elif not isinstance(action, Notify):
+                self._start(action)
+
+    # --- notebooks ------------------------------------------------------------------------------
+
+    def _join(self, proc: Proc) -> None:
+        self._procs[proc.id] = proc
+        self._tell(ev.SessionJoined(session=proc.id))
+        self._tell(self._seen({proc.id: 0}))
+        self._think(proc)
+
+    def _think(self, proc: Proc) -> None:
+        """Until the next cell's first GPU statement; the session is over after its last cell."""
+        if proc.next_cell == len(proc.cells):
+            self._unfinished -= 1
+            return
+        cell = proc.cells[proc.next_cell]
+        self._at(self.now_ns + cell.think_ns + cell.cpu_ns, self._ask, proc)
+
+    def _ask(self, proc: Proc) -> None:
+        proc.burst += 1
+        proc.phase = Phase.WAITING
+        proc.asked_ns = self.now_ns
+        if not self._wanting:
+            self._wanting_since_ns = self.now_ns
+        self._wanting += 1
+        self._tell(ev.LeaseRequested(session=proc.id, burst=proc.burst))
+
+    def _granted(self, action: Grant) -> None:
+        proc = self._procs[action.session]
+        if proc.phase is Phase.WAITING and action.burst == proc.burst:
+            proc.phase = Phase.RUNNING
+            proc.granted_ns = self.now_ns
+            self._begin_cell(proc, proc.cells[proc.next_cell])
+
+    def _begin_cell(self, proc: Proc, cell: Cell) -> None:
+        pieces: list[tuple[float, Callable[[Proc], None]]] = [(cell.gpu_ns, self._finished)]
+        if cell.peak_bytes != proc.resident_bytes:
+            pieces.append((min(TOUCH_NS, cell.gpu_ns // 2), self._touch))
+        if self._kill and proc.rng.random() < self._kill:
+            pieces.append((int(cell.gpu_ns * proc.rng.random()), self._killed))
+        pieces.sort(key=_offset)
+        proc.milestones = [
+            (at - (pieces[number - 1][0] if number else 0), what)
+            for number, (at, what) in enumerate(pieces)
+        ][::-1]
+        self._go_on(proc)
+
+    def _go_on(self, proc: Proc) -> None:
+        self.compute.begin(proc, proc.milestones[-1][0], self.now_ns)
+
+    def _touch(self, proc: Proc) -> None:
+        """It allocates, or frees. Where that does not fit the cell would fail; here it is counted
+        and goes on with what it has, so that the work stays the same."""
+        more_bytes = proc.cells[proc.next_cell].peak_bytes - proc.resident_bytes
+        if more_bytes > self.free_bytes:
+            self.measures.out_of_memory += 1
+        else:
+            self.free_bytes -= more_bytes
+            proc.resident_bytes += more_bytes
+            self._look_later()
+        self._go_on(proc)
+
+    def _finished(self, proc: Proc) -> None:
+        cell = proc.cells[proc.next_cell]
+        self.measures.cell(proc.index, cell.gpu_ns, proc.asked_ns, proc.granted_ns, self.now_ns)
+        self._over(proc)
+        self._at(self.now_ns + self._machine.look_ns, self._burst_over, proc, proc.burst)
+        self._think(proc)
+
+    def _over(self, proc: Proc) -> None:
+        proc.phase = Phase.THINKING
+        proc.next_cell += 1
+        self._wanting -= 1
+        if not self._wanting:
+            self.measures.wanted_ns += self.now_ns - self._wanting_since_ns
+
+    def _burst_over(self, proc: Proc, burst: int) -> None:
+        if proc.burst == burst:  # asking for the next one has ended it already
+            if proc.flight is None:
+                self._tell(self._seen({proc.id: proc.resident_bytes}))
+            self._tell(ev.BurstEnded(session=proc.id, burst=burst))
+
+    def _killed(self, proc: Proc) -> None:
+        """In the middle of its work; its user starts a new kernel and runs the next cell."""
+        lost_ns = sum(piece_ns for piece_ns, _ in proc.milestones)
+        self.measures.killed += 1
+        self.measures.killed_work_ns += lost_ns
+        self._over(proc)
+        del self._procs[proc.id]
+        self.free_bytes += proc.resident_bytes
+        self._tell(ev.SessionLost(session=proc.id))
+        name, _, number = str(proc.id).partition("+")
+        heir = Proc(f"{name}+{int(number or 0) + 1}", proc.index, proc.cells, "")
+        heir.rng, heir.next_cell = proc.rng, proc.next_cell
+        self._at(self.now_ns + RESTART_NS, self._join, heir)
+
+    # --- looks ----------------------------------------------------------------------------------
+
+    def _look_later(self) -> None:
+        if not self._look_due:
+            self._look_due = True
+            self._at(self.now_ns + self._config.observe_interval_ns, self._look)
+
+    def _look(self) -> None:
+        self._look_due = False
+        resident = {
+            proc.id: proc.resident_bytes
+            for proc in map(self._procs.__getitem__, self.scheduler.holders)
+            if proc.flight is None
+        }
+        self._tell(self._seen(resident))
+
+    def _seen(self, resident: dict[SessionId, int]) -> ev.MemoryObserved:
+        return ev.MemoryObserved(free_bytes=self.free_bytes, resident_bytes=resident)
+
+    # --- operations -----------------------------------------------------------------------------
+
+    def _start(self, action: Operation) -> None:
+        proc = self._procs[action.session]
+        held, moved_bytes = proc.held, 0
+        if isinstance(action, (Suspend, PageOut)):
+            if proc in self.compute:
+                left_ns = self.compute.stop(proc, self.now_ns)
+                proc.milestones[-1] = (left_ns, proc.milestones[-1][1])
+                self.measures.suspensions += 1
+            proc.held = True
+        if isinstance(action, PageOut):
+            moved_bytes = proc.resident_bytes
+        elif isinstance(action, PageIn):
+            moved_bytes = proc.host_bytes
+        flight = self._driver.start(
+            action, moved_bytes, self.free_bytes, held, proc.rng, self.now_ns
+        )
+        if isinstance(action, PageIn) and flight.verdict is Verdict.DONE:
+            self.free_bytes -= moved_bytes
+        proc.flight = flight
+        self._at(flight.ends_ns, self._land, proc, flight)
+        if flight.is_overdue:
+            self._at(action.deadline_ns, self._tell, ev.OperationOverdue(op=action.op))
+
+    def _land(self, proc: Proc, flight: Flight) -> None:
+        proc.flight = None
+        action, counts = flight.action, self.measures.operations
+        if flight.verdict is Verdict.DONE:
+            counts[type(action).__name__] += 1
+            counts["hangs"] += flight.hangs
+            self._take_effect(proc, flight)
+        else:
+            counts[flight.verdict.value] += 1
+            proc.held = flight.was_held
+        if not proc.held and proc.phase is Phase.RUNNING and proc not in self.compute:
+            self._go_on(proc)
+        self._tell(outcome_of(flight, proc.resident_bytes))
+
+    def _take_effect(self, proc: Proc, flight: Flight) -> None:
+        moved_bytes = flight.moved_bytes
+        if isinstance(flight.action, PageOut):
+            proc.resident_bytes -= moved_bytes
+            proc.host_bytes += moved_bytes
+            self.free_bytes += moved_bytes
+        elif isinstance(flight.action, PageIn):
+            proc.resident_bytes += moved_bytes
+            proc.host_bytes -= moved_bytes
+            proc.held = False
+        else:
+            proc.held = isinstance(flight.action, Suspend)
+        if moved_bytes:
+            self.measures.moved(moved_bytes, flight.ends_ns - flight.began_ns)
+
+
+def _offset(piece: tuple[float, Callable[[Proc], None]]) -> float:
+    return piece[0]

@@ -1,0 +1,253 @@
+"""What a simulation is measured by.
+
+Wait: from the request to the first moment that the cell runs. Slowdown: from the request to the
+end, over the GPU time that it needs alone (at least a second, so that tiny cells do not decide).
+Useful share: work done over the time in which anybody wanted the GPU. Fairness: Jain's index of
+what each user got per second of wanting.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from kiwi_core.units import NS_PER_S, ns_to_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+CLASSES: Final[tuple[tuple[str, float, float], ...]] = (
+    ("under 2 s", 0.0, 2.0),
+    ("2 to 10 s", 2.0, 10.0),
+    ("10 to 30 s", 10.0, 30.0),
+    ("30 to 120 s", 30.0, 120.0),
+    ("over 120 s", 120.0, float("inf")),
+)
+"""Cells by the GPU time that they need alone: name, from, to (seconds)."""
+
+SHORT_S: Final = 30.0
+"""The cells that people wait for with their eyes on the screen."""
+
+SLOWDOWN_FLOOR_NS: Final = NS_PER_S
+
+
+@dataclass
+class Measures:
+    """Filled by one simulation; several are pooled by ``add``."""
+
+    users: list[str]
+    """By session."""
+    session: array[int] = field(default_factory=lambda: array("i"))
+    gpu_ns: array[int] = field(default_factory=lambda: array("q"))
+    wait_ns: array[int] = field(default_factory=lambda: array("q"))
+    response_ns: array[int] = field(default_factory=lambda: array("q"))
+    """These four by cell, in the order in which they ended."""
+    makespan_ns: int = 0
+    """When the last cell ended; over several GPUs their sum."""
+    wanted_ns: int = 0
+    """Time in which anybody waited or ran."""
+    given_ns: float = 0.0
+    busy_ns: int = 0
+    suspensions: int = 0
+    """Cells stopped in their middle."""
+    swaps: int = 0
+    swapped_bytes: int = 0
+    swapping_ns: int = 0
+    out_of_memory: int = 0
+    killed: int = 0
+    killed_work_ns: float = 0.0
+    """What the killed cells would still have needed."""
+    operations: Counter[str] = field(default_factory=Counter)
+    events: int = 0
+
+    @property
+    def cells(self) -> int:
+        return len(self.session)
+
+    def cell(
+        self, session: int, gpu_ns: int, asked_ns: int, granted_ns: int, ended_ns: int
+    ) -> None:
+        self.session.append(session)
+        self.gpu_ns.append(gpu_ns)
+        self.wait_ns.append(granted_ns - asked_ns)
+        self.response_ns.append(ended_ns - asked_ns)
+        self.makespan_ns = ended_ns
+
+    def moved(self, moved_bytes: int, took_ns: int) -> None:
+        self.swaps += 1
+        self.swapped_bytes += moved_bytes
+        self.swapping_ns += took_ns
+
+    def add(self, other: Measures) -> None:
+        """Another GPU's. Its users are other people, whatever their names."""
+        shift = len(self.users)
+        self.users.extend(other.users)
+        self.session.extend(array("i", (session + shift for session in other.session)))
+        self.gpu_ns.extend(other.gpu_ns)
+        self.wait_ns.extend(other.wait_ns)
+        self.response_ns.extend(other.response_ns)
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.operations.update(other.operations)
+
+
+_SUMS: Final = (
+    "makespan_ns", "wanted_ns", "given_ns", "busy_ns", "suspensions", "swaps", "swapped_bytes",
+    "swapping_ns", "out_of_memory", "killed", "killed_work_ns", "events",
+)  # fmt: skip
+
+
+# --- summaries ----------------------------------------------------------------------------------
+
+
+class Spread(Struct, frozen=True, kw_only=True):
+    """Of so many values; seconds, or times for slowdowns."""
+
+    n: int
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+    max: float
+
+
+class ClassSummary(Struct, frozen=True, kw_only=True):
+    cells: str
+    """Which ones, by the GPU time that they need alone."""
+    wait_s: Spread
+    slowdown: Spread
+
+
+class UserSummary(Struct, frozen=True, kw_only=True):
+    user: str
+    cells: int
+    gpu_s: float
+    wait_p50_s: float
+    wait_p95_s: float
+    share_while_wanting: float
+    """Of one GPU, while it waited or ran; what fairness is about."""
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    cells: int
+    total_s: float
+    """Until all work was done; over several GPUs their sum."""
+    useful_share: float
+    """Work done over the time in which anybody wanted the GPU."""
+    wanted_share: float
+    """Of the total time, that in which anybody wanted the GPU."""
+    swaps: int
+    swapped_bytes: int
+    suspensions: int
+    jain: float
+    short: ClassSummary
+    """Cells of less than 30 s of GPU."""
+    all: ClassSummary
+    classes: tuple[ClassSummary, ...]
+    users: tuple[UserSummary, ...]
+    out_of_memory: int
+    killed: int
+    refused: int
+    hung: int
+    events: int
+
+
+def summarise(measures: Measures, users_max: int = 64) -> Summary:
+    """``users_max``: of how many users the single figures are kept (fairness counts all)."""
+    in_class = [_within(measures, low_s, high_s) for _, low_s, high_s in CLASSES]
+    users = _users(measures)
+    operations = measures.operations
+    return Summary(
+        cells=measures.cells,
+        total_s=ns_to_seconds(measures.makespan_ns),
+        useful_share=_share(measures.given_ns, measures.wanted_ns),
+        wanted_share=_share(measures.wanted_ns, measures.makespan_ns),
+        swaps=measures.swaps,
+        swapped_bytes=measures.swapped_bytes,
+        suspensions=measures.suspensions,
+        jain=jain([user.share_while_wanting for user in users]),
+        short=_class(measures, f"under {SHORT_S:.0f} s", _within(measures, 0.0, SHORT_S)),
+        all=_class(measures, "all", range(measures.cells)),
+        classes=tuple(
+            _class(measures, name, cells)
+            for (name, _, _), cells in zip(CLASSES, in_class, strict=True)
+        ),
+        users=tuple(users[:users_max]),
+        out_of_memory=measures.out_of_memory,
+        killed=measures.killed,
+        refused=operations["refused"] + operations["no room"],
+        hung=operations["hangs"],
+        events=measures.events,
+    )
+
+
+def _within(measures: Measures, low_s: float, high_s: float) -> list[int]:
+    low_ns, high_ns = low_s * NS_PER_S, high_s * NS_PER_S
+    return [cell for cell, gpu_ns in enumerate(measures.gpu_ns) if low_ns <= gpu_ns < high_ns]
+
+
+def _class(measures: Measures, name: str, cells: Sequence[int]) -> ClassSummary:
+    return ClassSummary(
+        cells=name,
+        wait_s=spread([ns_to_seconds(measures.wait_ns[cell]) for cell in cells]),
+        slowdown=spread([_slowdown(measures, cell) for cell in cells]),
+    )
+
+
+def _slowdown(measures: Measures, cell: int) -> float:
+    alone_ns = max(measures.gpu_ns[cell], SLOWDOWN_FLOOR_NS)
+    return max(1.0, measures.response_ns[cell] / alone_ns)
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Percentiles by the nearest rank; all 0 where there is no value."""
+    ordered = sorted(values)
+    if not ordered:
+        return Spread(n=0, mean=0.0, p50=0.0, p95=0.0, p99=0.0, max=0.0)
+    return Spread(
+        n=len(ordered),
+        mean=sum(ordered) / len(ordered),
+        p50=_rank(ordered, 0.50),
+        p95=_rank(ordered, 0.95),
+        p99=_rank(ordered, 0.99),
+        max=ordered[-1],
+    )
+
+
+def _rank(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def _users(measures: Measures) -> list[UserSummary]:
+    """In the order in which they stand in the trace; several sessions of one user are one."""
+    cells: dict[str, list[int]] = {user: [] for user in measures.users}
+    for cell, session in enumerate(measures.session):
+        cells[measures.users[session]].append(cell)
+    return [_user(measures, user, mine) for user, mine in cells.items() if mine]
+
+
+def _user(measures: Measures, user: str, cells: list[int]) -> UserSummary:
+    gpu_ns = sum(measures.gpu_ns[cell] for cell in cells)
+    waits = spread([ns_to_seconds(measures.wait_ns[cell]) for cell in cells])
+    return UserSummary(
+        user=user,
+        cells=len(cells),
+        gpu_s=ns_to_seconds(gpu_ns),
+        wait_p50_s=waits.p50,
+        wait_p95_s=waits.p95,
+        share_while_wanting=_share(gpu_ns, sum(measures.response_ns[cell] for cell in cells)),
+    )
+
+
+def jain(shares: Sequence[float]) -> float:
+    """1: all alike; 1/n: one has everything."""
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

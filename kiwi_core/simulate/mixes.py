@@ -1,0 +1,178 @@
+"""Generators of traces: mixes of notebooks and trainings with stated parameters.
+
+Times between cells and lengths of cells are lognormal (median, sigma): that is how measured
+notebook traces look, many short cells and a long tail. Published figures (NotebookOS):
+cells p50 ≤ 2 min and p75 ≤ 5 min, between cells p50 5 min, a reserved GPU idle > 81 % of the time.
+The other mixes are stress cases: their figures are ours.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kiwi_core.errors import CallerError
+from kiwi_core.simulate.trace import Cell, SessionTrace, Trace
+from kiwi_core.units import GIB, MIB, NS_PER_S, seconds_to_ns
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How one sort of session behaves. Pairs are evenly drawn ranges; shares are of 1."""
+
+    cell_median_s: float
+    cell_sigma: float
+    cell_max_s: float
+    think_median_s: float
+    think_sigma: float
+    gpu_share: tuple[float, float] = (1.0, 1.0)
+    """Of a cell's time; the rest comes before it, on the CPU."""
+    break_chance: float = 0.0
+    """That a break comes before a cell, beside the thinking."""
+    break_s: tuple[float, float] = (0.0, 0.0)
+    footprint: tuple[float, float] = (0.2, 0.9)
+    """What the session comes to hold, as a share of the GPU."""
+    warm_up: int = 1
+    """First cells that import and look around: a context, a second."""
+
+
+CONTEXT_BYTES: Final = 500 * MIB
+FIRST_LOAD: Final = 0.7
+"""The first real cell takes this share of what the session comes to hold …"""
+GROWTH_CHANCE: Final = 0.15
+"""… and each later one, with this chance, half of what is missing."""
+
+NOTEBOOK: Final = Kind(
+    cell_median_s=120.0, cell_sigma=1.36, cell_max_s=3600.0, gpu_share=(0.05, 0.65),
+    think_median_s=300.0, think_sigma=1.0, break_chance=0.1, break_s=(1200.0, 5400.0),
+)  # fmt: skip
+"""The published medians and quartiles (sigma 1.36 puts p75 at 2.5 times the median). How much of
+a cell is GPU work is not published; this range makes 8 of them about as much as a GPU can do."""
+
+INTERACTIVE: Final = Kind(
+    cell_median_s=5.0, cell_sigma=1.2, cell_max_s=120.0, gpu_share=(0.6, 1.0),
+    think_median_s=30.0, think_sigma=1.0, break_chance=0.03, break_s=(300.0, 1200.0),
+)  # fmt: skip
+"""Somebody who tries things out: a few seconds of GPU, half a minute of thought."""
+
+TRAINING: Final = Kind(
+    cell_median_s=3600.0, cell_sigma=0.6, cell_max_s=4 * 3600.0,
+    think_median_s=60.0, think_sigma=0.5, footprint=(0.4, 0.9),
+)  # fmt: skip
+"""Practically always at work."""
+
+HEAVY: Final = Kind(
+    cell_median_s=20.0, cell_sigma=1.3, cell_max_s=1800.0,
+    think_median_s=16.0, think_sigma=1.1,
+)  # fmt: skip
+"""At work 60 % of the time if alone: mean cell 46 s, mean pause 29 s. Eight of them want almost
+five GPUs."""
+
+SMALL: Final = (0.15, 0.3)
+"""Footprints of which three to five fit together."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    summary: str
+    kinds: tuple[tuple[Kind, int], ...]
+    """Which sessions, and how many of each."""
+
+    @property
+    def sessions(self) -> int:
+        return sum(count for _, count in self.kinds)
+
+
+def _small(kind: Kind) -> Kind:
+    return replace(kind, footprint=SMALL)
+
+
+MIXES: Final[dict[str, Mix]] = {
+    "notebooks": Mix("8 notebooks with published cell times", ((NOTEBOOK, 8),)),
+    "6+1": Mix("6 interactive sessions and 1 training", ((INTERACTIVE, 6), (TRAINING, 1))),
+    "6+2": Mix("6 interactive sessions and 2 trainings", ((INTERACTIVE, 6), (TRAINING, 2))),
+    "heavy": Mix("8 users who want the GPU 60 % of the time each", ((HEAVY, 8),)),
+    "small": Mix(
+        "6 interactive sessions and 1 training, small footprints",
+        ((_small(INTERACTIVE), 6), (_small(TRAINING), 1)),
+    ),
+}
+
+
+def generate(
+    mix: str,
+    *,
+    hours: float = 24.0,
+    seed: int = 0,
+    sessions: int | None = None,
+    total_bytes: int = 80 * GIB,
+) -> Trace:
+    """So many hours of each session's life if it never waited. ``sessions`` scales the mix (its
+    kinds in the same proportion, each at least once). Raises ``CallerError("unknown-mix")``."""
+    if mix not in MIXES:
+        raise CallerError("unknown-mix", f"There is no mix {mix!r}.", f"Mixes: {', '.join(MIXES)}.")
+    made: list[SessionTrace] = []
+    for kind in _kinds(MIXES[mix], sessions):
+        number = len(made) + 1
+        rng = random.Random(f"{mix}/{seed}/{number}")
+        cells = tuple(_cells(kind, rng, hours * 3600.0, total_bytes))
+        starts_ns = int(rng.uniform(0, min(600.0, hours * 360.0)) * NS_PER_S)
+        name = f"s{number}"
+        made.append(SessionTrace(id=name, user=name, starts_ns=starts_ns, cells=cells))
+    return Trace(name=mix, total_bytes=total_bytes, sessions=tuple(made))
+
+
+def _kinds(mix: Mix, sessions: int | None) -> list[Kind]:
+    if sessions is None or sessions == mix.sessions:
+        return [kind for kind, count in mix.kinds for _ in range(count)]
+    if sessions < len(mix.kinds):
+        raise CallerError(
+            "too-few-sessions",
+            f"This mix has {len(mix.kinds)} kinds of sessions; {sessions} are too few.",
+            f"Give at least {len(mix.kinds)}.",
+        )
+    kinds: list[Kind] = []
+    for kind, count in mix.kinds[1:]:
+        kinds += [kind] * max(1, round(sessions * count / mix.sessions))
+    return [mix.kinds[0][0]] * (sessions - len(kinds)) + kinds
+
+
+def _cells(kind: Kind, rng: random.Random, length_s: float, total_bytes: int) -> list[Cell]:
+    final_bytes = int(rng.uniform(*kind.footprint) * total_bytes)
+    held_bytes = CONTEXT_BYTES
+    cells: list[Cell] = []
+    lived_s = 0.0
+    while lived_s < length_s or len(cells) <= kind.warm_up:
+        warming_up = len(cells) < kind.warm_up
+        think_s = _lognormal(rng, kind.think_median_s, kind.think_sigma)
+        if rng.random() < kind.break_chance:
+            think_s += rng.uniform(*kind.break_s)
+        cell_s = min(_lognormal(rng, kind.cell_median_s, kind.cell_sigma), kind.cell_max_s)
+        if warming_up:
+            cell_s = 1.0
+        gpu_s = cell_s * rng.uniform(*kind.gpu_share)
+        held_bytes = _grown(rng, held_bytes, final_bytes, len(cells) - kind.warm_up)
+        cells.append(
+            Cell(
+                think_ns=seconds_to_ns(think_s),
+                cpu_ns=seconds_to_ns(cell_s - gpu_s),
+                gpu_ns=seconds_to_ns(gpu_s),
+                peak_bytes=held_bytes,
+            )
+        )
+        lived_s += think_s + cell_s
+    return cells
+
+
+def _grown(rng: random.Random, held_bytes: int, final_bytes: int, real_cells: int) -> int:
+    grows = rng.random() < GROWTH_CHANCE  # drawn every time, so that all else stays the same
+    if real_cells < 0:
+        return held_bytes
+    if real_cells == 0:
+        return max(held_bytes, int(FIRST_LOAD * final_bytes))
+    return held_bytes + max(0, final_bytes - held_bytes) // 2 if grows else held_bytes
+
+
+def _lognormal(rng: random.Random, median: float, sigma: float) -> float:
+    return median * rng.lognormvariate(0.0, sigma)

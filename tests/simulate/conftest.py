@@ -1,0 +1,20 @@
+"""Small traces and an exact machine: what a test writes is what matters to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kiwi_core.simulate.model import Machine
+from kiwi_core.units import GIB, NS_PER_MS
+
+
+@pytest.fixture
+def exact() -> Machine:
+    """Moves 10 GiB a second plus 100 ms, always; looks take no time."""
+    return Machine(
+        out_bytes_per_s=10.0 * GIB,
+        in_bytes_per_s=10.0 * GIB,
+        swap_fixed_ns=100 * NS_PER_MS,
+        noise=0.0,
+        look_ns=0,
+    )

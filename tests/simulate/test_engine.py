@@ -1,0 +1,253 @@
+"""The simulator itself: arithmetic by hand, conservation, the same again from the same seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from simulated_work import cell, session, trace
+
+from kiwi_core.config import DEFAULTS
+from kiwi_core.errors import CallerError
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.actions import Grant, PageIn, PageOut
+from kiwi_core.simulate.engine import Proc, Simulation
+from kiwi_core.simulate.measure import Measures, summarise
+from kiwi_core.simulate.mixes import MIXES, generate
+from kiwi_core.simulate.model import Faults, Machine, Setup
+from kiwi_core.simulate.trace import Cell, SessionTrace, Trace
+from kiwi_core.states import AntiThrash
+from kiwi_core.units import GIB, MIB, NS_PER_S, seconds_to_ns
+
+RR = Setup()
+
+
+def run(work: Trace, machine: Machine, setup: Setup = RR, **more: object) -> Measures:
+    return Simulation(work, machine, setup, checks=True, **more).run()  # type: ignore[arg-type]
+
+
+def seconds(values: object) -> list[float]:
+    return [round(value / NS_PER_S, 6) for value in values]  # type: ignore[attr-defined]
+
+
+# --- by hand ------------------------------------------------------------------------------------
+
+
+def test_one_cell_alone_waits_for_nothing(exact: Machine) -> None:
+    measures = run(trace(session("a", cell(12.0, think_s=3.0, cpu_s=2.0))), exact)
+    assert seconds(measures.wait_ns) == [0.0]
+    assert seconds(measures.response_ns) == [12.0]
+    assert measures.makespan_ns == seconds_to_ns(17.0)
+    assert measures.swaps == 0
+
+
+def test_two_jobs_that_do_not_fit_take_turns(exact: Machine) -> None:
+    """A move of 60 GiB takes 6.1 s.
+
+    A runs 0 to 30, moves out until 36.1; B runs until 66.1, moves out until 72.2; A moves in until
+    78.3, runs until 108.3, out until 114.4; B in until 120.5, runs its last 10 s until 130.5, is
+    moved out until 136.6; A is in at 142.7 and runs its last 40 s."""
+    work = trace(session("a", cell(100.0)), session("b", cell(40.0), starts_s=1.0))
+    measures = run(work, exact)
+    assert list(measures.session) == [1, 0]
+    assert seconds(measures.wait_ns) == [35.1, 0.0]
+    assert seconds(measures.response_ns) == [129.5, 182.7]
+    assert measures.swaps == 7
+    assert measures.suspensions == 3
+    assert measures.swapping_ns == seconds_to_ns(7 * 6.1)
+    summary = summarise(measures)
+    assert summary.useful_share == pytest.approx(140.0 / 182.7)
+    assert summary.short.wait_s.n == 0
+
+
+def test_the_quantum_is_at_least_a_round_trip(exact: Machine) -> None:
+    """At 1 GiB/s a round trip of 60 GiB is over two minutes: nobody is stopped after 30 s again
+    once that is known."""
+    slow = replace(exact, out_bytes_per_s=1.0 * GIB, in_bytes_per_s=1.0 * GIB)
+    work = trace(session("a", cell(100.0)), session("b", cell(110.0), starts_s=1.0))
+    measures = run(work, slow)
+    # A stops at 30 (nothing is known yet), is out at 90.1; B runs 110 s in one piece until 200.1.
+    assert seconds(measures.response_ns)[0] == 199.1
+    assert measures.suspensions == 1
+
+
+def test_two_that_fit_share_the_time(exact: Machine) -> None:
+    """B's first cell may need all, so A is moved out (2.1 s) and comes back with its own next
+    one. Then both are known and ask at 100 s: they run at once, at half speed each."""
+    warm = [cell(1.0, gib=20.0) for _ in range(4)]
+    back, last = cell(1.0, gib=20.0, think_s=60.0), cell(10.0, gib=20.0, think_s=32.9)
+    work = trace(
+        session("a", *warm, back, last),
+        session("b", *warm, cell(10.0, gib=20.0, think_s=68.9), starts_s=25.0),
+    )
+    measures = run(work, exact)
+    assert seconds(measures.wait_ns[-2:]) == [0.0, 0.0]
+    assert seconds(measures.response_ns[-2:]) == [20.0, 20.0]
+    alone = run(work, replace(exact, contention=0.0))
+    assert seconds(alone.response_ns[-2:]) == [10.0, 10.0]
+
+
+def test_the_end_of_a_burst_waits_for_the_look_at_its_memory(exact: Machine) -> None:
+    """As in the daemon: the next one begins only when it is known what this one has taken."""
+    work = trace(session("a", cell(10.0, gib=30.0)), session("b", cell(1.0), starts_s=1.0))
+    quick = run(work, exact)
+    late = run(work, replace(exact, look_ns=NS_PER_S))
+    assert late.wait_ns[1] - quick.wait_ns[1] == NS_PER_S
+
+
+def test_a_growing_session_is_seen_to_grow(exact: Machine) -> None:
+    seen: list[ev.MemoryObserved] = []
+
+    def record(now_ns: int, event: ev.Event, actions: object) -> None:
+        if isinstance(event, ev.MemoryObserved) and event.resident_bytes:
+            seen.append(event)
+
+    work = trace(session("a", cell(10.0, gib=10.0), cell(10.0, gib=30.0)))
+    run(work, exact, record=record)
+    held = [event.resident_bytes["a"] // GIB for event in seen]
+    assert held == [0, 10, 10, 30]  # as it joins, while it runs, as its burst ends, while …
+    assert seen[-1].free_bytes == 50 * GIB
+
+
+# --- what must always hold ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_all_that_was_asked_is_given(mix: str) -> None:
+    work = generate(mix, hours=1.0, seed=3)
+    measures = run(work, Machine(), seed=3)
+    conserved(work, measures)
+    assert measures.cells == work.cells
+    assert measures.makespan_ns >= max(s.gpu_ns for s in work.sessions)
+
+
+def conserved(work: Trace, measures: Measures) -> None:
+    """To a few nanoseconds per event: that is what rounding times up may add."""
+    asked_ns = sum(s.gpu_ns for s in work.sessions) - measures.killed_work_ns
+    assert measures.given_ns == pytest.approx(asked_ns, abs=20 * measures.events)
+    assert measures.busy_ns <= measures.given_ns + 20 * measures.events
+    assert measures.busy_ns <= measures.wanted_ns <= measures.makespan_ns
+    assert measures.cells + measures.killed == work.cells
+
+
+def test_the_same_seed_gives_the_same_again() -> None:
+    work = generate("6+1", hours=0.5, seed=7)
+    assert work == generate("6+1", hours=0.5, seed=7)
+    assert work != generate("6+1", hours=0.5, seed=8)
+    faults = Faults(refuse=0.05, hang=0.02, kill=0.02)
+    first = run(work, Machine(), seed=1, faults=faults)
+    assert first == run(work, Machine(), seed=1, faults=faults)
+    assert first != run(work, Machine(), seed=2, faults=faults)
+
+
+def test_faults_happen_and_nothing_is_lost_by_them() -> None:
+    work = generate("heavy", hours=0.5, seed=5)
+    measures = run(work, Machine(), faults=Faults(refuse=0.05, hang=0.02, kill=0.05))
+    conserved(work, measures)
+    summary = summarise(measures)
+    assert summary.refused > 0
+    assert summary.hung > 0
+    assert summary.killed > 0
+
+
+class Bounded(Simulation):
+    """Holds every wait against round robin's stated bound."""
+
+    longest_share = 0.0
+
+    def _ask(self, proc: Proc) -> None:
+        state = self.scheduler._st
+        ahead = len(state.queue) + state.holders + len(state.chosen) + 1
+        machine = self._machine
+        move_ns = int(80 * GIB * NS_PER_S / machine.out_bytes_per_s / (1 - machine.noise))
+        swap_ns = 2 * (move_ns + machine.swap_fixed_ns) + machine.look_ns
+        quantum_ns = max(state.terms.tq_ns, swap_ns)
+        self.bounds = {**getattr(self, "bounds", {}), proc.id: ahead * (quantum_ns + swap_ns)}
+        super()._ask(proc)
+
+    def _granted(self, action: Grant) -> None:
+        proc = self._procs[action.session]
+        begun = proc.granted_ns
+        super()._granted(action)
+        if proc.granted_ns != begun:
+            share = (proc.granted_ns - proc.asked_ns) / self.bounds[proc.id]
+            assert share <= 1.0
+            self.longest_share = max(self.longest_share, share)
+
+
+@pytest.mark.parametrize("gbps", [5, 25])
+@pytest.mark.parametrize("mix", ["6+2", "heavy"])
+def test_round_robins_bound_holds(mix: str, gbps: int) -> None:
+    machine = Machine(out_bytes_per_s=gbps * 1e9, in_bytes_per_s=gbps * 1e9)
+    simulation = Bounded(generate(mix, hours=1.0, seed=1), machine, RR, seed=1)
+    simulation.run()
+    assert simulation.longest_share > 0.3  # it is worth holding anything against it
+
+
+cells = st.builds(
+    Cell,
+    think_ns=st.integers(0, 60 * NS_PER_S),
+    cpu_ns=st.integers(0, NS_PER_S),
+    gpu_ns=st.integers(0, 90 * NS_PER_S),
+    peak_bytes=st.integers(0, 79 * 1024).map(lambda mib: mib * MIB),
+)
+works = st.lists(st.lists(cells, min_size=1, max_size=6), min_size=1, max_size=5).map(
+    lambda lives: trace(
+        *(
+            SessionTrace(id=f"s{number}", user=f"u{number % 3}", starts_ns=0, cells=tuple(life))
+            for number, life in enumerate(lives)
+        )
+    )
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    works,
+    st.sampled_from(list(AntiThrash)),
+    st.sampled_from([Faults(), Faults(refuse=0.2, hang=0.1, kill=0.1)]),
+    st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_any_trace_comes_to_its_end(
+    work: Trace, mode: AntiThrash, faults: Faults, contention: float
+) -> None:
+    machine = Machine(contention=contention)
+    simulation = Simulation(work, machine, Setup(anti_thrash=mode), faults=faults, checks=True)
+    measures = simulation.run()
+    conserved(work, measures)
+    assert 0 <= simulation.free_bytes <= machine.total_bytes
+    held = sum(proc.resident_bytes for proc in simulation._procs.values())
+    moving = sum(
+        proc.flight.moved_bytes
+        for proc in simulation._procs.values()
+        if proc.flight is not None and isinstance(proc.flight.action, PageIn)
+    )
+    assert simulation.free_bytes + held + moving == machine.total_bytes
+
+
+def test_memory_that_does_not_fit_system_ram_is_an_error_with_a_remedy(exact: Machine) -> None:
+    work = trace(session("a", cell(1.0)), session("b", *[cell(1.0)] * 2, starts_s=30.0))
+    orders: list[object] = []
+    with pytest.raises(CallerError, match="nobody can go on") as raised:
+        run(
+            work, replace(exact, host_budget_bytes=GIB),
+            record=lambda _now, _event, actions: orders.extend(actions),
+        )  # fmt: skip
+    assert "system RAM" in raised.value.remedy
+    assert not any(isinstance(order, PageOut) for order in orders)
+
+
+def test_an_unknown_policy_is_an_error_with_a_remedy(exact: Machine) -> None:
+    with pytest.raises(CallerError, match="'best'") as raised:
+        run(trace(session("a", cell(1.0))), exact, Setup(policy="best"))
+    assert "round-robin" in raised.value.remedy
+
+
+def test_settings_are_the_schedulers_own(exact: Machine) -> None:
+    config = replace(DEFAULTS, tq_ns=7 * NS_PER_S)
+    setup = Setup(tq_ns=11 * NS_PER_S, anti_thrash=AntiThrash.ALWAYS, config=config)
+    scheduler = Simulation(trace(session("a", cell(1.0))), exact, setup).scheduler
+    assert scheduler.tq_ns == 11 * NS_PER_S
+    assert scheduler.anti_thrash is AntiThrash.ALWAYS
