@@ -1,0 +1,125 @@
+"""``kiwi daemon --metrics``: serves ``/metrics`` over HTTP, for machines without Jupyter.
+
+In threads beside the supervisor's loop; the daemons themselves only answer a question now and then.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+import threading
+import time
+from functools import partial
+from socketserver import TCPServer, ThreadingMixIn
+from typing import TYPE_CHECKING, Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+from kiwi_core.errors import CallerError
+from kiwi_core.metrics.collector import KiwiCollector
+from kiwi_core.metrics.reading import ask_daemons
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kiwi_core.metrics.reading import GpuPlace, GpuReading
+
+FRESH_S: Final = 0.5
+"""Scrapes that come so close together share one answer: many scrapers cost a daemon no more than
+one."""
+
+CLIENT_TIMEOUT_S: Final = 10
+"""One that connects and says nothing is left after this."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        # Not HTTPServer's own: it looks up the name of its address, which may take long.
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = "kiwi", self.server_address[1]
+        self.setup_environ()
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = CLIENT_TIMEOUT_S
+
+    def log_message(self, *_: Any) -> None:
+        """A scrape every few seconds is no news."""
+
+
+class Listener:
+    """Serves the metrics of ``places`` from ``start`` until ``close``."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        places: Sequence[GpuPlace],
+        ask: Callable[[Sequence[GpuPlace]], list[GpuReading]] = ask_daemons,
+    ) -> None:
+        """Raises ``CallerError`` "no-metrics-port" where it cannot listen."""
+        self._shared = _Shared(partial(ask, places))
+        registry = CollectorRegistry()
+        registry.register(KiwiCollector(self._shared.read))
+        try:
+            kind = _Server6 if ":" in host else _Server
+            self._server = kind((host, port), _Handler)
+        except OSError as error:
+            raise _cannot_listen(host, port, error) from error
+        self._server.set_app(make_wsgi_app(registry))
+        self._host = host
+
+    @property
+    def url(self) -> str:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._server.server_port}/metrics"
+
+    @property
+    def for_others(self) -> bool:
+        """Whether other machines may reach it."""
+        address = self._server.server_address[0]
+        return not ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
+
+    def start(self) -> None:
+        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+
+    def close(self) -> None:
+        """Of one that was started."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Shared:
+    def __init__(self, ask: Callable[[], list[GpuReading]]) -> None:
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._readings: list[GpuReading] = []
+        self._read_at_s: float | None = None
+
+    def read(self) -> list[GpuReading]:
+        with self._lock:
+            if self._read_at_s is None or time.monotonic() - self._read_at_s > FRESH_S:
+                self._readings = self._ask()
+                self._read_at_s = time.monotonic()
+            return self._readings
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> CallerError:
+    remedies = {
+        errno.EADDRINUSE: "Another program (another Kiwi?) listens there: name another port.",
+        errno.EACCES: "Name a port from 1024 on.",
+        errno.EADDRNOTAVAIL: "Name an address of this machine.",
+    }
+    return CallerError(
+        "no-metrics-port",
+        f"Cannot serve metrics at {host}:{port}: {error.strerror or error}.",
+        remedies.get(error.errno or 0, "Name another address with --metrics HOST:PORT."),
+    )
