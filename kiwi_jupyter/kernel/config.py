@@ -74,10 +74,14 @@ class Kiwi(Configurable):
 
     def wanted_gpu(self) -> str | None:
         """What the user chose, in words that ``discover`` understands; ``None``: no choice."""
-        chosen = self.gpu or os.environ.get(ENV_GPU, "") or _only_visible()
-        return chosen or None
+        return self.named_gpu() or only_visible_gpu() or None
+
+    def named_gpu(self) -> str:
+        """What the user said to Kiwi (not to CUDA); "" for nothing."""
+        return self.gpu or os.environ.get(ENV_GPU, "")
 
 
-def _only_visible() -> str:
+def only_visible_gpu() -> str:
+    """Where CUDA sees just one GPU: which; else ""."""
     visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     return visible[0] if len(visible) == 1 else ""

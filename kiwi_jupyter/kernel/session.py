@@ -130,7 +130,7 @@ class Session:
         autostart(self.directory, timeout_s=self._config.autostart_timeout_s)
         return self._connect_to(*self._choose())
 
-    def _connect_to(self, path: Path, several: bool) -> Client:
+    def _connect_to(self, path: Path, only: bool) -> Client:
         from kiwi_core.client import Client
 
         client = Client(
@@ -144,10 +144,10 @@ class Session:
         )
         try:
             welcome = client.connect()
+            if only:
+                _show_only(welcome)
             if welcome.emulation is not None:
                 self._emulate(welcome.emulation, welcome.gpu_name)
-            elif several:
-                _show_only(welcome)
         except BaseException:
             client.close()
             raise
@@ -175,7 +175,8 @@ class Session:
             self.say_once(f"Kiwi: the daemon is gone and cannot be started again: {error}")
 
     def _choose(self) -> tuple[Path, bool]:
-        """The socket to connect to, and whether this was Kiwi's choice among several."""
+        """The socket to connect to, and whether CUDA shall see that GPU only: it was Kiwi that
+        chose it among several, or Kiwi that was told which."""
         from kiwi_core.client import discover
 
         wanted = self._config.wanted_gpu()
@@ -187,7 +188,8 @@ class Session:
                 f"No Kiwi daemon{for_gpu} is running in {self.directory}.",
                 "Start one with `kiwi daemon`.",
             )
-        return sockets[0], wanted is None and len(sockets) > 1
+        alone = wanted is None and len(sockets) > 1
+        return sockets[0], alone or bool(self._config.named_gpu())
 
     def _emulate(self, emulation: Emulation, gpu_name: str) -> None:
         """Use the daemon's emulated driver, if no other one is loaded yet."""
@@ -303,10 +305,13 @@ def _same_file(one: str, other: str) -> bool:
 
 
 def _show_only(welcome: Welcome) -> None:
-    """Of several GPUs, with no choice of the user's: let CUDA see only the one with the lease."""
+    """Let CUDA see only the GPU with the lease: it would compute on its first one. Not where the
+    user gave CUDA a list of several, or none; and one that is loaded has read it already."""
     from kiwi_core.client.cuda_library import loaded_cuda_library
+    from kiwi_jupyter.kernel.config import only_visible_gpu
 
-    if "CUDA_VISIBLE_DEVICES" not in os.environ and not loaded_cuda_library():
+    theirs = "CUDA_VISIBLE_DEVICES" in os.environ and not only_visible_gpu()
+    if not theirs and not loaded_cuda_library():
         os.environ["CUDA_VISIBLE_DEVICES"] = welcome.gpu_uuid
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from kiwi_core.states import Notice
 from kiwi_core.wire.messages import (
+    PROTOCOL,
     Acquire,
     Emulation,
     EndBurst,
@@ -23,6 +25,7 @@ from tests.client.scripted_daemon import ScriptedDaemon
 from tests.support.kernels import KERNEL_PYTHON
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from kiwi_core.wire.messages import ClientMessage
@@ -78,6 +81,51 @@ def test_names(daemon: ScriptedDaemon, make_kernel: Any) -> None:
         kernel.check("__vsc_ipynb_file__ = '/x/vs code.ipynb'")
         kernel.check("import tripgpu")
     assert [hello.name for hello in daemon.heard(Hello)] == ["train.ipynb", "vs code.ipynb"]
+
+
+class OneOfTwo(ScriptedDaemon):
+    """Of the GPU that its socket is named after."""
+
+    def welcome(self, protocol: int = PROTOCOL) -> Welcome:
+        return msgspec.structs.replace(super().welcome(protocol), gpu_uuid=self.path.stem)
+
+
+@pytest.fixture
+def two_daemons(sockets: Path) -> Iterator[list[ScriptedDaemon]]:
+    daemons = [OneOfTwo(sockets / f"{name}.sock") for name in ("GPU-1", "GPU-2")]
+    for daemon in daemons:
+        daemon.start()
+    yield [*daemons]
+    for daemon in daemons:
+        daemon.stop()
+        assert daemon.faults == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "kiwi_gpu", "trait", "leased", "seen"),
+    [
+        (None, "", "", "GPU-1", "GPU-1"),  # Kiwi's choice
+        ("GPU-2", "", "", "GPU-2", "GPU-2"),  # the user's, or where the server placed it
+        ("GPU-1", "GPU-2", "", "GPU-2", "GPU-2"),  # placed, but Kiwi was told another one
+        ("GPU-1", "", "GPU-2", "GPU-2", "GPU-2"),
+        (None, "GPU-2", "", "GPU-2", "GPU-2"),
+        ("0,1", "GPU-2", "", "GPU-2", "0,1"),  # a list is the user's business
+        ("", "", "", "GPU-1", ""),
+    ],
+)
+def test_cuda_sees_the_gpu_that_is_leased(
+    two_daemons: list[ScriptedDaemon], make_kernel: Any, visible: str | None, kiwi_gpu: str,
+    trait: str, leased: str, seen: str,
+) -> None:  # fmt: skip
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    if kiwi_gpu:
+        env["KIWI_GPU"] = kiwi_gpu
+    config = f"c.Kiwi.gpu = {trait!r}" if trait else ""
+    with make_kernel(config=config, **env) as kernel:
+        kernel.check("import tripgpu")
+        said = kernel.check("import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'])").text
+    assert said.strip() == seen
+    assert [one.path.stem for one in two_daemons if one.heard(Acquire)] == [leased]
 
 
 def test_off_leaves_and_on_comes_back(kernel: Kernel, daemon: ScriptedDaemon) -> None:
