@@ -25,6 +25,7 @@ examples:
   kiwi daemon                              every GPU of this machine
   kiwi daemon --gpu 0 --gpu 2 --tq 20      two of them, a quantum of 20 seconds
   kiwi daemon --emulate 2x512MiB           two emulated GPUs: no hardware needed
+  kiwi daemon --metrics :9402              and Prometheus metrics, for this machine
   sudo kiwi daemon --socket-dir /run/kiwi --admin-group gpu-admins
                                            for all users of a shared machine
 
@@ -103,6 +104,13 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         "--admin-group", metavar="GROUP", help="members may change settings (kiwi set)"
     )
     parser.add_argument(
+        "--metrics",
+        metavar="HOST:PORT",
+        type=_address,
+        help="serve Prometheus metrics of all these GPUs over HTTP; :9402 means this machine only "
+        "(default: none)",
+    )
+    parser.add_argument(
         "--log-json", action="store_true", help="log JSON lines instead of text for people"
     )
 
@@ -140,6 +148,7 @@ def run(args: argparse.Namespace) -> int:
             lock_timeout_s=args.lock_timeout,
             stuck_after_s=args.stuck_after,
             swap_floor=args.swap_floor,
+            metrics=args.metrics,
             log_json=args.log_json,
         )
     )
@@ -174,6 +183,17 @@ def _seconds(text: str) -> float:
             f"{text!r} is no time from {_SECONDS_MIN:g} to {_SECONDS_MAX:g} seconds"
         )
     return seconds
+
+
+def _address(text: str) -> tuple[str, int]:
+    """Host and port: ``:9402`` and ``9402`` are this machine only, as nobody expects a program to
+    open a port to others unasked; IPv6 addresses stand in brackets."""
+    match = re.fullmatch(r"(?:(?:\[([0-9a-fA-F:.%\w]+)\]|([^\s:\[\]]*)):)?(\d{1,5})", text.strip())
+    if match is None or int(match[3]) > 65535:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not HOST:PORT; write for example :9402, 0.0.0.0:9402 or [::1]:9402"
+        )
+    return match[1] or match[2] or "127.0.0.1", int(match[3])
 
 
 def _emulation(text: str) -> str:

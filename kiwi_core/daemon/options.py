@@ -16,7 +16,8 @@ class DaemonOptions:
     """``None`` everywhere means the documented default.
 
     ``gpus`` are UUIDs, unambiguous beginnings of UUIDs, or indices; empty means every GPU.
-    ``emulate`` is the text of ``--emulate``, for example ``2x512MiB``.
+    ``emulate`` is the text of ``--emulate``, for example ``2x512MiB``. ``metrics`` is the host
+    and port of the listener for metrics servers; without it there is none.
     """
 
     gpus: tuple[str, ...] = ()
@@ -31,4 +32,5 @@ class DaemonOptions:
     lock_timeout_s: float | None = None
     stuck_after_s: float | None = None
     swap_floor: float | None = None
+    metrics: tuple[str, int] | None = None
     log_json: bool = False

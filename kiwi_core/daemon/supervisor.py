@@ -44,7 +44,24 @@ def main(options: DaemonOptions) -> int:
         _say("*** EMULATED GPU: control logic only, no real GPU is used, speeds mean nothing ***")
     gpus = _chosen(nvml.gpus(), options.gpus)
     wanted = [(gpu, _child_options(gpu, options, sockets, state, emulation)) for gpu in gpus]
+    if options.metrics is not None:
+        _serve_metrics(*options.metrics, gpus, sockets)
     return asyncio.run(_supervise(wanted))
+
+
+def _serve_metrics(host: str, port: int, gpus: Sequence[GpuInfo], sockets: Path) -> None:
+    """Until this process ends; also while daemons start again. Raises ``CallerError``."""
+    from kiwi_core.metrics.listener import Listener  # rarely wanted
+    from kiwi_core.metrics.reading import GpuPlace
+
+    places = [GpuPlace(gpu.uuid, gpu.index, sockets / f"{gpu.uuid}.sock") for gpu in gpus]
+    listener = Listener(host, port, places)
+    listener.start()
+    _say(f"metrics at {listener.url}")
+    if listener.for_others:
+        _say(
+            "other machines can read the metrics: there are no names in them, but also no password"
+        )
 
 
 def _child_options(

@@ -18,7 +18,8 @@ from prometheus_client.core import (
     InfoMetricFamily,
 )
 
-from kiwi_core.states import AntiThrash, SessionState
+from kiwi_core.states import AntiThrash, Reason, SessionState
+from kiwi_core.wire.metrics import OPERATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -74,6 +75,16 @@ def _both_ways(
         return [(labels, value) for labels, value in both if value is not None]
 
     return read
+
+
+def _refusals(m: GpuMetrics) -> list[Sample]:
+    """Zeros, too: a counter that appears with its first refusal hides it from ``increase()``."""
+    counts = {(r.operation, r.reason): r.count for r in m.refusals}
+    return [
+        ((operation, reason.value), counts.get((operation, reason), 0))
+        for operation in OPERATIONS
+        for reason in Reason
+    ]
 
 
 WAITS: Final = HistogramFamily(
@@ -205,8 +216,8 @@ FAMILIES: Final[tuple[Family, ...]] = (
     Family(
         "kiwi_refusals_total",
         CounterMetricFamily,
-        "Operations on a session that were refused, with nothing changed; absent before the first.",
-        lambda m: [((r.operation, r.reason.value), r.count) for r in m.refusals],
+        "Operations on a session that were refused, with nothing changed.",
+        _refusals,
         ("operation", "reason"),
     ),
     Family(

@@ -21,6 +21,9 @@ WAIT_BOUNDS_S: Final = (
 """From "nobody noticed" over a swap and a quantum to "went for coffee"."""
 
 
+OPERATIONS: Final = ("suspend", "resume", "page-out", "page-in")
+
+
 class Histogram(Struct, frozen=True, kw_only=True):
     """``counts`` has one more entry than ``bounds``: how many were at most each bound and more than
     the one before, and at last those above all. Seconds."""
@@ -41,7 +44,7 @@ class MoveTotals(Struct, frozen=True, kw_only=True):
 
 
 class Refusals(Struct, frozen=True, kw_only=True):
-    """``operation``: "suspend", "resume", "page-out" or "page-in"."""
+    """``operation``: one of ``OPERATIONS``."""
 
     operation: str
     reason: Reason
