@@ -1,0 +1,294 @@
+"""Traces as files, and journals as traces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_work import cell, session, trace
+
+from kiwi_core.config import DEFAULTS
+from kiwi_core.errors import CallerError
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.actions import Action, Grant, PageOut, Suspend
+from kiwi_core.sched.replay import JournalEntry, JournalHeader
+from kiwi_core.simulate.engine import Simulation
+from kiwi_core.simulate.mixes import generate
+from kiwi_core.simulate.model import Faults, Machine, Setup
+from kiwi_core.simulate.recorded import ROUND_BYTES, ROUND_NS, trace_of
+from kiwi_core.simulate.trace import Cell, SessionTrace, Trace, from_lines, to_lines
+from kiwi_core.states import AntiThrash, Reason
+from kiwi_core.units import GIB, MIB, NS_PER_S, OpId, SessionId, seconds_to_ns
+
+HEADER = JournalHeader(
+    total_bytes=80 * GIB,
+    tq_ns=30 * NS_PER_S,
+    anti_thrash=AntiThrash.ON,
+    host_budget_bytes=200 * GIB,
+    gpu_uuid="GPU-secret",
+    wall_time_s=1_700_000_000.0,
+    first_op=1,
+    config=DEFAULTS,
+)
+A, B = SessionId("kernel-of-alice"), SessionId("kernel-of-bob")
+
+
+# --- files --------------------------------------------------------------------------------------
+
+_times = st.integers(0, 10**15)
+_traces = st.lists(
+    st.lists(
+        st.builds(
+            Cell,
+            think_ns=_times,
+            cpu_ns=_times,
+            gpu_ns=_times,
+            peak_bytes=st.integers(0, 80 * GIB),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    min_size=1,
+    max_size=4,
+).map(
+    lambda lives: trace(
+        *(
+            SessionTrace(id=f"s{number}", user="ü", starts_ns=number, cells=tuple(life))
+            for number, life in enumerate(lives)
+        )
+    )
+)
+
+
+@given(_traces)
+def test_a_trace_is_read_as_it_was_written(work: Trace) -> None:
+    assert from_lines(to_lines(work)) == work
+
+
+def test_who_made_it_by_hand_needs_to_write_little() -> None:
+    text = b"""{"trace":"header","total_bytes":1000}
+
+{"trace":"session","session":"a"}
+{"trace":"cell","think_s":1.5,"gpu_s":2,"bytes":10}
+"""
+    work = from_lines(text.splitlines())
+    assert work.sessions[0].user == "a"
+    assert work.sessions[0].cells[0].think_ns == seconds_to_ns(1.5)
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ([], "is empty"),
+        (["x"], "Line 1"),
+        (['{"trace":"session","session":"a"}'], "header"),
+        (['{"trace":"header","total_bytes":0}'], "more than 0"),
+        (['{"trace":"header","total_bytes":1,"version":9}'], "version 9"),
+        (['{"trace":"header","total_bytes":1}'], "not one cell"),
+        (['{"trace":"header","total_bytes":1}'] * 2, "second header"),
+        (
+            [
+                '{"trace":"header","total_bytes":1}',
+                '{"trace":"cell","think_s":1,"gpu_s":1,"bytes":1}',
+            ],
+            "before the first session",
+        ),
+        (
+            ['{"trace":"header","total_bytes":1}', *['{"trace":"session","session":"a"}'] * 2],
+            "there already",
+        ),
+        *(
+            (
+                [
+                    '{"trace":"header","total_bytes":1}',
+                    '{"trace":"session","session":"a"}',
+                    f'{{"trace":"cell",{bad}}}',
+                ],
+                "Line 3",
+            )
+            for bad in (
+                '"think_s":-1,"gpu_s":1,"bytes":1',
+                '"think_s":1,"gpu_s":1e300,"bytes":1',
+                '"think_s":1,"gpu_s":1,"bytes":2',
+                '"think_s":1,"gpu_s":1',
+                '"think_s":"long","gpu_s":1,"bytes":1',
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_no_trace_is_an_error_that_names_the_line(lines: list[str], says: str) -> None:
+    with pytest.raises(CallerError, match=says) as raised:
+        from_lines(line.encode() for line in lines)
+    assert "docs/simulate.md" in raised.value.remedy
+
+
+# --- journals -----------------------------------------------------------------------------------
+
+
+def recorded(work: Trace, machine: Machine, **more: object) -> list[JournalHeader | JournalEntry]:
+    entries: list[JournalHeader | JournalEntry] = [HEADER]
+
+    def record(now_ns: int, event: ev.Event, actions: list[Action]) -> None:
+        entries.append(JournalEntry(now_ns=now_ns + 10**12, event=event, actions=actions))
+
+    Simulation(work, machine, Setup(), record=record, **more).run()  # type: ignore[arg-type]
+    return entries
+
+
+@pytest.mark.parametrize("mix", ["6+2", "heavy", "small"])
+def test_the_journal_of_a_simulation_is_its_trace(mix: str) -> None:
+    """Whatever waited for whom and ran beside whom: the work comes out as it went in."""
+    work = generate(mix, hours=0.5, seed=2)
+    again = trace_of(recorded(work, replace(Machine(), look_ns=0)))
+    assert again.total_bytes == work.total_bytes
+    the_same_work(work, again)
+
+
+def the_same_work(work: Trace, again: Trace) -> None:
+    """The last cell of all is left out: a simulation ends with it, before the journal says so."""
+    by_start = sorted(work.sessions, key=lambda s: s.starts_ns)
+    assert len(again.sessions) == len(by_start)
+    for mine, theirs in zip(by_start, again.sessions, strict=True):
+        assert len(theirs.cells) == len(mine.cells)
+        for one, other in zip(mine.cells[:-1], theirs.cells, strict=False):
+            assert other.gpu_ns == pytest.approx(one.gpu_ns, abs=2 * ROUND_NS)
+            assert other.think_ns == pytest.approx(one.think_ns + one.cpu_ns, abs=2 * ROUND_NS)
+            assert 0 <= other.peak_bytes - one.peak_bytes < ROUND_BYTES
+
+
+def test_faults_do_not_confuse_the_work() -> None:
+    work = generate("6+2", hours=0.5, seed=2)
+    machine = replace(Machine(), look_ns=0)
+    the_same_work(work, trace_of(recorded(work, machine, faults=Faults(refuse=0.1, hang=0.02))))
+
+
+def test_nothing_tells_who_or_when() -> None:
+    work = trace(session("kernel-of-alice", cell(50.0)), session("kernel-of-bob", cell(9.0)))
+    entries = recorded(work, Machine())
+    later = [
+        msg if isinstance(msg, JournalHeader) else JournalEntry(
+            now_ns=msg.now_ns + 86_400 * NS_PER_S, event=msg.event, actions=msg.actions
+        )
+        for msg in entries
+    ]  # fmt: skip
+    text = b"".join(to_lines(trace_of(entries)))
+    for secret in (b"alice", b"bob", b"GPU-secret", b"1700000000"):
+        assert secret not in text
+    assert text == b"".join(to_lines(trace_of(later)))
+
+
+def test_the_machine_is_in_the_trace(exact: Machine) -> None:
+    work = trace(session("a", cell(100.0)), session("b", cell(40.0), starts_s=1.0))
+    machine = trace_of(recorded(work, exact)).recorded
+    assert machine is not None
+    assert machine.out_gbps == pytest.approx(60 * GIB / 6.1 / 1e9, abs=0.01)
+    assert machine.in_gbps == pytest.approx(60 * GIB / 6.1 / 1e9, abs=0.01)
+    assert machine.tq_s == 30.0
+    assert machine.host_budget_bytes == 200 * GIB
+
+
+class Story:
+    """A journal written by hand."""
+
+    def __init__(self) -> None:
+        self.records: list[JournalHeader | JournalEntry] = [HEADER]
+
+    def at(self, at_s: float, event: ev.Event, *actions: Action) -> Story:
+        now_ns = seconds_to_ns(at_s)
+        self.records.append(JournalEntry(now_ns=now_ns, event=event, actions=list(actions)))
+        return self
+
+    def sessions(self) -> list[list[tuple[float, float, int]]]:
+        return [
+            [(c.think_ns / NS_PER_S, c.gpu_ns / NS_PER_S, c.peak_bytes // MIB) for c in s.cells]
+            for s in trace_of(self.records).sessions
+        ]
+
+
+def asks(session_id: SessionId, burst: int = 1) -> ev.LeaseRequested:
+    return ev.LeaseRequested(session=session_id, burst=burst)
+
+
+def gets(session_id: SessionId, burst: int = 1) -> Grant:
+    return Grant(session=session_id, burst=burst, quantum_ns=NS_PER_S)
+
+
+def holds(session_id: SessionId, mib: int) -> ev.MemoryObserved:
+    return ev.MemoryObserved(free_bytes=0, resident_bytes={session_id: mib * MIB})
+
+
+def test_a_wait_that_was_interrupted_never_began() -> None:
+    story = Story().at(0, ev.SessionJoined(session=A)).at(5, asks(A))
+    story.at(9, ev.LeaseWithdrawn(session=A, burst=1))
+    story.at(20, asks(A, 2), gets(A, 2)).at(23, ev.BurstEnded(session=A, burst=2))
+    assert story.sessions() == [[(20.0, 3.0, 0)]]
+
+
+def test_a_refusal_lets_it_run_on_and_a_stop_does_not_count() -> None:
+    stop = Suspend(session=A, op=OpId(1), deadline_ns=0)
+    out = PageOut(session=A, op=OpId(2), deadline_ns=0)
+    story = Story().at(0, ev.SessionJoined(session=A)).at(1, asks(A), gets(A))
+    story.at(3, ev.DeadlinePassed(), stop)
+    story.at(13, ev.SuspendRefused(op=OpId(1), reason=Reason.LOCK_TIMEOUT))
+    story.at(14, ev.DeadlinePassed(), out)
+    story.at(16, ev.PagedOut(op=OpId(2), moved_bytes=700 * MIB, elapsed_ns=NS_PER_S))
+    story.at(17, holds(A, 0))  # it is out: that says nothing
+    story.at(30, ev.DeadlinePassed(), gets(A)).at(34, ev.BurstEnded(session=A, burst=1))
+    assert story.sessions() == [[(1.0, 2.0 + 1.0 + 4.0, 700)]]
+
+
+def test_what_is_seen_after_a_cell_belongs_to_it() -> None:
+    story = Story().at(0, ev.SessionJoined(session=A)).at(1, asks(A), gets(A))
+    story.at(2, holds(A, 100)).at(3, ev.BurstEnded(session=A, burst=1)).at(4, holds(A, 150))
+    story.at(10, asks(A, 2), gets(A, 2)).at(11, holds(A, 300))
+    assert story.sessions() == [[(1.0, 2.0, 150), (7.0, 1.0, 300)]]
+
+
+def test_a_second_request_for_the_same_burst_is_a_reconnection() -> None:
+    story = Story().at(0, ev.SessionJoined(session=A)).at(1, asks(A), gets(A))
+    story.at(3, asks(A), gets(A)).at(6, asks(A, 2), gets(A, 2))
+    story.at(7, ev.SessionLost(session=A))
+    assert story.sessions() == [[(1.0, 5.0, 0), (0.0, 1.0, 0)]]
+
+
+def test_a_daemon_that_is_started_again_goes_on_with_the_same_sessions() -> None:
+    story = Story().at(100, ev.SessionJoined(session=A)).at(101, asks(A), gets(A))
+    story.at(105, ev.SessionJoined(session=B))
+    story.records.append(replace_header(wall_time_s=HEADER.wall_time_s + 60))
+    story.at(7, ev.SessionJoined(session=A, paged_out_bytes=MIB, mid_burst=True, burst=1))
+    story.at(8, ev.SessionJoined(session=B)).at(10, ev.DeadlinePassed(), gets(A))
+    story.at(12, ev.BurstEnded(session=A, burst=1)).at(13, asks(B), gets(B))
+    story.at(14, ev.BurstEnded(session=B, burst=1))
+    # A: 4 s until the last word of the first daemon, 2 s under the second. B thought from 5 to 66.
+    assert story.sessions() == [[(1.0, 6.0, 1)], [(61.0, 1.0, 0)]]
+
+
+def replace_header(**changes: object) -> JournalHeader:
+    import msgspec
+
+    return msgspec.structs.replace(HEADER, **changes)
+
+
+def test_a_journal_whose_beginning_is_missing_can_be_used() -> None:
+    story = Story().at(50, ev.BurstEnded(session=A, burst=6)).at(60, asks(A, 7), gets(A, 7))
+    story.records[0] = replace_header(continued=True)
+    story.records.append(replace_header(continued=True))
+    story.at(64, ev.BurstEnded(session=A, burst=7))
+    assert story.sessions() == [[(10.0, 4.0, 0)]]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [[], [HEADER], list(chain([HEADER], Story().at(0, ev.SessionJoined(session=A)).records[1:]))],
+)
+def test_a_journal_without_work_is_an_error(records: list[JournalHeader | JournalEntry]) -> None:
+    with pytest.raises(CallerError, match="Nobody used the GPU"):
+        trace_of(records)
+
+
+def test_a_journal_without_a_header_is_an_error() -> None:
+    with pytest.raises(CallerError, match="header"):
+        trace_of(Story().at(0, ev.SessionJoined(session=A)).records[1:])
