@@ -1,0 +1,78 @@
+/** What a screen reader is told without being asked: turns that begin and end, never numbers. */
+
+import { ordinal } from '../model/format';
+import type { IGpu, ISession, IState } from '../model/types';
+
+import { nameOf, queueEntryOf } from './people';
+
+/** What somebody would want to hear about a session; '' for what is not worth a word. */
+type Moment = 'waits' | 'held-up' | 'has' | 'suspended' | 'lost' | '';
+
+function momentOf(gpu: IGpu, session: ISession): Moment {
+  if (session.state === 'lost') {
+    return 'lost';
+  }
+  if (queueEntryOf(gpu, session.id) !== undefined) {
+    if (session.problem_text !== '') {
+      return 'held-up';
+    }
+    return session.state === 'suspended' ? 'suspended' : 'waits';
+  }
+  return gpu.holders.includes(session.id) ? 'has' : '';
+}
+
+/** Moments of the reader's own sessions, by GPU and session. */
+export function moments(state: IState | null): Map<string, Moment> {
+  const found = new Map<string, Moment>();
+  for (const gpu of state?.gpus ?? []) {
+    for (const session of gpu.sessions) {
+      if (session.mine && gpu.reachable) {
+        found.set(`${gpu.uuid} ${session.id}`, momentOf(gpu, session));
+      }
+    }
+  }
+  return found;
+}
+
+/**
+ * What to say about the step from `before` to `state`; '' for nothing. A notebook that gets the
+ * GPU without having waited is not news; neither is what was so already when the panel opened.
+ */
+export function announcement(before: Map<string, Moment>, state: IState | null): string {
+  const said: string[] = [];
+  for (const gpu of state?.gpus ?? []) {
+    for (const session of gpu.sessions) {
+      const key = `${gpu.uuid} ${session.id}`;
+      const was = before.get(key);
+      if (session.mine && was !== undefined && gpu.reachable) {
+        said.push(sentence(gpu, session, was, momentOf(gpu, session)));
+      }
+    }
+  }
+  return said.filter(each => each !== '').join(' ');
+}
+
+function sentence(gpu: IGpu, session: ISession, was: Moment, is: Moment): string {
+  const name = nameOf(session);
+  if (was === is) {
+    return '';
+  }
+  switch (is) {
+    case 'has':
+      return was === '' ? '' : `${name}: your turn on GPU ${gpu.index}.`;
+    case 'waits': {
+      const position = queueEntryOf(gpu, session.id)?.position ?? 0;
+      // From a suspension to a move of its memory and back: the reader knows that it waits.
+      return was === '' || was === 'has'
+        ? `${name} waits for GPU ${gpu.index}, ${ordinal(position)} in line.`
+        : '';
+    }
+    case 'suspended':
+      return was === 'has' ? `${name} was suspended; it goes on by itself.` : '';
+    case 'held-up':
+    case 'lost':
+      return `${name}: ${session.problem_text || 'its GPU memory is lost.'}`;
+    default:
+      return '';
+  }
+}

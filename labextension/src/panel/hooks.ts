@@ -1,0 +1,119 @@
+/** React hooks of the panel: the model, the clock, actions under way. */
+
+import * as React from 'react';
+
+import type { IKiwiStore } from '../model/api';
+
+import { onTick } from './ticker';
+
+/** Whether the panel is on the screen: while it is not, nothing in it is drawn again. */
+export const OnScreen = React.createContext(true);
+
+/** Renders the caller again whenever the model has changed. */
+export function useModel(store: IKiwiStore): void {
+  const onScreen = React.useContext(OnScreen);
+  const [, redraw] = React.useReducer((count: number) => count + 1, 0);
+  React.useEffect(() => {
+    if (!onScreen) {
+      return;
+    }
+    store.changed.connect(redraw);
+    redraw(); // what came between the first drawing and now
+    return () => {
+      store.changed.disconnect(redraw);
+    };
+  }, [store, onScreen]);
+}
+
+/** What `read` says, looked at again as time passes; renders only when the answer is another. */
+export function useTicking<T>(read: () => T): T {
+  const onScreen = React.useContext(OnScreen);
+  const latest = React.useRef(read);
+  latest.current = read;
+  const [, show] = React.useState(read);
+  React.useEffect(() => {
+    if (!onScreen) {
+      return;
+    }
+    const look = () => show(latest.current);
+    look();
+    return onTick(look);
+  }, [onScreen]);
+  return read();
+}
+
+export interface IPending {
+  /** Under way. */
+  readonly busy: boolean;
+  /** What went wrong the last time, for people; '' if nothing. */
+  readonly error: string;
+  run(action: () => Promise<void>): void;
+}
+
+/** An action that somebody started here: under way, done or failed. */
+export function usePending(): IPending {
+  const [busy, setBusy] = React.useState(false);
+  const [error, setError] = React.useState('');
+  const mounted = React.useRef(true);
+  React.useEffect(() => {
+    mounted.current = true;
+    return () => {
+      mounted.current = false;
+    };
+  }, []);
+  const run = (action: () => Promise<void>) => {
+    setBusy(true);
+    setError('');
+    action().then(
+      () => {
+        if (mounted.current) {
+          setBusy(false);
+        }
+      },
+      (reason: unknown) => {
+        if (mounted.current) {
+          setBusy(false);
+          setError(reason instanceof Error ? reason.message : String(reason));
+        }
+      }
+    );
+  };
+  return { busy, error, run };
+}
+
+/** A choice that this browser remembers. What is stored but not among `choices` is ignored. */
+export function useRemembered<T extends number>(
+  key: string,
+  choices: readonly T[],
+  fallback: T
+): [T, (value: T) => void] {
+  const [value, setValue] = React.useState<T>(() => {
+    const stored = Number(read(key));
+    return choices.find(choice => choice === stored) ?? fallback;
+  });
+  const remember = (chosen: T) => {
+    setValue(chosen);
+    write(key, String(chosen));
+  };
+  return [value, remember];
+}
+
+function read(key: string): string | null {
+  try {
+    return window.localStorage.getItem(key);
+  } catch {
+    return null; // storage is switched off: remembered until the page is closed
+  }
+}
+
+function write(key: string, value: string): void {
+  try {
+    window.localStorage.setItem(key, value);
+  } catch {
+    // as above
+  }
+}
+
+export function prefersReducedMotion(): boolean {
+  return window.matchMedia?.('(prefers-reduced-motion: reduce)').matches ?? false;
+}

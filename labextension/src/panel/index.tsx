@@ -1,0 +1,101 @@
+/** The panel: a card per GPU, or what keeps it from showing any. */
+
+import * as React from 'react';
+
+import type { IKiwiActions, IKiwiStore } from '../model/api';
+import type { IProblem } from '../model/types';
+
+import { announcement, moments } from './announce';
+import { Card } from './card';
+import { useModel, useRemembered } from './hooks';
+import { Problem } from './problems';
+import { ZOOMS } from './timeline-model';
+
+export interface IKiwiPanelProps {
+  readonly store: IKiwiStore;
+  readonly actions: IKiwiActions;
+}
+
+const CONNECTING: IProblem = {
+  code: 'connecting',
+  message: 'Asking the Jupyter server about its GPUs…',
+  remedy: ''
+};
+
+const NOT_CONNECTED: IProblem = {
+  code: 'not-connected',
+  message: 'The Jupyter server does not answer.',
+  remedy: 'Kiwi keeps trying by itself. Is the server still running, and are you still logged in?'
+};
+
+const RECONNECTING: IProblem = {
+  code: 'reconnecting',
+  message: 'The connection to the Jupyter server was lost. Below is what was known last.',
+  remedy: 'Kiwi reconnects by itself.'
+};
+
+const NO_GPU: IProblem = {
+  code: 'no-gpu',
+  message: 'Kiwi shares no GPU on this machine yet.',
+  remedy: '`kiwi doctor`, in a terminal, says what is missing.'
+};
+
+export function KiwiPanel(props: IKiwiPanelProps) {
+  const { store, actions } = props;
+  useModel(store);
+  const [zoom_s, setZoom] = useRemembered('kiwi:timeline-zoom', ZOOMS, 300);
+  const gpus = [...(store.state?.gpus ?? [])].sort((a, b) => a.index - b.index);
+  const problem = problemOf(store);
+  return (
+    <div
+      className={store.connection === 'lost' ? 'jp-Kiwi-panel jp-mod-stale' : 'jp-Kiwi-panel'}
+      data-kiwi="panel"
+      role="region"
+      aria-label="Kiwi: sharing the GPU"
+    >
+      <Announcer store={store} />
+      {problem !== null && <Problem problem={problem} actions={actions} />}
+      {gpus.map(gpu => (
+        <Card
+          key={gpu.uuid}
+          store={store}
+          actions={actions}
+          gpu={gpu}
+          zoom_s={zoom_s}
+          setZoom={setZoom}
+        />
+      ))}
+    </div>
+  );
+}
+
+/** What is wrong with all of it; null: nothing. */
+function problemOf(store: IKiwiStore): IProblem | null {
+  const { state, connection } = store;
+  if (state === null) {
+    return connection === 'lost' ? NOT_CONNECTED : CONNECTING;
+  }
+  if (connection === 'lost') {
+    return RECONNECTING;
+  }
+  return state.server.problem ?? (state.gpus.length === 0 ? NO_GPU : null);
+}
+
+/** Says "your turn" to those who listen instead of looking, and nothing that only counts. */
+function Announcer(props: { store: IKiwiStore }) {
+  const { state } = props.store;
+  const before = React.useRef(moments(null));
+  const [said, say] = React.useState('');
+  React.useEffect(() => {
+    const news = announcement(before.current, state);
+    before.current = moments(state);
+    if (news !== '') {
+      say(news);
+    }
+  }, [state]);
+  return (
+    <div className="jp-Kiwi-hidden" role="status" data-kiwi="announcer">
+      {said}
+    </div>
+  );
+}

@@ -1,0 +1,75 @@
+/** Two bars: what is in the GPU, and what is paged out to system RAM, by notebook. */
+
+import * as React from 'react';
+
+import { formatBytes } from '../model/format';
+import type { IGpu } from '../model/types';
+
+import { gpuBar, hostBar } from './memory-model';
+import type { IBar, ISegment } from './memory-model';
+import { Textures, textureOf } from './textures';
+
+export function Memory(props: { gpu: IGpu }) {
+  const inGpu = gpuBar(props.gpu);
+  const onHost = hostBar(props.gpu);
+  return (
+    <section className="jp-Kiwi-part" data-kiwi="memory">
+      <Bar bar={inGpu} scope={`${props.gpu.uuid}-gpu`} />
+      {onHost !== null && <Bar bar={onHost} scope={`${props.gpu.uuid}-host`} />}
+    </section>
+  );
+}
+
+function Bar(props: { bar: IBar; scope: string }) {
+  const { bar, scope } = props;
+  let from = 0;
+  return (
+    <>
+      <h4>
+        {bar.title} <span className="jp-Kiwi-amount">{bar.summary}</span>
+      </h4>
+      <svg className="jp-Kiwi-bar" role="img" aria-label={bar.text}>
+        <Textures scope={scope} looks={bar.segments.map(each => each.look)} />
+        {bar.segments.map(segment => {
+          const x = from;
+          from += segment.share;
+          return <Segment key={segment.key} segment={segment} x={x} scope={scope} />;
+        })}
+      </svg>
+      <ul className="jp-Kiwi-legend" aria-hidden="true">
+        {bar.segments.map(segment => (
+          <li key={segment.key} title={segment.title}>
+            <svg className="jp-Kiwi-swatch">
+              <Swatch look={segment.look} scope={scope} />
+            </svg>
+            <span className="jp-Kiwi-name">{segment.label}</span>
+            {segment.mine && <span className="jp-Kiwi-yours">you</span>}
+            <span className="jp-Kiwi-amount">{formatBytes(segment.bytes)}</span>
+          </li>
+        ))}
+      </ul>
+    </>
+  );
+}
+
+function Segment(props: { segment: ISegment; x: number; scope: string }) {
+  const { segment, x, scope } = props;
+  return (
+    <svg x={`${100 * x}%`} width={`${100 * segment.share}%`} height="100%">
+      <title>{segment.title}</title>
+      <Swatch look={segment.look} scope={scope} />
+      <line className="jp-Kiwi-gap" x1="100%" x2="100%" y1="0" y2="100%" />
+    </svg>
+  );
+}
+
+/** Fills whatever it is in with the look: colour first, texture over it. */
+function Swatch(props: { look: ISegment['look']; scope: string }) {
+  const texture = textureOf(props.look, props.scope);
+  return (
+    <>
+      <rect className="jp-Kiwi-fill" data-look={props.look} width="100%" height="100%" />
+      {texture !== null && <rect fill={texture} width="100%" height="100%" />}
+    </>
+  );
+}

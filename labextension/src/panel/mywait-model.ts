@@ -1,0 +1,179 @@
+/** What "my wait" says in large, and beneath it: a pure reading of the state of one GPU. */
+
+import { formatBytes, ordinal } from '../model/format';
+import type { IGpu, IQueueEntry, ISession } from '../model/types';
+
+import { nameOf, queueEntryOf, sessionOf, subjectOf } from './people';
+
+/** How it feels: decides the colour of the edge and the icon. */
+export type Tone = 'yours' | 'waiting' | 'moving' | 'free' | 'busy' | 'out' | 'wrong';
+
+export interface IMyWait {
+  readonly tone: Tone;
+  /** The notebook that this is about; null: the reader has none on this GPU. */
+  readonly session: ISession | null;
+  /** In large; shown instead of a countdown, or where the countdown cannot be told. */
+  readonly headline: string;
+  /** Its wait is counted down in large. */
+  readonly counts: boolean;
+  /** When the turn ends (Unix seconds), where that means anything. */
+  readonly turnEndsAt: number | null;
+  /** Sentences beneath, the most important first. */
+  readonly details: readonly string[];
+}
+
+export function myWait(gpu: IGpu, currentKernel: string | null): IMyWait {
+  const session = subjectOf(gpu, currentKernel);
+  if (session === undefined) {
+    return withoutSession(gpu);
+  }
+  const entry = queueEntryOf(gpu, session.id);
+  if (session.state === 'lost') {
+    return said('wrong', session, 'Memory lost', [
+      session.problem_text || 'What this notebook had in GPU memory is gone. Restart its kernel.'
+    ]);
+  }
+  if (entry !== undefined) {
+    return waiting(gpu, session, entry);
+  }
+  if (gpu.holders.includes(session.id)) {
+    return holding(gpu, session);
+  }
+  return withProblem(resting(gpu, session));
+}
+
+function said(
+  tone: Tone,
+  session: ISession | null,
+  headline: string,
+  details: readonly string[]
+): IMyWait {
+  return { tone, session, headline, counts: false, turnEndsAt: null, details };
+}
+
+/** What is wrong with a session that does not wait is told after its state. */
+function withProblem(wait: IMyWait): IMyWait {
+  const text = wait.session?.problem_text ?? '';
+  return text === '' ? wait : { ...wait, details: [...wait.details, text] };
+}
+
+// --- waiting ------------------------------------------------------------------------------------
+
+function waiting(gpu: IGpu, session: ISession, entry: IQueueEntry): IMyWait {
+  const place = `${ordinal(entry.position)} of ${gpu.queue.length}`;
+  if (session.problem_text !== '') {
+    return said('wrong', session, 'Held up', [session.problem_text, `${place}.`]);
+  }
+  const details = [`${place}${whoHasIt(gpu)}`];
+  const doing = moving(gpu, session);
+  if (doing !== '') {
+    details.push(doing);
+  }
+  if (session.state === 'suspended') {
+    details.push('Suspended in mid-cell; it goes on by itself.');
+  }
+  const tone = session.state === 'paging-in' ? 'moving' : 'waiting';
+  return { ...said(tone, session, 'Waiting', details), counts: true };
+}
+
+/** What is done for a waiting session at this moment: its memory or another's moves. */
+function moving(gpu: IGpu, session: ISession): string {
+  if (session.state === 'paging-in') {
+    return `Its memory is moving in (${formatBytes(session.paged_out_bytes)}).`;
+  }
+  if (session.state === 'paging-out') {
+    return 'Its memory is moving out to make room; nothing is lost.';
+  }
+  const leaving = gpu.sessions.find(each => each.state === 'paging-out');
+  if (leaving !== undefined) {
+    return `Room is being made: the memory of ${nameOf(leaving)} is moving out.`;
+  }
+  const coming = gpu.sessions.find(each => each.state === 'paging-in');
+  return coming === undefined ? '' : `The memory of ${nameOf(coming)} is moving in first.`;
+}
+
+function whoHasIt(gpu: IGpu): string {
+  const [first, ...more] = gpu.holders;
+  if (first === undefined) {
+    return '';
+  }
+  if (more.length > 0) {
+    return ` – ${gpu.holders.length} notebooks have the GPU`;
+  }
+  return ` – ${nameOf(sessionOf(gpu, first))} has the GPU`;
+}
+
+// --- holding ------------------------------------------------------------------------------------
+
+function holding(gpu: IGpu, session: ISession): IMyWait {
+  const others = gpu.holders.length - 1;
+  const alone = others === 0;
+  const details: string[] = [];
+  if (!alone) {
+    details.push(`Together with ${others} other${others === 1 ? '' : 's'}: nobody has to wait.`);
+  } else if (gpu.queue.length === 0) {
+    details.push('Nobody waits.');
+  } else {
+    details.push(`${gpu.queue.length} wait${gpu.queue.length === 1 ? 's' : ''}.`);
+  }
+  if (session.lingering) {
+    details.push('Its cell is over; something it started in the background goes on.');
+  }
+  // Beside others nobody is suspended: the end of a turn would mean nothing.
+  const turnEndsAt = alone || gpu.scheduler.serialised ? session.turn_ends_at : null;
+  return withProblem({ ...said('yours', session, 'Yours', details), turnEndsAt });
+}
+
+// --- resting ------------------------------------------------------------------------------------
+
+function resting(gpu: IGpu, session: ISession): IMyWait {
+  const size = formatBytes(session.paged_out_bytes || session.resident_bytes);
+  switch (session.state) {
+    case 'paged-out':
+      return said('out', session, 'Paged out', [
+        `${size} wait in system RAM. They come back when you run a cell.`,
+        ...(gpu.holders.length > 0 ? [inUse(gpu)] : [])
+      ]);
+    case 'paging-out':
+      return said('moving', session, 'Moving out', [
+        `${size} go to system RAM to make room. Nothing is lost.`
+      ]);
+    case 'paging-in':
+      return said('moving', session, 'Coming back', [
+        `${size} come back from system RAM, so that your next cell starts at once.`
+      ]);
+    default:
+      return open(gpu, session);
+  }
+}
+
+function withoutSession(gpu: IGpu): IMyWait {
+  const wait = open(gpu, null);
+  return { ...wait, details: [...wait.details, 'None of your notebooks uses this GPU yet.'] };
+}
+
+/** Nothing of the reader's is in the way: would a cell start now? */
+function open(gpu: IGpu, session: ISession | null): IMyWait {
+  if (gpu.holders.length === 0 && gpu.queue.length === 0) {
+    return said('free', session, 'Free', ['A cell starts at once.']);
+  }
+  return said('busy', session, gpu.scheduler.serialised ? 'Busy' : 'In use', [inUse(gpu)]);
+}
+
+function inUse(gpu: IGpu): string {
+  const waiting = gpu.queue.length;
+  const queued = waiting === 0 ? '' : `, ${waiting} wait${waiting === 1 ? 's' : ''}`;
+  const [holder, ...more] = gpu.holders;
+  if (holder === undefined) {
+    return `The GPU goes to the next in line${queued}.`;
+  }
+  if (more.length === 0) {
+    return `${capital(nameOf(sessionOf(gpu, holder)))} has the GPU${queued}.`;
+  }
+  return `${gpu.holders.length} notebooks run side by side${queued}.`;
+}
+
+function capital(text: string): string {
+  // Names of files stay as they are; "another user" begins a sentence here.
+  return text === 'another user' ? 'Another user' : text;
+}

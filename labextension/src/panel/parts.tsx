@@ -1,0 +1,118 @@
+/** Small parts that several places of the panel use. */
+
+import * as React from 'react';
+
+import type { IKiwiActions, IKiwiStore } from '../model/api';
+import { formatWait } from '../model/format';
+import type { ISession } from '../model/types';
+
+import { useTicking } from './hooks';
+import { nameOf } from './people';
+import { formatLeft } from './words';
+
+/** What every part of a card needs. */
+export interface IShared {
+  readonly store: IKiwiStore;
+  readonly actions: IKiwiActions;
+}
+
+/** The name of a session: a button that opens its notebook where it is one of the reader's. */
+export function SessionName(props: { session: ISession | undefined; actions: IKiwiActions }) {
+  const { session, actions } = props;
+  const name = nameOf(session);
+  if (session === undefined || session.path === null) {
+    return (
+      <span className="jp-Kiwi-name" title={name}>
+        {name}
+      </span>
+    );
+  }
+  const open = () => {
+    // Opening fails with the document manager's own dialog; there is nothing to add to it here.
+    actions.open(session).catch(() => undefined);
+  };
+  return (
+    <button
+      type="button"
+      className="jp-Kiwi-name jp-Kiwi-link"
+      title={`Open ${session.path}`}
+      onClick={open}
+    >
+      {name}
+    </button>
+  );
+}
+
+/** Says that a session is the reader's own. */
+export function Yours(props: { session: ISession | undefined }) {
+  return props.session?.mine === true ? <span className="jp-Kiwi-yours">you</span> : null;
+}
+
+/** "about 12 s", counting down by itself. `unknown` is said while nobody can tell. */
+export function Countdown(props: { store: IKiwiStore; session: string; unknown: string }) {
+  const { store, session, unknown } = props;
+  const text = useTicking(() => {
+    const at = store.expectedAt(session);
+    return at === null ? unknown : formatWait(Math.max(0, at - store.now()));
+  });
+  return <>{text}</>;
+}
+
+/** "21 s left", counting down to `at`; `over` is said from then on. */
+export function TimeLeft(props: { store: IKiwiStore; at: number; over: string; suffix: string }) {
+  const { store, at, over, suffix } = props;
+  const text = useTicking(() => {
+    const left_s = at - store.now();
+    return left_s > 0 ? `${formatLeft(left_s)}${suffix}` : over;
+  });
+  return <>{text}</>;
+}
+
+/** Text in which `code` stands between backticks, as the daemon's remedies write it. */
+export function Prose(props: { text: string }) {
+  const parts = props.text.split('`');
+  return (
+    <>
+      {parts.map((part, index) =>
+        index % 2 === 1 ? <code key={index}>{part}</code> : <span key={index}>{part}</span>
+      )}
+    </>
+  );
+}
+
+/** Arrow keys, Home and End move between the buttons of a long list; Tab leaves it. */
+export function useRoving<T extends HTMLElement>(): {
+  ref: React.RefObject<T>;
+  onKeyDown: (event: React.KeyboardEvent) => void;
+  onFocus: (event: React.FocusEvent) => void;
+} {
+  const ref = React.useRef<T>(null);
+  const stops = () => [...(ref.current?.querySelectorAll<HTMLElement>('button') ?? [])];
+  const enter = (chosen: HTMLElement | undefined) => {
+    for (const stop of stops()) {
+      stop.tabIndex = stop === chosen ? 0 : -1;
+    }
+  };
+  React.useEffect(() => {
+    const all = stops();
+    enter(
+      all.find(stop => stop === document.activeElement) ??
+        all.find(stop => stop.tabIndex === 0) ??
+        all[0]
+    );
+  });
+  const onKeyDown = (event: React.KeyboardEvent) => {
+    const all = stops();
+    const at = all.indexOf(document.activeElement as HTMLElement);
+    const goal = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: all.length - 1 }[event.key];
+    if (at < 0 || goal === undefined || all[goal] === undefined) {
+      return;
+    }
+    event.preventDefault();
+    all[goal].focus();
+  };
+  const onFocus = (event: React.FocusEvent) => {
+    enter(stops().find(stop => stop === event.target));
+  };
+  return { ref, onKeyDown, onFocus };
+}

@@ -1,0 +1,61 @@
+/** Whose session it is, in which order notebooks are told apart, and what they are called. */
+
+import type { IGpu, IQueueEntry, ISession } from '../model/types';
+
+/** How many looks notebooks have (colour and texture, style/palette.css); then they come again. */
+export const LOOKS = 6;
+
+/** Which look a session has: the same wherever it is drawn, as long as the page is open. */
+export function lookOf(gpu: IGpu, session: string): number {
+  const index = gpu.sessions.findIndex(each => each.id === session);
+  return index < 0 ? LOOKS : index % LOOKS;
+}
+
+export function sessionOf(gpu: IGpu, id: string): ISession | undefined {
+  return gpu.sessions.find(session => session.id === id);
+}
+
+export function queueEntryOf(gpu: IGpu, id: string): IQueueEntry | undefined {
+  return gpu.queue.find(entry => entry.session === id);
+}
+
+/** A session without a name (a program that gave none) is still somebody. */
+export function nameOf(session: Pick<ISession, 'name'> | undefined): string {
+  return session === undefined ? 'a notebook that ended' : session.name || 'an unnamed program';
+}
+
+/** How much of the user's attention a state deserves; the smallest comes first. */
+const PRESSING: Readonly<Record<ISession['state'], number>> = {
+  lost: 0,
+  waiting: 1,
+  suspended: 1,
+  'paging-in': 1,
+  running: 2,
+  'paging-out': 3,
+  'paged-out': 4,
+  idle: 5
+};
+
+/**
+ * The session that "my wait" is about: the notebook in front if it is on this GPU, else the most
+ * pressing of the reader's own. undefined: the reader has none here.
+ */
+export function subjectOf(gpu: IGpu, currentKernel: string | null): ISession | undefined {
+  const own = gpu.sessions.filter(session => session.mine);
+  const front = own.find(session => currentKernel !== null && session.kernel_id === currentKernel);
+  if (front !== undefined) {
+    return front;
+  }
+  const place = (session: ISession) => queueEntryOf(gpu, session.id)?.position ?? 0;
+  return [...own].sort((a, b) => PRESSING[a.state] - PRESSING[b.state] || place(a) - place(b))[0];
+}
+
+/** Sessions that neither hold the GPU nor wait for it: the reader's own first. */
+export function restingOf(gpu: IGpu): { own: ISession[]; others: ISession[] } {
+  const busy = new Set([...gpu.holders, ...gpu.queue.map(entry => entry.session)]);
+  const resting = gpu.sessions.filter(session => !busy.has(session.id));
+  return {
+    own: resting.filter(session => session.mine),
+    others: resting.filter(session => !session.mine)
+  };
+}

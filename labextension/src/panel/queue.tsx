@@ -1,0 +1,191 @@
+/** Who has the GPU, who waits, and who rests on it. */
+
+import * as React from 'react';
+
+import type { IGpu, IQueueEntry, ISession, SessionState } from '../model/types';
+import { formatBytes } from '../model/format';
+
+import { usePending } from './hooks';
+import { Countdown, SessionName, TimeLeft, Yours, useRoving } from './parts';
+import type { IShared } from './parts';
+import { nameOf, restingOf, sessionOf } from './people';
+import { counted } from './words';
+
+type ICard = IShared & { readonly gpu: IGpu };
+
+export function Holders(props: ICard) {
+  const { store, actions, gpu } = props;
+  if (gpu.holders.length === 0) {
+    return null;
+  }
+  return (
+    <section className="jp-Kiwi-part">
+      <h4>Has the GPU</h4>
+      <ul className="jp-Kiwi-people">
+        {gpu.holders.map(id => {
+          const session = sessionOf(gpu, id);
+          const endsAt = session?.turn_ends_at ?? null;
+          return (
+            <li key={id} className="jp-Kiwi-person" data-kiwi="holder" data-session={id}>
+              <SessionName session={session} actions={actions} />
+              <Yours session={session} />
+              <span className="jp-Kiwi-amount">
+                {endsAt !== null && gpu.queue.length > 0 ? (
+                  <TimeLeft store={store} at={endsAt} suffix=" left" over="turn is over" />
+                ) : (
+                  'no limit now'
+                )}
+              </span>
+            </li>
+          );
+        })}
+      </ul>
+    </section>
+  );
+}
+
+/** What a waiting session's state adds to its place. */
+const WHILE: Partial<Record<SessionState, string>> = {
+  suspended: 'suspended in mid-cell',
+  'paging-in': 'memory moving in',
+  'paging-out': 'memory moving out'
+};
+
+export function Queue(props: ICard) {
+  const { gpu } = props;
+  const roving = useRoving<HTMLOListElement>();
+  if (gpu.queue.length === 0) {
+    return null;
+  }
+  return (
+    <section className="jp-Kiwi-part">
+      <h4>
+        Waiting <span className="jp-Kiwi-count">{gpu.queue.length}</span>
+      </h4>
+      <ol className="jp-Kiwi-people" data-kiwi="queue" {...roving}>
+        {gpu.queue.map(entry => (
+          <Waiting key={entry.session} {...props} entry={entry} />
+        ))}
+      </ol>
+    </section>
+  );
+}
+
+function Waiting(props: ICard & { entry: IQueueEntry }) {
+  const { store, actions, gpu, entry } = props;
+  const session = sessionOf(gpu, entry.session);
+  const note = session?.problem_text ? 'held up' : session && WHILE[session.state];
+  return (
+    <li
+      className={session?.mine ? 'jp-Kiwi-person jp-mod-mine' : 'jp-Kiwi-person'}
+      data-kiwi="queue-entry"
+      data-session={entry.session}
+    >
+      <span className="jp-Kiwi-place" aria-hidden="true">
+        {entry.position}
+      </span>
+      <SessionName session={session} actions={actions} />
+      <Yours session={session} />
+      <span className="jp-Kiwi-amount">
+        <Countdown store={store} session={entry.session} unknown="not known" />
+      </span>
+      {note && (
+        <span className="jp-Kiwi-note" title={session?.problem_text || undefined}>
+          {note}
+        </span>
+      )}
+    </li>
+  );
+}
+
+/** Own resting sessions beyond these, and all of others', are folded away. */
+const SHOWN_AT_ONCE = 4;
+
+export function Resting(props: ICard) {
+  const { own, others } = restingOf(props.gpu);
+  const roving = useRoving<HTMLUListElement>();
+  const folded = useRoving<HTMLUListElement>();
+  if (own.length + others.length === 0) {
+    return null;
+  }
+  const shown = own.slice(0, SHOWN_AT_ONCE);
+  const rest = [...own.slice(SHOWN_AT_ONCE), ...others];
+  return (
+    <section className="jp-Kiwi-part">
+      {shown.length > 0 && (
+        <>
+          <h4>Idle</h4>
+          <ul className="jp-Kiwi-people" {...roving}>
+            {shown.map(session => (
+              <Idle key={session.id} {...props} session={session} />
+            ))}
+          </ul>
+        </>
+      )}
+      {rest.length > 0 && (
+        <details className="jp-Kiwi-fold">
+          <summary>
+            {counted(rest.length, shown.length > 0 ? 'more idle notebook' : 'idle notebook')}
+          </summary>
+          <ul className="jp-Kiwi-people" {...folded}>
+            {rest.map(session => (
+              <Idle key={session.id} {...props} session={session} />
+            ))}
+          </ul>
+        </details>
+      )}
+    </section>
+  );
+}
+
+function Idle(props: ICard & { session: ISession }) {
+  const { actions, gpu, session } = props;
+  const pending = usePending();
+  const frees = session.mine && session.state === 'idle' && session.resident_bytes > 0;
+  const release = () => pending.run(() => actions.release({ gpu, session }));
+  const size = formatBytes(session.resident_bytes);
+  return (
+    <li className="jp-Kiwi-person" data-kiwi="resting" data-session={session.id}>
+      <SessionName session={session} actions={actions} />
+      <Yours session={session} />
+      <span className="jp-Kiwi-amount">{memoryOf(session)}</span>
+      {frees && (
+        <button
+          type="button"
+          className="jp-Kiwi-button"
+          data-kiwi="release"
+          disabled={pending.busy}
+          aria-label={`Release the GPU memory of ${nameOf(session)}`}
+          title={`Moves ${size} to system RAM, so that others have more room. Nothing is lost: it comes back when the notebook next runs a GPU cell.`}
+          onClick={release}
+        >
+          {pending.busy ? 'Releasing…' : 'Release memory'}
+        </button>
+      )}
+      {pending.error !== '' && (
+        <span className="jp-Kiwi-error" role="alert">
+          {pending.error}
+        </span>
+      )}
+      {session.problem_text !== '' && <span className="jp-Kiwi-note">{session.problem_text}</span>}
+    </li>
+  );
+}
+
+function memoryOf(session: ISession): string {
+  switch (session.state) {
+    case 'lost':
+      return 'memory lost';
+    case 'paging-out':
+      return 'moving out';
+    case 'paging-in':
+      return 'coming back';
+    default:
+  }
+  if (session.paged_out_bytes > 0) {
+    return `${formatBytes(session.paged_out_bytes)} paged out`;
+  }
+  return session.resident_bytes > 0
+    ? `${formatBytes(session.resident_bytes)} in the GPU`
+    : 'no GPU memory';
+}

@@ -1,0 +1,240 @@
+/** The last minutes as a picture: a row per notebook, time to the right, "now" at the edge. */
+
+import * as React from 'react';
+
+import type { IKiwiStore } from '../model/api';
+import type { IGpu } from '../model/types';
+
+import { prefersReducedMotion, useTicking } from './hooks';
+import { FEW_ROWS, ZOOMS, listed, redrawEvery_s, timeline } from './timeline-model';
+import type { IMark, IRow, ISpan, ITimeline, Zoom } from './timeline-model';
+import { Hatches, hatchOf } from './textures';
+import { counted } from './words';
+
+interface IProps {
+  readonly store: IKiwiStore;
+  readonly gpu: IGpu;
+  readonly zoom_s: Zoom;
+  readonly setZoom: (zoom_s: Zoom) => void;
+}
+
+/** Pixels: of a row, and of the parts in it (label, bar, strip of marks). */
+const ROW = 36;
+const LABEL = 15;
+const BAR = 10;
+const STRIP = LABEL + BAR + 1;
+const AXIS = 18;
+
+const ALL_ROWS = 50;
+
+export function Timeline(props: IProps) {
+  const { store, gpu, zoom_s, setZoom } = props;
+  const [all, setAll] = React.useState(false);
+  const history_s = store.state?.server.history_s ?? 0;
+  const now = useRightEdge(store, zoom_s);
+  const picture = timeline(gpu, now, zoom_s, history_s, all ? ALL_ROWS : FEW_ROWS);
+  return (
+    <section className="jp-Kiwi-part">
+      <div className="jp-Kiwi-titlebar">
+        <h4>Timeline</h4>
+        <Zooms zoom_s={zoom_s} setZoom={setZoom} />
+      </div>
+      {picture.rows.length === 0 ? (
+        <p className="jp-Kiwi-quiet">Nobody used the GPU in this time.</p>
+      ) : (
+        <>
+          <Picture picture={picture} scope={gpu.uuid} />
+          <Key />
+        </>
+      )}
+      {(picture.hidden > 0 || all) && (
+        <button type="button" className="jp-Kiwi-button" onClick={() => setAll(!all)}>
+          {all ? 'Show fewer' : `Show ${counted(picture.hidden, 'more notebook')}`}
+        </button>
+      )}
+      {picture.rows.length > 0 && <AsList gpu={gpu} now={now} zoom_s={zoom_s} />}
+    </section>
+  );
+}
+
+/** The time at the right edge: moves by about a pixel at a time; with reduced motion only when
+ * there is something new to draw. */
+function useRightEdge(store: IKiwiStore, zoom_s: Zoom): number {
+  const every_s = redrawEvery_s(zoom_s);
+  useTicking(() => (prefersReducedMotion() ? 0 : Math.floor(store.now() / every_s)));
+  return store.now();
+}
+
+function Zooms(props: { zoom_s: Zoom; setZoom: (zoom_s: Zoom) => void }) {
+  return (
+    <div className="jp-Kiwi-zooms" role="group" aria-label="Time shown">
+      {ZOOMS.map(zoom_s => (
+        <button
+          key={zoom_s}
+          type="button"
+          className="jp-Kiwi-button"
+          aria-pressed={zoom_s === props.zoom_s}
+          aria-label={`Last ${counted(zoom_s / 60, 'minute')}`}
+          onClick={() => props.setZoom(zoom_s)}
+        >
+          {zoom_s / 60} min
+        </button>
+      ))}
+    </div>
+  );
+}
+
+function Picture(props: { picture: ITimeline; scope: string }) {
+  const { picture, scope } = props;
+  const floor = picture.rows.length * ROW;
+  return (
+    <div className="jp-Kiwi-timeline">
+      <svg
+        data-kiwi="timeline"
+        role="img"
+        aria-label={picture.text}
+        height={floor + AXIS}
+        width="100%"
+      >
+        <Hatches scope={scope} />
+        {picture.unrecorded > 0 && (
+          <rect className="jp-Kiwi-unrecorded" width={`${picture.unrecorded}%`} height={floor}>
+            <title>Nothing is recorded from this time.</title>
+          </rect>
+        )}
+        {picture.ticks.map(tick => (
+          <g key={tick.key} className="jp-Kiwi-tick">
+            <line x1={`${tick.x}%`} x2={`${tick.x}%`} y1={0} y2={floor + 3} />
+            <text x={`${tick.x}%`} y={floor + 14} textAnchor="middle">
+              {tick.label}
+            </text>
+          </g>
+        ))}
+        <g className="jp-Kiwi-tick jp-mod-now">
+          <line x1="100%" x2="100%" y1={0} y2={floor + 3} />
+          <text x="100%" y={floor + 14} textAnchor="end">
+            now
+          </text>
+        </g>
+        {picture.rows.map((row, index) => (
+          <Row key={row.session} row={row} y={index * ROW} scope={scope} />
+        ))}
+      </svg>
+      {picture.rows.map((row, index) => (
+        <span
+          key={row.session}
+          className={row.mine ? 'jp-Kiwi-row-name jp-mod-mine' : 'jp-Kiwi-row-name'}
+          style={{ top: index * ROW }}
+          aria-hidden="true"
+        >
+          {row.name}
+        </span>
+      ))}
+    </div>
+  );
+}
+
+function Row(props: { row: IRow; y: number; scope: string }) {
+  const { row, y, scope } = props;
+  return (
+    <svg y={y} width="100%" height={ROW} data-look={row.look}>
+      <line className="jp-Kiwi-lane" x1="0" x2="100%" y1={LABEL + BAR} y2={LABEL + BAR} />
+      {row.spans.map(span => (
+        <Span key={span.key} span={span} row={row} scope={scope} />
+      ))}
+      {row.marks.map(mark => (
+        <Mark key={mark.key} mark={mark} row={row} />
+      ))}
+    </svg>
+  );
+}
+
+function Span(props: { span: ISpan; row: IRow; scope: string }) {
+  const { span, row, scope } = props;
+  const place = { x: `${span.x}%`, width: `${span.width}%`, y: LABEL, height: BAR };
+  return (
+    <g data-kiwi="span" data-kind={span.kind} data-session={row.session}>
+      <title>{span.title}</title>
+      <rect className="jp-Kiwi-span" data-kind={span.kind} data-look={row.look} {...place} />
+      {span.kind !== 'held' && <rect fill={hatchOf(span.kind, scope)} {...place} />}
+    </g>
+  );
+}
+
+function Mark(props: { mark: IMark; row: IRow }) {
+  const { mark, row } = props;
+  const arrow = mark.direction === 'out' ? 'M-4 1h8l-4 6z' : 'M-4 7h8l-4 -6z';
+  return (
+    <g
+      className={mark.ok ? 'jp-Kiwi-mark' : 'jp-Kiwi-mark jp-mod-failed'}
+      data-kiwi="swap"
+      data-direction={mark.direction}
+      data-session={row.session}
+    >
+      <title>{mark.title}</title>
+      <rect x={`${mark.from}%`} width={`${mark.width}%`} y={STRIP} height="2" />
+      <svg x={`${mark.x}%`} y={STRIP} overflow="visible">
+        <rect className="jp-Kiwi-target" x="-6" y="-2" width="12" height="12" />
+        <path d={arrow} />
+      </svg>
+    </g>
+  );
+}
+
+function Key() {
+  return (
+    <ul className="jp-Kiwi-key" aria-hidden="true">
+      <KeyItem kind="held">has the GPU</KeyItem>
+      <KeyItem kind="waited">waits</KeyItem>
+      <KeyItem kind="suspended">suspended</KeyItem>
+      <li>
+        <svg className="jp-Kiwi-swatch jp-Kiwi-mark">
+          <path d="M1 2h8l-4 6z" />
+        </svg>
+        memory out
+      </li>
+      <li>
+        <svg className="jp-Kiwi-swatch jp-Kiwi-mark">
+          <path d="M1 8h8l-4 -6z" />
+        </svg>
+        memory in
+      </li>
+    </ul>
+  );
+}
+
+function KeyItem(props: { kind: ISpan['kind']; children: string }) {
+  const { kind, children } = props;
+  const scope = `key-${kind}`;
+  return (
+    <li>
+      <svg className="jp-Kiwi-swatch">
+        <Hatches scope={scope} />
+        <rect className="jp-Kiwi-span" data-kind={kind} width="100%" height="100%" />
+        {kind !== 'held' && <rect fill={hatchOf(kind, scope)} width="100%" height="100%" />}
+      </svg>
+      {children}
+    </li>
+  );
+}
+
+/** The same as text: for screen readers, for exact times, and for the speeds without a mouse. */
+function AsList(props: { gpu: IGpu; now: number; zoom_s: Zoom }) {
+  const [open, setOpen] = React.useState(false);
+  const lines = open ? listed(props.gpu, props.now, props.zoom_s) : [];
+  return (
+    <details
+      className="jp-Kiwi-fold"
+      onToggle={event => setOpen((event.target as HTMLDetailsElement).open)}
+    >
+      <summary>Timeline as a list</summary>
+      <ul className="jp-Kiwi-events">
+        {lines.map(line => (
+          <li key={line.key}>
+            <time>{line.time}</time> <b>{line.name}</b> {line.what}
+          </li>
+        ))}
+      </ul>
+    </details>
+  );
+}

@@ -1,0 +1,42 @@
+import { ReactWidget } from '@jupyterlab/ui-components';
+import type { Message } from '@lumino/messaging';
+import * as React from 'react';
+
+import type { IKiwiActions, IKiwiStore } from '../model/api';
+
+import { OnScreen } from './hooks';
+import { kiwiIcon } from './icon';
+
+import { KiwiPanel } from './index';
+
+/** The sidebar's widget. Made once by the sidebar plugin; draws nothing while it is not shown. */
+export class KiwiPanelWidget extends ReactWidget {
+  constructor(
+    private readonly _store: IKiwiStore,
+    private readonly _actions: IKiwiActions
+  ) {
+    super();
+    this.id = 'kiwi-panel';
+    this.addClass('jp-Kiwi');
+    this.title.icon = kiwiIcon;
+    this.title.caption = 'Kiwi: who has the GPU, and for how long';
+  }
+
+  protected override render(): React.ReactElement {
+    return (
+      <OnScreen.Provider value={this.isVisible}>
+        <KiwiPanel store={this._store} actions={this._actions} />
+      </OnScreen.Provider>
+    );
+  }
+
+  protected override onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    this.update();
+  }
+
+  protected override onAfterHide(message: Message): void {
+    super.onAfterHide(message);
+    this.update();
+  }
+}

@@ -1,0 +1,145 @@
+/** Makes states: everything has a plain default, what a story writes is what matters to it. */
+
+import type {
+  HistoryKind,
+  IGpu,
+  IHistoryEntry,
+  IProblem,
+  IQueueEntry,
+  ISession,
+  IState
+} from '../src/model/types';
+
+/** When all stories play (Unix seconds). */
+export const NOW = 1_763_733_780;
+
+export const GIB = 1024 ** 3;
+
+export function session(id: string, changes: Partial<ISession> = {}): ISession {
+  const mine = changes.mine ?? true;
+  const name = mine ? `${id}.ipynb` : 'another user';
+  return {
+    id,
+    pid: mine ? 4711 : 0,
+    owner: mine ? 'ada' : 'another user',
+    name,
+    state: 'idle',
+    resident_bytes: 0,
+    paged_out_bytes: 0,
+    suspensions: 0,
+    held_s: 0,
+    waited_s: 0,
+    mine,
+    kernel_id: mine ? `kernel-${id}` : '',
+    connected: true,
+    lingering: false,
+    peak_bytes: null,
+    time_left_s: null,
+    turn_ends_at: null,
+    problem: '',
+    problem_text: '',
+    path: mine ? `work/${name}` : null,
+    ...changes
+  };
+}
+
+/** A place in line; `wait_s`: from NOW on, null where nobody can tell. */
+export function waits(id: string, position: number, wait_s: number | null): IQueueEntry {
+  return {
+    session: id,
+    position,
+    expected_wait_s: wait_s,
+    waited_s: 4,
+    waiting_since: NOW - 4,
+    expected_at: wait_s === null ? null : NOW + wait_s
+  };
+}
+
+export function gpu(changes: Partial<IGpu> & { used_bytes?: number } = {}): IGpu {
+  const sessions = changes.sessions ?? [];
+  const total_bytes = changes.memory?.total_bytes ?? 80 * GIB;
+  const outside_bytes = changes.memory?.outside_bytes ?? 0;
+  const resident = sessions.reduce((sum, each) => sum + each.resident_bytes, 0);
+  return {
+    uuid: 'GPU-5d0c3a9e-1111-2222-3333-444455556666',
+    name: 'NVIDIA H100 80GB HBM3',
+    index: 0,
+    emulated: false,
+    memory: {
+      total_bytes,
+      outside_bytes,
+      free_bytes: Math.max(0, total_bytes - outside_bytes - resident),
+      paged_out_bytes: sessions.reduce((sum, each) => sum + each.paged_out_bytes, 0),
+      host_budget_bytes: 192 * GIB
+    },
+    scheduler: {
+      tq_s: 30,
+      anti_thrash: 'on',
+      serialised: false,
+      why: 'nobody is in anybody’s way',
+      swap_round_trip_s: null
+    },
+    holders: [],
+    queue: [],
+    swaps: [],
+    history: [],
+    driver_version: '580.95.05',
+    daemon_version: '0.1.0',
+    daemon_pid: 4242,
+    uptime_s: 86_400,
+    errors: [],
+    reachable: true,
+    problem: null,
+    may_set: true,
+    ...changes,
+    sessions
+  };
+}
+
+export function state(gpus: readonly IGpu[], problem: IProblem | null = null): IState {
+  return {
+    epoch: 'story',
+    seq: 1,
+    now: NOW,
+    server: { version: '0.1.0', may_set: true, history_s: 3600, problem },
+    gpus
+  };
+}
+
+let entries = 0;
+
+/** Something that happened: `began` and `ended` are seconds before NOW, null: it goes on. */
+export function did(
+  who: ISession,
+  kind: HistoryKind,
+  began: number,
+  ended: number | null,
+  changes: Partial<IHistoryEntry> = {}
+): IHistoryEntry {
+  entries += 1;
+  return {
+    id: `story-${entries}`,
+    session: who.id,
+    name: who.name,
+    path: who.path,
+    kind,
+    began_at: NOW - began,
+    ended_at: ended === null ? null : NOW - ended,
+    bytes_moved: 0,
+    ok: true,
+    hinted: false,
+    ...changes
+  };
+}
+
+/** Memory that moved, at the speed of today's drivers. */
+export function moved(
+  who: ISession,
+  kind: 'out' | 'in',
+  began: number,
+  gib: number,
+  changes: Partial<IHistoryEntry> = {}
+): IHistoryEntry {
+  const took_s = gib / 12;
+  return did(who, kind, began, began - took_s, { bytes_moved: gib * GIB, ...changes });
+}

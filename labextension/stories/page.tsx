@@ -1,0 +1,22 @@
+/** Mounts one story: `?story=two-waiting`. What tests/ui/stories.py photographs. */
+
+import * as React from 'react';
+import { createRoot } from 'react-dom/client';
+
+import { KiwiPanel } from '../src/panel/index';
+
+import { STORIES } from './states';
+import { NO_ACTIONS, StillStore } from './store';
+
+const query = new URLSearchParams(window.location.search);
+const story = STORIES[query.get('story') ?? 'idle'];
+const root = document.getElementById('root');
+if (story === undefined || root === null) {
+  throw new Error(`There is no such story; there are: ${Object.keys(STORIES).join(', ')}`);
+}
+const store = new StillStore(story.state, story.connection, story.currentKernel ?? null);
+createRoot(root).render(
+  <React.StrictMode>
+    <KiwiPanel store={store} actions={NO_ACTIONS} />
+  </React.StrictMode>
+);

@@ -1,0 +1,241 @@
+/** The stories: each a state of the world that people meet, in the order in which to look at them. */
+
+import type { Connection } from '../src/model/api';
+import type { IGpu, IHistoryEntry, IState } from '../src/model/types';
+
+import { GIB, NOW, did, gpu, moved, session, state, waits } from './make';
+
+export interface IStory {
+  readonly state: IState | null;
+  readonly connection?: Connection;
+  readonly currentKernel?: string;
+}
+
+const TURNS = {
+  tq_s: 30,
+  anti_thrash: 'on' as const,
+  serialised: true,
+  why: 'one at a time: together they may need 118 GiB and the GPU has 80 GiB',
+  swap_round_trip_s: 9.2
+};
+
+/** The timeline of the design: A is granted, B waits, A is suspended, B runs and finishes early,
+ * A goes on, then both run unhindered. */
+function twoInTurns(shift = 0): { a: string; b: string; history: IHistoryEntry[] } {
+  const a = session('train');
+  const b = session('explore');
+  const at = (seconds: number) => seconds + shift;
+  const history = [
+    did(a, 'held', at(170), at(140)),
+    did(b, 'waited', at(152), at(132)),
+    did(a, 'suspended', at(140), at(108)),
+    moved(a, 'out', at(140), 46),
+    moved(b, 'in', at(136), 40),
+    did(b, 'held', at(132), at(116)),
+    moved(b, 'out', at(116), 40),
+    moved(a, 'in', at(112), 46),
+    did(a, 'held', at(108), at(70)),
+    moved(b, 'in', at(66), 40, { hinted: true }),
+    did(b, 'held', at(58), at(48))
+  ];
+  return { a: a.id, b: b.id, history };
+}
+
+function idle(): IGpu {
+  return gpu({
+    sessions: [
+      session('train', { resident_bytes: 22 * GIB }),
+      session('explore', { resident_bytes: 9.5 * GIB })
+    ],
+    history: twoInTurns().history
+  });
+}
+
+function waiting(): IGpu {
+  const a = session('train', {
+    state: 'running',
+    resident_bytes: 46 * GIB,
+    turn_ends_at: NOW + 21.4,
+    time_left_s: 21.4
+  });
+  const b = session('explore', { state: 'waiting', paged_out_bytes: 40 * GIB });
+  const c = session('c', { state: 'waiting', mine: false, paged_out_bytes: 31 * GIB });
+  return gpu({
+    sessions: [a, b, c],
+    holders: ['train'],
+    queue: [waits('c', 1, 26), waits('explore', 2, 62)],
+    scheduler: TURNS,
+    history: [
+      ...twoInTurns(40).history,
+      did(c, 'waited', 6, null),
+      did(a, 'held', 9, null),
+      did(b, 'waited', 4, null)
+    ]
+  });
+}
+
+function midSwap(): IGpu {
+  const a = session('train', { state: 'paging-out', resident_bytes: 46 * GIB, suspensions: 1 });
+  const b = session('explore', { state: 'waiting', paged_out_bytes: 40 * GIB });
+  return gpu({
+    sessions: [a, b],
+    queue: [waits('explore', 1, 6), waits('train', 2, 41)],
+    scheduler: TURNS,
+    history: [
+      ...twoInTurns(60).history,
+      did(a, 'held', 32, 2),
+      did(a, 'suspended', 2, null),
+      did(b, 'waited', 14, null),
+      did(a, 'out', 2, null)
+    ]
+  });
+}
+
+function yours(): IGpu {
+  const base = waiting();
+  return { ...base, queue: [waits('c', 1, 26)], sessions: base.sessions.filter(s => s.id !== 'explore') };
+}
+
+function together(): IGpu {
+  return gpu({
+    sessions: [
+      session('train', { state: 'running', resident_bytes: 22 * GIB, turn_ends_at: NOW + 12 }),
+      session('b', { state: 'running', mine: false, resident_bytes: 30 * GIB }),
+      session('notes', { resident_bytes: 1.2 * GIB })
+    ],
+    holders: ['train', 'b'],
+    scheduler: { ...TURNS, serialised: false, why: 'in parallel: they fit together' },
+    history: [
+      did(session('train'), 'held', 50, null),
+      did(session('b', { mine: false }), 'held', 210, 120),
+      did(session('b', { mine: false }), 'held', 30, null)
+    ]
+  });
+}
+
+function pagedOut(): IGpu {
+  return gpu({
+    sessions: [
+      session('explore', { state: 'paged-out', paged_out_bytes: 40 * GIB }),
+      session('b', { state: 'running', mine: false, resident_bytes: 60 * GIB }),
+      session('c', { mine: false, state: 'paged-out', paged_out_bytes: 61 * GIB })
+    ],
+    holders: ['b'],
+    memory: { ...gpu().memory, outside_bytes: 4.5 * GIB, free_bytes: 15.5 * GIB },
+    may_set: false,
+    history: [
+      did(session('explore'), 'held', 280, 200),
+      moved(session('explore'), 'out', 60, 40),
+      did(session('b', { mine: false }), 'held', 56, null),
+      moved(session('c', { mine: false }), 'out', 64, 61, { ok: false })
+    ]
+  });
+}
+
+function lost(): IGpu {
+  const text =
+    'The contents of this notebook’s GPU memory are lost: the driver could not bring them back. ' +
+    'Restart its kernel.';
+  return gpu({
+    sessions: [session('train', { state: 'lost', problem: 'lost', problem_text: text })],
+    errors: ['The state directory cannot be written; a crash could not be recovered.']
+  });
+}
+
+function blocked(): IGpu {
+  const text =
+    'Waiting because programs outside Kiwi hold GPU memory that this notebook needs. ' +
+    '`nvidia-smi` shows them; start them with `kiwi run` to let them share fairly.';
+  return gpu({
+    sessions: [
+      session('train', { state: 'waiting', problem: 'blocked-outside', problem_text: text })
+    ],
+    queue: [waits('train', 1, null)],
+    memory: { ...gpu().memory, outside_bytes: 71 * GIB, free_bytes: 9 * GIB },
+    history: [did(session('train'), 'waited', 95, null)]
+  });
+}
+
+function emulated(): IGpu[] {
+  return [0, 1].map(index => ({
+    ...(index === 0 ? waiting() : idle()),
+    uuid: `GPU-kiwi-emulated-${index}`,
+    name: 'Kiwi Emulated GPU',
+    index,
+    emulated: true
+  }));
+}
+
+function crowd(): IGpu {
+  const sessions = Array.from({ length: 50 }, (_, index) => {
+    const mine = index % 6 === 1;
+    const rests = index > 9;
+    return session(mine ? `experiment-number-${index}` : `s${index}`, {
+      mine,
+      state: index === 0 ? 'running' : rests ? (index % 3 ? 'paged-out' : 'idle') : 'waiting',
+      resident_bytes: index === 0 ? 40 * GIB : rests && index % 3 === 0 ? 0.9 * GIB : 0,
+      paged_out_bytes: index > 0 && (!rests || index % 3) ? (2 + (index % 5)) * GIB : 0,
+      turn_ends_at: index === 0 ? NOW + 8 : null
+    });
+  });
+  const queue = sessions.slice(1, 10).map((each, index) => waits(each.id, index + 1, 12 + index * 39));
+  const history = sessions.flatMap((each, index) => [
+    did(each, 'waited', 290 - index * 5.5, 270 - index * 5.2),
+    did(each, 'held', 270 - index * 5.2, 265 - index * 5.2)
+  ]);
+  return gpu({ sessions, queue, holders: ['s0'], scheduler: TURNS, history });
+}
+
+/** Half an hour of many short cells. */
+function busyHour(): IGpu {
+  const a = session('train', { resident_bytes: 22 * GIB });
+  const b = session('explore', { resident_bytes: 9.5 * GIB });
+  const history = Array.from({ length: 600 }, (_, index) =>
+    did(index % 3 ? a : b, 'held', 1790 - index * 3, 1788.6 - index * 3)
+  );
+  return gpu({ sessions: [a, b], history });
+}
+
+const problem = (code: string, message: string, remedy: string) =>
+  state([], { code, message, remedy });
+
+export const STORIES: Readonly<Record<string, IStory>> = {
+  idle: { state: state([idle()]) },
+  'two-waiting': { state: state([waiting()]), currentKernel: 'kernel-explore' },
+  'mid-swap': { state: state([midSwap()]), currentKernel: 'kernel-explore' },
+  yours: { state: state([yours()]), currentKernel: 'kernel-train' },
+  together: { state: state([together()]) },
+  'paged-out': { state: state([pagedOut()]) },
+  lost: { state: state([lost()]) },
+  blocked: { state: state([blocked()]) },
+  emulated: { state: state(emulated()) },
+  crowd: { state: state([crowd()]) },
+  'busy-hour': { state: state([busyHour()]) },
+  'other-users': {
+    state: state([
+      gpu({
+        sessions: [
+          session('x', { mine: false, state: 'running', resident_bytes: 70 * GIB }),
+          session('y', { mine: false, state: 'waiting', paged_out_bytes: 31 * GIB })
+        ],
+        holders: ['x'],
+        queue: [waits('y', 1, 14)],
+        scheduler: TURNS,
+        may_set: false
+      })
+    ])
+  },
+  'no-daemon': {
+    state: problem(
+      'start-failed',
+      'The Kiwi daemon could not be started: the CUDA driver 535.104 is too old to move GPU memory.',
+      'Update the NVIDIA driver to 570 or newer; `kiwi doctor` checks the rest.'
+    )
+  },
+  starting: { state: problem('starting', 'The Kiwi daemon is starting.', 'This takes a few seconds.') },
+  'no-gpu': { state: state([]) },
+  away: { state: state([{ ...waiting(), reachable: false }]), currentKernel: 'kernel-explore' },
+  reconnecting: { state: state([waiting()]), connection: 'lost' },
+  connecting: { state: null, connection: 'connecting' },
+  'not-connected': { state: null, connection: 'lost' }
+};
