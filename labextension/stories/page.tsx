@@ -1,4 +1,7 @@
 /** Mounts one story: `?story=two-waiting`. What tests/ui/stories.py photographs. */
+import '@jupyterlab/apputils/style/materialcolors.css';
+import '../style/base.css';
+
 
 import * as React from 'react';
 import { createRoot } from 'react-dom/client';

@@ -6,14 +6,7 @@
  */
 
 export type SessionState =
-  | 'idle'
-  | 'waiting'
-  | 'running'
-  | 'suspended'
-  | 'paging-out'
-  | 'paged-out'
-  | 'paging-in'
-  | 'lost';
+  'idle' | 'waiting' | 'running' | 'suspended' | 'paging-out' | 'paged-out' | 'paging-in' | 'lost';
 
 export type AntiThrash = 'on' | 'always' | 'off';
 

@@ -1,0 +1,12 @@
+import { defineConfig } from 'vitest/config';
+
+export default defineConfig({
+  test: {
+    environment: 'jsdom',
+    include: ['tests/**/*.spec.{ts,tsx}'],
+    // JupyterLab's packages are ES modules that import CSS and leave out file extensions: Vite has
+    // to read them, Node cannot.
+    server: { deps: { inline: [/@jupyterlab/, /@jupyter\//, /@lumino/, /@microsoft/] } },
+    testTimeout: 20_000
+  }
+});
