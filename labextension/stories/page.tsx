@@ -1,12 +1,12 @@
 /** Mounts one story: `?story=two-waiting`. What tests/ui/stories.py photographs. */
-import '@jupyterlab/apputils/style/materialcolors.css';
-import '../style/base.css';
-
 
 import * as React from 'react';
 import { createRoot } from 'react-dom/client';
 
 import { KiwiPanel } from '../src/panel/index';
+
+import '@jupyterlab/apputils/style/materialcolors.css';
+import '../style/base.css';
 
 import { STORIES } from './states';
 import { NO_ACTIONS, StillStore } from './store';

@@ -155,7 +155,7 @@ function Idle(props: ICard & { session: ISession }) {
           className="jp-Kiwi-button"
           data-kiwi="release"
           disabled={pending.busy}
-          aria-label={`Release the GPU memory of ${nameOf(session)}`}
+          aria-label={`Release memory of ${nameOf(session)}`}
           title={`Moves ${size} to system RAM, so that others have more room. Nothing is lost: it comes back when the notebook next runs a GPU cell.`}
           onClick={release}
         >

@@ -74,7 +74,7 @@ function Zooms(props: { zoom_s: Zoom; setZoom: (zoom_s: Zoom) => void }) {
           type="button"
           className="jp-Kiwi-button"
           aria-pressed={zoom_s === props.zoom_s}
-          aria-label={`Last ${counted(zoom_s / 60, 'minute')}`}
+          title={`Show the last ${counted(zoom_s / 60, 'minute')}`}
           onClick={() => props.setZoom(zoom_s)}
         >
           {zoom_s / 60} min
