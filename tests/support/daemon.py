@@ -50,8 +50,9 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIE
     raise AssertionError(f"not within {timeout_s:g} s: {what}")
 
 
-def _die_with_the_test() -> None:
-    """A test that takes too long is ended without any clean-up; its daemons must end, too."""
+def die_with_the_test() -> None:
+    """For ``preexec_fn``: a test that takes too long is ended without any clean-up; what it has
+    started must end, too."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -88,7 +89,7 @@ class Daemon:
                 [sys.executable, "-m", "kiwi_core.cli", "daemon", "--emulate", self.sizes,
                  "--socket-dir", str(self.directory), *self.args],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
-                preexec_fn=_die_with_the_test,
+                preexec_fn=die_with_the_test,
                 env={**os.environ, **self.env, **self.extra_env},
             )  # fmt: skip
         self.wait_ready()

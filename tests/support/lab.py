@@ -1,0 +1,196 @@
+"""A real Jupyter server (JupyterLab or Notebook) for browser tests, beside a daemon.
+
+Its home, its notebooks and its logs lie in a directory of its own; its kernels end with it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import nbformat
+from daemon import die_with_the_test, wait_until
+from gpu_cells import PRELUDE
+from kernels import clean_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+START_WITHIN_S = 120.0
+STOP_WITHIN_S = 60.0
+TOKEN = "a-token-of-the-tests"
+
+MODULE = "gpu_work"
+"""Beside the notebooks: what their cells import, so that a page shows short cells."""
+
+_SETTINGS = {
+    # A cell that is scrolled out of sight must stay in the page: tests read it.
+    "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},
+    "@jupyterlab/apputils-extension:notification": {
+        "checkForUpdates": False,
+        "fetchNews": "false",
+    },
+}
+_PAGE_CONFIG = {"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}
+
+
+@dataclass
+class Lab:
+    """Made by ``running_lab``. ``app`` is ``lab`` or ``notebook``."""
+
+    directory: Path
+    env: dict[str, str]
+    app: str = "lab"
+    prefix: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    url: str = ""
+
+    @property
+    def notebooks(self) -> Path:
+        return self.directory / "notebooks"
+
+    @property
+    def log_path(self) -> Path:
+        return self.directory / "server.log"
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    # --- life
+
+    def start(self) -> None:
+        """Starts it and waits until it answers."""
+        command = [
+            *self.prefix, sys.executable, "-m", {"lab": "jupyterlab"}.get(self.app, self.app),
+            "--no-browser", "--allow-root", f"--IdentityProvider.token={TOKEN}",
+            f"--ServerApp.root_dir={self.notebooks}", "--ServerApp.ip=127.0.0.1",
+            f"--{'LabApp' if self.app == 'lab' else 'JupyterNotebookApp'}"
+            ".expose_app_in_browser=True",
+            *self.options,
+        ]  # fmt: skip
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, cwd=self.notebooks, env=self.env, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_the_test,
+            )  # fmt: skip
+        wait_until(self._answers, "an answer of the Jupyter server", START_WITHIN_S)
+
+    def stop(self) -> None:
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _answers(self) -> bool:
+        """Which port it took is in the file that it writes for others to find it."""
+        assert self.process is not None
+        assert self.process.poll() is None, f"the Jupyter server ended:\n{self.log()}"
+        runtime = Path(self.env["JUPYTER_RUNTIME_DIR"])
+        for path in runtime.glob("jpserver-*.json"):
+            try:
+                self.url = str(json.loads(path.read_text())["url"]).rstrip("/")
+                self.rest("GET", "api/status")
+            except (OSError, ValueError):
+                continue  # half written, or not up yet
+            return True
+        return False
+
+    # --- REST, as another client of this server
+
+    def rest(self, method: str, path: str, body: Any = None) -> Any:
+        """Raises ``urllib.error.HTTPError`` (an ``OSError``) for an answer that is an error."""
+        request = urllib.request.Request(
+            f"{self.url}/{path}", method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"token {TOKEN}", "Content-Type": "application/json"},
+        )  # fmt: skip
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    def end_kernels(self) -> None:
+        """As "Shut down all" does; between tests that share this server."""
+        for session in self.rest("GET", "api/sessions"):
+            self.rest("DELETE", f"api/sessions/{session['id']}")
+
+    def kernel_id(self, path: str) -> str:
+        """Of the notebook ``path``, which must have one."""
+        sessions = {s["path"]: s["kernel"]["id"] for s in self.rest("GET", "api/sessions")}
+        return str(sessions[path])
+
+    # --- files
+
+    def write_notebook(self, path: str, cells: Sequence[str]) -> Path:
+        made = nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell(cell) for cell in cells],
+            metadata={
+                "kernelspec": {
+                    "name": "python3", "display_name": "Python 3", "language": "python",
+                }
+            },
+        )  # fmt: skip
+        target = self.notebooks / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(made, target)
+        return target
+
+
+@contextmanager
+def running_lab(
+    env: Mapping[str, str],
+    *,
+    app: str = "lab",
+    uid: int | None = None,
+    options: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> Iterator[Lab]:
+    """``env`` is what leads its kernels and its extension to a daemon; ``options`` are for the
+    command line; ``settings`` are a user's settings of the browser side by plugin id, on top of
+    what all tests need. ``uid``: it runs as that user (needs root)."""
+    directory = Path(tempfile.mkdtemp(prefix="kw-lab-"))
+    (directory / "notebooks").mkdir()
+    (directory / "notebooks" / f"{MODULE}.py").write_text(PRELUDE)
+    environment = clean_environment(directory) | dict(env)
+    _write_settings(directory, {**_SETTINGS, **(settings or {})})
+    prefix = _as_user(directory, uid) if uid is not None else ()
+    lab = Lab(directory, environment, app, prefix, tuple(options))
+    try:
+        lab.start()
+        yield lab
+    finally:
+        lab.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _write_settings(directory: Path, settings: Mapping[str, Any]) -> None:
+    config = directory / "config"
+    (config / "labconfig").mkdir(parents=True)
+    (config / "labconfig" / "page_config.json").write_text(json.dumps(_PAGE_CONFIG))
+    for plugin, values in settings.items():
+        package, _, name = plugin.partition(":")
+        place = config / "lab" / "user-settings" / package
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{name}.jupyterlab-settings").write_text(json.dumps(values))
+
+
+def _as_user(directory: Path, uid: int) -> tuple[str, ...]:
+    """They own their home, and may read this Python and this checkout wherever they lie."""
+    for path in (directory, *directory.rglob("*")):
+        shutil.chown(path, uid, uid)
+    return (
+        "setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups",
+        "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search",
+    )  # fmt: skip

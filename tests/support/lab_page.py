@@ -1,0 +1,272 @@
+"""JupyterLab in a browser as a user sees and steers it: notebooks, cells, the Kiwi sidebar.
+
+Cells are run by the command behind the toolbar's button rather than by keys, which would go
+wherever the focus happens to be. What is read is what the page shows.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lab import TOKEN
+from playwright.sync_api import expect
+
+if TYPE_CHECKING:
+    from lab import Lab
+    from playwright.sync_api import BrowserContext, ConsoleMessage, Dialog, Locator, Page, Response
+
+PATIENCE_MS = 60_000.0
+"""How long tests wait for what should take a moment: the machine may be busy."""
+
+_OF_OURS = re.compile(r"kiwi", re.IGNORECASE)
+
+_FIND = """
+const find = path => {
+  for (const area of ['main', 'down', 'right'])
+    for (const widget of window.jupyterapp.shell.widgets(area))
+      if (widget.context?.path === path && widget.sessionContext) return widget;
+  throw new Error(`${path} is not open`);
+};
+"""
+
+_OPEN = """async path => {
+  const widget = await window.jupyterapp.commands.execute(
+    'docmanager:open', { path, factory: 'Notebook' });
+  await widget.context.ready;
+  await widget.sessionContext.ready;
+  await widget.sessionContext.session.kernel.info;
+}"""
+
+_KERNEL_READY = (
+    "async path => {"
+    + _FIND
+    + """
+  const widget = find(path);
+  await widget.context.ready;
+  await widget.sessionContext.ready;
+  await widget.sessionContext.session.kernel.info;
+  return widget.sessionContext.session.kernel.id;
+}"""
+)
+
+_TO_FRONT = "path => {" + _FIND + "window.jupyterapp.shell.activateById(find(path).id); }"
+
+_IN_FRONT = "path => {" + _FIND + "return window.jupyterapp.shell.currentWidget === find(path); }"
+
+_RUN = (
+    "([path, index]) => {"
+    + _FIND
+    + """
+  const notebook = find(path).content;
+  notebook.activeCellIndex = index;
+  notebook.deselectAll();
+  void window.jupyterapp.commands.execute('notebook:run-cell');
+}"""
+)
+
+_OUTPUTS = (
+    "([path, index]) => {"
+    + _FIND
+    + "return find(path).content.widgets[index].model.outputs.toJSON(); }"
+)
+
+_DOM_ID = "path => {" + _FIND + "return find(path).id; }"
+
+
+@dataclass
+class Notes:
+    """What the browser said while a page was open."""
+
+    console: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+    """Errors that have to do with us."""
+    expected: list[re.Pattern[str]] = field(default_factory=list)
+
+    def expect_error(self, pattern: str) -> None:
+        """A test that breaks something says which complaints belong to it."""
+        self.expected.append(re.compile(pattern))
+
+    def unexpected(self) -> list[str]:
+        return [c for c in self.complaints if not any(e.search(c) for e in self.expected)]
+
+    def listen(self, page: Page) -> None:
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self._error(f"{error}\n{error.stack or ''}"))
+        page.on("response", self._response)
+
+    def _console(self, message: ConsoleMessage) -> None:
+        place = message.location
+        text = f"{message.type}: {message.text} ({place['url']}:{place['lineNumber']})"
+        self.console.append(text)
+        if message.type == "error" and _OF_OURS.search(text):
+            self.complaints.append(text)
+
+    def _error(self, text: str) -> None:
+        self.console.append(f"pageerror: {text}")
+        if _OF_OURS.search(text):
+            self.complaints.append(f"pageerror: {text}")
+
+    def _response(self, response: Response) -> None:
+        if response.status >= 400:
+            self.console.append(f"answer {response.status}: {response.url}")
+
+
+class LabPage:
+    """One tab of a browser with JupyterLab in it; made by the fixture ``open_lab``."""
+
+    def __init__(self, context: BrowserContext, lab: Lab, workspace: str) -> None:
+        self.context, self.lab, self.workspace = context, lab, workspace
+        self.notes = Notes()
+        self.page = context.new_page()
+        self.page.set_default_timeout(PATIENCE_MS)
+        self.notes.listen(self.page)
+        self.page.on("dialog", _answer)
+
+    def open(self) -> None:
+        """The workspace is the test's own: nothing of another test is restored in it."""
+        self.page.goto(f"{self.lab.url}/lab/workspaces/{self.workspace}?token={TOKEN}")
+        self.wait_ready()
+
+    def reload(self) -> None:
+        self.page.reload()
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        self.page.wait_for_function("() => window.jupyterapp !== undefined")
+        self.page.evaluate("async () => { await window.jupyterapp.restored; }")
+        expect(self.page.locator("#jupyterlab-splash")).to_have_count(0, timeout=PATIENCE_MS)
+
+    def command(self, name: str, **arguments: Any) -> None:
+        self.page.evaluate(
+            "([name, args]) => { void window.jupyterapp.commands.execute(name, args); }",
+            [name, arguments],
+        )
+
+    def theme(self, name: str) -> None:
+        self.page.evaluate(
+            "theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })", name
+        )
+        light = "true" if "Light" in name else "false"
+        self.page.wait_for_selector(
+            f"body[data-jp-theme-name='{name}'][data-jp-theme-light='{light}']"
+        )
+
+    def open_notebook(self, path: str) -> NotebookPane:
+        """Until its kernel answers."""
+        self.page.evaluate(_OPEN, path)
+        return NotebookPane(self, path)
+
+    def notebook(self, path: str) -> NotebookPane:
+        """One that is open already."""
+        return NotebookPane(self, path)
+
+    def panel(self) -> Panel:
+        """Opens the sidebar where it is not open."""
+        found = Panel(self.page)
+        if not found.root.is_visible():
+            self.command("kiwi:open-panel")
+        expect(found.root).to_be_visible(timeout=PATIENCE_MS)
+        return found
+
+    @property
+    def status_item(self) -> Locator:
+        return self.page.locator('[data-kiwi="status-item"]')
+
+
+def _answer(dialog: Dialog) -> None:
+    """The browser asks before it leaves a page with unsaved changes."""
+    if dialog.type == "beforeunload":
+        dialog.accept()
+    else:
+        dialog.dismiss()
+
+
+class NotebookPane:
+    """A notebook that is open in the page."""
+
+    def __init__(self, lab_page: LabPage, path: str) -> None:
+        self._page, self.path = lab_page.page, path
+
+    def wait_kernel(self) -> str:
+        """Its id."""
+        self._page.wait_for_function(
+            "path => {try {" + _FIND + "return find(path) } catch { return false }}", arg=self.path
+        )
+        return str(self._page.evaluate(_KERNEL_READY, self.path))
+
+    def to_front(self) -> None:
+        self._page.evaluate(_TO_FRONT, self.path)
+        self._page.wait_for_function(_IN_FRONT, arg=self.path)
+
+    def in_front(self) -> bool:
+        return bool(self._page.evaluate(_IN_FRONT, self.path))
+
+    def start(self, index: int) -> None:
+        """Runs cell ``index`` and does not wait for its end."""
+        self.to_front()
+        self._page.evaluate(_RUN, [self.path, index])
+
+    def run(self, index: int) -> None:
+        """Runs cell ``index``, which must end well."""
+        self.start(index)
+        self.wait_end(index)
+        errors = [o for o in self.outputs(index) if o["output_type"] == "error"]
+        assert not errors, f"{self.path}: {errors}"
+
+    def wait_end(self, index: int, timeout_ms: float = PATIENCE_MS) -> None:
+        """By the cell's prompt: a number again."""
+        expect(self.cell(index).locator(".jp-InputPrompt")).to_have_text(
+            re.compile(r"\[\d+\]:"), timeout=timeout_ms
+        )
+
+    def running(self, index: int) -> bool:
+        return "*" in self.cell(index).locator(".jp-InputPrompt").inner_text()
+
+    def outputs(self, index: int) -> list[dict[str, Any]]:
+        """What would be saved of cell ``index``."""
+        found: list[dict[str, Any]] = self._page.evaluate(_OUTPUTS, [self.path, index])
+        return found
+
+    @property
+    def root(self) -> Locator:
+        return self._page.locator(f'[id="{self._page.evaluate(_DOM_ID, self.path)}"]')
+
+    def cell(self, index: int) -> Locator:
+        return self.root.locator(".jp-Notebook .jp-Cell").nth(index)
+
+    def output(self, index: int) -> Locator:
+        """What stands under the cell."""
+        return self.cell(index).locator(".jp-OutputArea-output")
+
+    def waiting_line(self, index: int) -> Locator:
+        return self.output(index).locator('[role="status"]')
+
+    @property
+    def tab(self) -> Locator:
+        name = self.path.rpartition("/")[2]
+        return self._page.locator(".lm-DockPanel-tabBar .lm-TabBar-tab").filter(has_text=name)
+
+    def toolbar(self, name: str) -> Locator:
+        """``interrupt``, ``run`` …"""
+        return self.root.locator(f'.jp-NotebookPanel-toolbar [data-jp-item-name="{name}"]')
+
+
+class Panel:
+    """Kiwi's sidebar, by the hooks (``data-kiwi``) that its elements carry."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.root = page.locator('[data-kiwi="panel"]')
+
+    def part(self, name: str) -> Locator:
+        return self.root.locator(f'[data-kiwi="{name}"]')
+
+    def spans(self, kind: str, session: str) -> Locator:
+        return self.part("timeline").locator(
+            f'[data-kiwi="span"][data-kind="{kind}"][data-session="{session}"]'
+        )
+
+    def queue_entry(self, session: str) -> Locator:
+        return self.root.locator(f'[data-kiwi="queue-entry"][data-session="{session}"]')

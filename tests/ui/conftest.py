@@ -1,0 +1,148 @@
+"""JupyterLab in a real browser, over real kernels and a real daemon on emulated GPUs.
+
+What costs seconds is shared: one browser for all, and one daemon with one Jupyter server per
+module (``stage``). Each test gets browser contexts of its own and kernels of its own. Where a test
+fails, what the page showed and everybody's logs are in ``test-artifacts/ui``.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from browser import running_browser
+from daemon import Daemon, running_daemon
+from lab import Lab, running_lab
+from lab_page import LabPage
+from leftovers import nothing_left
+from playwright.sync_api import Error as PlaywrightError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+    from playwright.sync_api import Browser
+
+ARTIFACTS = Path(__file__).parents[2] / "test-artifacts" / "ui"
+SCREENSHOTS = ARTIFACTS / "screenshots"
+LOG_TAIL_BYTES = 200_000
+
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fixtures ask at their end whether the test has failed."""
+    report = yield
+    if report.failed:
+        item.stash[_FAILED] = True
+    return report
+
+
+@pytest.fixture(autouse=True)
+def jp_asyncio_loop() -> None:
+    """In place of pytest-jupyter's: another event loop beside Playwright's cannot be."""
+
+
+@pytest.fixture(scope="session")
+def artifacts() -> Path:
+    """Where pictures and logs are kept; of this run only."""
+    shutil.rmtree(ARTIFACTS, ignore_errors=True)
+    SCREENSHOTS.mkdir(parents=True)
+    return ARTIFACTS
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with running_browser() as browser:
+        yield browser
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A Jupyter server and the daemon that its kernels and its extension find."""
+
+    daemon: Daemon
+    lab: Lab
+
+
+@pytest.fixture(scope="module")
+def private_tmp() -> Iterator[Path]:
+    """A module leaves neither processes nor files."""
+    with pytest.MonkeyPatch.context() as patch, nothing_left(patch) as directory:
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def module_stack(private_tmp: Path) -> Iterator[ExitStack]:
+    """Ends what a module started, the latest first, before ``private_tmp`` looks."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def make_stage(module_stack: ExitStack, browser: Browser) -> Callable[..., Stage]:
+    """``make_stage("1x128MiB", "--tq", "600")``: lives to the end of the module. The browser is
+    started before, so that it is none of the module's processes."""
+
+    def make(sizes: str, *args: str, **lab_options: Any) -> Stage:
+        daemon = module_stack.enter_context(running_daemon(sizes, *args))
+        lab = module_stack.enter_context(running_lab(daemon.env, **lab_options))
+        return Stage(daemon, lab)
+
+    return make
+
+
+@pytest.fixture
+def open_lab(
+    request: pytest.FixtureRequest, browser: Browser, artifacts: Path
+) -> Iterator[Callable[..., LabPage]]:
+    """``open_lab(stage)``: JupyterLab in a browser of its own (no cookies, an empty workspace).
+
+    After the test the kernels of its server are ended. Errors of ours in a browser's console fail
+    the test, unless it said that it expects them (``page.notes.expect_error``).
+    """
+    opened: list[tuple[LabPage, Stage]] = []
+    name = _plain(request.node.name)
+
+    def make(stage: Stage, *, width: int = 1280, height: int = 800, **options: Any) -> LabPage:
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, locale="en-GB", **options
+        )
+        page = LabPage(context, stage.lab, f"{name}-{len(opened)}")
+        opened.append((page, stage))
+        page.open()
+        return page
+
+    yield make
+    complaints = [c for page, _ in opened for c in page.notes.unexpected()]
+    if complaints or request.node.stash.get(_FAILED, False):
+        _keep(artifacts / _plain(request.node.nodeid.rpartition("/")[2]), opened)
+    for page, _ in opened:
+        page.context.close()
+    for lab in {id(stage.lab): stage.lab for _, stage in opened}.values():
+        with suppress(OSError):
+            lab.end_kernels()
+    assert not complaints, complaints
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"\W+", "-", name).strip("-")
+
+
+def _keep(place: Path, opened: list[tuple[LabPage, Stage]]) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    for number, (page, stage) in enumerate(opened):
+        with suppress(PlaywrightError):
+            page.page.screenshot(path=place / f"page-{number}.png")
+        with suppress(PlaywrightError):
+            (place / f"page-{number}.html").write_text(page.page.content())
+        (place / f"console-{number}.txt").write_text("\n".join(page.notes.console))
+        (place / "server.log").write_text(stage.lab.log()[-LOG_TAIL_BYTES:])
+        (place / "daemon.log").write_text(stage.daemon.log()[-LOG_TAIL_BYTES:])
