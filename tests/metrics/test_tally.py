@@ -1,0 +1,305 @@
+"""What is counted is what the scheduler did: compared with its own books after every event."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+from simulation import Simulation
+from world import World
+
+from kiwi_core.daemon.metrics import OPERATIONS, Tally, Waits
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.actions import Grant, Operation
+from kiwi_core.sched.scheduler import Scheduler
+from kiwi_core.sched.session import Want
+from kiwi_core.states import Reason
+from kiwi_core.units import GIB, MIB, NS_PER_MS, NS_PER_S, OpId, SessionId
+from kiwi_core.wire import metrics as wire
+
+if TYPE_CHECKING:
+    from kiwi_core.sched.actions import Action
+    from kiwi_core.sched.session import Session
+
+WITH_REASON = (ev.SuspendRefused, ev.ResumeFailed, ev.PageOutRefused, ev.PageInRefused)
+
+
+# --- seeded simulations ---------------------------------------------------------------------------
+
+
+@dataclass
+class Books:
+    """The same numbers, from the scheduler's own records."""
+
+    waits_ns: dict[bool, list[int]] = field(default_factory=lambda: {False: [], True: []})
+    """By whether the burst had begun before."""
+    moved_bytes: dict[str, int] = field(default_factory=lambda: {"out": 0, "in": 0})
+    elapsed_ns: dict[str, int] = field(default_factory=lambda: {"out": 0, "in": 0})
+    moves: dict[str, int] = field(default_factory=lambda: {"out": 0, "in": 0})
+    refusals: dict[tuple[str, Reason], int] = field(default_factory=dict)
+    lost: int = 0
+    overdue: int = 0
+    ops: dict[OpId, Operation] = field(default_factory=dict)
+    sessions: dict[SessionId, Session] = field(default_factory=dict)
+    """Everybody who ever was: their times are final once they have left."""
+
+
+class Counted(Simulation):
+    """A simulation in which every event is counted, too, and all is compared after each."""
+
+    tally: Tally
+    books: Books
+    suspensions = 0
+    given_up = 0
+    resumed = 0
+
+    def _new_scheduler(self, first_op: int) -> None:
+        super()._new_scheduler(first_op)
+        self.tally, self.books = Tally(), Books()
+        scheduler = self.scheduler
+        handle = scheduler.handle
+
+        def handle_and_count(event: ev.Event, now_ns: int) -> list[Action]:
+            st = scheduler._st
+            queued = {
+                (s.id, s.burst): (now_ns if s.stopping else s.queued_ns, s.mid_burst)
+                for s in st.queue.values()
+                if not s.leaving
+            }
+            ran = {(s.id, s.burst) for s in st.runners.values()}
+            actions = handle(event, now_ns)
+            self.tally.take(event, actions, scheduler.holders, now_ns)
+            self._note_outcome(event)
+            for action in actions:
+                if isinstance(action, Operation):
+                    self.books.ops[action.op] = action
+                elif isinstance(action, Grant) and action.session in scheduler.holders:
+                    which = (action.session, action.burst)
+                    if which not in ran:  # else it is only said again
+                        found_again = isinstance(event, ev.SessionJoined)
+                        queued_ns, begun = queued.get(which, (now_ns, found_again))
+                        self.books.waits_ns[begun].append(now_ns - queued_ns)
+            self._compare(now_ns)
+            return actions
+
+        scheduler.handle = handle_and_count  # type: ignore[method-assign]
+
+    def _note_outcome(self, event: ev.Event) -> None:
+        books = self.books
+        action = books.ops.get(getattr(event, "op", OpId(-1)))
+        if action is None:
+            return
+        if isinstance(event, (ev.PagedOut, ev.PagedIn)):
+            direction = "out" if isinstance(event, ev.PagedOut) else "in"
+            books.moves[direction] += 1
+            books.moved_bytes[direction] += event.moved_bytes
+            books.elapsed_ns[direction] += event.elapsed_ns
+        elif isinstance(event, WITH_REASON):
+            key = (OPERATIONS[type(action)], event.reason)
+            books.refusals[key] = books.refusals.get(key, 0) + 1
+        elif isinstance(event, (ev.PageOutLost, ev.PageInLost)):
+            books.lost += 1
+        elif isinstance(event, ev.OperationOverdue):
+            books.overdue += 1
+            return
+        del books.ops[action.op]
+
+    def _compare(self, now_ns: int) -> None:
+        tally, books = self.tally, self.books
+        books.sessions |= self.scheduler._st.sessions
+        everybody = books.sessions.values()
+        held_ns = sum(
+            s.held_ns + (now_ns - s.granted_ns if s.want is Want.RUNNING or s.stopping else 0)
+            for s in everybody
+        )
+        assert tally.session_held_ns(now_ns) == held_ns
+        assert tally.held_ns(now_ns) <= held_ns
+        for begun, waits in ((False, tally.first_waits), (True, tally.resumption_waits)):
+            assert waits.count == len(books.waits_ns[begun])
+            assert waits.sum_ns == sum(books.waits_ns[begun])
+        assert tally.suspensions == sum(s.suspensions for s in everybody)
+        for direction, moves in (("out", tally.moved_out), ("in", tally.moved_in)):
+            assert moves.moves == books.moves[direction]
+            assert moves.bytes_moved == books.moved_bytes[direction]
+            assert moves.elapsed_ns == books.elapsed_ns[direction]
+        assert tally.refusals == books.refusals
+        assert tally.lost_out + tally.lost_in == books.lost
+        assert tally.overdue == books.overdue
+        self.suspensions = max(self.suspensions, tally.suspensions)
+        self.given_up = max(self.given_up, tally.waits_given_up)
+        self.resumed = max(self.resumed, tally.resumption_waits.count)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_every_number_is_the_schedulers(seed: int) -> None:
+    world = Counted(seed)
+    world.run(1500)
+    assert len(world.tally._bursts) <= len(world.books.sessions)
+
+
+def test_the_simulations_have_everything_in_them() -> None:
+    """Or the test above would prove little."""
+    seen = [Counted(seed) for seed in range(24)]
+    for world in seen:
+        world.run(400)
+    assert any(world.suspensions for world in seen)
+    assert any(world.resumed for world in seen)
+    assert any(world.given_up for world in seen)
+    assert any(world.counts.restarts for world in seen)
+    assert any(world.tally.refusals for world in seen)
+    assert any(world.tally.overdue for world in seen)
+    assert any(world.books.lost for world in seen)
+
+
+# --- stories --------------------------------------------------------------------------------------
+
+
+class Told:
+    """``World`` with a tally beside its scheduler."""
+
+    def __init__(self, line: str) -> None:
+        self.world = World(line)
+        self.tally = Tally()
+        scheduler = self.world.scheduler
+        handle = scheduler.handle
+
+        def handle_and_count(event: ev.Event, now_ns: int) -> list[Action]:
+            actions = handle(event, now_ns)
+            self.tally.take(event, actions, scheduler.holders, now_ns)
+            return actions
+
+        scheduler.handle = handle_and_count  # type: ignore[method-assign]
+
+    def do(self, at_s: float, words: str) -> None:
+        self.world.do(at_s, words)
+
+    @property
+    def now_ns(self) -> int:
+        return self.world.now_ns
+
+
+def in_seconds(waits: Waits) -> tuple[int, float]:
+    return waits.count, waits.sum_ns / NS_PER_S
+
+
+def test_the_timeline() -> None:
+    """Two that do not fit together; the second waits for the first one's quantum and a swap."""
+    told = Told("gpu 10 tq=30")
+    told.do(0, "a joins; b joins; memory")
+    told.do(0, "a asks 1")
+    told.do(5, "memory a=8")
+    told.do(10, "b asks 1")
+    told.do(30, "time")
+    told.do(32, "#1 out 8 2s")
+    told.do(40, "memory b=8")
+    told.do(50, "b ends 1")
+    told.do(51, "#2 out 8 1s")
+    told.do(53, "#3 in 8 2s")
+    told.do(60, "a ends 1")
+    tally = told.tally
+    assert in_seconds(tally.first_waits) == (2, 22.0)
+    assert in_seconds(tally.resumption_waits) == (1, 21.0)
+    assert tally.suspensions == 1
+    assert tally.held_ns(told.now_ns) == (32 + 18 + 7) * NS_PER_S
+    assert tally.session_held_ns(70 * NS_PER_S) == (32 + 18 + 7) * NS_PER_S
+    out, into = tally.moved_out.totals(), tally.moved_in.totals()
+    assert (out.moves, out.bytes_moved, out.seconds) == (2, 16.0 * GIB, 3.0)
+    assert (into.moves, into.last_bytes_per_s) == (1, 4.0 * GIB)
+    assert tally.waits_given_up == 0
+
+
+def test_who_runs_beside_another_counts_twice_and_the_gpu_once() -> None:
+    told = Told("gpu 10 mode=off")
+    told.do(0, "a joins; b joins; memory; a asks 1; b asks 1")
+    told.do(10, "a ends 1")
+    told.do(15, "b ends 1")
+    assert told.tally.held_ns(20 * NS_PER_S) == 15 * NS_PER_S
+    assert told.tally.session_held_ns(20 * NS_PER_S) == 25 * NS_PER_S
+
+
+@pytest.mark.parametrize("end", ["b withdraws 1", "b dies", "b detaches", "b asks 2"])
+def test_a_wait_that_is_given_up_is_no_wait(end: str) -> None:
+    told = Told("gpu 10 mode=always")
+    told.do(0, "a joins; b joins; memory; a asks 1; b asks 1")
+    told.do(7, end)
+    assert told.tally.waits_given_up == 1
+    assert in_seconds(told.tally.first_waits) == (1, 0.0)
+
+
+def test_a_client_that_comes_back_is_not_counted_again() -> None:
+    told = Told("gpu 10 mode=always")
+    told.do(0, "a joins; b joins; memory; a asks 1; b asks 1")
+    told.do(3, "a asks 1; b asks 1")
+    told.do(9, "a ends 1")
+    assert in_seconds(told.tally.first_waits) == (2, 9.0)
+
+
+def test_a_grant_that_only_tells_of_a_loss_is_none() -> None:
+    told = Told("gpu 10")
+    told.do(0, "a joins lost; memory")
+    told.do(1, "a asks 1")
+    assert told.tally.first_waits.count == 0
+    told.do(2, "a ends 1")
+    assert told.tally.waits_given_up == 0
+
+
+def test_what_an_earlier_daemon_suspended_waits_to_go_on() -> None:
+    told = Told("gpu 10")
+    told.do(0, "a joins locked 4 mid 3")
+    told.do(2, "memory a=4")
+    told.do(5, "#1 resumed")
+    assert in_seconds(told.tally.resumption_waits) == (1, 5.0)
+    assert told.tally.first_waits.count == 0
+
+
+def test_outcomes_that_nobody_ordered_are_not_counted() -> None:
+    tally = Tally()
+    for event in (
+        ev.PagedOut(op=OpId(7), moved_bytes=1, elapsed_ns=1),
+        ev.PagedIn(op=OpId(7), moved_bytes=1, elapsed_ns=1),
+        ev.PageOutLost(op=OpId(7)),
+        ev.PageInRefused(op=OpId(7), reason=Reason.NO_ROOM),
+        ev.OperationOverdue(op=OpId(7)),
+    ):
+        tally.take(event, [], (), 5)
+    assert tally.moved_out.moves == tally.moved_in.moves == tally.lost_out == tally.overdue == 0
+    assert not tally.refusals
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def test_a_wait_is_counted_below_its_bound() -> None:
+    waits = Waits()
+    for wait_ns in (0, 5 * NS_PER_MS, 5 * NS_PER_MS + 1, 600 * NS_PER_S, 601 * NS_PER_S):
+        waits.add(wait_ns)
+    counts = waits.histogram().counts
+    assert counts[:2] == [2, 1]
+    assert counts[-2:] == [1, 1]
+    assert sum(counts) == waits.count == 5
+    assert len(counts) == len(wire.WAIT_BOUNDS_S) + 1
+
+
+def test_operations_are_called_as_the_protocol_says() -> None:
+    assert tuple(OPERATIONS.values()) == wire.OPERATIONS
+
+
+def test_counting_costs_little() -> None:
+    """A fraction of the scheduler's own 10 µs per event; generous here, the machine is busy."""
+    scheduler = Scheduler(1000 * MIB, host_budget_bytes=1 << 40)
+    tally = Tally()
+    session = SessionId("a")
+    scheduler.handle(ev.SessionJoined(session=session), 0)
+    cycles, spent_s = 2000, []
+    for burst in range(1, cycles):
+        asked = ev.LeaseRequested(session=session, burst=burst)
+        actions = scheduler.handle(asked, burst)
+        began_s = time.perf_counter()
+        tally.take(asked, actions, scheduler.holders, burst)
+        spent_s.append(time.perf_counter() - began_s)
+        ended = ev.BurstEnded(session=session, burst=burst)
+        tally.take(ended, scheduler.handle(ended, burst), scheduler.holders, burst)
+    assert tally.first_waits.count == cycles - 1
+    assert sorted(spent_s)[cycles // 2] < 20e-6
