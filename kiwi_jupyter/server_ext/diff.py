@@ -1,0 +1,134 @@
+"""What changed between two states of a GPU. Pure: no clock, no I/O.
+
+What changes only because time passes is no change: an idle machine says nothing, however long.
+Such fields (``RELATIVE``) ride along when something else of theirs changed; readers count from the
+absolute times, and those count as changed only when they moved by more than ``STEADY_S``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kiwi_jupyter.server_ext.model import Gpu, GpuDelta, Session, Waiter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kiwi_jupyter.server_ext.model import History
+
+RELATIVE: Final = frozenset(
+    {"held_s", "waited_s", "time_left_s", "ago_s", "uptime_s", "expected_wait_s"}
+)
+"""Fields that are measured from the moment at which the daemon said them."""
+
+STEADY_S: Final = 0.3
+"""Less is the daemon's rounding, a message's way, or the estimate's noise, not news."""
+
+SEPARATE: Final = frozenset({"sessions", "history"})
+"""Fields of a GPU of which a delta carries parts."""
+
+_Record = TypeVar("_Record", Session, Waiter)
+
+
+def same(a: object, b: object) -> bool:
+    """Equal, but for what time alone changes."""
+    if a == b:
+        return True
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, Struct) and type(a) is type(b):
+        return all(
+            name in RELATIVE or same(getattr(a, name), getattr(b, name))
+            for name in a.__struct_fields__
+        )
+    return False
+
+
+# --- keeping times steady -----------------------------------------------------------------------
+
+
+def steadied(new: Gpu, old: Gpu) -> Gpu:
+    """``new`` with the times of ``old`` where they hardly moved, sessions in the order in which
+    they were first seen. The history's times are kept by who keeps the history."""
+    places = {session.id: index for index, session in enumerate(old.sessions)}
+    before = {session.id: session for session in old.sessions}
+    sessions = [_steady(one, before.get(one.id), "turn_ends_at") for one in new.sessions]
+    sessions.sort(key=lambda session: places.get(session.id, len(places)))  # stable
+    waited = {entry.session: entry for entry in old.queue}
+    return replace(
+        new,
+        sessions=sessions,
+        queue=[
+            _steady(one, waited.get(one.session), "waiting_since", "expected_at")
+            for one in new.queue
+        ],
+    )
+
+
+def _steady(new: _Record, old: _Record | None, *names: str) -> _Record:
+    if old is None or new is old:
+        return new
+    kept = {}
+    for name in names:
+        now, before = getattr(new, name), getattr(old, name)
+        if now != before and hardly_moved(now, before):
+            kept[name] = before
+    return replace(new, **kept) if kept else new
+
+
+def hardly_moved(now: float | None, before: float | None) -> bool:
+    return now is not None and before is not None and abs(now - before) <= STEADY_S
+
+
+# --- changes ------------------------------------------------------------------------------------
+
+
+def changes(old: Gpu | None, new: Gpu) -> GpuDelta | None:
+    """What brings a reader from ``old`` (``None``: nothing) to ``new``; ``None``: no news."""
+    if old is new:
+        return None
+    fields = _fields(old, new)
+    sessions = _sessions(old.sessions if old else [], new.sessions)
+    gone = _gone(old.sessions, new.sessions) if old else []
+    history = _history(old.history, new.history) if old else new.history
+    if not (fields or sessions or gone or history):
+        return None
+    return GpuDelta(
+        set=fields or None, sessions=sessions or None, gone=gone or None, history=history or None
+    )
+
+
+def _fields(old: Struct | None, new: Struct) -> dict[str, object]:
+    """Fields of ``new`` that differ; none if only time has passed."""
+    names = [name for name in new.__struct_fields__ if name not in SEPARATE]
+    if old is None:
+        return {name: getattr(new, name) for name in names}
+    pairs = [(name, getattr(old, name), getattr(new, name)) for name in names]
+    if all(name in RELATIVE or same(a, b) for name, a, b in pairs):
+        return {}
+    return {name: b for name, a, b in pairs if a != b}
+
+
+def _sessions(old: Iterable[Session], new: Iterable[Session]) -> dict[str, dict[str, object]]:
+    before = {session.id: session for session in old}
+    found = {}
+    for session in new:
+        known = before.get(session.id)
+        if known != session and (fields := _fields(known, session)):
+            found[session.id] = fields
+    return found
+
+
+def _gone(old: Iterable[Session], new: Iterable[Session]) -> list[str]:
+    there = {session.id for session in new}
+    return [session.id for session in old if session.id not in there]
+
+
+def _history(old: list[History], new: list[History]) -> list[History]:
+    if old is new:  # as mostly; there may be thousands
+        return []
+    known = {entry.id: entry for entry in old}
+    return [entry for entry in new if known.get(entry.id) != entry]

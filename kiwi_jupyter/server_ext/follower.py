@@ -1,0 +1,102 @@
+"""The one connection to one daemon: a thread that hears it and tells the event loop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.client import Client
+from kiwi_core.errors import KiwiError, PeerError
+from kiwi_core.wire.messages import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kiwi_core.wire.messages import GpuStatus, HistoryReport
+
+RETRY_S: Final = (0.1, 0.2, 0.5, 1.0)
+"""Waits between attempts to connect; the last one repeats. Refusals cost microseconds."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A daemon's word, read at ``at`` (Unix seconds), with what is new of its history since the
+    last; ``history`` is ``None`` where nothing is."""
+
+    socket: Path
+    status: GpuStatus
+    history: HistoryReport | None
+    at: float
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The daemon does not answer (any more), and why. ``gone``: it took its socket away."""
+
+    socket: Path
+    error: KiwiError
+    gone: bool
+    at: float
+
+
+class Follower(threading.Thread):
+    """Follows the daemon at ``socket`` until closed, or until the socket is gone. ``tell`` gets
+    each word, in this thread. ``client`` is for requests, from any thread."""
+
+    def __init__(self, socket: Path, tell: Callable[[Heard | Lost], None]) -> None:
+        super().__init__(name=f"kiwi {socket.stem}", daemon=True)
+        self.socket = socket
+        self.client: Client | None = None
+        """Connected; ``None`` while the daemon is away."""
+        self._tell = tell
+        self._closed = threading.Event()
+
+    def run(self) -> None:
+        failures = 0
+        while not self._closed.is_set():
+            heard, error = self._follow()
+            gone = not self.socket.exists()
+            if self._closed.is_set():
+                return
+            failures = 0 if heard else failures + 1
+            if heard or failures == 1 or gone:
+                self._tell(Lost(self.socket, error, gone, time.time()))
+            if gone:
+                return
+            self._closed.wait(RETRY_S[min(failures, len(RETRY_S) - 1)])
+
+    def _follow(self) -> tuple[bool, KiwiError]:
+        """One connection's life: whether anything was heard on it, and how it ended."""
+        heard = False
+        client = Client(self.socket, role=Role.OBSERVER, client="jupyter server", reconnect=False)
+        try:
+            client.connect()
+            self.client = client
+            serial = 0
+            for status in client.watch():
+                at = time.time()
+                history = client.history(serial) if status.history_serial > serial else None
+                serial = history.last if history else serial
+                heard = True
+                self._tell(Heard(self.socket, status, history, at))
+                if self._closed.is_set():
+                    break
+        except KiwiError as error:
+            return heard, error
+        finally:
+            self.client = None
+            client.close()
+        return heard, PeerError(
+            "disconnected",
+            "The Kiwi daemon of this GPU went away.",
+            "Notebooks go on; it is shown again as soon as it is back. Start one with: kiwi daemon",
+        )
+
+    def close(self) -> None:
+        """Returns at once; the thread ends by itself."""
+        self._closed.set()
+        if (client := self.client) is not None:
+            client.close()

@@ -1,0 +1,212 @@
+"""The REST interface. Who asks is known and may do it, as Jupyter Server has it: token or cookie,
+XSRF for cookies, and the server's Authorizer, asked for the resource ``kiwi`` with the actions
+``read`` (look), ``execute`` (move one's own memory) and ``write`` (change a GPU's settings).
+
+The daemon decides once more, by the credentials of this process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+from jupyter_core.utils import ensure_async
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler, JupyterHandler
+from tornado import web
+
+from kiwi_core.errors import KiwiError
+from kiwi_jupyter.server_ext import model as m
+from kiwi_jupyter.server_ext.answers import RefusedError, bad_request, body_of_error, refusal
+from kiwi_jupyter.server_ext.openapi import description
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.client import Client
+    from kiwi_jupyter.server_ext.app import KiwiServerApp
+    from kiwi_jupyter.server_ext.service import Service
+
+RESOURCE: Final = "kiwi"
+
+_T = TypeVar("_T")
+
+
+def app_of(handler: JupyterHandler) -> KiwiServerApp:
+    app: KiwiServerApp = handler.settings["kiwi_jupyter"]
+    return app
+
+
+async def may(handler: JupyterHandler, action: str) -> bool:
+    """Whether the server's Authorizer allows ``action`` on Kiwi to who asks."""
+    authorizer = handler.authorizer
+    answer = authorizer.is_authorized(handler, handler.current_user, action, RESOURCE)
+    return bool(await ensure_async(answer))
+
+
+async def may_set(handler: JupyterHandler) -> bool:
+    """By the trait and the Authorizer."""
+    app = app_of(handler)
+    return app.may_change(handler.current_user.username) and await may(handler, "write")
+
+
+class KiwiHandler(APIHandler):
+    """What all routes share."""
+
+    auth_resource = RESOURCE
+
+    @property
+    def service(self) -> Service:
+        return app_of(self).service
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        known = getattr(self, "_jupyter_current_user", None) is not None
+        self.finish(body_of_error(status_code, kwargs.get("exc_info"), known_user=known))
+
+    def say(self, answer: object, status: int = 200) -> None:
+        self.set_status(status)
+        self.finish(msgspec.json.encode(answer))
+
+    async def ask(self, uuid: str, question: Callable[[Client], _T]) -> _T:
+        """``question`` of the GPU's daemon; its refusals become answers."""
+        try:
+            return await self.service.ask(uuid, question)
+        except KiwiError as error:
+            raise refusal(error) from error
+
+    async def act(self, uuid: str, what: str, question: Callable[[Client], _T]) -> _T:
+        """Like ``ask``, for what changes something: it stands in the server's log."""
+        user = self.current_user.username
+        try:
+            answer = await self.ask(uuid, question)
+        except RefusedError as error:
+            self.log.warning(
+                "Kiwi: %s on GPU %s by user %s: refused (%s)", what, uuid, user, error.problem.code
+            )
+            raise
+        self.log.info("Kiwi: %s on GPU %s by user %s: done", what, uuid, user)
+        return answer
+
+
+class StatusHandler(KiwiHandler):
+    _track_activity = False  # looking is not working: an idle server may be culled
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        history_s = self._history_s()
+        await self.service.ready()
+        self.say(self.service.hub.state(may_set=await may_set(self), history_s=history_s))
+
+    def _history_s(self) -> float | None:
+        text = self.get_query_argument("history_s", None)
+        if text is None:
+            return None
+        try:
+            seconds = msgspec.convert(text, float, strict=False)
+        except msgspec.ValidationError:
+            seconds = -1.0
+        if not 0 <= seconds < float("inf"):
+            raise bad_request("history_s is no time.", "Write seconds, for example history_s=300.")
+        return seconds
+
+
+class GpuHandler(KiwiHandler):
+    @web.authenticated
+    @authorized
+    async def patch(self, uuid: str) -> None:
+        wanted = self._settings()
+        if not app_of(self).may_change(self.current_user.username):
+            raise RefusedError(
+                403,
+                m.Problem(
+                    code="not-allowed",
+                    message="You may not change Kiwi's settings through this Jupyter server.",
+                    remedy="Who runs it can allow it: c.KiwiServerApp.may_change_settings.",
+                ),
+            )
+
+        def settle(client: Client) -> m.SettingsInForce:
+            client.set(wanted.tq_s, wanted.anti_thrash)
+            scheduler = client.status().scheduler
+            return m.SettingsInForce(tq_s=scheduler.tq_s, anti_thrash=scheduler.anti_thrash)
+
+        words = msgspec.json.encode(wanted).decode()
+        self.say(await self.act(uuid, f"set {words}", settle))
+
+    def _settings(self) -> m.Settings:
+        try:
+            return msgspec.json.decode(self.request.body, type=m.Settings)
+        except msgspec.MsgspecError as error:
+            raise bad_request(
+                f"The settings cannot be read: {error}.",
+                'Send JSON with "tq_s" (seconds), "anti_thrash" ("on", "always", "off"), or both.',
+            ) from None
+
+
+class ReleaseHandler(KiwiHandler):
+    @web.authenticated
+    @authorized("execute")  # type: ignore[untyped-decorator]
+    async def post(self, uuid: str, session: str) -> None:
+        await self.act(uuid, f"release of session {session}", lambda c: c.release(session))
+        self.say({}, 202)
+
+
+class BringBackHandler(KiwiHandler):
+    @web.authenticated
+    @authorized("execute")  # type: ignore[untyped-decorator]
+    async def post(self, uuid: str, session: str) -> None:
+        if not app_of(self).bring_back:
+            self.say(m.BroughtBack(begun=False, why="This Jupyter server has it switched off."))
+            return
+        begun, why = await self.ask(uuid, lambda client: client.bring_back(session))
+        if begun:
+            user = self.current_user.username
+            self.log.info("Kiwi: bring-back of %s on GPU %s by user %s: begun", session, uuid, user)
+        self.say(m.BroughtBack(begun=begun, why=why))
+
+
+class StoryHandler(KiwiHandler):
+    _track_activity = False
+
+    @web.authenticated
+    @authorized
+    async def get(self, uuid: str, session: str) -> None:
+        lines = await self.ask(uuid, lambda client: client.story(session))
+        told = [m.StoryLine(ago_s=line.ago_s, text=line.text) for line in lines]
+        self.say(m.Story(lines=told))
+
+
+class OpenApiHandler(KiwiHandler):
+    _track_activity = False
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        self.say(description(self.base_url))
+
+
+class NothingHandler(KiwiHandler):
+    """Every other path, so that what is not there is said like any other error."""
+
+    _track_activity = False
+
+    @web.authenticated
+    def get(self) -> None:
+        raise web.HTTPError(404)
+
+    head = post = put = patch = delete = get
+
+
+_GPU = r"kiwi/api/gpus/([^/]+)"
+_SESSION = _GPU + r"/sessions/([^/]+)"
+
+ROUTES: Final[list[tuple[str, type[KiwiHandler]]]] = [
+    (r"kiwi/api/status", StatusHandler),
+    (_GPU, GpuHandler),
+    (_SESSION + "/release", ReleaseHandler),
+    (_SESSION + "/bring-back", BringBackHandler),
+    (_SESSION + "/story", StoryHandler),
+    (r"kiwi/api/openapi.json", OpenApiHandler),
+]
+ELSE: Final = (r"kiwi/api(?:/.*)?", NothingHandler)

@@ -1,0 +1,209 @@
+"""The state as every reader knows it, and the changes on their way to each of them.
+
+Lives in the server's event loop; nothing here blocks or does I/O. A reader that is too slow for its
+buffer loses it and gets a snapshot instead, so one bad connection costs a bounded amount.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from kiwi_jupyter.server_ext import diff
+from kiwi_jupyter.server_ext.aging import aged
+from kiwi_jupyter.server_ext.model import Delta, Gpu, GpuDelta, Heartbeat, Server, Snapshot, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+RING_MAX: Final = 512
+"""Deltas kept for readers that come back: minutes of a busy machine, at a few per second."""
+
+RING_MAX_BYTES: Final = 4 << 20
+"""And no more than this: with 1,000 sessions, a delta can be long."""
+
+BUFFER_MAX: Final = 64
+"""Deltas that wait for one reader; past this a snapshot is shorter."""
+
+HEARTBEAT_S: Final = 10.0
+"""So that a browser knows within a few times this that its server is gone."""
+
+
+class News:
+    """One delta, encoded once for all readers (once more for those who may not set)."""
+
+    __slots__ = ("_masked", "delta", "encoded")
+
+    def __init__(self, delta: Delta) -> None:
+        self.delta = delta
+        self.encoded = msgspec.json.encode(delta)
+        self._masked: bytes | None = None
+
+    def bytes_for(self, may_set: bool) -> bytes:
+        if may_set:
+            return self.encoded
+        if self._masked is None:
+            self._masked = msgspec.json.encode(_masked_delta(self.delta))
+        return self._masked
+
+
+class Hub:
+    """``wall`` is the clock of all that is said."""
+
+    def __init__(self, server: Server, *, wall: Callable[[], float] = time.time) -> None:
+        self.epoch = secrets.token_hex(8)
+        self.seq = 0
+        self._wall = wall
+        self._server = server
+        self._gpus: dict[str, Gpu] = {}
+        self._heard_at: dict[str, float] = {}
+        self._ring: deque[News] = deque()
+        self._ring_bytes = 0
+        self._subscriptions: set[Subscription] = set()
+
+    @property
+    def subscribers(self) -> int:
+        return len(self._subscriptions)
+
+    # --- what is new ----------------------------------------------------------------------------
+
+    def publish(self, gpus: Mapping[str, tuple[Gpu, float]], server: Server) -> None:
+        """Take in the state of everything: by UUID, each GPU and when its daemon said so."""
+        changed: dict[str, GpuDelta] = {}
+        for uuid, (gpu, heard_at) in gpus.items():
+            old = self._gpus.get(uuid)
+            new = gpu if old is None else diff.steadied(gpu, old)
+            if (change := diff.changes(old, new)) is not None:
+                changed[uuid] = change
+            self._gpus[uuid] = new
+            self._heard_at[uuid] = heard_at
+        gone = [uuid for uuid in self._gpus if uuid not in gpus]
+        for uuid in gone:
+            del self._gpus[uuid], self._heard_at[uuid]
+        news = server if server != self._server else None
+        self._server = server
+        if changed or gone or news is not None:
+            self._say(news, changed, gone)
+
+    def _say(self, server: Server | None, changed: dict[str, GpuDelta], gone: list[str]) -> None:
+        self.seq += 1
+        news = News(
+            Delta(
+                seq=self.seq,
+                now=self._wall(),
+                server=server,
+                gpus=changed or None,
+                gpus_gone=gone or None,
+            )
+        )
+        self._ring.append(news)
+        self._ring_bytes += len(news.encoded)
+        while len(self._ring) > RING_MAX or self._ring_bytes > RING_MAX_BYTES:
+            self._ring_bytes -= len(self._ring.popleft().encoded)
+        for subscription in self._subscriptions:
+            subscription.offer(news)
+
+    # --- what is so -----------------------------------------------------------------------------
+
+    def state(self, *, may_set: bool, history_s: float | None = None) -> State:
+        """``history_s`` narrows the history to what ended, or goes on, within it."""
+        now = self._wall()
+        gpus = [aged(gpu, now, now - self._heard_at[uuid]) for uuid, gpu in self._gpus.items()]
+        gpus.sort(key=lambda gpu: (gpu.index, gpu.uuid))
+        if history_s is not None:
+            gpus = [_recent(gpu, now - history_s) for gpu in gpus]
+        if not may_set:
+            gpus = [replace(gpu, may_set=False) for gpu in gpus]
+        server = replace(self._server, may_set=self._server.may_set and may_set)
+        return State(epoch=self.epoch, seq=self.seq, now=now, server=server, gpus=gpus)
+
+    # --- readers --------------------------------------------------------------------------------
+
+    def subscribe(self, *, may_set: bool, epoch: str = "", seq: int = -1) -> Subscription:
+        """A reader that has seen everything up to ``seq`` of ``epoch``, if it says so."""
+        subscription = Subscription(self, may_set, self._missed(epoch, seq))
+        self._subscriptions.add(subscription)
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        self._subscriptions.discard(subscription)
+
+    def _missed(self, epoch: str, seq: int) -> list[News] | None:
+        """What a reader lacks; ``None``: not here any more, or it cannot be."""
+        if epoch != self.epoch or not 0 <= seq <= self.seq:
+            return None
+        oldest = self._ring[0].delta.seq if self._ring else self.seq + 1
+        if seq < oldest - 1 or self.seq - seq > BUFFER_MAX:
+            return None
+        return [news for news in self._ring if news.delta.seq > seq]
+
+    def heartbeat(self) -> bytes:
+        return msgspec.json.encode(Heartbeat(seq=self.seq, now=self._wall()))
+
+
+class Subscription:
+    """One reader's place in the stream; ``missed`` as ``Hub.subscribe`` found it."""
+
+    def __init__(self, hub: Hub, may_set: bool, missed: list[News] | None) -> None:
+        self._hub = hub
+        self._may_set = may_set
+        self._lost = missed is None
+        """Deltas are missing here: only a snapshot helps."""
+        self._waiting: deque[News] = deque(missed or ())
+        self._some = asyncio.Event()
+        if self._lost or self._waiting:
+            self._some.set()
+
+    def offer(self, news: News) -> None:
+        if not self._lost:
+            self._waiting.append(news)
+            if len(self._waiting) > BUFFER_MAX:
+                self._waiting.clear()
+                self._lost = True
+        self._some.set()
+
+    async def next(self, timeout_s: float = HEARTBEAT_S) -> bytes:
+        """The next message, encoded; a heartbeat where there is none within ``timeout_s``."""
+        try:
+            await asyncio.wait_for(self._some.wait(), timeout_s)
+        except asyncio.TimeoutError:  # not the builtin one before Python 3.11
+            return self._hub.heartbeat()
+        message = self._snapshot() if self._lost else self._delta()
+        if not self._waiting:
+            self._some.clear()
+        return message
+
+    def _snapshot(self) -> bytes:
+        self._lost = False
+        state = self._hub.state(may_set=self._may_set)
+        fields = {name: getattr(state, name) for name in state.__struct_fields__}
+        return msgspec.json.encode(Snapshot(**fields))
+
+    def _delta(self) -> bytes:
+        return self._waiting.popleft().bytes_for(self._may_set)
+
+
+def _recent(gpu: Gpu, since: float) -> Gpu:
+    kept = [one for one in gpu.history if one.ended_at is None or one.ended_at >= since]
+    return gpu if len(kept) == len(gpu.history) else replace(gpu, history=kept)
+
+
+def _masked_delta(delta: Delta) -> Delta:
+    """For a reader who may not set, whatever the daemon allows this server."""
+    server = delta.server and replace(delta.server, may_set=False)
+    return replace(delta, server=server, gpus=delta.gpus and _masked_gpus(delta.gpus))
+
+
+def _masked_gpus(gpus: dict[str, GpuDelta]) -> dict[str, GpuDelta]:
+    masked = {}
+    for uuid, change in gpus.items():
+        if change.set is not None and change.set.get("may_set"):
+            change = replace(change, set={**change.set, "may_set": False})
+        masked[uuid] = change
+    return masked

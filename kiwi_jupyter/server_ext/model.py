@@ -1,0 +1,147 @@
+"""What is said over REST and the stream, as structs. ``docs/rest.md`` says it in prose.
+
+The statuses are the protocol's own (``kiwi_core.wire.messages``) with what only this server knows
+added: notebook paths, absolute times, whether the daemon is there. Times ending in ``_at`` or
+``_since`` are Unix seconds on this server's clock; ``_s`` are seconds, ``_bytes`` bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from kiwi_core.states import AntiThrash, HistoryKind
+from kiwi_core.wire.messages import GpuStatus, QueueEntry, SessionStatus
+
+UnixTime = Annotated[float, Meta(description="Unix seconds on the server's clock.")]
+
+
+class Problem(Struct, frozen=True, kw_only=True):
+    """Something is wrong: what, and what to do about it. Also the body of every error."""
+
+    code: str
+    message: str
+    remedy: str = ""
+
+
+class Session(SessionStatus, frozen=True, kw_only=True):
+    """``path`` is the notebook's on this server, of one's own sessions only."""
+
+    path: str | None = None
+    turn_ends_at: UnixTime | None = None
+
+
+class Waiter(QueueEntry, frozen=True, kw_only=True):
+    waiting_since: UnixTime
+    expected_at: UnixTime | None = None
+    """When the wait is expected to end; ``None``: nobody can tell."""
+
+
+class History(Struct, frozen=True, kw_only=True):
+    """A bar of the timeline. ``id`` is never used again, not even by a restarted daemon."""
+
+    id: str
+    session: str
+    name: str
+    kind: HistoryKind
+    began_at: UnixTime
+    ended_at: UnixTime | None
+    bytes_moved: int = 0
+    ok: bool = True
+    hinted: bool = False
+    path: str | None = None
+
+
+class Gpu(GpuStatus, frozen=True, kw_only=True):
+    """``reachable``: its daemon answers; otherwise the rest is what was known last."""
+
+    queue: list[Waiter]  # type: ignore[assignment]  # only ever read
+    sessions: list[Session]  # type: ignore[assignment]
+    history: list[History]
+    reachable: bool = True
+    problem: Problem | None = None
+
+
+class Server(Struct, frozen=True, kw_only=True):
+    """``problem`` says why there are no GPUs to show."""
+
+    version: str
+    may_set: bool
+    history_s: float
+    problem: Problem | None = None
+
+
+class State(Struct, frozen=True, kw_only=True):
+    """All that is known. ``epoch`` names this run of the server, ``seq`` the last change."""
+
+    epoch: str
+    seq: int
+    now: UnixTime
+    server: Server
+    gpus: list[Gpu]
+
+
+class Snapshot(State, frozen=True, kw_only=True, tag_field="type", tag="snapshot"):
+    """First message of a stream, and again for a reader that was too slow."""
+
+
+class Delta(Struct, frozen=True, kw_only=True, tag_field="type", tag="delta", omit_defaults=True):
+    """What changed from ``seq - 1`` to ``seq``."""
+
+    seq: int
+    now: UnixTime
+    server: Server | None = None
+    gpus: dict[str, GpuDelta] | None = None
+    gpus_gone: list[str] | None = None
+
+
+class GpuDelta(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``set``: whole values of fields of the GPU; ``sessions``: changed fields, all of a new one;
+    ``history``: entries that are new or replace the one with their id."""
+
+    set: dict[str, object] | None = None
+    sessions: dict[str, dict[str, object]] | None = None
+    gone: list[str] | None = None
+    history: list[History] | None = None
+
+
+class Heartbeat(Struct, frozen=True, kw_only=True, tag_field="type", tag="heartbeat"):
+    """Said when there was nothing else to say for a while."""
+
+    seq: int
+    now: UnixTime
+
+
+Message = Snapshot | Delta | Heartbeat
+
+
+# --- requests and their answers -----------------------------------------------------------------
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Body of ``PATCH``: at least one of the two."""
+
+    tq_s: Annotated[float, Meta(description="Time quantum, in seconds.")] | None = None
+    anti_thrash: AntiThrash | None = None
+
+
+class SettingsInForce(Struct, frozen=True, kw_only=True):
+    tq_s: float
+    anti_thrash: AntiThrash
+
+
+class BroughtBack(Struct, frozen=True, kw_only=True):
+    """``why``: in plain words, why it was not begun."""
+
+    begun: bool
+    why: str
+
+
+class StoryLine(Struct, frozen=True, kw_only=True):
+    ago_s: float
+    text: str
+
+
+class Story(Struct, frozen=True, kw_only=True):
+    lines: list[StoryLine]

@@ -1,0 +1,143 @@
+"""What is known of one daemon: its last word, and its GPU's history across its restarts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from kiwi_jupyter.server_ext import shape
+from kiwi_jupyter.server_ext.diff import hardly_moved
+from kiwi_jupyter.server_ext.model import Gpu, History
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kiwi_core.errors import KiwiError
+    from kiwi_core.wire.messages import GpuStatus, HistoryEntry, HistoryReport
+    from kiwi_jupyter.server_ext.follower import Heard, Lost
+
+SAME_RUN_S: Final = 5.0
+"""Two statuses of one process agree on when it began, but for the time they took and the clock's
+adjustments; a process id alone may come again."""
+
+
+class Record:
+    """Fed in the event loop, by ``Upstream``."""
+
+    def __init__(self) -> None:
+        self.status: GpuStatus | None = None
+        self.heard_at = 0.0
+        self.error: KiwiError | None = None
+        """Why the daemon does not answer; ``None`` while it does."""
+        self.gone_at: float | None = None
+        """When it took its socket away."""
+        self._run = _Run(0, 0.0)
+        self._entries: dict[str, History] = {}
+        self._kernels: dict[str, str] = {}
+        """Kernel ids of one's own sessions that the history names."""
+        self._history: list[History] | None = None
+        """As last asked for; ``None``: something changed since."""
+        self._paths: Mapping[str, str] = {}
+
+    def hears(self, heard: Heard) -> None:
+        run = _Run(heard.status.daemon_pid, heard.at - heard.status.uptime_s)
+        if not run.is_like(self._run):
+            self._end_open_entries()
+            self._run = run
+        self.status, self.heard_at = heard.status, heard.at
+        self.error = self.gone_at = None
+        if heard.history is not None:
+            self._take_history(heard.history, heard.at)
+
+    def loses(self, lost: Lost) -> None:
+        self.error = lost.error
+        self.gone_at = lost.at if lost.gone else None
+
+    # --- history --------------------------------------------------------------------------------
+
+    def _take_history(self, report: HistoryReport, at: float) -> None:
+        for id_, session in report.sessions.items():
+            if session.mine and session.kernel_id:
+                self._kernels[id_] = session.kernel_id
+        for entry in report.entries:
+            named = report.sessions.get(entry.session)
+            new = self._entry(entry, named.name if named else "", at)
+            self._entries[new.id] = new
+        self._history = None
+
+    def _entry(self, entry: HistoryEntry, name: str, at: float) -> History:
+        id_ = f"{self._run.name}-{entry.id}"
+        began_at = at - entry.began_ago_s
+        ended_at = None if entry.ended_ago_s is None else at - entry.ended_ago_s
+        if (before := self._entries.get(id_)) is not None:
+            began_at = before.began_at if hardly_moved(began_at, before.began_at) else began_at
+            ended_at = before.ended_at if hardly_moved(ended_at, before.ended_at) else ended_at
+        return History(
+            id=id_,
+            session=entry.session,
+            name=name,
+            kind=entry.kind,
+            began_at=began_at,
+            ended_at=ended_at,
+            bytes_moved=entry.bytes_moved,
+            ok=entry.ok,
+            hinted=entry.hinted,
+            path=self._path(entry.session),
+        )
+
+    def _path(self, session: str) -> str | None:
+        return self._paths.get(self._kernels.get(session, ""))
+
+    def _end_open_entries(self) -> None:
+        """A daemon that was killed said no end: nothing of it was seen after its last word."""
+        for id_, entry in self._entries.items():
+            if entry.ended_at is None:
+                ended_at = max(entry.began_at, self.heard_at)
+                self._entries[id_] = replace(entry, ended_at=ended_at)
+                self._history = None
+
+    def _history_since(self, since: float, paths: Mapping[str, str]) -> list[History]:
+        if paths is not self._paths:
+            self._paths = paths
+            for id_, entry in self._entries.items():
+                if (path := self._path(entry.session)) != entry.path:
+                    self._entries[id_] = replace(entry, path=path)
+                    self._history = None
+        if self._history is None:
+            self._entries = {
+                id_: entry
+                for id_, entry in self._entries.items()
+                if entry.ended_at is None or entry.ended_at >= since
+            }
+            there = {entry.session for entry in self._entries.values()}
+            self._kernels = {k: v for k, v in self._kernels.items() if k in there}
+            self._history = list(self._entries.values())
+        return self._history
+
+    # --- for readers ----------------------------------------------------------------------------
+
+    def gpu(self, *, paths: Mapping[str, str], history_since: float, may_set: bool) -> Gpu | None:
+        """``None`` before the daemon's first word. ``paths`` is another object when it changed."""
+        if self.status is None:
+            return None
+        return shape.gpu_of(
+            self.status,
+            self.heard_at,
+            paths=paths,
+            history=self._history_since(history_since, paths),
+            may_set=may_set,
+            problem=None if self.error is None else shape.problem_of(self.error),
+        )
+
+
+class _Run:
+    """One life of a daemon."""
+
+    def __init__(self, pid: int, began_at: float) -> None:
+        self._pid = pid
+        self._began_at = began_at
+        self.name = f"{pid}t{began_at:.0f}"
+
+    def is_like(self, other: _Run) -> bool:
+        return self._pid == other._pid and abs(self._began_at - other._began_at) < SAME_RUN_S

@@ -1,0 +1,128 @@
+"""Upstream, documents and hub as one thing: what the handlers talk to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from kiwi_core import __version__
+from kiwi_jupyter.server_ext.hub import Hub
+from kiwi_jupyter.server_ext.model import Gpu, Server
+from kiwi_jupyter.server_ext.threads import in_thread
+from kiwi_jupyter.server_ext.upstream import Upstream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from logging import Logger
+    from pathlib import Path
+
+    from kiwi_core.client import Client
+    from kiwi_jupyter.server_ext.documents import Documents
+
+_T = TypeVar("_T")
+
+DOCUMENTS_EVERY_S = 1.0
+"""How soon a renamed notebook is shown under its new name."""
+
+
+class Service:
+    """Lives in the server's event loop. ``interval_s``: least time between two deltas."""
+
+    def __init__(
+        self,
+        directory: Path,
+        documents: Documents,
+        log: Logger,
+        *,
+        autostarts: bool,
+        may_set: bool,
+        interval_s: float,
+        history_s: float,
+    ) -> None:
+        self._log = log
+        self._documents = documents
+        self._interval_s = interval_s
+        self._history_s = history_s
+        self._may_set = may_set
+        self.upstream = Upstream(
+            directory,
+            autostarts=autostarts,
+            changed=self._changed,
+            watched=lambda: self.hub.subscribers > 0,
+        )
+        self.hub = Hub(self._server())
+        self._published_s = 0.0
+        self._publishing: asyncio.TimerHandle | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def ready(self) -> None:
+        """Somebody looks. Returns when the hub's state is of now, or as good as it gets."""
+        self.upstream.look()
+        if self._reading is None:
+            await self._read_documents()
+            self._reading = asyncio.create_task(self._keep_reading())
+        await self.upstream.settled()
+        self._publish()
+
+    async def ask(self, uuid: str, question: Callable[[Client], _T]) -> _T:
+        """``question`` of the daemon of GPU ``uuid``, in a thread. Raises ``KiwiError``."""
+        self.upstream.look()
+        await self.upstream.settled()
+        client = self.upstream.client(uuid)
+        return await in_thread(lambda: question(client), "kiwi request")
+
+    async def close(self) -> None:
+        if self._publishing is not None:
+            self._publishing.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
+        await self.upstream.close()
+
+    # --- publishing -----------------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        """Publish soon: at once after a quiet time, otherwise at the stream's rate."""
+        if self._publishing is None:
+            wait_s = self._published_s + self._interval_s - time.monotonic()
+            loop = asyncio.get_running_loop()
+            self._publishing = loop.call_later(max(0.0, wait_s), self._publish)
+
+    def _publish(self) -> None:
+        if self._publishing is not None:
+            self._publishing.cancel()
+            self._publishing = None
+        self._published_s = time.monotonic()
+        since = time.time() - self._history_s
+        gpus: dict[str, tuple[Gpu, float]] = {}
+        for record in self.upstream.records.values():
+            gpu = record.gpu(
+                paths=self._documents.paths, history_since=since, may_set=self._may_set
+            )
+            if gpu is not None:
+                gpus[gpu.uuid] = gpu, record.heard_at
+        self.hub.publish(gpus, self._server())
+
+    def _server(self) -> Server:
+        return Server(
+            version=__version__,
+            may_set=self._may_set,
+            history_s=self._history_s,
+            problem=self.upstream.problem(),
+        )
+
+    # --- documents ------------------------------------------------------------------------------
+
+    async def _keep_reading(self) -> None:
+        while self.upstream.is_open:
+            await asyncio.sleep(DOCUMENTS_EVERY_S)
+            if await self._read_documents():
+                self._changed()
+        self._reading = None
+
+    async def _read_documents(self) -> bool:
+        try:
+            return await self._documents.refresh()
+        except Exception:  # noqa: BLE001  (another extension's session manager may do anything)
+            self._log.warning("Kiwi cannot list the notebooks of this server", exc_info=True)
+            return False

@@ -1,0 +1,63 @@
+"""From what a daemon said to what readers get: absolute times, notebook paths, rights. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict
+
+from kiwi_jupyter.server_ext.model import Gpu, Problem, Session, Waiter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kiwi_core.errors import KiwiError
+    from kiwi_core.wire.messages import GpuStatus, QueueEntry, SessionStatus
+    from kiwi_jupyter.server_ext.model import History
+
+
+def gpu_of(
+    status: GpuStatus,
+    heard_at: float,
+    *,
+    paths: Mapping[str, str],
+    history: list[History],
+    may_set: bool,
+    problem: Problem | None = None,
+) -> Gpu:
+    """``status`` as said at ``heard_at`` (Unix seconds). ``paths``: notebooks by kernel id.
+    ``problem``: why its daemon does not answer any more."""
+    fields = asdict(status)
+    fields["may_set"] = may_set and status.may_set
+    fields["sessions"] = [_session(one, heard_at, paths) for one in status.sessions]
+    fields["queue"] = [_waiter(one, heard_at) for one in status.queue]
+    return Gpu(**fields, history=history, reachable=problem is None, problem=problem)
+
+
+def _session(status: SessionStatus, heard_at: float, paths: Mapping[str, str]) -> Session:
+    return Session(
+        **asdict(status),
+        path=path_of(status.kernel_id, status.mine, paths),
+        turn_ends_at=_after(heard_at, status.time_left_s),
+    )
+
+
+def path_of(kernel_id: str, mine: bool, paths: Mapping[str, str]) -> str | None:
+    """Only of one's own: a kernel id is no secret that rights could hang on."""
+    return paths.get(kernel_id) if mine and kernel_id else None
+
+
+def _waiter(entry: QueueEntry, heard_at: float) -> Waiter:
+    return Waiter(
+        **asdict(entry),
+        waiting_since=heard_at - entry.waited_s,
+        expected_at=_after(heard_at, entry.expected_wait_s),
+    )
+
+
+def _after(heard_at: float, seconds: float | None) -> float | None:
+    return None if seconds is None else heard_at + seconds
+
+
+def problem_of(error: KiwiError) -> Problem:
+    return Problem(code=error.code, message=error.message, remedy=error.remedy)

@@ -1,0 +1,47 @@
+"""Blocking work beside the event loop, in daemon threads: none of it may hold up the server's end
+(an executor's threads are waited for, and a daemon may take a minute to start)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_T = TypeVar("_T")
+
+
+async def in_thread(work: Callable[[], _T], name: str) -> _T:
+    """What ``work()`` returns or raises. If the caller is cancelled, the thread goes on."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001  (it is the caller's)
+            call_in(loop, _fail, done, error)
+        else:
+            call_in(loop, _settle, done, result)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await done
+
+
+def call_in(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
+    """Like ``call_soon_threadsafe``; nothing if the loop has ended."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, *args)
+
+
+def _settle(future: asyncio.Future[_T], result: _T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[_T], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

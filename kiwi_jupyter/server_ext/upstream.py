@@ -1,0 +1,250 @@
+"""Exactly one connection to each daemon, however many browsers look, and none while nobody does.
+
+Sockets are looked for while somebody looks: daemons may start, end and come back at any time. A
+daemon is started only because somebody began to look, never by itself in a loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.client import discover
+from kiwi_core.client.autostart import ENV_DAEMON_ARGS, autostart
+from kiwi_core.errors import KiwiError, PeerError
+from kiwi_jupyter.server_ext.follower import Follower, Heard, Lost
+from kiwi_jupyter.server_ext.model import Problem
+from kiwi_jupyter.server_ext.record import Record
+from kiwi_jupyter.server_ext.shape import problem_of
+from kiwi_jupyter.server_ext.threads import call_in, in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kiwi_core.client import Client
+
+RESCAN_S: Final = 1.0
+"""How often new sockets are looked for: one short directory."""
+
+IDLE_S: Final = 30.0
+"""Connections are closed when nobody has looked for so long; a script may ask every few seconds."""
+
+FORGET_S: Final = 10.0
+"""How long a GPU is still shown after its daemon took its socket away: it may be restarting."""
+
+SETTLE_S: Final = 3.0
+"""How long the first look waits for daemons to say how things are."""
+
+START_AGAIN_S: Final = 5.0
+"""After a start that failed, for how long looking anew does not start one again."""
+
+BACK_BY_ITSELF_S: Final = 3.0
+"""A daemon that just went away is given this long: its supervisor starts it again at once."""
+
+GPU_DEVICES: Final = (
+    "/dev/nvidiactl",
+    "/proc/driver/nvidia/version",
+    "/dev/nvhost-ctrl",
+    "/dev/dxg",
+)
+"""One of these is there where an NVIDIA driver is."""
+
+
+class Upstream:
+    """Lives in the event loop. ``changed`` is called there for each word of a daemon;
+    ``watched`` says whether somebody looks without asking again (a stream)."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        autostarts: bool,
+        changed: Callable[[], None],
+        watched: Callable[[], bool],
+        idle_s: float = IDLE_S,
+    ) -> None:
+        self._directory = directory
+        self._autostarts = autostarts
+        self._changed = changed
+        self._watched = watched
+        self._idle_s = idle_s
+        self.records: dict[Path, Record] = {}
+        self._followers: dict[Path, Follower] = {}
+        self._tending: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._start_error: KiwiError | None = None
+        self._start_failed_s = -START_AGAIN_S
+        self._looked_s = 0.0
+
+    # --- looking --------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Somebody looks: stay connected for a while, and see to it that there is a daemon."""
+        self._looked_s = time.monotonic()
+        if self._tending is None:
+            self._scan()
+            self._tending = asyncio.create_task(self._tend())
+        if self._may_start():
+            self._starting = asyncio.create_task(self._start())
+
+    @property
+    def is_open(self) -> bool:
+        """Somebody has looked lately."""
+        return self._tending is not None
+
+    async def settled(self, timeout_s: float = SETTLE_S) -> None:
+        """Returns when every daemon has spoken or failed to, a start under way included, but
+        after ``timeout_s`` at the latest."""
+        until_s = time.monotonic() + timeout_s
+        while time.monotonic() < until_s and not self._is_settled():
+            await asyncio.sleep(0.01)
+
+    def _is_settled(self) -> bool:
+        known = (self.records.get(socket) for socket in self._followers)
+        return self._starting is None and all(
+            record is not None and (record.status is not None or record.error is not None)
+            for record in known
+        )
+
+    async def _tend(self) -> None:
+        while self._watched() or time.monotonic() - self._looked_s < self._idle_s:
+            await asyncio.sleep(RESCAN_S)
+            if self._scan() | self._forget():
+                self._changed()
+        self._tending = None
+        self._close_followers()
+
+    def _scan(self) -> bool:
+        """Follow sockets that are new. Whether there were any."""
+        new = [path for path in discover(self._directory) if not self._is_followed(path)]
+        loop = asyncio.get_running_loop()
+        for path in new:
+            follower = Follower(path, lambda word: call_in(loop, self._hear, word))
+            self._followers[path] = follower
+            follower.start()
+        return bool(new)
+
+    def _is_followed(self, path: Path) -> bool:
+        follower = self._followers.get(path)
+        return follower is not None and follower.is_alive()
+
+    def _forget(self) -> bool:
+        now = time.time()
+        gone = [
+            path
+            for path, record in self.records.items()
+            if record.gone_at is not None and now - record.gone_at > FORGET_S
+        ]
+        for path in gone:
+            del self.records[path]
+            self._followers.pop(path, None)
+        return bool(gone)
+
+    def _hear(self, word: Heard | Lost) -> None:
+        if word.socket not in self._followers:
+            return  # said before it was closed
+        record = self.records.setdefault(word.socket, Record())
+        if isinstance(word, Heard):
+            record.hears(word)
+            self._start_error = None
+        else:
+            record.loses(word)
+        self._changed()
+
+    def _close_followers(self) -> None:
+        for follower in self._followers.values():
+            follower.close()
+        self._followers.clear()
+
+    async def close(self) -> None:
+        """Called once, when the server ends."""
+        for task in (self._tending, self._starting):
+            if task is not None:
+                task.cancel()
+        self._tending = self._starting = None
+        self._close_followers()
+
+    # --- starting a daemon ----------------------------------------------------------------------
+
+    def _may_start(self) -> bool:
+        return (
+            self._autostarts
+            and self._starting is None
+            and self._worth_starting()
+            and not self._somebody_answers()
+            and time.monotonic() - self._start_failed_s >= START_AGAIN_S
+        )
+
+    @staticmethod
+    def _worth_starting() -> bool:
+        """A daemon would find a GPU, or was told what else to do."""
+        return ENV_DAEMON_ARGS in os.environ or any(map(os.path.exists, GPU_DEVICES))
+
+    def _somebody_answers(self) -> bool:
+        return any(follower.client is not None for follower in self._followers.values())
+
+    async def _start(self) -> None:
+        """Unless one that has a socket answers after all."""
+        try:
+            until_s = time.monotonic() + (BACK_BY_ITSELF_S if self._followers else 0.0)
+            while time.monotonic() < until_s and not self._somebody_answers():
+                await asyncio.sleep(0.05)
+            if not self._somebody_answers():
+                self._changed()  # "starting"
+                await in_thread(lambda: autostart(self._directory), "kiwi autostart")
+                self._scan()
+            self._start_error = None
+        except KiwiError as error:
+            self._start_error = error
+            self._start_failed_s = time.monotonic()
+        finally:
+            self._starting = None
+            self._changed()
+
+    # --- what is wrong, and whom to ask ---------------------------------------------------------
+
+    def problem(self) -> Problem | None:
+        """Why there is no GPU to show; ``None`` where there is one."""
+        if any(record.status is not None for record in self.records.values()):
+            return None
+        if self._starting is not None:
+            return Problem(code="starting", message="The Kiwi daemon is being started.")
+        if self._start_error is not None:
+            error = self._start_error
+            return Problem(code="start-failed", message=error.message, remedy=error.remedy)
+        for record in self.records.values():
+            if record.error is not None:
+                return problem_of(record.error)
+        if self._autostarts and not self._worth_starting():
+            return Problem(
+                code="no-gpu",
+                message="This machine has no NVIDIA driver, so there is no GPU to share.",
+                remedy="To try Kiwi without one: kiwi daemon --emulate 1x8GiB",
+            )
+        return Problem(
+            code="no-daemon",
+            message=f"No Kiwi daemon runs here: there is no socket in {self._directory}.",
+            remedy="Start one with: kiwi daemon",
+        )
+
+    def client(self, uuid: str) -> Client:
+        """The connection to the daemon of GPU ``uuid``. Raises ``PeerError`` "no-such-gpu",
+        "no-daemon"."""
+        for path, follower in self._followers.items():
+            record = self.records.get(path)
+            if path.stem == uuid or (record and record.status and record.status.uuid == uuid):
+                if follower.client is not None:
+                    return follower.client
+                raise PeerError(
+                    "no-daemon",
+                    "The Kiwi daemon of this GPU does not answer at the moment.",
+                    "Start it with: kiwi daemon",
+                )
+        if (problem := self.problem()) is not None:
+            raise PeerError("no-daemon", problem.message, problem.remedy)
+        raise PeerError(
+            "no-such-gpu", f"There is no GPU {uuid!r} here.", "`kiwi status` lists them."
+        )

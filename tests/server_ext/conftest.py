@@ -1,0 +1,114 @@
+"""A real Jupyter Server in this process, and real daemons on emulated GPUs beside it.
+
+pytest-jupyter's fixtures and hooks are taken in here, not as a plugin, so that they hold for this
+directory only.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from daemon import Daemon, running_daemon
+from pytest_jupyter.jupyter_server import *  # noqa: F403
+from session_program import SessionProgram
+from stream_reader import Reader
+from tornado.httpclient import HTTPClientError
+from traitlets.config import Config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Daemon]]:
+    """Starts daemons like ``running_daemon``; all are stopped at the end."""
+    with ExitStack() as stack:
+        yield lambda *args, **kwargs: stack.enter_context(running_daemon(*args, **kwargs))
+
+
+@pytest.fixture
+def daemon(start: Callable[..., Daemon]) -> Daemon:
+    """Of one emulated GPU of 256 MiB."""
+    return start("1x256MiB")
+
+
+@pytest.fixture
+def program() -> Iterator[Callable[..., SessionProgram]]:
+    """Makes sessions: ``program(daemon, size_mib, name=…)``."""
+    with ExitStack() as stack:
+
+        def make(*args: Any, **kwargs: Any) -> SessionProgram:
+            made = SessionProgram(*args, **kwargs)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def socket_dir(daemon: Daemon) -> Path:
+    """Where the extension looks; tests without a daemon override it."""
+    return daemon.directory
+
+
+@pytest.fixture
+def traits() -> dict[str, Any]:
+    """The extension's settings in this test."""
+    return {}
+
+
+@pytest.fixture
+def jp_server_config(
+    socket_dir: Path, traits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> Config:
+    monkeypatch.setenv("KIWI_SOCKET_DIR", str(socket_dir))  # and set back at the end
+    monkeypatch.delenv("KIWI_DAEMON_ARGS", raising=False)
+    extensions = {"kiwi_jupyter": True, "jupyter_server_terminals": False}
+    return Config(
+        {"ServerApp": {"jpserver_extensions": extensions}, "KiwiServerApp": traits},
+    )
+
+
+@pytest.fixture
+def kiwi(jp_serverapp: Any) -> Any:
+    """The extension, as the server loaded it."""
+    (app,) = jp_serverapp.extension_manager.extension_apps["kiwi_jupyter"]
+    return app
+
+
+@pytest.fixture
+def ask(jp_fetch: Any, kiwi: Any) -> Callable[..., Any]:
+    """``await ask("status")`` → (HTTP status, decoded body), whatever the status is."""
+
+    async def fetch(path: str, method: str = "GET", body: Any = None, **kwargs: Any) -> Any:
+        if body is not None and not isinstance(body, (str, bytes)):
+            body = json.dumps(body)
+        if method in ("POST", "PATCH", "PUT"):
+            body = body or ""
+        try:
+            answer = await jp_fetch("kiwi/api", path, method=method, body=body, **kwargs)
+        except HTTPClientError as error:
+            if error.response is None:
+                raise
+            answer = error.response
+        return answer.code, json.loads(answer.body)
+
+    return fetch
+
+
+@pytest.fixture
+def read(jp_ws_fetch: Any, kiwi: Any) -> Iterator[Callable[..., Any]]:
+    """``await read(epoch=…, seq=…)`` opens a stream and gives its ``Reader``."""
+    opened: list[Reader] = []
+
+    async def connect(**params: Any) -> Reader:
+        opened.append(Reader(await jp_ws_fetch("kiwi/api/events", params=params)))
+        return opened[-1]
+
+    yield connect
+    for reader in opened:
+        reader.close()
