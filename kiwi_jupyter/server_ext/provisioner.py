@@ -1,0 +1,79 @@
+"""Starts local kernels as Jupyter does, after choosing a GPU for those whose user chose none."""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Final
+
+from jupyter_client.provisioning.factory import KernelProvisionerFactory
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
+
+from kiwi_jupyter.server_ext.placer import VISIBLE, Placer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAME: Final = "kiwi-provisioner"
+"""Of the entry point by which Jupyter finds ``KiwiProvisioner``."""
+
+_JUPYTERS_OWN: Final = "local-provisioner"
+
+log = logging.getLogger("kiwi.placement")
+
+_placer: Placer | None = None
+"""One for the process, as Jupyter's factory of provisioners is; it makes them without a way to
+hand them anything."""
+
+
+def install(serverapp: Any, socket_dir: Path | None = None) -> bool:
+    """Make ``KiwiProvisioner`` the default of this server. Called once, by the server extension.
+
+    False, and nothing is changed, where somebody has chosen another default. Kernelspecs that name
+    a provisioner of their own are not touched by a default.
+    """
+    global _placer
+    factory = KernelProvisionerFactory.instance(parent=serverapp)
+    if factory.default_provisioner_name not in (_JUPYTERS_OWN, NAME):
+        log.info("kernels are started by %s: not placed", factory.default_provisioner_name)
+        return False
+    if not entry_points(group=KernelProvisionerFactory.GROUP_NAME, name=NAME):
+        # With a default that Jupyter cannot find, no kernel would start at all.
+        log.warning("kiwi-jupyter is not properly installed: kernels are not placed on GPUs")
+        return False
+    factory.default_provisioner_name = NAME
+    if _placer is not None:
+        _placer.close()
+    _placer = Placer(socket_dir)
+    return True
+
+
+def placer() -> Placer:
+    """The one of this process: also where ``JUPYTER_DEFAULT_PROVISIONER_NAME`` names the
+    provisioner and no server extension runs."""
+    global _placer
+    if _placer is None:
+        _placer = Placer()
+    return _placer
+
+
+class KiwiProvisioner(LocalProvisioner):
+    """Made by Jupyter for each kernel; lives over its restarts, at which it chooses anew."""
+
+    async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
+        """Called before each start. The result's ``env`` is what the kernel gets: the server's,
+        the caller's and the kernelspec's; it is not kept for a restart."""
+        launch = await super().pre_launch(**kwargs)
+        try:
+            gpu = await placer().place(self.kernel_id, launch["env"])
+        except Exception:  # a kernel starts, whatever is wrong with Kiwi
+            log.exception("kernel %s could not be placed on a GPU", self.kernel_id)
+            return launch
+        if gpu is not None:
+            launch["env"][VISIBLE] = gpu
+        return launch
+
+    async def cleanup(self, restart: bool = False) -> None:
+        if not restart:
+            placer().ended(self.kernel_id)
+        await super().cleanup(restart=restart)
