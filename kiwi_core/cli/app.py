@@ -44,6 +44,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "daemon": Command("daemon", "serve this machine's GPUs (or emulated ones)"),
     "demo": Command("demo", "see two notebooks share one GPU (an emulated one will do)"),
     "replay": Command("replay", "tell from a journal what happened, and check the scheduler"),
+    "simulate": Command("simulate", "what another policy or setting would do with the same work"),
 }
 
 _EPILOG: Final = """\

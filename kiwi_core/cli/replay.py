@@ -4,13 +4,10 @@ as it did."""
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
-from kiwi_core.cli import exits
-from kiwi_core.cli.common import warn
+from kiwi_core.cli import exits, journals
 from kiwi_core.cli.terminal import Style, printable
 from kiwi_core.errors import CallerError
 from kiwi_core.units import format_bytes, format_duration_s
@@ -18,7 +15,6 @@ from kiwi_core.units import format_bytes, format_duration_s
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
     from kiwi_core.cli.history import Run, Span
     from kiwi_core.sched.replay import JournalEntry, JournalHeader, ReplayLine
@@ -54,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
     only: str | None = args.session
     quiet = args.summary or args.json
     runs: list[Run] = []
-    with _opened(args.journal) as file:
-        for part in _tell(_records(file), only):
+    with journals.opened(args.journal) as file:
+        for part in _tell(journals.records(file), only):
             if not isinstance(part, ReplayPart):
                 if not quiet:
                     print(_painted(part))
@@ -157,38 +153,6 @@ def _spans(word: str, spans: list[Span]) -> list[str]:
         f"{format_duration_s(span.to_s - span.from_s)}"
         for span in sorted(spans, key=lambda span: (span.from_s, span.to_s))
     ]
-
-
-def _records(file: IO[bytes]) -> Iterator[JournalHeader | JournalEntry]:
-    """A last line without its end was cut short when the daemon died: said, and left out."""
-    from kiwi_core.sched.replay import decode_line
-
-    for number, line in enumerate(file, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = decode_line(line)
-        except CallerError as error:
-            if not line.endswith(b"\n"):
-                warn(f"Line {number}, the last one, was cut short and is left out.")
-                return
-            raise CallerError(
-                error.code, f"Line {number}: {error.message}", error.remedy
-            ) from error
-        yield record
-
-
-def _opened(name: str) -> AbstractContextManager[IO[bytes]]:
-    if name == "-":
-        return nullcontext(sys.stdin.buffer)
-    try:
-        return Path(name).open("rb")
-    except OSError as error:
-        raise CallerError(
-            "no-journal",
-            f"{name} cannot be read: {error.strerror}.",
-            "Journals are in the daemon's state directory: see kiwi replay --help.",
-        ) from error
 
 
 def _painted(line: ReplayLine) -> str:

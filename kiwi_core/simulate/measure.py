@@ -3,7 +3,7 @@
 Wait: from the request to the first moment that the cell runs. Slowdown: from the request to the
 end, over the GPU time that it needs alone (at least a second, so that tiny cells do not decide).
 Useful share: work done over the time in which anybody wanted the GPU. Fairness: Jain's index of
-what each user got per second of wanting.
+what each user got per second of wanting, the mean over GPUs where there are several.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Measures:
 
     users: list[str]
     """By session."""
+    gpus: array[int] = field(default_factory=lambda: array("i"))
+    """By session, once several GPUs are pooled: the number of its GPU; empty for a single one."""
     session: array[int] = field(default_factory=lambda: array("i"))
     gpu_ns: array[int] = field(default_factory=lambda: array("q"))
     wait_ns: array[int] = field(default_factory=lambda: array("q"))
@@ -83,8 +85,10 @@ class Measures:
         self.swapping_ns += took_ns
 
     def add(self, other: Measures) -> None:
-        """Another GPU's. Its users are other people, whatever their names."""
+        """Other GPUs'. Their users are other people, whatever their names."""
         shift = len(self.users)
+        first = max(self.gpus, default=-1) + 1
+        self.gpus.extend(first + gpu for gpu in other.gpus or [0] * len(other.users))
         self.users.extend(other.users)
         self.session.extend(array("i", (session + shift for session in other.session)))
         self.gpu_ns.extend(other.gpu_ns)
@@ -169,14 +173,14 @@ def summarise(measures: Measures, users_max: int = 64) -> Summary:
         swaps=measures.swaps,
         swapped_bytes=measures.swapped_bytes,
         suspensions=measures.suspensions,
-        jain=jain([user.share_while_wanting for user in users]),
+        jain=_mean_jain(users),
         short=_class(measures, f"under {SHORT_S:.0f} s", _within(measures, 0.0, SHORT_S)),
         all=_class(measures, "all", range(measures.cells)),
         classes=tuple(
             _class(measures, name, cells)
             for (name, _, _), cells in zip(CLASSES, in_class, strict=True)
         ),
-        users=tuple(users[:users_max]),
+        users=tuple(user for _, user in users[:users_max]),
         out_of_memory=measures.out_of_memory,
         killed=measures.killed,
         refused=operations["refused"] + operations["no room"],
@@ -222,12 +226,29 @@ def _rank(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
-def _users(measures: Measures) -> list[UserSummary]:
-    """In the order in which they stand in the trace; several sessions of one user are one."""
-    cells: dict[str, list[int]] = {user: [] for user in measures.users}
+def _users(measures: Measures) -> list[tuple[int, UserSummary]]:
+    """With the number of their GPU, in the order in which they stand in the traces; several
+    sessions of one user on one GPU are one."""
+    gpus = measures.gpus or array("i", [0] * len(measures.users))
+    several = len(set(gpus)) > 1
+    cells: dict[tuple[int, str], list[int]] = {
+        key: [] for key in zip(gpus, measures.users, strict=True)
+    }
     for cell, session in enumerate(measures.session):
-        cells[measures.users[session]].append(cell)
-    return [_user(measures, user, mine) for user, mine in cells.items() if mine]
+        cells[gpus[session], measures.users[session]].append(cell)
+    return [
+        (gpu, _user(measures, f"{user} on GPU {gpu}" if several else user, mine))
+        for (gpu, user), mine in cells.items()
+        if mine
+    ]
+
+
+def _mean_jain(users: list[tuple[int, UserSummary]]) -> float:
+    """Of each GPU by itself: one that is busier than another is not unfair."""
+    by_gpu: dict[int, list[float]] = {}
+    for gpu, user in users:
+        by_gpu.setdefault(gpu, []).append(user.share_while_wanting)
+    return sum(map(jain, by_gpu.values())) / max(1, len(by_gpu))
 
 
 def _user(measures: Measures, user: str, cells: list[int]) -> UserSummary:

@@ -1,0 +1,340 @@
+"""``kiwi simulate``: what another policy or setting would do with the same work."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kiwi_core.cli import exits, journals
+from kiwi_core.cli.simulated import column_name, report_json, table_lines
+from kiwi_core.cli.terminal import Style
+from kiwi_core.errors import CallerError
+from kiwi_core.simulate import policies
+from kiwi_core.simulate.fleet import Plan, Work
+from kiwi_core.simulate.fleet import run as run_fleet
+from kiwi_core.simulate.measure import Summary, summarise
+from kiwi_core.simulate.mixes import MIXES
+from kiwi_core.simulate.model import GB, Faults, Machine, Setup
+from kiwi_core.simulate.picture import waits_svg
+from kiwi_core.simulate.recorded import trace_of
+from kiwi_core.simulate.trace import Recorded, Trace, from_lines, to_lines
+from kiwi_core.states import AntiThrash
+from kiwi_core.units import GIB, TIB, parse_size_bytes, seconds_to_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DESCRIPTION = """\
+Runs the daemon's own scheduler on a virtual clock over a trace of work, and says how long cells
+would have waited: by their length, per policy and time quantum, side by side. The work is a mix
+that is generated (the same again from the same seed), a trace file, or a daemon's journal: what
+would the other policy have done here last week?"""
+EPILOG = f"""\
+mixes:
+{chr(10).join(f"  {name:10} {mix.summary}" for name, mix in MIXES.items())}
+
+A day of eight sessions takes seconds; 1,000 GPUs of ten notebooks minutes.
+
+examples:
+  kiwi simulate --mix 6+1 --tq 10 30 60
+  kiwi simulate --journal GPU-0d1e.journal --gbps 50 --svg waits.svg
+  kiwi simulate --mix notebooks --gpus 100 --jobs 2 --json results.json
+  kiwi simulate --anonymise GPU-0d1e.journal -o trace.json     to send to somebody
+  kiwi simulate --trace trace.json --policy round-robin
+"""
+
+DEFAULT_MIX = "notebooks"
+DEFAULT_GBPS = 25.0
+GPUS_MAX = 100_000
+HOURS_MAX = 24.0 * 366
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    work = parser.add_argument_group("the work").add_mutually_exclusive_group()
+    work.add_argument(
+        "--mix", choices=list(MIXES), metavar="NAME",
+        help=f"generate it: {', '.join(MIXES)} (default: {DEFAULT_MIX})",
+    )  # fmt: skip
+    work.add_argument("--trace", metavar="FILE", help="a trace file, or - for standard input")
+    work.add_argument("--journal", metavar="FILE", help="a daemon's journal, or -")
+    work.add_argument(
+        "--anonymise", metavar="JOURNAL",
+        help="only turn a journal into a trace file, without names and times of day (see -o)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--output", metavar="FILE",
+        help="write the work there as a trace, and simulate nothing (- is standard output)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--hours", type=_number(0.01, HOURS_MAX), default=24.0, metavar="H",
+        help="of a mix: how long its sessions live if they never wait (default: 24)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sessions", type=_whole(1, 3000), metavar="N", help="of a mix: so many in all"
+    )
+    parser.add_argument(
+        "--seed", type=_whole(0, 2**32), default=0, metavar="N", help="(default: 0)"
+    )
+    parser.add_argument(
+        "--policy", nargs="+", choices=policies.NAMES, default=[policies.NAMES[0]], metavar="NAME",
+        help=f"one or more of: {', '.join(policies.NAMES)} (default: {policies.NAMES[0]})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tq", nargs="+", type=_number(0.1, 86400.0), metavar="S",
+        help="time quanta, seconds, each with each policy (default: the journal's, else 30)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--anti-thrash", choices=[mode.value for mode in AntiThrash],
+        help="when sessions are run one at a time (default: the journal's, else on)",
+    )  # fmt: skip
+    _add_machine(parser)
+    parser.add_argument(
+        "--gpus", type=_whole(1, GPUS_MAX), default=1, metavar="N",
+        help="so many GPUs, each with another seed, counted together (default: 1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--jobs", type=_whole(1, 1024), default=len(os.sched_getaffinity(0)), metavar="N",
+        help="processes (default: the cores that there are)",
+    )  # fmt: skip
+    parser.add_argument("--users", action="store_true", help="also a line for each user")
+    parser.add_argument("--json", metavar="FILE", help="write everything there (- prints it)")
+    parser.add_argument("--svg", metavar="FILE", help="draw waits by length of cell there")
+
+
+def _add_machine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--gbps", type=_speeds, metavar="X",
+        help="speed of moves, GB/s; OUT,IN where they differ (default: as the journal has "
+        f"measured, else {DEFAULT_GBPS:g})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--memory", type=_size, metavar="SIZE", help="of a mix: the GPU's (default: 80 GiB)"
+    )
+    parser.add_argument(
+        "--host-memory", type=_size, metavar="SIZE",
+        help="system RAM for memory that is paged out (default: the journal's, else 2 TiB)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--swap-latency", type=_number(0.0, 60.0), default=0.1, metavar="S",
+        help="what each move costs beside its bytes (default: 0.1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--noise", type=_number(0.0, 0.9), default=0.2, metavar="SHARE",
+        help="each move's speed is drawn from 1 ± this (default: 0.2)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--contention", type=_number(0.0, 1.0), default=1.0, metavar="SHARE",
+        help="how much runners side by side slow each other down (default: 1, they share the "
+        "GPU's time)",
+    )  # fmt: skip
+    for name, what in (
+        ("refuse", "that the driver refuses an operation"),
+        ("hang", "that a driver call hangs until after its deadline"),
+        ("kill", "that a kernel dies in the middle of a cell"),
+    ):
+        parser.add_argument(
+            f"--{name}", type=_number(0.0, 0.5), default=0.0, metavar="CHANCE",
+            help=f"chance {what} (default: 0)",
+        )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    work = _work(args)
+    if args.output or args.anonymise:
+        _write_trace(args.output or "-", work, _machine(args, work), args.seed)
+        return exits.OK
+    plans = _plans(args, work)
+    report = _Progress() if sys.stderr.isatty() or _is_long(plans) else None
+    measured = run_fleet(plans, jobs=args.jobs, progress=report)
+    columns = [
+        (plan.setup, summarise(measures)) for plan, measures in zip(plans, measured, strict=True)
+    ]
+    _write_results(args, plans[0], columns)
+    return exits.OK
+
+
+# --- the work -----------------------------------------------------------------------------------
+
+
+def _work(args: argparse.Namespace) -> Work:
+    if name := args.journal or args.anonymise:
+        with journals.opened(name) as file:
+            return Work(trace=trace_of(journals.records(file), contention=args.contention))
+    if args.trace:
+        return Work(trace=_read_trace(args.trace))
+    return Work(mix=args.mix or DEFAULT_MIX, hours=args.hours, sessions=args.sessions)
+
+
+def _read_trace(name: str) -> Trace:
+    if name == "-":
+        return from_lines(sys.stdin.buffer)
+    try:
+        with Path(name).open("rb") as file:
+            return from_lines(file)
+    except OSError as error:
+        raise CallerError(
+            "no-trace",
+            f"{name} cannot be read: {error.strerror}.",
+            "Make one with kiwi simulate --anonymise JOURNAL -o FILE, or use --mix.",
+        ) from error
+
+
+def _machine(args: argparse.Namespace, work: Work) -> Machine:
+    trace = work.trace
+    recorded = trace.recorded if trace is not None else None
+    out_gbps, in_gbps = args.gbps or _recorded_speeds(recorded)
+    return Machine(
+        total_bytes=trace.total_bytes if trace is not None else args.memory or 80 * GIB,
+        host_budget_bytes=args.host_memory
+        or (recorded.host_budget_bytes if recorded is not None else 2 * TIB),
+        out_bytes_per_s=out_gbps * GB,
+        in_bytes_per_s=in_gbps * GB,
+        swap_fixed_ns=seconds_to_ns(args.swap_latency),
+        noise=args.noise,
+        contention=args.contention,
+    )
+
+
+def _recorded_speeds(recorded: Recorded | None) -> tuple[float, float]:
+    if recorded is None:
+        return DEFAULT_GBPS, DEFAULT_GBPS
+    one = recorded.out_gbps or recorded.in_gbps or DEFAULT_GBPS
+    return recorded.out_gbps or one, recorded.in_gbps or one
+
+
+def _plans(args: argparse.Namespace, work: Work) -> list[Plan]:
+    machine = _machine(args, work)
+    recorded = work.trace.recorded if work.trace is not None else None
+    quanta_s = args.tq or [recorded.tq_s if recorded is not None else 30.0]
+    mode = args.anti_thrash or (recorded.anti_thrash if recorded is not None else "on")
+    return [
+        Plan(
+            work=work,
+            machine=machine,
+            setup=Setup(policy=policy, tq_ns=seconds_to_ns(tq_s), anti_thrash=AntiThrash(mode)),
+            faults=Faults(refuse=args.refuse, hang=args.hang, kill=args.kill),
+            seed=args.seed,
+            gpus=args.gpus,
+        )
+        for policy in dict.fromkeys(args.policy)
+        for tq_s in dict.fromkeys(quanta_s)
+    ]
+
+
+def _is_long(plans: list[Plan]) -> bool:
+    hours = sum(plan.gpus * (plan.work.hours if plan.work.mix else 24.0) for plan in plans)
+    return hours > 24.0 * 20
+
+
+# --- output -------------------------------------------------------------------------------------
+
+
+class _Progress:
+    """One line on a terminal; every tenth of the way where lines cannot be rewritten."""
+
+    def __init__(self) -> None:
+        self._rewrites = sys.stderr.isatty()
+        self._told = -1
+
+    def __call__(self, share: float) -> None:
+        step = int(share * (100 if self._rewrites else 10))
+        if step == self._told:
+            return
+        self._told = step
+        text = f"simulated: {share:4.0%}"
+        if self._rewrites:
+            print(f"\r{text}", end="\n" if share >= 1.0 else "", file=sys.stderr, flush=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+def _write_trace(name: str, work: Work, machine: Machine, seed: int) -> None:
+    lines = b"".join(to_lines(work.of(seed, machine)))
+    if name == "-":
+        sys.stdout.buffer.write(lines)
+    else:
+        _write(name, lines)
+
+
+def _write_results(
+    args: argparse.Namespace, plan: Plan, columns: list[tuple[Setup, Summary]]
+) -> None:
+    if args.json:
+        data = report_json(plan, columns)
+        if args.json == "-":
+            print(data.decode())
+        else:
+            _write(args.json, data + b"\n")
+    if args.svg:
+        named = [(column_name(setup), summary) for setup, summary in columns]
+        _write(args.svg, waits_svg(_title(plan), named).encode())
+    if args.json != "-":
+        style = Style.of(sys.stdout)
+        print("\n".join(table_lines(_title(plan), columns, style, users=args.users)))
+
+
+def _title(plan: Plan) -> str:
+    work, machine = plan.work, plan.machine
+    name = MIXES[work.mix].summary if work.mix else (work.trace.name if work.trace else "")
+    speeds = f"{machine.out_bytes_per_s / GB:g}"
+    if machine.in_bytes_per_s != machine.out_bytes_per_s:
+        speeds += f" out, {machine.in_bytes_per_s / GB:g} in"
+    several = f"{plan.gpus:,} GPUs, each: " if plan.gpus > 1 else ""
+    return f"{several}{name}, {speeds} GB/s"
+
+
+def _write(name: str, data: bytes) -> None:
+    try:
+        Path(name).write_bytes(data)
+    except OSError as error:
+        raise CallerError(
+            "not-written",
+            f"{name} cannot be written: {error.strerror}.",
+            "Name a file in a directory that exists and that you may write to.",
+        ) from error
+
+
+# --- arguments ----------------------------------------------------------------------------------
+
+
+def _number(least: float, most: float) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least:g} to {most:g}")
+        return value
+
+    return number
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def whole(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a whole number from {least} to {most}"
+            )
+        return int(text)
+
+    return whole
+
+
+def _speeds(text: str) -> tuple[float, float]:
+    one = _number(0.01, 10_000.0)
+    out, comma, back = text.partition(",")
+    return one(out), one(back) if comma else one(out)
+
+
+def _size(text: str) -> int:
+    try:
+        size_bytes = parse_size_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if size_bytes < GIB:
+        raise argparse.ArgumentTypeError(f"{text!r} is less than 1 GiB")
+    return size_bytes

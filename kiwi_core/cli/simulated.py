@@ -1,0 +1,139 @@
+"""The results of a simulation as a table for people and as JSON for programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kiwi_core.cli.terminal import printable, table
+from kiwi_core.simulate.model import GB
+from kiwi_core.units import NS_PER_S, format_bytes, format_duration_s, ns_to_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kiwi_core.cli.terminal import Style
+    from kiwi_core.simulate.fleet import Plan
+    from kiwi_core.simulate.measure import Spread, Summary
+    from kiwi_core.simulate.model import Setup
+
+Column = tuple["Setup", "Summary"]
+
+
+def column_name(setup: Setup) -> str:
+    return f"{setup.policy}, TQ {setup.tq_ns / NS_PER_S:g} s"
+
+
+def table_lines(
+    title: str, columns: Sequence[Column], style: Style, *, users: bool = False
+) -> list[str]:
+    """A column for each set-up; where there are several, each beside the first."""
+    first = columns[0][1]
+    rows = [["", *(column_name(setup) for setup, _ in columns)]]
+    summaries = [summary for _, summary in columns]
+
+    def row(name: str, value: Callable[[Summary], str]) -> None:
+        rows.append([name, *map(value, summaries)])
+
+    _wait_rows(row, f"wait, cells {first.short.cells} of GPU", lambda s: s.short.wait_s)
+    _wait_rows(row, "wait, all cells", lambda s: s.all.wait_s)
+    row("wait by GPU time, 50 % / 95 %", lambda _: "")
+    for number, one in enumerate(first.classes):
+        if one.wait_s.n:
+            row(f"  {one.cells}", lambda s, n=number: _two(s.classes[n].wait_s))  # type: ignore[misc]
+    row("slowdown, 50 % / 95 %", lambda s: f"{s.all.slowdown.p50:.1f} / {s.all.slowdown.p95:.1f}")
+    row("useful share of the GPU", lambda s: f"{s.useful_share:.1%}")
+    row("total time", lambda s: format_duration_s(s.total_s))
+    row("moves", lambda s: f"{s.swaps:,} ({format_bytes(s.swapped_bytes)})")
+    row("stopped in mid-cell", lambda s: f"{s.suspensions:,}")
+    row("fairness (Jain)", lambda s: f"{s.jain:.3f}")
+    for name, value in _TROUBLES:
+        if any(map(value, summaries)):
+            row(name, lambda s, v=value: f"{v(s):,}")  # type: ignore[misc]
+    cells = f"{first.cells:,} cells, {format_duration_s(_asked_s(first))} of GPU time asked for"
+    lines = [style.bold(printable(title)), style.dim(cells), ""]
+    lines += table(rows, right=range(1, len(columns) + 1))
+    if users:
+        for setup, summary in columns:
+            lines += ["", style.bold(column_name(setup)), *_users(summary)]
+    return lines
+
+
+def _wait_rows(
+    row: Callable[[str, Callable[[Summary], str]], None],
+    name: str,
+    of: Callable[[Summary], Spread],
+) -> None:
+    row(name, lambda _: "")
+    row("  50 %", lambda s: format_duration_s(of(s).p50))
+    row("  95 %", lambda s: format_duration_s(of(s).p95))
+    row("  99 %", lambda s: format_duration_s(of(s).p99))
+    row("  longest", lambda s: format_duration_s(of(s).max))
+
+
+def _two(wait: Spread) -> str:
+    return f"{format_duration_s(wait.p50)} / {format_duration_s(wait.p95)}"
+
+
+_TROUBLES: tuple[tuple[str, Callable[[Summary], int]], ...] = (
+    ("grew past what was free", lambda s: s.out_of_memory),
+    ("operations refused", lambda s: s.refused),
+    ("operations that hung", lambda s: s.hung),
+    ("kernels that died", lambda s: s.killed),
+)
+
+
+def _asked_s(summary: Summary) -> float:
+    return summary.useful_share * summary.wanted_share * summary.total_s
+
+
+def _users(summary: Summary) -> list[str]:
+    rows = [["user", "cells", "GPU time", "wait 50 %", "wait 95 %", "share while wanting"]]
+    rows += [
+        [
+            printable(user.user),
+            f"{user.cells:,}",
+            format_duration_s(user.gpu_s),
+            format_duration_s(user.wait_p50_s),
+            format_duration_s(user.wait_p95_s),
+            f"{user.share_while_wanting:.0%}",
+        ]
+        for user in summary.users
+    ]
+    return table(rows, right=range(1, 6))
+
+
+def report_json(plan: Plan, columns: Sequence[Column]) -> bytes:
+    """What was simulated, and what came out: an interface, described in the docs."""
+    work, machine, faults = plan.work, plan.machine, plan.faults
+    record = {
+        "work": {
+            "mix": work.mix or None,
+            "trace": work.trace.name if work.trace is not None else None,
+            "hours": work.hours if work.mix else None,
+            "sessions": work.sessions if work.mix else len(work.trace.sessions),  # type: ignore[union-attr]
+            "seed": plan.seed,
+            "gpus": plan.gpus,
+        },
+        "machine": {
+            "total_bytes": machine.total_bytes,
+            "host_budget_bytes": machine.host_budget_bytes,
+            "out_gbps": machine.out_bytes_per_s / GB,
+            "in_gbps": machine.in_bytes_per_s / GB,
+            "swap_latency_s": ns_to_seconds(machine.swap_fixed_ns),
+            "noise": machine.noise,
+            "contention": machine.contention,
+        },
+        "faults": {"refuse": faults.refuse, "hang": faults.hang, "kill": faults.kill},
+        "results": [
+            {
+                "policy": setup.policy,
+                "tq_s": ns_to_seconds(setup.tq_ns),
+                "anti_thrash": setup.anti_thrash.value,
+                **msgspec.structs.asdict(summary),
+            }
+            for setup, summary in columns
+        ],
+    }
+    return msgspec.json.format(msgspec.json.encode(record), indent=1)
