@@ -147,14 +147,14 @@ FAMILIES: Final[tuple[Family, ...]] = (
     Family(
         "kiwi_swap_bytes_total",
         CounterMetricFamily,
-        "Bytes moved.",
+        "Bytes of sessions' memory moved.",
         _both_ways(lambda m: m.moved_out.bytes_moved, lambda m: m.moved_in.bytes_moved),
         ("direction",),
     ),
     Family(
         "kiwi_swap_seconds_total",
         CounterMetricFamily,
-        "Time spent moving; bytes over this is the speed.",
+        "Time spent moving memory; the rate of the bytes over the rate of this is the speed.",
         _both_ways(lambda m: m.moved_out.seconds, lambda m: m.moved_in.seconds),
         ("direction",),
     ),
