@@ -11,10 +11,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from daemon import PATIENCE_S, wait_until
+from somebody import ALICE, BOB, Somebody
 from talker import HELLO, Talker
 
 if TYPE_CHECKING:
@@ -23,58 +24,6 @@ if TYPE_CHECKING:
     from daemon import Daemon
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-
-ALICE, BOB = 54321, 54322
-"""Users without names; the kernel does not mind."""
-
-SUPPORT = str(Path(__file__).parent.parent / "support")
-
-PROGRAM = """
-import json, os, socket, sys
-os.setgroups([]); os.setgid({gid}); os.setuid({uid})
-sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-try:
-    sock.connect({path!r})
-except OSError as error:
-    print(json.dumps({{"refused": error.errno}}), flush=True)
-    raise SystemExit
-file = sock.makefile("rwb")
-for line in sys.stdin:
-    file.write(line.encode()); file.flush()
-    print(file.readline().decode().strip() or '"closed"', flush=True)
-"""
-
-
-class Somebody:
-    """A process of user ``uid`` with one connection; plain standard library."""
-
-    def __init__(self, path: Path, uid: int, gid: int | None = None) -> None:
-        code = PROGRAM.format(uid=uid, gid=uid if gid is None else gid, path=str(path))
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-c", code],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/",
-        )  # fmt: skip
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def answer(self) -> Any:
-        assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline())
-
-    def ask(self, kind: str, **fields: Any) -> Any:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"type": kind, **fields}) + "\n")
-        self._process.stdin.flush()
-        return self.answer()
-
-    def hello(self, **fields: Any) -> Any:
-        return self.ask(**{"kind": "hello", **HELLO, **fields, "type": "hello"})
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.communicate()
 
 
 @pytest.fixture

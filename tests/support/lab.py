@@ -39,6 +39,8 @@ _SETTINGS = {
         "fetchNews": "false",
     },
 }
+_MODULE = {"lab": "jupyterlab", "notebook": "notebook"}
+_APP_CLASS = {"lab": "LabApp", "notebook": "JupyterNotebookApp"}
 _PAGE_CONFIG = {"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}
 
 
@@ -70,12 +72,10 @@ class Lab:
     def start(self) -> None:
         """Starts it and waits until it answers."""
         command = [
-            *self.prefix, sys.executable, "-m", {"lab": "jupyterlab"}.get(self.app, self.app),
+            *self.prefix, sys.executable, "-m", _MODULE[self.app],
             "--no-browser", "--allow-root", f"--IdentityProvider.token={TOKEN}",
             f"--ServerApp.root_dir={self.notebooks}", "--ServerApp.ip=127.0.0.1",
-            f"--{'LabApp' if self.app == 'lab' else 'JupyterNotebookApp'}"
-            ".expose_app_in_browser=True",
-            *self.options,
+            f"--{_APP_CLASS[self.app]}.expose_app_in_browser=True", *self.options,
         ]  # fmt: skip
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(

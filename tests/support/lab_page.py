@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from daemon import wait_until
 from lab import TOKEN
 from playwright.sync_api import expect
 
@@ -133,6 +134,19 @@ class LabPage:
         self.page.reload()
         self.wait_ready()
 
+    def wait_saved(self, path: str) -> None:
+        """Until a reload would open the notebook ``path`` again, in front."""
+
+        def saved() -> bool:
+            try:
+                data = self.lab.rest("GET", f"lab/api/workspaces/{self.workspace}")["data"]
+            except OSError:  # not saved yet
+                return False
+            current = data.get("layout-restorer:data", {}).get("main", {}).get("current")
+            return current == f"notebook:{path}"
+
+        wait_until(saved, f"the workspace with {path}")
+
     def wait_ready(self) -> None:
         self.page.wait_for_function("() => window.jupyterapp !== undefined")
         self.page.evaluate("async () => { await window.jupyterapp.restored; }")
@@ -198,6 +212,9 @@ class NotebookPane:
 
     def to_front(self) -> None:
         self._page.evaluate(_TO_FRONT, self.path)
+        self.wait_in_front()
+
+    def wait_in_front(self) -> None:
         self._page.wait_for_function(_IN_FRONT, arg=self.path)
 
     def in_front(self) -> bool:
@@ -247,6 +264,11 @@ class NotebookPane:
     def tab(self) -> Locator:
         name = self.path.rpartition("/")[2]
         return self._page.locator(".lm-DockPanel-tabBar .lm-TabBar-tab").filter(has_text=name)
+
+    @property
+    def tab_mark(self) -> Locator:
+        """On its tab: it waits."""
+        return self.tab.locator('[data-kiwi="tab-mark"]')
 
     def toolbar(self, name: str) -> Locator:
         """``interrupt``, ``run`` …"""

@@ -10,17 +10,19 @@ from __future__ import annotations
 import re
 import shutil
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from browser import running_browser
-from daemon import Daemon, running_daemon
-from lab import Lab, running_lab
+from daemon import running_daemon
+from lab import running_lab
 from lab_page import LabPage
 from leftovers import nothing_left
 from playwright.sync_api import Error as PlaywrightError
+from sharing_stage import TAKE, A, B, Pair, Stage, write_pair
+
+from kiwi_core.states import AntiThrash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -62,14 +64,6 @@ def artifacts() -> Path:
 def browser() -> Iterator[Browser]:
     with running_browser() as browser:
         yield browser
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A Jupyter server and the daemon that its kernels and its extension find."""
-
-    daemon: Daemon
-    lab: Lab
 
 
 @pytest.fixture(scope="module")
@@ -146,3 +140,23 @@ def _keep(place: Path, opened: list[tuple[LabPage, Stage]]) -> None:
         (place / f"console-{number}.txt").write_text("\n".join(page.notes.console))
         (place / "server.log").write_text(stage.lab.log()[-LOG_TAIL_BYTES:])
         (place / "daemon.log").write_text(stage.daemon.log()[-LOG_TAIL_BYTES:])
+
+
+@pytest.fixture
+def make_pair(open_lab: Callable[..., LabPage], tmp_path: Path) -> Iterator[Callable[..., Pair]]:
+    """``make_pair(stage, tq_s=600)``: both notebooks are open, and hold their memory; B used the
+    GPU last and is in front, the sidebar is open."""
+    enough = tmp_path / "enough"
+
+    def make(stage: Stage, *, tq_s: float = 600.0, **options: Any) -> Pair:
+        stage.set(tq_s=tq_s, anti_thrash=AntiThrash.ON)
+        write_pair(stage, enough)
+        page = open_lab(stage, **options)
+        page.panel()
+        a, b = page.open_notebook(A), page.open_notebook(B)
+        a.run(TAKE)
+        b.run(TAKE)
+        return Pair(stage, page, a, b, enough)
+
+    yield make
+    enough.touch()

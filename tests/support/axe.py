@@ -1,0 +1,25 @@
+"""axe-core in a page that is open: what keeps people who see, hear or point otherwise out of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+AXE = Path(__file__).parents[2] / "labextension/node_modules/axe-core/axe.min.js"
+
+_RUN = """async selector => {
+  const result = await axe.run(selector, { resultTypes: ['violations'] });
+  return result.violations.flatMap(violation => violation.nodes.map(node =>
+    `${violation.impact} ${violation.id}: ${node.target}: ${node.failureSummary}`));
+}"""
+
+
+def violations(page: Page, selector: str) -> list[str]:
+    """One line or more for each element inside ``selector`` that breaks a rule."""
+    assert AXE.is_file(), f"axe-core is not there: npm --prefix {AXE.parents[2]} ci installs it"
+    page.evaluate(AXE.read_text())
+    found: list[str] = page.evaluate(_RUN, selector)
+    return found

@@ -1,0 +1,108 @@
+"""What browser tests play on: a daemon, a Jupyter server, two notebooks that do not fit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cli_process import finish, start_kiwi
+from lab_page import PATIENCE_MS
+from playwright.sync_api import expect
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from daemon import Daemon
+    from lab import Lab
+    from lab_page import LabPage, NotebookPane
+
+    from kiwi_core.wire.messages import SessionStatus
+
+MIB = 76
+"""Of 128: each fills 60 % of the GPU."""
+
+A, B = "training.ipynb", "exploration.ipynb"
+
+TAKE, USE, CPU = 0, 1, 2
+"""The cells of both notebooks, by number."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A Jupyter server and the daemon that its kernels and its extension find."""
+
+    daemon: Daemon
+    lab: Lab
+
+    def session(self, path: str) -> SessionStatus:
+        """Of the notebook's kernel; the daemon must know it."""
+        kernel = self.lab.kernel_id(path)
+        return next(s for s in self.daemon.status().sessions if s.kernel_id == kernel)
+
+    def wait_state(self, path: str, *states: str) -> None:
+        """As the daemon sees the notebook's kernel."""
+        kernel = self.lab.kernel_id(path)
+        self.daemon.wait_for(
+            lambda s: any(e.kernel_id == kernel and e.state.value in states for e in s.sessions),
+            f"{path} in {states}",
+        )
+
+    def set(self, **settings: Any) -> None:
+        with self.daemon.client() as client:
+            client.connect()
+            client.set(**settings)
+
+    def status_json(self) -> Any:
+        """The first GPU, as ``kiwi status --json`` tells it."""
+        result = finish(start_kiwi("status", "--json", **self.daemon.env))
+        assert result.code == 0, result.err
+        return json.loads(result.out)["gpus"][0]
+
+    def connections(self) -> int:
+        """To the daemon, that are not a kernel's."""
+        status = self.daemon.status()
+        (path,) = self.daemon.sockets()
+        with open("/proc/net/unix") as table:
+            rows = [line.split() for line in table]
+        connected = [row for row in rows if row[-1] == str(path) and row[5] == "03"]
+        return len(connected) - sum(session.connected for session in status.sessions)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A computes in its cell ``USE`` until ``enough()``; B takes one step in it."""
+
+    stage: Stage
+    page: LabPage
+    a: NotebookPane
+    b: NotebookPane
+    enough_path: Path
+
+    def session(self, pane: NotebookPane) -> str:
+        """Its id, as the daemon names it; it keeps it to the end of its kernel."""
+        return str(self.stage.session(pane.path).id)
+
+    def a_computes(self) -> None:
+        self.a.start(USE)
+        self.stage.wait_state(self.a.path, "running")
+
+    def b_waits(self) -> None:
+        """While A computes; until the cell itself says so. B is in front."""
+        self.a_computes()
+        self.b.start(USE)
+        expect(self.b.waiting_line(USE)).to_be_visible(timeout=PATIENCE_MS)
+        self.stage.daemon.wait_for(lambda s: s.holders and s.queue, "A holds, B waits")
+
+    def enough(self) -> None:
+        self.enough_path.touch()
+        self.a.wait_end(USE)
+
+
+def write_pair(stage: Stage, enough: Path) -> None:
+    for path, seed, use in (
+        (A, 1, f"memory.work(until='{enough}')"),
+        (B, 2, "memory.step()\nprint('stepped')"),
+    ):
+        take = f"from gpu_work import Memory\nmemory = Memory({MIB}, {seed})"
+        stage.lab.write_notebook(path, [take, use, "print(sum(range(100)))"])
