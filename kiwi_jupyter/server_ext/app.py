@@ -10,9 +10,11 @@ from jupyter_server.extension.application import ExtensionApp
 from traitlets import Bool, Float, List, TraitError, Unicode, Union, validate
 
 from kiwi_core import config
+from kiwi_jupyter.server_ext import metrics
 from kiwi_jupyter.server_ext.documents import Documents
 from kiwi_jupyter.server_ext.handlers import ELSE, ROUTES
 from kiwi_jupyter.server_ext.provisioner import install
+from kiwi_jupyter.server_ext.scrapes import Scrapes
 from kiwi_jupyter.server_ext.service import Service
 from kiwi_jupyter.server_ext.stream import EventsHandler
 
@@ -71,6 +73,7 @@ class KiwiServerApp(ExtensionApp):
     ).tag(config=True)
 
     service: Service
+    scrapes: Scrapes
 
     @validate("stream_interval_s")
     def _check_interval(self, proposal: Any) -> float:
@@ -97,8 +100,9 @@ class KiwiServerApp(ExtensionApp):
         assert self.serverapp is not None
         if self.socket_dir:
             os.environ[config.ENV_SOCKET_DIR] = os.path.abspath(self.socket_dir)
+        directory = Path(os.path.abspath(config.socket_dir()))
         self.service = Service(
-            Path(os.path.abspath(config.socket_dir())),
+            directory,
             Documents(self.serverapp.session_manager),
             self.log,
             autostarts=self.autostart,
@@ -106,9 +110,11 @@ class KiwiServerApp(ExtensionApp):
             interval_s=self.stream_interval_s,
             history_s=self.history_s,
         )
+        self.scrapes = Scrapes(self.service)
+        metrics.register(self.scrapes.readings)
 
         if self.place_kernels:
-            install(self.serverapp)
+            install(self.serverapp, directory)
 
     def initialize_handlers(self) -> None:
         self.handlers.extend(ROUTES)
@@ -116,4 +122,6 @@ class KiwiServerApp(ExtensionApp):
         self.handlers.append(ELSE)
 
     async def stop_extension(self) -> None:
+        metrics.unregister()
+        self.scrapes.close()
         await self.service.close()

@@ -81,10 +81,10 @@ class KiwiHandler(APIHandler):
             answer = await self.ask(uuid, question)
         except RefusedError as error:
             self.log.warning(
-                "Kiwi: %s on GPU %s by user %s: refused (%s)", what, uuid, user, error.problem.code
+                "Kiwi: %s on GPU %r by user %r: refused (%s)", what, uuid, user, error.problem.code
             )
             raise
-        self.log.info("Kiwi: %s on GPU %s by user %s: done", what, uuid, user)
+        self.log.info("Kiwi: %s on GPU %r by user %r: done", what, uuid, user)
         return answer
 
 
@@ -148,7 +148,7 @@ class ReleaseHandler(KiwiHandler):
     @web.authenticated
     @authorized("execute")  # type: ignore[untyped-decorator]
     async def post(self, uuid: str, session: str) -> None:
-        await self.act(uuid, f"release of session {session}", lambda c: c.release(session))
+        await self.act(uuid, f"release of session {session!r}", lambda c: c.release(session))
         self.say({}, 202)
 
 
@@ -162,7 +162,7 @@ class BringBackHandler(KiwiHandler):
         begun, why = await self.ask(uuid, lambda client: client.bring_back(session))
         if begun:
             user = self.current_user.username
-            self.log.info("Kiwi: bring-back of %s on GPU %s by user %s: begun", session, uuid, user)
+            self.log.info("Kiwi: bring-back of %r on GPU %r by user %r: begun", session, uuid, user)
         self.say(m.BroughtBack(begun=begun, why=why))
 
 

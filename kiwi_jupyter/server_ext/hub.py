@@ -160,6 +160,11 @@ class Subscription:
         if self._lost or self._waiting:
             self._some.set()
 
+    @property
+    def is_ready(self) -> bool:
+        """``next`` has something other than a heartbeat."""
+        return self._some.is_set()
+
     def offer(self, news: News) -> None:
         if not self._lost:
             self._waiting.append(news)
@@ -170,10 +175,11 @@ class Subscription:
 
     async def next(self, timeout_s: float = HEARTBEAT_S) -> bytes:
         """The next message, encoded; a heartbeat where there is none within ``timeout_s``."""
-        try:
-            await asyncio.wait_for(self._some.wait(), timeout_s)
-        except asyncio.TimeoutError:  # not the builtin one before Python 3.11
-            return self._hub.heartbeat()
+        if not self._some.is_set():
+            try:
+                await asyncio.wait_for(self._some.wait(), timeout_s)
+            except asyncio.TimeoutError:  # not the builtin one before Python 3.11
+                return self._hub.heartbeat()
         message = self._snapshot() if self._lost else self._delta()
         if not self._waiting:
             self._some.clear()

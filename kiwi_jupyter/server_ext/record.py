@@ -32,6 +32,8 @@ class Record:
         """Why the daemon does not answer; ``None`` while it does."""
         self.gone_at: float | None = None
         """When it took its socket away."""
+        self.stale = False
+        """Nobody has listened since its last word."""
         self._run = _Run(0, 0.0)
         self._entries: dict[str, History] = {}
         self._kernels: dict[str, str] = {}
@@ -47,11 +49,13 @@ class Record:
             self._run = run
         self.status, self.heard_at = heard.status, heard.at
         self.error = self.gone_at = None
+        self.stale = False
         if heard.history is not None:
             self._take_history(heard.history, heard.at)
 
     def loses(self, lost: Lost) -> None:
         self.error = lost.error
+        self.stale = False
         self.gone_at = lost.at if lost.gone else None
 
     # --- history --------------------------------------------------------------------------------

@@ -72,6 +72,11 @@ class Service:
         client = self.upstream.client(uuid)
         return await in_thread(lambda: question(client), "kiwi request")
 
+    async def settled(self) -> None:
+        """Like ``ready``, for what looks by itself: starts no daemon, reads no documents."""
+        self.upstream.look(starts=False)
+        await self.upstream.settled()
+
     async def close(self) -> None:
         if self._publishing is not None:
             self._publishing.cancel()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kiwi_core.client import Client
+    from kiwi_core.wire.messages import GpuStatus
 
 RESCAN_S: Final = 1.0
 """How often new sockets are looked for: one short directory."""
@@ -81,14 +82,23 @@ class Upstream:
 
     # --- looking --------------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Somebody looks: stay connected for a while, and see to it that there is a daemon."""
+    def look(self, *, starts: bool = True) -> None:
+        """Somebody looks: stay connected for a while, and with ``starts`` see to it that there is
+        a daemon."""
         self._looked_s = time.monotonic()
         if self._tending is None:
-            self._scan()
-            self._tending = asyncio.create_task(self._tend())
-        if self._may_start():
+            self._open()
+        if starts and self._may_start():
             self._starting = asyncio.create_task(self._start())
+
+    def _open(self) -> None:
+        self._scan()
+        self._tending = asyncio.create_task(self._tend())
+        self.records = {
+            path: record for path, record in self.records.items() if path in self._followers
+        }
+        for record in self.records.values():
+            record.stale = True
 
     @property
     def is_open(self) -> bool:
@@ -103,10 +113,9 @@ class Upstream:
             await asyncio.sleep(0.01)
 
     def _is_settled(self) -> bool:
-        known = (self.records.get(socket) for socket in self._followers)
+        records = (self.records.get(socket) for socket in self._followers)
         return self._starting is None and all(
-            record is not None and (record.status is not None or record.error is not None)
-            for record in known
+            record is not None and not record.stale for record in records
         )
 
     async def _tend(self) -> None:
@@ -166,6 +175,14 @@ class Upstream:
                 task.cancel()
         self._tending = self._starting = None
         self._close_followers()
+
+    def answering(self) -> list[tuple[GpuStatus, Client | None]]:
+        """Every GPU that is known, with the connection to its daemon, if there is one."""
+        return [
+            (record.status, follower.client)
+            for path, follower in self._followers.items()
+            if (record := self.records.get(path)) is not None and record.status is not None
+        ]
 
     # --- starting a daemon ----------------------------------------------------------------------
 
