@@ -93,7 +93,11 @@ function midSwap(): IGpu {
 
 function yours(): IGpu {
   const base = waiting();
-  return { ...base, queue: [waits('c', 1, 26)], sessions: base.sessions.filter(s => s.id !== 'explore') };
+  return {
+    ...base,
+    queue: [waits('c', 1, 26)],
+    sessions: base.sessions.filter(s => s.id !== 'explore')
+  };
 }
 
 function together(): IGpu {
@@ -178,7 +182,9 @@ function crowd(): IGpu {
       turn_ends_at: index === 0 ? NOW + 8 : null
     });
   });
-  const queue = sessions.slice(1, 10).map((each, index) => waits(each.id, index + 1, 12 + index * 39));
+  const queue = sessions
+    .slice(1, 10)
+    .map((each, index) => waits(each.id, index + 1, 12 + index * 39));
   const history = sessions.flatMap((each, index) => [
     did(each, 'waited', 290 - index * 5.5, 270 - index * 5.2),
     did(each, 'held', 270 - index * 5.2, 265 - index * 5.2)
@@ -232,7 +238,9 @@ export const STORIES: Readonly<Record<string, IStory>> = {
       'Update the NVIDIA driver to 570 or newer; `kiwi doctor` checks the rest.'
     )
   },
-  starting: { state: problem('starting', 'The Kiwi daemon is starting.', 'This takes a few seconds.') },
+  starting: {
+    state: problem('starting', 'The Kiwi daemon is starting.', 'This takes a few seconds.')
+  },
   'no-gpu': { state: state([]) },
   away: { state: state([{ ...waiting(), reachable: false }]), currentKernel: 'kernel-explore' },
   reconnecting: { state: state([waiting()]), connection: 'lost' },

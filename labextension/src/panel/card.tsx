@@ -50,9 +50,9 @@ function Head(props: { gpu: IGpu; id: string }) {
   const about = `${gpu.uuid}\n${driver}Kiwi daemon ${gpu.daemon_version}`;
   return (
     <header className="jp-Kiwi-head">
-      <h3 id={id} title={about}>
+      <h2 id={id} title={about}>
         <span className="jp-Kiwi-index">GPU {gpu.index}</span> {gpu.name}
-      </h3>
+      </h2>
       {gpu.emulated && (
         <span
           className="jp-Kiwi-badge"

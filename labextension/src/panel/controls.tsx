@@ -14,7 +14,7 @@ export function Controls(props: IShared & { gpu: IGpu }) {
   const { serialised, why, swap_round_trip_s } = gpu.scheduler;
   return (
     <section className="jp-Kiwi-part">
-      <h4>Sharing</h4>
+      <h3>Sharing</h3>
       <p className="jp-Kiwi-why" data-kiwi="why" data-serialised={serialised}>
         <b>{serialised ? 'In turns' : 'Side by side'}</b>
         {why !== '' && ` – ${why}.`}

@@ -3,7 +3,7 @@
 import { formatBytes } from '../model/format';
 import type { IGpu, ISession } from '../model/types';
 
-import { lookOf, nameOf } from './people';
+import { lookOf, marksOwn, nameOf } from './people';
 
 export interface ISegment {
   readonly key: string;
@@ -12,6 +12,7 @@ export interface ISegment {
   readonly share: number;
   /** 0 … LOOKS-1: a notebook's; otherwise what it is. */
   readonly look: number | 'rest' | 'outside' | 'free';
+  /** Told apart as the reader's own. */
   readonly mine: boolean;
   readonly title: string;
 }
@@ -86,7 +87,7 @@ function notebook(
   const name = nameOf(session);
   return segment(session.id, name, bytes, whole, lookOf(gpu, session.id), {
     title: `${name}: ${formatBytes(bytes)} ${where}`,
-    mine: session.mine
+    mine: session.mine && marksOwn(gpu)
   });
 }
 

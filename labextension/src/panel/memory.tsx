@@ -25,9 +25,9 @@ function Bar(props: { bar: IBar; scope: string }) {
   let from = 0;
   return (
     <>
-      <h4>
+      <h3>
         {bar.title} <span className="jp-Kiwi-amount">{bar.summary}</span>
-      </h4>
+      </h3>
       <svg className="jp-Kiwi-bar" role="img" aria-label={bar.text}>
         <Textures scope={scope} looks={bar.segments.map(each => each.look)} />
         {bar.segments.map(segment => {

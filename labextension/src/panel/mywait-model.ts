@@ -131,7 +131,7 @@ function resting(gpu: IGpu, session: ISession): IMyWait {
   switch (session.state) {
     case 'paged-out':
       return said('out', session, 'Paged out', [
-        `${size} wait in system RAM. They come back when you run a cell.`,
+        `Its ${size} are in system RAM and come back when you run a cell.`,
         ...(gpu.holders.length > 0 ? [inUse(gpu)] : [])
       ]);
     case 'paging-out':

@@ -6,7 +6,7 @@ import type { IGpu } from '../model/types';
 
 import { myWait } from './mywait-model';
 import type { IMyWait } from './mywait-model';
-import { Countdown, SessionName, TimeLeft } from './parts';
+import { Countdown, Prose, SessionName, TimeLeft } from './parts';
 import type { IShared } from './parts';
 
 export function MyWait(props: IShared & { gpu: IGpu }) {
@@ -23,7 +23,7 @@ export function MyWait(props: IShared & { gpu: IGpu }) {
       <Large store={props.store} wait={wait} />
       {wait.details.map(detail => (
         <div key={detail} className="jp-Kiwi-wait-detail">
-          {detail}
+          <Prose text={detail} />
         </div>
       ))}
     </div>

@@ -4,10 +4,10 @@ import * as React from 'react';
 
 import type { IKiwiActions, IKiwiStore } from '../model/api';
 import { formatWait } from '../model/format';
-import type { ISession } from '../model/types';
+import type { IGpu, ISession } from '../model/types';
 
 import { useTicking } from './hooks';
-import { nameOf } from './people';
+import { marksOwn, nameOf } from './people';
 import { formatLeft } from './words';
 
 /** What every part of a card needs. */
@@ -43,9 +43,11 @@ export function SessionName(props: { session: ISession | undefined; actions: IKi
   );
 }
 
-/** Says that a session is the reader's own. */
-export function Yours(props: { session: ISession | undefined }) {
-  return props.session?.mine === true ? <span className="jp-Kiwi-yours">you</span> : null;
+/** Says that a session is the reader's own, where there are others'. */
+export function Yours(props: { gpu: IGpu; session: ISession | undefined }) {
+  return props.session?.mine === true && marksOwn(props.gpu) ? (
+    <span className="jp-Kiwi-yours">you</span>
+  ) : null;
 }
 
 /** "about 12 s", counting down by itself. `unknown` is said while nobody can tell. */

@@ -24,6 +24,11 @@ export function nameOf(session: Pick<ISession, 'name'> | undefined): string {
   return session === undefined ? 'a notebook that ended' : session.name || 'an unnamed program';
 }
 
+/** Whether the reader's own are told apart: not where all are, it would only be noise. */
+export function marksOwn(gpu: IGpu): boolean {
+  return gpu.sessions.some(session => !session.mine);
+}
+
 /** How much of the user's attention a state deserves; the smallest comes first. */
 const PRESSING: Readonly<Record<ISession['state'], number>> = {
   lost: 0,

@@ -8,7 +8,7 @@ import { formatBytes } from '../model/format';
 import { usePending } from './hooks';
 import { Countdown, SessionName, TimeLeft, Yours, useRoving } from './parts';
 import type { IShared } from './parts';
-import { nameOf, restingOf, sessionOf } from './people';
+import { marksOwn, nameOf, restingOf, sessionOf } from './people';
 import { counted } from './words';
 
 type ICard = IShared & { readonly gpu: IGpu };
@@ -20,22 +20,24 @@ export function Holders(props: ICard) {
   }
   return (
     <section className="jp-Kiwi-part">
-      <h4>Has the GPU</h4>
+      <h3>Has the GPU</h3>
       <ul className="jp-Kiwi-people">
         {gpu.holders.map(id => {
           const session = sessionOf(gpu, id);
           const endsAt = session?.turn_ends_at ?? null;
           return (
             <li key={id} className="jp-Kiwi-person" data-kiwi="holder" data-session={id}>
-              <SessionName session={session} actions={actions} />
-              <Yours session={session} />
-              <span className="jp-Kiwi-amount">
-                {endsAt !== null && gpu.queue.length > 0 ? (
-                  <TimeLeft store={store} at={endsAt} suffix=" left" over="turn is over" />
-                ) : (
-                  'no limit now'
-                )}
-              </span>
+              <div className="jp-Kiwi-line">
+                <SessionName session={session} actions={actions} />
+                <Yours gpu={gpu} session={session} />
+                <span className="jp-Kiwi-amount">
+                  {endsAt !== null && gpu.queue.length > 0 ? (
+                    <TimeLeft store={store} at={endsAt} suffix=" left" over="turn is over" />
+                  ) : (
+                    'until others ask'
+                  )}
+                </span>
+              </div>
             </li>
           );
         })}
@@ -59,9 +61,9 @@ export function Queue(props: ICard) {
   }
   return (
     <section className="jp-Kiwi-part">
-      <h4>
+      <h3>
         Waiting <span className="jp-Kiwi-count">{gpu.queue.length}</span>
-      </h4>
+      </h3>
       <ol className="jp-Kiwi-people" data-kiwi="queue" {...roving}>
         {gpu.queue.map(entry => (
           <Waiting key={entry.session} {...props} entry={entry} />
@@ -77,18 +79,21 @@ function Waiting(props: ICard & { entry: IQueueEntry }) {
   const note = session?.problem_text ? 'held up' : session && WHILE[session.state];
   return (
     <li
-      className={session?.mine ? 'jp-Kiwi-person jp-mod-mine' : 'jp-Kiwi-person'}
+      className={session?.mine && marksOwn(gpu) ? 'jp-Kiwi-person jp-mod-mine' : 'jp-Kiwi-person'}
+      data-mine={session?.mine ?? false}
       data-kiwi="queue-entry"
       data-session={entry.session}
     >
-      <span className="jp-Kiwi-place" aria-hidden="true">
-        {entry.position}
-      </span>
-      <SessionName session={session} actions={actions} />
-      <Yours session={session} />
-      <span className="jp-Kiwi-amount">
-        <Countdown store={store} session={entry.session} unknown="not known" />
-      </span>
+      <div className="jp-Kiwi-line">
+        <span className="jp-Kiwi-place" aria-hidden="true">
+          {entry.position}
+        </span>
+        <SessionName session={session} actions={actions} />
+        <Yours gpu={gpu} session={session} />
+        <span className="jp-Kiwi-amount">
+          <Countdown store={store} session={entry.session} unknown="not known" />
+        </span>
+      </div>
       {note && (
         <span className="jp-Kiwi-note" title={session?.problem_text || undefined}>
           {note}
@@ -114,7 +119,7 @@ export function Resting(props: ICard) {
     <section className="jp-Kiwi-part">
       {shown.length > 0 && (
         <>
-          <h4>Idle</h4>
+          <h3>Idle</h3>
           <ul className="jp-Kiwi-people" {...roving}>
             {shown.map(session => (
               <Idle key={session.id} {...props} session={session} />
@@ -146,21 +151,26 @@ function Idle(props: ICard & { session: ISession }) {
   const size = formatBytes(session.resident_bytes);
   return (
     <li className="jp-Kiwi-person" data-kiwi="resting" data-session={session.id}>
-      <SessionName session={session} actions={actions} />
-      <Yours session={session} />
-      <span className="jp-Kiwi-amount">{memoryOf(session)}</span>
+      <div className="jp-Kiwi-line">
+        <SessionName session={session} actions={actions} />
+        <Yours gpu={gpu} session={session} />
+        {!frees && <span className="jp-Kiwi-amount">{memoryOf(session)}</span>}
+      </div>
       {frees && (
-        <button
-          type="button"
-          className="jp-Kiwi-button"
-          data-kiwi="release"
-          disabled={pending.busy}
-          aria-label={`Release memory of ${nameOf(session)}`}
-          title={`Moves ${size} to system RAM, so that others have more room. Nothing is lost: it comes back when the notebook next runs a GPU cell.`}
-          onClick={release}
-        >
-          {pending.busy ? 'Releasing…' : 'Release memory'}
-        </button>
+        <div className="jp-Kiwi-line">
+          <span>{memoryOf(session)}</span>
+          <button
+            type="button"
+            className="jp-Kiwi-button"
+            data-kiwi="release"
+            disabled={pending.busy}
+            aria-label={`Release memory of ${nameOf(session)}`}
+            title={`Moves ${size} to system RAM, so that others have more room. Nothing is lost: it comes back when the notebook next runs a GPU cell.`}
+            onClick={release}
+          >
+            {pending.busy ? 'Releasing…' : 'Release memory'}
+          </button>
+        </div>
       )}
       {pending.error !== '' && (
         <span className="jp-Kiwi-error" role="alert">

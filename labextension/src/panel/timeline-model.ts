@@ -3,7 +3,7 @@
 import { formatBytes } from '../model/format';
 import type { HistoryKind, IGpu, IHistoryEntry } from '../model/types';
 
-import { LOOKS, lookOf, nameOf, sessionOf } from './people';
+import { LOOKS, lookOf, marksOwn, nameOf, sessionOf } from './people';
 import { counted, formatClock, formatDuration, formatSpeed } from './words';
 
 /** How many seconds are shown. */
@@ -150,18 +150,16 @@ function grouped(entries: readonly IHistoryEntry[]): Map<string, IHistoryEntry[]
   return groups;
 }
 
-/** Which sessions get a row: the reader's own, then who did something last; drawn in the order
- * in which sessions are known, so that rows keep their places. */
+/** Which sessions get a row: half of them for the reader's own, then who did something last; drawn
+ * in the order in which sessions are known, so that rows keep their places. */
 function chosen(gpu: IGpu, groups: Map<string, IHistoryEntry[]>, most: number): string[] {
   const rank = new Map(gpu.sessions.map((session, index) => [session.id, index]));
   const order = (id: string) => rank.get(id) ?? gpu.sessions.length;
-  const mine = (id: string) => Number(sessionOf(gpu, id)?.mine ?? false);
   const last = (id: string) =>
     Math.max(...(groups.get(id) ?? []).map(entry => entry.ended_at ?? Infinity));
-  return [...groups.keys()]
-    .sort((a, b) => mine(b) - mine(a) || compare(last(b), last(a)))
-    .slice(0, most)
-    .sort((a, b) => order(a) - order(b));
+  const recent = [...groups.keys()].sort((a, b) => compare(last(b), last(a)));
+  const own = recent.filter(id => sessionOf(gpu, id)?.mine).slice(0, Math.ceil(most / 2));
+  return [...new Set([...own, ...recent])].slice(0, most).sort((a, b) => order(a) - order(b));
 }
 
 /** Like a difference, also of infinities. */
@@ -177,7 +175,7 @@ function row(gpu: IGpu, id: string, entries: IHistoryEntry[], window: IWindow): 
     session: id,
     name,
     look: session === undefined ? LOOKS : lookOf(gpu, id),
-    mine: session?.mine ?? false,
+    mine: (session?.mine ?? false) && marksOwn(gpu),
     spans: spans(byTime, window),
     marks: byTime.filter(isMove).map(entry => mark(entry, window)),
     text: rowText(name, byTime, window)

@@ -19,9 +19,9 @@ interface IProps {
 }
 
 /** Pixels: of a row, and of the parts in it (label, bar, strip of marks). */
-const ROW = 36;
+const ROW = 38;
 const LABEL = 15;
-const BAR = 10;
+const BAR = 11;
 const STRIP = LABEL + BAR + 1;
 const AXIS = 18;
 
@@ -36,7 +36,7 @@ export function Timeline(props: IProps) {
   return (
     <section className="jp-Kiwi-part">
       <div className="jp-Kiwi-titlebar">
-        <h4>Timeline</h4>
+        <h3>Timeline</h3>
         <Zooms zoom_s={zoom_s} setZoom={setZoom} />
       </div>
       {picture.rows.length === 0 ? (
