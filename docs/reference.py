@@ -1,4 +1,4 @@
-"""Writes the parts of ``docs/configuration.md`` that the code knows best.
+"""Writes the parts of ``docs/configuration.md`` and ``docs/metrics.md`` that the code knows best.
 
     .venv/bin/python docs/reference.py
 
@@ -16,15 +16,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from prometheus_client.core import CounterMetricFamily
+
 from kiwi_core import config
 from kiwi_core.cli.app import COMMANDS
+from kiwi_core.metrics import families
 from kiwi_core.units import format_bytes, format_duration_s, ns_to_seconds
 from kiwi_jupyter.kernel.config import Kiwi
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-PAGE: Final = Path(__file__).with_name("configuration.md")
+PAGES: Final = tuple(Path(__file__).with_name(name) for name in ("configuration.md", "metrics.md"))
 _BLOCK: Final = re.compile(
     r"(?P<begin><!-- begin: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end: (?P=name) -->)", re.DOTALL
 )
@@ -66,6 +69,22 @@ def limits() -> str:
         for name, value in vars(config.DEFAULTS).items()
     ]
     return _table(["limit", "value", "why"], rows)
+
+
+def metrics() -> str:
+    rows = [
+        [f"`{families.UP[0]}`", "gauge", "", families.UP[1]],
+        [f"`{families.INFO[0]}_info`", "gauge", _labels(families.INFO_LABELS), families.INFO[1]],
+        [f"`{families.WAITS.name}`", "histogram", f"`{families.WAITS.label}`", families.WAITS.help],
+    ]
+    for family in families.FAMILIES:
+        kind = "counter" if family.kind is CounterMetricFamily else "gauge"
+        rows.append([f"`{family.name}`", kind, _labels(family.labels), family.help])
+    return _table(["metric", "kind", "labels", "meaning"], rows)
+
+
+def _labels(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def quantity(name: str, value: Any) -> str:
@@ -116,6 +135,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "traits": traits,
     "options": options,
     "limits": limits,
+    "metrics": metrics,
 }
 
 
@@ -125,4 +145,5 @@ def written_anew(page: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written_anew(PAGE.read_text()))
+    for page in PAGES:
+        page.write_text(written_anew(page.read_text()))

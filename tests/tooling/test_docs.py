@@ -19,6 +19,7 @@ from traitlets.config import Config
 
 from kiwi_core.cli.app import COMMANDS, _parser
 from kiwi_core.daemon.journal import KEPT
+from kiwi_core.metrics import families
 from kiwi_core.pager.api import Pager
 from kiwi_core.sched.policy.api import Policy
 from kiwi_core.states import Notice, Reason
@@ -72,9 +73,10 @@ def reference() -> ModuleType:
     return module
 
 
-def test_the_tables_of_settings_are_the_codes_own() -> None:
-    text = page("configuration.md")
-    assert reference().written_anew(text) == text, "run: .venv/bin/python docs/reference.py"
+def test_the_tables_are_the_codes_own() -> None:
+    for each in reference().PAGES:
+        text = each.read_text()
+        assert reference().written_anew(text) == text, "run: .venv/bin/python docs/reference.py"
 
 
 def test_every_trait_option_and_limit_is_in_a_table() -> None:
@@ -85,7 +87,22 @@ def test_every_trait_option_and_limit_is_in_a_table() -> None:
         for action in parser._actions:
             if action.option_strings and action.dest != "help":
                 assert f"| `{', '.join(action.option_strings)}` |" in text
-    assert text.count("<!-- begin: ") == len(reference().BLOCKS)
+    written = "".join(each.read_text() for each in reference().PAGES)
+    assert written.count("<!-- begin: ") == len(reference().BLOCKS)
+
+
+def test_every_metric_is_in_the_table() -> None:
+    text = page("metrics.md")
+    named = set(re.findall(r"`(kiwi_[a-z_]+)", text))
+    exposed = {f"{families.INFO[0]}_info", families.UP[0], families.WAITS.name}
+    exposed |= {family.name for family in families.FAMILIES}
+    assert exposed <= named
+    parts = {f"{families.WAITS.name}_{part}" for part in ("bucket", "sum", "count")}
+    in_queries = set(
+        re.findall(r"\b(kiwi_[a-z_]+)", "".join(fences(DOCS / "metrics.md", "promql")))
+    )
+    assert in_queries
+    assert named | in_queries <= exposed | parts
 
 
 def variables() -> Iterator[str]:
