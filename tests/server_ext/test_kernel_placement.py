@@ -1,0 +1,241 @@
+"""Kernels that a real Jupyter Server starts, beside real daemons of two emulated GPUs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from daemon import PATIENCE_S, Daemon, running_daemon, wait_until
+from gpu_cells import PRELUDE
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.provisioning.factory import KernelProvisionerFactory
+from lab import Lab, running_lab
+from leftovers import nothing_left
+
+from kiwi_core.client import Client
+from kiwi_jupyter.server_ext.placer import Placer, is_chosen
+from kiwi_jupyter.server_ext.provisioner import NAME, KiwiProvisioner, install
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SEEN = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
+USE = f"{PRELUDE}\nmemory = Memory(8, seed=1)\nprint(memory.intact())"
+
+
+@pytest.fixture(autouse=True)
+def private_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    for name in ("CUDA_VISIBLE_DEVICES", "KIWI_GPU", "KIWI_DISABLE"):
+        monkeypatch.delenv(name, raising=False)
+    with nothing_left(monkeypatch) as directory:
+        yield directory
+
+
+@pytest.fixture
+def daemon(private_tmp: Path) -> Iterator[Daemon]:
+    with running_daemon("2x256MiB") as daemon:
+        yield daemon
+
+
+def uuids(daemon: Daemon) -> list[str]:
+    return [daemon.status(index).uuid for index in (0, 1)]
+
+
+# --- with a real server -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(daemon: Daemon) -> Iterator[Lab]:
+    with running_lab(daemon.env) as server:
+        yield server
+
+
+def start(server: Lab, spec: str = "python3") -> str:
+    """The new kernel's id."""
+    return str(server.rest("POST", "api/kernels", {"name": spec})["id"])
+
+
+def run(server: Lab, kernel_id: str, code: str) -> str:
+    """What ``code`` prints in the kernel."""
+    runtime = Path(server.env["JUPYTER_RUNTIME_DIR"])
+    client = BlockingKernelClient(connection_file=str(runtime / f"kernel-{kernel_id}.json"))
+    client.load_connection_file()
+    client.start_channels()
+    said: list[str] = []
+
+    def listen(message: dict[str, Any]) -> None:
+        content = message["content"]
+        if content.get("name") != "stderr":
+            said.append(content.get("text") or "\n".join(content.get("traceback", [])))
+
+    try:
+        wait_until(lambda: answers(client), "an answer of the kernel", 2 * PATIENCE_S)
+        client.execute_interactive(code, timeout=2 * PATIENCE_S, output_hook=listen)
+    finally:
+        client.stop_channels()
+        client.context.destroy(linger=0)
+    return "".join(said).strip()
+
+
+def answers(client: BlockingKernelClient) -> bool:
+    """Several kernels that start at once take longer than this client's first patience."""
+    try:
+        client.wait_for_ready(timeout=PATIENCE_S)
+    except RuntimeError:
+        return False
+    return True
+
+
+@contextmanager
+def somebody_computes(daemon: Daemon, index: int) -> Iterator[None]:
+    """A session that holds GPU ``index``."""
+    uuid = uuids(daemon)[index]
+    with Client(daemon.directory / f"{uuid}.sock", name="busy") as client:
+        client.connect()
+        client.acquire(timeout_s=PATIENCE_S)
+        yield
+        client.end_burst()
+
+
+def memory_of(kernel_id: str, daemon: Daemon, index: int) -> int:
+    """What the daemon of GPU ``index`` sees of the kernel there, in bytes."""
+    sessions = daemon.status(index).sessions
+    mine = [one for one in sessions if one.kernel_id == kernel_id]
+    return sum(one.resident_bytes + one.paged_out_bytes for one in mine)
+
+
+def test_kernels_started_at_once_spread_over_the_gpus(daemon: Daemon, server: Lab) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        kernels = list(pool.map(lambda _: start(server), range(4)))
+    seen = {kernel: run(server, kernel, SEEN) for kernel in kernels}
+    assert sorted(seen.values()) == sorted(uuids(daemon) * 2)
+    for kernel in kernels[:2]:
+        assert run(server, kernel, USE).endswith("True")
+        index = uuids(daemon).index(seen[kernel])
+        wait_until(
+            lambda: memory_of(kernel, daemon, index) >= 8 << 20,  # noqa: B023 - called at once
+            "the kernel's memory on the GPU that it leases",
+        )
+
+
+def test_a_busy_gpu_is_avoided_and_left_by_a_restart(daemon: Daemon, server: Lab) -> None:
+    first, second = uuids(daemon)
+    with somebody_computes(daemon, 0):
+        kernel = start(server)
+        assert run(server, kernel, SEEN) == second
+    with somebody_computes(daemon, 1):
+        server.rest("POST", f"api/kernels/{kernel}/restart")
+        assert run(server, kernel, SEEN) == first
+
+
+def test_the_users_choice_is_kept_over_restarts(daemon: Daemon, server: Lab) -> None:
+    first, _ = uuids(daemon)
+    folder = server.directory / "data/kernels/mine"
+    folder.mkdir(parents=True)
+    spec = {
+        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "display_name": "mine",
+        "language": "python",
+        "env": {"CUDA_VISIBLE_DEVICES": first},
+    }
+    (folder / "kernel.json").write_text(json.dumps(spec))
+    with somebody_computes(daemon, 0):
+        kernel = start(server, "mine")
+        assert run(server, kernel, SEEN) == first
+        server.rest("POST", f"api/kernels/{kernel}/restart")
+        assert run(server, kernel, SEEN) == first
+
+
+# --- without one --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env", "chosen"),
+    [
+        ({}, False),
+        ({"KIWI_GPU": "", "KIWI_DISABLE": "0"}, False),
+        ({"KIWI_GPU": "1"}, True),
+        ({"KIWI_DISABLE": "1"}, True),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, True),
+        ({"CUDA_VISIBLE_DEVICES": ""}, True),
+    ],
+    ids=str,
+)
+def test_who_has_chosen_is_left_alone(env: dict[str, str], chosen: bool) -> None:
+    assert is_chosen(env) is chosen
+
+
+def place(placer: Placer, kernel: str = "k", **env: str) -> str | None:
+    return asyncio.run(placer.place(kernel, env))
+
+
+def test_kernels_that_ended_no_longer_count(daemon: Daemon) -> None:
+    first, second = uuids(daemon)
+    placer = Placer(daemon.directory, PATIENCE_S)
+    assert [place(placer, kernel) for kernel in "abc"] == [first, second, first]
+    placer.ended("a")
+    placer.ended("c")
+    assert place(placer, "d") == first
+    assert place(placer, "e", CUDA_VISIBLE_DEVICES="1") is None
+    placer.close()
+
+
+def test_one_gpu_is_no_choice(private_tmp: Path) -> None:
+    with running_daemon("1x64MiB") as daemon:
+        placer = Placer(daemon.directory, PATIENCE_S)
+        assert place(placer) is None
+        placer.close()
+    assert place(Placer(private_tmp / "nowhere", PATIENCE_S)) is None
+
+
+def test_a_daemon_that_hangs_holds_up_nobody(daemon: Daemon) -> None:
+    """It takes the connection and says nothing, as one does that stands still."""
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(daemon.directory / "GPU-zzz.sock"))
+        silent.listen()
+        placer = Placer(daemon.directory, 3.0)
+        done: list[str | None] = []
+        thread = threading.Thread(target=lambda: done.append(place(placer)))
+        thread.start()
+        thread.join(PATIENCE_S)
+        assert done == [uuids(daemon)[0]]
+        placer.close()
+
+
+# --- becoming the default -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def factory() -> Iterator[KernelProvisionerFactory]:
+    KernelProvisionerFactory.clear_instance()
+    yield KernelProvisionerFactory.instance()
+    KernelProvisionerFactory.clear_instance()
+
+
+def test_it_becomes_the_default_and_can_be_loaded(factory: KernelProvisionerFactory) -> None:
+    assert install(None)
+    assert factory.default_provisioner_name == NAME
+    assert factory.provisioners[NAME].load() is KiwiProvisioner
+    assert install(None)
+
+
+def test_another_default_is_left_alone(factory: KernelProvisionerFactory) -> None:
+    factory.default_provisioner_name = "somebody-elses"
+    assert not install(None)
+    assert factory.default_provisioner_name == "somebody-elses"
+
+
+def test_without_its_entry_point_kernels_must_still_start(
+    factory: KernelProvisionerFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kiwi_jupyter.server_ext.provisioner.entry_points", lambda **_: [])
+    assert not install(None)
+    assert factory.default_provisioner_name == "local-provisioner"
