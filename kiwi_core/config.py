@@ -78,6 +78,17 @@ class Config:
     host_reserve_bytes: int = 2 * GIB
     """System RAM never used for paged-out memory; but at most a quarter of what there is."""
 
+    bring_back: bool = True
+    """Whether a hint that a program is about to be used brings its memory back (``bring-back``)."""
+
+    hint_interval_ns: int = 30 * NS_PER_S
+    """What a hint brought back and nobody used is not brought back again before: somebody who only
+    looks at a notebook now and then must not keep the bus busy."""
+
+    hint_protect_ns: int = 10 * NS_PER_S
+    """What was used or brought back less long ago does not go out for a hint: people go back and
+    forth between two notebooks within seconds. A swap each ten seconds at most."""
+
     request_max_bytes: int = 64 * KIB
     """Longest line that a client may send; HTTP servers take 8–64 KiB. Bounds what thousands of
     bad clients can make the daemon hold."""
@@ -103,6 +114,12 @@ class Config:
 
     story_max: int = 64
     """Lines of its own history that a session keeps."""
+
+    history_kept_ns: int = 3600 * NS_PER_S
+    """How long who held, waited and moved is remembered: twice the widest timeline drawn."""
+
+    history_max: int = 4096
+    """Entries of it that have ended; about 1 MiB, an hour of a cell each second."""
 
     journal_max_bytes: int = 64 * MIB
     """At this size a journal goes on in a new file (days of ordinary use); the last four are kept

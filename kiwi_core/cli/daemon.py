@@ -91,6 +91,13 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         "back takes, even if its quantum is shorter (default: 1)",
     )
     parser.add_argument(
+        "--no-bring-back",
+        dest="bring_back",
+        action="store_false",
+        help="do not bring a notebook's memory back before it runs a cell, when its user comes "
+        "back to it and the GPU is free",
+    )
+    parser.add_argument(
         "--socket-dir", metavar="DIR", type=Path, help="where the sockets go (see kiwi --help)"
     )
     parser.add_argument(
@@ -148,6 +155,7 @@ def run(args: argparse.Namespace) -> int:
             lock_timeout_s=args.lock_timeout,
             stuck_after_s=args.stuck_after,
             swap_floor=args.swap_floor,
+            bring_back=args.bring_back,
             metrics=args.metrics,
             log_json=args.log_json,
         )

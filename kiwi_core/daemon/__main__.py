@@ -56,7 +56,7 @@ def _config(options: ChildOptions) -> Config:
         config = replace(config, operation_deadline_min_ns=options.stuck_after_ns)
     if options.swap_floor_factor is not None:
         config = replace(config, swap_floor_factor=options.swap_floor_factor)
-    return config
+    return replace(config, bring_back=options.bring_back)
 
 
 async def _run(options: ChildOptions, machine: Machine, config: Config) -> None:

@@ -58,12 +58,12 @@ class Announcer:
 
     def _tell_watchers(self) -> bool:
         watchers = self._desk.watchers
-        lines: dict[int, bytes] = {}  # a status depends on nothing but the reader's user
+        lines: dict[tuple[int, int], bytes] = {}  # the reader's rights make the only difference
         for connection in watchers:
             if connection.choked:
                 continue  # old news by the time that it reads them
-            uid = connection.peer.uid
-            if uid not in lines:
-                lines[uid] = self._reporter.status_line(connection.peer)
-            connection.send_line(lines[uid])
+            reader = connection.peer.uid, connection.peer.gid
+            if reader not in lines:
+                lines[reader] = self._reporter.status_line(connection.peer)
+            connection.send_line(lines[reader])
         return bool(watchers)

@@ -15,6 +15,7 @@ import structlog
 from kiwi_core.daemon import words
 from kiwi_core.daemon.metrics import Tally
 from kiwi_core.daemon.operations import Operations
+from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Action, Grant, Notify, Operation
 from kiwi_core.states import Residency
@@ -109,15 +110,22 @@ class Core:
         if self.scheduler.waiting:
             self._hurry()
 
-    def release(self, member: Member, done: Callable[[], None]) -> None:
-        """Like the end of a burst, and so never before an end that was said earlier: while a burst
-        goes on, the scheduler takes no release."""
+    def release(self, member: Member, answer: Callable[[CallerError | None], None]) -> None:
+        """Like the end of a burst, and so never before an end that was said earlier. ``answer``
+        gets why nothing is moved, or ``None`` when it is under way."""
 
         def feed() -> None:
+            if not self.scheduler.may_release(member.id):
+                answer(_in_burst())
+                return
             self.feed(ev.ReleaseRequested(session=member.id))
-            done()
+            answer(None if self.scheduler.moves_out(member.id) else _no_host_memory())
 
         self._after_a_look(member.target, feed)
+
+    def hint_hindrance(self, member: Member) -> str:
+        """Why ``UseExpected`` would lead to nothing now; "": it would bring the memory back."""
+        return self.scheduler.hint_hindrance(member.id, time.monotonic_ns())
 
     def view(self) -> GpuView:
         return self.scheduler.view(time.monotonic_ns())
@@ -215,6 +223,22 @@ class Core:
 
 def _nothing() -> None:
     pass
+
+
+def _in_burst() -> CallerError:
+    return CallerError(
+        "in-burst",
+        "This session uses the GPU, waits for it, or is being brought back: nothing was moved.",
+        "Try again when its cell is over.",
+    )
+
+
+def _no_host_memory() -> CallerError:
+    return CallerError(
+        "no-host-memory",
+        "System RAM has no room for what this session holds in the GPU: nothing was moved.",
+        "Free system RAM, or restart a notebook that is no longer needed.",
+    )
 
 
 def _outcome_facts(event: ev.Event) -> dict[str, object]:

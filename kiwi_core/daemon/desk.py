@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.daemon.connection import Connection
     from kiwi_core.daemon.core import Core
+    from kiwi_core.daemon.history_report import HistoryReporter
     from kiwi_core.daemon.members import Members
     from kiwi_core.daemon.metrics_report import MetricsReporter
     from kiwi_core.daemon.peers import Rights
     from kiwi_core.daemon.report import Reporter
+    from kiwi_core.daemon.wishes import Wishes
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.units import SessionId
 
@@ -71,6 +73,8 @@ class Desk:
         self.traffic = Traffic()
         self.core: Core
         self.reporter: Reporter
+        self.history: HistoryReporter
+        self.wishes: Wishes
         self.metrics: MetricsReporter
         self.remember: Callable[[], None]
         """Writes the roster now: what was answered with ``ok`` outlives a crash."""
@@ -107,22 +111,33 @@ class Desk:
             self._request(self._member_of(connection), message.burst)
         elif isinstance(message, m.Hello):
             self._hello(connection, message)
-        elif isinstance(message, m.GetStatus):
-            connection.watching |= message.watch
-            connection.send_line(self.reporter.status_line(connection.peer))
         elif isinstance(message, m.Set):
             self._set(connection, message)
+        elif isinstance(message, m.Release):
+            self.wishes.release(connection, self._session_of.get(connection), message)
+        elif isinstance(message, m.BringBack):
+            self.wishes.bring_back(connection, self._session_of.get(connection), message)
+        elif isinstance(message, (m.Withdraw, m.EndBurst, m.Goodbye)):
+            self._session_message(connection, message)
+        else:
+            self._look(connection, message)
+
+    def _look(
+        self,
+        connection: Connection,
+        message: m.GetStatus | m.GetStory | m.GetHistory | m.GetMetrics | m.Ping,
+    ) -> None:
+        if isinstance(message, m.GetStatus):
+            connection.watching |= message.watch
+            connection.send_line(self.reporter.status_line(connection.peer))
         elif isinstance(message, m.GetStory):
             connection.send(self.reporter.story(connection.peer, message.session))
-        elif isinstance(message, (m.GetHistory, m.BringBack)):
-            raise CallerError("not-allowed", "This daemon cannot do that yet.")
-        elif isinstance(message, (m.GetMetrics, m.Ping)):
-            asked = isinstance(message, m.GetMetrics)
-            connection.send(self.metrics.report() if asked else m.Pong())
-        elif isinstance(message, m.Release):
-            self._release(connection, message)
+        elif isinstance(message, m.GetHistory):
+            connection.send_line(self.history.line(connection.peer, message.since))
+        elif isinstance(message, m.GetMetrics):
+            connection.send(self.metrics.report())
         else:
-            self._session_message(connection, message)
+            connection.send(m.Pong())
 
     def disconnected(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -271,7 +286,9 @@ class Desk:
             raise _superseded()
         return member
 
-    def _session_message(self, connection: Connection, message: m.ClientMessage) -> None:
+    def _session_message(
+        self, connection: Connection, message: m.Withdraw | m.EndBurst | m.Goodbye
+    ) -> None:
         member = self._member_of(connection)
         if isinstance(message, m.Withdraw):
             self._withdraw(member, message.burst)
@@ -326,29 +343,6 @@ class Desk:
             if connection is asked:
                 connection.send(m.Ok())
             connection.close()
-
-    # --- memory, out and in ---------------------------------------------------------------------
-
-    def _release(self, connection: Connection, message: m.Release) -> None:
-        member = self._subject(connection, message.session)
-        log.info("release asked for", by=connection.peer.owner, session=member.id)
-        self.core.release(member, lambda: connection.send(m.Ok()))
-
-    def _subject(self, connection: Connection, session: str) -> Member:
-        """Whom a message is about: the session that it names, or the one that says it. Raises
-        ``CallerError("no-such-session")``, also for a session that the peer may not act on."""
-        if not session and connection in self._session_of:
-            return self._session_of[connection]
-        member = self._members.get(session)
-        if member is None or not self._rights.may_act(connection.peer, member.uid):
-            raise CallerError(
-                "no-such-session",
-                f"You have no session {session!r} on this GPU."
-                if session
-                else "An observer has no session of its own: name one.",
-                "`kiwi status` lists yours.",
-            )
-        return member
 
     # --- settings -------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from kiwi_core.daemon.announce import Announcer
 from kiwi_core.daemon.connection import Connection
 from kiwi_core.daemon.core import Core
 from kiwi_core.daemon.desk import Desk
+from kiwi_core.daemon.history_report import HistoryReporter
 from kiwi_core.daemon.journal import Journal
 from kiwi_core.daemon.leaving import bring_back
 from kiwi_core.daemon.members import Member, Members
@@ -29,6 +30,7 @@ from kiwi_core.daemon.places import BACKLOG, OneDaemonLock, answers, listen
 from kiwi_core.daemon.recovery import recover
 from kiwi_core.daemon.report import Reporter
 from kiwi_core.daemon.roster import Roster, RosterFile, boot_id
+from kiwi_core.daemon.wishes import Wishes
 from kiwi_core.pager.api import ProcessRef
 from kiwi_core.sched.replay import JournalHeader
 from kiwi_core.sched.scheduler import Scheduler
@@ -80,6 +82,7 @@ class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):
     lock_timeout_ns: int | None = None
     stuck_after_ns: int | None = None
     swap_floor_factor: float | None = None
+    bring_back: bool = True
     emulation: Emulation | None = None
     log_json: bool = False
     restarted: bool = False
@@ -219,7 +222,10 @@ class GpuDaemon:
             scheduler, self._members, rights, machine, errors=self._errors,
             emulated=options.emulation is not None,
         )  # fmt: skip
+        self._members.remembered = scheduler.remembered
         self._desk.core, self._desk.reporter = self._core, reporter
+        self._desk.history = HistoryReporter(scheduler, self._members, rights)
+        self._desk.wishes = Wishes(self._members, rights, self._core)
         self._desk.metrics = MetricsReporter(
             machine.gpu, self._core, self._desk, self._observer, journal,
             emulated=options.emulation is not None,

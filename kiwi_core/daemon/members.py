@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kiwi_core.daemon.roster import RosterEntry, boot_id
 from kiwi_core.errors import PeerError
@@ -19,9 +19,15 @@ from kiwi_core.pager.api import ProcessRef, Target
 from kiwi_core.units import SessionId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from kiwi_core.daemon.connection import Connection
+
+ANOTHER_USER: Final = "another user"
+"""What a session is called for those who may not know its name."""
+
+DEPARTED_MIN: Final = 256
+"""Names of departed sessions are looked through no more often than each time that so many came."""
 
 
 def session_id(ref: ProcessRef) -> SessionId:
@@ -65,12 +71,25 @@ class Member:
         )
 
 
+@dataclass(frozen=True)
+class Known:
+    """Whose a session is or was, and what it is called."""
+
+    uid: int
+    name: str
+    kernel_id: str
+
+
 class Members:
     """All sessions by id. ``on_death`` is called in the loop, once, when a process ends."""
 
     def __init__(self, on_death: Callable[[Member], None]) -> None:
         self._by_id: dict[SessionId, Member] = {}
         self._on_death = on_death
+        self._departed: dict[SessionId, Known] = {}
+        self._look_through_at = DEPARTED_MIN
+        self.remembered: Callable[[], Collection[SessionId]] = frozenset
+        """Who is still spoken of (in the history): their names are kept after they left."""
 
     def __iter__(self) -> Iterator[Member]:
         return iter(list(self._by_id.values()))
@@ -84,6 +103,13 @@ class Members:
 
     def get(self, session: str) -> Member | None:
         return self._by_id.get(SessionId(session))
+
+    def known(self, session: str) -> Known | None:
+        """Also of one that left, as long as it is spoken of."""
+        member = self._by_id.get(SessionId(session))
+        if member is None:
+            return self._departed.get(SessionId(session))
+        return Known(member.uid, member.name, member.kernel_id)
 
     def of_process(self, ref: ProcessRef) -> Member | None:
         return self._by_id.get(session_id(ref))
@@ -103,6 +129,11 @@ class Members:
         self._unwatch(member)
         if member.forget is not None:
             member.forget.cancel()
+        self._departed[member.id] = Known(member.uid, member.name, member.kernel_id)
+        if len(self._departed) >= self._look_through_at:
+            spoken_of = self.remembered()
+            self._departed = {id_: k for id_, k in self._departed.items() if id_ in spoken_of}
+            self._look_through_at = 2 * len(self._departed) + DEPARTED_MIN
 
     def _died(self, member: Member) -> None:
         self._unwatch(member)

@@ -32,5 +32,6 @@ class DaemonOptions:
     lock_timeout_s: float | None = None
     stuck_after_s: float | None = None
     swap_floor: float | None = None
+    bring_back: bool = True
     metrics: tuple[str, int] | None = None
     log_json: bool = False

@@ -13,6 +13,7 @@ import msgspec
 
 from kiwi_core import __version__
 from kiwi_core.daemon import words
+from kiwi_core.daemon.members import ANOTHER_USER
 from kiwi_core.daemon.peers import user_name
 from kiwi_core.errors import CallerError
 from kiwi_core.units import SessionId, ns_to_seconds
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.peers import Peer, Rights
     from kiwi_core.sched.scheduler import Scheduler
     from kiwi_core.sched.view import GpuView, QueueView, SessionView
-
-ANOTHER_USER = "another user"
 
 
 class Reporter:
@@ -88,6 +87,8 @@ class Reporter:
                 daemon_pid=os.getpid(),
                 uptime_s=ns_to_seconds(now_ns - self._began_ns),
                 errors=self._errors(),
+                history_serial=self._scheduler.history_serial,
+                may_set=self._rights.may_set(reader),
             )
         )
 

@@ -78,6 +78,7 @@ def _child_options(
         lock_timeout_ns=_ns(options.lock_timeout_s),
         stuck_after_ns=_ns(options.stuck_after_s),
         swap_floor_factor=options.swap_floor,
+        bring_back=options.bring_back,
         emulation=emulation,
         log_json=options.log_json,
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched import bursts, orders
+from kiwi_core.sched import bursts, hints, orders
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.outcomes import mark_lost
-from kiwi_core.sched.session import Home, Session, Want
+from kiwi_core.sched.session import Doing, Home, Session, Want
 from kiwi_core.states import Notice, Residency
 from kiwi_core.units import format_bytes
 
@@ -158,13 +158,19 @@ def burst_lingered(st: State, event: ev.BurstLingered) -> None:
     st.tell(session, "cell over, something it started goes on")
 
 
+def may_release(session: Session) -> bool:
+    """At rest, or on its way out already."""
+    if session.want is not Want.NONE or session.leaving or session.gone:
+        return False
+    return session.op is None or session.op.doing is Doing.PAGING_OUT
+
+
 def release_requested(st: State, event: ev.ReleaseRequested) -> None:
     """Out of the GPU now, if it is there, at rest, and system RAM can take it."""
     session = _known(st, event.session)
-    if session is None:
+    if session is None or not may_release(session) or session.op is not None:
         return
-    at_rest = session.want is Want.NONE and session.op is None and not session.leaving
-    if not at_rest or session.home not in (Home.IN, Home.HELD):
+    if session.home not in (Home.IN, Home.HELD):
         return
     left_bytes = st.host_budget_bytes - st.host_claimed_bytes
     if session.resident_bytes > left_bytes:
@@ -178,6 +184,12 @@ def release_requested(st: State, event: ev.ReleaseRequested) -> None:
     orders.page_out(st, session, "its user asked for it")
 
 
+def use_expected(st: State, event: ev.UseExpected) -> None:
+    session = _known(st, event.session)
+    if session is not None and not hints.hindrance(st, session.id, st.now_ns):
+        st.hinted = session
+
+
 HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
     ev.SessionJoined: joined,
     ev.SessionLost: lost,
@@ -187,4 +199,5 @@ HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
     ev.BurstEnded: burst_ended,
     ev.BurstLingered: burst_lingered,
     ev.ReleaseRequested: release_requested,
+    ev.UseExpected: use_expected,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kiwi_core.sched.history import MOVES, turn_of
 from kiwi_core.sched.needs import need_bytes
 from kiwi_core.sched.session import Doing, Home, Session, Want
 from kiwi_core.sched.state import is_astray
@@ -48,7 +49,8 @@ def _claim_bytes(st: State, s: Session) -> int:
     claim = _footprint_bytes(s) if _does(s, Doing.PAGING_IN) else s.resident_bytes
     if st.anti_thrash is AntiThrash.OFF or s.gone or s.leaving or s.stuck:
         return claim
-    grows = s.want is Want.RUNNING or s.stopping or _does(s, Doing.PAGING_IN)
+    comes_to_run = _does(s, Doing.PAGING_IN) and s.want is not Want.NONE
+    grows = s.want is Want.RUNNING or s.stopping or comes_to_run
     return max(claim, s.need_bytes) if grows else claim
 
 
@@ -74,6 +76,9 @@ def _check_session(st: State, s: Session) -> None:
     _true(f"{s.id} is gone but wants", not s.gone or (s.want is Want.NONE and s.op is not None))
     _true(f"{s.id} is blocked, not queued", s.blocked is None or s.want is Want.QUEUED)
     _true(f"{s.id} stops, not queued", not s.stopping or (s.want is Want.QUEUED and s.mid_burst))
+    _equal(f"turn of {s.id} in the history", bool(s.turn_id), turn_of(s) is not None)
+    moves = s.op is not None and s.op.doing in MOVES
+    _equal(f"move of {s.id} in the history", s.op is not None and bool(s.op.move_id), moves)
     _true(f"negative bytes of {s.id}", min(s.resident_bytes, s.paged_out_bytes) >= 0)
 
 
@@ -105,6 +110,8 @@ def _check_sums(st: State) -> None:
 
 def _check_rules(st: State) -> None:
     _true("wakes in the past", st.wake_ns is None or st.wake_ns > st.now_ns)
+    making_room = bool(st.ops) and not st.queue and not st.runners
+    _true("hinted, but nothing is done for it", st.hinted is None or making_room)
     _true("outgrown without protection", not st.outgrown or st.anti_thrash is AntiThrash.ON)
     if st.anti_thrash is not AntiThrash.ON:
         _equal("serialised", st.serialised, st.anti_thrash is AntiThrash.ALWAYS)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import needs
+from kiwi_core.sched.history import turn_of
 from kiwi_core.sched.session import Home, Want
+from kiwi_core.states import HistoryKind
 
 if TYPE_CHECKING:
     from kiwi_core.sched.session import Session
@@ -18,6 +20,8 @@ def enqueue(st: State, session: Session, burst: int, mid_burst: bool = False) ->
     session.burst = burst
     session.mid_burst = mid_burst
     session.queued_ns = st.now_ns
+    session.turn_id = st.history.begin()
+    session.hinted_ns = None
     st.queue[session.id] = session
     needs.burst_began(session)
     st.refresh(session)
@@ -36,6 +40,16 @@ def stop_holding(st: State, session: Session) -> None:
     had_ns = st.now_ns - session.granted_ns
     session.held_ns += had_ns
     session.attained_ns += had_ns
+    st.history.end(session.turn_id, session.id, HistoryKind.HELD, session.granted_ns, st.now_ns)
+    session.turn_id = 0
+
+
+def stopped(st: State, session: Session) -> None:
+    """What held the lease is held itself now: it waits for its next turn."""
+    stop_holding(st, session)
+    session.queued_ns = st.now_ns
+    session.turn_id = st.history.begin()
+    session.suspensions += 1
 
 
 def to_rest(st: State, session: Session) -> None:
@@ -50,14 +64,24 @@ def to_rest(st: State, session: Session) -> None:
             stop_holding(st, session)
         else:
             session.waited_ns += st.now_ns - session.queued_ns
+            _stop_waiting(st, session)
     if session.op is not None:
         session.op.stops_runner = False
+    if session.want is not Want.NONE:
+        session.rested_ns = st.now_ns
     session.want = Want.NONE
     session.mid_burst = session.lingering = False
     session.blocked = None
     session.blocked_detail = ""
     st.idle.pop(session.id, None)  # used just now: goes to the end of the idle ones
     st.refresh(session)
+
+
+def _stop_waiting(st: State, session: Session) -> None:
+    turn = turn_of(session)
+    if turn is not None and session.turn_id:  # else its end is told, or it only waits to leave
+        st.history.end(session.turn_id, session.id, *turn, st.now_ns)
+        session.turn_id = 0
 
 
 def end(st: State, session: Session, why: str) -> None:

@@ -90,6 +90,13 @@ class ReleaseRequested(_Event, frozen=True, kw_only=True):
     session: SessionId
 
 
+class UseExpected(_Event, frozen=True, kw_only=True):
+    """A hint: this session's program is about to be used (its notebook became visible, somebody
+    types in it). Brings its memory back if that is in nobody's way; see ``hints``."""
+
+    session: SessionId
+
+
 # --- observations and settings ------------------------------------------------------------------
 
 
@@ -208,6 +215,7 @@ Event = (
     | BurstEnded
     | BurstLingered
     | ReleaseRequested
+    | UseExpected
     | MemoryObserved
     | HostBudgetObserved
     | SettingsChanged

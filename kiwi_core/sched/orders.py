@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched.actions import Grant, PageIn, PageOut, Resume, Suspend
+from kiwi_core.sched.history import MOVES
 from kiwi_core.sched.session import Doing, Running, Session, Want
-from kiwi_core.states import Notice
+from kiwi_core.states import HistoryKind, Notice
 from kiwi_core.units import NS_PER_S, OpId
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ def grant(st: State, session: Session, cause: str) -> None:
     session.blocked = None
     session.blocked_detail = ""
     goes_on = session.mid_burst
+    if goes_on or session.queued_ns != st.now_ns:  # a wait of no length is none
+        kind = HistoryKind.SUSPENDED if goes_on else HistoryKind.WAITED
+        st.history.end(session.turn_id, session.id, kind, session.queued_ns, st.now_ns)
+    session.turn_id = st.history.begin()
     session.mid_burst = False
     st.refresh(session)
     quantum_ns = st.quantum_ns(session)
@@ -76,16 +81,22 @@ def resume(st: State, session: Session, cause: str) -> None:
     _start(st, session, Doing.RESUMING, cause)
 
 
-def page_out(st: State, session: Session, cause: str) -> None:
-    _start(st, session, Doing.PAGING_OUT, cause)
+def page_out(st: State, session: Session, cause: str, hinted: bool = False) -> None:
+    _start(st, session, Doing.PAGING_OUT, cause, hinted=hinted)
 
 
-def page_in(st: State, session: Session, cause: str) -> None:
-    _start(st, session, Doing.PAGING_IN, cause)
+def page_in(st: State, session: Session, cause: str, hinted: bool = False) -> None:
+    _start(st, session, Doing.PAGING_IN, cause, hinted=hinted)
 
 
 def _start(
-    st: State, session: Session, doing: Doing, cause: str, stops_runner: bool = False
+    st: State,
+    session: Session,
+    doing: Doing,
+    cause: str,
+    *,
+    stops_runner: bool = False,
+    hinted: bool = False,
 ) -> None:
     op = OpId(st.next_op)
     st.next_op += 1
@@ -95,7 +106,8 @@ def _start(
         doing, 0
     )
     deadline_ns = st.now_ns + _allowed_ns(st, moved_bytes)
-    session.op = Running(op, doing, st.now_ns, stops_runner)
+    move_id = st.history.begin() if doing in MOVES else 0
+    session.op = Running(op, doing, st.now_ns, stops_runner, hinted, move_id)
     st.moved_at_ns = st.now_ns
     st.ops[op] = session
     st.refresh(session)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched import bursts, needs, orders
+from kiwi_core.sched import bursts, hints, needs, orders
 from kiwi_core.sched import events as ev
+from kiwi_core.sched.history import MOVES
 from kiwi_core.sched.session import Doing, Home, Want
 from kiwi_core.sched.story import Size, Span
 from kiwi_core.states import Notice, Reason
@@ -25,9 +26,12 @@ HOPELESS = frozenset({Reason.UNSUPPORTED, Reason.NOT_PERMITTED})
 """Reasons that will hardly be different in a second: the longest back-off at once."""
 
 
-def _take(st: State, op: OpId, doing: Doing) -> tuple[Session, Running] | None:
+def _take(
+    st: State, op: OpId, doing: Doing, moved_bytes: int | None = None
+) -> tuple[Session, Running] | None:
     """The operation has reported: off the list. ``None`` where the outcome is to be dropped, or
-    where its session is dead and thereby off the books now."""
+    where its session is dead and thereby off the books now. ``moved_bytes``: of a move that
+    succeeded."""
     session = st.ops.get(op)
     if session is None or session.op is None or session.op.doing is not doing:
         st.ignored_events += 1
@@ -36,6 +40,12 @@ def _take(st: State, op: OpId, doing: Doing) -> tuple[Session, Running] | None:
     del st.ops[op]
     session.op = None
     session.moved_at_ns = st.moved_at_ns = st.now_ns
+    if doing in MOVES:
+        ok = moved_bytes is not None
+        st.history.end(
+            running.move_id, session.id, MOVES[doing], running.started_ns, st.now_ns,
+            moved_bytes or 0, ok, running.hinted,
+        )  # fmt: skip
     if session.gone:
         st.forget(session)
         return None
@@ -71,9 +81,7 @@ def _leave_or_return(st: State, session: Session) -> None:
 
 def _stopped(st: State, session: Session, running: Running) -> None:
     if running.stops_runner:
-        bursts.stop_holding(st, session)
-        session.queued_ns = st.now_ns
-        session.suspensions += 1
+        bursts.stopped(st, session)
 
 
 def suspended(st: State, event: ev.Suspended) -> None:
@@ -89,7 +97,7 @@ def suspended(st: State, event: ev.Suspended) -> None:
 
 
 def paged_out(st: State, event: ev.PagedOut) -> None:
-    if (taken := _take(st, event.op, Doing.PAGING_OUT)) is not None:
+    if (taken := _take(st, event.op, Doing.PAGING_OUT, event.moved_bytes)) is not None:
         session, running = taken
         # What was in system RAM before (a page-out cut short) is part of what has to come back.
         session.restore_bytes = max(session.footprint_bytes, event.moved_bytes)
@@ -102,12 +110,14 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
 
 
 def paged_in(st: State, event: ev.PagedIn) -> None:
-    if (taken := _take(st, event.op, Doing.PAGING_IN)) is not None:
+    if (taken := _take(st, event.op, Doing.PAGING_IN, event.moved_bytes)) is not None:
         session, running = taken
         session.resident_bytes = max(session.footprint_bytes, event.moved_bytes)
         session.paged_out_bytes = session.restore_bytes = 0
         session.home = Home.IN
         _record_swap(st, session, running, "in", event.moved_bytes, event.elapsed_ns)
+        if running.hinted and session.want is Want.NONE:
+            hints.came_back(st, session)
         _succeeded(st, session)
 
 
@@ -142,7 +152,8 @@ def _refused(
     if reason is not Reason.GONE:  # its loss is reported apart
         session.problem = notice
         session.problem_detail = words
-        st.notify(session, notice, words)
+        if not running.hinted or session.want is not Want.NONE:  # else nobody asked for it
+            st.notify(session, notice, words)
     _leave_or_return(st, session)
 
 

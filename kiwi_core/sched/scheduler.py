@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.sched import arrivals, audit, observations, outcomes
+from kiwi_core.sched import arrivals, audit, hints, observations, outcomes
 from kiwi_core.sched.settle import settle
 from kiwi_core.sched.snapshot import snapshot
 from kiwi_core.sched.state import State
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kiwi_core.sched.actions import Action
     from kiwi_core.sched.events import Event
     from kiwi_core.sched.story import StoryLine
-    from kiwi_core.sched.view import GpuView
+    from kiwi_core.sched.view import GpuView, HistoryView
     from kiwi_core.units import SessionId
 
 _HANDLERS = {**arrivals.HANDLERS, **outcomes.HANDLERS, **observations.HANDLERS}
@@ -96,6 +96,35 @@ class Scheduler:
         """The last things that happened to ``session``, oldest first; also for a while after it
         left. Empty for one that nobody remembers."""
         return self._st.stories.lines(session)
+
+    def may_release(self, session: SessionId) -> bool:
+        """Whether ``ReleaseRequested`` would be heeded: it is at rest, or goes out already."""
+        known = self._st.sessions.get(session)
+        return known is not None and arrivals.may_release(known)
+
+    def moves_out(self, session: SessionId) -> bool:
+        """Whether the memory of ``session`` is out, or on its way (or there is none)."""
+        known = self._st.sessions.get(session)
+        return known is None or known.op is not None or not known.resident_bytes
+
+    def hint_hindrance(self, session: SessionId, now_ns: int) -> str:
+        """Why ``UseExpected`` for ``session`` would lead to nothing just now, in words for
+        people; "": it would bring its memory back."""
+        return hints.hindrance(self._st, session, now_ns)
+
+    @property
+    def history_serial(self) -> int:
+        """Of the newest change in the history."""
+        return self._st.history.serial
+
+    def history(self, since: int, now_ns: int) -> tuple[HistoryView, ...]:
+        """What began or ended after the change ``since`` (0: all that is kept), in the order of
+        the changes; what goes on has no end. Also of sessions that left."""
+        return self._st.history.since(since, self._st.sessions.values(), now_ns)
+
+    def remembered(self) -> frozenset[SessionId]:
+        """Sessions that the history still speaks of, present ones included."""
+        return self._st.history.sessions() | frozenset(self._st.sessions)
 
     def check(self) -> None:
         """Recompute every derived count from scratch; ``AssertionError`` where one is wrong."""

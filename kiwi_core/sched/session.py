@@ -63,6 +63,10 @@ class Running:
     started_ns: int
     stops_runner: bool = False
     """It stops a session that held the lease: until it reports, that one still holds."""
+    hinted: bool = False
+    """Nobody waits for it: it follows from a hint."""
+    move_id: int = 0
+    """Of its entry in the history; 0 unless it moves memory."""
     overdue: bool = False
 
 
@@ -103,6 +107,8 @@ class Session:
     """When its quantum began; only while RUNNING or being stopped."""
     queued_ns: int = 0
     """Since when it waits; only while QUEUED."""
+    turn_id: int = 0
+    """Of the history's entry that goes on, exactly while ``history.turn_of`` has one."""
     attained_ns: int = 0
     """How long this burst has held the lease in earlier quanta."""
     held_ns: int = 0
@@ -124,6 +130,11 @@ class Session:
     quiet_bursts: int = 0
     """Bursts since one that grew; all of them if none did."""
     durations_ns: deque[int] = field(default_factory=lambda: deque(maxlen=DURATIONS_KEPT))
+
+    rested_ns: int | None = None
+    """When its last burst ended; ``None`` before that."""
+    hinted_ns: int | None = None
+    """When a hint brought it back; ``None`` once it was used since."""
 
     backoff_ns: int = 0
     """The last wait after a refusal; 0 after a success."""

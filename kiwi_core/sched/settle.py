@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched import bursts, orders, turns
+from kiwi_core.sched import bursts, hints, orders, turns
 from kiwi_core.sched.session import Home, Want
 from kiwi_core.states import AntiThrash, Notice
 
@@ -31,6 +31,8 @@ def settle(st: State) -> None:
             turns.thin_out(st)
     if st.astray:
         _tend_astray(st)
+    if st.hinted is not None:
+        hints.tend(st, st.hinted)
 
 
 def _end_lingerers(st: State) -> None:

@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched.actions import Notify
+from kiwi_core.sched.history import History
 from kiwi_core.sched.needs import need_bytes
 from kiwi_core.sched.policy.api import Terms
 from kiwi_core.sched.policy.round_robin import RoundRobin
@@ -79,6 +80,9 @@ class State:
         self.lingerers: dict[SessionId, Session] = {}
         """At least those that run and linger; settle drops the others."""
 
+        self.hinted: Session | None = None
+        """About to be used: room is being made for it, or will be in this settle pass."""
+
         self.observed = False
         """Memory has been read at least once; before that nothing may be restored."""
         self.moved_at_ns = -1
@@ -102,6 +106,7 @@ class State:
         self.swaps: Final[deque[tuple[SessionId, str, int, int, int]]] = deque(maxlen=SWAPS_KEPT)
         """The fields of a ``SwapView`` each: that is made when somebody looks."""
         self.stories: Final = Stories(config.story_max)
+        self.history: Final = History(config.history_max, config.history_kept_ns)
         self.ignored_events = 0
 
     # --- the books ------------------------------------------------------------------------------
@@ -141,6 +146,7 @@ class State:
             grows = not op.overdue and (op.stops_runner or op.doing is Doing.PAGING_IN)
             if op.doing is Doing.PAGING_IN:
                 claim = footprint
+                grows = grows and want is not Want.NONE
             elif op.doing is Doing.PAGING_OUT:
                 host += resident
         if grows and need > claim and self.protects and not session.gone and not session.leaving:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched import orders, room
 from kiwi_core.sched.room import Room, Survey
-from kiwi_core.sched.session import Doing, Home
+from kiwi_core.sched.session import Doing, Home, Want
 from kiwi_core.states import AntiThrash, Notice
 
 if TYPE_CHECKING:
@@ -61,6 +61,9 @@ def _advance(st: State, waiter: Session) -> Step:
         return _bring_in(st, waiter)
     if state is Room.SHORT and others:
         return _await_turn(st, waiter)
+    if state is Room.SHORT and any(_comes_for_nobody(session) for session in st.ops.values()):
+        _unblock(waiter)
+        return Step.WAIT  # as soon as it is in, it can go out again
     if state is Room.SHORT and found is not None:
         _block(st, waiter, *room.blocked_by(st, waiter, found))
         return Step.GO_ON
@@ -100,6 +103,11 @@ def _bring_in(st: State, waiter: Session) -> Step:
 def _restoring(session: Session) -> bool:
     op = session.op
     return op is not None and op.doing is Doing.PAGING_IN and not op.overdue
+
+
+def _comes_for_nobody(session: Session) -> bool:
+    """Its user has withdrawn, or a hint was the reason."""
+    return _restoring(session) and session.want is Want.NONE
 
 
 def _await_turn(st: State, waiter: Session) -> Step:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kiwi_core.states import AntiThrash, Notice, SessionState
+    from kiwi_core.states import AntiThrash, HistoryKind, Notice, SessionState
     from kiwi_core.units import OpId, SessionId
 
 
@@ -65,6 +65,25 @@ class SwapView:
     elapsed_ns: int
     at_ns: int
     """When it ended, on the clock of ``now_ns``."""
+
+
+@dataclass(frozen=True)
+class HistoryView:
+    """A stretch of time in which ``session`` did one thing; times on the clock of ``now_ns``."""
+
+    id: int
+    serial: int
+    """Counts the changes of the history; new when the entry ends."""
+    session: SessionId
+    kind: HistoryKind
+    began_ns: int
+    ended_ns: int | None
+    """``None`` while it goes on."""
+    bytes_moved: int
+    ok: bool
+    """Not refused and not failed; this and ``bytes_moved`` are known at the end of a move."""
+    hinted: bool
+    """A move that a hint was the reason of."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TOTAL_BYTES = 1000 * MIB
-CONFIG = replace(DEFAULTS, min_run_ns=500 * NS_PER_MS, lingering_idle_ns=NS_PER_S)
+CONFIG = replace(
+    DEFAULTS,
+    min_run_ns=500 * NS_PER_MS,
+    lingering_idle_ns=NS_PER_S,
+    hint_interval_ns=4 * NS_PER_S,
+    hint_protect_ns=NS_PER_S,
+)
 BYTES_PER_S = 2000 * MIB
 FIXED_NS = 2 * NS_PER_MS
 JITTER_NS = 5 * NS_PER_MS
@@ -110,6 +116,8 @@ class Proc:
     token: int = 0
     asked_ns: int = 0
     bound_ns: int | None = None
+    rested_ns: int = -(10**18)
+    brought_back_ns: int = -(10**18)
     lost: bool = False
     leaving: bool = False
 
@@ -128,6 +136,7 @@ class Counts:
     restarts: int = 0
     out_of_memory: int = 0
     granted_in_parallel: int = 0
+    brought_back: int = 0
     notices: dict[Notice, int] = field(default_factory=dict)
 
 
@@ -301,6 +310,7 @@ class Simulation:
 
     def _withdraw(self, proc: Proc) -> None:
         if proc.phase == "waiting":
+            self._rests(proc)
             self.tell(ev.LeaseWithdrawn(session=proc.id, burst=proc.burst))
             self._think(proc)
 
@@ -371,8 +381,14 @@ class Simulation:
 
     def _finish_lingering(self, proc: Proc) -> None:
         self.holders.discard(proc.id)
+        self._rests(proc)
         self.tell(ev.BurstEnded(session=proc.id, burst=proc.burst))
         self._think(proc)
+
+    def _rests(self, proc: Proc) -> None:
+        st = self.scheduler._st
+        if proc.id in st.runners or proc.id in st.queue:  # else it was given up earlier
+            proc.rested_ns = self.now_ns
 
     def _fail(self, proc: Proc) -> None:
         """Its memory is lost: the cell raises; later its user restarts the kernel."""
@@ -399,6 +415,8 @@ class Simulation:
         assert proc.flight is None, f"two operations on {proc.id}"
         assert not proc.lost, f"an operation on {proc.id}, whose memory is lost"
         self.used_ops.add(action.op)
+        if action.cause.endswith("about to be used"):
+            self._check_hinted(proc, action)
         verdict = self._verdict()
         flight = Flight(action, verdict)
         moved = proc.device_bytes + proc.host_bytes
@@ -423,6 +441,21 @@ class Simulation:
             self._at(action.deadline_ns - self.now_ns, lambda: self._overdue(flight))
             took_ns = action.deadline_ns - self.now_ns + self.rng.randrange(30 * NS_PER_S)
         self._at(took_ns, lambda: self._land(proc, flight, took_ns))
+
+    def _check_hinted(self, proc: Proc, action: act.Operation) -> None:
+        """In nobody's way, and not too often, however many hints come."""
+        view = self.scheduler.view(self.now_ns)
+        assert not view.holders, "moved for a hint while somebody runs"
+        assert not view.queue, "moved for a hint while somebody waits"
+        assert proc.phase in ("idle", "lingering")  # (left-over threads that were given up)
+        if isinstance(action, act.PageIn):
+            self.counts.brought_back += 1
+            if proc.brought_back_ns > proc.rested_ns:
+                pause_ns = self.now_ns - proc.brought_back_ns
+                assert pause_ns >= CONFIG.hint_interval_ns, f"{proc.id} was brought back twice"
+        else:
+            last_ns = max(proc.rested_ns, proc.brought_back_ns)
+            assert self.now_ns - last_ns >= CONFIG.hint_protect_ns, f"{proc.id} was just in use"
 
     def _verdict(self) -> str:
         if self.winding_down:
@@ -524,6 +557,8 @@ class Simulation:
         proc.host_bytes = 0
         proc.home, proc.held = "in", False
         self.known_bytes[proc.id] = proc.device_bytes
+        if action.cause == "about to be used" and proc.id not in self.scheduler._st.queue:
+            proc.brought_back_ns = self.now_ns
         self._go_on(proc)
         self._left(proc)
         return ev.PagedIn(op=action.op, moved_bytes=moved, elapsed_ns=took_ns)
@@ -574,6 +609,8 @@ class Simulation:
         if not self.winding_down:
             self._at(CONFIG.observe_interval_ns, self._observe)
         self._report_memory()
+        if not self.winding_down and self.rng.random() < 0.5:
+            self._look_at_a_notebook()
         if not self.winding_down and self.rng.random() < self.plan.mischief:
             self.rng.choice(_MISCHIEF)(self)
 
@@ -594,6 +631,16 @@ class Simulation:
         if not self.flights:
             seen = self.scheduler.view(self.now_ns).outside_bytes
             assert seen == self.outside_bytes, "what is outside was not seen right"
+
+    def _look_at_a_notebook(self) -> None:
+        """Its user comes back to it."""
+        proc = self._someone()
+        if proc is None:
+            return
+        why = self.scheduler.hint_hindrance(proc.id, self.now_ns)
+        self.tell(ev.UseExpected(session=proc.id))
+        hinted = [a for a in self.journal[-1].actions if a.cause.endswith("about to be used")]
+        assert bool(hinted) == (not why), f"{why!r}, but {hinted}"
 
     def _someone(self) -> Proc | None:
         return self.rng.choice(list(self.procs.values())) if self.procs else None

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
+from kiwi_core.config import DEFAULTS
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import PageOut, Suspend
+from kiwi_core.sched.actions import PageIn, PageOut, Suspend
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import GIB, NS_PER_S, SessionId
 
-A, B = SessionId("a"), SessionId("b")
+A, B, NOBODY = SessionId("a"), SessionId("b"), SessionId("nobody")
 
 
 def test_one_that_could_not_be_held_is_loose_until_it_has_memory() -> None:
@@ -56,3 +61,78 @@ def test_holders_waiting_and_settings_are_those_of_the_view() -> None:
     assert scheduler.holders == (B,)
     feed(ev.SettingsChanged(tq_ns=7 * NS_PER_S, anti_thrash=AntiThrash.ALWAYS))
     assert scheduler.tq_ns == 7 * NS_PER_S
+
+
+def _one_out(**settings: object) -> Scheduler:
+    """A is paged out, and B is a newcomer without memory."""
+    config = replace(DEFAULTS, **settings)  # type: ignore[arg-type]
+    scheduler = Scheduler(8 * GIB, config=config, host_budget_bytes=64 * GIB, checks=True)
+    for session in (A, B):
+        scheduler.handle(ev.SessionJoined(session=session), 1)
+    scheduler.handle(ev.MemoryObserved(free_bytes=7 * GIB, resident_bytes={A: GIB}), 2)
+    (order,) = scheduler.handle(ev.ReleaseRequested(session=A), 3)
+    assert isinstance(order, PageOut)
+    assert scheduler.may_release(A), "asked again while it goes out: that is all right"
+    assert scheduler.moves_out(A)
+    scheduler.handle(ev.PagedOut(op=order.op, moved_bytes=GIB, elapsed_ns=1), 4)
+    return scheduler
+
+
+def test_who_may_be_released_and_whether_it_leads_to_anything() -> None:
+    scheduler = _one_out()
+    assert scheduler.may_release(A)
+    assert scheduler.moves_out(A)
+    scheduler.handle(ev.LeaseRequested(session=A, burst=1), 5)
+    assert not scheduler.may_release(A)
+    assert not scheduler.may_release(NOBODY)
+    assert scheduler.moves_out(NOBODY)
+    scheduler = Scheduler(8 * GIB, host_budget_bytes=0, checks=True)
+    scheduler.handle(ev.SessionJoined(session=A), 1)
+    scheduler.handle(ev.MemoryObserved(free_bytes=7 * GIB, resident_bytes={A: GIB}), 2)
+    scheduler.handle(ev.ReleaseRequested(session=A), 3)
+    assert scheduler.may_release(A)
+    assert not scheduler.moves_out(A), "system RAM has no room for it"
+
+
+def test_why_a_hint_leads_to_nothing() -> None:
+    scheduler = _one_out()
+    assert scheduler.hint_hindrance(A, 5) == ""
+    assert "no such session" in scheduler.hint_hindrance(NOBODY, 5)
+    assert "is in the GPU" in scheduler.hint_hindrance(B, 5)
+    scheduler.handle(ev.LeaseRequested(session=B, burst=1), 6)
+    assert "in use" in scheduler.hint_hindrance(A, 7)
+    assert "in a burst" in scheduler.hint_hindrance(B, 7)
+    scheduler.handle(ev.UseExpected(session=A), 8)
+    scheduler.handle(ev.BurstEnded(session=B, burst=1), 9)
+    (order,) = scheduler.handle(ev.UseExpected(session=A), 10)
+    assert isinstance(order, PageIn)
+    assert "in a burst, or its memory moves" in scheduler.hint_hindrance(A, 11)
+
+
+def test_hints_can_be_switched_off() -> None:
+    scheduler = _one_out(bring_back=False)
+    assert "switched off" in scheduler.hint_hindrance(A, 5)
+    assert scheduler.handle(ev.UseExpected(session=A), 5) == []
+
+
+def test_the_history_is_asked_for_what_changed() -> None:
+    scheduler = _one_out()
+    assert scheduler.history_serial == 2
+    (out,) = scheduler.history(0, 5)
+    assert (out.id, out.serial, out.bytes_moved, out.ok, out.ended_ns) == (1, 2, GIB, True, 4)
+    assert scheduler.history(2, 5) == ()
+    scheduler.handle(ev.LeaseRequested(session=B, burst=1), 6)
+    (held,) = scheduler.history(2, 7)
+    assert (held.session, held.kind.value, held.ended_ns) == (B, "held", None)
+    assert scheduler.remembered() == {A, B}
+    scheduler.handle(ev.SessionLost(session=A), 8)
+    assert scheduler.remembered() == {A, B}, "its entry is still kept"
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_the_history_is_bounded(most: int) -> None:
+    scheduler = _one_out(history_max=most)
+    for burst in range(1, 10):
+        scheduler.handle(ev.LeaseRequested(session=B, burst=burst), 2 * burst + 10)
+        scheduler.handle(ev.BurstEnded(session=B, burst=burst), 2 * burst + 11)
+    assert [e.began_ns for e in scheduler.history(0, 99)] == [28, 26, 24][:most][::-1]

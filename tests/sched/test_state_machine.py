@@ -40,6 +40,8 @@ class Machine(RuleBasedStateMachine):
         self.held = set()
         self.flying = {}
         self.holders = set()
+        self.used = {}  # when its burst was over
+        self.back = {}  # when a hint's page-in was over
 
     def feed(self, event):
         for action in self.scheduler.handle(event, self.now_ns):
@@ -71,7 +73,25 @@ class Machine(RuleBasedStateMachine):
             coming = sum(o.need_bytes for o in self.flying.values() if isinstance(o, act.PageIn))
             assert action.need_bytes >= self.host[action.session]
             assert sum(self.device.values()) + coming + action.need_bytes <= TOTAL
+        if action.cause.endswith("about to be used"):
+            view = self.scheduler.view(self.now_ns)
+            assert not view.holders
+            assert not view.queue
+            self.check_not_too_often(action)
         self.flying[action.op] = action
+
+    def check_not_too_often(self, action):
+        """However the hints come: what was used or brought back just now stays, and what was
+        brought back for nothing is left alone."""
+        used_ns, back_ns = self.used.get(action.session), self.back.get(action.session)
+        if isinstance(action, act.PageIn):
+            unused = back_ns is not None and (used_ns is None or used_ns < back_ns)
+            assert not unused or self.now_ns - back_ns >= 30 * NS_PER_S
+        else:
+            assert all(at is None or self.now_ns - at >= 10 * NS_PER_S for at in (used_ns, back_ns))
+
+    def waiting(self):
+        return {entry.session for entry in self.scheduler.view(self.now_ns).queue}
 
     @rule(name=NAMES)
     def join(self, name):
@@ -87,6 +107,7 @@ class Machine(RuleBasedStateMachine):
         if (session := self.ids.get(name)) is not None:
             self.holders.discard(session)
             self.bursts[session] += 1
+            self.back.pop(session, None)
             self.feed(ev.LeaseRequested(session=session, burst=self.bursts[session]))
 
     @precondition(lambda self: self.ids)
@@ -95,6 +116,9 @@ class Machine(RuleBasedStateMachine):
         if (session := self.ids.get(name)) is not None:
             if how is not ev.BurstLingered:
                 self.holders.discard(session)
+                view = self.scheduler.view(self.now_ns)
+                if session in view.holders or session in self.waiting():
+                    self.used[session] = self.now_ns
             self.feed(how(session=session, burst=self.bursts[session]))
 
     @precondition(lambda self: self.ids)
@@ -102,6 +126,16 @@ class Machine(RuleBasedStateMachine):
     def release(self, name):
         if (session := self.ids.get(name)) is not None:
             self.feed(ev.ReleaseRequested(session=session))
+
+    @precondition(lambda self: self.ids)
+    @rule(name=NAMES)
+    def hint(self, name):
+        if (session := self.ids.get(name)) is not None:
+            why = self.scheduler.hint_hindrance(session, self.now_ns)
+            before = set(self.flying)
+            self.feed(ev.UseExpected(session=session))
+            new = [order for op, order in self.flying.items() if op not in before]
+            assert any(order.cause.endswith("about to be used") for order in new) == (not why)
 
     @precondition(lambda self: self.ids)
     @rule(name=NAMES)
@@ -193,6 +227,8 @@ class Machine(RuleBasedStateMachine):
             self.held.add(session)
             self.holders.discard(session)
             return ev.PagedOut(op=op, moved_bytes=moved, elapsed_ns=NS_PER_S)
+        if order.cause == "about to be used" and session not in self.waiting():
+            self.back[session] = self.now_ns
         moved = self.host[session]
         self.device[session] += moved
         self.host[session] = 0
@@ -209,6 +245,40 @@ class Machine(RuleBasedStateMachine):
         if hasattr(self, "scheduler"):
             deadline_ns = self.scheduler.next_deadline_ns()
             assert deadline_ns is None or deadline_ns > self.now_ns
+
+    @invariant()
+    def the_history_adds_up(self):
+        """To what the view counts in another way; and in parts to the same as whole."""
+        if not hasattr(self, "scheduler"):
+            return
+        entries = self.scheduler.history(0, self.now_ns)
+        serials = [entry.serial for entry in entries]
+        assert serials == sorted(set(serials))
+        assert all(serial <= self.scheduler.history_serial for serial in serials)
+        assert len({entry.id for entry in entries}) == len(entries)
+        middle = self.scheduler.history_serial // 2
+        assert self.scheduler.history(middle, self.now_ns) == tuple(
+            entry for entry in entries if entry.serial > middle
+        )
+        for session in self.scheduler.view(self.now_ns).sessions:
+            if not session.leaving:
+                assert self.spent_ns(entries, session.id, "held") == session.held_ns
+                waited_ns = self.spent_ns(entries, session.id, "waited", "suspended")
+                assert waited_ns == session.waited_ns
+        open_moves = [
+            e.session for e in entries if e.kind.value in ("out", "in") and not e.ended_ns
+        ]
+        flying = [
+            o.session for o in self.flying.values() if isinstance(o, act.PageOut | act.PageIn)
+        ]
+        assert sorted(open_moves) == sorted(flying)
+
+    def spent_ns(self, entries, session, *kinds):
+        return sum(
+            (self.now_ns if entry.ended_ns is None else entry.ended_ns) - entry.began_ns
+            for entry in entries
+            if entry.session == session and entry.kind.value in kinds
+        )
 
     @invariant()
     def the_view_can_be_made(self):

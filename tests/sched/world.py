@@ -148,6 +148,16 @@ def _queue(world: World) -> str:
     ) or "-"  # fmt: skip
 
 
+def _history(world: World) -> str:
+    """``a:held@1-3``: from 1 s to 3 s; ``*``: a hint was the reason, ``!``: it did not work."""
+    told = []
+    for e in world.scheduler.history(0, world.now_ns):
+        marks = "*" * e.hinted + "!" * (not e.ok)
+        ended = "" if e.ended_ns is None else f"{e.ended_ns / NS_PER_S:g}"
+        told.append(f"{e.session}:{e.kind.value}{marks}@{e.began_ns / NS_PER_S:g}-{ended}")
+    return " ".join(told) or "-"
+
+
 def _wait(wait_ns: int | None) -> str:
     return "?" if wait_ns is None else format_duration_s(wait_ns / NS_PER_S).replace(" ", "")
 
@@ -164,6 +174,7 @@ _LOOKS: dict[str, Callable[[World], str]] = {
     "wake": _wake,
     "outside": lambda w: f"{w.scheduler.view(w.now_ns).outside_bytes / GIB:g}",
     "ram": lambda w: f"{w.scheduler.view(w.now_ns).paged_out_bytes / GIB:g}",
+    "history": lambda w: _history(w),
     "ignored": lambda w: str(w.scheduler.view(w.now_ns).ignored_events),
 }
 
@@ -203,6 +214,7 @@ _SESSION: dict[str, Callable[[SessionId, list[str]], ev.Event]] = {
     "dies": lambda s, _: ev.SessionLost(session=s),
     "detaches": lambda s, _: ev.SessionDetached(session=s),
     "releases": lambda s, _: ev.ReleaseRequested(session=s),
+    "hinted": lambda s, _: ev.UseExpected(session=s),
     "asks": lambda s, words: ev.LeaseRequested(session=s, burst=int(words[0])),
     "withdraws": lambda s, words: ev.LeaseWithdrawn(session=s, burst=int(words[0])),
     "ends": lambda s, words: ev.BurstEnded(session=s, burst=int(words[0])),

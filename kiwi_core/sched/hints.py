@@ -1,0 +1,117 @@
+"""Bringing a session's memory back before it asks: only while that is in nobody's way.
+
+A hint says that a program is about to be used. It is no place in the queue and no lease: whoever
+asks meanwhile is served as if there were none, after the one operation that may be under way.
+Two limits keep hints from thrashing: what was just used or brought back is not moved out for
+another's hint, and what was brought back but not used is not brought back again for a while.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kiwi_core.sched import orders
+from kiwi_core.sched.session import Home, Session, Want
+from kiwi_core.units import format_bytes
+
+if TYPE_CHECKING:
+    from kiwi_core.sched.state import State
+    from kiwi_core.units import SessionId
+
+NOT_AT_REST = "it is in a burst, or its memory moves"
+
+
+def hindrance(st: State, session_id: SessionId, now_ns: int) -> str:
+    """Why ``session_id`` is not brought back now, in words that everybody may read; "": it is."""
+    session = st.sessions.get(session_id)
+    if session is None or session.gone or session.leaving:
+        return "there is no such session any more"
+    if not st.config.bring_back:
+        return "bringing memory back ahead of use is switched off here"
+    return (
+        _in_the_way(st, session) or _too_soon(st, session, now_ns) or _plan(st, session, now_ns)[1]
+    )
+
+
+def tend(st: State, session: Session) -> None:
+    """The next step for the hinted session, if it still is in nobody's way; from settle."""
+    if session.gone or session.leaving or _not_out(session) or st.queue or st.runners:
+        st.hinted = None
+        return
+    if any(not other.stuck for other in st.ops.values()):
+        return  # room is being made
+    st.hinted = None
+    victims, why = _plan(st, session, st.now_ns)
+    if why or st.ops:
+        st.tell(session, "not brought back after all: {}", why or "a driver call hangs")
+    elif victims:
+        st.hinted = session
+        for victim in victims:
+            orders.page_out(st, victim, f"room for {session.id}, about to be used", hinted=True)
+    else:
+        orders.page_in(st, session, "about to be used", hinted=True)
+
+
+def came_back(st: State, session: Session) -> None:
+    """A hint's page-in has succeeded: the most recently used of the idle ones now."""
+    session.hinted_ns = st.now_ns
+    st.idle.pop(session.id, None)
+
+
+def _too_soon(st: State, session: Session, now_ns: int) -> str:
+    last_ns = session.hinted_ns
+    if last_ns is not None and now_ns - last_ns < st.config.hint_interval_ns:
+        return "it was brought back only a while ago, and not used since"
+    return ""
+
+
+def _not_out(session: Session) -> str:
+    if session.want is not Want.NONE or session.op is not None:
+        return NOT_AT_REST
+    if session.home is Home.LOST:
+        return "the contents of its memory are lost"
+    return "its memory is in the GPU" if session.home is not Home.OUT else ""
+
+
+def _in_the_way(st: State, session: Session) -> str:
+    if why := _not_out(session):
+        return why
+    if st.runners:
+        return "the GPU is in use"
+    if st.queue:
+        return "somebody waits for the GPU"
+    return "the memory of another session moves" if st.ops else ""
+
+
+def _plan(st: State, session: Session, now_ns: int) -> tuple[list[Session], str]:
+    """Who has to go out for it, or why room cannot be had. Room for what comes back, not for what
+    it may grow by: that others can keep theirs matters more than a guess."""
+    if not st.observed:
+        return [], "the GPU's memory has not been read yet"
+    if session.backoff_until_ns > now_ns:
+        return [], "bringing it back failed a moment ago"
+    footprint = session.footprint_bytes
+    with_margin = footprint + st.margin_bytes + session.extra_room_bytes
+    wanted = max(footprint, min(with_margin, st.capacity_bytes))
+    short_bytes = wanted - session.counted_claim_bytes - st.free_bytes
+    host_bytes = st.host_claimed_bytes
+    victims: list[Session] = []
+    for victim in st.policy.victims(st.idle.values(), ()):
+        if short_bytes <= 0:
+            break
+        blocked = victim is session or victim.leaving or victim.backoff_until_ns > now_ns
+        if blocked or host_bytes + victim.resident_bytes > st.host_budget_bytes:
+            continue
+        if _protected(st, victim, now_ns):
+            return [], "the room is taken by what was used or brought back just now"
+        victims.append(victim)
+        short_bytes -= victim.counted_claim_bytes
+        host_bytes += victim.resident_bytes
+    if short_bytes > 0:
+        return [], f"there is no room: {format_bytes(short_bytes)} more would have to be free"
+    return victims, ""
+
+
+def _protected(st: State, victim: Session, now_ns: int) -> bool:
+    marks = (victim.rested_ns, victim.hinted_ns)
+    return any(at is not None and now_ns - at < st.config.hint_protect_ns for at in marks)

@@ -1,0 +1,110 @@
+"""What the sessions of one GPU did when: the last stretches of holding, waiting and moving.
+
+The scheduler tells of each beginning (``begin``) and end (``end``) at the place where it happens.
+What goes on is not kept here: the sessions themselves say since when (``turn_of``, their ``op``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.sched.session import Doing, Session, Want
+from kiwi_core.sched.view import HistoryView
+from kiwi_core.states import HistoryKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from kiwi_core.units import SessionId
+
+MOVES: Final = {Doing.PAGING_OUT: HistoryKind.OUT, Doing.PAGING_IN: HistoryKind.IN}
+
+_Ended = tuple[int, int, "SessionId", HistoryKind, int, int, int, bool, bool]
+"""The fields of a ``HistoryView``: that is made when somebody looks."""
+
+
+class History:
+    """Bounded by number and by age. Written in each lease cycle, hence short."""
+
+    def __init__(self, entries_max: int, kept_ns: int) -> None:
+        self.serial = 0
+        """Of the newest change; the first one is 1."""
+        self._kept_ns: Final = kept_ns
+        self._ended: Final[deque[_Ended]] = deque(maxlen=entries_max)
+        """In the order of their serials, which is that of their ends."""
+
+    def begin(self) -> int:
+        """The id of a new entry; also its serial until it ends."""
+        self.serial += 1
+        return self.serial
+
+    def end(
+        self,
+        id_: int,
+        session: SessionId,
+        kind: HistoryKind,
+        began_ns: int,
+        now_ns: int,
+        bytes_moved: int = 0,
+        ok: bool = True,
+        hinted: bool = False,
+    ) -> None:
+        self.serial += 1
+        self._ended.append(
+            (id_, self.serial, session, kind, began_ns, now_ns, bytes_moved, ok, hinted)
+        )
+
+    def since(
+        self, serial: int, sessions: Iterable[Session], now_ns: int
+    ) -> tuple[HistoryView, ...]:
+        """What began or ended after the change ``serial``, in the order of the serials.
+        ``sessions``: all that are on the books."""
+        self._forget_before(now_ns - self._kept_ns)
+        changed = [HistoryView(*ended) for ended in self._ended_after(serial)]
+        changed += (view for view in _going_on(sessions) if view.serial > serial)
+        return tuple(sorted(changed, key=_serial))
+
+    def sessions(self) -> frozenset[SessionId]:
+        """All that have an entry that has ended."""
+        return frozenset(ended[2] for ended in self._ended)
+
+    def _ended_after(self, serial: int) -> Iterator[_Ended]:
+        for ended in reversed(self._ended):
+            if ended[1] <= serial:
+                return
+            yield ended
+
+    def _forget_before(self, oldest_ns: int) -> None:
+        while self._ended and self._ended[0][5] < oldest_ns:
+            self._ended.popleft()
+
+
+def turn_of(session: Session) -> tuple[HistoryKind, int] | None:
+    """Whether ``session`` holds, waits or is suspended, and since when. While it is being stopped
+    it still holds; one that leaves waits for no turn."""
+    if session.want is Want.RUNNING or session.stopping:
+        return HistoryKind.HELD, session.granted_ns
+    if session.want is Want.QUEUED and not session.leaving:
+        kind = HistoryKind.SUSPENDED if session.mid_burst else HistoryKind.WAITED
+        return kind, session.queued_ns
+    return None
+
+
+def _going_on(sessions: Iterable[Session]) -> Iterator[HistoryView]:
+    for session in sessions:
+        if (turn := turn_of(session)) is not None:
+            yield _view(session, session.turn_id, *turn)
+        op = session.op
+        if op is not None and op.doing in MOVES:
+            yield _view(session, op.move_id, MOVES[op.doing], op.started_ns, op.hinted)
+
+
+def _view(
+    session: Session, id_: int, kind: HistoryKind, began_ns: int, hinted: bool = False
+) -> HistoryView:
+    return HistoryView(id_, id_, session.id, kind, began_ns, None, 0, True, hinted)
+
+
+def _serial(view: HistoryView) -> int:
+    return view.serial
