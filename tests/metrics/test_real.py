@@ -17,6 +17,7 @@ from samples import Scrape, scrape
 from session_program import MIB, SessionProgram
 
 from kiwi_core.client import Client
+from kiwi_core.wire.messages import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,6 +156,28 @@ def test_a_daemon_that_is_killed_counts_from_zero() -> None:
             "a new daemon answers",
         )
         assert anew("kiwi_lease_held_seconds_total") == 0
+
+
+def test_hints_are_counted_by_what_came_of_them() -> None:
+    with running_daemon("1x128MiB", "--metrics", ":0") as daemon:
+        program = SessionProgram(daemon, 32)
+        try:
+            session = daemon.wait_state(program.pid, "idle").id
+            with Client(daemon.sockets()[0], role=Role.OBSERVER, reconnect=False) as client:
+                client.connect()
+                begun, why = client.bring_back(session)
+                assert not begun
+                assert why
+                client.release(session)
+                daemon.wait_state(program.pid, "paged-out")
+                assert client.bring_back(session) == (True, "")
+                daemon.wait_state(program.pid, "idle")
+            seen = scrape(url_of(daemon))
+        finally:
+            program.close()
+        assert seen("kiwi_bring_back_hints_begun_total") == 1
+        assert seen("kiwi_bring_back_hints_declined_total") == 1
+        assert seen("kiwi_swaps_total", direction="in") == 1
 
 
 def test_what_breaks_the_protocol_is_counted_by_its_code() -> None:
