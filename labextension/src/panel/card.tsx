@@ -7,24 +7,24 @@ import type { IGpu } from '../model/types';
 import { Controls } from './controls';
 import { Memory } from './memory';
 import { MyWait } from './mywait';
-import type { IShared } from './parts';
+import type { IPart } from './parts';
 import { GpuProblems } from './problems';
 import { Holders, Queue, Resting } from './queue';
 import { Timeline } from './timeline';
 import type { Zoom } from './timeline-model';
 
-interface IProps extends IShared {
-  readonly gpu: IGpu;
+interface IProps extends IPart {
   readonly zoom_s: Zoom;
   readonly setZoom: (zoom_s: Zoom) => void;
 }
 
 export function Card(props: IProps) {
-  const { store, actions, gpu } = props;
+  const { zoom_s, setZoom, ...part } = props;
+  const { store, actions, gpu, live } = part;
   const heading = React.useId();
   return (
     <section
-      className={gpu.reachable ? 'jp-Kiwi-card' : 'jp-Kiwi-card jp-mod-away'}
+      className={live ? 'jp-Kiwi-card' : 'jp-Kiwi-card jp-mod-last-known'}
       data-kiwi="gpu"
       data-uuid={gpu.uuid}
       aria-labelledby={heading}
@@ -32,13 +32,13 @@ export function Card(props: IProps) {
       <Head gpu={gpu} id={heading} />
       <GpuProblems gpu={gpu} actions={actions} />
       <div className="jp-Kiwi-known">
-        <MyWait store={store} actions={actions} gpu={gpu} />
-        <Holders store={store} actions={actions} gpu={gpu} />
-        <Queue store={store} actions={actions} gpu={gpu} />
-        <Timeline store={store} gpu={gpu} zoom_s={props.zoom_s} setZoom={props.setZoom} />
+        <MyWait {...part} />
+        <Holders {...part} />
+        <Queue {...part} />
+        <Timeline store={store} gpu={gpu} zoom_s={zoom_s} setZoom={setZoom} />
         <Memory gpu={gpu} />
-        <Resting store={store} actions={actions} gpu={gpu} />
-        <Controls store={store} actions={actions} gpu={gpu} />
+        <Resting {...part} />
+        <Controls {...part} />
       </div>
     </section>
   );

@@ -6,11 +6,11 @@ import type { AntiThrash, IGpu } from '../model/types';
 
 import { LEAST_TQ_S, MODES, MOST_TQ_S, modeOf, patchOf, quantumError } from './controls-model';
 import { usePending } from './hooks';
-import type { IShared } from './parts';
+import type { IPart } from './parts';
 import { formatDuration } from './words';
 
-export function Controls(props: IShared & { gpu: IGpu }) {
-  const { gpu } = props;
+export function Controls(props: IPart) {
+  const { gpu, live } = props;
   const { serialised, why, swap_round_trip_s } = gpu.scheduler;
   return (
     <section className="jp-Kiwi-part">
@@ -21,7 +21,7 @@ export function Controls(props: IShared & { gpu: IGpu }) {
         {swap_round_trip_s !== null &&
           ` Changing places costs about ${formatDuration(swap_round_trip_s)}.`}
       </p>
-      {gpu.may_set && gpu.reachable ? <Form {...props} /> : <AsText gpu={gpu} />}
+      {gpu.may_set && live ? <Form {...props} /> : <AsText gpu={gpu} />}
     </section>
   );
 }
@@ -31,7 +31,7 @@ function AsText(props: { gpu: IGpu }) {
   const mode = modeOf(anti_thrash);
   return (
     <p className="jp-Kiwi-quiet">
-      Turns of {tq_s} s; turns are taken: {mode.label.toLowerCase()}. {mode.explanation}
+      Turns last {tq_s} s. {mode.explanation}
     </p>
   );
 }
@@ -44,7 +44,7 @@ interface IDraft {
 
 const UNTOUCHED: IDraft = { quantum: null, mode: null };
 
-function Form(props: IShared & { gpu: IGpu }) {
+function Form(props: IPart) {
   const { actions, gpu } = props;
   const [draft, setDraft] = React.useState(UNTOUCHED);
   const pending = usePending();

@@ -48,7 +48,7 @@ export function KiwiPanel(props: IKiwiPanelProps) {
   const problem = problemOf(store);
   return (
     <div
-      className={store.connection === 'lost' ? 'jp-Kiwi-panel jp-mod-stale' : 'jp-Kiwi-panel'}
+      className="jp-Kiwi-panel"
       data-kiwi="panel"
       role="region"
       aria-label="Kiwi: sharing the GPU"
@@ -61,6 +61,7 @@ export function KiwiPanel(props: IKiwiPanelProps) {
           store={store}
           actions={actions}
           gpu={gpu}
+          live={store.connection === 'live' && gpu.reachable}
           zoom_s={zoom_s}
           setZoom={setZoom}
         />

@@ -51,6 +51,12 @@ function said(
   return { tone, session, headline, counts: false, turnEndsAt: null, details };
 }
 
+/** The same when it is only what was known last: nothing is promised, nothing counts down. */
+export function noNews(last: IMyWait): IMyWait {
+  const known = `Last known: ${last.headline.toLowerCase()}.`;
+  return { ...said('busy', last.session, 'No news', [known, ...last.details]), turnEndsAt: null };
+}
+
 /** What is wrong with a session that does not wait is told after its state. */
 function withProblem(wait: IMyWait): IMyWait {
   const text = wait.session?.problem_text ?? '';

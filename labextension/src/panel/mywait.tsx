@@ -2,16 +2,15 @@
 
 import * as React from 'react';
 
-import type { IGpu } from '../model/types';
-
-import { myWait } from './mywait-model';
+import { myWait, noNews } from './mywait-model';
 import type { IMyWait } from './mywait-model';
 import { Countdown, Prose, SessionName, TimeLeft } from './parts';
-import type { IShared } from './parts';
+import type { IPart } from './parts';
 
-export function MyWait(props: IShared & { gpu: IGpu }) {
-  const { store, actions, gpu } = props;
-  const wait = myWait(gpu, store.currentKernel);
+export function MyWait(props: IPart) {
+  const { store, actions, gpu, live } = props;
+  const now = myWait(gpu, store.currentKernel);
+  const wait = live ? now : noNews(now);
   const session = wait.session;
   return (
     <div className={`jp-Kiwi-wait jp-mod-${wait.tone}`} data-kiwi="my-wait" data-tone={wait.tone}>
@@ -30,7 +29,7 @@ export function MyWait(props: IShared & { gpu: IGpu }) {
   );
 }
 
-function Large(props: { store: IShared['store']; wait: IMyWait }) {
+function Large(props: { store: IPart['store']; wait: IMyWait }) {
   const { store, wait } = props;
   if (wait.counts && wait.session !== null) {
     return (

@@ -11,9 +11,12 @@ import { marksOwn, nameOf } from './people';
 import { formatLeft } from './words';
 
 /** What every part of a card needs. */
-export interface IShared {
+export interface IPart {
   readonly store: IKiwiStore;
   readonly actions: IKiwiActions;
+  readonly gpu: IGpu;
+  /** false: what is shown is what was known last, so nothing counts down and nothing can be set. */
+  readonly live: boolean;
 }
 
 /** The name of a session: a button that opens its notebook where it is one of the reader's. */
@@ -50,14 +53,20 @@ export function Yours(props: { gpu: IGpu; session: ISession | undefined }) {
   ) : null;
 }
 
-/** "about 12 s", counting down by itself. `unknown` is said while nobody can tell. */
-export function Countdown(props: { store: IKiwiStore; session: string; unknown: string }) {
-  const { store, session, unknown } = props;
+/** "about 12 s", counting down by itself; `short`: "≈ 12 s". `unknown` is said while nobody can
+ * tell. */
+export function Countdown(props: {
+  store: IKiwiStore;
+  session: string;
+  unknown: string;
+  short?: boolean;
+}) {
+  const { store, session, unknown, short } = props;
   const text = useTicking(() => {
     const at = store.expectedAt(session);
     return at === null ? unknown : formatWait(Math.max(0, at - store.now()));
   });
-  return <>{text}</>;
+  return <>{short ? text.replace(/^about /, '≈ ') : text}</>;
 }
 
 /** "21 s left", counting down to `at`; `over` is said from then on. */

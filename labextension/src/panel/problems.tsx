@@ -11,6 +11,9 @@ import { Prose } from './parts';
 /** Problems that end by themselves: told calmly. */
 const PASSING = new Set(['starting', 'reconnecting', 'connecting']);
 
+/** Where trying again is what happens already. */
+const WITHOUT_RETRY = new Set(['starting', 'connecting']);
+
 export function Problem(props: { problem: IProblem; actions?: IKiwiActions }) {
   const { problem, actions } = props;
   const calm = PASSING.has(problem.code);
@@ -30,7 +33,7 @@ export function Problem(props: { problem: IProblem; actions?: IKiwiActions }) {
             <Prose text={problem.remedy} />
           </p>
         )}
-        {actions !== undefined && problem.code !== 'starting' && <Retry actions={actions} />}
+        {actions !== undefined && !WITHOUT_RETRY.has(problem.code) && <Retry actions={actions} />}
       </div>
     </div>
   );

@@ -2,19 +2,17 @@
 
 import * as React from 'react';
 
-import type { IGpu, IQueueEntry, ISession, SessionState } from '../model/types';
+import type { IQueueEntry, ISession, SessionState } from '../model/types';
 import { formatBytes } from '../model/format';
 
 import { usePending } from './hooks';
 import { Countdown, SessionName, TimeLeft, Yours, useRoving } from './parts';
-import type { IShared } from './parts';
-import { marksOwn, nameOf, restingOf, sessionOf } from './people';
+import type { IPart } from './parts';
+import { marksOwn, nameOf, restingOf, sessionOf, subjectOf } from './people';
 import { counted } from './words';
 
-type ICard = IShared & { readonly gpu: IGpu };
-
-export function Holders(props: ICard) {
-  const { store, actions, gpu } = props;
+export function Holders(props: IPart) {
+  const { store, actions, gpu, live } = props;
   if (gpu.holders.length === 0) {
     return null;
   }
@@ -31,11 +29,10 @@ export function Holders(props: ICard) {
                 <SessionName session={session} actions={actions} />
                 <Yours gpu={gpu} session={session} />
                 <span className="jp-Kiwi-amount">
-                  {endsAt !== null && gpu.queue.length > 0 ? (
+                  {live && endsAt !== null && gpu.queue.length > 0 && (
                     <TimeLeft store={store} at={endsAt} suffix=" left" over="turn is over" />
-                  ) : (
-                    'until others ask'
                   )}
+                  {live && gpu.queue.length === 0 && 'until others ask'}
                 </span>
               </div>
             </li>
@@ -53,7 +50,7 @@ const WHILE: Partial<Record<SessionState, string>> = {
   'paging-out': 'memory moving out'
 };
 
-export function Queue(props: ICard) {
+export function Queue(props: IPart) {
   const { gpu } = props;
   const roving = useRoving<HTMLOListElement>();
   if (gpu.queue.length === 0) {
@@ -73,8 +70,8 @@ export function Queue(props: ICard) {
   );
 }
 
-function Waiting(props: ICard & { entry: IQueueEntry }) {
-  const { store, actions, gpu, entry } = props;
+function Waiting(props: IPart & { entry: IQueueEntry }) {
+  const { store, actions, gpu, live, entry } = props;
   const session = sessionOf(gpu, entry.session);
   const note = session?.problem_text ? 'held up' : session && WHILE[session.state];
   return (
@@ -91,7 +88,7 @@ function Waiting(props: ICard & { entry: IQueueEntry }) {
         <SessionName session={session} actions={actions} />
         <Yours gpu={gpu} session={session} />
         <span className="jp-Kiwi-amount">
-          <Countdown store={store} session={entry.session} unknown="not known" />
+          {live && <Countdown store={store} session={entry.session} unknown="not known" short />}
         </span>
       </div>
       {note && (
@@ -106,7 +103,7 @@ function Waiting(props: ICard & { entry: IQueueEntry }) {
 /** Own resting sessions beyond these, and all of others', are folded away. */
 const SHOWN_AT_ONCE = 4;
 
-export function Resting(props: ICard) {
+export function Resting(props: IPart) {
   const { own, others } = restingOf(props.gpu);
   const roving = useRoving<HTMLUListElement>();
   const folded = useRoving<HTMLUListElement>();
@@ -143,22 +140,23 @@ export function Resting(props: ICard) {
   );
 }
 
-function Idle(props: ICard & { session: ISession }) {
-  const { actions, gpu, session } = props;
+function Idle(props: IPart & { session: ISession }) {
+  const { store, actions, gpu, live, session } = props;
   const pending = usePending();
-  const frees = session.mine && session.state === 'idle' && session.resident_bytes > 0;
+  const frees = live && session.mine && session.state === 'idle' && session.resident_bytes > 0;
   const release = () => pending.run(() => actions.release({ gpu, session }));
   const size = formatBytes(session.resident_bytes);
+  // What is wrong with the notebook that "my wait" is about is said there already.
+  const wrong = session === subjectOf(gpu, store.currentKernel) ? '' : session.problem_text;
   return (
     <li className="jp-Kiwi-person" data-kiwi="resting" data-session={session.id}>
       <div className="jp-Kiwi-line">
         <SessionName session={session} actions={actions} />
-        <Yours gpu={gpu} session={session} />
         {!frees && <span className="jp-Kiwi-amount">{memoryOf(session)}</span>}
       </div>
       {frees && (
         <div className="jp-Kiwi-line">
-          <span>{memoryOf(session)}</span>
+          <span className="jp-Kiwi-small">{memoryOf(session)}</span>
           <button
             type="button"
             className="jp-Kiwi-button"
@@ -177,7 +175,7 @@ function Idle(props: ICard & { session: ISession }) {
           {pending.error}
         </span>
       )}
-      {session.problem_text !== '' && <span className="jp-Kiwi-note">{session.problem_text}</span>}
+      {wrong !== '' && <span className="jp-Kiwi-note">{wrong}</span>}
     </li>
   );
 }

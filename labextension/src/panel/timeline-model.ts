@@ -79,6 +79,8 @@ export interface ITimeline {
   /** Rows that were left out. */
   readonly hidden: number;
   readonly ticks: readonly ITick[];
+  /** The newest finished move in sight, with its speed: what a tooltip says, without a mouse. */
+  readonly lastMove: string;
   /** Percent at the left of which nothing is recorded. */
   readonly unrecorded: number;
   readonly text: string;
@@ -99,7 +101,8 @@ export function timeline(
   most_rows: number = FEW_ROWS
 ): ITimeline {
   const window: IWindow = { from: now - zoom_s, to: now, zoom_s };
-  const bySession = grouped(gpu.history.filter(entry => touches(entry, window)));
+  const entries = gpu.history.filter(entry => touches(entry, window));
+  const bySession = grouped(entries);
   const shown = chosen(gpu, bySession, most_rows);
   const rows = shown.map(id => row(gpu, id, bySession.get(id) ?? [], window));
   return {
@@ -107,6 +110,7 @@ export function timeline(
     hidden: bySession.size - rows.length,
     ticks: ticks(window),
     unrecorded: Math.max(0, 100 * (1 - history_s / zoom_s)),
+    lastMove: lastMove(entries, now),
     text: spoken(rows, zoom_s)
   };
 }
@@ -291,6 +295,12 @@ function what(entry: IHistoryEntry, now: number): string {
   const ahead = entry.hinted ? ', ahead of use' : '';
   const size = formatBytes(entry.bytes_moved);
   return `${size} moved ${way} in ${lasted}${speed && `, ${speed}`}${ahead}`;
+}
+
+function lastMove(entries: readonly IHistoryEntry[], now: number): string {
+  const moves = entries.filter(entry => isMove(entry) && entry.ended_at !== null && entry.ok);
+  const last = moves.sort((a, b) => (b.ended_at ?? 0) - (a.ended_at ?? 0))[0];
+  return last === undefined ? '' : `Last move: ${nameOf(last)}, ${what(last, now)}.`;
 }
 
 // --- axis and words -----------------------------------------------------------------------------

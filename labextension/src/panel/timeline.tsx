@@ -45,6 +45,7 @@ export function Timeline(props: IProps) {
         <>
           <Picture picture={picture} scope={gpu.uuid} />
           <Key />
+          {picture.lastMove !== '' && <p className="jp-Kiwi-quiet">{picture.lastMove}</p>}
         </>
       )}
       {(picture.hidden > 0 || all) && (
@@ -163,7 +164,7 @@ function Span(props: { span: ISpan; row: IRow; scope: string }) {
 
 function Mark(props: { mark: IMark; row: IRow }) {
   const { mark, row } = props;
-  const arrow = mark.direction === 'out' ? 'M-4 1h8l-4 6z' : 'M-4 7h8l-4 -6z';
+  const out = mark.direction === 'out';
   return (
     <g
       className={mark.ok ? 'jp-Kiwi-mark' : 'jp-Kiwi-mark jp-mod-failed'}
@@ -172,10 +173,10 @@ function Mark(props: { mark: IMark; row: IRow }) {
       data-session={row.session}
     >
       <title>{mark.title}</title>
-      <rect x={`${mark.from}%`} width={`${mark.width}%`} y={STRIP} height="2" />
+      <rect x={`${mark.from}%`} width={`${mark.width}%`} y={STRIP + (out ? 0 : 6)} height="2" />
       <svg x={`${mark.x}%`} y={STRIP} overflow="visible">
         <rect className="jp-Kiwi-target" x="-6" y="-2" width="12" height="12" />
-        <path d={arrow} />
+        <path d={out ? 'M-4 1h8l-4 6z' : 'M-4 7h8l-4 -6z'} />
       </svg>
     </g>
   );
@@ -184,20 +185,20 @@ function Mark(props: { mark: IMark; row: IRow }) {
 function Key() {
   return (
     <ul className="jp-Kiwi-key" aria-hidden="true">
-      <KeyItem kind="held">has the GPU</KeyItem>
+      <KeyItem kind="held">has GPU</KeyItem>
       <KeyItem kind="waited">waits</KeyItem>
       <KeyItem kind="suspended">suspended</KeyItem>
       <li>
         <svg className="jp-Kiwi-swatch jp-Kiwi-mark">
           <path d="M1 2h8l-4 6z" />
         </svg>
-        memory out
+        moved out
       </li>
       <li>
         <svg className="jp-Kiwi-swatch jp-Kiwi-mark">
           <path d="M1 8h8l-4 -6z" />
         </svg>
-        memory in
+        moved in
       </li>
     </ul>
   );
