@@ -137,7 +137,7 @@ class GpuHandler(KiwiHandler):
     def _settings(self) -> m.Settings:
         try:
             return msgspec.json.decode(self.request.body, type=m.Settings)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise bad_request(
                 f"The settings cannot be read: {error}.",
                 'Send JSON with "tq_s" (seconds), "anti_thrash" ("on", "always", "off"), or both.',

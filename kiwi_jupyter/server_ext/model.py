@@ -7,7 +7,7 @@ added: notebook paths, absolute times, whether the daemon is there. Times ending
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -100,8 +100,8 @@ class GpuDelta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``set``: whole values of fields of the GPU; ``sessions``: changed fields, all of a new one;
     ``history``: entries that are new or replace the one with their id."""
 
-    set: dict[str, object] | None = None
-    sessions: dict[str, dict[str, object]] | None = None
+    set: dict[str, Any] | None = None
+    sessions: dict[str, dict[str, Any]] | None = None
     gone: list[str] | None = None
     history: list[History] | None = None
 

@@ -15,7 +15,6 @@ from daemon import Daemon, running_daemon
 from pytest_jupyter.jupyter_server import *  # noqa: F403
 from session_program import SessionProgram
 from stream_reader import Reader
-from tornado.httpclient import HTTPClientError
 from traitlets.config import Config
 
 if TYPE_CHECKING:
@@ -89,12 +88,8 @@ def ask(jp_fetch: Any, kiwi: Any) -> Callable[..., Any]:
             body = json.dumps(body)
         if method in ("POST", "PATCH", "PUT"):
             body = body or ""
-        try:
-            answer = await jp_fetch("kiwi/api", path, method=method, body=body, **kwargs)
-        except HTTPClientError as error:
-            if error.response is None:
-                raise
-            answer = error.response
+        kwargs.setdefault("raise_error", False)
+        answer = await jp_fetch("kiwi/api", path, method=method, body=body, **kwargs)
         return answer.code, json.loads(answer.body)
 
     return fetch

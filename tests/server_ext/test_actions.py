@@ -1,0 +1,195 @@
+"""What is done on behalf of a browser, with real daemons and sessions: settings, release,
+bring-back, stories; bad input; what the daemon refuses; the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kiwi_core.errors import PeerError
+
+if TYPE_CHECKING:
+    from daemon import Daemon
+    from session_program import SessionProgram
+
+
+@pytest.fixture
+def gpu(daemon: Daemon) -> str:
+    return f"gpus/{daemon.status().uuid}"
+
+
+async def session_of(ask: Any, program: SessionProgram) -> dict[str, Any]:
+    """As the server shows it, once it does."""
+    for _ in range(600):
+        _, state = await ask("status")
+        for gpu in state["gpus"]:
+            for session in gpu["sessions"]:
+                if session["pid"] == program.pid:
+                    found: dict[str, Any] = session
+                    return found
+        await asyncio.sleep(0.05)
+    raise AssertionError("the session is not shown")
+
+
+async def until_state(ask: Any, program: SessionProgram, *states: str) -> dict[str, Any]:
+    for _ in range(600):
+        session = await session_of(ask, program)
+        if session["state"] in states:
+            return session
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"never {states}: {session}")
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+async def test_settings_take_effect_and_are_in_the_log(
+    daemon: Daemon, gpu: str, ask: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert await ask(gpu, "PATCH", {"tq_s": 7.5}) == (200, {"tq_s": 7.5, "anti_thrash": "on"})
+    said = await ask(gpu, "PATCH", {"anti_thrash": "always", "tq_s": 8})
+    assert said == (200, {"tq_s": 8.0, "anti_thrash": "always"})
+    assert daemon.status().scheduler.tq_s == 8.0
+    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Kiwi: set")]
+    assert len(lines) == 2
+    assert '{"tq_s":7.5}' in lines[0]
+    assert daemon.status().uuid in lines[0]
+    assert "by user" in lines[0]
+    assert lines[0].endswith("done")
+
+
+BAD = {
+    "nothing": b"",
+    "no object": b"5",
+    "empty": {},
+    "unknown field": {"tq_s": 5, "colour": "blue"},
+    "only unknown": {"tq": 5},
+    "text": {"tq_s": "5"},
+    "no bool": {"tq_s": True},
+    "too short": {"tq_s": 0.001},
+    "too long": {"tq_s": 1e9},
+    "negative": {"tq_s": -5},
+    "not finite": b'{"tq_s": 1e999}',
+    "NaN": b'{"tq_s": NaN}',
+    "mode": {"anti_thrash": "sometimes"},
+    "not UTF-8": b'{"anti_thrash": "\xff"}',
+    "deep": b"[" * 50_000,
+}
+
+
+async def test_bad_settings_change_nothing(daemon: Daemon, gpu: str, ask: Any) -> None:
+    before = daemon.status().scheduler
+    for name, body in BAD.items():
+        code, said = await ask(gpu, "PATCH", body)
+        assert code == 400, (name, said)
+        assert said["code"] in ("bad-request", "bad-setting"), name
+        assert said["message"], name
+        assert said["remedy"], name
+    assert daemon.status().scheduler == before
+
+
+async def test_what_is_not_there_is_said(gpu: str, ask: Any) -> None:
+    for path, method in [
+        ("gpus/GPU-0", "PATCH"),
+        ("gpus/GPU-0/sessions/x/release", "POST"),
+        ("gpus/GPU-0/sessions/x/bring-back", "POST"),
+        ("gpus/GPU-0/sessions/x/story", "GET"),
+    ]:
+        code, said = await ask(path, method, {"tq_s": 5} if method == "PATCH" else None)
+        assert (code, said["code"]) == (404, "no-such-gpu"), path
+    for path, method in [("release", "POST"), ("bring-back", "POST"), ("story", "GET")]:
+        code, said = await ask(f"{gpu}/sessions/nobody/{path}", method)
+        assert (code, said["code"]) == (404, "no-such-session"), path
+    for path, method in [("nothing", "GET"), ("", "GET"), ("gpus", "POST"), ("gpus/a/b", "PUT")]:
+        code, said = await ask(path, method)
+        assert (code, said["code"]) == (404, "not-found"), path
+    code, said = await ask("status", "POST")
+    assert (code, said["code"]) == (405, "bad-method")
+
+
+async def test_names_from_outside_do_not_write_the_log(
+    gpu: str, ask: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    await ask(f"{gpu}/sessions/x%0aKiwi: all is well/release", "POST")
+    assert not [r for r in caplog.records if r.name != "tornado.access" and "\n" in r.getMessage()]
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+async def test_release_and_bring_back(daemon: Daemon, gpu: str, program: Any, ask: Any) -> None:
+    one = program(daemon, 32, name="a.ipynb")
+    session = await until_state(ask, one, "idle")
+    place = f"{gpu}/sessions/{session['id']}"
+    assert await ask(f"{place}/release", "POST") == (202, {})
+    out = await until_state(ask, one, "paged-out")
+    assert out["paged_out_bytes"] >= 32 << 20
+    assert await ask(f"{place}/bring-back", "POST") == (200, {"begun": True, "why": ""})
+    back = await until_state(ask, one, "idle")
+    assert back["resident_bytes"] >= 32 << 20
+    code, said = await ask(f"{place}/bring-back", "POST")
+    assert (code, said["begun"]) == (200, False)
+    assert said["why"]
+    assert one.intact()
+    code, story = await ask(f"{place}/story")
+    assert code == 200
+    assert all(line["ago_s"] >= 0 and line["text"] for line in story["lines"])
+    assert len(story["lines"]) >= 2
+
+
+async def test_a_burst_is_not_disturbed(daemon: Daemon, gpu: str, program: Any, ask: Any) -> None:
+    one = program(daemon, 16)
+    one.start_burst()
+    session = await until_state(ask, one, "running")
+    code, said = await ask(f"{gpu}/sessions/{session['id']}/release", "POST")
+    assert (code, said["code"]) == (409, "in-burst")
+    assert one.stop_burst() > 0
+
+
+@pytest.mark.parametrize("traits", [{"bring_back": False}])
+async def test_hints_can_be_switched_off(daemon: Daemon, gpu: str, program: Any, ask: Any) -> None:
+    one = program(daemon, 16)
+    session = await until_state(ask, one, "idle")
+    code, said = await ask(f"{gpu}/sessions/{session['id']}/bring-back", "POST")
+    assert (code, said["begun"]) == (200, False)
+    assert "switched" in said["why"]
+
+
+# --- what the daemon refuses --------------------------------------------------------------------
+
+
+REFUSALS = {
+    "bad-setting": 400, "not-allowed": 403, "refused": 403, "no-such-session": 404,
+    "in-burst": 409, "timeout": 503, "disconnected": 503, "no-daemon": 503, "whatever": 502,
+}  # fmt: skip
+
+
+async def test_a_refusal_comes_with_the_daemons_words(
+    gpu: str, ask: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for code, status in REFUSALS.items():
+
+        def refuse(*_: Any, code: str = code) -> None:
+            raise PeerError(code, "That cannot be.", "Ask somebody.")
+
+        monkeypatch.setattr("kiwi_core.client.client.Client.set", refuse)
+        body = {"code": code, "message": "That cannot be.", "remedy": "Ask somebody."}
+        assert await ask(gpu, "PATCH", {"tq_s": 5}) == (status, body)
+        assert any(f"refused ({code})" in record.getMessage() for record in caplog.records)
+
+
+async def test_a_failure_of_the_extension_tells_nothing_of_it(
+    gpu: str, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr("kiwi_core.client.client.Client.set", fail)
+    code, said = await ask(gpu, "PATCH", {"tq_s": 5})
+    assert (code, said["code"]) == (500, "failed")
+    assert "secret" not in str(said)
