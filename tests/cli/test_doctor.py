@@ -13,7 +13,7 @@ from scripted_daemon import status_of
 
 from kiwi_core import config
 from kiwi_core.cli import doctor
-from kiwi_core.cli.checks import gpu, machine, memory, notebook
+from kiwi_core.cli.checks import gpu, jupyter, machine, memory, notebook
 from kiwi_core.cli.checks import sockets as socket_checks
 from kiwi_core.cli.checks.finding import Finding, Level, fail, ok
 from kiwi_core.cli.terminal import Style
@@ -288,6 +288,70 @@ def test_ipython_itself_says_what_a_kernel_loads(tmp_path, monkeypatch):
     own = "c = get_config()\nc.InteractiveShellApp.extra_extensions = ['autoreload']\n"
     (profile / "ipython_kernel_config.py").write_text(own)
     assert notebook.effective_extensions() == ["autoreload"]
+
+
+SERVER = {"enabled": True, "error": "", "lab": {"installed": True, "disabled": []}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "words"),
+    [
+        ({}, Level.OK, "loads"),
+        ({"enabled": None}, Level.WARN, "jupyter server extension enable kiwi_jupyter, or"),
+        ({"enabled": False}, Level.WARN, "jupyter server extension enable kiwi_jupyter"),
+        ({"error": "ImportError: no tornado"}, Level.WARN, "no tornado"),
+    ],
+)
+def test_the_server_extension(changes, level, words):
+    finding = jupyter.server(SERVER | changes)
+    assert finding.level is level
+    assert words in f"{finding.text} {finding.remedy}"
+
+
+@pytest.mark.parametrize(
+    ("installed", "disabled", "level", "words"),
+    [
+        (True, [], Level.OK, "sidebar"),
+        (False, [], Level.WARN, "pip install"),
+        (True, ["kiwi-jupyter:panel"], Level.WARN, "labextension enable kiwi-jupyter:panel"),
+    ],
+)
+def test_the_sidebar(installed, disabled, level, words):
+    finding = jupyter.sidebar({"installed": installed, "disabled": disabled})
+    assert finding.level is level
+    assert words in f"{finding.text} {finding.remedy}"
+
+
+def test_jupyter_itself_says_what_is_enabled(tmp_path, monkeypatch):
+    """In places that go before those of this environment."""
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(tmp_path / "etc"))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "share"))
+    build = {"load": "static/entry.js", "extension": "./extension"}
+    lab = {"name": "kiwi-jupyter", "version": "1", "jupyterlab": {"_build": build}}
+    write(tmp_path, "share/labextensions/kiwi-jupyter/package.json", json.dumps(lab))
+    said = jupyter.ask()
+    assert said is not None
+    assert said["error"] == ""
+    assert said["lab"] == {"installed": True, "disabled": []}
+
+    enabled = {"ServerApp": {"jpserver_extensions": {"kiwi_jupyter": False}}}
+    write(tmp_path, "etc/jupyter_server_config.json", json.dumps(enabled))
+    page = {"disabledExtensions": {"kiwi-jupyter": True, "kiwi-jupyter:tab": False}}
+    write(tmp_path, "etc/labconfig/page_config.json", json.dumps(page))
+    said = jupyter.ask()
+    assert said is not None
+    assert said["enabled"] is False
+    assert said["lab"] == {"installed": True, "disabled": ["kiwi-jupyter"]}
+
+
+def test_a_jupyter_that_cannot_be_asked_is_told(monkeypatch):
+    monkeypatch.setattr(jupyter, "_PROBE", "raise SystemExit(1)")
+    assert only(jupyter.check()).level is Level.WARN
+
+
+def test_without_jupyter_server_there_is_nothing_to_enable(monkeypatch):
+    monkeypatch.setattr(jupyter, "find_spec", lambda name: None)
+    assert only(jupyter.check()).level is Level.OK
 
 
 def test_a_kernel_that_cannot_be_asked_is_told(monkeypatch):

@@ -1,0 +1,114 @@
+"""Would a Jupyter Server of this environment have Kiwi's interface, and JupyterLab its sidebar?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+from kiwi_core.cli.checks.finding import Finding, ok, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+SERVER_EXTENSION: Final = "kiwi_jupyter"
+LAB_EXTENSION: Final = "kiwi-jupyter"
+PROBE_TIMEOUT_S: Final = 30.0
+
+_AGAIN: Final = "pip install --force-reinstall --no-deps kiwi-jupyter"
+
+_PROBE: Final = """
+import importlib, json, sys
+from importlib.util import find_spec
+from jupyter_core.paths import jupyter_config_path, jupyter_path
+from jupyter_server.extension.config import ExtensionConfigManager
+server, lab = sys.argv[1:]
+manager = ExtensionConfigManager(read_config_path=jupyter_config_path())
+said = {"enabled": manager.get_jpserver_extensions().get(server), "error": "", "lab": None}
+try:
+    importlib.import_module(server + ".server_ext.app")
+except Exception as error:
+    said["error"] = f"{type(error).__name__}: {error}"
+if find_spec("jupyterlab_server"):
+    from jupyterlab_server.config import get_federated_extensions, get_page_config
+    paths = jupyter_path("labextensions")
+    off = get_page_config(paths).get("disabledExtensions", {})
+    off = [name for name in off if not isinstance(off, dict) or off[name]]
+    said["lab"] = {
+        "installed": lab in get_federated_extensions(paths),
+        "disabled": sorted(name for name in off if name.partition(":")[0] == lab),
+    }
+print(json.dumps(said))
+"""
+
+
+def check() -> Iterator[Finding]:
+    if find_spec("jupyter_server") is None:
+        yield ok(
+            "server",
+            "no Jupyter Server in this environment; where JupyterLab runs, install Kiwi, too",
+        )
+        return
+    said = ask()
+    if said is None:
+        yield warn(
+            "server",
+            "Could not find out which extensions a Jupyter Server loads here.",
+            "jupyter server extension list says what is wrong.",
+        )
+        return
+    yield server(said)
+    if said["lab"] is not None:
+        yield sidebar(said["lab"])
+
+
+def ask() -> dict[str, Any] | None:
+    """What Jupyter itself says, in a process of its own; ``None`` if it says nothing. No server is
+    started, and none needs to run."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE, SERVER_EXTENSION, LAB_EXTENSION],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
+            check=True,
+        )
+        said: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+    return said
+
+
+def server(said: Mapping[str, Any]) -> Finding:
+    """``enabled`` is ``None`` where no configuration names the extension."""
+    if said["error"]:
+        return warn("server", f"The server extension cannot be loaded: {said['error']}.", _AGAIN)
+    if said["enabled"]:
+        return ok("server", "Jupyter Server loads Kiwi's extension")
+    if said["enabled"] is None:
+        return warn(
+            "server",
+            "Nothing tells Jupyter Server to load Kiwi's extension: no sidebar, no placement.",
+            f"jupyter server extension enable {SERVER_EXTENSION}, or install again: {_AGAIN}",
+        )
+    return warn(
+        "server",
+        "Kiwi's server extension is disabled: no sidebar, no placement of kernels.",
+        f"jupyter server extension enable {SERVER_EXTENSION}",
+    )
+
+
+def sidebar(lab: Mapping[str, Any]) -> Finding:
+    if not lab["installed"]:
+        return warn("sidebar", "Kiwi's sidebar is not installed in JupyterLab here.", _AGAIN)
+    if lab["disabled"]:
+        names = " ".join(lab["disabled"])
+        return warn(
+            "sidebar",
+            f"JupyterLab has {names} disabled: the sidebar is not, or not wholly, there.",
+            f"jupyter labextension enable {names}",
+        )
+    return ok("sidebar", "JupyterLab and Notebook show Kiwi's sidebar")
