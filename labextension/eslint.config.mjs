@@ -20,6 +20,7 @@ export default tseslint.config(
         { checksVoidReturn: { attributes: false } }
       ],
       '@typescript-eslint/no-non-null-assertion': 'error',
+      '@typescript-eslint/no-unused-vars': ['error', { ignoreRestSiblings: true }],
       curly: 'error',
       eqeqeq: 'error',
       'no-console': ['error', { allow: ['warn', 'error'] }]

@@ -2,5 +2,23 @@
 
 import type { JupyterFrontEndPlugin } from '@jupyterlab/application';
 
-const plugins: JupyterFrontEndPlugin<unknown>[] = [];
+import { commands } from './plugins/commands';
+import { bringBack } from './plugins/hint';
+import { model } from './plugins/model';
+import { notifications } from './plugins/notifications';
+import { sidebar } from './plugins/sidebar';
+import { statusbar } from './plugins/statusbar';
+import { tabs } from './plugins/tabs';
+
+export { IKiwi } from './plugins/token';
+
+const plugins: JupyterFrontEndPlugin<unknown>[] = [
+  model,
+  sidebar,
+  statusbar,
+  commands,
+  tabs,
+  notifications,
+  bringBack
+];
 export default plugins;

@@ -1,0 +1,30 @@
+/** What people can do from the surfaces, done. */
+
+import type { IKiwiActions, IPlace, ISettingsPatch } from './api';
+import type { KiwiRest } from './rest';
+import type { IGpu, ISession } from './types';
+
+export class KiwiActions implements IKiwiActions {
+  constructor(
+    private readonly _rest: KiwiRest,
+    private readonly _reconnect: () => void,
+    private readonly _open: (session: ISession) => Promise<void>
+  ) {}
+
+  open(session: ISession): Promise<void> {
+    return this._open(session);
+  }
+
+  set(gpu: IGpu, patch: ISettingsPatch): Promise<void> {
+    return this._rest.set(gpu.uuid, patch);
+  }
+
+  release({ gpu, session }: IPlace): Promise<void> {
+    return this._rest.release(gpu.uuid, session.id);
+  }
+
+  async retry(): Promise<void> {
+    await this._rest.status(); // starts a daemon where there is none
+    this._reconnect();
+  }
+}

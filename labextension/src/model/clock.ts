@@ -1,0 +1,44 @@
+/** The server's clock, estimated from the times in its messages. */
+
+/** Samples kept: with a heartbeat each 10 s, some minutes. */
+const KEPT = 32;
+
+/** A newest sample this far below the best one is no latency any more … */
+const STEP_S = 2;
+
+/** … if that many in a row say so: then the server's clock was set back. */
+const STEP_SAMPLES = 3;
+
+/**
+ * A message arrives late, never early: the greatest difference seen lately between the server's
+ * time and ours is the one that is least wrong. A page that slept makes the difference greater, so
+ * the first message afterwards puts it right.
+ */
+export class ServerClock {
+  /** `local_s`: seconds of this machine, any origin, preferably monotonic. */
+  constructor(private readonly local_s: () => number = monotonic_s) {}
+
+  private _samples: number[] = [];
+  private _offset_s: number | null = null;
+
+  /** A message of the server says that its clock shows `server_s`. */
+  observe(server_s: number): void {
+    const sample = server_s - this.local_s();
+    const recent = this._samples.slice(1 - STEP_SAMPLES);
+    const setBack =
+      this._offset_s !== null &&
+      recent.length === STEP_SAMPLES - 1 &&
+      [...recent, sample].every(each => each < (this._offset_s ?? 0) - STEP_S);
+    this._samples = setBack ? [sample] : [...this._samples, sample].slice(-KEPT);
+    this._offset_s = Math.max(...this._samples);
+  }
+
+  /** Unix seconds. Before the first message: this machine's own idea. */
+  now(): number {
+    return this._offset_s === null ? Date.now() / 1000 : this.local_s() + this._offset_s;
+  }
+}
+
+function monotonic_s(): number {
+  return performance.now() / 1000;
+}

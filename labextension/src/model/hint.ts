@@ -1,0 +1,62 @@
+/**
+ * When to tell the daemon that a notebook is about to be used, so that its memory is back before
+ * its next cell is run. The daemon decides; here is only what keeps us from bothering it.
+ */
+
+import type { IPlace } from './api';
+import { placeOfKernel } from './find';
+import type { IState } from './types';
+
+/** How long after somebody looked at or typed in a notebook its use is still expected. */
+export const INTENT_S = 20;
+
+/** Between two hints for one session: after one that was followed, and after one that was not. */
+export const AFTER_FOLLOWED_S = 30;
+export const AFTER_REFUSED_S = 10;
+
+const MOVING = new Set(['paging-in', 'paging-out']);
+
+/** Its memory is out, and bringing it back would be in nobody's way. */
+export function couldComeBack({ gpu, session }: IPlace): boolean {
+  return (
+    gpu.reachable &&
+    session.state === 'paged-out' &&
+    session.problem === '' &&
+    gpu.holders.length === 0 &&
+    gpu.queue.length === 0 &&
+    !gpu.sessions.some(each => MOVING.has(each.state))
+  );
+}
+
+export class Hints {
+  private _intent: { kernel: string; until: number } | null = null;
+  /** By session: not before. */
+  private readonly _notBefore = new Map<string, number>();
+
+  /** Somebody looks at, or types in, that kernel's notebook. `now` in seconds, as everywhere. */
+  intend(kernel: string, now: number): void {
+    this._intent = { kernel, until: now + INTENT_S };
+  }
+
+  /** The session to give a hint for now; it counts as given. */
+  take(state: IState | null, now: number): IPlace | null {
+    if (this._intent === null || now > this._intent.until) {
+      return null;
+    }
+    const place = placeOfKernel(state, this._intent.kernel);
+    if (place === null || !couldComeBack(place)) {
+      return null;
+    }
+    const { id } = place.session;
+    if (now < (this._notBefore.get(id) ?? -Infinity)) {
+      return null;
+    }
+    this._notBefore.set(id, now + AFTER_FOLLOWED_S);
+    return place;
+  }
+
+  /** The hint came to nothing (refused, or not delivered): the next may come sooner. */
+  refused(session: string, now: number): void {
+    this._notBefore.set(session, now + AFTER_REFUSED_S);
+  }
+}

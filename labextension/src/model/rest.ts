@@ -1,0 +1,129 @@
+/** The one seam to the server's REST interface (docs/rest.md). */
+
+import { URLExt } from '@jupyterlab/coreutils';
+import { ServerConnection } from '@jupyterlab/services';
+
+import type { ISettingsPatch } from './api';
+import type { IProblem, IState } from './types';
+
+/** The server said no, or nothing. The message is fit for people. */
+export class KiwiRestError extends Error {
+  /** `status`: HTTP's; 0 where nothing answered. */
+  constructor(
+    readonly problem: IProblem,
+    readonly status: number
+  ) {
+    super([problem.message, problem.remedy].filter(text => text !== '').join(' '));
+    this.name = 'KiwiRestError';
+  }
+}
+
+export interface IBroughtBack {
+  readonly begun: boolean;
+  readonly why: string;
+}
+
+export interface IStoryLine {
+  readonly ago_s: number;
+  readonly text: string;
+}
+
+/** All methods reject with a {@link KiwiRestError}. */
+export class KiwiRest {
+  constructor(readonly settings: ServerConnection.ISettings) {}
+
+  status(): Promise<IState> {
+    return this._ask('GET', ['status']) as Promise<IState>;
+  }
+
+  async set(uuid: string, patch: ISettingsPatch): Promise<void> {
+    await this._ask('PATCH', ['gpus', uuid], patch);
+  }
+
+  async release(uuid: string, session: string): Promise<void> {
+    await this._ask('POST', ['gpus', uuid, 'sessions', session, 'release']);
+  }
+
+  /** A hint that the session is about to be used; what came of it. */
+  bringBack(uuid: string, session: string): Promise<IBroughtBack> {
+    const path = ['gpus', uuid, 'sessions', session, 'bring-back'];
+    return this._ask('POST', path) as Promise<IBroughtBack>;
+  }
+
+  /** What happened to the session, oldest first. */
+  async story(uuid: string, session: string): Promise<readonly IStoryLine[]> {
+    const answer = await this._ask('GET', ['gpus', uuid, 'sessions', session, 'story']);
+    return (answer as { lines: IStoryLine[] }).lines;
+  }
+
+  /** The stream's address; what was seen last goes along, so that it can go on from there. */
+  streamUrl(seen: Pick<IState, 'epoch' | 'seq'> | null): string {
+    const { wsUrl, token, appendToken } = this.settings;
+    const query: Record<string, string> = {};
+    if (seen !== null) {
+      query.epoch = seen.epoch;
+      query.seq = String(seen.seq);
+    }
+    if (appendToken && token !== '') {
+      query.token = token;
+    }
+    return URLExt.join(wsUrl, 'kiwi/api/events') + URLExt.objectToQueryString(query);
+  }
+
+  private async _ask(method: string, path: readonly string[], body?: unknown): Promise<unknown> {
+    const words = path.map(encodeURIComponent).join('/');
+    const url = URLExt.join(this.settings.baseUrl, 'kiwi/api', words);
+    const init: RequestInit = { method };
+    if (body !== undefined) {
+      init.body = JSON.stringify(body);
+    }
+    let response: Response;
+    try {
+      response = await ServerConnection.makeRequest(url, init, this.settings);
+    } catch {
+      throw new KiwiRestError(NO_ANSWER, 0);
+    }
+    const said: unknown = await response.json().catch(() => null);
+    if (!response.ok || said === null) {
+      throw new KiwiRestError(problemOf(response.status, said), response.status);
+    }
+    return said;
+  }
+}
+
+const NO_ANSWER: IProblem = {
+  code: 'no-answer',
+  message: 'The Jupyter server does not answer.',
+  remedy: 'Is it still running, and are you still logged in?'
+};
+
+const NO_EXTENSION: IProblem = {
+  code: 'no-extension',
+  message: 'This Jupyter server runs without Kiwi’s server extension.',
+  remedy:
+    'Install kiwi-jupyter where the Jupyter server runs, and start it again;' +
+    ' `jupyter server extension list` shows whether it is enabled.'
+};
+
+function problemOf(status: number, said: unknown): IProblem {
+  if (isProblem(said)) {
+    return said;
+  }
+  if (status === 404) {
+    return NO_EXTENSION;
+  }
+  return {
+    code: status === 401 || status === 403 ? 'not-allowed' : 'bad-answer',
+    message: `The Jupyter server refused (HTTP ${status}).`,
+    remedy: status === 401 || status === 403 ? 'Log in again: reload the page.' : ''
+  };
+}
+
+function isProblem(said: unknown): said is IProblem {
+  const fields = said as Partial<Record<keyof IProblem, unknown>> | null;
+  return (
+    typeof fields === 'object' &&
+    fields !== null &&
+    [fields.code, fields.message, fields.remedy].every(field => typeof field === 'string')
+  );
+}

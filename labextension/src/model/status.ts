@@ -1,0 +1,97 @@
+/** The status bar's words for the notebook in front. */
+
+import type { IKiwiStore, IPlace } from './api';
+import { holds, placeOfKernel, queueEntry } from './find';
+import { formatBytes, formatWait, ordinal } from './format';
+import type { IGpu } from './types';
+
+export type StatusTone = 'yours' | 'waiting' | 'moving' | 'out' | 'free' | 'busy' | 'wrong';
+
+export interface IStatus {
+  /** What is shown: `GPU: yours`. */
+  readonly text: string;
+  /** The whole sentence, for screen readers and the tooltip. */
+  readonly label: string;
+  readonly tone: StatusTone;
+  /** It changes as time passes. */
+  readonly ticks: boolean;
+}
+
+/** null: nothing worth a place in the status bar (no GPU here, or nothing known yet). */
+export function statusOf(store: IKiwiStore): IStatus | null {
+  const { state, connection, currentKernel } = store;
+  if (state === null || state.gpus.length === 0) {
+    return null;
+  }
+  if (connection === 'lost') {
+    return said('unknown', 'Kiwi has lost the connection to the Jupyter server.', 'wrong');
+  }
+  const place = placeOfKernel(state, currentKernel);
+  if (place !== null) {
+    return place.gpu.reachable ? ofSession(place, store) : away();
+  }
+  const reachable = state.gpus.filter(gpu => gpu.reachable);
+  return reachable.length === 0 ? away() : ofGpus(reachable);
+}
+
+function said(text: string, label: string, tone: StatusTone, ticks = false): IStatus {
+  return { text: `GPU: ${text}`, label, tone, ticks };
+}
+
+function away(): IStatus {
+  return said('unknown', 'The Kiwi daemon of this GPU does not answer.', 'wrong');
+}
+
+function ofSession(place: IPlace, store: IKiwiStore): IStatus {
+  const { session } = place;
+  if (session.state === 'lost') {
+    const text = session.problem_text || 'What it had in GPU memory is gone. Restart its kernel.';
+    return said('memory lost', `${session.name}: ${text}`, 'wrong');
+  }
+  if (queueEntry(place) !== undefined) {
+    return waiting(place, store);
+  }
+  if (holds(place)) {
+    return said('yours', `${session.name} has the GPU.`, 'yours');
+  }
+  const size = formatBytes(session.paged_out_bytes || session.resident_bytes);
+  switch (session.state) {
+    case 'paged-out':
+      return said(
+        'paged out',
+        `${size} of ${session.name} are in system RAM; they come back when you run a cell.`,
+        'out'
+      );
+    case 'paging-out':
+      return said('paging out', `${size} of ${session.name} are moving to system RAM.`, 'moving');
+    case 'paging-in':
+      return said('coming back', `${size} of ${session.name} are moving to the GPU.`, 'moving');
+    default:
+      return ofGpus([place.gpu]);
+  }
+}
+
+function waiting(place: IPlace, store: IKiwiStore): IStatus {
+  const { gpu, session } = place;
+  const position = ordinal(queueEntry(place)?.position ?? 1);
+  const expected_at = store.expectedAt(session.id);
+  const wait = expected_at === null ? '' : formatWait(Math.max(0, expected_at - store.now()));
+  const held = session.state === 'suspended' ? ' It was suspended in mid-cell and goes on.' : '';
+  return said(
+    wait === '' ? position : `${position}, ${wait}`,
+    `${session.name} waits for the GPU: ${position} of ${gpu.queue.length}` +
+      `${wait === '' ? '' : `, ${wait}`}.${held}`,
+    session.problem_text === '' ? 'waiting' : 'wrong',
+    expected_at !== null
+  );
+}
+
+/** Nothing of the reader's is in the way: would a cell start at once on one of them? */
+function ofGpus(gpus: readonly IGpu[]): IStatus {
+  if (gpus.some(gpu => gpu.holders.length === 0 && gpu.queue.length === 0)) {
+    return said('free', 'The GPU is free: a cell starts at once.', 'free');
+  }
+  return gpus.some(gpu => !gpu.scheduler.serialised)
+    ? said('in use', 'Others use the GPU; a cell starts beside them if it fits.', 'busy')
+    : said('busy', 'The GPU is in use: a cell waits for its turn.', 'busy');
+}

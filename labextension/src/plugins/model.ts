@@ -1,0 +1,84 @@
+/** The plugin that all others stand on: the stream, the model, the settings. */
+
+import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { IConsoleTracker } from '@jupyterlab/console';
+import { INotebookTracker } from '@jupyterlab/notebook';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+
+import { KiwiActions } from '../model/actions';
+import { ownPlaces } from '../model/find';
+import { KiwiRest } from '../model/rest';
+import { KiwiStore } from '../model/store';
+import { Stream } from '../model/stream';
+import type { ISession } from '../model/types';
+
+import type { KernelTracker } from './documents';
+import { KiwiDocuments } from './documents';
+import { KiwiSettings } from './settings';
+import { IKiwi } from './token';
+
+/** Also the settings' id: package name and schema/plugin.json. */
+const ID = 'kiwi-jupyter:plugin';
+
+export const model: JupyterFrontEndPlugin<IKiwi> = {
+  id: ID,
+  description: 'Knows who has the GPU and who waits, live.',
+  autoStart: true,
+  provides: IKiwi,
+  optional: [INotebookTracker, IConsoleTracker, ISettingRegistry],
+  activate: (
+    app: JupyterFrontEnd,
+    notebooks: INotebookTracker | null,
+    consoles: IConsoleTracker | null,
+    registry: ISettingRegistry | null
+  ): IKiwi => {
+    const trackers = [notebooks, consoles].filter(each => each !== null) as KernelTracker[];
+    const documents = new KiwiDocuments(app.shell, trackers);
+    const settings = new KiwiSettings();
+    const store = new KiwiStore();
+    const rest = new KiwiRest(app.serviceManager.serverSettings);
+    const stream = streamInto(store, rest, settings);
+    const actions = new KiwiActions(
+      rest,
+      () => stream.retry(),
+      session => open(app, documents, session)
+    );
+
+    const look = () => {
+      store.currentKernel = documents.current?.kernel ?? null;
+    };
+    documents.changed.connect(look);
+    look();
+    settings.changed.connect(() => stream.review());
+    registry?.load(ID).then(
+      stored => settings.follow(stored),
+      reason => console.warn('Kiwi: its settings cannot be read; the defaults hold.', reason)
+    );
+    // Not before JupyterLab shows its page: what Kiwi has to say can wait that long.
+    void app.started.then(() => stream.start());
+    return { store, actions, rest, documents, settings };
+  }
+};
+
+function streamInto(store: KiwiStore, rest: KiwiRest, settings: KiwiSettings): Stream {
+  return new Stream({
+    open: () => new rest.settings.WebSocket(rest.streamUrl(store.seen)),
+    ask: () => rest.status(),
+    hear: message => store.hear(message),
+    forget: () => store.forget(),
+    refused: error => store.setProblem(error.problem),
+    connection: now => store.setConnection(now),
+    // Only to be able to say that a wait has ended.
+    listensHidden: () => settings.get('notify') && ownPlaces(store.state).length > 0
+  });
+}
+
+async function open(
+  app: JupyterFrontEnd,
+  documents: KiwiDocuments,
+  session: ISession
+): Promise<void> {
+  if (!documents.activate(session.kernel_id) && session.path !== null) {
+    await app.commands.execute('docmanager:open', { path: session.path });
+  }
+}

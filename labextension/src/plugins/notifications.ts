@@ -1,0 +1,113 @@
+/** A notification of the browser when a long wait has ended. */
+
+import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import {
+  Notification as LabNotification,
+  showDialog,
+  Dialog,
+  ICommandPalette
+} from '@jupyterlab/apputils';
+
+import type { IEndedWait } from '../model/waits';
+import { Waits } from '../model/waits';
+import { formatDuration } from '../panel/words';
+
+import { CommandIds, IKiwi } from './token';
+
+export const notifications: JupyterFrontEndPlugin<void> = {
+  id: 'kiwi-jupyter:notifications',
+  description: 'Notifies you when a long wait for the GPU has ended.',
+  autoStart: true,
+  requires: [IKiwi],
+  optional: [ICommandPalette],
+  activate: (app: JupyterFrontEnd, kiwi: IKiwi, palette: ICommandPalette | null): void => {
+    const { store, settings } = kiwi;
+    const waits = new Waits();
+    store.changed.connect(() => {
+      for (const wait of waits.look(store.state)) {
+        if (isWorthIt(wait, kiwi)) {
+          notify(wait, kiwi);
+        }
+      }
+    });
+
+    app.commands.addCommand(CommandIds.toggleNotifications, {
+      label: 'Notify Me When a Long Wait for the GPU Ends',
+      caption: 'Show a notification of the browser when a notebook has waited long and has the GPU',
+      isToggled: () => settings.get('notify'),
+      isEnabled: () => isSupported(),
+      describedBy: { args: { type: 'object', properties: {} } },
+      execute: async () => {
+        const wanted = !settings.get('notify');
+        if (!wanted || (await mayNotify())) {
+          await settings.set('notify', wanted);
+        }
+      }
+    });
+    palette?.addItem({ command: CommandIds.toggleNotifications, category: 'Kiwi' });
+
+    let before = settings.get('notify');
+    settings.changed.connect(() => {
+      const now = settings.get('notify');
+      if (now && !before) {
+        offerToAsk();
+      }
+      before = now;
+      app.commands.notifyCommandChanged(CommandIds.toggleNotifications);
+    });
+  }
+};
+
+function isSupported(): boolean {
+  return typeof Notification !== 'undefined';
+}
+
+/** Long enough, and nobody was looking at it. */
+export function isWorthIt(wait: IEndedWait, kiwi: Pick<IKiwi, 'settings' | 'store'>): boolean {
+  const seen = !document.hidden && kiwi.store.currentKernel === wait.place.session.kernel_id;
+  return (
+    kiwi.settings.get('notify') && !seen && wait.waited_s >= kiwi.settings.get('notifyAfterSeconds')
+  );
+}
+
+function notify({ place, waited_s }: IEndedWait, kiwi: IKiwi): void {
+  if (!isSupported() || Notification.permission !== 'granted') {
+    return;
+  }
+  const { session } = place;
+  const shown = new Notification(`${session.name} has the GPU`, {
+    body: `It waited ${formatDuration(waited_s)}.`,
+    tag: `kiwi-${session.id}` // a newer one takes its place
+  });
+  shown.onclick = () => {
+    window.focus();
+    shown.close();
+    void kiwi.actions.open(session);
+  };
+}
+
+/** Asks for the browser's consent where that is open. To be called on a user's gesture only. */
+async function mayNotify(): Promise<boolean> {
+  const permission =
+    Notification.permission === 'default'
+      ? await Notification.requestPermission()
+      : Notification.permission;
+  if (permission === 'denied') {
+    await showDialog({
+      title: 'Your browser blocks notifications from this page',
+      body: 'Allow them in the browser’s settings for this site (beside the address), then try again.',
+      buttons: [Dialog.okButton()]
+    });
+  }
+  return permission === 'granted';
+}
+
+/** Switched on in the settings editor: consent needs a click here. */
+function offerToAsk(): void {
+  if (isSupported() && Notification.permission === 'default') {
+    LabNotification.info('Kiwi may notify you only with your browser’s consent.', {
+      autoClose: false,
+      actions: [{ label: 'Ask my browser', callback: () => void mayNotify() }]
+    });
+  }
+}

@@ -1,0 +1,65 @@
+/** A notebook that waits in the background shows it on its tab. */
+
+import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import type { Title, Widget } from '@lumino/widgets';
+
+import { placeOfKernel, queueEntry } from '../model/find';
+import { ordinal } from '../model/format';
+
+import { IKiwi } from './token';
+
+const MARK = 'jp-mod-kiwiWaiting';
+const BEGIN = '\nWaits for the GPU: ';
+
+export const tabs: JupyterFrontEndPlugin<void> = {
+  id: 'kiwi-jupyter:tabs',
+  description: 'Marks the tabs of notebooks that wait for the GPU.',
+  autoStart: true,
+  requires: [IKiwi],
+  activate: (_: JupyterFrontEnd, kiwi: IKiwi): void => {
+    const look = () => {
+      const { store, documents, settings } = kiwi;
+      for (const { widget, kernel } of documents.all) {
+        const background = settings.get('markTabs') && kernel !== store.currentKernel;
+        const place = background ? placeOfKernel(store.state, kernel) : null;
+        const position = place === null ? undefined : queueEntry(place)?.position;
+        markTab(widget.title, position ?? null);
+      }
+    };
+    kiwi.store.changed.connect(look);
+    kiwi.documents.changed.connect(look);
+    kiwi.settings.changed.connect(look);
+  }
+};
+
+/** `position`: its place in line; null: it does not wait, and whatever said so is taken away. */
+export function markTab(title: Title<Widget>, position: number | null): void {
+  const classes = title.className.split(/\s+/).filter(name => name !== '' && name !== MARK);
+  const caption = title.caption.split(BEGIN)[0] ?? '';
+  const { kiwi: _, ...dataset } = title.dataset;
+  if (position === null) {
+    change(title, classes, caption, dataset);
+  } else {
+    const told = `${caption}${BEGIN}${ordinal(position)} in line`;
+    change(title, [...classes, MARK], told, { ...dataset, kiwi: 'waiting' });
+  }
+}
+
+/** Only what is another: each assignment draws all tabs again. */
+function change(
+  title: Title<Widget>,
+  classes: readonly string[],
+  caption: string,
+  dataset: Title.Dataset
+): void {
+  const className = classes.join(' ');
+  if (title.className.trim() !== className) {
+    title.className = className;
+  }
+  if (title.caption !== caption) {
+    title.caption = caption;
+  }
+  if (title.dataset.kiwi !== dataset.kiwi) {
+    title.dataset = dataset;
+  }
+}

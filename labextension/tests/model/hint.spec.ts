@@ -1,0 +1,89 @@
+import { beforeEach, describe, expect, it } from 'vitest';
+
+import {
+  AFTER_FOLLOWED_S,
+  AFTER_REFUSED_S,
+  couldComeBack,
+  Hints,
+  INTENT_S
+} from '../../src/model/hint';
+import type { IGpu, ISession } from '../../src/model/types';
+import { gpu, session, state, waits } from '../states';
+
+function with_(fields: Partial<ISession> = {}, more: Partial<IGpu> = {}) {
+  const own = session({ state: 'paged-out', ...fields });
+  return state([gpu({ sessions: [own, session({ id: 's2', mine: false })], ...more })]);
+}
+
+describe('a hint', () => {
+  let hints: Hints;
+  beforeEach(() => {
+    hints = new Hints();
+    hints.intend('k-s1', 100);
+  });
+
+  it('is given for a notebook that is out while the GPU is idle', () => {
+    expect(hints.take(with_(), 100)?.session.id).toBe('s1');
+  });
+
+  it.each<[string, Partial<ISession>, Partial<IGpu>]>([
+    ['its memory is in', { state: 'idle' }, {}],
+    ['it is on its way', { state: 'paging-in' }, {}],
+    ['something is wrong with it', { problem: 'no-room' }, {}],
+    ['it is another user’s', { mine: false }, {}],
+    ['somebody has the GPU', {}, { holders: ['s2'] }],
+    ['somebody waits', {}, { queue: [waits('s2')] }],
+    ['the daemon is away', {}, { reachable: false }],
+    [
+      'memory moves',
+      {},
+      { sessions: [session({ state: 'paged-out' }), session({ id: 's2', state: 'paging-out' })] }
+    ]
+  ])('is not given while %s', (_, fields, more) => {
+    expect(hints.take(with_(fields, more), 100)).toBeNull();
+  });
+
+  it('needs somebody who looks or types', () => {
+    expect(new Hints().take(with_(), 100)).toBeNull();
+    expect(hints.take(null, 100)).toBeNull();
+    hints.intend('k-other', 100);
+    expect(hints.take(with_(), 100)).toBeNull();
+  });
+
+  it('is given a little later, too, when the GPU becomes idle; not for ever', () => {
+    const busy = with_({}, { holders: ['s2'] });
+    expect(hints.take(busy, 101)).toBeNull();
+    expect(hints.take(with_(), 100 + INTENT_S)?.session.id).toBe('s1');
+    const other = new Hints();
+    other.intend('k-s1', 100);
+    expect(other.take(with_(), 100.1 + INTENT_S)).toBeNull();
+  });
+
+  it('is given again only after a while', () => {
+    hints.take(with_(), 100);
+    hints.intend('k-s1', 100 + AFTER_FOLLOWED_S - 1);
+    expect(hints.take(with_(), 100 + AFTER_FOLLOWED_S - 1)).toBeNull();
+    expect(hints.take(with_(), 100 + AFTER_FOLLOWED_S)?.session.id).toBe('s1');
+  });
+
+  it('is given sooner again where it came to nothing', () => {
+    hints.take(with_(), 100);
+    hints.refused('s1', 100);
+    expect(hints.take(with_(), 99 + AFTER_REFUSED_S)).toBeNull();
+    expect(hints.take(with_(), 100 + AFTER_REFUSED_S)?.session.id).toBe('s1');
+  });
+
+  it('for one session does not hold back that of another', () => {
+    hints.take(with_(), 100);
+    const out = session({ id: 's3', state: 'paged-out' });
+    hints.intend('k-s3', 101);
+    expect(hints.take(state([gpu({ sessions: [out] })]), 101)?.session.id).toBe('s3');
+  });
+
+  it('says what could come back without looking at who asks', () => {
+    const place = with_().gpus[0];
+    expect(place && couldComeBack({ gpu: place, session: session({ state: 'paged-out' }) })).toBe(
+      true
+    );
+  });
+});

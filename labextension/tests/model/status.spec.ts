@@ -1,0 +1,97 @@
+import { describe, expect, it } from 'vitest';
+
+import { statusOf } from '../../src/model/status';
+import { KiwiStore } from '../../src/model/store';
+import type { IGpu } from '../../src/model/types';
+import { GIB, gpu, session, state, waits } from '../states';
+
+function status(
+  gpus: readonly IGpu[],
+  kernel: string | null = 'k-s1',
+  connection = 'live' as const
+) {
+  const store = new KiwiStore();
+  store.hear({ type: 'snapshot', ...state(gpus) });
+  store.setConnection(connection);
+  store.currentKernel = kernel;
+  return statusOf(store);
+}
+
+const text = (...args: Parameters<typeof status>) => status(...args)?.text;
+const withOwn = (fields: Parameters<typeof session>[0], more: Partial<IGpu> = {}) =>
+  gpu({ sessions: [session(fields), session({ id: 's2', mine: false })], ...more });
+
+describe('the status bar says', () => {
+  it('nothing where nothing is known or there is no GPU', () => {
+    expect(statusOf(new KiwiStore())).toBeNull();
+    expect(status([])).toBeNull();
+  });
+
+  it('GPU: yours', () => {
+    expect(text([withOwn({ state: 'running' }, { holders: ['s1'] })])).toBe('GPU: yours');
+  });
+
+  it('GPU: 2nd, about 12 s', () => {
+    const queue = [waits('s2'), waits('s1', { position: 2, expected_at: 1012 })];
+    const said = status([withOwn({ state: 'waiting' }, { queue, holders: ['s3'] })]);
+    expect(said?.text).toBe('GPU: 2nd, about 12 s');
+    expect(said?.label).toBe('s1.ipynb waits for the GPU: 2nd of 2, about 12 s.');
+    expect(said?.ticks).toBe(true);
+  });
+
+  it('only the place where nobody can tell the wait', () => {
+    const queue = [waits('s1')];
+    expect(text([withOwn({ state: 'waiting' }, { queue })])).toBe('GPU: 1st');
+  });
+
+  it('any moment when the estimate has passed', () => {
+    const queue = [waits('s1', { expected_at: 990 })];
+    expect(text([withOwn({ state: 'waiting' }, { queue })])).toBe('GPU: 1st, any moment');
+  });
+
+  it('that it was suspended', () => {
+    const queue = [waits('s1', { expected_at: 1030 })];
+    const said = status([withOwn({ state: 'suspended' }, { queue, holders: ['s2'] })]);
+    expect(said?.text).toBe('GPU: 1st, about 30 s');
+    expect(said?.label).toContain('suspended in mid-cell');
+  });
+
+  it.each([
+    ['paged-out', 'GPU: paged out'],
+    ['paging-out', 'GPU: paging out'],
+    ['paging-in', 'GPU: coming back'],
+    ['lost', 'GPU: memory lost'],
+    ['idle', 'GPU: free']
+  ] as const)('of a session that is %s: %s', (its, expected) => {
+    const own = { state: its, resident_bytes: 0, paged_out_bytes: 3 * GIB };
+    expect(text([withOwn(own)])).toBe(expected);
+  });
+
+  it('how much is out', () => {
+    const own = { state: 'paged-out', resident_bytes: 0, paged_out_bytes: 3 * GIB } as const;
+    expect(status([withOwn(own)])?.label).toContain('3 GiB of s1.ipynb');
+  });
+
+  it('GPU: busy or in use while others have it', () => {
+    expect(text([withOwn({}, { holders: ['s2'] })])).toBe('GPU: busy');
+    const scheduler = { ...gpu().scheduler, serialised: false };
+    expect(text([withOwn({}, { holders: ['s2'], scheduler })])).toBe('GPU: in use');
+  });
+
+  it('GPU: free for a notebook without a session while one of the GPUs is free', () => {
+    const busy = gpu({ uuid: 'GPU-2', holders: ['x'] });
+    expect(text([busy, gpu()], 'k-other')).toBe('GPU: free');
+    expect(text([busy], null)).toBe('GPU: busy');
+  });
+
+  it('never another user’s session as one’s own', () => {
+    const theirs = session({ mine: false, state: 'running' });
+    expect(text([gpu({ sessions: [theirs], holders: ['s1'] })])).toBe('GPU: busy');
+  });
+
+  it('GPU: unknown where nobody answers', () => {
+    expect(text([withOwn({}, { reachable: false })])).toBe('GPU: unknown');
+    expect(text([gpu({ reachable: false })], null)).toBe('GPU: unknown');
+    expect(text([withOwn({})], 'k-s1', 'lost' as never)).toBe('GPU: unknown');
+  });
+});
