@@ -34,8 +34,8 @@ const PRESSING: Readonly<Record<ISession['state'], number>> = {
   lost: 0,
   waiting: 1,
   suspended: 1,
-  'paging-in': 1,
   running: 2,
+  'paging-in': 3,
   'paging-out': 3,
   'paged-out': 4,
   idle: 5
@@ -52,7 +52,10 @@ export function subjectOf(gpu: IGpu, currentKernel: string | null): ISession | u
     return front;
   }
   const place = (session: ISession) => queueEntryOf(gpu, session.id)?.position ?? 0;
-  return [...own].sort((a, b) => PRESSING[a.state] - PRESSING[b.state] || place(a) - place(b))[0];
+  const pressing = (session: ISession) =>
+    // One that waits may be moving at the moment; it waits all the same.
+    Math.min(PRESSING[session.state], place(session) > 0 ? PRESSING.waiting : Infinity);
+  return [...own].sort((a, b) => pressing(a) - pressing(b) || place(a) - place(b))[0];
 }
 
 /** Sessions that neither hold the GPU nor wait for it: the reader's own first. */

@@ -1,0 +1,79 @@
+import { describe, expect, it } from 'vitest';
+
+import { gpuBar, hostBar } from '../../src/panel/memory-model';
+import { GIB, gpu, session } from '../../stories/make';
+
+const sum = (shares: readonly { share: number }[]) =>
+  shares.reduce((total, each) => total + each.share, 0);
+
+describe('memory', () => {
+  it('fills the GPU with notebooks by size, what is outside, and what is free', () => {
+    const bar = gpuBar(
+      gpu({
+        sessions: [
+          session('small', { resident_bytes: GIB }),
+          session('large', { resident_bytes: 60 * GIB })
+        ],
+        memory: { ...gpu().memory, outside_bytes: 4 * GIB, free_bytes: 15 * GIB }
+      })
+    );
+    expect(bar.segments.map(each => each.label)).toEqual([
+      'large.ipynb',
+      'small.ipynb',
+      'Outside Kiwi',
+      'Free'
+    ]);
+    expect(sum(bar.segments)).toBeCloseTo(1);
+    expect(bar.text).toBe(
+      'GPU memory: 15 GiB free of 80 GiB. large.ipynb 60 GiB, small.ipynb 1 GiB, Outside Kiwi 4 GiB, Free 15 GiB.'
+    );
+  });
+
+  it('tells notebooks apart by looks that do not change with their sizes', () => {
+    const looks = (first: number, second: number) =>
+      gpuBar(
+        gpu({
+          sessions: [
+            session('a', { resident_bytes: first }),
+            session('b', { resident_bytes: second })
+          ]
+        })
+      ).segments.map(each => [each.key, each.look]);
+    expect(looks(1 * GIB, 2 * GIB)).toEqual([
+      ['b', 1],
+      ['a', 0],
+      ['free', 'free']
+    ]);
+    expect(looks(2 * GIB, 1 * GIB)).toEqual([
+      ['a', 0],
+      ['b', 1],
+      ['free', 'free']
+    ]);
+  });
+
+  it('draws many small ones as one, and loses none of their bytes', () => {
+    const sessions = Array.from({ length: 50 }, (_, index) =>
+      session(`n${index}`, { resident_bytes: (1 + index) * 1024 })
+    );
+    const bar = gpuBar(gpu({ sessions }));
+    expect(bar.segments).toHaveLength(7);
+    expect(bar.segments[5]?.label).toBe('45 more notebooks');
+    expect(bar.segments.reduce((total, each) => total + each.bytes, 0)).toBe(80 * GIB);
+  });
+
+  it('shows what is paged out against the budget, and nothing where nothing is', () => {
+    expect(hostBar(gpu())).toBeNull();
+    const out = session('a', { paged_out_bytes: 48 * GIB });
+    const bar = hostBar(gpu({ sessions: [out] }));
+    expect(bar?.summary).toBe('48 GiB of 192 GiB');
+    expect(bar?.segments[0]?.share).toBeCloseTo(0.25);
+  });
+
+  it('never draws more than the whole, whatever it is told', () => {
+    const memory = { ...gpu().memory, total_bytes: 0, free_bytes: -5, host_budget_bytes: 0 };
+    const sessions = [session('a', { resident_bytes: GIB, paged_out_bytes: GIB })];
+    for (const bar of [gpuBar(gpu({ sessions, memory })), hostBar(gpu({ sessions, memory }))]) {
+      expect(bar?.segments.every(each => each.share >= 0 && each.share <= 1)).toBe(true);
+    }
+  });
+});

@@ -1,0 +1,117 @@
+import { describe, expect, it } from 'vitest';
+
+import { myWait, noNews } from '../../src/panel/mywait-model';
+import { GIB, NOW, gpu, session, waits } from '../../stories/make';
+
+const busy = {
+  tq_s: 30,
+  anti_thrash: 'on' as const,
+  serialised: true,
+  why: '',
+  swap_round_trip_s: null
+};
+
+describe('my wait', () => {
+  it('is counted down while the notebook waits, and says its place and who has the GPU', () => {
+    const wait = myWait(
+      gpu({
+        sessions: [
+          session('a', { state: 'running' }),
+          session('b', { state: 'waiting' }),
+          session('c', { state: 'waiting', mine: false })
+        ],
+        holders: ['a'],
+        queue: [waits('c', 1, 10), waits('b', 2, 40)]
+      }),
+      'kernel-b'
+    );
+    expect(wait).toMatchObject({ tone: 'waiting', counts: true, headline: 'Waiting' });
+    expect(wait.session?.id).toBe('b');
+    expect(wait.details[0]).toBe('2nd of 2 – a.ipynb has the GPU');
+  });
+
+  it('is about the notebook in front, also when another one of mine is more pressing', () => {
+    const sessions = [session('a', { state: 'waiting' }), session('b')];
+    const queue = [waits('a', 1, 10)];
+    expect(myWait(gpu({ sessions, queue }), 'kernel-b').session?.id).toBe('b');
+    expect(myWait(gpu({ sessions, queue }), 'elsewhere').session?.id).toBe('a');
+    expect(myWait(gpu({ sessions, queue }), null).session?.id).toBe('a');
+  });
+
+  it('of several that wait is about the one that comes first', () => {
+    const sessions = [session('a', { state: 'waiting' }), session('b', { state: 'suspended' })];
+    const queue = [waits('b', 1, 10), waits('a', 2, 20)];
+    expect(myWait(gpu({ sessions, queue }), null).session?.id).toBe('b');
+  });
+
+  it('is never about a notebook of another user', () => {
+    const sessions = [session('x', { mine: false, state: 'running' })];
+    const wait = myWait(gpu({ sessions, holders: ['x'], scheduler: busy }), null);
+    expect(wait).toMatchObject({ session: null, headline: 'Busy', tone: 'busy' });
+    expect(wait.details[0]).toBe('Another user has the GPU.');
+  });
+
+  it('says what moves while it waits', () => {
+    const leaving = session('a', { state: 'paging-out' });
+    const coming = session('b', { state: 'paging-in', paged_out_bytes: 3 * GIB });
+    const waiting = session('c', { state: 'waiting' });
+    const of = (...sessions: ReturnType<typeof session>[]) =>
+      myWait(gpu({ sessions, queue: [waits(sessions[0]?.id ?? '', 1, 4)] }), null).details[1];
+    expect(of(waiting, leaving)).toBe('Room is being made: the memory of a.ipynb is moving out.');
+    expect(of(waiting, coming)).toBe('The memory of b.ipynb is moving in first.');
+    expect(of(coming)).toBe('Its memory is moving in (3 GiB).');
+  });
+
+  it('says that a suspended cell goes on by itself', () => {
+    const sessions = [session('a', { state: 'suspended' })];
+    expect(myWait(gpu({ sessions, queue: [waits('a', 1, 9)] }), null).details).toContain(
+      'Suspended in mid-cell; it goes on by itself.'
+    );
+  });
+
+  it('that is held up by something wrong counts nothing down and says what is wrong', () => {
+    const sessions = [session('a', { state: 'waiting', problem_text: 'No room in RAM.' })];
+    const wait = myWait(gpu({ sessions, queue: [waits('a', 1, 9)] }), null);
+    expect(wait).toMatchObject({ tone: 'wrong', counts: false, headline: 'Held up' });
+    expect(wait.details).toEqual(['No room in RAM.', '1st of 1.']);
+  });
+
+  it('shows the end of a turn where there are turns', () => {
+    const a = session('a', { state: 'running', turn_ends_at: NOW + 21 });
+    const alone = myWait(gpu({ sessions: [a], holders: ['a'] }), null);
+    expect(alone).toMatchObject({ headline: 'Yours', tone: 'yours', turnEndsAt: NOW + 21 });
+    const b = session('b', { state: 'running', mine: false });
+    const both = myWait(gpu({ sessions: [a, b], holders: ['a', 'b'] }), null);
+    expect(both.turnEndsAt).toBeNull();
+    expect(both.details[0]).toBe('Together with 1 other: nobody has to wait.');
+  });
+
+  it('says where memory is when it is not in the GPU', () => {
+    const out = session('a', { state: 'paged-out', paged_out_bytes: 2 * GIB });
+    expect(myWait(gpu({ sessions: [out] }), null)).toMatchObject({
+      headline: 'Paged out',
+      details: ['Its 2 GiB are in system RAM and come back when you run a cell.']
+    });
+    const lost = session('a', { state: 'lost', problem_text: 'Gone. Restart.' });
+    expect(myWait(gpu({ sessions: [lost] }), null)).toMatchObject({
+      tone: 'wrong',
+      details: ['Gone. Restart.']
+    });
+  });
+
+  it('is free where nobody is in the way, and tells what is wrong all the same', () => {
+    expect(myWait(gpu(), null)).toMatchObject({ headline: 'Free', session: null });
+    const refused = session('a', { problem: 'page-out-refused', problem_text: 'Could not move.' });
+    expect(myWait(gpu({ sessions: [refused] }), null).details).toEqual([
+      'A cell starts at once.',
+      'Could not move.'
+    ]);
+  });
+
+  it('promises nothing when it is only what was known last', () => {
+    const a = session('a', { state: 'running', turn_ends_at: NOW + 21 });
+    const wait = noNews(myWait(gpu({ sessions: [a], holders: ['a'] }), null));
+    expect(wait).toMatchObject({ headline: 'No news', counts: false, turnEndsAt: null });
+    expect(wait.details[0]).toBe('Last known: yours.');
+  });
+});

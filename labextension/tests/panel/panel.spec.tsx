@@ -1,0 +1,273 @@
+import { act, cleanup, fireEvent, render, screen, within } from '@testing-library/react';
+import * as React from 'react';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+
+import type { IKiwiActions } from '../../src/model/api';
+import { OnScreen } from '../../src/panel/hooks';
+import { KiwiPanel } from '../../src/panel/index';
+import { GIB, NOW, did, gpu, session, state, waits } from '../../stories/make';
+import { STORIES } from '../../stories/states';
+import { StillStore } from '../../stories/store';
+
+function actions(): { [Name in keyof IKiwiActions]: ReturnType<typeof vi.fn> } {
+  const done = () => vi.fn(() => Promise.resolve());
+  return { open: done(), set: done(), release: done(), retry: done() };
+}
+
+function hook(name: string): HTMLElement {
+  const found = document.querySelector<HTMLElement>(`[data-kiwi="${name}"]`);
+  if (found === null) {
+    throw new Error(`There is no data-kiwi="${name}"`);
+  }
+  return found;
+}
+
+const hooks = (name: string) => [...document.querySelectorAll(`[data-kiwi="${name}"]`)];
+
+function waiting(wait_s: number | null = 62) {
+  return state([
+    gpu({
+      sessions: [
+        session('a', { state: 'running', turn_ends_at: NOW + 21 }),
+        session('b', { state: 'waiting' })
+      ],
+      holders: ['a'],
+      queue: [waits('b', 1, wait_s)],
+      history: [did(session('a'), 'held', 9, null)]
+    })
+  ]);
+}
+
+beforeEach(() => {
+  vi.useFakeTimers();
+  window.localStorage.clear();
+});
+
+afterEach(() => {
+  cleanup();
+  vi.useRealTimers();
+});
+
+function pass(store: StillStore, seconds: number): void {
+  store.clock += seconds;
+  act(() => {
+    vi.advanceTimersByTime(seconds * 1000);
+  });
+}
+
+async function settle(): Promise<void> {
+  await act(async () => {
+    await vi.advanceTimersByTimeAsync(0);
+  });
+}
+
+describe('the panel', () => {
+  it.each(Object.keys(STORIES))('shows the story "%s" without a complaint of React', name => {
+    const complain = vi.spyOn(console, 'error');
+    const story = STORIES[name];
+    const store = new StillStore(story?.state ?? null, story?.connection, story?.currentKernel);
+    render(<KiwiPanel store={store} actions={actions()} />);
+    expect(hooks('gpu')).toHaveLength(story?.state?.gpus.length ?? 0);
+    expect(complain).not.toHaveBeenCalled();
+    complain.mockRestore();
+  });
+
+  it('counts the wait and the turn down by itself', () => {
+    const store = new StillStore(waiting(), 'live', 'kernel-b');
+    render(<KiwiPanel store={store} actions={actions()} />);
+    expect(hook('countdown').textContent).toBe('about 62 s');
+    expect(hook('holder').textContent).toContain('21 s left');
+    pass(store, 2);
+    expect(hook('countdown').textContent).toBe('about 60 s');
+    expect(hook('queue-entry').textContent).toContain('≈ 60 s');
+    expect(hook('holder').textContent).toContain('19 s left');
+  });
+
+  it('says so when nobody can tell how long', () => {
+    const store = new StillStore(waiting(null), 'live', 'kernel-b');
+    render(<KiwiPanel store={store} actions={actions()} />);
+    expect(hook('countdown').textContent).toBe('Waiting');
+    expect(hook('queue-entry').textContent).toContain('not known');
+  });
+
+  it('follows the model, and announces the turn', () => {
+    const store = new StillStore(waiting(), 'live', 'kernel-b');
+    render(<KiwiPanel store={store} actions={actions()} />);
+    expect(hook('announcer').textContent).toBe('');
+    const done = gpu({
+      sessions: [session('a'), session('b', { state: 'running' })],
+      holders: ['b']
+    });
+    act(() => store.become({ state: state([done]) }));
+    expect(hook('my-wait').textContent).toContain('Yours');
+    expect(hook('announcer').textContent).toBe('b.ipynb: your turn on GPU 0.');
+  });
+
+  it('does nothing while it is not on the screen, and is up to date when it is again', () => {
+    const store = new StillStore(waiting(), 'live', 'kernel-b');
+    const panel = (shown: boolean) => (
+      <OnScreen.Provider value={shown}>
+        <KiwiPanel store={store} actions={actions()} />
+      </OnScreen.Provider>
+    );
+    const { rerender } = render(panel(true));
+    rerender(panel(false));
+    expect(vi.getTimerCount()).toBe(0);
+    act(() => store.become({ state: state([gpu({ sessions: [session('b')] })]) }));
+    expect(hook('my-wait').textContent).toContain('about 62 s');
+    rerender(panel(true));
+    expect(hook('my-wait').textContent).toContain('Free');
+  });
+
+  it('opens the notebook whose name is clicked, and only own ones', () => {
+    const does = actions();
+    const sessions = [session('a'), session('x', { mine: false })];
+    render(<KiwiPanel store={new StillStore(state([gpu({ sessions })]))} actions={does} />);
+    fireEvent.click(within(hook('resting')).getByRole('button', { name: 'a.ipynb' }));
+    expect(does.open).toHaveBeenCalledWith(sessions[0]);
+    expect(screen.queryByRole('button', { name: 'another user' })).toBeNull();
+  });
+
+  it('stops counting when the daemon is away or the stream is lost', () => {
+    const away = waiting().gpus.map(each => ({ ...each, reachable: false }));
+    const store = new StillStore(state(away), 'live', 'kernel-b');
+    render(<KiwiPanel store={store} actions={actions()} />);
+    expect(hook('my-wait').textContent).toContain('No news');
+    expect(hook('problem').textContent).toContain('does not answer');
+    expect(hooks('tq')).toHaveLength(0);
+    act(() => store.become({ state: waiting(), connection: 'lost' }));
+    expect(hook('my-wait').textContent).toContain('No news');
+    expect(hook('problem').textContent).toContain('was lost');
+    act(() => store.become({ connection: 'live' }));
+    expect(hook('countdown').textContent).toBe('about 62 s');
+    expect(hooks('problem')).toHaveLength(0);
+  });
+
+  it('remembers the zoom', () => {
+    const store = new StillStore(waiting());
+    const first = render(<KiwiPanel store={store} actions={actions()} />);
+    const pressed = () => screen.getByRole('button', { pressed: true }).textContent;
+    expect(pressed()).toBe('5 min');
+    fireEvent.click(screen.getByRole('button', { name: '30 min' }));
+    first.unmount();
+    render(<KiwiPanel store={store} actions={actions()} />);
+    expect(pressed()).toBe('30 min');
+  });
+
+  it('moves between the notebooks of the queue with the arrow keys', () => {
+    const sessions = ['a', 'b', 'c'].map(id => session(id, { state: 'waiting' }));
+    const queue = sessions.map((each, index) => waits(each.id, index + 1, 9));
+    render(
+      <KiwiPanel store={new StillStore(state([gpu({ sessions, queue })]))} actions={actions()} />
+    );
+    const buttons = within(hook('queue')).getAllByRole('button');
+    expect(buttons.map(button => button.tabIndex)).toEqual([0, -1, -1]);
+    buttons[0]?.focus();
+    fireEvent.keyDown(hook('queue'), { key: 'ArrowDown' });
+    expect(document.activeElement).toBe(buttons[1]);
+    fireEvent.keyDown(hook('queue'), { key: 'End' });
+    expect(document.activeElement).toBe(buttons[2]);
+    expect(buttons.map(button => button.tabIndex)).toEqual([-1, -1, 0]);
+  });
+});
+
+describe('settings', () => {
+  const show = (does: ReturnType<typeof actions>, changes = {}) => {
+    const store = new StillStore(state([gpu(changes)]));
+    render(<KiwiPanel store={store} actions={does} />);
+    return store;
+  };
+  const type = (text: string) => fireEvent.change(hook('tq'), { target: { value: text } });
+  const submit = () => fireEvent.submit(hook('tq').closest('form') as HTMLFormElement);
+
+  it('are sent when applied, and shown as in force afterwards', async () => {
+    const does = actions();
+    const store = show(does);
+    type('10');
+    submit();
+    expect(does.set).toHaveBeenCalledWith(store.state?.gpus[0], { tq_s: 10 });
+    expect(hook('apply').textContent).toBe('Applying…');
+    await settle();
+    const now = { ...gpu().scheduler, tq_s: 10 };
+    act(() => store.become({ state: state([gpu({ scheduler: now })]) }));
+    expect((hook('tq') as HTMLInputElement).value).toBe('10');
+    expect(hooks('apply')).toHaveLength(0);
+  });
+
+  it('that cannot be are not sent', () => {
+    const does = actions();
+    show(does);
+    type('0');
+    submit();
+    expect(does.set).not.toHaveBeenCalled();
+    expect(hook('tq').getAttribute('aria-invalid')).toBe('true');
+    expect(screen.getByRole('alert').textContent).toContain('0.1 s');
+  });
+
+  it('that were refused say why, and stay as typed', async () => {
+    const does = actions();
+    does.set.mockRejectedValueOnce(new Error('You may not change this. Ask the owner.'));
+    show(does);
+    fireEvent.change(hook('mode'), { target: { value: 'off' } });
+    submit();
+    await settle();
+    expect(screen.getByRole('alert').textContent).toBe('You may not change this. Ask the owner.');
+    expect((hook('mode') as HTMLSelectElement).value).toBe('off');
+  });
+
+  it('follow what others set, while they are not being changed', () => {
+    const store = show(actions());
+    const set = (tq_s: number) =>
+      act(() => store.become({ state: state([gpu({ scheduler: { ...gpu().scheduler, tq_s } })]) }));
+    set(20);
+    expect((hook('tq') as HTMLInputElement).value).toBe('20');
+    type('7');
+    set(15);
+    expect((hook('tq') as HTMLInputElement).value).toBe('7');
+  });
+
+  it('are text for those who may not change them', () => {
+    show(actions(), { may_set: false });
+    expect(hooks('tq')).toHaveLength(0);
+    expect(screen.getByText(/Turns last 30 s/)).toBeTruthy();
+  });
+});
+
+describe('releasing memory', () => {
+  const sessions = [
+    session('mine', { resident_bytes: GIB }),
+    session('empty'),
+    session('out', { state: 'paged-out', paged_out_bytes: GIB }),
+    session('x', { mine: false, resident_bytes: GIB })
+  ];
+
+  it('is offered for own idle memory only', () => {
+    render(<KiwiPanel store={new StillStore(state([gpu({ sessions })]))} actions={actions()} />);
+    expect(hooks('release').map(button => button.getAttribute('aria-label'))).toEqual([
+      'Release memory of mine.ipynb'
+    ]);
+  });
+
+  it('says when it failed', async () => {
+    const does = actions();
+    does.release.mockRejectedValueOnce(new Error('It is in a burst.'));
+    render(<KiwiPanel store={new StillStore(state([gpu({ sessions })]))} actions={does} />);
+    fireEvent.click(hook('release'));
+    expect(does.release.mock.calls[0]?.[0]).toMatchObject({ session: { id: 'mine' } });
+    await settle();
+    expect(hook('resting').textContent).toContain('It is in a burst.');
+  });
+});
+
+describe('problems', () => {
+  it('say what to do, with a way to try again', async () => {
+    const does = actions();
+    does.retry.mockRejectedValueOnce(new Error('Still no daemon.'));
+    const problem = { code: 'start-failed', message: 'No daemon.', remedy: 'Run `kiwi doctor`.' };
+    render(<KiwiPanel store={new StillStore(state([], problem))} actions={does} />);
+    expect(hook('problem').querySelector('code')?.textContent).toBe('kiwi doctor');
+    fireEvent.click(hook('retry'));
+    await settle();
+    expect(hook('problem').textContent).toContain('Still no daemon.');
+  });
+});

@@ -1,0 +1,142 @@
+import { describe, expect, it } from 'vitest';
+
+import { listed, redrawEvery_s, timeline } from '../../src/panel/timeline-model';
+import { GIB, NOW, did, gpu, moved, session } from '../../stories/make';
+
+const a = session('a');
+const b = session('b');
+const two = { sessions: [a, b] };
+const HOUR_S = 3600;
+
+describe('timeline', () => {
+  it('puts spans where they were, "now" at the right edge', () => {
+    const history = [did(a, 'held', 240, 120), did(b, 'waited', 60, null)];
+    const { rows } = timeline(gpu({ ...two, history }), NOW, 300, HOUR_S);
+    expect(rows.map(row => row.session)).toEqual(['a', 'b']);
+    expect(rows[0]?.spans[0]).toMatchObject({ kind: 'held', x: 20, width: 40 });
+    expect(rows[1]?.spans[0]).toMatchObject({ kind: 'waited', x: 80, width: 20 });
+  });
+
+  it('cuts what began before and leaves out what ended before', () => {
+    const history = [did(a, 'held', 400, 150), did(b, 'held', 500, 301)];
+    const { rows } = timeline(gpu({ ...two, history }), NOW, 300, HOUR_S);
+    expect(rows).toHaveLength(1);
+    expect(rows[0]?.spans[0]).toMatchObject({ x: 0, width: 50 });
+  });
+
+  it('lets what goes on grow as time passes', () => {
+    const state = gpu({ ...two, history: [did(a, 'held', 60, null)] });
+    const width = (now: number) => timeline(state, now, 300, HOUR_S).rows[0]?.spans[0]?.width;
+    expect(width(NOW)).toBeCloseTo(20);
+    expect(width(NOW + 60)).toBeCloseTo(40);
+  });
+
+  it('does not lose a short turn, also not at the right edge', () => {
+    const history = [did(a, 'held', 100, 99.9), did(b, 'held', 0.01, null)];
+    const { rows } = timeline(gpu({ ...two, history }), NOW, 1800, HOUR_S);
+    for (const row of rows) {
+      const [span] = row.spans;
+      expect(span?.width).toBeGreaterThan(0.5);
+      expect((span?.x ?? 0) + (span?.width ?? 0)).toBeLessThanOrEqual(100);
+    }
+  });
+
+  it('draws many short cells as few shapes, and never merges a wait into a turn', () => {
+    const history = Array.from({ length: 1000 }, (_, index) => [
+      did(a, 'held', 1000 - index, 999.2 - index),
+      did(b, index % 2 ? 'waited' : 'held', 1000 - index, 999 - index)
+    ]).flat();
+    const { rows } = timeline(gpu({ ...two, history }), NOW, 1800, HOUR_S);
+    expect(rows[0]?.spans).toHaveLength(1);
+    expect(rows[0]?.spans[0]?.title).toContain('1000 times');
+    expect(rows[1]?.spans).toHaveLength(1000);
+  });
+
+  it('marks moves of memory where they were, with their speed', () => {
+    const history = [moved(a, 'out', 150, 12), moved(a, 'in', 30, 6, { ok: false })];
+    const { rows, lastMove } = timeline(gpu({ ...two, history }), NOW, 300, HOUR_S);
+    const [out, failed] = rows[0]?.marks ?? [];
+    expect(out).toMatchObject({ direction: 'out', ok: true });
+    expect(out?.x).toBeCloseTo(50.17, 1);
+    expect(out?.title).toContain('12 GiB moved out to system RAM in 1.0 s, 12.9 GB/s');
+    expect(failed).toMatchObject({ direction: 'in', ok: false });
+    expect(failed?.title).toContain('could not be moved');
+    expect(lastMove).toContain('a.ipynb, 12 GiB moved out');
+  });
+
+  it('does not call a move failed that is still under way', () => {
+    const history = [did(a, 'out', 2, null, { ok: false })];
+    const { rows, lastMove } = timeline(gpu({ ...two, history }), NOW, 300, HOUR_S);
+    expect(rows[0]?.marks[0]).toMatchObject({ ok: true });
+    expect(rows[0]?.marks[0]?.title).toContain('memory is moving out to system RAM, for 2.0 s');
+    expect(lastMove).toBe('');
+  });
+
+  it('reads like the timeline of the design', () => {
+    const history = [
+      did(a, 'held', 100, 70),
+      did(b, 'waited', 80, 60),
+      did(a, 'suspended', 70, 40),
+      moved(a, 'out', 70, 46),
+      did(b, 'held', 60, 45),
+      did(a, 'held', 40, null)
+    ];
+    expect(timeline(gpu({ ...two, history }), NOW, 300, HOUR_S).text).toBe(
+      'Timeline of the last 5 minutes: a.ipynb had the GPU for 1 min 10 s, was suspended in ' +
+        'mid-cell for 30 s, its memory moved 1 time; b.ipynb had the GPU for 15 s, waited for ' +
+        'the GPU for 20 s.'
+    );
+  });
+
+  it('keeps a row for those who ended, by the name that they had', () => {
+    const gone = session('gone');
+    const { rows } = timeline(
+      gpu({ ...two, history: [did(gone, 'held', 9, 3)] }),
+      NOW,
+      300,
+      HOUR_S
+    );
+    expect(rows[0]).toMatchObject({ name: 'gone.ipynb', mine: false });
+  });
+
+  it('shows few rows of many: own ones and the latest, in the order in which they came', () => {
+    const many = Array.from({ length: 50 }, (_, index) =>
+      session(`n${index}`, { mine: index < 5 })
+    );
+    const history = many.map((each, index) => did(each, 'held', 200 - index, 199 - index));
+    const picture = timeline(gpu({ sessions: many, history }), NOW, 300, HOUR_S);
+    expect(picture.rows.map(row => row.session)).toEqual(['n2', 'n3', 'n4', 'n47', 'n48', 'n49']);
+    expect(picture.hidden).toBe(44);
+    expect(timeline(gpu({ sessions: many, history }), NOW, 300, HOUR_S, 50).hidden).toBe(0);
+  });
+
+  it('has ticks at round times, and no label at the edges', () => {
+    const { ticks } = timeline(gpu(), NOW, 300, HOUR_S);
+    expect(ticks.every(tick => tick.key % 60 === 0)).toBe(true);
+    expect(ticks.filter(tick => tick.label !== '').every(tick => tick.x > 6 && tick.x < 87)).toBe(
+      true
+    );
+  });
+
+  it('says which part of the time nobody recorded', () => {
+    expect(timeline(gpu(), NOW, 1800, 300).unrecorded).toBeCloseTo(83.33, 1);
+    expect(timeline(gpu(), NOW, 300, 300).unrecorded).toBe(0);
+  });
+
+  it('is redrawn when it has moved by about a pixel, never more than once a second', () => {
+    expect([60, 300, 1800].map(zoom => redrawEvery_s(zoom as 60))).toEqual([1, 1, 6]);
+  });
+
+  it('is a list, too: the latest first', () => {
+    const history = [
+      did(a, 'held', 100, 70),
+      moved(b, 'in', 20, 12, { hinted: true, bytes_moved: 12 * GIB })
+    ];
+    expect(
+      listed(gpu({ ...two, history }), NOW, 300).map(line => `${line.name} ${line.what}`)
+    ).toEqual([
+      'b.ipynb 12 GiB moved back into the GPU in 1.0 s, 12.9 GB/s, ahead of use',
+      'a.ipynb had the GPU for 30 s'
+    ]);
+  });
+});

@@ -1,0 +1,111 @@
+import { describe, expect, it } from 'vitest';
+
+import { announcement, moments } from '../../src/panel/announce';
+import { MODES, modeOf, patchOf, quantumError } from '../../src/panel/controls-model';
+import { counted, formatDuration, formatLeft, formatSpeed } from '../../src/panel/words';
+import { gpu, session, state, waits } from '../../stories/make';
+
+describe('words', () => {
+  it('write durations like the command line does', () => {
+    expect([0.04, 9.94, 9.96, 59.4, 61, 7500].map(formatDuration)).toEqual([
+      '0.0 s',
+      '9.9 s',
+      '10 s',
+      '59 s',
+      '1 min 1 s',
+      '2 h 5 min'
+    ]);
+  });
+
+  it('count down to 1 s and end', () => {
+    expect([120.5, 119.2, 20.4, 0.2, 0, -3].map(formatLeft)).toEqual([
+      '2 min 1 s',
+      '2 min 0 s',
+      '21 s',
+      '1 s',
+      '0 s',
+      '0 s'
+    ]);
+  });
+
+  it('tell a speed only where there is one', () => {
+    expect(formatSpeed(3e9, 2)).toBe('1.5 GB/s');
+    expect(formatSpeed(4e7, 1)).toBe('0.04 GB/s');
+    expect([formatSpeed(0, 2), formatSpeed(3e9, 0)]).toEqual(['', '']);
+  });
+
+  it('count', () => {
+    expect([counted(1, 'notebook'), counted(3, 'notebook')]).toEqual(['1 notebook', '3 notebooks']);
+  });
+});
+
+describe('settings', () => {
+  const now = gpu().scheduler;
+
+  it('refuse what the daemon would refuse, before it is sent', () => {
+    for (const good of ['0.1', '30', '12.5', ' 86400 ']) {
+      expect(quantumError(good)).toBe('');
+    }
+    for (const bad of ['', ' ', '0', '-3', '0.05', '86401', 'ten', 'NaN', 'Infinity']) {
+      expect(quantumError(bad)).not.toBe('');
+    }
+  });
+
+  it('send what was changed, and nothing where nothing was', () => {
+    expect(patchOf(now, '30', 'on')).toBeNull();
+    expect(patchOf(now, '30.0', 'on')).toBeNull();
+    expect(patchOf(now, '10', 'on')).toEqual({ tq_s: 10 });
+    expect(patchOf(now, '10', 'off')).toEqual({ tq_s: 10, anti_thrash: 'off' });
+  });
+
+  it('explain every mode in words of its own', () => {
+    expect(new Set(MODES.map(mode => mode.explanation)).size).toBe(3);
+    expect(modeOf('always').label).toBe('Always');
+  });
+});
+
+describe('announcements', () => {
+  const at = (...args: Parameters<typeof session>) => session(...args);
+  const free = state([gpu({ sessions: [at('a')] })]);
+  const waiting = (position: number, changes = {}) =>
+    state([
+      gpu({
+        sessions: [at('a', { state: 'waiting', ...changes })],
+        queue: [waits('a', position, 9)]
+      })
+    ]);
+  const held = state([gpu({ sessions: [at('a', { state: 'running' })], holders: ['a'] })]);
+  const suspended = waiting(1, { state: 'suspended' });
+
+  it('tell the turn that was waited for', () => {
+    expect(announcement(moments(waiting(1)), held)).toBe('a.ipynb: your turn on GPU 0.');
+  });
+
+  it('are silent about a turn that came at once, and about places and numbers', () => {
+    expect(announcement(moments(free), held)).toBe('');
+    expect(announcement(moments(waiting(2)), waiting(1))).toBe('');
+    expect(announcement(moments(held), free)).toBe('');
+  });
+
+  it('tell the begin of a wait, and a suspension', () => {
+    expect(announcement(moments(free), waiting(2))).toBe('a.ipynb waits for GPU 0, 2nd in line.');
+    expect(announcement(moments(held), suspended)).toBe(
+      'a.ipynb was suspended; it goes on by itself.'
+    );
+    expect(announcement(moments(suspended), waiting(1))).toBe('');
+  });
+
+  it('tell what is wrong', () => {
+    const wrong = waiting(1, { problem_text: 'No room in RAM.' });
+    expect(announcement(moments(waiting(1)), wrong)).toBe('a.ipynb: No room in RAM.');
+  });
+
+  it('say nothing about what was so when the panel opened, nor about others', () => {
+    expect(announcement(moments(null), waiting(1))).toBe('');
+    const other = (changes: object) =>
+      state([gpu({ sessions: [at('x', { mine: false, ...changes })], holders: ['x'] })]);
+    expect(announcement(moments(other({ state: 'waiting' })), other({ state: 'running' }))).toBe(
+      ''
+    );
+  });
+});
