@@ -5,7 +5,7 @@ export default tseslint.config(
   { ignores: ['lib/', 'node_modules/', 'style/index.js'] },
   ...tseslint.configs.recommended,
   {
-    files: ['src/**/*.{ts,tsx}', 'tests/**/*.{ts,tsx}'],
+    files: ['{src,stories,tests}/**/*.{ts,tsx}'],
     plugins: { 'react-hooks': hooks },
     languageOptions: { parserOptions: { project: './tests/tsconfig.json' } },
     rules: {

@@ -13,7 +13,7 @@ export class StillStore implements IKiwiStore {
     public clock: number = state?.now ?? 0
   ) {}
 
-  readonly changed = new Signal<IKiwiStore, void>(this);
+  readonly changed: Signal<IKiwiStore, void> = new Signal<IKiwiStore, void>(this);
 
   now(): number {
     return this.clock;
