@@ -96,9 +96,11 @@ def look(page: Page, axe: str) -> list[str]:
         found.append(f"{wide} px wider than the sidebar")
     page.evaluate(axe)
     result: dict[str, Any] = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-    for violation in result["violations"]:
-        for node in violation["nodes"]:
-            found.append(f"axe {violation['id']}: {node['html'][:160]} {node['failureSummary']}")
+    found.extend(
+        f"axe {violation['id']}: {node['html'][:160]} {node['failureSummary']}"
+        for violation in result["violations"]
+        for node in violation["nodes"]
+    )
     return found
 
 

@@ -35,7 +35,7 @@ export function Card(props: IProps) {
         <MyWait {...part} />
         <Holders {...part} />
         <Queue {...part} />
-        <Timeline store={store} gpu={gpu} zoom_s={zoom_s} setZoom={setZoom} />
+        <Timeline store={store} gpu={gpu} live={live} zoom_s={zoom_s} setZoom={setZoom} />
         <Memory gpu={gpu} />
         <Resting {...part} />
         <Controls {...part} />

@@ -14,6 +14,7 @@ import { counted } from './words';
 interface IProps {
   readonly store: IKiwiStore;
   readonly gpu: IGpu;
+  readonly live: boolean;
   readonly zoom_s: Zoom;
   readonly setZoom: (zoom_s: Zoom) => void;
 }
@@ -28,10 +29,10 @@ const AXIS = 18;
 const ALL_ROWS = 50;
 
 export function Timeline(props: IProps) {
-  const { store, gpu, zoom_s, setZoom } = props;
+  const { store, gpu, live, zoom_s, setZoom } = props;
   const [all, setAll] = React.useState(false);
   const history_s = store.state?.server.history_s ?? 0;
-  const now = useRightEdge(store, zoom_s);
+  const now = useRightEdge(store, zoom_s, live);
   const picture = timeline(gpu, now, zoom_s, history_s, all ? ALL_ROWS : FEW_ROWS);
   return (
     <section className="jp-Kiwi-part">
@@ -59,11 +60,16 @@ export function Timeline(props: IProps) {
 }
 
 /** The time at the right edge: moves by about a pixel at a time; with reduced motion only when
- * there is something new to draw. */
-function useRightEdge(store: IKiwiStore, zoom_s: Zoom): number {
+ * there is something new to draw; not at all while nobody knows what goes on. */
+function useRightEdge(store: IKiwiStore, zoom_s: Zoom, live: boolean): number {
   const every_s = redrawEvery_s(zoom_s);
-  useTicking(() => (prefersReducedMotion() ? 0 : Math.floor(store.now() / every_s)));
-  return store.now();
+  const still = !live || prefersReducedMotion();
+  useTicking(() => (still ? 0 : Math.floor(store.now() / every_s)));
+  const edge = React.useRef(store.state?.now ?? store.now());
+  if (live) {
+    edge.current = store.now();
+  }
+  return edge.current;
 }
 
 function Zooms(props: { zoom_s: Zoom; setZoom: (zoom_s: Zoom) => void }) {

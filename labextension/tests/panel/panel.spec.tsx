@@ -143,6 +143,31 @@ describe('the panel', () => {
     expect(hooks('problem')).toHaveLength(0);
   });
 
+  it('draws the timeline on as time passes, and stops where nobody knows what goes on', () => {
+    const store = new StillStore(waiting(), 'live', 'kernel-b');
+    render(<KiwiPanel store={store} actions={actions()} />);
+    const width = () => hook('span').querySelector('rect')?.getAttribute('width');
+    expect(width()).toBe('3%');
+    pass(store, 6);
+    expect(width()).toBe('5%');
+    act(() => store.become({ connection: 'lost' }));
+    pass(store, 60);
+    expect(width()).toBe('5%');
+  });
+
+  it('moves nothing by itself for those who want no motion, but draws what is new', () => {
+    vi.stubGlobal('matchMedia', (query: string) => ({ matches: query.includes('reduce') }));
+    const store = new StillStore(waiting(), 'live', 'kernel-b');
+    render(<KiwiPanel store={store} actions={actions()} />);
+    const width = () => hook('span').querySelector('rect')?.getAttribute('width');
+    pass(store, 30);
+    expect(width()).toBe('3%');
+    expect(hook('countdown').textContent).toBe('about 32 s');
+    act(() => store.become({ state: waiting() }));
+    expect(width()).toBe('13%');
+    vi.unstubAllGlobals();
+  });
+
   it('remembers the zoom', () => {
     const store = new StillStore(waiting());
     const first = render(<KiwiPanel store={store} actions={actions()} />);
