@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec.structs import replace
+
+from kiwi_jupyter.server_ext import hub
 
 if TYPE_CHECKING:
     from daemon import Daemon
@@ -26,3 +32,68 @@ async def test_a_session_comes_works_and_goes(daemon: Daemon, program: Any, read
     one.kill()
     await stream.until(lambda s: not s["gpus"][0]["sessions"])
     assert [message["type"] for message in stream.seen].count("snapshot") == 1
+
+
+async def test_a_reader_that_comes_back_goes_on_without_a_gap(
+    daemon: Daemon, program: Any, read: Any
+) -> None:
+    stream = await read()
+    await stream.until(lambda s: s["gpus"])
+    other = await read()
+    await other.until(lambda s: s["gpus"])
+    stream.close()
+    program(daemon, 16, name="a.ipynb")
+    await other.until(only_session)
+    back = await read(epoch=stream.state["epoch"], seq=stream.state["seq"])
+    back.state = stream.state
+    assert (await back.read())["type"] == "delta"
+    assert (await back.until(only_session))["name"] == "a.ipynb"
+    assert [message["type"] for message in back.seen].count("snapshot") == 0
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"epoch": "another", "seq": 1}, {"seq": 1}, {"epoch": "x", "seq": "-1"}, {"seq": "9" * 99}],
+    ids=str,
+)
+async def test_a_reader_from_elsewhere_gets_a_snapshot(read: Any, params: dict[str, Any]) -> None:
+    assert (await (await read(**params)).read())["type"] == "snapshot"
+
+
+async def test_one_that_is_up_to_date_hears_only_what_is_new(
+    read: Any, kiwi: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = await read()
+    await stream.until(lambda s: s["gpus"])
+    monkeypatch.setattr(hub.Subscription.next, "__defaults__", (0.1,))
+    back = await read(epoch=stream.state["epoch"], seq=stream.state["seq"])
+    back.state = stream.state
+    assert (await back.read())["type"] == "heartbeat"
+
+
+async def test_a_browser_that_does_not_read_costs_a_bounded_amount(read: Any, kiwi: Any) -> None:
+    """Its connection fills up, then its buffer; others go on; when it reads again it is given
+    what was on its way and then a snapshot."""
+    swift = await read()
+    await swift.until(lambda s: s["gpus"])
+    published = kiwi.service.hub
+    before = set(published._subscriptions)
+    slow = await read()
+    while not (new := published._subscriptions - before):
+        await asyncio.sleep(0.01)
+    (subscription,) = new
+    (uuid,) = published._gpus
+    gpu, heard_at = published._gpus[uuid], published._heard_at[uuid]
+    said = 0
+    while not subscription._lost:
+        errors = [f"{said} " + "x" * 50_000]
+        published.publish({uuid: (replace(gpu, errors=errors), heard_at)}, published._server)
+        said += 1
+        assert said < 4000, "200 MB fit in no socket"
+        assert len(subscription._waiting) <= hub.BUFFER_MAX
+        await swift.until(lambda s, at=published.seq: s["seq"] >= at)
+    await slow.read()
+    while slow.seen[-1]["type"] != "snapshot" or len(slow.seen) == 1:
+        await slow.read()
+    assert slow.state["seq"] >= said
+    assert len(slow.seen) <= said - hub.BUFFER_MAX + 1, "what was in the buffer never came"

@@ -1,0 +1,237 @@
+"""Daemons come, go, are killed and are started, while browsers look."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from daemon import PATIENCE_S, Daemon
+
+from kiwi_jupyter.server_ext import upstream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def connections(daemon: Daemon) -> int:
+    """Made to the daemon's one socket, as Linux counts them (the listening one left out)."""
+    (path,) = daemon.sockets()
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return sum(line.endswith(str(path)) for line in lines) - 1
+
+
+async def until(condition: Callable[[], Any], what: str) -> Any:
+    """Lets the server, which is in this loop, go on."""
+    for _ in range(int(PATIENCE_S / 0.02)):
+        if value := condition():
+            return value
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"not within {PATIENCE_S:g} s: {what}")
+
+
+def problem(state: dict[str, Any]) -> str | None:
+    found = state["server"]["problem"]
+    return found and str(found["code"])
+
+
+# --- connections --------------------------------------------------------------------------------
+
+
+async def test_two_readers_share_one_connection_which_ends_when_nobody_looks(
+    daemon: Daemon, kiwi: Any, read: Any, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await until(lambda: connections(daemon) == 0, "no connection before anybody looks")
+    monkeypatch.setattr(kiwi.service.upstream, "_idle_s", 0.5)
+    one, two = await read(), await read()
+    await one.read()
+    await two.read()
+    uuid = one.state["gpus"][0]["uuid"]
+    assert (await ask(f"gpus/{uuid}", "PATCH", {"tq_s": 9}))[0] == 200
+    for reader in (one, two):
+        await reader.until(lambda s: s["gpus"][0]["scheduler"]["tq_s"] == 9.0)
+    assert connections(daemon) == 1
+    one.close()
+    two.close()
+    await until(lambda: connections(daemon) == 0, "the connection is closed")
+    assert not kiwi.service.upstream.is_open
+    code, state = await ask("status")
+    assert (code, state["gpus"][0]["uuid"]) == (200, uuid)
+
+
+async def test_after_a_pause_the_status_is_of_now(
+    daemon: Daemon, kiwi: Any, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kiwi.service.upstream, "_idle_s", 0.2)
+    await ask("status")
+    await until(lambda: not kiwi.service.upstream.is_open, "nobody looks")
+    with daemon.client() as client:
+        client.set(tq_s=11)
+    _, state = await ask("status")
+    assert state["gpus"][0]["scheduler"]["tq_s"] == 11.0
+
+
+# --- killed and restarted -----------------------------------------------------------------------
+
+
+async def test_a_killed_daemon_is_shown_and_the_stream_goes_on(
+    daemon: Daemon, program: Any, read: Any
+) -> None:
+    one = program(daemon, 16, name="a.ipynb")
+    stream = await read()
+    old = await stream.until(lambda s: s["gpus"] and s["gpus"][0]["history"])
+    daemon.kill_all()
+    gpu = await stream.until(lambda s: not s["gpus"][0]["reachable"] and s["gpus"][0])
+    assert gpu["problem"]["code"]
+    assert gpu["problem"]["remedy"]
+    assert [session["name"] for session in gpu["sessions"]] == ["a.ipynb"], "the last known"
+    daemon.start()
+    back = await stream.until(lambda s: s["gpus"][0]["reachable"] and s["gpus"][0])
+    assert back["problem"] is None
+    assert back["daemon_pid"] != gpu["daemon_pid"]
+    assert one.intact()
+    new = await stream.until(
+        lambda s: len(s["gpus"][0]["history"]) > len(old) and s["gpus"][0]["history"]
+    )
+    ids = [entry["id"] for entry in new]
+    assert len(ids) == len(set(ids))
+    assert {entry["id"] for entry in old} <= set(ids), "the timeline reaches behind the restart"
+    assert len({id_.partition("-")[0] for id_ in ids}) == 2
+    assert [message["type"] for message in stream.seen].count("snapshot") == 1
+
+
+async def test_requests_to_a_daemon_that_is_away(daemon: Daemon, ask: Any, kiwi: Any) -> None:
+    uuid = daemon.status().uuid
+    await ask("status")
+    assert daemon.process is not None
+    child = daemon.status().daemon_pid
+    daemon.process.send_signal(signal.SIGSTOP)  # it starts nothing again
+    try:
+        os.kill(child, signal.SIGKILL)
+        await until(lambda: not kiwi.service.upstream._somebody_answers(), "it is noticed")
+        for path, method in [("", "PATCH"), ("/sessions/x/release", "POST")]:
+            code, said = await ask(f"gpus/{uuid}{path}", method, {"tq_s": 5} if not path else None)
+            assert (code, said["code"]) == (503, "no-daemon")
+        code, state = await ask("status")
+        assert code == 200
+        assert not state["gpus"][0]["reachable"]
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("traits", [{"autostart": False}])
+async def test_one_that_leaves_is_forgotten_and_found_when_it_is_back(
+    daemon: Daemon, read: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream, "FORGET_S", 0.5)
+    stream = await read()
+    await stream.until(lambda s: len(s["gpus"]) == 1)
+    assert daemon.terminate() == 0
+    await stream.until(lambda s: problem(s) == "no-daemon" and not s["gpus"])
+    daemon.sizes = "2x64MiB"
+    daemon.state_path.unlink(missing_ok=True)
+    daemon.start()
+    await stream.until(lambda s: problem(s) is None and len(s["gpus"]) == 2)
+    assert [gpu["index"] for gpu in stream.state["gpus"]] == [0, 1]
+
+
+# --- starting -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nothing() -> Iterator[Path]:
+    """A short private place; daemons that were started for it are gone at the end."""
+    directory = Path(tempfile.mkdtemp(prefix="kw-"))
+    yield directory
+    for process in daemons_for(directory):
+        process.kill()
+        process.wait(PATIENCE_S)
+    shutil.rmtree(directory)
+
+
+def daemons_for(directory: Path) -> list[psutil.Process]:
+    """Supervisors first: they start no child again then."""
+    found = [
+        process
+        for process in psutil.process_iter(["cmdline", "create_time"])
+        if any(str(directory) in word for word in process.info["cmdline"] or ())
+    ]
+    return sorted(found, key=lambda process: process.info["create_time"])
+
+
+class TestWithoutADaemon:
+    @pytest.fixture
+    def socket_dir(self, nothing: Path) -> Path:
+        return nothing / "sockets"
+
+    @pytest.mark.parametrize("traits", [{"autostart": False}])
+    async def test_it_is_said(self, ask: Any, read: Any, socket_dir: Path) -> None:
+        code, state = await ask("status")
+        assert (code, state["gpus"], problem(state)) == (200, [], "no-daemon")
+        assert str(socket_dir) in state["server"]["problem"]["message"]
+        stream = await read()
+        await stream.until(lambda s: problem(s) == "no-daemon")
+        code, said = await ask("gpus/GPU-1", "PATCH", {"tq_s": 5})
+        assert (code, said["code"]) == (503, "no-daemon")
+
+    async def test_a_machine_without_a_gpu_is_told_so(
+        self, ask: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(upstream, "GPU_DEVICES", ("/nonexistent",))
+        _, state = await ask("status")
+        assert problem(state) == "no-gpu"
+        assert "--emulate" in state["server"]["problem"]["remedy"]
+
+    async def test_one_is_started_because_somebody_looks_and_not_before(
+        self, kiwi: Any, read: Any, socket_dir: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("KIWI_DAEMON_ARGS", "--emulate 1x64MiB")
+        assert not socket_dir.exists(), "the server's start starts nothing"
+        stream = await read()
+        gpu = await stream.until(lambda s: s["gpus"] and s["gpus"][0])
+        assert gpu["emulated"]
+        assert gpu["reachable"]
+        assert gpu["may_set"]
+        daemons_for(socket_dir)[0].terminate()
+        await stream.until(lambda s: not s["gpus"][0]["reachable"])
+
+    async def test_a_start_that_fails_is_said_and_not_repeated_in_a_loop(
+        self, ask: Any, kiwi: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("KIWI_DAEMON_ARGS", "--no-such-option")
+        _, state = await ask("status")
+        while problem(state) == "starting":
+            await asyncio.sleep(0.1)
+            _, state = await ask("status")
+        assert problem(state) == "start-failed"
+        assert "--no-such-option" in state["server"]["problem"]["message"]
+        assert state["server"]["problem"]["remedy"]
+        starts = 0
+
+        def count(*_: Any) -> None:
+            nonlocal starts
+            starts += 1
+
+        monkeypatch.setattr(upstream, "autostart", count)
+        for _ in range(5):
+            await ask("status")
+        assert starts == 0
+        monkeypatch.setattr(upstream, "START_AGAIN_S", 0.0)
+        await ask("status")
+        assert starts == 1
+
+    @pytest.mark.parametrize("traits", [{"autostart": False}])
+    async def test_a_socket_that_nobody_serves(self, ask: Any, socket_dir: Path) -> None:
+        socket_dir.mkdir(mode=0o700)
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(socket_dir / "GPU-1.sock"))
+        _, state = await ask("status")
+        assert (state["gpus"], problem(state)) == ([], "no-daemon")
+        assert "GPU-1.sock" in state["server"]["problem"]["message"]
