@@ -24,7 +24,7 @@ def grant(st: State, session: Session, cause: str) -> None:
     session.blocked = None
     session.blocked_detail = ""
     goes_on = session.mid_burst
-    if goes_on or session.queued_ns != st.now_ns:  # a wait of no length is none
+    if session.queued_ns != st.now_ns:  # a wait of no length is none
         kind = HistoryKind.SUSPENDED if goes_on else HistoryKind.WAITED
         st.history.end(session.turn_id, session.id, kind, session.queued_ns, st.now_ns)
     session.turn_id = st.history.begin()

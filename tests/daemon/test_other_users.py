@@ -72,6 +72,33 @@ def test_names_of_others_are_hidden_and_their_story_is_refused(
     assert names == {"secret.ipynb", "bobs.ipynb"}
 
 
+def test_the_history_of_others_has_no_names_and_their_memory_stays_where_it_is(
+    shared: Daemon, somebody: Callable[..., Somebody]
+) -> None:
+    (path,) = shared.sockets()
+    alice, bob = somebody(path, ALICE), somebody(path, BOB)
+    mine = alice.hello(role="session", name="secret.ipynb", kernel_id="secret-kernel")["session"]
+    assert alice.ask("acquire", burst=1)["type"] == "granted"
+    assert alice.ask("withdraw", burst=1)["type"] == "withdrawn"
+    assert alice.ask("get-history")["sessions"][mine]["name"] == "secret.ipynb"
+    bob.hello()
+    nobody = {"name": "another user", "mine": False, "kernel_id": ""}
+    assert bob.ask("get-history")["sessions"] == {mine: nobody}
+    for kind in ("release", "bring-back"):
+        refused = bob.ask(kind, session=mine)
+        assert (refused["code"], refused["fatal"]) == ("no-such-session", False), kind
+    assert not bob.ask("get-status")["gpu"]["may_set"]
+    alice.kill()
+    shared.wait_for(lambda status: not status.sessions, "it has ended")
+    told = bob.ask("get-history")
+    assert told["sessions"] == {mine: nobody}
+    assert "secret" not in json.dumps(told)
+    with Talker(path) as root:
+        root.hello()
+        assert root.ask("get-history")["sessions"][mine]["name"] == "secret.ipynb"
+        assert root.ask("get-status")["gpu"]["may_set"]
+
+
 def test_the_holder_is_another_user_to_one_who_waits(
     shared: Daemon, somebody: Callable[..., Somebody]
 ) -> None:
