@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -56,7 +55,6 @@ def test_two_sessions_that_do_not_fit_together() -> None:
         try:
             second = SessionProgram(daemon, 160, seed=2, name="secret-name.ipynb")
             try:
-                began_s = time.monotonic()
                 first.start_burst()
                 second.start_burst()
                 seen = until(
@@ -67,8 +65,7 @@ def test_two_sessions_that_do_not_fit_together() -> None:
                     ),
                     "both are suspended and come back",
                 )
-                lasted_s = time.monotonic() - began_s
-                check_while_they_share(daemon, seen, lasted_s)
+                check_while_they_share(daemon, seen)
                 first.stop_burst()
                 second.stop_burst()
             finally:
@@ -87,12 +84,11 @@ def test_two_sessions_that_do_not_fit_together() -> None:
         assert after(waits, after="suspension") == after(
             "kiwi_lease_grants_total", after="suspension"
         )
-        assert after("kiwi_ignored_events_total") == 0
         daemon.stop()
         unharmed(daemon)
 
 
-def check_while_they_share(daemon: Daemon, seen: Scrape, lasted_s: float) -> None:
+def check_while_they_share(daemon: Daemon, seen: Scrape) -> None:
     status = daemon.status()
     assert "secret-name" not in seen.text
     assert str(status.sessions[0].pid) not in re.findall(r'"(\d+)"', seen.text)
@@ -108,11 +104,10 @@ def check_while_they_share(daemon: Daemon, seen: Scrape, lasted_s: float) -> Non
         seen("kiwi_lease_wait_seconds_sum", after=after) for after in ("request", "suspension")
     )
     assert 0 < waited_s <= sum(session.waited_s for session in status.sessions)
-    memory = [
-        seen(f"kiwi_memory_{part}_bytes") for part in ("free", "resident", "outside", "total")
-    ]
-    assert sum(memory[:3]) == memory[3]
-    assert lasted_s > 0
+    total, free, resident, outside = (
+        seen(f"kiwi_memory_{part}_bytes") for part in ("total", "free", "resident", "outside")
+    )
+    assert free == max(0, total - resident - outside)
 
 
 def test_two_gpus_and_one_whose_daemon_hangs() -> None:
