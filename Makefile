@@ -19,13 +19,16 @@ OLD_READY := $(OLD)/.kiwi-ready
 LAB := labextension
 # npm writes it last, and the build of the package looks at it, too: one npm ci for both.
 NODE_READY := $(LAB)/node_modules/.package-lock.json
-NODE := .ci/node .venv
-NPM := $(NODE) npm --prefix $(LAB) --silent
+NPM := .ci/node .venv npm --prefix $(LAB) --silent
+LAB_READY := .venv/.kiwi-lab-ready
+LAB_INSTALLED := .venv/share/jupyter/labextensions/kiwi-jupyter
+LAB_SOURCES := $(shell find $(LAB)/src $(LAB)/schema $(LAB)/style -type f) \
+               $(addprefix $(LAB)/,package.json package-lock.json tsconfig.json install.json)
 
 # A developer's own settings must not decide what the tests see.
 unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
 
-.PHONY: help setup test fast lint types imports ts core-tests unit-tests server-tests kernel-tests \
+.PHONY: help setup lab test fast lint types imports ts core-tests unit-tests server-tests kernel-tests \
         kernel-tests-old e2e-tests ui-tests demo bench format hooks lock clean
 
 help:  ## list what can be made
@@ -33,6 +36,8 @@ help:  ## list what can be made
 	  while IFS=$$'\t' read -r name text; do printf '  make %-18s %s\n' "$$name" "$$text"; done
 
 setup: $(READY) $(OLD_READY)  ## make both virtual environments (.venv, .venvs/old)
+
+lab: $(LAB_READY)  ## build the labextension anew where its sources changed, and put it into .venv
 
 test: lint types imports ts core-tests unit-tests server-tests kernel-tests kernel-tests-old e2e-tests ui-tests  ## set up everything, pass everything (what CI runs)
 
@@ -79,10 +84,10 @@ kernel-tests-old: $(OLD_READY)  ## the same on the oldest ipykernel and IPython 
 e2e-tests: $(READY)  ## real kernels and daemons on the emulated driver
 	@$(STEP) e2e-tests $(PYTEST) tests/e2e
 
-ui-tests: $(READY)  ## JupyterLab and Notebook in a real browser (needs Chromium)
+ui-tests: $(LAB_READY)  ## JupyterLab and Notebook in a real browser (needs Chromium)
 	@$(STEP) ui-tests $(PYTEST) tests/ui
 
-demo: $(READY)  ## two notebooks share one emulated GPU (HEADLESS=1: without a browser)
+demo: $(LAB_READY)  ## two notebooks share one emulated GPU (HEADLESS=1: without a browser)
 	@$(BIN)/kiwi demo $(if $(HEADLESS),--headless) $(DEMO_ARGS)
 
 bench: $(READY)  ## measure what runs on this machine (benchmarks/)
@@ -113,12 +118,22 @@ $(READY): pyproject.toml .ci/venv $(wildcard requirements/dev-*.txt)
 	@$(STEP) environment .ci/venv .venv dev --group dev
 	@touch $@
 
-# One environment at a time: pip is the same process-hungry thing twice otherwise.
+# One environment at a time: pip is the same process-hungry thing twice otherwise. It is for kernels
+# only: no labextension.
 $(OLD_READY): pyproject.toml .ci/venv $(wildcard requirements/old-*.txt) | $(READY)
-	@$(STEP) environment-old .ci/venv $(OLD) old --group kernel-test 'ipykernel==6.29.*' 'ipython==8.12.*'
+	@KIWI_SKIP_LABEXTENSION=1 $(STEP) environment-old \
+	  .ci/venv $(OLD) old --group kernel-test 'ipykernel==6.29.*' 'ipython==8.12.*'
 	@touch $@
 
 # The package's build has done this already, unless the lock has changed since.
-$(NODE_READY): $(LAB)/package-lock.json .ci/node | $(READY)
-	@$(STEP) node-modules $(NPM) ci --no-audit --no-fund
+$(NODE_READY): $(LAB)/package-lock.json | $(READY)
+	@$(STEP) node-modules $(NPM) ci --prefer-offline --ignore-scripts --no-audit --no-fund
+	@touch $@
+
+# An editable install has copied the labextension as it was then; a link would be followed, and what
+# it leads to deleted, when pip uninstalls.
+$(LAB_READY): $(LAB_SOURCES) $(READY)
+	@$(STEP) labextension .ci/node .venv $(BIN)/python packaging/labextension_build.py
+	@rm -rf $(LAB_INSTALLED) && mkdir -p $(LAB_INSTALLED)
+	@cp -r kiwi_jupyter/labextension/. $(LAB)/install.json $(LAB_INSTALLED)/
 	@touch $@

@@ -48,6 +48,7 @@ def commands_of_test() -> str:
         ".venv/.kiwi-ready",
         ".venvs/old/.kiwi-ready",
         "labextension/node_modules/.package-lock.json",
+        ".venv/.kiwi-lab-ready",
     ]
     return make("-n", *(word for file in ready for word in ("-o", file)), "test")
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from kiwi_core.cli.demo.workspace import write_settings, write_workspace
 from kiwi_core.errors import CallerError
 
 if TYPE_CHECKING:
@@ -24,20 +25,24 @@ def open_lab(stage: Stage, *, browser: bool, port: int) -> int:
         )
     first, second = (path.name for path in stage.notebooks)
     print(
-        f"Open {first} and {second} side by side, then choose Run → Run All Cells in both.\n"
-        "Cells of B wait for A, and say so; `%kiwi status` in either shows who has the GPU.\n"
+        f"{first} and {second} open side by side, and Kiwi's sidebar on the right.\n"
+        "Choose Run → Run All Cells in one, then in the other: its cells wait, and say so. The\n"
+        "sidebar shows who has the GPU, who waits and for how long, and draws each swap.\n"
         "End the demo with Ctrl-C.",
         flush=True,
     )
+    workspaces = stage.directory / "workspaces"
+    write_workspace(workspaces, (first, second))
+    settings = write_settings(stage.directory / "settings", stage.env)
     command = [
         sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={stage.notebooks[0].parent}",
-        f"--port={port}", f"--LabApp.default_url=/lab/tree/{first}",
+        f"--port={port}", f"--LabApp.workspaces_dir={workspaces}",
     ]  # fmt: skip
     if os.getuid() == 0:
         command.append("--allow-root")  # containers: it listens on localhost, behind a token
     if not browser:
         command.append("--no-browser")
     try:
-        return subprocess.call(command, env=stage.env)
+        return subprocess.call(command, env=stage.env | settings)
     except KeyboardInterrupt:
         return 0
