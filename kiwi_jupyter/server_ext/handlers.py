@@ -127,7 +127,10 @@ class GpuHandler(KiwiHandler):
             )
 
         def settle(client: Client) -> m.SettingsInForce:
-            client.set(wanted.tq_s, wanted.anti_thrash)
+            tq_s, mode = wanted.tq_s, wanted.anti_thrash
+            client.set(
+                None if tq_s is msgspec.UNSET else tq_s, None if mode is msgspec.UNSET else mode
+            )
             scheduler = client.status().scheduler
             return m.SettingsInForce(tq_s=scheduler.tq_s, anti_thrash=scheduler.anti_thrash)
 

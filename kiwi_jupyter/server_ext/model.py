@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from kiwi_core.states import AntiThrash, HistoryKind
 from kiwi_core.wire.messages import GpuStatus, QueueEntry, SessionStatus
@@ -119,11 +119,11 @@ Message = Snapshot | Delta | Heartbeat
 # --- requests and their answers -----------------------------------------------------------------
 
 
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of ``PATCH``: at least one of the two."""
 
-    tq_s: Annotated[float, Meta(description="Time quantum, in seconds.")] | None = None
-    anti_thrash: AntiThrash | None = None
+    tq_s: Annotated[float, Meta(description="Time quantum, in seconds.")] | UnsetType = UNSET
+    anti_thrash: AntiThrash | UnsetType = UNSET
 
 
 class SettingsInForce(Struct, frozen=True, kw_only=True):

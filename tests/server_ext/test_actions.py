@@ -75,6 +75,8 @@ BAD = {
     "negative": {"tq_s": -5},
     "not finite": b'{"tq_s": 1e999}',
     "NaN": b'{"tq_s": NaN}',
+    "zero": {"tq_s": 0, "anti_thrash": "off"},
+    "null": {"tq_s": None, "anti_thrash": "off"},
     "mode": {"anti_thrash": "sometimes"},
     "not UTF-8": b'{"anti_thrash": "\xff"}',
     "deep": b"[" * 50_000,

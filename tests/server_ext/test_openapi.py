@@ -1,0 +1,132 @@
+"""The interface is what its description says: schemathesis sends a running server what the
+description allows and what it forbids, with everything checked that schemathesis can check."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import schemathesis
+from daemon import Daemon, die_with_the_test, running_daemon, wait_until
+from hypothesis import HealthCheck, given, settings
+from kernels import clean_environment
+from schemathesis import GenerationMode
+from session_program import SessionProgram
+from tornado.testing import bind_unused_port
+
+from kiwi_jupyter.server_ext.handlers import ROUTES
+from kiwi_jupyter.server_ext.openapi import description
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TOKEN = "a-token-of-the-tests"
+HEADERS = {"Authorization": f"token {TOKEN}"}
+OPERATIONS = ["status", "openapi", "set", "release", "bringBack", "story"]
+
+
+@contextmanager
+def running_server(daemon: Daemon, directory: Path) -> Iterator[str]:
+    """A Jupyter Server of its own process, beside ``daemon``; its URL."""
+    placeholder, port = bind_unused_port()
+    placeholder.close()
+    url = f"http://127.0.0.1:{port}/base"
+    with (directory / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root",
+             f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
+             "--ServerApp.base_url=/base/", f"--IdentityProvider.token={TOKEN}",
+             "--ServerApp.jpserver_extensions={'kiwi_jupyter': True}"],
+            env={**clean_environment(directory), **daemon.env}, cwd=directory,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_the_test,
+        )  # fmt: skip
+
+    def answers() -> bool:
+        assert process.poll() is None, (directory / "server.log").read_text()
+        try:
+            get(url, "status")
+        except OSError:
+            return False
+        return True
+
+    try:
+        wait_until(answers, "an answer of the Jupyter server")
+        yield url
+        said = (directory / "server.log").read_text()
+        assert "Traceback" not in said, said
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def get(url: str, path: str) -> Any:
+    request = urllib.request.Request(f"{url}/kiwi/api/{path}", headers=HEADERS)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.loads(answer.read())
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
+    """A server's URL, and a GPU and a session that are there."""
+    with running_daemon("1x256MiB") as daemon:
+        program = SessionProgram(daemon, 16, name="a.ipynb")
+        try:
+            with running_server(daemon, tmp_path_factory.mktemp("server")) as url:
+                (gpu,) = get(url, "status")["gpus"]
+                (session,) = gpu["sessions"]
+                yield url, {"uuid": gpu["uuid"], "session": session["id"]}
+        finally:
+            program.close()
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["there", "anywhere"])
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.timeout(300)
+def test_what_is_described_is_what_is_done(
+    place: tuple[str, dict[str, str]], name: str, mode: GenerationMode, there: bool
+) -> None:
+    url, names = place
+    schema = schemathesis.openapi.from_url(f"{url}/kiwi/api/openapi.json", headers=HEADERS)
+    operation = schema.find_operation_by_id(name)
+    wanted = {p.name for p in operation.path_parameters}
+    if there and not wanted:
+        pytest.skip("has no path parameters: tried without")
+    if mode is GenerationMode.NEGATIVE and not (operation.body or operation.query or wanted):
+        pytest.skip("takes nothing that could be wrong")
+    if mode is GenerationMode.NEGATIVE and there and not operation.body:
+        pytest.skip("takes nothing else that could be wrong")
+    fixed = {key: names[key] for key in wanted} if there else None
+
+    @settings(
+        max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(case=operation.as_strategy(generation_mode=mode, path_parameters=fixed))
+    def try_it(case: schemathesis.Case) -> None:
+        case.call_and_validate(base_url=url, headers=HEADERS)
+
+    try_it()
+
+
+def test_every_route_is_described() -> None:
+    paths = description("/")["paths"]
+    assert {operation["operationId"] for path in paths.values() for operation in path.values()
+            if isinstance(operation, dict)} == set(OPERATIONS)  # fmt: skip
+    assert len(paths) == len(ROUTES)
+    methods = {name for path in paths.values() for name in path} - {"parameters"}
+    assert methods == {"get", "patch", "post"}
+
+
+def test_the_schemas_are_whole() -> None:
+    text = json.dumps(description("/base/"))
+    schemas = json.loads(text)["components"]["schemas"]
+    for name in ("State", "Snapshot", "Delta", "Heartbeat", "Gpu", "Session", "History", "Problem"):
+        assert schemas[name]["properties"], name
+    for reference in set(text.split('"#/components/schemas/')[1:]):
+        assert reference.partition('"')[0] in schemas
