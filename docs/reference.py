@@ -23,9 +23,12 @@ from kiwi_core.cli.app import COMMANDS
 from kiwi_core.metrics import families
 from kiwi_core.units import format_bytes, format_duration_s, ns_to_seconds
 from kiwi_jupyter.kernel.config import Kiwi
+from kiwi_jupyter.server_ext.app import KiwiServerApp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from traitlets.config import Configurable
 
 PAGES: Final = tuple(Path(__file__).with_name(name) for name in ("configuration.md", "metrics.md"))
 _BLOCK: Final = re.compile(
@@ -44,10 +47,18 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
 
 def traits() -> str:
+    return _traits_of(Kiwi)
+
+
+def server_traits() -> str:
+    return _traits_of(KiwiServerApp)
+
+
+def _traits_of(configurable: type[Configurable]) -> str:
     rows = []
-    for name, trait in sorted(Kiwi.class_own_traits(config=True).items()):
+    for name, trait in sorted(configurable.class_own_traits(config=True).items()):
         default = repr(trait.default())
-        rows.append([f"`c.Kiwi.{name}`", f"`{default}`", trait.help])
+        rows.append([f"`c.{configurable.__name__}.{name}`", f"`{default}`", trait.help])
     return _table(["setting", "default", "meaning"], rows)
 
 
@@ -133,6 +144,7 @@ def _cell(text: str) -> str:
 
 BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "traits": traits,
+    "server-traits": server_traits,
     "options": options,
     "limits": limits,
     "metrics": metrics,

@@ -25,6 +25,7 @@ from kiwi_core.sched.policy.api import Policy
 from kiwi_core.states import Notice, Reason
 from kiwi_jupyter.kernel.config import Kiwi
 from kiwi_jupyter.kernel.magics import HELP
+from kiwi_jupyter.server_ext.app import KiwiServerApp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,6 +84,8 @@ def test_every_trait_option_and_limit_is_in_a_table() -> None:
     text = page("configuration.md")
     for trait in Kiwi.class_own_traits(config=True):
         assert f"| `c.Kiwi.{trait}` |" in text
+    for trait in KiwiServerApp.class_own_traits(config=True):
+        assert f"| `c.KiwiServerApp.{trait}` |" in text
     for parser in reference().parsers().values():
         for action in parser._actions:
             if action.option_strings and action.dest != "help":
@@ -124,12 +127,15 @@ def test_every_environment_variable_is_explained() -> None:
 
 
 def test_the_example_configuration_can_be_read() -> None:
-    first = fences(DOCS / "configuration.md", "python")[0]
     config = Config()
-    exec(first, {"get_config": lambda: config})
+    for example in fences(DOCS / "configuration.md", "python"):
+        if "get_config" in example:
+            exec(example, {"get_config": lambda: config})
     kiwi = Kiwi(config=config)
     assert set(config.Kiwi) <= set(Kiwi.class_own_traits(config=True))
     assert kiwi.cpu_modules == ["my_plotting_helpers"]
+    assert set(config.KiwiServerApp) <= set(KiwiServerApp.class_own_traits(config=True))
+    assert KiwiServerApp(config=config).may_change_settings == ["ada", "bob"]
 
 
 # --- words --------------------------------------------------------------------------------------
