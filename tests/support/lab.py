@@ -39,6 +39,10 @@ _SETTINGS = {
         "fetchNews": "false",
     },
 }
+LABEXTENSION = Path(__file__).parents[2] / "kiwi_jupyter" / "labextension"
+"""As built in this checkout (``npm run build``, or ``pip install -e .``): an editable install has
+copied it, and the copy is as old as the install."""
+
 _MODULE = {"lab": "jupyterlab", "notebook": "notebook"}
 _APP_CLASS = {"lab": "LabApp", "notebook": "JupyterNotebookApp"}
 _PAGE_CONFIG = {"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}
@@ -75,7 +79,9 @@ class Lab:
             *self.prefix, sys.executable, "-m", _MODULE[self.app],
             "--no-browser", "--allow-root", f"--IdentityProvider.token={TOKEN}",
             f"--ServerApp.root_dir={self.notebooks}", "--ServerApp.ip=127.0.0.1",
-            f"--{_APP_CLASS[self.app]}.expose_app_in_browser=True", *self.options,
+            f"--{_APP_CLASS[self.app]}.expose_app_in_browser=True",
+            f"--{_APP_CLASS[self.app]}.extra_labextensions_path={self.directory / 'labextensions'}",
+            *self.options,
         ]  # fmt: skip
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
@@ -163,7 +169,13 @@ def running_lab(
     directory = Path(tempfile.mkdtemp(prefix="kw-lab-"))
     (directory / "notebooks").mkdir()
     (directory / "notebooks" / f"{MODULE}.py").write_text(PRELUDE)
-    environment = clean_environment(directory) | dict(env)
+    assert (LABEXTENSION / "package.json").is_file(), (
+        f"{LABEXTENSION} is not built: npm --prefix labextension run build:prod"
+    )
+    (directory / "labextensions").mkdir()
+    (directory / "labextensions" / "kiwi-jupyter").symlink_to(LABEXTENSION)
+    (directory / "tmp").mkdir()
+    environment = clean_environment(directory) | {"TMPDIR": str(directory / "tmp")} | dict(env)
     _write_settings(directory, {**_SETTINGS, **(settings or {})})
     prefix = _as_user(directory, uid) if uid is not None else ()
     lab = Lab(directory, environment, app, prefix, tuple(options))

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 PATIENCE_MS = 60_000.0
 """How long tests wait for what should take a moment: the machine may be busy."""
 
+expect.set_options(timeout=PATIENCE_MS)
+
 _OF_OURS = re.compile(r"kiwi", re.IGNORECASE)
 
 _FIND = """
@@ -39,18 +41,6 @@ _OPEN = """async path => {
   await widget.sessionContext.ready;
   await widget.sessionContext.session.kernel.info;
 }"""
-
-_KERNEL_READY = (
-    "async path => {"
-    + _FIND
-    + """
-  const widget = find(path);
-  await widget.context.ready;
-  await widget.sessionContext.ready;
-  await widget.sessionContext.session.kernel.info;
-  return widget.sessionContext.session.kernel.id;
-}"""
-)
 
 _TO_FRONT = "path => {" + _FIND + "window.jupyterapp.shell.activateById(find(path).id); }"
 
@@ -71,6 +61,23 @@ _OUTPUTS = (
     "([path, index]) => {"
     + _FIND
     + "return find(path).content.widgets[index].model.outputs.toJSON(); }"
+)
+
+_BOUNDED = """async ([source, argument, within_ms]) => {
+  let timer;
+  const late = new Promise((_, reject) => {
+    timer = setTimeout(() => reject(new Error(`not within ${within_ms} ms: ${source}`)), within_ms);
+  });
+  try {
+    return await Promise.race([eval(`(${source})`)(argument), late]);
+  } finally {
+    clearTimeout(timer);
+  }
+}"""
+
+_SHOWN = (
+    "path => { try {" + _FIND + "return !!find(path).sessionContext.session?.kernel; }"
+    " catch { return false; } }"
 )
 
 _DOM_ID = "path => {" + _FIND + "return find(path).id; }"
@@ -149,8 +156,8 @@ class LabPage:
 
     def wait_ready(self) -> None:
         self.page.wait_for_function("() => window.jupyterapp !== undefined")
-        self.page.evaluate("async () => { await window.jupyterapp.restored; }")
-        expect(self.page.locator("#jupyterlab-splash")).to_have_count(0, timeout=PATIENCE_MS)
+        await_in(self.page, "async () => { await window.jupyterapp.restored; }")
+        expect(self.page.locator("#jupyterlab-splash")).to_have_count(0)
 
     def command(self, name: str, **arguments: Any) -> None:
         self.page.evaluate(
@@ -159,8 +166,10 @@ class LabPage:
         )
 
     def theme(self, name: str) -> None:
-        self.page.evaluate(
-            "theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })", name
+        await_in(
+            self.page,
+            "theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })",
+            name,
         )
         light = "true" if "Light" in name else "false"
         self.page.wait_for_selector(
@@ -169,24 +178,70 @@ class LabPage:
 
     def open_notebook(self, path: str) -> NotebookPane:
         """Until its kernel answers."""
-        self.page.evaluate(_OPEN, path)
+        await_in(self.page, _OPEN, path)
         return NotebookPane(self, path)
 
     def notebook(self, path: str) -> NotebookPane:
         """One that is open already."""
         return NotebookPane(self, path)
 
+    def panel_shown(self) -> Panel:
+        """The sidebar, which must open by itself."""
+        found = Panel(self.page)
+        expect(found.root).to_be_visible(timeout=PATIENCE_MS)
+        return found
+
     def panel(self) -> Panel:
         """Opens the sidebar where it is not open."""
         found = Panel(self.page)
         if not found.root.is_visible():
             self.command("kiwi:open-panel")
-        expect(found.root).to_be_visible(timeout=PATIENCE_MS)
-        return found
+        return self.panel_shown()
+
+    def resize_sidebar(self, width_px: int) -> None:
+        """Drags the edge of the sidebar, as a user does."""
+        panel = self.panel().root
+        box = panel.bounding_box()
+        assert box is not None
+        on_left = box["x"] < 640
+        edge = box["x"] + box["width"] if on_left else box["x"]
+        target = box["x"] + width_px if on_left else box["x"] + box["width"] - width_px
+        handles = self.page.locator("#jp-main-split-panel > .lm-SplitPanel-handle")
+        spots = [h.bounding_box() for h in handles.all() if h.is_visible()]
+        handle = min((s for s in spots if s), key=lambda s: abs(s["x"] - edge))
+        x, y = handle["x"] + handle["width"] / 2, handle["y"] + handle["height"] / 2
+        self.page.mouse.move(x, y)
+        self.page.mouse.down()
+        self.page.mouse.move(x + target - edge, y, steps=4)
+        self.page.mouse.up()
+        self.page.wait_for_function(
+            "([id, width]) => Math.abs(document.querySelector(id).getBoundingClientRect().width"
+            " - width) < 20",
+            arg=['[data-kiwi="panel"]', width_px],
+        )
+
+    def set_setting(self, plugin: str, name: str, value: Any) -> None:
+        """As the settings editor does."""
+        await_in(
+            self.page,
+            """async ([plugin, name, value]) => {
+              const settings = window.jupyterapp.serviceManager.settings;
+              const raw = JSON.parse((await settings.fetch(plugin)).raw || '{}');
+              await settings.save(plugin, JSON.stringify({ ...raw, [name]: value }));
+            }""",
+            [plugin, name, value],
+        )
+        self.reload()
 
     @property
     def status_item(self) -> Locator:
         return self.page.locator('[data-kiwi="status-item"]')
+
+
+def await_in(page: Page, source: str, argument: Any = None) -> Any:
+    """What the function ``source`` comes to; unlike ``page.evaluate``, it does not wait forever
+    for a promise."""
+    return page.evaluate(_BOUNDED, [source, argument, PATIENCE_MS])
 
 
 def _answer(dialog: Dialog) -> None:
@@ -203,12 +258,9 @@ class NotebookPane:
     def __init__(self, lab_page: LabPage, path: str) -> None:
         self._page, self.path = lab_page.page, path
 
-    def wait_kernel(self) -> str:
-        """Its id."""
-        self._page.wait_for_function(
-            "path => {try {" + _FIND + "return find(path) } catch { return false }}", arg=self.path
-        )
-        return str(self._page.evaluate(_KERNEL_READY, self.path))
+    def wait_shown(self) -> None:
+        """Until it is open and connected to its kernel, which may be busy."""
+        self._page.wait_for_function(_SHOWN, arg=self.path)
 
     def to_front(self) -> None:
         self._page.evaluate(_TO_FRONT, self.path)
@@ -231,6 +283,11 @@ class NotebookPane:
         self.wait_end(index)
         errors = [o for o in self.outputs(index) if o["output_type"] == "error"]
         assert not errors, f"{self.path}: {errors}"
+
+    def edit(self, index: int) -> None:
+        """Puts the cursor into the cell."""
+        self.to_front()
+        self.cell(index).locator(".cm-content").click()
 
     def wait_end(self, index: int, timeout_ms: float = PATIENCE_MS) -> None:
         """By the cell's prompt: a number again."""
@@ -261,14 +318,11 @@ class NotebookPane:
         return self.output(index).locator('[role="status"]')
 
     @property
-    def tab(self) -> Locator:
+    def marked_tab(self) -> Locator:
+        """Its tab, if that says that it waits."""
         name = self.path.rpartition("/")[2]
-        return self._page.locator(".lm-DockPanel-tabBar .lm-TabBar-tab").filter(has_text=name)
-
-    @property
-    def tab_mark(self) -> Locator:
-        """On its tab: it waits."""
-        return self.tab.locator('[data-kiwi="tab-mark"]')
+        tabs = self._page.locator('.lm-DockPanel-tabBar .lm-TabBar-tab[data-kiwi="waiting"]')
+        return tabs.filter(has_text=name)
 
     def toolbar(self, name: str) -> Locator:
         """``interrupt``, ``run`` …"""
@@ -289,6 +343,9 @@ class Panel:
         return self.part("timeline").locator(
             f'[data-kiwi="span"][data-kind="{kind}"][data-session="{session}"]'
         )
+
+    def resting(self, session: str) -> Locator:
+        return self.root.locator(f'[data-kiwi="resting"][data-session="{session}"]')
 
     def queue_entry(self, session: str) -> Locator:
         return self.root.locator(f'[data-kiwi="queue-entry"][data-session="{session}"]')

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cli_process import finish, start_kiwi
-from lab_page import PATIENCE_MS
 from playwright.sync_api import expect
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from lab_page import LabPage, NotebookPane
 
     from kiwi_core.wire.messages import SessionStatus
+
+_numbers = itertools.count()
 
 MIB = 76
 """Of 128: each fills 60 % of the GPU."""
@@ -52,6 +54,10 @@ class Stage:
         with self.daemon.client() as client:
             client.connect()
             client.set(**settings)
+
+    def enough_path(self) -> Path:
+        """A new file's, which ends A's loop when it appears."""
+        return self.daemon.directory / f"enough-{next(_numbers)}"
 
     def status_json(self) -> Any:
         """The first GPU, as ``kiwi status --json`` tells it."""
@@ -91,7 +97,7 @@ class Pair:
         """While A computes; until the cell itself says so. B is in front."""
         self.a_computes()
         self.b.start(USE)
-        expect(self.b.waiting_line(USE)).to_be_visible(timeout=PATIENCE_MS)
+        expect(self.b.waiting_line(USE)).to_be_visible()
         self.stage.daemon.wait_for(lambda s: s.holders and s.queue, "A holds, B waits")
 
     def enough(self) -> None:

@@ -126,6 +126,18 @@ def open_lab(
     assert not complaints, complaints
 
 
+@pytest.fixture
+def screenshot(artifacts: Path) -> Callable[..., Path]:
+    """``screenshot(page, "waiting-dark")``: kept with the artefacts, to be looked at."""
+
+    def shoot(page: LabPage, name: str) -> Path:
+        path = SCREENSHOTS / f"{name}.png"
+        page.page.screenshot(path=path, animations="disabled")
+        return path
+
+    return shoot
+
+
 def _plain(name: str) -> str:
     return re.sub(r"\W+", "-", name).strip("-")
 
@@ -143,12 +155,14 @@ def _keep(place: Path, opened: list[tuple[LabPage, Stage]]) -> None:
 
 
 @pytest.fixture
-def make_pair(open_lab: Callable[..., LabPage], tmp_path: Path) -> Iterator[Callable[..., Pair]]:
+def make_pair(open_lab: Callable[..., LabPage]) -> Iterator[Callable[..., Pair]]:
     """``make_pair(stage, tq_s=600)``: both notebooks are open, and hold their memory; B used the
     GPU last and is in front, the sidebar is open."""
-    enough = tmp_path / "enough"
+    made: list[Path] = []
 
     def make(stage: Stage, *, tq_s: float = 600.0, **options: Any) -> Pair:
+        enough = stage.enough_path()
+        made.append(enough)
         stage.set(tq_s=tq_s, anti_thrash=AntiThrash.ON)
         write_pair(stage, enough)
         page = open_lab(stage, **options)
@@ -159,4 +173,5 @@ def make_pair(open_lab: Callable[..., LabPage], tmp_path: Path) -> Iterator[Call
         return Pair(stage, page, a, b, enough)
 
     yield make
-    enough.touch()
+    for enough in made:
+        enough.touch()

@@ -1,0 +1,229 @@
+"""A notebook that waits for the GPU, as its user sees it in sidebar, status bar and cell."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from checks import unharmed
+from daemon import wait_until
+from playwright.sync_api import expect
+from sharing_stage import CPU, USE, Pair, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from lab_page import LabPage, Panel
+    from playwright.sync_api import Locator
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+TQ_S = 12.0
+"""Long enough to be seen falling, short enough to wait for."""
+
+
+@pytest.fixture(scope="module")
+def stage(make_stage: Callable[..., Stage]) -> Iterator[Stage]:
+    stage = make_stage("1x128MiB")
+    yield stage
+    unharmed(stage.daemon)
+
+
+def _seconds(text: str) -> float | None:
+    """The wait that a text tells; ``None`` if it tells none."""
+    if "any moment" in text:
+        return 0.0
+    found = re.search(r"about ([\d.]+) (s|min)", text)
+    return float(found[1]) * {"s": 1, "min": 60}[found[2]] if found else None
+
+
+def _read(place: Locator) -> str:
+    """What stands there now, "" if nothing does: it may go away while it is being read."""
+    texts = place.all_inner_texts()
+    return texts[0] if texts else ""
+
+
+def _watch(pair: Pair, places: dict[str, Locator]) -> dict[str, list[float]]:
+    """The waits that each place tells, one after the other, until B's wait has ended."""
+    told: dict[str, list[float]] = {name: [] for name in places}
+    ends_at = time.monotonic() + TQ_S + 60
+    while pair.b.running(USE):
+        assert time.monotonic() < ends_at, f"the wait has no end: {told}"
+        for name, place in places.items():
+            seconds = _seconds(_read(place))
+            if seconds is not None:
+                told[name].append(seconds)
+        pair.page.page.wait_for_timeout(200)
+    return told
+
+
+def test_a_wait_falls_everywhere_and_ends(stage: Stage, make_pair: Callable[..., Pair]) -> None:
+    """A has the GPU for its quantum; B sees its place and a wait that falls, gets the GPU at the
+    end of it, and A goes on in mid-cell. All of it can be read off the timeline."""
+    pair = make_pair(stage, tq_s=TQ_S)
+    page, panel = pair.page, pair.page.panel()
+    pair.b_waits()
+    a, b = pair.session(pair.a), pair.session(pair.b)
+    expect(panel.part("my-wait")).to_contain_text("1st of 1")
+    expect(panel.part("my-wait")).to_contain_text("training.ipynb has the GPU")
+    expect(panel.queue_entry(b)).to_contain_text("exploration.ipynb")
+    expect(panel.part("holder")).to_have_attribute("data-session", a)
+    expect(page.status_item).to_contain_text("1st")
+    expect(pair.b.waiting_line(USE)).to_contain_text("in line")
+    # At first it may be taken for a burst as short as A's earlier one.
+    expect(panel.part("countdown")).to_have_text(re.compile(r"about (7|8|9|1\d) s"))
+    told = _watch(
+        pair,
+        {
+            "sidebar": panel.part("countdown"),
+            "status bar": page.status_item,
+            "cell": pair.b.waiting_line(USE),
+        },
+    )
+    for name, seconds in told.items():
+        assert len(seconds) >= 3, (name, told)
+        assert seconds[0] - seconds[-1] >= 3, (name, told)
+    for name in ("sidebar", "status bar"):
+        steps = list(zip(told[name], told[name][1:], strict=False))
+        assert all(later <= earlier for earlier, later in steps), (name, told)
+    assert {"name": "stdout", "text": "stepped\n"}.items() <= pair.b.outputs(USE)[-1].items()
+    expect(pair.b.waiting_line(USE)).to_have_count(0)
+    expect(panel.part("queue-entry")).to_have_count(0)
+    assert pair.a.running(USE), "A goes on"
+    for kind, session in (("held", a), ("suspended", a), ("waited", b), ("held", b)):
+        expect(panel.spans(kind, session).first).to_be_attached()
+    for direction in ("out", "in"):
+        swaps = panel.part("timeline").locator(f'[data-kiwi="swap"][data-direction="{direction}"]')
+        expect(swaps.first).to_be_attached()
+    pair.enough()
+
+
+def test_a_shorter_quantum_from_the_sidebar_ends_a_wait(
+    stage: Stage, make_pair: Callable[..., Pair]
+) -> None:
+    """The setting takes effect for the quantum that runs, too; wrong ones are refused with words,
+    and nothing of them is in force."""
+    pair = make_pair(stage, tq_s=600)
+    panel = pair.page.panel()
+    pair.b_waits()
+    expect(panel.part("countdown")).to_have_text("about 10 min")
+    for wrong, words in (("0", "from 0.1 s"), ("", "in seconds"), ("1e9", "86400")):
+        panel.part("tq").fill(wrong)
+        expect(panel.root.get_by_role("alert").filter(has_text=words)).to_be_visible()
+        expect(panel.part("apply")).to_be_disabled()
+        panel.part("tq").press("Enter")
+    assert stage.status_json()["scheduler"]["tq_s"] == 600
+    panel.part("tq").fill("1.5")
+    panel.part("tq").press("Enter")
+    expect(panel.part("apply")).to_have_count(0)
+    pair.b.wait_end(USE)
+    assert stage.status_json()["scheduler"]["tq_s"] == 1.5
+    for mode in ("always", "off", "on"):
+        panel.part("mode").select_option(mode)
+        panel.part("apply").click()
+        stage.daemon.wait_for(
+            lambda s, mode=mode: s.scheduler.anti_thrash.value == mode, f"mode {mode}"
+        )
+        expect(panel.part("apply")).to_have_count(0)
+        assert stage.status_json()["scheduler"]["anti_thrash"] == mode
+    pair.enough()
+
+
+def test_interrupt_from_the_toolbar_while_waiting(
+    stage: Stage, make_pair: Callable[..., Pair]
+) -> None:
+    pair = make_pair(stage)
+    panel = pair.page.panel()
+    pair.b_waits()
+    b = pair.session(pair.b)
+    expect(panel.queue_entry(b)).to_be_visible()
+    pair.b.toolbar("interrupt").click()
+    pair.b.wait_end(USE)
+    (error,) = [o for o in pair.b.outputs(USE) if o["output_type"] == "error"]
+    assert error["ename"] == "KeyboardInterrupt"
+    expect(pair.b.output(USE).filter(has_text="interrupted while waiting")).to_be_visible()
+    expect(pair.b.waiting_line(USE)).to_have_count(0)
+    expect(panel.part("queue-entry")).to_have_count(0)
+    expect(panel.part("my-wait")).to_contain_text("Paged out")
+    expect(pair.page.status_item).to_contain_text("paged out")
+    assert not stage.daemon.status().queue
+    pair.b.run(CPU)
+    assert pair.a.running(USE), "it was not its cell"
+    pair.enough()
+    pair.b.run(USE)
+
+
+def test_a_reload_during_a_wait(stage: Stage, make_pair: Callable[..., Pair]) -> None:
+    """The page comes back right within seconds; the wait goes on meanwhile, and ends."""
+    pair = make_pair(stage)
+    pair.b_waits()
+    b = pair.session(pair.b)
+    pair.page.wait_saved(pair.b.path)
+    waiting_since = stage.daemon.status().queue[0].waited_s - time.monotonic()
+    pair.page.reload()
+    panel = pair.page.panel()
+    expect(panel.queue_entry(b)).to_be_visible(timeout=15_000)
+    expect(panel.part("countdown")).to_have_text(re.compile("about (9|10) min"))
+    expect(panel.part("my-wait")).to_contain_text("1st of 1")
+    waited_s = stage.daemon.status().queue[0].waited_s
+    assert waited_s >= waiting_since + time.monotonic() - 1, "it lost its place"
+    pair.enough_path.touch()
+    stage.wait_state(pair.b.path, "idle")
+    expect(panel.part("queue-entry")).to_have_count(0)
+    expect(panel.spans("held", b).first).to_be_attached()
+    pair.b.run(USE)
+    assert pair.b.outputs(USE)[-1]["text"] == "stepped\n"
+
+
+def test_two_browsers_see_the_same(
+    stage: Stage, make_pair: Callable[..., Pair], open_lab: Callable[..., LabPage]
+) -> None:
+    """Two people look at one server: both see the wait, the change that one of them makes, and
+    its end; the server has one connection to the daemon for both."""
+    pair = make_pair(stage)
+    other = open_lab(stage)
+    panels = [pair.page.panel(), other.panel()]
+    pair.b_waits()
+    b = pair.session(pair.b)
+    for panel in panels:
+        expect(panel.queue_entry(b)).to_contain_text("10 min")
+    wait_until(lambda: stage.connections() == 1, "one connection of the server")
+    panels[1].part("tq").fill("300")
+    panels[1].part("tq").press("Enter")
+    for panel in panels:
+        expect(panel.part("tq")).to_have_value("300")
+        expect(panel.queue_entry(b)).to_contain_text("5 min")
+    _click_opens(panels[1], other, b, pair.b.path)
+    pair.enough_path.touch()
+    for panel in panels:
+        expect(panel.part("queue-entry")).to_have_count(0)
+    pair.enough()
+
+
+def _click_opens(panel: Panel, page: LabPage, session: str, path: str) -> None:
+    """In a browser in which the notebook is not open yet."""
+    panel.queue_entry(session).get_by_role("button").click()
+    page.notebook(path).wait_shown()
+    assert page.notebook(path).in_front()
+
+
+def test_a_notebook_that_waits_in_the_background(
+    stage: Stage, make_pair: Callable[..., Pair]
+) -> None:
+    """Its tab says that it waits; a click on it in the queue brings it to the front."""
+    pair = make_pair(stage)
+    panel = pair.page.panel()
+    pair.b_waits()
+    pair.a.to_front()
+    expect(pair.b.marked_tab).to_be_visible()
+    expect(pair.a.marked_tab).to_have_count(0)
+    panel.queue_entry(pair.session(pair.b)).get_by_role("button").click()
+    pair.b.wait_in_front()
+    expect(pair.b.marked_tab).to_have_count(0)
+    pair.a.to_front()
+    expect(pair.b.marked_tab).to_be_visible()
+    pair.enough()
+    pair.b.wait_end(USE)
+    expect(pair.b.marked_tab).to_have_count(0)
