@@ -102,6 +102,7 @@ def _check_places(st: State) -> None:
 def _check_sums(st: State) -> None:
     sessions = st.sessions.values()
     _equal("claimed", st.claimed_bytes, sum(_claim_bytes(st, s) for s in sessions))
+    _equal("resident", st.resident_bytes, sum(s.resident_bytes for s in sessions))
     _equal("host claimed", st.host_claimed_bytes, sum(_host_claim_bytes(s) for s in sessions))
     active = [s for s in sessions if _active(s)]
     _equal("active", st.active, len(active))

@@ -11,6 +11,7 @@ it is more than a small share of the GPU, or has stayed small for some bursts.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.units import MIB
@@ -46,6 +47,7 @@ def need_bytes(session: Session, total_bytes: int) -> int:
     return need if need < total_bytes else total_bytes
 
 
+@lru_cache(maxsize=8)  # a process has few GPUs; this is asked several times per event
 def _small_bytes(total_bytes: int) -> int:
     usual = max(total_bytes // SMALL_SHARE, CONTEXT_MAX_BYTES)
     return min(usual, total_bytes // SMALL_SHARE_MAX)

@@ -61,10 +61,9 @@ def _seen_busy(st: State, session: Session, busy: bool) -> None:
 def _seen_outside(st: State, free_bytes: int) -> None:
     """What is used and is not ours. Only read while nothing moves, or the bytes of an operation
     that just began or ended would count as somebody else's; a hung one counts in full."""
-    held_bytes = 0
-    for session in st.sessions.values():
-        hung = session.op is not None
-        held_bytes += session.counted_claim_bytes if hung else session.resident_bytes
+    held_bytes = st.resident_bytes
+    for hung in st.ops.values():
+        held_bytes += hung.counted_claim_bytes - hung.resident_bytes
     st.outside_bytes = max(0, st.total_bytes - free_bytes - held_bytes)
 
 

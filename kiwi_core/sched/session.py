@@ -156,6 +156,8 @@ class Session:
     """What it is expected to take while it runs. Kept by ``State.refresh``."""
     counted_active_bytes: int = 0
     """Its part of ``State.active_need_bytes``."""
+    counted_resident_bytes: int = 0
+    """Its part of ``State.resident_bytes``."""
     counted_claim_bytes: int = 0
     """Its part of ``State.claimed_bytes``."""
     counted_host_bytes: int = 0

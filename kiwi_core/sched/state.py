@@ -91,6 +91,8 @@ class State:
         """Held by programs that are not Kiwi's, by the last observation at rest."""
         self.claimed_bytes = 0
         """Sum of what sessions hold, plus what is reserved for restores and expected growth."""
+        self.resident_bytes = 0
+        """Sum of what sessions hold in the GPU, by what was last read or reported."""
         self.host_claimed_bytes = 0
         """Sum of what is in system RAM or may get there by a page-out under way."""
         self.active_need_bytes = 0
@@ -151,6 +153,8 @@ class State:
                 host += resident
         if grows and need > claim and self.protects and not session.gone and not session.leaving:
             claim = need
+        self.resident_bytes += resident - session.counted_resident_bytes
+        session.counted_resident_bytes = resident
         self.claimed_bytes += claim - session.counted_claim_bytes
         session.counted_claim_bytes = claim
         self.host_claimed_bytes += host - session.counted_host_bytes

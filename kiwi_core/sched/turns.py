@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched import orders, room
 from kiwi_core.sched.room import Room, Survey
@@ -13,6 +14,10 @@ from kiwi_core.states import AntiThrash, Notice
 if TYPE_CHECKING:
     from kiwi_core.sched.session import Session
     from kiwi_core.sched.state import State
+
+
+FEW: Final = 4
+"""Waiters that are looked at before the rest of the queue is."""
 
 
 class Step(Enum):
@@ -26,15 +31,26 @@ def admit(st: State) -> None:
     """Bring in whoever's turn it is; strictly in the policy's order, except that a waiter that is
     blocked by something that is wrong does not hold up the others."""
     first = next(iter(st.chosen.values() or st.policy.order(st.queue.values())))
-    if _advance(st, first) is Step.GO_ON:  # mostly not: spare the others the copy of the queue
-        for waiter in [*st.chosen.values(), *st.policy.order(st.queue.values())]:
-            unseen = waiter is not first and waiter.id in st.queue
-            if unseen and _advance(st, waiter) is Step.WAIT:
-                break
+    if _advance(st, first) is Step.GO_ON:
+        _admit_others(st, first)
     if st.chosen:
         for waiter in tuple(st.chosen.values()):
             if waiter.op is None:  # it is in, but things have changed: back to its queue place
                 del st.chosen[waiter.id]
+
+
+def _admit_others(st: State, first: Session) -> None:
+    """Those behind ``first``, as they stand now. Mostly the second one has to wait: so only a few
+    are copied at first, and the whole queue, which may be long, only if all of those went on."""
+    seen = {first.id}
+    for some in (FEW, None):
+        behind = chain(st.chosen.values(), st.policy.order(st.queue.values()))
+        for waiter in tuple(islice(behind, some)):
+            if waiter.id in seen or waiter.id not in st.queue:
+                continue
+            seen.add(waiter.id)
+            if _advance(st, waiter) is Step.WAIT:
+                return
 
 
 def _coming_in(st: State, beside: Session) -> int:
