@@ -113,13 +113,7 @@ class Simulation:
     def run(self) -> Measures:
         """Until the last cell is over. Raises ``CallerError("stalled")`` where nothing can ever
         go on (too little system RAM for what has to be moved)."""
-        self._tell(ev.MemoryObserved(free_bytes=self.free_bytes))
-        for index, session in enumerate(self._trace.sessions):
-            if session.cells:
-                self._unfinished += 1
-                seed = f"{self._seed}/{session.id}"
-                proc = Proc(session.id, index, session.cells, seed)
-                self._at(session.starts_ns, self._join, proc)
+        self.begin()
         steps = 0
         while self._unfinished:
             self._step()
@@ -129,6 +123,16 @@ class Simulation:
         self.measures.given_ns = self.compute.given_ns
         self.measures.busy_ns = self.compute.busy_ns
         return self.measures
+
+    def begin(self) -> None:
+        """Everybody is on the way; nothing has happened yet but a look at the empty GPU."""
+        self._tell(ev.MemoryObserved(free_bytes=self.free_bytes))
+        for index, session in enumerate(self._trace.sessions):
+            if session.cells:
+                self._unfinished += 1
+                seed = f"{self._seed}/{session.id}"
+                proc = Proc(session.id, index, session.cells, seed)
+                self._at(session.starts_ns, self._join, proc)
 
     # --- time -----------------------------------------------------------------------------------
 
