@@ -123,7 +123,10 @@ export function useRoving<T extends HTMLElement>(): {
     all[goal].focus();
   };
   const onFocus = (event: React.FocusEvent) => {
-    enter(stops().find(stop => stop === event.target));
+    const stop = stops().find(each => each === event.target);
+    if (stop !== undefined) {
+      enter(stop);
+    }
   };
   return { ref, onKeyDown, onFocus };
 }

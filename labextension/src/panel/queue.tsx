@@ -129,7 +129,7 @@ export function Resting(props: IPart) {
           <summary>
             {counted(rest.length, shown.length > 0 ? 'more idle notebook' : 'idle notebook')}
           </summary>
-          <ul className="jp-Kiwi-people" {...folded}>
+          <ul className="jp-Kiwi-people" tabIndex={0} aria-label="Idle notebooks" {...folded}>
             {rest.map(session => (
               <Idle key={session.id} {...props} session={session} />
             ))}

@@ -235,7 +235,7 @@ function AsList(props: { gpu: IGpu; now: number; zoom_s: Zoom }) {
       onToggle={event => setOpen((event.target as HTMLDetailsElement).open)}
     >
       <summary>Timeline as a list</summary>
-      <ul className="jp-Kiwi-events">
+      <ul className="jp-Kiwi-events" tabIndex={0} aria-label="Timeline, the latest first">
         {lines.map(line => (
           <li key={line.key}>
             <time>{line.time}</time> <b>{line.name}</b> {line.what}
