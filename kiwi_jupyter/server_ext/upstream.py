@@ -214,8 +214,8 @@ class Upstream:
                 await in_thread(lambda: autostart(self._directory), "kiwi autostart")
                 self._scan()
             self._start_error = None
-        except KiwiError as error:
-            self._start_error = error
+        except (KiwiError, OSError) as error:
+            self._start_error = error if isinstance(error, KiwiError) else _cannot_start(error)
             self._start_failed_s = time.monotonic()
         finally:
             self._starting = None
@@ -265,3 +265,11 @@ class Upstream:
         raise PeerError(
             "no-such-gpu", f"There is no GPU {uuid!r} here.", "`kiwi status` lists them."
         )
+
+
+def _cannot_start(error: OSError) -> PeerError:
+    return PeerError(
+        "no-daemon",
+        f"The Kiwi daemon could not be started: {error}.",
+        "Try `kiwi doctor`, or `kiwi daemon` by hand.",
+    )
