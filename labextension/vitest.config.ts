@@ -7,6 +7,7 @@ export default defineConfig({
     // JupyterLab's packages are ES modules that import CSS and leave out file extensions: Vite has
     // to read them, Node cannot.
     server: { deps: { inline: [/@jupyterlab/, /@jupyter\//, /@lumino/, /@microsoft/] } },
+    setupFiles: ['tests/setup.ts'],
     testTimeout: 20_000
   }
 });

@@ -1,4 +1,4 @@
-"""The build of the labextension: when it is stale, with which Node, and what is said if it fails."""
+"""The build of the labextension: when it is stale, with which Node, what is said if it fails."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ echo "$@" >>"$KIWI_TEST_CALLS"
 case "$1" in
 ci) [ -z "$KIWI_TEST_FAILS" ] || { echo "npm error $KIWI_TEST_FAILS"; exit 1; }
     mkdir -p node_modules && touch node_modules/.package-lock.json ;;
-run) mkdir -p ../kiwi_jupyter/labextension && echo '{}' >../kiwi_jupyter/labextension/package.json ;;
+run) mkdir -p ../kiwi_jupyter/labextension
+     echo '{}' >../kiwi_jupyter/labextension/package.json ;;
 esac
 """
 

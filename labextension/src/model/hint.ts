@@ -28,14 +28,38 @@ export function couldComeBack({ gpu, session }: IPlace): boolean {
   );
 }
 
+function isOut({ session }: IPlace): boolean {
+  return session.state === 'paged-out' || session.state === 'paging-out';
+}
+
 export class Hints {
   private _intent: { kernel: string; until: number } | null = null;
+  /** The session of that kernel, as it was seen last. */
+  private _seen: { id: string; out: boolean } | null = null;
   /** By session: not before. */
   private readonly _notBefore = new Map<string, number>();
 
   /** Somebody looks at, or types in, that kernel's notebook. `now` in seconds, as everywhere. */
   intend(kernel: string, now: number): void {
     this._intent = { kernel, until: now + INTENT_S };
+  }
+
+  /** The state is another. Memory that went out though nobody wanted the room was sent out by its
+   * user (or made room for another hint): then it is not brought back before they come again. */
+  look(state: IState | null): void {
+    const place = placeOfKernel(state, this._intent?.kernel ?? null);
+    const seen = place === null ? null : { id: place.session.id, out: isOut(place) };
+    if (
+      place !== null &&
+      seen?.out === true &&
+      this._seen?.id === seen.id &&
+      !this._seen.out &&
+      place.gpu.queue.length === 0 &&
+      place.gpu.holders.every(holder => holder === seen.id)
+    ) {
+      this._intent = null;
+    }
+    this._seen = seen;
   }
 
   /** The session to give a hint for now; it counts as given. */

@@ -37,11 +37,13 @@ export const bringBack: JupyterFrontEndPlugin<void> = {
     const intend = () => {
       if (front !== null && !document.hidden) {
         hints.intend(front, store.now());
+        hints.look(store.state);
         give();
       }
     };
 
     store.changed.connect(() => {
+      hints.look(store.state);
       if (store.currentKernel !== front) {
         front = store.currentKernel;
         intend();

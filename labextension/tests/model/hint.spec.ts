@@ -73,6 +73,24 @@ describe('a hint', () => {
     expect(hints.take(with_(), 100 + AFTER_REFUSED_S)?.session.id).toBe('s1');
   });
 
+  it('does not undo what the user did: memory sent out stays out until they come again', () => {
+    hints.look(with_({ state: 'idle' }));
+    hints.look(with_({ state: 'paging-out' }));
+    hints.look(with_());
+    expect(hints.take(with_(), 102)).toBeNull();
+    hints.intend('k-s1', 103);
+    hints.look(with_());
+    expect(hints.take(with_(), 103)?.session.id).toBe('s1');
+  });
+
+  it('brings back what had to make room for others', () => {
+    hints.look(with_({ state: 'idle' }));
+    hints.look(with_({ state: 'paging-out' }, { queue: [waits('s2')] }));
+    hints.look(with_({}, { holders: ['s2'] }));
+    hints.look(with_());
+    expect(hints.take(with_(), 105)?.session.id).toBe('s1');
+  });
+
   it('for one session does not hold back that of another', () => {
     hints.take(with_(), 100);
     const out = session({ id: 's3', state: 'paged-out' });

@@ -1,0 +1,82 @@
+import { beforeEach, describe, expect, it } from 'vitest';
+
+import { ServerClock } from '../../src/model/clock';
+import { LASTING_S } from '../../src/model/countdown';
+import { KiwiStore } from '../../src/model/store';
+import type { IDelta } from '../../src/model/types';
+import { gpu, session, state, waits } from '../states';
+
+describe('the store', () => {
+  let local: number;
+  let store: KiwiStore;
+  let changes: number;
+  const queued = (expected_at: number | null) => [waits('s1', { expected_at })];
+  const delta = (seq: number, fields: Partial<IDelta>): IDelta => ({
+    type: 'delta',
+    seq,
+    now: 1000 + local,
+    ...fields
+  });
+
+  beforeEach(() => {
+    local = 0;
+    store = new KiwiStore(new ServerClock(() => local));
+    changes = 0;
+    store.changed.connect(() => (changes += 1));
+    const waiting = gpu({ sessions: [session({ state: 'waiting' })], queue: queued(1030) });
+    store.hear({ type: 'snapshot', ...state([waiting]) });
+  });
+
+  it('knows the state and the time', () => {
+    expect(store.state?.gpus).toHaveLength(1);
+    local = 2;
+    expect(store.now()).toBe(1002);
+    expect(changes).toBe(1);
+  });
+
+  it('says when a wait ends, smoothed', () => {
+    expect(store.expectedAt('s1')).toBe(1030);
+    expect(store.expectedAt('nobody')).toBeNull();
+    store.hear(delta(6, { gpus: { 'GPU-1': { set: { queue: queued(1080) } } } }));
+    expect(store.expectedAt('s1')).toBe(1030);
+    local += LASTING_S;
+    expect(store.expectedAt('s1')).toBe(1080);
+  });
+
+  it('forgets a wait that has ended', () => {
+    store.hear(delta(6, { gpus: { 'GPU-1': { set: { queue: [] } } } }));
+    expect(store.expectedAt('s1')).toBeNull();
+  });
+
+  it('is quiet while only time passes', () => {
+    store.hear({ type: 'heartbeat', seq: 5, now: 1010 });
+    store.currentKernel = null;
+    store.setConnection('live');
+    store.setConnection('live');
+    expect(changes).toBe(2); // the snapshot, and being live
+  });
+
+  it('goes on from where it was, unless something was missed', () => {
+    expect(store.seen).toMatchObject({ epoch: 'e', seq: 5 });
+    expect(store.hear(delta(8, {}))).toBe(false);
+    store.forget();
+    expect(store.seen).toBeNull();
+    expect(store.state?.seq).toBe(5); // still on show
+    store.hear({ type: 'snapshot', ...state([], { epoch: 'f', seq: 8 }) });
+    expect(store.seen).toMatchObject({ epoch: 'f', seq: 8 });
+  });
+
+  it('shows why there is nothing to show', () => {
+    store.setProblem({ code: 'no-extension', message: 'a', remedy: 'b' });
+    expect(store.state?.server.problem?.code).toBe('no-extension');
+    expect(store.state?.gpus).toEqual([]);
+    expect(store.seen).toBeNull();
+    expect(store.expectedAt('s1')).toBeNull();
+  });
+
+  it('says which kernel is in front', () => {
+    store.currentKernel = 'k-s1';
+    expect(store.currentKernel).toBe('k-s1');
+    expect(changes).toBe(2);
+  });
+});

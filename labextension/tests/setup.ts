@@ -1,0 +1,7 @@
+/** What browsers have, JupyterLab's packages use when they are imported, and jsdom lacks. */
+
+class DragEventStub extends MouseEvent {}
+globalThis.DragEvent ??= DragEventStub as typeof DragEvent;
+document.queryCommandSupported ??= () => false;
+window.matchMedia ??= (media: string) =>
+  Object.assign(new EventTarget(), { media, matches: false, onchange: null }) as MediaQueryList;
