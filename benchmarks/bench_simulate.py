@@ -53,11 +53,11 @@ class Timed(Simulation):
         """Everybody joins at once; counted from ``warm_up_ns`` on."""
         self.begin()
         while self.now_ns < warm_up_ns:
-            self._step()
+            self.step()
         self.took_ns.clear()
         until = self.measures.events + events
         while self.measures.events < until:
-            self._step()
+            self.step()
 
 
 def curve(policy: str, sessions: int, events: int) -> dict[str, float]:

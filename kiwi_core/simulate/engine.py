@@ -116,7 +116,7 @@ class Simulation:
         self.begin()
         steps = 0
         while self._unfinished:
-            self._step()
+            self.step()
             steps += 1
             if self._progress is not None and steps % PROGRESS_EVERY == 0:
                 self._progress(self.measures.cells)
@@ -140,7 +140,7 @@ class Simulation:
         self._seq += 1
         heapq.heappush(self._heap, (at_ns, self._seq, what, arguments))
 
-    def _step(self) -> None:
+    def step(self) -> None:
         """The next thing that happens. At the same time, what is reported comes before work that
         ends, and the scheduler's own deadline last."""
         heap = self._heap

@@ -1,0 +1,178 @@
+"""Every policy against round robin with TQ 30 s, in the simulator: the gates of the default.
+
+    python benchmarks/bench_policies.py [--json FILE] [--quick]
+
+Five mixes (docs/simulate.md) at 5, 25 and 50 GB/s, pooled over held-out seeds: none of them was
+used to choose a policy's constants (those are 0 to 9). For each: the 95th percentile of the waits
+of short cells (less than 30 s of GPU), the total time for the same work, and the longest wait, all
+as ratios to round robin's. And what somebody gains who chops their work into cells of 8 s while
+seven others run long ones: GPU time over their fair share, while all of them want the GPU.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import TYPE_CHECKING, Any
+
+from common import arguments, report, table, target
+
+from kiwi_core.simulate.engine import Simulation
+from kiwi_core.simulate.fleet import Plan, Work, run
+from kiwi_core.simulate.measure import summarise
+from kiwi_core.simulate.mixes import MIXES
+from kiwi_core.simulate.model import GB, Machine, Setup
+from kiwi_core.simulate.policies import NAMES
+from kiwi_core.simulate.trace import Cell, SessionTrace, Trace
+from kiwi_core.units import GIB, NS_PER_S, ns_to_seconds
+
+if TYPE_CHECKING:
+    from kiwi_core.simulate.measure import Summary
+
+BASE = "round-robin"
+FIRST_SEED = 1000
+SPEEDS = (5.0, 25.0, 50.0)
+
+TOTAL_LIMITS = {5.0: 1.0, 25.0: 1.03, 50.0: 1.03}
+CHOPPER_LIMIT = 1.2
+CHOPS_S, LONG_S, OTHERS = 8.0, 600.0, 7
+
+
+def wait_limit(mix: str, gbps: float) -> float:
+    if gbps < 25.0:
+        return 0.8
+    return 0.35 if mix == "6+1" else 0.25
+
+
+def machine(gbps: float) -> Machine:
+    return Machine(out_bytes_per_s=gbps * GB, in_bytes_per_s=gbps * GB)
+
+
+def summaries(seeds: int, hours: float, jobs: int) -> dict[tuple[str, float, str], Summary]:
+    keys = [(mix, gbps, policy) for mix in MIXES for gbps in SPEEDS for policy in NAMES]
+    plans = [
+        Plan(Work(mix=mix, hours=hours), machine(gbps), Setup(policy=policy), seed=FIRST_SEED,
+             gpus=seeds)
+        for mix, gbps, policy in keys
+    ]  # fmt: skip
+    measured = run(plans, jobs=jobs, progress=_progress)
+    return {key: summarise(one) for key, one in zip(keys, measured, strict=True)}
+
+
+def _progress(share: float) -> None:
+    if sys.stderr.isatty():
+        print(f"\rsimulated: {share:4.0%}", end="\n" if share >= 1 else "", file=sys.stderr)
+
+
+# --- somebody who chops ------------------------------------------------------------------------
+
+
+def chopping(hours: float, seed: int) -> Trace:
+    """Eight who always want the GPU; the first one in cells of 8 s, the others in long ones."""
+    rng = random.Random(seed)
+
+    def session(number: int, cell_s: float) -> SessionTrace:
+        size = int(rng.uniform(0.3, 0.8) * 80 * GIB)
+        cells = tuple(
+            Cell(think_ns=NS_PER_S // 10, cpu_ns=0, gpu_ns=int(cell_s * NS_PER_S), peak_bytes=size)
+            for _ in range(int(hours * 3600 / cell_s) + 1)
+        )
+        name = f"s{number}"
+        return SessionTrace(id=name, user=name, starts_ns=0, cells=cells)
+
+    sessions = [session(0, CHOPS_S), *(session(n, LONG_S) for n in range(1, OTHERS + 1))]
+    return Trace(name="chopping", total_bytes=80 * GIB, sessions=tuple(sessions))
+
+
+def choppers_gain(policy: str, gbps: float, seeds: int, hours: float) -> float:
+    """GPU time of the one who chops over the mean of all, in the first hours."""
+    gains = []
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+        simulation = Simulation(
+            chopping(hours, seed), machine(gbps), Setup(policy=policy), seed=seed
+        )
+        simulation.begin()
+        while ns_to_seconds(simulation.now_ns) < hours * 3600:
+            simulation.step()
+        held_ns = [one.held_ns for one in simulation.scheduler.view(simulation.now_ns).sessions]
+        gains.append(held_ns[0] * len(held_ns) / sum(held_ns))
+    return sum(gains) / len(gains)
+
+
+# --- the verdict --------------------------------------------------------------------------------
+
+
+def compare(
+    found: dict[tuple[str, float, str], Summary], policy: str
+) -> tuple[list[list[object]], list[dict[str, Any]]]:
+    rows: list[list[object]] = []
+    targets = []
+    for mix in MIXES:
+        for gbps in SPEEDS:
+            base, one = found[mix, gbps, BASE], found[mix, gbps, policy]
+            waits = one.short.wait_s.p95 / base.short.wait_s.p95
+            total = one.total_s / base.total_s
+            rows.append(
+                [f"{mix}, {gbps:g} GB/s", base.short.wait_s.p95, one.short.wait_s.p95, waits, total,
+                 base.all.wait_s.max, one.all.wait_s.max, base.jain, one.jain]
+            )  # fmt: skip
+            where = f"{policy}, {mix}, {gbps:g} GB/s"
+            targets.append(target(f"{where}: short waits", waits, wait_limit(mix, gbps)))
+            targets.append(target(f"{where}: total time", total, TOTAL_LIMITS[gbps]))
+    return rows, targets
+
+
+HEAD = [
+    "", "p95 wait short, RR", "p95", "ratio", "total", "longest, RR", "longest", "Jain, RR", "Jain",
+]  # fmt: skip
+
+
+def main() -> None:
+    args = arguments(
+        __doc__,
+        lambda p: p.add_argument("--seeds", type=int, default=6, metavar="N", help="default: 6"),
+        lambda p: p.add_argument("--jobs", type=int, default=1, metavar="N", help="default: 1"),
+    )
+    seeds, hours = (2, 1.0) if args.quick else (args.seeds, 24.0)
+    found = summaries(seeds, hours, args.jobs)
+    targets: list[dict[str, Any]] = []
+    for policy in NAMES:
+        if policy != BASE:
+            rows, judged = compare(found, policy)
+            print(f"\n{policy} against {BASE} TQ 30 s, {seeds} seeds of {hours:g} h")
+            table(HEAD, rows)
+            targets += judged
+    gains = {
+        policy: {gbps: choppers_gain(policy, gbps, min(seeds, 3), hours / 4) for gbps in SPEEDS}
+        for policy in NAMES
+    }
+    print("\nwhat somebody gains who chops their work into cells of 8 s")
+    table(
+        ["", *(f"{gbps:g} GB/s" for gbps in SPEEDS)], [[p, *g.values()] for p, g in gains.items()]
+    )
+    targets += [
+        target(f"{policy}, chopping, {gbps:g} GB/s", gain, CHOPPER_LIMIT)
+        for policy, by_speed in gains.items()
+        if policy != BASE
+        for gbps, gain in by_speed.items()
+    ]
+    results = {
+        "seeds": list(range(FIRST_SEED, FIRST_SEED + seeds)),
+        "hours": hours,
+        "summaries": [
+            {
+                "mix": mix, "gbps": gbps, "policy": policy, "cells": one.cells,
+                "short_wait_p50_s": one.short.wait_s.p50, "short_wait_p95_s": one.short.wait_s.p95,
+                "longest_wait_s": one.all.wait_s.max, "total_s": one.total_s,
+                "useful_share": one.useful_share, "swaps": one.swaps, "jain": one.jain,
+            }
+            for (mix, gbps, policy), one in found.items()
+        ],
+        "chopping": gains,
+        "targets": targets,
+    }  # fmt: skip
+    report("policies", results, args)
+
+
+if __name__ == "__main__":
+    main()
