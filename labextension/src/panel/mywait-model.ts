@@ -54,7 +54,9 @@ function said(
 /** The same when it is only what was known last: nothing is promised, nothing counts down. */
 export function noNews(last: IMyWait): IMyWait {
   const known = `Last known: ${last.headline.toLowerCase()}.`;
-  return { ...said('busy', last.session, 'No news', [known, ...last.details]), turnEndsAt: null };
+  // "A cell starts at once" would be a promise; a place in line and what was wrong are not.
+  const keeps = last.counts || last.tone === 'wrong' || last.tone === 'out';
+  return said('busy', last.session, 'No news', [known, ...(keeps ? last.details : [])]);
 }
 
 /** What is wrong with a session that does not wait is told after its state. */

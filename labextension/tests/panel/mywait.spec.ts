@@ -112,6 +112,12 @@ describe('my wait', () => {
     const a = session('a', { state: 'running', turn_ends_at: NOW + 21 });
     const wait = noNews(myWait(gpu({ sessions: [a], holders: ['a'] }), null));
     expect(wait).toMatchObject({ headline: 'No news', counts: false, turnEndsAt: null });
-    expect(wait.details[0]).toBe('Last known: yours.');
+    expect(wait.details).toEqual(['Last known: yours.']);
+    expect(noNews(myWait(gpu(), null)).details).toEqual(['Last known: free.']);
+    const waiting = gpu({
+      sessions: [session('a', { state: 'waiting' })],
+      queue: [waits('a', 1, 9)]
+    });
+    expect(noNews(myWait(waiting, null)).details).toEqual(['Last known: waiting.', '1st of 1']);
   });
 });
