@@ -1,10 +1,10 @@
 /** The timeline as shapes: history entries in, rows of spans and marks in percent out. Pure. */
 
-import { formatBytes } from '../model/format';
 import type { HistoryKind, IGpu, IHistoryEntry } from '../model/types';
 
 import { LOOKS, lookOf, marksOwn, nameOf, sessionOf } from './people';
-import { counted, formatClock, formatDuration, formatSpeed } from './words';
+import { DID, DOES, isMove, lastMove, rowText, spoken, what } from './timeline-words';
+import { formatClock, formatDuration } from './words';
 
 /** How many seconds are shown. */
 export const ZOOMS = [60, 300, 1800] as const;
@@ -86,7 +86,7 @@ export interface ITimeline {
   readonly text: string;
 }
 
-interface IWindow {
+export interface IWindow {
   readonly from: number;
   readonly to: number;
   readonly zoom_s: Zoom;
@@ -186,10 +186,6 @@ function row(gpu: IGpu, id: string, entries: IHistoryEntry[], window: IWindow): 
   };
 }
 
-function isMove(entry: IHistoryEntry): boolean {
-  return entry.kind === 'out' || entry.kind === 'in';
-}
-
 function percent(at: number, { from, zoom_s }: IWindow): number {
   return Math.min(100, Math.max(0, (100 * (at - from)) / zoom_s));
 }
@@ -237,18 +233,6 @@ function span(run: IRun, window: IWindow): ISpan {
   };
 }
 
-const DID: Readonly<Record<SpanKind, string>> = {
-  held: 'had the GPU',
-  waited: 'waited for the GPU',
-  suspended: 'was suspended in mid-cell'
-};
-
-const DOES: Readonly<Record<SpanKind, string>> = {
-  held: 'has the GPU',
-  waited: 'waits for the GPU',
-  suspended: 'is suspended in mid-cell'
-};
-
 function spanTitle(run: IRun, now: number): string {
   const goesOn = run.ended_at === null;
   const verb = (goesOn ? DOES : DID)[run.kind];
@@ -276,34 +260,7 @@ function mark(entry: IHistoryEntry, window: IWindow): IMark {
   };
 }
 
-/** What happened, as the end of a sentence about it. */
-function what(entry: IHistoryEntry, now: number): string {
-  const lasted_s = (entry.ended_at ?? now) - entry.began_at;
-  const lasted = formatDuration(lasted_s);
-  if (entry.kind !== 'out' && entry.kind !== 'in') {
-    const verb = (entry.ended_at === null ? DOES : DID)[entry.kind];
-    return `${verb} for ${lasted}`;
-  }
-  const way = entry.kind === 'out' ? 'out to system RAM' : 'back into the GPU';
-  if (entry.ended_at === null) {
-    return `memory is moving ${way}, for ${lasted} so far`;
-  }
-  if (!entry.ok) {
-    return `memory could not be moved ${way} (after ${lasted})`;
-  }
-  const speed = formatSpeed(entry.bytes_moved, lasted_s);
-  const ahead = entry.hinted ? ', ahead of use' : '';
-  const size = formatBytes(entry.bytes_moved);
-  return `${size} moved ${way} in ${lasted}${speed && `, ${speed}`}${ahead}`;
-}
-
-function lastMove(entries: readonly IHistoryEntry[], now: number): string {
-  const moves = entries.filter(entry => isMove(entry) && entry.ended_at !== null && entry.ok);
-  const last = moves.sort((a, b) => (b.ended_at ?? 0) - (a.ended_at ?? 0))[0];
-  return last === undefined ? '' : `Last move: ${nameOf(last)}, ${what(last, now)}.`;
-}
-
-// --- axis and words -----------------------------------------------------------------------------
+// --- axis ---------------------------------------------------------------------------------------
 
 function ticks(window: IWindow): ITick[] {
   const step_s = TICK_S[window.zoom_s];
@@ -314,32 +271,4 @@ function ticks(window: IWindow): ITick[] {
     found.push({ key: at, x, label: fits ? formatClock(at, step_s < 60) : '' });
   }
   return found;
-}
-
-function rowText(name: string, entries: readonly IHistoryEntry[], window: IWindow): string {
-  const parts: string[] = [];
-  for (const kind of ['held', 'waited', 'suspended'] as const) {
-    const those = entries.filter(entry => entry.kind === kind);
-    const sum_s = those.reduce((sum, entry) => sum + inWindow_s(entry, window), 0);
-    if (those.length > 0) {
-      parts.push(`${DID[kind]} for ${formatDuration(sum_s)}`);
-    }
-  }
-  const moves = entries.filter(isMove).length;
-  if (moves > 0) {
-    parts.push(`its memory moved ${counted(moves, 'time')}`);
-  }
-  return `${name} ${parts.join(', ')}`;
-}
-
-function inWindow_s(entry: IHistoryEntry, { from, to }: IWindow): number {
-  return Math.max(0, (entry.ended_at ?? to) - Math.max(from, entry.began_at));
-}
-
-function spoken(rows: readonly IRow[], zoom_s: Zoom): string {
-  const span = zoom_s === 60 ? 'minute' : `${zoom_s / 60} minutes`;
-  if (rows.length === 0) {
-    return `Timeline: nobody used the GPU in the last ${span}.`;
-  }
-  return `Timeline of the last ${span}: ${rows.map(each => each.text).join('; ')}.`;
 }
