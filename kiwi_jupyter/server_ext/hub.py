@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -176,10 +177,10 @@ class Subscription:
     async def next(self, timeout_s: float = HEARTBEAT_S) -> bytes:
         """The next message, encoded; a heartbeat where there is none within ``timeout_s``."""
         if not self._some.is_set():
-            try:
+            with suppress(asyncio.TimeoutError):  # not the builtin one before Python 3.11
                 await asyncio.wait_for(self._some.wait(), timeout_s)
-            except asyncio.TimeoutError:  # not the builtin one before Python 3.11
-                return self._hub.heartbeat()
+        if not self._some.is_set():  # a busy loop may find both, time and news
+            return self._hub.heartbeat()
         message = self._snapshot() if self._lost else self._delta()
         if not self._waiting:
             self._some.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import msgspec
@@ -408,3 +409,21 @@ def test_a_quiet_stream_says_that_it_lives() -> None:
     messages_of(reader)
     heartbeat = json.loads(asyncio.run(reader.next(0.01)))
     assert heartbeat == {"type": "heartbeat", "seq": 0, "now": world.now}
+
+
+def test_a_heartbeat_never_says_more_than_the_reader_has() -> None:
+    """Not even where the server was busy while the time for one came, and something else, too."""
+    world = World()
+    reader = world.hub.subscribe(may_set=True)
+    messages_of(reader)
+
+    async def read() -> bytes:
+        loop = asyncio.get_running_loop()
+        reading = asyncio.create_task(reader.next(0.01))
+        await asyncio.sleep(0)
+        time.sleep(0.02)  # busy
+        loop.call_soon(loop.call_soon, world.step, "heard", status(), None)
+        return await reading
+
+    message = json.loads(asyncio.run(read()))
+    assert message["type"] == "delta" or message["seq"] == 0
