@@ -87,15 +87,15 @@ export function useRemembered<T extends number>(
   choices: readonly T[],
   fallback: T
 ): [T, (value: T) => void] {
-  const [value, setValue] = React.useState<T>(() => {
+  const [value, setValue] = React.useState<T | null>(() => {
     const stored = Number(read(key));
-    return choices.find(choice => choice === stored) ?? fallback;
+    return choices.find(choice => choice === stored) ?? null;
   });
   const remember = (chosen: T) => {
     setValue(chosen);
     write(key, String(chosen));
   };
-  return [value, remember];
+  return [value ?? fallback, remember];
 }
 
 function read(key: string): string | null {

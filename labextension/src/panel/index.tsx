@@ -14,6 +14,8 @@ import { ZOOMS } from './timeline-model';
 export interface IKiwiPanelProps {
   readonly store: IKiwiStore;
   readonly actions: IKiwiActions;
+  /** How much of the timeline is shown until somebody chooses; one of ZOOMS. Default 5 min. */
+  readonly zoom_s?: number;
 }
 
 const CONNECTING: IProblem = {
@@ -43,7 +45,8 @@ const NO_GPU: IProblem = {
 export function KiwiPanel(props: IKiwiPanelProps) {
   const { store, actions } = props;
   useModel(store);
-  const [zoom_s, setZoom] = useRemembered('kiwi:timeline-zoom', ZOOMS, 300);
+  const usual_s = ZOOMS.find(each => each === props.zoom_s) ?? 300;
+  const [zoom_s, setZoom] = useRemembered('kiwi:timeline-zoom', ZOOMS, usual_s);
   const gpus = [...(store.state?.gpus ?? [])].sort((a, b) => a.index - b.index);
   const problem = problemOf(store);
   return (

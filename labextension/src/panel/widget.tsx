@@ -22,10 +22,16 @@ export class KiwiPanelWidget extends ReactWidget {
     this.title.caption = 'Kiwi: who has the GPU, and for how long';
   }
 
+  /** How much of the timeline is shown until somebody chooses. */
+  set zoom_s(zoom_s: number) {
+    this._zoom_s = zoom_s;
+    this.update();
+  }
+
   protected override render(): React.ReactElement {
     return (
       <OnScreen.Provider value={this.isVisible}>
-        <KiwiPanel store={this._store} actions={this._actions} />
+        <KiwiPanel store={this._store} actions={this._actions} zoom_s={this._zoom_s} />
       </OnScreen.Provider>
     );
   }
@@ -39,4 +45,6 @@ export class KiwiPanelWidget extends ReactWidget {
     super.onAfterHide(message);
     this.update();
   }
+
+  private _zoom_s = 300;
 }

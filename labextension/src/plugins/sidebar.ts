@@ -23,6 +23,11 @@ export const sidebar: JupyterFrontEndPlugin<void> = {
   ): void => {
     const panel = new KiwiPanelWidget(kiwi.store, kiwi.actions);
     panel.id = PANEL_ID;
+    const zoom = () => {
+      panel.zoom_s = 60 * kiwi.settings.get('timelineMinutes');
+    };
+    kiwi.settings.changed.connect(zoom);
+    zoom();
     app.shell.add(panel, 'right', { rank: 700, type: 'Kiwi' });
     restorer?.add(panel, PANEL_ID);
 
