@@ -21,6 +21,9 @@ GROUP, BAR, GAP = 36, 18, 10
 """Pixels: space of a group beside its bars, a bar's width, space between bars."""
 LEAST_S: Final = 0.1
 """The bottom of the (logarithmic) axis; shorter waits are drawn there."""
+WHAT: Final = (
+    "waits by the GPU time of the cell; bar: median to 95th percentile, line: to the longest"
+)
 TICKS: Final = (
     (LEAST_S, "≤ 0.1 s"), (1.0, "1 s"), (10.0, "10 s"), (60.0, "1 min"), (600.0, "10 min"),
     (3600.0, "1 h"), (36_000.0, "10 h"), (360_000.0, "100 h"), (3_600_000.0, "1,000 h"),
@@ -52,10 +55,7 @@ def waits_svg(title: str, columns: Sequence[tuple[str, Summary]]) -> str:
         f"<desc>{escape(_in_words(columns))}</desc>",
         f"<style>{_STYLE}</style>",
         f'<text class="title" x="{LEFT}" y="24">{escape(title)}</text>',
-        (
-            f'<text class="small" x="{LEFT}" y="44">wait by the GPU time that a cell needs: '
-            "from the median to the 95th percentile, line: to the longest</text>"
-        ),
+        f'<text class="small" x="{LEFT}" y="44">{WHAT}</text>',
         *_axis(top_s, width),
     ]
     for number, name in enumerate(groups):
@@ -123,7 +123,7 @@ def _bar(x: float, wait: Spread, top_s: float, colour: str) -> list[str]:
         ),
         (
             f'<rect x="{x:.1f}" y="{p95:.1f}" width="{BAR}" height="{max(2.0, median - p95):.1f}" '
-            'rx="2" fill-opacity="0.75"/>'
+            'rx="2" fill-opacity="0.9"/>'
         ),
         "</g>",
     ]
