@@ -214,6 +214,14 @@ def test_versions_are_the_same() -> None:
     assert package["jupyterlab"]["outputDir"] == "../kiwi_jupyter/labextension"
 
 
+def test_any_jupyterlab_that_the_extension_can_do_with_is_taken_as_it_is() -> None:
+    """The builder would ask for the JupyterLab that it knows itself; older ones would warn."""
+    package = json.loads((ROOT / "labextension/package.json").read_text())
+    shared = package["jupyterlab"]["sharedPackages"]
+    needed = {n: v for n, v in package["dependencies"].items() if n.startswith("@jupyterlab/")}
+    assert {name: each["requiredVersion"] for name, each in shared.items()} == needed
+
+
 def test_the_lock_names_no_other_registry() -> None:
     lock = json.loads((ROOT / "labextension/package-lock.json").read_text())
     assert len(lock["packages"]) > 100
