@@ -102,11 +102,11 @@ def _start(
     st.next_op += 1
     # What a restore adds in the GPU: all but what a page-out cut short has left there.
     restore_bytes = session.footprint_bytes - session.resident_bytes
-    moved_bytes = {Doing.PAGING_OUT: session.resident_bytes, Doing.PAGING_IN: restore_bytes}.get(
-        doing, 0
-    )
+    moved_bytes = move_id = 0
+    if doing in MOVES:
+        moved_bytes = session.resident_bytes if doing is Doing.PAGING_OUT else restore_bytes
+        move_id = st.history.begin()
     deadline_ns = st.now_ns + _allowed_ns(st, moved_bytes)
-    move_id = st.history.begin() if doing in MOVES else 0
     session.op = Running(op, doing, st.now_ns, stops_runner, hinted, move_id)
     st.moved_at_ns = st.now_ns
     st.ops[op] = session
@@ -127,7 +127,7 @@ def _start(
                 cause=cause,
             )
         )
-    st.tell(session, "{} begins ({})", doing.value, cause)
+    st.tell(session, "{.value} begins ({})", doing, cause)
 
 
 def _allowed_ns(st: State, moved_bytes: int) -> int:

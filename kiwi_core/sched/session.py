@@ -47,6 +47,9 @@ class Want(Enum):
 
 
 class Doing(Enum):
+    # Enum's own hash is a Python function; this is looked up in each operation.
+    __hash__ = object.__hash__
+
     SUSPENDING = "suspending"
     RESUMING = "resuming"
     PAGING_OUT = "paging-out"
