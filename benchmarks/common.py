@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # tests.support starts real daemons and kernels
+sys.path.insert(0, str(ROOT))  # tests.support starts real daemons and kernels …
+sys.path.insert(1, str(ROOT / "tests" / "support"))  # … and Jupyter servers; those import plainly
 
 
 # --- the machine ------------------------------------------------------------------------------
