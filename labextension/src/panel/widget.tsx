@@ -36,6 +36,13 @@ export class KiwiPanelWidget extends ReactWidget {
     );
   }
 
+  /** The command that shows it leads the keyboard into it, too. */
+  protected override onActivateRequest(message: Message): void {
+    super.onActivateRequest(message);
+    this.node.tabIndex = -1;
+    this.node.focus();
+  }
+
   protected override onAfterShow(message: Message): void {
     super.onAfterShow(message);
     this.update();
