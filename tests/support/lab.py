@@ -39,9 +39,8 @@ _SETTINGS = {
         "fetchNews": "false",
     },
 }
-LABEXTENSION = Path(__file__).parents[2] / "kiwi_jupyter" / "labextension"
-"""As built in this checkout (``npm run build``, or ``pip install -e .``): an editable install has
-copied it, and the copy is as old as the install."""
+LABEXTENSION = Path(sys.prefix) / "share/jupyter/labextensions/kiwi-jupyter"
+"""Where the install puts it, and JupyterLab finds it by itself."""
 
 _MODULE = {"lab": "jupyterlab", "notebook": "notebook"}
 _APP_CLASS = {"lab": "LabApp", "notebook": "JupyterNotebookApp"}
@@ -80,7 +79,6 @@ class Lab:
             "--no-browser", "--allow-root", f"--IdentityProvider.token={TOKEN}",
             f"--ServerApp.root_dir={self.notebooks}", "--ServerApp.ip=127.0.0.1",
             f"--{_APP_CLASS[self.app]}.expose_app_in_browser=True",
-            f"--{_APP_CLASS[self.app]}.extra_labextensions_path={self.directory / 'labextensions'}",
             *self.options,
         ]  # fmt: skip
         with self.log_path.open("ab") as log:
@@ -169,11 +167,7 @@ def running_lab(
     directory = Path(tempfile.mkdtemp(prefix="kw-lab-"))
     (directory / "notebooks").mkdir()
     (directory / "notebooks" / f"{MODULE}.py").write_text(PRELUDE)
-    assert (LABEXTENSION / "package.json").is_file(), (
-        f"{LABEXTENSION} is not built: npm --prefix labextension run build:prod"
-    )
-    (directory / "labextensions").mkdir()
-    (directory / "labextensions" / "kiwi-jupyter").symlink_to(LABEXTENSION)
+    assert LABEXTENSION.is_dir(), f"there is no {LABEXTENSION}: `make lab` builds and installs it"
     (directory / "tmp").mkdir()
     environment = clean_environment(directory) | {"TMPDIR": str(directory / "tmp")} | dict(env)
     _write_settings(directory, {**_SETTINGS, **(settings or {})})

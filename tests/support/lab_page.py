@@ -42,6 +42,23 @@ _OPEN = """async path => {
   await widget.sessionContext.session.kernel.info;
 }"""
 
+_KERNEL_ANSWERS = (
+    "async path => {"
+    + _FIND
+    + """
+  const until = async look => {
+    for (;;) {
+      try { const found = look(); if (found) return found; } catch {}
+      await new Promise(resolve => setTimeout(resolve, 50));
+    }
+  };
+  const widget = await until(() => find(path));
+  await widget.context.ready;
+  await widget.sessionContext.ready;
+  await (await until(() => widget.sessionContext.session?.kernel)).info;
+}"""
+)
+
 _TO_FRONT = "path => {" + _FIND + "window.jupyterapp.shell.activateById(find(path).id); }"
 
 _IN_FRONT = "path => {" + _FIND + "return window.jupyterapp.shell.currentWidget === find(path); }"
@@ -134,7 +151,8 @@ class LabPage:
 
     def open(self) -> None:
         """The workspace is the test's own: nothing of another test is restored in it."""
-        self.page.goto(f"{self.lab.url}/lab/workspaces/{self.workspace}?token={TOKEN}")
+        place = {"lab": f"lab/workspaces/{self.workspace}", "notebook": "tree"}[self.lab.app]
+        self.page.goto(f"{self.lab.url}/{place}?token={TOKEN}")
         self.wait_ready()
 
     def reload(self) -> None:
@@ -173,7 +191,7 @@ class LabPage:
         )
         light = "true" if "Light" in name else "false"
         self.page.wait_for_selector(
-            f"body[data-jp-theme-name='{name}'][data-jp-theme-light='{light}']"
+            f"body[data-jp-theme-name='{name}'][data-jp-theme-light='{light}']", state="attached"
         )
 
     def open_notebook(self, path: str) -> NotebookPane:
@@ -183,6 +201,11 @@ class LabPage:
 
     def notebook(self, path: str) -> NotebookPane:
         """One that is open already."""
+        return NotebookPane(self, path)
+
+    def shown(self, path: str) -> NotebookPane:
+        """One that the page opens by itself; until its kernel answers."""
+        await_in(self.page, _KERNEL_ANSWERS, path)
         return NotebookPane(self, path)
 
     def panel_shown(self) -> Panel:
@@ -214,6 +237,7 @@ class LabPage:
         self.page.mouse.down()
         self.page.mouse.move(x + target - edge, y, steps=4)
         self.page.mouse.up()
+        # Where the edge was missed, text was marked instead, and the width is not right.
         self.page.wait_for_function(
             "([id, width]) => Math.abs(document.querySelector(id).getBoundingClientRect().width"
             " - width) < 20",
