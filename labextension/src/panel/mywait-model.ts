@@ -3,7 +3,7 @@
 import { formatBytes, ordinal } from '../model/format';
 import type { IGpu, IQueueEntry, ISession } from '../model/types';
 
-import { nameOf, queueEntryOf, sessionOf, subjectOf } from './people';
+import { ANOTHER_USER, nameOf, queueEntryOf, sessionOf, subjectOf } from './people';
 
 /** How it feels: decides the colour of the edge and the icon. */
 export type Tone = 'yours' | 'waiting' | 'moving' | 'free' | 'busy' | 'out' | 'wrong';
@@ -183,5 +183,5 @@ function inUse(gpu: IGpu): string {
 
 function capital(text: string): string {
   // Names of files stay as they are; "another user" begins a sentence here.
-  return text === 'another user' ? 'Another user' : text;
+  return text === ANOTHER_USER ? 'Another user' : text;
 }

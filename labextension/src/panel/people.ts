@@ -1,6 +1,9 @@
 /** Whose session it is, in which order notebooks are told apart, and what they are called. */
 
-import type { IGpu, IQueueEntry, ISession } from '../model/types';
+import type { IGpu, IHistoryEntry, IQueueEntry, ISession } from '../model/types';
+
+/** What the daemon calls everybody whose name the reader may not see. */
+export const ANOTHER_USER = 'another user';
 
 /** How many looks notebooks have (colour and texture, style/palette.css); then they come again. */
 export const LOOKS = 6;
@@ -22,6 +25,22 @@ export function queueEntryOf(gpu: IGpu, id: string): IQueueEntry | undefined {
 /** A session without a name (a program that gave none) is still somebody. */
 export function nameOf(session: Pick<ISession, 'name'> | undefined): string {
   return session === undefined ? 'a notebook that ended' : session.name || 'an unnamed program';
+}
+
+/** Whether it can be told which notebook did that. */
+export function isNamed({ name }: IHistoryEntry): boolean {
+  return name !== '' && name !== ANOTHER_USER;
+}
+
+/** The session that is now where the one of `entry`, which ended, was: of the same notebook, by its
+ * path, or by its name where its kernel is no more and so its path forgotten. undefined: there is
+ * none, or it cannot be told (notebooks of one name in several folders). */
+export function heirOf(gpu: IGpu, entry: IHistoryEntry): ISession | undefined {
+  const heirs = gpu.sessions.filter(
+    ({ mine, path, name }) =>
+      mine && (entry.path === null ? name === entry.name : path === entry.path)
+  );
+  return heirs.length === 1 ? heirs[0] : undefined;
 }
 
 /** Whether the reader's own are told apart: not where all are, it would only be noise. */

@@ -2,7 +2,7 @@
 
 import type { HistoryKind, IGpu, IHistoryEntry } from '../model/types';
 
-import { LOOKS, lookOf, marksOwn, nameOf, sessionOf } from './people';
+import { LOOKS, heirOf, isNamed, lookOf, marksOwn, nameOf, sessionOf } from './people';
 import { DID, DOES, isMove, lastMove, rowText, spoken, what } from './timeline-words';
 import { formatClock, formatDuration } from './words';
 
@@ -51,6 +51,7 @@ export interface IMark {
 }
 
 export interface IRow {
+  /** Of the notebook's kernel, or of its last one. */
   readonly session: string;
   readonly name: string;
   readonly look: number;
@@ -102,12 +103,12 @@ export function timeline(
 ): ITimeline {
   const window: IWindow = { from: now - zoom_s, to: now, zoom_s };
   const entries = gpu.history.filter(entry => touches(entry, window));
-  const bySession = grouped(entries);
-  const shown = chosen(gpu, bySession, most_rows);
-  const rows = shown.map(id => row(gpu, id, bySession.get(id) ?? [], window));
+  const byNotebook = joined(gpu, grouped(entries));
+  const shown = chosen(gpu, byNotebook, most_rows);
+  const rows = shown.map(id => row(gpu, id, byNotebook.get(id) ?? [], window));
   return {
     rows,
-    hidden: bySession.size - rows.length,
+    hidden: byNotebook.size - rows.length,
     ticks: ticks(window),
     unrecorded: Math.max(0, 100 * (1 - history_s / zoom_s)),
     lastMove: lastMove(entries, now),
@@ -154,7 +155,30 @@ function grouped(entries: readonly IHistoryEntry[]): Map<string, IHistoryEntry[]
   return groups;
 }
 
-/** Which sessions get a row: half of them for the reader's own, then who did something last; drawn
+/** A notebook is one row, also after its kernel was restarted, or shut down and started anew: what
+ * an ended session did goes to the one that has taken its place, by that one's id. */
+function joined(gpu: IGpu, bySession: Map<string, IHistoryEntry[]>): Map<string, IHistoryEntry[]> {
+  const rows = new Map<string, IHistoryEntry[]>();
+  const ended = new Map<string, string>();
+  const newestFirst = [...bySession].sort((a, b) => compare(began(b[1]), began(a[1])));
+  for (const [session, entries] of newestFirst) {
+    let id = session;
+    const [entry] = entries;
+    if (entry !== undefined && sessionOf(gpu, session) === undefined && isNamed(entry)) {
+      const notebook = entry.path ?? entry.name;
+      id = heirOf(gpu, entry)?.id ?? ended.get(notebook) ?? session;
+      ended.set(notebook, id);
+    }
+    rows.set(id, [...(rows.get(id) ?? []), ...entries]);
+  }
+  return rows;
+}
+
+function began(entries: readonly IHistoryEntry[]): number {
+  return Math.max(...entries.map(entry => entry.began_at));
+}
+
+/** Which notebooks get a row: half of them for the reader's own, then who did something last; drawn
  * in the order in which sessions are known, so that rows keep their places. */
 function chosen(gpu: IGpu, groups: Map<string, IHistoryEntry[]>, most: number): string[] {
   const rank = new Map(gpu.sessions.map((session, index) => [session.id, index]));

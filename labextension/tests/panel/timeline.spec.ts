@@ -99,6 +99,39 @@ describe('timeline', () => {
     expect(rows[0]).toMatchObject({ name: 'gone.ipynb', mine: false });
   });
 
+  it('has one row for a notebook whose kernel was restarted, or started anew', () => {
+    const now = session('now', { name: 'train.ipynb', path: 'work/train.ipynb' });
+    const restarted = { ...now, id: 'restarted' };
+    const history = [
+      did({ ...now, id: 'ended', path: null }, 'held', 200, 190),
+      did(restarted, 'held', 100, 70),
+      moved(restarted, 'out', 60, 3),
+      did(now, 'held', 40, null)
+    ];
+    const { rows, hidden } = timeline(gpu({ sessions: [now], history }), NOW, 300, HOUR_S);
+    expect(rows).toHaveLength(1);
+    expect(hidden).toBe(0);
+    expect(rows[0]).toMatchObject({ session: 'now', name: 'train.ipynb', look: 0 });
+    expect(rows[0]?.spans).toHaveLength(3);
+    expect(rows[0]?.marks).toHaveLength(1);
+    const between = timeline(gpu({ sessions: [], history: history.slice(1, 3) }), NOW, 300, HOUR_S);
+    expect(between.rows).toMatchObject([{ session: 'restarted', name: 'train.ipynb' }]);
+  });
+
+  it('does not take notebooks of one name, or two other users, for the same', () => {
+    const here = session('here', { name: 'a.ipynb', path: 'here/a.ipynb' });
+    const there = session('there', { name: 'a.ipynb', path: 'there/a.ipynb' });
+    const history = [
+      did({ ...there, id: 'there before' }, 'held', 99, 90),
+      did({ ...here, id: 'one of them', path: null }, 'held', 89, 80),
+      did(session('x', { mine: false }), 'held', 79, 70),
+      did(session('y', { mine: false }), 'held', 69, 60),
+      did(here, 'held', 59, 50)
+    ];
+    const { rows } = timeline(gpu({ sessions: [here, there], history }), NOW, 300, HOUR_S);
+    expect(rows.map(row => row.session).sort()).toEqual(['here', 'one of them', 'there', 'x', 'y']);
+  });
+
   it('shows few rows of many: own ones and the latest, in the order in which they came', () => {
     const many = Array.from({ length: 50 }, (_, index) =>
       session(`n${index}`, { mine: index < 5 })
