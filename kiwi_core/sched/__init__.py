@@ -11,7 +11,7 @@
 ``orders``                          one function per action: they order
 ``policy/``                         who is next, who goes out, for how long
 ``snapshot``, ``view``, ``waits``,
-``story``                           what people are shown
+``story``, ``accounts``             what people are shown
 ``audit``                           recomputes everything derived from scratch
 ``replay``                          a recorded journal through a fresh scheduler
 ==================================  =============================================================

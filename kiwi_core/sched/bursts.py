@@ -44,6 +44,14 @@ def stop_holding(st: State, session: Session) -> None:
     session.turn_id = 0
 
 
+def count_wait(session: Session, now_ns: int) -> None:
+    """Its wait is over, in whatever way."""
+    waited_ns = now_ns - session.queued_ns
+    session.waited_ns += waited_ns
+    if session.mid_burst:
+        session.suspended_ns += waited_ns
+
+
 def stopped(st: State, session: Session) -> None:
     """What held the lease is held itself now: it waits for its next turn."""
     stop_holding(st, session)
@@ -63,7 +71,7 @@ def to_rest(st: State, session: Session) -> None:
         if session.stopping:
             stop_holding(st, session)
         else:
-            session.waited_ns += st.now_ns - session.queued_ns
+            count_wait(session, st.now_ns)
             _stop_waiting(st, session)
     if session.op is not None:
         session.op.stops_runner = False

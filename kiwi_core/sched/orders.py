@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched.actions import Grant, PageIn, PageOut, Resume, Suspend
+from kiwi_core.sched.bursts import count_wait
 from kiwi_core.sched.history import MOVES
 from kiwi_core.sched.session import Doing, Running, Session, Want
 from kiwi_core.states import HistoryKind, Notice
@@ -19,7 +20,7 @@ def grant(st: State, session: Session, cause: str) -> None:
     st.queue.pop(session.id)
     st.chosen.pop(session.id, None)
     st.now_runs(session)
-    session.waited_ns += st.now_ns - session.queued_ns
+    count_wait(session, st.now_ns)
     session.granted_ns = session.busy_at_ns = st.now_ns
     session.blocked = None
     session.blocked_detail = ""
@@ -29,6 +30,7 @@ def grant(st: State, session: Session, cause: str) -> None:
         st.history.end(session.turn_id, session.id, kind, session.queued_ns, st.now_ns)
     session.turn_id = st.history.begin()
     session.mid_burst = False
+    session.bursts_begun += not goes_on
     st.refresh(session)
     quantum_ns = st.quantum_ns(session)
     if goes_on:

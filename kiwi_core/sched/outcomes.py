@@ -124,6 +124,11 @@ def paged_in(st: State, event: ev.PagedIn) -> None:
 def _record_swap(
     st: State, session: Session, running: Running, direction: str, moved: int, elapsed_ns: int
 ) -> None:
+    session.moving_ns += elapsed_ns
+    if direction == "out":
+        session.moved_out_bytes += moved
+    else:
+        session.moved_in_bytes += moved
     if not running.overdue:  # a hang says nothing about speed
         learn = st.speed.learn_out if direction == "out" else st.speed.learn_in
         learn(moved, elapsed_ns)

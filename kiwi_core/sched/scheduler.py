@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.config import DEFAULTS
 from kiwi_core.sched import arrivals, audit, hints, observations, outcomes
+from kiwi_core.sched.accounts import account_of
 from kiwi_core.sched.settle import settle
 from kiwi_core.sched.snapshot import snapshot
 from kiwi_core.sched.state import State
@@ -16,6 +17,7 @@ from kiwi_core.states import AntiThrash
 
 if TYPE_CHECKING:
     from kiwi_core.config import Config
+    from kiwi_core.sched.accounts import Account
     from kiwi_core.sched.actions import Action
     from kiwi_core.sched.events import Event
     from kiwi_core.sched.story import StoryLine
@@ -91,6 +93,17 @@ class Scheduler:
 
     def view(self, now_ns: int) -> GpuView:
         return snapshot(self._st, now_ns)
+
+    def accounts(self, now_ns: int) -> dict[SessionId, Account]:
+        """What each session has had so far, until now."""
+        return {id_: account_of(s, now_ns) for id_, s in self._st.sessions.items()}
+
+    def take_departed(self) -> list[tuple[SessionId, Account]]:
+        """The final sums of those that were forgotten since this was asked last; to be asked after
+        each event, or some are missing."""
+        departed = list(self._st.departed)
+        self._st.departed.clear()
+        return departed
 
     def story(self, session: SessionId) -> tuple[StoryLine, ...]:
         """The last things that happened to ``session``, oldest first; also for a while after it

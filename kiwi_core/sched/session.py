@@ -117,7 +117,14 @@ class Session:
     held_ns: int = 0
     """How long it has held the lease in earlier quanta, all bursts together."""
     waited_ns: int = 0
+    suspended_ns: int = 0
+    """The part of ``waited_ns`` after its bursts had begun."""
     suspensions: int = 0
+    bursts_begun: int = 0
+    moving_ns: int = 0
+    """How long its memory was on the move, out and in, in moves that succeeded."""
+    moved_out_bytes: int = 0
+    moved_in_bytes: int = 0
 
     bursts_ended: int = 0
     burst_peak_bytes: int = 0

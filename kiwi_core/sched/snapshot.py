@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kiwi_core.sched.accounts import account_of
 from kiwi_core.sched.session import Doing, Home, Session, Want
 from kiwi_core.sched.view import GpuView, QueueView, SessionView, SwapView
 from kiwi_core.sched.waits import expected_waits_ns
@@ -98,8 +99,7 @@ def _activity(session: Session) -> str:
 
 
 def _session(st: State, session: Session, now_ns: int) -> SessionView:
-    holds = session.want is Want.RUNNING or session.stopping
-    waits = session.want is Want.QUEUED and not session.stopping
+    account = account_of(session, now_ns)
     time_left_ns = None
     if session.want is Want.RUNNING and st.anti_thrash is not AntiThrash.OFF:
         time_left_ns = max(0, session.granted_ns + st.quantum_ns(session) - now_ns)
@@ -109,8 +109,8 @@ def _session(st: State, session: Session, now_ns: int) -> SessionView:
         resident_bytes=session.resident_bytes,
         paged_out_bytes=session.paged_out_bytes,
         suspensions=session.suspensions,
-        held_ns=session.held_ns + (now_ns - session.granted_ns if holds else 0),
-        waited_ns=session.waited_ns + (now_ns - session.queued_ns if waits else 0),
+        held_ns=account.held_ns,
+        waited_ns=account.waited_ns,
         burst=session.burst,
         mid_burst=session.mid_burst,
         lingering=session.lingering,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core.sched.accounts import account_of
 from kiwi_core.sched.actions import Notify
 from kiwi_core.sched.history import History
 from kiwi_core.sched.needs import need_bytes
@@ -21,6 +22,7 @@ from kiwi_core.states import AntiThrash
 
 if TYPE_CHECKING:
     from kiwi_core.config import Config
+    from kiwi_core.sched.accounts import Account
     from kiwi_core.sched.actions import Action
     from kiwi_core.sched.policy.api import Policy
     from kiwi_core.states import Notice
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 SWAPS_KEPT: Final = 32
 """Recent moves shown to people: a few minutes of the busiest GPU."""
+
+DEPARTED_KEPT: Final = 64
+"""One event makes few depart, and who keeps accounts takes them after each; nobody else does."""
 
 
 class State:
@@ -109,6 +114,8 @@ class State:
         """The fields of a ``SwapView`` each: that is made when somebody looks."""
         self.stories: Final = Stories(config.story_max)
         self.history: Final = History(config.history_max, config.history_kept_ns)
+        self.departed: Final[deque[tuple[SessionId, Account]]] = deque(maxlen=DEPARTED_KEPT)
+        """The final sums of those that were forgotten, until somebody takes them."""
         self.ignored_events = 0
 
     # --- the books ------------------------------------------------------------------------------
@@ -191,6 +198,7 @@ class State:
 
     def forget(self, session: Session) -> None:
         """Off the books and out of sight; its story stays a while."""
+        self.departed.append((session.id, account_of(session, self.now_ns)))
         session.want = Want.NONE
         session.home = Home.IN
         session.resident_bytes = session.paged_out_bytes = 0
