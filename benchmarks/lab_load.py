@@ -19,7 +19,7 @@ from sharing_stage import Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["crowd", "running_browser", "running_stage"]
+__all__ = ["crowd", "running_browser", "running_daemon", "running_stage"]
 
 HERE = Path(__file__).parent
 
