@@ -60,3 +60,5 @@ def test_the_demo_opens_on_what_it_is_about(browser: Browser, tmp_path: Path) ->
         expect(panel.locator("[data-kiwi=gpu]")).to_contain_text(
             "not a real GPU", timeout=PATIENCE_MS
         )
+        minute = panel.get_by_role("button", name="1 min")
+        expect(minute).to_have_attribute("aria-pressed", "true", timeout=PATIENCE_MS)

@@ -24,12 +24,15 @@ def write_workspace(directory: Path, notebooks: Sequence[str]) -> None:
 
 def write_settings(directory: Path, env: Mapping[str, str]) -> dict[str, str]:
     """Make ``directory`` one of Jupyter's configuration, before all others; returns what the
-    environment needs for it. JupyterLab's question about news would lie over the sidebar."""
+    environment needs for it. JupyterLab's question about news would lie over the sidebar, and
+    turns of two seconds can be told apart in a timeline of one minute only."""
     place = directory / "labconfig"
     place.mkdir(parents=True)
     announcements = "@jupyterlab/apputils-extension:announcements"
     page = {"disabledExtensions": {announcements: True}}
     (place / "page_config.json").write_text(json.dumps(page))
+    settings = {"kiwi-jupyter:plugin": {"timelineMinutes": 1}}
+    (place / "default_setting_overrides.json").write_text(json.dumps(settings))
     paths = [str(directory), env.get("JUPYTER_CONFIG_PATH", "")]
     return {"JUPYTER_CONFIG_PATH": os.pathsep.join(filter(None, paths))}
 
