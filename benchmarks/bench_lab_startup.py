@@ -7,6 +7,9 @@ differ, too. The server looks for labextensions for each page, so one server doe
 in an order that shifts. A load lasts from the start of the navigation to ``app.restored``: all
 plugins that start by themselves are active and the layout is there. First with an empty cache (a
 browser context of its own), then once more in the same context.
+
+Beside the time there is the processor time that the browser's processes and the server's took for
+it: on a machine that is busy with other things, that is what can be compared.
 """
 
 from __future__ import annotations
@@ -18,9 +21,10 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common import Samples, arguments, machine, report, table, target
+import psutil
+from common import arguments, machine, report, table, target
 from lab import LABEXTENSION, TOKEN
 from lab_load import running_browser, running_stage
 from lab_page import await_in
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, Page
     from sharing_stage import Stage
+
+SETTLE_MS = 1000
 
 LIMIT = 1.05
 """Of the start without it: not a target of the design's, but what nobody notices."""
@@ -59,7 +65,7 @@ WATCH = """(() => {
 
 LOADED = """() => performance.getEntriesByType('resource')
   .filter(entry => entry.name.includes('/extensions/kiwi-jupyter/static/'))
-  .map(entry => [entry.name.split('/').pop().split('?')[0], entry.decodedBodySize])"""
+  .map(entry => entry.name.split('/').pop().split('?')[0])"""
 
 
 def all_but_ours(place: Path) -> None:
@@ -80,28 +86,49 @@ def arrange(stage: Stage, looked_into: Path, there: bool, disabled: bool) -> Non
     place.write_text(json.dumps(config))
 
 
-def load(page: Page, stage: Stage, workspace: str) -> float:
-    """Milliseconds."""
-    page.goto(f"{stage.lab.url}/lab/workspaces/{workspace}?token={TOKEN}", wait_until="commit")
-    return float(await_in(page, "async () => await window.kiwiRestored"))
+class Load(NamedTuple):
+    """Milliseconds; processor time of the browser and of the server."""
+
+    took: float
+    browser: float
+    server: float
 
 
-def loads(browser: Browser, stage: Stage, name: str, workspace: str) -> tuple[float, float, Any]:
-    """With an empty cache, with a full one, and what was loaded of ours."""
-    context = browser.new_context(viewport={"width": 1280, "height": 800})
-    page = context.new_page()
-    page.set_default_timeout(60_000)
-    page.add_init_script(WATCH)
-    cold_ms = load(page, stage, workspace)
-    ours = page.evaluate(LOADED)
-    there, disabled = SUBJECTS[name]
-    active = page.evaluate("() => window.jupyterapp.hasPlugin('kiwi-jupyter:sidebar')")
-    assert (bool(ours), active) == (there, there and not disabled), (name, active, ours)
-    page.wait_for_timeout(1000)  # what it does after its start belongs to this load
-    warm_ms = load(page, stage, workspace)
-    page.wait_for_timeout(500)
-    context.close()
-    return cold_ms, warm_ms, ours
+class Loader:
+    def __init__(self, browser: Browser, stage: Stage) -> None:
+        assert stage.lab.process is not None
+        self._lab = stage.lab
+        self._server = psutil.Process(stage.lab.process.pid)
+        self._browser = browser
+        self._cdp = browser.new_browser_cdp_session()
+
+    def _busy_ms(self) -> tuple[float, float]:
+        processes = self._cdp.send("SystemInfo.getProcessInfo")["processInfo"]
+        times = self._server.cpu_times()
+        return 1e3 * sum(one["cpuTime"] for one in processes), 1e3 * (times.user + times.system)
+
+    def _load(self, page: Page, workspace: str) -> Load:
+        before = self._busy_ms()
+        page.goto(f"{self._lab.url}/lab/workspaces/{workspace}?token={TOKEN}", wait_until="commit")
+        took_ms = float(await_in(page, "async () => await window.kiwiRestored"))
+        page.wait_for_timeout(SETTLE_MS)  # what it does after its start belongs to this load
+        after = self._busy_ms()
+        return Load(took_ms, after[0] - before[0], after[1] - before[1])
+
+    def loads(self, name: str, workspace: str) -> tuple[Load, Load, set[str]]:
+        """With an empty cache, with a full one, and what was loaded of ours."""
+        context = self._browser.new_context(viewport={"width": 1280, "height": 800})
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        page.add_init_script(WATCH)
+        cold = self._load(page, workspace)
+        ours = set(page.evaluate(LOADED))
+        there, disabled = SUBJECTS[name]
+        active = page.evaluate("() => window.jupyterapp.hasPlugin('kiwi-jupyter:sidebar')")
+        assert (bool(ours), active) == (there, there and not disabled), (name, active, ours)
+        warm = self._load(page, workspace)
+        context.close()
+        return cold, warm, ours
 
 
 def sizes() -> dict[str, dict[str, int]]:
@@ -131,20 +158,37 @@ def show_sizes(found: dict[str, dict[str, int]], at_start: set[str]) -> dict[str
     return {"files": found, "loaded_at_start": sorted(at_start), **totals}
 
 
-def compared(samples: dict[str, Samples]) -> dict[str, dict[str, float]]:
-    """In milliseconds. The last is the median of the differences between two loads of the same
-    round: a machine that gets busier over the minutes does not move it."""
-    without = samples["without"]
-    found = {}
-    for name, one in samples.items():
-        pairs = zip(one.values_ns, without.values_ns, strict=True)
-        found[name] = {
-            "n": len(one.values_ns),
-            **{f"p{p}_ms": round(one.percentile_ns(p) / 1e6, 1) for p in (50, 25, 75)},
-            "ratio": round(one.median_ns / without.median_ns, 3),
-            "more_ms": round(statistics.median(a - b for a, b in pairs) / 1e6, 1),
-        }
+def compared(loads: dict[str, list[Load]]) -> dict[str, dict[str, float]]:
+    """Medians in milliseconds. ``more``: the median of the differences to the load without it of
+    the same round, which a machine that gets busier over the minutes does not move."""
+    found: dict[str, dict[str, float]] = {}
+    for name, ones in loads.items():
+        found[name] = {"n": len(ones)}
+        for part in Load._fields:
+            mine = [getattr(one, part) for one in ones]
+            without = [getattr(one, part) for one in loads["without"]]
+            low, middle, high = statistics.quantiles(mine, n=4)
+            more = statistics.median(a - b for a, b in zip(mine, without, strict=True))
+            found[name] |= {
+                f"{part}_ms": round(middle),
+                f"{part}_p25_ms": round(low),
+                f"{part}_p75_ms": round(high),
+                f"{part}_more_ms": round(more),
+                f"{part}_ratio": round(middle / statistics.median(without), 3),
+            }
     return found
+
+
+def show(what: str, found: dict[str, dict[str, float]]) -> None:
+    for part, words in (("took", "time"), ("browser", "processor time of the browser"),
+                        ("server", "processor time of the server")):  # fmt: skip
+        print(f"\n{what}: {words}")
+        rows = [
+            (name, each["n"], *(each[f"{part}_{key}"] for key in
+             ("ms", "p25_ms", "p75_ms", "more_ms", "ratio")))
+            for name, each in found.items()
+        ]  # fmt: skip
+        table(("ms", "n", "median", "p25", "p75", "+ without, same round", "× without"), rows)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -155,8 +199,9 @@ def main() -> int:
     args = arguments(__doc__, options)
     rounds = 2 if args.quick else args.rounds
     where = machine("emulated")
-    cold = {name: Samples() for name in SUBJECTS}
-    warm = {name: Samples() for name in SUBJECTS}
+    caches: dict[str, dict[str, list[Load]]] = {
+        what: {name: [] for name in SUBJECTS} for what in ("empty cache", "full cache")
+    }
     at_start: set[str] = set()
     with ExitStack() as stack:
         looked_into = Path(stack.enter_context(TemporaryDirectory(prefix="kw-labextensions-")))
@@ -166,27 +211,23 @@ def main() -> int:
             running_stage("1x256MiB", lab_options=[f"--LabApp.labextensions_path={looked_into}"])
         )
         where["chromium"] = browser.version
-        names = list(SUBJECTS)
+        loader, names = Loader(browser, stage), list(SUBJECTS)
         for number in range(-1, rounds):
             shift = number % len(names)
             for name in names[shift:] + names[:shift]:
                 arrange(stage, looked_into, *SUBJECTS[name])
-                workspace = f"load-{number}-{names.index(name)}"
-                cold_ms, warm_ms, loaded = loads(browser, stage, name, workspace)
-                at_start |= {file for file, _ in loaded}
+                *both, ours = loader.loads(name, f"load-{number}-{names.index(name)}")
+                at_start |= ours
                 if number >= 0:  # the very first ones warm the server up
-                    cold[name].add(1e6 * cold_ms)
-                    warm[name].add(1e6 * warm_ms)
+                    for samples, one in zip(caches.values(), both, strict=True):
+                        samples[name].append(one)
     results: dict[str, Any] = {"machine": where, "targets": []}
-    for what, samples in (("empty cache", cold), ("full cache", warm)):
-        results[what] = compared(samples)
-        print(f"\n{what}")
-        table(
-            ("ms", "n", "median", "p25", "p75", "× without", "+ without, same round"),
-            [(name, *each.values()) for name, each in results[what].items()],
-        )
-        ratio = results[what]["with"]["ratio"]
-        results["targets"].append(target(f"with / without, {what}", ratio, LIMIT))
+    for what, loads in caches.items():
+        results[what] = compared(loads)
+        show(what, results[what])
+        for part, words in (("took", "time"), ("browser", "processor time")):
+            ratio = results[what]["with"][f"{part}_ratio"]
+            results["targets"].append(target(f"{words} with / without, {what}", ratio, LIMIT))
     print()
     results["bundle"] = show_sizes(sizes(), at_start)
     report("lab_startup", results, args)

@@ -47,7 +47,7 @@ def crowd(
     others = len(stage.daemon.status().sessions)
     program = subprocess.Popen(
         [sys.executable, "-S", str(HERE / "sessions.py"), str(stage.daemon.sockets()[0]),
-         str(count), str(rate or 1e-6), str(seconds), str(hold_ms)],
+         str(count), str(rate), str(seconds), str(hold_ms)],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     assert program.stdin is not None
@@ -55,8 +55,9 @@ def crowd(
         wait_until(
             lambda: len(stage.daemon.status().sessions) == others + count, "all sessions", 120
         )
-        program.stdin.write("go\n")
-        program.stdin.flush()
+        if rate:  # else they just stay connected
+            program.stdin.write("go\n")
+            program.stdin.flush()
         yield
     finally:
         for process in [*psutil.Process(program.pid).children(), psutil.Process(program.pid)]:
