@@ -36,7 +36,7 @@ class Documents:
         paths = {
             session["kernel"]["id"]: session["path"]
             for session in await ensure_async(self._sessions.list_sessions())
-            if session.get("kernel") and session.get("path")
+            if session.get("kernel") and session.get("path") and _is_notebook(session)
         }
         # After the question: listing drops sessions whose kernel is dead.
         self._stamp, self._asked_s = self._changes(), now_s
@@ -48,3 +48,8 @@ class Documents:
     def _changes(self) -> int | None:
         """Counts what was written to the table; ``None`` where that cannot be known."""
         return getattr(getattr(self._sessions, "connection", None), "total_changes", None)
+
+
+def _is_notebook(session: Mapping[str, Any]) -> bool:
+    """Consoles have paths, too, but there is no file to open at them."""
+    return bool(session.get("type", "notebook") == "notebook")

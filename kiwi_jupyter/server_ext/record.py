@@ -77,17 +77,18 @@ class Record:
         if (before := self._entries.get(id_)) is not None:
             began_at = before.began_at if hardly_moved(began_at, before.began_at) else began_at
             ended_at = before.ended_at if hardly_moved(ended_at, before.ended_at) else ended_at
+        path = self._path(entry.session)
         return History(
             id=id_,
             session=entry.session,
-            name=name,
+            name=shape.name_of(path, name),
             kind=entry.kind,
             began_at=began_at,
             ended_at=ended_at,
             bytes_moved=entry.bytes_moved,
             ok=entry.ok,
             hinted=entry.hinted,
-            path=self._path(entry.session),
+            path=path,
         )
 
     def _path(self, session: str) -> str | None:
@@ -106,7 +107,8 @@ class Record:
             self._paths = paths
             for id_, entry in self._entries.items():
                 if (path := self._path(entry.session)) != entry.path:
-                    self._entries[id_] = replace(entry, path=path)
+                    name = shape.name_of(path, entry.name)
+                    self._entries[id_] = replace(entry, path=path, name=name)
                     self._history = None
         if self._history is None:
             self._entries = {

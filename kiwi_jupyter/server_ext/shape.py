@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
@@ -35,11 +36,15 @@ def gpu_of(
 
 
 def _session(status: SessionStatus, heard_at: float, paths: Mapping[str, str]) -> Session:
-    return Session(
-        **asdict(status),
-        path=path_of(status.kernel_id, status.mine, paths),
-        turn_ends_at=_after(heard_at, status.time_left_s),
-    )
+    fields = asdict(status)
+    path = path_of(status.kernel_id, status.mine, paths)
+    fields["name"] = name_of(path, status.name)
+    return Session(**fields, path=path, turn_ends_at=_after(heard_at, status.time_left_s))
+
+
+def name_of(path: str | None, said: str) -> str:
+    """What people call it now: the kernel ``said`` what its notebook was called when it started."""
+    return said if path is None else PurePosixPath(path).name or said
 
 
 def path_of(kernel_id: str, mine: bool, paths: Mapping[str, str]) -> str | None:

@@ -50,6 +50,7 @@ async def test_a_notebooks_path_follows_it(
         (socket,) = daemon.sockets()
         kernel = somebody(socket, os.getuid())
         kernel.hello(role="session", name="a.ipynb", kernel_id=made["kernel"]["id"])
+        kernel.ask("acquire", burst=1)
         _, state = await ask("status")
         assert only_path(state) == "work/a.ipynb"
         stream = await read()
@@ -62,12 +63,15 @@ async def test_a_notebooks_path_follows_it(
         await stream.until(
             lambda s: (
                 {x["name"]: x["path"] for x in s["gpus"][0]["sessions"]}
-                == {"a.ipynb": "elsewhere/b.ipynb", "c.ipynb": None}
+                == {"b.ipynb": "elsewhere/b.ipynb", "c.ipynb": None}
             )
         )
     finally:
         await jp_fetch(place, method="DELETE")
     await stream.until(lambda s: not any(x["path"] for x in s["gpus"][0]["sessions"]))
+    await stream.until(
+        lambda s: {(x["name"], x["path"]) for x in s["gpus"][0]["history"]} == {("b.ipynb", None)}
+    )
 
 
 class Sessions:
@@ -97,7 +101,8 @@ async def test_the_session_manager_is_asked_only_after_it_changed() -> None:
     assert documents.paths is paths, "the same object while it says the same"
     manager.total_changes += 1
     manager.rows.append({"kernel": None, "path": "dead.ipynb"})
-    manager.rows.append({"kernel": {"id": "k2"}, "path": "b.ipynb"})
+    manager.rows.append({"kernel": {"id": "k2"}, "path": "b.ipynb", "type": "notebook"})
+    manager.rows.append({"kernel": {"id": "k3"}, "path": "console-1-5f0e", "type": "console"})
     assert await documents.refresh()
     assert documents.paths == {"k1": "a.ipynb", "k2": "b.ipynb"}
 
