@@ -1,4 +1,4 @@
-"""Writes the parts of ``docs/configuration.md`` and ``docs/metrics.md`` that the code knows best.
+"""Writes the parts of the pages in ``PAGES`` that the code knows best.
 
     .venv/bin/python docs/reference.py
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import json
 import re
 from importlib import import_module
 from pathlib import Path
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
 
     from traitlets.config import Configurable
 
-PAGES: Final = tuple(Path(__file__).with_name(name) for name in ("configuration.md", "metrics.md"))
+PAGES: Final = tuple(
+    Path(__file__).with_name(name) for name in ("configuration.md", "jupyterlab.md", "metrics.md")
+)
+_LAB: Final = Path(__file__).parents[1] / "labextension"
 _BLOCK: Final = re.compile(
     r"(?P<begin><!-- begin: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end: (?P=name) -->)", re.DOTALL
 )
@@ -94,6 +98,33 @@ def metrics() -> str:
     return _table(["metric", "kind", "labels", "meaning"], rows)
 
 
+def lab_schema() -> dict[str, Any]:
+    """What JupyterLab's settings editor reads."""
+    schema: dict[str, Any] = json.loads((_LAB / "schema/plugin.json").read_text())
+    return schema
+
+
+def lab_settings() -> str:
+    rows = [
+        [f"**{of['title']}**", f"`{name}`", f"`{json.dumps(of['default'])}`", of["description"]]
+        for name, of in lab_schema()["properties"].items()
+    ]
+    return _table(["setting", "in a file", "default", "meaning"], rows)
+
+
+def lab_commands() -> str:
+    """Ids, labels and captions as ``labextension/src/plugins`` has them."""
+    ids = dict(re.findall(r"(\w+): '(kiwi:[\w-]+)'", (_LAB / "src/plugins/token.ts").read_text()))
+    sources = "".join(path.read_text() for path in sorted((_LAB / "src/plugins").glob("*.ts")))
+    added = re.findall(
+        r"addCommand\(CommandIds\.(\w+), \{\s*label: '([^']+)',\s*caption: '([^']+)'", sources
+    )
+    assert sorted(name for name, *_ in added) == sorted(ids), "a command that cannot be read here"
+    said = {name: f"**{label}** | `{ids[name]}` | {caption}." for name, label, caption in added}
+    rows = [said[name].split(" | ") for name in ids]
+    return _table(["command", "id", "what it does"], rows)
+
+
 def _labels(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
@@ -148,6 +179,8 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "options": options,
     "limits": limits,
     "metrics": metrics,
+    "lab-settings": lab_settings,
+    "lab-commands": lab_commands,
 }
 
 

@@ -178,6 +178,52 @@ def test_every_magic_is_explained_and_no_other() -> None:
             assert said in known, f"{name_of(each)}: {said}"
 
 
+def lab_sources() -> str:
+    """Everything that can put words on JupyterLab's screen, without line breaks in strings."""
+    found = [*(ROOT / "labextension/src").rglob("*.ts*"), ROOT / "labextension/schema/plugin.json"]
+    found += (ROOT / "kiwi_jupyter/server_ext").glob("*.py")
+    found += [ROOT / "kiwi_core/client/autostart.py", ROOT / "kiwi_core/daemon/words.py"]
+    return "".join(path.read_text() for path in found)
+
+
+def said_on_screen() -> list[str]:
+    """What the page on JupyterLab quotes: it stands in bold there."""
+    return re.findall(r"\*\*(.+?)\*\*", page("jupyterlab.md").replace("\n", " "))
+
+
+def test_words_of_the_sidebar_are_the_codes_own() -> None:
+    sources = lab_sources()
+    for words in set(said_on_screen()) - {"bold"}:
+        # Numbers, places and what stands for something else are filled in by the code.
+        for part in re.split(r"^GPU: |…|\d+(?:st|nd|rd|th)?", words):
+            assert part.strip(" ,.") in sources, f"nowhere on the screen: {words}"
+
+
+def test_every_state_on_the_screen_is_explained() -> None:
+    """Headlines of the sidebar, words of the status bar, commands, modes."""
+    source = ROOT / "labextension/src"
+    said = set(said_on_screen())
+    status = re.findall(r"\bsaid\(\s*'([^']+)'", (source / "model/status.ts").read_text())
+    model = (source / "panel/mywait-model.ts").read_text()
+    headlines = re.findall(r"\bsaid\('\w+', [\w.]+, (.+?),", model)
+    modes = re.findall(r"label: '([^']+)'", (source / "panel/controls-model.ts").read_text())
+    assert {"yours", "paged out"} <= set(status)
+    assert len(modes) == 3
+    assert {f"GPU: {words}" for words in status} <= said
+    shown = {words for each in headlines for words in re.findall(r"'([A-Z][^']+)'", each)}
+    assert {"Yours", "Busy", "Paged out"} <= shown
+    assert shown | set(modes) <= said
+
+
+def test_every_setting_of_the_labextension_is_in_the_table() -> None:
+    schema = reference().lab_schema()
+    assert schema["properties"]
+    for name, of in schema["properties"].items():
+        assert f"| **{of['title']}** | `{name}` |" in page("jupyterlab.md")
+    keys = {key for each in schema["jupyter.lab.shortcuts"] for key in each["keys"]}
+    assert keys == {"Accel Alt K"}, "the page says Control+Alt+K"
+
+
 @pytest.mark.parametrize("interface", [Pager, Policy], ids=lambda interface: interface.__name__)
 def test_every_call_of_an_interface_is_explained(interface: type) -> None:
     calls = [name for name in vars(interface) if not name.startswith("_")]
