@@ -6,6 +6,7 @@ wherever the focus happens to be. What is read is what the page shows.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,9 @@ PATIENCE_MS = 60_000.0
 
 expect.set_options(timeout=PATIENCE_MS)
 
+EDGE_PX = 8
+"""How exactly the edge of a sidebar can be dragged: it is some pixels wide itself."""
+
 _OF_OURS = re.compile(r"kiwi", re.IGNORECASE)
 
 _FIND = """
@@ -34,13 +38,18 @@ const find = path => {
 };
 """
 
-_OPEN = """async path => {
+_OPEN = (
+    "async ([path, below]) => {"
+    + _FIND
+    + """
+  const options = below ? { mode: 'split-bottom', ref: find(below).id } : {};
   const widget = await window.jupyterapp.commands.execute(
-    'docmanager:open', { path, factory: 'Notebook' });
+    'docmanager:open', { path, factory: 'Notebook', options });
   await widget.context.ready;
   await widget.sessionContext.ready;
   await widget.sessionContext.session.kernel.info;
 }"""
+)
 
 _KERNEL_ANSWERS = (
     "async path => {"
@@ -194,9 +203,9 @@ class LabPage:
             f"body[data-jp-theme-name='{name}'][data-jp-theme-light='{light}']", state="attached"
         )
 
-    def open_notebook(self, path: str) -> NotebookPane:
-        """Until its kernel answers."""
-        await_in(self.page, _OPEN, path)
+    def open_notebook(self, path: str, *, below: str = "") -> NotebookPane:
+        """Until its kernel answers. ``below``: under that notebook, instead of in a tab beside."""
+        await_in(self.page, _OPEN, [path, below])
         return NotebookPane(self, path)
 
     def notebook(self, path: str) -> NotebookPane:
@@ -222,27 +231,28 @@ class LabPage:
         return self.panel_shown()
 
     def resize_sidebar(self, width_px: int) -> None:
-        """Drags the edge of the sidebar, as a user does."""
-        panel = self.panel().root
-        box = panel.bounding_box()
-        assert box is not None
-        on_left = box["x"] < 640
-        edge = box["x"] + box["width"] if on_left else box["x"]
-        target = box["x"] + width_px if on_left else box["x"] + box["width"] - width_px
-        handles = self.page.locator("#jp-main-split-panel > .lm-SplitPanel-handle")
-        spots = [h.bounding_box() for h in handles.all() if h.is_visible()]
-        handle = min((s for s in spots if s), key=lambda s: abs(s["x"] - edge))
-        x, y = handle["x"] + handle["width"] / 2, handle["y"] + handle["height"] / 2
-        self.page.mouse.move(x, y)
+        """Drags the edge of the sidebar, as a user does, until it is about that wide."""
+
+        def dragged() -> bool:
+            box = self.panel().root.bounding_box()
+            assert box is not None
+            if abs(box["width"] - width_px) <= EDGE_PX:
+                return True
+            self._drag_edge(box["x"], box["x"] + box["width"] - width_px)
+            return False
+
+        wait_until(dragged, f"a sidebar of {width_px} px")
+
+    def _drag_edge(self, edge_x: float, target_x: float) -> None:
+        handles = self.page.locator("#jp-main-split-panel > .lm-SplitPanel-handle:visible").all()
+        boxes = [(handle, handle.bounding_box()) for handle in handles]
+        handle, _ = min(boxes, key=lambda each: abs(each[1]["x"] - edge_x) if each[1] else math.inf)
+        handle.hover()  # waits until it is there for the mouse
         self.page.mouse.down()
-        self.page.mouse.move(x + target - edge, y, steps=4)
+        self.page.mouse.move(target_x, 400, steps=4)
         self.page.mouse.up()
-        # Where the edge was missed, text was marked instead, and the width is not right.
-        self.page.wait_for_function(
-            "([id, width]) => Math.abs(document.querySelector(id).getBoundingClientRect().width"
-            " - width) < 20",
-            arg=['[data-kiwi="panel"]', width_px],
-        )
+        # Where the edge was missed after all, the text in between is marked now.
+        self.page.evaluate("() => window.getSelection().removeAllRanges()")
 
     def set_setting(self, plugin: str, name: str, value: Any) -> None:
         """As the settings editor does."""
@@ -362,6 +372,10 @@ class Panel:
 
     def part(self, name: str) -> Locator:
         return self.root.locator(f'[data-kiwi="{name}"]')
+
+    def zoom(self, minutes: int) -> None:
+        """How much of the past the timeline shows."""
+        self.root.get_by_role("button", name=f"{minutes} min", exact=True).first.click()
 
     def spans(self, kind: str, session: str) -> Locator:
         return self.part("timeline").locator(
