@@ -13,6 +13,7 @@ from kiwi_core import config
 from kiwi_jupyter.server_ext import metrics
 from kiwi_jupyter.server_ext.documents import Documents
 from kiwi_jupyter.server_ext.handlers import ELSE, ROUTES
+from kiwi_jupyter.server_ext.placer import is_disabled
 from kiwi_jupyter.server_ext.provisioner import install
 from kiwi_jupyter.server_ext.scrapes import Scrapes
 from kiwi_jupyter.server_ext.service import Service
@@ -109,6 +110,7 @@ class KiwiServerApp(ExtensionApp):
             may_set=self.may_change_settings not in (False, []),
             interval_s=self.stream_interval_s,
             history_s=self.history_s,
+            disabled=is_disabled(os.environ),
         )
         self.scrapes = Scrapes(self.service)
         metrics.register(self.scrapes.readings)

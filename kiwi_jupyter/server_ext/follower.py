@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ class Follower(threading.Thread):
         failures = 0
         while not self._closed.is_set():
             heard, error = self._follow()
-            gone = not self.socket.exists()
+            gone = not os.path.exists(self.socket)  # Path's raises where one may not look
             if self._closed.is_set():
                 return
             failures = 0 if heard else failures + 1

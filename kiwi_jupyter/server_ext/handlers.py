@@ -201,8 +201,9 @@ class NothingHandler(KiwiHandler):
     head = post = put = patch = delete = get
 
 
-_GPU = r"kiwi/api/gpus/([^/]+)"
-_SESSION = _GPU + r"/sessions/([^/]+)"
+# As long as any id may be; they go on to the daemon, and into the log.
+_GPU = r"kiwi/api/gpus/([^/]{1,300})"
+_SESSION = _GPU + r"/sessions/([^/]{1,300})"
 
 ROUTES: Final[list[tuple[str, type[KiwiHandler]]]] = [
     (r"kiwi/api/status", StatusHandler),

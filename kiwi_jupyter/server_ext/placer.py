@@ -104,8 +104,12 @@ class Placer:
 
 def is_chosen(env: Mapping[str, str]) -> bool:
     """Has somebody decided already: for a GPU, for none (an empty list), or against Kiwi?"""
-    disabled = env.get(config.ENV_DISABLE, "").strip().lower() not in ("", "0", "false", "no")
-    return disabled or VISIBLE in env or bool(env.get(config.ENV_GPU))
+    return is_disabled(env) or VISIBLE in env or bool(env.get(config.ENV_GPU))
+
+
+def is_disabled(env: Mapping[str, str]) -> bool:
+    """Is Kiwi switched off in kernels that have this environment?"""
+    return env.get(config.ENV_DISABLE, "").strip().lower() not in ("", "0", "false", "no")
 
 
 def _usable(gpus: list[GpuStatus]) -> list[GpuStatus]:

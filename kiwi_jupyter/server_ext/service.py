@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kiwi_core import __version__
 from kiwi_jupyter.server_ext.hub import Hub
-from kiwi_jupyter.server_ext.model import Gpu, Server
+from kiwi_jupyter.server_ext.model import Gpu, Problem, Server
 from kiwi_jupyter.server_ext.threads import in_thread
 from kiwi_jupyter.server_ext.upstream import Upstream
 
@@ -22,12 +22,20 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+DISABLED = Problem(
+    code="disabled",
+    message="Kiwi is switched off here: the notebooks of this Jupyter server do not take turns.",
+    remedy="Start the server without KIWI_DISABLE in its environment to switch it on.",
+)
+
 DOCUMENTS_EVERY_S = 1.0
 """How soon a renamed notebook is shown under its new name."""
 
 
 class Service:
-    """Lives in the server's event loop. ``interval_s``: least time between two deltas."""
+    """Lives in the server's event loop. ``interval_s``: least time between two deltas.
+    ``disabled``: its kernels run without Kiwi; what others do with the GPU is shown all the same,
+    but no daemon is started."""
 
     def __init__(
         self,
@@ -39,15 +47,17 @@ class Service:
         may_set: bool,
         interval_s: float,
         history_s: float,
+        disabled: bool = False,
     ) -> None:
         self._log = log
         self._documents = documents
         self._interval_s = interval_s
         self._history_s = history_s
         self._may_set = may_set
+        self._disabled = disabled
         self.upstream = Upstream(
             directory,
-            autostarts=autostarts,
+            autostarts=autostarts and not disabled,
             changed=self._changed,
             watched=lambda: self.hub.subscribers > 0,
         )
@@ -60,8 +70,8 @@ class Service:
         """Somebody looks. Returns when the hub's state is of now, or as good as it gets."""
         self.upstream.look()
         if self._reading is None:
-            await self._read_documents()
             self._reading = asyncio.create_task(self._keep_reading())
+            await self._read_documents()
         await self.upstream.settled()
         self._publish()
 
@@ -113,7 +123,7 @@ class Service:
             version=__version__,
             may_set=self._may_set,
             history_s=self._history_s,
-            problem=self.upstream.problem(),
+            problem=DISABLED if self._disabled else self.upstream.problem(),
         )
 
     # --- documents ------------------------------------------------------------------------------

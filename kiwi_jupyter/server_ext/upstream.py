@@ -235,6 +235,12 @@ class Upstream:
         for record in self.records.values():
             if record.error is not None:
                 return problem_of(record.error)
+        if not _may_look_into(self._directory):
+            return Problem(
+                code="no-access",
+                message=f"You may not look for Kiwi daemons in {self._directory}.",
+                remedy="Who runs this machine can allow it: the directory must be open to read.",
+            )
         if self._autostarts and not self._worth_starting():
             return Problem(
                 code="no-gpu",
@@ -265,6 +271,17 @@ class Upstream:
         raise PeerError(
             "no-such-gpu", f"There is no GPU {uuid!r} here.", "`kiwi status` lists them."
         )
+
+
+def _may_look_into(directory: Path) -> bool:
+    try:
+        os.listdir(directory)
+        os.stat(directory / ".")
+    except PermissionError:
+        return False
+    except OSError:
+        pass  # it is not there, for example
+    return True
 
 
 def _cannot_start(error: OSError) -> PeerError:

@@ -124,6 +124,15 @@ async def test_names_from_outside_do_not_write_the_log(
 # --- memory -------------------------------------------------------------------------------------
 
 
+async def test_ids_that_no_daemon_makes_reach_neither_it_nor_the_log(
+    gpu: str, ask: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for path in (f"{gpu}/sessions/{'x' * 301}/release", f"gpus/{'x' * 301}/sessions/s/bring-back"):
+        code, said = await ask(path, "POST")
+        assert (code, said["code"]) == (404, "not-found")
+    assert "Kiwi:" not in caplog.text
+
+
 async def test_release_and_bring_back(daemon: Daemon, gpu: str, program: Any, ask: Any) -> None:
     one = program(daemon, 32, name="a.ipynb")
     session = await until_state(ask, one, "idle")

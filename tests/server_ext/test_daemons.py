@@ -7,6 +7,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +66,14 @@ async def test_two_readers_share_one_connection_which_ends_when_nobody_looks(
     assert not kiwi.service.upstream.is_open
     code, state = await ask("status")
     assert (code, state["gpus"][0]["uuid"]) == (200, uuid)
+
+
+async def test_many_who_begin_to_look_at_once_are_served_by_one_task(
+    daemon: Daemon, ask: Any
+) -> None:
+    await asyncio.gather(*(ask("status") for _ in range(5)))
+    tasks = [task for task in asyncio.all_tasks() if "_keep_reading" in repr(task)]
+    assert len(tasks) == 1
 
 
 async def test_after_a_pause_the_status_is_of_now(
@@ -235,3 +245,46 @@ class TestWithoutADaemon:
         _, state = await ask("status")
         assert (state["gpus"], problem(state)) == ([], "no-daemon")
         assert "GPU-1.sock" in state["server"]["problem"]["message"]
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o400, 0o100])
+def test_a_directory_that_one_may_not_look_into(tmp_path: Path, mode: int) -> None:
+    """As nobody: root may look everywhere."""
+    tmp_path.chmod(mode)
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from kiwi_jupyter.server_ext.upstream import Upstream\n"
+        "if os.geteuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "never = lambda: False\n"
+        "look = Upstream(Path(sys.argv[1]), autostarts=True, changed=never, watched=never)\n"
+        "print(look.problem())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    tmp_path.chmod(0o700)
+    assert "no-access" in done.stdout
+    assert str(tmp_path) in done.stdout
+
+
+class TestSwitchedOff:
+    """KIWI_DISABLE in the server's environment, and so in its kernels'."""
+
+    @pytest.fixture
+    def traits(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        monkeypatch.setenv("KIWI_DISABLE", "1")
+        return {}
+
+    async def test_it_is_said_beside_what_others_do(self, daemon: Daemon, ask: Any) -> None:
+        _, state = await ask("status")
+        assert problem(state) == "disabled"
+        assert len(state["gpus"]) == 1
+
+    @pytest.mark.parametrize("socket_dir", [Path("/nonexistent")])
+    async def test_no_daemon_is_started(
+        self, kiwi: Any, ask: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("KIWI_DAEMON_ARGS", "--emulate 1x64MiB")
+        monkeypatch.setattr(upstream, "autostart", lambda _: pytest.fail("it was started"))
+        _, state = await ask("status")
+        assert (state["gpus"], problem(state)) == ([], "disabled")

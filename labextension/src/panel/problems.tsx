@@ -11,8 +11,8 @@ import { Prose } from './parts';
 /** Problems that end by themselves: told calmly. */
 const PASSING = new Set(['starting', 'reconnecting', 'connecting']);
 
-/** Where trying again is what happens already. */
-const WITHOUT_RETRY = new Set(['starting', 'connecting']);
+/** Where trying again is what happens already, or leads to nothing. */
+const WITHOUT_RETRY = new Set(['starting', 'connecting', 'disabled']);
 
 export function Problem(props: { problem: IProblem; actions?: IKiwiActions }) {
   const { problem, actions } = props;

@@ -295,4 +295,12 @@ describe('problems', () => {
     await settle();
     expect(hook('problem').textContent).toContain('Still no daemon.');
   });
+
+  it('offer no second try where it would lead to nothing', () => {
+    const problem = { code: 'disabled', message: 'Kiwi is switched off here.', remedy: '' };
+    render(<KiwiPanel store={new StillStore(state([gpu()], problem))} actions={actions()} />);
+    expect(hook('problem').textContent).toContain('switched off');
+    expect(document.querySelector('[data-kiwi=gpu]')).not.toBeNull();
+    expect(document.querySelector('[data-kiwi=retry]')).toBeNull();
+  });
 });
