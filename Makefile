@@ -90,7 +90,7 @@ ui-tests: $(LAB_READY)  ## JupyterLab and Notebook in a real browser (needs Chro
 demo: $(LAB_READY)  ## two notebooks share one emulated GPU (HEADLESS=1: without a browser)
 	@$(BIN)/kiwi demo $(if $(HEADLESS),--headless) $(DEMO_ARGS)
 
-bench: $(READY)  ## measure what runs on this machine (benchmarks/)
+bench: $(LAB_READY)  ## measure what runs on this machine (benchmarks/; some need Chromium)
 	@for file in benchmarks/bench_*.py; do $(STEP) "$$(basename "$$file" .py)" $(BIN)/python "$$file"; done
 
 format: $(READY) $(NODE_READY)  ## let ruff, prettier and eslint format and mend what they can
