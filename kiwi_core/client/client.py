@@ -22,6 +22,7 @@ from kiwi_core.wire.messages import (
     GetMetrics,
     GetStatus,
     GetStory,
+    GetUsage,
     Goodbye,
     Hello,
     HintReport,
@@ -33,6 +34,8 @@ from kiwi_core.wire.messages import (
     Set,
     StatusReport,
     StoryReport,
+    UsageBy,
+    UsageReport,
 )
 from kiwi_core.wire.names import check_settings, clean_name
 
@@ -370,6 +373,14 @@ class Client:
             since = part.last
             if not part.more:
                 return HistoryReport(last=since, entries=[*entries.values()], sessions=sessions)
+
+    def usage(
+        self, by: UsageBy = UsageBy.USER, since_unix_s: float = 0.0, timeout_s: float = 10.0
+    ) -> UsageReport:
+        """What users or notebooks have had of the GPU. Raises ``PeerError`` "no-usage", "busy"."""
+        answer = self._channel.ask(GetUsage(by=by, since_unix_s=since_unix_s), timeout_s)
+        assert isinstance(answer, UsageReport)
+        return answer
 
     def metrics(self, timeout_s: float = 5.0) -> GpuMetrics:
         """What the daemon has counted since it started; the same for every reader."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.metrics_report import MetricsReporter
     from kiwi_core.daemon.peers import Rights
     from kiwi_core.daemon.report import Reporter
+    from kiwi_core.daemon.usage_report import UsageReporter
     from kiwi_core.daemon.wishes import Wishes
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.units import SessionId
@@ -74,6 +75,7 @@ class Desk:
         self.core: Core
         self.reporter: Reporter
         self.history: HistoryReporter
+        self.usage: UsageReporter
         self.wishes: Wishes
         self.metrics: MetricsReporter
         self.remember: Callable[[], None]
@@ -125,7 +127,7 @@ class Desk:
     def _look(
         self,
         connection: Connection,
-        message: m.GetStatus | m.GetStory | m.GetHistory | m.GetMetrics | m.Ping,
+        message: m.GetStatus | m.GetStory | m.GetHistory | m.GetMetrics | m.GetUsage | m.Ping,
     ) -> None:
         if isinstance(message, m.GetStatus):
             connection.watching |= message.watch
@@ -136,6 +138,8 @@ class Desk:
             connection.send_line(self.history.line(connection.peer, message.since))
         elif isinstance(message, m.GetMetrics):
             connection.send(self.metrics.report())
+        elif isinstance(message, m.GetUsage):
+            self.usage.answer(connection, message)
         else:
             connection.send(m.Pong())
 

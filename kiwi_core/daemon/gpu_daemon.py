@@ -15,12 +15,14 @@ import structlog
 
 from kiwi_core.config import DEFAULTS, Config
 from kiwi_core.daemon.announce import Announcer
+from kiwi_core.daemon.bookkeeper import Bookkeeper
 from kiwi_core.daemon.connection import Connection
 from kiwi_core.daemon.core import Core
 from kiwi_core.daemon.desk import Desk
 from kiwi_core.daemon.history_report import HistoryReporter
 from kiwi_core.daemon.journal import Journal
 from kiwi_core.daemon.leaving import bring_back
+from kiwi_core.daemon.ledger import Ledger
 from kiwi_core.daemon.members import Member, Members
 from kiwi_core.daemon.metrics_report import MetricsReporter
 from kiwi_core.daemon.observer import Observer
@@ -30,6 +32,7 @@ from kiwi_core.daemon.places import BACKLOG, OneDaemonLock, answers, listen
 from kiwi_core.daemon.recovery import recover
 from kiwi_core.daemon.report import Reporter
 from kiwi_core.daemon.roster import Roster, RosterFile, boot_id
+from kiwi_core.daemon.usage_report import UsageReporter
 from kiwi_core.daemon.wishes import Wishes
 from kiwi_core.pager.api import ProcessRef
 from kiwi_core.sched.replay import JournalHeader
@@ -62,6 +65,9 @@ LOOK_EVERY_S = 0.05
 
 REMEMBER_WITHIN_S = 5.0
 """An operation goes on even if the roster cannot be written for so long: the loop is stuck."""
+
+ACCOUNTS_WITHIN_S = 2.0
+"""For the last sums of who had how much, when a daemon ends."""
 
 ROSTER_DELAY_S = 0.05
 """Grants and ends reach the roster this much later; operations always find it up to date."""
@@ -230,6 +236,9 @@ class GpuDaemon:
             machine.gpu, self._core, self._desk, self._observer, journal,
             emulated=options.emulation is not None,
         )  # fmt: skip
+        ledger = Ledger(Path(options.state) / f"{options.gpu_uuid}.usage")
+        self._bookkeeper = Bookkeeper(scheduler, self._members, ledger)
+        self._desk.usage = UsageReporter(self._bookkeeper, ledger, rights)
         self._desk.remember = self._save_roster
         self._announcer = Announcer(self._desk, reporter)
 
@@ -247,6 +256,7 @@ class GpuDaemon:
     def _changed(self) -> None:
         self._desk.settled()
         self._announcer.changed()
+        self._bookkeeper.changed()
         if self._roster_due is None and not self._leaving:
             loop = asyncio.get_running_loop()
             self._roster_due = loop.call_later(ROSTER_DELAY_S, self._save_roster)
@@ -305,6 +315,8 @@ class GpuDaemon:
         errors = [self._observer.error] if self._observer.error else []
         if self._roster_file.failing:
             errors.append("The state directory cannot be written; a crash could not be recovered.")
+        if self._bookkeeper.failing:
+            errors.append("Usage cannot be written (disk full?); it is kept in memory meanwhile.")
         if self._journal.dropped:
             errors.append(f"The journal lost {self._journal.dropped} lines (disk full?).")
         return errors
@@ -339,6 +351,7 @@ class GpuDaemon:
             if member.id not in left:
                 self._members.remove(member)
         self._save_roster()
+        await self._bookkeeper.close(ACCOUNTS_WITHIN_S)
         self._journal.close()
         log.info("ended", left_behind=len(left))
 

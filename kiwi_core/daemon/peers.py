@@ -65,6 +65,11 @@ class Rights:
             return True
         return self.admin_group is not None and _is_member(peer, self.admin_group)
 
+    def may_audit(self, peer: Peer) -> bool:
+        """May ``peer`` see what each user and notebook has had? Whoever may set the quantum must
+        be able to see for whom it is right."""
+        return self.may_set(peer)
+
     @staticmethod
     def of_this_process(admin_group: str | None) -> Rights:
         return Rights(daemon_uid=os.getuid(), admin_group=admin_group)

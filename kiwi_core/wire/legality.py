@@ -21,6 +21,7 @@ from kiwi_core.wire.messages import (
     GetMetrics,
     GetStatus,
     GetStory,
+    GetUsage,
     Goodbye,
     Hello,
     HintReport,
@@ -34,6 +35,7 @@ from kiwi_core.wire.messages import (
     Set,
     StatusReport,
     StoryReport,
+    UsageReport,
     Welcome,
     Withdraw,
 )
@@ -57,7 +59,7 @@ Move: TypeAlias = "type[ClientMessage] | Role"
 """What a client does: a message, or a hello in one of the roles."""
 
 _LOOK: Final[tuple[type[ClientMessage], ...]] = (
-    GetStatus, GetStory, GetHistory, GetMetrics, Ping,
+    GetStatus, GetStory, GetHistory, GetMetrics, GetUsage, Ping,
 )  # fmt: skip
 _STEER: Final[tuple[type[ClientMessage], ...]] = (*_LOOK, Set, Release, BringBack)
 _BURST: Final[tuple[type[ClientMessage], ...]] = (Acquire, Withdraw, EndBurst)
@@ -83,6 +85,7 @@ ANSWERS: Final[dict[type[ClientMessage], type[DaemonMessage]]] = {
     GetStory: StoryReport,
     GetHistory: HistoryReport,
     GetMetrics: MetricsReport,
+    GetUsage: UsageReport,
     Ping: Pong,
 }
 """Requests and what answers them, in the order of the requests; ``error`` may stand for each."""

@@ -32,6 +32,9 @@ LastBurst = Annotated[int, Meta(ge=0, lt=BURST_LIMIT)]
 Serial = Annotated[int, Meta(ge=0, lt=1 << 53)]
 """Counts the changes of a GPU's history, from 1; 0 is before the first."""
 
+UnixTime = Annotated[float, Meta(ge=0, lt=1 << 53)]
+"""Seconds since 1970 (UTC)."""
+
 PathText = Annotated[str, Meta(max_length=4096)]
 """A path of this machine; Linux's own limit (``PATH_MAX``)."""
 
@@ -139,6 +142,21 @@ class GetHistory(_Message, frozen=True, kw_only=True, tag="get-history"):
     since: Serial = 0
 
 
+class UsageBy(str, Enum):
+    """What the sums of ``usage`` are of."""
+
+    USER = "user"
+    NOTEBOOK = "notebook"
+
+
+class GetUsage(_Message, frozen=True, kw_only=True, tag="get-usage"):
+    """Answered by ``usage``: what users or notebooks have had of the GPU since ``since_unix_s``
+    (0: as far as it is known)."""
+
+    by: UsageBy = UsageBy.USER
+    since_unix_s: UnixTime = 0.0
+
+
 class Ping(_Message, frozen=True, kw_only=True, tag="ping"):
     """Answered by ``pong``."""
 
@@ -156,6 +174,7 @@ ClientMessage = (
     | GetStory
     | GetHistory
     | GetMetrics
+    | GetUsage
     | Ping
 )
 
@@ -374,6 +393,34 @@ class HistoryReport(_Message, frozen=True, kw_only=True, tag="history"):
     more: bool = False
 
 
+class UsageRow(Struct, frozen=True, kw_only=True):
+    """What one user, or one notebook of a user (``name``), has had. ``waited_s`` is of bursts that
+    had not begun, ``suspended_s`` of those that had; ``moving_s`` is how long its memory was being
+    moved. Of what the reader may not know in detail there is one sum: its ``owner`` is "another
+    user"; and one for all rows that one message cannot hold: "all others"."""
+
+    owner: str
+    name: str
+    mine: bool
+    held_s: float
+    waited_s: float
+    suspended_s: float
+    moving_s: float
+    moved_out_bytes: int
+    moved_in_bytes: int
+    bursts: int
+    suspensions: int
+
+
+class UsageReport(_Message, frozen=True, kw_only=True, tag="usage"):
+    """``rows``: who held the GPU longest first. ``began_unix_s``: from when on it was counted, at
+    the earliest; ``None``: nothing was. Not ``complete``: what came last could not be written."""
+
+    began_unix_s: float | None
+    rows: list[UsageRow]
+    complete: bool = True
+
+
 class HintReport(_Message, frozen=True, kw_only=True, tag="hint"):
     """``begun``: the memory is on its way in. If not, ``why``, in words for people."""
 
@@ -395,4 +442,5 @@ DaemonMessage = (
     | HistoryReport
     | HintReport
     | MetricsReport
+    | UsageReport
 )

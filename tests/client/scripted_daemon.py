@@ -24,6 +24,7 @@ from kiwi_core.wire.messages import (
     GetHistory,
     GetStatus,
     GetStory,
+    GetUsage,
     Goodbye,
     GpuStatus,
     Granted,
@@ -42,6 +43,7 @@ from kiwi_core.wire.messages import (
     StatusReport,
     StoryLine,
     StoryReport,
+    UsageReport,
     Waiting,
     Welcome,
     Withdraw,
@@ -132,6 +134,8 @@ class ScriptedDaemon:
         self.peers: list[Peer] = []
         self.faults: list[KiwiError] = []
         self.tq_s = 30.0
+        self.usage = UsageReport(began_unix_s=None, rows=[])
+        self.asked_usage = GetUsage()
         self._listener: socket.socket | None = None
         self._threads: list[threading.Thread] = []
 
@@ -201,6 +205,9 @@ class ScriptedDaemon:
                 return HintReport(begun=not message.session, why=message.session and "it runs")
             case GetHistory():
                 return self.history(message.since)
+            case GetUsage():
+                self.asked_usage = message
+                return self.usage
             case GetStory():
                 return StoryReport(
                     session=message.session, lines=[StoryLine(ago_s=1.0, text="it began")]

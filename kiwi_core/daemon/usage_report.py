@@ -1,0 +1,123 @@
+"""The answer to ``get-usage``: what users and notebooks have had, with names as far as the reader
+may know them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from kiwi_core.daemon.ledger import since_s
+from kiwi_core.daemon.members import ANOTHER_USER
+from kiwi_core.daemon.peers import user_name
+from kiwi_core.daemon.threads import in_thread
+from kiwi_core.errors import CallerError
+from kiwi_core.sched.accounts import Account
+from kiwi_core.units import ns_to_seconds
+from kiwi_core.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kiwi_core.daemon.bookkeeper import Bookkeeper
+    from kiwi_core.daemon.connection import Connection
+    from kiwi_core.daemon.ledger import Ledger, Total
+    from kiwi_core.daemon.peers import Peer, Rights
+
+log = structlog.get_logger(__name__)
+
+ROWS_MAX: Final = 500
+"""In one message, some 250 KB with the longest names; the others are summed."""
+
+ALL_OTHERS: Final = "all others"
+
+READ_WITHIN_S: Final = 4.0
+"""A disk that takes longer hangs, and the reader is told so."""
+
+
+class UsageReporter:
+    def __init__(self, bookkeeper: Bookkeeper, ledger: Ledger, rights: Rights) -> None:
+        self._bookkeeper = bookkeeper
+        self._ledger = ledger
+        self._rights = rights
+        self._asking: dict[Connection, asyncio.Task[None]] = {}
+
+    def answer(self, connection: Connection, message: m.GetUsage) -> None:
+        """In its own time: the disk is read in a thread."""
+        if connection in self._asking:
+            waits = "Your last question about usage is still being answered."
+            connection.send(_error(CallerError("busy", waits, "Wait for that answer.")))
+            return
+        task = asyncio.ensure_future(self._answer(connection, message))
+        self._asking[connection] = task
+        task.add_done_callback(lambda _: self._asking.pop(connection))
+
+    async def _answer(self, connection: Connection, message: m.GetUsage) -> None:
+        try:
+            connection.send(await self.report(connection.peer, message))
+        except CallerError as error:
+            connection.send(_error(error))
+
+    async def report(self, reader: Peer, message: m.GetUsage) -> m.UsageReport:
+        """Raises ``CallerError("no-usage")`` where the file cannot be read."""
+        complete = await self._bookkeeper.up_to_date(READ_WITHIN_S)
+        read = partial(self._read, reader, message)
+        try:
+            began_s, rows = await asyncio.wait_for(in_thread(read, "usage"), READ_WITHIN_S)
+        except Exception as error:  # whatever lies in that file must not harm the daemon
+            log.error("usage not read", why=str(error) or type(error).__name__)
+            raise CallerError(
+                "no-usage",
+                "The usage of this GPU cannot be read: its file, or its disk, does not answer.",
+                "Is the disk of the daemon's state directory full or gone? Its log says more.",
+            ) from error
+        return m.UsageReport(began_unix_s=began_s, rows=rows, complete=complete)
+
+    def _read(self, reader: Peer, message: m.GetUsage) -> tuple[float | None, list[m.UsageRow]]:
+        """In a thread: also names of users may have to be asked for elsewhere."""
+        by_name = message.by is m.UsageBy.NOTEBOOK
+        since = since_s(message.since_unix_s, time.time())
+        began_s, totals = self._ledger.totals(since, by_name=by_name)
+        everybody = self._rights.may_audit(reader)
+        seen = [total for total in totals if everybody or total.uid == reader.uid]
+        rows = [
+            _row(total.account, user_name(total.uid), total.name, mine=total.uid == reader.uid)
+            for total in seen[:ROWS_MAX]
+        ]
+        if len(seen) > ROWS_MAX:
+            rows.append(_row(_sum(seen[ROWS_MAX:]), ALL_OTHERS))
+        if len(seen) < len(totals):
+            others = [total for total in totals if total.uid != reader.uid]
+            rows.append(_row(_sum(others), ANOTHER_USER))
+        return began_s, rows
+
+
+def _error(error: CallerError) -> m.Error:
+    """Names its question: that may have been overtaken by answers to later ones."""
+    return m.Error(code=error.code, message=error.message, remedy=error.remedy, about="get-usage")
+
+
+def _sum(totals: Iterable[Total]) -> Account:
+    account = Account()
+    for total in totals:
+        account = account.plus(total.account)
+    return account
+
+
+def _row(account: Account, owner: str, name: str = "", *, mine: bool = False) -> m.UsageRow:
+    return m.UsageRow(
+        owner=owner,
+        name=name,
+        mine=mine,
+        held_s=ns_to_seconds(account.held_ns),
+        waited_s=ns_to_seconds(account.waited_ns - account.suspended_ns),
+        suspended_s=ns_to_seconds(account.suspended_ns),
+        moving_s=ns_to_seconds(account.moving_ns),
+        moved_out_bytes=account.moved_out_bytes,
+        moved_in_bytes=account.moved_in_bytes,
+        bursts=account.bursts,
+        suspensions=account.suspensions,
+    )
