@@ -37,6 +37,14 @@ class Config:
     swap_floor_factor: float = 1.0
     """A runner runs at least this many measured swap round trips before it may be suspended."""
 
+    high_weight: float = 2.0
+    """What a session of the class ``high`` gets where one of ``normal`` gets 1, and one of ``low``
+    what ``normal`` gets where ``high`` gets 1. A power of two, so that sums of it are exact."""
+
+    training_share: float = 0.2
+    """Of the time that a burst of the class ``training`` takes, what it gets at least, under a
+    policy that knows shares: a training that is to end overnight, not in a week."""
+
     room_margin_fraction: float = 0.03
     """Of the GPU, kept free beside the expected peaks: contexts grow, allocators fragment."""
 

@@ -13,6 +13,19 @@ class AntiThrash(str, Enum):
     OFF = "off"
 
 
+class Priority(str, Enum):
+    """A session's priority class; an admin's setting. What each is worth stands in ``Config``."""
+
+    LOW = "low"
+    NORMAL = "normal"
+    HIGH = "high"
+    TRAINING = "training"
+    """Like normal, and its long bursts never fall below a set share of the time."""
+
+
+PRIORITIES = tuple(priority.value for priority in Priority)
+
+
 class SessionState(str, Enum):
     """A session's state as every surface names it."""
 

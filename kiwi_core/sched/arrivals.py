@@ -8,7 +8,7 @@ from kiwi_core.sched import bursts, hints, orders
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.outcomes import mark_lost
 from kiwi_core.sched.session import Doing, Home, Session, Want
-from kiwi_core.states import Notice, Residency
+from kiwi_core.states import Notice, Priority, Residency
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -50,10 +50,34 @@ def joined(st: State, event: ev.SessionJoined) -> None:
             bursts.to_rest(st, session)
     if session.op is None:
         _believe(st, session, event)
+    if event.priority is not None:
+        _prioritise(st, session, event.priority)
     if event.mid_burst and session.want is Want.NONE and session.home is not Home.LOST:
         bursts.enqueue(st, session, event.burst, mid_burst=True)
     session.burst = max(session.burst, event.burst)
     st.refresh(session)
+
+
+def _prioritise(st: State, session: Session, priority: Priority) -> None:
+    if priority is session.priority:
+        return
+    wants = session.counted_active_bytes
+    if wants:
+        st.usage.rests(session)
+    session.priority = priority
+    high = st.config.high_weight
+    session.weight = {Priority.HIGH: high, Priority.LOW: 1.0 / high}.get(priority, 1.0)
+    session.share = st.config.training_share if priority is Priority.TRAINING else 0.0
+    if wants:
+        st.usage.wants(session)
+    st.policy.adopt(st)
+
+
+def priority_changed(st: State, event: ev.PriorityChanged) -> None:
+    session = _known(st, event.session)
+    if session is not None:
+        _prioritise(st, session, event.priority)
+        st.tell(session, "priority is now {.value}", event.priority)
 
 
 def _believe(st: State, session: Session, event: ev.SessionJoined) -> None:
@@ -192,6 +216,7 @@ def use_expected(st: State, event: ev.UseExpected) -> None:
 
 HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
     ev.SessionJoined: joined,
+    ev.PriorityChanged: priority_changed,
     ev.SessionLost: lost,
     ev.SessionDetached: detached,
     ev.LeaseRequested: requested,

@@ -9,6 +9,7 @@ from kiwi_core.sched.needs import need_bytes
 from kiwi_core.sched.session import Doing, Home, Session, Want
 from kiwi_core.sched.state import is_astray
 from kiwi_core.states import AntiThrash
+from kiwi_core.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from kiwi_core.sched.state import State
@@ -21,6 +22,7 @@ def check(st: State) -> None:
     _check_places(st)
     _check_sums(st)
     _check_rules(st)
+    _check_policy(st)
 
 
 def _equal(what: str, kept: object, recomputed: object) -> None:
@@ -107,6 +109,17 @@ def _check_sums(st: State) -> None:
     active = [s for s in sessions if _active(s)]
     _equal("active", st.active, len(active))
     _equal("active need", st.active_need_bytes, sum(s.need_bytes for s in active))
+
+
+def _check_policy(st: State) -> None:
+    st.policy.check(st)
+    usage, active = st.usage, [s for s in st.sessions.values() if _active(s)]
+    _equal("weight of those that want", usage.weight, sum(s.weight for s in active))
+    had = sum(s.had for s in active)
+    drift_ns = abs(usage.had - had) * usage.fading(st.now_ns)
+    _true("what those that want have had", drift_ns < NS_PER_MS)
+    _equal("running", usage.running, len(st.runners))
+    _equal("began", usage.began_ns, sum(s.began_ns for s in st.runners.values()))
 
 
 def _check_rules(st: State) -> None:

@@ -19,26 +19,28 @@ def enqueue(st: State, session: Session, burst: int, mid_burst: bool = False) ->
     session.want = Want.QUEUED
     session.burst = burst
     session.mid_burst = mid_burst
-    session.queued_ns = st.now_ns
+    session.asked_ns = session.queued_ns = st.now_ns
     session.turn_id = st.history.begin()
     session.hinted_ns = None
-    st.queue[session.id] = session
     needs.burst_began(session)
     st.refresh(session)
+    st.line_up(session)
 
 
 def enqueue_return(st: State, session: Session) -> None:
     """A session that leaves waits for its memory to be brought back; there is no burst."""
     session.want = Want.QUEUED
     session.queued_ns = st.now_ns
-    st.queue[session.id] = session
     st.refresh(session)
+    st.line_up(session)
 
 
 def stop_holding(st: State, session: Session) -> None:
     """Its quantum is over, in whatever way: count the time that it had."""
     had_ns = st.now_ns - session.granted_ns
     session.held_ns += had_ns
+    favoured_ns = st.policy.favoured_ns(st, session, had_ns)
+    st.usage.add(session, favoured_ns, st.now_ns, st.sessions.values())
     session.attained_ns += had_ns
     st.history.end(session.turn_id, session.id, HistoryKind.HELD, session.granted_ns, st.now_ns)
     session.turn_id = 0
@@ -64,9 +66,9 @@ def to_rest(st: State, session: Session) -> None:
     """Out of the queue or the lease, however far it got: it wants nothing any more."""
     if session.want is Want.RUNNING:
         stop_holding(st, session)
-        del st.runners[session.id]
+        st.runs_no_more(session)
     elif session.want is Want.QUEUED:
-        del st.queue[session.id]
+        st.leave_line(session)
         st.chosen.pop(session.id, None)
         if session.stopping:
             stop_holding(st, session)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from kiwi_core.states import AntiThrash, Reason, Residency
+from kiwi_core.states import AntiThrash, Priority, Reason, Residency
 from kiwi_core.units import OpId, SessionId
 
 
@@ -33,6 +33,15 @@ class SessionJoined(_Event, frozen=True, kw_only=True):
     paged_out_bytes: int = 0
     mid_burst: bool = False
     burst: int = 0
+    priority: Priority | None = None
+    """``None``: normal, or what it was."""
+
+
+class PriorityChanged(_Event, frozen=True, kw_only=True):
+    """An admin has put the session into another class."""
+
+    session: SessionId
+    priority: Priority
 
 
 class SessionLost(_Event, frozen=True, kw_only=True):
@@ -125,6 +134,8 @@ class SettingsChanged(_Event, frozen=True, kw_only=True):
 
     tq_ns: int | None = None
     anti_thrash: AntiThrash | None = None
+    policy: str | None = None
+    """One of ``policy.names()``; who makes the event has checked it."""
 
 
 class DeadlinePassed(_Event, frozen=True, kw_only=True):
@@ -208,6 +219,7 @@ class OperationOverdue(_Outcome, frozen=True, kw_only=True):
 
 Event = (
     SessionJoined
+    | PriorityChanged
     | SessionLost
     | SessionDetached
     | LeaseRequested

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched import bursts, needs
 from kiwi_core.sched import events as ev
+from kiwi_core.sched.policy import make
 from kiwi_core.sched.session import Home, Session, Want
 from kiwi_core.states import AntiThrash
 
@@ -74,12 +75,17 @@ def host_budget(st: State, event: ev.HostBudgetObserved) -> None:
 def settings(st: State, event: ev.SettingsChanged) -> None:
     if event.tq_ns is not None:
         st.terms.tq_ns = event.tq_ns
+    if event.policy is not None and event.policy != st.policy.name:
+        st.policy = make(event.policy)
+        for session in st.sessions.values():  # what the one before has kept means nothing now
+            session.level = session.protected_until_ns = 0
     if event.anti_thrash is not None and event.anti_thrash is not st.anti_thrash:
         st.anti_thrash = event.anti_thrash
         st.protects = event.anti_thrash is not AntiThrash.OFF
         st.outgrown = st.outgrown and event.anti_thrash is AntiThrash.ON
         for session in st.sessions.values():
             st.refresh(session)
+    st.policy.adopt(st)
 
 
 def deadline(st: State, event: ev.DeadlinePassed) -> None:

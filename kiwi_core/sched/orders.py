@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 def grant(st: State, session: Session, cause: str) -> None:
     """The session gets the lease and a fresh quantum."""
-    st.queue.pop(session.id)
+    st.leave_line(session)
     st.chosen.pop(session.id, None)
-    st.now_runs(session)
     count_wait(session, st.now_ns)
     session.granted_ns = session.busy_at_ns = st.now_ns
+    session.began_ns = st.usage.clock_ns(st.now_ns)
+    st.now_runs(session)
     session.blocked = None
     session.blocked_detail = ""
     goes_on = session.mid_burst
@@ -66,13 +67,13 @@ def grant_lost(st: State, session: Session) -> None:
 def stop(st: State, session: Session, doing: Doing, cause: str) -> None:
     """A runner makes way: it is queued again at the tail at this moment, and holds until the
     operation has reported. It is told now: once held it may not be able to show anything."""
-    del st.runners[session.id]
-    st.queue[session.id] = session
+    st.runs_no_more(session)
     session.want = Want.QUEUED
     session.mid_burst = True
     session.queued_ns = st.now_ns
     st.notify(session, Notice.SUSPENDED, cause=cause)
     _start(st, session, doing, cause, stops_runner=True)
+    st.line_up(session)
 
 
 def suspend(st: State, session: Session, cause: str) -> None:

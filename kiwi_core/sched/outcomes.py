@@ -164,7 +164,7 @@ def _refused(
 
 def _runs_on(st: State, session: Session) -> None:
     """It could not be stopped: it holds the lease as before, and its quantum is still used up."""
-    del st.queue[session.id]
+    st.leave_line(session)
     st.now_runs(session)
     session.mid_burst = False
     session.blocked = None

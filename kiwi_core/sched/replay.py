@@ -41,6 +41,8 @@ class JournalHeader(Struct, frozen=True, kw_only=True, tag="header", tag_field="
     """Seconds since the epoch at the start, for people."""
     first_op: int
     config: Config
+    policy: str = "round-robin"
+    """(Those of before there were policies have none.)"""
     continued: bool = False
     """The scheduler of the header before this one goes on: its file was full, or
     ``lost_entries`` lines could not be written here."""
@@ -114,6 +116,7 @@ class Replay:
             anti_thrash=header.anti_thrash,
             host_budget_bytes=header.host_budget_bytes,
             first_op=header.first_op,
+            policy=header.policy,
             checks=checks,
         )
         self.differences = 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kiwi_core.config import DEFAULTS
 from kiwi_core.sched import arrivals, audit, hints, observations, outcomes
 from kiwi_core.sched.accounts import account_of
+from kiwi_core.sched.policy import DEFAULT
 from kiwi_core.sched.settle import settle
 from kiwi_core.sched.snapshot import snapshot
 from kiwi_core.sched.state import State
@@ -30,6 +31,7 @@ _HANDLERS = {**arrivals.HANDLERS, **outcomes.HANDLERS, **observations.HANDLERS}
 class Scheduler:
     """``now_ns`` is any monotonic clock, always the same one; times in actions and deadlines are
     on it. ``first_op`` is the first operation id to use: a daemon that restarts goes on counting.
+    ``policy`` is one of ``policy.names()``; else ``CallerError("unknown-policy")`` is raised.
     """
 
     def __init__(
@@ -41,10 +43,13 @@ class Scheduler:
         anti_thrash: AntiThrash = AntiThrash.ON,
         host_budget_bytes: int,
         first_op: int = 1,
+        policy: str = DEFAULT,
         checks: bool = False,
     ) -> None:
         tq_ns = config.tq_ns if tq_ns is None else tq_ns
-        self._st = State(total_bytes, config, tq_ns, anti_thrash, host_budget_bytes, first_op)
+        self._st = State(
+            total_bytes, config, tq_ns, anti_thrash, host_budget_bytes, first_op, policy
+        )
         self._checks = checks
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
@@ -68,6 +73,11 @@ class Scheduler:
     @property
     def tq_ns(self) -> int:
         return self._st.terms.tq_ns
+
+    @property
+    def policy(self) -> str:
+        """Its name."""
+        return self._st.policy.name
 
     @property
     def anti_thrash(self) -> AntiThrash:

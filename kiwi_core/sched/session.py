@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core.states import Priority
+
 if TYPE_CHECKING:
     from kiwi_core.states import Notice
     from kiwi_core.units import OpId, SessionId
@@ -106,6 +108,8 @@ class Session:
     gone: bool = False
     """Its process is dead, but ``op`` has not reported; in no queue, only on the books."""
 
+    asked_ns: int = 0
+    """When its burst was asked for."""
     granted_ns: int = 0
     """When its quantum began; only while RUNNING or being stopped."""
     queued_ns: int = 0
@@ -125,6 +129,22 @@ class Session:
     """How long its memory was on the move, out and in, in moves that succeeded."""
     moved_out_bytes: int = 0
     moved_in_bytes: int = 0
+
+    priority: Priority = Priority.NORMAL
+    weight: float = 1.0
+    """Of its priority class; a power of two."""
+    share: float = 0.0
+    """That its priority class is to have at least; 0: none."""
+    began_ns: int = 0
+    """What the clock of ``Usage`` showed when its turn began; only while it holds the lease."""
+    had: float = 0.0
+    """What it has had of the GPU lately while others waited; only ``Usage`` can read it."""
+    favoured: float = 0.0
+    """Of that, what it had because the policy put it before others; likewise."""
+    level: int = 0
+    """The policy's: where it stands in the queue, or stood before its grant."""
+    protected_until_ns: int = 0
+    """The policy's: it does not make way before."""
 
     bursts_ended: int = 0
     burst_peak_bytes: int = 0
@@ -172,6 +192,11 @@ class Session:
     """Its part of ``State.claimed_bytes``."""
     counted_host_bytes: int = 0
     """Its part of ``State.host_claimed_bytes``."""
+
+    def run_ns(self, now_ns: int) -> int:
+        """How long its present turn has lasted; 0 unless it holds the lease."""
+        holds = self.want is Want.RUNNING or self.stopping
+        return now_ns - self.granted_ns if holds else 0
 
     @property
     def loose(self) -> bool:

@@ -13,11 +13,12 @@ from kiwi_core.sched.accounts import account_of
 from kiwi_core.sched.actions import Notify
 from kiwi_core.sched.history import History
 from kiwi_core.sched.needs import need_bytes
+from kiwi_core.sched.policy import make
 from kiwi_core.sched.policy.api import Terms
-from kiwi_core.sched.policy.round_robin import RoundRobin
 from kiwi_core.sched.session import Doing, Home, Session, Want
 from kiwi_core.sched.speed import SwapSpeed
 from kiwi_core.sched.story import Stories
+from kiwi_core.sched.usage import Usage
 from kiwi_core.states import AntiThrash
 
 if TYPE_CHECKING:
@@ -44,13 +45,14 @@ class State:
         anti_thrash: AntiThrash,
         host_budget_bytes: int,
         first_op: int,
+        policy: str,
     ) -> None:
         self.config: Final = config
         self.total_bytes: Final = total_bytes
         self.margin_bytes: Final = max(
             config.room_margin_min_bytes, int(total_bytes * config.room_margin_fraction)
         )
-        self.policy: Policy = RoundRobin()
+        self.policy: Policy = make(policy)
         self.terms = Terms(tq_ns, config.min_run_ns, config.swap_floor_factor)
         self.anti_thrash = anti_thrash
         self.protects = anti_thrash is not AntiThrash.OFF
@@ -109,6 +111,7 @@ class State:
         """The parallel runners outgrew the GPU: serialise until they are sorted out."""
         self.serialised = anti_thrash is AntiThrash.ALWAYS
 
+        self.usage: Final = Usage()
         self.speed: Final = SwapSpeed()
         self.swaps: Final[deque[tuple[SessionId, str, int, int, int]]] = deque(maxlen=SWAPS_KEPT)
         """The fields of a ``SwapView`` each: that is made when somebody looks."""
@@ -144,8 +147,10 @@ class State:
         if active != session.counted_active_bytes:
             if not active:
                 self.active -= 1
+                self.usage.rests(session)
             elif not session.counted_active_bytes:
                 self.active += 1
+                self.usage.wants(session)
             self.active_need_bytes += active - session.counted_active_bytes
             session.counted_active_bytes = active
 
@@ -187,8 +192,27 @@ class State:
         """It holds the lease; out of the queue already."""
         session.want = Want.RUNNING
         self.runners[session.id] = session
+        self.usage.runs(session)
         if session.lingering:
             self.lingerers[session.id] = session
+
+    def runs_no_more(self, session: Session) -> None:
+        """It gave the lease up, or is being stopped."""
+        del self.runners[session.id]
+        self.usage.stops(session)
+
+    def line_up(self, session: Session) -> None:
+        """To the tail of the queue. All that the policy looks at must be up to date."""
+        if not self.queue:
+            self.usage.somebody_waits(self.now_ns)
+        self.queue[session.id] = session
+        self.policy.joined(self, session)
+
+    def leave_line(self, session: Session) -> None:
+        self.policy.left(self, session)
+        del self.queue[session.id]
+        if not self.queue:
+            self.usage.nobody_waits(self.now_ns)
 
     def let_go(self, session: Session) -> None:
         """It left Kiwi and lives on: what it holds is a program's like any other from now on."""
@@ -231,7 +255,14 @@ class State:
         return self.speed.round_trip_ns(session.footprint_bytes)
 
     def quantum_ns(self, session: Session) -> int:
-        return self.policy.quantum_ns(session, self.terms, self.swap_ns(session))
+        return self.policy.quantum_ns(self, session)
+
+    @property
+    def typical_swap_ns(self) -> int:
+        """``swap_ns`` of one of the mean size of those that want the GPU."""
+        if self.active_need_bytes + self.margin_bytes + self.outside_bytes <= self.total_bytes:
+            return 0
+        return self.speed.round_trip_ns(self.active_need_bytes // max(1, self.active))
 
     def tell(self, session: Session, text: str, *arguments: object) -> None:
         """A line of the session's story."""

@@ -30,7 +30,7 @@ class Step(Enum):
 def admit(st: State) -> None:
     """Bring in whoever's turn it is; strictly in the policy's order, except that a waiter that is
     blocked by something that is wrong does not hold up the others."""
-    first = next(iter(st.chosen.values() or st.policy.order(st.queue.values())))
+    first = next(iter(st.chosen.values() or st.policy.order(st)))
     if _advance(st, first) is Step.GO_ON:
         _admit_others(st, first)
     if st.chosen:
@@ -44,7 +44,7 @@ def _admit_others(st: State, first: Session) -> None:
     are copied at first, and the whole queue, which may be long, only if all of those went on."""
     seen = {first.id}
     for some in (FEW, None):
-        behind = chain(st.chosen.values(), st.policy.order(st.queue.values()))
+        behind = chain(st.chosen.values(), st.policy.order(st))
         for waiter in tuple(islice(behind, some)):
             if waiter.id in seen or waiter.id not in st.queue:
                 continue
@@ -132,9 +132,11 @@ def _await_turn(st: State, waiter: Session) -> Step:
     if st.anti_thrash is AntiThrash.OFF or stopping or _coming_in(st, beside=waiter):
         _unblock(waiter)
         return Step.WAIT
+    if (reorders_at_ns := st.policy.reorders_at_ns(st)) is not None:
+        st.wake_at(reorders_at_ns)
     hindrance: tuple[Notice, str] | None = None
     for runner in sorted(st.runners.values(), key=_granted_ns):
-        stop_at_ns = st.policy.stop_at_ns(runner, waiter, st.quantum_ns(runner))
+        stop_at_ns = st.policy.stop_at_ns(st, runner, waiter)
         if stop_at_ns > st.now_ns:
             st.wake_at(stop_at_ns)
             continue
@@ -197,7 +199,7 @@ def thin_out(st: State) -> None:
     for runner in youngest_first[:-1]:
         if st.free_bytes + room.coming_bytes(st) >= st.margin_bytes:
             return
-        floor_ns = st.policy.floor_ns(runner, st.terms, st.swap_ns(runner))
+        floor_ns = st.policy.floor_ns(st, runner)
         may_ns = max(runner.granted_ns + floor_ns, runner.backoff_until_ns)
         if may_ns > st.now_ns:
             st.wake_at(may_ns)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kiwi_core.states import AntiThrash, HistoryKind, Notice, SessionState
+    from kiwi_core.states import AntiThrash, HistoryKind, Notice, Priority, SessionState
     from kiwi_core.units import OpId, SessionId
 
 
@@ -29,6 +29,7 @@ class SessionView:
     burst: int
     mid_burst: bool
     lingering: bool
+    priority: Priority
     leaving: bool
     """Detached; shown until its memory is back."""
     peak_bytes: int | None
@@ -96,6 +97,7 @@ class GpuView:
     host_budget_bytes: int
     tq_ns: int
     anti_thrash: AntiThrash
+    policy: str
     serialised: bool
     why: str
     """Why it serialises, or does not, in plain words."""

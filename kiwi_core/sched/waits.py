@@ -24,7 +24,7 @@ def expected_waits_ns(st: State, now_ns: int) -> dict[SessionId, int | None]:
     swaps = st.active_need_bytes + st.margin_bytes > st.capacity_bytes
     serial_ns = _until_free_ns(st, now_ns)
     waits: dict[SessionId, int | None] = {}
-    for waiter in st.policy.order(st.queue.values()):
+    for waiter in st.policy.order(st):
         if waiter.blocked is not None or waiter.stuck:
             waits[waiter.id] = None
             continue

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.errors import CallerError
+from kiwi_core.sched.policy import names
 from kiwi_core.sched.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from kiwi_core.simulate.model import Machine, Setup
 
-NAMES: Final = ("round-robin",)
+NAMES: Final = names()
 
 
 def scheduler_for(machine: Machine, setup: Setup, checks: bool) -> Scheduler:
     """Raises ``CallerError("unknown-policy")``."""
-    if setup.policy not in NAMES:
-        raise CallerError(
-            "unknown-policy",
-            f"There is no policy {setup.policy!r}.",
-            f"Policies: {', '.join(NAMES)}.",
-        )
     return Scheduler(
         machine.total_bytes,
         config=setup.config,
         tq_ns=setup.tq_ns,
         anti_thrash=setup.anti_thrash,
         host_budget_bytes=machine.host_budget_bytes,
+        policy=setup.policy,
         checks=checks,
     )

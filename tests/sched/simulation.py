@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 from kiwi_core.config import DEFAULTS
 from kiwi_core.sched import actions as act
 from kiwi_core.sched import events as ev
+from kiwi_core.sched.policy import names
 from kiwi_core.sched.replay import JournalEntry, JournalHeader
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.sched.session import Home
-from kiwi_core.states import AntiThrash, Notice, Reason, Residency, SessionState
+from kiwi_core.states import AntiThrash, Notice, Priority, Reason, Residency, SessionState
 from kiwi_core.units import MIB, NS_PER_MS, NS_PER_S, OpId, SessionId
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Plan:
 
     sessions: int = 5
     mode: AntiThrash = AntiThrash.ON
+    policy: str = "round-robin"
     tq_ns: int = 2 * NS_PER_S
     bytes_max: int = 700 * MIB
     host_budget_bytes: int = 1 << 40
@@ -70,6 +72,7 @@ def plan_of(seed: int) -> Plan:
     plan = Plan(
         sessions=rng.randint(2, 9),
         mode=rng.choice(modes),
+        policy=names()[seed % len(names())],
         tq_ns=rng.choice((NS_PER_S // 2, 2 * NS_PER_S, 6 * NS_PER_S)),
         bytes_max=rng.choice((200, 450, 700, 950)) * MIB,
     )
@@ -178,6 +181,7 @@ class Simulation:
             anti_thrash=plan.mode,
             host_budget_bytes=plan.host_budget_bytes,
             first_op=first_op,
+            policy=plan.policy,
             checks=True,
         )
         self.header = JournalHeader(
@@ -189,6 +193,7 @@ class Simulation:
             wall_time_s=0.0,
             first_op=first_op,
             config=CONFIG,
+            policy=plan.policy,
         )
         self.journal: list[JournalEntry] = []
 
@@ -299,14 +304,19 @@ class Simulation:
             self._at(self.rng.randrange(3 * NS_PER_S), self._guarded(proc, self._withdraw))
 
     def _bound_ns(self) -> int | None:
-        """Round robin's bound for somebody who asks now: number ahead × (quantum + swap)."""
+        """The policy's own bound for somebody who asks now."""
         if not self.plan.calm or self.mode is AntiThrash.OFF:
             return None
-        st = self.scheduler._st
-        ahead = len(st.queue) + st.holders + len(st.chosen) + 1
         swap_ns = 2 * (TOTAL_BYTES * NS_PER_S // BYTES_PER_S) + 4 * FIXED_NS
-        quantum_ns = max(self.longest_tq_ns, int(CONFIG.swap_floor_factor * swap_ns))
-        return ahead * (quantum_ns + swap_ns + 2 * JITTER_NS)
+        if self.plan.policy == "round-robin":  # number ahead × (quantum + swap)
+            st = self.scheduler._st
+            ahead = len(st.queue) + st.holders + len(st.chosen) + 1
+            quantum_ns = max(self.longest_tq_ns, int(CONFIG.swap_floor_factor * swap_ns))
+            return ahead * (quantum_ns + swap_ns + 2 * JITTER_NS)
+        tq_ns, others = self.longest_tq_ns, self.plan.sessions - 1
+        old_ns = max(4 * tq_ns, 3 * others * (tq_ns + swap_ns))
+        turn_ns = max(tq_ns * 2 // 3, swap_ns) + swap_ns + 2 * JITTER_NS
+        return old_ns + self.plan.sessions * turn_ns
 
     def _withdraw(self, proc: Proc) -> None:
         if proc.phase == "waiting":
@@ -704,7 +714,13 @@ class Simulation:
         self.longest_tq_ns = max(self.longest_tq_ns, self.tq_ns)
         mode = self.rng.choice((None, AntiThrash.ON, AntiThrash.ALWAYS, AntiThrash.OFF))
         self.mode = mode or self.mode
-        self.tell(ev.SettingsChanged(tq_ns=self.tq_ns, anti_thrash=mode))
+        policy = self.rng.choice((None, *names()))
+        self.tell(ev.SettingsChanged(tq_ns=self.tq_ns, anti_thrash=mode, policy=policy))
+
+    def _change_priority(self) -> None:
+        if (proc := self._someone()) is not None:
+            priority = self.rng.choice(list(Priority))
+            self.tell(ev.PriorityChanged(session=proc.id, priority=priority))
 
     def _change_budget(self) -> None:
         budget = self.rng.choice((0, 300 * MIB, 1500 * MIB, 1 << 40))
@@ -808,6 +824,7 @@ _MISCHIEF = (
     Simulation._ask_again,
     Simulation._strange_events,
     Simulation._change_settings,
+    Simulation._change_priority,
     Simulation._change_budget,
     Simulation._outside_begins,
     Simulation._restart,

@@ -12,6 +12,7 @@ from collections import Counter
 import pytest
 from simulation import Plan, Simulation, plan_of
 
+from kiwi_core.sched.policy import names
 from kiwi_core.sched.replay import JournalEntry, Replay, decode_line, encode_line
 from kiwi_core.states import Notice
 
@@ -61,10 +62,11 @@ def test_the_simulation_reaches_what_it_is_for():
     assert set(notices) == set(Notice)
 
 
-def test_the_bound_holds_in_a_crowd():
+@pytest.mark.parametrize("policy", names())
+def test_the_bound_holds_in_a_crowd(policy):
     """Ten that each want most of the GPU, all the time, nothing going wrong."""
     for seed in range(5):
-        Simulation(seed, Plan(sessions=10, bytes_max=900 << 20)).run(1000)
+        Simulation(seed, Plan(sessions=10, bytes_max=900 << 20, policy=policy)).run(1000)
 
 
 def test_a_journal_replays_to_the_same_answers():

@@ -12,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kiwi_core.sched import actions as act
 from kiwi_core.sched import events as ev
+from kiwi_core.sched.policy import names
 from kiwi_core.sched.scheduler import Scheduler
-from kiwi_core.states import AntiThrash, Reason, Residency
+from kiwi_core.states import AntiThrash, Priority, Reason, Residency
 from kiwi_core.units import GIB, NS_PER_S
 
 TOTAL = 10 * GIB
@@ -26,10 +27,16 @@ class Machine(RuleBasedStateMachine):
     @initialize(
         mode=st.sampled_from(list(AntiThrash)),
         budget=st.sampled_from([0, 5 * GIB, 100 * GIB]),
+        policy=st.sampled_from(names()),
     )
-    def begin(self, mode, budget):
+    def begin(self, mode, budget, policy):
         self.scheduler = Scheduler(
-            TOTAL, anti_thrash=mode, host_budget_bytes=budget, checks=True, tq_ns=10 * NS_PER_S
+            TOTAL,
+            anti_thrash=mode,
+            host_budget_bytes=budget,
+            checks=True,
+            tq_ns=10 * NS_PER_S,
+            policy=policy,
         )
         self.now_ns = 0
         self.next_id = 0
@@ -174,9 +181,19 @@ class Machine(RuleBasedStateMachine):
         self.feed(ev.DeadlinePassed())
         self.holders &= set(self.scheduler.view(self.now_ns).holders)
 
-    @rule(tq=st.sampled_from([1, 10, 60]), mode=st.sampled_from([None, *AntiThrash]))
-    def set(self, tq, mode):
-        self.feed(ev.SettingsChanged(tq_ns=tq * NS_PER_S, anti_thrash=mode))
+    @rule(
+        tq=st.sampled_from([1, 10, 60]),
+        mode=st.sampled_from([None, *AntiThrash]),
+        policy=st.sampled_from([None, *names()]),
+    )
+    def set(self, tq, mode, policy):
+        self.feed(ev.SettingsChanged(tq_ns=tq * NS_PER_S, anti_thrash=mode, policy=policy))
+
+    @precondition(lambda self: self.ids)
+    @rule(name=NAMES, priority=st.sampled_from(Priority))
+    def prioritise(self, name, priority):
+        if (session := self.ids.get(name)) is not None:
+            self.feed(ev.PriorityChanged(session=session, priority=priority))
 
     @rule(budget=st.sampled_from([0, 5 * GIB, 100 * GIB]))
     def budget(self, budget):
@@ -241,6 +258,15 @@ class Machine(RuleBasedStateMachine):
             assert sum(self.device.values()) <= TOTAL
 
     @invariant()
+    def an_idle_gpu_has_no_waiter(self):
+        """Unless memory has not been read, or what is in its way is told."""
+        if hasattr(self, "scheduler"):
+            st = self.scheduler._st
+            busy = st.runners or any(not session.stuck for session in st.ops.values())
+            if st.observed and not busy:
+                assert all(waiter.blocked is not None for waiter in st.queue.values())
+
+    @invariant()
     def a_deadline_lies_ahead(self):
         if hasattr(self, "scheduler"):
             deadline_ns = self.scheduler.next_deadline_ns()
@@ -266,7 +292,7 @@ class Machine(RuleBasedStateMachine):
                 waited_ns = self.spent_ns(entries, session.id, "waited", "suspended")
                 assert waited_ns == session.waited_ns
         open_moves = [
-            e.session for e in entries if e.kind.value in ("out", "in") and not e.ended_ns
+            e.session for e in entries if e.kind.value in ("out", "in") and e.ended_ns is None
         ]
         flying = [
             o.session for o in self.flying.values() if isinstance(o, act.PageOut | act.PageIn)

@@ -4,7 +4,7 @@ A scenario is a text file. A line that begins with a time (seconds) says what ha
 lines with an arrow below it are what the scheduler answers, all of it, in order; ``?`` lines look
 at the view. ``#`` begins a comment. Sizes are GiB. See ``tests/sched/scenarios/``.
 
-    gpu 10 tq=30 mode=on ram=64        the machine; must be the first line
+    gpu 10 tq=30 mode=on ram=64 policy=round-robin      the machine; must be the first line
     1  a asks 1
        → grant a burst 1 for 30 s (nobody in the way)
        ? a running, holders a, queue -
@@ -25,7 +25,7 @@ from kiwi_core.sched import actions as act
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.replay import describe_action
 from kiwi_core.sched.scheduler import Scheduler
-from kiwi_core.states import AntiThrash, Reason, Residency
+from kiwi_core.states import AntiThrash, Priority, Reason, Residency
 from kiwi_core.units import GIB, NS_PER_S, OpId, SessionId, format_duration_s
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class World:
             tq_ns=round(float(chosen.get("tq", "30")) * NS_PER_S),
             anti_thrash=AntiThrash(chosen.get("mode", "on")),
             host_budget_bytes=gib(chosen.get("ram", "64")),
+            policy=chosen.get("policy", "round-robin"),
             checks=True,
         )
         self.orders: dict[OpId, act.Operation] = {}
@@ -190,6 +191,7 @@ _MACHINE: dict[str, Callable[[World, list[str]], ev.Event]] = {
     "ram": lambda _, words: ev.HostBudgetObserved(budget_bytes=gib(words[0])),
     "tq": lambda _, words: ev.SettingsChanged(tq_ns=round(float(words[0]) * NS_PER_S)),
     "mode": lambda _, words: ev.SettingsChanged(anti_thrash=AntiThrash(words[0])),
+    "policy": lambda _, words: ev.SettingsChanged(policy=words[0]),
     "time": lambda _world, _words: ev.DeadlinePassed(),
 }
 
@@ -214,6 +216,7 @@ _SESSION: dict[str, Callable[[SessionId, list[str]], ev.Event]] = {
     "dies": lambda s, _: ev.SessionLost(session=s),
     "detaches": lambda s, _: ev.SessionDetached(session=s),
     "releases": lambda s, _: ev.ReleaseRequested(session=s),
+    "priority": lambda s, words: ev.PriorityChanged(session=s, priority=Priority(words[0])),
     "hinted": lambda s, _: ev.UseExpected(session=s),
     "asks": lambda s, words: ev.LeaseRequested(session=s, burst=int(words[0])),
     "withdraws": lambda s, words: ev.LeaseWithdrawn(session=s, burst=int(words[0])),

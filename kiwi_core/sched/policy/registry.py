@@ -1,0 +1,43 @@
+"""The policies by name. Each registers itself where it is defined."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from kiwi_core.errors import CallerError
+
+if TYPE_CHECKING:
+    from kiwi_core.sched.policy.api import Policy
+
+DEFAULT: Final = "round-robin"
+
+POLICIES: Final[dict[str, type[Policy]]] = {}
+
+_P = TypeVar("_P", bound="type[Policy]")
+
+
+def register(policy: _P) -> _P:
+    """For a class decorator."""
+    POLICIES[policy.name] = policy
+    return policy
+
+
+def names() -> tuple[str, ...]:
+    """The default first."""
+    return (DEFAULT, *sorted(POLICIES.keys() - {DEFAULT}))
+
+
+def check_name(name: str) -> None:
+    """Raises ``CallerError("unknown-policy")``, which lists those that there are."""
+    if name not in POLICIES:
+        raise CallerError(
+            "unknown-policy",
+            f"There is no policy {name!r}.",
+            f"Choose one of: {', '.join(names())}.",
+        )
+
+
+def make(name: str) -> Policy:
+    """A new one for one scheduler. Raises ``CallerError("unknown-policy")``."""
+    check_name(name)
+    return POLICIES[name]()

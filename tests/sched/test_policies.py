@@ -1,0 +1,323 @@
+"""Policies: choosing one, what each promises, priority classes, and how to add one."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from world import World
+
+from kiwi_core.errors import CallerError
+from kiwi_core.sched import events as ev
+from kiwi_core.sched import usage
+from kiwi_core.sched.actions import Grant
+from kiwi_core.sched.policy import check_name, names, registry
+from kiwi_core.sched.policy.api import Policy
+from kiwi_core.sched.replay import JournalHeader, Replay, decode_line, encode_line
+from kiwi_core.sched.scheduler import Scheduler
+from kiwi_core.sched.session import Session
+from kiwi_core.sched.usage import Usage
+from kiwi_core.simulate.engine import Simulation
+from kiwi_core.simulate.model import GB, Machine, Setup
+from kiwi_core.simulate.trace import Cell, SessionTrace, Trace
+from kiwi_core.states import Priority
+from kiwi_core.units import GIB, NS_PER_S, SessionId
+
+A, B = SessionId("a"), SessionId("b")
+
+
+# --- choosing -----------------------------------------------------------------------------------
+
+
+def test_the_default_is_named_first() -> None:
+    assert names() == ("round-robin", "interactive")
+    assert Scheduler(GIB, host_budget_bytes=GIB).policy == "round-robin"
+    assert all(policy.summary for policy in registry.POLICIES.values())
+
+
+def test_an_unknown_policy_is_an_error_that_lists_those_that_there_are() -> None:
+    with pytest.raises(CallerError, match="'best'") as raised:
+        check_name("best")
+    assert raised.value.code == "unknown-policy"
+    assert "round-robin, interactive" in raised.value.remedy
+    with pytest.raises(CallerError, match="'best'"):
+        Scheduler(GIB, host_budget_bytes=GIB, policy="best")
+
+
+def test_the_policy_is_changed_while_sessions_run_and_wait() -> None:
+    """Round robin lets A have its 30 s; interactive lets B in when A has had as much as B may."""
+    world = World("gpu 10 tq=30")
+    world.do(0, "memory outside=0; a joins; b joins; c joins")
+    world.do(0, "a asks 1; b asks 1")
+    assert world.scheduler.next_deadline_ns() == 30 * NS_PER_S
+    world.do(1, "policy interactive")
+    assert world.scheduler.view(world.now_ns).policy == world.scheduler.policy == "interactive"
+    assert world.scheduler.next_deadline_ns() == 10 * NS_PER_S
+    world.do(2, "policy interactive; tq 60")
+    assert world.scheduler.next_deadline_ns() == 20 * NS_PER_S
+    world.do(3, "policy round-robin")
+    assert world.scheduler.next_deadline_ns() == 60 * NS_PER_S
+
+
+def test_a_journal_from_before_there_were_policies_is_round_robin_s() -> None:
+    config = '"config":{}'
+    line = (
+        '{"journal":"header","total_bytes":1,"tq_ns":1,"anti_thrash":"on","host_budget_bytes":1,'
+        f'"gpu_uuid":"","wall_time_s":0,"first_op":1,{config}}}'
+    )
+    header = decode_line(line.encode())
+    assert isinstance(header, JournalHeader)
+    assert header.policy == "round-robin"
+    assert Replay(header).scheduler.policy == "round-robin"
+    again = decode_line(encode_line(header))
+    assert again == header
+
+
+# --- adding one ---------------------------------------------------------------------------------
+
+
+def test_a_policy_is_added_by_registering_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last that came goes first. That is all: room, quanta and failures are the same."""
+    monkeypatch.setattr(registry, "POLICIES", dict(registry.POLICIES))
+
+    @registry.register
+    class LastFirst(Policy):
+        name = "last-first"
+        summary = "for those who come late"
+
+        def order(self, scene):  # type: ignore[no-untyped-def]
+            return reversed(scene.queue.values())
+
+    assert names() == ("round-robin", "interactive", "last-first")
+    world = World("gpu 10 policy=last-first")
+    world.do(0, "memory outside=0; a joins; b joins; c joins")
+    world.do(1, "a asks 1; b asks 1; c asks 1")
+    assert any("grant c burst 1" in answer for answer in world.do(2, "a ends 1"))
+
+
+# --- what interactive does ----------------------------------------------------------------------
+
+
+def three(policy: str = "interactive") -> World:
+    """Each holds most of a GPU of 10; a round trip of any of them takes 2 s."""
+    world = World(f"gpu 10 tq=30 policy={policy}")
+    world.do(0, "memory outside=0; a joins paged-out 6; b joins paged-out 6; c joins paged-out 6")
+    return world
+
+
+def play(world: World, at_s: float, words: str) -> list[str]:
+    """The answers; moves take 1 s and succeed at once as far as the clock is concerned."""
+    answers = world.do(at_s, words)
+    for answer in tuple(answers):
+        if answer.startswith("#"):
+            number, verb = answer.split()[0], answer.split(" ", 1)[1]
+            outcome = "resumed" if verb.startswith("resume") else "held"
+            if verb.startswith("page"):
+                outcome = "in 6 1s" if verb.startswith("page in") else "out 6 1s"
+            answers += play(world, at_s, f"{number} {outcome}")
+    return answers
+
+
+def granted(answers: list[str]) -> list[str]:
+    return [answer.split()[1] for answer in answers if answer.startswith("grant")]
+
+
+def test_a_short_cell_does_not_wait_for_the_end_of_a_long_quantum() -> None:
+    world = three()
+    assert granted(play(world, 1, "a asks 1")) == ["a"]
+    play(world, 100, "b asks 1")
+    # It has run long enough for the swap, and is on a higher level: it makes way at once.
+    assert world.scheduler.view(world.now_ns).holders == ("b",)
+    # B, which has had nothing, keeps the GPU from one who has had much.
+    assert play(world, 110, "time") == []
+    assert world.scheduler.view(world.now_ns).holders == ("b",)
+    assert granted(play(world, 112, "b ends 1")) == ["a"]
+    # Now A has 7.5 s in any case.
+    assert granted(play(world, 113, "b asks 2")) == []
+    assert world.scheduler.next_deadline_ns() == round(119.5 * NS_PER_S)
+    assert granted(play(world, 119.5, "time")) == ["b"]
+
+
+def test_equals_take_turns_and_who_has_had_more_is_last() -> None:
+    world = three()
+    play(world, 1, "a asks 1; b asks 1; c asks 1")
+    # Having had 10 s, each is on the second level, behind those that have had nothing.
+    assert granted(play(world, 10.9, "time")) == []
+    assert granted(play(world, 11, "time")) == ["b"]
+    assert granted(play(world, 21, "time")) == ["c"]
+    assert world.scheduler.next_deadline_ns() == 36 * NS_PER_S
+    assert granted(play(world, 36, "time")) == ["a"]
+    assert world.scheduler.next_deadline_ns() == 71 * NS_PER_S  # when it has had 45 s
+
+
+def test_the_old_goes_first_and_is_protected() -> None:
+    """A training waits while two others take turns with ever new cells."""
+    world = three()
+    play(world, 1, "a asks 1")
+    play(world, 200, "b asks 1")
+    at_s, burst = 200.0, 1
+    while world.scheduler.view(world.now_ns).holders != ("a",):
+        at_s += 5
+        burst += 1
+        first, second = ("b", "c") if burst % 2 else ("c", "b")
+        play(world, at_s, f"{first} asks {burst}; {second} ends {burst - 1}")
+        assert at_s < 400
+    waited_s = at_s - 200
+    assert 120 <= waited_s <= 130  # 4 TQ; more than 3 × 1 × (TQ + swap)
+    ahead = "b" if burst % 2 else "c"
+    wakes_s = (world.scheduler.next_deadline_ns() or 0) / NS_PER_S
+    assert wakes_s == at_s + 20, ahead
+    assert granted(play(world, wakes_s, "time")) == [ahead]
+
+
+def test_a_waiter_of_a_higher_level_waits_until_the_runner_would_be_behind_it() -> None:
+    world = three()
+    play(world, 1, "a asks 1")
+    play(world, 100, "b asks 1")  # A is stopped, on the last level
+    # B would be served before A again until it has had 45 s of the GPU, as A has.
+    assert world.scheduler.next_deadline_ns() == 145 * NS_PER_S
+    assert granted(play(world, 145, "time")) == ["a"]
+
+
+def test_blocked_ones_do_not_keep_the_next_old_one_back() -> None:
+    world = three()
+    play(world, 1, "a asks 1; b asks 1; c asks 1")
+    (order,) = [a for a in world.do(2, "a ends 1") if a.startswith("#")][:1]
+    world.do(3, f"{order.split()[0]} out 6 1s" if "page out" in order else "time")
+    refused = max(world.orders)
+    world.do(4, f"#{refused} refuses driver")
+    assert world.scheduler.view(world.now_ns).queue
+    play(world, 300, "time")
+    world.do(301, "time")
+    assert world.scheduler.view(world.now_ns).holders or world.orders
+
+
+def test_what_nobody_else_wanted_is_not_held_against_anybody() -> None:
+    """A has computed alone for an hour, in short cells. It is no less welcome then than B."""
+    world = three()
+    for number in range(1, 400):
+        play(world, 10 * number, f"a asks {number}")
+        play(world, 10 * number + 9, f"a ends {number}")
+    play(world, 5000, "b asks 1")
+    play(world, 5100, "a asks 400")
+    assert world.scheduler.view(world.now_ns).holders == ("a",)
+
+
+# --- usage --------------------------------------------------------------------------------------
+
+
+def test_what_was_had_fades_and_sums_stay_right() -> None:
+    book = Usage()
+    a, b = Session(A), Session(B)
+    everybody = (a, b)
+    for session in everybody:
+        session.counted_active_bytes = 1
+        book.wants(session)
+    now_ns = 10**15
+    book.somebody_waits(now_ns)
+    book.add(a, 0, now_ns, everybody)  # a turn of no length
+    assert book.fair_ns(now_ns) == 0
+    rng = random.Random(1)
+    for _ in range(200):
+        session = rng.choice(everybody)
+        session.began_ns = book.clock_ns(now_ns)
+        now_ns += rng.randrange(usage.HALF_LIFE_NS)
+        book.add(session, NS_PER_S, now_ns, everybody)
+        both = sum(s.had for s in everybody) * book.fading(now_ns)
+        assert book.fair_ns(now_ns) == pytest.approx(both / 2)
+        assert 0 <= book.favoured_ns(session, now_ns) <= session.had * book.fading(now_ns)
+    had_ns = a.had * book.fading(now_ns)
+    assert a.had * book.fading(now_ns + usage.HALF_LIFE_NS) == pytest.approx(had_ns / 2)
+    book.rests(a)
+    book.rests(b)
+    assert book.fair_ns(now_ns) == book.had == 0.0
+
+
+# --- fair shares --------------------------------------------------------------------------------
+
+
+def crowd(cells_s: list[float], hours: float) -> Trace:
+    rng = random.Random(7)
+    sessions = []
+    for number, cell_s in enumerate(cells_s):
+        size = int(rng.uniform(0.3, 0.8) * 80 * GIB)
+        cells = tuple(
+            Cell(think_ns=NS_PER_S // 10, cpu_ns=0, gpu_ns=int(cell_s * NS_PER_S), peak_bytes=size)
+            for _ in range(int(hours * 3600 / cell_s) + 1)
+        )
+        sessions.append(SessionTrace(id=f"s{number}", user=f"u{number}", starts_ns=0, cells=cells))
+    return Trace(name="crowd", total_bytes=80 * GIB, sessions=tuple(sessions))
+
+
+def shares(
+    trace: Trace, hours: float, policy: str = "interactive", **priorities: Priority
+) -> list[float]:
+    """What each has held of what all have held."""
+    machine = Machine(out_bytes_per_s=25.0 * GB, in_bytes_per_s=25.0 * GB)
+    simulation = Simulation(trace, machine, Setup(policy=policy), seed=1)
+    simulation.begin()
+    while simulation.now_ns < hours * 3600 * NS_PER_S:
+        simulation.step()
+        if priorities and simulation.now_ns > NS_PER_S:
+            for session, priority in priorities.items():
+                event = ev.PriorityChanged(session=SessionId(session), priority=priority)
+                simulation._tell(event)
+            priorities = {}
+    held = [one.held_ns for one in simulation.scheduler.view(simulation.now_ns).sessions]
+    return [one / sum(held) for one in held]
+
+
+@pytest.mark.parametrize("cell_s", [2.0, 8.0, 55.0])
+def test_chopping_work_into_short_cells_gains_little(cell_s: float) -> None:
+    found = shares(crowd([cell_s, *[600.0] * 5], 3.0), 3.0)
+    assert found[0] <= 1.2 / 6
+    assert min(found[1:]) >= 0.7 / 6
+
+
+@pytest.mark.parametrize("policy", names())
+def test_weights_decide_how_the_long_ones_share(policy: str) -> None:
+    cells = crowd([600.0] * 4, 3.0)
+    high, low, *normal = shares(cells, 3.0, policy, s0=Priority.HIGH, s1=Priority.LOW)
+    assert high == pytest.approx(2 / 4.5, abs=0.05)
+    assert low == pytest.approx(0.5 / 4.5, abs=0.05)
+    assert sum(normal) / 2 == pytest.approx(1 / 4.5, abs=0.05)
+
+
+def test_a_training_has_its_share_however_many_short_cells_there_are() -> None:
+    cells = crowd([36_000.0, *[4.0] * 9], 1.0)
+    without = shares(cells, 1.0)[0]
+    assert shares(cells, 1.0, s0=Priority.TRAINING)[0] >= 0.19
+    assert without < 0.15
+
+
+def test_shares_together_leave_half_to_the_others() -> None:
+    cells = crowd([36_000.0] * 4 + [4.0] * 6, 1.0)
+    trainings = {f"s{number}": Priority.TRAINING for number in range(4)}
+    found = shares(cells, 1.0, **trainings)
+    assert 0.42 <= sum(found[:4]) <= 0.62
+
+
+def test_a_priority_set_in_the_queue_counts_at_once_and_is_told() -> None:
+    world = three()
+    play(world, 1, "a asks 1; b asks 1")
+    world.do(2, "b priority training; b priority training; nobody priority high")
+    view = world.scheduler.view(world.now_ns)
+    assert view.session(B) is not None
+    assert [s.priority for s in view.sessions] == [
+        Priority.NORMAL, Priority.TRAINING, Priority.NORMAL,
+    ]  # fmt: skip
+    story = [line.text for line in world.scheduler.story(B)]
+    assert "priority is now training" in story
+    world.do(3, "a detaches; b detaches")
+    joined = ev.SessionJoined(session=SessionId("d"), priority=Priority.HIGH)
+    world.scheduler.handle(joined, 4 * NS_PER_S)
+    view = world.scheduler.view(4 * NS_PER_S)
+    assert view.sessions[-1].priority is Priority.HIGH
+
+
+def test_a_grant_says_the_quantum_of_its_class() -> None:
+    world = World("gpu 10 tq=30")
+    world.do(0, "memory outside=0; a joins; a priority high")
+    (grant,) = world.scheduler.handle(ev.LeaseRequested(session=A, burst=1), NS_PER_S)
+    assert isinstance(grant, Grant)
+    assert grant.quantum_ns == 60 * NS_PER_S
