@@ -6,7 +6,11 @@ import argparse
 import re
 from pathlib import Path
 
-from kiwi_core.cli.set_ import parse_anti_thrash, parse_tq_s
+from kiwi_core.cli.set_ import parse_anti_thrash, parse_policy, parse_priority, parse_tq_s
+from kiwi_core.config import DEFAULTS
+from kiwi_core.sched.policy import DEFAULT, names
+from kiwi_core.sched.policy.interactive import SHARES_MAX
+from kiwi_core.states import PRIORITIES, Priority
 from kiwi_core.units import parse_size_bytes
 
 _SECONDS_MIN, _SECONDS_MAX = 0.1, 3600.0
@@ -32,7 +36,7 @@ examples:
 A notebook starts a daemon for its own user if there is none. For a shared machine install
 packaging/systemd/kiwi.service. Whether this machine is fit: kiwi doctor.
 
-The time quantum and the mode can be changed live: kiwi set --help.
+Time quantum, mode, policy and priorities can be changed live: kiwi set --help.
 """
 
 
@@ -57,8 +61,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_anti_thrash,
         help="one at a time when memory does not fit (on, the default), always, or never (off)",
     )
+    _add_policy(parser)
     _add_places(parser)
     _add_emulation(parser)
+
+
+def _add_policy(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policy",
+        metavar="NAME",
+        type=parse_policy,
+        help=f"who goes first: {', '.join(names())} (default: {DEFAULT})",
+    )
+    parser.add_argument(
+        "--priority",
+        metavar="USER=CLASS",
+        action="append",
+        type=_user_priority,
+        default=[],
+        help=f"the class of a user's sessions: {', '.join(PRIORITIES)}; repeat for more "
+        "(default: normal)",
+    )
+    parser.add_argument(
+        "--training-share",
+        metavar="SHARE",
+        type=_share,
+        help="of the time that a burst of the class training takes, what it gets at least "
+        f"(policy interactive; default: {DEFAULTS.training_share:g})",
+    )
 
 
 def _add_places(parser: argparse.ArgumentParser) -> None:
@@ -146,6 +176,9 @@ def run(args: argparse.Namespace) -> int:
             gpus=tuple(args.gpu),
             tq_s=args.tq,
             anti_thrash=args.anti_thrash,
+            policy=args.policy,
+            priorities=tuple(args.priority),
+            training_share=args.training_share,
             emulate=args.emulate,
             emulate_copy_bytes_per_s=args.emulate_copy_rate,
             socket_dir=args.socket_dir,
@@ -160,6 +193,25 @@ def run(args: argparse.Namespace) -> int:
             log_json=args.log_json,
         )
     )
+
+
+def _user_priority(text: str) -> tuple[str, Priority]:
+    user, equals, name = text.partition("=")
+    if not equals or not user.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is not USER=CLASS; write for example ann=high")
+    return user.strip(), parse_priority(name)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 < share <= SHARES_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a share above 0 and up to {SHARES_MAX:g}; write for example 0.2"
+        )
+    return share
 
 
 def _factor(text: str) -> float:

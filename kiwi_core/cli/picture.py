@@ -64,6 +64,8 @@ def _sharing(gpu: GpuStatus) -> list[str]:
         text = why if why.startswith(text) else f"{text} ({why})"
     settings = f"quantum {format_duration_s(scheduler.tq_s)}"
     settings += f", anti-thrash {scheduler.anti_thrash.value}"
+    if scheduler.policy:  # (an older daemon says none)
+        settings += f", policy {printable(scheduler.policy)}"
     if scheduler.swap_round_trip_s is not None:
         settings += f", a swap costs about {format_duration_s(scheduler.swap_round_trip_s)}"
     return [text, settings]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from kiwi_core.cli import exits
 from kiwi_core.cli.common import add_gpu, add_socket_dir, directory_of, find_sockets, observer, warn
 from kiwi_core.config import DEFAULTS
-from kiwi_core.errors import KiwiError
-from kiwi_core.states import AntiThrash
+from kiwi_core.errors import CallerError, KiwiError
+from kiwi_core.sched.policy import DEFAULT, names
+from kiwi_core.states import PRIORITIES, AntiThrash, Priority
 from kiwi_core.units import format_duration_s, ns_to_seconds
 
 if TYPE_CHECKING:
@@ -29,10 +30,14 @@ settings:
   anti-thrash=on        parallel while all memory fits, else one at a time (default)
   anti-thrash=always    always one at a time
   anti-thrash=off       never one at a time: programs may run out of GPU memory; your risk
+  policy=NAME           who goes first: {", ".join(names())} (default: {DEFAULT})
+  priority=CLASS        of one session, with --session: {", ".join(PRIORITIES)}
 
 examples:
   kiwi set tq=10
   kiwi set --gpu 1 tq=60 anti-thrash=always
+  kiwi set policy=interactive
+  kiwi set --session k5d0c3a9e11 priority=training
 
 Without --gpu every GPU's daemon is set. Needs the daemon's owner, root, or a member of the group
 that the daemon was given with --admin-group.
@@ -41,10 +46,12 @@ that the daemon was given with --admin-group.
 
 @dataclass(frozen=True)
 class Setting:
-    """One ``name=value``; exactly one of the two fields is set."""
+    """One ``name=value``; exactly one of the fields is set."""
 
     tq_s: float | None = None
     anti_thrash: AntiThrash | None = None
+    policy: str | None = None
+    priority: Priority | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "settings", nargs="+", type=parse_setting, metavar="NAME=VALUE", help="see below"
     )
     add_gpu(parser, "only this GPU")
+    parser.add_argument(
+        "--session",
+        metavar="ID",
+        default="",
+        help="whose priority; its id is in kiwi status --json",
+    )
     add_socket_dir(parser)
 
 
@@ -62,6 +75,10 @@ def parse_setting(text: str) -> Setting:
         return Setting(tq_s=parse_tq_s(value))
     if equals and name in ("anti-thrash", "anti_thrash"):
         return Setting(anti_thrash=parse_anti_thrash(value))
+    if equals and name == "policy":
+        return Setting(policy=parse_policy(value))
+    if equals and name == "priority":
+        return Setting(priority=parse_priority(value))
     raise argparse.ArgumentTypeError(
         f"{text!r} is not a setting; write for example tq=10 or anti-thrash=off"
     )
@@ -87,31 +104,76 @@ def parse_anti_thrash(text: str) -> AntiThrash:
         raise argparse.ArgumentTypeError(f"{text!r} is none of on, always, off") from None
 
 
+def parse_policy(text: str) -> str:
+    name = text.strip().lower()
+    if name not in names():
+        raise argparse.ArgumentTypeError(f"{text!r} is no policy; there are: {', '.join(names())}")
+    return name
+
+
+def parse_priority(text: str) -> Priority:
+    try:
+        return Priority(text.strip().lower())
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no priority class; there are: {', '.join(PRIORITIES)}"
+        ) from None
+
+
 def run(args: argparse.Namespace) -> int:
-    settings: list[Setting] = args.settings
-    tq_s = next((one.tq_s for one in reversed(settings) if one.tq_s is not None), None)
-    mode = next((one.anti_thrash for one in reversed(settings) if one.anti_thrash), None)
-    code = exits.OK
+    wanted = _all_of(args.settings)
+    if (wanted.priority is None) != (not args.session):
+        raise CallerError(
+            "bad-setting",
+            "A priority is a session's: --session and priority=… go together.",
+            "Write for example: kiwi set --session k5d0c3a9e11 priority=high",
+        )
+    code, told = exits.OK, False
     for socket in find_sockets(directory_of(args), args.gpu):
         try:
-            print(_apply(socket, tq_s, mode))
+            if said := _apply(socket, wanted, args.session):
+                print(said)
+                told = True
         except KiwiError as error:
             warn(f"{socket.stem}: {error.message}", error.remedy)
             code = exits.FAILED
+    if not told and code == exits.OK:
+        warn(f"No GPU has a session {args.session!r}.", "`kiwi status --json` lists them.")
+        code = exits.FAILED
     return code
 
 
-def _apply(socket: Path, tq_s: float | None, mode: AntiThrash | None) -> str:
-    """Sets, and says what the daemon then has (not what it was told)."""
+def _all_of(settings: list[Setting]) -> Setting:
+    """The last one of each name counts."""
+    said: dict[str, object] = {}
+    for one in settings:
+        said |= {name: value for name, value in vars(one).items() if value is not None}
+    return Setting(**said)  # type: ignore[arg-type]
+
+
+def _apply(socket: Path, wanted: Setting, session: str) -> str:
+    """Sets, and says what the daemon then has (not what it was told); "" where ``session`` is not
+    one of its own: then nothing is set."""
     client = observer(socket)
     try:
         client.connect()
-        client.set(tq_s=tq_s, anti_thrash=mode)
+        if session and all(one.id != session for one in client.status().sessions):
+            return ""
+        client.set(
+            wanted.tq_s,
+            wanted.anti_thrash,
+            wanted.policy,
+            session=session,
+            priority=wanted.priority,
+        )
         gpu = client.status()
     finally:
         client.close()
     text = f"GPU {gpu.index}: quantum {format_duration_s(gpu.scheduler.tq_s)}, "
-    text += f"anti-thrash {gpu.scheduler.anti_thrash.value}"
+    text += f"anti-thrash {gpu.scheduler.anti_thrash.value}, policy {gpu.scheduler.policy}"
+    for one in gpu.sessions:
+        if one.id == session:
+            text += f"; {one.name} has priority {one.priority.value}"
     if gpu.scheduler.anti_thrash is AntiThrash.OFF:
         text += " (programs may now run out of GPU memory: that risk is yours)"
     return text

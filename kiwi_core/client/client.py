@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from kiwi_core.states import AntiThrash
+    from kiwi_core.states import AntiThrash, Priority
     from kiwi_core.wire.messages import (
         GpuStatus,
         Granted,
@@ -346,9 +346,20 @@ class Client:
         assert isinstance(answer, StatusReport)
         return answer.gpu
 
-    def set(self, tq_s: float | None = None, anti_thrash: AntiThrash | None = None) -> None:
-        """Change settings. Raises ``CallerError`` "bad-setting", ``PeerError`` if not allowed."""
-        wanted = Set(tq_s=tq_s, anti_thrash=anti_thrash)
+    def set(
+        self,
+        tq_s: float | None = None,
+        anti_thrash: AntiThrash | None = None,
+        policy: str | None = None,
+        *,
+        session: str = "",
+        priority: Priority | None = None,
+    ) -> None:
+        """Change settings; ``priority`` is that of ``session``. Raises ``CallerError``
+        "bad-setting", ``PeerError`` if not allowed, or if there is no such policy or session."""
+        wanted = Set(
+            tq_s=tq_s, anti_thrash=anti_thrash, policy=policy, session=session, priority=priority
+        )
         check_settings(wanted)
         self._channel.ask(wanted, 5.0)
 

@@ -56,6 +56,8 @@ def _config(options: ChildOptions) -> Config:
         config = replace(config, operation_deadline_min_ns=options.stuck_after_ns)
     if options.swap_floor_factor is not None:
         config = replace(config, swap_floor_factor=options.swap_floor_factor)
+    if options.training_share is not None:
+        config = replace(config, training_share=options.training_share)
     return replace(config, bring_back=options.bring_back)
 
 

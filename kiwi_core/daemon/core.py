@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kiwi_core.pager.api import Pager, Target
     from kiwi_core.sched.scheduler import Scheduler
     from kiwi_core.sched.view import GpuView
+    from kiwi_core.states import Priority
 
 log = structlog.get_logger(__name__)
 
@@ -91,10 +92,12 @@ class Core:
             self._flush_due = True
             self._loop.call_later(JOURNAL_DELAY_S, self._flush)
 
-    def joined(self, member: Member) -> None:
+    def joined(self, member: Member, priority: Priority | None) -> None:
         """A new session. What it has in the GPU already must soon be known to be its own: until
         then it counts as held by a program outside Kiwi, which nobody can move."""
-        self.feed(ev.SessionJoined(session=member.id, residency=Residency.RESIDENT))
+        self.feed(
+            ev.SessionJoined(session=member.id, residency=Residency.RESIDENT, priority=priority)
+        )
         self._after_a_look(member.target, _nothing)
         if self.scheduler.waiting:
             self._hurry()

@@ -15,16 +15,18 @@ from kiwi_core import __version__
 from kiwi_core.daemon import words
 from kiwi_core.daemon.members import Member, session_id
 from kiwi_core.daemon.metrics import Traffic
+from kiwi_core.daemon.peers import user_name
 from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.gpu import processes
 from kiwi_core.sched import events as ev
+from kiwi_core.sched.policy import check_name
 from kiwi_core.states import Notice, SessionState
 from kiwi_core.units import seconds_to_ns
 from kiwi_core.wire import messages as m
 from kiwi_core.wire.names import check_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from kiwi_core.config import Config
     from kiwi_core.daemon.connection import Connection
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.usage_report import UsageReporter
     from kiwi_core.daemon.wishes import Wishes
     from kiwi_core.gpu.nvml import GpuInfo
+    from kiwi_core.states import Priority
     from kiwi_core.units import SessionId
 
 log = structlog.get_logger(__name__)
@@ -78,6 +81,8 @@ class Desk:
         self.usage: UsageReporter
         self.wishes: Wishes
         self.metrics: MetricsReporter
+        self.priorities: Mapping[str, Priority] = {}
+        """Classes by user name, as the daemon was started."""
         self.remember: Callable[[], None]
         """Writes the roster now: what was answered with ``ok`` outlives a crash."""
 
@@ -253,7 +258,7 @@ class Desk:
             member = Member(id=session_id(ref), ref=ref, uid=connection.peer.uid)
             self._members.add(member)
             self._name(member, hello)
-            self.core.joined(member)
+            self.core.joined(member, self.priority_of(member))
             log.info("session joined", session=member.id, pid=ref.pid, name=member.name)
         self._name(member, hello)
         self._bind(member, connection)
@@ -358,14 +363,36 @@ class Desk:
                 "Ask the administrator of this machine.",
             )
         check_settings(message, self._config)
+        if message.policy is not None:
+            check_name(message.policy)
+        if message.priority is not None:
+            self._prioritise(message.session, message.priority)
         tq_ns = None if message.tq_s is None else seconds_to_ns(message.tq_s)
         log.info(
             "settings changed", by=connection.peer.owner, tq_s=message.tq_s,
             anti_thrash=message.anti_thrash.value if message.anti_thrash else None,
+            policy=message.policy, session=message.session,
+            priority=message.priority.value if message.priority else None,
         )  # fmt: skip
-        self.core.feed(ev.SettingsChanged(tq_ns=tq_ns, anti_thrash=message.anti_thrash))
+        self.core.feed(
+            ev.SettingsChanged(tq_ns=tq_ns, anti_thrash=message.anti_thrash, policy=message.policy)
+        )
         self.remember()
         connection.send(m.Ok())
+
+    def _prioritise(self, session: str, priority: Priority) -> None:
+        member = self._members.get(session)
+        if member is None:
+            raise CallerError(
+                "no-such-session",
+                f"There is no session {session!r} on this GPU.",
+                "`kiwi status --json` lists them.",
+            )
+        member.priority = priority
+        self.core.feed(ev.PriorityChanged(session=member.id, priority=priority))
+
+    def priority_of(self, member: Member) -> Priority | None:
+        return member.priority or self.priorities.get(user_name(member.uid))
 
 
 def _superseded() -> PeerError:

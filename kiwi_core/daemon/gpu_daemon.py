@@ -35,9 +35,10 @@ from kiwi_core.daemon.roster import Roster, RosterFile, boot_id
 from kiwi_core.daemon.usage_report import UsageReporter
 from kiwi_core.daemon.wishes import Wishes
 from kiwi_core.pager.api import ProcessRef
+from kiwi_core.sched.policy import DEFAULT, names
 from kiwi_core.sched.replay import JournalHeader
 from kiwi_core.sched.scheduler import Scheduler
-from kiwi_core.states import AntiThrash, SessionState
+from kiwi_core.states import AntiThrash, Priority, SessionState
 from kiwi_core.wire.messages import Emulation
 
 if TYPE_CHECKING:
@@ -74,15 +75,19 @@ ROSTER_DELAY_S = 0.05
 
 
 class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor tells the daemon of one GPU. ``tq_ns`` and ``anti_thrash`` are what was
-    asked for on the command line; without them the last daemon's (live) settings stay. After a
-    crash (``restarted``) it is the other way round: what was set live meanwhile stays."""
+    """What the supervisor tells the daemon of one GPU. ``tq_ns``, ``anti_thrash`` and ``policy``
+    are what was asked for on the command line; without them the last daemon's (live) settings
+    stay. After a crash (``restarted``) it is the other way round: what was set live meanwhile
+    stays. ``priorities`` are classes by user name."""
 
     gpu_uuid: str
     sockets: str
     state: str
     tq_ns: int | None = None
     anti_thrash: AntiThrash | None = None
+    policy: str | None = None
+    priorities: dict[str, Priority] = {}
+    training_share: float | None = None
     admin_group: str | None = None
     host_budget_bytes: int | None = None
     lock_timeout_ns: int | None = None
@@ -161,19 +166,23 @@ class GpuDaemon:
 
     # --- putting together -----------------------------------------------------------------------
 
-    def _settings(self, roster: Roster) -> tuple[int, AntiThrash]:
+    def _settings(self, roster: Roster) -> tuple[int, AntiThrash, str]:
         options = self._options
         tq = [options.tq_ns, roster.tq_ns]
         mode = [options.anti_thrash, roster.anti_thrash]
+        # Its name may be that of another version.
+        policy = [options.policy, roster.policy if roster.policy in names() else None]
         if options.restarted:
             tq.reverse()
             mode.reverse()
+            policy.reverse()
         tq_ns = next((value for value in tq if value is not None), self._config.tq_ns)
-        return tq_ns, next((value for value in mode if value is not None), AntiThrash.ON)
+        anti_thrash = next((value for value in mode if value is not None), AntiThrash.ON)
+        return tq_ns, anti_thrash, next((one for one in policy if one is not None), DEFAULT)
 
     def _assemble(self, roster: Roster) -> None:
         options, machine, config = self._options, self._machine, self._config
-        tq_ns, anti_thrash = self._settings(roster)
+        tq_ns, anti_thrash, policy = self._settings(roster)
         budget_bytes = machine.host_budget_bytes(0)
         scheduler = Scheduler(
             machine.gpu.total_bytes,
@@ -182,6 +191,7 @@ class GpuDaemon:
             anti_thrash=anti_thrash,
             host_budget_bytes=budget_bytes,
             first_op=roster.next_op,
+            policy=policy,
         )
         header = JournalHeader(
             total_bytes=machine.gpu.total_bytes,
@@ -192,6 +202,7 @@ class GpuDaemon:
             wall_time_s=time.time(),
             first_op=roster.next_op,
             config=config,
+            policy=policy,
         )
         journal = Journal(
             Path(options.state) / f"{options.gpu_uuid}.journal", header, config.journal_max_bytes
@@ -229,6 +240,7 @@ class GpuDaemon:
             emulated=options.emulation is not None,
         )  # fmt: skip
         self._members.remembered = scheduler.remembered
+        self._desk.priorities = options.priorities
         self._desk.core, self._desk.reporter = self._core, reporter
         self._desk.history = HistoryReporter(scheduler, self._members, rights)
         self._desk.wishes = Wishes(self._members, rights, self._core)
@@ -243,7 +255,8 @@ class GpuDaemon:
         self._announcer = Announcer(self._desk, reporter)
 
     def _found_again(self, member: Member, event: SessionJoined) -> None:
-        self._core.feed(event)
+        priority = self._desk.priority_of(member)
+        self._core.feed(msgspec.structs.replace(event, priority=priority))
         self._desk.expect_back(member)
 
     def _died(self, member: Member) -> None:
@@ -277,6 +290,7 @@ class GpuDaemon:
                 next_op=max(self._next_op, self._core.last_op + 1),
                 tq_ns=scheduler.tq_ns,
                 anti_thrash=scheduler.anti_thrash,
+                policy=scheduler.policy,
                 sessions=[member.roster_entry() for member in self._members],
                 footprints=[(ref.pid, ref.start_ticks, size) for ref, size in footprints.items()],
             )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from kiwi_core.daemon.connection import Connection
+    from kiwi_core.states import Priority
 
 ANOTHER_USER: Final = "another user"
 """What a session is called for those who may not know its name."""
@@ -40,7 +41,8 @@ def session_id(ref: ProcessRef) -> SessionId:
 @dataclass(eq=False)
 class Member:
     """``burst`` is the last one that was asked for; ``waiting`` until it is granted, ``in_burst``
-    from then until it has ended. ``forget`` runs while it has no connection."""
+    from then until it has ended. ``priority`` is the class it was put into live; ``None``: its
+    user's. ``forget`` runs while it has no connection."""
 
     id: SessionId
     ref: ProcessRef
@@ -51,6 +53,7 @@ class Member:
     burst: int = 0
     in_burst: bool = False
     waiting: bool = False
+    priority: Priority | None = None
     pidfd: int = -1
     forget: asyncio.TimerHandle | None = field(default=None, repr=False)
 
@@ -68,6 +71,7 @@ class Member:
             kernel_id=self.kernel_id,
             burst=self.burst,
             in_burst=self.in_burst,
+            priority=self.priority,
         )
 
 

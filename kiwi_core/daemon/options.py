@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kiwi_core.states import AntiThrash
+    from kiwi_core.states import AntiThrash, Priority
 
 
 @dataclass(frozen=True)
@@ -16,13 +16,17 @@ class DaemonOptions:
     """``None`` everywhere means the documented default.
 
     ``gpus`` are UUIDs, unambiguous beginnings of UUIDs, or indices; empty means every GPU.
-    ``emulate`` is the text of ``--emulate``, for example ``2x512MiB``. ``metrics`` is the host
-    and port of the listener for metrics servers; without it there is none.
+    ``priorities`` are user names and their classes. ``emulate`` is the text of ``--emulate``, for
+    example ``2x512MiB``. ``metrics`` is the host and port of the listener for metrics servers;
+    without it there is none.
     """
 
     gpus: tuple[str, ...] = ()
     tq_s: float | None = None
     anti_thrash: AntiThrash | None = None
+    policy: str | None = None
+    priorities: tuple[tuple[str, Priority], ...] = ()
+    training_share: float | None = None
     emulate: str | None = None
     emulate_copy_bytes_per_s: int | None = None
     socket_dir: Path | None = None

@@ -55,6 +55,7 @@ async def recover(
             kernel_id=entry.kernel_id,
             burst=entry.burst,
             in_burst=entry.in_burst,
+            priority=entry.priority,
         )
         try:
             members.add(member)

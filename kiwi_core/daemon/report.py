@@ -138,6 +138,7 @@ class Reporter:
             time_left_s=_seconds(view.time_left_ns),
             problem=problem.value if problem else "",
             problem_text=problem_text,
+            priority=view.priority,
         )
 
     # --- waiting --------------------------------------------------------------------------------
@@ -207,6 +208,7 @@ def _scheduler(view: GpuView) -> m.SchedulerStatus:
         serialised=view.serialised,
         why=view.why,
         swap_round_trip_s=_seconds(view.swap_round_trip_ns),
+        policy=view.policy,
     )
 
 

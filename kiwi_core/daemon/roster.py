@@ -15,7 +15,7 @@ import structlog
 from msgspec import Meta
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.states import AntiThrash
+from kiwi_core.states import AntiThrash, Priority
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,8 @@ _Quantum = Annotated[int, Meta(ge=DEFAULTS.tq_min_ns, le=DEFAULTS.tq_max_ns)]
 
 
 class RosterEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """``in_burst``: it was running or suspended in a burst."""
+    """``in_burst``: it was running or suspended in a burst. ``priority`` was set live, for this
+    session alone."""
 
     session: str
     pid: _Pid
@@ -41,6 +42,7 @@ class RosterEntry(msgspec.Struct, frozen=True, kw_only=True):
     kernel_id: str = ""
     burst: _Count = 0
     in_burst: bool = False
+    priority: Priority | None = None
 
 
 class Roster(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +54,7 @@ class Roster(msgspec.Struct, frozen=True, kw_only=True):
     next_op: Annotated[int, Meta(ge=1, lt=1 << 62)] = 1
     tq_ns: _Quantum | None = None
     anti_thrash: AntiThrash | None = None
+    policy: str | None = None
     sessions: list[RosterEntry] = []
     footprints: list[tuple[_Pid, _Count, _Count]] = []
 

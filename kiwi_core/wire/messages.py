@@ -14,7 +14,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from kiwi_core.states import AntiThrash, HistoryKind, Notice, SessionState
+from kiwi_core.states import AntiThrash, HistoryKind, Notice, Priority, SessionState
 from kiwi_core.wire.metrics import GpuMetrics
 
 PROTOCOL = 1
@@ -37,6 +37,10 @@ UnixTime = Annotated[float, Meta(ge=0, lt=1 << 53)]
 
 PathText = Annotated[str, Meta(max_length=4096)]
 """A path of this machine; Linux's own limit (``PATH_MAX``)."""
+
+
+PolicyName = Annotated[str, Meta(max_length=64)]
+"""The daemon knows which there are; see ``docs/policies.md``."""
 
 
 class Role(str, Enum):
@@ -119,10 +123,14 @@ class GetStatus(_Message, frozen=True, kw_only=True, tag="get-status"):
 
 
 class Set(_Message, frozen=True, kw_only=True, tag="set"):
-    """Change settings; needs the daemon's owner or an allowed group. Answered by ``ok``."""
+    """Change settings; needs the daemon's owner or an allowed group. Answered by ``ok``.
+    ``priority`` is the class of ``session`` from now on; the other three are the GPU's."""
 
     tq_s: float | None = None
     anti_thrash: AntiThrash | None = None
+    policy: PolicyName | None = None
+    session: str = ""
+    priority: Priority | None = None
 
 
 class GetStory(_Message, frozen=True, kw_only=True, tag="get-story"):
@@ -272,6 +280,7 @@ class SchedulerStatus(Struct, frozen=True, kw_only=True):
     serialised: bool
     why: str = ""
     swap_round_trip_s: float | None = None
+    policy: str = ""
 
 
 class QueueEntry(Struct, frozen=True, kw_only=True):
@@ -313,6 +322,7 @@ class SessionStatus(Struct, frozen=True, kw_only=True):
     time_left_s: float | None = None
     problem: str = ""
     problem_text: str = ""
+    priority: Priority = Priority.NORMAL
 
 
 class GpuStatus(Struct, frozen=True, kw_only=True):

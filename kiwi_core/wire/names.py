@@ -27,13 +27,21 @@ def clean_name(text: str) -> str:
 
 
 def check_settings(wanted: Set, config: Config = DEFAULTS) -> None:
-    """Raises ``CallerError`` ("bad-setting") for a quantum outside the limits or nothing to set.
+    """Raises ``CallerError`` ("bad-setting") for a quantum outside the limits, nothing to set, or
+    a priority without the session that is to have it. (Policies are the daemon's to know.)
 
     Called by the client before it sends ``set`` and by the daemon before it obeys.
     """
-    if wanted.tq_s is None and wanted.anti_thrash is None:
+    if (wanted.priority is None) != (not wanted.session):
         raise CallerError(
-            "bad-setting", "There is nothing to set.", "Name tq or anti-thrash, or both."
+            "bad-setting",
+            "A priority is a session's.",
+            "Name both, the session and its priority; `kiwi status --json` lists sessions.",
+        )
+    said = (wanted.tq_s, wanted.anti_thrash, wanted.policy, wanted.priority)
+    if all(one is None for one in said):
+        raise CallerError(
+            "bad-setting", "There is nothing to set.", "Name tq, anti-thrash, policy or priority."
         )
     if wanted.tq_s is None:
         return

@@ -9,7 +9,7 @@ import pytest
 from kiwi_core.daemon import supervisor
 from kiwi_core.daemon.options import DaemonOptions
 from kiwi_core.errors import CallerError
-from kiwi_core.states import AntiThrash
+from kiwi_core.states import AntiThrash, Priority
 from kiwi_core.units import GIB
 
 
@@ -34,6 +34,8 @@ def test_everything_typed_arrives(kiwi, asked):
     arguments = ["--gpu", "0", "--gpu", "GPU-1", "--tq", "2.5", "--anti-thrash", "always"]
     arguments += ["--emulate", "2×512MiB", "--emulate-copy-rate", "1GiB", "--host-budget", "8GiB"]
     arguments += ["--lock-timeout", "60", "--stuck-after", "2.5", "--swap-floor", "1.5"]
+    arguments += ["--policy", "Interactive", "--priority", "ann=high", "--priority", "bob=training"]
+    arguments += ["--training-share", "0.3"]
     arguments += ["--socket-dir", "/s", "--state-dir", "/t", "--admin-group", "g", "--log-json"]
     assert kiwi("daemon", *arguments).code == 0
     assert asked == [
@@ -41,6 +43,9 @@ def test_everything_typed_arrives(kiwi, asked):
             gpus=("0", "GPU-1"),
             tq_s=2.5,
             anti_thrash=AntiThrash.ALWAYS,
+            policy="interactive",
+            priorities=(("ann", Priority.HIGH), ("bob", Priority.TRAINING)),
+            training_share=0.3,
             emulate="2x512MiB",
             emulate_copy_bytes_per_s=GIB,
             socket_dir=Path("/s"),
@@ -53,6 +58,27 @@ def test_everything_typed_arrives(kiwi, asked):
             log_json=True,
         )
     ]
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "words"),
+    [
+        ("--policy", "best", "there are: round-robin, interactive"),
+        ("--priority", "ann", "USER=CLASS"),
+        ("--priority", "=high", "USER=CLASS"),
+        ("--priority", "ann=royal", "there are: low, normal, high, training"),
+        ("--training-share", "0", "is not a share"),
+        ("--training-share", "0.6", "is not a share"),
+        ("--training-share", "much", "is not a share"),
+    ],
+)
+def test_what_is_no_policy_or_priority_is_said_before_anything_starts(
+    kiwi, asked, option, text, words
+):
+    result = kiwi("daemon", f"{option}={text}")
+    assert result.code == 2
+    assert words in result.err
+    assert not asked
 
 
 @pytest.mark.parametrize("text", ["-1", "often", "nan", "1000"])

@@ -255,6 +255,21 @@ def test_set_tells_what_the_daemon_then_has(kiwi, daemon):
     assert (heard.tq_s, heard.anti_thrash) == (10.0, AntiThrash.ALWAYS)
 
 
+def test_set_sends_policy_and_priority(kiwi, daemon):
+    assert kiwi("set", "policy=interactive").code == 0
+    daemon.status = status_of(30.0)
+    (heard,) = daemon.heard(Set)
+    assert (heard.policy, heard.priority, heard.session) == ("interactive", None, "")
+    result = kiwi("set", "--session", "k9", "priority=high")
+    assert (result.code, daemon.heard(Set)) == (1, [heard])
+    assert "No GPU has a session 'k9'" in result.err
+    for wrong in (["--session", "k9", "tq=1"], ["priority=high"], ["--session", "k9", "policy=x"]):
+        assert kiwi("set", *wrong).code in (1, 2)
+    result = kiwi("set", "policy=best")
+    assert result.code == 2
+    assert "there are: round-robin, interactive" in result.err
+
+
 def test_set_refused_is_code_1_with_the_daemons_words(kiwi, daemon):
     refusal = Error(code="not-permitted", message="Only the owner may.", remedy="Ask them.")
     daemon.script = lambda peer, message: (

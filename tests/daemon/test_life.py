@@ -17,8 +17,9 @@ from daemon import PATIENCE_S, wait_until
 
 from kiwi_core import emulator
 from kiwi_core.client import Client
+from kiwi_core.errors import PeerError
 from kiwi_core.sched.replay import JournalHeader, decode_line
-from kiwi_core.states import AntiThrash
+from kiwi_core.states import AntiThrash, Priority
 from kiwi_core.wire.messages import Role
 
 if TYPE_CHECKING:
@@ -299,12 +300,18 @@ def test_repeated_crashes_keep_the_live_settings(start: Start) -> None:
     client = daemon.client()
     client.set(tq_s=7.5)
     client.set(anti_thrash=AntiThrash.OFF)
+    client.set(policy="interactive")
+    with pytest.raises(PeerError, match="There is no policy 'best'"):
+        client.set(policy="best")
+    with pytest.raises(PeerError, match="There is no session"):
+        client.set(session="k0", priority=Priority.HIGH)
     client.close()
     for _ in range(3):
         old = daemon.kill_child()
         daemon.wait_for(lambda s, old=old: s.daemon_pid != old, "another daemon")
         scheduler = daemon.status().scheduler
         assert (scheduler.tq_s, scheduler.anti_thrash) == (7.5, AntiThrash.OFF)
+        assert scheduler.policy == "interactive"
     assert daemon.log().count("again in 0.1 s") == 1
     assert daemon.log().count("again in 0.5 s") == 1
     assert daemon.log().count("again in 2.0 s") == 1
@@ -314,6 +321,7 @@ def test_repeated_crashes_keep_the_live_settings(start: Start) -> None:
     daemon.start()
     scheduler = daemon.status().scheduler
     assert (scheduler.tq_s, scheduler.anti_thrash) == (9, AntiThrash.OFF)
+    assert scheduler.policy == "interactive"
 
 
 def test_told_to_end_while_it_waits_to_start_again(start: Start) -> None:

@@ -10,17 +10,20 @@ import pytest
 
 from kiwi_core.config import DEFAULTS
 from kiwi_core.daemon.roster import Roster, RosterEntry, RosterFile, boot_id
-from kiwi_core.states import AntiThrash
+from kiwi_core.states import AntiThrash, Priority
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ENTRY = RosterEntry(session="k1", pid=4321, start_ticks=99, uid=1000, name="n", burst=3)
+ENTRY = RosterEntry(
+    session="k1", pid=4321, start_ticks=99, uid=1000, name="n", burst=3, priority=Priority.LOW
+)
 ROSTER = Roster(
     boot_id=boot_id(),
     next_op=17,
     tq_ns=5 * 10**9,
     anti_thrash=AntiThrash.OFF,
+    policy="interactive",
     sessions=[ENTRY],
     footprints=[(4321, 99, 1 << 30)],
 )
@@ -50,6 +53,8 @@ WRONG: list[dict[str, Any]] = [
     {"tq_ns": DEFAULTS.tq_max_ns + 1},
     {"tq_ns": 10**40},
     {"anti_thrash": "perhaps"},
+    {"policy": 7},
+    {"sessions": [{"session": "k", "pid": 1, "start_ticks": 1, "uid": 0, "priority": "royal"}]},
     {"next_op": 0},
     {"next_op": "x"},
     {"sessions": [{"session": "k1", "pid": -1, "start_ticks": 1, "uid": 0}]},

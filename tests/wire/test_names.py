@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiwi_core.errors import CallerError
-from kiwi_core.states import AntiThrash
+from kiwi_core.states import AntiThrash, Priority
 from kiwi_core.wire.messages import Set
 from kiwi_core.wire.names import NAME_MAX_CHARS, check_settings, clean_name
 
@@ -46,6 +46,8 @@ def test_names(text: str, name: str) -> None:
         Set(tq_s=86400.0),
         Set(anti_thrash=AntiThrash.OFF),
         Set(tq_s=30.0, anti_thrash=AntiThrash.ON),
+        Set(policy="interactive"),
+        Set(session="k1", priority=Priority.HIGH),
     ],
 )
 def test_good_settings(wanted: Set) -> None:
@@ -56,6 +58,8 @@ def test_good_settings(wanted: Set) -> None:
     ("wanted", "words"),
     [
         (Set(), "nothing to set"),
+        (Set(session="k1"), "is a session's"),
+        (Set(priority=Priority.LOW), "is a session's"),
         (Set(tq_s=0.0999), "out of range"),
         (Set(tq_s=-1.0), "out of range"),
         (Set(tq_s=86401.0), "Choose one from 0.1 s to 24 h 0 min"),
