@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_CONSOLE = re.compile(r"console-(\d+)-[0-9a-f-]{36}\Z")
-"""The path that JupyterLab makes up for a console; its tab reads "Console 1"."""
-
 _CONNECTION_FILE = re.compile(r"kernel-(.+)\.json\Z")
 
 
@@ -22,9 +19,7 @@ def notebook_name(user_ns: Mapping[str, Any], env: Mapping[str, str] | None = No
     env = os.environ if env is None else env
     for named in (env.get("JPY_SESSION_NAME"), user_ns.get("__vsc_ipynb_file__")):
         if type(named) is str and named:
-            name = Path(named).name or named
-            console = _CONSOLE.match(name)
-            return f"Console {console[1]}" if console else name
+            return Path(named).name or named
     return f"kernel {os.getpid()}"
 
 

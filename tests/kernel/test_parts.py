@@ -18,25 +18,12 @@ from kiwi_jupyter.kernel.analysis.steps import KEPT_MAX, Reading
 from kiwi_jupyter.kernel.config import Kiwi
 from kiwi_jupyter.kernel.display import WaitingLine, as_html
 from kiwi_jupyter.kernel.gcguard import GcGuard
-from kiwi_jupyter.kernel.identity import notebook_name
 from kiwi_jupyter.kernel.leftovers import Before
 from kiwi_jupyter.kernel.override import rewrite_head, take_override
 from kiwi_jupyter.kernel.words import share_done, waiting_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-@pytest.mark.parametrize(
-    ("told", "name"),
-    [
-        ("/home/ada/work/train.ipynb", "train.ipynb"),
-        ("work/console-2-3c1b0a9e-58d0-4c5e-9a61-0f4c7f1d2e3b", "Console 2"),
-        ("console-2-dot.ipynb", "console-2-dot.ipynb"),
-    ],
-)
-def test_a_kernel_is_called_as_its_tab_is(told: str, name: str) -> None:
-    assert notebook_name({}, {"JPY_SESSION_NAME": told}) == name
 
 
 def waiting(**fields: object) -> Waiting:
