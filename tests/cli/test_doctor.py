@@ -297,7 +297,7 @@ SERVER = {"enabled": True, "error": "", "lab": {"installed": True, "disabled": [
     ("changes", "level", "words"),
     [
         ({}, Level.OK, "loads"),
-        ({"enabled": None}, Level.WARN, "jupyter server extension enable kiwi_jupyter, or"),
+        ({"enabled": None}, Level.WARN, "pip install --force-reinstall"),
         ({"enabled": False}, Level.WARN, "jupyter server extension enable kiwi_jupyter"),
         ({"error": "ImportError: no tornado"}, Level.WARN, "no tornado"),
     ],

@@ -92,7 +92,8 @@ def server(said: Mapping[str, Any]) -> Finding:
         return warn(
             "server",
             "Nothing tells Jupyter Server to load Kiwi's extension: no sidebar, no placement.",
-            f"jupyter server extension enable {SERVER_EXTENSION}, or install again: {_AGAIN}",
+            # Not "jupyter server extension enable": it wants a configuration that names it already.
+            _AGAIN,
         )
     return warn(
         "server",
