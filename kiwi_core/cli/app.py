@@ -40,7 +40,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "status": Command("status", "who has the GPU, who waits and for how long"),
     "run": Command("run", "run any program as a session that shares the GPU fairly"),
     "usage": Command("usage", "who has had how much of the GPU, and waited how long for it"),
-    "set": Command("set_", "change the time quantum or the anti-thrash mode, live"),
+    "set": Command("set_", "change quantum, anti-thrash mode, policy or a priority, live"),
     "doctor": Command("doctor", "is this machine fit for Kiwi, and what to do where not"),
     "daemon": Command("daemon", "serve this machine's GPUs (or emulated ones)"),
     "demo": Command("demo", "see two notebooks share one GPU (an emulated one will do)"),
