@@ -34,6 +34,9 @@ ROWS_MAX: Final = 500
 
 ALL_OTHERS: Final = "all others"
 
+ASKED_MAX: Final = 16
+"""Questions of one connection that wait: a Jupyter server asks for many readers."""
+
 READ_WITHIN_S: Final = 4.0
 """A disk that takes longer hangs, and the reader is told so."""
 
@@ -43,21 +46,23 @@ class UsageReporter:
         self._bookkeeper = bookkeeper
         self._ledger = ledger
         self._rights = rights
-        self._asking: dict[Connection, asyncio.Task[None]] = {}
+        self._asking: dict[asyncio.Task[None], Connection] = {}
+        self._reading = asyncio.Lock()
 
     def answer(self, connection: Connection, message: m.GetUsage) -> None:
         """In its own time: the disk is read in a thread."""
-        if connection in self._asking:
-            waits = "Your last question about usage is still being answered."
-            connection.send(_error(CallerError("busy", waits, "Wait for that answer.")))
+        if sum(asking is connection for asking in self._asking.values()) >= ASKED_MAX:
+            waits = "Your last questions about usage are still being answered."
+            connection.send(_error(CallerError("busy", waits, "Wait for those answers.")))
             return
         task = asyncio.ensure_future(self._answer(connection, message))
-        self._asking[connection] = task
-        task.add_done_callback(lambda _: self._asking.pop(connection))
+        self._asking[task] = connection
+        task.add_done_callback(self._asking.pop)
 
     async def _answer(self, connection: Connection, message: m.GetUsage) -> None:
         try:
-            connection.send(await self.report(connection.peer, message))
+            async with self._reading:
+                connection.send(await self.report(connection.peer, message))
         except CallerError as error:
             connection.send(_error(error))
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from kiwi_core.states import AntiThrash, HistoryKind
-from kiwi_core.wire.messages import GpuStatus, QueueEntry, SessionStatus
+from kiwi_core.wire.messages import GpuStatus, QueueEntry, SessionStatus, UsageRow
 
 UnixTime = Annotated[float, Meta(description="Unix seconds on the server's clock.")]
 
@@ -145,3 +145,20 @@ class StoryLine(Struct, frozen=True, kw_only=True):
 
 class Story(Struct, frozen=True, kw_only=True):
     lines: list[StoryLine]
+
+
+class GpuUsage(Struct, frozen=True, kw_only=True):
+    """``rows``: who has had the GPU longest first. ``began_at``: from when on it was counted;
+    ``null``: nothing was. ``problem``: why nothing can be said of this GPU."""
+
+    uuid: str
+    index: int
+    name: str
+    began_at: UnixTime | None = None
+    complete: bool = True
+    rows: list[UsageRow] = []
+    problem: Problem | None = None
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    gpus: list[GpuUsage]

@@ -21,7 +21,7 @@ _ABOUT: Final = (
 )
 _SCHEMAS: Final = (
     m.State, m.Snapshot, m.Delta, m.Heartbeat, m.Settings, m.SettingsInForce, m.BroughtBack,
-    m.Story, m.Problem,
+    m.Story, m.Usage, m.Problem,
 )  # fmt: skip
 _ERRORS: Final = {
     400: "The request cannot be understood, or asks for what cannot be.",
@@ -92,6 +92,20 @@ def _paths() -> dict[str, Any]:
         "description": "Narrow the history to this many seconds.",
         "schema": {"type": "number", "minimum": 0},
     }
+    usage = [
+        {
+            "name": "by",
+            "in": "query",
+            "description": "Whose sums.",
+            "schema": {"enum": ["user", "notebook"], "default": "user"},
+        },
+        {
+            "name": "since",
+            "in": "query",
+            "description": "Unix seconds; as far back as it is known without it.",
+            "schema": {"type": "number", "minimum": 0, "exclusiveMaximum": 1 << 53},
+        },
+    ]
     body = {"required": True, "content": _json("Settings")}
     return {
         "/kiwi/api/status": {
@@ -130,6 +144,11 @@ def _paths() -> dict[str, Any]:
             "get": _route(
                 "story", "What happened to a session lately.", "Story", [400, 404, 502, 503]
             ),
+        },
+        "/kiwi/api/usage": {
+            "get": _route(
+                "usage", "Who has had how much of each GPU.", "Usage", [400], parameters=usage
+            )
         },
         "/kiwi/api/openapi.json": {"get": _route("openapi", "This description.", None, [])},
     }

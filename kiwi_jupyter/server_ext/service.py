@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kiwi_core.client import Client
+    from kiwi_core.wire.messages import GpuStatus
     from kiwi_jupyter.server_ext.documents import Documents
 
 _T = TypeVar("_T")
@@ -74,6 +75,11 @@ class Service:
             await self._read_documents()
         await self.upstream.settled()
         self._publish()
+
+    def gpus(self) -> list[GpuStatus]:
+        """Those that are known, as their daemons said last."""
+        known = [record.status for record in self.upstream.records.values() if record.status]
+        return sorted(known, key=lambda gpu: (gpu.index, gpu.uuid))
 
     async def ask(self, uuid: str, question: Callable[[Client], _T]) -> _T:
         """``question`` of the daemon of GPU ``uuid``, in a thread. Raises ``KiwiError``."""

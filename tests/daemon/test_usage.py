@@ -354,8 +354,7 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_one_question_at_a_time(start: Start) -> None:
-    """A connection cannot pile up threads."""
+def test_questions_of_one_connection_are_bounded(start: Start) -> None:
     daemon = start("1x64MiB")
     (path,) = daemon.sockets()
     with Talker(path) as talker:

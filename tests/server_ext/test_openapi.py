@@ -19,16 +19,17 @@ from schemathesis import GenerationMode
 from session_program import SessionProgram
 from tornado.testing import bind_unused_port
 
-from kiwi_jupyter.server_ext.handlers import ROUTES
+from kiwi_jupyter.server_ext import handlers, usage
 from kiwi_jupyter.server_ext.openapi import description
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+ROUTES = [*handlers.ROUTES, usage.ROUTE]
 TOKEN = "a-token-of-the-tests"
 HEADERS = {"Authorization": f"token {TOKEN}"}
-OPERATIONS = ["status", "openapi", "set", "release", "bringBack", "story"]
+OPERATIONS = ["status", "openapi", "set", "release", "bringBack", "story", "usage"]
 
 
 @contextmanager
@@ -90,6 +91,8 @@ TRIED = [
     ("status", POSITIVE, "anywhere"),
     ("status", NEGATIVE, "anywhere"),
     ("openapi", POSITIVE, "anywhere"),
+    ("usage", POSITIVE, "anywhere"),
+    ("usage", NEGATIVE, "anywhere"),
     *[("set", mode, where) for mode in (POSITIVE, NEGATIVE) for where in ("there", "anywhere")],
     *[
         (name, mode, where)

@@ -11,17 +11,19 @@ import pytest
 from jupyter_server.auth.authorizer import Authorizer
 from tornado.httpclient import HTTPClientError
 
-from kiwi_jupyter.server_ext.handlers import ROUTES
+from kiwi_jupyter.server_ext import handlers, usage
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from traitlets.config import Config
 
+ROUTES = [*handlers.ROUTES, usage.ROUTE]
 SESSION = "kiwi/api/gpus/GPU-1/sessions/s1"
 REQUESTS = {
     "status": ("GET", "kiwi/api/status", "read"),
     "openapi": ("GET", "kiwi/api/openapi.json", "read"),
+    "usage": ("GET", "kiwi/api/usage", "read"),
     "story": ("GET", f"{SESSION}/story", "read"),
     "set": ("PATCH", "kiwi/api/gpus/GPU-1", "write"),
     "release": ("POST", f"{SESSION}/release", "execute"),
@@ -79,7 +81,7 @@ async def test_nobody_gets_in_without_a_token(send: Any, name: str, token: str) 
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_a_token_lets_in(send: Any, name: str) -> None:
     code, said = await send(name)
-    if name in ("status", "openapi"):
+    if name in ("status", "openapi", "usage"):
         assert code == 200
     else:  # there is no daemon
         assert (code, said["code"]) == (503, "no-daemon")

@@ -1,0 +1,59 @@
+"""``GET usage``: what users and notebooks have had of the GPUs, by what their daemons say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from jupyter_server.auth.decorator import authorized
+from tornado import web
+
+from kiwi_core.errors import KiwiError
+from kiwi_core.wire.messages import UnixTime, UsageBy
+from kiwi_jupyter.server_ext import model as m
+from kiwi_jupyter.server_ext.answers import bad_request
+from kiwi_jupyter.server_ext.handlers import KiwiHandler
+from kiwi_jupyter.server_ext.shape import problem_of
+
+if TYPE_CHECKING:
+    from kiwi_core.wire.messages import GpuStatus
+
+
+class UsageHandler(KiwiHandler):
+    _track_activity = False
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        by, since = self._by(), self._since()
+        await self.service.ready()
+        gpus = [await self._of(gpu, by, since) for gpu in self.service.gpus()]
+        self.say(m.Usage(gpus=gpus))
+
+    async def _of(self, gpu: GpuStatus, by: UsageBy, since_unix_s: float) -> m.GpuUsage:
+        about: dict[str, Any] = {"uuid": gpu.uuid, "index": gpu.index, "name": gpu.name}
+        try:
+            report = await self.service.ask(gpu.uuid, lambda c: c.usage(by, since_unix_s))
+        except KiwiError as error:
+            return m.GpuUsage(**about, problem=problem_of(error))
+        return m.GpuUsage(
+            **about, began_at=report.began_unix_s, complete=report.complete, rows=report.rows
+        )
+
+    def _by(self) -> UsageBy:
+        try:
+            return UsageBy(self.get_query_argument("by", UsageBy.USER.value))
+        except ValueError:
+            raise bad_request("by is neither user nor notebook.") from None
+
+    def _since(self) -> float:
+        text = self.get_query_argument("since", "0")
+        try:
+            return msgspec.convert(text, UnixTime, strict=False)
+        except msgspec.ValidationError:
+            raise bad_request(
+                "since is no time.", "Write Unix seconds, for example since=1795046400."
+            ) from None
+
+
+ROUTE: Final = (r"kiwi/api/usage", UsageHandler)
