@@ -7,7 +7,7 @@ import { KiwiStore } from '../../src/model/store';
 import type { IGpu } from '../../src/model/types';
 import { canRelease } from '../../src/plugins/commands';
 import { bringBack } from '../../src/plugins/hint';
-import { isWorthIt } from '../../src/plugins/notifications';
+import { isWorthIt, notifications } from '../../src/plugins/notifications';
 import { KiwiSettings } from '../../src/plugins/settings';
 import { StatusItem } from '../../src/plugins/statusbar';
 import { markTab } from '../../src/plugins/tabs';
@@ -121,6 +121,41 @@ describe('a notification', () => {
 
   it('is off until somebody wants it', () => {
     expect(new KiwiSettings().get('notify')).toBe(false);
+  });
+
+  it.each(['granted', 'default', 'denied'])('is shown if the browser lets us: %s', permission => {
+    const shown: Shown[] = [];
+    class Shown {
+      static permission = permission;
+      onclick?: () => void;
+      close = vi.fn();
+      constructor(
+        readonly title: string,
+        readonly options: NotificationOptions
+      ) {
+        shown.push(this);
+      }
+    }
+    vi.stubGlobal('Notification', Shown);
+    vi.spyOn(window, 'focus').mockImplementation(() => undefined);
+    const waiting = { sessions: [session({ state: 'waiting' as const })], queue: [waits('s1')] };
+    const store = storeOf([gpu(waiting)], 'k-other');
+    const open = vi.fn(() => Promise.resolve());
+    const kiwi = { store, actions: { open }, settings: settings({}) };
+    Object.assign(kiwi.settings, { changed: new Signal({}) });
+    const app = { commands: { addCommand: vi.fn() } };
+    void notifications.activate(app as never, kiwi as unknown as IKiwi, null as never);
+    store.hear({ type: 'snapshot', ...state([gpu(waiting)]) });
+    expect(shown).toEqual([]);
+    const has = gpu({ sessions: [session({ state: 'running' })], holders: ['s1'] });
+    store.hear({ type: 'snapshot', ...state([has], { now: 1042 }) });
+    expect(shown.map(each => each.title)).toEqual(
+      permission === 'granted' ? ['s1.ipynb has the GPU'] : []
+    );
+    shown[0]?.onclick?.();
+    expect(open).toHaveBeenCalledTimes(shown.length);
+    expect(shown.map(each => each.options.body)).toEqual(shown.map(() => 'It waited 42 s.'));
+    vi.unstubAllGlobals();
   });
 });
 
