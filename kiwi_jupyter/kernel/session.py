@@ -176,7 +176,8 @@ class Session:
 
     def _choose(self) -> tuple[Path, bool]:
         """The socket to connect to, and whether CUDA shall see that GPU only: it was Kiwi that
-        chose it among several, or Kiwi that was told which."""
+        chose it, or Kiwi that was told which. (Also where there is but one daemon: the machine may
+        have GPUs that it does not serve.)"""
         from kiwi_core.client import discover
 
         wanted = self._config.wanted_gpu()
@@ -188,8 +189,7 @@ class Session:
                 f"No Kiwi daemon{for_gpu} is running in {self.directory}.",
                 "Start one with `kiwi daemon`.",
             )
-        alone = wanted is None and len(sockets) > 1
-        return sockets[0], alone or bool(self._config.named_gpu())
+        return sockets[0], wanted is None or bool(self._config.named_gpu())
 
     def _emulate(self, emulation: Emulation, gpu_name: str) -> None:
         """Use the daemon's emulated driver, if no other one is loaded yet."""

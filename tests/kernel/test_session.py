@@ -128,6 +128,17 @@ def test_cuda_sees_the_gpu_that_is_leased(
     assert [one.path.stem for one in two_daemons if one.heard(Acquire)] == [leased]
 
 
+def test_cuda_sees_only_the_gpu_that_is_served(sockets: Path, make_kernel: Any) -> None:
+    """The machine may have others, and CUDA's first one may be one of those."""
+    daemon = OneOfTwo(sockets / "GPU-2.sock")
+    daemon.start()
+    with make_kernel() as kernel:
+        kernel.check("import tripgpu")
+        said = kernel.check("import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'])").text
+    daemon.stop()
+    assert said.strip() == "GPU-2"
+
+
 def test_off_leaves_and_on_comes_back(kernel: Kernel, daemon: ScriptedDaemon) -> None:
     kernel.check("import tripgpu")
     kernel.check("%kiwi off")
