@@ -193,10 +193,11 @@ def _write_settings(directory: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _as_user(directory: Path, uid: int) -> tuple[str, ...]:
-    """They own their home, and may read this Python and this checkout wherever they lie."""
+    """They own their home, and may read this Python and this checkout wherever they lie. A change
+    of user forgets ``die_with_the_test``, so that it is said again."""
     for path in (directory, *directory.rglob("*")):
         shutil.chown(path, uid, uid)
     return (
-        "setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups",
+        "setpriv", "--pdeathsig=KILL", f"--reuid={uid}", f"--regid={uid}", "--clear-groups",
         "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search",
     )  # fmt: skip
