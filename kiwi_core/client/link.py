@@ -229,7 +229,7 @@ def no_daemon(path: Path, why: str) -> PeerError:
     return PeerError(
         "no-daemon",
         f"No Kiwi daemon answers at {path}: {why}.",
-        "Start one with: kiwi daemon",
+        "Start one with `kiwi daemon`.",
     )
 
 

@@ -245,12 +245,12 @@ class Upstream:
             return Problem(
                 code="no-gpu",
                 message="This machine has no NVIDIA driver, so there is no GPU to share.",
-                remedy="To try Kiwi without one: kiwi daemon --emulate 1x8GiB",
+                remedy="To try Kiwi without one: `kiwi daemon --emulate 1x8GiB`.",
             )
         return Problem(
             code="no-daemon",
             message=f"No Kiwi daemon runs here: there is no socket in {self._directory}.",
-            remedy="Start one with: kiwi daemon",
+            remedy="Start one with `kiwi daemon`.",
         )
 
     def client(self, uuid: str) -> Client:
@@ -264,7 +264,7 @@ class Upstream:
                 raise PeerError(
                     "no-daemon",
                     "The Kiwi daemon of this GPU does not answer at the moment.",
-                    "Start it with: kiwi daemon",
+                    "Start it with `kiwi daemon`.",
                 )
         if (problem := self.problem()) is not None:
             raise PeerError("no-daemon", problem.message, problem.remedy)
