@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 RETRY_S: Final = (0.1, 0.2, 0.5, 1.0)
 """Waits between attempts to connect; the last one repeats. Refusals cost microseconds."""
 
+PING_EVERY_S: Final = 5.0
+"""A daemon that has nothing to say and one that hangs are equally silent."""
+
+ANSWER_S: Final = 10.0
+"""One that takes longer hangs; the busiest machine that we have seen took a second."""
+
 
 @dataclass(frozen=True)
 class Heard:
@@ -56,6 +62,13 @@ class Follower(threading.Thread):
         self._closed = threading.Event()
 
     def run(self) -> None:
+        threading.Thread(target=self._keep_pinging, name=f"{self.name} ping", daemon=True).start()
+        try:
+            self._keep_following()
+        finally:
+            self._closed.set()
+
+    def _keep_following(self) -> None:
         failures = 0
         while not self._closed.is_set():
             heard, error = self._follow()
@@ -68,6 +81,17 @@ class Follower(threading.Thread):
             if gone:
                 return
             self._closed.wait(RETRY_S[min(failures, len(RETRY_S) - 1)])
+
+    def _keep_pinging(self) -> None:
+        """Ends a connection on which nobody answers any more; the next one is not welcomed, and
+        that is told."""
+        while not self._closed.wait(PING_EVERY_S):
+            if (client := self.client) is None:
+                continue
+            try:
+                client.ping(ANSWER_S)
+            except KiwiError:
+                client.close()
 
     def _follow(self) -> tuple[bool, KiwiError]:
         """One connection's life: whether anything was heard on it, and how it ended."""

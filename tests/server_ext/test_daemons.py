@@ -17,7 +17,7 @@ import psutil
 import pytest
 from daemon import PATIENCE_S, Daemon
 
-from kiwi_jupyter.server_ext import upstream
+from kiwi_jupyter.server_ext import follower, upstream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -115,6 +115,23 @@ async def test_a_killed_daemon_is_shown_and_the_stream_goes_on(
     assert {entry["id"] for entry in old} <= set(ids), "the timeline reaches behind the restart"
     assert len({id_.partition("-")[0] for id_ in ids}) == 2
     assert [message["type"] for message in stream.seen].count("snapshot") == 1
+
+
+async def test_a_daemon_that_hangs_is_shown_as_away_until_it_goes_on(
+    daemon: Daemon, read: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "PING_EVERY_S", 0.1)
+    monkeypatch.setattr(follower, "ANSWER_S", 3.0)
+    stream = await read()
+    pid = await stream.until(lambda s: s["gpus"] and s["gpus"][0]["daemon_pid"])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        away = await stream.until(lambda s: not s["gpus"][0]["reachable"] and s["gpus"][0])
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert away["problem"]["remedy"]
+    back = await stream.until(lambda s: s["gpus"][0]["reachable"] and s["gpus"][0])
+    assert back["daemon_pid"] == pid
 
 
 async def test_requests_to_a_daemon_that_is_away(daemon: Daemon, ask: Any, kiwi: Any) -> None:
