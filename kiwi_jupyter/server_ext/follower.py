@@ -117,7 +117,8 @@ class Follower(threading.Thread):
         return heard, PeerError(
             "disconnected",
             "The Kiwi daemon of this GPU went away.",
-            "Notebooks go on; it is shown again as soon as it is back. Start one with `kiwi daemon`.",
+            "Notebooks go on; it is shown again as soon as it is back."
+            " Start one with `kiwi daemon`.",
         )
 
     def close(self) -> None:
