@@ -39,8 +39,10 @@ def stop_holding(st: State, session: Session) -> None:
     """Its quantum is over, in whatever way: count the time that it had."""
     had_ns = st.now_ns - session.granted_ns
     session.held_ns += had_ns
-    favoured_ns = st.policy.favoured_ns(st, session, had_ns)
-    st.usage.add(session, favoured_ns, st.now_ns, st.sessions.values())
+    counts_ns = st.usage.clock_ns(st.now_ns) - session.began_ns
+    if counts_ns:
+        favoured_ns = min(counts_ns, st.policy.favoured_ns(st, session, had_ns))
+        st.usage.add(session, counts_ns, favoured_ns, st.now_ns, st.sessions.values())
     session.attained_ns += had_ns
     st.history.end(session.turn_id, session.id, HistoryKind.HELD, session.granted_ns, st.now_ns)
     session.turn_id = 0

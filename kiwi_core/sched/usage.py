@@ -50,7 +50,8 @@ class Usage:
         self._waiting_since_ns = now_ns
 
     def nobody_waits(self, now_ns: int) -> None:
-        self._clock_ns = self.clock_ns(now_ns)
+        if self._waiting_since_ns != now_ns:
+            self._clock_ns = self.clock_ns(now_ns)
         self._waiting_since_ns = None
 
     def wants(self, session: Session) -> None:
@@ -70,19 +71,21 @@ class Usage:
         self.began_ns -= session.began_ns
 
     def add(
-        self, session: Session, favoured_ns: int, now_ns: int, everybody: Iterable[Session]
+        self,
+        session: Session,
+        had_ns: int,
+        favoured_ns: int,
+        now_ns: int,
+        everybody: Iterable[Session],
     ) -> None:
-        """Its turn is over. ``favoured_ns``: what of it the policy put before others' turns."""
-        had_ns = self.turn_ns(session, now_ns)
-        if not had_ns:
-            return
+        """Its turn is over and counts ``had_ns``. ``favoured_ns``: what it had of that because the
+        policy put it before others."""
         if now_ns - self.epoch_ns > EPOCH_NS:
             self._move_epoch(now_ns, everybody)
         counts = 2.0 ** ((now_ns - self.epoch_ns) / HALF_LIFE_NS)
         session.had += counts * had_ns
-        session.favoured += counts * min(favoured_ns, had_ns)
-        if session.counted_active_bytes:
-            self.had += counts * had_ns
+        session.favoured += counts * favoured_ns
+        self.had += counts * had_ns  # (it is one of those that want until it rests)
 
     def _move_epoch(self, now_ns: int, everybody: Iterable[Session]) -> None:
         fading = self.fading(now_ns)
@@ -98,10 +101,6 @@ class Usage:
         """For how long anybody has waited so far, all together."""
         since_ns = self._waiting_since_ns
         return self._clock_ns if since_ns is None else self._clock_ns + now_ns - since_ns
-
-    def turn_ns(self, session: Session, now_ns: int) -> int:
-        """What the present turn of one that holds the lease counts until now."""
-        return self.clock_ns(now_ns) - session.began_ns
 
     def fading(self, now_ns: int) -> float:
         """Times this, weighted numbers are nanoseconds."""

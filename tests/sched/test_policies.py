@@ -203,6 +203,18 @@ def test_what_nobody_else_wanted_is_not_held_against_anybody() -> None:
     assert world.scheduler.view(world.now_ns).holders == ("a",)
 
 
+def test_lanes_that_do_not_agree_with_the_queue_are_found() -> None:
+    world = three()
+    play(world, 1, "a asks 1; b asks 1; b priority training; c asks 1")
+    st = world.scheduler._st
+    st.sessions[B].share = 0.0
+    with pytest.raises(AssertionError, match="sharing"):
+        st.policy.check(st)
+    st.sessions[SessionId("c")].level = 1
+    with pytest.raises(AssertionError, match="lane 0"):
+        st.policy.check(st)
+
+
 # --- usage --------------------------------------------------------------------------------------
 
 
@@ -211,18 +223,16 @@ def test_what_was_had_fades_and_sums_stay_right() -> None:
     a, b = Session(A), Session(B)
     everybody = (a, b)
     for session in everybody:
-        session.counted_active_bytes = 1
         book.wants(session)
     now_ns = 10**15
     book.somebody_waits(now_ns)
-    book.add(a, 0, now_ns, everybody)  # a turn of no length
     assert book.fair_ns(now_ns) == 0
     rng = random.Random(1)
     for _ in range(200):
         session = rng.choice(everybody)
         session.began_ns = book.clock_ns(now_ns)
         now_ns += rng.randrange(usage.HALF_LIFE_NS)
-        book.add(session, NS_PER_S, now_ns, everybody)
+        book.add(session, book.clock_ns(now_ns) - session.began_ns, 1, now_ns, everybody)
         both = sum(s.had for s in everybody) * book.fading(now_ns)
         assert book.fair_ns(now_ns) == pytest.approx(both / 2)
         assert 0 <= book.favoured_ns(session, now_ns) <= session.had * book.fading(now_ns)

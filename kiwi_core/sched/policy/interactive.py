@@ -32,6 +32,7 @@ before it. On the conditions of round robin's bound, and while all are of the sa
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -99,7 +100,7 @@ class Interactive(Policy):
             self._sharing[session.id] = session
 
     def left(self, scene: Scene, session: Session) -> None:
-        if self._is_old(scene, session) or self._is_owed(scene, session):
+        if self._is_old(scene, session) or (session.share and self._is_owed(scene, session)):
             protected_ns = round(PROTECTED_TQ * scene.terms.tq_ns)
             session.protected_until_ns = scene.now_ns + protected_ns
         del self._lanes[session.level][session.id]
@@ -111,10 +112,12 @@ class Interactive(Policy):
         tq_ns, run_ns = scene.terms.tq_ns, session.run_ns(scene.now_ns)
         if self._favoured_too_much(scene, session):
             return LAST
-        attained_ns = (session.attained_ns + run_ns) / session.weight
-        return sum(attained_ns >= level_tq * tq_ns for level_tq in LEVELS_TQ)
+        attained_tq = (session.attained_ns + run_ns) / session.weight / tq_ns
+        return bisect_right(LEVELS_TQ, attained_tq)
 
     def _favoured_too_much(self, scene: Scene, session: Session) -> bool:
+        if not session.favoured:
+            return False
         fair_ns = scene.usage.fair_ns(scene.now_ns)
         slack_ns = FAIR_SLACK_TQ * scene.terms.tq_ns
         return scene.usage.favoured_ns(session, scene.now_ns) > fair_ns + slack_ns
@@ -139,6 +142,8 @@ class Interactive(Policy):
         return waiter.queued_ns + self._patience_ns(scene, waiter)
 
     def _is_old(self, scene: Scene, waiter: Session) -> bool:
+        if scene.now_ns - waiter.queued_ns < PATIENCE_TQ * scene.terms.tq_ns:
+            return False  # most of the time, and quickly said
         return scene.now_ns >= self._old_at_ns(scene, waiter)
 
     def _owed_at_ns(self, scene: Scene, waiter: Session) -> int:
