@@ -155,7 +155,7 @@ def test_a_kernel_without_a_jupyter_server(
     daemon.wait_for(lambda status: not status.sessions, "both have left")
 
 
-def _await_ready(client: BlockingKernelClient, process: subprocess.Popen[bytes]) -> None:
+def _await_ready(client: BlockingKernelClient, process: subprocess.Popen[str]) -> None:
     """A kernel on a busy machine may miss heartbeats while it starts: the client takes that for
     its death. Only the process itself knows."""
     ends_at_s = time.monotonic() + 90
