@@ -159,7 +159,8 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
     if runner.backoff_until_ns > st.now_ns:
         st.wake_at(runner.backoff_until_ns)
         return Notice.BLOCKED_REFUSED, runner.problem_detail
-    cause = f"its quantum ended and {waiter.id} waits"
+    early = st.now_ns < runner.granted_ns + st.quantum_ns(runner)
+    cause = f"{waiter.id} goes first" if early else f"its quantum ended and {waiter.id} waits"
     growth_bytes = sum(r.counted_claim_bytes - r.resident_bytes for r in st.runners.values())
     free_bytes = st.free_bytes + growth_bytes + waiter.counted_claim_bytes
     short_bytes = room.wanted_bytes(st, waiter) - free_bytes
