@@ -69,8 +69,13 @@ async def test_two_readers_share_one_connection_which_ends_when_nobody_looks(
 
 
 async def test_many_who_begin_to_look_at_once_are_served_by_one_task(
-    daemon: Daemon, ask: Any
+    daemon: Daemon, kiwi: Any, ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async def slowly() -> bool:
+        await asyncio.sleep(0.2)
+        return False
+
+    monkeypatch.setattr(kiwi.service._documents, "refresh", slowly)
     await asyncio.gather(*(ask("status") for _ in range(5)))
     tasks = [task for task in asyncio.all_tasks() if "_keep_reading" in repr(task)]
     assert len(tasks) == 1
