@@ -38,8 +38,8 @@ def _of(info: msgspec.inspect.Type) -> st.SearchStrategy:  # noqa: C901 - a list
             return st.none()
         case msgspec.inspect.IntType(ge=ge, lt=lt):
             return INT if ge is None else st.integers(ge, lt - 1)
-        case msgspec.inspect.FloatType():
-            return SECONDS
+        case msgspec.inspect.FloatType(ge=ge, lt=lt):
+            return SECONDS if ge is None else st.floats(ge, lt, exclude_max=True)
         case msgspec.inspect.BoolType():
             return st.booleans()
         case msgspec.inspect.StrType():
