@@ -66,6 +66,8 @@ def _sharing(gpu: GpuStatus) -> list[str]:
     settings += f", anti-thrash {scheduler.anti_thrash.value}"
     if scheduler.policy:  # (an older daemon says none)
         settings += f", policy {printable(scheduler.policy)}"
+    if scheduler.floor_s is not None:
+        settings += f", a turn lasts at least {format_duration_s(scheduler.floor_s)}"
     if scheduler.swap_round_trip_s is not None:
         settings += f", a swap costs about {format_duration_s(scheduler.swap_round_trip_s)}"
     return [text, settings]

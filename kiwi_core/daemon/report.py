@@ -209,6 +209,7 @@ def _scheduler(view: GpuView) -> m.SchedulerStatus:
         why=view.why,
         swap_round_trip_s=_seconds(view.swap_round_trip_ns),
         policy=view.policy,
+        floor_s=ns_to_seconds(view.floor_ns),
     )
 
 

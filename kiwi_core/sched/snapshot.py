@@ -27,6 +27,8 @@ def snapshot(st: State, now_ns: int) -> GpuView:
     present = [session for session in st.sessions.values() if not session.gone]
     free_bytes = st.total_bytes - st.outside_bytes
     free_bytes -= sum(session.resident_bytes for session in st.sessions.values())
+    round_trip_ns = _round_trip_ns(st, present)
+    floor_ns = round(st.terms.swap_floor_factor * (round_trip_ns or 0))
     return GpuView(
         total_bytes=st.total_bytes,
         free_bytes=max(0, free_bytes),
@@ -38,7 +40,8 @@ def snapshot(st: State, now_ns: int) -> GpuView:
         policy=st.policy.name,
         serialised=st.serialised,
         why=_why(st),
-        swap_round_trip_ns=_round_trip_ns(st, present),
+        swap_round_trip_ns=round_trip_ns,
+        floor_ns=max(floor_ns, min(st.terms.tq_ns, st.terms.min_run_ns)),
         holders=tuple(s.id for s in present if s.want is Want.RUNNING or s.stopping),
         queue=_queue(st, now_ns),
         sessions=tuple(_session(st, session, now_ns) for session in present),

@@ -103,6 +103,8 @@ class GpuView:
     """Why it serialises, or does not, in plain words."""
     swap_round_trip_ns: int | None
     """Of the largest session, out and in, at the measured speed; ``None`` before any swap."""
+    floor_ns: int
+    """How long the largest session runs before it may be suspended; smaller ones may sooner."""
     holders: tuple[SessionId, ...]
     queue: tuple[QueueView, ...]
     sessions: tuple[SessionView, ...]

@@ -281,6 +281,9 @@ class SchedulerStatus(Struct, frozen=True, kw_only=True):
     why: str = ""
     swap_round_trip_s: float | None = None
     policy: str = ""
+    floor_s: float | None = None
+    """How long the largest session runs before it may be suspended: what swapping it costs, and a
+    little at least. ``None``: an older daemon, which does not say."""
 
 
 class QueueEntry(Struct, frozen=True, kw_only=True):

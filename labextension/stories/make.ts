@@ -77,7 +77,8 @@ export function gpu(changes: Partial<IGpu> & { used_bytes?: number } = {}): IGpu
       anti_thrash: 'on',
       serialised: false,
       why: 'nobody is in anybody’s way',
-      swap_round_trip_s: null
+      swap_round_trip_s: null,
+      floor_s: null
     },
     holders: [],
     queue: [],

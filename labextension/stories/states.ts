@@ -16,7 +16,8 @@ const TURNS = {
   anti_thrash: 'on' as const,
   serialised: true,
   why: 'one at a time: together they may need 118 GiB and the GPU has 80 GiB',
-  swap_round_trip_s: 9.2
+  swap_round_trip_s: 9.2,
+  floor_s: 9.2
 };
 
 /** The timeline of the design: A is granted, B waits, A is suspended, B runs and finishes early,

@@ -77,7 +77,8 @@ export function gpu(fields: Partial<IGpu> = {}): IGpu {
       anti_thrash: 'on',
       serialised: true,
       why: '',
-      swap_round_trip_s: null
+      swap_round_trip_s: null,
+      floor_s: null
     },
     holders: [],
     queue: [],

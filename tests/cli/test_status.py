@@ -70,6 +70,7 @@ def busy_gpu() -> GpuStatus:
             serialised=True,
             why="90 GiB are needed",
             swap_round_trip_s=3.1,
+            floor_s=3.1,
         ),
         holders=["s1"],
         queue=[QueueEntry(session="s2", position=1, expected_wait_s=12.0, waited_s=4.0)],

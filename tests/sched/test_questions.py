@@ -63,6 +63,24 @@ def test_holders_waiting_and_settings_are_those_of_the_view() -> None:
     assert scheduler.tq_ns == 7 * NS_PER_S
 
 
+def test_the_floor_is_what_a_swap_costs_and_a_little_at_least() -> None:
+    scheduler = Scheduler(8 * GIB, host_budget_bytes=64 * GIB, tq_ns=NS_PER_S, checks=True)
+    assert scheduler.view(0).floor_ns == NS_PER_S  # the quantum, shorter than the two seconds
+    for session in (A, B):
+        scheduler.handle(ev.SessionJoined(session=session), 1)
+    scheduler.handle(ev.SettingsChanged(tq_ns=30 * NS_PER_S), 2)
+    assert scheduler.view(2).floor_ns == DEFAULTS.min_run_ns
+    seen = ev.MemoryObserved(free_bytes=2 * GIB, resident_bytes={A: 6 * GIB})
+    scheduler.handle(seen, 3)
+    (order,) = scheduler.handle(ev.ReleaseRequested(session=A), 4)
+    assert isinstance(order, PageOut)
+    moved = ev.PagedOut(op=order.op, moved_bytes=6 * GIB, elapsed_ns=6 * NS_PER_S)
+    scheduler.handle(moved, 5)
+    view = scheduler.view(6)
+    assert view.swap_round_trip_ns is not None
+    assert view.floor_ns == view.swap_round_trip_ns > 10 * NS_PER_S
+
+
 def _one_out(**settings: object) -> Scheduler:
     """A is paged out, and B is a newcomer without memory."""
     config = replace(DEFAULTS, **settings)  # type: ignore[arg-type]

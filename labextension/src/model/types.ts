@@ -33,6 +33,8 @@ export interface IScheduler {
   /** Why it serialises, or does not, in plain words. */
   readonly why: string;
   readonly swap_round_trip_s: number | null;
+  /** How long the largest session runs before it may be suspended; null: the daemon does not say. */
+  readonly floor_s: number | null;
 }
 
 export interface IQueueEntry {

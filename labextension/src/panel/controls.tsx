@@ -11,7 +11,7 @@ import { formatDuration } from './words';
 
 export function Controls(props: IPart) {
   const { gpu, live } = props;
-  const { serialised, why, swap_round_trip_s } = gpu.scheduler;
+  const { serialised, why, swap_round_trip_s, floor_s } = gpu.scheduler;
   return (
     <section className="jp-Kiwi-part">
       <h3>Sharing</h3>
@@ -20,6 +20,9 @@ export function Controls(props: IPart) {
         {why !== '' && ` – ${why}.`}
         {swap_round_trip_s !== null &&
           ` Changing places costs about ${formatDuration(swap_round_trip_s)}.`}
+        {serialised &&
+          floor_s !== null &&
+          ` A turn lasts ${formatDuration(floor_s)} at least.`}
       </p>
       {gpu.may_set && live ? <Form {...props} /> : <AsText gpu={gpu} />}
     </section>

@@ -8,7 +8,8 @@ const busy = {
   anti_thrash: 'on' as const,
   serialised: true,
   why: '',
-  swap_round_trip_s: null
+  swap_round_trip_s: null,
+  floor_s: null
 };
 
 describe('my wait', () => {
