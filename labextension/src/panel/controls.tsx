@@ -20,9 +20,7 @@ export function Controls(props: IPart) {
         {why !== '' && ` – ${why}.`}
         {swap_round_trip_s !== null &&
           ` Changing places costs about ${formatDuration(swap_round_trip_s)}.`}
-        {serialised &&
-          floor_s !== null &&
-          ` A turn lasts ${formatDuration(floor_s)} at least.`}
+        {serialised && floor_s !== null && ` A turn lasts ${formatDuration(floor_s)} at least.`}
       </p>
       {gpu.may_set && live ? <Form {...props} /> : <AsText gpu={gpu} />}
     </section>
