@@ -111,12 +111,14 @@ def test_one_that_ended_is_still_named_and_a_restart_begins_anew(
         history = observer.history()
     assert {told.name for told in history.sessions.values()} == {"short-lived.py", "other.py"}
     assert {entry.kind.value for entry in history.entries} >= {"held"}
+    killed_s = time.monotonic()
     old = daemon.kill_child()
     daemon.wait_for(lambda s: s.daemon_pid != old and s.sessions, "a new daemon")
     with daemon.client() as observer:
         anew = observer.history()
-    assert anew.last < history.last
-    assert anew.entries == []
+    # (A new one may take over a burst whose end the old one had not written down yet.)
+    assert all(entry.began_ago_s < time.monotonic() - killed_s for entry in anew.entries)
+    assert {told.name for told in anew.sessions.values()} <= {"other.py"}
     assert other.intact()
 
 
