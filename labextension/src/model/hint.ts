@@ -45,8 +45,10 @@ export class Hints {
   }
 
   /** The state is another. Memory that went out though nobody wanted the room was sent out by its
-   * user (or made room for another hint): then it is not brought back before they come again. */
+   * user (or made room for another hint): then it is not brought back before they come again.
+   * What has been used since its hint was not brought back in vain: it may have the next one. */
   look(state: IState | null): void {
+    state?.gpus.forEach(gpu => gpu.holders.forEach(holder => this._notBefore.delete(holder)));
     const place = placeOfKernel(state, this._intent?.kernel ?? null);
     const seen = place === null ? null : { id: place.session.id, out: isOut(place) };
     if (

@@ -66,6 +66,12 @@ describe('a hint', () => {
     expect(hints.take(with_(), 100 + AFTER_FOLLOWED_S)?.session.id).toBe('s1');
   });
 
+  it('is given again at once where the last one was of use', () => {
+    expect(hints.take(with_(), 100)).not.toBeNull();
+    hints.look(with_({ state: 'running' }, { holders: ['s1'] }));
+    expect(hints.take(with_(), 102)?.session.id).toBe('s1');
+  });
+
   it('is given sooner again where it came to nothing', () => {
     hints.take(with_(), 100);
     hints.refused('s1', 100);
