@@ -295,8 +295,7 @@ def test_a_flood_of_legal_requests_is_answered_and_harms_nobody(
         data = "".join(lines).encode()
         slowest_s = 0.0
         for number, at in enumerate(range(0, len(data), 4096)):
-            talker.raw(data[at : at + 4096])
-            talker.drain()
+            talker.pour(data[at : at + 4096])
             began_s = time.monotonic()
             if number % 16 == 0:
                 assert daemon.status().uuid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,24 @@ class Talker:
             pass
         finally:
             self.socket.settimeout(self._timeout_s)
+
+    def pour(self, data: bytes) -> None:
+        """Says all of ``data`` and throws away what comes meanwhile: a daemon whose answers are
+        not read takes nothing more, and each would wait for the other."""
+        left = memoryview(data)
+        while left:
+            readable, writable, _ = select.select([self.socket], [self.socket], [], self._timeout_s)
+            if not readable and not writable:
+                raise TimeoutError("the daemon neither takes nor says anything")
+            self.drain()
+            if writable:
+                self.socket.setblocking(False)
+                try:
+                    left = left[self.socket.send(left) :]
+                except BlockingIOError:
+                    pass
+                finally:
+                    self.socket.settimeout(self._timeout_s)
 
     def last_words(self) -> dict[str, Any] | None:
         """The last message before the daemon closes."""
