@@ -74,24 +74,6 @@ def format_duration_s(duration_s: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def format_wait_s(expected_s: float, low_s: float | None, high_s: float | None) -> str:
-    """A wait as people read it: ``about 12 s``, or ``10-25 s`` where nobody can tell so exactly.
-    Ranges are told in coarse steps, so that they stand still while the wait gets shorter."""
-    if low_s is None or high_s is None or high_s - low_s <= max(2.0, expected_s / 4):
-        return f"about {format_duration_s(expected_s)}"
-    step_s = next((step for step, below in _WAIT_STEPS_S if high_s < below), 300)
-    low, high = int(low_s // step_s) * step_s, int(-(-high_s // step_s)) * step_s
-    if high < 120:
-        return f"{low}\N{EN DASH}{high} s" if low else f"up to {high} s"
-    low_text = f"{low // 60}" if low % 60 == 0 else f"{low / 60:.1f}"
-    high_text = f"{high // 60}" if high % 60 == 0 else f"{high / 60:.1f}"
-    return f"{low_text}\N{EN DASH}{high_text} min" if low else f"up to {high_text} min"
-
-
-_WAIT_STEPS_S: Final = ((1, 10), (5, 60), (15, 120), (30, 600), (60, 3600))
-"""Steps of a range that ends below so many seconds."""
-
-
 def ordinal(position: int) -> str:
     """``1st``, ``2nd``, ``3rd``, ``4th``, ``11th`` …"""
     if 10 <= position % 100 <= 20:

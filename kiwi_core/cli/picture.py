@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.cli.terminal import Style, printable, table
 from kiwi_core.states import SessionState
-from kiwi_core.units import format_bytes, format_duration_s, format_wait_s
+from kiwi_core.units import format_bytes, format_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,11 +70,7 @@ def _sharing(gpu: GpuStatus) -> list[str]:
         settings += f", a turn lasts at least {format_duration_s(scheduler.floor_s)}"
     if scheduler.swap_round_trip_s is not None:
         settings += f", a swap costs about {format_duration_s(scheduler.swap_round_trip_s)}"
-    lines = [text, settings]
-    if scheduler.foretold:
-        well, of = scheduler.foretold_well, scheduler.foretold
-        lines.append(f"expected waits: {well} of the last {of} within max(2 s, 25 %)")
-    return lines
+    return [text, settings]
 
 
 def _holders(gpu: GpuStatus) -> list[str]:
@@ -94,10 +90,8 @@ def _queue(gpu: GpuStatus) -> list[str]:
 
 
 def _wait(entry: QueueEntry) -> str:
-    text = "nobody can tell"
-    if entry.expected_wait_s is not None:
-        low_s, high_s = entry.expected_low_s, entry.expected_high_s
-        text = format_wait_s(entry.expected_wait_s, low_s, high_s)
+    expected = entry.expected_wait_s
+    text = "nobody can tell" if expected is None else f"about {format_duration_s(expected)}"
     return f"{text} (has waited {format_duration_s(entry.waited_s)})"
 
 

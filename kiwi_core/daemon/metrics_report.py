@@ -74,8 +74,6 @@ class MetricsReporter:
             first_waits=tally.first_waits.histogram(),
             resumption_waits=tally.resumption_waits.histogram(),
             waits_given_up=tally.waits_given_up,
-            foretold=view.foretold,
-            foretold_well=view.foretold_well,
             suspensions=tally.suspensions,
             moved_out=tally.moved_out.totals(),
             moved_in=tally.moved_in.totals(),

@@ -55,7 +55,7 @@ class Reporter:
 
     def status(self, reader: Peer) -> m.StatusReport:
         now_ns = time.monotonic_ns()
-        view = self._scheduler.view(now_ns, ahead=True)
+        view = self._scheduler.view(now_ns)
         gpu = self._machine.gpu
         blocked = {entry.session: entry for entry in view.queue if entry.blocked}
         return m.StatusReport(
@@ -145,7 +145,7 @@ class Reporter:
 
     def waiting(self) -> Iterator[tuple[Member, m.Waiting]]:
         """Word for every waiter: where it stands, who has the GPU, and how long it may take."""
-        view = self._scheduler.view(time.monotonic_ns(), ahead=True)
+        view = self._scheduler.view(time.monotonic_ns())
         for entry in view.queue:
             member = self._members.get(entry.session)
             if member is not None and member.connection is not None:
@@ -159,8 +159,6 @@ class Reporter:
             ahead=entry.position - 1,
             holder=self._holders(member, view),
             expected_wait_s=_seconds(entry.expected_wait_ns),
-            expected_low_s=_seconds(entry.expected_low_ns),
-            expected_high_s=_seconds(entry.expected_high_ns),
             activity=entry.activity,
             blocked=entry.blocked,
             detail=f"{text} {remedy}".strip(),
@@ -210,8 +208,6 @@ def _scheduler(view: GpuView) -> m.SchedulerStatus:
         serialised=view.serialised,
         why=view.why,
         swap_round_trip_s=_seconds(view.swap_round_trip_ns),
-        foretold=view.foretold,
-        foretold_well=view.foretold_well,
         policy=view.policy,
         floor_s=ns_to_seconds(view.floor_ns),
     )
@@ -222,8 +218,6 @@ def _queue_entry(entry: QueueView) -> m.QueueEntry:
         session=entry.session,
         position=entry.position,
         expected_wait_s=_seconds(entry.expected_wait_ns),
-        expected_low_s=_seconds(entry.expected_low_ns),
-        expected_high_s=_seconds(entry.expected_high_ns),
         waited_s=ns_to_seconds(entry.waited_ns),
     )
 

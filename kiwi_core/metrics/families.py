@@ -122,16 +122,6 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "Requests that ended before they were granted: interrupted, or the session ended.",
         lambda m: m.waits_given_up,
     ),
-    _gauge(
-        "kiwi_waits_foretold",
-        "Waits, the last hundred at most, of which it is known what was expected at first.",
-        lambda m: m.foretold,
-    ),
-    _gauge(
-        "kiwi_waits_foretold_well",
-        "Of those, how many came within 2 s or a quarter of what was expected.",
-        lambda m: m.foretold_well,
-    ),
     _counter(
         "kiwi_lease_suspensions_total",
         "Bursts stopped in their middle for others' turns.",

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from kiwi_core.config import DEFAULTS
 from kiwi_core.sched import arrivals, audit, hints, observations, outcomes
 from kiwi_core.sched.accounts import account_of
-from kiwi_core.sched.forecast import Outlook
 from kiwi_core.sched.policy import DEFAULT
 from kiwi_core.sched.settle import settle
 from kiwi_core.sched.snapshot import snapshot
@@ -51,7 +50,6 @@ class Scheduler:
         self._st = State(
             total_bytes, config, tq_ns, anti_thrash, host_budget_bytes, first_op, policy
         )
-        self._outlook = Outlook()
         self._checks = checks
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
@@ -103,11 +101,8 @@ class Scheduler:
         """Does anybody wait for the lease, or to be brought back?"""
         return bool(self._st.queue)
 
-    def view(self, now_ns: int, *, ahead: bool = False) -> GpuView:
-        """``ahead``: with the expected waits that a copy finds out by running ahead, and their
-        likely range. That costs milliseconds (at most a few times a second), so only where somebody
-        will read them; otherwise they are a rough sum."""
-        return snapshot(self._st, now_ns, self._outlook, ahead)
+    def view(self, now_ns: int) -> GpuView:
+        return snapshot(self._st, now_ns)
 
     def accounts(self, now_ns: int) -> dict[SessionId, Account]:
         """What each session has had so far, until now."""

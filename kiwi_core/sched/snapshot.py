@@ -12,9 +12,7 @@ from kiwi_core.states import AntiThrash, SessionState
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
-    from kiwi_core.sched.forecast import Outlook, Wait
     from kiwi_core.sched.state import State
-    from kiwi_core.units import SessionId
 
 _WHILE = {Doing.PAGING_OUT: SessionState.PAGING_OUT, Doing.PAGING_IN: SessionState.PAGING_IN}
 _ACTIVITY = {
@@ -25,8 +23,7 @@ _ACTIVITY = {
 }
 
 
-def snapshot(st: State, now_ns: int, outlook: Outlook, ahead: bool) -> GpuView:
-    """``ahead``: expected waits by running a copy ahead, which costs milliseconds; else roughly."""
+def snapshot(st: State, now_ns: int) -> GpuView:
     present = [session for session in st.sessions.values() if not session.gone]
     free_bytes = st.total_bytes - st.outside_bytes
     free_bytes -= sum(session.resident_bytes for session in st.sessions.values())
@@ -46,9 +43,7 @@ def snapshot(st: State, now_ns: int, outlook: Outlook, ahead: bool) -> GpuView:
         swap_round_trip_ns=round_trip_ns,
         floor_ns=max(floor_ns, min(st.terms.tq_ns, st.terms.min_run_ns)),
         holders=tuple(s.id for s in present if s.want is Want.RUNNING or s.stopping),
-        queue=_queue(st, now_ns, outlook.waits(st, now_ns) if ahead else {}),
-        foretold=len(outlook.kept),
-        foretold_well=outlook.right(),
+        queue=_queue(st, now_ns),
         sessions=tuple(_session(st, session, now_ns) for session in present),
         swaps=tuple(SwapView(*swap) for swap in st.swaps),
         ignored_events=st.ignored_events,
@@ -87,29 +82,19 @@ def _round_trip_ns(st: State, present: list[Session]) -> int | None:
     return st.speed.round_trip_ns(max((s.footprint_bytes for s in present), default=0))
 
 
-def _queue(st: State, now_ns: int, ahead: dict[SessionId, Wait]) -> tuple[QueueView, ...]:
-    roughly = expected_waits_ns(st, now_ns)
+def _queue(st: State, now_ns: int) -> tuple[QueueView, ...]:
+    waits = expected_waits_ns(st, now_ns)
     return tuple(
-        _waiter(st.queue[session_id], position, roughly_ns, ahead.get(session_id), now_ns)
-        for position, (session_id, roughly_ns) in enumerate(roughly.items(), start=1)
-    )
-
-
-def _waiter(
-    session: Session, position: int, roughly_ns: int | None, wait: Wait | None, now_ns: int
-) -> QueueView:
-    if session.blocked is not None:
-        wait = None
-    return QueueView(
-        session=session.id,
-        position=position,
-        expected_wait_ns=wait.expected_ns if wait is not None else roughly_ns,
-        expected_low_ns=wait.low_ns if wait is not None else None,
-        expected_high_ns=wait.high_ns if wait is not None else None,
-        waited_ns=max(0, now_ns - session.queued_ns),
-        activity=_activity(session),
-        blocked=session.blocked,
-        detail=session.blocked_detail,
+        QueueView(
+            session=session_id,
+            position=position,
+            expected_wait_ns=wait_ns,
+            waited_ns=max(0, now_ns - st.queue[session_id].queued_ns),
+            activity=_activity(st.queue[session_id]),
+            blocked=st.queue[session_id].blocked,
+            detail=st.queue[session_id].blocked_detail,
+        )
+        for position, (session_id, wait_ns) in enumerate(waits.items(), start=1)
     )
 
 

@@ -50,9 +50,6 @@ class QueueView:
     """1 is next."""
     expected_wait_ns: int | None
     """``None`` where nobody can tell (blocked, or a driver call hangs)."""
-    expected_low_ns: int | None
-    """Likely not below and, ``expected_high_ns``, not above; ``None`` where that is not known."""
-    expected_high_ns: int | None
     waited_ns: int
     activity: str
     """What is being done for it right now, in words; "" while it waits for its turn."""
@@ -111,10 +108,6 @@ class GpuView:
     holders: tuple[SessionId, ...]
     queue: tuple[QueueView, ...]
     sessions: tuple[SessionView, ...]
-    foretold: int
-    """How many of the last waits are known to have been foretold, and (``foretold_well``) to within
-    two seconds or a quarter."""
-    foretold_well: int
     swaps: tuple[SwapView, ...]
     """The last ones, oldest first; bounded."""
     ignored_events: int

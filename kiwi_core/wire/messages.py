@@ -220,10 +220,8 @@ class Waiting(_Message, frozen=True, kw_only=True, tag="waiting"):
     """Where you stand. Sent when it changes, and every second or so while waiting.
 
     ``holder`` says who has the GPU in words that the reader may see ("train.ipynb", "another
-    user", ""); ``expected_wait_s`` is ``None`` where nobody can tell, and
-    likely between ``expected_low_s`` and ``expected_high_s``, where those are known. ``blocked`` is
-    set when the wait is not for a turn but for something that is wrong; ``detail`` then has the
-    plain words.
+    user", ""); ``expected_wait_s`` is ``None`` where nobody can tell. ``blocked`` is set when the
+    wait is not for a turn but for something that is wrong; ``detail`` then has the plain words.
     """
 
     burst: Burst
@@ -231,8 +229,6 @@ class Waiting(_Message, frozen=True, kw_only=True, tag="waiting"):
     ahead: int
     holder: str = ""
     expected_wait_s: float | None = None
-    expected_low_s: float | None = None
-    expected_high_s: float | None = None
     activity: str = ""
     blocked: Notice | None = None
     detail: str = ""
@@ -284,10 +280,6 @@ class SchedulerStatus(Struct, frozen=True, kw_only=True):
     serialised: bool
     why: str = ""
     swap_round_trip_s: float | None = None
-    foretold: int = 0
-    """Of the last waits (a hundred at most) that were foretold, ``foretold_well`` came within two
-    seconds or a quarter."""
-    foretold_well: int = 0
     policy: str = ""
     floor_s: float | None = None
     """How long the largest session runs before it may be suspended: what swapping it costs, and a
@@ -299,8 +291,6 @@ class QueueEntry(Struct, frozen=True, kw_only=True):
     position: int
     expected_wait_s: float | None
     waited_s: float = 0.0
-    expected_low_s: float | None = None
-    expected_high_s: float | None = None
 
 
 class SwapStatus(Struct, frozen=True, kw_only=True):

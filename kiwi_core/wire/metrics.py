@@ -111,7 +111,3 @@ class GpuMetrics(Struct, frozen=True, kw_only=True):
     look_errors: Count = 0
     """Looks at the GPU's memory (driver, NVML) that failed, or failed for a session."""
     journal_lines_lost: Count = 0
-    foretold: Count = 0
-    """Of the last waits (a hundred at most) that were foretold, ``foretold_well`` came within two
-    seconds or a quarter."""
-    foretold_well: Count = 0

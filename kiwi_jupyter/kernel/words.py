@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.states import Notice
-from kiwi_core.units import format_duration_s, format_wait_s, ordinal
+from kiwi_core.units import format_duration_s, ordinal
 
 if TYPE_CHECKING:
     from kiwi_core.wire.messages import Told, Waiting
@@ -32,20 +32,19 @@ def waiting_line(waiting: Waiting | None, waited_s: float) -> str:
     if waiting.blocked is not None:
         return waiting.detail or "Waiting for the GPU: it cannot be given now; Kiwi tries again."
     if waiting.position <= 0 and waiting.activity:
-        said = waiting.activity[:1].upper() + waiting.activity[1:]
-        expected_s = waiting.expected_wait_s
-        return said if expected_s is None else f"{said}, {_expected(waiting, expected_s)}"
+        return _sentence(waiting.activity, waiting.expected_wait_s)
     parts = [f"{ordinal(waiting.position)} in line" if waiting.position > 0 else ""]
     parts.append(f"{waiting.holder} has it" if waiting.holder else "")
     parts.append(waiting.activity)
     if waiting.expected_wait_s is not None:
-        parts.append(_expected(waiting, waiting.expected_wait_s))
+        parts.append(f"about {format_duration_s(waiting.expected_wait_s)}")
     said = ", ".join(part for part in parts if part)
     return f"Waiting for the GPU: {said}" if said else "Waiting for the GPU"
 
 
-def _expected(waiting: Waiting, expected_s: float) -> str:
-    return format_wait_s(expected_s, waiting.expected_low_s, waiting.expected_high_s)
+def _sentence(activity: str, expected_s: float | None) -> str:
+    text = activity[:1].upper() + activity[1:]
+    return text if expected_s is None else f"{text}, about {format_duration_s(expected_s)}"
 
 
 def share_done(waiting: Waiting | None, waited_s: float) -> float | None:

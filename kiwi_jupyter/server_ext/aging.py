@@ -33,13 +33,10 @@ def aged(gpu: Gpu, now: float, elapsed_s: float) -> Gpu:
 
 
 def _aged_waiter(entry: Waiter, now: float) -> Waiter:
-    waited_s = max(0.0, now - entry.waiting_since)
     return replace(
         entry,
-        waited_s=waited_s,
+        waited_s=max(0.0, now - entry.waiting_since),
         expected_wait_s=_left(entry.expected_at, now),
-        expected_low_s=_shorter(entry.expected_low_s, waited_s - entry.waited_s),
-        expected_high_s=_shorter(entry.expected_high_s, waited_s - entry.waited_s),
     )
 
 
@@ -54,10 +51,6 @@ def _aged_session(
         waited_s=session.waited_s + elapsed_s * waits,
         time_left_s=_left(session.turn_ends_at, now),
     )
-
-
-def _shorter(wait_s: float | None, passed_s: float) -> float | None:
-    return None if wait_s is None else max(0.0, wait_s - passed_s)
 
 
 def _left(ends_at: float | None, now: float) -> float | None:

@@ -20,16 +20,7 @@ if TYPE_CHECKING:
     from kiwi_jupyter.server_ext.model import History
 
 RELATIVE: Final = frozenset(
-    {
-        "held_s",
-        "waited_s",
-        "time_left_s",
-        "ago_s",
-        "uptime_s",
-        "expected_wait_s",
-        "expected_low_s",
-        "expected_high_s",
-    }
+    {"held_s", "waited_s", "time_left_s", "ago_s", "uptime_s", "expected_wait_s"}
 )
 """Fields that are measured from the moment at which the daemon said them."""
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kiwi_core.states import Notice
-from kiwi_core.units import format_wait_s
 from kiwi_core.wire.messages import Waiting
 from kiwi_jupyter.kernel.analysis import Analyzer
 from kiwi_jupyter.kernel.analysis.steps import KEPT_MAX, Reading
@@ -32,43 +31,12 @@ def waiting(**fields: object) -> Waiting:
 
 
 @pytest.mark.parametrize(
-    ("expected_s", "low_s", "high_s", "text"),
-    [
-        (12.0, None, None, "about 12 s"),
-        (12.0, 11.5, 13.0, "about 12 s"),
-        (12.0, 11.0, 14.0, "about 12 s"),  # within a quarter
-        (4.0, 1.2, 6.5, "1–7 s"),
-        (4.0, 0.0, 6.5, "up to 7 s"),
-        (14.0, 11.0, 23.0, "10–25 s"),
-        (14.0, 3.0, 23.0, "up to 25 s"),
-        (80.0, 50.0, 100.0, "45–105 s"),
-        (200.0, 100.0, 290.0, "1.5–5 min"),
-        (200.0, 10.0, 290.0, "up to 5 min"),
-        (2000.0, 1200.0, 7000.0, "20–120 min"),
-    ],
-)
-def test_a_wait_is_a_number_or_a_range(
-    expected_s: float, low_s: float | None, high_s: float | None, text: str
-) -> None:
-    assert format_wait_s(expected_s, low_s, high_s) == text
-
-
-def test_a_range_stands_still_while_the_wait_gets_shorter() -> None:
-    told = {format_wait_s(50.0 - n, 31.0 - n, 69.0 - n) for n in range(10)}
-    assert len(told) <= 3
-
-
-@pytest.mark.parametrize(
     ("state", "text"),
     [
         (None, "Waiting for the GPU (3.0 s)"),
         (
             waiting(holder="train.ipynb", expected_wait_s=12.0),
             "Waiting for the GPU: 2nd in line, train.ipynb has it, about 12 s",
-        ),
-        (
-            waiting(expected_wait_s=14.0, expected_low_s=11.0, expected_high_s=23.0),
-            "Waiting for the GPU: 2nd in line, 10–25 s",
         ),
         (waiting(position=1), "Waiting for the GPU: 1st in line"),
         (waiting(position=0, ahead=0), "Waiting for the GPU"),

@@ -111,7 +111,6 @@ EXPECTED = {
     ("kiwi_lease_grants_total", (("after", "request"),)): 44,
     ("kiwi_lease_grants_total", (("after", "suspension"),)): 6,
     ("kiwi_lease_requests_abandoned_total", ()): 5, ("kiwi_lease_suspensions_total", ()): 6,
-    ("kiwi_waits_foretold", ()): 25, ("kiwi_waits_foretold_well", ()): 24,
     ("kiwi_lease_holders", ()): 1, ("kiwi_queue_length", ()): 2,
     ("kiwi_sessions", (("state", "running"),)): 1, ("kiwi_sessions", (("state", "waiting"),)): 2,
     ("kiwi_sessions", (("state", "lost"),)): 0,
