@@ -14,6 +14,7 @@ import gpu_cells
 import pytest
 from checks import unharmed
 from cuda_processes import Worker
+from daemon import wait_until
 from notebooks import assert_books_agree
 
 from kiwi_core import emulator
@@ -36,7 +37,9 @@ SPIN = """
 module = check(cuda.cuModuleLoadData(b"kiwi-emulated-module\\0"))
 spin = check(cuda.cuModuleGetFunction(module, b"spin_ns"))
 import ctypes
-def long_kernel(seconds):
+def long_kernel(seconds, begun=None):
+    if begun:
+        open(begun, "w").close()
     arguments = ((int(seconds * 1e9),), (ctypes.c_uint64,))
     check(cuda.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, 0, arguments, 0))
     check(cuda.cuCtxSynchronize())
@@ -101,9 +104,9 @@ def test_a_lock_that_times_out(
     b = make_notebook(daemon, "B", mib=72)
     a = make_notebook(daemon, "A", mib=72)
     a.check(SPIN)
-    stop = daemon.directory / "stop"
-    a_cell = a.start(f"long_kernel(6)\n{gpu_cells.work(until=stop)}")
-    a.wait_state("running")
+    stop, begun = daemon.directory / "stop", daemon.directory / "begun"
+    a_cell = a.start(f"long_kernel(6, {str(begun)!r})\n{gpu_cells.work(until=stop)}")
+    wait_until(begun.exists, "A's long kernel")  # before it A could be stopped like any other
     b_cell = b.work(steps=5)
     has_problem(daemon, a, "page-out-refused")
     waits_with(b, b_cell, "the GPU memory of another notebook cannot be moved out at the moment")
