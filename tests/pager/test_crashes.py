@@ -28,6 +28,12 @@ STAGES = [
     ("page_in", "restore"),
     ("page_in", "unlock"),
 ]
+AFTERWARDS = {
+    "lock": "LOCKED",
+    "checkpoint": "CHECKPOINTED",
+    "restore": "LOCKED",
+    "unlock": "RUNNING",
+}
 
 
 @pytest.mark.parametrize(("call", "operation"), STAGES)
@@ -67,6 +73,8 @@ def test_the_caller_killed_at_each_stage(
     emulated.wait_hanging()
     caller.kill()
     emulated.let_go()
+    # The driver finishes what a dead caller had begun.
+    wait_until(lambda: emulated.state(session.child_pid) == AFTERWARDS[operation], "it is done")
     # emulated.pager knows nothing of what happened, footprints included.
     moved(getattr(emulated.pager, then)(session.target, soon_ns()))
     expected = Residency.PAGED_OUT if then == "page_out" else Residency.RESIDENT
