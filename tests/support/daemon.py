@@ -186,15 +186,17 @@ class Daemon:
 
     def journal(self) -> list[JournalEntry]:
         """Everything that the daemons of GPU 0 recorded, oldest first, restarts included."""
-        entries: list[JournalEntry] = []
+        return [one for one in self.records() if not isinstance(one, JournalHeader)]
+
+    def records(self) -> list[JournalHeader | JournalEntry]:
+        """The same with the headers."""
         current = sorted((self.directory / "state").glob("GPU-*.journal"))[0]
         numbered = [Path(f"{current}.{n}") for n in range(9, 0, -1)]
-        for path in [p for p in numbered if p.exists()] + [current]:
-            for line in path.read_bytes().splitlines():
-                record = decode_line(line)
-                if not isinstance(record, JournalHeader):
-                    entries.append(record)
-        return entries
+        return [
+            decode_line(line)
+            for path in [p for p in numbered if p.exists()] + [current]
+            for line in path.read_bytes().splitlines()
+        ]
 
     def _ready(self) -> bool:
         assert self.process is not None

@@ -1,0 +1,36 @@
+"""The scene of ``scene.py`` under both policies, and what the simulator says of it.
+
+``benchmarks/bench_scene.py`` compares more of them, and more closely.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import scene
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+SEED = 4
+"""By the simulator, its mean wait hardly depends on milliseconds: by 1 % under round robin, by 2 %
+under interactive. (With others a training that just gets in between, or not, makes 5 %.)"""
+
+RELATIVE, ABSOLUTE_S = 0.2, 0.5
+"""By so much the prediction of the mean wait may be wrong: a fifth, or on a busy machine a little
+more. A tenth of the scene's waits is seconds."""
+
+
+def test_a_training_and_four_notebooks_wait_as_the_simulator_says() -> None:
+    """Short cells wait less under ``interactive``; from the journal of either run the simulator
+    says how long they wait under each of the two."""
+    recorded = scene.play(SEED)
+    fair, quick = measured = [scene.measured(recorded[policy]) for policy in scene.POLICIES]
+    assert quick.mean_s < 0.85 * fair.mean_s, (quick, fair)
+    assert quick.training_s > fair.training_s, "it pays for them"
+    for policy, outcome in zip(scene.POLICIES, measured, strict=True):
+        for told_by, records in recorded.items():
+            said_s = scene.foretold(records, policy).mean_s
+            assert math.isclose(said_s, outcome.mean_s, rel_tol=RELATIVE, abs_tol=ABSOLUTE_S), (
+                f"{policy}: waited {outcome.mean_s:.2f} s, foretold {said_s:.2f} s by {told_by}"
+            )

@@ -1,0 +1,258 @@
+"""One scene, played by real kernels beside a real daemon, and foretold by the simulator: a long
+training and four interactive notebooks whose memory does not fit together.
+
+Times are scaled down (TQ 2 s instead of 30), and what the emulated GPU computes is sleep: the scene
+costs little CPU time, so that a machine that is busy with something else changes it little. Each
+kernel is given all its cells at once, thinking included, and needs nobody while the scene lasts.
+
+The prediction's trace is what the daemon's journal says of the work (``simulate.recorded``): how
+long cells and thinking took, overheads of kernel and daemon among them, and how fast memory moved.
+What was waited is not in it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from daemon import running_daemon
+from kernels import running_kernel
+
+from kiwi_core import emulator
+from kiwi_core.sched import actions as ac
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.replay import JournalEntry, JournalHeader
+from kiwi_core.simulate.engine import Simulation
+from kiwi_core.simulate.model import GB, Machine, Setup
+from kiwi_core.simulate.recorded import trace_of
+from kiwi_core.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kernels import Cell, Kernel
+
+    from kiwi_core.simulate.measure import Measures
+    from kiwi_core.simulate.trace import Trace
+
+POLICIES: Final = ("round-robin", "interactive")
+GPU_MIB: Final = 96
+TQ_S: Final = 4.0
+"""Not less: under every policy a runner has at least two seconds, whatever the quantum is."""
+COPY_BYTES_PER_S: Final = 500 * 10**6
+"""A change of places takes about a tenth of a quantum: a bus of 20 GB/s and 30 to 60 GB each."""
+
+STEP_S: Final = 0.02
+"""A cell computes in steps: what is under way cannot be suspended."""
+
+TRAINING: Final = "training"
+TRAINING_S, TRAINING_MIB = 15.0, 60
+NOTEBOOKS: Final = {"n1": 20, "n2": 30, "n3": 40, "n4": 48}
+"""MiB beside a context of 8. Some pairs of them fit beside each other; none beside the training."""
+
+CELLS: Final = 6
+"""Of each notebook."""
+CELL_S: Final = (0.1, 0.4)
+THINK_S: Final = (1.0, 4.0)
+
+PRELUDE = """
+import ctypes, time
+from cuda.bindings import driver as cuda
+
+def check(result):
+    error, *values = result
+    if error:
+        raise RuntimeError(f"the driver says {error.name}")
+    return values[0] if len(values) == 1 else values
+
+def take(mib):
+    global spin
+    check(cuda.cuInit(0))
+    check(cuda.cuCtxSetCurrent(check(cuda.cuDevicePrimaryCtxRetain(check(cuda.cuDeviceGet(0))))))
+    check(cuda.cuMemAlloc(mib << 20))
+    module = check(cuda.cuModuleLoadData(b"kiwi-emulated-module\\0"))
+    spin = check(cuda.cuModuleGetFunction(module, b"spin_ns"))
+
+def compute(steps, step_s):
+    arguments = ((int(step_s * 1e9),), (ctypes.c_uint64,))
+    for _ in range(steps):
+        check(cuda.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, 0, arguments, 0))
+        check(cuda.cuCtxSynchronize())
+"""
+
+
+SETTLE_S: Final = 1.0
+"""From the last order to the beginning of the scene."""
+PATIENCE_S: Final = 150.0
+
+
+def plan(seed: int) -> dict[str, list[tuple[float, float]]]:
+    """By kernel: how long it thinks before each cell, and how long that computes."""
+    rng = random.Random(seed)
+    cells = {
+        name: [(rng.uniform(*THINK_S), rng.uniform(*CELL_S)) for _ in range(CELLS)]
+        for name in NOTEBOOKS
+    }
+    return {TRAINING: [(0.0, TRAINING_S)], **cells}
+
+
+# --- for real -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Measured or foretold."""
+
+    waits_s: list[float]
+    """Of the notebooks' cells, from the request to the first grant; of all plays together."""
+    training_s: float
+    """From the request of the training's cell to its end; the mean over the plays."""
+
+    @property
+    def mean_s(self) -> float:
+        return statistics.mean(self.waits_s)
+
+    @property
+    def p95_s(self) -> float:
+        return sorted(self.waits_s)[math.ceil(0.95 * len(self.waits_s)) - 1]
+
+
+def pooled(outcomes: Iterable[Outcome]) -> Outcome:
+    every = list(outcomes)
+    return Outcome(
+        [wait_s for one in every for wait_s in one.waits_s],
+        statistics.mean(one.training_s for one in every),
+    )
+
+
+Records = list[JournalHeader | JournalEntry]
+
+
+def play(seed: int) -> dict[str, Records]:
+    """Under all policies at once, each with a GPU and a daemon of its own: the daemons' journals,
+    after some 45 s. ``AssertionError`` where a cell fails."""
+    with ExitStack() as stack:
+        stages = {policy: _Stage(policy, seed, stack) for policy in POLICIES}
+        began_s = time.monotonic() + SETTLE_S
+        for stage in stages.values():
+            stage.begin(began_s)
+        for stage in stages.values():
+            stage.finish()
+        return {policy: stage.daemon.records() for policy, stage in stages.items()}
+
+
+class _Stage:
+    def __init__(self, policy: str, seed: int, stack: ExitStack) -> None:
+        options = ("--tq", str(TQ_S), "--policy", policy)
+        self.daemon = stack.enter_context(running_daemon(f"1x{GPU_MIB}MiB", *options))
+        emulator.set_copy_bandwidth(self.daemon.state_path, COPY_BYTES_PER_S)
+        self._plan = plan(seed)
+        self._kernels: dict[str, Kernel] = {}
+        self._cells: list[tuple[str, Cell]] = []
+        for name, mib in {TRAINING: TRAINING_MIB, **NOTEBOOKS}.items():
+            self._kernels[name] = stack.enter_context(running_kernel(self.daemon.env))
+            self._kernels[name].check(f"{PRELUDE}\ntake({mib})")
+
+    def begin(self, at_s: float) -> None:
+        """Gives each kernel all its cells, which it has one after another from ``at_s`` on."""
+        for name, cells in self._plan.items():
+            self._send(name, f"time.sleep(max(0.0, {at_s} - time.monotonic()))")
+            for think_s, compute_s in cells:
+                self._send(name, f"time.sleep({think_s})")
+                self._send(name, f"compute({round(compute_s / STEP_S)}, {STEP_S})")
+
+    def _send(self, name: str, code: str) -> None:
+        self._cells.append((name, self._kernels[name].send(code)))
+
+    def finish(self) -> None:
+        ends_at_s = time.monotonic() + PATIENCE_S
+        for name, cell in self._cells:
+            kernel = self._kernels[name]
+            kernel.finish(cell, ends_at_s - time.monotonic())
+            assert cell.status == "ok", f"{name}: {cell.traceback}\n{kernel.log()}"
+
+
+def measured(records: Records) -> Outcome:
+    """From the journal: requests, first grants, ends of bursts."""
+    cells: dict[str, dict[int, _Cell]] = {}
+    for entry in records:
+        if isinstance(entry, JournalHeader):
+            continue
+        event = entry.event
+        if isinstance(event, ev.LeaseRequested):
+            cells.setdefault(event.session, {})[event.burst] = _Cell(entry.now_ns)
+        elif isinstance(event, ev.BurstEnded):
+            cells[event.session][event.burst].ended_ns = entry.now_ns
+        for action in entry.actions:
+            if isinstance(action, ac.Grant):
+                cell = cells[action.session][action.burst]
+                cell.granted_ns = cell.granted_ns or entry.now_ns
+    return _outcome([[(cell.wait_s, cell.took_s) for cell in of.values()] for of in cells.values()])
+
+
+@dataclass
+class _Cell:
+    asked_ns: int
+    granted_ns: int = 0
+    ended_ns: int = 0
+
+    @property
+    def wait_s(self) -> float:
+        return (self.granted_ns - self.asked_ns) / NS_PER_S
+
+    @property
+    def took_s(self) -> float:
+        return (self.ended_ns - self.asked_ns) / NS_PER_S
+
+
+def _outcome(cells: list[list[tuple[float, float]]]) -> Outcome:
+    """Wait and whole time of each cell, by kernel. The first cell of each only took memory."""
+    training, *notebooks = cells
+    assert [len(of) for of in cells] == [2, *(1 + CELLS for _ in NOTEBOOKS)], cells
+    return Outcome([wait_s for of in notebooks for wait_s, _ in of[1:]], training[1][1])
+
+
+# --- as foretold --------------------------------------------------------------------------------
+
+
+def foretold(records: Records, policy: str, seeds: int = 20) -> Outcome:
+    """What the simulator says of the recorded work under ``policy``, be it the one that it was
+    recorded under or another. Pooled over ``seeds``: each draws other speeds for every move."""
+    trace = trace_of(records, contention=0.0)  # who sleeps does not slow down who else does
+    machine = measured_machine(trace)
+    setup = Setup(policy=policy, tq_ns=round(TQ_S * NS_PER_S))
+    return pooled(
+        _simulated(Simulation(trace, machine, setup, seed=seed).run(), len(trace.sessions))
+        for seed in range(seeds)
+    )
+
+
+def _simulated(measures: Measures, sessions: int) -> Outcome:
+    cells: list[list[tuple[float, float]]] = [[] for _ in range(sessions)]
+    columns = (measures.session, measures.wait_ns, measures.response_ns)
+    for session, wait_ns, response_ns in zip(*columns, strict=True):
+        cells[session].append((wait_ns / NS_PER_S, response_ns / NS_PER_S))
+    return _outcome(cells)
+
+
+def measured_machine(trace: Trace) -> Machine:
+    """Speeds as the journal has them, with all that a move costs in its time; likewise a burst's
+    time has the look at its end."""
+    recorded = trace.recorded
+    assert recorded is not None
+    assert recorded.out_gbps
+    assert recorded.in_gbps
+    return Machine(
+        total_bytes=trace.total_bytes,
+        host_budget_bytes=recorded.host_budget_bytes,
+        out_bytes_per_s=recorded.out_gbps * GB,
+        in_bytes_per_s=recorded.in_gbps * GB,
+        swap_fixed_ns=0,
+        contention=0.0,
+        look_ns=0,
+    )
