@@ -71,6 +71,10 @@ class Config:
     """For memory that was just freed to be scrubbed and show up as free, before a page-in is
     refused; past it somebody else really holds it."""
 
+    room_patience_ns: int = 10 * NS_PER_S
+    """For room that a program's allocation asks for, where what hinders may pass (a refused
+    page-out is tried again); past it the program is told that there is no memory."""
+
     operation_deadline_min_ns: int = 30 * NS_PER_S
     """Least time a pager operation gets before its target counts as stuck."""
 

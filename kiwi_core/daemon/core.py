@@ -17,7 +17,7 @@ from kiwi_core.daemon.metrics import Tally
 from kiwi_core.daemon.operations import Operations
 from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Action, Grant, Notify, Operation
+from kiwi_core.sched.actions import Action, Grant, Notify, Operation, RoomDenied, RoomMade
 from kiwi_core.states import Residency
 from kiwi_core.units import NS_PER_S, ns_to_seconds
 from kiwi_core.wire.messages import Granted, Told
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.journal import Journal
     from kiwi_core.daemon.members import Member, Members
     from kiwi_core.pager.api import Pager, Target
+    from kiwi_core.sched.actions import RoomAnswer
     from kiwi_core.sched.scheduler import Scheduler
     from kiwi_core.sched.view import GpuView
     from kiwi_core.states import Priority
@@ -68,6 +69,8 @@ class Core:
         self._loop = asyncio.get_running_loop()
         self.operations = Operations(pager, self._post)
         self.tally = Tally()
+        self.answer_room: Callable[[RoomAnswer], None] = _nobody_asked
+        """Tells the program that asked for room."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns: int | None = None
         self._flush_due = False
@@ -148,6 +151,8 @@ class Core:
             self._grant(action)
         elif isinstance(action, Notify):
             self._tell(action)
+        elif isinstance(action, (RoomMade, RoomDenied)):
+            self.answer_room(action)
         elif self._winding_down:
             log.info("not begun, the daemon is leaving", op=action.op, session=action.session)
         else:
@@ -226,6 +231,10 @@ class Core:
 
 def _nothing() -> None:
     pass
+
+
+def _nobody_asked(answer: RoomAnswer) -> None:
+    log.error("room that nobody asked for", session=answer.session, request=answer.request)
 
 
 def _in_burst() -> CallerError:

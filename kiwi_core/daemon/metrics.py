@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Grant, Notify, PageIn, PageOut, Resume, Suspend
+from kiwi_core.sched.actions import Grant, Notify, Operation, PageIn, PageOut, Resume, Suspend
 from kiwi_core.states import Notice, Residency
 from kiwi_core.units import NS_PER_S, ns_to_seconds
 from kiwi_core.wire.metrics import WAIT_BOUNDS_S, Histogram, MoveTotals
@@ -21,7 +21,7 @@ from kiwi_core.wire.metrics import WAIT_BOUNDS_S, Histogram, MoveTotals
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kiwi_core.sched.actions import Action, Operation
+    from kiwi_core.sched.actions import Action
     from kiwi_core.states import Reason
     from kiwi_core.units import OpId, SessionId
 
@@ -155,7 +155,7 @@ class Tally:
             burst = self._bursts.get(action.session)
             if action.notice is Notice.SUSPENDED and burst is not None:
                 burst.stopping = True
-        else:
+        elif isinstance(action, Operation):
             self._ops[action.op] = (action.session, OPERATIONS[type(action)])
 
     def _granted(self, grant: Grant, now_ns: int) -> None:

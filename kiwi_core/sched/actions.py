@@ -1,7 +1,7 @@
 """What is to be done: everything the scheduler can order. Imperative, never a report.
 
-The daemon performs them: ``Grant`` and ``Notify`` become wire messages, the others run in the
-pager and come back as an outcome event with the same ``op``:
+The daemon performs them: ``Grant``, ``Notify``, ``RoomMade`` and ``RoomDenied`` become wire
+messages, the others run in the pager and come back as an outcome event with the same ``op``:
 
 ===========  ====================================================
 ``Suspend``  ``Suspended`` · ``SuspendRefused``
@@ -39,6 +39,19 @@ class Notify(_Action, frozen=True, kw_only=True):
     detail: str = ""
 
 
+class RoomMade(_Action, frozen=True, kw_only=True):
+    """Answers ``RoomWanted``: the allocation may be tried again."""
+
+    request: int
+
+
+class RoomDenied(_Action, frozen=True, kw_only=True):
+    """Answers ``RoomWanted``: there will be none; ``detail`` is for people."""
+
+    request: int
+    detail: str
+
+
 class _Operation(_Action, frozen=True, kw_only=True):
     op: OpId
     deadline_ns: int
@@ -65,4 +78,5 @@ class PageIn(_Operation, frozen=True, kw_only=True):
 
 
 Operation = Suspend | Resume | PageOut | PageIn
-Action = Grant | Notify | Suspend | Resume | PageOut | PageIn
+RoomAnswer = RoomMade | RoomDenied
+Action = Grant | Notify | RoomMade | RoomDenied | Suspend | Resume | PageOut | PageIn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched import bursts, hints, orders
+from kiwi_core.sched import bursts, growth, hints, orders
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.outcomes import mark_lost
 from kiwi_core.sched.session import Doing, Home, Session, Want
@@ -105,6 +105,7 @@ def lost(st: State, event: ev.SessionLost) -> None:
     session = _known(st, event.session)
     if session is None:
         return
+    growth.drop_all(st, session)
     bursts.to_rest(st, session)
     st.tell(session, "its process ended")
     if session.op is None:
@@ -121,6 +122,7 @@ def detached(st: State, event: ev.SessionDetached) -> None:
     if session.want is not Want.NONE:
         bursts.end(st, session, "left Kiwi")
     session.leaving = True
+    growth.drop_all(st, session)
     if session.op is not None or session.home is Home.HELD:
         st.refresh(session)
     elif session.home is Home.OUT:
@@ -225,4 +227,6 @@ HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
     ev.BurstLingered: burst_lingered,
     ev.ReleaseRequested: release_requested,
     ev.UseExpected: use_expected,
+    ev.RoomWanted: growth.wanted,
+    ev.RoomNoLongerWanted: growth.no_longer_wanted,
 }

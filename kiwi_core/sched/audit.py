@@ -124,6 +124,11 @@ def _check_policy(st: State) -> None:
 
 def _check_rules(st: State) -> None:
     _true("wakes in the past", st.wake_ns is None or st.wake_ns > st.now_ns)
+    asked = dict.fromkeys(st.sessions, 0)
+    for (id_, request), wish in st.wishes.items():
+        _true("a wish under another's name", (wish.session.id, wish.request) == (id_, request))
+        asked[id_] += wish.bytes
+    _equal("asked for", {s.id: s.asked_bytes for s in st.sessions.values()}, asked)
     making_room = bool(st.ops) and not st.queue and not st.runners
     _true("hinted, but nothing is done for it", st.hinted is None or making_room)
     _true("outgrown without protection", not st.outgrown or st.anti_thrash is AntiThrash.ON)

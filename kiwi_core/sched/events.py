@@ -106,6 +106,22 @@ class UseExpected(_Event, frozen=True, kw_only=True):
     session: SessionId
 
 
+class RoomWanted(_Event, frozen=True, kw_only=True):
+    """The session's program found no GPU memory for an allocation of ``bytes`` and waits for the
+    answer to ``request`` (a number of its own, not used for anything else meanwhile)."""
+
+    session: SessionId
+    request: int
+    bytes: int
+
+
+class RoomNoLongerWanted(_Event, frozen=True, kw_only=True):
+    """Who asked has gone, or has given up."""
+
+    session: SessionId
+    request: int
+
+
 # --- observations and settings ------------------------------------------------------------------
 
 
@@ -228,6 +244,8 @@ Event = (
     | BurstLingered
     | ReleaseRequested
     | UseExpected
+    | RoomWanted
+    | RoomNoLongerWanted
     | MemoryObserved
     | HostBudgetObserved
     | SettingsChanged

@@ -40,10 +40,12 @@ def unknown(session: Session, total_bytes: int) -> bool:
 
 
 def need_bytes(session: Session, total_bytes: int) -> int:
-    """Without the margin, at most the whole GPU; never less than what it holds now."""
+    """Without the margin, at most the whole GPU; never less than what it holds now
+    and has asked for."""
     if unknown(session, total_bytes):
         return total_bytes
-    need = max(session.peak_bytes, session.footprint_bytes, 1)  # 0 would mean: not active
+    wanted = session.footprint_bytes + session.asked_bytes
+    need = max(session.peak_bytes, wanted, 1)  # 0 would mean: not active
     return need if need < total_bytes else total_bytes
 
 

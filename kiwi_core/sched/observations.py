@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched import bursts, needs
+from kiwi_core.sched import bursts, growth, needs
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.policy import make
 from kiwi_core.sched.session import Home, Session, Want
@@ -28,6 +28,8 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
                 session, st.total_bytes, in_burst=session.want is Want.RUNNING or session.mid_burst
             )
             st.refresh(session)
+            if session.asked_bytes:
+                growth.seen(st, session, began_ns)
     for session_id, busy in event.busy.items():
         session = st.sessions.get(session_id)
         if session is not None and session.want is Want.RUNNING:

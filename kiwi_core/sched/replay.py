@@ -15,7 +15,17 @@ from msgspec import Struct
 from kiwi_core.config import Config
 from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Action, Grant, Notify, PageIn, PageOut, Resume, Suspend
+from kiwi_core.sched.actions import (
+    Action,
+    Grant,
+    Notify,
+    PageIn,
+    PageOut,
+    Resume,
+    RoomDenied,
+    RoomMade,
+    Suspend,
+)
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import NS_PER_S, format_bytes, format_duration_s
@@ -206,6 +216,10 @@ def describe_action(action: Action) -> str:
     elif isinstance(action, Notify):
         detail = f": {action.detail}" if action.detail else ""
         text = f"tell {action.session} {action.notice.value}{detail}"
+    elif isinstance(action, RoomMade):
+        text = f"room for {action.session}, request {action.request}"
+    elif isinstance(action, RoomDenied):
+        text = f"no room for {action.session}, request {action.request}: {action.detail}"
     else:
         text = f"#{action.op} {_ORDERS[type(action)]} {action.session}"
     return text + why

@@ -180,6 +180,9 @@ class Session:
     """Why it waits for something other than its turn; only while QUEUED."""
     blocked_detail: str = ""
 
+    asked_bytes: int = 0
+    """Sum of its ``Wish``es: found no room for, and not yet seen to be held."""
+
     footprint_bytes: int = 0
     """What it takes in the GPU when all of it is in. Kept by ``State.refresh``."""
     need_bytes: int = 0
@@ -211,3 +214,15 @@ class Session:
     def stopping(self) -> bool:
         """It held the lease and is being stopped; until that has reported it may still run."""
         return self.op is not None and self.op.stops_runner
+
+
+@dataclass(slots=True, eq=False)
+class Wish:
+    """An allocation that found no room. In ``State.wishes`` until it was denied, or promised and
+    then seen in a reading of its session's memory."""
+
+    session: Session
+    request: int
+    bytes: int
+    asked_ns: int
+    promised_ns: int | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched import bursts, hints, orders, turns
+from kiwi_core.sched import bursts, growth, hints, orders, turns
 from kiwi_core.sched.session import Home, Want
 from kiwi_core.states import AntiThrash, Notice
 
@@ -26,9 +26,11 @@ def settle(st: State) -> None:
         turns.admit(st)
     if st.runners:
         turns.shelter(st)
-        if st.outgrown:
-            _choose_mode(st)
-            turns.thin_out(st)
+    if st.wishes:
+        growth.tend(st)
+    if st.runners and st.outgrown:
+        _choose_mode(st)
+        turns.thin_out(st)
     if st.astray:
         _tend_astray(st)
     if st.hinted is not None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kiwi_core.sched.accounts import Account
     from kiwi_core.sched.actions import Action
     from kiwi_core.sched.policy.api import Policy
+    from kiwi_core.sched.session import Wish
     from kiwi_core.states import Notice
     from kiwi_core.units import OpId, SessionId
 
@@ -86,6 +87,9 @@ class State:
         """Operations that have not reported, hung ones included."""
         self.lingerers: dict[SessionId, Session] = {}
         """At least those that run and linger; settle drops the others."""
+
+        self.wishes: dict[tuple[SessionId, int], Wish] = {}
+        """By session and number of the request, oldest first."""
 
         self.hinted: Session | None = None
         """About to be used: room is being made for it, or will be in this settle pass."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Grant, Notify, PageIn, PageOut, Suspend
+from kiwi_core.sched.actions import Grant, Operation, PageIn, PageOut, Suspend
 from kiwi_core.simulate.compute import NEVER_NS, Compute
 from kiwi_core.simulate.driver import Driver, Verdict, outcome_of
 from kiwi_core.simulate.measure import Measures
@@ -26,7 +26,7 @@ from kiwi_core.units import NS_PER_S, SessionId
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kiwi_core.sched.actions import Action, Operation
+    from kiwi_core.sched.actions import Action
     from kiwi_core.simulate.driver import Flight
     from kiwi_core.simulate.model import Faults, Machine, Setup
     from kiwi_core.simulate.trace import Cell, Trace
@@ -178,7 +178,7 @@ class Simulation:
         for action in actions:
             if isinstance(action, Grant):
                 self._granted(action)
-            elif not isinstance(action, Notify):
+            elif isinstance(action, Operation):
                 self._start(action)
 
     # --- notebooks ------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Grant, Notify, PageOut, Suspend
+from kiwi_core.sched.actions import Grant, Notify, PageOut, RoomDenied, RoomMade, Suspend
 from kiwi_core.sched.replay import JournalHeader
 from kiwi_core.simulate.model import GB
 from kiwi_core.simulate.trace import Cell, Recorded, SessionTrace, Trace
@@ -267,7 +267,7 @@ class _Reader:
         life.asked_ns = None
 
     def _ordered(self, action: Action) -> None:
-        if isinstance(action, Notify):
+        if isinstance(action, (Notify, RoomMade, RoomDenied)):
             return
         life = self._life(action.session)
         if isinstance(action, Grant):

@@ -32,6 +32,7 @@ CONFIG = replace(
     lingering_idle_ns=NS_PER_S,
     hint_interval_ns=4 * NS_PER_S,
     hint_protect_ns=NS_PER_S,
+    room_patience_ns=3 * NS_PER_S,
 )
 BYTES_PER_S = 2000 * MIB
 FIXED_NS = 2 * NS_PER_MS
@@ -58,6 +59,9 @@ class Plan:
     mischief: float = 0.0
     """Chance, at each observation, of a kill, withdrawal, detachment, setting, restart …"""
 
+    asks_for_room: bool = False
+    """Programs that find no room for an allocation ask for it."""
+
     @property
     def calm(self) -> bool:
         """Nothing goes wrong: the bound on waits must hold."""
@@ -75,6 +79,7 @@ def plan_of(seed: int) -> Plan:
         policy=names()[seed % len(names())],
         tq_ns=rng.choice((NS_PER_S // 2, 2 * NS_PER_S, 6 * NS_PER_S)),
         bytes_max=rng.choice((200, 450, 700, 950)) * MIB,
+        asks_for_room=rng.random() < 0.5,
     )
     if seed % 3 == 0:
         return plan
@@ -117,6 +122,8 @@ class Proc:
     work_ns: int = 0
     since_ns: int = 0
     token: int = 0
+    wish: tuple[int, int] | None = None
+    """Number and bytes of its request for room."""
     asked_ns: int = 0
     bound_ns: int | None = None
     rested_ns: int = -(10**18)
@@ -138,6 +145,8 @@ class Counts:
     kills: int = 0
     restarts: int = 0
     out_of_memory: int = 0
+    room_made: int = 0
+    room_denied: int = 0
     granted_in_parallel: int = 0
     brought_back: int = 0
     notices: dict[Notice, int] = field(default_factory=dict)
@@ -162,6 +171,7 @@ class Simulation:
         self.heap: list[tuple[int, int, Callable[[], None]]] = []
         self.winding_down = False
         self.used_ops: set[OpId] = set()
+        self.requests = 0
         self.limit = 0
         self._new_scheduler(first_op=1)
         for _ in range(self.plan.sessions):
@@ -376,10 +386,37 @@ class Simulation:
         """Frameworks ask for memory and mostly keep it."""
         grow = self.rng.random() < 0.8
         wish = self.rng.randrange(self.plan.bytes_max) if grow else proc.device_bytes // 2
-        if wish - proc.device_bytes > self.free_bytes():
+        if wish - proc.device_bytes <= self.free_bytes():
+            proc.device_bytes = wish
+        elif self.plan.asks_for_room and proc.wish is None:
+            self._ask_for_room(proc, wish - proc.device_bytes)
+        else:
+            self.counts.out_of_memory += 1
+
+    def _ask_for_room(self, proc: Proc, size: int) -> None:
+        self.requests += 1
+        proc.wish = (self.requests, size)
+        self.tell(ev.RoomWanted(session=proc.id, request=self.requests, bytes=size))
+
+    def _room_answered(self, answer: act.RoomAnswer) -> None:
+        proc = self.procs[answer.session]
+        assert proc.wish is not None, "an answer that nobody waits for"
+        request, size = proc.wish
+        assert answer.request == request
+        proc.wish = None
+        if isinstance(answer, act.RoomDenied):
+            self.counts.room_denied += 1
             self.counts.out_of_memory += 1
             return
-        proc.device_bytes = wish
+        self.counts.room_made += 1
+        assert proc.flight is None
+        assert not proc.held or proc.home == "out"
+        if proc.phase not in ("running", "lingering") or proc.home == "out":
+            return
+        if size <= self.free_bytes():
+            proc.device_bytes += size
+        else:  # somebody has grown since memory was read
+            self._at(NS_PER_MS, self._guarded(proc, lambda p: self._ask_for_room(p, size)))
 
     def _finish(self, proc: Proc) -> None:
         if self.plan.mischief and self.rng.random() < 0.2:
@@ -415,6 +452,8 @@ class Simulation:
         elif isinstance(action, act.Notify):
             counts = self.counts.notices
             counts[action.notice] = counts.get(action.notice, 0) + 1
+        elif isinstance(action, act.RoomAnswer):
+            self._room_answered(action)
         else:
             self._start(action)
 
@@ -619,10 +658,19 @@ class Simulation:
         if not self.winding_down:
             self._at(CONFIG.observe_interval_ns, self._observe)
         self._report_memory()
+        self._check_wishes()
         if not self.winding_down and self.rng.random() < 0.5:
             self._look_at_a_notebook()
         if not self.winding_down and self.rng.random() < self.plan.mischief:
             self.rng.choice(_MISCHIEF)(self)
+
+    def _check_wishes(self) -> None:
+        """Who runs alone, while nothing moves, hears soon whether there is room."""
+        st = self.scheduler._st
+        for wish in st.wishes.values():
+            if wish.promised_ns is None and [*st.runners] == [wish.session.id] and not st.ops:
+                age_ns = self.now_ns - wish.asked_ns
+                assert age_ns <= CONFIG.room_patience_ns, f"{wish.session.id} waits for room"
 
     def _report_memory(self) -> None:
         resting = {p.id: p for p in self.procs.values() if p.flight is None}
@@ -681,6 +729,7 @@ class Simulation:
             return
         proc.leaving = True
         proc.phase = "idle"
+        proc.wish = None
         proc.token += 1
         self.holders.discard(proc.id)
         at_rest = proc.flight is None and not proc.held and proc.home == "in"
@@ -756,12 +805,16 @@ class Simulation:
             self._rejoin(proc)
         self._report_memory()
         for proc in procs:
+            if proc.wish is not None:
+                request, size = proc.wish
+                self.tell(ev.RoomWanted(session=proc.id, request=request, bytes=size))
             if proc.phase == "waiting" and not proc.leaving:
                 self.tell(ev.LeaseRequested(session=proc.id, burst=proc.burst))
             elif proc.leaving and proc.id in self.procs:
                 self._leave_again(proc)
 
     def _rejoin(self, proc: Proc) -> None:
+        proc.brought_back_ns = -(10**18)  # the new daemon knows of no hint
         residency = Residency.RESIDENT
         if proc.lost:
             residency = Residency.LOST

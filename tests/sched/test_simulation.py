@@ -56,7 +56,7 @@ def test_the_simulation_reaches_what_it_is_for():
         seen.update({name: n for name, n in vars(counts).items() if isinstance(n, int)})
     for name in (
         "suspensions", "page_ins", "refusals", "no_room", "overdue", "lost", "kills", "restarts",
-        "granted_in_parallel", "brought_back",
+        "granted_in_parallel", "brought_back", "room_made", "room_denied",
     ):  # fmt: skip
         assert seen[name] > 2, name
     assert set(notices) == set(Notice)

@@ -45,6 +45,8 @@ class Machine(RuleBasedStateMachine):
         self.device = {}
         self.host = {}
         self.held = set()
+        self.requests = 0
+        self.asked = {}  # bytes by session and number of the request
         self.flying = {}
         self.holders = set()
         self.used = {}  # when its burst was over
@@ -54,8 +56,17 @@ class Machine(RuleBasedStateMachine):
         for action in self.scheduler.handle(event, self.now_ns):
             if isinstance(action, act.Grant):
                 self.granted(action)
+            elif isinstance(action, act.RoomAnswer):
+                self.answered(action)
             elif isinstance(action, act.Operation):
                 self.ordered(action)
+
+    def answered(self, answer):
+        size = self.asked.pop((answer.session, answer.request))
+        assert all(order.session != answer.session for order in self.flying.values())
+        if isinstance(answer, act.RoomMade):
+            held = sum(s.resident_bytes for s in self.scheduler.view(self.now_ns).sessions)
+            assert held + size <= TOTAL, "room was promised that others are known to hold"
 
     def granted(self, action):
         session = action.session
@@ -149,6 +160,7 @@ class Machine(RuleBasedStateMachine):
     def die(self, name):
         if (session := self.ids.pop(name, None)) is not None:
             self.holders.discard(session)
+            self.asked = {key: size for key, size in self.asked.items() if key[0] != session}
             if all(order.session != session for order in self.flying.values()):
                 self.device.pop(session)
                 self.host.pop(session)
@@ -165,6 +177,21 @@ class Machine(RuleBasedStateMachine):
             coming = sum(o.need_bytes for o in self.flying.values() if isinstance(o, act.PageIn))
             self.device[session] = min(size, TOTAL - others - coming)
         self.look()
+
+    @precondition(lambda self: self.ids)
+    @rule(name=NAMES, size=SIZES)
+    def ask_for_room(self, name, size):
+        if (session := self.ids.get(name)) is not None:
+            self.requests += 1
+            self.asked[session, self.requests] = size
+            self.feed(ev.RoomWanted(session=session, request=self.requests, bytes=size))
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def no_longer_ask(self, data):
+        session, request = data.draw(st.sampled_from(sorted(self.asked)))
+        del self.asked[session, request]
+        self.feed(ev.RoomNoLongerWanted(session=session, request=request))
 
     @rule()
     def look(self):

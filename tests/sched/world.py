@@ -221,6 +221,10 @@ _SESSION: dict[str, Callable[[SessionId, list[str]], ev.Event]] = {
     "asks": lambda s, words: ev.LeaseRequested(session=s, burst=int(words[0])),
     "withdraws": lambda s, words: ev.LeaseWithdrawn(session=s, burst=int(words[0])),
     "ends": lambda s, words: ev.BurstEnded(session=s, burst=int(words[0])),
+    "wants": lambda s, words: ev.RoomWanted(
+        session=s, bytes=gib(words[0]), request=int(words[1]) if words[1:] else 1
+    ),
+    "unwants": lambda s, words: ev.RoomNoLongerWanted(session=s, request=int(words[0])),
     "lingers": lambda s, words: ev.BurstLingered(session=s, burst=int(words[0])),
 }
 

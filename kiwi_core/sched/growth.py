@@ -1,0 +1,152 @@
+"""Room on demand: a program found no GPU memory for an allocation and asks for some.
+
+What is asked for counts as needed until it is seen to be held (``needs.need_bytes``), so everything
+that makes room for a runner works for it, too. Here it is answered: room is there, or there will
+be none, which only the whole GPU or something that is wrong can lead to.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kiwi_core.sched import room
+from kiwi_core.sched.actions import RoomDenied, RoomMade
+from kiwi_core.sched.session import Home, Want, Wish
+from kiwi_core.states import AntiThrash
+from kiwi_core.units import format_bytes
+
+if TYPE_CHECKING:
+    from kiwi_core.sched import events as ev
+    from kiwi_core.sched.session import Session
+    from kiwi_core.sched.state import State
+
+
+def wanted(st: State, event: ev.RoomWanted) -> None:
+    """The same request again (its program reconnected) is the same wish, to be answered anew."""
+    session = st.sessions.get(event.session)
+    if session is None or session.gone or session.leaving:
+        st.ignored_events += 1
+        return
+    drop(st, session, event.request)
+    if session.home is Home.LOST:
+        _deny(st, session, event.request, "Its GPU memory is lost.")
+        return
+    if (why := _beyond_the_gpu(st, session, event.bytes)) is not None:
+        _deny(st, session, event.request, why)
+        return
+    wish = Wish(session, event.request, event.bytes, st.now_ns)
+    st.wishes[session.id, event.request] = wish
+    session.asked_bytes += wish.bytes
+    st.refresh(session)
+    st.tell(session, "asks for {} more", format_bytes(wish.bytes))
+
+
+def no_longer_wanted(st: State, event: ev.RoomNoLongerWanted) -> None:
+    session = st.sessions.get(event.session)
+    if session is None or not drop(st, session, event.request):
+        st.ignored_events += 1
+
+
+def drop(st: State, session: Session, request: int) -> bool:
+    wish = st.wishes.pop((session.id, request), None)
+    if wish is None:
+        return False
+    session.asked_bytes -= wish.bytes
+    st.refresh(session)
+    return True
+
+
+def drop_all(st: State, session: Session) -> None:
+    for of, request in tuple(st.wishes):
+        if of == session.id:
+            drop(st, session, request)
+
+
+def seen(st: State, session: Session, began_ns: int) -> None:
+    """Its memory was read at ``began_ns``: what it was promised before is held by now, or is not
+    wanted."""
+    for wish in tuple(st.wishes.values()):
+        if wish.session is session and wish.promised_ns is not None and wish.promised_ns < began_ns:
+            drop(st, session, wish.request)
+
+
+def tend(st: State) -> None:
+    for wish in tuple(st.wishes.values()):
+        if wish.promised_ns is None:
+            _tend(st, wish)
+
+
+def _tend(st: State, wish: Wish) -> None:
+    session = wish.session
+    if (why := _beyond_the_gpu(st, session, wish.bytes)) is not None:
+        _give_up(st, wish, why)  # programs outside have grown
+        return
+    if session.want is Want.QUEUED or session.op is not None:
+        return  # room for it is made before its turn comes
+    kept_bytes = session.footprint_bytes + _promised_bytes(st, session)
+    others_bytes = st.claimed_bytes - session.counted_claim_bytes
+    short_bytes = wish.bytes + kept_bytes + others_bytes - st.capacity_bytes
+    if short_bytes <= 0:
+        wish.promised_ns = st.now_ns
+        st.actions.append(RoomMade(session=session.id, request=wish.request))
+        st.tell(session, "has room for {} more", format_bytes(wish.bytes))
+        return
+    coming_bytes = room.coming_bytes(st)
+    found = room.survey(st, short_bytes - coming_bytes, beside=session)
+    room.evict(st, found, f"{session.id} asks for more")
+    if coming_bytes + found.gain_bytes < short_bytes and not _others_make_way(st, session):
+        _be_patient(st, wish, _why_short(st, session, found))
+
+
+def _beyond_the_gpu(st: State, session: Session, size_bytes: int) -> str | None:
+    """Why even the whole GPU would not do."""
+    # Not what it was promised lately: a reading of its memory may have both.
+    kept_bytes = session.footprint_bytes
+    if size_bytes + kept_bytes <= st.capacity_bytes:
+        return None
+    return (
+        f"It has {format_bytes(kept_bytes)} and asks for {format_bytes(size_bytes)} more; "
+        f"the GPU has {format_bytes(st.capacity_bytes)} for programs."
+    )
+
+
+def _promised_bytes(st: State, session: Session) -> int:
+    """May have been taken since its memory was last read."""
+    return sum(
+        wish.bytes
+        for wish in st.wishes.values()
+        if wish.session is session and wish.promised_ns is not None
+    )
+
+
+def _others_make_way(st: State, session: Session) -> bool:
+    """Those that run beside it no longer fit: one of all has to wait, maybe this one."""
+    if session.want is not Want.RUNNING or st.anti_thrash is not AntiThrash.ON:
+        return False
+    st.outgrown = st.outgrown or len(st.runners) > 1
+    return st.holders > 1
+
+
+def _why_short(st: State, session: Session, found: room.Survey) -> str:
+    if found.over_budget is None and found.refusing is None and st.holders:
+        return "others that are at work hold the rest of the GPU"
+    return room.blocked_by(st, session, found)[1]
+
+
+def _be_patient(st: State, wish: Wish, why: str) -> None:
+    """What hinders may pass: a refusal, an operation under way, somebody who runs."""
+    until_ns = wish.asked_ns + st.config.room_patience_ns
+    if until_ns > st.now_ns:
+        st.wake_at(until_ns)
+    else:
+        _give_up(st, wish, f"No room could be made: {why}.")
+
+
+def _give_up(st: State, wish: Wish, detail: str) -> None:
+    drop(st, wish.session, wish.request)
+    _deny(st, wish.session, wish.request, detail)
+
+
+def _deny(st: State, session: Session, request: int, detail: str) -> None:
+    st.actions.append(RoomDenied(session=session.id, request=request, detail=detail))
+    st.tell(session, "gets no more memory: {}", detail)
