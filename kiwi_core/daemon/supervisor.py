@@ -18,7 +18,7 @@ from kiwi_core.daemon.emulation import prepare
 from kiwi_core.daemon.gpu_daemon import ChildOptions
 from kiwi_core.daemon.places import prepare_directory, sockets_mode
 from kiwi_core.errors import CallerError, KiwiError
-from kiwi_core.gpu import nvml
+from kiwi_core.gpu import choice, nvml
 from kiwi_core.units import format_bytes, seconds_to_ns
 
 if TYPE_CHECKING:
@@ -100,23 +100,7 @@ def _chosen(gpus: Sequence[GpuInfo], wanted: Sequence[str]) -> list[GpuInfo]:
         )
     if not wanted:
         return list(gpus)
-    return [_one(gpus, word) for word in dict.fromkeys(wanted)]
-
-
-def _one(gpus: Sequence[GpuInfo], word: str) -> GpuInfo:
-    matches = [gpu for gpu in gpus if word in (str(gpu.index), gpu.uuid)]
-    matches = matches or [gpu for gpu in gpus if _begins(gpu.uuid, word)]
-    if len(matches) != 1:
-        known = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus)
-        problem = "is no GPU" if not matches else "means several GPUs"
-        raise CallerError("no-such-gpu", f"{word!r} {problem}.", f"There are: {known}.")
-    return matches[0]
-
-
-def _begins(uuid: str, word: str) -> bool:
-    """A number of few digits is an index that does not exist, not the beginning of a UUID."""
-    few_digits = word.isdigit() and len(word) < 4
-    return not few_digits and uuid.removeprefix("GPU-").startswith(word.removeprefix("GPU-"))
+    return [choice.one(gpus, word) for word in dict.fromkeys(wanted)]
 
 
 class _Child:

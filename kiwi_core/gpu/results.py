@@ -13,6 +13,7 @@ class _Meaning(NamedTuple):
     remedy: str = ""
 
 
+INVALID_VALUE: Final = 1
 OUT_OF_MEMORY: Final = 2
 OPERATING_SYSTEM: Final = 304
 NOT_READY: Final = 600

@@ -1,0 +1,172 @@
+"""One GPU used by *this* process: its context, device memory, pinned host memory, copies.
+
+For programs of Kiwi that measure or hold GPU memory themselves (``kiwi bench``); the daemon never
+makes a context. Addresses are integers; whoever takes memory gives it back. Every call raises
+``GpuError``. A thread must ``enter`` the GPU before it calls anything else; calls release the GIL.
+
+Source: CUDA driver API, "Primary Context Management", "Memory Management", "Stream Management".
+"""
+
+from __future__ import annotations
+
+import uuid as uuids
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kiwi_core.errors import GpuError
+from kiwi_core.gpu import driver
+from kiwi_core.gpu.results import INVALID_VALUE, cuda_error, no_driver_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SEPARATE: Final = 1
+"""CU_STREAM_NON_BLOCKING: does not wait for the legacy default stream."""
+
+
+@dataclass(frozen=True)
+class OwnGpu:
+    """The GPU ``uuid`` with its primary context, which costs 0.3-0.6 GB of it."""
+
+    uuid: str
+    device: int
+    context: Any
+    pci_bus_id: str
+
+    def enter(self) -> None:
+        """From here on the calling thread's calls are about this GPU."""
+        call("entering the GPU's context", cuda().cuCtxSetCurrent, self.context)
+
+    def close(self) -> None:
+        """Gives the context back, and with the last one everything allocated in it."""
+        call("leaving the GPU's context", cuda().cuDevicePrimaryCtxRelease, self.device)
+
+
+def open_gpu(uuid: str) -> OwnGpu:
+    """Makes the context and enters it."""
+    driver.init()
+    count = int(call("counting the GPUs", cuda().cuDeviceGetCount))
+    for ordinal in range(count):
+        device = call("finding the GPU", cuda().cuDeviceGet, ordinal)
+        raw = call("reading the GPU's UUID", cuda().cuDeviceGetUuid, device)
+        if f"GPU-{uuids.UUID(bytes=bytes(raw.bytes)[:16])}" == uuid:
+            return _opened(uuid, device)
+    raise GpuError(
+        "no-such-gpu",
+        f"This process cannot use {uuid}: CUDA shows it {count} other GPUs.",
+        "Check CUDA_VISIBLE_DEVICES, and that the GPU is not in MIG mode.",
+    )
+
+
+def _opened(uuid: str, device: Any) -> OwnGpu:
+    bus_id = call("reading the GPU's PCI address", cuda().cuDeviceGetPCIBusId, 32, device)
+    context = call("making a context", cuda().cuDevicePrimaryCtxRetain, device)
+    text = bytes(bus_id).split(b"\0")[0].decode().lower()
+    gpu = OwnGpu(uuid, int(device), context, text)
+    gpu.enter()
+    return gpu
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def free_bytes() -> int:
+    """Of the GPU that this thread has entered."""
+    free, _total = call("reading the free GPU memory", cuda().cuMemGetInfo)
+    return int(free)
+
+
+def allocate(size_bytes: int) -> int:
+    return int(call(f"allocating {size_bytes} bytes", cuda().cuMemAlloc, size_bytes))
+
+
+def free(address: int) -> None:
+    call("freeing GPU memory", cuda().cuMemFree, address)
+
+
+def fill(address: int, value: int, size_bytes: int) -> None:
+    """Every byte becomes ``value``; returns when it is done."""
+    call("filling GPU memory", cuda().cuMemsetD8, address, value, size_bytes)
+    synchronize()
+
+
+def host_allocate(size_bytes: int) -> int:
+    """Pinned memory that the driver allocates."""
+    what = f"allocating {size_bytes} bytes of pinned memory"
+    return int(call(what, cuda().cuMemHostAlloc, size_bytes, 0))
+
+
+def host_free(address: int) -> None:
+    call("freeing pinned memory", cuda().cuMemFreeHost, address)
+
+
+def host_register(address: int, size_bytes: int) -> None:
+    """Pins memory that the process has already; whole pages."""
+    call(f"pinning {size_bytes} bytes", cuda().cuMemHostRegister, address, size_bytes, 0)
+
+
+def host_unregister(address: int) -> None:
+    call("unpinning memory", cuda().cuMemHostUnregister, address)
+
+
+# --- copies -------------------------------------------------------------------------------------
+
+
+def new_stream() -> Any:
+    return call("making a stream", cuda().cuStreamCreate, _SEPARATE)
+
+
+def end_stream(stream: Any) -> None:
+    call("ending a stream", cuda().cuStreamDestroy, stream)
+
+
+def copy_out(host: int, device: int, size_bytes: int, stream: Any) -> None:
+    """From the GPU to host memory, pinned or not; done when ``synchronize`` returns."""
+    call("copying out", cuda().cuMemcpyDtoHAsync, host, device, size_bytes, stream)
+
+
+def copy_in(host: int, device: int, size_bytes: int, stream: Any) -> None:
+    """From host memory to the GPU; done when ``synchronize`` returns."""
+    call("copying in", cuda().cuMemcpyHtoDAsync, device, host, size_bytes, stream)
+
+
+def synchronize(stream: Any = None) -> None:
+    """Waits for the work of ``stream``, or of the whole context."""
+    if stream is None:
+        call("waiting for the GPU", cuda().cuCtxSynchronize)
+    else:
+        call("waiting for a stream", cuda().cuStreamSynchronize, stream)
+
+
+def nothing() -> None:
+    """The cheapest call there is: what every other one costs at least, seen from Python."""
+    call("reading the context", cuda().cuCtxGetCurrent)
+
+
+# --- calls --------------------------------------------------------------------------------------
+
+
+def cuda() -> Any:
+    """The bindings; for this package only."""
+    from cuda.bindings import driver as bindings
+
+    return bindings
+
+
+def call(what: str, function: Callable[..., tuple[Any, ...]], *args: object) -> Any:
+    """One driver call's value (a tuple where there are several), or ``GpuError``."""
+    try:
+        status, *values = function(*args)
+    except RuntimeError as error:  # the bindings raise where the library cannot be found
+        raise no_driver_error(str(error)) from error
+    if int(status) == INVALID_VALUE:
+        raise GpuError(
+            "invalid-value",
+            f"{what[:1].upper()}{what[1:]} failed: the driver calls an argument invalid.",
+            driver_code=INVALID_VALUE,
+        )
+    if int(status) != 0:
+        raise cuda_error(what, int(status), getattr(status, "name", ""))
+    if len(values) > 1:
+        return tuple(values)
+    return values[0] if values else None
