@@ -44,6 +44,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "doctor": Command("doctor", "is this machine fit for Kiwi, and what to do where not"),
     "daemon": Command("daemon", "serve this machine's GPUs (or emulated ones)"),
     "demo": Command("demo", "see two notebooks share one GPU (an emulated one will do)"),
+    "bench": Command("bench", "measure this machine's limits, and Kiwi's distance from them"),
     "replay": Command("replay", "tell from a journal what happened, and check the scheduler"),
     "simulate": Command("simulate", "what another policy or setting would do with the same work"),
 }
@@ -54,6 +55,7 @@ examples:
   kiwi doctor                           is this machine fit?
   kiwi daemon                           serve every GPU, in the foreground
   kiwi daemon --emulate 2x512MiB        no GPU? serve two emulated ones
+  kiwi bench                            how fast is this machine, and Kiwi on it?
   kiwi status --watch                   who has the GPU, live
   kiwi run -- python train.py           a program from a terminal shares fairly too
 

@@ -95,7 +95,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host-budget",
         metavar="SIZE",
-        type=_size,
+        type=parse_size,
         help="system RAM that paged-out memory may take, for example 64GiB "
         "(default: what the machine and its cgroup have, less a reserve)",
     )
@@ -156,13 +156,13 @@ def _add_emulation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--emulate",
         metavar="NxSIZE",
-        type=_emulation,
+        type=parse_emulation,
         help="serve N emulated GPUs of SIZE each, for example 2x512MiB; no real GPU is touched",
     )
     parser.add_argument(
         "--emulate-copy-rate",
         metavar="SIZE",
-        type=_size,
+        type=parse_size,
         help="bytes per second that the emulated bus moves, for example 1GiB (default: unlimited)",
     )
 
@@ -226,7 +226,8 @@ def _factor(text: str) -> float:
     return factor
 
 
-def _size(text: str) -> int:
+def parse_size(text: str) -> int:
+    """For ``argparse``, here and in ``kiwi bench``."""
     try:
         return parse_size_bytes(text)
     except ValueError as error:
@@ -256,7 +257,7 @@ def _address(text: str) -> tuple[str, int]:
     return match[1] or match[2] or "127.0.0.1", int(match[3])
 
 
-def _emulation(text: str) -> str:
+def parse_emulation(text: str) -> str:
     """Checks the form here, so that a typing error is told before anything starts; the emulator
     reads it. People also write the × of the documentation."""
     plain = text.strip().replace("×", "x")
@@ -265,5 +266,5 @@ def _emulation(text: str) -> str:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not N×SIZE; write for example 2x512MiB for two GPUs of 512 MiB"
         )
-    _size(match[2])
+    parse_size(match[2])
     return plain

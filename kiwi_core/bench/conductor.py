@@ -1,0 +1,231 @@
+"""Conducts a bench: which GPU, how much of it, one part after the other, and the report."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from kiwi_core import __version__, config
+from kiwi_core.bench import machine, plan
+from kiwi_core.bench.process import Worker
+from kiwi_core.bench.results import Left, Report
+from kiwi_core.errors import CallerError, KiwiError
+from kiwi_core.gpu import choice
+from kiwi_core.gpu.nvml import GpuInfo
+from kiwi_core.units import GIB, format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from kiwi_core.bench.backends import Backend
+    from kiwi_core.bench.machine import Link, Numa
+    from kiwi_core.bench.plan import Patience, Room
+    from kiwi_core.bench.results import Row
+
+ENV_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+_OURS: Final = (
+    config.ENV_SOCKET_DIR, config.ENV_STATE_DIR, config.ENV_DISABLE, config.ENV_GPU,
+    "KIWI_RUN_SESSION", "KIWI_DAEMON_ARGS",
+)  # fmt: skip
+"""What the user has set for Kiwi is not for the bench's own daemon and programs."""
+
+_NAMELESS_MAX_BYTES: Final = 2 * GIB
+"""More than the driver itself keeps: somebody uses the GPU whom NVML does not name, from another
+PID namespace for instance."""
+
+_ENDING_S: Final = 5.0
+"""Kept for ending processes."""
+
+
+class Wishes(NamedTuple):
+    """What the user asked for. ``emulate``: sizes of emulated GPUs; ``copy_bytes_per_s`` of their
+    bus, 0: as fast as memory; ``beside_others``: measure even though others use the GPU."""
+
+    gpu: str | None = None
+    emulate: str | None = None
+    copy_bytes_per_s: int = 0
+    beside_others: bool = False
+
+
+class Listener(Protocol):
+    """Hears of the progress; the command line shows it."""
+
+    def begins(self, bench: Bench) -> None:
+        """It is known what is used; nothing has been measured yet."""
+        ...
+
+    def step(self, title: str) -> None: ...
+
+
+@dataclass
+class Bench:
+    """One run: where its processes live, what it may use, and what it has found so far."""
+
+    listener: Listener
+    wishes: Wishes
+    directory: Path
+    stage: Worker
+    env: dict[str, str]
+    gpu: GpuInfo
+    room: Room
+    others: int
+    patience: Patience
+    began_s: float
+    numa: Numa | None = None
+    link: Link | None = None
+    rows: list[Row] = field(default_factory=list)
+    left_out: list[Left] = field(default_factory=list)
+
+    @property
+    def emulated(self) -> bool:
+        return self.wishes.emulate is not None
+
+    @property
+    def left_s(self) -> float:
+        return self.began_s + self.patience.total_s - _ENDING_S - time.monotonic()
+
+    def worker(self, role: str, env: Mapping[str, str] | None = None) -> Worker:
+        """A process that sees the one GPU. The caller closes it."""
+        return Worker(role, self.env | dict(env or {}), self.directory / "workers.log")
+
+    @contextmanager
+    def step(self, name: str, title: str, needs_s: float = 1.0) -> Iterator[None]:
+        """One row, or several that belong together. An error ends this step only."""
+        try:
+            if self.left_s < needs_s:
+                raise KiwiError("no-time", "The bench's time was over.")
+            self.listener.step(title)
+            yield
+        except KiwiError as error:
+            self.left_out.append(Left(name, title, str(error), failed=True))
+
+    def leave_out(self, name: str, title: str, reason: str) -> None:
+        """Not measured, and that is as it should be."""
+        self.left_out.append(Left(name, title, reason))
+
+    def add(self, *rows: Row) -> None:
+        self.rows.extend(rows)
+
+    def value(self, name: str) -> float | None:
+        """The median of a row that was measured."""
+        return next((row.spread.median for row in self.rows if row.name == name), None)
+
+
+def run(wishes: Wishes, backends: Sequence[Backend], listener: Listener) -> Report:
+    """All of it. Raises ``KiwiError`` where nothing can be measured; whatever is raised, every
+    process that was started ends."""
+    from kiwi_core.bench import distance, limits, remedies
+
+    with ExitStack() as stack:
+        bench = _set_up(wishes, listener, stack)
+        listener.begins(bench)
+        limits.measure(bench)
+        distance.measure(bench, backends)
+        for_this = [] if bench.emulated else remedies.of(bench, backends)
+        return Report(
+            kiwi=__version__,
+            took_s=round(time.monotonic() - bench.began_s, 1),
+            emulated=bench.emulated,
+            others=bench.others,
+            machine=_machine(bench),
+            uses={
+                "gpu_bytes": bench.room.gpu_bytes,
+                "gpu_switch_bytes": bench.room.switch_bytes,
+                "host_bytes": bench.room.host_bytes,
+            },
+            rows=tuple(bench.rows),
+            left_out=tuple(bench.left_out),
+            remedies=tuple(for_this),
+        )
+
+
+# --- setting up ---------------------------------------------------------------------------------
+
+
+def _set_up(wishes: Wishes, listener: Listener, stack: ExitStack) -> Bench:
+    began_s = time.monotonic()
+    env = {name: value for name, value in os.environ.items() if name not in _OURS}
+    stage = stack.enter_context(Worker("stage", env))
+    directory = Path(stage.ask("directory"))
+    if wishes.emulate is not None:
+        listener.step("emulated driver")
+        # Compiled on first use; a compiler that has to compile itself first takes minutes.
+        args = {"sizes": wishes.emulate, "copy_bytes_per_s": wishes.copy_bytes_per_s}
+        env |= stage.ask("emulate", 400.0, **args)
+        began_s = time.monotonic()
+    with Worker("pager", env, directory / "workers.log") as looker:
+        listener.step("looking at the GPUs")
+        gpu = _chosen(_gpus(looker), wishes.gpu)
+        used = looker.ask("memory", uuid=gpu.uuid)
+    others = _others(used, gpu, wishes)
+    room = plan.Room(used["total_bytes"], used["free_bytes"], used["host_available_bytes"])
+    plan.check(room)
+    env[ENV_VISIBLE] = gpu.uuid
+    return Bench(
+        listener, wishes, directory, stage, env, gpu, room, others,
+        plan.EMULATED if wishes.emulate is not None else plan.Patience(), began_s,
+    )  # fmt: skip
+
+
+def _gpus(looker: Worker) -> list[GpuInfo]:
+    remedy = "Without a GPU: kiwi bench --emulate 1x512MiB (its speeds mean nothing)."
+    try:
+        found = [GpuInfo(**fields) for fields in looker.ask("gpus")]
+    except KiwiError as error:
+        raise CallerError("no-gpu", error.message, remedy) from error
+    if not found:
+        raise CallerError("no-gpu", "There is no NVIDIA GPU on this machine.", remedy)
+    return found
+
+
+def _chosen(gpus: Sequence[GpuInfo], word: str | None) -> GpuInfo:
+    return gpus[0] if word is None else choice.one(gpus, word)
+
+
+def _others(used: dict[str, Any], gpu: GpuInfo, wishes: Wishes) -> int:
+    """How many others use the GPU. Raises ``CallerError`` if that is not to be."""
+    count = len(used["users"])
+    if not count and used["used_bytes"] > _NAMELESS_MAX_BYTES:
+        count = 1
+    if count and not wishes.beside_others:
+        programs = "1 program uses" if count == 1 else f"{count} programs use"
+        raise CallerError(
+            "gpu-in-use",
+            f"{programs} GPU {gpu.index} now ({format_bytes(used['used_bytes'])} of it): the bench "
+            "would get in their way, and its numbers would not be the machine's.",
+            "Wait until they have ended (kiwi status, nvidia-smi), choose another GPU with --gpu, "
+            "or measure all the same with --beside-others.",
+        )
+    return count
+
+
+def _machine(bench: Bench) -> dict[str, Any]:
+    gpu = bench.gpu
+    found = {
+        "gpu": gpu.name,
+        "gpu_bytes": gpu.total_bytes,
+        "driver": gpu.driver_version,
+        "persistence_mode": gpu.persistence,
+        **machine.describe(),
+    }
+    if bench.numa is not None:
+        found["gpu_numa_node"] = bench.numa.gpu_node
+        found["own_numa_nodes"] = list(bench.numa.own_nodes)
+    if bench.link is not None:
+        found["pcie"] = {
+            "gt_per_s": bench.link.gt_per_s,
+            "width": bench.link.width,
+            "gt_per_s_max": bench.link.gt_per_s_max,
+            "width_max": bench.link.width_max,
+        }
+    return found
+
+
+def quietly(call: Callable[[], object]) -> None:
+    """For giving back, where an error has been told already or will be."""
+    with suppress(KiwiError):
+        call()

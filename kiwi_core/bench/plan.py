@@ -1,0 +1,176 @@
+"""How much the bench uses, and how large its pieces are. Pure: numbers in, numbers out.
+
+Nothing is larger than a stated share of what is free, and nothing takes longer than a stated time
+at the speed that was measured first. Rounded down to 2 MiB, the granularity of device memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kiwi_core.config import DEFAULTS
+from kiwi_core.errors import CallerError
+from kiwi_core.units import GIB, MIB, format_bytes
+
+GPU_SHARE: Final = 0.5
+"""Of the free GPU memory, for everything but the switch."""
+
+SWITCH_GPU_SHARE: Final = 0.95
+"""Of it, while a switch is measured: two programs do not fit together only where the rest is
+taken. A twentieth stays for contexts that others make."""
+
+RAM_SHARE: Final = 0.25
+"""Of the system RAM that may still be used, cgroup limits included."""
+
+GPU_FREE_MIN_BYTES: Final = 96 * MIB
+RAM_FREE_MIN_BYTES: Final = 256 * MIB
+
+_GRANULARITY: Final = 2 * MIB
+_COPY_MAX_BYTES: Final = 1 * GIB
+"""At 55 GB/s it lasts 20 ms: what starting a copy costs cannot be seen any more."""
+_PAGED_MAX_BYTES: Final = 16 * GIB
+_PAIRS: Final = 5
+"""Copy buffers that may be there at once: two each in two processes, and one to spare."""
+_FIRST_PAGED_BYTES: Final = 256 * MIB
+_PAGED_ROUNDS: Final = 4.5
+_SWITCHES: Final = 6.5
+VMM_SIZES: Final = (2 * MIB, 64 * MIB, 512 * MIB, 1 * GIB)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long things may take. ``row_s``: one row of copies or calls; ``copy_s``: one copy;
+    ``paging_s``: page-outs and page-ins of one backend; ``switch_s``: its switches; ``total_s``:
+    everything, ends and starts of processes included."""
+
+    row_s: float = 1.0
+    copy_s: float = 0.1
+    paging_s: float = 16.0
+    switch_s: float = 20.0
+    total_s: float = 110.0
+    rounds: int = 400
+    """Of leases."""
+
+
+EMULATED: Final = Patience(row_s=0.3, paging_s=1.5, switch_s=2.5, rounds=100)
+"""Speeds mean nothing there: nobody should wait for them."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What is free before anything is measured."""
+
+    gpu_total_bytes: int
+    gpu_free_bytes: int
+    ram_bytes: int
+
+    @property
+    def gpu_bytes(self) -> int:
+        return _whole(self.gpu_free_bytes * GPU_SHARE)
+
+    @property
+    def switch_bytes(self) -> int:
+        return _whole(self.gpu_free_bytes * SWITCH_GPU_SHARE)
+
+    @property
+    def host_bytes(self) -> int:
+        return _whole(self.ram_bytes * RAM_SHARE)
+
+    @property
+    def margin_bytes(self) -> int:
+        """What the daemon keeps free beside its sessions."""
+        fraction = round(self.gpu_total_bytes * DEFAULTS.room_margin_fraction)
+        return max(DEFAULTS.room_margin_min_bytes, fraction)
+
+
+def check(room: Room) -> None:
+    """Raises ``CallerError`` where there is too little to measure anything with."""
+    if room.gpu_free_bytes < GPU_FREE_MIN_BYTES:
+        raise CallerError(
+            "no-gpu-memory",
+            f"Only {format_bytes(room.gpu_free_bytes)} of GPU memory are free; the bench needs "
+            f"{format_bytes(GPU_FREE_MIN_BYTES)}.",
+            "End programs that use the GPU (kiwi status, nvidia-smi), or emulate a larger one.",
+        )
+    if room.ram_bytes < RAM_FREE_MIN_BYTES:
+        raise CallerError(
+            "no-host-memory",
+            f"Only {format_bytes(room.ram_bytes)} of system RAM may still be used; the bench "
+            f"needs {format_bytes(RAM_FREE_MIN_BYTES)}.",
+            "End other programs, or raise the memory limit of this cgroup.",
+        )
+
+
+def copy_bytes(room: Room, bytes_per_s: float, patience: Patience) -> int:
+    """Of one copy: lasts about ``copy_s``."""
+    most = min(_COPY_MAX_BYTES, room.gpu_bytes // _PAIRS, room.host_bytes // _PAIRS)
+    return max(_GRANULARITY, _whole(min(bytes_per_s * patience.copy_s, most)))
+
+
+def first_pinned_bytes(room: Room) -> int:
+    """Pinned once, to find out how much can be pinned in the time."""
+    return max(_GRANULARITY, _whole(min(64 * MIB, room.host_bytes)))
+
+
+def pin_bytes(room: Room, bytes_per_s: float, patience: Patience) -> int:
+    """Of one run: a few fit into a row's time."""
+    fits = bytes_per_s * patience.row_s / 3
+    most = max(_GRANULARITY, _whole(min(_COPY_MAX_BYTES, room.host_bytes, fits)))
+    return max(most, first_pinned_bytes(room))
+
+
+def vmm_sizes(room: Room) -> tuple[int, ...]:
+    return tuple(size for size in VMM_SIZES if size <= room.gpu_bytes)
+
+
+def first_paged_bytes(room: Room) -> int:
+    """Moved once, to find out how much can be moved in the time."""
+    return max(_GRANULARITY, _whole(min(_FIRST_PAGED_BYTES, _paged_most(room) / 2)))
+
+
+def paged_bytes(room: Room, round_trip_s_per_byte: float, patience: Patience) -> int:
+    fits = patience.paging_s / _PAGED_ROUNDS / round_trip_s_per_byte
+    return max(first_paged_bytes(room), _whole(min(fits, _paged_most(room))))
+
+
+def _paged_most(room: Room) -> float:
+    return min(_PAGED_MAX_BYTES, room.gpu_bytes, room.host_bytes)
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Two programs of ``program_bytes`` each (without their contexts)."""
+
+    program_bytes: int
+
+    def space_bytes(self, resident_bytes: int, margin_bytes: int) -> int:
+        """What both together are left with, where one takes ``resident_bytes``: enough for one and
+        the margin, too little for two."""
+        return _whole(max(1.5 * resident_bytes, resident_bytes + 1.2 * margin_bytes))
+
+
+def switch(
+    room: Room, round_trip_s_per_byte: float, patience: Patience, context_bytes: int
+) -> Switch | str:
+    """Or why not."""
+    fits = patience.switch_s / _SWITCHES / round_trip_s_per_byte
+    # Both may be out for a moment, and each needs its context beside.
+    most = min(_paged_most(room) / 2, room.host_bytes / 2 - context_bytes)
+    size = _whole(min(fits, most))
+    resident = size + context_bytes
+    space = Switch(size).space_bytes(resident, room.margin_bytes)
+    if size < _GRANULARITY or space >= 1.9 * resident:
+        needed = round(room.margin_bytes * 1.4)
+        return (
+            f"two programs that do not fit together would have to take {format_bytes(needed)} "
+            f"each here; {format_bytes(max(0, size))} can be moved within the bench's time, share "
+            "of RAM and of GPU memory"
+        )
+    if space > room.switch_bytes:
+        return f"{format_bytes(space)} of GPU memory would have to be free"
+    return Switch(size)
+
+
+def _whole(size_bytes: float) -> int:
+    return int(size_bytes) // _GRANULARITY * _GRANULARITY

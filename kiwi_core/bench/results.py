@@ -1,0 +1,118 @@
+"""What was measured: rows with ratios, and the JSON that other programs read."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SCHEMA: Final = 1
+"""Rises when a reader of the old JSON would be misled by the new one."""
+
+GB_PER_S: Final = "GB/s"
+MICROSECONDS: Final = "us"
+SECONDS: Final = "s"
+
+
+class Spread(msgspec.Struct, frozen=True):
+    runs: int
+    min: float
+    median: float
+    max: float
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """What a row is compared with, in the row's unit; ``of`` says it in words."""
+
+    value: float
+    of: str
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One number. ``name`` is stable, for programs; ``title`` is for people. ``ratio`` is the
+    median over the limit's value: a share for speeds, a multiple for times. ``bytes``: the size
+    that was copied, pinned, mapped or moved, in one run."""
+
+    name: str
+    group: str
+    title: str
+    unit: str
+    spread: Spread
+    bytes: int = 0
+    limit: Limit | None = None
+    ratio: float | None = None
+
+
+class Left(msgspec.Struct, frozen=True):
+    """A row that is not there, and why. ``failed``: it should be."""
+
+    name: str
+    title: str
+    reason: str
+    failed: bool = False
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    kiwi: str
+    took_s: float
+    emulated: bool
+    others: int
+    """Programs that used the GPU meanwhile: then the numbers are not the machine's limits."""
+    machine: dict[str, Any]
+    uses: dict[str, int]
+    rows: tuple[Row, ...]
+    left_out: tuple[Left, ...]
+    remedies: tuple[str, ...]
+    schema: int = SCHEMA
+
+    @property
+    def complete(self) -> bool:
+        """Was everything measured that this machine has?"""
+        return not any(left.failed for left in self.left_out)
+
+    def row(self, name: str) -> Row | None:
+        return next((row for row in self.rows if row.name == name), None)
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return Spread(
+        runs=len(values), min=min(values), median=statistics.median(values), max=max(values)
+    )
+
+
+def speed_row(
+    name: str, group: str, title: str, size_bytes: int, seconds: Sequence[float],
+    limit: Limit | None = None,
+) -> Row:  # fmt: skip
+    """GB/s from the seconds of each run of ``size_bytes``."""
+    values = [size_bytes / 1e9 / one for one in seconds]
+    return _row(name, group, title, GB_PER_S, values, limit, size_bytes)
+
+
+def time_row(
+    name: str, group: str, title: str, unit: str, seconds: Sequence[float],
+    limit: Limit | None = None, size_bytes: int = 0,
+) -> Row:  # fmt: skip
+    """``limit`` is in ``unit``, the samples in seconds."""
+    factor = 1e6 if unit == MICROSECONDS else 1.0
+    return _row(name, group, title, unit, [one * factor for one in seconds], limit, size_bytes)
+
+
+def _row(
+    name: str, group: str, title: str, unit: str, values: Sequence[float],
+    limit: Limit | None, size_bytes: int,
+) -> Row:  # fmt: skip
+    found = spread(values)
+    return Row(
+        name=name, group=group, title=title, unit=unit, spread=found, bytes=size_bytes,
+        limit=limit, ratio=found.median / limit.value if limit is not None else None,
+    )  # fmt: skip
+
+
+def to_json(report: Report) -> bytes:
+    data = msgspec.to_builtins(report) | {"complete": report.complete}
+    return msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n"

@@ -1,0 +1,113 @@
+"""The role of a program that is a session of a daemon, as a notebook's kernel is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kiwi_core.bench.work.bus import Bus
+from kiwi_core.client import Client
+from kiwi_core.errors import KiwiError
+from kiwi_core.wire.framing import encode
+from kiwi_core.wire.messages import Acquire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WARM_UP: Final = 20
+
+
+class Session(Bus):
+    ENDS_WITHIN_S = 60.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._client: Client | None = None
+
+    @property
+    def client(self) -> Client:
+        assert self._client is not None
+        return self._client
+
+    def connect(self, socket_path: str, name: str) -> None:
+        self._client = Client(Path(socket_path), name=name, client="kiwi bench", reconnect=False)
+        self._client.connect()
+
+    def lease(self, echo_path: str, rounds: int) -> dict[str, list[float]]:
+        """Bare round trips and leases in turns, seconds; a lease is given back outside of what is
+        timed."""
+        asked = encode(Acquire(burst=1000))
+        found: dict[str, list[float]] = {"bare": [], "grant": []}
+        with socket.socket(socket.AF_UNIX) as bare:
+            bare.connect(echo_path)
+            for _ in range(WARM_UP + rounds):
+                at = time.perf_counter()
+                bare.sendall(asked)
+                bare.recv(4096)
+                found["bare"].append(time.perf_counter() - at)
+                at = time.perf_counter()
+                self.client.acquire(timeout_s=10.0)
+                found["grant"].append(time.perf_counter() - at)
+                self.client.end_burst()
+        return {name: samples[WARM_UP:] for name, samples in found.items()}
+
+    def first_cell(self, uuid: str, size_bytes: int, timeout_s: float) -> None:
+        """Takes the GPU for the first time: context and memory."""
+        with self._cell(timeout_s):
+            self.open(uuid)
+            self.hold(size_bytes)
+
+    def cell(self, timeout_s: float, change: bool) -> dict[str, Any]:
+        """Takes the GPU, uses all its memory, gives the GPU back. ``seconds``: from the request to
+        the grant; ``moves``: what the daemon moved for it."""
+        began = time.perf_counter()
+        with self._cell(timeout_s):
+            waited_s = time.perf_counter() - began
+            swaps = self.client.status().swaps
+            since_s = time.perf_counter() - began
+            moves = [s for s in swaps if s.ago_s < since_s and s.seconds > 0]
+            intact = self.intact()
+            if change:
+                self.change()
+        return {
+            "seconds": waited_s,
+            "moves": [[str(m.direction), m.bytes_moved, m.seconds] for m in moves],
+            "intact": intact,
+        }
+
+    def last_cell(self, timeout_s: float) -> None:
+        """Frees its memory, so that nothing need be moved any more."""
+        with self._cell(timeout_s):
+            self.drop()
+
+    @contextmanager
+    def _cell(self, timeout_s: float) -> Iterator[None]:
+        """With the lease."""
+        self.client.acquire(timeout_s=timeout_s)
+        try:
+            yield
+        finally:
+            self.client.end_burst()
+
+    def resident_bytes(self, limit_s: float) -> int:
+        """What the daemon counts of this session in the GPU, once it has looked."""
+        ends_s = time.monotonic() + limit_s
+        while True:
+            sessions = self.client.status().sessions
+            found = sum(one.resident_bytes for one in sessions if one.pid == os.getpid())
+            if found >= self._held_bytes or time.monotonic() > ends_s:
+                return max(found, self._held_bytes)
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        if self._client is not None:
+            with suppress(KiwiError):
+                self._client.goodbye(
+                    self.ENDS_WITHIN_S - 15
+                )  # brings its memory back, if it is out
+            self._client.close()
+        super().close()

@@ -1,0 +1,69 @@
+"""``python -m kiwi_core.bench.worker ROLE``: one process that works for the bench.
+
+Reads orders as JSON lines, ``{"call": name, "args": {...}}``, and answers each with ``{"value":
+...}`` or ``{"error": {"code", "message", "remedy"}}``. When its input ends, whoever steered it is
+done or dead: then it gives back what it has, and ends.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+from importlib import import_module
+from typing import Any, Final, Protocol
+
+from kiwi_core.errors import KiwiError
+
+ROLES: Final = {
+    "bus": "kiwi_core.bench.work.bus:Bus",
+    "pager": "kiwi_core.bench.work.paging:Paging",
+    "session": "kiwi_core.bench.work.session:Session",
+    "echo": "kiwi_core.bench.work.echo:Echo",
+    "stage": "kiwi_core.bench.work.stage:Stage",
+}
+
+
+class Role(Protocol):
+    ENDS_WITHIN_S: float
+    """``close`` may take so long; past it the process ends without it. Driver calls of a process
+    that is held or paged out wait, and there may be nobody left to bring it back."""
+
+    def close(self) -> None:
+        """Gives back everything; called once, whatever has happened before."""
+        ...
+
+
+def main() -> int:
+    # Ctrl-C is for the conductor, which closes its workers in the right order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not look like an answer
+    module, _, name = ROLES[sys.argv[1]].partition(":")
+    role: Role = getattr(import_module(module), name)()
+    try:
+        for line in sys.stdin:
+            print(json.dumps(_obey(role, json.loads(line))), file=answers, flush=True)
+    except BrokenPipeError:
+        pass  # nobody reads any more
+    finally:
+        with open(os.devnull, "w") as nowhere:
+            faulthandler.dump_traceback_later(role.ENDS_WITHIN_S, exit=True, file=nowhere)
+            role.close()
+    os._exit(0)  # a thread that hangs in the driver must not keep the process
+
+
+def _obey(role: Role, order: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"value": getattr(role, order["call"])(**order["args"])}
+    except KiwiError as error:
+        said = {"code": error.code, "message": error.message, "remedy": error.remedy}
+    except Exception as error:  # noqa: BLE001 - told to the conductor, which tells the user
+        said = {"code": "worker", "message": f"{type(error).__name__}: {error}", "remedy": ""}
+    return {"error": said}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""``kiwi bench``: this machine's limits and Kiwi's distance from them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kiwi_core.cli import exits
+from kiwi_core.cli.benched import begin_lines, report_lines
+from kiwi_core.cli.common import add_gpu
+from kiwi_core.cli.daemon import parse_emulation, parse_size
+from kiwi_core.cli.run import Terminated, wanted_gpu
+from kiwi_core.cli.terminal import Style
+from kiwi_core.errors import CallerError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+    from types import FrameType
+    from typing import TextIO
+
+    from kiwi_core.bench.conductor import Bench
+
+DESCRIPTION = """\
+Measures what this machine can do (copies between GPU and system RAM, pinning, mapping) and how far
+Kiwi is from it (lease, page-out, page-in, a switch between two programs), in less than two minutes.
+Only for a GPU that nobody else uses just now."""
+EPILOG = """\
+It takes half of the free GPU memory at most, nearly all of it for some seconds while it measures
+the switch between two programs that do not fit together, and a quarter of the system RAM that may
+be used; it says how much before it starts. Everything is given back at the end, after Ctrl-C too.
+
+exit codes: 0 all was measured, 1 it could not start or a part failed (the table says why), 2 not
+understood, 130 interrupted. The table and the JSON are explained in docs/bench.md.
+
+examples:
+  kiwi bench
+  kiwi bench --gpu 1 --json bench.json
+  kiwi bench --emulate 1x512MiB            see how it works; its speeds mean nothing
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_gpu(parser, "measure this GPU (default: the first)")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write everything there, for programs (- prints it)"
+    )
+    parser.add_argument(
+        "--beside-others",
+        action="store_true",
+        help="measure even though other programs use the GPU: they are slowed down, and the "
+        "numbers are not this machine's limits",
+    )
+    parser.add_argument(
+        "--emulate",
+        metavar="NxSIZE",
+        type=parse_emulation,
+        help="measure an emulated GPU, for example 1x512MiB; no real GPU is touched and the "
+        "speeds mean nothing",
+    )
+    parser.add_argument(
+        "--emulate-copy-rate",
+        metavar="SIZE",
+        type=parse_size,
+        help="bytes per second that the emulated bus moves, for example 1GiB (default: unlimited)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from kiwi_core.bench import conductor
+    from kiwi_core.bench.backends import BACKENDS
+    from kiwi_core.bench.results import to_json
+
+    wishes = conductor.Wishes(
+        gpu=wanted_gpu(args.gpu, dict(os.environ)) if args.emulate is None else args.gpu,
+        emulate=args.emulate,
+        copy_bytes_per_s=args.emulate_copy_rate or 0,
+        beside_others=args.beside_others,
+    )
+    try:
+        with _leaving_on_signals(), _Output(args.json) as output:
+            # What people read goes where the JSON does not.
+            shown = sys.stderr if args.json == "-" else sys.stdout
+            progress = _Progress(shown)
+            try:
+                report = conductor.run(wishes, BACKENDS, progress)
+            finally:
+                progress.ends()
+            output.write(to_json(report))
+            print("\n".join(report_lines(report, Style.of(shown))), file=shown)
+    except Terminated as terminated:
+        return exits.of_signal(terminated.number)
+    return exits.OK if report.complete else exits.FAILED
+
+
+@contextmanager
+def _leaving_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end everything in order, as Ctrl-C does."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise Terminated(number)
+
+    numbers = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, leave) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Output:
+    """The file for the JSON: tried before anything is measured, and not left behind empty."""
+
+    def __init__(self, name: str | None) -> None:
+        self._name = name
+        self._made = False
+
+    def __enter__(self) -> _Output:
+        if self._name not in (None, "-"):
+            assert self._name is not None
+            self._made = not os.path.lexists(self._name)
+            try:
+                with open(self._name, "ab"):
+                    pass
+            except OSError as error:
+                raise _not_written(self._name, error) from error
+        return self
+
+    def write(self, data: bytes) -> None:
+        if self._name == "-":
+            sys.stdout.write(data.decode())
+        elif self._name is not None:
+            try:
+                Path(self._name).write_bytes(data)
+            except OSError as error:
+                raise _not_written(self._name, error) from error
+            self._made = False
+
+    def __exit__(self, *_exc: object) -> None:
+        if self._made and self._name is not None:
+            with suppress(OSError):
+                os.unlink(self._name)
+
+
+def _not_written(name: str, error: OSError) -> CallerError:
+    return CallerError(
+        "not-written",
+        f"{name} cannot be written: {error.strerror}.",
+        "Name a file in a directory that exists and that you may write to.",
+    )
+
+
+class _Progress:
+    """One line on a terminal; a line for each step where lines cannot be rewritten."""
+
+    def __init__(self, shown: TextIO) -> None:
+        self._shown = shown
+        self._began_s = time.monotonic()
+        self._rewrites = sys.stderr.isatty()
+
+    def begins(self, bench: Bench) -> None:
+        self.ends()
+        print("\n".join(begin_lines(bench, Style.of(self._shown))), file=self._shown, flush=True)
+
+    def step(self, title: str) -> None:
+        text = f"{time.monotonic() - self._began_s:4.0f} s  {title}"
+        if self._rewrites:
+            print(f"\r\x1b[K{text[:78]}", end="", file=sys.stderr, flush=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def ends(self) -> None:
+        """The line is empty again."""
+        if self._rewrites:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
