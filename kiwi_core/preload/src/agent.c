@@ -1,0 +1,214 @@
+/* The native pager thread. It speaks with the daemon, moves the memory when told to, and is the only one
+ * that closes and opens the gate. It runs no Python and takes no lock of the program's: it must go on
+ * when every other thread stands at the gate. */
+#define _GNU_SOURCE
+#include "agent.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gate.h"
+#include "kiwi_preload.h"
+#include "link.h"
+#include "log.h"
+#include "pager.h"
+#include "place.h"
+
+enum { STACK_BYTES = 1 << 20 }; /* the driver's calls run on it; only what is touched takes memory */
+static const int64_t MS = 1000000, SECOND = 1000000000;
+static const int64_t FIRST_WORD_NS = 250 * MS;    /* how long the program's start waits for the daemon */
+static const int64_t WELCOME_NS = 30 * SECOND;    /* a daemon that says nothing for so long hangs */
+static const int64_t RETRY_MIN_NS = 200 * MS, RETRY_SOON_NS = 1 * SECOND, RETRY_NS = 3 * SECOND;
+static const int64_t RETRY_SOON_FOR_NS = 60 * SECOND; /* after a loss: daemons are restarted */
+static const int64_t COMPLAIN_NS = 10 * SECOND;   /* out, and no daemon to bring it back */
+static const int64_t EXIT_NS = 5 * SECOND;        /* how long an exit waits for a move to end */
+
+static char directory[3000], path[sizeof directory + 64];
+static int64_t dialled_ns, next_try_ns, retry_ns, lost_ns;
+static bool was_connected;
+
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; /* for what follows */
+static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
+static bool begun, over; /* the first try has had its result; the thread has ended */
+
+static void tell(bool *what) {
+    pthread_mutex_lock(&mu);
+    *what = true;
+    pthread_cond_broadcast(&progress);
+    pthread_mutex_unlock(&mu);
+}
+
+static void await(const bool *what, int64_t for_ns) {
+    struct timespec limit;
+    clock_gettime(CLOCK_REALTIME, &limit);
+    limit.tv_sec += (limit.tv_nsec + for_ns) / SECOND;
+    limit.tv_nsec = (limit.tv_nsec + for_ns) % SECOND;
+    pthread_mutex_lock(&mu);
+    while (!*what && pthread_cond_timedwait(&progress, &mu, &limit) != ETIMEDOUT) continue;
+    pthread_mutex_unlock(&mu);
+}
+
+/* ---- connecting ------------------------------------------------------------------------------ */
+
+static bool out(void) { return !strcmp(kp_pager_state(), "out"); }
+
+static void try_later(int64_t now_ns) {
+    bool soon = out() || (was_connected && now_ns - lost_ns < RETRY_SOON_FOR_NS);
+    int64_t most_ns = soon ? RETRY_SOON_NS : RETRY_NS;
+    if (!soon || kp_talk_regard == KP_REJECTED || retry_ns > most_ns) retry_ns = most_ns;
+    next_try_ns = kp_talk_regard == KP_REPLACED ? INT64_MAX : now_ns + retry_ns;
+    retry_ns *= 2;
+    if (!begun) tell(&begun);
+}
+
+static void lose(int64_t now_ns) {
+    bool welcomed = kp_talk_welcomed();
+    kp_wire_close(&kp_wire);
+    kp_talk_over();
+    if (welcomed) {
+        kp_note("the connection to the daemon is gone");
+        kp_pager_lost();
+        kp_link_now_connected(false);
+        was_connected = true;
+        lost_ns = now_ns;
+        if (now_ns - dialled_ns > RETRY_SOON_NS) retry_ns = RETRY_MIN_NS;
+    }
+    try_later(now_ns);
+}
+
+static bool may_dial(void) {
+    enum kp_trust trust = kp_place_trusted(directory, path);
+    if (trust == KP_TRUST_NO)
+        kp_warn("the Kiwi daemon's socket %s belongs neither to you nor to root, and is not trusted: this "
+                "program runs without Kiwi. Ask who administers this machine, or set KIWI_SOCKET_DIR.",
+                path);
+    return trust == KP_TRUST_YES;
+}
+
+static void dial(int64_t now_ns) {
+    dialled_ns = now_ns;
+    if (!may_dial()) {
+        try_later(now_ns);
+        return;
+    }
+    if (kp_wire_open(&kp_wire, path)) {
+        if (!kp_talk_begin()) lose(now_ns);
+        return;
+    }
+    if (errno == EACCES)
+        kp_warn("you may not use the Kiwi daemon's socket %s: this program runs without Kiwi. Ask who "
+                "administers this machine to add you to the group that owns it.",
+                path);
+    if (errno == ENAMETOOLONG)
+        kp_warn("the name of the Kiwi daemon's socket is too long (%s): this program runs without Kiwi. Set "
+                "KIWI_SOCKET_DIR to a directory with a short name.",
+                path);
+    try_later(now_ns);
+}
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+static int64_t complaint_ns(void) {
+    return kp_wire.fd < 0 && out() ? lost_ns + COMPLAIN_NS : INT64_MAX;
+}
+
+static int patience_ms(int64_t now_ns) {
+    int64_t until_ns = complaint_ns() > now_ns ? complaint_ns() : INT64_MAX;
+    int64_t more_ns = kp_wire.fd < 0 ? next_try_ns
+                      : kp_talk_welcomed() ? kp_talk_due_ns()
+                                           : dialled_ns + WELCOME_NS;
+    if (more_ns < until_ns) until_ns = more_ns;
+    if (until_ns == INT64_MAX) return -1;
+    return until_ns <= now_ns ? 0 : (int)((until_ns - now_ns) / MS) + 1;
+}
+
+static void wait_for_something(void) {
+    struct pollfd polled[] = {
+        {.fd = kp_link_wake_fd(), .events = POLLIN},
+        {.fd = kp_wire.fd, .events = (short)(POLLIN | (kp_wire.unsent ? POLLOUT : 0))}};
+    if (poll(polled, 2, patience_ms(kp_now_ns())) <= 0) return;
+    if (polled[0].revents) kp_link_woken();
+    if (kp_wire.fd < 0 || !polled[1].revents) return;
+    if (!kp_wire_receive(&kp_wire, kp_talk_heard)) lose(kp_now_ns());
+    else if (kp_talk_welcomed() && !begun) tell(&begun);
+}
+
+static void once(void) {
+    int64_t now_ns = kp_now_ns();
+    if (kp_wire.fd < 0 && now_ns >= next_try_ns) dial(now_ns);
+    if (kp_wire.fd >= 0 && !kp_talk_welcomed() && now_ns > dialled_ns + WELCOME_NS) lose(now_ns);
+    if (kp_wire.fd >= 0 && (!kp_talk_say(now_ns) || !kp_wire_flush(&kp_wire))) lose(now_ns);
+    if (now_ns >= complaint_ns())
+        kp_warn("the Kiwi daemon is gone while this program's GPU memory is in system RAM. It goes on as "
+                "soon as a daemon is back: start one with `kiwi daemon`.");
+    wait_for_something();
+}
+
+static void *run(void *unused) {
+    (void)unused;
+    kp_gate_exempt();
+    pthread_setname_np(pthread_self(), "kiwi-pager");
+    while (!kp_link_ended()) once();
+    kp_pager_leave();
+    kp_wire_close(&kp_wire);
+    tell(&over);
+    return NULL;
+}
+
+/* ---- beginning and ending -------------------------------------------------------------------- */
+
+static bool forked;
+
+/* The parent's connection ends only when its last copy is closed. */
+static void in_child(void) {
+    forked = true;
+    kp_link_forked();
+    kp_wire_close(&kp_wire);
+}
+
+/* The driver takes itself apart next: no move may be under way then, and no call may wait for one. */
+static void at_exit(void) {
+    if (forked) return;
+    kp_link_end();
+    await(&over, EXIT_NS);
+}
+
+static bool start_thread(void) {
+    sigset_t all, before;
+    pthread_t thread;
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* the program's signals are for its own threads */
+    bool good = !pthread_create(&thread, &attributes, run, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    return good;
+}
+
+void kp_link_start(const CUuuid *gpu) {
+    static bool started;
+    char uuid[41];
+    if (__atomic_exchange_n(&started, true, __ATOMIC_ACQ_REL)) return;
+    kp_place_uuid((const unsigned char *)gpu->bytes, uuid);
+    if (!kp_place_directory(directory, sizeof directory)) {
+        kp_warn("the name of the directory of Kiwi's sockets is too long: this program runs without Kiwi. "
+                "Set KIWI_SOCKET_DIR to a directory with a short name.");
+        return;
+    }
+    snprintf(path, sizeof path, "%s/%s.sock", directory, uuid);
+    if (!kp_link_prepare() || pthread_atfork(NULL, NULL, in_child) || atexit(at_exit) || !start_thread()) {
+        kp_link_forked();
+        kp_warn("the system has no thread or descriptor to spare for Kiwi: this program runs without it.");
+        return;
+    }
+    await(&begun, FIRST_WORD_NS);
+}

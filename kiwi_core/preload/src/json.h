@@ -1,0 +1,51 @@
+/* JSON as the link speaks it: one object per line, read strictly and written without allocating.
+ *
+ * What is read came from outside: any bytes at all are either taken or refused, nothing else. No
+ * number passes through the C library, whose decimal point is the program's locale's.
+ */
+#ifndef KP_JSON_H
+#define KP_JSON_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum kp_json_kind {
+    KP_JSON_TEXT,    /* into: char[room]; longer ones are cut between two characters */
+    KP_JSON_INTEGER, /* into: int64_t, whose size is below 2^53 */
+    KP_JSON_SECONDS, /* into: int64_t, nanoseconds, at most a thousand million seconds */
+    KP_JSON_BOOL,    /* into: bool */
+};
+
+/* A member that the caller wants. `into` is only written where the member is there. */
+struct kp_json_field {
+    const char *name; /* below 64 bytes */
+    enum kp_json_kind kind;
+    void *into;
+    size_t room;
+    bool found;
+};
+
+/* Reads the object that is all of `text`, and those of its members that `fields` names; the others
+ * are checked and skipped. False where it is not JSON, or a wanted member is of another kind. */
+bool kp_json_read(const char *text, size_t length, struct kp_json_field *fields, size_t count);
+
+/* Bytes of the UTF-8 character at `p`, which is before `end`; 0: there is none. */
+size_t kp_utf8_character(const unsigned char *p, const unsigned char *end);
+
+/* A line that is being written (json_write.c). Once it does not fit, `full` is set and stays. */
+struct kp_json_out {
+    char *at, *end;
+    bool comma, full;
+};
+
+void kp_json_begin(struct kp_json_out *out, char *buffer, size_t room);
+void kp_json_open(struct kp_json_out *out, const char *name); /* an object in it, to be closed */
+void kp_json_close(struct kp_json_out *out);
+size_t kp_json_end(struct kp_json_out *out, const char *buffer); /* bytes of the line; 0: it is full */
+/* What is no UTF-8 in `value` becomes U+FFFD; above `max_bytes` it is cut between two characters. */
+void kp_json_text(struct kp_json_out *out, const char *name, const char *value, size_t max_bytes);
+void kp_json_integer(struct kp_json_out *out, const char *name, uint64_t value);
+void kp_json_seconds(struct kp_json_out *out, const char *name, int64_t nanoseconds);
+
+#endif

@@ -1,0 +1,174 @@
+/* What threads of the program want of the daemon. They only write it down and wake the pager thread
+ * (agent.c), which asks for it and brings the answer. */
+#include "link.h"
+
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "agent.h"
+#include "gate.h"
+#include "kiwi_preload.h"
+
+static const int64_t WITHOUT_DAEMON_NS = 30 * (int64_t)1000000000; /* it may be restarted meanwhile */
+
+struct wish { /* on the stack of the thread that waits */
+    struct wish *next;
+    uint64_t request, bytes;
+    bool asked, answered, granted;
+};
+
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; /* for what follows */
+static pthread_cond_t changed;                         /* on CLOCK_MONOTONIC */
+static struct wish *wishes;
+static uint64_t last_request;
+static bool connected, ended;
+static int64_t away_since_ns = INT64_MIN / 2; /* without a daemon since then; long ago: there was none */
+
+static int wake_fd = -1;
+static bool lease_wanted, books_changed, usable; /* atomics */
+
+static bool take(bool *flag) {
+    return __atomic_load_n(flag, __ATOMIC_RELAXED) && __atomic_exchange_n(flag, false, __ATOMIC_ACQ_REL);
+}
+
+static void raise_flag(bool *flag) {
+    if (!__atomic_exchange_n(flag, true, __ATOMIC_ACQ_REL)) kp_link_wake();
+}
+
+/* ---- the threads that want something --------------------------------------------------------- */
+
+void kp_link_want_lease(void) {
+    if (__atomic_load_n(&usable, __ATOMIC_ACQUIRE)) raise_flag(&lease_wanted);
+}
+
+void kp_link_books_changed(void) {
+    if (__atomic_load_n(&books_changed, __ATOMIC_RELAXED)) return;
+    if (__atomic_load_n(&usable, __ATOMIC_ACQUIRE)) raise_flag(&books_changed);
+}
+
+bool kp_link_connected(void) {
+    if (!__atomic_load_n(&usable, __ATOMIC_ACQUIRE)) return false;
+    pthread_mutex_lock(&mu);
+    bool answer = connected;
+    pthread_mutex_unlock(&mu);
+    return answer;
+}
+
+static void forget(struct wish *wish) {
+    struct wish **at = &wishes;
+    while (*at != wish) at = &(*at)->next;
+    *at = wish->next;
+}
+
+static bool await(struct wish *wish, int64_t until_ns) {
+    while (!wish->answered && !ended) {
+        int64_t alone_ns = away_since_ns + WITHOUT_DAEMON_NS;
+        int64_t limit_ns = connected || until_ns < alone_ns ? until_ns : alone_ns;
+        if (kp_now_ns() >= limit_ns) break;
+        struct timespec limit = {limit_ns / 1000000000, limit_ns % 1000000000};
+        pthread_cond_timedwait(&changed, &mu, &limit);
+    }
+    return wish->granted;
+}
+
+bool kp_link_want_room(uint64_t bytes, int64_t until_ns) {
+    struct wish wish = {.bytes = bytes};
+    if (!__atomic_load_n(&usable, __ATOMIC_ACQUIRE)) return false;
+    kp_gate_stand_aside(true);
+    pthread_mutex_lock(&mu);
+    wish.request = ++last_request;
+    wish.next = wishes;
+    wishes = &wish;
+    kp_link_wake();
+    bool granted = await(&wish, until_ns);
+    forget(&wish);
+    pthread_mutex_unlock(&mu);
+    kp_gate_stand_aside(false);
+    return granted;
+}
+
+/* ---- the pager thread ------------------------------------------------------------------------ */
+
+bool kp_link_prepare(void) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    bool good = !pthread_cond_init(&changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    good = good && wake_fd >= 0;
+    __atomic_store_n(&usable, good, __ATOMIC_RELEASE);
+    return good;
+}
+
+void kp_link_forked(void) {
+    __atomic_store_n(&usable, false, __ATOMIC_RELEASE);
+    if (wake_fd >= 0) close(wake_fd);
+    wake_fd = -1;
+}
+
+int kp_link_wake_fd(void) { return wake_fd; }
+
+void kp_link_wake(void) {
+    uint64_t one = 1;
+    if (write(wake_fd, &one, sizeof one) < 0) return; /* full: it is awake */
+}
+
+void kp_link_woken(void) {
+    uint64_t count;
+    if (read(wake_fd, &count, sizeof count) < 0) return; /* nobody had */
+}
+
+bool kp_link_take_lease(void) { return take(&lease_wanted); }
+bool kp_link_take_books(void) { return take(&books_changed); }
+
+bool kp_link_take_room(uint64_t *request, uint64_t *bytes) {
+    struct wish *oldest = NULL; /* the list has the youngest first */
+    pthread_mutex_lock(&mu);
+    for (struct wish *wish = wishes; wish; wish = wish->next)
+        if (!wish->asked) oldest = wish;
+    if (oldest) {
+        oldest->asked = true;
+        *request = oldest->request;
+        *bytes = oldest->bytes;
+    }
+    pthread_mutex_unlock(&mu);
+    return oldest != NULL;
+}
+
+void kp_link_answer_room(uint64_t request, bool granted) {
+    pthread_mutex_lock(&mu);
+    for (struct wish *wish = wishes; wish; wish = wish->next) {
+        if (wish->request != request || !wish->asked) continue;
+        wish->answered = true;
+        wish->granted = granted;
+    }
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&mu);
+}
+
+void kp_link_now_connected(bool now) {
+    pthread_mutex_lock(&mu);
+    if (connected && !now) away_since_ns = kp_now_ns();
+    connected = now;
+    for (struct wish *wish = wishes; wish; wish = wish->next) wish->asked = false;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&mu);
+    take(&lease_wanted); /* whoever wanted one was let through, or asks again */
+}
+
+void kp_link_end(void) {
+    pthread_mutex_lock(&mu);
+    ended = true;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&mu);
+    kp_link_wake();
+}
+
+bool kp_link_ended(void) {
+    pthread_mutex_lock(&mu);
+    bool answer = ended;
+    pthread_mutex_unlock(&mu);
+    return answer;
+}

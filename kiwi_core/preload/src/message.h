@@ -1,0 +1,64 @@
+/* The messages of the role `pager` (docs/protocol.md), as structs and as lines. Touches nothing else:
+ * the fuzzer and the tests call it with whatever they like. */
+#ifndef KP_MESSAGE_H
+#define KP_MESSAGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { KP_PROTOCOL = 1, KP_LINE_MAX_BYTES = 65536 };
+
+enum kp_heard {
+    KP_HEARD_GARBAGE, /* breaks a rule of the protocol: whoever sent it is no Kiwi daemon */
+    KP_HEARD_OTHER,   /* a type that this version does not know: ignored */
+    KP_HEARD_WELCOME,
+    KP_HEARD_ERROR,
+    KP_HEARD_GATE,
+    KP_HEARD_DO,
+    KP_HEARD_ROOM,
+};
+
+enum kp_action { KP_DO_OTHER, KP_DO_HOLD, KP_DO_FREE, KP_DO_PAGE_OUT, KP_DO_PAGE_IN };
+
+struct kp_message {
+    enum kp_heard what;
+    int64_t protocol;                         /* welcome */
+    bool open;                                /* gate */
+    int64_t op, within_ns;                    /* pager-do */
+    enum kp_action action;
+    int64_t request;                          /* room */
+    bool granted;
+    bool fatal;                               /* error */
+    char code[64], text[512], remedy[512];
+};
+
+void kp_message_read(const char *line, size_t length, struct kp_message *message);
+
+struct kp_count { /* one kind of memory that is not owned */
+    const char *kind;
+    uint64_t count;
+};
+
+struct kp_report { /* pager-state */
+    const char *state;
+    uint64_t resident, out, kept, unowned;
+    const struct kp_count *counts;
+    size_t kinds;
+};
+
+struct kp_done { /* pager-done */
+    int64_t op;
+    const char *outcome, *reason, *detail;
+    uint64_t bytes;
+    int64_t elapsed_ns;
+};
+
+/* Each writes its line and returns its length; 0: `room` is too small. */
+size_t kp_say_hello(char *line, size_t room, const char *client, const char *name);
+size_t kp_say_state(char *line, size_t room, const struct kp_report *report);
+size_t kp_say_done(char *line, size_t room, const struct kp_done *done);
+size_t kp_say_want_lease(char *line, size_t room);
+size_t kp_say_want_room(char *line, size_t room, uint64_t request, uint64_t bytes);
+
+#endif

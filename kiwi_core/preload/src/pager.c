@@ -1,0 +1,110 @@
+#include "pager.h"
+
+#include <stdio.h>
+
+#include "gate.h"
+#include "kiwi_preload.h"
+#include "own.h"
+
+static const int64_t WITHIN_MAX_NS = 3600 * (int64_t)1000000000;
+
+static bool held; /* the gate is closed and the GPU has done what it was given */
+static bool out;  /* and the memory is not in it */
+
+static void moved(struct kp_outcome *o, uint64_t bytes) {
+    *o = (struct kp_outcome){.what = KP_MOVED, .reason = "", .bytes = bytes};
+}
+
+static void refused(struct kp_outcome *o, const char *reason, const char *detail) {
+    *o = (struct kp_outcome){.what = KP_REFUSED, .reason = reason};
+    snprintf(o->detail, sizeof o->detail, "%s", detail);
+}
+
+static void let_go(void) {
+    held = false;
+    kp_gate_open();
+}
+
+static void hold(int64_t until_ns, struct kp_outcome *o) {
+    moved(o, 0);
+    if (held) return;
+    if (!kp_gate_close(until_ns)) {
+        refused(o, "lock-timeout", "a call of the program, or a stream capture, did not end in time");
+        return;
+    }
+    kp_move_settle(until_ns, o);
+    held = o->what == KP_MOVED;
+    if (!held) kp_gate_open();
+}
+
+static void page_out(int64_t until_ns, struct kp_outcome *o) {
+    bool was_held = held;
+    if (out) {
+        struct kp_books books;
+        kp_own_books(&books);
+        moved(o, books.out);
+        return;
+    }
+    hold(until_ns, o);
+    if (o->what != KP_MOVED) return;
+    kp_move_out(until_ns, o);
+    out = o->what == KP_MOVED;
+    /* After a loss the program must see the driver's errors rather than hang. */
+    if (o->what == KP_LOST || (o->what == KP_REFUSED && !was_held)) let_go();
+}
+
+static void page_in(int64_t until_ns, struct kp_outcome *o) {
+    moved(o, 0);
+    if (out) kp_move_in(until_ns, o);
+    if (o->what == KP_REFUSED) return;
+    out = false;
+    if (held) let_go();
+}
+
+static void let_run(struct kp_outcome *o) {
+    moved(o, 0);
+    if (out) refused(o, "driver", "its memory is out of the GPU and has to be paged in first");
+    else if (held) let_go();
+}
+
+static void perform(const struct kp_message *order, struct kp_outcome *o) {
+    int64_t within_ns = order->within_ns < 0 ? 0 : order->within_ns;
+    int64_t until_ns = kp_now_ns() + (within_ns < WITHIN_MAX_NS ? within_ns : WITHIN_MAX_NS);
+    switch (order->action) {
+    case KP_DO_HOLD: hold(until_ns, o); break;
+    case KP_DO_FREE: let_run(o); break;
+    case KP_DO_PAGE_OUT: page_out(until_ns, o); break;
+    case KP_DO_PAGE_IN: page_in(until_ns, o); break;
+    case KP_DO_OTHER: refused(o, "unsupported", "this version of the preloaded library has no such action");
+    }
+}
+
+void kp_pager_do(const struct kp_message *order, struct kp_outcome *o, struct kp_done *done) {
+    static const char *const outcomes[] = {
+        [KP_MOVED] = "moved", [KP_REFUSED] = "refused", [KP_LOST] = "lost"};
+    int64_t began_ns = kp_now_ns();
+    perform(order, o);
+    *done = (struct kp_done){
+        .op = order->op,
+        .outcome = outcomes[o->what],
+        .reason = o->reason ? o->reason : "",
+        .detail = o->detail,
+        .bytes = o->bytes,
+        .elapsed_ns = kp_now_ns() - began_ns,
+    };
+}
+
+void kp_pager_gate(bool open) { kp_gate_arm(!open); }
+
+void kp_pager_lost(void) {
+    kp_gate_arm(false);
+    if (held && !out) let_go();
+}
+
+void kp_pager_leave(void) {
+    kp_gate_arm(false);
+    if (held) let_go();
+    out = false;
+}
+
+const char *kp_pager_state(void) { return out ? "out" : held ? "held" : "resident"; }

@@ -1,0 +1,16 @@
+/* What the daemon's orders do: the state of this process as its pager. The pager thread only. */
+#ifndef KP_PAGER_H
+#define KP_PAGER_H
+
+#include "message.h"
+#include "move.h"
+
+/* Performs `order`; `outcome` holds the texts that `done` points to. */
+void kp_pager_do(const struct kp_message *order, struct kp_outcome *outcome, struct kp_done *done);
+
+void kp_pager_gate(bool open);   /* the daemon's word: calls pass, or ask first */
+void kp_pager_lost(void);        /* no daemon any more: whose memory is in the GPU runs on without */
+void kp_pager_leave(void);       /* the process exits: nothing may wait for anything any more */
+const char *kp_pager_state(void); /* "resident", "held", "out" */
+
+#endif

@@ -1,0 +1,47 @@
+#define _GNU_SOURCE
+#include "place.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static bool is_directory(const char *path) {
+    struct stat found;
+    return !stat(path, &found) && S_ISDIR(found.st_mode);
+}
+
+static const char *set(const char *name) {
+    const char *value = getenv(name);
+    return value && *value ? value : NULL;
+}
+
+/* As Python's tempfile: the first of these that can be written to. */
+static const char *temporary(void) {
+    const char *choices[] = {set("TMPDIR"), set("TEMP"), set("TMP"), "/tmp", "/var/tmp", "/usr/tmp"};
+    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++)
+        if (choices[i] && is_directory(choices[i]) && !access(choices[i], W_OK | X_OK)) return choices[i];
+    return ".";
+}
+
+bool kp_place_directory(char *directory, size_t room) {
+    const char *runtime = set("XDG_RUNTIME_DIR"), *named = set("KIWI_SOCKET_DIR");
+    int length;
+    if (named) length = snprintf(directory, room, "%s", named);
+    else if (is_directory("/run/kiwi")) length = snprintf(directory, room, "/run/kiwi");
+    else if (runtime) length = snprintf(directory, room, "%s/kiwi", runtime);
+    else length = snprintf(directory, room, "%s/kiwi-%u", temporary(), (unsigned)getuid());
+    return length > 0 && (size_t)length < room;
+}
+
+enum kp_trust kp_place_trusted(const char *directory, const char *path) {
+    struct stat place, found;
+    if (stat(directory, &place) || lstat(path, &found)) return KP_TRUST_NONE_THERE;
+    bool ours = found.st_uid == 0 || found.st_uid == getuid() || place.st_uid == 0;
+    return S_ISSOCK(found.st_mode) && ours ? KP_TRUST_YES : KP_TRUST_NO;
+}
+
+void kp_place_uuid(const unsigned char b[16], char *text) {
+    snprintf(text, 41, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1],
+             b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+}

@@ -1,0 +1,63 @@
+#define _GNU_SOURCE
+#include "wire.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+bool kp_frames_came(struct kp_frames *frames, size_t count, kp_line_fn *take) {
+    char *line = frames->bytes, *end = frames->bytes + frames->used + count, *stop;
+    char *unseen = frames->bytes + frames->used; /* no line ends before it */
+    while ((stop = memchr(unseen, '\n', (size_t)(end - unseen)))) {
+        if (!take(line, (size_t)(stop - line))) return false;
+        line = unseen = stop + 1;
+    }
+    frames->used = (size_t)(end - line);
+    memmove(frames->bytes, line, frames->used);
+    return frames->used <= KP_LINE_MAX_BYTES;
+}
+
+bool kp_wire_open(struct kp_wire *wire, const char *path) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    size_t length = strlen(path);
+    if (length >= sizeof address.sun_path) {
+        errno = ENAMETOOLONG;
+        return false;
+    }
+    memcpy(address.sun_path, path, length + 1);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return false;
+    if (connect(fd, (struct sockaddr *)&address, sizeof address)) {
+        int why = errno;
+        close(fd);
+        errno = why;
+        return false;
+    }
+    wire->unsent = wire->in.used = 0;
+    wire->fd = fd;
+    return true;
+}
+
+void kp_wire_close(struct kp_wire *wire) {
+    if (wire->fd >= 0) close(wire->fd);
+    wire->fd = -1;
+}
+
+bool kp_wire_flush(struct kp_wire *wire) {
+    while (wire->unsent) {
+        ssize_t sent = send(wire->fd, wire->out, wire->unsent, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent < 0) return errno == EAGAIN || errno == EINTR;
+        wire->unsent -= (size_t)sent;
+        memmove(wire->out, wire->out + sent, wire->unsent);
+    }
+    return true;
+}
+
+bool kp_wire_receive(struct kp_wire *wire, kp_line_fn *take) {
+    struct kp_frames *in = &wire->in;
+    ssize_t count = recv(wire->fd, in->bytes + in->used, sizeof in->bytes - in->used, MSG_DONTWAIT);
+    if (count < 0) return errno == EAGAIN || errno == EINTR;
+    return count > 0 && kp_frames_came(in, (size_t)count, take);
+}

@@ -1,0 +1,42 @@
+/* One connection to a daemon: whole lines in and out, never waiting. Used by the pager thread only;
+ * a forked child may close its copy. */
+#ifndef KP_WIRE_H
+#define KP_WIRE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "message.h"
+
+/* Cuts what comes in into lines. */
+struct kp_frames {
+    size_t used;
+    char bytes[KP_LINE_MAX_BYTES + 1];
+};
+
+/* Called for each whole line, without its end; false: no more of this connection. */
+typedef bool kp_line_fn(const char *line, size_t length);
+
+/* `count` bytes were put at `bytes + used`: hands out the lines that they complete. False: `take` said
+ * so, or a line is longer than the limit. */
+bool kp_frames_came(struct kp_frames *frames, size_t count, kp_line_fn *take);
+
+struct kp_wire {
+    int fd; /* -1: none */
+    size_t unsent;
+    struct kp_frames in;
+    char out[KP_LINE_MAX_BYTES];
+};
+
+bool kp_wire_open(struct kp_wire *wire, const char *path); /* false: errno says why */
+void kp_wire_close(struct kp_wire *wire);
+
+/* Where the next line may be written, and how much room there is for it; then `kp_wire_queue` it. */
+static inline char *kp_wire_next(struct kp_wire *wire) { return wire->out + wire->unsent; }
+static inline size_t kp_wire_room(const struct kp_wire *wire) { return sizeof wire->out - wire->unsent; }
+static inline void kp_wire_queue(struct kp_wire *wire, size_t length) { wire->unsent += length; }
+
+bool kp_wire_flush(struct kp_wire *wire);                     /* false: the connection is gone */
+bool kp_wire_receive(struct kp_wire *wire, kp_line_fn *take); /* likewise, or `take` said so */
+
+#endif

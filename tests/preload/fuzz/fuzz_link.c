@@ -1,0 +1,151 @@
+/* Fuzz target: whatever a daemon's socket may bring, through framing, JSON, messages and the pager's
+ * state, down to a gate and a mover that are made up here and check that they are used as they must be.
+ *
+ * The first bytes of an input choose how the bytes after it arrive, and what closing, settling and
+ * moving answer. With libFuzzer: clang -fsanitize=fuzzer,address,undefined fuzz_link.c <sources>; see
+ * driver.c for machines without it.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent.h"
+#include "gate.h"
+#include "json.h"
+#include "log.h"
+#include "move.h"
+#include "own.h"
+#include "pager.h"
+
+#define MUST(condition)                                                                          \
+    do {                                                                                         \
+        if (!(condition)) fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition), abort(); \
+    } while (0)
+
+/* ---- a gate and a mover ------------------------------------------------------------------------ */
+
+static bool closed, armed, out, leaving;
+static const uint8_t *choices;
+static size_t choices_left;
+
+static unsigned choose(unsigned below) {
+    if (!choices_left) return 0;
+    choices_left--;
+    return *choices++ % below;
+}
+
+bool kp_gate_close(int64_t until_ns) {
+    (void)until_ns;
+    MUST(!closed && !out);
+    closed = choose(4) != 3;
+    return closed;
+}
+void kp_gate_open(void) {
+    MUST(closed && (!out || leaving));
+    closed = false;
+}
+void kp_gate_arm(bool now) { armed = now; }
+bool kp_gate_is_armed(void) { return armed; }
+void kp_gate_stand_aside(bool aside) { (void)aside; }
+
+static void answer(struct kp_outcome *o) {
+    memset(o, 0xAA, sizeof *o); /* nothing may be read that was not set */
+    o->what = (enum kp_what)choose(3);
+    o->reason = o->what == KP_MOVED ? "" : "no-room";
+    o->bytes = choose(200);
+    o->elapsed_ns = choose(200);
+    strcpy(o->detail, "as the input \"says\"\n");
+}
+void kp_move_settle(int64_t until_ns, struct kp_outcome *o) {
+    (void)until_ns;
+    MUST(closed && !out);
+    answer(o);
+}
+void kp_move_out(int64_t until_ns, struct kp_outcome *o) {
+    (void)until_ns;
+    MUST(closed && !out);
+    answer(o);
+    out = o->what == KP_MOVED;
+}
+void kp_move_in(int64_t until_ns, struct kp_outcome *o) {
+    (void)until_ns;
+    MUST(closed && out);
+    answer(o);
+    out = o->what == KP_REFUSED;
+}
+void kp_own_books(struct kp_books *books) {
+    memset(books, 0, sizeof *books);
+    books->unowned[0] = choose(2);
+}
+const char *kp_foreign_name(enum kp_foreign kind) { return kind ? "array" : "pool"; }
+void kp_say(bool warning, const char *format, ...) { (void)warning, (void)format; }
+
+/* ---- what is checked ------------------------------------------------------------------------------ */
+
+static void check_said(void) {
+    for (char *line = kp_wire.out, *end = kp_wire.out + kp_wire.unsent; line < end;) {
+        char *stop = memchr(line, '\n', (size_t)(end - line)), type[32];
+        struct kp_json_field tag = {"type", KP_JSON_TEXT, type, sizeof type, false};
+        MUST(stop && kp_json_read(line, (size_t)(stop - line), &tag, 1) && tag.found);
+        line = stop + 1;
+    }
+    kp_wire.unsent = 0;
+}
+
+static bool receive(const uint8_t *data, size_t size, size_t at_once) {
+    struct kp_frames *in = &kp_wire.in;
+    while (size) {
+        size_t room = sizeof in->bytes - in->used, count = size < at_once ? size : at_once;
+        MUST(room > 0);
+        if (count > room) count = room;
+        memcpy(in->bytes + in->used, data, count);
+        if (!kp_frames_came(in, count, kp_talk_heard)) return false;
+        MUST(in->used <= KP_LINE_MAX_BYTES);
+        MUST(kp_talk_say((int64_t)size));
+        check_said();
+        data += count;
+        size -= count;
+    }
+    return true;
+}
+
+/* Any text at all, written, is read back as it was, but for what is no UTF-8. */
+static void check_text(const uint8_t *data, size_t size) {
+    static char text[300], line[4096], back[2048];
+    struct kp_json_field field = {"t", KP_JSON_TEXT, back, sizeof back, false};
+    struct kp_json_out json;
+    size_t length = size < sizeof text ? size : sizeof text - 1;
+    memcpy(text, data, length);
+    text[length] = 0;
+    kp_json_begin(&json, line, sizeof line);
+    kp_json_text(&json, "t", text, sizeof text);
+    size_t written = kp_json_end(&json, line);
+    MUST(written && kp_json_read(line, written, &field, 1) && field.found);
+    bool clean = true;
+    const unsigned char *p = (const unsigned char *)text, *end = p + strlen(text);
+    for (size_t n; p < end && clean; p += n) clean = (n = kp_utf8_character(p, end)) > 0;
+    MUST(!clean || !strcmp(back, text));
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    enum { CHOICES = 8 };
+    if (size < CHOICES + 1) return 0;
+    choices = data + 1;
+    choices_left = CHOICES;
+    closed = armed = out = leaving = false;
+    kp_wire.unsent = kp_wire.in.used = 0;
+    MUST(kp_talk_begin());
+    check_said();
+    check_text(data, size);
+    receive(data + CHOICES + 1, size - CHOICES - 1, (size_t)data[0] * data[0] + 1);
+    check_said();
+    kp_talk_over();
+    kp_pager_lost();
+    kp_link_now_connected(false);
+    MUST(!armed && closed == out);
+    leaving = true;
+    kp_pager_leave();
+    MUST(!closed && !armed);
+    return 0;
+}
