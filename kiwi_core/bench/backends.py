@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from importlib.util import find_spec
-from typing import Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NOT_YET: Final = "this version of Kiwi does not have it yet"
+
+
+def _always() -> str:
+    return ""
+
+
+def _nothing() -> dict[str, str]:
+    return {}
 
 
 @dataclass(frozen=True)
 class Backend:
-    """``pager`` (``module:class``, made with the GPU's UUID) moves the memory of programs that
-    were started with ``program_env``; ``daemon_args`` make a daemon use it. ``from_driver``: works
-    by the driver's checkpoint calls, which not every driver has. ``usual_share``: of the pinned
-    copy, what is to be expected of it; less than half of that gets a remedy."""
+    """``why_not`` says why this installation does not have it; empty where it has.
+
+    ``pager`` (``module:class``, made with the GPU's UUID) moves a program's memory directly;
+    empty: only a daemon can, and is asked to. Programs are started with ``program_env`` on top of
+    their environment, a daemon with ``daemon_args``, so that this backend is the one used.
+    ``from_driver``: works by the driver's checkpoint calls, which not every driver has.
+    ``usual_share``: of the pinned copy, what is to be expected; less than half gets a remedy.
+    """
 
     name: str
-    pager: str
-    program_env: dict[str, str] = field(default_factory=dict)
+    why_not: Callable[[], str] = _always
+    pager: str = ""
+    program_env: Callable[[], dict[str, str]] = _nothing
     daemon_args: tuple[str, ...] = ()
     from_driver: bool = False
     usual_share: float = 0.9
 
-    def why_not(self) -> str:
-        """Empty where this version of Kiwi has it."""
-        module = self.pager.partition(":")[0]
-        return "" if find_spec(module) else "this version of Kiwi does not have it yet"
 
-
-BACKENDS: Final = (
-    Backend(
-        "checkpoint",
-        "kiwi_core.pager.checkpoint:CheckpointPager",
-        from_driver=True,
-        usual_share=0.05,  # drivers 580 to 610 reach 3-10 GB/s of 26-55
-    ),
-    Backend("inprocess", "kiwi_core.pager.inprocess:InprocessPager"),
+CHECKPOINT: Final = Backend(
+    "checkpoint",
+    pager="kiwi_core.pager.checkpoint:CheckpointPager",
+    from_driver=True,
+    usual_share=0.05,  # drivers 580 to 610 reach 3-10 GB/s of 26-55
 )
+INPROCESS: Final = Backend("inprocess", why_not=lambda: NOT_YET)
+BACKENDS: Final = (CHECKPOINT, INPROCESS)

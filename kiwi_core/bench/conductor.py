@@ -164,7 +164,7 @@ def _set_up(wishes: Wishes, listener: Listener, stack: ExitStack) -> Bench:
     others = _others(used, gpu, wishes)
     room = plan.Room(used["total_bytes"], used["free_bytes"], used["host_available_bytes"])
     plan.check(room)
-    env[ENV_VISIBLE] = gpu.uuid
+    env |= {ENV_VISIBLE: gpu.uuid, config.ENV_SOCKET_DIR: str(directory)}
     return Bench(
         listener, wishes, directory, stage, env, gpu, room, others,
         plan.EMULATED if wishes.emulate is not None else plan.Patience(), began_s,

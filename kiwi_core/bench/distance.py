@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kiwi_core.bench import plan
 from kiwi_core.bench.conductor import quietly
 from kiwi_core.bench.results import MICROSECONDS, SECONDS, Limit, speed_row, time_row
-from kiwi_core.errors import GpuError, KiwiError
+from kiwi_core.errors import GpuError
 from kiwi_core.units import format_bytes
 from kiwi_core.wire.framing import encode
 from kiwi_core.wire.messages import Granted
@@ -27,6 +27,9 @@ _SWITCHES: Final = 4
 _MOVE_S: Final = 45.0
 """For one order that moves memory: sizes are such that it takes seconds."""
 
+_CELL_S: Final = _MOVE_S - 5
+"""For the GPU to be had."""
+
 _STARTS_S: Final = 12.0
 """Starting a daemon, or a pager and programs; on big machines the driver takes seconds for each."""
 
@@ -35,63 +38,70 @@ ANSWER: Final = encode(Granted(burst=1000, quantum_s=30.0)).decode()
 
 
 def measure(bench: Bench, backends: Sequence[Backend]) -> None:
-    _lease(bench)
+    daemon = Daemon(bench)
+    _lease(bench, daemon)
     for backend in backends:
-        why_not = backend.why_not() or _why_not_here(bench, backend)
-        if why_not:
-            title = f"page-out, page-in and switch, {backend.name}"
-            bench.leave_out(f"page_{backend.name}", title, why_not)
+        if why_not := backend.why_not():
+            bench.leave_out(f"page_{backend.name}", _all_of(backend), why_not)
             continue
         paged: list[Paged] = []
-        title = f"page-out and page-in, {backend.name}"
-        with bench.step(f"page_{backend.name}", title, needs_s=bench.patience.paging_s + _STARTS_S):
-            paged.append(_paging(bench, backend))
-        if paged:
-            title = f"switch between two programs, {backend.name}"
-            with bench.step(
-                f"switch_{backend.name}", title, needs_s=bench.patience.switch_s + _STARTS_S
-            ):
-                _switch(bench, backend, paged[0])
+        needs_s = bench.patience.paging_s + _STARTS_S
+        with bench.step(f"page_{backend.name}", f"page-out and page-in, {backend.name}", needs_s):
+            paged += _paging(bench, backend, daemon)
+        needs_s = bench.patience.switch_s + _STARTS_S
+        title = f"switch between two programs, {backend.name}"
+        for found in paged:
+            with bench.step(f"switch_{backend.name}", title, needs_s):
+                _switch(bench, backend, daemon, found)
+    daemon.end()
 
 
-def _why_not_here(bench: Bench, backend: Backend) -> str:
-    if not backend.from_driver:
-        return ""
-    with bench.worker("pager") as looker:
-        try:
-            return str(looker.ask("why_no_checkpoint"))
-        except KiwiError as error:
-            return str(error)
+def _all_of(backend: Backend) -> str:
+    return f"page-out, page-in and switch, {backend.name}"
+
+
+class Daemon:
+    """The bench's own, for the GPU that is measured, in the private directory."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._args: tuple[str, ...] | None = None
+        self._socket = ""
+
+    def socket(self, args: tuple[str, ...] = ()) -> str:
+        """Of one that was started with ``args``, now or before."""
+        if self._args != args:
+            self.end()
+            bench = self._bench
+            emulate = bench.wishes.emulate
+            which = ["--gpu", bench.gpu.uuid] if emulate is None else ["--emulate", emulate]
+            started = {"arguments": [*which, *args], "env": bench.env, "gpu_uuid": bench.gpu.uuid}
+            self._socket = bench.stage.ask("daemon", 70.0, **started)
+            self._args = args
+        return self._socket
+
+    def end(self) -> None:
+        if self._args is not None:
+            self._args = None
+            quietly(lambda: self._bench.stage.ask("end_daemon"))
 
 
 # --- lease --------------------------------------------------------------------------------------
 
 
-def _daemon(bench: Bench, args: Sequence[str] = ()) -> str:
-    """Starts one for the GPU that is measured, in the private directory; its socket."""
-    which = ["--emulate", bench.wishes.emulate] if bench.emulated else ["--gpu", bench.gpu.uuid]
-    return str(
-        bench.stage.ask(
-            "daemon", 70.0, arguments=[*which, *args], env=bench.env, gpu_uuid=bench.gpu.uuid
-        )
-    )
-
-
-def _lease(bench: Bench) -> None:
-    with bench.step("lease", "lease", needs_s=15.0):
-        socket = _daemon(bench)
+def _lease(bench: Bench, daemon: Daemon) -> None:
+    with bench.step("lease", "lease", needs_s=_STARTS_S):
+        socket = daemon.socket()
         echo_path = str(bench.directory / "echo")
         with bench.worker("echo") as echo, bench.worker("session") as session:
             echo.ask("serve", path=echo_path, answer=ANSWER)
             session.ask("connect", socket_path=socket, name="bench")
             found = session.ask("lease", echo_path=echo_path, rounds=bench.patience.rounds)
-        bare = time_row(
-            "round_trip", "lease", "a bare round trip over a socket", MICROSECONDS, found["bare"]
-        )
+        title = "a bare round trip over a socket"
+        bare = time_row("round_trip", "lease", title, MICROSECONDS, found["bare"])
         limit = Limit(bare.spread.median, "the bare round trip")
         title = "lease: from the request to the grant, nobody in the way"
         bench.add(bare, time_row("lease", "lease", title, MICROSECONDS, found["grant"], limit))
-    quietly(lambda: bench.stage.ask("end_daemon"))
 
 
 # --- page-out, page-in --------------------------------------------------------------------------
@@ -105,56 +115,134 @@ class Paged:
     context_bytes: int
 
 
-def _paging(bench: Bench, backend: Backend) -> Paged:
-    with bench.worker("pager") as pager:
-        pager.ask("start", pager=backend.pager, uuid=bench.gpu.uuid)
-        first = _probe(bench, backend, pager)
+def _paging(bench: Bench, backend: Backend, daemon: Daemon) -> list[Paged]:
+    """Empty where this machine's driver cannot do it."""
+    if backend.from_driver:
+        with bench.worker("pager") as looker:
+            if why_not := looker.ask("why_no_checkpoint"):
+                bench.leave_out(f"page_{backend.name}", _all_of(backend), why_not)
+                return []
+    with _mover(bench, backend, daemon) as mover:
+        first = _probe(bench, mover)
         size = plan.paged_bytes(bench.room, first.round_trip_s_per_byte, bench.patience)
-        with _program(bench, backend, pager, size) as program:
-            bench.listener.step(f"page-out and page-in, {backend.name}, {format_bytes(size)}")
-            rounds = [_there_and_back(pager, program) for _ in range(_ROUNDS)]
-            again = _there_and_back(pager, program, change=False)
+        mover.hold(size)
+        bench.listener.step(f"page-out and page-in, {backend.name}, {format_bytes(size)}")
+        rounds = [mover.there_and_back() for _ in range(_ROUNDS)]
+        again = mover.there_and_back(change=False)
+        mover.drop()
     _paged_rows(bench, backend, size, rounds, again)
     took_s = sum(one["out"]["seconds"] + one["in"]["seconds"] for one in rounds)
-    return Paged(took_s / sum(one["out"]["bytes"] for one in rounds), first.context_bytes)
+    in_all = sum(one["out"]["bytes"] for one in rounds)
+    return [Paged(took_s / in_all, first.context_bytes)]
 
 
 @contextmanager
-def _program(bench: Bench, backend: Backend, pager: Worker, size: int) -> Iterator[Worker]:
-    """Holds ``size`` bytes. If anything goes wrong the pager ends first, which brings back what it
-    has moved out: a program that is out cannot end by itself."""
-    with bench.worker("bus", backend.program_env) as program:
+def _mover(bench: Bench, backend: Backend, daemon: Daemon) -> Iterator[Mover]:
+    if backend.pager:
+        with bench.worker("pager") as pager:
+            pager.ask("start", pager=backend.pager, uuid=bench.gpu.uuid)
+            with _program(bench, backend, pager) as program:
+                yield ByPager(pager, program)
+        return
+    socket = daemon.socket(backend.daemon_args)
+    with bench.worker("session", backend.program_env()) as program:
+        program.ask("connect", socket_path=socket, name="bench")
+        yield ByDaemon(program, bench.gpu.uuid)
+
+
+class Mover(Protocol):
+    """One program, and how its memory is moved out and in."""
+
+    def hold(self, size_bytes: int) -> None:
+        """It holds nothing before."""
+        ...
+
+    def drop(self) -> None: ...
+
+    def there_and_back(self, change: bool = True) -> dict[str, Any]:
+        """``bytes`` and ``seconds`` of the ways ``out`` and ``in``, after every byte was changed
+        or none. Raises if a byte is lost: then the speed does not matter."""
+        ...
+
+
+class ByPager:
+    """The pager is called directly."""
+
+    def __init__(self, pager: Worker, program: Worker) -> None:
+        self._pager = pager
+        self._program = program
+
+    def hold(self, size_bytes: int) -> None:
+        self._program.ask("hold", size_bytes=size_bytes)
+
+    def drop(self) -> None:
+        self._program.ask("drop")
+
+    def there_and_back(self, change: bool = True) -> dict[str, Any]:
+        if change:
+            self._program.ask("change")
+        args = {"pid": self._program.pid, "timeout_s": _MOVE_S}
+        moved = {
+            "out": self._pager.ask("page_out", _MOVE_S + 5, **args),
+            "in": self._pager.ask("page_in", _MOVE_S + 5, **args),
+        }
+        _check(self._program.ask("intact"))
+        return moved
+
+
+class ByDaemon:
+    """A daemon is asked to move it out (``release``), and has to bring it back for a cell."""
+
+    def __init__(self, program: Worker, gpu_uuid: str) -> None:
+        self._program = program
+        self._gpu_uuid = gpu_uuid
+
+    def hold(self, size_bytes: int) -> None:
+        args = {"uuid": self._gpu_uuid, "size_bytes": size_bytes, "timeout_s": _CELL_S}
+        self._program.ask("first_cell", _MOVE_S, **args)
+
+    def drop(self) -> None:
+        self._program.ask("last_cell", _MOVE_S, timeout_s=_CELL_S)
+
+    def there_and_back(self, change: bool = True) -> dict[str, Any]:
+        if change:
+            self._program.ask("cell", _MOVE_S, timeout_s=_CELL_S, change=True)
+        out = self._program.ask("move_out", _MOVE_S, timeout_s=_CELL_S)
+        done = self._program.ask("cell", _MOVE_S, timeout_s=_CELL_S, change=False)
+        _check(done["intact"])
+        moves = [move for move in done["moves"] if move[0] == "in"]
+        if not moves:
+            raise GpuError("not-moved", "The daemon did not have to bring the memory back.")
+        return {"out": out, "in": {"bytes": moves[-1][1], "seconds": moves[-1][2]}}
+
+
+def _check(intact: bool) -> None:
+    if not intact:
+        raise GpuError("corrupt", "Memory came back with other contents. Please report this.")
+
+
+@contextmanager
+def _program(bench: Bench, backend: Backend, pager: Worker) -> Iterator[Worker]:
+    """One that uses the GPU. If anything goes wrong the pager ends first, which brings back what
+    it has moved out: a program that is out cannot end by itself."""
+    with bench.worker("bus", backend.program_env()) as program:
         try:
             program.ask("open", uuid=bench.gpu.uuid)
-            program.ask("hold", size_bytes=size)
             yield program
         except BaseException:
             pager.close()
             raise
 
 
-def _probe(bench: Bench, backend: Backend, pager: Worker) -> Paged:
+def _probe(bench: Bench, mover: Mover) -> Paged:
     """Once with little, to see how much can be moved in the time."""
     size = plan.first_paged_bytes(bench.room)
-    with _program(bench, backend, pager, size) as program:
-        moved = _there_and_back(pager, program)
+    mover.hold(size)
+    moved = mover.there_and_back()
+    mover.drop()
     took_s = moved["out"]["seconds"] + moved["in"]["seconds"]
     in_all = moved["out"]["bytes"]
     return Paged(took_s / in_all, max(0, in_all - size))
-
-
-def _there_and_back(pager: Worker, program: Worker, change: bool = True) -> dict[str, Any]:
-    """Raises if a byte is lost: then the speed does not matter."""
-    if change:
-        program.ask("change")
-    args = {"pid": program.pid, "timeout_s": _MOVE_S}
-    moved = {
-        "out": pager.ask("page_out", _MOVE_S + 5, **args),
-        "in": pager.ask("page_in", _MOVE_S + 5, **args),
-    }
-    if not program.ask("intact"):
-        raise GpuError("corrupt", "Memory came back with other contents. Please report this.")
-    return moved
 
 
 def _paged_rows(
@@ -183,7 +271,7 @@ def _paged_row(
 # --- switch -------------------------------------------------------------------------------------
 
 
-def _switch(bench: Bench, backend: Backend, paged: Paged) -> None:
+def _switch(bench: Bench, backend: Backend, daemon: Daemon, paged: Paged) -> None:
     planned = plan.switch(
         bench.room, paged.round_trip_s_per_byte, bench.patience, paged.context_bytes
     )
@@ -191,28 +279,25 @@ def _switch(bench: Bench, backend: Backend, paged: Paged) -> None:
         title = f"switch between two programs, {backend.name}"
         bench.leave_out(f"switch_{backend.name}", title, planned)
         return
-    try:
-        socket = _daemon(bench, backend.daemon_args)
-        with (
-            bench.worker("bus") as rest,
-            bench.worker("session", backend.program_env) as a,
-            bench.worker("session", backend.program_env) as b,
-        ):
-            for name, program in (("A", a), ("B", b)):
-                program.ask("connect", socket_path=socket, name=f"bench {name}")
-            _crowd(bench, planned, rest, a)
-            b.ask("first_cell", _MOVE_S, **_cell(bench, planned))
-            found = [_one_switch((a, b)[number % 2]) for number in range(_SWITCHES)]
-            quietly(lambda: rest.ask("drop"))
-            for program in (a, b):
-                quietly(lambda one=program: one.ask("last_cell", _MOVE_S, timeout_s=30.0))  # type: ignore[misc]
-        _switch_rows(bench, backend, found)
-    finally:
-        quietly(lambda: bench.stage.ask("end_daemon"))
+    socket = daemon.socket(backend.daemon_args)
+    with (
+        bench.worker("bus") as rest,
+        bench.worker("session", backend.program_env()) as a,
+        bench.worker("session", backend.program_env()) as b,
+    ):
+        for name, program in (("A", a), ("B", b)):
+            program.ask("connect", socket_path=socket, name=f"bench {name}")
+        _crowd(bench, planned, rest, a)
+        b.ask("first_cell", _MOVE_S, **_cell(bench, planned))
+        found = [_one_switch((a, b)[number % 2]) for number in range(_SWITCHES)]
+        quietly(lambda: rest.ask("drop"))
+        for program in (a, b):
+            quietly(lambda one=program: one.ask("last_cell", _MOVE_S, timeout_s=_CELL_S))  # type: ignore[misc]
+    _switch_rows(bench, backend, found)
 
 
 def _cell(bench: Bench, planned: plan.Switch) -> dict[str, Any]:
-    return {"uuid": bench.gpu.uuid, "size_bytes": planned.program_bytes, "timeout_s": 30.0}
+    return {"uuid": bench.gpu.uuid, "size_bytes": planned.program_bytes, "timeout_s": _CELL_S}
 
 
 def _crowd(bench: Bench, planned: plan.Switch, rest: Worker, a: Worker) -> None:
@@ -228,12 +313,11 @@ def _crowd(bench: Bench, planned: plan.Switch, rest: Worker, a: Worker) -> None:
 
 def _one_switch(program: Worker) -> dict[str, Any]:
     """The other one idles, and has the memory. Raises if nothing had to be moved for it."""
-    done: dict[str, Any] = program.ask("cell", _MOVE_S, timeout_s=_MOVE_S - 5, change=True)
+    done: dict[str, Any] = program.ask("cell", _MOVE_S, timeout_s=_CELL_S, change=True)
     ways = {way for way, _, _ in done["moves"]}
     if ways != {"out", "in"}:
         raise GpuError("no-switch", "The daemon did not have to move one program for the other.")
-    if not done["intact"]:
-        raise GpuError("corrupt", "Memory came back with other contents. Please report this.")
+    _check(done["intact"])
     return done
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.bench.work.bus import Bus
 from kiwi_core.client import Client
-from kiwi_core.errors import KiwiError
+from kiwi_core.errors import GpuError, KiwiError
 from kiwi_core.wire.framing import encode
 from kiwi_core.wire.messages import Acquire
 
@@ -56,9 +56,10 @@ class Session(Bus):
         return {name: samples[WARM_UP:] for name, samples in found.items()}
 
     def first_cell(self, uuid: str, size_bytes: int, timeout_s: float) -> None:
-        """Takes the GPU for the first time: context and memory."""
+        """Takes the GPU and memory; the first time with a context."""
         with self._cell(timeout_s):
-            self.open(uuid)
+            if self._gpu is None:
+                self.open(uuid)
             self.hold(size_bytes)
 
     def cell(self, timeout_s: float, change: bool) -> dict[str, Any]:
@@ -67,17 +68,32 @@ class Session(Bus):
         began = time.perf_counter()
         with self._cell(timeout_s):
             waited_s = time.perf_counter() - began
-            swaps = self.client.status().swaps
-            since_s = time.perf_counter() - began
-            moves = [s for s in swaps if s.ago_s < since_s and s.seconds > 0]
+            moves = self._moves_since(began)
             intact = self.intact()
             if change:
                 self.change()
-        return {
-            "seconds": waited_s,
-            "moves": [[str(m.direction), m.bytes_moved, m.seconds] for m in moves],
-            "intact": intact,
-        }
+        return {"seconds": waited_s, "moves": moves, "intact": intact}
+
+    def _moves_since(self, began: float) -> list[tuple[str, int, float]]:
+        """Direction, bytes, seconds of what the daemon has moved, whosever it was."""
+        swaps = self.client.status().swaps
+        since_s = time.perf_counter() - began
+        return [
+            (str(one.direction), one.bytes_moved, one.seconds)
+            for one in swaps
+            if one.ago_s < since_s and one.seconds > 0
+        ]
+
+    def move_out(self, timeout_s: float) -> dict[str, float]:
+        """Asks the daemon to move this program's memory out, and waits until that is done."""
+        began = time.perf_counter()
+        self.client.release()
+        while time.perf_counter() - began < timeout_s:
+            for way, size, seconds in self._moves_since(began):
+                if way == "out":
+                    return {"bytes": size, "seconds": seconds}
+            time.sleep(0.01)
+        raise GpuError("not-moved", f"The daemon did not move it out within {timeout_s:.0f} s.")
 
     def last_cell(self, timeout_s: float) -> None:
         """Frees its memory, so that nothing need be moved any more."""
