@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.cli.terminal import Style, printable, table
-from kiwi_core.states import SessionState
+from kiwi_core.states import Priority, SessionState
 from kiwi_core.units import format_bytes, format_duration_s
 
 if TYPE_CHECKING:
@@ -117,6 +117,9 @@ def _sessions(sessions: list[SessionStatus], style: Style) -> list[str]:
     head = ["SESSION", "NOTEBOOK", "OWNER", "PID", "STATE", "IN GPU", "PAGED OUT", "HELD"]
     head += ["WAITED", "SUSPENDED"]
     rows = [head, *(_row(session) for session in sessions)]
+    if any(session.priority is not Priority.NORMAL for session in sessions):
+        classes = ["PRIORITY", *(session.priority.value for session in sessions)]
+        rows = [[*row, priority] for row, priority in zip(rows, classes, strict=True)]
     lines = table(rows, right=(3, 5, 6, 7, 8, 9))
     return ["  " + style.dim(lines[0]), *("  " + line for line in lines[1:])]
 

@@ -64,6 +64,7 @@ class MetricsReporter:
             tq_s=ns_to_seconds(view.tq_ns),
             anti_thrash=view.anti_thrash,
             serialised=view.serialised,
+            policy=view.policy,
             holders=len(view.holders),
             queue_length=len(view.queue),
             sessions=dict(Counter(session.state for session in view.sessions)),

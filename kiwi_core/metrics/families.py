@@ -212,6 +212,13 @@ FAMILIES: Final[tuple[Family, ...]] = (
         lambda m: [((mode.value,), mode is m.anti_thrash) for mode in AntiThrash],
         ("mode",),
     ),
+    Family(
+        "kiwi_policy_info",
+        GaugeMetricFamily,
+        "The policy in force, which decides who goes first; always 1.",
+        lambda m: [((m.policy,), 1)] if m.policy else [],
+        ("policy",),
+    ),
     # --- what goes wrong --------------------------------------------------------------------------
     Family(
         "kiwi_refusals_total",

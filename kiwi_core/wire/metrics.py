@@ -111,3 +111,5 @@ class GpuMetrics(Struct, frozen=True, kw_only=True):
     look_errors: Count = 0
     """Looks at the GPU's memory (driver, NVML) that failed, or failed for a session."""
     journal_lines_lost: Count = 0
+    policy: str = ""
+    """Its name; "" where an older daemon does not say."""

@@ -53,6 +53,11 @@ class StatusView:
         if status.emulated:
             name = f"EMULATED GPU, no real one: {name}"
         turns = "one at a time" if scheduler.serialised else "in parallel"
+        why = f" ({scheduler.why})" if scheduler.why else ""
+        settings = f"quantum {format_duration_s(scheduler.tq_s)}"
+        settings += f", anti-thrash {scheduler.anti_thrash.value}"
+        if scheduler.policy:  # (an older daemon says none)
+            settings += f", policy {scheduler.policy}"
         return [
             ("GPU", name),
             (
@@ -63,11 +68,7 @@ class StatusView:
                     f" {format_bytes(memory.paged_out_bytes)} paged out to system RAM"
                 ),
             ),
-            (
-                "Sharing",
-                f"{turns}, quantum {format_duration_s(scheduler.tq_s)}, anti-thrash "
-                f"{scheduler.anti_thrash.value}" + (f" ({scheduler.why})" if scheduler.why else ""),
-            ),
+            ("Sharing", f"{turns}{why}, {settings}"),
         ]
 
     def _own(self, status: GpuStatus) -> Rows:

@@ -17,7 +17,7 @@ from scripted_daemon import status_of
 
 from kiwi_core.cli.picture import gpu_lines
 from kiwi_core.cli.terminal import Style
-from kiwi_core.states import AntiThrash, SessionState
+from kiwi_core.states import AntiThrash, Priority, SessionState
 from kiwi_core.units import GIB
 from kiwi_core.wire.messages import (
     Error,
@@ -107,6 +107,16 @@ def test_picture_answers_who_has_it_who_waits_and_how_long():
     assert "explore.ipynb (bob): A driver call hangs. Restart this kernel." in text
     assert "waiting (away)" in text
     assert "EMULATED" not in text
+
+
+def test_picture_has_priorities_where_somebody_has_another_than_normal():
+    assert "PRIORITY" not in picture(busy_gpu())
+    one, other = busy_gpu().sessions
+    gpu = replace(busy_gpu(), sessions=[replace(one, priority=Priority.TRAINING), other])
+    head, first, second = picture(gpu).splitlines()[-3:]
+    assert head.endswith("SUSPENDED  PRIORITY")
+    assert first.endswith("training")
+    assert second.endswith("normal")
 
 
 def test_picture_of_a_quiet_emulated_gpu_is_short_and_loud():

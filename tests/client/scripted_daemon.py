@@ -78,7 +78,9 @@ def status_of(tq_s: float = 30.0) -> GpuStatus:
         index=0,
         emulated=True,
         memory=MemoryStatus(total_bytes=8, free_bytes=8, paged_out_bytes=0, host_budget_bytes=8),
-        scheduler=SchedulerStatus(tq_s=tq_s, anti_thrash=AntiThrash.ON, serialised=False),
+        scheduler=SchedulerStatus(
+            tq_s=tq_s, anti_thrash=AntiThrash.ON, serialised=False, policy="round-robin"
+        ),
         holders=[],
         queue=[],
         sessions=[],

@@ -25,7 +25,7 @@ NOT_BASE_UNITS = re.compile(
 )
 LABELS = {
     *GPU_LABELS, "after", "state", "direction", "mode", "operation", "reason", "code", "le",
-    "version", "driver", "model", "emulated",
+    "version", "driver", "model", "emulated", "policy",
 }  # fmt: skip
 
 
@@ -128,6 +128,7 @@ EXPECTED = {
     ("kiwi_memory_paged_out_bytes", ()): 42_000, ("kiwi_memory_host_budget_bytes", ()): 256_000,
     ("kiwi_time_quantum_seconds", ()): 30, ("kiwi_serialised", ()): 1,
     ("kiwi_anti_thrash", (("mode", "always"),)): 1, ("kiwi_anti_thrash", (("mode", "on"),)): 0,
+    ("kiwi_policy_info", (("policy", "interactive"),)): 1,
     ("kiwi_refusals_total", (("operation", "page-out"), ("reason", "lock-timeout"))): 11,
     ("kiwi_refusals_total", (("operation", "page-in"), ("reason", "lock-timeout"))): 0,
     ("kiwi_losses_total", (("direction", "out"),)): 12,
@@ -165,6 +166,8 @@ def other(value: object) -> object:
         return not value
     if isinstance(value, (int, float)) and not hasattr(value, "value"):
         return value + 1
+    if type(value) is str:
+        return value + "+"
     if isinstance(value, str):  # the mode
         return next(mode for mode in type(value) if mode is not value)  # type: ignore[attr-defined]
     if isinstance(value, msgspec.Struct):
@@ -185,6 +188,12 @@ def test_the_histogram(both: Scrape) -> None:
 def test_who_the_daemon_is(both: Scrape) -> None:
     labels = {"version": "0.1.0", "driver": "580.65", "model": "NVIDIA H100", "emulated": "false"}
     assert both("kiwi_build_info", gpu="GPU-a", **labels) == 1
+
+
+def test_the_policy_in_force() -> None:
+    assert exposed(reading())("kiwi_policy_info", policy="interactive") == 1
+    older = exposed(reading(policy=""))
+    assert "kiwi_policy_info" not in older.names()
 
 
 def test_a_gpu_without_its_daemon_is_down_and_has_nothing_else(both: Scrape) -> None:
