@@ -1,0 +1,191 @@
+/* The contexts that own memory.  One that a thread of ours needs is held; its destruction waits. */
+#include <stdlib.h>
+
+#include "blocks.h"
+#include "real.h"
+
+static struct kp_ctx *contexts;
+static pthread_cond_t let_go = PTHREAD_COND_INITIALIZER;
+
+/* A primary context has the same handle as the device's: retained only for the comparison. */
+static bool is_primary(CUcontext handle, CUdevice device) {
+    unsigned flags;
+    int active = 0;
+    CUcontext primary = NULL;
+    if (kp_real.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || !active) return false;
+    if (kp_real.cuDevicePrimaryCtxRetain(&primary, device) != CUDA_SUCCESS) return false;
+    kp_real.cuDevicePrimaryCtxRelease_v2(device);
+    return primary == handle;
+}
+
+static struct kp_ctx *find(CUcontext handle) {
+    struct kp_ctx *c = contexts;
+    while (c && c->handle != handle) c = c->next;
+    return c;
+}
+
+/* NULL: no memory, or it is being destroyed. */
+struct kp_ctx *kp_ctx_of(CUcontext handle, CUdevice device) {
+    pthread_mutex_lock(&kp_table_mu);
+    struct kp_ctx *c = find(handle);
+    if (!c) {
+        pthread_mutex_unlock(&kp_table_mu);
+        struct kp_ctx *fresh = calloc(1, sizeof *fresh);
+        if (!fresh) return NULL;
+        *fresh = (struct kp_ctx){.handle = handle, .device = device, .primary = is_primary(handle, device)};
+        pthread_mutex_lock(&kp_table_mu);
+        c = find(handle);
+        if (!c) {
+            c = fresh;
+            c->next = contexts;
+            contexts = c;
+        } else {
+            free(fresh);
+        }
+    }
+    if (!kp_ctx_hold(c)) c = NULL;
+    pthread_mutex_unlock(&kp_table_mu);
+    return c;
+}
+
+bool kp_ctx_hold(struct kp_ctx *c) {
+    if (c->going) return false;
+    c->users++;
+    return true;
+}
+
+void kp_ctx_let_go_locked(struct kp_ctx *c) {
+    if (--c->users == 0) pthread_cond_broadcast(&let_go);
+}
+
+void kp_ctx_let_go(struct kp_ctx *c) {
+    pthread_mutex_lock(&kp_table_mu);
+    kp_ctx_let_go_locked(c);
+    pthread_mutex_unlock(&kp_table_mu);
+}
+
+size_t kp_ctx_hold_all(struct kp_ctx ***list) {
+    size_t n = 0;
+    pthread_mutex_lock(&kp_table_mu);
+    for (struct kp_ctx *c = contexts; c; c = c->next) n++;
+    *list = n ? calloc(n, sizeof **list) : NULL;
+    n = 0;
+    for (struct kp_ctx *c = contexts; c && *list; c = c->next) {
+        if (kp_ctx_hold(c)) (*list)[n++] = c;
+    }
+    pthread_mutex_unlock(&kp_table_mu);
+    return n;
+}
+
+struct kp_ctx *kp_ctx_hold_any(void) {
+    pthread_mutex_lock(&kp_table_mu);
+    struct kp_ctx *c = contexts;
+    while (c && !kp_ctx_hold(c)) c = c->next;
+    pthread_mutex_unlock(&kp_table_mu);
+    return c;
+}
+
+static __thread CUstreamCaptureMode mode_before;
+
+CUresult kp_ctx_push(struct kp_ctx *c) {
+    CUresult rc = kp_real.cuCtxPushCurrent_v2(c->handle);
+    if (rc != CUDA_SUCCESS) return rc;
+    mode_before = CU_STREAM_CAPTURE_MODE_RELAXED; /* calls here must not break another thread's capture */
+    if (kp_real.cuThreadExchangeStreamCaptureMode(&mode_before) != CUDA_SUCCESS)
+        mode_before = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    return CUDA_SUCCESS;
+}
+
+void kp_ctx_pop(struct kp_ctx *c) {
+    CUcontext popped;
+    (void)c;
+    kp_real.cuThreadExchangeStreamCaptureMode(&mode_before);
+    kp_real.cuCtxPopCurrent_v2(&popped);
+}
+
+CUresult kp_ctx_synchronize(struct kp_ctx *c) {
+    CUresult rc = kp_ctx_push(c);
+    if (rc != CUDA_SUCCESS) return rc;
+    rc = kp_real.cuCtxSynchronize();
+    kp_ctx_pop(c);
+    return rc;
+}
+
+/* ---- the end of a context ---------------------------------------------------------------------- */
+
+/* Its record, with nobody of ours inside any more; NULL: it owns nothing. */
+static struct kp_ctx *stop(CUcontext handle, bool primary_of, CUdevice device) {
+    pthread_mutex_lock(&kp_table_mu);
+    struct kp_ctx *c = contexts;
+    while (c && !(primary_of ? c->primary && c->device == device : c->handle == handle)) c = c->next;
+    if (c && c->going) c = NULL; /* another thread destroys it just now */
+    if (c) c->going = true;
+    while (c && c->users) pthread_cond_wait(&let_go, &kp_table_mu);
+    pthread_mutex_unlock(&kp_table_mu);
+    return c;
+}
+
+struct gathering {
+    struct kp_ctx *ctx;
+    struct kp_block *first;
+};
+
+static void gather(struct kp_block *b, void *arg) {
+    struct gathering *g = arg;
+    if (b->ctx != g->ctx || b->dead) return;
+    b->next_dead = g->first;
+    g->first = b;
+}
+
+static void drop_all(struct kp_ctx *c) {
+    struct gathering g = {c, NULL};
+    pthread_mutex_lock(&kp_table_mu);
+    kp_table_each(gather, &g);
+    for (struct kp_block *b = g.first; b; b = b->next_dead) kp_table_remove(b);
+    struct kp_ctx **at = &contexts;
+    while (*at != c) at = &(*at)->next;
+    *at = c->next;
+    pthread_mutex_unlock(&kp_table_mu);
+    for (struct kp_block *b = g.first, *next; b; b = next) {
+        next = b->next_dead;
+        kp_block_end(b);
+    }
+    kp_arena_context_gone(c->handle);
+    free(c);
+}
+
+static void go_on(struct kp_ctx *c) {
+    pthread_mutex_lock(&kp_table_mu);
+    c->going = false;
+    pthread_mutex_unlock(&kp_table_mu);
+}
+
+CUresult kp_own_context_destroy(CUcontext handle) {
+    struct kp_ctx *c = kp_forked ? NULL : stop(handle, false, 0);
+    if (c) kp_own_bury(c);
+    CUresult rc = kp_real.cuCtxDestroy_v2(handle);
+    if (c && rc == CUDA_SUCCESS) drop_all(c);
+    else if (c) go_on(c);
+    return rc;
+}
+
+static CUresult primary_ends(CUdevice device, CUresult (*end)(CUdevice)) {
+    unsigned flags;
+    int active = 1;
+    struct kp_ctx *c = kp_forked ? NULL : stop(NULL, true, device);
+    if (c) kp_own_bury(c);
+    CUresult rc = end(device);
+    if (!c) return rc;
+    if (kp_real.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS) active = 1;
+    if (rc == CUDA_SUCCESS && !active) drop_all(c);
+    else go_on(c);
+    return rc;
+}
+
+CUresult kp_own_primary_release(CUdevice device) {
+    return primary_ends(device, kp_real.cuDevicePrimaryCtxRelease_v2);
+}
+
+CUresult kp_own_primary_reset(CUdevice device) {
+    return primary_ends(device, kp_real.cuDevicePrimaryCtxReset_v2);
+}

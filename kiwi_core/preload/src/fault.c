@@ -1,0 +1,24 @@
+#include "fault.h"
+
+#include <pthread.h>
+
+struct kp_fault_slot kp_faults[KP_FAULTS];
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+
+bool kp_fault_take(enum kp_fault kind) {
+    struct kp_fault_slot *f = &kp_faults[kind];
+    pthread_mutex_lock(&mu);
+    bool hit = f->count != 0 && f->skip == 0;
+    if (f->count != 0 && f->skip > 0) f->skip--;
+    else if (hit && f->count > 0) __atomic_store_n(&f->count, f->count - 1, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&mu);
+    return hit;
+}
+
+void kp_fault_set(enum kp_fault kind, int skip, int count) {
+    if ((unsigned)kind >= KP_FAULTS) return;
+    pthread_mutex_lock(&mu);
+    kp_faults[kind].skip = skip;
+    __atomic_store_n(&kp_faults[kind].count, count, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&mu);
+}

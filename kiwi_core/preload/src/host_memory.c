@@ -1,0 +1,91 @@
+/* The system's side of host memory: mappings, NUMA, and how much there still is. */
+#define _GNU_SOURCE
+#include <ctype.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "arena.h"
+#include "real.h"
+
+#define PAGE 4096u
+#define MPOL_PREFERRED_ 1 /* from linux/mempolicy.h; a full node falls back to another */
+
+void *kp_host_map(size_t bytes, int numa_node) {
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) return NULL;
+    madvise(at, bytes, MADV_DONTFORK); /* a child has no GPU, and copy-on-write would move pinned pages */
+    madvise(at, bytes, MADV_HUGEPAGE);
+    if (numa_node >= 0 && numa_node < 64) {
+        unsigned long mask = 1ul << numa_node;
+        syscall(SYS_mbind, at, bytes, MPOL_PREFERRED_, &mask, 64ul, 0u);
+    }
+    return at;
+}
+
+void kp_host_touch(void *at, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += PAGE) ((volatile char *)at)[i] = 0;
+}
+
+void kp_host_unmap(void *at, size_t bytes) { munmap(at, bytes); }
+
+/* The number in a file of one line, or after `key` in a file of many; false: none ("max"). */
+static bool number_in(const char *path, const char *key, uint64_t *out) {
+    char line[256];
+    bool found = false;
+    unsigned long long n;
+    FILE *f = fopen(path, "re");
+    if (!f) return false;
+    while (!found && fgets(line, sizeof line, f)) {
+        size_t skip = strlen(key);
+        if (strncmp(line, key, skip) != 0) continue;
+        found = sscanf(line + skip, "%llu", &n) == 1;
+    }
+    fclose(f);
+    if (found) *out = n;
+    return found;
+}
+
+/* The tightest limit of our control group and its parents (version 2). */
+static uint64_t group_available(void) {
+    char group[PATH_MAX] = "", path[PATH_MAX + 64];
+    uint64_t least = UINT64_MAX, limit, used;
+    FILE *f = fopen("/proc/self/cgroup", "re");
+    if (!f) return least;
+    char line[PATH_MAX];
+    while (fgets(line, sizeof line, f)) {
+        if (strncmp(line, "0::", 3) == 0 && sscanf(line + 3, "%4095s", group) == 1) break;
+    }
+    fclose(f);
+    while (group[0] == '/') {
+        snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.max", group);
+        bool limited = number_in(path, "", &limit);
+        snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.current", group);
+        if (limited && number_in(path, "", &used)) {
+            uint64_t left = used < limit ? limit - used : 0;
+            if (left < least) least = left;
+        }
+        if (!group[1]) break;
+        *strrchr(group, '/') = 0;
+        if (!group[0]) strcpy(group, "/");
+    }
+    return least;
+}
+
+uint64_t kp_host_available(void) {
+    uint64_t kib = 0, group = group_available();
+    if (!number_in("/proc/meminfo", "MemAvailable:", &kib)) return group;
+    return kib * 1024 < group ? kib * 1024 : group;
+}
+
+int kp_host_numa_node(CUdevice device) {
+    char bus[32] = "", path[96];
+    uint64_t node;
+    if (kp_real.cuDeviceGetPCIBusId(bus, sizeof bus, device) != CUDA_SUCCESS) return -1;
+    for (char *c = bus; *c; c++) *c = (char)tolower((unsigned char)*c);
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", bus);
+    return number_in(path, "", &node) && node < 64 ? (int)node : -1; /* "-1" says: not known */
+}

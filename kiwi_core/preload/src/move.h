@@ -1,0 +1,28 @@
+/* Moving what is owned out of the GPU and in again. The pager thread only, with the gate closed. */
+#ifndef KP_MOVE_H
+#define KP_MOVE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum kp_what { KP_MOVED, KP_REFUSED, KP_LOST };
+
+struct kp_outcome {
+    enum kp_what what;
+    const char *reason; /* of kiwi_core.states.Reason */
+    char detail[256];
+    uint64_t bytes;
+    int64_t elapsed_ns;
+};
+
+/* Waits for the GPU.  Refused: lock-timeout, driver. */
+void kp_move_settle(int64_t until_ns, struct kp_outcome *outcome);
+/* Refused: no-host-memory, driver.  What was out already is brought back then; where even that was
+ * refused (kp_move_all_in says so) the gate must stay closed until kp_move_in succeeds. */
+void kp_move_out(int64_t until_ns, struct kp_outcome *outcome);
+/* Refused: no-room, driver: nothing is in that was not, and it can be tried again.  Lost: the context
+ * is broken. */
+void kp_move_in(int64_t until_ns, struct kp_outcome *outcome);
+bool kp_move_all_in(void); /* nothing that is owned is in host memory only */
+
+#endif

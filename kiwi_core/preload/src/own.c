@@ -1,0 +1,281 @@
+/* Allocating and freeing. */
+#include "own.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+#include "blocks.h"
+#include "gate.h"
+#include "kiwi_preload.h"
+#include "link.h"
+#include "real.h"
+
+/* Room may mean that another notebook's burst ends first; the daemon says no earlier than this. */
+#define ROOM_WAIT_NS (15ll * 60 * 1000000000)
+/* Room that was made can be taken by others before we have it: asked for again, but not for ever. */
+#define ROOM_TRIES 32
+/* The driver scrubs freed memory before it can be had again. */
+#define SCRUB_WAIT_NS 200000000ll
+#define SCRUB_STEP_NS 5000000ll
+
+bool kp_moving, kp_forked;
+struct kp_books kp_totals;
+static struct kp_block *graveyard; /* kp_table_mu */
+
+static void forked(void) { kp_forked = true; }
+
+static void once(void) { pthread_atfork(NULL, NULL, forked); }
+
+void kp_own_start(CUdevice device) {
+    static pthread_once_t guard = PTHREAD_ONCE_INIT;
+    pthread_once(&guard, once);
+    kp_gpu_learn(device);
+}
+
+/* ---- allocating ------------------------------------------------------------------------------------ */
+
+/* Passed on to the driver, and counted under what keeps it from being ours. */
+static CUresult foreign(CUdeviceptr *p, size_t bytes, enum kp_foreign kind) {
+    CUresult rc = kp_real.cuMemAlloc_v2(p, bytes);
+    if (rc != CUDA_SUCCESS) return rc;
+    kp_own_seen_foreign(kind, (int64_t)bytes);
+    struct kp_block *b = calloc(1, sizeof *b);
+    if (!b) return rc; /* counted for ever, then */
+    *b = (struct kp_block){.addr = *p, .bytes = bytes, .asked = bytes, .foreign = kind};
+    pthread_mutex_lock(&kp_table_mu);
+    kp_table_add(b);
+    pthread_mutex_unlock(&kp_table_mu);
+    return rc;
+}
+
+/* The current context's record, held; NULL: its memory is not ours to manage. */
+static struct kp_ctx *current(CUdevice *device) {
+    CUcontext handle;
+    *device = -1;
+    if (kp_forked || kp_real.cuCtxGetCurrent(&handle) != CUDA_SUCCESS || !handle) return NULL;
+    if (kp_real.cuCtxGetDevice(device) != CUDA_SUCCESS) {
+        *device = -1;
+        return NULL;
+    }
+    kp_own_start(*device);
+    if (!kp_gpu.usable || *device != kp_gpu.device) return NULL;
+    return kp_ctx_of(handle, *device);
+}
+
+static CUdeviceptr from_partial(struct kp_ctx *ctx, int slot_class, size_t bytes) {
+    CUdeviceptr p = 0;
+    pthread_mutex_lock(&kp_table_mu);
+    struct kp_block *slab = kp_slab_partial(ctx, slot_class);
+    if (slab) p = kp_slab_take(slab, bytes);
+    pthread_mutex_unlock(&kp_table_mu);
+    if (p) kp_books_add(&kp_totals.small_overhead, -(int64_t)bytes);
+    return p;
+}
+
+static CUresult new_slab(struct kp_ctx *ctx, int slot_class, size_t bytes, CUdeviceptr *p) {
+    struct kp_block *b;
+    CUresult rc = kp_block_make(ctx, kp_gpu.granularity, &b);
+    if (rc != CUDA_SUCCESS) return rc;
+    pthread_mutex_lock(&kp_table_mu);
+    bool ok = kp_slab_begin(b, slot_class);
+    if (ok) {
+        kp_table_add(b);
+        *p = kp_slab_take(b, bytes);
+    }
+    pthread_mutex_unlock(&kp_table_mu);
+    if (ok) kp_books_add(&kp_totals.small_overhead, (int64_t)b->bytes - (int64_t)bytes);
+    else kp_block_end(b);
+    return ok ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult new_large(struct kp_ctx *ctx, size_t bytes, CUdeviceptr *p) {
+    static uint64_t next_id = 1ull << 61;
+    struct kp_block *b;
+    CUresult rc = kp_block_make(ctx, bytes, &b);
+    if (rc != CUDA_SUCCESS) return rc;
+    b->asked = bytes;
+    *p = b->addr;
+    kp_books_add(&kp_totals.small_overhead, (int64_t)(b->bytes - bytes));
+    pthread_mutex_lock(&kp_table_mu);
+    b->id = ++next_id;
+    kp_table_add(b);
+    pthread_mutex_unlock(&kp_table_mu);
+    return rc;
+}
+
+static CUresult attempt(struct kp_ctx *ctx, size_t bytes, CUdeviceptr *p) {
+    int slot_class = kp_slab_class(bytes);
+    if (slot_class < 0 || kp_slab_size(slot_class) * 2 > kp_gpu.granularity) return new_large(ctx, bytes, p);
+    *p = from_partial(ctx, slot_class, bytes);
+    return *p ? CUDA_SUCCESS : new_slab(ctx, slot_class, bytes, p);
+}
+
+/* While it waits for room this thread holds nothing of ours and does not count as in flight: what it
+ * owns already may be paged out meanwhile. */
+static CUresult with_room(struct kp_ctx *ctx, size_t bytes, CUdeviceptr *p) {
+    size_t g = kp_gpu.granularity, want = (bytes + g - 1) / g * g;
+    int64_t until = kp_now_ns() + ROOM_WAIT_NS;
+    CUresult rc = attempt(ctx, bytes, p);
+    for (int i = 0; rc == CUDA_ERROR_OUT_OF_MEMORY && want <= kp_gpu.total_bytes && i < ROOM_TRIES; i++) {
+        if (!kp_link_want_room(want, until)) break;
+        int64_t scrubbed = kp_now_ns() + SCRUB_WAIT_NS;
+        do {
+            rc = attempt(ctx, bytes, p);
+            if (rc == CUDA_ERROR_OUT_OF_MEMORY)
+                nanosleep(&(struct timespec){.tv_nsec = SCRUB_STEP_NS}, NULL);
+        } while (rc == CUDA_ERROR_OUT_OF_MEMORY && kp_now_ns() < scrubbed);
+    }
+    return rc;
+}
+
+static void told(void) {
+    kp_arena_aim(__atomic_load_n(&kp_totals.owned, __ATOMIC_RELAXED));
+    kp_link_books_changed();
+}
+
+CUresult kp_own_alloc(CUdeviceptr *p, size_t bytes) {
+    CUdevice device;
+    struct kp_ctx *ctx = p && bytes ? current(&device) : NULL;
+    if (!ctx && p && bytes && !kp_forked && device >= 0) /* a GPU or driver whose memory is not ours */
+        return foreign(p, bytes, device != kp_gpu.device ? KP_FOREIGN_GPU : KP_FOREIGN_PLAIN);
+    if (!ctx) return kp_real.cuMemAlloc_v2(p, bytes); /* says what is wrong */
+    CUresult rc = with_room(ctx, bytes, p);
+    kp_ctx_let_go(ctx);
+    if (rc == CUDA_SUCCESS) told();
+    else if (rc != CUDA_ERROR_OUT_OF_MEMORY) rc = foreign(p, bytes, KP_FOREIGN_PLAIN);
+    return rc;
+}
+
+CUresult kp_own_alloc_pitch(CUdeviceptr *p, size_t *pitch, size_t width, size_t height, unsigned elem) {
+    size_t wide = (width + 511) / 512 * 512; /* the driver's own pitch on every GPU so far */
+    bool valid = elem == 4 || elem == 8 || elem == 16;
+    if (!p || !pitch || !valid || width == 0 || height == 0 || wide < width || wide > SIZE_MAX / height)
+        return kp_real.cuMemAllocPitch_v2(p, pitch, width, height, elem);
+    CUresult rc = kp_own_alloc(p, wide * height);
+    if (rc == CUDA_SUCCESS) *pitch = wide;
+    return rc;
+}
+
+/* ---- freeing ----------------------------------------------------------------------------------------- */
+
+static bool resident(const struct kp_block *b) {
+    for (unsigned i = 0; i < b->chunk_count; i++) {
+        if (__atomic_load_n(&b->chunks[i].where, __ATOMIC_ACQUIRE) != KP_OUT) return true;
+    }
+    return false;
+}
+
+/* Work that still uses the memory ends first, as with the driver's own free.  False: not now, for
+ * a stream of the process is being captured, and synchronising would break that. */
+static bool settled(struct kp_ctx *ctx, CUresult *rc) {
+    *rc = CUDA_SUCCESS;
+    if (kp_gate_capturing()) return false;
+    CUresult got = kp_ctx_synchronize(ctx);
+    if (got >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && got <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
+        return false;
+    *rc = got;
+    return true;
+}
+
+static void to_graveyard(struct kp_block *b) { /* kp_table_mu held, no longer in the table */
+    b->dead = true;
+    b->next_dead = graveyard;
+    graveyard = b;
+}
+
+/* `ending`: the context that the caller is about to destroy. */
+void kp_own_bury(struct kp_ctx *ending) {
+    struct kp_block *mine = NULL, *b;
+    pthread_mutex_lock(&kp_table_mu);
+    for (struct kp_block **at = &graveyard; !kp_moving && (b = *at);) {
+        if (b->ctx != ending && !kp_ctx_hold(b->ctx)) {
+            at = &b->next_dead; /* whoever destroys its context buries it */
+            continue;
+        }
+        *at = b->next_dead;
+        b->next_dead = mine;
+        mine = b;
+    }
+    pthread_mutex_unlock(&kp_table_mu);
+    while ((b = mine)) {
+        struct kp_ctx *ctx = b->ctx;
+        mine = b->next_dead;
+        if (resident(b)) kp_ctx_synchronize(ctx);
+        kp_block_end(b);
+        if (ctx != ending) kp_ctx_let_go(ctx);
+    }
+}
+
+/* kp_table_mu held, released here. */
+static CUresult free_large(struct kp_block *b) {
+    CUresult rc = CUDA_SUCCESS;
+    struct kp_ctx *ctx = b->ctx;
+    bool now = !kp_moving, wait = now && resident(b) && kp_ctx_hold(ctx);
+    kp_books_add(&kp_totals.small_overhead, -(int64_t)(b->bytes - b->asked));
+    kp_table_remove(b);
+    if (wait) {
+        pthread_mutex_unlock(&kp_table_mu);
+        now = settled(ctx, &rc);
+        pthread_mutex_lock(&kp_table_mu);
+        kp_ctx_let_go_locked(ctx);
+    }
+    if (!now) to_graveyard(b);
+    pthread_mutex_unlock(&kp_table_mu);
+    if (now) kp_block_end(b);
+    return rc;
+}
+
+/* kp_table_mu held, released here.  The slot is for others only when the GPU is done with it; one
+ * that is freed inside a capture is not used again. */
+static CUresult free_small(struct kp_block *b, struct kp_slot *slot) {
+    CUresult rc = CUDA_SUCCESS;
+    struct kp_ctx *ctx = b->ctx;
+    bool reuse = true;
+    kp_books_add(&kp_totals.small_overhead, slot->asked);
+    slot->asked = 0; /* freeing it again is an error from here on; the slab stays, it is in use */
+    if (!kp_moving && resident(b) && kp_ctx_hold(ctx)) {
+        pthread_mutex_unlock(&kp_table_mu);
+        reuse = settled(ctx, &rc);
+        pthread_mutex_lock(&kp_table_mu);
+        kp_ctx_let_go_locked(ctx);
+    }
+    if (reuse) kp_slab_give(b, slot);
+    bool empty = b->used == 0, end = empty && !kp_moving;
+    if (empty) {
+        kp_books_add(&kp_totals.small_overhead, -(int64_t)b->bytes);
+        kp_slab_retire(b);
+        kp_table_remove(b);
+        if (!end) to_graveyard(b);
+    }
+    pthread_mutex_unlock(&kp_table_mu);
+    if (end) kp_block_end(b);
+    return rc;
+}
+
+CUresult kp_own_free(CUdeviceptr p) {
+    if (p == 0 || kp_forked) return kp_real.cuMemFree_v2(p);
+    CUdeviceptr start = 0;
+    pthread_mutex_lock(&kp_table_mu);
+    bool graves = graveyard && !kp_moving;
+    struct kp_block *b = kp_table_at(p);
+    struct kp_slot *slot = b && b->slots ? kp_slab_slot(b, p, &start) : NULL;
+    CUresult rc;
+    if (slot && start == p) {
+        rc = free_small(b, slot);
+    } else if (b && b->ctx && !b->slots && b->addr == p) {
+        rc = free_large(b);
+    } else {
+        bool counted = b && !b->ctx && b->addr == p;
+        if (counted) kp_table_remove(b);
+        pthread_mutex_unlock(&kp_table_mu);
+        if (counted) kp_block_end(b);
+        rc = kp_real.cuMemFree_v2(p);
+    }
+    if (graves && !kp_gate_capturing()) kp_own_bury(NULL);
+    if (rc == CUDA_SUCCESS) kp_link_books_changed();
+    return rc;
+}
+
+CUresult kp_own_free_async(CUdeviceptr p, CUstream stream) {
+    return kp_own_has(p) ? kp_own_free(p) : kp_real.cuMemFreeAsync(p, stream);
+}

@@ -1,0 +1,184 @@
+/* What the program is told about its pointers, and what others are told about the whole. */
+#include <string.h>
+
+#include "blocks.h"
+#include "log.h"
+#include "real.h"
+
+/* ---- pointers ----------------------------------------------------------------------------------------- */
+
+struct answer {
+    CUdeviceptr start;
+    size_t asked;
+    uint64_t id;
+    CUcontext ctx;
+};
+
+/* The allocation that p points into; false: it is not ours. */
+static bool look_up(CUdeviceptr p, struct answer *a) {
+    if (kp_forked) return false;
+    pthread_mutex_lock(&kp_table_mu);
+    struct kp_block *b = kp_table_at(p);
+    bool found = b && b->ctx;
+    if (found && b->slots) {
+        struct kp_slot *s = kp_slab_slot(b, p, &a->start);
+        found = s != NULL;
+        if (s) a->asked = s->asked, a->id = s->id;
+    } else if (found) {
+        found = p - b->addr < b->asked;
+        a->start = b->addr, a->asked = b->asked, a->id = b->id;
+    }
+    if (found) a->ctx = b->ctx->handle;
+    pthread_mutex_unlock(&kp_table_mu);
+    return found;
+}
+
+/* A block of ours, even where no allocation is in it: what the driver would say of that misleads. */
+bool kp_own_has(CUdeviceptr p) {
+    if (kp_forked) return false;
+    pthread_mutex_lock(&kp_table_mu);
+    struct kp_block *b = kp_table_at(p);
+    bool ours = b && b->ctx;
+    pthread_mutex_unlock(&kp_table_mu);
+    return ours;
+}
+
+CUresult kp_own_range(CUdeviceptr *base, size_t *size, CUdeviceptr p) {
+    struct answer a;
+    if (!look_up(p, &a))
+        return kp_own_has(p) ? CUDA_ERROR_NOT_FOUND : kp_real.cuMemGetAddressRange_v2(base, size, p);
+    if (base) *base = a.start;
+    if (size) *size = a.asked;
+    return CUDA_SUCCESS;
+}
+
+/* What the driver would answer wrongly, because the memory is not from its own cuMemAlloc. */
+static bool answered(const struct answer *a, void *data, CUpointer_attribute what) {
+    switch ((int)what) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)data = a->ctx; return true;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)data = a->id; return true;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)data = a->start; return true;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = a->asked; return true;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(unsigned *)data = 0; return true;
+    default: return false;
+    }
+}
+
+CUresult kp_own_pointer_attribute(void *data, CUpointer_attribute what, CUdeviceptr p) {
+    struct answer a;
+    if (data && look_up(p, &a)) {
+        if (answered(&a, data, what)) return CUDA_SUCCESS;
+    } else if (data && kp_own_has(p)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    return kp_real.cuPointerGetAttribute(data, what, p);
+}
+
+CUresult kp_own_pointer_attributes(unsigned n, CUpointer_attribute *what, void **data, CUdeviceptr p) {
+    struct answer a;
+    CUdeviceptr ask = !look_up(p, &a) && kp_own_has(p) ? 0 : p; /* null: unknown, as after a free */
+    CUresult rc = kp_real.cuPointerGetAttributes(n, what, data, ask);
+    if (rc != CUDA_SUCCESS || !look_up(p, &a)) return rc;
+    for (unsigned i = 0; i < n; i++) {
+        if (data[i]) answered(&a, data[i], what[i]);
+    }
+    return rc;
+}
+
+CUresult kp_own_mem_info(size_t *free_bytes, size_t *total_bytes) {
+    return kp_real.cuMemGetInfo_v2(free_bytes, total_bytes);
+}
+
+CUresult kp_own_ipc_handle(CUipcMemHandle *handle, CUdeviceptr p) {
+    struct answer a;
+    if (!look_up(p, &a)) return kp_real.cuIpcGetMemHandle(handle, p);
+    kp_own_seen_foreign(KP_FOREIGN_IPC, 1);
+    kp_warn("memory that Kiwi manages cannot be shared with another process by cuIpcGetMemHandle; start "
+            "this program with KIWI_PRELOAD_OWN=0 if it needs that");
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+static void let_peer(struct kp_block *b, void *arg) {
+    (void)arg; /* setting access is quick, and no look-up should see half of it */
+    CUdeviceptr at = b->addr;
+    for (unsigned i = 0; i < b->chunk_count; at += b->chunks[i++].bytes) {
+        if (b->chunks[i].where != KP_OUT) kp_physical_access(at, b->chunks[i].bytes);
+    }
+}
+
+/* The driver's own allocations become reachable for a peer all at once; ours need a word each. */
+CUresult kp_own_peer_enabled(CUcontext peer) {
+    CUdevice from, to;
+    CUcontext popped;
+    CUresult rc = kp_real.cuCtxGetDevice(&from);
+    if (kp_forked || rc != CUDA_SUCCESS) return rc;
+    rc = kp_real.cuCtxPushCurrent_v2(peer);
+    if (rc != CUDA_SUCCESS) return rc;
+    rc = kp_real.cuCtxGetDevice(&to);
+    kp_real.cuCtxPopCurrent_v2(&popped);
+    if (rc != CUDA_SUCCESS || !kp_gpu.usable || to != kp_gpu.device || from < 0 || from >= 64) return rc;
+    pthread_mutex_lock(&kp_table_mu);
+    kp_gpu.peers |= 1ull << from;
+    kp_table_each(let_peer, NULL);
+    pthread_mutex_unlock(&kp_table_mu);
+    return rc;
+}
+
+/* ---- books ---------------------------------------------------------------------------------------------- */
+
+const char *kp_foreign_name(enum kp_foreign kind) {
+    static const char *const names[KP_FOREIGN_KINDS] = {
+        [KP_FOREIGN_POOL] = "pool",     [KP_FOREIGN_MANAGED] = "managed", [KP_FOREIGN_ARRAY] = "array",
+        [KP_FOREIGN_VMM] = "vmm",       [KP_FOREIGN_IPC] = "ipc",         [KP_FOREIGN_GRAPH] = "graph",
+        [KP_FOREIGN_GPU] = "gpu",       [KP_FOREIGN_PLAIN] = "plain",
+        [KP_FOREIGN_EXTERNAL] = "external", [KP_FOREIGN_LEGACY] = "legacy",
+    };
+    return (unsigned)kind < KP_FOREIGN_KINDS ? names[kind] : "unknown";
+}
+
+void kp_books_add(uint64_t *field, int64_t bytes) {
+    if (bytes) __atomic_fetch_add(field, (uint64_t)bytes, __ATOMIC_RELAXED);
+}
+
+void kp_own_seen_foreign(enum kp_foreign kind, int64_t bytes_or_count) {
+    if ((unsigned)kind < KP_FOREIGN_KINDS) kp_books_add(&kp_totals.unowned[kind], bytes_or_count);
+}
+
+void kp_own_books(struct kp_books *out) {
+    out->owned = __atomic_load_n(&kp_totals.owned, __ATOMIC_RELAXED);
+    out->resident = __atomic_load_n(&kp_totals.resident, __ATOMIC_RELAXED);
+    out->out = __atomic_load_n(&kp_totals.out, __ATOMIC_RELAXED);
+    out->kept = __atomic_load_n(&kp_totals.kept, __ATOMIC_RELAXED);
+    out->small_overhead = __atomic_load_n(&kp_totals.small_overhead, __ATOMIC_RELAXED);
+    for (int i = 0; i < KP_FOREIGN_KINDS; i++)
+        out->unowned[i] = __atomic_load_n(&kp_totals.unowned[i], __ATOMIC_RELAXED);
+}
+
+static void recount(struct kp_block *b, void *arg) {
+    struct kp_books *n = arg;
+    n->owned += b->chunk_count ? b->bytes : 0;
+    for (unsigned i = 0; i < b->chunk_count; i++) {
+        const struct kp_chunk *c = &b->chunks[i];
+        if (c->where == KP_IN) n->resident += c->bytes, n->kept += c->kept ? c->bytes : 0;
+        else n->out += c->bytes;
+    }
+    if (!b->chunk_count) return;
+    size_t asked = b->asked;
+    for (unsigned i = 0; i < b->slot_count; i++) asked += b->slots[i].asked;
+    n->small_overhead += b->bytes - asked;
+}
+
+/* Only while nothing of this process allocates, frees or moves. */
+const char *kp_own_check(void) {
+    struct kp_books n = {0}, said;
+    pthread_mutex_lock(&kp_table_mu);
+    kp_table_each(recount, &n);
+    pthread_mutex_unlock(&kp_table_mu);
+    kp_own_books(&said);
+    return n.owned != said.owned                      ? "owned"
+           : n.resident != said.resident              ? "resident"
+           : n.out != said.out                        ? "out"
+           : n.kept != said.kept                      ? "kept"
+           : n.small_overhead != said.small_overhead  ? "small_overhead"
+                                                      : NULL;
+}

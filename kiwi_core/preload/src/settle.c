@@ -1,0 +1,103 @@
+/* Waits until the GPU has done everything the process gave it.
+ *
+ * A host function that waits for the GIL can keep a context busy for as long as the program's
+ * thread stands at the gate: so a helper thread synchronises, and the pager waits for the helper
+ * with a time limit.  A helper that is stuck is asked again, never replaced. */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "blocks.h"
+#include "gate.h"
+#include "kiwi_preload.h"
+#include "move.h"
+#include "real.h"
+
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed; /* on CLOCK_MONOTONIC */
+static bool started;
+static uint64_t asked, done; /* runs asked for; the last one that ended began after it was asked for */
+static CUresult result;
+
+static CUresult synchronise_all(void) {
+    struct kp_ctx **list;
+    CUresult rc = CUDA_SUCCESS;
+    size_t n = kp_ctx_hold_all(&list);
+    for (size_t i = 0; i < n; i++) {
+        CUresult one = kp_ctx_synchronize(list[i]);
+        if (rc == CUDA_SUCCESS) rc = one;
+        kp_ctx_let_go(list[i]);
+    }
+    free(list);
+    return rc;
+}
+
+static void *helper(void *arg) {
+    (void)arg;
+    kp_gate_exempt();
+    pthread_mutex_lock(&mu);
+    for (;;) {
+        while (done == asked) pthread_cond_wait(&changed, &mu);
+        uint64_t run = asked;
+        pthread_mutex_unlock(&mu);
+        CUresult rc = synchronise_all();
+        pthread_mutex_lock(&mu);
+        result = rc;
+        done = run;
+        pthread_cond_broadcast(&changed);
+    }
+    return NULL;
+}
+
+static void prepare(void) {
+    pthread_condattr_t a;
+    pthread_condattr_init(&a);
+    pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
+    pthread_cond_init(&changed, &a);
+    pthread_condattr_destroy(&a);
+}
+
+static bool start(void) { /* mu held */
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, prepare);
+    if (started) return true;
+    pthread_t thread;
+    pthread_attr_t a;
+    sigset_t all, old;
+    pthread_attr_init(&a);
+    pthread_attr_setdetachstate(&a, PTHREAD_CREATE_DETACHED);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    started = pthread_create(&thread, &a, helper, NULL) == 0;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&a);
+    return started;
+}
+
+void kp_move_settle(int64_t until_ns, struct kp_outcome *o) {
+    int64_t began_ns = kp_now_ns();
+    struct timespec until = {until_ns / 1000000000, until_ns % 1000000000};
+    *o = (struct kp_outcome){.what = KP_MOVED, .reason = ""};
+    pthread_mutex_lock(&mu);
+    bool ok = start();
+    uint64_t mine = ++asked;
+    if (ok) pthread_cond_broadcast(&changed);
+    while (ok && done < mine && pthread_cond_timedwait(&changed, &mu, &until) != ETIMEDOUT) {}
+    bool ended = ok && done >= mine;
+    CUresult rc = result;
+    pthread_mutex_unlock(&mu);
+    o->elapsed_ns = kp_now_ns() - began_ns;
+    if (ended && rc == CUDA_SUCCESS) return;
+    o->what = KP_REFUSED;
+    o->reason = ended || !ok ? "driver" : "lock-timeout";
+    const char *words = NULL;
+    if (ended) kp_real.cuGetErrorString(rc, &words);
+    snprintf(o->detail, sizeof o->detail, "%s%s",
+             ended ? "the driver could not synchronise: "
+             : ok  ? "work already given to the GPU did not end in time"
+                   : "no thread could be started to synchronise with",
+             words ? words : "");
+}
