@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -16,6 +16,8 @@ from kiwi_core.daemon import words
 from kiwi_core.daemon.members import ANOTHER_USER
 from kiwi_core.daemon.peers import user_name
 from kiwi_core.errors import CallerError
+from kiwi_core.sched.policy import names
+from kiwi_core.sched.policy.registry import POLICIES
 from kiwi_core.units import SessionId, ns_to_seconds
 from kiwi_core.wire import messages as m
 from kiwi_core.wire.framing import encode
@@ -23,11 +25,15 @@ from kiwi_core.wire.framing import encode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from kiwi_core.daemon.links import Links
     from kiwi_core.daemon.machine import Machine
     from kiwi_core.daemon.members import Member, Members
     from kiwi_core.daemon.peers import Peer, Rights
     from kiwi_core.sched.scheduler import Scheduler
     from kiwi_core.sched.view import GpuView, QueueView, SessionView
+    from kiwi_core.states import MovedBy
+
+_POLICIES: Final = [m.PolicyStatus(name=name, summary=POLICIES[name].summary) for name in names()]
 
 
 class Reporter:
@@ -40,6 +46,8 @@ class Reporter:
         rights: Rights,
         machine: Machine,
         *,
+        links: Links,
+        moved_by: Callable[[SessionId], MovedBy],
         errors: Callable[[], list[str]],
         emulated: bool,
     ) -> None:
@@ -47,6 +55,8 @@ class Reporter:
         self._members = members
         self._rights = rights
         self._machine = machine
+        self._links = links
+        self._moved_by = moved_by
         self._errors = errors
         self._emulated = emulated
         self._began_ns = time.monotonic_ns()
@@ -89,6 +99,7 @@ class Reporter:
                 errors=self._errors(),
                 history_serial=self._scheduler.history_serial,
                 may_set=self._rights.may_set(reader),
+                policies=_POLICIES,
             )
         )
 
@@ -126,7 +137,10 @@ class Reporter:
             name=member.name if member and mine else ANOTHER_USER,
             kernel_id=member.kernel_id if member and mine else "",
             mine=mine,
-            connected=member is not None and member.connection is not None,
+            connected=member is not None
+            and (member.connection is not None or self._links.connected(view.id)),
+            pager=self._moved_by(view.id),
+            unowned=self._links.unowned(view.id),
             state=view.state,
             resident_bytes=view.resident_bytes,
             paged_out_bytes=view.paged_out_bytes,
@@ -148,13 +162,14 @@ class Reporter:
         view = self._scheduler.view(time.monotonic_ns())
         for entry in view.queue:
             member = self._members.get(entry.session)
-            if member is not None and member.connection is not None:
+            # (Of a burst of our own the client knows nothing.)
+            if member is not None and member.connection is not None and not member.own_burst:
                 yield member, self._word(member, view, entry)
 
     def _word(self, member: Member, view: GpuView, entry: QueueView) -> m.Waiting:
         text, remedy = words.sentence(entry.blocked, entry.detail) if entry.blocked else ("", "")
         return m.Waiting(
-            burst=member.burst,
+            burst=member.client_burst,
             position=entry.position,
             ahead=entry.position - 1,
             holder=self._holders(member, view),

@@ -286,6 +286,13 @@ class SchedulerStatus(Struct, frozen=True, kw_only=True):
     little at least. ``None``: an older daemon, which does not say."""
 
 
+class PolicyStatus(Struct, frozen=True, kw_only=True):
+    """One that the daemon has. ``summary``: what it does, in a few words for people."""
+
+    name: str
+    summary: str
+
+
 class QueueEntry(Struct, frozen=True, kw_only=True):
     session: str
     position: int
@@ -330,7 +337,7 @@ class SessionStatus(Struct, frozen=True, kw_only=True):
 
 class GpuStatus(Struct, frozen=True, kw_only=True):
     """``history_serial`` is the newest of the history's; ``may_set``: the reader may change
-    settings."""
+    settings; ``policies``: those that may be set."""
 
     uuid: str
     name: str
@@ -349,6 +356,7 @@ class GpuStatus(Struct, frozen=True, kw_only=True):
     errors: list[str] = field(default_factory=list)
     history_serial: int = 0
     may_set: bool = False
+    policies: list[PolicyStatus] = field(default_factory=list)
 
 
 class StatusReport(_Message, frozen=True, kw_only=True, tag="status"):

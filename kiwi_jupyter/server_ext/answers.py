@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kiwi_core.errors import KiwiError
 
 STATUS_OF: Final = {
-    "bad-request": 400, "bad-setting": 400,
+    "bad-request": 400, "bad-setting": 400, "unknown-policy": 400,
     "not-allowed": 403, "refused": 403,
     "no-such-gpu": 404, "no-such-session": 404,
     "in-burst": 409,

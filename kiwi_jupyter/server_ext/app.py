@@ -10,7 +10,7 @@ from jupyter_server.extension.application import ExtensionApp
 from traitlets import Bool, Float, List, TraitError, Unicode, Union, validate
 
 from kiwi_core import config
-from kiwi_jupyter.server_ext import metrics, usage
+from kiwi_jupyter.server_ext import metrics, settings, usage
 from kiwi_jupyter.server_ext.documents import Documents
 from kiwi_jupyter.server_ext.handlers import ELSE, ROUTES
 from kiwi_jupyter.server_ext.placer import is_disabled
@@ -119,7 +119,7 @@ class KiwiServerApp(ExtensionApp):
             install(self.serverapp, directory)
 
     def initialize_handlers(self) -> None:
-        self.handlers.extend([*ROUTES, usage.ROUTE])
+        self.handlers.extend([*ROUTES, *settings.ROUTES, usage.ROUTE])
         self.handlers.append((r"kiwi/api/events", EventsHandler))
         self.handlers.append(ELSE)
 

@@ -74,6 +74,18 @@ class KiwiHandler(APIHandler):
         except KiwiError as error:
             raise refusal(error) from error
 
+    def check_may_change(self) -> None:
+        """By the trait; the Authorizer was asked before. Raises ``RefusedError``."""
+        if not app_of(self).may_change(self.current_user.username):
+            raise RefusedError(
+                403,
+                m.Problem(
+                    code="not-allowed",
+                    message="You may not change Kiwi's settings through this Jupyter server.",
+                    remedy="Who runs it can allow it: c.KiwiServerApp.may_change_settings.",
+                ),
+            )
+
     async def act(self, uuid: str, what: str, question: Callable[[Client], _T]) -> _T:
         """Like ``ask``, for what changes something: it stands in the server's log."""
         user = self.current_user.username
@@ -109,42 +121,6 @@ class StatusHandler(KiwiHandler):
         if not 0 <= seconds < float("inf"):
             raise bad_request("history_s is no time.", "Write seconds, for example history_s=300.")
         return seconds
-
-
-class GpuHandler(KiwiHandler):
-    @web.authenticated
-    @authorized
-    async def patch(self, uuid: str) -> None:
-        wanted = self._settings()
-        if not app_of(self).may_change(self.current_user.username):
-            raise RefusedError(
-                403,
-                m.Problem(
-                    code="not-allowed",
-                    message="You may not change Kiwi's settings through this Jupyter server.",
-                    remedy="Who runs it can allow it: c.KiwiServerApp.may_change_settings.",
-                ),
-            )
-
-        def settle(client: Client) -> m.SettingsInForce:
-            tq_s, mode = wanted.tq_s, wanted.anti_thrash
-            client.set(
-                None if tq_s is msgspec.UNSET else tq_s, None if mode is msgspec.UNSET else mode
-            )
-            scheduler = client.status().scheduler
-            return m.SettingsInForce(tq_s=scheduler.tq_s, anti_thrash=scheduler.anti_thrash)
-
-        words = msgspec.json.encode(wanted).decode()
-        self.say(await self.act(uuid, f"set {words}", settle))
-
-    def _settings(self) -> m.Settings:
-        try:
-            return msgspec.json.decode(self.request.body, type=m.Settings)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise bad_request(
-                f"The settings cannot be read: {error}.",
-                'Send JSON with "tq_s" (seconds), "anti_thrash" ("on", "always", "off"), or both.',
-            ) from None
 
 
 class ReleaseHandler(KiwiHandler):
@@ -186,7 +162,8 @@ class OpenApiHandler(KiwiHandler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        self.say(description(self.base_url))
+        known = {one.name: None for gpu in self.service.gpus() for one in gpu.policies}
+        self.say(description(self.base_url, tuple(known)))
 
 
 class NothingHandler(KiwiHandler):
@@ -202,15 +179,14 @@ class NothingHandler(KiwiHandler):
 
 
 # As long as any id may be; they go on to the daemon, and into the log.
-_GPU = r"kiwi/api/gpus/([^/]{1,300})"
-_SESSION = _GPU + r"/sessions/([^/]{1,300})"
+GPU: Final = r"kiwi/api/gpus/([^/]{1,300})"
+SESSION: Final = GPU + r"/sessions/([^/]{1,300})"
 
 ROUTES: Final[list[tuple[str, type[KiwiHandler]]]] = [
     (r"kiwi/api/status", StatusHandler),
-    (_GPU, GpuHandler),
-    (_SESSION + "/release", ReleaseHandler),
-    (_SESSION + "/bring-back", BringBackHandler),
-    (_SESSION + "/story", StoryHandler),
+    (SESSION + "/release", ReleaseHandler),
+    (SESSION + "/bring-back", BringBackHandler),
+    (SESSION + "/story", StoryHandler),
     (r"kiwi/api/openapi.json", OpenApiHandler),
 ]
 ELSE: Final = (r"kiwi/api(?:/.*)?", NothingHandler)

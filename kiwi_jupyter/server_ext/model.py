@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from kiwi_core.states import AntiThrash, HistoryKind
-from kiwi_core.wire.messages import GpuStatus, QueueEntry, SessionStatus, UsageRow
+from kiwi_core.states import AntiThrash, HistoryKind, Priority
+from kiwi_core.wire.messages import GpuStatus, PolicyName, QueueEntry, SessionStatus, UsageRow
 
 UnixTime = Annotated[float, Meta(description="Unix seconds on the server's clock.")]
 
@@ -120,15 +120,23 @@ Message = Snapshot | Delta | Heartbeat
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of ``PATCH``: at least one of the two."""
+    """Body of ``PATCH`` on a GPU: at least one of them."""
 
     tq_s: Annotated[float, Meta(description="Time quantum, in seconds.")] | UnsetType = UNSET
     anti_thrash: AntiThrash | UnsetType = UNSET
+    policy: PolicyName | UnsetType = UNSET
 
 
 class SettingsInForce(Struct, frozen=True, kw_only=True):
     tq_s: float
     anti_thrash: AntiThrash
+    policy: str
+
+
+class SessionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of ``PATCH`` on a session, and its answer."""
+
+    priority: Priority
 
 
 class BroughtBack(Struct, frozen=True, kw_only=True):

@@ -20,8 +20,8 @@ _ABOUT: Final = (
     " and its messages are among the schemas here."
 )
 _SCHEMAS: Final = (
-    m.State, m.Snapshot, m.Delta, m.Heartbeat, m.Settings, m.SettingsInForce, m.BroughtBack,
-    m.Story, m.Usage, m.Problem,
+    m.State, m.Snapshot, m.Delta, m.Heartbeat, m.Settings, m.SettingsInForce, m.SessionSettings,
+    m.BroughtBack, m.Story, m.Usage, m.Problem,
 )  # fmt: skip
 _ERRORS: Final = {
     400: "The request cannot be understood, or asks for what cannot be.",
@@ -33,18 +33,19 @@ _ERRORS: Final = {
 }
 
 
-def description(base_url: str) -> dict[str, Any]:
-    """For a server whose routes begin at ``base_url`` (with its slash)."""
-    return {**_description(), "servers": [{"url": base_url}]}
+def description(base_url: str, policies: tuple[str, ...] = ()) -> dict[str, Any]:
+    """For a server whose routes begin at ``base_url`` (with its slash). ``policies``: those that
+    its daemons have; where none answers yet, any name is described as right."""
+    return {**_description(policies), "servers": [{"url": base_url}]}
 
 
 @cache
-def _description() -> dict[str, Any]:
+def _description(policies: tuple[str, ...]) -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(
         _SCHEMAS,
         ref_template=_REF,
     )
-    _narrow_settings(schemas["Settings"])
+    _narrow_settings(schemas["Settings"], policies)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Kiwi", "version": __version__, "description": _ABOUT},
@@ -72,8 +73,8 @@ def _description() -> dict[str, Any]:
     }
 
 
-def _narrow_settings(schema: dict[str, Any]) -> None:
-    """What the struct cannot say: at least one, and the daemon's limits."""
+def _narrow_settings(schema: dict[str, Any], policies: tuple[str, ...]) -> None:
+    """What the struct cannot say: at least one, and what the daemon takes."""
     schema["minProperties"] = 1
     schema["properties"]["tq_s"] = {
         "type": "number",
@@ -81,6 +82,8 @@ def _narrow_settings(schema: dict[str, Any]) -> None:
         "maximum": ns_to_seconds(DEFAULTS.tq_max_ns),
         "description": "Time quantum, in seconds.",
     }
+    if policies:
+        schema["properties"]["policy"]["enum"] = list(policies)
 
 
 def _paths() -> dict[str, Any]:
@@ -106,7 +109,6 @@ def _paths() -> dict[str, Any]:
             "schema": {"type": "number", "minimum": 0, "exclusiveMaximum": 1 << 53},
         },
     ]
-    body = {"required": True, "content": _json("Settings")}
     return {
         "/kiwi/api/status": {
             "get": _route("status", "How everything is now.", "State", [400], parameters=[history])
@@ -118,7 +120,17 @@ def _paths() -> dict[str, Any]:
                 "Change a GPU's settings; answers what is in force.",
                 "SettingsInForce",
                 [400, 404, 502, 503],
-                requestBody=body,
+                requestBody=_body("Settings"),
+            ),
+        },
+        one: {
+            "parameters": [gpu, session],
+            "patch": _route(
+                "setSession",
+                "Change the priority class of a session; answers what is in force.",
+                "SessionSettings",
+                [400, 404, 502, 503],
+                requestBody=_body("SessionSettings"),
             ),
         },
         f"{one}/release": {
@@ -173,6 +185,10 @@ def _in_path(name: str, about: str) -> dict[str, Any]:
         "description": about,
         "schema": {"type": "string", "minLength": 1},
     }
+
+
+def _body(schema: str) -> dict[str, Any]:
+    return {"required": True, "content": _json(schema)}
 
 
 def _json(schema: str) -> dict[str, Any]:

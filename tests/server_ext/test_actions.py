@@ -12,6 +12,8 @@ import pytest
 from kiwi_core.errors import PeerError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from daemon import Daemon
     from session_program import SessionProgram
 
@@ -43,6 +45,16 @@ async def until_state(ask: Any, program: SessionProgram, *states: str) -> dict[s
     raise AssertionError(f"never {states}: {session}")
 
 
+async def until_shown(ask: Any, condition: Callable[[Any], bool]) -> None:
+    """Of the only GPU: what a daemon has done is told a moment later."""
+    for _ in range(600):
+        (gpu,) = (await ask("status"))[1]["gpus"]
+        if condition(gpu):
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"never shown: {gpu}")
+
+
 # --- settings -----------------------------------------------------------------------------------
 
 
@@ -50,9 +62,10 @@ async def test_settings_take_effect_and_are_in_the_log(
     daemon: Daemon, gpu: str, ask: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    assert await ask(gpu, "PATCH", {"tq_s": 7.5}) == (200, {"tq_s": 7.5, "anti_thrash": "on"})
+    rest = {"anti_thrash": "on", "policy": "round-robin"}
+    assert await ask(gpu, "PATCH", {"tq_s": 7.5}) == (200, {"tq_s": 7.5, **rest})
     said = await ask(gpu, "PATCH", {"anti_thrash": "always", "tq_s": 8})
-    assert said == (200, {"tq_s": 8.0, "anti_thrash": "always"})
+    assert said == (200, {"tq_s": 8.0, **rest, "anti_thrash": "always"})
     assert daemon.status().scheduler.tq_s == 8.0
     lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Kiwi: set")]
     assert len(lines) == 2
@@ -78,6 +91,9 @@ BAD = {
     "zero": {"tq_s": 0, "anti_thrash": "off"},
     "null": {"tq_s": None, "anti_thrash": "off"},
     "mode": {"anti_thrash": "sometimes"},
+    "no name": {"policy": 5},
+    "no policy": {"policy": ""},
+    "long name": {"policy": "x" * 65},
     "not UTF-8": b'{"anti_thrash": "\xff"}',
     "deep": b"[" * 50_000,
 }
@@ -88,7 +104,7 @@ async def test_bad_settings_change_nothing(daemon: Daemon, gpu: str, ask: Any) -
     for name, body in BAD.items():
         code, said = await ask(gpu, "PATCH", body)
         assert code == 400, (name, said)
-        assert said["code"] in ("bad-request", "bad-setting"), name
+        assert said["code"] in ("bad-request", "bad-setting", "unknown-policy"), name
         assert said["message"], name
         assert said["remedy"], name
     assert daemon.status().scheduler == before
@@ -97,11 +113,13 @@ async def test_bad_settings_change_nothing(daemon: Daemon, gpu: str, ask: Any) -
 async def test_what_is_not_there_is_said(gpu: str, ask: Any) -> None:
     for path, method in [
         ("gpus/GPU-0", "PATCH"),
+        ("gpus/GPU-0/sessions/x", "PATCH"),
         ("gpus/GPU-0/sessions/x/release", "POST"),
         ("gpus/GPU-0/sessions/x/bring-back", "POST"),
         ("gpus/GPU-0/sessions/x/story", "GET"),
     ]:
-        code, said = await ask(path, method, {"tq_s": 5} if method == "PATCH" else None)
+        body = {"priority": "low"} if "sessions" in path else {"tq_s": 5}
+        code, said = await ask(path, method, body if method == "PATCH" else None)
         assert (code, said["code"]) == (404, "no-such-gpu"), path
     for path, method in [("release", "POST"), ("bring-back", "POST"), ("story", "GET")]:
         code, said = await ask(f"{gpu}/sessions/nobody/{path}", method)
@@ -119,6 +137,39 @@ async def test_names_from_outside_do_not_write_the_log(
     caplog.set_level(logging.INFO)
     await ask(f"{gpu}/sessions/x%0aKiwi: all is well/release", "POST")
     assert not [r for r in caplog.records if r.name != "tornado.access" and "\n" in r.getMessage()]
+
+
+async def test_the_policy_is_one_that_the_daemon_has(daemon: Daemon, gpu: str, ask: Any) -> None:
+    for policy in ("interactive", "round-robin"):
+        code, said = await ask(gpu, "PATCH", {"policy": policy})
+        assert (code, said["policy"]) == (200, policy)
+        assert daemon.status().scheduler.policy == policy
+        await until_shown(ask, lambda gpu, policy=policy: gpu["scheduler"]["policy"] == policy)  # type: ignore[misc]
+    code, said = await ask(gpu, "PATCH", {"policy": "chaos", "tq_s": 7})
+    assert (code, said["code"]) == (400, "unknown-policy")
+    for policy in ("interactive", "round-robin"):
+        assert policy in said["remedy"]
+    assert daemon.status().scheduler.tq_s != 7
+
+
+async def test_priorities_are_of_sessions(
+    daemon: Daemon, gpu: str, program: Any, ask: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    one, other = program(daemon, 8), program(daemon, 8)
+    session = await session_of(ask, one)
+    assert session["priority"] == "normal"
+    place = f"{gpu}/sessions/{session['id']}"
+    assert await ask(place, "PATCH", {"priority": "training"}) == (200, {"priority": "training"})
+    await session_of(ask, other)
+    said = ["normal", "training"]
+    await until_shown(ask, lambda gpu: sorted(s["priority"] for s in gpu["sessions"]) == said)
+    assert f"priority training of session '{session['id']}'" in caplog.text
+    for body in ({"priority": "urgent"}, {}, {"priority": "low", "tq_s": 5}, b"{"):
+        code, said = await ask(place, "PATCH", body)
+        assert (code, said["code"]) == (400, "bad-request"), body
+    code, said = await ask(f"{gpu}/sessions/nobody", "PATCH", {"priority": "low"})
+    assert (code, said["code"]) == (404, "no-such-session")
 
 
 # --- memory -------------------------------------------------------------------------------------
@@ -175,8 +226,9 @@ async def test_hints_can_be_switched_off(daemon: Daemon, gpu: str, program: Any,
 
 
 REFUSALS = {
-    "bad-setting": 400, "not-allowed": 403, "refused": 403, "no-such-session": 404,
-    "in-burst": 409, "timeout": 503, "disconnected": 503, "no-daemon": 503, "whatever": 502,
+    "bad-setting": 400, "unknown-policy": 400, "not-allowed": 403, "refused": 403,
+    "no-such-session": 404, "in-burst": 409, "timeout": 503, "disconnected": 503,
+    "no-daemon": 503, "whatever": 502,
 }  # fmt: skip
 
 
@@ -185,7 +237,7 @@ async def test_a_refusal_comes_with_the_daemons_words(
 ) -> None:
     for code, status in REFUSALS.items():
 
-        def refuse(*_: Any, code: str = code) -> None:
+        def refuse(*_: Any, code: str = code, **__: Any) -> None:
             raise PeerError(code, "That cannot be.", "Ask somebody.")
 
         monkeypatch.setattr("kiwi_core.client.client.Client.set", refuse)
@@ -197,7 +249,7 @@ async def test_a_refusal_comes_with_the_daemons_words(
 async def test_a_failure_of_the_extension_tells_nothing_of_it(
     gpu: str, ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("secret")
 
     monkeypatch.setattr("kiwi_core.client.client.Client.set", fail)

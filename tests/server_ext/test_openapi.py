@@ -20,16 +20,19 @@ from session_program import SessionProgram
 from tornado.testing import bind_unused_port
 
 from kiwi_jupyter.server_ext import handlers, usage
+from kiwi_jupyter.server_ext import settings as setting
 from kiwi_jupyter.server_ext.openapi import description
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-ROUTES = [*handlers.ROUTES, usage.ROUTE]
+ROUTES = [*handlers.ROUTES, *setting.ROUTES, usage.ROUTE]
 TOKEN = "a-token-of-the-tests"
 HEADERS = {"Authorization": f"token {TOKEN}"}
-OPERATIONS = ["status", "openapi", "set", "release", "bringBack", "story", "usage"]
+OPERATIONS = [
+    "status", "openapi", "set", "setSession", "release", "bringBack", "story", "usage",
+]  # fmt: skip
 
 
 @contextmanager
@@ -93,7 +96,12 @@ TRIED = [
     ("openapi", POSITIVE, "anywhere"),
     ("usage", POSITIVE, "anywhere"),
     ("usage", NEGATIVE, "anywhere"),
-    *[("set", mode, where) for mode in (POSITIVE, NEGATIVE) for where in ("there", "anywhere")],
+    *[
+        (name, mode, where)
+        for name in ("set", "setSession")
+        for mode in (POSITIVE, NEGATIVE)
+        for where in ("there", "anywhere")
+    ],
     *[
         (name, mode, where)
         for name in ("release", "bringBack", "story")

@@ -11,14 +11,14 @@ import pytest
 from jupyter_server.auth.authorizer import Authorizer
 from tornado.httpclient import HTTPClientError
 
-from kiwi_jupyter.server_ext import handlers, usage
+from kiwi_jupyter.server_ext import handlers, settings, usage
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from traitlets.config import Config
 
-ROUTES = [*handlers.ROUTES, usage.ROUTE]
+ROUTES = [*handlers.ROUTES, *settings.ROUTES, usage.ROUTE]
 SESSION = "kiwi/api/gpus/GPU-1/sessions/s1"
 REQUESTS = {
     "status": ("GET", "kiwi/api/status", "read"),
@@ -26,6 +26,7 @@ REQUESTS = {
     "usage": ("GET", "kiwi/api/usage", "read"),
     "story": ("GET", f"{SESSION}/story", "read"),
     "set": ("PATCH", "kiwi/api/gpus/GPU-1", "write"),
+    "set-session": ("PATCH", SESSION, "write"),
     "release": ("POST", f"{SESSION}/release", "execute"),
     "bring-back": ("POST", f"{SESSION}/bring-back", "execute"),
 }
@@ -57,7 +58,8 @@ def traits() -> dict[str, Any]:
 def send(jp_fetch: Any, kiwi: Any) -> Any:
     async def send(name: str, **headers: str) -> tuple[int, dict[str, Any]]:
         method, path, _ = REQUESTS[name]
-        body = {"GET": None, "PATCH": '{"tq_s": 5}', "POST": ""}[method]
+        patch = '{"tq_s": 5}' if name == "set" else '{"priority": "high"}'
+        body = {"GET": None, "PATCH": patch, "POST": ""}[method]
         answer = await jp_fetch(path, method=method, body=body, headers=headers, raise_error=False)
         return answer.code, json.loads(answer.body)
 
@@ -188,9 +190,10 @@ async def test_whoever_may_not_write_is_told_so(choosy: Any, send: Any, read: An
 @pytest.mark.parametrize("traits", [{"autostart": False, "may_change_settings": False}])
 async def test_settings_can_be_closed_to_everybody(send: Any) -> None:
     assert not (await send("status"))[1]["server"]["may_set"]
-    code, said = await send("set")
-    assert (code, said["code"]) == (403, "not-allowed")
-    assert "may_change_settings" in said["remedy"]
+    for name in ("set", "set-session"):
+        code, said = await send(name)
+        assert (code, said["code"]) == (403, "not-allowed")
+        assert "may_change_settings" in said["remedy"]
 
 
 @pytest.mark.parametrize("traits", [{"may_change_settings": ["ada", "bob"]}])
