@@ -25,13 +25,11 @@ from kiwi_core.wire.framing import encode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kiwi_core.daemon.links import Links
     from kiwi_core.daemon.machine import Machine
     from kiwi_core.daemon.members import Member, Members
     from kiwi_core.daemon.peers import Peer, Rights
     from kiwi_core.sched.scheduler import Scheduler
     from kiwi_core.sched.view import GpuView, QueueView, SessionView
-    from kiwi_core.states import MovedBy
 
 _POLICIES: Final = [m.PolicyStatus(name=name, summary=POLICIES[name].summary) for name in names()]
 
@@ -46,8 +44,6 @@ class Reporter:
         rights: Rights,
         machine: Machine,
         *,
-        links: Links,
-        moved_by: Callable[[SessionId], MovedBy],
         errors: Callable[[], list[str]],
         emulated: bool,
     ) -> None:
@@ -55,8 +51,6 @@ class Reporter:
         self._members = members
         self._rights = rights
         self._machine = machine
-        self._links = links
-        self._moved_by = moved_by
         self._errors = errors
         self._emulated = emulated
         self._began_ns = time.monotonic_ns()
@@ -137,10 +131,7 @@ class Reporter:
             name=member.name if member and mine else ANOTHER_USER,
             kernel_id=member.kernel_id if member and mine else "",
             mine=mine,
-            connected=member is not None
-            and (member.connection is not None or self._links.connected(view.id)),
-            pager=self._moved_by(view.id),
-            unowned=self._links.unowned(view.id),
+            connected=member is not None and member.connection is not None,
             state=view.state,
             resident_bytes=view.resident_bytes,
             paged_out_bytes=view.paged_out_bytes,
@@ -162,14 +153,13 @@ class Reporter:
         view = self._scheduler.view(time.monotonic_ns())
         for entry in view.queue:
             member = self._members.get(entry.session)
-            # (Of a burst of our own the client knows nothing.)
-            if member is not None and member.connection is not None and not member.own_burst:
+            if member is not None and member.connection is not None:
                 yield member, self._word(member, view, entry)
 
     def _word(self, member: Member, view: GpuView, entry: QueueView) -> m.Waiting:
         text, remedy = words.sentence(entry.blocked, entry.detail) if entry.blocked else ("", "")
         return m.Waiting(
-            burst=member.client_burst,
+            burst=member.burst,
             position=entry.position,
             ahead=entry.position - 1,
             holder=self._holders(member, view),
