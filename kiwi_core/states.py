@@ -58,6 +58,17 @@ class Residency(str, Enum):
     """The driver says that it failed for good."""
 
 
+class MovedBy(str, Enum):
+    """What moves a session's GPU memory."""
+
+    CHECKPOINT = "checkpoint"
+    """The driver, from outside."""
+    INPROCESS = "inprocess"
+    """The library that is preloaded into its processes."""
+    BOTH = "both"
+    """The library what it owns, the driver the rest."""
+
+
 class Reason(str, Enum):
     """Why an operation was refused. Nothing changed in the target."""
 

@@ -15,6 +15,7 @@ from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.wire.messages import ClientMessage, DaemonMessage, Hello
 from kiwi_core.wire.names import clean_name
+from kiwi_core.wire.pager import PagerDone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -164,6 +165,8 @@ def decode_client(line: bytes) -> ClientMessage:
             name=clean_name(message.name),
             kernel_id=clean_name(message.kernel_id),
         )
+    if isinstance(message, PagerDone):
+        return replace(message, detail=clean_name(message.detail))
     return message
 
 

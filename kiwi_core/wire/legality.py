@@ -39,6 +39,7 @@ from kiwi_core.wire.messages import (
     Welcome,
     Withdraw,
 )
+from kiwi_core.wire.pager import PagerDone, PagerState, WantLease, WantRoom
 
 
 class State(Enum):
@@ -50,6 +51,8 @@ class State(Enum):
     """Belongs to one process that may ask for the GPU."""
     OBSERVER = "observer"
     """Looks and steers; never holds the GPU."""
+    PAGER = "pager"
+    """The preloaded library of one process."""
     LEAVING = "leaving"
     """A session that said goodbye and gets its memory back."""
     CLOSED = "closed"
@@ -63,14 +66,20 @@ _LOOK: Final[tuple[type[ClientMessage], ...]] = (
 )  # fmt: skip
 _STEER: Final[tuple[type[ClientMessage], ...]] = (*_LOOK, Set, Release, BringBack)
 _BURST: Final[tuple[type[ClientMessage], ...]] = (Acquire, Withdraw, EndBurst)
+_LINK: Final[tuple[type[ClientMessage], ...]] = (PagerState, PagerDone, WantLease, WantRoom, Ping)
 
 TABLE: Final[dict[State, dict[Move, State]]] = {
-    State.NEW: {Role.SESSION: State.SESSION, Role.OBSERVER: State.OBSERVER},
+    State.NEW: {
+        Role.SESSION: State.SESSION,
+        Role.OBSERVER: State.OBSERVER,
+        Role.PAGER: State.PAGER,
+    },
     State.SESSION: {
         **dict.fromkeys((*_BURST, *_STEER), State.SESSION),
         Goodbye: State.LEAVING,
     },
     State.OBSERVER: dict.fromkeys(_STEER, State.OBSERVER),
+    State.PAGER: dict.fromkeys(_LINK, State.PAGER),
     State.LEAVING: dict.fromkeys((*_LOOK, EndBurst), State.LEAVING),
     State.CLOSED: {},
 }

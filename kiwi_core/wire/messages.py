@@ -4,7 +4,8 @@ One JSON object per line over a Unix stream socket; ``type`` names the message. 
 ignored (room for later versions), unknown types are an error. Times on the wire are seconds.
 
 A connection begins with ``hello`` and ``welcome``. A *session* connection belongs to one process
-(the one the kernel's socket credentials name); an *observer* connection only looks and steers.
+(the one the kernel's socket credentials name); an *observer* connection only looks and steers; a
+*pager* connection is the preloaded library's, and its messages are in ``wire.pager``.
 """
 
 from __future__ import annotations
@@ -12,27 +13,37 @@ from __future__ import annotations
 from enum import Enum
 from typing import Annotated
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 
-from kiwi_core.states import AntiThrash, HistoryKind, Notice, Priority, SessionState
+from kiwi_core.states import AntiThrash, Notice, Priority
+from kiwi_core.wire.base import INTEGER_LIMIT, Message
 from kiwi_core.wire.metrics import GpuMetrics
+from kiwi_core.wire.pager import Gate, PagerDo, PagerDone, PagerState, Room, WantLease, WantRoom
+from kiwi_core.wire.status import GpuStatus as GpuStatus
+from kiwi_core.wire.status import HistoryEntry as HistoryEntry
+from kiwi_core.wire.status import HistorySession as HistorySession
+from kiwi_core.wire.status import MemoryStatus as MemoryStatus
+from kiwi_core.wire.status import PolicyStatus as PolicyStatus
+from kiwi_core.wire.status import QueueEntry as QueueEntry
+from kiwi_core.wire.status import SchedulerStatus as SchedulerStatus
+from kiwi_core.wire.status import SessionStatus as SessionStatus
+from kiwi_core.wire.status import StoryLine as StoryLine
+from kiwi_core.wire.status import SwapStatus as SwapStatus
+from kiwi_core.wire.status import UsageRow as UsageRow
 
 PROTOCOL = 1
 """Version of the protocol; a peer with another one is told so and the connection is closed."""
 
-BURST_LIMIT = 1 << 53
-"""Burst numbers stay below: the largest integers that every JSON reader keeps exact."""
-
-Burst = Annotated[int, Meta(ge=1, lt=BURST_LIMIT)]
+Burst = Annotated[int, Meta(ge=1, lt=INTEGER_LIMIT)]
 """Number of a burst: counts up in its process, from 1."""
 
-LastBurst = Annotated[int, Meta(ge=0, lt=BURST_LIMIT)]
+LastBurst = Annotated[int, Meta(ge=0, lt=INTEGER_LIMIT)]
 """Like ``Burst``; 0 says that there was none yet."""
 
-Serial = Annotated[int, Meta(ge=0, lt=1 << 53)]
+Serial = Annotated[int, Meta(ge=0, lt=INTEGER_LIMIT)]
 """Counts the changes of a GPU's history, from 1; 0 is before the first."""
 
-UnixTime = Annotated[float, Meta(ge=0, lt=1 << 53)]
+UnixTime = Annotated[float, Meta(ge=0, lt=INTEGER_LIMIT)]
 """Seconds since 1970 (UTC)."""
 
 PathText = Annotated[str, Meta(max_length=4096)]
@@ -46,16 +57,14 @@ PolicyName = Annotated[str, Meta(max_length=64)]
 class Role(str, Enum):
     SESSION = "session"
     OBSERVER = "observer"
-
-
-class _Message(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=False):
-    pass
+    PAGER = "pager"
+    """The library that is preloaded into programs."""
 
 
 # --- client to daemon ---------------------------------------------------------------------------
 
 
-class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
+class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     """First message of every connection.
 
     ``burst`` and ``in_burst`` matter on reconnection: the burst that this process is in (it holds,
@@ -74,21 +83,21 @@ class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
     cuda_library: PathText = ""
 
 
-class Acquire(_Message, frozen=True, kw_only=True, tag="acquire"):
+class Acquire(Message, frozen=True, kw_only=True, tag="acquire"):
     """Ask for the GPU for ``burst`` (a number that counts up in this process). Answered by
     ``granted``, at once or later, with ``waiting`` in between."""
 
     burst: Burst
 
 
-class Withdraw(_Message, frozen=True, kw_only=True, tag="withdraw"):
+class Withdraw(Message, frozen=True, kw_only=True, tag="withdraw"):
     """Stop waiting (the user interrupted). Answered by ``withdrawn``. Where ``granted`` was already
     on its way, this ends the burst; the answer is the same."""
 
     burst: Burst
 
 
-class EndBurst(_Message, frozen=True, kw_only=True, tag="end-burst"):
+class EndBurst(Message, frozen=True, kw_only=True, tag="end-burst"):
     """The burst is over. ``lingering``: threads or tasks that it started live on; a second
     ``end-burst`` without it follows when they are done. No answer."""
 
@@ -96,33 +105,33 @@ class EndBurst(_Message, frozen=True, kw_only=True, tag="end-burst"):
     lingering: bool = False
 
 
-class Release(_Message, frozen=True, kw_only=True, tag="release"):
+class Release(Message, frozen=True, kw_only=True, tag="release"):
     """Move the memory of ``session`` out of the GPU now (empty: one's own). Answered by ``ok``
     when it is under way. An observer must name one that it may act on."""
 
     session: str = ""
 
 
-class BringBack(_Message, frozen=True, kw_only=True, tag="bring-back"):
+class BringBack(Message, frozen=True, kw_only=True, tag="bring-back"):
     """A hint: the program of ``session`` (empty: one's own) is about to be used, so bring its
     memory back if that is in nobody's way. Never a lease. Answered by ``hint``."""
 
     session: str = ""
 
 
-class Goodbye(_Message, frozen=True, kw_only=True, tag="goodbye"):
+class Goodbye(Message, frozen=True, kw_only=True, tag="goodbye"):
     """Leave Kiwi while the process lives on. Answered by ``ok`` once everything is back in the
     GPU; the daemon then closes."""
 
 
-class GetStatus(_Message, frozen=True, kw_only=True, tag="get-status"):
+class GetStatus(Message, frozen=True, kw_only=True, tag="get-status"):
     """Answered by ``status``. ``watch``: and again whenever something changes (at most a few times
     a second) until the connection ends."""
 
     watch: bool = False
 
 
-class Set(_Message, frozen=True, kw_only=True, tag="set"):
+class Set(Message, frozen=True, kw_only=True, tag="set"):
     """Change settings; needs the daemon's owner or an allowed group. Answered by ``ok``.
     ``priority`` is the class of ``session`` from now on; the other three are the GPU's."""
 
@@ -133,17 +142,17 @@ class Set(_Message, frozen=True, kw_only=True, tag="set"):
     priority: Priority | None = None
 
 
-class GetStory(_Message, frozen=True, kw_only=True, tag="get-story"):
+class GetStory(Message, frozen=True, kw_only=True, tag="get-story"):
     """Answered by ``story``: the last things that happened to a session of one's own."""
 
     session: str
 
 
-class GetMetrics(_Message, frozen=True, kw_only=True, tag="get-metrics"):
+class GetMetrics(Message, frozen=True, kw_only=True, tag="get-metrics"):
     """Answered by ``metrics``."""
 
 
-class GetHistory(_Message, frozen=True, kw_only=True, tag="get-history"):
+class GetHistory(Message, frozen=True, kw_only=True, tag="get-history"):
     """Answered by ``history``: who held, waited and moved, as far as it changed after the change
     of the number ``since``."""
 
@@ -157,7 +166,7 @@ class UsageBy(str, Enum):
     NOTEBOOK = "notebook"
 
 
-class GetUsage(_Message, frozen=True, kw_only=True, tag="get-usage"):
+class GetUsage(Message, frozen=True, kw_only=True, tag="get-usage"):
     """Answered by ``usage``: what users or notebooks have had of the GPU since ``since_unix_s``
     (0: as far as it is known)."""
 
@@ -165,7 +174,7 @@ class GetUsage(_Message, frozen=True, kw_only=True, tag="get-usage"):
     since_unix_s: UnixTime = 0.0
 
 
-class Ping(_Message, frozen=True, kw_only=True, tag="ping"):
+class Ping(Message, frozen=True, kw_only=True, tag="ping"):
     """Answered by ``pong``."""
 
 
@@ -184,6 +193,10 @@ ClientMessage = (
     | GetMetrics
     | GetUsage
     | Ping
+    | PagerState
+    | PagerDone
+    | WantLease
+    | WantRoom
 )
 
 
@@ -199,7 +212,7 @@ class Emulation(Struct, frozen=True, kw_only=True):
     env: dict[str, str]
 
 
-class Welcome(_Message, frozen=True, kw_only=True, tag="welcome"):
+class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     protocol: int
     daemon: str
     gpu_uuid: str
@@ -209,14 +222,14 @@ class Welcome(_Message, frozen=True, kw_only=True, tag="welcome"):
     emulation: Emulation | None = None
 
 
-class Granted(_Message, frozen=True, kw_only=True, tag="granted"):
+class Granted(Message, frozen=True, kw_only=True, tag="granted"):
     """The GPU is yours. Repeated, with the same burst, after each suspension in mid-burst."""
 
     burst: Burst
     quantum_s: float
 
 
-class Waiting(_Message, frozen=True, kw_only=True, tag="waiting"):
+class Waiting(Message, frozen=True, kw_only=True, tag="waiting"):
     """Where you stand. Sent when it changes, and every second or so while waiting.
 
     ``holder`` says who has the GPU in words that the reader may see ("train.ipynb", "another
@@ -234,11 +247,11 @@ class Waiting(_Message, frozen=True, kw_only=True, tag="waiting"):
     detail: str = ""
 
 
-class Withdrawn(_Message, frozen=True, kw_only=True, tag="withdrawn"):
+class Withdrawn(Message, frozen=True, kw_only=True, tag="withdrawn"):
     burst: Burst
 
 
-class Told(_Message, frozen=True, kw_only=True, tag="notice"):
+class Told(Message, frozen=True, kw_only=True, tag="notice"):
     """Something that the user of this session must know, in plain words."""
 
     notice: Notice
@@ -246,15 +259,15 @@ class Told(_Message, frozen=True, kw_only=True, tag="notice"):
     remedy: str = ""
 
 
-class Ok(_Message, frozen=True, kw_only=True, tag="ok"):
+class Ok(Message, frozen=True, kw_only=True, tag="ok"):
     pass
 
 
-class Pong(_Message, frozen=True, kw_only=True, tag="pong"):
+class Pong(Message, frozen=True, kw_only=True, tag="pong"):
     pass
 
 
-class Error(_Message, frozen=True, kw_only=True, tag="error"):
+class Error(Message, frozen=True, kw_only=True, tag="error"):
     """A message could not be done. ``about`` is the ``type`` of the message that this answers
     (empty: the oldest one without an answer). ``fatal``: the connection is closed after this."""
 
@@ -265,146 +278,20 @@ class Error(_Message, frozen=True, kw_only=True, tag="error"):
     about: str = ""
 
 
-class MemoryStatus(Struct, frozen=True, kw_only=True):
-    total_bytes: int
-    free_bytes: int
-    paged_out_bytes: int
-    host_budget_bytes: int
-    outside_bytes: int = 0
-    """Held by programs that are not Kiwi's."""
-
-
-class SchedulerStatus(Struct, frozen=True, kw_only=True):
-    tq_s: float
-    anti_thrash: AntiThrash
-    serialised: bool
-    why: str = ""
-    swap_round_trip_s: float | None = None
-    policy: str = ""
-    floor_s: float | None = None
-    """How long the largest session runs before it may be suspended: what swapping it costs, and a
-    little at least. ``None``: an older daemon, which does not say."""
-
-
-class PolicyStatus(Struct, frozen=True, kw_only=True):
-    """One that the daemon has. ``summary``: what it does, in a few words for people."""
-
-    name: str
-    summary: str
-
-
-class QueueEntry(Struct, frozen=True, kw_only=True):
-    session: str
-    position: int
-    expected_wait_s: float | None
-    waited_s: float = 0.0
-
-
-class SwapStatus(Struct, frozen=True, kw_only=True):
-    """One move of memory that ended. ``ago_s`` is its age; ``direction`` is "out" or "in"."""
-
-    session: str
-    direction: str
-    bytes_moved: int
-    seconds: float
-    ago_s: float
-
-
-class SessionStatus(Struct, frozen=True, kw_only=True):
-    """``mine``: the reader may act on it. Names and pids of other users' sessions are blank:
-    ``name`` is then "another user", ``pid`` 0, ``kernel_id`` ""."""
-
-    id: str
-    pid: int
-    owner: str
-    name: str
-    state: SessionState
-    resident_bytes: int
-    paged_out_bytes: int
-    suspensions: int
-    held_s: float
-    waited_s: float
-    mine: bool = False
-    kernel_id: str = ""
-    connected: bool = True
-    lingering: bool = False
-    peak_bytes: int | None = None
-    time_left_s: float | None = None
-    problem: str = ""
-    problem_text: str = ""
-    priority: Priority = Priority.NORMAL
-
-
-class GpuStatus(Struct, frozen=True, kw_only=True):
-    """``history_serial`` is the newest of the history's; ``may_set``: the reader may change
-    settings; ``policies``: those that may be set."""
-
-    uuid: str
-    name: str
-    index: int
-    emulated: bool
-    memory: MemoryStatus
-    scheduler: SchedulerStatus
-    holders: list[str]
-    queue: list[QueueEntry]
-    sessions: list[SessionStatus]
-    swaps: list[SwapStatus] = field(default_factory=list)
-    driver_version: str = ""
-    daemon_version: str = ""
-    daemon_pid: int = 0
-    uptime_s: float = 0.0
-    errors: list[str] = field(default_factory=list)
-    history_serial: int = 0
-    may_set: bool = False
-    policies: list[PolicyStatus] = field(default_factory=list)
-
-
-class StatusReport(_Message, frozen=True, kw_only=True, tag="status"):
+class StatusReport(Message, frozen=True, kw_only=True, tag="status"):
     gpu: GpuStatus
 
 
-class StoryLine(Struct, frozen=True, kw_only=True):
-    ago_s: float
-    text: str
-
-
-class StoryReport(_Message, frozen=True, kw_only=True, tag="story"):
+class StoryReport(Message, frozen=True, kw_only=True, tag="story"):
     session: str
     lines: list[StoryLine]
 
 
-class MetricsReport(_Message, frozen=True, kw_only=True, tag="metrics"):
+class MetricsReport(Message, frozen=True, kw_only=True, tag="metrics"):
     metrics: GpuMetrics
 
 
-class HistoryEntry(Struct, frozen=True, kw_only=True):
-    """One stretch of time in which ``session`` did one thing. ``id`` stays; ``serial`` is new each
-    time the entry changes (it began, it ended). ``ended_ago_s``: ``None`` while it goes on.
-
-    ``bytes_moved``, ``ok`` and ``hinted`` (a hint was the reason) matter for "out" and "in" only,
-    and the first two once that has ended.
-    """
-
-    id: int
-    serial: int
-    session: str
-    kind: HistoryKind
-    began_ago_s: float
-    ended_ago_s: float | None
-    bytes_moved: int = 0
-    ok: bool = True
-    hinted: bool = False
-
-
-class HistorySession(Struct, frozen=True, kw_only=True):
-    """Whose an entry is, as far as the reader may know; also of a session that ended."""
-
-    name: str
-    mine: bool
-    kernel_id: str
-
-
-class HistoryReport(_Message, frozen=True, kw_only=True, tag="history"):
+class HistoryReport(Message, frozen=True, kw_only=True, tag="history"):
     """``entries`` in the order of their serials, none above ``last``. ``more``: there are more
     than one message holds; ask for those since ``last``."""
 
@@ -414,26 +301,7 @@ class HistoryReport(_Message, frozen=True, kw_only=True, tag="history"):
     more: bool = False
 
 
-class UsageRow(Struct, frozen=True, kw_only=True):
-    """What one user, or one notebook of a user (``name``), has had. ``waited_s`` is of bursts that
-    had not begun, ``suspended_s`` of those that had; ``moving_s`` is how long its memory was being
-    moved. Of what the reader may not know in detail there is one sum: its ``owner`` is "another
-    user"; and one for all rows that one message cannot hold: "all others"."""
-
-    owner: str
-    name: str
-    mine: bool
-    held_s: float
-    waited_s: float
-    suspended_s: float
-    moving_s: float
-    moved_out_bytes: int
-    moved_in_bytes: int
-    bursts: int
-    suspensions: int
-
-
-class UsageReport(_Message, frozen=True, kw_only=True, tag="usage"):
+class UsageReport(Message, frozen=True, kw_only=True, tag="usage"):
     """``rows``: who held the GPU longest first. ``began_unix_s``: from when on it was counted, at
     the earliest; ``None``: nothing was. Not ``complete``: what came last could not be written."""
 
@@ -442,7 +310,7 @@ class UsageReport(_Message, frozen=True, kw_only=True, tag="usage"):
     complete: bool = True
 
 
-class HintReport(_Message, frozen=True, kw_only=True, tag="hint"):
+class HintReport(Message, frozen=True, kw_only=True, tag="hint"):
     """``begun``: the memory is on its way in. If not, ``why``, in words for people."""
 
     begun: bool
@@ -464,4 +332,7 @@ DaemonMessage = (
     | HintReport
     | MetricsReport
     | UsageReport
+    | Gate
+    | PagerDo
+    | Room
 )

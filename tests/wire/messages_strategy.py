@@ -6,6 +6,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from kiwi_core.wire import messages as m
+from kiwi_core.wire.pager import PagerDone
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
 NAME = st.text(st.characters(exclude_categories=("Cs", "C", "Z")), max_size=30)
@@ -47,9 +48,13 @@ def _of(info: msgspec.inspect.Type) -> st.SearchStrategy:  # noqa: C901 - a list
     raise NotImplementedError(info)
 
 
-# A hello's names are cleaned on arrival, so that only clean ones come back as they were.
+# Words for people are cleaned on arrival, so that only clean ones come back as they were.
 HELLO = _struct(m.Hello, client=NAME, name=NAME, kernel_id=NAME)
 CLIENT_KINDS: tuple[type[msgspec.Struct], ...] = m.ClientMessage.__args__  # type: ignore[attr-defined]
 DAEMON_KINDS: tuple[type[msgspec.Struct], ...] = m.DaemonMessage.__args__  # type: ignore[attr-defined]
-CLIENT = st.one_of(HELLO, *(_struct(kind) for kind in CLIENT_KINDS if kind is not m.Hello))
+PAGER_DONE = _struct(PagerDone, detail=NAME)
+CLEANED = (m.Hello, PagerDone)
+CLIENT = st.one_of(
+    HELLO, PAGER_DONE, *(_struct(kind) for kind in CLIENT_KINDS if kind not in CLEANED)
+)
 DAEMON = st.one_of(*map(_struct, DAEMON_KINDS))

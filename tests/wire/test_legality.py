@@ -27,6 +27,22 @@ from kiwi_core.wire.messages import (
     Set,
     Withdraw,
 )
+from kiwi_core.wire.pager import (
+    LinkState,
+    PagerDone,
+    PagerOutcome,
+    PagerState,
+    WantLease,
+    WantRoom,
+)
+
+LINK_SAYS = (
+    PagerState(state=LinkState.RESIDENT),
+    PagerDone(op=1, outcome=PagerOutcome.MOVED),
+    WantLease(),
+    WantRoom(request=1, bytes=1),
+)
+LINK_KINDS = tuple(type(message) for message in LINK_SAYS)
 
 KINDS: tuple[type, ...] = ClientMessage.__args__  # type: ignore[attr-defined]
 
@@ -93,6 +109,18 @@ def test_an_observer_never_holds_the_gpu(message: ClientMessage) -> None:
     assert_illegal(talk, message)
 
 
+def test_a_library_only_speaks_of_its_memory() -> None:
+    talk = after(hello(Role.PAGER), *LINK_SAYS, Ping())
+    for message in (Acquire(burst=1), EndBurst(burst=1), Goodbye(), GetStatus(), Set(tq_s=1.0)):
+        assert_illegal(talk, message)
+
+
+@pytest.mark.parametrize("message", LINK_SAYS, ids=lambda message: type(message).__name__)
+def test_nobody_else_speaks_as_a_library(message: ClientMessage) -> None:
+    for talk in (Conversation(), after(hello()), after(hello(Role.OBSERVER))):
+        assert_illegal(talk, message)
+
+
 def test_one_who_leaves_asks_for_nothing_more() -> None:
     moves = (Acquire(burst=1), Release(), BringBack(), Goodbye(), Set(tq_s=1.0), hello())
     for message in moves:
@@ -143,7 +171,8 @@ def test_the_table_speaks_of_every_message_and_every_state() -> None:
 
 def test_every_question_has_an_answer() -> None:
     without = {kind for kind in KINDS if kind not in ANSWERS}
-    assert without == {Acquire, Withdraw, EndBurst}
+    link = {PagerState, PagerDone, WantLease, WantRoom}
+    assert without == {Acquire, Withdraw, EndBurst} | link
 
 
 def test_the_documentation_shows_the_table() -> None:
@@ -159,7 +188,7 @@ MESSAGES = st.one_of(
             protocol=protocol, role=role, client="x", burst=burst, in_burst=in_burst
         ),
         st.sampled_from((PROTOCOL, PROTOCOL, PROTOCOL, 9)),
-        st.sampled_from((Role.SESSION, Role.SESSION, Role.OBSERVER)),
+        st.sampled_from((Role.SESSION, Role.SESSION, Role.OBSERVER, Role.PAGER)),
         st.integers(0, 3),
         st.booleans(),
     ),
@@ -178,6 +207,7 @@ MESSAGES = st.one_of(
             Ping(),
         )
     ),
+    st.sampled_from(LINK_SAYS),
 )
 
 
@@ -231,6 +261,8 @@ class AnyTalk(RuleBasedStateMachine):
             )
         first = self.said[0]
         assert isinstance(first, Hello)
+        if first.role is Role.PAGER or isinstance(message, LINK_KINDS):
+            return first.role is Role.PAGER and isinstance(message, (Ping, *LINK_KINDS))
         if isinstance(message, (Ping, GetStatus, GetStory, GetHistory)):
             return True
         if first.role is Role.OBSERVER:

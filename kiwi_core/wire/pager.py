@@ -1,0 +1,116 @@
+"""The messages between the daemon and the library that is preloaded into programs (role ``pager``).
+
+Such a connection belongs to one process, not to a session: which session that is, the daemon knows.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+from msgspec import Meta, field
+
+from kiwi_core.wire.base import INTEGER_LIMIT, Count, Message
+
+KINDS_MAX = 32
+"""Kinds of memory that a library cannot own; there are about ten."""
+
+Kind = Annotated[str, Meta(max_length=64)]
+Detail = Annotated[str, Meta(max_length=1024)]
+"""Words for people; cut to what fits on a screen on arrival."""
+
+ShortSeconds = Annotated[float, Meta(ge=0, lt=INTEGER_LIMIT)]
+
+
+class LinkState(str, Enum):
+    """Where the memory is that a library owns."""
+
+    RESIDENT = "resident"
+    """In the GPU; the gate lets calls pass, or asks for the lease first."""
+    HELD = "held"
+    """In the GPU; the gate is closed and nothing is under way."""
+    OUT = "out"
+    """In system RAM; the gate is closed."""
+
+
+class PagerAction(str, Enum):
+    HOLD = "hold"
+    """Close the gate, let what is in flight end, synchronise."""
+    FREE = "free"
+    """Open the gate again (as the last ``gate`` said)."""
+    PAGE_OUT = "page-out"
+    """Hold if not held, then move out."""
+    PAGE_IN = "page-in"
+    """Move in, then open the gate (as the last ``gate`` said)."""
+
+
+class PagerOutcome(str, Enum):
+    MOVED = "moved"
+    REFUSED = "refused"
+    """Nothing changed."""
+    LOST = "lost"
+    """The contents are gone for good."""
+
+
+# --- library to daemon --------------------------------------------------------------------------
+
+
+class PagerState(Message, frozen=True, kw_only=True, tag="pager-state"):
+    """How things are in this process: right after ``welcome``, at each change of ``state``, and now
+    and then when bytes changed. ``unowned`` is what the library cannot move, by kind. No answer."""
+
+    state: LinkState
+    resident_bytes: Count = 0
+    paged_out_bytes: Count = 0
+    kept_bytes: Count = 0
+    unowned_bytes: Count = 0
+    unowned: Annotated[dict[Kind, Count], Meta(max_length=KINDS_MAX)] = field(default_factory=dict)
+
+
+class PagerDone(Message, frozen=True, kw_only=True, tag="pager-done"):
+    """Answers ``pager-do`` of the same ``op``. ``reason`` is one of ``states.Reason``, where it was
+    refused. ``bytes`` is what was moved; of a page-out all that is out now."""
+
+    op: Count
+    outcome: PagerOutcome
+    reason: Kind = ""
+    detail: Detail = ""
+    bytes: Count = 0
+    elapsed_s: ShortSeconds = 0.0
+
+
+class WantLease(Message, frozen=True, kw_only=True, tag="want-lease"):
+    """A call that uses the GPU waits at the gate. Answered by ``gate``, when its turn comes."""
+
+
+class WantRoom(Message, frozen=True, kw_only=True, tag="want-room"):
+    """An allocation of ``bytes`` found no memory. Answered by ``room`` with the same ``request``,
+    a number of the library's own that it does not use for anything else meanwhile."""
+
+    request: Count
+    bytes: Count
+
+
+# --- daemon to library --------------------------------------------------------------------------
+
+
+class Gate(Message, frozen=True, kw_only=True, tag="gate"):
+    """``open``: calls pass. Else the next one asks by ``want-lease`` and waits. No answer."""
+
+    open: bool
+
+
+class PagerDo(Message, frozen=True, kw_only=True, tag="pager-do"):
+    """Do ``action`` within this time, or refuse. Answered by ``pager-done``."""
+
+    op: Count
+    action: PagerAction
+    within_s: ShortSeconds
+
+
+class Room(Message, frozen=True, kw_only=True, tag="room"):
+    """Answers ``want-room``. ``granted``: try again now; else there will be none, and why."""
+
+    request: Count
+    granted: bool
+    detail: str = ""
