@@ -1,0 +1,219 @@
+"""Compiling ``libkiwi_preload.so``: on first use into the user's cache, or for a wheel."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from kiwi_core.preload import _generate
+
+NAME = "libkiwi_preload.so"
+HERE = Path(__file__).parent
+SOURCES = HERE / "src"
+SHIPPED = HERE / "lib"
+"""Where a wheel has the library, in a directory named by the machine."""
+FLAGS = (
+    *("-std=gnu11", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-pthread"),
+    "-fno-strict-aliasing",  # function pointers and driver handles go through words
+)
+LINK_FLAGS = ("-shared", "-Wl,-z,nodelete", "-Wl,-z,defs", f"-Wl,-soname,{NAME}")
+LIBRARIES = ("-ldl", "-pthread")  # of an older glibc; a newer one has them empty
+TARGETS = {"x86_64": "x86_64-linux-gnu.2.17", "aarch64": "aarch64-linux-gnu.2.17"}
+"""Machine -> what ``zig cc`` calls it, with the oldest glibc that the library runs with."""
+COMPILE_TIMEOUT_S = 300.0
+"""Zig compiles its own C library on its very first use; that alone can take a minute."""
+OLDEST_HEADER = 12_050
+"""CUDA_VERSION of the oldest header that has every type the sources name."""
+
+
+class Unavailable(RuntimeError):  # noqa: N818 (a state of this machine, not a mistake)
+    """There is no library for this machine, and none can be made here."""
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(f"{message} {remedy}")
+        self.message, self.remedy = message, remedy
+
+
+def library(cache_dir: Path | None = None) -> Path:
+    """The shared object to preload: a wheel's, else compiled once and cached.
+
+    For whoever starts programs under Kiwi.  Safe in several processes at once: one compiles under a
+    lock and the result appears by a rename.  Raises Unavailable with a remedy.
+    """
+    shipped = SHIPPED / os.uname().machine / NAME
+    if shipped.is_file():
+        return shipped
+    header, compiler = find_header(), find_compiler()
+    parent = cache_dir if cache_dir is not None else _default_cache_dir()
+    target = parent / f"preload-{_fingerprint(header)}" / NAME
+    if target.is_file():
+        return target
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        with open(parent / "preload.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not target.is_file():
+                _build_beside(target, compiler, header)
+    except OSError as e:
+        raise Unavailable(
+            f"The in-process pager cannot be built in {parent}: {e}.",
+            "Set XDG_CACHE_HOME to a directory that you may write to.",
+        ) from e
+    return target
+
+
+def environment(library: Path, before: Mapping[str, str]) -> dict[str, str]:
+    """What to add to a program's environment so that it runs under the library; ``before`` is the
+    environment that it would have had."""
+    others = [name for name in re.split(r"[: ]+", before.get("LD_PRELOAD", "")) if name]
+    ours = [str(library), *(name for name in others if os.path.basename(name) != NAME)]
+    return {"LD_PRELOAD": ":".join(ours), "KIWI_PRELOAD": "1"}
+
+
+def cross(machine: str, output: Path) -> None:
+    """Builds the library for ``machine`` (a key of TARGETS) and the oldest glibc, with ziglang.
+
+    For the wheel's build.  Raises Unavailable.
+    """
+    compiler = [*_zig(), "-target", TARGETS[machine]]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    build(output, compiler, find_header())
+
+
+def build(
+    output: Path,
+    compiler: Sequence[str] | None = None,
+    header: Path | None = None,
+    sanitize: str | None = None,
+) -> None:
+    """Compiles the library into ``output``; ``sanitize`` is what ``-fsanitize=`` takes.
+
+    Raises Unavailable.
+    """
+    compiler = list(compiler or find_compiler())
+    header = header or find_header()
+    flags = ["-O2"] if sanitize is None else ["-O1", "-g", f"-fsanitize={sanitize}"]
+    with tempfile.TemporaryDirectory(prefix="kiwi-preload-") as work:
+        generated = Path(work)
+        try:
+            known = _generate.read_header(compiler, header)
+            _generate.write(generated, _generate.read_calls(), known)
+            command = [*compiler, *FLAGS, *flags, "-isystem", str(header.parent)]
+            command += ["-iquote", str(SOURCES), "-iquote", work]  # link.h is the system's, too
+            command += [*LINK_FLAGS, "-o", str(output), str(generated / "calls.c")]
+            command += [*map(str, sources()), *LIBRARIES]
+            _run(command)
+        except subprocess.CalledProcessError as e:
+            raise _failed(compiler, e.stderr) from e
+        except (OSError, subprocess.TimeoutExpired) as e:
+            raise _failed(compiler, str(e)) from e
+
+
+def sources() -> list[Path]:
+    return sorted(SOURCES.glob("*.c"))
+
+
+def find_compiler() -> list[str]:
+    """Raises Unavailable."""
+    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
+        if name and (found := shutil.which(name)):
+            return [found]
+    return _zig()
+
+
+def _zig() -> list[str]:
+    if find_spec("ziglang") is None:
+        raise Unavailable(
+            "The in-process pager must be compiled once, and there is no C compiler here "
+            "(looked for $CC, cc, gcc, clang and the Python package ziglang).",
+            "Install one of them, for example: pip install ziglang",
+        )
+    return [sys.executable, "-m", "ziglang", "cc"]
+
+
+def find_header() -> Path:
+    """The newest ``cuda.h`` of those that are here: the newer, the more calls are known by it.
+
+    Raises Unavailable.
+    """
+    found = {path: version for path in _headers() if (version := _version(path))}
+    if not found or max(found.values()) < OLDEST_HEADER:
+        raise Unavailable(
+            "The in-process pager is compiled against the CUDA driver's header, and there is no "
+            "cuda.h of CUDA 12.5 or newer here.",
+            "Install it, for example: pip install nvidia-cuda-runtime (or set CUDA_HOME).",
+        )
+    return max(found, key=lambda path: found[path])
+
+
+def _headers() -> Iterator[Path]:
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if root := os.environ.get(name):
+            yield Path(root) / "include" / "cuda.h"
+    yield Path("/usr/local/cuda/include/cuda.h")
+    packages = {
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+        *site.getsitepackages(),
+    }
+    for directory in sorted({*packages, site.getusersitepackages(), *sys.path}):
+        yield from sorted(Path(directory).glob("nvidia/*/include/cuda.h"))
+
+
+def _version(header: Path) -> int:
+    """0: there is none, or it is another cuda.h (Linux has one for old Macintoshes)."""
+    try:
+        text = header.read_text(errors="replace")
+    except OSError:
+        return 0
+    found = re.search(r"^\s*#\s*define\s+CUDA_VERSION\s+(\d+)", text, re.M)
+    return int(found[1]) if found else 0
+
+
+def _default_cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "kiwi"
+
+
+def _fingerprint(header: Path) -> str:
+    options = (*FLAGS, *LINK_FLAGS, *LIBRARIES, sys.platform, os.uname().machine)
+    digest = hashlib.sha256(" ".join(options).encode())
+    inputs = [HERE / "_generate.py", header, *sorted(SOURCES.iterdir())]
+    for source in inputs:
+        if source.suffix in {".c", ".h", ".def", ".py"}:
+            digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _build_beside(target: Path, compiler: list[str], header: Path) -> None:
+    directory = target.parent
+    work = Path(tempfile.mkdtemp(prefix="building-", dir=directory.parent))
+    try:
+        build(work / NAME, compiler, header)
+        work.chmod(0o755)
+        shutil.rmtree(directory, ignore_errors=True)  # an incomplete one
+        work.rename(directory)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=True)
+
+
+def _failed(compiler: Sequence[str], detail: str) -> Unavailable:
+    return Unavailable(
+        f"Compiling the in-process pager failed ({' '.join(compiler)}):\n{detail.strip()}\n",
+        "Another compiler can be named by CC; without the library Kiwi pages through the driver.",
+    )

@@ -1,0 +1,243 @@
+"""The C that follows from the driver's header and ``src/calls.def``: wrappers, their table, real.h.
+
+Wrappers pass on machine words, not typed arguments: what a call takes is the caller's and the
+driver's business, and only the number of words has to be right.  Calls that Kiwi itself looks into
+have typed wrappers by hand (``src/wrap.c`` and its like), which the compiler checks against the
+header; ``calls.def`` names them as hooks.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CALLS = Path(__file__).parent / "src" / "calls.def"
+CLASSES = ("submit", "allocate", "inspect", "free", "wait", "never")
+GATED = frozenset(("submit", "allocate", "inspect"))
+FOREIGN = ("pool", "managed", "array", "vmm", "ipc", "graph", "external", "legacy")
+WIDE_WORDS = 16
+"""How many words a wrapper passes on for a form of a call that the header does not know."""
+WIDE_SLOTS = 48
+PREPROCESS_TIMEOUT_S = 120.0
+
+_SUFFIXES = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
+_PROTOTYPE = re.compile(
+    r"(?:^|;)\s*(?:extern\s+)?CUresult\s+(cu[A-Z]\w*)\s*\(([^;]*?)\)\s*;", re.S | re.M
+)
+
+
+class CallsError(ValueError):
+    """``calls.def`` is malformed; the message names the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What ``calls.def`` says of one function."""
+
+    name: str
+    kind: str
+    hooks: dict[str, int] = field(default_factory=dict)
+    """Symbol of a form that has a wrapper by hand -> the first interface version that means it."""
+    foreign: str | None = None
+    elsewhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """One exported function of the driver."""
+
+    name: str
+    call: Call
+    words: int
+    since: int
+    """Of a hook: the first version of the interface that means this form; else 0."""
+
+    @property
+    def hooked(self) -> bool:
+        return self.since > 0
+
+    @property
+    def gated(self) -> bool:
+        return self.call.kind in GATED and not self.hooked
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    version: int
+    words: dict[str, int]
+    """Every function that the driver exports by this header -> how many arguments it takes."""
+    public: tuple[str, ...]
+    """The functions as a program that includes the header means them."""
+
+
+def base_name(symbol: str) -> str:
+    return _SUFFIXES.sub("", symbol)
+
+
+def read_calls(path: Path = CALLS) -> dict[str, Call]:
+    """``calls.def``, by name.  Raises CallsError."""
+    calls: dict[str, Call] = {}
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        kind, name, *more = line.split()
+        if kind not in CLASSES or name in calls:
+            raise CallsError(f"{path.name}:{number}: unknown class or second entry: {line}")
+        calls[name] = _call(kind, name, more, f"{path.name}:{number}")
+    return calls
+
+
+def _call(kind: str, name: str, more: list[str], where: str) -> Call:
+    hooks: dict[str, int] = {}
+    foreign = None
+    for word in more:
+        what, _, value = word.partition(":")
+        symbol, _, since = value.partition("@")
+        if what == "hook" and base_name(symbol) == name and since.isdigit():
+            hooks[symbol] = int(since)
+        elif what == "foreign" and value in FOREIGN:
+            foreign = value
+        elif word != "elsewhere":
+            raise CallsError(f"{where}: what is {word!r}?")
+    return Call(name, kind, hooks, foreign, "elsewhere" in more)
+
+
+def read_header(compiler: list[str], header: Path) -> Header:
+    """What the preprocessor makes of ``cuda.h``.  Raises OSError, subprocess.SubprocessError."""
+    every = _preprocessed(compiler, header, "-D__CUDA_API_VERSION_INTERNAL")
+    plain = _preprocessed(compiler, header)
+    found = re.search(
+        r"^\s*#\s*define\s+CUDA_VERSION\s+(\d+)", header.read_text(errors="replace"), re.M
+    )
+    words = {name: _count(arguments) for name, arguments in _PROTOTYPE.findall(every)}
+    public = tuple(sorted({name for name, _ in _PROTOTYPE.findall(plain)}))
+    return Header(int(found[1]) if found else 0, words, public)
+
+
+def _preprocessed(compiler: list[str], header: Path, *flags: str) -> str:
+    command = [*compiler, "-E", "-P", *flags, "-x", "c", str(header)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=PREPROCESS_TIMEOUT_S
+    )
+    return done.stdout
+
+
+def _count(arguments: str) -> int:
+    """Commas outside of parentheses, as function pointers have them."""
+    depth = count = 0
+    for character in arguments:
+        depth += (character == "(") - (character == ")")
+        count += character == "," and depth == 0
+    return 0 if arguments.split() in ([], ["void"]) else count + 1
+
+
+def symbols(calls: dict[str, Call], header: Header) -> list[Symbol]:
+    """Every function of the header that ``calls`` knows, grouped by call, in the order of names."""
+    found = []
+    for name in sorted(header.words, key=lambda symbol: (base_name(symbol), symbol)):
+        call = calls.get(base_name(name))
+        if call is not None:
+            since = call.hooks.get(re.sub(r"_pt[sd][sz]$", "", name), 0)
+            found.append(Symbol(name, call, header.words[name], since))
+    return found
+
+
+def unknown(calls: dict[str, Call], header: Header) -> list[str]:
+    """Functions of the header that ``calls`` does not name: they would pass by."""
+    return sorted({base_name(name) for name in header.words} - set(calls))
+
+
+def write(directory: Path, calls: dict[str, Call], header: Header) -> None:
+    """Writes real.h, symbols.h and calls.c into ``directory``."""
+    found = symbols(calls, header)
+    (directory / "real.h").write_text(_real(header))
+    (directory / "symbols.h").write_text(_symbols(found, calls, header))
+    (directory / "calls.c").write_text(_wrappers(found) + _tables(found, calls))
+
+
+def _real(header: Header) -> str:
+    lines = [
+        "/* Generated: the driver's own functions, as a program that includes cuda.h means them. */"
+    ]
+    lines += ["#ifndef KP_REAL_H", "#define KP_REAL_H", "#include <cuda.h>", "#include <stdbool.h>"]
+    lines += ["struct kp_real {"]
+    lines += [f"    __typeof__({name}) *{name};" for name in header.public]
+    lines += ["};", "/* Members are NULL where the driver has no such function. */"]
+    lines += ["extern struct kp_real kp_real;", "bool kp_real_ready(void);"]
+    lines += ["#ifdef KP_REAL_NAMES /* in the order of the struct */"]
+    lines += ["static const char *const kp_real_names[] = {"]
+    lines += [f'    "{name}",' for name in header.public]
+    return "\n".join([*lines, "};", "#endif", "#endif", ""])
+
+
+def _symbols(found: list[Symbol], calls: dict[str, Call], header: Header) -> str:
+    lines = ["/* Generated: where each function stands in the table of calls.c. */"]
+    lines += ["#ifndef KP_SYMBOLS_H", "#define KP_SYMBOLS_H", "enum {"]
+    lines += [f"    KP_AT_{symbol.name} = {at}," for at, symbol in enumerate(found)]
+    lines += [f"    KP_SYMBOLS = {len(found)},", f"    KP_CALLS = {len(calls)},"]
+    lines += [f"    KP_SPARES = {sum(s.gated for s in found)},", f"    KP_WIDES = {WIDE_SLOTS},"]
+    lines += [f"    KP_HEADER_VERSION = {header.version},"]
+    lines += [f"    COUNT_{kind.upper()} = {at}," for at, kind in enumerate(FOREIGN)]
+    kinds = ", ".join(f"KP_FOREIGN_{kind.upper()}" for kind in FOREIGN)
+    return "\n".join([*lines, "};", f"#define KP_COUNTED {{{kinds}}}", "#endif", ""])
+
+
+def _wrappers(found: list[Symbol]) -> str:
+    """A wrapper for each gated function, a spare one for each, and wide ones for what is newer.
+
+    The first stands for the function of that name, the spare for another address that
+    ``cuGetProcAddress`` may return for the same call.
+    """
+    arities = sorted({symbol.words for symbol in found} | {WIDE_WORDS, 0})
+    lines = ["/* Generated by _generate.py. */", '#include "calls.h"', ""]
+    for n in arities:
+        lines.append(f"#define D{n} {', '.join(f'W a{i}' for i in range(n)) or 'void'}")
+        lines.append(f"#define P{n} {', '.join(f'a{i}' for i in range(n))}")
+        lines.append(f"#define T{n} W (*)({', '.join('W' for _ in range(n)) or 'void'})")
+    lines.append("")
+    spare = 0
+    for at, symbol in enumerate(found):
+        n, kind = symbol.words, _foreign(symbol.call)
+        if symbol.hooked:
+            lines.append(f"extern void {symbol.name}(void);")
+        elif symbol.gated:
+            lines.append(
+                f"KP_API W {symbol.name}(D{n}) {{ PASS({n}, kp_symbols[{at}].real, {kind}) }}"
+            )
+            lines.append(
+                f"static W s{spare}(D{n}) {{ PASS({n}, kp_spares[{spare}].real, {kind}) }}"
+            )
+            spare += 1
+    for i in range(WIDE_SLOTS):
+        body = f"PASS({WIDE_WORDS}, kp_wides[{i}].real, NOT_FOREIGN)"
+        lines.append(f"static W w{i}(D{WIDE_WORDS}) {{ {body} }}")
+    return "\n".join(lines) + "\n"
+
+
+def _tables(found: list[Symbol], calls: dict[str, Call]) -> str:
+    at_symbol = at_spare = 0
+    rows: list[str] = []
+    table = ["", "struct kp_symbol kp_symbols[KP_SYMBOLS] = {"]
+    spares: list[str] = []
+    for name in sorted(calls):
+        mine = [symbol for symbol in found if symbol.call.name == name]
+        for symbol in mine:
+            wrapper = f"(void *){symbol.name}" if symbol.gated or symbol.hooked else "0"
+            table.append(f'    {{"{symbol.name}", {wrapper}, 0, {symbol.since}}},')
+        gated = sum(symbol.gated for symbol in mine)
+        spares += [f"    {{(void *)s{at_spare + i}, 0}}," for i in range(gated)]
+        flags = f"KP_CALL_{calls[name].kind.upper()}"
+        rows.append(f'    {{"{name}", {flags}, {at_symbol}, {len(mine)}, {at_spare}, {gated}}},')
+        at_symbol += len(mine)
+        at_spare += gated
+    table += ["};", "const struct kp_call kp_calls[KP_CALLS] = {", *rows, "};"]
+    table += ["struct kp_slot_ kp_spares[KP_SPARES] = {", *spares, "};"]
+    table += ["struct kp_slot_ kp_wides[KP_WIDES] = {"]
+    table += [f"    {{(void *)w{i}, 0}}," for i in range(WIDE_SLOTS)]
+    return "\n".join([*table, "};", ""])
+
+
+def _foreign(call: Call) -> str:
+    return f"COUNT_{call.foreign.upper()}" if call.foreign else "NOT_FOREIGN"

@@ -1,0 +1,77 @@
+/* The driver's functions and their wrappers: the table that _generate.py writes (calls.c). */
+#ifndef KP_CALLS_H
+#define KP_CALLS_H
+
+#include <stdint.h>
+
+#include "gate.h"
+#include "kiwi_preload.h"
+#include "symbols.h"
+
+enum kp_call_kind {
+    KP_CALL_SUBMIT,
+    KP_CALL_ALLOCATE,
+    KP_CALL_INSPECT,
+    KP_CALL_FREE,
+    KP_CALL_WAIT,
+    KP_CALL_NEVER,
+};
+
+struct kp_symbol { /* one function that the driver exports, by its full name */
+    const char *name;
+    void *wrapper; /* NULL: it passes by */
+    void *real;    /* in libcuda; filled when that is found */
+    int since;     /* of a wrapper by hand: the version of the interface that first means this form */
+};
+
+struct kp_slot_ { /* a wrapper that can stand for any address */
+    void *wrapper;
+    void *real; /* NULL: free */
+};
+
+struct kp_call { /* one function by its plain name: what cuGetProcAddress is asked for */
+    const char *name;
+    uint8_t kind;
+    uint16_t first, count;             /* its symbols */
+    uint16_t first_spare, spare_count; /* its spare wrappers */
+};
+
+extern struct kp_symbol kp_symbols[];  /* grouped by call */
+extern const struct kp_call kp_calls[]; /* in the order of names */
+extern struct kp_slot_ kp_spares[], kp_wides[];
+
+static inline bool kp_call_gated(const struct kp_call *call) { return call->kind <= KP_CALL_INSPECT; }
+
+/* NULL: none of that name. The second strips version and default-stream suffix. */
+const struct kp_call *kp_call_named(const char *name);
+const struct kp_call *kp_call_of_symbol(const char *symbol);
+struct kp_symbol *kp_symbol_named(const char *symbol);
+
+/* For a wrapper that is called before its function was looked up, by a program linked with libcuda.
+ * NULL: there is no such function. */
+void *kp_real_of(int symbol);
+
+/* ---- for the generated wrappers ---- */
+
+typedef uintptr_t W; /* an argument or a result, whatever its type is */
+
+#define KP_NOT_FOUND 500 /* CUDA_ERROR_NOT_FOUND: this file knows no types */
+#define NOT_FOREIGN (-1)
+
+W kp_no_such_call(void **slot); /* fills the slot if it can */
+void kp_wrapped_foreign(int count);
+
+#define PASS(n, slot, foreign)                                                                       \
+    void *real = __atomic_load_n(&slot, __ATOMIC_RELAXED);                                           \
+    if (__builtin_expect(!real, 0)) {                                                                \
+        W failed = kp_no_such_call(&slot);                                                           \
+        if (failed) return failed;                                                                   \
+        real = slot;                                                                                 \
+    }                                                                                                \
+    bool entered = kp_gate_enter();                                                                  \
+    W result = ((T##n)real)(P##n);                                                                   \
+    kp_gate_leave(entered);                                                                          \
+    if (foreign >= 0 && (int)result == 0) kp_wrapped_foreign(foreign);                               \
+    return result;
+
+#endif

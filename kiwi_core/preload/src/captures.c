@@ -1,0 +1,149 @@
+/* Stream captures: which are open. The gate does not close while one is, for synchronising would
+ * break it and its calls could not go on. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "hooks.h"
+#include "log.h"
+#include "real.h"
+
+static struct capture {
+    struct capture *next;
+    CUstream stream;
+    pthread_t thread; /* a default stream per thread has one handle for all of them */
+} *open_captures;
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+
+static bool of_thread(CUstream stream) { return stream == CU_STREAM_PER_THREAD || !stream; }
+
+void kp_capture_begun(CUstream stream) {
+    if (kp_disabled()) return;
+    struct capture *new = malloc(sizeof *new);
+    if (!new) {
+        kp_warn("no memory to note a stream capture: paging may break it");
+        return;
+    }
+    *new = (struct capture){NULL, stream, pthread_self()};
+    pthread_mutex_lock(&mu);
+    new->next = open_captures;
+    open_captures = new;
+    pthread_mutex_unlock(&mu);
+    kp_gate_captures(1);
+}
+
+void kp_capture_dropped(CUstream stream) {
+    if (kp_disabled()) return;
+    pthread_mutex_lock(&mu);
+    struct capture **at = &open_captures;
+    while (*at && ((*at)->stream != stream ||
+                   (of_thread(stream) && !pthread_equal((*at)->thread, pthread_self()))))
+        at = &(*at)->next;
+    struct capture *found = *at;
+    if (found) *at = found->next;
+    pthread_mutex_unlock(&mu);
+    if (!found) return;
+    free(found);
+    kp_gate_captures(-1);
+}
+
+/* A capture that was spoiled ends with an error, and one that another thread began does not end. */
+static bool goes_on(CUstream stream) {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return kp_real.cuStreamIsCapturing &&
+           kp_real.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS &&
+           status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+void kp_capture_ended(CUstream stream) {
+    if (!goes_on(stream)) kp_capture_dropped(stream);
+}
+
+/* ---- the driver's calls, each for both kinds of default stream ---- */
+
+#define BEGIN(call)                                                                                  \
+    bool entered = kp_gate_enter_capture();                                                          \
+    CUresult result = call;                                                                          \
+    if (result == CUDA_SUCCESS) kp_capture_begun(stream);                                            \
+    kp_gate_leave(entered);                                                                          \
+    return result
+
+#define EACH(name)                                                                                   \
+    KP_API CUresult name(CUstream stream) {                                                          \
+        DRIVER(name);                                                                                \
+        BEGIN(real(stream));                                                                         \
+    }
+EACH(cuStreamBeginCapture)
+EACH(cuStreamBeginCapture_ptsz)
+#undef EACH
+
+#define EACH(name)                                                                                   \
+    KP_API CUresult name(CUstream stream, CUstreamCaptureMode mode) {                                \
+        DRIVER(name);                                                                                \
+        BEGIN(real(stream, mode));                                                                   \
+    }
+EACH(cuStreamBeginCapture_v2)
+EACH(cuStreamBeginCapture_v2_ptsz)
+#undef EACH
+
+#define EACH(name)                                                                                   \
+    KP_API CUresult name(CUstream stream, CUgraph graph, const CUgraphNode *nodes,                   \
+                         const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode) {     \
+        DRIVER(name);                                                                                \
+        BEGIN(real(stream, graph, nodes, edges, count, mode));                                       \
+    }
+EACH(cuStreamBeginCaptureToGraph)
+EACH(cuStreamBeginCaptureToGraph_ptsz)
+#undef EACH
+
+#define EACH(name)                                                                                   \
+    KP_API CUresult name(CUstream stream, CUgraph *graph) {                                          \
+        DRIVER(name);                                                                                \
+        CUresult result = real(stream, graph);                                                       \
+        kp_capture_ended(stream);                                                                    \
+        return result;                                                                               \
+    }
+EACH(cuStreamEndCapture)
+EACH(cuStreamEndCapture_ptsz)
+#undef EACH
+
+#if CUDA_VERSION >= 13010
+#define EACH(name)                                                                                   \
+    KP_API CUresult name(CUstream stream, CUstreamCigCaptureParams *params) {                        \
+        DRIVER(name);                                                                                \
+        BEGIN(real(stream, params));                                                                 \
+    }
+EACH(cuStreamBeginCaptureToCig)
+EACH(cuStreamBeginCaptureToCig_ptsz)
+#undef EACH
+
+#define EACH(name)                                                                                   \
+    KP_API CUresult name(CUstream stream) {                                                          \
+        DRIVER(name);                                                                                \
+        CUresult result = real(stream);                                                              \
+        kp_capture_ended(stream);                                                                    \
+        return result;                                                                               \
+    }
+EACH(cuStreamEndCaptureToCig)
+EACH(cuStreamEndCaptureToCig_ptsz)
+#undef EACH
+#endif
+
+#if CUDA_VERSION >= 13030
+#define EACH(name)                                                                                   \
+    KP_API CUresult name(CUstream stream, CUstreamCaptureMode mode, CUgraph graph,                   \
+                         CUgraphRecaptureCallback callback, void *data) {                            \
+        DRIVER(name);                                                                                \
+        BEGIN(real(stream, mode, graph, callback, data));                                            \
+    }
+EACH(cuStreamBeginRecaptureToGraph)
+EACH(cuStreamBeginRecaptureToGraph_ptsz)
+#undef EACH
+#endif
+
+KP_API CUresult cuStreamDestroy_v2(CUstream stream) {
+    DRIVER(cuStreamDestroy_v2);
+    CUresult result = real(stream);
+    if (result == CUDA_SUCCESS) kp_capture_dropped(stream);
+    return result;
+}

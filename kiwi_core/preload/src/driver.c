@@ -1,0 +1,91 @@
+/* Finding libcuda, and filling the tables from it. Takes no lock of ours while it calls the loader,
+ * which has one: filling twice writes the same values. */
+#define _GNU_SOURCE
+#include "driver.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "calls.h"
+#include "kiwi_preload.h"
+#include "log.h"
+#define KP_REAL_NAMES
+#include "real.h"
+
+struct kp_real kp_real;
+static struct link_map *driver; /* written once, when everything is filled */
+static struct link_map *self;
+
+bool kp_real_ready(void) { return __atomic_load_n(&driver, __ATOMIC_ACQUIRE) != NULL; }
+
+static struct link_map *library_of(const void *address) {
+    Dl_info info;
+    struct link_map *map = NULL;
+    if (!address || !dladdr1(address, &info, (void **)&map, RTLD_DL_LINKMAP)) return NULL;
+    return map;
+}
+
+static bool called(const struct link_map *map, const char *prefix) {
+    if (!map || !map->l_name) return false;
+    const char *slash = strrchr(map->l_name, '/');
+    const char *file = slash ? slash + 1 : map->l_name;
+    return strncmp(file, prefix, strlen(prefix)) == 0;
+}
+
+static void fill(void *handle) {
+    void **member = (void **)&kp_real;
+    for (size_t i = 0; i < sizeof kp_real_names / sizeof *kp_real_names; i++) {
+        void *found = kp_system_dlsym(handle, kp_real_names[i]);
+        __atomic_store_n(&member[i], found, __ATOMIC_RELAXED);
+    }
+    for (int i = 0; i < KP_SYMBOLS; i++) {
+        if (!kp_symbols[i].wrapper) continue;
+        void *found = kp_system_dlsym(handle, kp_symbols[i].name);
+        __atomic_store_n(&kp_symbols[i].real, found, __ATOMIC_RELAXED);
+    }
+}
+
+static bool adopt(struct link_map *map) {
+    struct link_map *known = __atomic_load_n(&driver, __ATOMIC_ACQUIRE);
+    if (known) return known == map;
+    /* NODELETE: a program may close its libcuda and open it again, and we hold addresses. */
+    void *handle = dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+    if (!handle || !kp_system_dlsym(handle, "cuInit")) return false;
+    fill(handle);
+    if (!__atomic_compare_exchange_n(&driver, &known, map, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        return known == map;
+    kp_driver_used();
+    kp_note("libcuda is %s", map->l_name);
+    return true;
+}
+
+bool kp_in_driver(const void *address) {
+    struct link_map *map = library_of(address);
+    return map && (map == __atomic_load_n(&driver, __ATOMIC_ACQUIRE) || called(map, "libcuda.so")) &&
+           adopt(map);
+}
+
+bool kp_of_driver(const void *address) {
+    struct link_map *map = library_of(address);
+    if (map && map == __atomic_load_n(&driver, __ATOMIC_ACQUIRE)) return true;
+    return called(map, "libcuda.so") || called(map, "libcudadebugger.so") || called(map, "libnvidia-");
+}
+
+bool kp_in_this_library(const void *address) {
+    if (!self) self = library_of(&self);
+    return self && library_of(address) == self;
+}
+
+bool kp_driver_find(void) {
+    if (kp_real_ready()) return true;
+    void *init = kp_system_dlsym(RTLD_NEXT, "cuInit"); /* the program is linked with it */
+    if (init && kp_in_driver(init)) return true;
+    void *handle = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    if (!handle) return false;
+    init = kp_system_dlsym(handle, "cuInit");
+    bool found = init && kp_in_driver(init);
+    dlclose(handle);
+    return found;
+}

@@ -1,0 +1,122 @@
+/* dlsym: who looks a function of the driver up gets its wrapper.
+ *
+ * One unversioned definition serves programs built against any glibc. What is not our business must
+ * reach the system's dlsym as if we were not there: it looks at its return address to know what "the
+ * next library" is, so it has to be jumped to, not called. Hence the few lines of assembler.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "calls.h"
+#include "driver.h"
+#include "kiwi_preload.h"
+#include "log.h"
+#include "wrap.h"
+
+typedef void *dlsym_fn(void *handle, const char *name);
+
+struct answer {
+    void *address;
+    uintptr_t decided; /* 0: go on to the system's dlsym */
+};
+
+__attribute__((visibility("hidden"))) dlsym_fn *kp_dlsym_of_system;
+__attribute__((visibility("hidden"), used)) struct answer kp_look_up(void *handle, const char *name,
+                                                                     void *caller);
+
+#if defined(__x86_64__)
+__asm__(".text\n"
+        ".globl dlsym\n"
+        ".type dlsym, @function\n"
+        "dlsym:\n"
+        "    .cfi_startproc\n"
+        "    endbr64\n"
+        "    movq (%rsp), %rdx\n"
+        "    pushq %rdi\n"
+        "    .cfi_adjust_cfa_offset 8\n"
+        "    pushq %rsi\n"
+        "    .cfi_adjust_cfa_offset 8\n"
+        "    subq $8, %rsp\n"
+        "    .cfi_adjust_cfa_offset 8\n"
+        "    call kp_look_up\n"
+        "    addq $8, %rsp\n"
+        "    .cfi_adjust_cfa_offset -8\n"
+        "    popq %rsi\n"
+        "    .cfi_adjust_cfa_offset -8\n"
+        "    popq %rdi\n"
+        "    .cfi_adjust_cfa_offset -8\n"
+        "    testq %rdx, %rdx\n"
+        "    jz 1f\n"
+        "    ret\n"
+        "1:  jmp *kp_dlsym_of_system(%rip)\n"
+        "    .cfi_endproc\n"
+        ".size dlsym, .-dlsym\n");
+#elif defined(__aarch64__)
+__asm__(".text\n"
+        ".globl dlsym\n"
+        ".type dlsym, %function\n"
+        "dlsym:\n"
+        "    .cfi_startproc\n"
+        "    hint #34\n" /* bti c */
+        "    stp x29, x30, [sp, #-32]!\n"
+        "    .cfi_def_cfa_offset 32\n"
+        "    .cfi_offset 29, -32\n"
+        "    .cfi_offset 30, -24\n"
+        "    mov x29, sp\n"
+        "    stp x0, x1, [sp, #16]\n"
+        "    mov x2, x30\n"
+        "    bl kp_look_up\n"
+        "    cbnz x1, 1f\n"
+        "    ldp x0, x1, [sp, #16]\n"
+        "    ldp x29, x30, [sp], #32\n"
+        "    adrp x16, kp_dlsym_of_system\n"
+        "    ldr x16, [x16, #:lo12:kp_dlsym_of_system]\n"
+        "    br x16\n"
+        "1:  ldp x29, x30, [sp], #32\n"
+        "    ret\n"
+        "    .cfi_endproc\n"
+        ".size dlsym, .-dlsym\n");
+#else
+#error "libkiwi_preload needs its dlsym written for this processor"
+#endif
+
+bool kp_system_dlsym_ready(void) {
+    if (__atomic_load_n(&kp_dlsym_of_system, __ATOMIC_ACQUIRE)) return true;
+    static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5"};
+    for (size_t i = 0; i < sizeof versions / sizeof *versions; i++) {
+        dlsym_fn *found = (dlsym_fn *)dlvsym(RTLD_NEXT, "dlsym", versions[i]);
+        if (!found) continue;
+        __atomic_store_n(&kp_dlsym_of_system, found, __ATOMIC_RELEASE);
+        return true;
+    }
+    return false;
+}
+
+void *kp_system_dlsym(void *handle, const char *name) {
+    return kp_system_dlsym_ready() ? kp_dlsym_of_system(handle, name) : NULL;
+}
+
+/* "cu" and a capital: cuDNN, cuBLAS and the runtime spell theirs otherwise. */
+static bool maybe_driver(const char *name) {
+    return name && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
+}
+
+struct answer kp_look_up(void *handle, const char *name, void *caller) {
+    const struct answer go_on = {NULL, 0};
+    if (!kp_system_dlsym_ready()) return (struct answer){NULL, 1};
+    /* RTLD_NEXT depends on who asks. If we come after them they find our own names anyway. */
+    if (!maybe_driver(name) || handle == RTLD_NEXT || kp_disabled() || kp_of_driver(caller)) return go_on;
+    void *real = kp_system_dlsym(handle, name);
+    if (!real) return go_on; /* once more, in the caller's place, for the error's sake */
+    if (kp_in_this_library(real)) {
+        /* A search of everything met our own name before libcuda's. It must not succeed because of
+         * us; NULL leaves the error of this search behind. */
+        if (kp_driver_find()) return (struct answer){real, 1};
+        real = kp_system_dlsym(RTLD_NEXT, name);
+        return (struct answer){real, 1};
+    }
+    if (!kp_in_driver(real)) return (struct answer){real, 1};
+    return (struct answer){kp_wrapper_of_symbol(name, real), 1};
+}

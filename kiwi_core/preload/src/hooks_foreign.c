@@ -1,0 +1,154 @@
+/* Calls that give memory which Kiwi cannot own, and their counterparts. */
+#include "hooks.h"
+
+#define EACH(name)                                                                                   \
+    KP_API CUresult name(CUdeviceptr *p, size_t bytes, CUstream stream) {                            \
+        DRIVER(name);                                                                                \
+        CUresult result;                                                                             \
+        GATED(result, real(p, bytes, stream));                                                       \
+        if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_POOL, *p, bytes);                     \
+        return result;                                                                               \
+    }
+EACH(cuMemAllocAsync)
+EACH(cuMemAllocAsync_ptsz)
+#undef EACH
+
+#define EACH(name)                                                                                   \
+    KP_API CUresult name(CUdeviceptr *p, size_t bytes, CUmemoryPool pool, CUstream stream) {         \
+        DRIVER(name);                                                                                \
+        CUresult result;                                                                             \
+        GATED(result, real(p, bytes, pool, stream));                                                 \
+        if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_POOL, *p, bytes);                     \
+        return result;                                                                               \
+    }
+EACH(cuMemAllocFromPoolAsync)
+EACH(cuMemAllocFromPoolAsync_ptsz)
+#undef EACH
+
+/* Forgotten before the driver may hand the same address out again. */
+#define EACH(name)                                                                                   \
+    KP_API CUresult name(CUdeviceptr p, CUstream stream) {                                           \
+        DRIVER(name);                                                                                \
+        kp_foreign_gone(KP_FOREIGN_POOL, p);                                                         \
+        return real(p, stream);                                                                      \
+    }
+EACH(cuMemFreeAsync)
+EACH(cuMemFreeAsync_ptsz)
+#undef EACH
+
+KP_API CUresult cuMemAllocManaged(CUdeviceptr *p, size_t bytes, unsigned flags) {
+    DRIVER(cuMemAllocManaged);
+    CUresult result;
+    GATED(result, real(p, bytes, flags));
+    if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_MANAGED, *p, bytes);
+    return result;
+}
+
+/* ---- arrays ---- */
+
+/* About: the driver pads, and packs what is compressed. */
+static uint64_t array_bytes(size_t width, size_t height, size_t depth, CUarray_format format, unsigned channels) {
+    unsigned element = 4;
+    if (format == CU_AD_FORMAT_UNSIGNED_INT8 || format == CU_AD_FORMAT_SIGNED_INT8) element = 1;
+    if (format == CU_AD_FORMAT_UNSIGNED_INT16 || format == CU_AD_FORMAT_SIGNED_INT16 || format == CU_AD_FORMAT_HALF)
+        element = 2;
+    return (uint64_t)width * (height ? height : 1) * (depth ? depth : 1) * element * (channels ? channels : 1);
+}
+
+static uint64_t bytes_3d(const CUDA_ARRAY3D_DESCRIPTOR *d) {
+    return array_bytes(d->Width, d->Height, d->Depth, d->Format, d->NumChannels);
+}
+
+KP_API CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d) {
+    DRIVER(cuArrayCreate_v2);
+    CUresult result;
+    GATED(result, real(array, d));
+    if (result == CUDA_SUCCESS)
+        kp_foreign_came(KP_FOREIGN_ARRAY, (uintptr_t)*array,
+                        array_bytes(d->Width, d->Height, 0, d->Format, d->NumChannels));
+    return result;
+}
+
+KP_API CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *d) {
+    DRIVER(cuArray3DCreate_v2);
+    CUresult result;
+    GATED(result, real(array, d));
+    if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_ARRAY, (uintptr_t)*array, bytes_3d(d));
+    return result;
+}
+
+KP_API CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *d,
+                                       unsigned levels) {
+    DRIVER(cuMipmappedArrayCreate);
+    CUresult result;
+    GATED(result, real(array, d, levels));
+    if (result == CUDA_SUCCESS) /* all levels together: at most a third more than the first */
+        kp_foreign_came(KP_FOREIGN_ARRAY, (uintptr_t)*array, bytes_3d(d) + (levels > 1 ? bytes_3d(d) / 3 : 0));
+    return result;
+}
+
+KP_API CUresult cuArrayDestroy(CUarray array) {
+    DRIVER(cuArrayDestroy);
+    kp_foreign_gone(KP_FOREIGN_ARRAY, (uintptr_t)array);
+    return real(array);
+}
+
+KP_API CUresult cuMipmappedArrayDestroy(CUmipmappedArray array) {
+    DRIVER(cuMipmappedArrayDestroy);
+    kp_foreign_gone(KP_FOREIGN_ARRAY, (uintptr_t)array);
+    return real(array);
+}
+
+/* ---- the program's own virtual memory management ---- */
+
+KP_API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
+                            const CUmemAllocationProp *prop, unsigned long long flags) {
+    DRIVER(cuMemCreate);
+    CUresult result;
+    GATED(result, real(handle, bytes, prop, flags));
+    if (result == CUDA_SUCCESS && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+        kp_foreign_came(KP_FOREIGN_VMM, *handle, bytes);
+    return result;
+}
+
+/* The memory goes with its last mapping, which as a rule has been undone by now. */
+KP_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+    DRIVER(cuMemRelease);
+    kp_foreign_gone(KP_FOREIGN_VMM, handle);
+    return real(handle);
+}
+
+/* ---- from elsewhere ---- */
+
+/* Another process' memory: counted as one, for its bytes are on that process' books. */
+#define EACH(name)                                                                                   \
+    KP_API CUresult name(CUdeviceptr *p, CUipcMemHandle handle, unsigned flags) {                    \
+        DRIVER(name);                                                                                \
+        CUresult result;                                                                             \
+        GATED(result, real(p, handle, flags));                                                       \
+        if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_IPC, *p, 1);                          \
+        return result;                                                                               \
+    }
+EACH(cuIpcOpenMemHandle)
+EACH(cuIpcOpenMemHandle_v2)
+#undef EACH
+
+KP_API CUresult cuIpcCloseMemHandle(CUdeviceptr p) {
+    DRIVER(cuIpcCloseMemHandle);
+    kp_foreign_gone(KP_FOREIGN_IPC, p);
+    return real(p);
+}
+
+KP_API CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *d) {
+    DRIVER(cuImportExternalMemory);
+    CUresult result;
+    GATED(result, real(memory, d));
+    if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_EXTERNAL, (uintptr_t)*memory, d->size);
+    return result;
+}
+
+KP_API CUresult cuDestroyExternalMemory(CUexternalMemory memory) {
+    DRIVER(cuDestroyExternalMemory);
+    kp_foreign_gone(KP_FOREIGN_EXTERNAL, (uintptr_t)memory);
+    return real(memory);
+}

@@ -1,0 +1,21 @@
+/* cuGetProcAddress: how every modern program finds the driver's functions. */
+#include "hooks.h"
+#include "wrap.h"
+
+/* A null pointer is the driver's answer for "not there", with or without an error. */
+static CUresult answered(CUresult result, const char *name, void **address, int version, cuuint64_t flags) {
+    if (result == CUDA_SUCCESS && name && address && *address && !kp_disabled())
+        *address = kp_wrapper_of_call(name, *address, version, flags);
+    return result;
+}
+
+KP_API CUresult cuGetProcAddress(const char *name, void **address, int version, cuuint64_t flags) {
+    DRIVER(cuGetProcAddress);
+    return answered(real(name, address, version, flags), name, address, version, flags);
+}
+
+KP_API CUresult cuGetProcAddress_v2(const char *name, void **address, int version, cuuint64_t flags,
+                                    CUdriverProcAddressQueryResult *found) {
+    DRIVER(cuGetProcAddress_v2);
+    return answered(real(name, address, version, flags, found), name, address, version, flags);
+}

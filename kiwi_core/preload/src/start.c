@@ -1,0 +1,93 @@
+/* The life of the library in a process. There is no constructor: a program that never looks libcuda up
+ * runs none of this, and nothing here can keep a program from starting. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "driver.h"
+#include "hooks.h"
+#include "link.h"
+#include "log.h"
+#include "real.h"
+
+static bool initialised; /* the driver, by this process or the one that it was forked from */
+static int disabled;     /* 0: not looked yet, 1: no, 2: yes */
+
+static bool is_set(const char *name, const char *value) {
+    const char *found = getenv(name);
+    return found && strcmp(found, value) == 0;
+}
+
+bool kp_disabled(void) {
+    int now = __atomic_load_n(&disabled, __ATOMIC_RELAXED);
+    if (__builtin_expect(now == 0, 0)) {
+        const char *set = getenv("KIWI_DISABLE");
+        now = set && *set && strcmp(set, "0") != 0 ? 2 : 1;
+        __atomic_store_n(&disabled, now, __ATOMIC_RELAXED);
+    }
+    return now == 2;
+}
+
+void kp_disable(const char *why) {
+    kp_warn("%s; this program runs without Kiwi", why);
+    __atomic_store_n(&disabled, 2, __ATOMIC_RELAXED);
+}
+
+bool kp_owning(void) {
+    static int own; /* as `disabled` */
+    int now = __atomic_load_n(&own, __ATOMIC_RELAXED);
+    if (__builtin_expect(now == 0, 0)) {
+        now = is_set("KIWI_PRELOAD_OWN", "0") ? 1 : 2;
+        __atomic_store_n(&own, now, __ATOMIC_RELAXED);
+    }
+    return now == 2 && !kp_disabled();
+}
+
+/* ---- fork ---- */
+
+/* The driver does not survive a fork: a child of a program that used it gets NOT_INITIALIZED for
+ * every call, so there is nothing to gate or to own. A child of one that had not is a program like
+ * any other. Either way nobody but this thread is left. */
+static void in_child(void) {
+    kp_gate_reset();
+    if (initialised) __atomic_store_n(&disabled, 2, __ATOMIC_RELAXED);
+}
+
+static void watch_forks(void) { pthread_atfork(NULL, NULL, in_child); }
+
+void kp_driver_used(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
+}
+
+void kp_driver_initialised(void) { __atomic_store_n(&initialised, true, __ATOMIC_RELAXED); }
+
+/* ---- the link ---- */
+
+void kp_context_seen(int device) {
+    static bool started;
+    CUuuid gpu;
+    if (kp_disabled() || __atomic_load_n(&started, __ATOMIC_RELAXED)) return;
+    if (!kp_real.cuDeviceGetUuid_v2 || kp_real.cuDeviceGetUuid_v2(&gpu, device) != CUDA_SUCCESS) return;
+    if (!__atomic_exchange_n(&started, true, __ATOMIC_ACQ_REL)) kp_link_start(&gpu);
+}
+
+/* ---- calls that found no function of the driver behind them ---- */
+
+CUresult kp_missing(void) {
+    if (kp_real_ready()) return CUDA_ERROR_NOT_FOUND; /* an older driver */
+    kp_warn("a function of the CUDA driver was called, and no libcuda is loaded");
+    return CUDA_ERROR_NOT_INITIALIZED;
+}
+
+void *kp_real_of(int symbol) {
+    void *real = __atomic_load_n(&kp_symbols[symbol].real, __ATOMIC_RELAXED);
+    if (__builtin_expect(!real, 0) && kp_driver_find()) real = kp_symbols[symbol].real;
+    return real;
+}
+
+W kp_no_such_call(void **slot) {
+    kp_driver_find();
+    return __atomic_load_n(slot, __ATOMIC_RELAXED) ? 0 : (W)kp_missing();
+}

@@ -1,0 +1,45 @@
+/* What tests call through ctypes: the pager's moves by hand, with no daemon. */
+#include <stdio.h>
+
+#include "gate.h"
+#include "kiwi_preload.h"
+#include "move.h"
+#include "own.h"
+#include "wrap.h"
+
+#define TEST(type) KP_API __attribute__((used)) type
+
+TEST(const char *) kiwi_preload_version(void) { return KP_VERSION; }
+
+TEST(int) kiwi_preload_test_close(int64_t within_ns) { return kp_gate_close(kp_now_ns() + within_ns); }
+TEST(void) kiwi_preload_test_open(void) { kp_gate_open(); }
+TEST(void) kiwi_preload_test_arm(int armed) { kp_gate_arm(armed); }
+TEST(uint64_t) kiwi_preload_test_passed(void) { return kp_gate_passed(); }
+TEST(unsigned) kiwi_preload_test_inside(void) { return kp_gate_inside(); }
+TEST(unsigned) kiwi_preload_test_unknown(void) { return kp_unknown_seen(); }
+TEST(void) kiwi_preload_test_books(struct kp_books *books) { kp_own_books(books); }
+
+static int told(const struct kp_outcome *outcome, char *detail, size_t room) {
+    if (detail && room) snprintf(detail, room, "%s: %s", outcome->reason ? outcome->reason : "", outcome->detail);
+    return (int)outcome->what;
+}
+
+/* Closes the gate, waits for the GPU, moves everything out: the gate stays closed if that went well.
+ * 0: moved, 1: refused, 2: lost; `detail` gets the reason. */
+TEST(int) kiwi_preload_test_out(int64_t within_ns, char *detail, size_t room) {
+    int64_t until_ns = kp_now_ns() + within_ns;
+    struct kp_outcome outcome = {.what = KP_REFUSED, .reason = "", .detail = "the gate did not close"};
+    if (!kp_gate_close(until_ns)) return told(&outcome, detail, room);
+    kp_move_settle(until_ns, &outcome);
+    if (outcome.what == KP_MOVED) kp_move_out(until_ns, &outcome);
+    if (outcome.what != KP_MOVED) kp_gate_open();
+    return told(&outcome, detail, room);
+}
+
+/* Moves everything in and opens the gate; it stays closed if that fails, to be tried again. */
+TEST(int) kiwi_preload_test_in(int64_t within_ns, char *detail, size_t room) {
+    struct kp_outcome outcome = {.what = KP_MOVED};
+    kp_move_in(kp_now_ns() + within_ns, &outcome);
+    if (outcome.what == KP_MOVED) kp_gate_open();
+    return told(&outcome, detail, room);
+}

@@ -1,0 +1,144 @@
+/* From a name and an address of the driver to the wrapper that stands for them. */
+#include "wrap.h"
+
+#include <string.h>
+
+#include "calls.h"
+#include "driver.h"
+#include "log.h"
+#include "real.h"
+
+static unsigned unknown;
+
+unsigned kp_unknown_seen(void) { return __atomic_load_n(&unknown, __ATOMIC_RELAXED); }
+
+static void *passes_by(const char *name, void *real, int version) {
+    __atomic_fetch_add(&unknown, 1, __ATOMIC_RELAXED);
+    kp_note("%s (interface %d) is newer than this library: it passes by", name, version);
+    return real;
+}
+
+/* ---- by name ---- */
+
+static const struct kp_call *search(const char *name, size_t length) {
+    int low = 0, high = KP_CALLS - 1;
+    while (low <= high) {
+        int middle = (low + high) / 2;
+        int order = strncmp(name, kp_calls[middle].name, length);
+        if (order == 0 && kp_calls[middle].name[length]) order = -1;
+        if (order == 0) return &kp_calls[middle];
+        if (order < 0) high = middle - 1;
+        else low = middle + 1;
+    }
+    return NULL;
+}
+
+const struct kp_call *kp_call_named(const char *name) { return search(name, strlen(name)); }
+
+static size_t without(const char *name, size_t length, const char *suffix) {
+    size_t n = strlen(suffix);
+    return length > n && memcmp(name + length - n, suffix, n) == 0 ? length - n : length;
+}
+
+/* cuMemcpyHtoD_v2_ptds -> cuMemcpyHtoD */
+const struct kp_call *kp_call_of_symbol(const char *symbol) {
+    size_t length = strlen(symbol);
+    length = without(symbol, length, "_ptsz");
+    length = without(symbol, length, "_ptds");
+    size_t digits = length;
+    while (digits > 0 && symbol[digits - 1] >= '0' && symbol[digits - 1] <= '9') digits--;
+    if (digits < length && digits > 2 && symbol[digits - 1] == 'v' && symbol[digits - 2] == '_')
+        length = digits - 2;
+    return search(symbol, length);
+}
+
+struct kp_symbol *kp_symbol_named(const char *symbol) {
+    const struct kp_call *call = kp_call_of_symbol(symbol);
+    for (int i = 0; call && i < call->count; i++) {
+        if (strcmp(kp_symbols[call->first + i].name, symbol) == 0) return &kp_symbols[call->first + i];
+    }
+    return NULL;
+}
+
+/* ---- by address ---- */
+
+/* The wrapper of `slots` that stands for `real`, taken now if none does yet; NULL: all taken. */
+static void *slot_for(struct kp_slot_ *slots, int count, void *real) {
+    for (int i = 0; i < count; i++) {
+        void *there = NULL;
+        if (__atomic_compare_exchange_n(&slots[i].real, &there, real, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE) ||
+            there == real)
+            return slots[i].wrapper;
+    }
+    return NULL;
+}
+
+/* A form of a known call that the header does not know: its arguments are unknown, too. */
+static void *new_form(const struct kp_call *call, const char *name, void *real, int version) {
+    if (!kp_call_gated(call)) return real;
+    void *wrapper = slot_for(kp_wides, KP_WIDES, real);
+    if (!wrapper) return passes_by(name, real, version);
+    kp_note("%s (interface %d) is newer than this library: it passes the gate", name, version);
+    return wrapper;
+}
+
+void *kp_wrapper_of_symbol(const char *name, void *real) {
+    const struct kp_call *call = kp_call_of_symbol(name);
+    if (!call) return passes_by(name, real, 0);
+    struct kp_symbol *symbol = kp_symbol_named(name);
+    if (!symbol) return new_form(call, name, real, 0);
+    return symbol->wrapper ? symbol->wrapper : real;
+}
+
+/* ---- by cuGetProcAddress ---- */
+
+#define PER_THREAD_STREAM 2 /* CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM */
+
+static bool per_thread(const char *symbol) {
+    size_t length = strlen(symbol);
+    return without(symbol, length, "_ptsz") < length || without(symbol, length, "_ptds") < length;
+}
+
+/* The form with a wrapper by hand that the name means in this version of the interface. */
+static struct kp_symbol *by_hand(const struct kp_call *call, int version, uint64_t flags) {
+    struct kp_symbol *best = NULL;
+    for (int i = 0; i < call->count; i++) {
+        struct kp_symbol *symbol = &kp_symbols[call->first + i];
+        if (!symbol->since || symbol->since > version) continue;
+        if (per_thread(symbol->name) && !(flags & PER_THREAD_STREAM)) continue;
+        if (!best || symbol->since > best->since ||
+            (symbol->since == best->since && per_thread(symbol->name)))
+            best = symbol;
+    }
+    return best;
+}
+
+/* Is what a program of a newer CUDA gets what the newest interface that we know means, too? */
+static bool form_is_known(const char *name, void *real, int version, uint64_t flags) {
+    if (version <= KP_HEADER_VERSION) return true;
+    void *ours = NULL;
+    CUdriverProcAddressQueryResult how;
+    return kp_real.cuGetProcAddress_v2 &&
+           kp_real.cuGetProcAddress_v2(name, &ours, KP_HEADER_VERSION, flags, &how) == CUDA_SUCCESS &&
+           ours == real;
+}
+
+void *kp_wrapper_of_call(const char *name, void *real, int version, uint64_t flags) {
+    const struct kp_call *call = kp_call_named(name);
+    if (!call) return passes_by(name, real, version);
+    bool wanted = kp_call_gated(call);
+    for (int i = 0; i < call->count; i++) {
+        struct kp_symbol *symbol = &kp_symbols[call->first + i];
+        /* A driver whose own table goes through its exported names has met ours. */
+        if (symbol->wrapper && real == symbol->wrapper) return real;
+        if (symbol->wrapper && symbol->real == real) return symbol->wrapper;
+        wanted |= symbol->since != 0;
+    }
+    if (!wanted) return real;
+    if (!form_is_known(name, real, version, flags)) return new_form(call, name, real, version);
+    struct kp_symbol *symbol = by_hand(call, version, flags);
+    if (symbol) return symbol->wrapper;
+    if (!kp_call_gated(call)) return real; /* an old form that nobody has to look into */
+    void *wrapper = slot_for(&kp_spares[call->first_spare], call->spare_count, real);
+    return wrapper ? wrapper : new_form(call, name, real, version);
+}
