@@ -185,6 +185,8 @@ void kp_gate_arm(bool armed) {
 bool kp_gate_is_closed(void) { return __atomic_load_n(&gate.state, __ATOMIC_SEQ_CST) & CLOSED; }
 bool kp_gate_is_armed(void) { return __atomic_load_n(&gate.state, __ATOMIC_SEQ_CST) & ARMED; }
 
+bool kp_gate_capturing(void) { return !no_capture(); }
+
 void kp_gate_captures(int more) {
     __atomic_fetch_add(&gate.captures, more, __ATOMIC_SEQ_CST);
     __atomic_fetch_add(&gate.drained, 1, __ATOMIC_SEQ_CST);

@@ -43,6 +43,7 @@ unsigned kp_gate_inside(void);
  * nobody up, or the capture could not end. A new one waits while a close is under way. */
 bool kp_gate_enter_capture(void);
 void kp_gate_captures(int more);
+bool kp_gate_capturing(void); /* one is open: whoever synchronises now breaks it */
 
 /* start.c only: in a forked child, whose other threads are gone. */
 void kp_gate_reset(void);
