@@ -26,6 +26,7 @@ CUDA = (
     "stream.c",
     "event.c",
     "launch.c",
+    "hash.c",
     "device.c",
     "checkpoint.c",
     "control.c",

@@ -189,6 +189,11 @@ void ke_wait_context(CUcontext ctx);     /* NULL: everything in the process */
 CUresult ke_stream_new(CUcontext ctx, unsigned flags, int priority, CUstream *out);
 void ke_streams_end(CUcontext ctx); /* ke.mu held; all idle */
 
+/* ---- hash.c ---- */
+uint64_t ke_hash_leaf_bytes(void);
+uint64_t ke_hash_key_bytes(void);
+void ke_hash_leaf(const void *leaf, const void *keys, uint64_t digest[2]);
+
 /* ---- checkpoint.c ---- */
 CUresult ke_server_start(void);
 void ke_server_stop(void);

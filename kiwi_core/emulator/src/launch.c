@@ -1,7 +1,7 @@
 /* Modules that name built-in kernels, and their launches.
  *
- * An image is the text "kiwi-emulated-module"; every such module holds all the kernels below.
- * Nothing else can be loaded: real code needs a real GPU.
+ * An image is the text "kiwi-emulated-module", or PTX whose entries are all built in; every such
+ * module holds all the kernels below.  Nothing else can be loaded: real code needs a real GPU.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -82,10 +82,23 @@ static CUresult spin_ns(const uint64_t *p) { /* keeps the stream busy */
     }
 }
 
+/* The number of blocks, one for each leaf, comes after the parameters. */
+static CUresult hash_leaves(const uint64_t *p) { /* digests[i] = hash of leaf i under the keys */
+    const char *data;
+    uint64_t *digests;
+    const void *keys;
+    CUresult rc = words(p[0], p[3], ke_hash_leaf_bytes(), false, &data);
+    if (rc == CUDA_SUCCESS) rc = words(p[1], 2 * p[3], 8, true, &digests);
+    if (rc == CUDA_SUCCESS) rc = words(p[2], ke_hash_key_bytes() / 8, 8, false, &keys);
+    for (uint64_t i = 0; rc == CUDA_SUCCESS && i < p[3]; i++)
+        ke_hash_leaf(data + i * ke_hash_leaf_bytes(), keys, digests + 2 * i);
+    return rc;
+}
+
 static const struct kernel kernels[] = {
     {"fill_u32", 3, {8, 8, 4}, fill_u32},         {"add_u32", 3, {8, 8, 4}, add_u32},
     {"xorshift_u32", 3, {8, 8, 4}, xorshift_u32}, {"checksum_u64", 3, {8, 8, 8}, checksum_u64},
-    {"spin_ns", 1, {8}, spin_ns},
+    {"spin_ns", 1, {8}, spin_ns},                 {"kiwi_hash_leaves", 3, {8, 8, 8}, hash_leaves},
 };
 #define KERNEL_COUNT (sizeof kernels / sizeof *kernels)
 
@@ -120,12 +133,27 @@ static struct function *function_of(const void *handle) {
     return NULL;
 }
 
+/* PTX is known by its entries: the code itself is not looked at. */
+static bool known_ptx(const char *image) {
+    const char *at = image;
+    size_t entries = 0;
+    if (strncmp(image, ".version", strlen(".version")) != 0) return false;
+    while ((at = strstr(at, ".entry "))) {
+        at += strlen(".entry ");
+        size_t n = strcspn(at, "( \n"), i = 0;
+        while (i < KERNEL_COUNT && (strlen(kernels[i].name) != n || strncmp(kernels[i].name, at, n) != 0)) i++;
+        if (i == KERNEL_COUNT) return false;
+        entries++;
+    }
+    return entries != 0;
+}
+
 static CUresult load(void **out, const void *image, bool library) {
     CUcontext ctx = NULL;
     if (!out || !image) return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = library ? CUDA_SUCCESS : ke_current(&ctx);
     if (rc != CUDA_SUCCESS) return rc;
-    if (strncmp(image, IMAGE, strlen(IMAGE)) != 0) return CUDA_ERROR_INVALID_IMAGE;
+    if (strncmp(image, IMAGE, strlen(IMAGE)) != 0 && !known_ptx(image)) return CUDA_ERROR_INVALID_IMAGE;
     struct module *m = calloc(1, sizeof *m);
     if (!m) return CUDA_ERROR_OUT_OF_MEMORY;
     m->magic = MODULE_MAGIC;
@@ -348,6 +376,7 @@ static CUresult launch(CUfunction handle, const unsigned *dims, CUstream stream,
     if ((uint64_t)dims[3] * dims[4] * dims[5] > 1024) return CUDA_ERROR_INVALID_VALUE;
     l.kernel = f->kernel;
     rc = gather(l.kernel, params, extra, l.params);
+    if (l.kernel->params < PARAMS_MAX) l.params[l.kernel->params] = dims[0];
     return rc == CUDA_SUCCESS ? ke_submit(s, run_launch, &l, sizeof l, KE_JOB_KERNEL) : rc;
 }
 
