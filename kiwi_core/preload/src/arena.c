@@ -12,6 +12,7 @@
 #include "blocks.h"
 #include "fault.h"
 #include "gate.h"
+#include "hash.h"
 #include "real.h"
 
 #define PIECE_MAX_BYTES ((size_t)1 << 30) /* one registration of everything fails on big machines */
@@ -36,6 +37,7 @@ static struct piece *pieces;
 static struct kp_arena_books totals = {.limit = UINT64_MAX};
 static uint64_t aim, keep = UINT64_MAX;
 static bool enabled, started, refused;
+static unsigned wakes; /* times something was new */
 static int numa = -1;
 
 static size_t piece_bytes(void) {
@@ -252,15 +254,32 @@ static void free_one(struct piece *p) { /* mu held */
     free(p);
 }
 
+static void prepare_hashes(void) { /* slow: outside mu */
+    struct kp_ctx **list;
+    size_t n = kp_ctx_hold_all(&list);
+    for (size_t i = 0; i < n; i++) {
+        kp_hash_prepare(list[i]);
+        kp_ctx_let_go(list[i]);
+    }
+    free(list);
+}
+
 static void *background(void *arg) {
     (void)arg;
     kp_gate_exempt();
     setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), BACKGROUND_NICE);
     int node = kp_host_numa_node(kp_gpu.device);
+    unsigned prepared = 0;
     pthread_mutex_lock(&mu);
     if (numa < 0) numa = node;
     for (;;) {
         struct piece *p;
+        if (enabled && prepared != wakes) {
+            prepared = wakes;
+            pthread_mutex_unlock(&mu);
+            prepare_hashes();
+            pthread_mutex_lock(&mu);
+        }
         if ((p = next_to_free())) free_one(p);
         else if ((p = next_to_pin())) pin_one(p);
         else pthread_cond_wait(&wanted, &mu);
@@ -269,6 +288,7 @@ static void *background(void *arg) {
 }
 
 static void wake(void) { /* mu held */
+    wakes++;
     if (started || kp_forked || !kp_gpu.known) {
         pthread_cond_signal(&wanted);
         return;
@@ -312,6 +332,12 @@ void kp_arena_trim(uint64_t keep_bytes) {
 void kp_arena_numa(int node) {
     pthread_mutex_lock(&mu);
     numa = node;
+    pthread_mutex_unlock(&mu);
+}
+
+void kp_arena_wake(void) {
+    pthread_mutex_lock(&mu);
+    if (enabled) wake();
     pthread_mutex_unlock(&mu);
 }
 

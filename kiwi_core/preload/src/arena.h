@@ -41,6 +41,8 @@ void kp_arena_aim(uint64_t bytes);
 /* Gives back what is free and above `keep` bytes, in the background. */
 void kp_arena_trim(uint64_t keep_bytes);
 
+void kp_arena_wake(void); /* there is a new context to prepare for */
+
 bool kp_arena_take(struct kp_copy *copy, size_t bytes); /* false: nothing was taken */
 void kp_arena_give(struct kp_copy *copy);
 uint64_t kp_arena_room(void); /* bytes that could be taken now */

@@ -15,6 +15,7 @@
 
 #define KP_CLASSES 27
 #define KP_NO_SLOT UINT16_MAX
+#define KP_NO_LEAF SIZE_MAX
 
 enum kp_where {
     KP_IN,       /* in the GPU */
@@ -26,6 +27,9 @@ struct kp_chunk { /* one handle */
     size_t bytes;
     enum kp_where where;
     bool kept;           /* KP_IN, and `copy` is what it held when it came in: counted in the books */
+    bool sent;           /* a copy out has begun to write into `copy` */
+    size_t first_leaf;   /* of its hashes among this pass's results; KP_NO_LEAF: none */
+    struct kp_digest *digests; /* of `copy`, leaf by leaf; NULL: not known */
     struct kp_copy copy; /* host memory; complete unless where is KP_IN */
 };
 
@@ -60,6 +64,8 @@ struct kp_ctx { /* a context that owns memory, or did work we must wait for */
     bool primary, going; /* going: it is being destroyed */
     unsigned users;      /* threads of ours that need it alive */
     CUstream stream;     /* the pager's; made on first use */
+    bool hash_tried;     /* the arena's thread only */
+    struct kp_hasher *hasher; /* hash.c; NULL: no hashes in this context */
     struct kp_block *partial[KP_CLASSES];
 };
 

@@ -27,10 +27,10 @@ static struct kp_ctx *find(CUcontext handle) {
 /* NULL: no memory, or it is being destroyed. */
 struct kp_ctx *kp_ctx_of(CUcontext handle, CUdevice device) {
     pthread_mutex_lock(&kp_table_mu);
-    struct kp_ctx *c = find(handle);
+    struct kp_ctx *c = find(handle), *fresh = NULL;
     if (!c) {
         pthread_mutex_unlock(&kp_table_mu);
-        struct kp_ctx *fresh = calloc(1, sizeof *fresh);
+        fresh = calloc(1, sizeof *fresh);
         if (!fresh) return NULL;
         *fresh = (struct kp_ctx){.handle = handle, .device = device, .primary = is_primary(handle, device)};
         pthread_mutex_lock(&kp_table_mu);
@@ -41,10 +41,13 @@ struct kp_ctx *kp_ctx_of(CUcontext handle, CUdevice device) {
             contexts = c;
         } else {
             free(fresh);
+            fresh = NULL;
         }
     }
+    bool new = fresh != NULL;
     if (!kp_ctx_hold(c)) c = NULL;
     pthread_mutex_unlock(&kp_table_mu);
+    if (new) kp_arena_wake();
     return c;
 }
 
@@ -151,6 +154,7 @@ static void drop_all(struct kp_ctx *c) {
         kp_block_end(b);
     }
     kp_arena_context_gone(c->handle);
+    free(c->hasher);
     free(c);
 }
 

@@ -10,7 +10,7 @@
 #include <time.h>
 
 #include "kiwi_preload.h"
-#include "lane.h"
+#include "keep.h"
 #include "log.h"
 #include "real.h"
 
@@ -28,7 +28,10 @@ struct pass {
     struct kp_block **blocks; /* all there were when it began; none is ended before it is over */
     size_t block_count;
     uint64_t bytes;
+    size_t next_leaf;
 };
+
+static struct kp_move_books done;
 
 /* ---- beginning and ending a pass ------------------------------------------------------------------ */
 
@@ -105,6 +108,7 @@ static uint64_t to_copy(const struct pass *p) {
 static CUresult leave(struct pass *p, struct kp_flight f) { /* its copy is complete */
     CUresult rc = kp_physical_unmap(f.at, f.chunk->bytes);
     if (rc != CUDA_SUCCESS) return rc;
+    if (f.chunk->where == KP_IN) kp_keep_left(f.block->ctx, f.chunk);
     kp_bytes_moved(f.chunk, KP_OUT);
     p->bytes += f.chunk->bytes;
     return rc;
@@ -116,24 +120,40 @@ static CUresult land_out(struct pass *p, struct kp_lane *lane) {
     return rc == CUDA_SUCCESS ? leave(p, f) : rc;
 }
 
-static CUresult send_out(struct pass *p, struct kp_lane *lane, struct kp_flight f) {
-    if (f.chunk->where == KP_OUT) return CUDA_SUCCESS;
-    if (f.chunk->where == KP_ARRIVING) return leave(p, f);
-    if (kp_now_ns() >= p->until_ns) return CUDA_ERROR_NOT_READY;
-    CUresult rc = kp_lane_full(lane) ? land_out(p, lane) : CUDA_SUCCESS;
-    if (rc != CUDA_SUCCESS) return rc;
-    if (!f.chunk->copy.count && !kp_arena_take(&f.chunk->copy, f.chunk->bytes))
-        return CUDA_ERROR_OUT_OF_MEMORY; /* of the host: nothing on this way asks the GPU for any */
-    return kp_lane_send(lane, f, true);
+/* First all hashes that decide what is copied: the copies behind them need not wait for an answer. */
+static CUresult hash_kept(struct pass *p, struct kp_lane *lane, struct kp_flight f) {
+    kp_keep_begin(f.chunk);
+    if (f.chunk->where == KP_IN && f.chunk->kept) kp_keep_hash(lane->ctx, f, &p->next_leaf);
+    return CUDA_SUCCESS;
 }
 
-/* Copies that were not finished are of no use; those that may still be written to are kept back. */
+static CUresult send_out(struct pass *p, struct kp_lane *lane, struct kp_flight f) {
+    struct kp_chunk *c = f.chunk;
+    if (c->where == KP_OUT) return CUDA_SUCCESS;
+    if (c->where == KP_ARRIVING) return leave(p, f);
+    if (kp_now_ns() >= p->until_ns) return CUDA_ERROR_NOT_READY;
+    CUresult rc = kp_lane_full(lane) ? land_out(p, lane) : CUDA_SUCCESS;
+    if (rc == CUDA_SUCCESS) rc = kp_keep_verify(lane, f, p->until_ns);
+    if (rc != CUDA_SUCCESS) return rc;
+    if (!c->copy.count && !kp_arena_take(&c->copy, c->bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY; /* of the host: nothing on this way asks the GPU for any */
+    if (!c->kept) kp_keep_hash(lane->ctx, f, &p->next_leaf);
+    else if (!kp_keep_any_changed(lane->ctx, c)) {
+        kp_move_count(0, c->bytes);
+        return leave(p, f);
+    }
+    c->sent = true;
+    return kp_lane_out(lane, f, c->kept ? kp_keep_changed : NULL);
+}
+
+/* Copies that were begun and are not whole are of no use; while they may still be written to, their
+ * memory is not for others. */
 static void forget_unfinished(struct pass *p, struct kp_ctx *ctx, bool quiet) {
     for (size_t i = 0; i < p->block_count; i++) {
         struct kp_block *b = p->blocks[i];
         for (unsigned k = 0; b->ctx == ctx && k < b->chunk_count; k++) {
             struct kp_chunk *c = &b->chunks[k];
-            if (c->where == KP_IN && quiet) kp_arena_give(&c->copy);
+            if (c->where == KP_IN && (c->sent || !c->kept)) kp_keep_drop(c, quiet);
         }
     }
 }
@@ -143,6 +163,9 @@ static CUresult context_out(struct pass *p, struct kp_ctx *ctx) {
     CUresult rc = kp_lane_open(&lane, ctx);
     if (rc != CUDA_SUCCESS) return rc;
     rc = kp_lane_drain(&lane, p->until_ns); /* what an earlier pass may have left under way */
+    p->next_leaf = 0;
+    if (rc == CUDA_SUCCESS) rc = each_chunk(p, &lane, ctx, hash_kept);
+    if (rc == CUDA_SUCCESS && p->next_leaf) rc = kp_lane_drain(&lane, p->until_ns);
     if (rc == CUDA_SUCCESS) rc = each_chunk(p, &lane, ctx, send_out);
     while (rc == CUDA_SUCCESS && lane.count) rc = land_out(p, &lane);
     if (rc != CUDA_SUCCESS) {
@@ -207,7 +230,7 @@ static CUresult send_in(struct pass *p, struct kp_lane *lane, struct kp_flight f
     if (f.chunk->where == KP_IN) return rc;
     if (f.chunk->where == KP_OUT) rc = map_again(p, f); /* while earlier copies run */
     if (rc == CUDA_SUCCESS && kp_lane_full(lane)) rc = kp_lane_land(lane, p->until_ns, &landed);
-    if (rc == CUDA_SUCCESS) rc = kp_lane_send(lane, f, false);
+    if (rc == CUDA_SUCCESS) rc = kp_lane_in(lane, f);
     if (rc == CUDA_SUCCESS) p->bytes += f.chunk->bytes;
     return rc;
 }
@@ -223,7 +246,7 @@ static CUresult arrive(struct pass *p, struct kp_lane *lane, struct kp_flight f)
     (void)p, (void)lane;
     if (f.chunk->where != KP_ARRIVING) return CUDA_SUCCESS;
     kp_bytes_moved(f.chunk, KP_IN);
-    kp_arena_give(&f.chunk->copy);
+    kp_keep_arrived(f.chunk);
     return CUDA_SUCCESS;
 }
 
@@ -278,4 +301,23 @@ bool kp_move_all_in(void) {
     struct kp_books books;
     kp_own_books(&books);
     return books.out == 0;
+}
+
+/* ---- books ------------------------------------------------------------------------------------------ */
+
+void kp_move_count(uint64_t copied, uint64_t skipped) {
+    kp_books_add(&done.copied, (int64_t)copied);
+    kp_books_add(&done.skipped, (int64_t)skipped);
+}
+
+void kp_move_verified(bool same) {
+    kp_books_add(&done.verified, 1);
+    kp_books_add(&done.differed, !same);
+}
+
+void kp_move_books(struct kp_move_books *out) {
+    out->copied = __atomic_load_n(&done.copied, __ATOMIC_RELAXED);
+    out->skipped = __atomic_load_n(&done.skipped, __ATOMIC_RELAXED);
+    out->verified = __atomic_load_n(&done.verified, __ATOMIC_RELAXED);
+    out->differed = __atomic_load_n(&done.differed, __ATOMIC_RELAXED);
 }

@@ -23,6 +23,16 @@ void kp_move_out(int64_t until_ns, struct kp_outcome *outcome);
 /* Refused: no-room, driver: nothing is in that was not, and it can be tried again.  Lost: the context
  * is broken. */
 void kp_move_in(int64_t until_ns, struct kp_outcome *outcome);
+/* Gives back the host copies that are kept of what is in the GPU.  The pager thread only. */
+void kp_move_forget(void);
+/* Since the start: bytes copied out, bytes whose kept copy was still right, leaves compared byte by
+ * byte, and those that differed. */
+struct kp_move_books {
+    uint64_t copied, skipped, verified, differed;
+};
+void kp_move_books(struct kp_move_books *out);
+void kp_move_count(uint64_t copied, uint64_t skipped);
+void kp_move_verified(bool same);
 bool kp_move_all_in(void); /* nothing that is owned is in host memory only */
 
 #endif

@@ -156,6 +156,7 @@ void kp_block_end(struct kp_block *b) {
         if (c->kept) kp_books_add(&kp_totals.kept, -(int64_t)c->bytes);
         kp_books_add(c->where == KP_IN ? &kp_totals.resident : &kp_totals.out, -(int64_t)c->bytes);
         kp_arena_give(&c->copy);
+        free(c->digests);
     }
     if (b->chunk_count) {
         kp_books_add(&kp_totals.owned, -(int64_t)b->bytes);

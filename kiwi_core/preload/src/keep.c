@@ -1,0 +1,115 @@
+#include "keep.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "hash.h"
+#include "log.h"
+#include "move.h"
+#include "real.h"
+
+static size_t leaves(const struct kp_chunk *c) { return c->bytes / KP_LEAF_BYTES; }
+
+void kp_keep_begin(struct kp_chunk *c) {
+    c->first_leaf = KP_NO_LEAF;
+    c->sent = false;
+}
+
+void kp_keep_hash(struct kp_ctx *ctx, struct kp_flight f, size_t *next_leaf) {
+    if (!kp_hash_ready(ctx) || !kp_hash_room(ctx, *next_leaf, leaves(f.chunk))) return;
+    if (kp_hash_submit(ctx, f.at, *next_leaf, leaves(f.chunk)) != CUDA_SUCCESS) return;
+    f.chunk->first_leaf = *next_leaf;
+    *next_leaf += leaves(f.chunk);
+}
+
+bool kp_keep_changed(const struct kp_ctx *ctx, const struct kp_chunk *c, size_t leaf) {
+    if (!c->kept || c->first_leaf == KP_NO_LEAF) return true;
+    return memcmp(kp_hash_result(ctx, c->first_leaf + leaf), &c->digests[leaf], sizeof c->digests[leaf]) != 0;
+}
+
+bool kp_keep_any_changed(const struct kp_ctx *ctx, const struct kp_chunk *c) {
+    for (size_t i = 0; i < leaves(c); i++) {
+        if (kp_keep_changed(ctx, c, i)) return true;
+    }
+    return false;
+}
+
+static const char *host_leaf(const struct kp_copy *copy, size_t leaf) {
+    size_t offset = leaf * KP_LEAF_BYTES;
+    const struct kp_extent *e = copy->extents;
+    while (offset >= e->bytes) offset -= e++->bytes;
+    return e->at + offset;
+}
+
+static bool verifying(void) {
+    static int wanted = -1;
+    if (wanted < 0) {
+        const char *word = getenv("KIWI_VERIFY");
+        wanted = word && strcmp(word, "1") == 0;
+    }
+    return wanted == 1;
+}
+
+CUresult kp_keep_verify(struct kp_lane *lane, struct kp_flight f, int64_t until_ns) {
+    CUresult rc = CUDA_SUCCESS;
+    char *scratch = f.chunk->kept && verifying() ? malloc(KP_LEAF_BYTES) : NULL;
+    for (size_t i = 0; scratch && i < leaves(f.chunk) && rc == CUDA_SUCCESS; i++) {
+        if (kp_keep_changed(lane->ctx, f.chunk, i)) continue;
+        rc = kp_real.cuMemcpyDtoHAsync_v2(scratch, f.at + i * KP_LEAF_BYTES, KP_LEAF_BYTES, lane->ctx->stream);
+        if (rc == CUDA_SUCCESS) rc = kp_lane_wait(lane, until_ns);
+        bool same = rc != CUDA_SUCCESS || memcmp(scratch, host_leaf(&f.chunk->copy, i), KP_LEAF_BYTES) == 0;
+        kp_move_verified(same);
+        if (same) continue;
+        kp_warn("2 MiB of GPU memory changed though its hash did not: please report this");
+        memset(&f.chunk->digests[i], 0xff, sizeof f.chunk->digests[i]); /* no hash is that: copied */
+    }
+    free(scratch);
+    return rc;
+}
+
+/* ---- whose copy is worth what ---------------------------------------------------------------------- */
+
+static void not_kept(struct kp_chunk *c) {
+    if (c->kept) kp_books_add(&kp_totals.kept, -(int64_t)c->bytes);
+    c->kept = false;
+}
+
+void kp_keep_drop(struct kp_chunk *c, bool give) {
+    not_kept(c);
+    free(c->digests);
+    c->digests = NULL;
+    if (give) kp_arena_give(&c->copy);
+}
+
+void kp_keep_left(const struct kp_ctx *ctx, struct kp_chunk *c) {
+    not_kept(c);
+    c->sent = false;
+    if (c->first_leaf == KP_NO_LEAF) {
+        kp_keep_drop(c, false);
+        return;
+    }
+    if (!c->digests) c->digests = malloc(leaves(c) * sizeof *c->digests);
+    if (c->digests) memcpy(c->digests, kp_hash_result(ctx, c->first_leaf), leaves(c) * sizeof *c->digests);
+}
+
+void kp_keep_arrived(struct kp_chunk *c) {
+    if (!c->digests) {
+        kp_arena_give(&c->copy);
+        return;
+    }
+    c->kept = true;
+    kp_books_add(&kp_totals.kept, (int64_t)c->bytes);
+}
+
+static void forget(struct kp_block *b, void *arg) {
+    (void)arg;
+    for (unsigned i = 0; i < b->chunk_count; i++) {
+        if (b->chunks[i].kept) kp_keep_drop(&b->chunks[i], true);
+    }
+}
+
+void kp_move_forget(void) {
+    pthread_mutex_lock(&kp_table_mu);
+    kp_table_each(forget, NULL);
+    pthread_mutex_unlock(&kp_table_mu);
+}
