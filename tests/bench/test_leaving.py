@@ -1,0 +1,79 @@
+"""Interrupted, ended or killed in the middle: no process stays, no memory, no half a file."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from benched import BenchProcess, private_directory, start_bench
+from daemon import wait_until
+
+from kiwi_core import emulator
+
+LOCKED, CHECKPOINTED = 1, 2
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def slow_bench(*arguments: str, skip_limits: bool = True) -> BenchProcess:
+    """Moves take half a second and more, so that they are met in their middle."""
+    usual = ("--emulate", "1x256MiB", "--emulate-copy-rate", "128MiB")
+    return start_bench(*usual, *arguments, skip_limits=skip_limits)
+
+
+def wait_moved(directory: Path, bench: BenchProcess) -> None:
+    """Until the memory of one of its programs is held or out."""
+
+    def look() -> bool:
+        assert bench.process.poll() is None, bench.said
+        state = private_directory(directory) / "emulated-gpus"
+        return any(p.state in (LOCKED, CHECKPOINTED) for p in emulator.books(state).processes)
+
+    wait_until(look, "a program whose memory is moved", 60.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=str)
+def test_in_the_middle_of_a_page_out(alone: Path, number: signal.Signals) -> None:
+    bench = slow_bench()
+    bench.wait_step("page-out and page-in, checkpoint")
+    wait_moved(alone, bench)
+    bench.process.send_signal(number)
+    code, _, err = bench.finish()
+    assert code == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=str)
+def test_in_the_middle_of_a_switch(alone: Path, number: signal.Signals) -> None:
+    bench = slow_bench()
+    bench.wait_step("switch between two programs")
+    wait_moved(alone, bench)
+    bench.process.send_signal(number)
+    code, _, err = bench.finish()
+    assert code in (130, -9)
+    assert "Traceback" not in err
+
+
+def test_in_the_middle_of_copies(alone: Path, tmp_path: Path) -> None:
+    """And the file that was to hold the results is not left behind empty."""
+    file = tmp_path / "bench.json"
+    bench = slow_bench("--json", str(file), skip_limits=False)
+    bench.wait_step("two processes")
+    assert file.exists()  # tried beforehand
+    bench.process.send_signal(signal.SIGINT)
+    code, _, _ = bench.finish()
+    assert code == 130
+    assert not file.exists()
+
+
+def test_at_its_very_beginning(alone: Path, tmp_path: Path) -> None:
+    """An older result stays as it was."""
+    file = tmp_path / "bench.json"
+    file.write_text("older")
+    bench = slow_bench("--json", str(file))
+    bench.wait_step("looking at the GPUs")
+    bench.process.send_signal(signal.SIGINT)
+    code, _, _ = bench.finish()
+    assert code == 130
+    assert file.read_text() == "older"

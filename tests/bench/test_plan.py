@@ -1,0 +1,93 @@
+"""How much is used: never more than the stated share, never longer than the stated time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kiwi_core.bench import plan
+from kiwi_core.bench.plan import Patience, Room
+from kiwi_core.errors import CallerError
+from kiwi_core.units import GIB, MIB
+
+H100 = Room(80 * GIB, 79 * GIB, 120 * GIB)
+SPEEDS = st.floats(min_value=1e6, max_value=1e12)
+PATIENCE = Patience()
+
+
+@st.composite
+def rooms(draw: st.DrawFn) -> Room:
+    total = draw(st.integers(128 * MIB, 200 * GIB))
+    free = draw(st.integers(plan.GPU_FREE_MIN_BYTES, total))
+    return Room(total, free, draw(st.integers(plan.RAM_FREE_MIN_BYTES, 2000 * GIB)))
+
+
+@given(rooms(), SPEEDS)
+def test_copies_stay_within_the_shares(room: Room, speed: float) -> None:
+    size = plan.copy_bytes(room, speed, PATIENCE)
+    assert size % (2 * MIB) == 0
+    # Two pairs in each of two processes.
+    assert 4 * size <= max(room.gpu_free_bytes * plan.GPU_SHARE, 8 * MIB)
+    assert 4 * size <= max(room.ram_bytes * plan.RAM_SHARE, 8 * MIB)
+    assert size <= max(2 * MIB, speed * PATIENCE.copy_s)
+
+
+@given(rooms(), SPEEDS)
+def test_paging_stays_within_shares_and_time(room: Room, speed: float) -> None:
+    first = plan.first_paged_bytes(room)
+    size = plan.paged_bytes(room, 1 / speed, PATIENCE)
+    assert first <= size
+    assert size <= max(room.gpu_free_bytes * plan.GPU_SHARE, 2 * MIB)
+    assert size <= max(room.ram_bytes * plan.RAM_SHARE, 2 * MIB)
+    assert size <= max(first, speed * PATIENCE.paging_s / 4)
+
+
+@given(rooms(), SPEEDS, st.integers(0, 600 * MIB))
+def test_two_programs_of_a_switch_never_fit_together_and_one_does(
+    room: Room, speed: float, context: int
+) -> None:
+    planned = plan.switch(room, 1 / speed, PATIENCE, context)
+    if isinstance(planned, str):
+        return
+    resident = planned.program_bytes + context
+    space = planned.space_bytes(resident, room.margin_bytes)
+    assert resident + room.margin_bytes <= space < 2 * resident
+    assert space <= room.gpu_free_bytes * plan.SWITCH_GPU_SHARE
+    assert 2 * resident <= room.ram_bytes * plan.RAM_SHARE  # both out at once
+
+
+def test_a_large_gpu_on_a_slow_driver_still_gets_its_switch() -> None:
+    """80 GB, 4 GB/s out and 6 in: some gigabytes, and not the hundred that would fill it twice."""
+    planned = plan.switch(H100, 1 / 4e9 + 1 / 6e9, PATIENCE, 500 * MIB)
+    assert not isinstance(planned, str)
+    assert 3 * GIB < planned.program_bytes < 8 * GIB
+    assert 4 * GIB <= plan.paged_bytes(H100, 1 / 4e9 + 1 / 6e9, PATIENCE) <= 16 * GIB
+
+
+def test_why_there_is_no_switch() -> None:
+    slow = plan.switch(H100, 1 / 20e6, PATIENCE, 500 * MIB)
+    assert isinstance(slow, str)
+    assert "3.4 GiB" in slow
+    crowded = plan.switch(Room(80 * GIB, 4 * GIB, 120 * GIB), 1 / 2.4e9, PATIENCE, 500 * MIB)
+    assert isinstance(crowded, str)
+
+
+def test_a_fast_bus_gets_a_large_piece() -> None:
+    assert plan.copy_bytes(H100, 55e9, PATIENCE) == GIB
+    assert plan.vmm_sizes(H100) == plan.VMM_SIZES
+    assert plan.vmm_sizes(Room(512 * MIB, 500 * MIB, 20 * GIB)) == (2 * MIB, 64 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("room", "code"),
+    [
+        (Room(GIB, 10 * MIB, GIB), "no-gpu-memory"),
+        (Room(GIB, GIB, 10 * MIB), "no-host-memory"),
+    ],
+)
+def test_too_little_is_told_beforehand(room: Room, code: str) -> None:
+    with pytest.raises(CallerError) as told:
+        plan.check(room)
+    assert told.value.code == code
+    assert told.value.remedy

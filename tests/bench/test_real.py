@@ -1,0 +1,74 @@
+"""On a real GPU: two minutes, and numbers that can be true. Run with ``-m gpu`` on a GPU that
+nobody else uses; ``KIWI_BENCH_JSON`` may name results of this machine that are there already."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Rows by name, the whole JSON, and how long it took."""
+    if named := os.environ.get("KIWI_BENCH_JSON"):
+        data = json.loads(Path(named).read_text())
+        return {row["name"]: row for row in data["rows"]}, data, data["took_s"]
+    file = tmp_path_factory.mktemp("bench") / "bench.json"
+    began_s = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "kiwi_core.cli", "bench", "--json", str(file)],
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    took_s = time.monotonic() - began_s
+    assert done.returncode == 0, done.stdout + done.stderr
+    data = json.loads(file.read_text())
+    return {row["name"]: row for row in data["rows"]}, data, took_s
+
+
+def test_in_two_minutes(measured: Any) -> None:
+    _, data, took_s = measured
+    assert took_s < 120
+    assert data["complete"]
+    assert not data["emulated"]
+    assert not data["others"]
+
+
+def test_copies_are_those_of_a_bus(measured: Any) -> None:
+    rows, _, _ = measured
+    for way in ("out", "in"):
+        pinned = rows[f"pinned_{way}"]
+        assert 1 < pinned["spread"]["median"] < 1000  # PCIe Gen1 to NVLink-C2C
+        if pinned["limit"] is not None:
+            assert 0.1 < pinned["ratio"] < 1.05
+        assert rows[f"pageable_{way}"]["ratio"] < 1.2
+        for both in ("pinned_both", "pinned_two"):
+            assert 0.05 < rows[f"{both}_{way}"]["ratio"] < 1.3
+
+
+def test_pinning_and_calls_take_time(measured: Any) -> None:
+    rows, _, _ = measured
+    assert 0.1 < rows["pin_allocate"]["spread"]["median"] < 200
+    assert 0.1 < rows["pin_register"]["spread"]["median"] < 200
+    assert 0.05 < rows["driver_call"]["spread"]["median"] < 100
+    assert rows["vmm_create_2MiB"]["spread"]["median"] > rows["driver_call"]["spread"]["min"]
+    large, small = (rows[f"vmm_all_{size}"]["ratio"] for size in ("512MiB", "2MiB"))
+    assert large < small  # large handles cost less per byte
+
+
+def test_moves_are_no_faster_than_the_bus(measured: Any) -> None:
+    rows, _, _ = measured
+    for way in ("out", "in"):
+        assert 0.005 < rows[f"page_{way}_checkpoint"]["ratio"] < 1.1
+    switch = rows["switch_checkpoint"]
+    assert switch["ratio"] > 0.9
+    assert switch["spread"]["median"] >= rows["switch_checkpoint_in"]["spread"]["min"]
+    assert 0.5 < rows["lease"]["ratio"] < 200
