@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 NOT_YET: Final = "this version of Kiwi does not have it yet"
 
@@ -15,7 +15,7 @@ def _always() -> str:
     return ""
 
 
-def _nothing() -> dict[str, str]:
+def _nothing(_env: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
@@ -24,8 +24,9 @@ class Backend:
     """``why_not`` says why this installation does not have it; empty where it has.
 
     ``pager`` (``module:class``, made with the GPU's UUID) moves a program's memory directly;
-    empty: only a daemon can, and is asked to. Programs are started with ``program_env`` on top of
-    their environment, a daemon with ``daemon_args``, so that this backend is the one used.
+    empty: only a daemon can, and is asked to. ``program_env`` says what a program's environment
+    (given) needs on top, ``daemon_args`` what a daemon is started with, so that this backend is the
+    one used.
     ``from_driver``: works by the driver's checkpoint calls, which not every driver has.
     ``usual_share``: of the pinned copy, what is to be expected; less than half gets a remedy.
     """
@@ -33,7 +34,7 @@ class Backend:
     name: str
     why_not: Callable[[], str] = _always
     pager: str = ""
-    program_env: Callable[[], dict[str, str]] = _nothing
+    program_env: Callable[[Mapping[str, str]], dict[str, str]] = _nothing
     daemon_args: tuple[str, ...] = ()
     from_driver: bool = False
     usual_share: float = 0.9

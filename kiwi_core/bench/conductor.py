@@ -13,6 +13,7 @@ from kiwi_core import __version__, config
 from kiwi_core.bench import machine, plan
 from kiwi_core.bench.process import Worker
 from kiwi_core.bench.results import Left, Report
+from kiwi_core.bench.work.stage import LOG
 from kiwi_core.errors import CallerError, KiwiError
 from kiwi_core.gpu import choice
 from kiwi_core.gpu.nvml import GpuInfo
@@ -90,7 +91,7 @@ class Bench:
 
     def worker(self, role: str, env: Mapping[str, str] | None = None) -> Worker:
         """A process that sees the one GPU. The caller closes it."""
-        return Worker(role, self.env | dict(env or {}), self.directory / "workers.log")
+        return Worker(role, self.env | dict(env or {}), self.directory / LOG)
 
     @contextmanager
     def step(self, name: str, title: str, needs_s: float = 1.0) -> Iterator[None]:
@@ -157,7 +158,7 @@ def _set_up(wishes: Wishes, listener: Listener, stack: ExitStack) -> Bench:
         args = {"sizes": wishes.emulate, "copy_bytes_per_s": wishes.copy_bytes_per_s}
         env |= stage.ask("emulate", 400.0, **args)
         began_s = time.monotonic()
-    with Worker("pager", env, directory / "workers.log") as looker:
+    with Worker("pager", env, directory / LOG) as looker:
         listener.step("looking at the GPUs")
         gpu = _chosen(_gpus(looker), wishes.gpu)
         used = looker.ask("memory", uuid=gpu.uuid)

@@ -145,7 +145,7 @@ def _mover(bench: Bench, backend: Backend, daemon: Daemon) -> Iterator[Mover]:
                 yield ByPager(pager, program)
         return
     socket = daemon.socket(backend.daemon_args)
-    with bench.worker("session", backend.program_env()) as program:
+    with bench.worker("session", backend.program_env(bench.env)) as program:
         program.ask("connect", socket_path=socket, name="bench")
         yield ByDaemon(program, bench.gpu.uuid)
 
@@ -225,7 +225,7 @@ def _check(intact: bool) -> None:
 def _program(bench: Bench, backend: Backend, pager: Worker) -> Iterator[Worker]:
     """One that uses the GPU. If anything goes wrong the pager ends first, which brings back what
     it has moved out: a program that is out cannot end by itself."""
-    with bench.worker("bus", backend.program_env()) as program:
+    with bench.worker("bus", backend.program_env(bench.env)) as program:
         try:
             program.ask("open", uuid=bench.gpu.uuid)
             yield program
@@ -282,8 +282,8 @@ def _switch(bench: Bench, backend: Backend, daemon: Daemon, paged: Paged) -> Non
     socket = daemon.socket(backend.daemon_args)
     with (
         bench.worker("bus") as rest,
-        bench.worker("session", backend.program_env()) as a,
-        bench.worker("session", backend.program_env()) as b,
+        bench.worker("session", backend.program_env(bench.env)) as a,
+        bench.worker("session", backend.program_env(bench.env)) as b,
     ):
         for name, program in (("A", a), ("B", b)):
             program.ask("connect", socket_path=socket, name=f"bench {name}")

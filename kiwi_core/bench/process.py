@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
 START_S: Final = 60.0
 """For the first order: Python, the driver's start (3 s on big machines) and a context."""
 
-_ENDS_WITHIN_S: Final = 75.0
+_ENDS_WITHIN_S: Final = 120.0
 """More than any role allows itself."""
 
 
 class Worker:
-    """``log`` gets what it writes to standard error. A context manager: ends it."""
+    """``log`` gets what it writes to standard error, and is locked while it lives. A context
+    manager: ends it."""
 
     def __init__(self, role: str, env: Mapping[str, str], log: Path | None = None) -> None:
         self.role = role
@@ -34,6 +36,9 @@ class Worker:
         self._ended = False
         self._useless = False
         with open(log if log is not None else os.devnull, "ab") as errors:
+            if log is not None:
+                # Held as long as the worker lives: the stage is not cleared before that.
+                fcntl.flock(errors, fcntl.LOCK_SH)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "kiwi_core.bench.worker", role],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0,

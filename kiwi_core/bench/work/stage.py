@@ -3,6 +3,7 @@ conductor, both go when this process ends."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -23,8 +24,14 @@ ENDS_WITHIN_S: Final = 30.0
 """A daemon brings everybody back before it leaves."""
 
 
+WORKERS_END_WITHIN_S: Final = 65.0
+"""More than the role that takes longest."""
+
+LOG: Final = "workers.log"
+
+
 class Stage:
-    ENDS_WITHIN_S = ENDS_WITHIN_S + 10.0
+    ENDS_WITHIN_S = ENDS_WITHIN_S + WORKERS_END_WITHIN_S + 5.0
 
     def __init__(self) -> None:
         self._directory: Path | None = None
@@ -85,7 +92,24 @@ class Stage:
     def close(self) -> None:
         self.end_daemon()
         if self._directory is not None:
+            _wait_unlocked(self._directory / LOG)
             shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _wait_unlocked(log: Path) -> None:
+    """Until the other workers have ended: an emulated GPU lives in the directory, and one of them
+    may still have to bring another's memory back."""
+    if not log.exists():
+        return
+    ends_s = time.monotonic() + WORKERS_END_WITHIN_S
+    with log.open("ab") as file:
+        while time.monotonic() < ends_s:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.05)
+            else:
+                return
 
 
 def _answers(socket: Path) -> bool:
