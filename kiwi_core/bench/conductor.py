@@ -103,6 +103,9 @@ class Bench:
             yield
         except KiwiError as error:
             self.left_out.append(Left(name, title, str(error), failed=True))
+        except Exception as error:  # noqa: BLE001 - what else was measured must not be lost
+            words = f"unexpected: {type(error).__name__}: {error}; please report it"
+            self.left_out.append(Left(name, title, words, failed=True))
 
     def leave_out(self, name: str, title: str, reason: str) -> None:
         """Not measured, and that is as it should be."""

@@ -132,7 +132,7 @@ def _paging(bench: Bench, backend: Backend, daemon: Daemon) -> list[Paged]:
         mover.drop()
     _paged_rows(bench, backend, size, rounds, again)
     took_s = sum(one["out"]["seconds"] + one["in"]["seconds"] for one in rounds)
-    in_all = sum(one["out"]["bytes"] for one in rounds)
+    in_all = sum(_size(one, "out", size) for one in rounds)
     return [Paged(took_s / in_all, first.context_bytes)]
 
 
@@ -241,8 +241,13 @@ def _probe(bench: Bench, mover: Mover) -> Paged:
     moved = mover.there_and_back()
     mover.drop()
     took_s = moved["out"]["seconds"] + moved["in"]["seconds"]
-    in_all = moved["out"]["bytes"]
-    return Paged(took_s / in_all, max(0, in_all - size))
+    in_all = _size(moved, "out", size)
+    return Paged(took_s / in_all, in_all - size)
+
+
+def _size(moved: dict[str, Any], way: str, held_bytes: int) -> int:
+    """With contexts, where NVML can tell (not in a container with process ids of its own)."""
+    return max(int(moved[way]["bytes"]), held_bytes)
 
 
 def _paged_rows(
@@ -250,10 +255,10 @@ def _paged_rows(
 ) -> None:
     for way in ("out", "in"):
         seconds = [one[way]["seconds"] for one in rounds]
-        in_all = rounds[0][way]["bytes"] or size
+        in_all = _size(rounds[0], way, size)
         bench.add(_paged_row(bench, backend, f"page_{way}", f"page-{way}", way, in_all, seconds))
     words = "page-out of what has not changed"
-    in_all = again["out"]["bytes"] or size
+    in_all = _size(again, "out", size)
     seconds = [again["out"]["seconds"]]
     bench.add(_paged_row(bench, backend, "page_out_again", words, "out", in_all, seconds))
 
@@ -293,7 +298,7 @@ def _switch(bench: Bench, backend: Backend, daemon: Daemon, paged: Paged) -> Non
         quietly(lambda: rest.ask("drop"))
         for program in (a, b):
             quietly(lambda one=program: one.ask("last_cell", _MOVE_S, timeout_s=_CELL_S))  # type: ignore[misc]
-    _switch_rows(bench, backend, found)
+    _switch_rows(bench, backend, planned.program_bytes, found)
 
 
 def _cell(bench: Bench, planned: plan.Switch) -> dict[str, Any]:
@@ -321,12 +326,17 @@ def _one_switch(program: Worker) -> dict[str, Any]:
     return done
 
 
-def _switch_rows(bench: Bench, backend: Backend, found: list[dict[str, Any]]) -> None:
+def _switch_rows(
+    bench: Bench, backend: Backend, held_bytes: int, found: list[dict[str, Any]]
+) -> None:
     moved: dict[str, list[tuple[int, float]]] = {"out": [], "in": []}
     for one in found:
         for way, size, seconds in one["moves"]:
             moved[way].append((size, seconds))
-    sizes = {way: sum(size for size, _ in moves) // len(found) for way, moves in moved.items()}
+    sizes = {
+        way: max(held_bytes, sum(size for size, _ in moves) // len(found))
+        for way, moves in moved.items()
+    }
     name, group = f"switch_{backend.name}", backend.name
     speeds = {way: bench.value(f"pinned_{way}") for way in moved}
     limit = None

@@ -19,6 +19,11 @@ LINK_SHARE_MIN: Final = 0.65
 SYMMETRY_MIN: Final = 0.6
 """The slower way over the faster one."""
 
+PAGEABLE_MAX: Final = 0.9
+"""Of the pinned copy: usually a third or less."""
+FAST_GB_PER_S: Final = 15.0
+"""Above it ordinary memory that is as fast is good news (NVLink to the CPU)."""
+
 OVERLAP_MIN: Final = 0.6
 """Of either way alone while the other runs; below it overlapping them gains little."""
 
@@ -104,6 +109,12 @@ def _bus(facts: Facts) -> Iterator[str]:
         yield (
             f"Pinned copies {slow} are much slower than the other way: usually host memory on a "
             "far NUMA node, or PCIe relaxed ordering switched off in the firmware."
+        )
+    pageable = facts.ratio("pageable_out")
+    if pageable is not None and pageable > PAGEABLE_MAX and out < FAST_GB_PER_S:
+        yield (
+            "Pinned memory is copied no faster than ordinary memory, as if the driver had to stage "
+            "every copy: confidential computing and some virtual machines do that."
         )
     shares = [facts.ratio(f"pinned_both_{way}") for way in ("out", "in")]
     worst = min((share for share in shares if share is not None), default=1.0)

@@ -6,12 +6,13 @@ import os
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kiwi_core.bench.work import pinning, vmm_calls
 from kiwi_core.bench.work.hostmem import Mapped
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import memory
+from kiwi_core.gpu.results import OUT_OF_MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +24,11 @@ _PROBE_BYTES: Final = 4 << 20
 
 _WINDOW_BYTES: Final = 1 << 20
 """Looked at in three places of what is held: that it came back, and came back whole."""
+
+
+_SCRUBBED_WITHIN_S: Final = 3.0
+
+T = TypeVar("T")
 
 
 class Bus:
@@ -43,7 +49,7 @@ class Bus:
         return self._gpu
 
     def open(self, uuid: str) -> dict[str, Any]:
-        self._gpu = memory.open_gpu(uuid)
+        self._gpu = _patiently(lambda: memory.open_gpu(uuid))
         return {"pci_bus_id": self._gpu.pci_bus_id}
 
     def near(self, cpus: list[int]) -> None:
@@ -140,7 +146,8 @@ class Bus:
 
     def hold(self, size_bytes: int) -> None:
         """Takes ``size_bytes`` and writes to all of it."""
-        self._held, self._held_bytes = memory.allocate(size_bytes), size_bytes
+        self._held = _patiently(lambda: memory.allocate(size_bytes))
+        self._held_bytes = size_bytes
         self.change()
 
     def change(self) -> None:
@@ -186,6 +193,18 @@ class Bus:
                 self.give_back()
                 self.drop()
                 self._gpu.close()
+
+
+def _patiently(call: Callable[[], T]) -> T:
+    """Freed memory is scrubbed before it can be had again: what finds none tries again."""
+    ends_s = time.monotonic() + _SCRUBBED_WITHIN_S
+    while True:
+        try:
+            return call()
+        except GpuError as error:
+            if error.driver_code != OUT_OF_MEMORY or time.monotonic() > ends_s:
+                raise
+        time.sleep(0.05)
 
 
 def _wait_until(start_ns: int) -> None:
