@@ -38,6 +38,7 @@ export function session(id: string, changes: Partial<ISession> = {}): ISession {
     turn_ends_at: null,
     problem: '',
     problem_text: '',
+    priority: 'normal',
     path: mine ? `work/${name}` : null,
     ...changes
   };
@@ -76,6 +77,7 @@ export function gpu(changes: Partial<IGpu> & { used_bytes?: number } = {}): IGpu
       tq_s: 30,
       anti_thrash: 'on',
       serialised: false,
+      policy: 'round-robin',
       why: 'nobody is in anybody’s way',
       swap_round_trip_s: null,
       floor_s: null
@@ -92,6 +94,10 @@ export function gpu(changes: Partial<IGpu> & { used_bytes?: number } = {}): IGpu
     reachable: true,
     problem: null,
     may_set: true,
+    policies: [
+      { name: 'round-robin', summary: 'first come, first served' },
+      { name: 'interactive', summary: 'short cells first' }
+    ],
     ...changes,
     sessions
   };

@@ -15,6 +15,7 @@ const TURNS = {
   tq_s: 30,
   anti_thrash: 'on' as const,
   serialised: true,
+  policy: 'round-robin',
   why: 'one at a time: together they may need 118 GiB and the GPU has 80 GiB',
   swap_round_trip_s: 9.2,
   floor_s: 9.2
@@ -109,7 +110,12 @@ function together(): IGpu {
       session('notes', { resident_bytes: 1.2 * GIB })
     ],
     holders: ['train', 'b'],
-    scheduler: { ...TURNS, serialised: false, why: 'in parallel: they fit together' },
+    scheduler: {
+      ...TURNS,
+      serialised: false,
+      policy: 'interactive',
+      why: 'in parallel: they fit together'
+    },
     history: [
       did(session('train'), 'held', 50, null),
       did(session('b', { mine: false }), 'held', 210, 120),

@@ -26,6 +26,7 @@ export function session(fields: Partial<ISession> = {}): ISession {
     turn_ends_at: null,
     problem: '',
     problem_text: '',
+    priority: 'normal',
     path: `${id}.ipynb`,
     ...fields
   };
@@ -76,6 +77,7 @@ export function gpu(fields: Partial<IGpu> = {}): IGpu {
       tq_s: 30,
       anti_thrash: 'on',
       serialised: true,
+      policy: 'round-robin',
       why: '',
       swap_round_trip_s: null,
       floor_s: null
@@ -93,6 +95,10 @@ export function gpu(fields: Partial<IGpu> = {}): IGpu {
     reachable: true,
     problem: null,
     may_set: true,
+    policies: [
+      { name: 'round-robin', summary: 'first come, first served' },
+      { name: 'interactive', summary: 'short cells first' }
+    ],
     ...fields
   };
 }

@@ -47,7 +47,7 @@ def _tab_to(page: LabPage, part: str) -> None:
 
 
 def test_quantum_and_release_by_keyboard(stage: Stage, open_lab: Callable[..., LabPage]) -> None:
-    """Control-Alt-K leads into the sidebar, Tab to the quantum and to the release button; both
+    """Control-Alt-K leads into the sidebar, Tab to the release button and to the settings; all
     say what came of it."""
     page = open_lab(stage)
     work = page.open_notebook("work.ipynb")
@@ -74,4 +74,9 @@ def test_quantum_and_release_by_keyboard(stage: Stage, open_lab: Callable[..., L
     _tab_to(page, "apply")
     page.page.keyboard.press("Space")
     stage.daemon.wait_for(lambda s: s.scheduler.anti_thrash.value == "always", "the mode")
+    _tab_to(page, "policy")
+    page.page.keyboard.press("ArrowDown")
+    _tab_to(page, "apply")
+    page.page.keyboard.press("Space")
+    stage.daemon.wait_for(lambda s: s.scheduler.policy == "interactive", "the policy")
     work.run(USE)

@@ -131,6 +131,26 @@ def test_a_shorter_quantum_from_the_sidebar_ends_a_wait(
     pair.enough()
 
 
+def test_the_order_is_chosen_in_the_sidebar(stage: Stage, make_pair: Callable[..., Pair]) -> None:
+    """The daemon's policies in words, each explained, also while somebody waits; what another
+    surface sets is shown."""
+    pair = make_pair(stage, tq_s=600)
+    panel = pair.page.panel()
+    order = panel.root.get_by_label("Order")
+    expect(order).to_have_value("round-robin")
+    expect(order.locator("option")).to_have_text(["By arrival", "Short cells first"])
+    pair.b_waits()
+    order.select_option(label="Short cells first")
+    expect(order).to_have_accessible_description(re.compile("Short cells hardly wait"))
+    assert stage.status_json()["scheduler"]["policy"] == "round-robin", "not before it is applied"
+    panel.part("apply").click()
+    expect(panel.part("apply")).to_have_count(0)
+    assert stage.status_json()["scheduler"]["policy"] == "interactive"
+    stage.set(policy="round-robin")
+    expect(order).to_have_value("round-robin")
+    pair.enough()
+
+
 def test_interrupt_from_the_toolbar_while_waiting(
     stage: Stage, make_pair: Callable[..., Pair]
 ) -> None:

@@ -31,6 +31,7 @@ export interface IPlace {
 export interface ISettingsPatch {
   tq_s?: number;
   anti_thrash?: AntiThrash;
+  policy?: string;
 }
 
 /** All reject with an `Error` whose message is fit for people (what happened, what to do). */

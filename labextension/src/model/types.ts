@@ -30,12 +30,23 @@ export interface IScheduler {
   readonly tq_s: number;
   readonly anti_thrash: AntiThrash;
   readonly serialised: boolean;
+  /** The name of the one in force; '' where an older daemon does not say. */
+  readonly policy: string;
   /** Why it serialises, or does not, in plain words. */
   readonly why: string;
   readonly swap_round_trip_s: number | null;
   /** How long the largest session runs before it may be suspended; null: the daemon does not say. */
   readonly floor_s: number | null;
 }
+
+/** One that the GPU's daemon has. */
+export interface IPolicy {
+  readonly name: string;
+  /** What it does, in a few words. */
+  readonly summary: string;
+}
+
+export type Priority = 'low' | 'normal' | 'high' | 'training';
 
 export interface IQueueEntry {
   readonly session: string;
@@ -78,6 +89,7 @@ export interface ISession {
   readonly turn_ends_at: number | null;
   readonly problem: string;
   readonly problem_text: string;
+  readonly priority: Priority;
   /** The notebook's path on this server; null for others'. */
   readonly path: string | null;
 }
@@ -122,6 +134,7 @@ export interface IGpu {
   readonly reachable: boolean;
   readonly problem: IProblem | null;
   readonly may_set: boolean;
+  readonly policies: readonly IPolicy[];
 }
 
 export interface IServer {

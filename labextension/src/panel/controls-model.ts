@@ -1,26 +1,27 @@
-/** The settings of a GPU as people choose them: words for the modes, checks of what is typed. */
+/** The settings of a GPU as people choose them: words for what there is, checks of what is typed. */
 
 import type { ISettingsPatch } from '../model/api';
-import type { AntiThrash, IScheduler } from '../model/types';
+import type { AntiThrash, IGpu, IScheduler } from '../model/types';
 
 /** What the daemon accepts (docs/protocol.md, `set`). */
 export const LEAST_TQ_S = 0.1;
 export const MOST_TQ_S = 86_400;
 
-export interface IMode {
-  readonly value: AntiThrash;
+/** One of several that a setting can be. */
+export interface IChoice<Value extends string = string> {
+  readonly value: Value;
   readonly label: string;
   readonly explanation: string;
 }
 
-const WHEN_NEEDED: IMode = {
+const WHEN_NEEDED: IChoice<AntiThrash> = {
   value: 'on',
   label: 'When needed',
   explanation:
     'Notebooks run side by side while their memory fits together, and take turns as soon as it does not.'
 };
 
-export const MODES: readonly IMode[] = [
+export const MODES: readonly IChoice<AntiThrash>[] = [
   WHEN_NEEDED,
   {
     value: 'always',
@@ -35,8 +36,32 @@ export const MODES: readonly IMode[] = [
   }
 ];
 
-export function modeOf(value: AntiThrash): IMode {
+export function modeOf(value: AntiThrash): IChoice<AntiThrash> {
   return MODES.find(mode => mode.value === value) ?? WHEN_NEEDED;
+}
+
+const POLICIES: readonly IChoice[] = [
+  {
+    value: 'round-robin',
+    label: 'By arrival',
+    explanation: 'Everybody gets a whole turn, in the order in which they came.'
+  },
+  {
+    value: 'interactive',
+    label: 'Short cells first',
+    explanation:
+      'Short cells hardly wait: long ones make way for them, and wait longer at a stretch.'
+  }
+];
+
+/** In words; one that only this daemon knows is told in the daemon's own. */
+export function policyOf(gpu: IGpu, name: string): IChoice {
+  const summary = gpu.policies.find(policy => policy.name === name)?.summary ?? '';
+  const explanation =
+    summary === '' ? '' : `${summary.charAt(0).toUpperCase()}${summary.slice(1)}.`;
+  return (
+    POLICIES.find(policy => policy.value === name) ?? { value: name, label: name, explanation }
+  );
 }
 
 /** What is wrong with a time quantum as typed; '' if nothing. */
@@ -51,14 +76,40 @@ export function quantumError(text: string): string {
   return '';
 }
 
+/** As they stand in the form. */
+export interface ISettings {
+  readonly quantum: string;
+  readonly mode: AntiThrash;
+  readonly policy: string;
+}
+
+export function settingsOf(scheduler: IScheduler): ISettings {
+  const { tq_s, anti_thrash, policy } = scheduler;
+  return { quantum: String(tq_s), mode: anti_thrash, policy };
+}
+
+/** What of a draft was touched after it had been sent as `sent`. */
+export function changedSince(
+  sent: Partial<ISettings>,
+  now: Partial<ISettings>
+): Partial<ISettings> {
+  const names = Object.keys(now) as (keyof ISettings)[];
+  return Object.fromEntries(
+    names.filter(name => now[name] !== sent[name]).map(name => [name, now[name]])
+  );
+}
+
 /** What has to be set so that `now` becomes what was chosen; null: nothing. */
-export function patchOf(now: IScheduler, quantum: string, mode: AntiThrash): ISettingsPatch | null {
+export function patchOf(now: IScheduler, chosen: ISettings): ISettingsPatch | null {
   const patch: ISettingsPatch = {};
-  if (Number(quantum) !== now.tq_s) {
-    patch.tq_s = Number(quantum);
+  if (Number(chosen.quantum) !== now.tq_s) {
+    patch.tq_s = Number(chosen.quantum);
   }
-  if (mode !== now.anti_thrash) {
-    patch.anti_thrash = mode;
+  if (chosen.mode !== now.anti_thrash) {
+    patch.anti_thrash = chosen.mode;
+  }
+  if (chosen.policy !== now.policy) {
+    patch.policy = chosen.policy;
   }
   return Object.keys(patch).length > 0 ? patch : null;
 }

@@ -1,10 +1,23 @@
-/** How the GPU is shared: length of a turn, when turns are taken, and why it is so now. */
+/** How the GPU is shared: length of a turn, when turns are taken, who goes first, and why it is so
+ * now. */
 
 import * as React from 'react';
 
-import type { AntiThrash, IGpu } from '../model/types';
+import type { IGpu } from '../model/types';
 
-import { LEAST_TQ_S, MODES, MOST_TQ_S, modeOf, patchOf, quantumError } from './controls-model';
+import {
+  type IChoice,
+  type ISettings,
+  LEAST_TQ_S,
+  MODES,
+  MOST_TQ_S,
+  changedSince,
+  modeOf,
+  patchOf,
+  policyOf,
+  quantumError,
+  settingsOf
+} from './controls-model';
 import { usePending } from './hooks';
 import type { IPart } from './parts';
 import { formatDuration } from './words';
@@ -28,33 +41,25 @@ export function Controls(props: IPart) {
 }
 
 function AsText(props: { gpu: IGpu }) {
-  const { tq_s, anti_thrash } = props.gpu.scheduler;
-  const mode = modeOf(anti_thrash);
+  const { tq_s, anti_thrash, policy } = props.gpu.scheduler;
+  const said = [modeOf(anti_thrash), policyOf(props.gpu, policy)].map(each => each.explanation);
   return (
     <p className="jp-Kiwi-quiet">
-      Turns last {tq_s} s. {mode.explanation}
+      Turns last {tq_s} s. {said.join(' ')}
     </p>
   );
 }
 
-/** null: not touched by the user, so what is in force is shown, also when others change it. */
-interface IDraft {
-  readonly quantum: string | null;
-  readonly mode: AntiThrash | null;
-}
-
-const UNTOUCHED: IDraft = { quantum: null, mode: null };
-
 function Form(props: IPart) {
   const { actions, gpu } = props;
-  const [draft, setDraft] = React.useState(UNTOUCHED);
+  // Only what its user has touched; the rest is shown as it is in force, also when others change it.
+  const [draft, setDraft] = React.useState<Partial<ISettings>>({});
   const pending = usePending();
   const id = React.useId();
-  const quantum = draft.quantum ?? String(gpu.scheduler.tq_s);
-  const mode = draft.mode ?? gpu.scheduler.anti_thrash;
-  const wrong = quantumError(quantum);
-  const patch = wrong === '' ? patchOf(gpu.scheduler, quantum, mode) : null;
-  const changed = wrong !== '' || patch !== null;
+  const chosen = { ...settingsOf(gpu.scheduler), ...draft };
+  const wrong = quantumError(chosen.quantum);
+  const patch = wrong === '' ? patchOf(gpu.scheduler, chosen) : null;
+  const choose = (change: Partial<ISettings>) => setDraft({ ...draft, ...change });
 
   const apply = (event: React.FormEvent) => {
     event.preventDefault();
@@ -63,53 +68,29 @@ function Form(props: IPart) {
     }
     pending.run(async () => {
       await actions.set(gpu, patch);
-      setDraft(UNTOUCHED);
+      setDraft(now => changedSince(draft, now));
     });
   };
   return (
     <form className="jp-Kiwi-form" onSubmit={apply} aria-busy={pending.busy} noValidate>
-      <div className="jp-Kiwi-field">
-        <label htmlFor={`${id}-tq`}>Turn</label>
-        <span className="jp-Kiwi-unit">
-          <input
-            id={`${id}-tq`}
-            data-kiwi="tq"
-            className="jp-Kiwi-input"
-            type="number"
-            inputMode="decimal"
-            min={LEAST_TQ_S}
-            max={MOST_TQ_S}
-            step="any"
-            value={quantum}
-            aria-invalid={wrong !== ''}
-            aria-describedby={`${id}-wrong`}
-            onChange={event => setDraft({ ...draft, quantum: event.target.value })}
-          />
-          <span aria-hidden="true">s</span>
-          <span className="jp-Kiwi-hidden">seconds</span>
-        </span>
-      </div>
-      <div className="jp-Kiwi-field">
-        <label htmlFor={`${id}-mode`}>Take turns</label>
-        <select
-          id={`${id}-mode`}
-          data-kiwi="mode"
-          className="jp-Kiwi-input"
-          value={mode}
-          aria-describedby={`${id}-explained`}
-          onChange={event => setDraft({ ...draft, mode: event.target.value as AntiThrash })}
-        >
-          {MODES.map(each => (
-            <option key={each.value} value={each.value}>
-              {each.label}
-            </option>
-          ))}
-        </select>
-      </div>
-      <p id={`${id}-explained`} className="jp-Kiwi-quiet">
-        {modeOf(mode).explanation}
-      </p>
-      {changed && (
+      <Quantum text={chosen.quantum} wrong={wrong} errorId={`${id}-wrong`} choose={choose} />
+      <Choice
+        label="Take turns"
+        hook="mode"
+        choices={MODES}
+        chosen={modeOf(chosen.mode)}
+        choose={mode => choose({ mode })}
+      />
+      {gpu.policies.length > 1 && (
+        <Choice
+          label="Order"
+          hook="policy"
+          choices={gpu.policies.map(policy => policyOf(gpu, policy.name))}
+          chosen={policyOf(gpu, chosen.policy)}
+          choose={policy => choose({ policy })}
+        />
+      )}
+      {(wrong !== '' || patch !== null) && (
         <div className="jp-Kiwi-buttons">
           <button
             type="submit"
@@ -123,7 +104,7 @@ function Form(props: IPart) {
             type="button"
             className="jp-Kiwi-button"
             disabled={pending.busy}
-            onClick={() => setDraft(UNTOUCHED)}
+            onClick={() => setDraft({})}
           >
             Undo
           </button>
@@ -133,5 +114,73 @@ function Form(props: IPart) {
         {wrong || pending.error}
       </p>
     </form>
+  );
+}
+
+function Quantum(props: {
+  text: string;
+  wrong: string;
+  errorId: string;
+  choose: (change: { quantum: string }) => void;
+}) {
+  const id = React.useId();
+  return (
+    <div className="jp-Kiwi-field">
+      <label htmlFor={id}>Turn</label>
+      <span className="jp-Kiwi-unit">
+        <input
+          id={id}
+          data-kiwi="tq"
+          className="jp-Kiwi-input"
+          type="number"
+          inputMode="decimal"
+          min={LEAST_TQ_S}
+          max={MOST_TQ_S}
+          step="any"
+          value={props.text}
+          aria-invalid={props.wrong !== ''}
+          aria-describedby={props.errorId}
+          onChange={event => props.choose({ quantum: event.target.value })}
+        />
+        <span aria-hidden="true">s</span>
+        <span className="jp-Kiwi-hidden">seconds</span>
+      </span>
+    </div>
+  );
+}
+
+/** A list to choose from, and below it what the chosen one means. */
+function Choice<Value extends string>(props: {
+  label: string;
+  hook: string;
+  choices: readonly IChoice<Value>[];
+  chosen: IChoice<Value>;
+  choose: (value: Value) => void;
+}) {
+  const { label, hook, choices, chosen, choose } = props;
+  const id = React.useId();
+  return (
+    <>
+      <div className="jp-Kiwi-field">
+        <label htmlFor={id}>{label}</label>
+        <select
+          id={id}
+          data-kiwi={hook}
+          className="jp-Kiwi-input"
+          value={chosen.value}
+          aria-describedby={`${id}-explained`}
+          onChange={event => choose(event.target.value as Value)}
+        >
+          {choices.map(each => (
+            <option key={each.value} value={each.value}>
+              {each.label}
+            </option>
+          ))}
+        </select>
+      </div>
+      <p id={`${id}-explained`} className="jp-Kiwi-quiet">
+        {chosen.explanation}
+      </p>
+    </>
   );
 }

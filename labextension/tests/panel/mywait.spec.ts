@@ -7,6 +7,7 @@ const busy = {
   tq_s: 30,
   anti_thrash: 'on' as const,
   serialised: true,
+  policy: 'round-robin',
   why: '',
   swap_round_trip_s: null,
   floor_s: null

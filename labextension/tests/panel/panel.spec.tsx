@@ -219,6 +219,22 @@ describe('settings', () => {
     expect(hooks('apply')).toHaveLength(0);
   });
 
+  it('that are touched while others are on their way are kept', async () => {
+    const does = actions();
+    show(does);
+    type('10');
+    submit();
+    fireEvent.change(hook('mode'), { target: { value: 'always' } });
+    await settle();
+    expect((hook('tq') as HTMLInputElement).value).toBe('30');
+    expect((hook('mode') as HTMLSelectElement).value).toBe('always');
+    submit();
+    expect(does.set.mock.calls.map(call => call[1])).toEqual([
+      { tq_s: 10 },
+      { anti_thrash: 'always' }
+    ]);
+  });
+
   it('that cannot be are not sent', () => {
     const does = actions();
     show(does);
@@ -240,6 +256,33 @@ describe('settings', () => {
     expect((hook('mode') as HTMLSelectElement).value).toBe('off');
   });
 
+  it('have a policy that is explained before it is applied', async () => {
+    const does = actions();
+    const store = show(does);
+    const policy = hook('policy') as HTMLSelectElement;
+    const explained = () =>
+      document.getElementById(policy.getAttribute('aria-describedby') ?? '')?.textContent;
+    expect([...policy.options].map(option => option.value)).toEqual(['round-robin', 'interactive']);
+    expect(policy.labels?.[0]?.textContent).toBe('Order');
+    expect(explained()).toContain('whole turn');
+    fireEvent.change(policy, { target: { value: 'interactive' } });
+    expect(explained()).toContain('make way');
+    expect(does.set).not.toHaveBeenCalled();
+    submit();
+    expect(does.set).toHaveBeenCalledWith(store.state?.gpus[0], { policy: 'interactive' });
+    await settle();
+    const now = { ...gpu().scheduler, policy: 'interactive' };
+    act(() => store.become({ state: state([gpu({ scheduler: now })]) }));
+    expect(policy.value).toBe('interactive');
+    expect(hooks('apply')).toHaveLength(0);
+  });
+
+  it('have no policy to choose where the daemon says of none', () => {
+    show(actions(), { policies: [] });
+    expect(hooks('policy')).toHaveLength(0);
+    expect(hooks('mode')).toHaveLength(1);
+  });
+
   it('follow what others set, while they are not being changed', () => {
     const store = show(actions());
     const set = (tq_s: number) =>
@@ -253,8 +296,8 @@ describe('settings', () => {
 
   it('are text for those who may not change them', () => {
     show(actions(), { may_set: false });
-    expect(hooks('tq')).toHaveLength(0);
-    expect(screen.getByText(/Turns last 30 s/)).toBeTruthy();
+    expect([...hooks('tq'), ...hooks('policy')]).toHaveLength(0);
+    expect(screen.getByText(/Turns last 30 s.*whole turn/)).toBeTruthy();
   });
 });
 

@@ -1,7 +1,14 @@
 import { describe, expect, it } from 'vitest';
 
 import { announcement, moments } from '../../src/panel/announce';
-import { MODES, modeOf, patchOf, quantumError } from '../../src/panel/controls-model';
+import {
+  MODES,
+  modeOf,
+  patchOf,
+  policyOf,
+  quantumError,
+  settingsOf
+} from '../../src/panel/controls-model';
 import { counted, formatDuration, formatLeft, formatSpeed } from '../../src/panel/words';
 import { gpu, session, state, waits } from '../../stories/make';
 
@@ -52,15 +59,32 @@ describe('settings', () => {
   });
 
   it('send what was changed, and nothing where nothing was', () => {
-    expect(patchOf(now, '30', 'on')).toBeNull();
-    expect(patchOf(now, '30.0', 'on')).toBeNull();
-    expect(patchOf(now, '10', 'on')).toEqual({ tq_s: 10 });
-    expect(patchOf(now, '10', 'off')).toEqual({ tq_s: 10, anti_thrash: 'off' });
+    const chosen = settingsOf(now);
+    expect(patchOf(now, chosen)).toBeNull();
+    expect(patchOf(now, { ...chosen, quantum: '30.0' })).toBeNull();
+    expect(patchOf(now, { ...chosen, quantum: '10' })).toEqual({ tq_s: 10 });
+    expect(patchOf(now, { ...chosen, policy: 'interactive' })).toEqual({ policy: 'interactive' });
+    const all = { quantum: '10', mode: 'off', policy: 'interactive' } as const;
+    const patch = { tq_s: 10, anti_thrash: 'off', policy: 'interactive' };
+    expect(patchOf(now, all)).toEqual(patch);
   });
 
   it('explain every mode in words of its own', () => {
     expect(new Set(MODES.map(mode => mode.explanation)).size).toBe(3);
     expect(modeOf('always').label).toBe('Always');
+  });
+
+  it('explain every policy in words of their own, and others in those of the daemon', () => {
+    const policies = [...gpu().policies, { name: 'lottery', summary: 'the lucky one first' }];
+    const known = policies.map(policy => policyOf(gpu({ policies }), policy.name));
+    expect(known.map(policy => policy.label)).toEqual([
+      'By arrival',
+      'Short cells first',
+      'lottery'
+    ]);
+    expect(new Set(known.map(policy => policy.explanation)).size).toBe(3);
+    expect(known[2]?.explanation).toBe('The lucky one first.');
+    expect(policyOf(gpu(), 'gone').explanation).toBe('');
   });
 });
 
