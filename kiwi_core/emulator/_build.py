@@ -35,7 +35,8 @@ CUDA = (
 NVML = ("nvml.c",)
 FLAGS = (
     *("-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-pthread"),
-    *("-shared", "-Wl,-z,nodelete", "-Wl,-z,defs"),
+    # -Bsymbolic: what the driver calls of itself is its own, whoever else defines these names
+    *("-shared", "-Wl,-z,nodelete", "-Wl,-z,defs", "-Wl,-Bsymbolic"),
 )
 COMPILE_TIMEOUT_S = 300.0
 """Zig compiles its own C library on its very first use; that alone can take a minute."""
