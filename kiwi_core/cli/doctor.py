@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 def examine(sockets: Path) -> Iterator[Finding]:
     """Every area, one after the other; one that hangs or breaks is a finding, not an end."""
-    from kiwi_core.cli.checks import gpu, jupyter, machine, memory, notebook
+    from kiwi_core.cli.checks import gpu, jupyter, machine, memory, notebook, preload
     from kiwi_core.cli.checks import sockets as socket_checks
 
     gpus: list[GpuInfo] = []
@@ -78,6 +78,7 @@ def examine(sockets: Path) -> Iterator[Finding]:
     yield from _within("sockets", lambda: socket_checks.check(sockets))
     yield from _within("notebook", notebook.check)
     yield from _within("server", jupyter.check)
+    yield from _within("pager", preload.check)
     yield gpu.compiler()
 
 

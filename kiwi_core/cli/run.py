@@ -11,6 +11,8 @@ import argparse
 import os
 import signal
 import sys
+import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from kiwi_core import config
@@ -18,7 +20,7 @@ from kiwi_core.cli import child, exits
 from kiwi_core.cli.common import add_gpu, add_socket_dir, directory_of, no_daemon, warn
 from kiwi_core.cli.waiting import WaitingLine
 from kiwi_core.errors import KiwiError, PeerError
-from kiwi_core.states import Notice
+from kiwi_core.states import MovedBy, Notice
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,8 +42,14 @@ of a notebook does. Its children take part too. So a program that needs the GPU 
 keeps others waiting for longer than it must: prefer a notebook, or split the program.
 
 One GPU is made visible to it (CUDA_VISIBLE_DEVICES), unless you have chosen one yourself. With a
-daemon of emulated GPUs it gets the emulated driver. Notebooks and `kiwi run`s that it starts
-belong to this session. Programs that leave for good (daemons) are not followed.
+daemon of emulated GPUs it gets the emulated driver.
+
+With --pager inprocess (or KIWI_PAGER=inprocess) a library of Kiwi's is preloaded into it, which
+moves its GPU memory itself and asks for the GPU at each burst of GPU work: then the program keeps
+nobody waiting while it does not compute. New, and not yet proven on real GPUs.
+
+Notebooks and `kiwi run`s that it starts belong to this session. Programs that leave for good
+(daemons) are not followed.
 
 Without a daemon one is started, if this machine has a GPU; if that fails the program runs as if
 Kiwi were not there, with a warning.
@@ -55,6 +63,9 @@ ENV_INSIDE: Final = "KIWI_RUN_SESSION"
 
 ENV_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ENV_DAEMON_ARGS: Final = "KIWI_DAEMON_ARGS"
+
+LOOK_EVERY_S: Final = 0.25
+STATUS_WITHIN_S: Final = 2.0
 
 ALWAYS_TOLD: Final = frozenset(
     {
@@ -87,6 +98,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--verbose", action="store_true", help="also say when it is suspended and resumed"
+    )
+    parser.add_argument(
+        "--pager",
+        choices=(config.CHECKPOINT, config.INPROCESS),
+        help="what moves its GPU memory (default: $KIWI_PAGER, else checkpoint)",
     )
     parser.add_argument("command_line", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
@@ -125,14 +141,57 @@ def _as_session(args: argparse.Namespace, path: str, command: list[str]) -> int:
             raise
         warn(f"{error.message} The program runs without Kiwi.", error.remedy)
         _become(path, command)
+    env = environment(welcome, dict(os.environ), args.gpu)
+    watch = None
+    if (args.pager or env.get(config.ENV_PAGER)) == config.INPROCESS and preload_into(env):
+        watch = LinkWatch(client)
     try:
-        return child.run(path, command, environment(welcome, dict(os.environ), args.gpu))
+        return child.run(path, command, env)
     except OSError as error:
         warn(f"{command[0]} cannot be executed: {error.strerror}.")
         return exits.CANNOT_EXECUTE
     finally:
+        if watch is not None:
+            watch.stop()
         client.end_burst()
         client.close()
+
+
+def preload_into(env: dict[str, str]) -> bool:
+    """Adds what loads the pager's library; false, and said, where there is none."""
+    from kiwi_core import preload
+
+    try:
+        env.update(preload.environment(preload.library(), env))
+    except preload.Unavailable as error:
+        warn(f"{error.message} The driver's checkpoint moves its memory.", error.remedy)
+        return False
+    return True
+
+
+class LinkWatch:
+    """Ends the program's burst as soon as the library in it asks for the GPU by itself. Before, or
+    where it was not loaded (a static program, say), the burst lasts as long as the program."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="kiwi link", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join(STATUS_WITHIN_S + 1)
+
+    def _watch(self) -> None:
+        welcome = self._client.welcome
+        while welcome is not None and not self._over.wait(LOOK_EVERY_S):
+            with suppress(KiwiError):  # a daemon that is away comes back, or does not
+                status = self._client.status(STATUS_WITHIN_S)
+                ours = (s for s in status.sessions if s.id == welcome.session)
+                if any(session.pager is MovedBy.INPROCESS for session in ours):
+                    self._client.end_burst(lingering=True)
+                    return
 
 
 def _leave_on_signals() -> None:

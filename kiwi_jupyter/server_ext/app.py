@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
-from traitlets import Bool, Float, List, TraitError, Unicode, Union, validate
+from traitlets import Bool, Enum, Float, List, TraitError, Unicode, Union, validate
 
 from kiwi_core import config
 from kiwi_jupyter.server_ext import metrics, settings, usage
@@ -73,6 +73,16 @@ class KiwiServerApp(ExtensionApp):
         " in the server's environment or the kernelspec's.",
     ).tag(config=True)
 
+    pager = Enum(
+        [config.CHECKPOINT, config.INPROCESS],
+        default_value=config.CHECKPOINT,
+        help="What moves the GPU memory of the kernels that this server starts. checkpoint: the"
+        " driver, from outside. inprocess: a library of Kiwi's that is preloaded into the kernel;"
+        " it makes room for a kernel that grows and takes the lease for any code; new, and not"
+        " yet proven on real GPUs. KIWI_PAGER in a kernelspec's or the server's environment goes"
+        " first.",
+    ).tag(config=True)
+
     service: Service
     scrapes: Scrapes
 
@@ -115,8 +125,7 @@ class KiwiServerApp(ExtensionApp):
         self.scrapes = Scrapes(self.service)
         metrics.register(self.scrapes.readings)
 
-        if self.place_kernels:
-            install(self.serverapp, directory)
+        install(self.serverapp, directory, places=self.place_kernels, pager=self.pager)
 
     def initialize_handlers(self) -> None:
         self.handlers.extend([*ROUTES, *settings.ROUTES, usage.ROUTE])

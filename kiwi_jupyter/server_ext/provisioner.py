@@ -1,4 +1,5 @@
-"""Starts local kernels as Jupyter does, after choosing a GPU for those whose user chose none."""
+"""Starts local kernels as Jupyter does, after choosing a GPU for those whose user chose none, and
+with Kiwi's own pager where that is wanted."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
+from kiwi_core.config import CHECKPOINT
+from kiwi_jupyter.server_ext import preloading
 from kiwi_jupyter.server_ext.placer import VISIBLE, Placer
 
 if TYPE_CHECKING:
@@ -25,14 +28,20 @@ _placer: Placer | None = None
 """One for the process, as Jupyter's factory of provisioners is; it makes them without a way to
 hand them anything."""
 
+_places = True
+_pager = CHECKPOINT
+"""For kernels whose environment does not say."""
 
-def install(serverapp: Any, socket_dir: Path | None = None) -> bool:
+
+def install(
+    serverapp: Any, socket_dir: Path | None = None, *, places: bool = True, pager: str = CHECKPOINT
+) -> bool:
     """Make ``KiwiProvisioner`` the default of this server. Called once, by the server extension.
 
     False, and nothing is changed, where somebody has chosen another default. Kernelspecs that name
     a provisioner of their own are not touched by a default.
     """
-    global _placer
+    global _placer, _places, _pager
     factory = KernelProvisionerFactory.instance(parent=serverapp)
     if factory.default_provisioner_name not in (_JUPYTERS_OWN, NAME):
         log.info("kernels are started by %s: not placed", factory.default_provisioner_name)
@@ -45,6 +54,7 @@ def install(serverapp: Any, socket_dir: Path | None = None) -> bool:
     if _placer is not None:
         _placer.close()
     _placer = Placer(socket_dir)
+    _places, _pager = places, pager
     return True
 
 
@@ -64,13 +74,15 @@ class KiwiProvisioner(LocalProvisioner):
         """Called before each start. The result's ``env`` is what the kernel gets: the server's,
         the caller's and the kernelspec's; it is not kept for a restart."""
         launch = await super().pre_launch(**kwargs)
+        env = launch["env"]
         try:
-            gpu = await placer().place(self.kernel_id, launch["env"])
+            gpu = await placer().place(self.kernel_id, env) if _places else None
+            if gpu is not None:
+                env[VISIBLE] = gpu
+            if preloading.wanted(env, _pager):
+                await preloading.add(env)
         except Exception:  # a kernel starts, whatever is wrong with Kiwi
-            log.exception("kernel %s could not be placed on a GPU", self.kernel_id)
-            return launch
-        if gpu is not None:
-            launch["env"][VISIBLE] = gpu
+            log.exception("kernel %s is started as if there were no Kiwi", self.kernel_id)
         return launch
 
     async def cleanup(self, restart: bool = False) -> None:

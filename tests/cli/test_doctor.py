@@ -13,13 +13,14 @@ from scripted_daemon import status_of
 
 from kiwi_core import config
 from kiwi_core.cli import doctor
-from kiwi_core.cli.checks import gpu, jupyter, machine, memory, notebook
+from kiwi_core.cli.checks import gpu, jupyter, machine, memory, notebook, preload
 from kiwi_core.cli.checks import sockets as socket_checks
 from kiwi_core.cli.checks.finding import Finding, Level, fail, ok
 from kiwi_core.cli.terminal import Style
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu.driver import DriverInfo
 from kiwi_core.gpu.nvml import GpuInfo
+from kiwi_core.preload import Unavailable
 from kiwi_core.units import GIB, MIB
 from kiwi_core.wire.messages import GetStatus, Hello, StatusReport
 
@@ -414,3 +415,48 @@ def test_text_ends_with_a_verdict(kiwi, monkeypatch):
 
 def test_this_python_is_the_one_named():
     assert sys.executable in machine.python(sys.version_info[:2]).text
+
+
+# --- Kiwi's own pager -----------------------------------------------------------------------------
+
+
+def test_the_pager_can_be_loaded_here():
+    (finding,) = preload.check()
+    assert finding.level is Level.OK, finding
+    assert "libkiwi_preload.so" in finding.text
+
+
+def test_no_pager_is_no_failure(monkeypatch):
+    def none():
+        raise Unavailable("There is no C compiler here.", "Install gcc.")
+
+    monkeypatch.setattr(preload.preload, "library", none)
+    finding = only(preload.check())
+    assert (finding.level, finding.remedy) == (Level.WARN, "Install gcc.")
+    assert "checkpoint" in finding.text
+
+
+def test_a_library_for_another_machine(tmp_path):
+    library = tmp_path / "libkiwi_preload.so"
+    library.write_bytes(b"\x7fELF\x01 of another architecture")
+    finding = preload.loaded(library)
+    assert finding.level is Level.WARN
+    assert "another architecture" in finding.remedy
+
+
+@pytest.mark.parametrize(("value", "said"), [("", 0), ("inprocess", 0), ("in-process", 1)])
+def test_a_pager_that_nobody_knows(value, said):
+    assert len(list(preload.chosen(value))) == said
+
+
+def test_another_library_that_replaces_cuda(monkeypatch, tmp_path):
+    monkeypatch.setattr(preload.ctypes, "CDLL", lambda name: FakeLibrary("gpu" in name))
+    words = [finding.text for finding in preload.beside("/usr/lib/libgpu.so:/x/libjemalloc.so")]
+    assert len(words) == 1
+    assert "/usr/lib/libgpu.so" in words[0]
+
+
+class FakeLibrary:
+    def __init__(self, exports: bool) -> None:
+        if exports:
+            self.cuMemAlloc_v2 = object()

@@ -10,14 +10,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from daemon import PATIENCE_S, Daemon, running_daemon, wait_until
 from gpu_cells import PRELUDE
-from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from lab import Lab, running_lab
+from lab_kernels import run, start
 from leftovers import nothing_left
 
 from kiwi_core.client import Client
@@ -56,42 +56,6 @@ def uuids(daemon: Daemon) -> list[str]:
 def server(daemon: Daemon) -> Iterator[Lab]:
     with running_lab(daemon.env) as server:
         yield server
-
-
-def start(server: Lab, spec: str = "python3") -> str:
-    """The new kernel's id."""
-    return str(server.rest("POST", "api/kernels", {"name": spec})["id"])
-
-
-def run(server: Lab, kernel_id: str, code: str) -> str:
-    """What ``code`` prints in the kernel."""
-    runtime = Path(server.env["JUPYTER_RUNTIME_DIR"])
-    client = BlockingKernelClient(connection_file=str(runtime / f"kernel-{kernel_id}.json"))
-    client.load_connection_file()
-    client.start_channels()
-    said: list[str] = []
-
-    def listen(message: dict[str, Any]) -> None:
-        content = message["content"]
-        if content.get("name") != "stderr":
-            said.append(content.get("text") or "\n".join(content.get("traceback", [])))
-
-    try:
-        wait_until(lambda: answers(client), "an answer of the kernel", 2 * PATIENCE_S)
-        client.execute_interactive(code, timeout=2 * PATIENCE_S, output_hook=listen)
-    finally:
-        client.stop_channels()
-        client.context.destroy(linger=0)
-    return "".join(said).strip()
-
-
-def answers(client: BlockingKernelClient) -> bool:
-    """Several kernels that start at once take longer than this client's first patience."""
-    try:
-        client.wait_for_ready(timeout=PATIENCE_S)
-    except RuntimeError:
-        return False
-    return True
 
 
 @contextmanager

@@ -1,0 +1,93 @@
+"""Can Kiwi's own pager be loaded into programs here?"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core import preload
+from kiwi_core.cli.checks.finding import Finding, ok, warn
+from kiwi_core.config import CHECKPOINT, ENV_PAGER, INPROCESS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+AREA: Final = "pager"
+_PROBE: Final = "import ctypes; print(hasattr(ctypes.CDLL(None), 'kiwi_preload_version'))"
+_PROBE_WITHIN_S: Final = 30.0
+
+
+def check() -> Iterator[Finding]:
+    yield from chosen(os.environ.get(ENV_PAGER, ""))
+    try:
+        library = preload.library()
+    except preload.Unavailable as error:
+        yield warn(
+            AREA,
+            f"{error.message} The driver's checkpoint moves all memory, as by default.",
+            error.remedy,
+        )
+        return
+    yield loaded(library)
+    yield from beside(os.environ.get("LD_PRELOAD", ""))
+
+
+def chosen(value: str) -> Iterator[Finding]:
+    if value not in ("", CHECKPOINT, INPROCESS):
+        yield warn(
+            AREA,
+            f"{ENV_PAGER} is {value!r}, which is nothing Kiwi knows: as if it were not set.",
+            f"{ENV_PAGER}={INPROCESS}, or {CHECKPOINT}",
+        )
+
+
+def loaded(library: Path) -> Finding:
+    """Whether a Python like this one really gets it: another architecture or C library, or a
+    wrapper that strips LD_PRELOAD, shows only then."""
+    env = preload.environment(library, os.environ)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE],
+            env={**os.environ, **env},
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_WITHIN_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return _not_loaded(library, str(error))
+    if done.returncode == 0 and done.stdout.strip() == "True":
+        return ok(AREA, f"{library} can be loaded into programs (KIWI_PAGER={INPROCESS})")
+    said = done.stderr.strip().splitlines()
+    return _not_loaded(library, said[-1] if said else "it is not there")
+
+
+def _not_loaded(library: Path, why: str) -> Finding:
+    libc = " ".join(platform.libc_ver()) or "an unknown C library"
+    return warn(
+        AREA,
+        f"{library} is not loaded into {sys.executable} ({platform.machine()}, {libc}): {why}",
+        "Programs run without it, and the driver's checkpoint moves their memory. Is LD_PRELOAD "
+        "stripped, or is this another architecture or C library than Kiwi was installed for?",
+    )
+
+
+def beside(preloaded: str) -> Iterator[Finding]:
+    """Another library that comes first may stand between us and the driver; most do no harm."""
+    others = [word for word in preloaded.replace(":", " ").split() if "kiwi_preload" not in word]
+    for other in others:
+        try:
+            exports = hasattr(ctypes.CDLL(other), "cuMemAlloc_v2")
+        except OSError:
+            continue
+        if exports:
+            yield warn(
+                AREA,
+                f"LD_PRELOAD has {other}, which replaces CUDA functions as well.",
+                f"One of the two at a time: unset LD_PRELOAD, or {ENV_PAGER}={CHECKPOINT}.",
+            )
