@@ -1,4 +1,5 @@
-"""The same tests on the emulated driver and, with ``-m gpu``, on a real GPU.
+"""The same tests on the emulated driver and, with ``-m gpu``, on a real GPU; on both once more with
+the in-process pager preloaded, which nobody may notice.
 
 They say what a driver does, with nothing in them that only the emulator has: a difference is a bug
 of the emulator.  On a real GPU the processes see the first device; sizes stay modest, no managed
@@ -8,12 +9,13 @@ memory is used, and the card is never reset.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from kiwi_core import emulator
+from kiwi_core import emulator, preload
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
@@ -58,17 +60,28 @@ class Platform:
         helper.close()
 
 
-@pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
+@pytest.fixture(
+    params=[
+        "emulated",
+        "emulated-preloaded",
+        pytest.param("gpu", marks=pytest.mark.gpu),
+        pytest.param("gpu-preloaded", marks=pytest.mark.gpu),
+    ]
+)
 def platform(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Platform]:
     environment: dict[str, str] = {}
-    if request.param == "emulated":
+    emulated = request.param.startswith("emulated")
+    if emulated:
         state = tmp_path / "gpus"
         emulator.create_state(state, emulator.parse_gpus("1x512MiB"))
         environment = emulator.environment(state, emulator.build())
+    if request.param.endswith("preloaded"):
+        environment |= preload.environment(preload.library(), before=os.environ)
+        environment["KIWI_SOCKET_DIR"] = str(tmp_path / "no-daemon")
     platform = Platform(environment)
     yield platform
     platform.close()
-    if request.param == "emulated":
+    if emulated:
         wait_until(lambda: not emulator.books(state).processes, "the books balance")
 
 

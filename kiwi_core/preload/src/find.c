@@ -103,20 +103,23 @@ static bool maybe_driver(const char *name) {
     return name && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
 }
 
+/* A search of everything met our own name before libcuda's. It must not succeed because of us (NULL
+ * leaves the error of the search behind), nor show the driver anything but itself. */
+static void *instead_of(void *ours, const char *name, void *caller) {
+    if (!kp_driver_find()) return kp_system_dlsym(RTLD_NEXT, name);
+    if (!kp_of_driver(caller) && !kp_disabled()) return ours;
+    const struct kp_symbol *symbol = kp_symbol_named(name);
+    return symbol ? symbol->real : kp_system_dlsym(RTLD_NEXT, name);
+}
+
 struct answer kp_look_up(void *handle, const char *name, void *caller) {
     const struct answer go_on = {NULL, 0};
     if (!kp_system_dlsym_ready()) return (struct answer){NULL, 1};
     /* RTLD_NEXT depends on who asks. If we come after them they find our own names anyway. */
-    if (!maybe_driver(name) || handle == RTLD_NEXT || kp_disabled() || kp_of_driver(caller)) return go_on;
+    if (!maybe_driver(name) || handle == RTLD_NEXT) return go_on;
     void *real = kp_system_dlsym(handle, name);
     if (!real) return go_on; /* once more, in the caller's place, for the error's sake */
-    if (kp_in_this_library(real)) {
-        /* A search of everything met our own name before libcuda's. It must not succeed because of
-         * us; NULL leaves the error of this search behind. */
-        if (kp_driver_find()) return (struct answer){real, 1};
-        real = kp_system_dlsym(RTLD_NEXT, name);
-        return (struct answer){real, 1};
-    }
-    if (!kp_in_driver(real)) return (struct answer){real, 1};
+    if (kp_in_this_library(real)) return (struct answer){instead_of(real, name, caller), 1};
+    if (kp_disabled() || kp_of_driver(caller) || !kp_in_driver(real)) return (struct answer){real, 1};
     return (struct answer){kp_wrapper_of_symbol(name, real), 1};
 }

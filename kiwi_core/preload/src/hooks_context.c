@@ -57,6 +57,16 @@ KP_API CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resource
     return result;
 }
 
+KP_API CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
+    DRIVER(cuCtxEnablePeerAccess);
+    CUresult result;
+    bool entered = kp_gate_enter();
+    result = real(peer, flags);
+    if (result == CUDA_SUCCESS && kp_owning()) result = kp_own_peer_enabled(peer);
+    kp_gate_leave(entered);
+    return result;
+}
+
 /* Not gated: the owner leaves the context first, and programs end with these. */
 
 KP_API CUresult cuCtxDestroy_v2(CUcontext context) {

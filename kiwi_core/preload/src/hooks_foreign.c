@@ -25,10 +25,11 @@ EACH(cuMemAllocFromPoolAsync)
 EACH(cuMemAllocFromPoolAsync_ptsz)
 #undef EACH
 
-/* Forgotten before the driver may hand the same address out again. */
+/* Also frees what cuMemAlloc gave. Forgotten before the driver may hand the same address out again. */
 #define EACH(name)                                                                                   \
     KP_API CUresult name(CUdeviceptr p, CUstream stream) {                                           \
         DRIVER(name);                                                                                \
+        if (kp_owning() && kp_own_has(p)) return kp_own_free_async(p, stream);                       \
         kp_foreign_gone(KP_FOREIGN_POOL, p);                                                         \
         return real(p, stream);                                                                      \
     }
@@ -119,6 +120,21 @@ KP_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 }
 
 /* ---- from elsewhere ---- */
+
+/* What Kiwi owns cannot be lent: programs take the driver's "not supported" for an answer. */
+KP_API CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr p) {
+    DRIVER(cuIpcGetMemHandle);
+    CUresult result;
+    bool entered = kp_gate_enter();
+    if (kp_owning() && kp_own_has(p)) {
+        result = kp_own_ipc_handle(handle, p);
+    } else {
+        result = real(handle, p);
+        if (result == CUDA_SUCCESS) kp_own_seen_foreign(KP_FOREIGN_IPC, 1);
+    }
+    kp_gate_leave(entered);
+    return result;
+}
 
 /* Another process' memory: counted as one, for its bytes are on that process' books. */
 #define EACH(name)                                                                                   \

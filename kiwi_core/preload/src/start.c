@@ -70,7 +70,9 @@ void kp_context_seen(int device) {
     CUuuid gpu;
     if (kp_disabled() || __atomic_load_n(&started, __ATOMIC_RELAXED)) return;
     if (!kp_real.cuDeviceGetUuid_v2 || kp_real.cuDeviceGetUuid_v2(&gpu, device) != CUDA_SUCCESS) return;
-    if (!__atomic_exchange_n(&started, true, __ATOMIC_ACQ_REL)) kp_link_start(&gpu);
+    if (__atomic_exchange_n(&started, true, __ATOMIC_ACQ_REL)) return;
+    if (kp_owning()) kp_own_start(device);
+    kp_link_start(&gpu);
 }
 
 /* ---- calls that found no function of the driver behind them ---- */

@@ -1,0 +1,305 @@
+/* The gate, seen by a program: gate SCENARIO, on odd_driver.c under the library. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SECOND 1000000000ll
+#define SOON (SECOND / 50)
+#define LONG (60 * SECOND)
+
+static int (*init)(unsigned), (*fill)(unsigned long long, unsigned char, size_t);
+static int (*info)(size_t *, size_t *), (*synchronize)(void *), (*free_)(unsigned long long);
+static int (*begin_capture)(void *, int), (*end_capture)(void *, void **), (*destroy)(void *);
+static int (*close_gate)(int64_t);
+static void (*open_gate)(void), (*arm)(int);
+static unsigned (*inside)(void);
+static uint64_t (*passed)(void);
+static int *forbidden, *broken, *hold, *held;
+
+#define EXPECT(what)                                                                                 \
+    do {                                                                                             \
+        if (!(what)) printf("line %d: not so: %s\n", __LINE__, #what), exit(1);                      \
+    } while (0)
+
+static void nap(void) { nanosleep(&(struct timespec){0, 2000000}, NULL); }
+#define AWAIT(what)                                                                                  \
+    do {                                                                                             \
+        for (int tries_ = 0; !(what); tries_++) {                                                    \
+            EXPECT(tries_ < 20000);                                                                  \
+            nap();                                                                                   \
+        }                                                                                            \
+    } while (0)
+#define GET(flag) __atomic_load_n(flag, __ATOMIC_SEQ_CST)
+#define SET(flag, value) __atomic_store_n(flag, value, __ATOMIC_SEQ_CST)
+
+/* A thread sleeps in the kernel: here, at the gate. */
+static int asleep(pid_t thread) {
+    char path[64], line[512];
+    snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);
+    FILE *file = fopen(path, "r");
+    if (!file) return 0;
+    int got = fgets(line, sizeof line, file) != NULL;
+    fclose(file);
+    char *after = got ? strrchr(line, ')') : NULL;
+    return after && after[2] == 'S';
+}
+
+struct caller {
+    pthread_t thread;
+    pid_t tid;
+    unsigned long long p;
+    int done;
+};
+
+static void *call(void *arg) {
+    struct caller *caller = arg;
+    SET(&caller->tid, (pid_t)gettid());
+    fill(caller->p, 0, 1);
+    SET(&caller->done, 1);
+    return NULL;
+}
+
+static void start(struct caller *caller, unsigned long long p) {
+    *caller = (struct caller){.p = p};
+    pthread_create(&caller->thread, NULL, call, caller);
+}
+
+static void waits(struct caller *caller) {
+    AWAIT(GET(&caller->tid) && asleep(caller->tid));
+    EXPECT(!GET(&caller->done));
+}
+
+static void goes_on(struct caller *caller) {
+    pthread_join(caller->thread, NULL);
+    EXPECT(caller->done);
+}
+
+/* ---- scenarios ---- */
+
+static void closed(void) {
+    struct caller a, b;
+    EXPECT(close_gate(LONG) && close_gate(LONG)); /* twice is as good as once */
+    start(&a, 0), start(&b, 0);
+    waits(&a), waits(&b);
+    size_t x, y; /* waits, questions and frees are not held up */
+    EXPECT(info(&x, &y) == 0 && synchronize(NULL) == 0 && free_(0) == 0);
+    EXPECT(inside() == 0);
+    open_gate();
+    goes_on(&a), goes_on(&b);
+    EXPECT(passed() == 2);
+}
+
+static void drains(void) {
+    struct caller a, b;
+    SET(hold, 1);
+    start(&a, 1);
+    AWAIT(GET(held));
+    EXPECT(inside() == 1);
+    EXPECT(!close_gate(SOON)); /* it takes too long: as if nothing had been */
+    fill(0, 0, 1);
+    EXPECT(!GET(&a.done));
+    arm(1);
+    EXPECT(!close_gate(SOON));
+    start(&b, 0);
+    waits(&b); /* and armed as before */
+    SET(hold, 0);
+    EXPECT(close_gate(LONG)); /* it ends by itself, in time */
+    goes_on(&a);
+    waits(&b);
+    open_gate();
+    waits(&b);
+    arm(0);
+    goes_on(&b);
+}
+
+static void armed(void) {
+    struct caller a;
+    arm(1);
+    start(&a, 0);
+    waits(&a);
+    EXPECT(close_gate(LONG));
+    arm(0);
+    waits(&a); /* closed still */
+    arm(1);
+    open_gate();
+    waits(&a); /* back to armed */
+    arm(0);
+    goes_on(&a);
+}
+
+static volatile sig_atomic_t handled;
+static void handler(int signal) { (void)signal, handled++; }
+
+static void signals(void) {
+    struct caller a;
+    struct sigaction action = {.sa_handler = handler};
+    sigaction(SIGUSR1, &action, NULL);
+    EXPECT(close_gate(LONG));
+    start(&a, 0);
+    waits(&a);
+    for (int i = 1; i <= 20; i++) {
+        pthread_kill(a.thread, SIGUSR1);
+        AWAIT(handled == i);
+        waits(&a);
+    }
+    open_gate();
+    goes_on(&a);
+}
+
+static void *close_long(void *answer) {
+    SET((int *)answer, close_gate(LONG) ? 1 : 2);
+    return NULL;
+}
+
+static void *begin_another(void *done) {
+    EXPECT(begin_capture((void *)4, 0) == 0);
+    SET((int *)done, 1);
+    return NULL;
+}
+
+static void captures(void) {
+    pthread_t closer, other;
+    int answer = 0, began = 0;
+    void *graph;
+    EXPECT(begin_capture((void *)3, 0) == 0);
+    EXPECT(!close_gate(SOON));
+    EXPECT(end_capture((void *)99, &graph) == 908); /* refused: it goes on */
+    EXPECT(!close_gate(SOON));
+    arm(1); /* no lease: but the capture must come to its end */
+    fill(0, 0, 1);
+    arm(0);
+    pthread_create(&closer, NULL, close_long, &answer);
+    for (int i = 0; i < 20; i++) fill(0, 0, 1), nap(); /* the capture's own calls go on */
+    EXPECT(!GET(&answer));
+    pthread_create(&other, NULL, begin_another, &began); /* a new one waits */
+    for (int i = 0; i < 20; i++) nap();
+    EXPECT(!GET(&began));
+    EXPECT(end_capture((void *)3, &graph) == 0);
+    pthread_join(closer, NULL);
+    EXPECT(answer == 1 && !GET(&began));
+    open_gate();
+    pthread_join(other, NULL);
+    EXPECT(!close_gate(SOON));
+    EXPECT(destroy((void *)4) == 0); /* a stream takes its capture with it */
+    EXPECT(close_gate(LONG));
+}
+
+static int stop;
+static void *hammer(void *count) {
+    while (!GET(&stop)) {
+        fill(0, 0, 20);
+        ++*(long *)count;
+    }
+    return NULL;
+}
+
+static void stress(void) {
+    enum { THREADS = 8 };
+    pthread_t threads[THREADS];
+    long counts[THREADS] = {0};
+    uint64_t before = passed();
+    for (int i = 0; i < THREADS; i++) pthread_create(&threads[i], NULL, hammer, &counts[i]);
+    for (int round = 0; round < 150; round++) {
+        if (round % 3 == 1) arm(1);
+        EXPECT(close_gate(LONG));
+        SET(forbidden, 1);
+        EXPECT(inside() == 0);
+        nap();
+        SET(forbidden, 0);
+        open_gate();
+        arm(0);
+        uint64_t now = passed();
+        AWAIT(passed() > now + 100);
+    }
+    SET(&stop, 1);
+    long sum = 0;
+    for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL), sum += counts[i];
+    EXPECT(GET(broken) == 0);
+    EXPECT(inside() == 0 && passed() - before == (uint64_t)sum);
+}
+
+/* The child of a program that uses the driver: never held up, whatever the gate was. */
+static void forks(void) {
+    EXPECT(close_gate(LONG));
+    pid_t child = fork();
+    if (child == 0) _exit(fill(0, 0, 1) == 0 && free_(0) == 0 ? 7 : 8);
+    int status;
+    EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    struct caller a;
+    start(&a, 0);
+    waits(&a); /* the parent's gate is as it was */
+    open_gate();
+    goes_on(&a);
+}
+
+/* The child of one that does not: a program like any other. Another thread stood inside meanwhile. */
+static void forks_before(void) {
+    struct caller a;
+    SET(hold, 1);
+    start(&a, 1);
+    AWAIT(GET(held));
+    pid_t child = fork();
+    if (child == 0) {
+        EXPECT(inside() == 0 && init(0) == 0 && close_gate(LONG));
+        struct caller b;
+        start(&b, 0);
+        waits(&b);
+        open_gate();
+        goes_on(&b);
+        _exit(7);
+    }
+    int status;
+    EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    SET(hold, 0);
+    goes_on(&a);
+}
+
+/* A program ends though a thread of it stands at the closed gate. */
+static void exits(void) {
+    static struct caller a;
+    EXPECT(close_gate(LONG));
+    start(&a, 0);
+    waits(&a);
+}
+
+int main(int argc, char **argv) {
+    static const struct {
+        const char *name;
+        void (*run)(void);
+        int before_init;
+    } scenarios[] = {{"closed", closed, 0},     {"drains", drains, 0}, {"armed", armed, 0},
+                     {"signals", signals, 0},   {"captures", captures, 0}, {"stress", stress, 0},
+                     {"forks", forks, 0},       {"forks-before", forks_before, 1}, {"exits", exits, 0}};
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    struct { void *to; const char *name; } needed[] = {
+        {&init, "cuInit"}, {&fill, "cuMemsetD8_v2"}, {&info, "cuMemGetInfo_v2"},
+        {&synchronize, "cuStreamSynchronize"}, {&free_, "cuMemFree_v2"},
+        {&begin_capture, "cuStreamBeginCapture_v2"}, {&end_capture, "cuStreamEndCapture"},
+        {&destroy, "cuStreamDestroy_v2"}, {&close_gate, "kiwi_preload_test_close"},
+        {&open_gate, "kiwi_preload_test_open"}, {&arm, "kiwi_preload_test_arm"},
+        {&inside, "kiwi_preload_test_inside"}, {&passed, "kiwi_preload_test_passed"},
+        {&forbidden, "odd_forbidden"}, {&broken, "odd_broken"}, {&hold, "odd_hold"}, {&held, "odd_held"}};
+    EXPECT(driver && argc == 2);
+    for (unsigned i = 0; i < sizeof needed / sizeof *needed; i++) {
+        void *found = dlsym(driver, needed[i].name);
+        if (!found) found = dlsym(RTLD_DEFAULT, needed[i].name);
+        if (!found) return printf("no %s\n", needed[i].name), 1;
+        memcpy(needed[i].to, &found, sizeof found);
+    }
+    for (unsigned i = 0; i < sizeof scenarios / sizeof *scenarios; i++) {
+        if (strcmp(argv[1], scenarios[i].name) != 0) continue;
+        if (!scenarios[i].before_init) EXPECT(init(0) == 0);
+        scenarios[i].run();
+        printf("ok\n");
+        return 0;
+    }
+    return printf("no scenario %s\n", argv[1]), 1;
+}

@@ -1,0 +1,14 @@
+"""The gate as a program meets it: who waits, who does not, what closing waits for."""
+
+from __future__ import annotations
+
+import pytest
+from preload_world import run
+
+SCENARIOS = "closed drains armed signals captures stress forks forks-before exits".split()
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_gate(odd, scenario):
+    done = run(odd.directory / "gate", scenario, environment=odd.environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")

@@ -1,0 +1,104 @@
+"""Who looks the driver's functions up gets Kiwi's, whichever way; whoever else looks anything up
+notices nothing."""
+
+from __future__ import annotations
+
+import pytest
+from preload_world import compile_c, run
+
+
+def lines(done):
+    assert done.returncode == 0, done.stdout + done.stderr
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines())
+
+
+def test_every_way_to_look_up(world, tmp_path):
+    said = lines(world.run(compile_c("lookups.c", tmp_path / "lookups")))
+    assert said == {
+        "default-before": "none",
+        "error-before": "told",
+        "program-before": "none",
+        "libc-no-such": "none",
+        "libc-error": "told",
+        "local": "kiwi",
+        "local-data-free": "kiwi",
+        "local-never": "driver",
+        "local-wait": "driver",
+        "local-no-such": "none",
+        "default-after": "kiwi",
+        "libc": "other",
+        "again-same": "yes",
+        "deepbind": "kiwi",
+        "get-proc": "kiwi",
+        "proc-launch": "kiwi",
+        "proc-alloc": "kiwi",
+        "proc-never": "driver",
+        "proc-proc-same": "yes",
+        "proc-no-such": "none error",
+    }
+
+
+def test_switched_off_nothing_is_replaced(world, tmp_path):
+    program = compile_c("lookups.c", tmp_path / "lookups")
+    said = lines(world.run(program, KIWI_DISABLE="1"))
+    assert "kiwi" not in said.values()
+    assert said == lines(run(program, environment=world.plain)) | {"default-after": "driver"}
+
+
+def test_the_next_library_is_the_callers_next(world, tmp_path):
+    shared = ("-shared", "-fPIC")
+    first = compile_c("next.c", tmp_path / "libfirst.so", "-DFIRST", *shared)
+    second = compile_c("next.c", tmp_path / "libsecond.so", "-DSECOND", *shared)
+    flags = ("-Wl,--no-as-needed", first, second, f"-Wl,-rpath,{tmp_path}")
+    program = compile_c("next.c", tmp_path / "next", *flags)
+    done = world.run(program)
+    assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
+
+
+@pytest.mark.parametrize("kiwi_first", [True, False])
+def test_another_interposer_of_the_driver(world, tmp_path, kiwi_first):
+    other = compile_c("next.c", tmp_path / "libother.so", "-DFIRST", "-shared", "-fPIC")
+    cuda = world.libraries.libcuda
+    program = compile_c("linked.c", tmp_path / "linked", cuda)
+    order = [str(world.library), str(other)]
+    done = world.run(program, LD_PRELOAD=":".join(order if kiwi_first else order[::-1]))
+    assert (done.returncode, done.stdout) == (0, "passed 3\n"), done.stderr
+
+
+def test_a_program_linked_with_the_driver(world, tmp_path):
+    program = compile_c("linked.c", tmp_path / "linked", world.libraries.libcuda)
+    done = world.run(program)
+    # allocation, fill and copy pass the gate; waiting and freeing do not
+    assert (done.returncode, done.stdout) == (0, "passed 3\n"), done.stderr
+    done = run(program, environment=world.plain)
+    assert (done.returncode, done.stdout) == (0, "passed -1\n"), done.stderr
+
+
+def test_a_driver_with_oddities(odd):
+    said = lines(run(odd.directory / "odd", environment=odd.environment))
+    assert said == {
+        "another-address": "kiwi 1000 right 1",
+        "another-address-again": "same",
+        "by-name-differs": "differs",
+        "new-form": "kiwi right 1",
+        "new-form-by-name": "same",
+        "by-version": "same",
+        "newer-program": "same",
+        "new-call": "driver 0 right",
+        "new-call-by-name": "driver",
+        "unknown": "2",
+        "through-exported-name": "kiwi 0 1",
+        "inside": "driver",
+    }
+
+
+def test_what_is_newer_than_the_library_is_noted(odd, tmp_path):
+    log = tmp_path / "log"
+    done = run(odd.directory / "odd", environment=odd.environment | {"KIWI_PRELOAD_LOG": str(log)})
+    assert done.stderr == ""
+    assert "cuBrandNewFunction (interface 99000) is newer than this library: it passes by" in (
+        log.read_text()
+    )
+    assert "cuLaunchKernel (interface 99000) is newer than this library: it passes the gate" in (
+        log.read_text()
+    )
