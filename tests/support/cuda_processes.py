@@ -120,6 +120,11 @@ class Worker:
             return False
         return True
 
+    @property
+    def returncode(self) -> int | None:
+        """``None``: it lives."""
+        return self._process.poll()
+
     def close(self) -> None:
         if self._process.poll() is None:
             self.kill()

@@ -1,0 +1,81 @@
+"""One emulated GPU, a scripted daemon at its socket, and programs with the library preloaded."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kiwi_core import emulator, preload
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from cuda_processes import Worker, wait_until
+from pager_daemon import PagerDaemon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1 << 20
+GPU_MIB = 256
+
+
+class Stage:
+    """``program`` starts a preloaded program; what the library says goes into ``log``."""
+
+    def __init__(self, directory: Path) -> None:
+        self.state = directory / "gpus"
+        self.sockets = directory / "s"
+        self.sockets.mkdir(mode=0o700)
+        self.log_path = directory / "log"
+        self._libraries = emulator.build()
+        emulator.create_state(self.state, emulator.parse_gpus(f"1x{GPU_MIB}MiB"))
+        emulator.set_context_bytes(self.state, 2 * MIB)
+        self.uuid = emulator.books(self.state).gpus[0].uuid
+        self.daemon = PagerDaemon(self.sockets / f"{self.uuid}.sock")
+        self._programs: list[Worker] = []
+
+    def program(self, setup: str = "init()", *, before: str = "", **more: str) -> Worker:
+        """``before``: what is preloaded beside the library."""
+        base = emulator.environment(self.state, self._libraries) | more
+        base |= {"KIWI_SOCKET_DIR": str(self.sockets), "KIWI_PRELOAD_LOG": str(self.log_path)}
+        if before:
+            base["LD_PRELOAD"] = before
+        program = Worker(base | preload.environment(preload.library(), base))
+        self._programs.append(program)
+        if setup:
+            program.do(setup)
+        return program
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+    @property
+    def used_bytes(self) -> int:
+        return emulator.books(self.state).gpus[0].used_bytes
+
+    def close(self) -> None:
+        emulator.set_copy_bandwidth(self.state, 0)
+        for program in self._programs:
+            program.close()
+        self.daemon.stop()
+        assert self.daemon.faults == [], "the library broke the protocol"
+        wait_until(lambda: self.used_bytes == 0, "the GPU's memory is free again")
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    directory = Path(tempfile.mkdtemp(prefix="kiwi-link-"))  # short: a socket's name has 107 bytes
+    stage = Stage(directory)
+    try:
+        stage.daemon.start()
+        yield stage
+        stage.close()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,181 @@
+"""A daemon for preloaded programs: real socket, Kiwi's own framing, and a script for what it says.
+
+It checks that each line that comes is a message of the protocol, in the order that it prescribes.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kiwi_core.errors import KiwiError
+from kiwi_core.wire.framing import FrameReader, decode_client
+from kiwi_core.wire.legality import Conversation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+T = TypeVar("T")
+
+PATIENCE_S = 60.0
+"""For what comes within milliseconds unless the machine is very busy."""
+
+
+def eventually(condition: Callable[[], T], within_s: float = PATIENCE_S) -> T:
+    """The first true value of ``condition``; fails after a generous time."""
+    until_s = time.monotonic() + within_s
+    while not (value := condition()):
+        assert time.monotonic() < until_s, "this never came true"
+        time.sleep(0.002)
+    return value
+
+
+class Peer:
+    """One preloaded process that connected."""
+
+    def __init__(self, daemon: PagerDaemon, sock: socket.socket) -> None:
+        self.daemon = daemon
+        self.sock = sock
+        self.heard: list[dict[str, Any]] = []
+        self.ended = False
+        self._ops = 0
+
+    def say(self, kind: str, **fields: object) -> None:
+        self.say_bytes(json.dumps({"type": kind, **fields}).encode() + b"\n")
+
+    def say_bytes(self, data: bytes) -> None:
+        with suppress(BrokenPipeError):  # it has hung up, as it should after garbage
+            self.sock.sendall(data)
+
+    def begin(self, action: str, within_s: float = PATIENCE_S) -> int:
+        """Orders it, and does not wait for the end."""
+        self._ops += 1
+        self.say("pager-do", op=self._ops, action=action, within_s=within_s)
+        return self._ops
+
+    def end(self, op: int) -> dict[str, Any]:
+        """What became of the operation."""
+        return eventually(lambda: next((m for m in self.of("pager-done") if m["op"] == op), {}))
+
+    def do(self, action: str, within_s: float = PATIENCE_S) -> dict[str, Any]:
+        return self.end(self.begin(action, within_s))
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [message for message in tuple(self.heard) if message["type"] == kind]
+
+    def await_heard(self, kind: str, count: int = 1) -> list[dict[str, Any]]:
+        return eventually(lambda: found if len(found := self.of(kind)) >= count else [])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Its last word."""
+        return self.await_heard("pager-state")[-1]
+
+    def drop(self) -> None:
+        with suppress(OSError):  # it was quicker
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def serve(self) -> None:
+        frames, talk = FrameReader(), Conversation()
+        try:
+            while data := self.sock.recv(65536):
+                for line in frames.feed(data):
+                    talk.says(decode_client(line))
+                    self._take(json.loads(line))
+        except OSError:
+            pass
+        except KiwiError as error:
+            self.daemon.faults.append(error)
+        finally:
+            self.ended = True
+            self.sock.close()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        self.heard.append(message)
+        if message["type"] == "hello" and self.daemon.welcoming:
+            self.welcome()
+        if message["type"] == "ping" and self.daemon.welcoming:
+            self.say("pong")
+        if message["type"] == "want-room" and self.daemon.grants_room is not None:
+            granted = self.daemon.grants_room
+            self.say("room", request=message["request"], granted=granted, detail="")
+
+    def welcome(self) -> None:
+        # In one write, as the daemon does: a program's first call finds the gate as it is to be.
+        lines = [
+            {
+                "type": "welcome",
+                "protocol": 1,
+                "daemon": "kiwi scripted",
+                "gpu_uuid": self.daemon.path.stem,
+                "gpu_index": 0,
+                "gpu_name": "Test GPU",
+                "session": "k1",
+                "emulation": {"libcuda": "/a", "libnvml": "/b", "env": {"A": "B"}},
+            }
+        ]
+        if not self.daemon.opens:
+            lines.append({"type": "gate", "open": False})
+        self.say_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+
+
+class PagerDaemon:
+    """``opens``: what the gate of a new peer is to be. ``grants_room``: the answer to each
+    ``want-room``; ``None``: none by itself."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.welcoming = True
+        self.opens = True
+        self.grants_room: bool | None = False
+        self.peers: list[Peer] = []
+        self.faults: list[KiwiError] = []
+        self._listener: socket.socket | None = None
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(self.path))
+        self._listener.listen(64)
+        self._spawn(lambda listener=self._listener: self._accept(listener))
+
+    def stop(self) -> None:
+        """Like kill -9: all connections end, the socket's file stays and refuses."""
+        if self._listener is not None:
+            self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            self._listener = None
+        for peer in self.peers:
+            peer.drop()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+        self._threads.clear()
+
+    def peer(self, number: int = 1) -> Peer:
+        """The connection of that number, from 1, once it has said how things are."""
+        peer = eventually(lambda: self.peers[number - 1] if len(self.peers) >= number else None)
+        assert peer is not None
+        peer.await_heard("pager-state")
+        return peer
+
+    def _spawn(self, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return
+            peer = Peer(self, sock)
+            self.peers.append(peer)
+            self._spawn(peer.serve)

@@ -1,0 +1,90 @@
+/* The link's threads under the sanitizers, with the real gate, and a mover that is made up here: several
+ * threads use what the link offers while a daemon (test_stress.py) orders, cuts and talks nonsense.
+ *
+ * stress SECONDS. Ends by exit() with its threads wherever they are.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "gate.h"
+#include "kiwi_preload.h"
+#include "link.h"
+#include "move.h"
+#include "own.h"
+
+#define MUST(condition)                                                                              \
+    do {                                                                                             \
+        if (!(condition)) fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition), abort(); \
+    } while (0)
+
+enum { THREADS = 4 };
+static int out, moving, leaving; /* atomics */
+static unsigned long rounds;
+
+static void nap(long us) {
+    struct timespec t = {0, us * 1000};
+    nanosleep(&t, NULL);
+}
+
+/* ---- instead of the driver ---- */
+
+static void move(struct kp_outcome *o, bool was_out, bool is_out) {
+    MUST(kp_gate_is_closed() && kp_gate_inside() == 0);
+    MUST(__atomic_load_n(&out, __ATOMIC_SEQ_CST) == was_out);
+    MUST(!__atomic_exchange_n(&moving, 1, __ATOMIC_SEQ_CST));
+    nap(300);
+    *o = (struct kp_outcome){.what = kp_now_ns() % 5 ? KP_MOVED : KP_REFUSED, .reason = "no-room"};
+    if (o->what == KP_MOVED) __atomic_store_n(&out, is_out, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&moving, 0, __ATOMIC_SEQ_CST);
+}
+void kp_move_settle(int64_t until_ns, struct kp_outcome *o) { (void)until_ns, move(o, false, false); }
+void kp_move_out(int64_t until_ns, struct kp_outcome *o) { (void)until_ns, move(o, false, true); }
+void kp_move_in(int64_t until_ns, struct kp_outcome *o) { (void)until_ns, move(o, true, false); }
+void kp_own_books(struct kp_books *books) { memset(books, 0, sizeof *books); }
+const char *kp_foreign_name(enum kp_foreign kind) { return kind ? "array" : "pool"; }
+
+/* ---- the program ---- */
+
+/* True while the memory is in the GPU and nobody moves it, as it must be for whoever passed the gate.
+ * At exit everybody passes. */
+static bool settled(void) {
+    bool now = !__atomic_load_n(&out, __ATOMIC_SEQ_CST) && !__atomic_load_n(&moving, __ATOMIC_SEQ_CST);
+    return now || __atomic_load_n(&leaving, __ATOMIC_SEQ_CST);
+}
+
+static void *work(void *seed_) {
+    unsigned seed = (unsigned)(size_t)seed_;
+    for (;;) {
+        bool entered = kp_gate_enter();
+        MUST(settled());
+        __atomic_fetch_add(&rounds, 1, __ATOMIC_RELAXED);
+        if (rand_r(&seed) % 8 == 0) {
+            kp_link_want_room((uint64_t)rand_r(&seed), kp_now_ns() + rand_r(&seed) % 20000000);
+            MUST(settled());
+        }
+        kp_link_books_changed();
+        kp_gate_leave(entered);
+        if (rand_r(&seed) % 4 == 0) nap(rand_r(&seed) % 200);
+    }
+    return NULL;
+}
+
+int main(int argc, char **argv) {
+    CUuuid gpu = {{0}};
+    pthread_t thread;
+    MUST(argc == 2);
+    kp_link_start(&gpu);
+    for (size_t i = 1; i <= THREADS; i++) MUST(!pthread_create(&thread, NULL, work, (void *)i));
+    for (int64_t until_ns = kp_now_ns() + atoll(argv[1]) * 1000000000; kp_now_ns() < until_ns;) {
+        kp_link_connected();
+        nap(1000);
+    }
+    printf("%lu\n", __atomic_load_n(&rounds, __ATOMIC_RELAXED));
+    fflush(stdout);
+    __atomic_store_n(&leaving, 1, __ATOMIC_SEQ_CST);
+    exit(0);
+}

@@ -1,0 +1,291 @@
+"""The daemon goes away, comes back, was never there, or is not what it should be."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+from pager_daemon import eventually
+
+from kiwi_core import emulator
+
+if TYPE_CHECKING:
+    from conftest import Stage
+    from cuda_processes import Worker
+
+MIB = 1 << 20
+NOT_YET_S = 0.3
+FILLED = "init(); p = alloc({0} * MIB); d = fill(p, 1, {0} * MIB)"
+
+
+def works(program: Worker, mib: int = 4) -> bool:
+    return bool(program.get(f"digest(p, {mib} * MIB) == d"))
+
+
+def test_no_daemon_until_later(stage: Stage) -> None:
+    stage.daemon.stop()
+    stage.daemon.path.unlink()
+    program = stage.program(FILLED.format(4))
+    assert works(program)
+    assert program.fails("alloc(254 * MIB)") == "CUDA_ERROR_OUT_OF_MEMORY", "and at once"
+    stage.daemon.start()
+    peer = stage.daemon.peer()
+    assert peer.do("page-out")["bytes"] >= 4 * MIB, "it has owned its memory all the same"
+    assert peer.do("page-in")["outcome"] == "moved"
+    assert works(program)
+    assert "without Kiwi" not in stage.log, "nobody has to know"
+
+
+def test_no_directory_until_later(stage: Stage) -> None:
+    stage.daemon.stop()
+    stage.daemon.path.unlink()
+    stage.sockets.rmdir()
+    program = stage.program(FILLED.format(4))
+    assert works(program)
+    stage.sockets.mkdir(mode=0o700)
+    stage.daemon.start()
+    stage.daemon.peer()
+
+
+def test_a_daemon_that_takes_its_time_holds_nobody_up(stage: Stage) -> None:
+    stage.daemon.welcoming = False
+    program = stage.program(FILLED.format(4))
+    assert works(program)
+    eventually(lambda: stage.daemon.peers and stage.daemon.peers[0].of("hello"))
+    [peer] = stage.daemon.peers
+    assert [m["type"] for m in peer.heard] == ["hello", "ping"], "no more before it is welcome"
+    peer.welcome()
+    assert peer.do("page-out")["outcome"] == "moved"
+    assert peer.do("page-in")["outcome"] == "moved"
+    assert works(program)
+
+
+def test_cut_before_the_welcome(stage: Stage) -> None:
+    stage.daemon.welcoming = False
+    program = stage.program(FILLED.format(4))
+    for number in range(3):
+        eventually(lambda number=number: len(stage.daemon.peers) > number)
+        stage.daemon.peers[number].drop()
+    stage.daemon.welcoming = True
+    assert stage.daemon.peer(4).do("hold")["outcome"] == "moved"
+    stage.daemon.peer(4).do("free")
+    assert works(program)
+
+
+def test_cut_while_a_call_waits_for_a_lease(stage: Stage) -> None:
+    program = stage.program(FILLED.format(4))
+    peer = stage.daemon.peer()
+    peer.say("gate", open=False)
+    program.send("digest(p, 4 * MIB) == d")
+    peer.await_heard("want-lease")
+    stage.daemon.stop()
+    assert program.answer() is True, "without a daemon it runs on"
+    stage.daemon.opens = False
+    stage.daemon.start()
+    peer = stage.daemon.peer(2)
+    program.send("digest(p, 4 * MIB) == d")
+    peer.await_heard("want-lease")
+    peer.say("gate", open=True)
+    assert program.answer() is True
+
+
+def test_cut_while_held(stage: Stage) -> None:
+    program = stage.program(FILLED.format(4))
+    peer = stage.daemon.peer()
+    assert peer.do("hold")["outcome"] == "moved"
+    program.send("digest(p, 4 * MIB) == d")
+    assert not program.answered(NOT_YET_S)
+    peer.drop()
+    assert program.answer() is True
+    assert stage.daemon.peer(2).state["state"] == "resident"
+
+
+def test_cut_while_out(stage: Stage) -> None:
+    program = stage.program(FILLED.format(4))
+    assert stage.daemon.peer().do("page-out")["outcome"] == "moved"
+    program.send("digest(p, 4 * MIB) == d")
+    stage.daemon.stop()
+    eventually(lambda: "`kiwi daemon`" in stage.log)
+    assert not program.answered()
+    stage.daemon.start()
+    peer = stage.daemon.peer(2)
+    assert peer.state["state"] == "out"
+    assert peer.state["paged_out_bytes"] >= 4 * MIB
+    assert peer.do("page-in")["outcome"] == "moved"
+    assert program.answer() is True
+    assert stage.log.count("`kiwi daemon`") == 1, "said once"
+
+
+@pytest.mark.parametrize(
+    ("action", "end"), [("page-out", "out"), ("page-in", "resident"), ("hold", "resident")]
+)
+def test_cut_in_the_middle(stage: Stage, action: str, end: str) -> None:
+    """What is under way is finished; how it ended is told to the next daemon."""
+    program = stage.program(FILLED.format(64))
+    peer = stage.daemon.peer()
+    if action == "page-in":
+        peer.do("page-out")
+    if action == "hold":
+        program.do("launch('spin_ns', 1_000_000_000)")
+    emulator.set_copy_bandwidth(stage.state, 64 * MIB)
+    peer.begin(action)
+    stage.daemon.stop()
+    emulator.set_copy_bandwidth(stage.state, 0)
+    stage.daemon.start()
+    peer = stage.daemon.peer(2)
+    assert [m["state"] for m in peer.of("pager-state")] == [end]
+    assert peer.of("pager-done") == [], "nobody has asked this"
+    assert peer.do("page-in")["outcome"] == "moved"
+    assert works(program, 64)
+
+
+def test_orders_that_came_with_the_end(stage: Stage) -> None:
+    """Which of them were still heard, the next daemon is told."""
+    program = stage.program(FILLED.format(4))
+    peer = stage.daemon.peer()
+    for action in ("page-out", "page-in", "page-out"):
+        peer.begin(action)
+    peer.drop()
+    peer = stage.daemon.peer(2)
+    out_bytes = peer.state["paged_out_bytes"]
+    assert (peer.state["state"] == "out") == (out_bytes > 0)
+    assert peer.do("page-in")["bytes"] == out_bytes
+    assert works(program)
+
+
+def test_a_wish_for_room_is_asked_again(stage: Stage) -> None:
+    stage.daemon.grants_room = None
+    program = stage.program(FILLED.format(64))
+    peer = stage.daemon.peer()
+    program.send("alloc(220 * MIB)", "exec")
+    [first] = peer.await_heard("want-room")
+    peer.drop()
+    peer = stage.daemon.peer(2)
+    [again] = peer.await_heard("want-room")
+    assert again["bytes"] == first["bytes"]
+    peer.say("room", request=again["request"] + 1000, granted=True, detail="")
+    assert not program.answered(NOT_YET_S), "that was somebody else's"
+    peer.say("room", request=again["request"], granted=False, detail="no")
+    with pytest.raises(Exception, match="OUT_OF_MEMORY"):
+        program.answer()
+    assert works(program, 64)
+
+
+def test_a_connection_that_another_one_replaced_is_not_made_again(stage: Stage) -> None:
+    program = stage.program(FILLED.format(4))
+    peer = stage.daemon.peer()
+    peer.say("error", code="superseded", message="Replaced.", remedy="", fatal=True, about="")
+    eventually(lambda: peer.ended)
+    assert works(program)
+    assert not program.answered(1.5)
+    assert len(stage.daemon.peers) == 1
+
+
+def test_a_daemon_of_another_version(stage: Stage) -> None:
+    stage.daemon.welcoming = False
+    program = stage.program(FILLED.format(4))
+    eventually(lambda: stage.daemon.peers and stage.daemon.peers[0].of("hello"))
+    stage.daemon.peers[0].say("welcome", protocol=2, daemon="kiwi 9", session="")
+    eventually(lambda: stage.daemon.peers[0].ended)
+    assert works(program)
+    eventually(lambda: "version" in stage.log)
+
+
+def test_a_daemon_that_refuses_says_why(stage: Stage) -> None:
+    stage.daemon.welcoming = False
+    program = stage.program(FILLED.format(4))
+    eventually(lambda: stage.daemon.peers and stage.daemon.peers[0].of("hello"))
+    refusal = {"code": "not-yours", "message": "Not for \x07 you.", "remedy": "Ask.", "fatal": True}
+    stage.daemon.peers[0].say("error", **refusal)
+    eventually(lambda: "Ask." in stage.log)
+    assert "\x07" not in stage.log
+    assert works(program)
+
+
+GARBAGE = {
+    "random": random.Random(4).randbytes(5000),
+    "no end": b'{"type":"gate","open":' + b" " * 70_000,
+    "long line": b'{"type":"later","x":"' + b"y" * 70_000 + b'"}\n',
+    "empty line": b"\n",
+    "nul": b'{"type":"gate","open":true}\0\n',
+    "no utf-8": b'{"type":"room\xff"}\n',
+    "a list": b"[1,2]\n",
+    "no type": b'{"open":true}\n',
+    "type of another type": b'{"type":7}\n',
+    "wrong type": b'{"type":"gate","open":1}\n',
+    "missing field": b'{"type":"pager-do","op":1,"within_s":1}\n',
+    "text for a number": b'{"type":"pager-do","op":"1","action":"hold","within_s":1}\n',
+    "large number": b'{"type":"pager-do","op":9007199254740992,"action":"hold","within_s":1}\n',
+    "minus": b'{"type":"pager-do","op":-1,"action":"hold","within_s":1}\n',
+    "http": b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    "deep": b'{"type":' + b"[" * 30_000 + b"\n",
+}
+
+
+@pytest.mark.parametrize("when", ["early", "held"])
+def test_garbage_ends_the_connection_and_nothing_else(stage: Stage, when: str) -> None:
+    stage.daemon.welcoming = when == "held"
+    program = stage.program(FILLED.format(4))
+    for number, (name, data) in enumerate(GARBAGE.items()):
+        eventually(lambda number=number: len(stage.daemon.peers) > number)
+        peer = stage.daemon.peers[number]
+        if when == "held":
+            peer.await_heard("pager-state")
+            assert peer.do("hold")["outcome"] == "moved"
+        peer.say_bytes(data)
+        eventually(lambda peer=peer: peer.ended)
+        assert works(program), name
+    stage.daemon.welcoming = True
+    number = len(GARBAGE) + 1
+    assert stage.daemon.peer(number).do("page-out")["outcome"] == "moved"
+    assert stage.daemon.peer(number).do("page-in")["outcome"] == "moved"
+    assert works(program)
+    assert stage.log.count("no Kiwi daemon") == 1
+
+
+def test_what_a_later_daemon_may_say_is_ignored(stage: Stage) -> None:
+    program = stage.program(FILLED.format(4))
+    peer = stage.daemon.peer()
+    peer.say("weather", sunny=True, where=[{"a": None}, -1.5e3, "é"])
+    peer.say("notice", notice="suspended", text="x", remedy="")
+    peer.say("error", code="busy", message="later", remedy="", fatal=False, about="")
+    peer.say("room", request=77, granted=True, detail="nobody asked")
+    peer.say("gate", open=True, since="yesterday")
+    peer.say_bytes(
+        b' \t{ "within_s" : 5e0 , "op":99,\r "action":"\\u0068old", "type":"pager-do"} \n'
+    )
+    assert peer.end(99)["outcome"] == "moved"
+    assert peer.do("free")["outcome"] == "moved"
+    assert works(program)
+    assert len(stage.daemon.peers) == 1
+
+
+def test_a_message_in_pieces(stage: Stage) -> None:
+    stage.program(FILLED.format(4))
+    peer = stage.daemon.peer()
+    for byte in b'{"type":"pager-do","op":50,"action":"hold","within_s":5}\n':
+        peer.say_bytes(bytes([byte]))
+    assert peer.end(50)["outcome"] == "moved"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_another_users_socket_is_not_trusted(stage: Stage) -> None:
+    os.chown(stage.sockets, 12345, 12345)
+    os.chown(stage.daemon.path, 12345, 12345)
+    program = stage.program(FILLED.format(4))
+    eventually(lambda: "not trusted" in stage.log)
+    assert works(program)
+    assert stage.daemon.peers == []
+    os.chown(stage.sockets, 0, 0)
+    stage.daemon.peer()
+
+
+def test_no_socket_at_that_name(stage: Stage) -> None:
+    stage.daemon.stop()
+    stage.daemon.path.unlink()
+    stage.daemon.path.write_text("a file")
+    program = stage.program(FILLED.format(4))
+    assert works(program)
+    eventually(lambda: "not trusted" in stage.log)

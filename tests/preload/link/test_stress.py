@@ -1,0 +1,78 @@
+"""The link under the sanitizers: threads that want things, and a daemon that orders, cuts and talks
+nonsense. See ``stress.c``."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from pager_daemon import PagerDaemon, Peer
+from sanitizing import SOURCES, compile_with
+
+PROGRAM = Path(__file__).with_name("stress.c")
+PARTS = "gate log json json_write message place wire pager link talk agent".split()
+SECONDS = 3
+
+
+def act(draw: random.Random, daemon: PagerDaemon) -> None:
+    peers = [peer for peer in daemon.peers if not peer.ended]
+    if not peers:
+        return
+    peer: Peer = peers[-1]
+    match draw.randrange(12):
+        case 0:
+            peer.drop()
+        case 1:
+            peer.say_bytes(draw.randbytes(50) + b"\n")
+        case 2 | 3 | 4:
+            peer.say("gate", open=draw.random() < 0.5)
+        case 5 | 6:
+            for asked in peer.of("want-room")[-3:]:
+                granted = draw.random() < 0.5
+                peer.say("room", request=asked["request"], granted=granted, detail="")
+        case _:
+            action = draw.choice(["hold", "free", "page-out", "page-in", "page-in"])
+            op = peer.begin(action, within_s=draw.choice([0.0, 0.001, 1.0]))
+            if draw.random() < 0.8:
+                while not peer.ended and not any(m["op"] == op for m in peer.of("pager-done")):
+                    pass
+
+
+@pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
+def test_no_sanitizer_complains(tmp_path: Path, sanitizers: str) -> None:
+    target = compile_with(
+        sanitizers, tmp_path, [PROGRAM, *(SOURCES / f"{name}.c" for name in PARTS)]
+    )
+    with tempfile.TemporaryDirectory(prefix="kiwi-") as directory:
+        daemon = PagerDaemon(
+            Path(directory, f"GPU-{'-'.join('0' * n for n in (8, 4, 4, 4, 12))}.sock")
+        )
+        daemon.start()
+        environment = os.environ | {
+            "KIWI_SOCKET_DIR": directory,
+            "KIWI_PRELOAD_LOG": str(tmp_path / "log"),
+            "ASAN_OPTIONS": "detect_leaks=0",  # what a thread has on its stack at exit is no leak
+        }
+        with subprocess.Popen(
+            [target, str(SECONDS)],
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as program:
+            draw = random.Random(4)
+            while program.poll() is None:
+                act(draw, daemon)
+            out, err = program.communicate()
+        daemon.stop()
+    assert program.returncode == 0, err[-6000:]
+    assert int(out) > 100
+    assert daemon.faults == []

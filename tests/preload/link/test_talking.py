@@ -1,0 +1,272 @@
+"""A preloaded program and the daemon: who says what, in which order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from pager_daemon import eventually
+
+if TYPE_CHECKING:
+    from conftest import Stage
+
+MIB = 1 << 20
+NOT_YET_S = 0.3
+"""Long enough for a call that is not held up to end on any machine that is not on fire."""
+
+
+def test_it_introduces_itself_and_says_how_things_are(stage: Stage) -> None:
+    program = stage.program()
+    peer = stage.daemon.peer()
+    hello, ping, state = peer.heard[:3]
+    assert (hello["type"], ping["type"]) == ("hello", "ping")
+    assert (hello["role"], hello["protocol"]) == ("pager", 1)
+    assert hello["client"].startswith("kiwi-preload ")
+    assert hello["name"].startswith("python")
+    assert (state["type"], state["state"]) == ("pager-state", "resident")
+    program.do("p = alloc(8 * MIB)")
+    eventually(lambda: peer.state["resident_bytes"] >= 8 * MIB)
+    program.do("free(p)")
+    eventually(lambda: peer.state["resident_bytes"] < 8 * MIB)
+    assert len(stage.daemon.peers) == 1
+
+
+def test_changes_of_bytes_are_told_four_times_a_second_at_most(stage: Stage) -> None:
+    program = stage.program()
+    peer = stage.daemon.peer()
+    before, began_s = len(peer.of("pager-state")), time.monotonic()
+    program.do(
+        "until = time.monotonic() + 1.5\nwhile time.monotonic() < until: free(alloc(3 * MIB))"
+    )
+    program.do("p = alloc(5 * MIB)")
+    eventually(lambda: peer.state["resident_bytes"] >= 5 * MIB)
+    told, took_s = len(peer.of("pager-state")) - before, time.monotonic() - began_s
+    assert 2 <= told <= took_s / 0.25 + 2
+
+
+def test_out_and_in_again(stage: Stage) -> None:
+    program = stage.program("init(); p = alloc(32 * MIB); d = fill(p, 1, 32 * MIB)")
+    peer = stage.daemon.peer()
+    used = stage.used_bytes
+    out = peer.do("page-out")
+    assert (out["outcome"], out["reason"]) == ("moved", "")
+    assert out["bytes"] >= 32 * MIB
+    assert out["elapsed_s"] > 0
+    assert stage.used_bytes <= used - 32 * MIB
+    state = peer.state
+    assert (state["state"], state["resident_bytes"]) == ("out", 0)
+    assert state["paged_out_bytes"] == out["bytes"]
+    program.send("digest(p, 32 * MIB) == d")
+    assert not program.answered(NOT_YET_S), "its memory is not there"
+    back = peer.do("page-in")
+    assert (back["outcome"], back["bytes"]) == ("moved", out["bytes"])
+    assert program.answer() is True
+    assert peer.state["state"] == "resident"
+
+
+def test_the_state_is_told_before_the_operation_is_done(stage: Stage) -> None:
+    """Who waits for the answer then looks at the last state, and must not see an old one."""
+    stage.program("init(); p = alloc(4 * MIB)")
+    peer = stage.daemon.peer()
+    expected = {"hold": "held", "page-out": "out", "page-in": "resident"}
+    for action in expected:
+        peer.do(action)
+    told = [m["state"] for m in peer.heard if m["type"] == "pager-state"]
+    for op, state in enumerate(expected.values(), 1):
+        at = next(i for i, m in enumerate(peer.heard) if m.get("op") == op)
+        before = [m["state"] for m in peer.heard[:at] if m["type"] == "pager-state"]
+        assert before[-1] == state, told
+
+
+def test_all_orders_may_be_given_twice(stage: Stage) -> None:
+    program = stage.program("init(); p = alloc(16 * MIB); d = fill(p, 2, 16 * MIB)")
+    peer = stage.daemon.peer()
+
+    def moved(action: str) -> int:
+        done = peer.do(action)
+        assert done["outcome"] == "moved", done
+        return int(done["bytes"])
+
+    assert [moved("free"), moved("page-in")] == [0, 0]
+    assert [moved("hold"), moved("hold")] == [0, 0]
+    assert moved("page-out") == moved("page-out") >= 16 * MIB
+    free = peer.do("free")
+    assert (free["outcome"], peer.state["state"]) == ("refused", "out")
+    assert moved("page-in") >= 16 * MIB
+    assert moved("page-in") == 0
+    assert program.get("digest(p, 16 * MIB) == d")
+    assert [moved("hold"), moved("page-in")] == [0, 0]
+    assert program.get("digest(p, 16 * MIB) == d"), "a page-in lets go, too"
+
+
+def test_held_calls_wait_until_let_go(stage: Stage) -> None:
+    program = stage.program("init(); p = alloc(MIB)")
+    peer = stage.daemon.peer()
+    assert peer.do("hold")["outcome"] == "moved"
+    assert peer.state["state"] == "held"
+    program.send("free(alloc(MIB))", "exec")
+    assert not program.answered(NOT_YET_S)
+    assert peer.do("free")["outcome"] == "moved"
+    program.answer()
+    assert peer.state["state"] == "resident"
+
+
+def test_an_action_of_a_later_version_is_refused(stage: Stage) -> None:
+    program = stage.program()
+    done = stage.daemon.peer().do("somersault")
+    assert (done["outcome"], done["reason"]) == ("refused", "unsupported")
+    program.do("free(alloc(MIB))")
+
+
+def test_what_does_not_come_to_rest_in_time_is_refused(stage: Stage) -> None:
+    program = stage.program("init(); p = alloc(4 * MIB); d = fill(p, 3, 4 * MIB)")
+    peer = stage.daemon.peer()
+    program.do("launch('spin_ns', 2_000_000_000)")
+    for action in ("hold", "page-out"):
+        done = peer.do(action, within_s=0.1)
+        assert (done["outcome"], done["reason"]) == ("refused", "lock-timeout"), action
+        assert done["detail"]
+        assert peer.state["state"] == "resident"
+    program.do("free(alloc(MIB))")
+    assert peer.do("page-out")["outcome"] == "moved", "the kernel ends, then it can be done"
+    assert peer.do("page-in")["outcome"] == "moved"
+    assert program.get("digest(p, 4 * MIB) == d")
+
+
+def test_without_a_lease_a_call_asks_once_and_waits(stage: Stage) -> None:
+    stage.daemon.opens = False
+    program = stage.program("")
+    program.send("init(); p = alloc(MIB)", "exec")
+    peer = stage.daemon.peer()
+    peer.await_heard("want-lease")
+    assert not program.answered(NOT_YET_S)
+    assert len(peer.of("want-lease")) == 1
+    peer.say("gate", open=True)
+    program.answer()
+    peer.say("gate", open=False)
+    program.send("free(alloc(MIB))", "exec")
+    peer.await_heard("want-lease", 2)
+    peer.say("gate", open=True)
+    program.answer()
+    assert len(peer.of("want-lease")) == 2
+
+
+def test_a_call_asks_for_the_lease_when_the_memory_is_out_too(stage: Stage) -> None:
+    """Whose memory went out while idle must be able to say that it is idle no more."""
+    program = stage.program("init(); p = alloc(MIB); d = fill(p, 1, MIB)")
+    peer = stage.daemon.peer()
+    peer.say("gate", open=False)
+    assert peer.do("page-out")["outcome"] == "moved"
+    program.send("digest(p, MIB) == d")
+    peer.await_heard("want-lease")
+    assert peer.do("page-in")["outcome"] == "moved"
+    assert not program.answered(NOT_YET_S), "in the GPU, but without a lease"
+    peer.say("gate", open=True)
+    assert program.answer() is True
+
+
+def test_a_call_that_waits_since_before_the_lease_was_taken_away_asks_too(stage: Stage) -> None:
+    program = stage.program("init(); p = alloc(MIB); d = fill(p, 1, MIB)")
+    peer = stage.daemon.peer()
+    assert peer.do("page-out")["outcome"] == "moved"
+    program.send("digest(p, MIB) == d")
+    assert not program.answered(NOT_YET_S)
+    assert peer.of("want-lease") == []
+    peer.say("gate", open=False)
+    peer.await_heard("want-lease")
+    peer.say("gate", open=True)
+    assert peer.do("page-in")["outcome"] == "moved"
+    assert program.answer() is True
+
+
+def test_free_returns_to_the_last_word_about_the_gate(stage: Stage) -> None:
+    program = stage.program()
+    peer = stage.daemon.peer()
+    peer.do("hold")
+    peer.say("gate", open=False)
+    peer.do("free")
+    program.send("free(alloc(MIB))", "exec")
+    peer.await_heard("want-lease")
+    assert not program.answered(NOT_YET_S)
+    peer.say("gate", open=True)
+    program.answer()
+
+
+FILL = (
+    "hoard = []\nwhile True:\n    try: hoard.append(alloc(32 * MIB))\n    except CudaError: break"
+)
+
+
+def test_no_room_is_the_last_word_only_after_the_daemon_was_asked(stage: Stage) -> None:
+    program = stage.program("init()\n" + FILL)
+    peer = stage.daemon.peer()
+    asked = peer.of("want-room")
+    assert [m["bytes"] >= 32 * MIB for m in asked] == [True]
+    assert program.fails("alloc(64 * MIB)") == "CUDA_ERROR_OUT_OF_MEMORY"
+    requests = [m["request"] for m in peer.of("want-room")]
+    assert len(set(requests)) == len(requests) == 2
+
+
+def test_room_that_was_made_is_used(stage: Stage) -> None:
+    stage.daemon.grants_room = None
+    other = stage.program("init(); q = alloc(128 * MIB); d = fill(q, 5, 128 * MIB)")
+    other_peer = stage.daemon.peer(1)
+    program = stage.program("init(); p = alloc(64 * MIB)")
+    peer = stage.daemon.peer(2)
+    program.send("alloc(100 * MIB) > 0")
+    [asked] = peer.await_heard("want-room")
+    assert not program.answered(NOT_YET_S)
+    assert other_peer.do("page-out")["outcome"] == "moved"
+    peer.say("room", request=asked["request"], granted=True, detail="")
+    assert program.answer() is True
+    assert other_peer.do("page-in")["reason"] == "no-room"
+    assert other_peer.state["state"] == "out"
+    program.kill()
+    assert other_peer.do("page-in")["outcome"] == "moved"
+    assert other.get("digest(q, 128 * MIB) == d")
+
+
+def test_who_waits_for_room_can_be_paged_out(stage: Stage) -> None:
+    """Else two programs that outgrow the GPU together would wait for each other for ever."""
+    stage.daemon.grants_room = None
+    program = stage.program("init(); p = alloc(64 * MIB); d = fill(p, 5, 64 * MIB)")
+    peer = stage.daemon.peer()
+    program.send("alloc(220 * MIB)", "exec")
+    [asked] = peer.await_heard("want-room")
+    assert peer.do("page-out")["outcome"] == "moved"
+    peer.say("room", request=asked["request"], granted=False, detail="")
+    assert not program.answered(NOT_YET_S), "the answer is no way through a closed gate"
+    assert peer.do("page-in")["outcome"] == "moved"
+    with pytest.raises(Exception, match="OUT_OF_MEMORY"):
+        program.answer()
+    assert program.get("digest(p, 64 * MIB) == d")
+
+
+def test_two_gpus_have_two_daemons(stage: Stage) -> None:
+    from pager_daemon import PagerDaemon
+
+    other = PagerDaemon(stage.sockets / "GPU-00000000-0000-0000-0000-000000000000.sock")
+    other.start()
+    try:
+        stage.program()
+        stage.daemon.peer()
+        assert other.peers == []
+    finally:
+        other.stop()
+
+
+def test_a_fork_has_no_part_in_the_connection(stage: Stage) -> None:
+    program = stage.program("init(); import signal")
+    peer = stage.daemon.peer()
+    child = program.get("os.fork() or signal.pause()")
+    try:
+        assert peer.do("hold")["outcome"] == "moved"
+        assert peer.do("free")["outcome"] == "moved"
+        assert len(stage.daemon.peers) == 1
+        os.kill(program.pid, signal.SIGKILL)
+        eventually(lambda: peer.ended)
+    finally:
+        os.kill(child, signal.SIGKILL)
