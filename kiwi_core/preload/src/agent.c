@@ -136,7 +136,7 @@ static void wait_for_something(void) {
     if (polled[0].revents) kp_link_woken();
     if (kp_wire.fd < 0 || !polled[1].revents) return;
     if (!kp_wire_receive(&kp_wire, kp_talk_heard)) lose(kp_now_ns());
-    else if (kp_talk_welcomed() && !begun) tell(&begun);
+    else if (kp_talk_caught_up() && !begun) tell(&begun);
 }
 
 static void once(void) {

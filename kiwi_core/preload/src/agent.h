@@ -28,8 +28,9 @@ enum kp_regard { /* of the daemon, after its last words */
 };
 extern enum kp_regard kp_talk_regard;
 
-bool kp_talk_begin(void);    /* queues the hello */
-bool kp_talk_welcomed(void); /* the daemon knows us */
+bool kp_talk_begin(void);     /* queues the hello */
+bool kp_talk_welcomed(void);  /* the daemon knows us */
+bool kp_talk_caught_up(void); /* and has said how it wants the gate */
 bool kp_talk_heard(const char *line, size_t length);
 bool kp_talk_say(int64_t now_ns); /* queues what is to be said now; false: the daemon takes nothing */
 int64_t kp_talk_due_ns(void);     /* when to say something though nothing happens; INT64_MAX: never */

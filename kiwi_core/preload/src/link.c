@@ -1,5 +1,6 @@
 /* What threads of the program want of the daemon. They only write it down and wake the pager thread
  * (agent.c), which asks for it and brings the answer. */
+#define _GNU_SOURCE
 #include "link.h"
 
 #include <pthread.h>

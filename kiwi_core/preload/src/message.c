@@ -68,12 +68,17 @@ static enum kp_heard read_room(const char *line, size_t length, struct kp_messag
     return good ? KP_HEARD_ROOM : KP_HEARD_GARBAGE;
 }
 
+static enum kp_heard read_pong(const char *line, size_t length, struct kp_message *m) {
+    (void)line, (void)length, (void)m;
+    return KP_HEARD_PONG;
+}
+
 void kp_message_read(const char *line, size_t length, struct kp_message *m) {
     static const struct {
         const char *type;
         enum kp_heard (*read)(const char *, size_t, struct kp_message *);
     } kinds[] = {{"welcome", read_welcome}, {"error", read_error}, {"gate", read_gate},
-                 {"pager-do", read_do},     {"room", read_room}};
+                 {"pager-do", read_do},     {"room", read_room},   {"pong", read_pong}};
     char type[64] = "";
     struct kp_json_field tag[] = {{"type", KP_JSON_TEXT, type, sizeof type, false}};
     memset(m, 0, sizeof *m);
@@ -125,12 +130,15 @@ size_t kp_say_done(char *line, size_t room, const struct kp_done *done) {
     return kp_json_end(&out, line);
 }
 
-size_t kp_say_want_lease(char *line, size_t room) {
+static size_t say_only(char *line, size_t room, const char *type) {
     struct kp_json_out out;
     kp_json_begin(&out, line, room);
-    kp_json_text(&out, "type", "want-lease", SIZE_MAX);
+    kp_json_text(&out, "type", type, SIZE_MAX);
     return kp_json_end(&out, line);
 }
+
+size_t kp_say_ping(char *line, size_t room) { return say_only(line, room, "ping"); }
+size_t kp_say_want_lease(char *line, size_t room) { return say_only(line, room, "want-lease"); }
 
 size_t kp_say_want_room(char *line, size_t room, uint64_t request, uint64_t bytes) {
     struct kp_json_out out;

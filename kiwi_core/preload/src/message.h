@@ -17,6 +17,7 @@ enum kp_heard {
     KP_HEARD_GATE,
     KP_HEARD_DO,
     KP_HEARD_ROOM,
+    KP_HEARD_PONG,
 };
 
 enum kp_action { KP_DO_OTHER, KP_DO_HOLD, KP_DO_FREE, KP_DO_PAGE_OUT, KP_DO_PAGE_IN };
@@ -56,6 +57,7 @@ struct kp_done { /* pager-done */
 
 /* Each writes its line and returns its length; 0: `room` is too small. */
 size_t kp_say_hello(char *line, size_t room, const char *client, const char *name);
+size_t kp_say_ping(char *line, size_t room);
 size_t kp_say_state(char *line, size_t room, const struct kp_report *report);
 size_t kp_say_done(char *line, size_t room, const struct kp_done *done);
 size_t kp_say_want_lease(char *line, size_t room);

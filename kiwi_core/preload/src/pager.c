@@ -1,3 +1,4 @@
+#define _GNU_SOURCE
 #include "pager.h"
 
 #include <stdio.h>

@@ -11,12 +11,13 @@
 #include "pager.h"
 
 static const int64_t STATE_EVERY_NS = 250 * (int64_t)1000000; /* at most, while only bytes change */
+static const uint64_t INTEGER_LIMIT = (uint64_t)1 << 53;
 enum { LINE_ROOM = 4096 }; /* more than the longest line that is said */
 
 struct kp_wire kp_wire = {.fd = -1};
 enum kp_regard kp_talk_regard;
 
-static bool welcomed;
+static bool welcomed, caught_up;
 static const char *state_said; /* NULL: none yet on this connection */
 static int64_t state_said_ns;
 static bool bytes_unsaid;
@@ -30,11 +31,18 @@ static bool queue(size_t length) {
 }
 
 bool kp_talk_begin(void) {
-    welcomed = bytes_unsaid = false;
+    welcomed = caught_up = bytes_unsaid = false;
     state_said = NULL;
     kp_talk_regard = KP_WELCOME_AGAIN;
+    /* The answer to the ping says that all there is to be said at first has been said. */
     return queue(kp_say_hello(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire), "kiwi-preload " KP_VERSION,
-                              program_invocation_short_name));
+                              program_invocation_short_name)) &&
+           queue(kp_say_ping(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire)));
+}
+
+/* What the protocol can say. (A count that went below zero is a mistake of ours, not a reason to be cut off.) */
+static uint64_t sayable(uint64_t count) {
+    return (int64_t)count < 0 ? 0 : count < INTEGER_LIMIT ? count : INTEGER_LIMIT - 1;
 }
 
 static bool say_state(int64_t now_ns) {
@@ -43,12 +51,13 @@ static bool say_state(int64_t now_ns) {
     struct kp_report report = {.state = kp_pager_state(), .counts = counts, .kinds = KP_FOREIGN_KINDS};
     kp_own_books(&books);
     for (size_t i = 0; i < KP_FOREIGN_KINDS; i++) {
-        counts[i] = (struct kp_count){kp_foreign_name((enum kp_foreign)i), books.unowned[i]};
-        report.unowned += books.unowned[i];
+        counts[i] = (struct kp_count){kp_foreign_name((enum kp_foreign)i), sayable(books.unowned[i])};
+        report.unowned += counts[i].count;
     }
-    report.resident = books.resident;
-    report.out = books.out;
-    report.kept = books.kept;
+    report.unowned = sayable(report.unowned);
+    report.resident = sayable(books.resident);
+    report.out = sayable(books.out);
+    report.kept = sayable(books.kept);
     state_said = report.state;
     state_said_ns = now_ns;
     bytes_unsaid = false;
@@ -79,6 +88,7 @@ int64_t kp_talk_due_ns(void) {
 }
 
 bool kp_talk_welcomed(void) { return welcomed; }
+bool kp_talk_caught_up(void) { return caught_up; }
 
 void kp_talk_over(void) { welcomed = false; }
 
@@ -99,7 +109,16 @@ static bool hear_welcome(const struct kp_message *m) {
     return true;
 }
 
-static bool hear_error(const struct kp_message *m) {
+/* What another program wrote is shown on a terminal: nothing in it may steer that. */
+static void make_plain(char *text) {
+    for (; *text; text++)
+        if ((unsigned char)*text < ' ' || *text == 0x7F) *text = ' ';
+}
+
+static bool hear_error(struct kp_message *m) {
+    make_plain(m->code);
+    make_plain(m->text);
+    make_plain(m->remedy);
     kp_note("the daemon says %s: %s %s", m->code, m->text, m->remedy);
     if (!m->fatal) return true;
     kp_talk_regard = strcmp(m->code, "superseded") ? KP_REJECTED : KP_REPLACED;
@@ -135,6 +154,7 @@ bool kp_talk_heard(const char *line, size_t length) {
     case KP_HEARD_ERROR: return hear_error(&m);
     case KP_HEARD_GATE: kp_pager_gate(m.open); return true;
     case KP_HEARD_DO: return hear_do(&m);
+    case KP_HEARD_PONG: caught_up = true; return true;
     case KP_HEARD_ROOM: kp_link_answer_room((uint64_t)m.request, m.granted); return true;
     default: return true;
     }
