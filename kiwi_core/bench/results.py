@@ -67,7 +67,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...]
     left_out: tuple[Left, ...]
     remedies: tuple[str, ...]
-    schema: int = SCHEMA
 
     @property
     def complete(self) -> bool:
@@ -114,5 +113,5 @@ def _row(
 
 
 def to_json(report: Report) -> bytes:
-    data = msgspec.to_builtins(report) | {"complete": report.complete}
+    data = {"schema": SCHEMA, **msgspec.to_builtins(report), "complete": report.complete}
     return msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n"

@@ -48,8 +48,8 @@ def report_lines(report: Report, style: Style) -> list[str]:
     for group in dict.fromkeys(row.group for row in report.rows):
         title = _GROUPS.get(group, f"Kiwi: moving memory, backend {group}")
         lines += ["", style.bold(title)]
-        rows = [_cells(row) for row in report.rows if row.group == group]
-        lines += [f"  {line}" for line in table(rows, right=(1, 2))]
+        rows = [row for row in report.rows if row.group == group]
+        lines += [f"  {line}" for line in _rows(rows)]
     if report.left_out:
         lines += ["", style.bold("Not measured")]
     for left in report.left_out:
@@ -64,6 +64,29 @@ def report_lines(report: Report, style: Style) -> list[str]:
     if report.others:
         lines.append(style.yellow(_beside(report.others)))
     return lines
+
+
+def _rows(rows: list[Row]) -> list[str]:
+    by_size = [row for row in rows if row.name.startswith("vmm_")]
+    lines = table([_cells(row) for row in rows if row not in by_size], right=(1, 2))
+    return [*lines, *_by_size(by_size)]
+
+
+def _by_size(rows: list[Row]) -> list[str]:
+    """Calls beside each other, a line for each size: ``vmm_CALL_SIZE``."""
+    found: dict[int, dict[str, Row]] = {}
+    for row in rows:
+        call = row.name.removeprefix("vmm_").rpartition("_")[0]
+        found.setdefault(row.bytes, {})[call] = row
+    if not found:
+        return []
+    calls = list(next(iter(found.values())))
+    cells = [["µs", *(call.replace("_", " ") for call in calls), ""]]
+    for size_bytes, of in found.items():
+        numbers = [_number(of[call].spread.median) if call in of else "" for call in calls]
+        ratio = _ratio(of["all"]) if "all" in of else ""
+        cells.append([format_bytes(size_bytes), *numbers, ratio])
+    return table(cells, right=range(1, len(calls) + 1))
 
 
 def _cells(row: Row) -> list[str]:
