@@ -29,7 +29,7 @@ LAB_SOURCES := $(shell find $(LAB)/src $(LAB)/schema $(LAB)/style -type f) \
 unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
 
 .PHONY: help setup lab test fast lint types imports ts core-tests unit-tests server-tests kernel-tests \
-        kernel-tests-old e2e-tests ui-tests demo bench format hooks lock clean
+        kernel-tests-old e2e-tests ui-tests demo bench wheels format hooks lock clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | \
@@ -92,6 +92,10 @@ demo: $(LAB_READY)  ## two notebooks share one emulated GPU (HEADLESS=1: without
 
 bench: $(LAB_READY)  ## measure what runs on this machine (benchmarks/; some need Chromium)
 	@for file in benchmarks/bench_*.py; do $(STEP) "$$(basename "$$file" .py)" $(BIN)/python "$$file"; done
+
+wheels: $(READY)  ## dist/: one wheel for any machine, and one each with the pager's library in it
+	@for machine in '' x86_64 aarch64; do KIWI_WHEEL_MACHINE=$$machine $(STEP) "wheel$${machine:+-$$machine}" \
+	  .ci/node .venv $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .; done
 
 format: $(READY) $(NODE_READY)  ## let ruff, prettier and eslint format and mend what they can
 	@$(BIN)/ruff format --quiet .

@@ -1,4 +1,5 @@
-"""The build hook of wheel and source distribution: puts the built labextension into both."""
+"""The build hook of wheel and source distribution: puts the built labextension into both, and, if
+asked to, the in-process pager's library into a wheel."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 sys.path.insert(0, str(Path(__file__).parent))
 import labextension_build as lab
+import preload_build as pager
 
 HOME = "share/jupyter/labextensions/kiwi-jupyter"
 
@@ -21,10 +23,19 @@ class LabextensionHook(BuildHookInterface[Any]):
 
     def dependencies(self) -> list[str]:
         """What pip puts into the build environment besides hatchling."""
-        return [lab.NODE_WHEEL] if lab.needs_node_wheel(Path(self.root)) else []
+        node = [lab.NODE_WHEEL] if lab.needs_node_wheel(Path(self.root)) else []
+        return node + (pager.REQUIREMENTS if self._has_pager() else [])
+
+    def _has_pager(self) -> bool:
+        return bool(pager.machine()) and self.target_name == "wheel"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
         root = Path(self.root)
+        if self._has_pager():
+            try:
+                pager.add(root, root / "build" / "preload", build_data)
+            except RuntimeError as error:
+                self.app.abort(str(error))
         if lab.is_skipped():
             self.app.display_warning(f"{lab.SKIP} is set: no JupyterLab extension in this build.")
             return

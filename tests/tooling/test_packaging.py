@@ -155,3 +155,30 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert not [line for line in done.stderr.splitlines() if UNIT.name in line], done.stderr
+
+
+def test_a_wheel_has_the_pagers_library_only_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The compiling itself is ``make wheels``, which wants a compiler of 100 MB."""
+    monkeypatch.syspath_prepend(str(ROOT / "packaging"))
+    monkeypatch.delenv("KIWI_WHEEL_MACHINE", raising=False)
+    import preload_build
+
+    data: dict[str, object] = {"force_include": {}}
+    preload_build.add(ROOT, tmp_path, data)
+    assert data == {"force_include": {}}, "pure Python: compiled on first use"
+    monkeypatch.setenv("KIWI_WHEEL_MACHINE", "vax")
+    with pytest.raises(RuntimeError, match="x86_64 or aarch64"):
+        preload_build.add(ROOT, tmp_path, data)
+    monkeypatch.setenv("KIWI_WHEEL_MACHINE", "aarch64")
+    compiled = []
+    monkeypatch.setattr(
+        "kiwi_core.preload._build.cross", lambda machine, output: compiled.append((machine, output))
+    )
+    preload_build.add(ROOT, tmp_path, data)
+    assert [machine for machine, _ in compiled] == ["aarch64"]
+    assert data["tag"] == "py3-none-manylinux2014_aarch64"
+    assert data["pure_python"] is False
+    (place,) = data["force_include"].values()  # type: ignore[attr-defined]
+    assert place == "kiwi_core/preload/lib/aarch64/libkiwi_preload.so"
