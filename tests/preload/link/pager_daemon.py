@@ -49,7 +49,7 @@ class Peer:
         self.say_bytes(json.dumps({"type": kind, **fields}).encode() + b"\n")
 
     def say_bytes(self, data: bytes) -> None:
-        with suppress(BrokenPipeError):  # it has hung up, as it should after garbage
+        with suppress(OSError):  # it has hung up, as it should after garbage
             self.sock.sendall(data)
 
     def begin(self, action: str, within_s: float = PATIENCE_S) -> int:

@@ -88,7 +88,7 @@ from cuda.core import Device
 device = Device(); device.set_current()
 class Owner:
     def __init__(self): self.p = alloc(MIB)
-    def __del__(self, free=driver.cuMemFree): assert free(self.p)[0] == 0
+    def __del__(self, free=driver.cuMemFree, end=os._exit): int(free(self.p)[0]) == 0 or end(7)
 sys.owner = Owner()
 threading.held_until_the_very_end = Owner()
 atexit.register(free, alloc(MIB))
@@ -107,7 +107,6 @@ def test_frees_at_exit_pass_a_closed_gate(stage: Stage, action: str, daemon: str
     program.end_input()
     assert program.ended(30)
     assert program.returncode == 0
-    assert "Traceback" not in stage.log
 
 
 def test_an_exit_in_the_middle_of_a_page_out(stage: Stage) -> None:

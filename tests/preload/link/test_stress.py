@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def act(draw: random.Random, daemon: PagerDaemon) -> None:
             op = peer.begin(action, within_s=draw.choice([0.0, 0.001, 1.0]))
             if draw.random() < 0.8:
                 while not peer.ended and not any(m["op"] == op for m in peer.of("pager-done")):
-                    pass
+                    time.sleep(0.0005)
 
 
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])

@@ -1,0 +1,42 @@
+"""The fuzz target (``fuzz_link.c``) for a few seconds, under the address and undefined-behaviour
+sanitizers: the corpus as it is, then spoilt."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "link"))
+
+from sanitizing import SOURCES, compile_with  # noqa: E402
+
+PARTS = "json json_write message wire pager talk link".split()
+SECONDS = 4
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
+    own = [HERE / "driver.c", HERE / "fuzz_link.c"]
+    sources = [*own, *(SOURCES / f"{name}.c" for name in PARTS)]
+    return compile_with("address,undefined", tmp_path_factory.mktemp("fuzz"), sources)
+
+
+def run(driver: str, seed: int, *files: Path) -> str:
+    command = [driver, str(SECONDS), str(seed), *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return done.stdout
+
+
+def test_whatever_comes_nothing_breaks(driver: str, tmp_path: Path) -> None:
+    corpus = sorted((HERE / "corpus").iterdir())
+    long = tmp_path / "long"  # lines at the limit and beyond
+    head = bytes([255]) + bytes(8) + (HERE / "corpus" / "swap").read_bytes()[9:]
+    line = b'{"type":"later","x":"%s"}\n'
+    long.write_bytes(head + line % (b"y" * 65_500) + line % (b"z" * 65_600))
+    inputs = int(run(driver, 4, *corpus, long).split()[0])
+    assert inputs > 1000
