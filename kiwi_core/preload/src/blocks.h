@@ -118,6 +118,7 @@ CUresult kp_physical_access(CUdeviceptr at, size_t bytes);
 CUresult kp_physical_unmap(CUdeviceptr at, size_t bytes);
 CUresult kp_block_make(struct kp_ctx *ctx, size_t asked, struct kp_block **out);
 void kp_block_end(struct kp_block *b); /* not in the table any more; nothing uses its memory */
+uint64_t kp_block_overhead(const struct kp_block *b); /* kp_table_mu held: what nobody asked for */
 void kp_bytes_moved(struct kp_chunk *c, enum kp_where to); /* changes its place and the books */
 
 /* ---- own.c ---- */

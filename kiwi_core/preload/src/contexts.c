@@ -144,7 +144,10 @@ static void drop_all(struct kp_ctx *c) {
     struct gathering g = {c, NULL};
     pthread_mutex_lock(&kp_table_mu);
     kp_table_each(gather, &g);
-    for (struct kp_block *b = g.first; b; b = b->next_dead) kp_table_remove(b);
+    for (struct kp_block *b = g.first; b; b = b->next_dead) {
+        kp_books_add(&kp_totals.small_overhead, -(int64_t)kp_block_overhead(b));
+        kp_table_remove(b);
+    }
     struct kp_ctx **at = &contexts;
     while (*at != c) at = &(*at)->next;
     *at = c->next;

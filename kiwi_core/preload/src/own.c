@@ -178,7 +178,7 @@ static bool settled(struct kp_ctx *ctx, CUresult *rc) {
 }
 
 static void to_graveyard(struct kp_block *b) { /* kp_table_mu held, no longer in the table */
-    b->dead = true;
+    __atomic_store_n(&b->dead, true, __ATOMIC_RELEASE); /* the pager looks without the mutex */
     b->next_dead = graveyard;
     graveyard = b;
 }

@@ -148,6 +148,12 @@ void kp_bytes_moved(struct kp_chunk *c, enum kp_where to) {
     __atomic_store_n(&c->where, to, __ATOMIC_RELEASE);
 }
 
+uint64_t kp_block_overhead(const struct kp_block *b) {
+    size_t asked = b->asked;
+    for (unsigned i = 0; i < b->slot_count; i++) asked += b->slots[i].asked;
+    return b->chunk_count ? b->bytes - asked : 0;
+}
+
 void kp_block_end(struct kp_block *b) {
     CUdeviceptr at = b->addr;
     for (unsigned i = 0; i < b->chunk_count; at += b->chunks[i++].bytes) {

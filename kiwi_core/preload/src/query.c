@@ -162,10 +162,7 @@ static void recount(struct kp_block *b, void *arg) {
         if (c->where == KP_IN) n->resident += c->bytes, n->kept += c->kept ? c->bytes : 0;
         else n->out += c->bytes;
     }
-    if (!b->chunk_count) return;
-    size_t asked = b->asked;
-    for (unsigned i = 0; i < b->slot_count; i++) asked += b->slots[i].asked;
-    n->small_overhead += b->bytes - asked;
+    n->small_overhead += kp_block_overhead(b);
 }
 
 /* Only while nothing of this process allocates, frees or moves. */

@@ -1,0 +1,44 @@
+"""Programs whose memory the preloaded library owns; the pager is driven by hand, with no daemon."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kiwi_core import preload
+
+SUPPORT = Path(__file__).parents[2] / "support"
+sys.path.insert(0, str(SUPPORT))
+
+from preload_world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cuda_processes import Worker
+
+
+@pytest.fixture(scope="session")
+def library() -> Path:
+    return preload.library()
+
+
+@pytest.fixture
+def world(tmp_path: Path, library: Path) -> Iterator[World]:
+    world = World(tmp_path, library, "1x64MiB")
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def program(world: World) -> Callable[..., Worker]:
+    """Starts a program that has a context and the names of owner_calls."""
+
+    def start(**environment: str) -> Worker:
+        setup = "init(); from owner_calls import *"
+        return world.worker(setup, PYTHONPATH=str(SUPPORT), **environment)
+
+    return start

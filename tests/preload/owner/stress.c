@@ -1,0 +1,228 @@
+/* Run under the sanitizers: threads allocate, fill, check and free memory that the library owns, while
+ * another pages all of it out and in, with faults on the way; at the end nothing is left over. */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cuda.h>
+
+#include "arena.h"
+#include "blocks.h"
+#include "fault.h"
+#include "gate.h"
+#include "hash.h"
+#include "kiwi_preload.h"
+#include "log.h"
+#include "move.h"
+#include "own.h"
+#define KP_REAL_NAMES
+#include "real.h"
+
+#define CHECK(call)                                                                                    \
+    do {                                                                                               \
+        CUresult rc_ = (call);                                                                         \
+        if (rc_) fprintf(stderr, "%s:%d: %s = %d\n", __FILE__, __LINE__, #call, (int)rc_), abort();    \
+    } while (0)
+#define MUST(what)                                                                                     \
+    do {                                                                                               \
+        if (!(what)) fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #what), abort();       \
+    } while (0)
+
+/* ---- in place of the rest of the library ---- */
+
+struct kp_real kp_real;
+static void load_real(void) {
+    void **member = (void **)&kp_real, *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    MUST(driver || dlsym(RTLD_DEFAULT, "cuInit"));
+    for (size_t i = 0; i < sizeof kp_real_names / sizeof *kp_real_names; i++)
+        member[i] = dlsym(driver ? driver : RTLD_DEFAULT, kp_real_names[i]);
+}
+bool kp_disabled(void) { return false; }
+void kp_link_want_lease(void) {}
+void kp_link_books_changed(void) {}
+bool kp_link_want_room(uint64_t bytes, int64_t until_ns) { return (void)bytes, (void)until_ns, false; }
+void kp_say(bool warning, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    if (warning) vfprintf(stderr, format, args), abort(); /* nothing here is to be warned of */
+    va_end(args);
+}
+
+enum { THREADS = 3, SLOTS = 12, SECOND = 1000000000 };
+static int steps = 400;
+static CUcontext context;
+static CUfunction fill, sum;
+static bool finished;
+static unsigned refusals, moves;
+
+struct held {
+    CUdeviceptr p;
+    size_t bytes;
+    uint32_t seed;
+};
+
+static uint32_t rnd(uint32_t *x) {
+    *x ^= *x << 13;
+    *x ^= *x >> 17;
+    *x ^= *x << 5;
+    return *x;
+}
+
+static CUresult launch(CUfunction f, void **params) {
+    bool in = kp_gate_enter();
+    CUresult rc = kp_real.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL);
+    kp_gate_leave(in);
+    return rc;
+}
+
+/* What xorshift_u32 writes, and checksum_u64 says of it. */
+static uint64_t expected(uint64_t words, uint32_t seed) {
+    uint64_t total = 0;
+    for (uint64_t i = 0; i < words; i++) {
+        uint32_t v = seed ^ (uint32_t)(i * 2654435761u);
+        v ^= v << 13;
+        v ^= v >> 17;
+        v ^= v << 5;
+        total += (uint64_t)v * (i + 1);
+    }
+    return total;
+}
+
+static void make(struct held *h, uint32_t *x) {
+    static const size_t scales[] = {64, 4096, 40000, 300000, 1500000, 5000000};
+    size_t bytes = (rnd(x) % scales[rnd(x) % 6] + 4) / 4 * 4;
+    bool in = kp_gate_enter();
+    CUresult rc = kp_own_alloc(&h->p, bytes);
+    kp_gate_leave(in);
+    if (rc == CUDA_ERROR_OUT_OF_MEMORY) {
+        h->p = 0;
+        return;
+    }
+    CHECK(rc);
+    MUST(h->p % 512 == 0);
+    h->bytes = bytes;
+    h->seed = rnd(x) | 1;
+    uint64_t words = bytes / 4;
+    void *params[] = {&h->p, &words, &h->seed};
+    CHECK(launch(fill, params));
+}
+
+static void check(struct held *h, CUdeviceptr result) {
+    uint64_t words = h->bytes / 4, got = 0;
+    void *params[] = {&h->p, &words, &result};
+    CUdeviceptr base = 0;
+    size_t size = 0;
+    CHECK(launch(sum, params));
+    bool in = kp_gate_enter();
+    CHECK(kp_real.cuMemcpyDtoH_v2(&got, result, sizeof got));
+    CHECK(kp_own_range(&base, &size, h->p + h->bytes - 1));
+    kp_gate_leave(in);
+    MUST(base == h->p && size == h->bytes);
+    MUST(got == expected(words, h->seed));
+}
+
+static void drop(struct held *h) {
+    CHECK(kp_own_free(h->p)); /* not through the gate */
+    h->p = 0;
+}
+
+static void *work(void *arg) {
+    uint32_t x = 12345u + 777u * (uint32_t)(uintptr_t)arg;
+    struct held mine[SLOTS] = {{0}};
+    struct held result;
+    CHECK(kp_real.cuCtxSetCurrent(context));
+    bool in = kp_gate_enter();
+    CHECK(kp_own_alloc(&result.p, 8));
+    kp_gate_leave(in);
+    for (int i = 0; i < steps; i++) {
+        struct held *h = &mine[rnd(&x) % SLOTS];
+        if (!h->p) make(h, &x);
+        else if (rnd(&x) % 3) check(h, result.p);
+        else drop(h);
+    }
+    for (int i = 0; i < SLOTS; i++) {
+        if (!mine[i].p) continue;
+        check(&mine[i], result.p);
+        drop(&mine[i]);
+    }
+    drop(&result);
+    return NULL;
+}
+
+static void *page(void *arg) {
+    static const enum kp_fault kinds[] = {KP_FAULT_CREATE, KP_FAULT_MAP,  KP_FAULT_UNMAP,
+                                          KP_FAULT_COPY_OUT, KP_FAULT_COPY_IN, KP_FAULT_HOST};
+    uint32_t x = 99;
+    struct kp_outcome o;
+    bool out = false;
+    (void)arg;
+    kp_gate_exempt();
+    while (!__atomic_load_n(&finished, __ATOMIC_ACQUIRE) || out) {
+        int64_t until = kp_now_ns() + 20ll * SECOND;
+        bool faulty = rnd(&x) % 2;
+        if (!out) {
+            if (!kp_gate_close(until)) continue;
+            kp_move_settle(until, &o);
+            MUST(o.what == KP_MOVED);
+        }
+        enum kp_fault kind = kinds[rnd(&x) % 6]; /* set only now: allocations are to succeed */
+        if (faulty) kp_fault_set(kind, (int)(rnd(&x) % 20), 1 + (int)(rnd(&x) % 2));
+        if (!out) kp_move_out(until, &o);
+        else kp_move_in(until, &o);
+        kp_fault_set(kind, 0, 0);
+        MUST(o.what != KP_LOST);
+        if (o.what == KP_REFUSED) refusals++;
+        else moves++;
+        out = !kp_move_all_in();
+        if (!out) kp_gate_open();
+        usleep(1000);
+    }
+    return NULL;
+}
+
+int main(int argc, char **argv) {
+    pthread_t threads[THREADS], pager;
+    CUmodule module;
+    if (argc > 1) steps = atoi(argv[1]);
+    setenv("KIWI_VERIFY", "1", 1);
+    load_real();
+    CHECK(kp_real.cuInit(0));
+    CHECK(kp_real.cuDevicePrimaryCtxRetain(&context, 0));
+    CHECK(kp_real.cuCtxSetCurrent(context));
+    CHECK(kp_real.cuModuleLoadData(&module, "kiwi-emulated-module"));
+    CHECK(kp_real.cuModuleGetFunction(&fill, module, "xorshift_u32"));
+    CHECK(kp_real.cuModuleGetFunction(&sum, module, "checksum_u64"));
+    kp_own_start(0);
+    CUdeviceptr first;
+    CHECK(kp_own_alloc(&first, 100));
+    kp_arena_enable(true);
+    for (int i = 0; i < 6000 && !kp_hash_ready_everywhere(); i++) usleep(10000);
+    MUST(kp_hash_ready_everywhere());
+    pthread_create(&pager, NULL, page, NULL);
+    for (uintptr_t i = 0; i < THREADS; i++) pthread_create(&threads[i], NULL, work, (void *)i);
+    for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+    __atomic_store_n(&finished, true, __ATOMIC_RELEASE);
+    pthread_join(pager, NULL);
+    CHECK(kp_own_free(first));
+    const char *wrong = kp_own_check();
+    if (wrong) fprintf(stderr, "the books are wrong: %s\n", wrong), abort();
+    struct kp_books books;
+    struct kp_arena_books host;
+    kp_own_books(&books);
+    kp_arena_books(&host);
+    MUST(books.owned == 0 && books.resident == 0 && books.out == 0 && books.small_overhead == 0);
+    MUST(host.used == 0);
+    struct kp_move_books moved;
+    kp_move_books(&moved);
+    MUST(moves > 10 && refusals > 0);
+    MUST(moved.copied && moved.skipped && moved.verified && !moved.differed);
+    CHECK(kp_own_primary_release(0));
+    printf("clean\n");
+    fprintf(stderr, "%u moves, %u refusals\n", moves, refusals);
+    return 0;
+}

@@ -1,0 +1,180 @@
+"""The way out and the way in: refusals change nothing, and no byte is ever lost."""
+
+from __future__ import annotations
+
+import pytest
+from cuda_processes import Worker
+
+from kiwi_core import emulator
+
+MIB = 1 << 20
+HELD = "held = [make(size, size) for size in (100, 70_000, MIB, 5 * MIB, 20 * MIB)]"
+
+
+def test_without_room_the_way_in_is_refused_and_can_be_tried_again(program, world):
+    p = program()
+    p.do(HELD)
+    assert p.get("out()") == "moved"
+    with_the_rest = Worker(world.plain)
+    try:
+        with_the_rest.do("init(); taken = alloc(40 * MIB)")
+        for _ in range(2):
+            assert p.get("back()").startswith("refused no-room: ")
+            assert emulator.books(world.state).process(p.pid).device_bytes.get(0, 0) == 0
+        with_the_rest.do("free(taken)")
+        assert p.get("back()") == "moved"
+        p.do("same(*held); check()")
+    finally:
+        with_the_rest.close()
+
+
+@pytest.mark.parametrize("hashing", [False, True])
+@pytest.mark.parametrize("kind", ["copy_out", "unmap", "host"])
+@pytest.mark.parametrize("skip", [0, 3])
+def test_a_way_out_that_fails_leaves_all_in_the_gpu(program, kind, skip, hashing):
+    p = program()
+    p.do(HELD)
+    if hashing:
+        p.do("prepare(); until_hashing(); swap(); swap()")
+        p.do("write(held[3], 5); write(held[4], 6, 3 * MIB, 5)")
+    else:
+        p.do("library.kiwi_preload_test_arena(0, ctypes.c_uint64(1 << 40))")
+    p.do(f"fault('{kind}', {0 if kind == 'host' or hashing else skip})")
+    said = p.get("out()")
+    if kind == "host" and hashing:
+        assert said == "moved"  # there was host memory already
+        assert p.get("back()") == "moved"
+    else:
+        assert said.startswith(
+            "refused " + ("no-host-memory: " if kind == "host" else "driver: ")
+        ), said
+    p.do("same(*held); check(); fault('host', 0, 0)")
+    p.do("swap(); same(*held)")
+
+
+@pytest.mark.parametrize("kind", ["create", "map", "copy_in"])
+@pytest.mark.parametrize("skip", [0, 4])
+def test_a_way_in_that_fails_can_be_tried_again(program, world, kind, skip):
+    p = program()
+    p.do(HELD)
+    assert p.get("out()") == "moved"
+    p.do(f"fault('{kind}', {skip}, -1)")
+    reason = "no-room" if kind == "create" else "driver"
+    for _ in range(2):
+        assert p.get("back()").startswith(f"refused {reason}: ")
+        assert emulator.books(world.state).process(p.pid).device_bytes.get(0, 0) == 0
+    p.do(f"fault('{kind}', 0, 0)")
+    assert p.get("back()") == "moved"
+    p.do("same(*held); check()")
+
+
+def test_a_way_out_that_fails_where_even_the_way_back_does_stays_out(program):
+    """What is out stays out, the rest in; nothing can touch either before the way in succeeded."""
+    p = program()
+    p.do(HELD)
+    p.do("fault('copy_out', 5); fault('create', 0, -1)")
+    assert p.get("out()").startswith("refused driver: ")
+    books = p.get("books()")
+    assert 0 < books["out"] < books["owned"]
+    p.do("fault('create', 0, 0)")
+    assert p.get("back()") == "moved"
+    p.do("same(*held); check(); swap(); same(*held)")
+
+
+def test_the_time_limit_of_the_way_out(program):
+    p = program()
+    p.do(HELD)
+    p.do("fault('stall', 0, -1); threading.Timer(2.5, lambda: fault('stall', 0, 0)).start()")
+    assert p.get("out(500_000_000)").startswith("refused driver: the time limit")
+    p.do("same(*held); check(); swap(); same(*held)")
+
+
+def test_work_that_does_not_end_refuses_the_way_out_in_time(program):
+    p = program()
+    p.do(HELD)
+    p.do("stuck = Stuck(); began = time.monotonic()")
+    for _ in range(2):
+        assert p.get("out(300_000_000)").startswith("refused lock-timeout: ")
+    assert p.get("time.monotonic() - began") < 20
+    p.do("stuck.end(); same(*held); swap(); same(*held)")
+
+
+def test_allocating_and_freeing_while_another_thread_pages(program):
+    p = program()
+    p.do(HELD)
+    p.do(
+        "context = ck(driver.cuCtxGetCurrent())\n"
+        "stop, problems, rounds = threading.Event(), [], [0, 0]\n"
+        "def churn(which):\n"
+        "    try:\n"
+        "        ck(driver.cuCtxSetCurrent(context))\n"
+        "        while not stop.is_set():\n"
+        "            a = make(300 if which else 3 * MIB, rounds[which]); same(a); drop(a); rounds[which] += 1\n"
+        "    except BaseException as e: problems.append(repr(e))\n"
+        "threads = [threading.Thread(target=churn, args=(i,)) for i in (0, 1)]\n"
+        "for t in threads: t.start()\n"
+        "for _ in range(15):\n"
+        "    for way in (out, back):\n"
+        "        said = way()\n"
+        "        assert said == 'moved', said\n"
+        "stop.set()\n"
+        "for t in threads: t.join()\n"
+    )
+    assert p.get("problems") == []
+    assert min(p.get("rounds")) > 0
+    p.do("same(*held); check()")
+
+
+def test_a_program_may_end_while_its_memory_is_out(program, world):
+    p = program()
+    p.do(HELD)
+    assert p.get("out()") == "moved"
+    p.end_input()
+    assert p.ended(30)
+
+
+# ---- host memory -----------------------------------------------------------------------------------------
+
+
+def test_too_little_host_memory_is_told_before_anything_moves(program):
+    p = program()
+    p.do(HELD)
+    p.do("library.kiwi_preload_test_arena(0, ctypes.c_uint64(20 * MIB))")
+    assert p.get("out()").startswith("refused no-host-memory: ")
+    assert p.get("books()['out']") == 0
+    p.do(
+        "same(*held); library.kiwi_preload_test_arena(0, ctypes.c_uint64(60 * MIB)); swap(); same(*held)"
+    )
+    assert p.get("arena()['pinned'] + arena()['pageable']") <= 60 * MIB
+
+
+def test_host_memory_is_pinned_before_it_is_needed_and_given_back_on_demand(program):
+    p = program()
+    p.do("prepare()")
+    p.do(HELD)
+    p.do("until(lambda: arena()['pinned'] >= books()['owned'], 'nothing was pinned')")
+    assert p.get("arena()['used']") == 0
+    p.do("swap(); same(*held)")
+    assert p.get("arena()['pageable']") == 0  # nothing was added on the way
+    p.do("library.kiwi_preload_test_forget(); library.kiwi_preload_test_trim(ctypes.c_uint64(0))")
+    p.do("until(lambda: arena()['pinned'] == 0, 'nothing was given back')")
+    p.do("swap(); same(*held); check()")
+
+
+def test_where_nothing_can_be_pinned_pageable_memory_does(program):
+    p = program()
+    p.do("fault('pin', 0, -1); prepare()")
+    p.do(HELD)
+    p.do("until(lambda: arena()['refused'], 'nothing was tried')")
+    p.do("swap(); same(*held); check()")
+    assert p.get("arena()['pinned']") == 0
+
+
+def test_a_lower_limit_gives_back_what_is_free(program):
+    p = program()
+    p.do("prepare()")
+    p.do(HELD)
+    p.do("until(lambda: arena()['pinned'] >= books()['owned'], 'nothing was pinned')")
+    p.do("prepare(8 * MIB)")
+    p.do("until(lambda: arena()['pinned'] <= 8 * MIB, 'nothing was given back')")
+    p.do("same(*held)")
