@@ -122,3 +122,23 @@ def test_nothing_personal_is_in_it(measured: Any) -> None:
     text = json.dumps(measured[0])
     assert not re.search(rf"\b{re.escape(os.uname().nodename)}\b", text)
     assert "/tmp" not in text
+
+
+ASKED = """
+from dataclasses import replace
+from kiwi_core.bench import backends
+asked = replace(backends.CHECKPOINT, name="asked", pager="", daemon_args=("--tq", "7"))
+backends.BACKENDS = (asked,)
+"""
+
+
+def test_a_backend_that_only_a_daemon_can_use(alone: Path, tmp_path: Path) -> None:
+    """The daemon is asked to move a program out, and has to bring it back for a cell."""
+    file = tmp_path / "bench.json"
+    words = ("--emulate", "1x256MiB", "--emulate-copy-rate", "256MiB", "--json", str(file))
+    code, out, err = start_bench(*words, skip_limits=True, more=ASKED).finish()
+    assert code == 0, out + err
+    found = {row["name"]: row for row in json.loads(file.read_text())["rows"]}
+    for name in ("page_out_asked", "page_in_asked"):
+        assert 0.5 * GB_PER_S <= found[name]["spread"]["median"] <= 1.3 * GB_PER_S, name
+    assert found["switch_asked"]["spread"]["runs"] == 4

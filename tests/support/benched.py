@@ -20,6 +20,7 @@ from kiwi_core.bench import limits, plan
 plan.Patience = lambda: plan.EMULATED
 if {skip_limits}:
     limits.measure = lambda bench: None
+{more}
 from kiwi_core.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -66,9 +67,10 @@ class BenchProcess:
 
 
 def start_bench(
-    *arguments: str, env: dict[str, str] | None = None, skip_limits: bool = False
+    *arguments: str, env: dict[str, str] | None = None, skip_limits: bool = False, more: str = ""
 ) -> BenchProcess:
-    code = SHORT.format(skip_limits=skip_limits)
+    """``more`` is run before the command is."""
+    code = SHORT.format(skip_limits=skip_limits, more=more)
     return BenchProcess(
         subprocess.Popen(
             [sys.executable, "-c", code, "bench", *arguments],
