@@ -22,9 +22,12 @@ struct answer {
     uintptr_t decided; /* 0: go on to the system's dlsym */
 };
 
+/* What runs for every look-up of any program, a sanitizer's own before it has begun included. */
+#define EARLY __attribute__((no_sanitize("address", "thread", "undefined")))
+
 __attribute__((visibility("hidden"))) dlsym_fn *kp_dlsym_of_system;
-__attribute__((visibility("hidden"), used)) struct answer kp_look_up(void *handle, const char *name,
-                                                                     void *caller);
+__attribute__((visibility("hidden"), used)) EARLY struct answer kp_look_up(void *handle, const char *name,
+                                                                           void *caller);
 
 #if defined(__x86_64__)
 __asm__(".text\n"
@@ -82,7 +85,7 @@ __asm__(".text\n"
 #error "libkiwi_preload needs its dlsym written for this processor"
 #endif
 
-bool kp_system_dlsym_ready(void) {
+EARLY bool kp_system_dlsym_ready(void) {
     if (__atomic_load_n(&kp_dlsym_of_system, __ATOMIC_ACQUIRE)) return true;
     static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5"};
     for (size_t i = 0; i < sizeof versions / sizeof *versions; i++) {
@@ -99,7 +102,7 @@ void *kp_system_dlsym(void *handle, const char *name) {
 }
 
 /* "cu" and a capital: cuDNN, cuBLAS and the runtime spell theirs otherwise. */
-static bool maybe_driver(const char *name) {
+EARLY static bool maybe_driver(const char *name) {
     return name && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
 }
 
@@ -112,7 +115,7 @@ static void *instead_of(void *ours, const char *name, void *caller) {
     return symbol ? symbol->real : kp_system_dlsym(RTLD_NEXT, name);
 }
 
-struct answer kp_look_up(void *handle, const char *name, void *caller) {
+EARLY struct answer kp_look_up(void *handle, const char *name, void *caller) {
     const struct answer go_on = {NULL, 0};
     if (!kp_system_dlsym_ready()) return (struct answer){NULL, 1};
     /* RTLD_NEXT depends on who asks. If we come after them they find our own names anyway. */

@@ -36,7 +36,7 @@ bool kp_gate_is_armed(void);
 
 /* Calls let through so far. */
 uint64_t kp_gate_passed(void);
-/* Threads inside now; open captures. */
+/* Threads inside now, and for an instant those that find the gate shut. */
 unsigned kp_gate_inside(void);
 
 /* captures.c only: stream captures. While one is open the gate does not close, and being armed holds

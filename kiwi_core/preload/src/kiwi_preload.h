@@ -20,11 +20,8 @@ static inline int64_t kp_now_ns(void) {
 
 /* start.c: the life of the library in this process. */
 
-/* True: Kiwi does nothing here (KIWI_DISABLE=1, a fork of a process that used the GPU, or something
- * in the library failed before it owned memory). Never goes back to false in the same process. */
+/* True: Kiwi does nothing here: KIWI_DISABLE=1, or a fork of a process that used the GPU. */
 bool kp_disabled(void);
-/* Steps aside for good and says so once. Only before memory is owned. */
-void kp_disable(const char *why);
 /* False: gate only (KIWI_PRELOAD_OWN=0). */
 bool kp_owning(void);
 /* A context came to be on this device: the link starts with the first one. */

@@ -29,11 +29,6 @@ bool kp_disabled(void) {
     return now == 2;
 }
 
-void kp_disable(const char *why) {
-    kp_warn("%s; this program runs without Kiwi", why);
-    __atomic_store_n(&disabled, 2, __ATOMIC_RELAXED);
-}
-
 bool kp_owning(void) {
     static int own; /* as `disabled` */
     int now = __atomic_load_n(&own, __ATOMIC_RELAXED);

@@ -1,0 +1,118 @@
+"""Where the library comes from: compiled once, cached, or an answer why not."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kiwi_core import preload
+from kiwi_core.preload import _build
+
+
+def test_it_is_compiled_once(tmp_path, library, monkeypatch):
+    built = []
+
+    def build(output, compiler, header):
+        built.append(output)
+        output.write_bytes(library.read_bytes())
+
+    monkeypatch.setattr(_build, "build", build)
+    with ThreadPoolExecutor(4) as threads:
+        found = set(threads.map(lambda _: preload.library(tmp_path / "cache"), range(4)))
+    assert len(built) == 1
+    assert [path.read_bytes() == library.read_bytes() for path in found] == [True]
+    assert preload.library(tmp_path / "cache") in found
+
+
+def test_a_wheels_library_comes_first(tmp_path, monkeypatch):
+    shipped = tmp_path / os.uname().machine / preload.NAME
+    shipped.parent.mkdir()
+    shipped.write_bytes(b"a library")
+    monkeypatch.setattr(_build, "SHIPPED", tmp_path)
+    monkeypatch.setattr(_build, "_headers", lambda: iter(()))
+    assert preload.library(tmp_path / "cache") == shipped
+
+
+def test_no_header(tmp_path, monkeypatch):
+    monkeypatch.setattr(_build, "_headers", lambda: iter([tmp_path / "cuda.h"]))
+    with pytest.raises(preload.Unavailable) as info:
+        preload.library(tmp_path)
+    assert "cuda.h" in info.value.message
+    assert "pip install nvidia-cuda-runtime" in info.value.remedy
+    (tmp_path / "cuda.h").write_text("/* of some old Macintosh */")
+    with pytest.raises(preload.Unavailable):
+        preload.library(tmp_path)
+
+
+def test_the_newest_header_wins(tmp_path, monkeypatch):
+    paths = [tmp_path / str(version) / "cuda.h" for version in (12_080, 13_050, 13_000)]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text(f"#define CUDA_VERSION {path.parent.name}\n")
+    monkeypatch.setattr(_build, "_headers", lambda: iter(paths))
+    assert _build.find_header() == paths[1]
+
+
+def test_no_compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(_build, "find_spec", lambda name: None)
+    with pytest.raises(preload.Unavailable) as info:
+        preload.library(tmp_path)
+    assert "pip install ziglang" in info.value.remedy
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch):
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\necho 'the sky is falling' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    with pytest.raises(preload.Unavailable, match="the sky is falling"):
+        _build.build(tmp_path / "out.so", [str(broken)])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, "/k/libkiwi_preload.so"),
+        ({"LD_PRELOAD": ""}, "/k/libkiwi_preload.so"),
+        ({"LD_PRELOAD": "/a.so /b.so"}, "/k/libkiwi_preload.so:/a.so:/b.so"),
+        ({"LD_PRELOAD": "/a.so:/old/libkiwi_preload.so"}, "/k/libkiwi_preload.so:/a.so"),
+    ],
+)
+def test_the_environment_keeps_what_others_preload(tmp_path, before, after):
+    added = preload.environment(Path("/k/libkiwi_preload.so"), before)
+    assert added == {"LD_PRELOAD": after, "KIWI_PRELOAD": "1"}
+
+
+def test_importing_it_needs_nothing_but_the_standard_library():
+    code = (
+        "import sys; import kiwi_core.preload\n"
+        "print(*(m for m in sys.modules if m.startswith(('kiwi', 'msgspec', 'cuda'))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    names = done.stdout.split()
+    assert all(n == "kiwi_core" or n.startswith("kiwi_core.preload") for n in names), names
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("machine", sorted(_build.TARGETS))
+def test_it_builds_for_an_old_glibc(tmp_path, machine):
+    pytest.importorskip("ziglang", reason="cross compiling needs the package ziglang")
+    _build.cross(machine, tmp_path / machine / preload.NAME)
+    done = subprocess.run(
+        ["readelf", "-VhW", tmp_path / machine / preload.NAME],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    needed = {tuple(map(int, v.split("."))) for v in re.findall(r"GLIBC_([\d.]+)", done.stdout)}
+    assert max(needed) <= (2, 17)
+    assert {"x86_64": "X86-64", "aarch64": "AArch64"}[machine] in done.stdout

@@ -1,0 +1,110 @@
+"""calls.def against the driver's header: no function is forgotten, none is made up."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+
+from kiwi_core.preload import _build, _generate
+
+
+@pytest.fixture(scope="module")
+def calls():
+    return _generate.read_calls()
+
+
+@pytest.fixture(scope="module")
+def header():
+    return _generate.read_header(_build.find_compiler(), _build.find_header())
+
+
+def header_with(tmp_path, text):
+    """The header, with more in it."""
+    (tmp_path / "cuda.h").write_text(f'#include "{_build.find_header()}"\n{text}\n')
+    return _generate.read_header(_build.find_compiler(), tmp_path / "cuda.h")
+
+
+def test_the_header_is_the_one_that_the_tests_are_pinned_to(header):
+    assert header.version >= 13_040, "an older header would prove less"
+    assert len(header.words) > 600
+
+
+def test_every_function_of_the_header_is_in_the_list(calls, header):
+    assert _generate.unknown(calls, header) == []
+
+
+def test_every_function_of_the_list_is_in_the_header(calls, header):
+    known = {_generate.base_name(symbol) for symbol in header.words}
+    assert sorted(set(calls) - known) == []
+
+
+def test_a_function_that_is_new_is_found_out(calls, tmp_path):
+    new = header_with(tmp_path, "CUresult CUDAAPI cuBrandNew_v2_ptsz(int a, void (*f)(int, int));")
+    assert _generate.unknown(calls, new) == ["cuBrandNew"]
+    assert new.words["cuBrandNew_v2_ptsz"] == 2
+
+
+def test_every_form_of_a_gated_call_has_a_wrapper(calls, header):
+    """Also the oldest, and those for the default stream of each thread."""
+    for symbol in _generate.symbols(calls, header):
+        if symbol.call.kind in _generate.GATED:
+            assert symbol.gated or symbol.hooked, symbol.name
+
+
+def test_wrappers_by_hand_are_for_functions_that_exist(calls, header):
+    for call in calls.values():
+        for form in call.hooks:
+            assert form in header.words, form
+
+
+def test_the_library_exports_what_it_wraps_and_nothing_else(calls, header, library):
+    done = subprocess.run(
+        ["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True
+    )
+    exported = {line.split()[2] for line in done.stdout.splitlines()}
+    wrapped = {s.name for s in _generate.symbols(calls, header) if s.gated or s.hooked}
+    others = exported - wrapped - {"dlsym"}
+    assert wrapped <= exported
+    assert {"dlsym"} <= exported
+    assert all(name.startswith("kiwi_preload_") for name in others), sorted(others)
+
+
+def test_what_words_cannot_carry_has_no_wrapper_without_types(calls, header):
+    """Floats travel in other registers than words do, and so would large structs: such calls pass
+    by, or have a typed wrapper."""
+    text = _generate._preprocessed(
+        _build.find_compiler(), _build.find_header(), "-D__CUDA_API_VERSION_INTERNAL"
+    )
+    by_value = re.compile(
+        r"(?:^|,)\s*(?:float|double|CUipc\w+|CUuuid|CUmemFabricHandle)\s+\w+\s*(?=,|$)"
+    )
+    odd = {name for name, args in _generate._PROTOTYPE.findall(text) if by_value.search(args)}
+    assert {"cuParamSetf", "cuIpcOpenMemHandle_v2"} <= odd
+    typeless = {s.name for s in _generate.symbols(calls, header) if s.gated}
+    assert odd & typeless == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "submitt cuLaunchKernel",
+        "submit cuLaunchKernel\nwait cuLaunchKernel",
+        "submit cuLaunchKernel hook:cuMemAlloc@1",
+        "submit cuLaunchKernel hook:cuLaunchKernel",
+        "submit cuLaunchKernel foreign:cheese",
+    ],
+)
+def test_mistakes_in_the_list_are_named(tmp_path, line):
+    (tmp_path / "calls.def").write_text(f"# the list\n{line}\n")
+    with pytest.raises(_generate.CallsError, match=r"calls\.def:[23]: "):
+        _generate.read_calls(tmp_path / "calls.def")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [("", 0), ("void", 0), ("int a", 1), ("int a, void (*f)(int, int), int b", 3)],
+)
+def test_arguments_are_counted(arguments, count):
+    assert _generate._count(arguments) == count

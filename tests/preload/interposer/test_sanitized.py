@@ -1,0 +1,57 @@
+"""The library under the address and undefined-behaviour, then the thread sanitizer."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from preload_world import Odd, run
+
+from kiwi_core import preload
+from kiwi_core.preload import _build
+
+SCENARIOS = {
+    "address,undefined": "closed drains armed signals captures stress forks forks-before".split(),
+    "thread": "closed drains armed captures stress".split(),
+}
+RUNTIMES = {"address,undefined": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}
+
+
+def runtimes(sanitizers, directory):
+    """What must be preloaded before the library, or the test is skipped."""
+    compiler = _build.find_compiler()
+    probe = [*compiler, f"-fsanitize={sanitizers}", "-x", "c", "-", "-o", str(directory / "probe")]
+    code = "int main(void){return 0;}"
+    if subprocess.run(probe, input=code, text=True, capture_output=True, check=False).returncode:
+        pytest.skip(f"{' '.join(compiler)} has no {sanitizers} sanitizer")
+    if subprocess.run([directory / "probe"], capture_output=True, check=False).returncode:
+        pytest.skip(f"the {sanitizers} sanitizer cannot run on this kernel's address layout")
+    found = []
+    for name in RUNTIMES[sanitizers]:
+        asked = [*compiler, f"-print-file-name={name}"]
+        path = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        if "/" not in path:  # clang links its runtimes into programs
+            pytest.skip(f"{name} is not a library of its own here")
+        found.append(path)
+    return found
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("sanitizers", SCENARIOS)
+def test_no_sanitizer_complains(tmp_path, sanitizers):
+    first = runtimes(sanitizers, tmp_path)
+    library = tmp_path / preload.NAME
+    _build.build(library, sanitize=sanitizers)
+    odd = Odd(tmp_path, library)
+    environment = odd.environment | {
+        "LD_PRELOAD": ":".join([*first, str(library)]),
+        "ASAN_OPTIONS": "detect_leaks=0",  # what a process keeps for its life is no leak
+        "UBSAN_OPTIONS": "halt_on_error=1",
+        "TSAN_OPTIONS": "halt_on_error=1",
+    }
+    for scenario in SCENARIOS[sanitizers]:
+        done = run(odd.directory / "gate", scenario, environment=environment)
+        assert (done.returncode, done.stdout) == (0, "ok\n"), (scenario, done.stderr[-6000:])
+    done = run(odd.directory / "odd", environment=environment)
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert "new-form kiwi right 1\n" in done.stdout
