@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MACHINE = "KIWI_WHEEL_MACHINE"
 REQUIREMENTS = ["ziglang>=0.13", "nvidia-cuda-runtime>=13.4,<14"]
