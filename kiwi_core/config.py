@@ -16,6 +16,12 @@ ENV_SOCKET_DIR = "KIWI_SOCKET_DIR"
 ENV_STATE_DIR = "KIWI_STATE_DIR"
 ENV_DISABLE = "KIWI_DISABLE"
 ENV_GPU = "KIWI_GPU"
+ENV_PAGER = "KIWI_PAGER"
+
+CHECKPOINT = "checkpoint"
+"""Of ``KIWI_PAGER``: the driver moves a program's GPU memory, from outside."""
+INPROCESS = "inprocess"
+"""Of ``KIWI_PAGER``: a library that is preloaded into the program does."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,10 @@ class Config:
     room_patience_ns: int = 10 * NS_PER_S
     """For room that a program's allocation asks for, where what hinders may pass (a refused
     page-out is tried again); past it the program is told that there is no memory."""
+
+    unowned_left_bytes: int = 256 * MIB
+    """GPU memory of a process that the preloaded library cannot move, and that a page-out leaves in
+    the GPU: about a context's size. Above it the driver's checkpoint, which is slow, moves it."""
 
     operation_deadline_min_ns: int = 30 * NS_PER_S
     """Least time a pager operation gets before its target counts as stuck."""

@@ -23,7 +23,7 @@ from kiwi_core.units import NS_PER_S, ns_to_seconds
 from kiwi_core.wire.messages import Granted, Told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kiwi_core.daemon.journal import Journal
     from kiwi_core.daemon.members import Member, Members
@@ -71,6 +71,8 @@ class Core:
         self.tally = Tally()
         self.answer_room: Callable[[RoomAnswer], None] = _nobody_asked
         """Tells the program that asked for room."""
+        self.after: Callable[[ev.Event, Sequence[Action]], None] = _nothing_follows
+        """What follows from each event for the gates of linked processes."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns: int | None = None
         self._flush_due = False
@@ -84,6 +86,7 @@ class Core:
         self._journal.record(now_ns, event, actions)
         for action in actions:
             self._perform(action)
+        self.after(event, actions)
         self.tally.take(event, actions, self.scheduler.holders, now_ns)
         self._rearm()
         self._changed()
@@ -163,10 +166,16 @@ class Core:
         if member is None:
             return
         member.in_burst, member.waiting = True, False
-        if member.connection is not None:
+        if member.own_burst:
+            self._loop.call_soon(self._linger, action)
+        elif member.connection is not None:
             quantum_s = ns_to_seconds(action.quantum_ns)
-            member.connection.send(Granted(burst=action.burst, quantum_s=quantum_s))
+            member.connection.send(Granted(burst=member.client_burst, quantum_s=quantum_s))
         self._granted()
+
+    def _linger(self, granted: Grant) -> None:
+        """Nobody says when a burst of our own ends: it does when the GPU is idle for it."""
+        self.feed(ev.BurstLingered(session=granted.session, burst=granted.burst))
 
     def _tell(self, action: Notify) -> None:
         member = self._members.get(action.session)
@@ -230,6 +239,10 @@ class Core:
 
 
 def _nothing() -> None:
+    pass
+
+
+def _nothing_follows(_event: ev.Event, _actions: Sequence[Action]) -> None:
     pass
 
 

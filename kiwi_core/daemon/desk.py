@@ -13,11 +13,11 @@ import structlog
 
 from kiwi_core import __version__
 from kiwi_core.daemon import words
+from kiwi_core.daemon.link_desk import LinkMessage
 from kiwi_core.daemon.members import Member, session_id
 from kiwi_core.daemon.metrics import Traffic
-from kiwi_core.daemon.peers import user_name
+from kiwi_core.daemon.peers import process_of, user_name
 from kiwi_core.errors import CallerError, PeerError
-from kiwi_core.gpu import processes
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.policy import check_name
 from kiwi_core.states import Notice, SessionState
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.connection import Connection
     from kiwi_core.daemon.core import Core
     from kiwi_core.daemon.history_report import HistoryReporter
+    from kiwi_core.daemon.link_desk import LinkDesk
     from kiwi_core.daemon.members import Members
     from kiwi_core.daemon.metrics_report import MetricsReporter
     from kiwi_core.daemon.peers import Rights
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.usage_report import UsageReporter
     from kiwi_core.daemon.wishes import Wishes
     from kiwi_core.gpu.nvml import GpuInfo
+    from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.states import Priority
     from kiwi_core.units import SessionId
 
@@ -80,6 +82,7 @@ class Desk:
         self.history: HistoryReporter
         self.usage: UsageReporter
         self.wishes: Wishes
+        self.links: LinkDesk
         self.metrics: MetricsReporter
         self.priorities: Mapping[str, Priority] = {}
         """Classes by user name, as the daemon was started."""
@@ -112,10 +115,10 @@ class Desk:
             )
 
     def received(self, connection: Connection, message: m.ClientMessage) -> None:
-        if self.closing:
+        if self.closing and not isinstance(message, LinkMessage):
             return
         if isinstance(message, m.Acquire):  # asked first: its answer is waited for
-            self._request(self._member_of(connection), message.burst)
+            self.request(self._member_of(connection), message.burst)
         elif isinstance(message, m.Hello):
             self._hello(connection, message)
         elif isinstance(message, m.Set):
@@ -126,6 +129,8 @@ class Desk:
             self.wishes.bring_back(connection, self._session_of.get(connection), message)
         elif isinstance(message, (m.Withdraw, m.EndBurst, m.Goodbye)):
             self._session_message(connection, message)
+        elif isinstance(message, LinkMessage):
+            self.links.received(connection, message)
         else:
             self._look(connection, message)
 
@@ -150,14 +155,15 @@ class Desk:
 
     def disconnected(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        self.links.disconnected(connection)
         member = self._session_of.pop(connection, None)
         if member is None or member.connection is not connection:
             return
         member.connection = None
         if self.closing or self._members.get(member.id) is not member:
             return  # the daemon or the process has ended: nobody is expected back
-        if member.waiting and not member.in_burst:
-            self._withdraw(member, member.burst)
+        if member.waiting and not member.in_burst and not member.own_burst:
+            self._withdraw(member)
         self.expect_back(member)
 
     def turned_away(self, code: str) -> None:
@@ -165,6 +171,8 @@ class Desk:
 
     def expect_back(self, member: Member) -> None:
         """``member`` lives but has no connection: it leaves unless it comes back soon."""
+        if member.forget is not None:
+            member.forget.cancel()
         loop = asyncio.get_running_loop()
         member.forget = loop.call_later(DISCONNECTED_GRACE_S, self._gone_silent, member)
 
@@ -178,9 +186,13 @@ class Desk:
 
     def close_all(self, *, but_held: bool = False) -> None:
         """The daemon is leaving: no events from the connections any more. ``but_held``: those whose
-        memory has yet to come back stay connected, to be told if it cannot."""
+        memory has yet to come back stay connected, to be told if it cannot; and the libraries
+        that bring it back."""
         self.closing = True
-        kept = {m.connection for m in self._members if self._is_held(m)} if but_held else set()
+        kept: set[Connection | None] = set()
+        if but_held:
+            kept = {m.connection for m in self._members if self._is_held(m)}
+            kept |= self.links.connections()
         for connection in self._connections - kept:
             connection.close()
 
@@ -212,11 +224,13 @@ class Desk:
                 self._say_farewell(member, self._leaving.pop(member))
 
     def _hello(self, connection: Connection, hello: m.Hello) -> None:
-        member = None
+        member = linked = None
+        if self._emulation is not None and hello.role is not m.Role.OBSERVER:
+            _refuse_real_driver(hello.cuda_library, self._emulation)
         if hello.role is m.Role.SESSION:
-            if self._emulation is not None:
-                _refuse_real_driver(hello.cuda_library, self._emulation)
             member = self._member_for(connection, hello)
+        elif hello.role is m.Role.PAGER:
+            linked = self.links.hello(connection, hello)
         connection.send(
             m.Welcome(
                 protocol=m.PROTOCOL,
@@ -224,50 +238,51 @@ class Desk:
                 gpu_uuid=self._gpu.uuid,
                 gpu_index=self._gpu.index,
                 gpu_name=self._gpu.name,
-                session=member.id if member else "",
+                session=session.id if (session := member or linked) else "",
                 emulation=self._emulation,
             )
         )
         if member is not None:
             self._resume_burst(member, hello)
+        if hello.role is m.Role.PAGER:
+            self.links.welcomed(connection)
 
     def _member_for(self, connection: Connection, hello: m.Hello) -> Member:
-        ref = processes.ref_of(connection.peer.pid)
-        if ref is None:
-            raise PeerError(
-                "unknown-process",
-                "The daemon cannot see your process (another PID namespace, perhaps).",
-                "Run the daemon and the notebooks in the same PID namespace.",
-            )
-        if not processes.runs_as(ref.pid, connection.peer.uid):
-            # The credentials are those of the one who connected, perhaps long ago: its pid may
-            # have passed on to a process of somebody else.
-            raise PeerError(
-                "not-yours",
-                f"Process {ref.pid} does not belong to the user who opened this connection.",
-                "Connect again.",
-            )
+        ref = process_of(connection.peer)
         member = self._members.of_process(ref)
         if member is None:
-            if len(self._members) >= self._config.sessions_max:
-                raise PeerError(
-                    "too-many-sessions",
-                    f"This GPU has {self._config.sessions_max} sessions already.",
-                    "Shut down notebooks that are no longer needed.",
-                )
-            member = Member(id=session_id(ref), ref=ref, uid=connection.peer.uid)
-            self._members.add(member)
-            self._name(member, hello)
-            self.core.joined(member, self.priority_of(member))
-            log.info("session joined", session=member.id, pid=ref.pid, name=member.name)
-        self._name(member, hello)
+            member = self.admit(ref, connection.peer.uid, hello.name, hello.kernel_id)
+        self._name(member, hello.name, hello.kernel_id)
+        member.by_link = False
         self._bind(member, connection)
         return member
 
+    def admit(self, ref: ProcessRef, uid: int, name: str, kernel_id: str = "") -> Member:
+        """A new session. Raises ``PeerError``: "too-many-sessions" or "gone"."""
+        if len(self._members) >= self._config.sessions_max:
+            raise PeerError(
+                "too-many-sessions",
+                f"This GPU has {self._config.sessions_max} sessions already.",
+                "Shut down notebooks that are no longer needed.",
+            )
+        member = Member(id=session_id(ref), ref=ref, uid=uid)
+        self._members.add(member)
+        self._name(member, name, kernel_id)
+        self.core.joined(member, self.priority_of(member))
+        log.info("session joined", session=member.id, pid=ref.pid, name=member.name)
+        self.links.joined(member)
+        return member
+
+    def admit_linked(self, ref: ProcessRef, uid: int, name: str) -> Member:
+        """A program that says nothing but what its preloaded library says."""
+        member = self.admit(ref, uid, name)
+        member.by_link = True
+        return member
+
     @staticmethod
-    def _name(member: Member, hello: m.Hello) -> None:
-        member.name = hello.name or member.name or f"process {member.ref.pid}"
-        member.kernel_id = hello.kernel_id or member.kernel_id
+    def _name(member: Member, name: str, kernel_id: str) -> None:
+        member.name = name or member.name or f"process {member.ref.pid}"
+        member.kernel_id = kernel_id or member.kernel_id
 
     def _bind(self, member: Member, connection: Connection) -> None:
         old = member.connection
@@ -283,11 +298,12 @@ class Desk:
     def _resume_burst(self, member: Member, hello: m.Hello) -> None:
         """A client that came back says which burst it is in; a daemon that was restarted may know
         it from its roster (it stays), or has to line it up again."""
-        if hello.in_burst and not member.in_burst:
-            self._request(member, hello.burst)
-        elif member.in_burst and not hello.in_burst and member.burst <= hello.burst:
+        in_burst = member.in_burst and not member.own_burst
+        if hello.in_burst and not in_burst:
+            self.request(member, hello.burst)
+        elif in_burst and not hello.in_burst and member.client_burst <= hello.burst:
             # It ended while nobody listened.
-            self._end(member, member.burst)
+            self._end(member)
 
     def _member_of(self, connection: Connection) -> Member:
         member = self._session_of.get(connection)
@@ -299,30 +315,36 @@ class Desk:
         self, connection: Connection, message: m.Withdraw | m.EndBurst | m.Goodbye
     ) -> None:
         member = self._member_of(connection)
+        if isinstance(message, m.Goodbye):
+            self.dismiss(member)
+            return
+        # Else that burst is over already, and another one, of our own, may be under way.
+        current = member.client_burst == message.burst
         if isinstance(message, m.Withdraw):
-            self._withdraw(member, message.burst)
+            if current:
+                self._withdraw(member)
             connection.send(m.Withdrawn(burst=message.burst))
-        elif isinstance(message, m.EndBurst):
-            if message.lingering:
-                self.core.feed(ev.BurstLingered(session=member.id, burst=message.burst))
-            else:
-                self._end(member, message.burst)
-        else:
-            self._goodbye(member)
+        elif current and message.lingering:
+            self.core.feed(ev.BurstLingered(session=member.id, burst=member.burst))
+        elif current:
+            self._end(member)
 
-    def _request(self, member: Member, burst: int) -> None:
-        member.burst, member.waiting, member.in_burst = burst, True, False
+    def request(self, member: Member, client_burst: int) -> None:
+        """A lease, for the burst of that number of the client's; 0: for one of our own."""
+        burst = member.number(client_burst)
+        member.waiting, member.in_burst = True, False
         self.core.feed(ev.LeaseRequested(session=member.id, burst=burst))
 
-    def _withdraw(self, member: Member, burst: int) -> None:
+    def _withdraw(self, member: Member) -> None:
         member.waiting = member.in_burst = False
-        self.core.feed(ev.LeaseWithdrawn(session=member.id, burst=burst))
+        self.core.feed(ev.LeaseWithdrawn(session=member.id, burst=member.burst))
 
-    def _end(self, member: Member, burst: int) -> None:
+    def _end(self, member: Member) -> None:
         member.waiting = member.in_burst = False
-        self.core.end_burst(member, burst)
+        self.core.end_burst(member, member.burst)
 
-    def _goodbye(self, member: Member) -> None:
+    def dismiss(self, member: Member) -> None:
+        """It leaves Kiwi, as soon as its memory is back."""
         self._leaving[member] = member.connection
         member.waiting = member.in_burst = False
         self.core.feed(ev.SessionDetached(session=member.id))
@@ -332,10 +354,10 @@ class Desk:
             # It cannot answer: the driver holds it, perhaps with the interpreter's lock.
             self.expect_back(member)
             return
-        if member in self._leaving:
+        if member in self._leaving or self.links.speaks_for(member):
             return
         log.info("session did not come back", session=member.id, pid=member.ref.pid)
-        self._goodbye(member)
+        self.dismiss(member)
 
     def _is_held(self, member: Member) -> bool:
         session = self.core.view().session(member.id)
@@ -345,6 +367,7 @@ class Desk:
         """``asked`` is the connection that said goodbye, if one did. A newer one (the process came
         back meanwhile) is closed without an answer: it connects again and is a session anew."""
         self._members.remove(member)
+        self.links.left(member.id)
         log.info("session left", session=member.id, pid=member.ref.pid)
         connection = member.connection
         if connection is not None:

@@ -19,10 +19,13 @@ from kiwi_core.daemon.bookkeeper import Bookkeeper
 from kiwi_core.daemon.connection import Connection
 from kiwi_core.daemon.core import Core
 from kiwi_core.daemon.desk import Desk
+from kiwi_core.daemon.gates import Gates
 from kiwi_core.daemon.history_report import HistoryReporter
 from kiwi_core.daemon.journal import Journal
 from kiwi_core.daemon.leaving import bring_back
 from kiwi_core.daemon.ledger import Ledger
+from kiwi_core.daemon.link_desk import LinkDesk
+from kiwi_core.daemon.links import Links
 from kiwi_core.daemon.members import Member, Members
 from kiwi_core.daemon.metrics_report import MetricsReporter
 from kiwi_core.daemon.observer import Observer
@@ -30,7 +33,7 @@ from kiwi_core.daemon.orphans import Orphans
 from kiwi_core.daemon.peers import Rights
 from kiwi_core.daemon.places import BACKLOG, OneDaemonLock, answers, listen
 from kiwi_core.daemon.recovery import recover
-from kiwi_core.daemon.report import Reporter
+from kiwi_core.daemon.report import Libraries, Reporter
 from kiwi_core.daemon.roster import Roster, RosterFile, boot_id
 from kiwi_core.daemon.usage_report import UsageReporter
 from kiwi_core.daemon.wishes import Wishes
@@ -44,6 +47,7 @@ from kiwi_core.wire.messages import Emulation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from kiwi_core.daemon.link import Link
     from kiwi_core.daemon.machine import Machine
     from kiwi_core.pager.api import Target
     from kiwi_core.sched.events import Event, SessionJoined
@@ -123,6 +127,7 @@ class GpuDaemon:
             return
         roster = self._roster_file.read()
         self._assemble(roster)
+        self._links.restore(roster.links)
         self._pager.import_footprints(
             {ProcessRef(pid, ticks): size for pid, ticks, size in roster.footprints}
         )
@@ -212,7 +217,8 @@ class GpuDaemon:
         self._journal = journal
         self._desk = Desk(config, Members(self._died), rights, machine.gpu, options.emulation)
         self._members = self._desk.members
-        self._pager = machine.pager(self._remember, self._members.refs)
+        self._links = Links(self._members, machine.gpu.total_bytes, self._link_died)
+        self._pager = machine.pager(self._remember, self._members.refs, self._links)
         self._core = Core(
             scheduler,
             self._members,
@@ -224,7 +230,8 @@ class GpuDaemon:
             after_a_look=lambda target, go_on: self._observer.after_a_look(target, go_on),
             hurry=lambda: self._observer.hurry(),
         )
-        self._orphans = Orphans(self._pager, self._core.operations)
+        self._link_up()
+        self._orphans = Orphans(self._pager, self._core.operations, self._orphans_free)
         self._observer = Observer(
             config,
             self._pager,
@@ -236,8 +243,8 @@ class GpuDaemon:
             feed=self._feed_observation,
         )
         reporter = Reporter(
-            scheduler, self._members, rights, machine, errors=self._errors,
-            emulated=options.emulation is not None,
+            scheduler, self._members, rights, machine,
+            libraries=self._libraries, errors=self._errors, emulated=options.emulation is not None,
         )  # fmt: skip
         self._members.remembered = scheduler.remembered
         self._desk.priorities = options.priorities
@@ -253,6 +260,31 @@ class GpuDaemon:
         self._desk.usage = UsageReporter(self._bookkeeper, ledger, rights)
         self._desk.remember = self._save_roster
         self._announcer = Announcer(self._desk, reporter)
+
+    def _link_up(self) -> None:
+        """The preloaded libraries: their desk, and their gates."""
+        gates = Gates(
+            self._core, self._links, self._members, lambda member: self._desk.request(member, 0)
+        )
+        self._core.after, self._core.answer_room = gates.after, gates.answer_room
+        self._desk.links = LinkDesk(
+            self._core, self._links, gates, self._members,
+            admit=self._desk.admit_linked, silent=self._desk.expect_back,
+            dismiss=self._desk.dismiss,
+        )  # fmt: skip
+
+    def _libraries(self, session: SessionId) -> Libraries:
+        links = self._links
+        pager = self._pager.moved_by(session)
+        return Libraries(links.connected(session), pager, links.unowned(session))
+
+    def _link_died(self, link: Link) -> None:
+        self._desk.links.died(link)
+        self._observer.look_soon()
+
+    def _orphans_free(self, target: Target) -> None:
+        if not self._leaving:
+            self._desk.links.left(target.session)
 
     def _found_again(self, member: Member, event: SessionJoined) -> None:
         priority = self._desk.priority_of(member)
@@ -292,6 +324,7 @@ class GpuDaemon:
                 anti_thrash=scheduler.anti_thrash,
                 policy=scheduler.policy,
                 sessions=[member.roster_entry() for member in self._members],
+                links=self._links.roster(),
                 footprints=[(ref.pid, ref.start_ticks, size) for ref, size in footprints.items()],
             )
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kiwi_core.errors import CallerError
 from kiwi_core.gpu import driver, host, nvml
 from kiwi_core.pager.checkpoint import CheckpointPager
+from kiwi_core.pager.inprocess import InProcessPager
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.gpu.processes import ProcessRef
-    from kiwi_core.pager.api import Pager, Target
+    from kiwi_core.pager.api import Target
+    from kiwi_core.pager.linked import Links
 
     Remember = Callable[[Target, Mapping[ProcessRef, int]], None]
     OtherRoots = Callable[[], Collection[ProcessRef]]
@@ -29,10 +31,11 @@ class Machine:
     config: Config
     fixed_budget_bytes: int | None = None
 
-    def pager(self, remember: Remember, other_roots: OtherRoots) -> Pager:
-        return CheckpointPager(
+    def pager(self, remember: Remember, other_roots: OtherRoots, links: Links) -> InProcessPager:
+        checkpoint = CheckpointPager(
             self.gpu.uuid, self.config, remember=remember, other_roots=other_roots
         )
+        return InProcessPager(checkpoint, links, checkpoint.room, self.config)
 
     def free_bytes(self) -> int:
         return nvml.memory(self.gpu.uuid).free_bytes

@@ -40,9 +40,11 @@ def session_id(ref: ProcessRef) -> SessionId:
 
 @dataclass(eq=False)
 class Member:
-    """``burst`` is the last one that was asked for; ``waiting`` until it is granted, ``in_burst``
-    from then until it has ended. ``priority`` is the class it was put into live; ``None``: its
-    user's. ``forget`` runs while it has no connection."""
+    """``burst`` is our number of the last burst that was asked for, ``client_burst`` the client's;
+    0: it is our own, for a call at a gate. ``waiting`` until it is granted, ``in_burst`` from then
+    until it has ended. ``priority`` is the class it was put into live; ``None``: its user's.
+    ``by_link``: only its preloaded library has said anything. ``forget`` runs while it has no
+    connection."""
 
     id: SessionId
     ref: ProcessRef
@@ -51,15 +53,31 @@ class Member:
     kernel_id: str = ""
     connection: Connection | None = None
     burst: int = 0
+    client_burst: int = 0
     in_burst: bool = False
     waiting: bool = False
     priority: Priority | None = None
+    by_link: bool = False
     pidfd: int = -1
     forget: asyncio.TimerHandle | None = field(default=None, repr=False)
 
     @property
     def target(self) -> Target:
         return Target(self.id, self.ref)
+
+    @property
+    def own_burst(self) -> bool:
+        """The last burst is our own: no client has a number for it."""
+        return self.client_burst == 0
+
+    def number(self, client_burst: int) -> int:
+        """Ours of a burst that is asked for: a new one, unless its client asks once more for the
+        one that waits or runs."""
+        again = client_burst == self.client_burst and (self.waiting or self.in_burst)
+        if not again:
+            self.burst += 1
+            self.client_burst = client_burst
+        return self.burst
 
     def roster_entry(self) -> RosterEntry:
         return RosterEntry(
@@ -70,6 +88,8 @@ class Member:
             name=self.name,
             kernel_id=self.kernel_id,
             burst=self.burst,
+            client_burst=self.client_burst,
+            by_link=self.by_link,
             in_burst=self.in_burst,
             priority=self.priority,
         )

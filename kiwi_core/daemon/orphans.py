@@ -19,6 +19,8 @@ from kiwi_core.states import Reason
 from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kiwi_core.daemon.operations import Operations
     from kiwi_core.pager.api import Pager, Target
 
@@ -32,10 +34,14 @@ ONE_TRY_S = 60.0
 
 
 class Orphans:
-    """One task per death; most find nothing to do within milliseconds."""
+    """One task per death; most find nothing to do within milliseconds. ``done`` is told when there
+    is nothing more to do for a session."""
 
-    def __init__(self, pager: Pager, operations: Operations) -> None:
+    def __init__(
+        self, pager: Pager, operations: Operations, done: Callable[[Target], None]
+    ) -> None:
         self._pager = pager
+        self._done = done
         self._operations = operations
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -49,6 +55,7 @@ class Orphans:
             await asyncio.sleep(0.1)
         while await self._lacks_room(target):
             await asyncio.sleep(AGAIN_AFTER_S)
+        self._done(target)
 
     async def _lacks_room(self, target: Target) -> bool:
         """Tries once; whether it is worth another try."""

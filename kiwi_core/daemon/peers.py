@@ -8,6 +8,13 @@ import pwd
 import socket
 import struct
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kiwi_core.errors import PeerError
+from kiwi_core.gpu import processes
+
+if TYPE_CHECKING:
+    from kiwi_core.gpu.processes import ProcessRef
 
 _UCRED = struct.Struct("3i")
 
@@ -31,6 +38,26 @@ class Peer:
 def peer_of(sock: socket.socket) -> Peer:
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     return Peer(*_UCRED.unpack(raw))
+
+
+def process_of(peer: Peer) -> ProcessRef:
+    """Raises ``PeerError``: "unknown-process" or "not-yours"."""
+    ref = processes.ref_of(peer.pid)
+    if ref is None:
+        raise PeerError(
+            "unknown-process",
+            "The daemon cannot see your process (another PID namespace, perhaps).",
+            "Run the daemon and the notebooks in the same PID namespace.",
+        )
+    if not processes.runs_as(ref.pid, peer.uid):
+        # The credentials are those of the one who connected, perhaps long ago: its pid may
+        # have passed on to a process of somebody else.
+        raise PeerError(
+            "not-yours",
+            f"Process {ref.pid} does not belong to the user who opened this connection.",
+            "Connect again.",
+        )
+    return ref
 
 
 def user_name(uid: int) -> str:

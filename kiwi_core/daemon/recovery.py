@@ -54,6 +54,8 @@ async def recover(
             name=entry.name,
             kernel_id=entry.kernel_id,
             burst=entry.burst,
+            client_burst=entry.burst if entry.client_burst is None else entry.client_burst,
+            by_link=entry.by_link,
             in_burst=entry.in_burst,
             priority=entry.priority,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -18,6 +19,7 @@ from kiwi_core.daemon.peers import user_name
 from kiwi_core.errors import CallerError
 from kiwi_core.sched.policy import names
 from kiwi_core.sched.policy.registry import POLICIES
+from kiwi_core.states import MovedBy
 from kiwi_core.units import SessionId, ns_to_seconds
 from kiwi_core.wire import messages as m
 from kiwi_core.wire.framing import encode
@@ -34,6 +36,16 @@ if TYPE_CHECKING:
 _POLICIES: Final = [m.PolicyStatus(name=name, summary=POLICIES[name].summary) for name in names()]
 
 
+@dataclass(frozen=True)
+class Libraries:
+    """What is known of a session's processes that have Kiwi's library: what moves its memory, and
+    what the libraries cannot move, by kind."""
+
+    connected: bool = False
+    pager: MovedBy = MovedBy.CHECKPOINT
+    unowned: dict[str, int] = field(default_factory=dict)
+
+
 class Reporter:
     """``errors`` says what is wrong with the daemon itself, in sentences."""
 
@@ -44,6 +56,7 @@ class Reporter:
         rights: Rights,
         machine: Machine,
         *,
+        libraries: Callable[[SessionId], Libraries] = lambda _session: Libraries(),
         errors: Callable[[], list[str]],
         emulated: bool,
     ) -> None:
@@ -51,6 +64,7 @@ class Reporter:
         self._members = members
         self._rights = rights
         self._machine = machine
+        self._libraries = libraries
         self._errors = errors
         self._emulated = emulated
         self._began_ns = time.monotonic_ns()
@@ -121,6 +135,7 @@ class Reporter:
         """With what it waits for beside its turn (``blocked``), or else what is wrong with it."""
         member = self._members.get(view.id)
         mine = member is not None and self._rights.may_see(reader, member.uid)
+        linked = self._libraries(view.id)
         said = (blocked.blocked, blocked.detail) if blocked else (view.problem, view.detail)
         problem, detail = said[0], said[1] if mine else ""
         problem_text = " ".join(words.sentence(problem, detail)).strip() if problem else ""
@@ -131,7 +146,9 @@ class Reporter:
             name=member.name if member and mine else ANOTHER_USER,
             kernel_id=member.kernel_id if member and mine else "",
             mine=mine,
-            connected=member is not None and member.connection is not None,
+            connected=linked.connected or (member is not None and member.connection is not None),
+            pager=linked.pager,
+            unowned=linked.unowned if mine else {},
             state=view.state,
             resident_bytes=view.resident_bytes,
             paged_out_bytes=view.paged_out_bytes,
@@ -153,13 +170,14 @@ class Reporter:
         view = self._scheduler.view(time.monotonic_ns())
         for entry in view.queue:
             member = self._members.get(entry.session)
-            if member is not None and member.connection is not None:
+            # (Of a burst of our own the client knows nothing.)
+            if member is not None and member.connection is not None and not member.own_burst:
                 yield member, self._word(member, view, entry)
 
     def _word(self, member: Member, view: GpuView, entry: QueueView) -> m.Waiting:
         text, remedy = words.sentence(entry.blocked, entry.detail) if entry.blocked else ("", "")
         return m.Waiting(
-            burst=member.burst,
+            burst=member.client_burst,
             position=entry.position,
             ahead=entry.position - 1,
             holder=self._holders(member, view),

@@ -15,6 +15,7 @@ import structlog
 from msgspec import Meta
 
 from kiwi_core.config import DEFAULTS
+from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.states import AntiThrash, Priority
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ _Quantum = Annotated[int, Meta(ge=DEFAULTS.tq_min_ns, le=DEFAULTS.tq_max_ns)]
 
 
 class RosterEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """``in_burst``: it was running or suspended in a burst. ``priority`` was set live, for this
-    session alone."""
+    """``in_burst``: it was running or suspended in a burst. ``client_burst``: the client's number
+    of it; ``None``: the same. ``priority`` was set live, for this session alone."""
 
     session: str
     pid: _Pid
@@ -41,8 +42,25 @@ class RosterEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     kernel_id: str = ""
     burst: _Count = 0
+    client_burst: _Count | None = None
+    by_link: bool = False
     in_burst: bool = False
     priority: Priority | None = None
+
+
+class RosterLink(msgspec.Struct, frozen=True, kw_only=True):
+    """A process whose memory its preloaded library has moved out."""
+
+    pid: _Pid
+    start_ticks: _Count
+    uid: _Count
+    session: str
+    paged_out_bytes: _Count
+    name: str = ""
+
+    @property
+    def ref(self) -> ProcessRef:
+        return ProcessRef(self.pid, self.start_ticks)
 
 
 class Roster(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +75,7 @@ class Roster(msgspec.Struct, frozen=True, kw_only=True):
     policy: str | None = None
     sessions: list[RosterEntry] = []
     footprints: list[tuple[_Pid, _Count, _Count]] = []
+    links: list[RosterLink] = []
 
 
 class RosterFile:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
 TREE_MAX: Final = 4096
 """Processes of one session looked at; more is a fork bomb, not a notebook."""
@@ -154,6 +154,21 @@ def tree(root: ProcessRef, without: Collection[ProcessRef] = frozenset()) -> tup
                 found[pid] = child
                 waiting.append(pid)
     return tuple(found.values())
+
+
+def ancestors(ref: ProcessRef) -> Iterator[ProcessRef]:
+    """Parent, grandparent … of ``ref``, as they are now. (Those of an orphan are not the processes
+    that started it.)"""
+    child = stat_of(ref.pid)
+    for _ in range(TREE_MAX):
+        if child is None or child.parent <= 0:
+            return
+        pid = child.parent
+        stat = stat_of(pid)
+        if stat is None or stat.start_ticks > child.start_ticks:
+            return  # it ended meanwhile, and its pid is somebody else's
+        yield ProcessRef(pid, stat.start_ticks)
+        child = stat
 
 
 def in_session_of(root: ProcessRef, pid: int) -> bool:

@@ -38,10 +38,12 @@ __all__ = [
 @dataclass(frozen=True)
 class Target:
     """A session as the pager sees it: the root process (the kernel). Which of its descendants use
-    the GPU is looked up at each call: they come and go."""
+    the GPU is looked up at each call: they come and go. ``without`` are processes of the session
+    that this call leaves alone."""
 
     session: SessionId
     root: ProcessRef
+    without: frozenset[ProcessRef] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,12 @@ class Capabilities:
     """Can hold a process without moving its memory."""
     needs_cooperation: bool = False
     """Only works for processes that loaded something of Kiwi's."""
+    partial: bool = False
+    """Can move a part of what a session has and leave the rest in the GPU."""
+    room_on_demand: bool = False
+    """A program that finds no GPU memory asks for room and waits, instead of failing."""
+    exact_leases: bool = False
+    """The first call that uses the GPU asks for the lease, whatever program makes it."""
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,8 @@ class CheckpointPager:
         gpu: Gpu | None = None,
     ) -> None:
         gpu = gpu or NvmlGpu(gpu_uuid)
+        self.room = Room(gpu, config)
+        """Also for others that bring memory into this GPU."""
         self._driver = driver
         self._footprints = Footprints()
         self._meter = UsageMeter(gpu, self._footprints)
@@ -73,7 +75,7 @@ class CheckpointPager:
             gpu=gpu,
             survey=self._survey,
             footprints=self._footprints,
-            room=Room(gpu, config),
+            room=self.room,
             config=config,
             host_available_bytes=host_available_bytes,
             remember=remember or (lambda _target, _sizes: None),

@@ -54,11 +54,17 @@ class Footprints:
 
 
 class Reservation:
-    """Bytes that one page-in still has to bring back; ``None``: nobody knows how many."""
+    """Bytes that one page-in still has to bring back; ``None``: nobody knows how many.
 
-    def __init__(self, need_bytes: int | None, own_pids: Collection[int]) -> None:
+    ``can_fail``: one that fails for room can be tried again, so that it needs nothing to spare.
+    """
+
+    def __init__(
+        self, need_bytes: int | None, own_pids: Collection[int], *, can_fail: bool = False
+    ) -> None:
         self.need_bytes = need_bytes
         self.own_pids = set(own_pids)
+        self.can_fail = can_fail
 
     def spend(self, size_bytes: int | None) -> None:
         """One process is back; NVML counts it from here on."""
@@ -104,7 +110,7 @@ class Room:
     def _take(self, reservation: Reservation) -> str | None:
         """Promises the room if it is there; else says what is missing."""
         with self._lock:
-            others = [r for r in self._promised if r is not reservation]
+            others = [r for r in self._promised if r is not reservation and r.need_bytes != 0]
             why = self._missing(reservation, others)
             if why is None and reservation not in self._promised:
                 self._promised.append(reservation)
@@ -119,7 +125,8 @@ class Room:
         free_bytes = self._gpu.free_bytes() - sum(other.need_bytes or 0 for other in others)
         # With nobody else in the GPU it fits as it did before, even without a margin: what
         # once filled the whole GPU must be able to come back.
-        margin_bytes = 0 if alone else self._margin_bytes(reservation.need_bytes)
+        spared = alone or reservation.can_fail
+        margin_bytes = 0 if spared else self._margin_bytes(reservation.need_bytes)
         if free_bytes >= reservation.need_bytes + margin_bytes:
             return None
         spare = f" and {format_bytes(margin_bytes)} to spare" if margin_bytes else ""

@@ -11,6 +11,7 @@ from kiwi_core.config import DEFAULTS
 from kiwi_core.sched import arrivals, audit, hints, observations, outcomes
 from kiwi_core.sched.accounts import account_of
 from kiwi_core.sched.policy import DEFAULT
+from kiwi_core.sched.session import Home, Want
 from kiwi_core.sched.settle import settle
 from kiwi_core.sched.snapshot import snapshot
 from kiwi_core.sched.state import State
@@ -129,6 +130,24 @@ class Scheduler:
         """Whether the memory of ``session`` is out, or on its way (or there is none)."""
         known = self._st.sessions.get(session)
         return known is None or known.op is not None or not known.resident_bytes
+
+    def may_compute(self, session: SessionId) -> bool:
+        """May calls of its program that use the GPU pass? While it is in a burst (if it is stopped
+        in mid-burst, it is held otherwise), and when there is nothing left to protect."""
+        known = self._st.sessions.get(session)
+        if known is None or known.home is Home.LOST:
+            return True
+        return known.want is Want.RUNNING or known.mid_burst
+
+    def at_rest(self, session: SessionId) -> bool:
+        """Whether ``session`` wants nothing, so that a request for a lease would be its first."""
+        known = self._st.sessions.get(session)
+        return known is not None and known.want is Want.NONE and not known.leaving
+
+    def believed_in(self, session: SessionId) -> bool:
+        """Is its memory in the GPU and its program free, by the books, with nothing under way?"""
+        known = self._st.sessions.get(session)
+        return known is not None and known.home is Home.IN and known.op is None
 
     def hint_hindrance(self, session: SessionId, now_ns: int) -> str:
         """Why ``UseExpected`` for ``session`` would lead to nothing just now, in words for

@@ -53,6 +53,7 @@ class FakeWorld:
     unit_bytes = MIB
     memory_bytes = 100 * MIB
     overhead_bytes = 0
+    residue_bytes = 0
 
     def __init__(self) -> None:
         self.pager = FakePager(self.memory_bytes)

@@ -4,11 +4,14 @@ own, and the pager in another one, so that anything can be killed at any point."
 from __future__ import annotations
 
 import itertools
+import tempfile
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cuda_processes import Worker, wait_until
 from cuda_program import CudaProgram
+from linked_program import LinkedProgram
 from pager_process import PagerProcess
 
 from kiwi_core import emulator
@@ -18,7 +21,6 @@ from kiwi_core.units import GIB, MIB, SessionId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from kiwi_core.gpu.processes import ProcessRef
 
@@ -101,6 +103,7 @@ class ProcessWorld:
 class EmulatedWorld(ProcessWorld):
     unit_bytes = MIB
     overhead_bytes = 2 * MIB
+    residue_bytes = 0
 
     def __init__(self, state: Path, gpus: str = "1x64MiB") -> None:
         self.path = state
@@ -145,12 +148,46 @@ class EmulatedWorld(ProcessWorld):
         assert self.used_bytes() == 0
 
 
+class LinkedWorld(EmulatedWorld):
+    """Programs with the scripted library, and the in-process pager."""
+
+    unit_bytes = 2 * MIB
+    residue_bytes = 2 * MIB
+
+    def __init__(self, state: Path, gpus: str = "1x64MiB") -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="kw-")
+        self.socket = Path(self._directory.name) / "links"
+        super().__init__(state, gpus)
+        self._closing.append(self._directory.cleanup)
+
+    def new_pager(self, **config: object) -> PagerProcess:
+        pager = super().new_pager(**config)
+        pager.link(str(self.socket), 64 * MIB, **config)
+        return pager
+
+    def start(self, size_bytes: int, **more: Any) -> LinkedProgram:  # type: ignore[override]
+        if not size_bytes:
+            return super().start(0)  # type: ignore[return-value]  # no context, no library
+        program = LinkedProgram(
+            self.environment, self.socket, size_bytes, seed=next(_numbers), **more
+        )
+        self._closing.append(program.close)
+        return program
+
+    def refuse_page_out(self, session: LinkedProgram) -> None:  # type: ignore[override]
+        session.script("hold", "refuse lock-timeout")
+
+    def break_page_in(self, session: LinkedProgram) -> None:  # type: ignore[override]
+        session.script("page-in", "lose", "lose")
+
+
 class RealWorld(ProcessWorld):
     """One real GPU. A ballast leaves only a little of it free, so that filling it takes seconds on
     any model. Faults cannot be had here: tests that need one are left to the emulator."""
 
     unit_bytes = 128 * MIB
     overhead_bytes = GIB
+    residue_bytes = 0
     left_bytes = 4 * GIB
 
     def __init__(self, gpu_uuid: str) -> None:

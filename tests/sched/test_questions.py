@@ -154,3 +154,32 @@ def test_the_history_is_bounded(most: int) -> None:
         scheduler.handle(ev.LeaseRequested(session=B, burst=burst), 2 * burst + 10)
         scheduler.handle(ev.BurstEnded(session=B, burst=burst), 2 * burst + 11)
     assert [e.began_ns for e in scheduler.history(0, 99)] == [28, 26, 24][:most][::-1]
+
+
+def test_what_a_gate_asks() -> None:
+    """Calls may pass in a burst, in the middle of which it may be stopped, and when all is lost."""
+    scheduler = Scheduler(8 * GIB, host_budget_bytes=64 * GIB, tq_ns=NS_PER_S, checks=True)
+    assert scheduler.may_compute(NOBODY)
+    assert not scheduler.at_rest(NOBODY)
+    assert not scheduler.believed_in(NOBODY)
+    for session in (A, B):
+        scheduler.handle(ev.SessionJoined(session=session), 1)
+        assert not scheduler.may_compute(session)
+        assert scheduler.at_rest(session)
+        assert scheduler.believed_in(session)
+    scheduler.handle(ev.LeaseRequested(session=A, burst=1), 2)
+    assert scheduler.may_compute(A)
+    assert not scheduler.at_rest(A)
+    seen = ev.MemoryObserved(free_bytes=3 * GIB, resident_bytes={A: 5 * GIB})
+    scheduler.handle(seen, 3)
+    scheduler.handle(ev.LeaseRequested(session=B, burst=1), 4)
+    assert not scheduler.may_compute(B), "it waits"
+    assert not scheduler.at_rest(B)
+    actions = scheduler.handle(ev.DeadlinePassed(), 3 * NS_PER_S)
+    (order,) = (action for action in actions if isinstance(action, PageOut))
+    assert scheduler.may_compute(A), "in the middle of its burst"
+    assert not scheduler.believed_in(A)
+    scheduler.handle(ev.PageOutLost(op=order.op), 4 * NS_PER_S)
+    assert scheduler.may_compute(A), "nothing is left to protect"
+    scheduler.handle(ev.SessionDetached(session=B), 5 * NS_PER_S)
+    assert not scheduler.at_rest(B)

@@ -49,6 +49,17 @@ def plain(value):
 """
 
 
+_LINKED = """
+from link_server import LinkServer
+from kiwi_core.pager.inprocess import InProcessPager
+
+server = LinkServer({path!r}, {gpu_bytes})
+pager = InProcessPager(
+    pager, server.links, pager.room, dataclasses.replace(DEFAULTS, **{config!r})
+)
+"""
+
+
 class PagerProcess:
     def __init__(
         self,
@@ -60,6 +71,10 @@ class PagerProcess:
     ) -> None:
         self.worker = Worker(environment)
         self.worker.do(_SETUP.format(uuid=gpu_uuid, config=config, host_bytes=host_bytes))
+
+    def link(self, path: str, gpu_bytes: int, **config: object) -> None:
+        """From now on the in-process pager, for programs that connect at ``path``."""
+        self.worker.do(_LINKED.format(path=path, gpu_bytes=gpu_bytes, config=config))
 
     @property
     def capabilities(self) -> Capabilities:

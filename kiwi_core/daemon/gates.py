@@ -1,0 +1,167 @@
+"""Gate orders, and what calls at a gate ask for: the lease, or room.
+
+The gate of a linked process is open while its session is in a burst. A call that comes when it is
+not asks for the lease; the burst that it gets is the daemon's own, not the client's, and ends when
+the GPU has been idle for it long enough (it *lingers* from its grant on).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.actions import RoomDenied
+from kiwi_core.wire.pager import Gate, Room
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from kiwi_core.daemon.core import Core
+    from kiwi_core.daemon.link import Link
+    from kiwi_core.daemon.links import Links
+    from kiwi_core.daemon.members import Member, Members
+    from kiwi_core.sched.actions import Action, RoomAnswer
+    from kiwi_core.units import SessionId
+
+log = structlog.get_logger(__name__)
+
+SWEEP_DELAY_S = 0.005
+"""Gates of sessions that an event does not name are looked at so much later: a burst of theirs may
+have ended with it, and nobody waits for that."""
+
+ROOM_REQUESTS_MAX: Final = 256
+"""Threads of one process that wait for room at the same time."""
+
+NO_SESSION: Final = "This program has left Kiwi, which makes no room for it any more."
+
+
+class Gates:
+    """``request_own`` asks for the lease, for a burst of our own."""
+
+    def __init__(
+        self, core: Core, links: Links, members: Members, request_own: Callable[[Member], None]
+    ) -> None:
+        self._core = core
+        self._request_own = request_own
+        self._links = links
+        self._members = members
+        self._sweep_due = False
+        self._rooms: dict[int, tuple[Link, int]] = {}
+        """Room that was asked for: the number that the scheduler knows it by, and the library's."""
+        self._numbers = itertools.count(1)
+
+    # --- after each event -----------------------------------------------------------------------
+
+    def after(self, event: ev.Event, actions: Sequence[Action]) -> None:
+        """Costs nothing where nobody is linked."""
+        if not self._links:
+            return
+        named = {action.session for action in actions}
+        session: SessionId | None = getattr(event, "session", None)
+        if session is not None:
+            named.add(session)
+        self._settle(named)
+        if not self._sweep_due:
+            self._sweep_due = True
+            asyncio.get_running_loop().call_later(SWEEP_DELAY_S, self._sweep)
+        if isinstance(event, ev.SessionDetached):
+            self.deny(event.session)
+
+    def _sweep(self) -> None:
+        self._sweep_due = False
+        self._settle(tuple(self._links.sessions))
+
+    def _settle(self, sessions: Iterable[SessionId]) -> None:
+        for session in sessions:
+            if links := self._links.of(session):
+                self._settle_one(session, links)
+
+    def _settle_one(self, session: SessionId, links: tuple[Link, ...]) -> None:
+        wished = self._core.scheduler.may_compute(session)
+        if not wished:
+            self._own_burst_is_over(session)
+        for link in links:
+            self.tell(link, wished)
+        if any(link.wants_lease for link in links):
+            asyncio.get_running_loop().call_soon(self._ask, session)
+
+    def tell(self, link: Link, wished: bool) -> None:
+        """``wished``, if that is not what it was told last."""
+        if link.gate_open is wished or link.connection is None:
+            return
+        link.gate_open = wished
+        if wished:
+            link.wants_lease = False
+        link.connection.send(Gate(open=wished))
+
+    def _own_burst_is_over(self, session: SessionId) -> None:
+        """The scheduler ends it; nobody else says so."""
+        member = self._members.get(session)
+        if member is not None and member.in_burst and member.own_burst:
+            member.in_burst = False
+
+    # --- the lease ------------------------------------------------------------------------------
+
+    def lease_wanted(self, link: Link) -> None:
+        if link.session is None:
+            link.gate_open = None
+            self.tell(link, wished=True)
+            return
+        if link.gate_open:
+            return  # that it is open is on its way
+        link.wants_lease = True
+        self._ask(link.session)
+
+    def _ask(self, session: SessionId) -> None:
+        """Not if it waits, or is in a burst, already: then the gate opens with that."""
+        member = self._members.get(session)
+        wanted = any(link.wants_lease for link in self._links.of(session))
+        if member is None or not wanted or not self._core.scheduler.at_rest(session):
+            return
+        log.info("a call at the gate asks for the lease", session=session)
+        self._request_own(member)
+
+    # --- room -----------------------------------------------------------------------------------
+
+    def room_wanted(self, link: Link, request: int, wanted_bytes: int) -> None:
+        if link.session is None:
+            self._answer(link, request, granted=False, detail=NO_SESSION)
+            return
+        same = [n for n, asked in self._rooms.items() if asked == (link, request)]
+        if not same and sum(of is link for of, _ in self._rooms.values()) >= ROOM_REQUESTS_MAX:
+            detail = f"More than {ROOM_REQUESTS_MAX} threads of this program ask for room."
+            self._answer(link, request, granted=False, detail=detail)
+            return
+        number = same[0] if same else next(self._numbers)
+        self._rooms[number] = (link, request)
+        self._core.feed(ev.RoomWanted(session=link.session, request=number, bytes=wanted_bytes))
+
+    def answer_room(self, action: RoomAnswer) -> None:
+        asked = self._rooms.pop(action.request, None)
+        if asked is not None:
+            detail = action.detail if isinstance(action, RoomDenied) else ""
+            self._answer(*asked, granted=not isinstance(action, RoomDenied), detail=detail)
+
+    def link_lost(self, link: Link) -> None:
+        """It asks again when it comes back."""
+        for number, (of, _) in list(self._rooms.items()):
+            if of is link:
+                del self._rooms[number]
+                if link.session is not None:
+                    self._core.feed(ev.RoomNoLongerWanted(session=link.session, request=number))
+
+    def deny(self, session: SessionId) -> None:
+        """It leaves Kiwi: the scheduler has dropped what it asked for."""
+        for number, (link, request) in list(self._rooms.items()):
+            if link.session == session:
+                del self._rooms[number]
+                self._answer(link, request, granted=False, detail=NO_SESSION)
+
+    @staticmethod
+    def _answer(link: Link, request: int, *, granted: bool, detail: str) -> None:
+        if link.connection is not None:
+            link.connection.send(Room(request=request, granted=granted, detail=detail))

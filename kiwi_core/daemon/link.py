@@ -1,0 +1,220 @@
+"""One process that has Kiwi's library preloaded: its connection, its last word, and the one thing
+that it is doing. Everything here runs in the loop's thread; others only read ``told``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from kiwi_core.pager.api import Lost, Moved, Refused
+from kiwi_core.pager.linked import Told
+from kiwi_core.states import Reason, Residency
+from kiwi_core.units import NS_PER_S, seconds_to_ns
+from kiwi_core.wire.pager import PagerAction, PagerDo, PagerOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.daemon.connection import Connection
+    from kiwi_core.gpu.processes import ProcessRef
+    from kiwi_core.pager.api import Outcome
+    from kiwi_core.units import SessionId
+    from kiwi_core.wire.pager import PagerDone
+
+log = structlog.get_logger(__name__)
+
+ANSWER_GRACE_S = 2.0
+"""Beyond its own time limit for a library to say that it is past: the machine may be busy."""
+
+RECONNECT_WITHIN_S = 5.0
+"""A library that lost its connection comes back within a second, if the process can run at all."""
+
+LOOK_AGAIN_S = 1.0
+"""Between looks whether a process that moves its memory can still be reached."""
+
+_AFTER: Final = {
+    PagerAction.HOLD: Residency.LOCKED,
+    PagerAction.FREE: Residency.RESIDENT,
+    PagerAction.PAGE_OUT: Residency.PAGED_OUT,
+    PagerAction.PAGE_IN: Residency.RESIDENT,
+}
+_MOVES: Final = frozenset({PagerAction.PAGE_OUT, PagerAction.PAGE_IN})
+
+
+@dataclass(eq=False)
+class Call:
+    """Something that a worker thread wants of a library, and waits for."""
+
+    action: PagerAction
+    deadline_ns: int
+    outcome: Future[Outcome] = field(default_factory=Future)
+    op: int | None = None
+    """``None``: not sent yet."""
+    out_bytes: int = 0
+    """What was out when it was sent."""
+
+
+@dataclass(eq=False)
+class Link:
+    """``session`` is the one that it belongs to; ``None``: none, and ``off``: the one that it
+    belonged to has left Kiwi. ``gate_open`` is what it was told last on this connection.
+    ``wants_lease``: a call of it waits at the gate."""
+
+    ref: ProcessRef
+    uid: int
+    name: str = ""
+    session: SessionId | None = None
+    off: bool = False
+    told: Told = field(default_factory=Told)
+    connection: Connection | None = None
+    greeted: bool = False
+    """It has told its state on this connection."""
+    gate_open: bool | None = None
+    wants_lease: bool = False
+    call: Call | None = None
+    pidfd: int = -1
+    next_op: Callable[[], int] = field(default=lambda: 0, repr=False)
+
+    @property
+    def connected(self) -> bool:
+        return self.connection is not None
+
+    # --- its life -------------------------------------------------------------------------------
+
+    def attach(self, connection: Connection) -> Connection | None:
+        """A new connection; the one that it replaces, if any."""
+        old, self.connection = self.connection, connection
+        self.greeted, self.gate_open, self.wants_lease = False, None, False
+        return old if old is not connection else None
+
+    def lost(self) -> None:
+        """The connection ended. A library that holds its program lets it go then."""
+        self.connection = None
+        self.gate_open, self.wants_lease = None, False
+        if self.told.residency is Residency.LOCKED:
+            self.told = _as(self.told, Residency.RESIDENT)
+        if self.call is not None:
+            _later(RECONNECT_WITHIN_S, self._give_up_if_away, self.call)
+
+    def died(self) -> None:
+        self.connection = None
+        self.told = Told()
+        if self.call is not None:
+            self._settle(self.call, Refused(Reason.GONE, f"Process {self.ref.pid} has ended."))
+
+    def says(self, told: Told) -> None:
+        """Its state. The first word on a connection also says how an operation came out whose
+        answer was lost with the last one."""
+        if self.told.residency is Residency.LOST:
+            return  # nothing brings that back
+        self.told = told
+        if self.greeted:
+            return
+        self.greeted = True
+        call = self.call
+        if call is None:
+            return
+        back = call.action is PagerAction.PAGE_IN and told.residency is Residency.RESIDENT
+        if call.op is not None and back:
+            elapsed_ns = 0  # nobody knows
+            self._settle(call, Moved(call.out_bytes, elapsed_ns))
+        else:
+            self._send(call)  # again, if need be: each action may be repeated
+
+    # --- its work -------------------------------------------------------------------------------
+
+    def begin(self, call: Call) -> None:
+        self.call = call
+        if self.greeted and self.connected:
+            self._send(call)
+        else:
+            _later(RECONNECT_WITHIN_S, self._give_up_if_away, call)
+
+    def done(self, answer: PagerDone) -> bool:
+        """False: nobody waits for this answer."""
+        call = self.call
+        if call is None or call.op != answer.op:
+            return False
+        if answer.outcome is PagerOutcome.MOVED:
+            self.told = _moved(self.told, call.action, answer.bytes)
+            outcome: Outcome = Moved(answer.bytes, seconds_to_ns(answer.elapsed_s))
+        elif answer.outcome is PagerOutcome.LOST:
+            self.told = _as(self.told, Residency.LOST)
+            detail = answer.detail or f"The GPU memory of process {self.ref.pid} is lost."
+            outcome = Lost(detail)
+        else:
+            outcome = _refused(answer, self.ref.pid)
+        self._settle(call, outcome)
+        return True
+
+    def _send(self, call: Call) -> None:
+        left_s = max(0.0, (call.deadline_ns - time.monotonic_ns()) / NS_PER_S)
+        call.op, call.out_bytes = self.next_op(), self.told.paged_out_bytes
+        assert self.connection is not None
+        self.connection.send(PagerDo(op=call.op, action=call.action, within_s=left_s))
+        _later(left_s + ANSWER_GRACE_S, self._overdue, call)
+
+    def _overdue(self, call: Call) -> None:
+        if call is not self.call:
+            return
+        if call.action in _MOVES:
+            # It may be in the middle of it: only its own word says how that comes out.
+            if self._give_up_if_away(call):
+                return
+            _later(LOOK_AGAIN_S, self._overdue, call)
+            return
+        if call.action is PagerAction.HOLD and self.connection is not None:
+            # Queued behind: whenever it gets to it, it lets go at once.
+            free = PagerDo(op=self.next_op(), action=PagerAction.FREE, within_s=0.0)
+            self.connection.send(free)
+        detail = f"Process {self.ref.pid} did not answer in time (stopped, perhaps)."
+        self._settle(call, Refused(Reason.LOCK_TIMEOUT, detail))
+
+    def _give_up_if_away(self, call: Call) -> bool:
+        if call is not self.call or self.connected:
+            return False
+        detail = f"Process {self.ref.pid} lost its connection to Kiwi."
+        self._settle(call, Refused(Reason.DRIVER, detail))
+        return True
+
+    def _settle(self, call: Call, outcome: Outcome) -> None:
+        self.call = None
+        call.outcome.set_result(outcome)
+
+
+def _later(seconds: float, what: Callable[[Call], object], call: Call) -> None:
+    asyncio.get_running_loop().call_later(seconds, what, call)
+
+
+def _as(told: Told, residency: Residency) -> Told:
+    return Told(
+        residency, told.resident_bytes, told.paged_out_bytes, told.kept_bytes,
+        told.unowned_bytes, told.unowned,
+    )  # fmt: skip
+
+
+def _moved(told: Told, action: PagerAction, moved_bytes: int) -> Told:
+    """As its answer has it, where it has not said so itself."""
+    if told.residency is _AFTER[action]:
+        return told
+    owned_bytes = max(told.resident_bytes + told.paged_out_bytes, moved_bytes)
+    out = action is PagerAction.PAGE_OUT
+    return Told(
+        _AFTER[action], 0 if out else owned_bytes, owned_bytes if out else 0, told.kept_bytes,
+        told.unowned_bytes, told.unowned,
+    )  # fmt: skip
+
+
+def _refused(answer: PagerDone, pid: int) -> Refused:
+    try:
+        reason = Reason(answer.reason)
+    except ValueError:
+        reason = Reason.DRIVER
+    if reason is Reason.GONE:  # who says so is not
+        reason = Reason.DRIVER
+    return Refused(reason, answer.detail or f"Process {pid} refused ({reason.value}).")

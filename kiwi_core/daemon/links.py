@@ -1,0 +1,216 @@
+"""The processes that have Kiwi's library preloaded, and the session that each belongs to.
+
+A link belongs to the nearest session among its process and that one's ancestors. One that has no
+such session becomes a session of its own; when an ancestor becomes one later, that one takes it
+over. What a link told last stays known when its connection is lost, until the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import structlog
+
+from kiwi_core.daemon.link import Call, Link
+from kiwi_core.daemon.roster import RosterLink
+from kiwi_core.errors import PeerError
+from kiwi_core.gpu import processes
+from kiwi_core.pager.api import Refused, Target
+from kiwi_core.pager.linked import Told
+from kiwi_core.states import Reason, Residency
+from kiwi_core.units import NS_PER_MS, SessionId
+from kiwi_core.wire.pager import LinkState, PagerAction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from kiwi_core.daemon.members import Member, Members
+    from kiwi_core.gpu.processes import ProcessRef
+    from kiwi_core.pager.api import Outcome
+    from kiwi_core.pager.linked import Linked, Step
+    from kiwi_core.wire.pager import PagerState
+
+log = structlog.get_logger(__name__)
+
+_RESIDENCY = {
+    LinkState.RESIDENT: Residency.RESIDENT,
+    LinkState.HELD: Residency.LOCKED,
+    LinkState.OUT: Residency.PAGED_OUT,
+}
+
+
+class Links:
+    """``on_death`` is called when a linked process ends. ``of``, ``everybody``, ``paged_out`` and
+    ``perform`` may be called from any thread, all the rest in the loop's.
+
+    ``gpu_bytes``: nobody has more than that, whatever it says.
+    """
+
+    def __init__(self, members: Members, gpu_bytes: int, on_death: Callable[[Link], None]) -> None:
+        self._members = members
+        self._gpu_bytes = gpu_bytes
+        self._on_death = on_death
+        self._loop = asyncio.get_running_loop()
+        self._by_ref: dict[ProcessRef, Link] = {}
+        self._by_session: dict[SessionId, tuple[Link, ...]] = {}
+        # Not from 1: an answer to an earlier daemon must not pass for one to this.
+        self._ops = itertools.count(time.monotonic_ns() // NS_PER_MS)
+
+    # --- from any thread ------------------------------------------------------------------------
+
+    def of(self, session: SessionId) -> tuple[Link, ...]:
+        return self._by_session.get(session, ())
+
+    def everybody(self) -> tuple[Link, ...]:
+        return tuple(self._by_ref.values())
+
+    def paged_out(self) -> tuple[Target, ...]:
+        found = []
+        for session, links in list(self._by_session.items()):
+            member = self._members.get(session)
+            if member is not None and all(
+                link.told.residency is Residency.PAGED_OUT for link in links
+            ):
+                found.append(member.target)
+        return tuple(found)
+
+    def perform(self, those: Sequence[Linked], step: Step, deadline_ns: int) -> list[Outcome]:
+        calls = [Call(PagerAction(step), deadline_ns) for _ in those]
+        links = [self._by_ref.get(linked.ref) for linked in those]
+        try:
+            self._loop.call_soon_threadsafe(self._begin, list(zip(links, calls, strict=True)))
+        except RuntimeError:
+            return [Refused(Reason.DRIVER, "The daemon is ending.") for _ in those]
+        return [call.outcome.result() for call in calls]
+
+    def _begin(self, those: list[tuple[Link | None, Call]]) -> None:
+        for link, call in those:
+            if link is None or self._by_ref.get(link.ref) is not link:
+                call.outcome.set_result(Refused(Reason.GONE, "The process has ended."))
+            else:
+                link.begin(call)
+
+    # --- who there is ---------------------------------------------------------------------------
+
+    def __bool__(self) -> bool:
+        return bool(self._by_ref)
+
+    @property
+    def sessions(self) -> Iterable[SessionId]:
+        """Those that have links."""
+        return self._by_session
+
+    def connected(self, session: SessionId) -> bool:
+        """Is there word from a process of ``session``?"""
+        return any(link.connected for link in self.of(session))
+
+    def unowned(self, session: SessionId) -> dict[str, int]:
+        """What the libraries of its processes cannot move, by kind."""
+        found: Counter[str] = Counter()
+        for link in self.of(session):
+            found.update(link.told.unowned)
+        return dict(found)
+
+    def nearest(self, ref: ProcessRef, uid: int, but: Member | None = None) -> Member | None:
+        """The session (other than ``but``) that the process belongs to, if its user has one."""
+        candidates = [ref, *processes.ancestors(ref)]
+        stat = processes.stat_of(ref.pid)
+        leader = processes.ref_of(stat.session) if stat is not None else None
+        if leader is not None and processes.in_session_of(leader, ref.pid):
+            candidates.append(leader)  # its parents may have ended
+        for candidate in candidates:
+            member = self._members.of_process(candidate)
+            if member is not None and member is not but and member.uid == uid:
+                return member
+        return None
+
+    def take(self, ref: ProcessRef, uid: int, name: str) -> Link:
+        """The link of process ``ref``, a new one if need be. Raises ``PeerError("gone")``."""
+        link = self._by_ref.get(ref)
+        if link is None:
+            link = Link(ref, uid, name, next_op=lambda: next(self._ops))
+            self._watch(link)
+            self._by_ref[ref] = link
+        link.name = name or link.name
+        return link
+
+    def assign(self, link: Link, session: SessionId | None) -> None:
+        if link.session is not None:
+            left = tuple(one for one in self.of(link.session) if one is not link)
+            if left:
+                self._by_session[link.session] = left
+            else:
+                self._by_session.pop(link.session, None)
+        link.session = session
+        if session is not None:
+            self._by_session[session] = (*self.of(session), link)
+
+    def told(self, link: Link, state: PagerState) -> Told:
+        """Takes its word; returns the one before."""
+        before = link.told
+        link.says(
+            Told(
+                _RESIDENCY[state.state],
+                self._at_most(state.resident_bytes),
+                self._at_most(state.paged_out_bytes),
+                state.kept_bytes,
+                self._at_most(state.unowned_bytes),
+                dict(state.unowned),
+            )
+        )
+        return before
+
+    def _at_most(self, said_bytes: int) -> int:
+        return min(said_bytes, self._gpu_bytes)
+
+    # --- over a crash of the daemon -------------------------------------------------------------
+
+    def restore(self, entries: Iterable[RosterLink]) -> None:
+        """Those that were out when the last daemon ended: they stay out until they are told to come
+        back, so that this is known before they have reconnected."""
+        for entry in entries:
+            ref = entry.ref
+            try:
+                link = self.take(ref, entry.uid, entry.name)
+            except PeerError:
+                continue  # it has ended
+            out_bytes = self._at_most(entry.paged_out_bytes)
+            link.told = Told(Residency.PAGED_OUT, paged_out_bytes=out_bytes)
+            self.assign(link, SessionId(entry.session))
+
+    def roster(self) -> list[RosterLink]:
+        return [
+            RosterLink(
+                pid=link.ref.pid,
+                start_ticks=link.ref.start_ticks,
+                uid=link.uid,
+                session=link.session,
+                paged_out_bytes=link.told.paged_out_bytes,
+                name=link.name,
+            )
+            for link in self._by_ref.values()
+            if link.told.residency is Residency.PAGED_OUT and link.session is not None
+        ]
+
+    # --- life and death -------------------------------------------------------------------------
+
+    def _watch(self, link: Link) -> None:
+        pidfd = processes.open_pidfd(link.ref)
+        if pidfd is None:
+            raise PeerError("gone", f"Process {link.ref.pid} has ended.")
+        link.pidfd = pidfd
+        self._loop.add_reader(pidfd, self._died, link)
+
+    def _died(self, link: Link) -> None:
+        self._loop.remove_reader(link.pidfd)
+        os.close(link.pidfd)
+        link.pidfd = -1
+        self._by_ref.pop(link.ref, None)
+        self.assign(link, None)
+        link.died()
+        self._on_death(link)

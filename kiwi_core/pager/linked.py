@@ -1,0 +1,62 @@
+"""What the in-process pager needs from the daemon: the processes that have Kiwi's library loaded,
+what each has told last, and a way to have it do something."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from kiwi_core.states import Residency
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kiwi_core.gpu.processes import ProcessRef
+    from kiwi_core.pager.api import Outcome, Target
+    from kiwi_core.units import SessionId
+
+Step = Literal["hold", "free", "page-out", "page-in"]
+
+
+@dataclass(frozen=True)
+class Told:
+    """The last word of one library: where the memory is that it owns, and how much. ``unowned`` has
+    by kind what it cannot move."""
+
+    residency: Residency = Residency.RESIDENT
+    resident_bytes: int = 0
+    paged_out_bytes: int = 0
+    kept_bytes: int = 0
+    unowned_bytes: int = 0
+    unowned: Mapping[str, int] = field(default_factory=dict)
+
+
+class Linked(Protocol):
+    """One process with the library. Attributes change at any time; ``told`` as a whole."""
+
+    @property
+    def ref(self) -> ProcessRef: ...
+    @property
+    def told(self) -> Told: ...
+    @property
+    def connected(self) -> bool: ...
+
+
+class Links(Protocol):
+    """Called from any thread."""
+
+    def of(self, session: SessionId) -> tuple[Linked, ...]:
+        """The session's processes that have the library, or had it when they were last heard of."""
+        ...
+
+    def everybody(self) -> tuple[Linked, ...]: ...
+
+    def paged_out(self) -> tuple[Target, ...]:
+        """Sessions that have linked processes, all of which are out."""
+        ...
+
+    def perform(self, those: Sequence[Linked], step: Step, deadline_ns: int) -> list[Outcome]:
+        """Has each of ``those`` do ``step``, all at once, and waits for the answers. Blocks: for
+        "hold" and "free" a little past ``deadline_ns`` at most; for a move until the process says
+        how it came out, ends, or cannot be reached. ``Refused(GONE)``: that process has ended."""
+        ...

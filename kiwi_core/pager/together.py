@@ -1,0 +1,279 @@
+"""One operation on one session that has linked processes: all of its processes, or none.
+
+The libraries' part and the checkpoint's come one after the other. Whatever goes wrong, each process
+ends up as the operation found it, as far as that can still be done.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.gpu import processes
+from kiwi_core.pager.api import Lost, Moved, Refused
+from kiwi_core.pager.ports import Stop
+from kiwi_core.pager.room import Reservation
+from kiwi_core.states import Reason, Residency
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from kiwi_core.config import Config
+    from kiwi_core.gpu.processes import ProcessRef
+    from kiwi_core.pager.api import Outcome, Pager, Target
+    from kiwi_core.pager.linked import Linked, Links, Step
+    from kiwi_core.pager.room import Room
+
+_ROUNDS_MAX: Final = 8
+"""Looks for processes that came while others were being held."""
+
+_HELD_BY_DRIVER: Final = frozenset({Residency.LOCKED, Residency.PAGED_OUT})
+
+
+class Together:
+    """``suspend``, ``resume``, ``page_out`` or ``page_in``, once; each may raise ``Stop``, and
+    ``GpuError`` where the driver is out of order. ``look`` finds the linked processes."""
+
+    def __init__(
+        self,
+        checkpoint: Pager,
+        links: Links,
+        room: Room,
+        config: Config,
+        target: Target,
+        deadline_ns: int,
+        look: Callable[[Target], list[Linked]],
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._links = links
+        self._room = room
+        self._config = config
+        self._target = target
+        self._deadline_ns = deadline_ns
+        self._look = look
+        self._began_ns = time.monotonic_ns()
+
+    def suspend(self) -> Moved:
+        self._check_first()
+        held: list[Linked] = []
+        try:
+            self._hold_all(held)
+            self._ask(self._checkpoint.suspend, self._rest())
+        except Stop as stop:
+            self._undo_hold(stop, held)
+            raise
+        return self._moved(0)
+
+    def resume(self) -> Moved:
+        self._check_first()
+        links = self._look(self._target)
+        if _in(links, Residency.PAGED_OUT):
+            detail = "Its memory is in system RAM: it has to be paged in, not only resumed."
+            raise Stop(Refused(Reason.DRIVER, detail))
+        self._all_do(_in(links, Residency.LOCKED), "free")
+        self._ask(self._checkpoint.resume, self._target)
+        return self._moved(0)
+
+    def page_out(self) -> Moved:
+        self._check_first()
+        found_held = _in(self._look(self._target), Residency.LOCKED)
+        rest_ran = self._checkpoint.observe(self._rest()).residency is Residency.RESIDENT
+        held: list[Linked] = []
+        out: list[Linked] = []
+        try:
+            links = self._hold_all(held)
+            self._ask(self._checkpoint.suspend, self._rest())
+            todo = [link for link in links if link.told.residency is not Residency.PAGED_OUT]
+            self._all_do(todo, "page-out", out)
+            rest_bytes = self._ask(self._checkpoint.page_out, self._rest())
+            self._still_wanted()
+        except Stop as stop:
+            if not self._over(stop):
+                self._undo_page_out(stop, out, held, found_held, rest_ran)
+            raise
+        self._take_what_is_large(links)
+        if not todo and not rest_bytes:
+            return self._moved(0)
+        sizes = self._checkpoint.export_footprints(self._target)
+        return self._moved(_out_bytes(self._look(self._target)) + sum(sizes.values()))
+
+    def page_in(self, room_wait_ns: int) -> Moved:
+        self._check_first()
+        seen = self._checkpoint.observe(self._target)
+        links = self._look(self._target)
+        by_driver = {m.ref for m in seen.processes if m.residency in _HELD_BY_DRIVER}
+        out = _in(links, Residency.PAGED_OUT)
+        first = [link for link in out if link.ref not in by_driver]
+        later = [link for link in out if link.ref in by_driver]
+        own_pids = [m.ref.pid for m in seen.processes] + [link.ref.pid for link in links]
+        reservation = Reservation(_out_bytes(out), own_pids, can_fail=True)
+        back: list[Linked] = []
+        rest_bytes = moved_bytes = 0
+        with self._room.reserved(reservation):
+            try:
+                moved_bytes += self._bring(first, reservation, room_wait_ns, back)
+                rest_bytes = self._ask(self._checkpoint.page_in, self._rest(but=by_driver))
+                moved_bytes += self._bring(later, reservation, room_wait_ns, back)
+                self._all_do(_in(links, Residency.LOCKED), "free")
+            except Stop as stop:
+                if not self._over(stop):
+                    self._undo_page_in(stop, back, by_driver if rest_bytes else None)
+                raise
+        return self._moved(moved_bytes + rest_bytes)
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def _hold_all(self, held: list[Linked]) -> list[Linked]:
+        """Again and again until a look finds none that runs; ``held`` gets those held here."""
+        until_ns = min(self._deadline_ns, time.monotonic_ns() + self._config.lock_timeout_ns)
+        for _ in range(_ROUNDS_MAX):
+            links = self._look(self._target)
+            running = _in(links, Residency.RESIDENT)
+            if not running:
+                return links
+            self._all_do(running, "hold", held, until_ns)
+        detail = "It keeps starting new processes that use the GPU."
+        raise Stop(Refused(Reason.LOCK_TIMEOUT, detail))
+
+    def _bring(
+        self,
+        out: list[Linked],
+        reservation: Reservation,
+        room_wait_ns: int,
+        back: list[Linked],
+    ) -> int:
+        if not out:
+            return 0
+        until_ns = min(self._deadline_ns, time.monotonic_ns() + room_wait_ns)
+        self._room.wait(reservation, until_ns, self._still_wanted)
+        sizes = _out_bytes(out)
+        moved_bytes = self._all_do(out, "page-in", back)
+        reservation.spend(sizes)
+        return moved_bytes
+
+    def _take_what_is_large(self, links: list[Linked]) -> None:
+        """What the libraries could not move, where it is worth the driver's time. Where the driver
+        cannot move it either it stays in the GPU: the session is out all the same."""
+        most_bytes = self._config.unowned_left_bytes
+        large = {link.ref for link in links if link.told.unowned_bytes > most_bytes}
+        if large:
+            self._checkpoint.page_out(self._rest(but=large), self._deadline_ns)
+
+    def _all_do(
+        self,
+        links: Sequence[Linked],
+        step: Step,
+        done: list[Linked] | None = None,
+        deadline_ns: int | None = None,
+    ) -> int:
+        """The bytes that all of them moved. ``done`` gets those that did, whatever the others did.
+        One that has ended needs nothing any more, unless it is the root."""
+        if not links:
+            return 0
+        outcomes = self._links.perform(links, step, deadline_ns or self._deadline_ns)
+        moved_bytes = 0
+        failed: list[Outcome] = []
+        for link, outcome in zip(links, outcomes, strict=True):
+            if isinstance(outcome, Moved):
+                moved_bytes += outcome.bytes_moved
+                if done is not None:
+                    done.append(link)
+            elif isinstance(outcome, Lost) or outcome.reason is not Reason.GONE:
+                failed.append(outcome)
+        self._still_wanted()
+        for outcome in sorted(failed, key=lambda one: not isinstance(one, Lost)):
+            raise Stop(outcome)  # type: ignore[arg-type]  # no Moved is among them
+        return moved_bytes
+
+    def _ask(self, call: Callable[[Target, int], Outcome], target: Target) -> int:
+        outcome = call(target, self._deadline_ns)
+        if not isinstance(outcome, Moved):
+            raise Stop(outcome)
+        return outcome.bytes_moved
+
+    def _rest(self, but: Collection[ProcessRef] = ()) -> Target:
+        """What the libraries do not move, and those of the linked processes in ``but``."""
+        linked = {link.ref for link in self._look(self._target) if link.ref not in but}
+        return replace(self._target, without=self._target.without | linked)
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def _check_first(self) -> None:
+        self._still_wanted()
+        for link in _in(self._look(self._target), Residency.LOST):
+            lost = Stop(Lost(f"The GPU memory of process {link.ref.pid} was lost earlier."))
+            self._over(lost)
+            raise lost
+
+    def _still_wanted(self) -> None:
+        if processes.alive(self._target.root):
+            return
+        gone = Stop(Refused(Reason.GONE, f"Process {self._target.root.pid} has ended."))
+        self._over(gone)
+        raise gone
+
+    def _over(self, stop: Stop) -> bool:
+        """Is the session as such at its end? Then what can be brought back is, and all runs on:
+        nobody else will ever do that. Best effort, except that lack of room is told."""
+        if not isinstance(stop.outcome, Lost) and stop.outcome.reason is not Reason.GONE:
+            return False
+        links = self._look(self._target)
+        out = _in(links, Residency.PAGED_OUT)
+        outcomes = self._links.perform(out, "page-in", self._undo_by_ns())
+        self._links.perform(_in(links, Residency.LOCKED), "free", self._undo_by_ns())
+        self._checkpoint.page_in(self._rest(), self._undo_by_ns())
+        for outcome in outcomes:
+            if isinstance(outcome, Refused) and outcome.reason is Reason.NO_ROOM:
+                stop.outcome = outcome
+        return True
+
+    def _undo_hold(self, stop: Stop, held: list[Linked]) -> None:
+        if not self._over(stop):
+            self._undo(stop, held, "free", "stays held")
+
+    def _undo_page_out(
+        self,
+        stop: Stop,
+        out: list[Linked],
+        held: list[Linked],
+        found_held: list[Linked],
+        rest_ran: bool,
+    ) -> None:
+        self._undo(stop, out, "page-in", "stays in system RAM until it can be paged in")
+        self._undo(stop, [link for link in found_held if link in out], "hold", "runs")
+        self._undo(stop, _in(held, Residency.LOCKED), "free", "stays held")
+        if rest_ran:
+            outcome = self._checkpoint.resume(self._rest(), self._undo_by_ns())
+            stop.add(outcome.detail if not isinstance(outcome, Moved) else "")
+
+    def _undo_page_in(
+        self, stop: Stop, back: list[Linked], rest_back: Collection[ProcessRef] | None
+    ) -> None:
+        """``rest_back``: the linked processes that the driver brought back, too; ``None``: it has
+        brought back nothing."""
+        self._undo(stop, back, "page-out", "is back in the GPU")
+        if rest_back is not None:
+            outcome = self._checkpoint.page_out(self._rest(but=rest_back), self._undo_by_ns())
+            stop.add(outcome.detail if not isinstance(outcome, Moved) else "")
+
+    def _undo(self, stop: Stop, links: list[Linked], step: Step, else_: str) -> None:
+        outcomes = self._links.perform(links, step, self._undo_by_ns())
+        for link, outcome in zip(links, outcomes, strict=True):
+            if not isinstance(outcome, Moved):
+                stop.add(f"Process {link.ref.pid} {else_}: {outcome.detail}")
+
+    def _undo_by_ns(self) -> int:
+        """Undoing gets its own time: the operation's may be over."""
+        return time.monotonic_ns() + self._config.operation_deadline_min_ns
+
+    def _moved(self, moved_bytes: int) -> Moved:
+        return Moved(moved_bytes, time.monotonic_ns() - self._began_ns)
+
+
+def _in(links: Sequence[Linked], residency: Residency) -> list[Linked]:
+    return [link for link in links if link.told.residency is residency]
+
+
+def _out_bytes(links: Sequence[Linked]) -> int:
+    return sum(link.told.paged_out_bytes for link in _in(links, Residency.PAGED_OUT))

@@ -1,0 +1,382 @@
+"""Preloaded libraries and the daemon: whose they are, gates, leases, room, and moving memory. The
+library is the scripted one; the daemon and its socket are real."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from daemon import wait_until
+from linked_program import LinkedProgram
+from session_program import MIB, SessionProgram
+from talker import Talker
+
+from kiwi_core import emulator
+from kiwi_core.states import MovedBy, SessionState
+from kiwi_core.wire.pager import KINDS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from daemon import Daemon
+
+Start = "Callable[..., Daemon]"
+Linked = "Callable[..., LinkedProgram]"
+
+
+@pytest.fixture
+def linked() -> Iterator[Callable[..., LinkedProgram]]:
+    """Makes linked programs; all are ended."""
+    made: list[LinkedProgram] = []
+
+    def make(daemon: Daemon, size_mib: int = 0, **more: Any) -> LinkedProgram:
+        environment = daemon.env | emulator.environment(daemon.state_path, emulator.build())
+        more.setdefault("seed", len(made) + 1)
+        one = LinkedProgram(environment, daemon.sockets()[0], size_mib * MIB, **more)
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def into(program: SessionProgram, daemon: Daemon) -> None:
+    """Has the library loaded in a program that is a session."""
+    path = str(daemon.sockets()[0])
+    program.worker.do("init()")
+    program.worker.do(f"from linked_library import Library; library = Library({path!r})")
+
+
+def gates(program: Any) -> list[bool]:
+    worker = getattr(program, "worker", program)
+    found: list[bool] = worker.get("library.gates")
+    return found
+
+
+# --- whose it is, and its gate -------------------------------------------------------------------
+
+
+def test_a_program_that_only_has_the_library_is_a_session_with_exact_leases(
+    start: Start, linked: Linked
+) -> None:
+    daemon = start("1x64MiB")
+    program = linked(daemon)
+    session = daemon.session(program.pid)
+    assert session is not None
+    assert (session.name, session.connected) == ("linked", True)
+    wait_until(lambda: gates(program) == [False], "armed: it holds no lease")
+    program.do(f"library.take({8 * MIB}, 1)")  # asks by itself
+    daemon.wait_state(program.pid, "running")
+    assert gates(program) == [False, True]
+    found = daemon.session(program.pid)
+    assert found is not None
+    assert found.lingering, "nobody says when such a burst ends"
+    daemon.wait_state(program.pid, "idle")  # nothing of it was seen on the GPU for a while
+    wait_until(lambda: gates(program) == [False, True, False], "armed again")
+    look = daemon.wait_for(
+        lambda s: s.sessions[0] if s.sessions[0].pager is MovedBy.INPROCESS else None, "inprocess"
+    )
+    assert look.resident_bytes >= 8 * MIB
+
+
+def test_the_library_of_a_session_is_its(start: Start, program: Any) -> None:
+    daemon = start("1x64MiB")
+    notebook = program(daemon)
+    into(notebook, daemon)
+    assert len(daemon.status().sessions) == 1
+    wait_until(lambda: gates(notebook) == [False], "armed")
+    notebook.worker.do("begin()")
+    wait_until(lambda: gates(notebook) == [False, True], "open in a burst")
+    notebook.worker.do("client.end_burst()")
+    wait_until(lambda: gates(notebook) == [False, True, False], "armed after it")
+
+
+def test_a_child_is_its_parents(start: Start, linked: Linked) -> None:
+    daemon = start("1x64MiB")
+    parent = linked(daemon)
+    path = str(daemon.sockets()[0])
+    code = f"init(); from linked_library import Library; library = Library({path!r})"
+    parent.do(f"from cuda_processes import Worker; child = Worker({{}}); child.do({code!r})")
+    assert [s.pid for s in daemon.status().sessions] == [parent.pid]
+    parent.do("child.close()")
+
+
+def test_a_session_that_comes_later_takes_over_the_links_below_it(
+    start: Start, program: Any
+) -> None:
+    daemon = start("1x64MiB")
+    worker = SessionProgram.__new__(SessionProgram)  # not a session yet
+    from cuda_processes import Worker
+
+    environment = daemon.env | emulator.environment(daemon.state_path, emulator.build())
+    worker.worker = Worker(environment)
+    path = str(daemon.sockets()[0])
+    try:
+        code = f"init(); from linked_library import Library; library = Library({path!r})"
+        worker.worker.do("from cuda_processes import Worker")
+        worker.worker.do(f"child = Worker({{}}); child.do({code!r})")
+        child = worker.worker.get("child.pid")
+        assert [s.pid for s in daemon.status().sessions] == [child]
+        worker.worker.do(
+            "from pathlib import Path; from kiwi_core.client import Client;"
+            f" client = Client(Path({path!r}), name='parent'); client.connect()"
+        )
+        daemon.wait_for(
+            lambda s: [x.pid for x in s.sessions] == [worker.pid], "one session: the parent's"
+        )
+        worker.worker.do("client.acquire()")
+        wait_until(lambda: worker.worker.get("child.get('library.gates')")[-1], "the child's gate")
+        worker.worker.do("child.close()")
+    finally:
+        worker.close()
+
+
+def test_bursts_of_the_client_and_of_the_gate_do_not_collide(start: Start, program: Any) -> None:
+    daemon = start("1x64MiB")
+    notebook = program(daemon)
+    into(notebook, daemon)
+    for _ in range(3):
+        notebook.worker.do("begin(); client.end_burst()")
+        wait_until(lambda: not gates(notebook)[-1], "armed")
+        notebook.worker.do("with library: pass")
+        daemon.wait_state(notebook.pid, "running")
+    notebook.worker.do("begin()")
+    daemon.wait_state(notebook.pid, "running")
+    notebook.worker.do("with library: pass")
+    assert daemon.status().sessions[0].lingering is False, "it is the client's burst"
+    notebook.worker.do("client.end_burst()")
+    daemon.wait_state(notebook.pid, "idle")
+
+
+def test_a_program_that_leaves_kiwi_runs_on(start: Start, program: Any) -> None:
+    daemon = start("1x64MiB")
+    notebook = program(daemon)
+    into(notebook, daemon)
+    wait_until(lambda: gates(notebook) == [False], "armed")
+    notebook.worker.do("client.goodbye(60.0)")
+    daemon.wait_for(lambda s: not s.sessions, "it has left")
+    notebook.worker.do("with library: pass")
+    assert gates(notebook)[-1] is True
+
+
+# --- moving --------------------------------------------------------------------------------------
+
+
+def test_two_that_do_not_fit_take_turns_through_their_libraries(
+    start: Start, linked: Linked
+) -> None:
+    daemon = start("1x64MiB", "--tq", "0.5")
+    first, second = linked(daemon), linked(daemon)
+    contents = []
+    for seed, one in enumerate((first, second)):
+        one.do(f"library.take({40 * MIB}, {seed})")
+        contents.append(one.digest())
+    daemon.wait_state(first.pid, "paged-out", "suspended")
+    for _ in range(2):
+        for one, content in zip((first, second), contents, strict=True):
+            assert one.digest() == content
+    assert "page-out" in first.get("library.orders")
+    assert "page-in" in second.get("library.orders")
+    log = daemon.log()
+    assert "session lost" not in log
+
+
+def test_a_daemon_that_was_killed_finds_what_is_out(start: Start, linked: Linked) -> None:
+    daemon = start("1x64MiB")
+    one = linked(daemon, 40)
+    content = one.digest()
+    daemon.wait_state(one.pid, "idle")
+    with Talker(daemon.sockets()[0]) as observer:
+        observer.hello()
+        session = daemon.status().sessions[0].id
+        assert observer.ask("release", session=session)["type"] == "ok"
+    daemon.wait_state(one.pid, "paged-out")
+    old = daemon.kill_child()
+    daemon.wait_for(lambda s: s.daemon_pid != old, "a new daemon")
+    found = daemon.wait_state(one.pid, "paged-out")
+    assert found.paged_out_bytes >= 40 * MIB
+    assert one.digest() == content  # asks for the lease, and so for its memory
+    assert daemon.wait_state(one.pid, "running").id == found.id
+
+
+def test_a_daemon_that_leaves_brings_everybody_back(start: Start, linked: Linked) -> None:
+    daemon = start("1x64MiB")
+    one = linked(daemon, 8)
+    content = one.digest()
+    daemon.wait_state(one.pid, "idle")
+    with Talker(daemon.sockets()[0]) as observer:
+        observer.hello()
+        observer.ask("release", session=daemon.status().sessions[0].id)
+    daemon.wait_state(one.pid, "paged-out")
+    assert daemon.terminate() == 0
+    assert one.digest() == content  # without a daemon
+
+
+# --- room ----------------------------------------------------------------------------------------
+
+
+def test_room_is_made_of_what_idle_ones_hold(start: Start, linked: Linked) -> None:
+    daemon = start("1x64MiB")
+    idle = linked(daemon, 40)
+    content = idle.digest()
+    daemon.wait_state(idle.pid, "idle")
+    grows = linked(daemon, 8)
+    answer = grows.get(f"library.want_room({40 * MIB})")
+    assert answer["granted"], answer
+    daemon.wait_state(idle.pid, "paged-out")
+    grows.do(f"library.take({40 * MIB}, 5)")
+    daemon.wait_state(grows.pid, "idle")
+    assert idle.digest() == content
+
+
+def test_more_than_the_gpu_has_is_denied(start: Start, linked: Linked) -> None:
+    daemon = start("1x64MiB")
+    program = linked(daemon, 8)
+    answer = program.get(f"library.want_room({200 * MIB})")
+    assert not answer["granted"]
+    assert "GPU" in answer["detail"]
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+def pressed(daemon: Daemon, linked: Any, size_mib: int = 40) -> tuple[Any, Any]:
+    """One that is idle with a large memory, and one that is about to need the room."""
+    idle = linked(daemon, size_mib)
+    daemon.wait_state(idle.pid, "idle")
+    return idle, linked(daemon)
+
+
+@pytest.mark.parametrize("action", ["hold", "page-out"])
+def test_killed_in_the_middle_of_its_way_out(start: Start, linked: Linked, action: str) -> None:
+    daemon = start("1x64MiB")
+    idle, other = pressed(daemon, linked)
+    idle.script(action, "die")
+    other.do(f"library.take({40 * MIB}, 2)")
+    daemon.wait_for(lambda s: [x.pid for x in s.sessions] == [other.pid], "only the other is left")
+    assert other.digest()
+
+
+def test_killed_in_the_middle_of_its_way_in(start: Start, linked: Linked) -> None:
+    daemon = start("1x64MiB")
+    idle, other = pressed(daemon, linked)
+    other.do(f"library.take({40 * MIB}, 2)")
+    daemon.wait_state(idle.pid, "paged-out")
+    idle.script("page-in", "die")
+    idle.touch()
+    daemon.wait_for(lambda s: [x.pid for x in s.sessions] == [other.pid], "only the other is left")
+    assert other.digest()
+
+
+def test_one_that_is_stopped_does_not_stop_the_others(start: Start, linked: Linked) -> None:
+    daemon = start("1x64MiB", "--lock-timeout", "0.5")
+    idle, other = pressed(daemon, linked)
+    os.kill(idle.pid, signal.SIGSTOP)
+    other.worker.send(f"library.take({40 * MIB}, 2)", "exec")
+    daemon.wait_for(
+        lambda s: any(x.problem for x in s.sessions if x.pid == idle.pid), "the refusal is shown"
+    )
+    third = linked(daemon)  # the loop goes on
+    assert daemon.session(third.pid) is not None
+    os.kill(idle.pid, signal.SIGCONT)
+    other.worker.answer()
+    assert idle.digest()
+
+
+def test_garbage_ends_the_connection_and_nothing_else(start: Start, linked: Linked) -> None:
+    daemon = start("1x64MiB")
+    idle, other = pressed(daemon, linked)
+    idle.script("hold", "garbage")
+    other.do(f"library.take({40 * MIB}, 2)")  # the second attempt is a good one
+    daemon.wait_state(idle.pid, "paged-out")
+    assert "malformed" in idle.get("library.errors")
+    assert idle.digest()
+
+
+@pytest.mark.parametrize("action", ["hold", "page-out"])
+def test_a_connection_lost_in_the_middle(start: Start, linked: Linked, action: str) -> None:
+    daemon = start("1x64MiB")
+    idle, other = pressed(daemon, linked)
+    content = idle.get("'|'.join(m.digest() for m in library.memories)")
+    idle.script(action, "drop")
+    other.do(f"library.take({40 * MIB}, 2)")
+    daemon.wait_state(idle.pid, "paged-out")
+    assert idle.digest() == content
+
+
+def test_a_newer_connection_of_a_process_replaces_the_older(start: Start, linked: Linked) -> None:
+    daemon = start("1x64MiB")
+    program = linked(daemon, 8)
+    program.do("library.reconnects = False")
+    program.do("newer = Library(library.path)")
+    wait_until(lambda: "superseded" in program.get("library.errors"), "the older one is told")
+    assert len(daemon.status().sessions) == 1
+    wait_until(lambda: program.get("newer.gates"), "the newer one is spoken to")
+
+
+_MANY = """
+import socket
+end, mine = os.pipe()
+for _ in range({count}):
+    if not os.fork():
+        os.close(mine)
+        line = socket.socket(socket.AF_UNIX)
+        line.connect({path!r})
+        line.sendall(b'{{"type":"hello","protocol":1,"role":"pager","client":"test"}}\\n')
+        line.sendall(b'{{"type":"pager-state","state":"resident"}}\\n')
+        os.read(end, 1)
+        os._exit(0)
+"""
+
+
+def test_two_hundred_links_of_one_session(start: Start, program: Any) -> None:
+    daemon = start("1x64MiB")
+    notebook = program(daemon, 2)
+    notebook.worker.do(_MANY.format(count=200, path=str(daemon.sockets()[0])))
+    with Talker(daemon.sockets()[0]) as talker:
+        talker.hello()
+        wait_until(
+            lambda: talker.ask("get-metrics")["metrics"]["connections"] >= 202, "all connected"
+        )
+    assert notebook.intact()
+    assert [s.pid for s in daemon.status().sessions] == [notebook.pid]
+    notebook.worker.do("os.close(mine)")  # all end at once
+    assert notebook.intact()
+
+
+TOO_MANY = {f"kind {number}": 1 for number in range(KINDS_MAX + 1)}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"type": "pager-state", "state": "somewhere"},
+        {"type": "pager-state", "state": "resident", "resident_bytes": -1},
+        {"type": "pager-state", "state": "resident", "unowned": TOO_MANY},
+        {"type": "acquire", "burst": 1},
+        {"type": "want-room", "request": 1},
+    ],
+)  # fmt: skip
+def test_what_is_no_good_is_told_and_ends_the_connection(start: Start, bad: dict[str, Any]) -> None:
+    daemon = start("1x64MiB")
+    with Talker(daemon.sockets()[0]) as talker:
+        talker.hello(role="pager")
+        talker.say(**{**bad, "kind": bad.pop("type")})
+        last = talker.last_words()
+    assert last is not None
+    assert last["code"] in ("malformed", "out-of-order")
+
+
+def test_nobody_has_more_than_the_gpu(start: Start) -> None:
+    """Whatever a library says: it must not spoil the books of the others."""
+    daemon = start("1x64MiB")
+    with Talker(daemon.sockets()[0]) as talker:
+        talker.hello(role="pager")
+        talker.say("pager-state", state="out", paged_out_bytes=1 << 50)
+        daemon.wait_for(
+            lambda s: s.sessions and s.sessions[0].state is SessionState.PAGED_OUT, "believed"
+        )
+        assert daemon.status().sessions[0].paged_out_bytes <= 64 * MIB

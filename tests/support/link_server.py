@@ -1,0 +1,94 @@
+"""The daemon's end of preloaded libraries' connections, without the daemon: real socket, real
+messages, real ``Links``; each program's session is named after its process (``s<pid>``), and a
+child's is its nearest linked ancestor's."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from kiwi_core.config import DEFAULTS
+from kiwi_core.daemon.connection import Connection
+from kiwi_core.daemon.links import Links
+from kiwi_core.daemon.peers import process_of
+from kiwi_core.gpu import processes
+from kiwi_core.pager.api import Target
+from kiwi_core.units import SessionId
+from kiwi_core.wire.messages import PROTOCOL, Hello, Welcome
+from kiwi_core.wire.pager import PagerDone, PagerState
+
+if TYPE_CHECKING:
+    from kiwi_core.daemon.link import Link
+    from kiwi_core.gpu.processes import ProcessRef
+
+
+class Roots:
+    """Stands for the daemon's members: every linked process that has no linked ancestor."""
+
+    def __init__(self) -> None:
+        self.by_session: dict[str, ProcessRef] = {}
+
+    def get(self, session: str) -> Any:
+        root = self.by_session.get(session)
+        return SimpleNamespace(target=Target(SessionId(session), root)) if root else None
+
+    def session_of(self, ref: ProcessRef) -> SessionId:
+        for candidate in (ref, *processes.ancestors(ref)):
+            if candidate in self.by_session.values():
+                return SessionId(f"s{candidate.pid}")
+        self.by_session[f"s{ref.pid}"] = ref
+        return SessionId(f"s{ref.pid}")
+
+
+class LinkServer:
+    """Listens at ``path`` from a thread of its own, as long as the process lives."""
+
+    def __init__(self, path: str, gpu_bytes: int) -> None:
+        self._path, self._gpu_bytes = path, gpu_bytes
+        self._roots = Roots()
+        self._link_of: dict[Connection, Link] = {}
+        ready = threading.Event()
+        threading.Thread(target=self._run, args=(ready,), daemon=True).start()
+        ready.wait(60)
+
+    def _run(self, ready: threading.Event) -> None:
+        asyncio.run(self._serve(ready))
+
+    async def _serve(self, ready: threading.Event) -> None:
+        self.links = Links(self._roots, self._gpu_bytes, lambda _link: None)  # type: ignore[arg-type]
+        await asyncio.get_running_loop().create_unix_server(
+            lambda: Connection(self, DEFAULTS), path=self._path
+        )
+        ready.set()
+        await asyncio.Event().wait()
+
+    # --- Receiver -------------------------------------------------------------------------------
+
+    def connected(self, connection: Connection) -> None:
+        pass
+
+    def turned_away(self, code: str) -> None:
+        pass
+
+    def received(self, connection: Connection, message: object) -> None:
+        if isinstance(message, Hello):
+            ref = process_of(connection.peer)
+            link = self.links.take(ref, connection.peer.uid, message.name)
+            link.attach(connection)
+            if link.session is None:
+                self.links.assign(link, self._roots.session_of(ref))
+            self._link_of[connection] = link
+            connection.send(
+                Welcome(protocol=PROTOCOL, daemon="test", gpu_uuid="", gpu_index=0, gpu_name="")
+            )
+        elif isinstance(message, PagerState):
+            self.links.told(self._link_of[connection], message)
+        elif isinstance(message, PagerDone):
+            self._link_of[connection].done(message)
+
+    def disconnected(self, connection: Connection) -> None:
+        link = self._link_of.pop(connection, None)
+        if link is not None and link.connection is connection:
+            link.lost()
