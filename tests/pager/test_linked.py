@@ -1,4 +1,4 @@
-"""The in-process pager with scripted libraries passes the contract."""
+"""The in-process pager passes the contract, with scripted libraries and with the real one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 from contract import PagerContract
-from worlds import LinkedWorld
+from worlds import LinkedWorld, PreloadedWorld
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[LinkedWorld]:
-    world = LinkedWorld(tmp_path / "gpus")
+@pytest.fixture(params=[LinkedWorld, PreloadedWorld], ids=["scripted", "library"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LinkedWorld]:
+    world = request.param(tmp_path / "gpus")
     yield world
     world.close()
 

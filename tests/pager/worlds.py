@@ -4,17 +4,19 @@ own, and the pager in another one, so that anything can be killed at any point."
 from __future__ import annotations
 
 import itertools
+import shutil
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from cuda_processes import Worker, wait_until
 from cuda_program import CudaProgram
 from linked_program import LinkedProgram
 from pager_process import PagerProcess
 
-from kiwi_core import emulator
+from kiwi_core import emulator, preload
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Target
 from kiwi_core.units import GIB, MIB, SessionId
@@ -155,10 +157,13 @@ class LinkedWorld(EmulatedWorld):
     residue_bytes = 2 * MIB
 
     def __init__(self, state: Path, gpus: str = "1x64MiB") -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="kw-")
-        self.socket = Path(self._directory.name) / "links"
+        self.directory = Path(tempfile.mkdtemp(prefix="kw-"))
         super().__init__(state, gpus)
-        self._closing.append(self._directory.cleanup)
+        self._closing.insert(0, lambda: shutil.rmtree(self.directory))
+
+    @property
+    def socket(self) -> Path:
+        return self.directory / f"{self.gpu_uuid}.sock"
 
     def new_pager(self, **config: object) -> PagerProcess:
         pager = super().new_pager(**config)
@@ -179,6 +184,25 @@ class LinkedWorld(EmulatedWorld):
 
     def break_page_in(self, session: LinkedProgram) -> None:  # type: ignore[override]
         session.script("page-in", "lose", "lose")
+
+
+class PreloadedWorld(LinkedWorld):
+    """Programs with the library itself."""
+
+    residue_bytes = 2 * MIB
+
+    def start(self, size_bytes: int, **more: Any) -> RunningSession:  # type: ignore[override]
+        environment = self.environment | {"KIWI_SOCKET_DIR": str(self.directory)}
+        environment |= preload.environment(preload.library(), environment)
+        session = RunningSession(environment, size_bytes, seed=next(_numbers), **more)
+        self._closing.append(session.close)
+        return session.born()
+
+    def refuse_page_out(self, session: RunningSession) -> None:  # type: ignore[override]
+        session.get("launch('spin_ns', 4_000_000_000)")
+
+    def break_page_in(self, session: RunningSession) -> None:  # type: ignore[override]
+        pytest.skip("the library loses nothing")
 
 
 class RealWorld(ProcessWorld):

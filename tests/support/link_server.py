@@ -16,7 +16,7 @@ from kiwi_core.daemon.peers import process_of
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Target
 from kiwi_core.units import SessionId
-from kiwi_core.wire.messages import PROTOCOL, Hello, Welcome
+from kiwi_core.wire.messages import PROTOCOL, Hello, Ping, Pong, Welcome
 from kiwi_core.wire.pager import PagerDone, PagerState
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ class LinkServer:
             self.links.told(self._link_of[connection], message)
         elif isinstance(message, PagerDone):
             self._link_of[connection].done(message)
+        elif isinstance(message, Ping):
+            connection.send(Pong())
 
     def disconnected(self, connection: Connection) -> None:
         link = self._link_of.pop(connection, None)
