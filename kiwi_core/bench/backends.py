@@ -5,10 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import preload
+from kiwi_core.states import MovedBy
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-NOT_YET: Final = "this version of Kiwi does not have it yet"
+
+def _no_library() -> str:
+    """Compiles it, where that was not done before."""
+    try:
+        preload.library()
+    except preload.Unavailable as error:
+        return f"{error.message} {error.remedy}"
+    return ""
+
+
+def _with_library(env: Mapping[str, str]) -> dict[str, str]:
+    return preload.environment(preload.library(), env)
 
 
 def _always() -> str:
@@ -27,6 +41,7 @@ class Backend:
     empty: only a daemon can, and is asked to. ``program_env`` says what a program's environment
     (given) needs on top, ``daemon_args`` what a daemon is started with, so that this backend is the
     one used.
+    ``moved_by``: what a daemon must say of such a program, or it moves its memory in another way.
     ``from_driver``: works by the driver's checkpoint calls, which not every driver has.
     ``usual_share``: of the pinned copy, what is to be expected; less than half gets a remedy.
     """
@@ -36,6 +51,7 @@ class Backend:
     pager: str = ""
     program_env: Callable[[Mapping[str, str]], dict[str, str]] = _nothing
     daemon_args: tuple[str, ...] = ()
+    moved_by: MovedBy | None = None
     from_driver: bool = False
     usual_share: float = 0.9
 
@@ -46,5 +62,7 @@ CHECKPOINT: Final = Backend(
     from_driver=True,
     usual_share=0.05,  # drivers 580 to 610 reach 3-10 GB/s of 26-55
 )
-INPROCESS: Final = Backend("inprocess", why_not=lambda: NOT_YET)
+INPROCESS: Final = Backend(
+    "inprocess", why_not=_no_library, program_env=_with_library, moved_by=MovedBy.INPROCESS
+)
 BACKENDS: Final = (CHECKPOINT, INPROCESS)

@@ -125,10 +125,13 @@ def run(wishes: Wishes, backends: Sequence[Backend], listener: Listener) -> Repo
     from kiwi_core.bench import distance, limits, remedies
 
     with ExitStack() as stack:
+        listener.step("libraries")
+        why_not = {backend.name: backend.why_not() for backend in backends}
         bench = _set_up(wishes, listener, stack)
+        bench.patience = bench.patience.shared(sum(not reason for reason in why_not.values()))
         listener.begins(bench)
         limits.measure(bench)
-        distance.measure(bench, backends)
+        distance.measure(bench, backends, why_not)
         for_this = [] if bench.emulated else remedies.of(bench, backends)
         return Report(
             kiwi=__version__,

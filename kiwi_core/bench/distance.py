@@ -15,20 +15,23 @@ from kiwi_core.wire.framing import encode
 from kiwi_core.wire.messages import Granted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from kiwi_core.bench.backends import Backend
     from kiwi_core.bench.conductor import Bench
     from kiwi_core.bench.process import Worker
     from kiwi_core.bench.results import Row
+    from kiwi_core.states import MovedBy
 
 _ROUNDS: Final = 3
-_SWITCHES: Final = 4
 _MOVE_S: Final = 45.0
 """For one order that moves memory: sizes are such that it takes seconds."""
 
 _CELL_S: Final = _MOVE_S - 5
 """For the GPU to be had."""
+
+_LOOK_BYTES: Final = 8 << 20
+"""Held by a program to see who would move it."""
 
 _STARTS_S: Final = 12.0
 """Starting a daemon, or a pager and programs; on big machines the driver takes seconds for each."""
@@ -37,12 +40,13 @@ ANSWER: Final = encode(Granted(burst=1000, quantum_s=30.0)).decode()
 """A bare round trip carries lines as long as those of a lease."""
 
 
-def measure(bench: Bench, backends: Sequence[Backend]) -> None:
+def measure(bench: Bench, backends: Sequence[Backend], why_not: Mapping[str, str]) -> None:
+    """``why_not``: by the name of a backend, why it is not to be had; empty where it is."""
     daemon = Daemon(bench)
     _lease(bench, daemon)
     for backend in backends:
-        if why_not := backend.why_not():
-            bench.leave_out(f"page_{backend.name}", _all_of(backend), why_not)
+        if reason := why_not[backend.name]:
+            bench.leave_out(f"page_{backend.name}", _all_of(backend), reason)
             continue
         paged: list[Paged] = []
         needs_s = bench.patience.paging_s + _STARTS_S
@@ -116,13 +120,16 @@ class Paged:
 
 
 def _paging(bench: Bench, backend: Backend, daemon: Daemon) -> list[Paged]:
-    """Empty where this machine's driver cannot do it."""
+    """Empty where it cannot be done here, which is noted."""
     if backend.from_driver:
         with bench.worker("pager") as looker:
             if why_not := looker.ask("why_no_checkpoint"):
                 bench.leave_out(f"page_{backend.name}", _all_of(backend), why_not)
                 return []
     with _mover(bench, backend, daemon) as mover:
+        if reason := mover.why_not(backend.moved_by):
+            bench.leave_out(f"page_{backend.name}", _all_of(backend), reason)
+            return []
         first = _probe(bench, mover)
         size = plan.paged_bytes(bench.room, first.round_trip_s_per_byte, bench.patience)
         mover.hold(size)
@@ -153,6 +160,10 @@ def _mover(bench: Bench, backend: Backend, daemon: Daemon) -> Iterator[Mover]:
 class Mover(Protocol):
     """One program, and how its memory is moved out and in."""
 
+    def why_not(self, moved_by: MovedBy | None) -> str:
+        """Why it would not be moved in this way; empty where it is."""
+        ...
+
     def hold(self, size_bytes: int) -> None:
         """It holds nothing before."""
         ...
@@ -171,6 +182,9 @@ class ByPager:
     def __init__(self, pager: Worker, program: Worker) -> None:
         self._pager = pager
         self._program = program
+
+    def why_not(self, moved_by: MovedBy | None) -> str:  # noqa: ARG002 - the pager is the way
+        return ""
 
     def hold(self, size_bytes: int) -> None:
         self._program.ask("hold", size_bytes=size_bytes)
@@ -196,6 +210,16 @@ class ByDaemon:
     def __init__(self, program: Worker, gpu_uuid: str) -> None:
         self._program = program
         self._gpu_uuid = gpu_uuid
+
+    def why_not(self, moved_by: MovedBy | None) -> str:
+        if moved_by is None:
+            return ""
+        self.hold(_LOOK_BYTES)
+        said = self._program.ask("moved_by", wanted=moved_by.value, limit_s=5.0)
+        self.drop()
+        if said == moved_by.value:
+            return ""
+        return f"the daemon moves such a program by {said} here; kiwi doctor may say why"
 
     def hold(self, size_bytes: int) -> None:
         args = {"uuid": self._gpu_uuid, "size_bytes": size_bytes, "timeout_s": _CELL_S}
@@ -294,7 +318,7 @@ def _switch(bench: Bench, backend: Backend, daemon: Daemon, paged: Paged) -> Non
             program.ask("connect", socket_path=socket, name=f"bench {name}")
         _crowd(bench, planned, rest, a)
         b.ask("first_cell", _MOVE_S, **_cell(bench, planned))
-        found = [_one_switch((a, b)[number % 2]) for number in range(_SWITCHES)]
+        found = [_one_switch((a, b)[number % 2]) for number in range(planned.runs)]
         quietly(lambda: rest.ask("drop"))
         for program in (a, b):
             quietly(lambda one=program: one.ask("last_cell", _MOVE_S, timeout_s=_CELL_S))  # type: ignore[misc]

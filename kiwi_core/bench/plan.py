@@ -6,7 +6,7 @@ at the speed that was measured first. Rounded down to 2 MiB, the granularity of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kiwi_core.config import DEFAULTS
@@ -34,26 +34,33 @@ _PAIRS: Final = 5
 """Copy buffers that may be there at once: two each in two processes, and one to spare."""
 _FIRST_PAGED_BYTES: Final = 256 * MIB
 _PAGED_ROUNDS: Final = 4.5
-_SWITCHES: Final = 6.5
+_SWITCHES_MAX: Final = 4
+_BESIDE_SWITCHES: Final = 2.5
+"""Moves there and back before and after those that are timed."""
 VMM_SIZES: Final = (2 * MIB, 64 * MIB, 512 * MIB, 1 * GIB)
 
 
 @dataclass(frozen=True)
 class Patience:
     """How long things may take. ``row_s``: one row of copies or calls; ``copy_s``: one copy;
-    ``paging_s``: page-outs and page-ins of one backend; ``switch_s``: its switches; ``total_s``:
+    ``paging_s``: page-outs and page-ins of all backends; ``switch_s``: their switches; ``total_s``:
     everything, ends and starts of processes included."""
 
     row_s: float = 1.0
     copy_s: float = 0.1
-    paging_s: float = 16.0
-    switch_s: float = 20.0
+    paging_s: float = 14.0
+    switch_s: float = 18.0
     total_s: float = 110.0
     rounds: int = 400
     """Of leases."""
 
+    def shared(self, backends: int) -> Patience:
+        """What each of so many backends has of it."""
+        count = max(1, backends)
+        return replace(self, paging_s=self.paging_s / count, switch_s=self.switch_s / count)
 
-EMULATED: Final = Patience(row_s=0.3, paging_s=1.5, switch_s=2.5, rounds=100)
+
+EMULATED: Final = Patience(row_s=0.3, paging_s=2.0, switch_s=4.0, rounds=100)
 """Speeds mean nothing there: nobody should wait for them."""
 
 
@@ -140,9 +147,10 @@ def _paged_most(room: Room) -> float:
 
 @dataclass(frozen=True)
 class Switch:
-    """Two programs of ``program_bytes`` each (without their contexts)."""
+    """Two programs of ``program_bytes`` each (contexts not counted), and how often they switch."""
 
     program_bytes: int
+    runs: int
 
     def space_bytes(self, resident_bytes: int, margin_bytes: int) -> int:
         """What both together are left with, where one takes ``resident_bytes``: enough for one and
@@ -153,23 +161,26 @@ class Switch:
 def switch(
     room: Room, round_trip_s_per_byte: float, patience: Patience, context_bytes: int
 ) -> Switch | str:
-    """Or why not."""
-    fits = patience.switch_s / _SWITCHES / round_trip_s_per_byte
+    """Or why not. As large as the time allows for several switches; where that is less than two
+    programs must have to not fit together, as large as they must be, and fewer switches."""
     # Both may be out for a moment, and each needs its context beside.
     most = min(_paged_most(room) / 2, room.host_bytes / 2 - context_bytes)
-    size = _whole(min(fits, most))
-    resident = size + context_bytes
-    space = Switch(size).space_bytes(resident, room.margin_bytes)
-    if size < _GRANULARITY or space >= 1.9 * resident:
-        needed = round(room.margin_bytes * 1.4)
+    least = max(_GRANULARITY, 1.45 * room.margin_bytes - context_bytes)
+    fits = patience.switch_s / (_SWITCHES_MAX + _BESIDE_SWITCHES) / round_trip_s_per_byte
+    size = _whole(min(max(fits, least), most))
+    if size < _whole(least):
         return (
-            f"two programs that do not fit together would have to take {format_bytes(needed)} "
-            f"each here; {format_bytes(max(0, size))} can be moved within the bench's time, share "
-            "of RAM and of GPU memory"
+            "two programs that do not fit together would have to take "
+            f"{format_bytes(_whole(least))} each here, more than the bench's share of free memory"
         )
+    resident = size + context_bytes
+    space = Switch(size, 1).space_bytes(resident, room.margin_bytes)
     if space > room.switch_bytes:
         return f"{format_bytes(space)} of GPU memory would have to be free"
-    return Switch(size)
+    possible = patience.switch_s / (size * round_trip_s_per_byte) - _BESIDE_SWITCHES
+    if possible < -1:
+        return f"moving {format_bytes(size)}, as much as it takes, is too slow here"
+    return Switch(size, min(_SWITCHES_MAX, max(1, int(possible))))
 
 
 def _whole(size_bytes: float) -> int:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 SHORT = """
 import sys
-from kiwi_core.bench import limits, plan
+from kiwi_core.bench import backends, limits, plan
+backends.BACKENDS = (backends.CHECKPOINT,)
 plan.Patience = lambda: plan.EMULATED
 if {skip_limits}:
     limits.measure = lambda bench: None
@@ -24,7 +25,8 @@ if {skip_limits}:
 from kiwi_core.cli import main
 sys.exit(main(sys.argv[1:]))
 """
-"""The command line, as impatient as on an emulated GPU; on request without its first half."""
+"""The command line, with one backend, as impatient as on an emulated GPU; on request without its
+first half."""
 
 PATIENCE_S = 100.0
 

@@ -119,6 +119,17 @@ class Session(Bus):
                 return max(found, self._held_bytes)
             time.sleep(0.02)
 
+    def moved_by(self, wanted: str, limit_s: float) -> str:
+        """Who moves this program's memory, in the daemon's word, once that is ``wanted``, or at
+        last."""
+        ends_s = time.monotonic() + limit_s
+        while True:
+            sessions = self.client.status().sessions
+            said = next((str(s.pager.value) for s in sessions if s.pid == os.getpid()), "nobody")
+            if said == wanted or time.monotonic() > ends_s:
+                return said
+            time.sleep(0.05)
+
     def close(self) -> None:
         if self._client is not None:
             with suppress(KiwiError):
