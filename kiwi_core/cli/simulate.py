@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiwi_core.cli import exits, journals
-from kiwi_core.cli.simulated import column_name, report_json, table_lines
+from kiwi_core.cli.simulated import Column, column_name, report_json, table_lines
 from kiwi_core.cli.terminal import Style
+from kiwi_core.cli.usage import parse_since
 from kiwi_core.errors import CallerError
 from kiwi_core.simulate import policies
 from kiwi_core.simulate.fleet import Plan, Work
 from kiwi_core.simulate.fleet import run as run_fleet
-from kiwi_core.simulate.measure import Summary, summarise
+from kiwi_core.simulate.measure import Measures, summarise
 from kiwi_core.simulate.mixes import MIXES
 from kiwi_core.simulate.model import GB, Faults, Machine, Setup
 from kiwi_core.simulate.picture import waits_svg
-from kiwi_core.simulate.recorded import trace_of
+from kiwi_core.simulate.recorded import read
 from kiwi_core.simulate.trace import Recorded, Trace, from_lines, to_lines
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import GIB, TIB, parse_size_bytes, seconds_to_ns
@@ -40,7 +41,7 @@ A day of eight sessions takes seconds; 1,000 GPUs of ten notebooks minutes.
 
 examples:
   kiwi simulate --mix 6+1 --tq 10 30 60
-  kiwi simulate --journal GPU-0d1e.journal --gbps 50 --svg waits.svg
+  kiwi simulate --journal GPU-0d1e.journal --since 7d --policy round-robin interactive
   kiwi simulate --mix notebooks --gpus 100 --jobs 2 --json results.json
   kiwi simulate --anonymise GPU-0d1e.journal -o trace.json     to send to somebody
   kiwi simulate --trace trace.json --policy round-robin
@@ -48,6 +49,7 @@ examples:
 
 DEFAULT_MIX = "notebooks"
 DEFAULT_GBPS = 25.0
+DEFAULT_LATENCY_S = 0.1
 GPUS_MAX = 100_000
 HOURS_MAX = 24.0 * 366
 
@@ -59,10 +61,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"generate it: {', '.join(MIXES)} (default: {DEFAULT_MIX})",
     )  # fmt: skip
     work.add_argument("--trace", metavar="FILE", help="a trace file, or - for standard input")
-    work.add_argument("--journal", metavar="FILE", help="a daemon's journal, or -")
+    work.add_argument(
+        "--journal", metavar="FILE",
+        help="a daemon's journal, or -; its own waits are shown, too",
+    )  # fmt: skip
     work.add_argument(
         "--anonymise", metavar="JOURNAL",
         help="only turn a journal into a trace file, without names and times of day (see -o)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--since", type=parse_since, default=0.0, metavar="WHEN",
+        help="of a journal: only cells that were asked for since then: 30m, 12h, 7d ago, or a "
+        "time like 2026-11-14 or 2026-11-14T09:00",
     )  # fmt: skip
     parser.add_argument(
         "-o", "--output", metavar="FILE",
@@ -118,8 +128,9 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
         help="system RAM for memory that is paged out (default: the journal's, else 2 TiB)",
     )  # fmt: skip
     parser.add_argument(
-        "--swap-latency", type=_number(0.0, 60.0), default=0.1, metavar="S",
-        help="what each move costs beside its bytes (default: 0.1)",
+        "--swap-latency", type=_number(0.0, 60.0), metavar="S",
+        help="what each move costs beside its bytes (default: 0.1; with the speeds of a journal, "
+        "which have that in them, 0)",
     )  # fmt: skip
     parser.add_argument(
         "--noise", type=_number(0.0, 0.9), default=0.2, metavar="SHARE",
@@ -142,14 +153,15 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    work = _work(args)
+    work, real = _work(args)
     if args.output or args.anonymise:
         _write_trace(args.output or "-", work, _machine(args, work), args.seed)
         return exits.OK
     plans = _plans(args, work)
     report = _Progress() if sys.stderr.isatty() or _is_long(plans) else None
     measured = run_fleet(plans, jobs=args.jobs, progress=report)
-    columns = [
+    columns: list[Column] = [(None, summarise(real))] if real is not None else []
+    columns += [
         (plan.setup, summarise(measures)) for plan, measures in zip(plans, measured, strict=True)
     ]
     _write_results(args, plans[0], columns)
@@ -159,13 +171,22 @@ def run(args: argparse.Namespace) -> int:
 # --- the work -----------------------------------------------------------------------------------
 
 
-def _work(args: argparse.Namespace) -> Work:
+def _work(args: argparse.Namespace) -> tuple[Work, Measures | None]:
+    """And, of a journal, what really came of it."""
     if name := args.journal or args.anonymise:
         with journals.opened(name) as file:
-            return Work(trace=trace_of(journals.records(file), contention=args.contention))
+            records = journals.records(file)
+            trace, real = read(records, contention=args.contention, since_unix_s=args.since)
+        return Work(trace=trace), real
+    if args.since:
+        raise CallerError(
+            "bad-option",
+            "--since is for journals: nothing else knows when it was.",
+            "Leave it out, or give --journal.",
+        )
     if args.trace:
-        return Work(trace=_read_trace(args.trace))
-    return Work(mix=args.mix or DEFAULT_MIX, hours=args.hours, sessions=args.sessions)
+        return Work(trace=_read_trace(args.trace)), None
+    return Work(mix=args.mix or DEFAULT_MIX, hours=args.hours, sessions=args.sessions), None
 
 
 def _read_trace(name: str) -> Trace:
@@ -186,16 +207,23 @@ def _machine(args: argparse.Namespace, work: Work) -> Machine:
     trace = work.trace
     recorded = trace.recorded if trace is not None else None
     out_gbps, in_gbps = args.gbps or _recorded_speeds(recorded)
+    latency_s = args.swap_latency
+    if latency_s is None:
+        latency_s = 0.0 if _is_measured(recorded) and not args.gbps else DEFAULT_LATENCY_S
     return Machine(
         total_bytes=trace.total_bytes if trace is not None else args.memory or 80 * GIB,
         host_budget_bytes=args.host_memory
         or (recorded.host_budget_bytes if recorded is not None else 2 * TIB),
         out_bytes_per_s=out_gbps * GB,
         in_bytes_per_s=in_gbps * GB,
-        swap_fixed_ns=seconds_to_ns(args.swap_latency),
+        swap_fixed_ns=seconds_to_ns(latency_s),
         noise=args.noise,
         contention=args.contention,
     )
+
+
+def _is_measured(recorded: Recorded | None) -> bool:
+    return recorded is not None and (recorded.out_gbps or recorded.in_gbps) is not None
 
 
 def _recorded_speeds(recorded: Recorded | None) -> tuple[float, float]:
@@ -259,9 +287,7 @@ def _write_trace(name: str, work: Work, machine: Machine, seed: int) -> None:
         _write(name, lines)
 
 
-def _write_results(
-    args: argparse.Namespace, plan: Plan, columns: list[tuple[Setup, Summary]]
-) -> None:
+def _write_results(args: argparse.Namespace, plan: Plan, columns: list[Column]) -> None:
     if args.json:
         data = report_json(plan, columns)
         if args.json == "-":

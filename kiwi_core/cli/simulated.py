@@ -18,17 +18,18 @@ if TYPE_CHECKING:
     from kiwi_core.simulate.measure import Spread, Summary
     from kiwi_core.simulate.model import Setup
 
-Column = tuple["Setup", "Summary"]
+Column = tuple["Setup | None", "Summary"]
+"""``None``: what really came of the work, by the journal."""
 
 
-def column_name(setup: Setup) -> str:
-    return f"{setup.policy}, TQ {setup.tq_ns / NS_PER_S:g} s"
+def column_name(setup: Setup | None) -> str:
+    return f"{setup.policy}, TQ {setup.tq_ns / NS_PER_S:g} s" if setup else "as it was"
 
 
 def table_lines(
     title: str, columns: Sequence[Column], style: Style, *, users: bool = False
 ) -> list[str]:
-    """A column for each set-up; where there are several, each beside the first."""
+    """A column for each set-up, side by side; before them what really came of it."""
     first = columns[0][1]
     rows = [["", *(column_name(setup) for setup, _ in columns)]]
     summaries = [summary for _, summary in columns]
@@ -134,6 +135,8 @@ def report_json(plan: Plan, columns: Sequence[Column]) -> bytes:
                 **msgspec.structs.asdict(summary),
             }
             for setup, summary in columns
+            if setup is not None
         ],
+        "real": next((summary for setup, summary in columns if setup is None), None),
     }
     return msgspec.json.format(msgspec.json.encode(record), indent=1)

@@ -193,9 +193,23 @@ class Simulation:
         """Until the next cell's first GPU statement; the session is over after its last cell."""
         if proc.next_cell == len(proc.cells):
             self._unfinished -= 1
+            leaves_ns = self._trace.sessions[proc.index].leaves_ns
+            if leaves_ns is not None:
+                self._at(self.now_ns + leaves_ns, self._leave, proc)
             return
         cell = proc.cells[proc.next_cell]
         self._at(self.now_ns + cell.think_ns + cell.cpu_ns, self._ask, proc)
+
+    def _leave(self, proc: Proc) -> None:
+        if proc.flight is not None:  # (the books of the driver: first that, then its end)
+            self._at(proc.flight.ends_ns, self._leave, proc)
+            return
+        self._gone(proc)
+
+    def _gone(self, proc: Proc) -> None:
+        del self._procs[proc.id]
+        self.free_bytes += proc.resident_bytes
+        self._tell(ev.SessionLost(session=proc.id))
 
     def _ask(self, proc: Proc) -> None:
         proc.burst += 1
@@ -256,7 +270,8 @@ class Simulation:
             self.measures.wanted_ns += self.now_ns - self._wanting_since_ns
 
     def _burst_over(self, proc: Proc, burst: int) -> None:
-        if proc.burst == burst:  # asking for the next one has ended it already
+        # (Asking for the next one has ended it already.)
+        if proc.burst == burst and proc.id in self._procs:
             if proc.flight is None:
                 self._tell(self._seen({proc.id: proc.resident_bytes}))
             self._tell(ev.BurstEnded(session=proc.id, burst=burst))
@@ -267,9 +282,7 @@ class Simulation:
         self.measures.killed += 1
         self.measures.killed_work_ns += lost_ns
         self._over(proc)
-        del self._procs[proc.id]
-        self.free_bytes += proc.resident_bytes
-        self._tell(ev.SessionLost(session=proc.id))
+        self._gone(proc)
         name, _, number = str(proc.id).partition("+")
         heir = Proc(f"{name}+{int(number or 0) + 1}", proc.index, proc.cells, "")
         heir.rng, heir.next_cell = proc.rng, proc.next_cell

@@ -43,6 +43,9 @@ class SessionTrace(Struct, frozen=True, kw_only=True):
     starts_ns: int
     """When it joins."""
     cells: tuple[Cell, ...]
+    leaves_ns: int | None = None
+    """From the end of its last cell to the end of its process; ``None``: that lives on, and keeps
+    its memory."""
 
     @property
     def gpu_ns(self) -> int:
@@ -81,11 +84,14 @@ class TraceHeader(Struct, frozen=True, kw_only=True, tag="header", tag_field="tr
     recorded: Recorded | None = None
 
 
-class SessionLine(Struct, frozen=True, kw_only=True, tag="session", tag_field="trace"):
+class SessionLine(
+    Struct, frozen=True, kw_only=True, tag="session", tag_field="trace", omit_defaults=True
+):
     session: str
     user: str = ""
     """Whose it is; the session's own name where nobody knows."""
     starts_s: float = 0.0
+    leaves_s: float | None = None
 
 
 class CellLine(Struct, frozen=True, kw_only=True, tag="cell", tag_field="trace"):
@@ -110,7 +116,10 @@ def to_lines(trace: Trace) -> Iterator[bytes]:
     for session in trace.sessions:
         yield _line(
             SessionLine(
-                session=session.id, user=session.user, starts_s=ns_to_seconds(session.starts_ns)
+                session=session.id,
+                user=session.user,
+                starts_s=ns_to_seconds(session.starts_ns),
+                leaves_s=None if session.leaves_ns is None else ns_to_seconds(session.leaves_ns),
             )
         )
         for cell in session.cells:
@@ -160,6 +169,7 @@ class _Reader:
             if line.session in self._names:
                 raise ValueError(f"session {line.session!r} is there already")
             _within(line.starts_s, "starts_s")
+            _within(line.leaves_s or 0.0, "leaves_s")
             self._names.add(line.session)
             self._sessions.append((line, []))
         elif not self._sessions:
@@ -191,6 +201,7 @@ class _Reader:
                     user=line.user or line.session,
                     starts_ns=seconds_to_ns(line.starts_s),
                     cells=tuple(cells),
+                    leaves_ns=None if line.leaves_s is None else seconds_to_ns(line.leaves_s),
                 )
                 for line, cells in self._sessions
             ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 import pytest
@@ -95,10 +96,38 @@ def test_a_journal_is_simulated_on_its_own_machine_and_settings(kiwi: Kiwi, jour
     assert told["machine"]["host_budget_bytes"] == 300 * GIB
     assert 6 < told["machine"]["out_gbps"] < 8.1  # as measured, what each move costs included
     assert 8 < told["machine"]["in_gbps"] < 12.1
+    assert told["machine"]["swap_latency_s"] == 0.0
     other = ("--tq", "40", "--anti-thrash", "on", "--gbps", "50", "--host-memory", "1TiB")
     told = json.loads(kiwi("simulate", "--journal", str(journal), *other, "--json", "-").out)
     assert told["results"][0]["tq_s"] == 40.0
     assert told["machine"]["in_gbps"] == 50.0
+    assert told["machine"]["swap_latency_s"] == 0.1
+
+
+def test_what_was_stands_beside_what_would_have_been(kiwi: Kiwi, journal: Path) -> None:
+    both = ("simulate", "--journal", str(journal), "--policy", "round-robin", "interactive")
+    result = kiwi(*both)
+    head = next(line for line in result.out.splitlines() if "as it was" in line)
+    assert head.split("  ")[-2].strip() == "round-robin, TQ 12 s"
+    assert head.endswith("interactive, TQ 12 s")
+    told = json.loads(kiwi(*both, "--json", "-").out)
+    assert [one["policy"] for one in told["results"]] == ["round-robin", "interactive"]
+    assert told["real"]["cells"] == told["results"][0]["cells"]
+    assert told["real"]["short"]["wait_s"]["max"] > 0
+    assert json.loads(kiwi("simulate", "--hours", "0.1", "--json", "-").out)["real"] is None
+
+
+def test_a_journal_since_some_time(kiwi: Kiwi, journal: Path) -> None:
+    options = ("simulate", "--journal", str(journal), "--json", "-", "--since")
+    whole, half = (
+        json.loads(
+            kiwi(*options, datetime.fromtimestamp(1.7e9 + later_s, timezone.utc).isoformat()).out
+        )["real"]
+        for later_s in (0, 900)
+    )
+    assert 0 < half["cells"] < whole["cells"]
+    assert "since then" in kiwi(*options, "1h").err
+    assert kiwi("simulate", "--mix", "small", "--since", "1h").code == 1
 
 
 def test_an_anonymised_journal_is_a_trace(kiwi: Kiwi, journal: Path, tmp_path: Path) -> None:

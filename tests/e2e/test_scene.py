@@ -5,10 +5,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+import tempfile
+from typing import Any
 
 import pytest
 import scene
+from cli_process import finish, start_kiwi
+
+from kiwi_core.sched.replay import encode_line
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -23,7 +29,7 @@ more. A tenth of the scene's waits is seconds."""
 
 def test_a_training_and_four_notebooks_wait_as_the_simulator_says() -> None:
     """Short cells wait less under ``interactive``; from the journal of either run the simulator
-    says how long they wait under each of the two."""
+    says how long they wait under each of the two. The command line says so, too."""
     recorded = scene.play(SEED)
     fair, quick = measured = [scene.measured(recorded[policy]) for policy in scene.POLICIES]
     assert quick.mean_s < 0.85 * fair.mean_s, (quick, fair)
@@ -34,3 +40,17 @@ def test_a_training_and_four_notebooks_wait_as_the_simulator_says() -> None:
             assert math.isclose(said_s, outcome.mean_s, rel_tol=RELATIVE, abs_tol=ABSOLUTE_S), (
                 f"{policy}: waited {outcome.mean_s:.2f} s, foretold {said_s:.2f} s by {told_by}"
             )
+    told = _by_command(recorded["round-robin"])
+    means_s = [one["short"]["wait_s"]["mean"] for one in (told["real"], *told["results"])]
+    assert math.isclose(means_s[0], means_s[1], rel_tol=RELATIVE, abs_tol=ABSOLUTE_S), means_s
+    assert means_s[2] < 0.85 * means_s[1], means_s
+
+
+def _by_command(records: scene.Records) -> Any:
+    options = ("--contention", "0", "--policy", *scene.POLICIES, "--json", "-")
+    with tempfile.NamedTemporaryFile(suffix=".journal") as file:
+        file.writelines(map(encode_line, records))
+        file.flush()
+        result = finish(start_kiwi("simulate", "--journal", file.name, *options))
+    assert result.code == 0, result.err
+    return json.loads(result.out)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as replace_struct
 from simulated_work import cell, session, trace
 
 from kiwi_core.config import DEFAULTS
@@ -41,6 +42,29 @@ def test_one_cell_alone_waits_for_nothing(exact: Machine) -> None:
     assert seconds(measures.response_ns) == [12.0]
     assert measures.makespan_ns == seconds_to_ns(17.0)
     assert measures.swaps == 0
+
+
+@pytest.mark.parametrize(
+    ("leaves_s", "wait_s", "swaps"), [(None, 6.1, 1), (0.5, 0.0, 0), (2.0, 6.1, 1)]
+)
+def test_who_leaves_makes_room(
+    exact: Machine, leaves_s: float | None, wait_s: float, swaps: int
+) -> None:
+    """A is done after 10 s, B asks after 11. A that leaves in the middle of its move out is gone at
+    the end of that."""
+    first = session("a", cell(10.0), leaves_s=leaves_s)
+    measures = run(trace(first, session("b", cell(10.0), starts_s=11.0)), exact)
+    assert seconds(measures.wait_ns) == [0.0, wait_s]
+    assert measures.swaps == swaps
+
+
+def test_many_who_come_and_go_need_no_more_system_ram_than_some(exact: Machine) -> None:
+    little = replace(exact, host_budget_bytes=130 * GIB)
+    come = [session(f"s{n}", cell(5.0), starts_s=20.0 * n, leaves_s=30.0) for n in range(12)]
+    assert run(trace(*come), little).cells == 12
+    stay = [replace_struct(one, leaves_ns=None) for one in come]
+    with pytest.raises(CallerError, match="nobody can go on"):
+        run(trace(*stay), little)
 
 
 def test_two_jobs_that_do_not_fit_take_turns(exact: Machine) -> None:
@@ -200,7 +224,13 @@ cells = st.builds(
 works = st.lists(st.lists(cells, min_size=1, max_size=6), min_size=1, max_size=5).map(
     lambda lives: trace(
         *(
-            SessionTrace(id=f"s{number}", user=f"u{number % 3}", starts_ns=0, cells=tuple(life))
+            SessionTrace(
+                id=f"s{number}",
+                user=f"u{number % 3}",
+                starts_ns=0,
+                cells=tuple(life),
+                leaves_ns=(None, 0, 5 * NS_PER_S)[number % 3],
+            )
             for number, life in enumerate(lives)
         )
     )

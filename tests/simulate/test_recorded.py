@@ -16,9 +16,10 @@ from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Action, Grant, PageOut, Suspend
 from kiwi_core.sched.replay import JournalEntry, JournalHeader
 from kiwi_core.simulate.engine import Simulation
+from kiwi_core.simulate.lives import ROUND_BYTES, ROUND_NS
 from kiwi_core.simulate.mixes import generate
 from kiwi_core.simulate.model import Faults, Machine, Setup
-from kiwi_core.simulate.recorded import ROUND_BYTES, ROUND_NS, trace_of
+from kiwi_core.simulate.recorded import read, trace_of
 from kiwi_core.simulate.trace import Cell, SessionTrace, Trace, from_lines, to_lines
 from kiwi_core.states import AntiThrash, Reason
 from kiwi_core.units import GIB, MIB, NS_PER_S, OpId, SessionId, seconds_to_ns
@@ -56,7 +57,13 @@ _traces = st.lists(
 ).map(
     lambda lives: trace(
         *(
-            SessionTrace(id=f"s{number}", user="ü", starts_ns=number, cells=tuple(life))
+            SessionTrace(
+                id=f"s{number}",
+                user="ü",
+                starts_ns=number,
+                cells=tuple(life),
+                leaves_ns=number * NS_PER_S or None,
+            )
             for number, life in enumerate(lives)
         )
     )
@@ -145,6 +152,40 @@ def test_the_journal_of_a_simulation_is_its_trace(mix: str) -> None:
     again = trace_of(recorded(work, replace(Machine(), look_ns=0)))
     assert again.total_bytes == work.total_bytes
     the_same_work(work, again)
+
+
+@pytest.mark.parametrize("mix", ["6+2", "heavy", "small"])
+def test_the_journal_of_a_simulation_tells_its_waits(mix: str) -> None:
+    """What really came of it is what the simulation has measured, cell by cell (the last one is
+    left out, see below)."""
+    work, machine = generate(mix, hours=0.5, seed=2), replace(Machine(), look_ns=0)
+    entries: list[JournalHeader | JournalEntry] = [HEADER]
+    simulation = Simulation(
+        work, machine, Setup(),
+        record=lambda now_ns, event, actions: entries.append(
+            JournalEntry(now_ns=now_ns, event=event, actions=actions)
+        ),
+    )  # fmt: skip
+    measured = simulation.run()
+    again, told = read(entries)
+    assert told.users == [session.id for session in again.sessions]
+    assert (told.swaps, told.swapped_bytes) == (measured.swaps, measured.swapped_bytes)
+    assert told.suspensions == measured.suspensions
+    by_start = sorted(range(len(work.sessions)), key=lambda n: work.sessions[n].starts_ns)
+    for ours, theirs in enumerate(by_start):
+        for name in ("wait_ns", "response_ns"):
+            mine = [
+                ns for n, ns in zip(told.session, getattr(told, name), strict=True) if n == ours
+            ]
+            real = [
+                ns for n, ns in zip(measured.session, getattr(measured, name), strict=True)
+                if n == theirs
+            ]  # fmt: skip
+            last = -1 if measured.session[-1] == theirs else None
+            assert mine[:last] == pytest.approx(real[:last], abs=2)
+    last_ns = measured.response_ns[-1]
+    assert 0 <= measured.wanted_ns - told.wanted_ns <= last_ns
+    assert 0 <= measured.makespan_ns - told.makespan_ns <= last_ns
 
 
 def the_same_work(work: Trace, again: Trace) -> None:
@@ -245,6 +286,39 @@ def test_what_is_seen_after_a_cell_belongs_to_it() -> None:
     story.at(2, holds(A, 100)).at(3, ev.BurstEnded(session=A, burst=1)).at(4, holds(A, 150))
     story.at(10, asks(A, 2), gets(A, 2)).at(11, holds(A, 300))
     assert story.sessions() == [[(1.0, 2.0, 150), (7.0, 1.0, 300)]]
+
+
+def test_only_what_was_asked_for_since_then_counts() -> None:
+    story = Story().at(0, ev.SessionJoined(session=A)).at(1, asks(A), gets(A))
+    story.at(10, ev.BurstEnded(session=A, burst=1)).at(15, ev.SessionJoined(session=B))
+    out = PageOut(session=A, op=OpId(1), deadline_ns=0)
+    story.at(16, asks(B), out)
+    story.at(18, ev.PagedOut(op=OpId(1), moved_bytes=MIB, elapsed_ns=NS_PER_S), gets(B))
+    story.at(20, ev.BurstEnded(session=B, burst=1)).at(30, asks(A, 2))
+    story.at(31, ev.DeadlinePassed(), gets(A, 2)).at(34, ev.BurstEnded(session=A, burst=2))
+    for since_s, thinks_s, waits_s, moves in (
+        (0, [1, 20, 1], [0, 2, 1], 1),
+        (12, [18, 1], [2, 1], 1),
+        (16, [14, 0], [2, 1], 1),
+        (19, [11], [1], 0),
+    ):
+        work, told = read(story.records, since_unix_s=HEADER.wall_time_s + since_s)
+        cells = [one for session in work.sessions for one in session.cells]
+        assert [one.think_ns / NS_PER_S for one in cells] == thinks_s
+        assert [wait_ns / NS_PER_S for wait_ns in told.wait_ns] == waits_s
+        assert told.swaps == moves
+        assert told.makespan_ns == (34 - since_s) * NS_PER_S
+    with pytest.raises(CallerError, match="since then"):
+        read(story.records, since_unix_s=HEADER.wall_time_s + 31)
+
+
+def test_who_left_has_left() -> None:
+    story = Story().at(0, ev.SessionJoined(session=A)).at(1, asks(A), gets(A))
+    story.at(2, ev.SessionJoined(session=B)).at(3, ev.BurstEnded(session=A, burst=1))
+    story.at(4, asks(B), gets(B)).at(5, ev.BurstEnded(session=B, burst=1))
+    story.at(9, ev.SessionLost(session=A))
+    left = [one.leaves_ns for one in trace_of(story.records).sessions]
+    assert left == [6 * NS_PER_S, None]
 
 
 def test_a_second_request_for_the_same_burst_is_a_reconnection() -> None:

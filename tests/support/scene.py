@@ -24,12 +24,10 @@ from daemon import running_daemon
 from kernels import running_kernel
 
 from kiwi_core import emulator
-from kiwi_core.sched import actions as ac
-from kiwi_core.sched import events as ev
 from kiwi_core.sched.replay import JournalEntry, JournalHeader
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.model import GB, Machine, Setup
-from kiwi_core.simulate.recorded import trace_of
+from kiwi_core.simulate.recorded import read
 from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -178,36 +176,17 @@ class _Stage:
 
 
 def measured(records: Records) -> Outcome:
-    """From the journal: requests, first grants, ends of bursts."""
-    cells: dict[str, dict[int, _Cell]] = {}
-    for entry in records:
-        if isinstance(entry, JournalHeader):
-            continue
-        event = entry.event
-        if isinstance(event, ev.LeaseRequested):
-            cells.setdefault(event.session, {})[event.burst] = _Cell(entry.now_ns)
-        elif isinstance(event, ev.BurstEnded):
-            cells[event.session][event.burst].ended_ns = entry.now_ns
-        for action in entry.actions:
-            if isinstance(action, ac.Grant):
-                cell = cells[action.session][action.burst]
-                cell.granted_ns = cell.granted_ns or entry.now_ns
-    return _outcome([[(cell.wait_s, cell.took_s) for cell in of.values()] for of in cells.values()])
+    """As the journal has it: from requests to first grants and to the ends of bursts."""
+    trace, measures = read(records)
+    return _outcome_of(measures, len(trace.sessions))
 
 
-@dataclass
-class _Cell:
-    asked_ns: int
-    granted_ns: int = 0
-    ended_ns: int = 0
-
-    @property
-    def wait_s(self) -> float:
-        return (self.granted_ns - self.asked_ns) / NS_PER_S
-
-    @property
-    def took_s(self) -> float:
-        return (self.ended_ns - self.asked_ns) / NS_PER_S
+def _outcome_of(measures: Measures, sessions: int) -> Outcome:
+    cells: list[list[tuple[float, float]]] = [[] for _ in range(sessions)]
+    columns = (measures.session, measures.wait_ns, measures.response_ns)
+    for session, wait_ns, response_ns in zip(*columns, strict=True):
+        cells[session].append((wait_ns / NS_PER_S, response_ns / NS_PER_S))
+    return _outcome(cells)
 
 
 def _outcome(cells: list[list[tuple[float, float]]]) -> Outcome:
@@ -223,21 +202,13 @@ def _outcome(cells: list[list[tuple[float, float]]]) -> Outcome:
 def foretold(records: Records, policy: str, seeds: int = 20) -> Outcome:
     """What the simulator says of the recorded work under ``policy``, be it the one that it was
     recorded under or another. Pooled over ``seeds``: each draws other speeds for every move."""
-    trace = trace_of(records, contention=0.0)  # who sleeps does not slow down who else does
+    trace, _ = read(records, contention=0.0)  # who sleeps does not slow down who else does
     machine = measured_machine(trace)
     setup = Setup(policy=policy, tq_ns=round(TQ_S * NS_PER_S))
     return pooled(
-        _simulated(Simulation(trace, machine, setup, seed=seed).run(), len(trace.sessions))
+        _outcome_of(Simulation(trace, machine, setup, seed=seed).run(), len(trace.sessions))
         for seed in range(seeds)
     )
-
-
-def _simulated(measures: Measures, sessions: int) -> Outcome:
-    cells: list[list[tuple[float, float]]] = [[] for _ in range(sessions)]
-    columns = (measures.session, measures.wait_ns, measures.response_ns)
-    for session, wait_ns, response_ns in zip(*columns, strict=True):
-        cells[session].append((wait_ns / NS_PER_S, response_ns / NS_PER_S))
-    return _outcome(cells)
 
 
 def measured_machine(trace: Trace) -> Machine:

@@ -15,9 +15,19 @@ def cell(gpu_s: float, *, think_s: float = 0.0, cpu_s: float = 0.0, gib: float =
     )
 
 
-def session(name: str, *cells: Cell, starts_s: float = 0.0, user: str = "") -> SessionTrace:
+def session(
+    name: str,
+    *cells: Cell,
+    starts_s: float = 0.0,
+    user: str = "",
+    leaves_s: float | None = None,
+) -> SessionTrace:
     return SessionTrace(
-        id=name, user=user or name, starts_ns=seconds_to_ns(starts_s), cells=tuple(cells)
+        id=name,
+        user=user or name,
+        starts_ns=seconds_to_ns(starts_s),
+        cells=tuple(cells),
+        leaves_ns=None if leaves_s is None else seconds_to_ns(leaves_s),
     )
 
 

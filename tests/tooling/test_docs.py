@@ -200,19 +200,19 @@ def test_words_of_the_sidebar_are_the_codes_own() -> None:
 
 
 def test_every_state_on_the_screen_is_explained() -> None:
-    """Headlines of the sidebar, words of the status bar, commands, modes."""
+    """Headlines of the sidebar, words of the status bar, commands, modes, policies."""
     source = ROOT / "labextension/src"
     said = set(said_on_screen())
     status = re.findall(r"\bsaid\(\s*'([^']+)'", (source / "model/status.ts").read_text())
     model = (source / "panel/mywait-model.ts").read_text()
     headlines = re.findall(r"\bsaid\('\w+', [\w.]+, (.+?),", model)
-    modes = re.findall(r"label: '([^']+)'", (source / "panel/controls-model.ts").read_text())
+    choices = re.findall(r"label: '([^']+)'", (source / "panel/controls-model.ts").read_text())
     assert {"yours", "paged out"} <= set(status)
-    assert len(modes) == 3
+    assert len(choices) == 3 + 2, "modes and policies"
     assert {f"GPU: {words}" for words in status} <= said
     shown = {words for each in headlines for words in re.findall(r"'([A-Z][^']+)'", each)}
     assert {"Yours", "Busy", "Paged out"} <= shown
-    assert shown | set(modes) <= said
+    assert shown | set(choices) <= said
 
 
 def test_every_setting_of_the_labextension_is_in_the_table() -> None:

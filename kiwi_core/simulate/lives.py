@@ -1,0 +1,150 @@
+"""What a journal tells of each session, and what is made of it: a trace, and measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.sched import events as ev
+from kiwi_core.simulate.model import GB
+from kiwi_core.simulate.trace import Cell, Recorded, SessionTrace, Trace
+from kiwi_core.units import MIB, NS_PER_MS, NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from kiwi_core.sched.replay import JournalHeader
+    from kiwi_core.simulate.measure import Measures
+
+ROUND_NS: Final = NS_PER_MS
+ROUND_BYTES: Final = MIB
+"""Times and sizes are rounded to these: finer ones could be used to recognise something."""
+
+Moves = dict[type, list[tuple[int, int]]]
+"""Bytes and nanoseconds of each, by the event that told of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A cell that is over. Times since the first event."""
+
+    free_ns: int
+    """When the one before it was over."""
+    asked_ns: int
+    granted_ns: int
+    ended_ns: int
+    gpu_ns: int
+    peak_bytes: int = 0
+
+    def cell(self, since_ns: int) -> Cell:
+        think_ns = self.asked_ns - max(self.free_ns, since_ns)
+        return Cell(
+            think_ns=rounded_ns(think_ns), cpu_ns=0, gpu_ns=self.gpu_ns, peak_bytes=self.peak_bytes
+        )
+
+
+@dataclass(eq=False)
+class Life:
+    """One session as the journal has it so far."""
+
+    joined_ns: int
+    free_since_ns: int
+    """When its last cell was over, or it joined."""
+    burst: int = 0
+    asked_ns: int | None = None
+    """Of the cell that is open; ``None``: none is."""
+    granted_ns: int | None = None
+    """When that cell began."""
+    attained_ns: float = 0.0
+    held_bytes: int = 0
+    """By the last word, wherever the memory is."""
+    out: bool = False
+    moving: bool = False
+    cells: list[Done] = field(default_factory=list)
+    closed: Done | None = None
+    """The last cell, until it is known what memory it left."""
+    left_ns: int | None = None
+    """When its process ended, if it did."""
+
+    @property
+    def leaves_ns(self) -> int | None:
+        """From the end of its last cell on."""
+        return None if self.left_ns is None else rounded_ns(self.left_ns - self.cells[-1].ended_ns)
+
+    def seen(self, resident_bytes: int) -> None:
+        if not self.out and not self.moving:
+            self.held_bytes = resident_bytes
+
+    def settle(self) -> None:
+        """Nothing more will be learned of the last cell."""
+        if self.closed is not None:
+            held_bytes = -(-self.held_bytes // ROUND_BYTES) * ROUND_BYTES
+            self.cells.append(replace(self.closed, peak_bytes=held_bytes))
+            self.closed = None
+
+
+def as_trace(
+    name: str, header: JournalHeader, lives: Sequence[Life], since_ns: int, moves: Moves
+) -> Trace:
+    """Of the cells that the lives still have; times count from ``since_ns`` on."""
+    sessions = tuple(
+        SessionTrace(
+            id=f"s{number}",
+            user=f"s{number}",
+            starts_ns=rounded_ns(max(0, life.joined_ns - since_ns)),
+            cells=tuple(cell.cell(since_ns) for cell in life.cells),
+            leaves_ns=life.leaves_ns,
+        )
+        for number, life in enumerate(lives, start=1)
+    )
+    return Trace(
+        name=name,
+        total_bytes=header.total_bytes,
+        sessions=sessions,
+        recorded=Recorded(
+            tq_s=header.tq_ns / NS_PER_S,
+            anti_thrash=header.anti_thrash.value,
+            host_budget_bytes=header.host_budget_bytes,
+            out_gbps=_gbps(moves[ev.PagedOut]),
+            in_gbps=_gbps(moves[ev.PagedIn]),
+        ),
+    )
+
+
+def fill_measures(measures: Measures, lives: Sequence[Life], since_ns: int) -> None:
+    """What came of the same cells."""
+    measures.users = [f"s{number}" for number in range(1, len(lives) + 1)]
+    cells = [(cell, index) for index, life in enumerate(lives) for cell in life.cells]
+    for cell, index in sorted(cells, key=_ended):
+        asked_ns, granted_ns = cell.asked_ns - since_ns, cell.granted_ns - since_ns
+        measures.cell(index, cell.gpu_ns, asked_ns, granted_ns, cell.ended_ns - since_ns)
+    measures.given_ns = float(sum(measures.gpu_ns))
+    measures.wanted_ns = _covered_ns((cell.asked_ns, cell.ended_ns) for cell, _ in cells)
+
+
+def joined_ns(life: Life) -> int:
+    return life.joined_ns
+
+
+def _ended(cell: tuple[Done, int]) -> int:
+    return cell[0].ended_ns
+
+
+def _covered_ns(spans: Iterable[tuple[int, int]]) -> int:
+    """By any of them."""
+    covered_ns, until_ns = 0, 0
+    for from_ns, to_ns in sorted(spans):
+        covered_ns += max(0, to_ns - max(from_ns, until_ns))
+        until_ns = max(until_ns, to_ns)
+    return covered_ns
+
+
+def rounded_ns(duration_ns: float) -> int:
+    return round(duration_ns / ROUND_NS) * ROUND_NS
+
+
+def _gbps(moves: list[tuple[int, int]]) -> float | None:
+    """All bytes over all time: what a policy has to reckon with, fixed costs included."""
+    took_ns = sum(elapsed_ns for _, elapsed_ns in moves)
+    moved_bytes = sum(moved for moved, _ in moves)
+    return round(moved_bytes * NS_PER_S / took_ns / GB, 2) if took_ns and moved_bytes else None
