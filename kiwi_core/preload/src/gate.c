@@ -1,12 +1,18 @@
-/* The gate: a state word that those who wait sleep on, and striped counters of those inside. */
+/* The gate: a state word that those who wait sleep on, and a seat for each thread that says whether it
+ * is inside.
+ *
+ * Whoever enters takes its seat and then reads the state; whoever closes sets the state and then reads
+ * the seats. One of the two must see the other, so between the two steps each needs a full barrier.
+ * That is most of what entering would cost, and closing is rare: the closer makes the barrier for
+ * everybody (membarrier(2)), and entering is a store and a load. Where the kernel cannot do that, the
+ * state is never 0, and every passage takes the slow way, which has a barrier of its own.
+ */
 #define _GNU_SOURCE
 #include "gate.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
-#include <sched.h>
-#include <stddef.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -15,32 +21,41 @@
 #include "kiwi_preload.h"
 #include "link.h"
 
-/* In `state`. Open is 0: the fast path is one comparison. */
+/* In `state`. 0: the fast way. */
 #define CLOSED 1u
 #define ARMED 2u
 #define CLOSING 4u /* waits for open captures to end; calls pass, new captures wait */
+#define SLOW 8u    /* no membarrier here */
 
-/* Threads count themselves in one of these, each in a cache line of its own: one counter for all would
- * travel between cores at every call. The low 16 bits count who is inside, the rest who ever was:
- * one addition serves both. A thread keeps its stripe, so no stripe ever falls below zero. */
-#define STRIPES 16
-#define INSIDE 0xffffull
-#define ENTERED 0x10001ull
+/* From <linux/membarrier.h>, which old systems lack. */
+#define MEMBARRIER_EXPEDITED (1 << 3)
+#define MEMBARRIER_REGISTER_EXPEDITED (1 << 4)
+
+#define SEATS 1024 /* threads that use the GPU at the same time; more share one counter, more slowly */
+
+struct seat {
+    _Alignas(64) uint32_t inside;
+    uint32_t taken;
+    uint64_t passed; /* by whoever had the seat; its thread alone writes it */
+};
 
 static struct {
     uint32_t state;
     uint32_t drained; /* a futex: changes when somebody leaves while the gate is shut */
     uint32_t asked;   /* the link was told that somebody waits for a lease */
     int32_t captures;
-    uint32_t threads;
-    struct {
-        _Alignas(128) uint64_t count;
-    } stripe[STRIPES];
-} gate;
+    uint32_t seats; /* of these at most were ever taken */
+    struct seat standing; /* for those without a seat: `inside` counts them */
+    struct seat seat[SEATS];
+} gate = {.state = SLOW};
 
 static __thread struct {
-    uint8_t inside, aside, exempt, stripe; /* stripe: from 1; 0 is none yet */
+    struct seat *seat; /* NULL: none yet */
+    uint8_t inside, aside, exempt;
 } self __attribute__((tls_model("initial-exec")));
+
+static pthread_key_t leaving; /* its destructor gives the seat back */
+static bool seats_come_back;
 
 static void futex_wait(uint32_t *word, uint32_t seen, int64_t until_ns) {
     struct timespec until = {until_ns / 1000000000, until_ns % 1000000000};
@@ -53,35 +68,70 @@ static void futex_wake(uint32_t *word) {
     syscall(SYS_futex, word, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, INT_MAX, NULL, NULL, 0);
 }
 
-static uint64_t *my_stripe(void) {
-    if (__builtin_expect(self.stripe == 0, 0))
-        self.stripe = 1 + __atomic_fetch_add(&gate.threads, 1, __ATOMIC_RELAXED) % STRIPES;
-    return &gate.stripe[self.stripe - 1].count;
+#define GET(what) __atomic_load_n(&(what), __ATOMIC_SEQ_CST)
+
+/* ---- seats ---------------------------------------------------------------------------------------- */
+
+static void give_back(void *seat) {
+    self.seat = NULL;
+    __atomic_store_n(&((struct seat *)seat)->taken, 0, __ATOMIC_RELEASE);
 }
 
-/* Whoever closes sets the state and then reads the counters; whoever enters counts and then reads the
- * state: one of the two sees the other. */
-static void leave(uint64_t *stripe, uint64_t what) {
-    __atomic_fetch_sub(stripe, what, __ATOMIC_SEQ_CST);
-    if (__builtin_expect(__atomic_load_n(&gate.state, __ATOMIC_SEQ_CST) & (CLOSED | CLOSING), 0)) {
+static __attribute__((noinline)) struct seat *find_seat(void) {
+    struct seat *found = &gate.standing;
+    for (uint32_t i = 0; i < SEATS && found == &gate.standing; i++) {
+        uint32_t before = 0, seats = GET(gate.seats);
+        if (GET(gate.seat[i].taken) || !__atomic_compare_exchange_n(&gate.seat[i].taken, &before, 1, false,
+                                                                    __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+            continue;
+        while (seats <= i && !__atomic_compare_exchange_n(&gate.seats, &seats, i + 1, false, __ATOMIC_SEQ_CST,
+                                                          __ATOMIC_SEQ_CST))
+            continue;
+        found = &gate.seat[i];
+    }
+    self.seat = found;
+    if (found != &gate.standing && seats_come_back) pthread_setspecific(leaving, found);
+    return found;
+}
+
+static inline struct seat *my_seat(void) {
+    return __builtin_expect(self.seat != NULL, 1) ? self.seat : find_seat();
+}
+
+static inline void sit(struct seat *seat) {
+    if (__builtin_expect(seat != &gate.standing, 1)) __atomic_store_n(&seat->inside, 1, __ATOMIC_RELAXED);
+    else __atomic_fetch_add(&seat->inside, 1, __ATOMIC_SEQ_CST);
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+}
+
+static inline void rise(struct seat *seat) {
+    if (__builtin_expect(seat != &gate.standing, 1)) __atomic_store_n(&seat->inside, 0, __ATOMIC_RELEASE);
+    else __atomic_fetch_sub(&seat->inside, 1, __ATOMIC_SEQ_CST);
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    if (__builtin_expect(__atomic_load_n(&gate.state, __ATOMIC_ACQUIRE) == 0, 1)) return;
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (GET(gate.state) & (CLOSED | CLOSING)) {
         __atomic_fetch_add(&gate.drained, 1, __ATOMIC_SEQ_CST);
         futex_wake(&gate.drained);
     }
 }
 
+/* ---- the program's side ---------------------------------------------------------------------------- */
+
 static bool shut(uint32_t state, uint32_t for_me) {
-    if ((state & for_me & ARMED) && __atomic_load_n(&gate.captures, __ATOMIC_SEQ_CST) > 0) state &= ~ARMED;
+    if ((state & for_me & ARMED) && GET(gate.captures) > 0) state &= ~ARMED;
     return state & for_me;
 }
 
-/* Counts this thread once nothing of `for_me` shuts the gate. */
-static __attribute__((noinline)) void wait_to_enter(uint64_t *stripe, uint64_t what, uint32_t for_me) {
+/* Sits down once nothing of `for_me` shuts the gate. */
+static __attribute__((noinline)) void wait_to_enter(struct seat *seat, uint32_t for_me) {
     for (;;) {
-        uint32_t state = __atomic_load_n(&gate.state, __ATOMIC_SEQ_CST);
+        uint32_t state = GET(gate.state);
         if (!shut(state, for_me)) {
-            __atomic_fetch_add(stripe, what, __ATOMIC_SEQ_CST);
-            if (!shut(__atomic_load_n(&gate.state, __ATOMIC_SEQ_CST), for_me)) return;
-            leave(stripe, what);
+            sit(seat);
+            __atomic_thread_fence(__ATOMIC_SEQ_CST);
+            if (!shut(GET(gate.state), for_me)) return;
+            rise(seat);
             continue;
         }
         if ((state & for_me & ARMED) && !__atomic_exchange_n(&gate.asked, 1, __ATOMIC_SEQ_CST))
@@ -90,14 +140,16 @@ static __attribute__((noinline)) void wait_to_enter(uint64_t *stripe, uint64_t w
     }
 }
 
-static bool enter(uint32_t for_me) {
+static inline bool enter(uint32_t for_me) {
     if (self.inside | self.exempt) return false;
-    uint64_t *stripe = my_stripe();
-    __atomic_fetch_add(stripe, ENTERED, __ATOMIC_SEQ_CST);
-    if (__builtin_expect(__atomic_load_n(&gate.state, __ATOMIC_SEQ_CST) != 0, 0)) {
-        leave(stripe, ENTERED);
-        wait_to_enter(stripe, ENTERED, for_me);
+    struct seat *seat = my_seat();
+    sit(seat);
+    if (__builtin_expect(__atomic_load_n(&gate.state, __ATOMIC_ACQUIRE) != 0, 0)) {
+        rise(seat);
+        wait_to_enter(seat, for_me);
     }
+    if (seat == &gate.standing) __atomic_fetch_add(&seat->passed, 1, __ATOMIC_RELAXED);
+    else __atomic_store_n(&seat->passed, seat->passed + 1, __ATOMIC_RELAXED);
     self.inside = 1;
     return true;
 }
@@ -108,14 +160,14 @@ bool kp_gate_enter_capture(void) { return enter(CLOSED | ARMED | CLOSING); }
 void kp_gate_leave(bool entered) {
     if (!entered) return;
     self.inside = 0;
-    leave(my_stripe(), 1);
+    rise(self.seat);
 }
 
 void kp_gate_stand_aside(bool out) {
     if (!self.inside || self.aside == out) return;
     self.aside = out;
-    if (out) leave(my_stripe(), 1);
-    else wait_to_enter(my_stripe(), 1, CLOSED);
+    if (out) rise(self.seat);
+    else wait_to_enter(self.seat, CLOSED);
 }
 
 void kp_gate_exempt(void) { self.exempt = 1; }
@@ -123,27 +175,33 @@ void kp_gate_exempt(void) { self.exempt = 1; }
 /* ---- the pager's side ----------------------------------------------------------------------------- */
 
 unsigned kp_gate_inside(void) {
-    uint64_t sum = 0;
-    for (int i = 0; i < STRIPES; i++) sum += __atomic_load_n(&gate.stripe[i].count, __ATOMIC_SEQ_CST) & INSIDE;
-    return (unsigned)sum;
+    unsigned sum = GET(gate.standing.inside);
+    for (uint32_t i = 0, seats = GET(gate.seats); i < seats; i++) sum += GET(gate.seat[i].inside);
+    return sum;
 }
 
 uint64_t kp_gate_passed(void) {
-    uint64_t sum = 0;
-    for (int i = 0; i < STRIPES; i++) sum += __atomic_load_n(&gate.stripe[i].count, __ATOMIC_RELAXED) >> 16;
+    uint64_t sum = GET(gate.standing.passed);
+    for (uint32_t i = 0, seats = GET(gate.seats); i < seats; i++) sum += GET(gate.seat[i].passed);
     return sum;
 }
 
 static bool nobody_inside(void) { return kp_gate_inside() == 0; }
-static bool no_capture(void) { return __atomic_load_n(&gate.captures, __ATOMIC_SEQ_CST) == 0; }
+static bool no_capture(void) { return GET(gate.captures) == 0; }
 
 static bool wait_until(bool (*come)(void), int64_t until_ns) {
     for (;;) {
-        uint32_t seen = __atomic_load_n(&gate.drained, __ATOMIC_SEQ_CST);
+        uint32_t seen = GET(gate.drained);
         if (come()) return true;
         if (kp_now_ns() >= until_ns) return false;
         futex_wait(&gate.drained, seen, until_ns);
     }
+}
+
+/* From here on everybody sees these bits, or is seen on its seat. */
+static void set(uint32_t bits) {
+    if (!(__atomic_fetch_or(&gate.state, bits, __ATOMIC_SEQ_CST) & SLOW))
+        syscall(SYS_membarrier, MEMBARRIER_EXPEDITED, 0, 0);
 }
 
 static void clear(uint32_t bits) {
@@ -153,9 +211,9 @@ static void clear(uint32_t bits) {
 
 bool kp_gate_close(int64_t until_ns) {
     if (kp_gate_is_closed()) return true;
-    __atomic_fetch_or(&gate.state, CLOSING, __ATOMIC_SEQ_CST);
+    set(CLOSING);
     while (wait_until(no_capture, until_ns)) {
-        __atomic_fetch_or(&gate.state, CLOSED, __ATOMIC_SEQ_CST);
+        set(CLOSED);
         if (!wait_until(nobody_inside, until_ns)) break;
         if (no_capture()) { /* none began between the two */
             __atomic_fetch_and(&gate.state, ~CLOSING, __ATOMIC_SEQ_CST);
@@ -178,12 +236,12 @@ void kp_gate_arm(bool armed) {
         return;
     }
     __atomic_store_n(&gate.asked, 0, __ATOMIC_SEQ_CST);
-    __atomic_fetch_or(&gate.state, ARMED, __ATOMIC_SEQ_CST);
+    set(ARMED);
     futex_wake(&gate.state); /* who waits at the closed gate must ask */
 }
 
-bool kp_gate_is_closed(void) { return __atomic_load_n(&gate.state, __ATOMIC_SEQ_CST) & CLOSED; }
-bool kp_gate_is_armed(void) { return __atomic_load_n(&gate.state, __ATOMIC_SEQ_CST) & ARMED; }
+bool kp_gate_is_closed(void) { return GET(gate.state) & CLOSED; }
+bool kp_gate_is_armed(void) { return GET(gate.state) & ARMED; }
 
 bool kp_gate_capturing(void) { return !no_capture(); }
 
@@ -193,7 +251,17 @@ void kp_gate_captures(int more) {
     futex_wake(&gate.drained);
 }
 
+/* ---- its life --------------------------------------------------------------------------------------- */
+
+void kp_gate_prepare(void) {
+    seats_come_back = !pthread_key_create(&leaving, give_back);
+    if (syscall(SYS_membarrier, MEMBARRIER_REGISTER_EXPEDITED, 0, 0) == 0)
+        __atomic_fetch_and(&gate.state, ~SLOW, __ATOMIC_SEQ_CST);
+}
+
 void kp_gate_reset(void) {
+    bool slow = syscall(SYS_membarrier, MEMBARRIER_REGISTER_EXPEDITED, 0, 0) != 0;
     memset(&gate, 0, sizeof gate);
     memset(&self, 0, sizeof self);
+    gate.state = slow ? SLOW : 0;
 }

@@ -1,7 +1,7 @@
 /* Who may enter the driver, and when.
  *
  * Calls that submit work, allocate or inspect device pointers pass the gate; waits, queries and frees
- * do not. Open, a passage costs two atomic additions and two loads. Two things shut it:
+ * do not. Open, a passage costs a store and a load each way. Two things shut it:
  *   closed  the pager moves memory. Closing waits until nobody is inside and no capture is open.
  *   armed   the session has no lease: the next call asks for one and waits. Nothing is drained.
  * A thread at the gate sleeps in the kernel, with every lock and the GIL that its program holds: to
@@ -45,7 +45,8 @@ bool kp_gate_enter_capture(void);
 void kp_gate_captures(int more);
 bool kp_gate_capturing(void); /* one is open: whoever synchronises now breaks it */
 
-/* start.c only: in a forked child, whose other threads are gone. */
+/* start.c only: once, when libcuda was found; and in a forked child, whose other threads are gone. */
+void kp_gate_prepare(void);
 void kp_gate_reset(void);
 
 #endif

@@ -49,11 +49,14 @@ static void in_child(void) {
     if (initialised) __atomic_store_n(&disabled, 2, __ATOMIC_RELAXED);
 }
 
-static void watch_forks(void) { pthread_atfork(NULL, NULL, in_child); }
+static void prepare(void) {
+    pthread_atfork(NULL, NULL, in_child);
+    kp_gate_prepare();
+}
 
 void kp_driver_used(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, watch_forks);
+    pthread_once(&once, prepare);
 }
 
 void kp_driver_initialised(void) { __atomic_store_n(&initialised, true, __ATOMIC_RELAXED); }

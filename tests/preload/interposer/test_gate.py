@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 from preload_world import run
 
-SCENARIOS = "closed drains armed signals captures stress forks forks-before exits".split()
+SCENARIOS = "closed drains armed signals captures stress forks forks-before exits crowd".split()
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_gate(odd, scenario):
     done = run(odd.directory / "gate", scenario, environment=odd.environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
+
+
+@pytest.mark.parametrize("scenario", ["closed", "drains", "armed", "captures", "stress", "crowd"])
+def test_gate_where_the_kernel_has_no_membarrier(odd, scenario):
+    done = run(odd.directory / "gate", scenario, "without-membarrier", environment=odd.environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")

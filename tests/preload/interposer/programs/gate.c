@@ -1,12 +1,18 @@
-/* The gate, seen by a program: gate SCENARIO, on odd_driver.c under the library. */
+/* The gate, seen by a program: gate SCENARIO [without-membarrier], on odd_driver.c under the library. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -226,6 +232,52 @@ static void stress(void) {
     EXPECT(inside() == 0 && passed() - before == (uint64_t)sum);
 }
 
+enum { CROWD = 1100 }; /* more than there are seats */
+static pthread_barrier_t all_met;
+
+static void *call_twice(void *unused) {
+    fill(0, 0, 1);
+    pthread_barrier_wait(&all_met);
+    pthread_barrier_wait(&all_met);
+    fill(0, 0, 1);
+    return unused;
+}
+
+static void crowd(void) {
+    static pthread_t threads[CROWD];
+    pthread_attr_t small;
+    pthread_attr_init(&small);
+    pthread_attr_setstacksize(&small, 65536);
+    pthread_barrier_init(&all_met, NULL, CROWD + 1);
+    for (int i = 0; i < CROWD; i++) EXPECT(!pthread_create(&threads[i], &small, call_twice, NULL));
+    pthread_barrier_wait(&all_met);
+    EXPECT(passed() == CROWD && inside() == 0);
+    EXPECT(close_gate(LONG));
+    SET(forbidden, 1);
+    pthread_barrier_wait(&all_met);
+    for (int i = 0; i < 20; i++) nap();
+    SET(forbidden, 0);
+    open_gate();
+    for (int i = 0; i < CROWD; i++) pthread_join(threads[i], NULL);
+    EXPECT(GET(broken) == 0 && passed() == 2 * CROWD && inside() == 0);
+    struct caller a; /* their seats are free again: this thread gets one */
+    start(&a, 0);
+    goes_on(&a);
+    EXPECT(close_gate(LONG));
+}
+
+/* A kernel, or a sandbox, without membarrier(2). */
+static void forbid_membarrier(void) {
+    struct sock_filter program[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_membarrier, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    struct sock_fprog filter = {sizeof program / sizeof *program, program};
+    EXPECT(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter));
+    EXPECT(syscall(SYS_membarrier, 0, 0, 0) == -1 && errno == ENOSYS);
+}
+
 /* The child of a program that uses the driver: never held up, whatever the gate was. */
 static void forks(void) {
     EXPECT(close_gate(LONG));
@@ -277,7 +329,9 @@ int main(int argc, char **argv) {
         int before_init;
     } scenarios[] = {{"closed", closed, 0},     {"drains", drains, 0}, {"armed", armed, 0},
                      {"signals", signals, 0},   {"captures", captures, 0}, {"stress", stress, 0},
-                     {"forks", forks, 0},       {"forks-before", forks_before, 1}, {"exits", exits, 0}};
+                     {"forks", forks, 0},       {"forks-before", forks_before, 1}, {"exits", exits, 0},
+                     {"crowd", crowd, 0}};
+    if (argc == 3) forbid_membarrier(); /* before the library looks for it */
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     struct { void *to; const char *name; } needed[] = {
         {&init, "cuInit"}, {&fill, "cuMemsetD8_v2"}, {&info, "cuMemGetInfo_v2"},
@@ -287,7 +341,7 @@ int main(int argc, char **argv) {
         {&open_gate, "kiwi_preload_test_open"}, {&arm, "kiwi_preload_test_arm"},
         {&inside, "kiwi_preload_test_inside"}, {&passed, "kiwi_preload_test_passed"},
         {&forbidden, "odd_forbidden"}, {&broken, "odd_broken"}, {&hold, "odd_hold"}, {&held, "odd_held"}};
-    EXPECT(driver && argc == 2);
+    EXPECT(driver && argc >= 2);
     for (unsigned i = 0; i < sizeof needed / sizeof *needed; i++) {
         void *found = dlsym(driver, needed[i].name);
         if (!found) found = dlsym(RTLD_DEFAULT, needed[i].name);
