@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "arena.h"
 #include "gate.h"
 #include "kiwi_preload.h"
 
@@ -157,6 +158,7 @@ void kp_link_now_connected(bool now) {
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&mu);
     take(&lease_wanted); /* whoever wanted one was let through, or asks again */
+    kp_arena_enable(now); /* with nobody there to page us out, no host memory is pinned */
 }
 
 void kp_link_end(void) {

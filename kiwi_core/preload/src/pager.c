@@ -49,9 +49,10 @@ static void page_out(int64_t until_ns, struct kp_outcome *o) {
     hold(until_ns, o);
     if (o->what != KP_MOVED) return;
     kp_move_out(until_ns, o);
-    out = o->what == KP_MOVED;
+    /* A refusal brings back what was out already; where even that was refused, the gate stays closed. */
+    out = o->what == KP_MOVED || (o->what == KP_REFUSED && !kp_move_all_in());
     /* After a loss the program must see the driver's errors rather than hang. */
-    if (o->what == KP_LOST || (o->what == KP_REFUSED && !was_held)) let_go();
+    if (o->what == KP_LOST || (o->what == KP_REFUSED && !was_held && !out)) let_go();
 }
 
 static void page_in(int64_t until_ns, struct kp_outcome *o) {

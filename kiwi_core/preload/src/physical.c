@@ -38,9 +38,16 @@ static int attribute(CUdevice_attribute what, CUdevice device) {
     return kp_real.cuDeviceGetAttribute(&value, what, device) == CUDA_SUCCESS ? value : 0;
 }
 
+static bool has_all_calls(void) { /* of CUDA 10.2 and later */
+    return kp_real.cuMemCreate && kp_real.cuMemMap && kp_real.cuMemUnmap && kp_real.cuMemRelease &&
+           kp_real.cuMemSetAccess && kp_real.cuMemAddressReserve && kp_real.cuMemAddressFree &&
+           kp_real.cuMemGetAllocationGranularity && kp_real.cuThreadExchangeStreamCaptureMode;
+}
+
 static void learn(CUdevice device) {
     size_t total = 0;
     kp_gpu.device = device;
+    if (!has_all_calls()) return;
     kp_gpu.rdma = attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device) != 0;
     bool vmm = attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device) != 0;
     CUmemAllocationProp prop = properties();

@@ -32,7 +32,8 @@ TEST(int) kiwi_preload_test_out(int64_t within_ns, char *detail, size_t room) {
     if (!kp_gate_close(until_ns)) return told(&outcome, detail, room);
     kp_move_settle(until_ns, &outcome);
     if (outcome.what == KP_MOVED) kp_move_out(until_ns, &outcome);
-    if (outcome.what != KP_MOVED) kp_gate_open();
+    if (outcome.what == KP_MOVED) return told(&outcome, detail, room);
+    if (kp_move_all_in() || outcome.what == KP_LOST) kp_gate_open(); /* else part of it is out still */
     return told(&outcome, detail, room);
 }
 

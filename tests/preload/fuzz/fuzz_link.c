@@ -10,6 +10,8 @@
 #include <string.h>
 
 #include "agent.h"
+#include "arena.h"
+#include "arena.h"
 #include "gate.h"
 #include "json.h"
 #include "log.h"
@@ -65,8 +67,10 @@ void kp_move_out(int64_t until_ns, struct kp_outcome *o) {
     (void)until_ns;
     MUST(closed && !out);
     answer(o);
-    out = o->what == KP_MOVED;
+    out = o->what == KP_MOVED || (o->what == KP_REFUSED && choose(4) == 3); /* and not brought back */
 }
+bool kp_move_all_in(void) { return !out; }
+void kp_arena_enable(bool on) { (void)on; }
 void kp_move_in(int64_t until_ns, struct kp_outcome *o) {
     (void)until_ns;
     MUST(closed && out);
@@ -78,6 +82,7 @@ void kp_own_books(struct kp_books *books) {
     books->unowned[0] = choose(2);
 }
 const char *kp_foreign_name(enum kp_foreign kind) { return kind ? "array" : "pool"; }
+void kp_arena_enable(bool enabled) { (void)enabled; }
 void kp_say(bool warning, const char *format, ...) { (void)warning, (void)format; }
 
 /* ---- what is checked ------------------------------------------------------------------------------ */
@@ -127,9 +132,24 @@ static void check_text(const uint8_t *data, size_t size) {
     MUST(!clean || !strcmp(back, text));
 }
 
+/* Each line in memory of just its size: reading on behind it is seen. */
+static void check_lines(const uint8_t *data, size_t size) {
+    static struct kp_message message;
+    for (const uint8_t *end = data + size, *stop; data < end; data = stop + 1) {
+        stop = memchr(data, '\n', (size_t)(end - data));
+        if (!stop) stop = end;
+        size_t length = (size_t)(stop - data);
+        char *line = malloc(length + !length);
+        MUST(line);
+        memcpy(line, data, length);
+        kp_message_read(line, length, &message);
+        free(line);
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    enum { CHOICES = 8 };
+    enum { CHOICES = 64 };
     if (size < CHOICES + 1) return 0;
     choices = data + 1;
     choices_left = CHOICES;
@@ -138,6 +158,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     MUST(kp_talk_begin());
     check_said();
     check_text(data, size);
+    check_lines(data + CHOICES + 1, size - CHOICES - 1);
     receive(data + CHOICES + 1, size - CHOICES - 1, (size_t)data[0] * data[0] + 1);
     check_said();
     kp_talk_over();

@@ -13,7 +13,7 @@ from kiwi_core import preload
 SUPPORT = Path(__file__).parents[2] / "support"
 sys.path.insert(0, str(SUPPORT))
 
-from preload_world import World
+from preload_world import World  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -53,7 +53,7 @@ void kp_say(bool warning, const char *format, ...) {
     va_end(args);
 }
 
-enum { THREADS = 3, SLOTS = 12, SECOND = 1000000000 };
+enum { THREADS = 3, SLOTS = 8, SECOND = 1000000000 };
 static int steps = 400;
 static CUcontext context;
 static CUfunction fill, sum;

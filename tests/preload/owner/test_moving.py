@@ -109,7 +109,8 @@ def test_allocating_and_freeing_while_another_thread_pages(program):
         "    try:\n"
         "        ck(driver.cuCtxSetCurrent(context))\n"
         "        while not stop.is_set():\n"
-        "            a = make(300 if which else 3 * MIB, rounds[which]); same(a); drop(a); rounds[which] += 1\n"
+        "            a = make(300 if which else 3 * MIB, rounds[which])\n"
+        "            same(a); drop(a); rounds[which] += 1\n"
         "    except BaseException as e: problems.append(repr(e))\n"
         "threads = [threading.Thread(target=churn, args=(i,)) for i in (0, 1)]\n"
         "for t in threads: t.start()\n"
@@ -133,7 +134,7 @@ def test_a_program_may_end_while_its_memory_is_out(program, world):
     assert p.ended(30)
 
 
-# ---- host memory -----------------------------------------------------------------------------------------
+# ---- host memory ---------------------------------------------------------------------------
 
 
 def test_too_little_host_memory_is_told_before_anything_moves(program):
@@ -142,9 +143,8 @@ def test_too_little_host_memory_is_told_before_anything_moves(program):
     p.do("library.kiwi_preload_test_arena(0, ctypes.c_uint64(20 * MIB))")
     assert p.get("out()").startswith("refused no-host-memory: ")
     assert p.get("books()['out']") == 0
-    p.do(
-        "same(*held); library.kiwi_preload_test_arena(0, ctypes.c_uint64(60 * MIB)); swap(); same(*held)"
-    )
+    p.do("same(*held); library.kiwi_preload_test_arena(0, ctypes.c_uint64(60 * MIB))")
+    p.do("swap(); same(*held)")
     assert p.get("arena()['pinned'] + arena()['pageable']") <= 60 * MIB
 
 
