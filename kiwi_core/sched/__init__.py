@@ -10,8 +10,11 @@
 ``settle``, ``turns``, ``room``     one pass after each event: they decide
 ``orders``                          one function per action: they order
 ``policy/``                         who is next, who goes out, for how long
-``snapshot``, ``view``, ``waits``,
-``story``, ``accounts``             what people are shown
+``snapshot``, ``view``, ``story``,
+``accounts``                        what people are shown
+``outlook``, ``likely``,
+``futures``, ``ahead``, ``twin``,
+``waits``                           expected waits: a copy runs ahead
 ``audit``                           recomputes everything derived from scratch
 ``replay``                          a recorded journal through a fresh scheduler
 ==================================  =============================================================

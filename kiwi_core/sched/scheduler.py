@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kiwi_core.config import DEFAULTS
 from kiwi_core.sched import arrivals, audit, hints, observations, outcomes
 from kiwi_core.sched.accounts import account_of
+from kiwi_core.sched.outlook import Outlook
 from kiwi_core.sched.policy import DEFAULT
 from kiwi_core.sched.session import Home, Want
 from kiwi_core.sched.settle import settle
@@ -51,6 +52,7 @@ class Scheduler:
         self._st = State(
             total_bytes, config, tq_ns, anti_thrash, host_budget_bytes, first_op, policy
         )
+        self._outlook = Outlook()
         self._checks = checks
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
@@ -102,8 +104,11 @@ class Scheduler:
         """Does anybody wait for the lease, or to be brought back?"""
         return bool(self._st.queue)
 
-    def view(self, now_ns: int) -> GpuView:
-        return snapshot(self._st, now_ns)
+    def view(self, now_ns: int, *, ahead: bool = False) -> GpuView:
+        """``ahead``: with what waiters are told, which costs up to a millisecond a few times a
+        second: where people will read it. Otherwise expected waits are a rough sum."""
+        told = self._outlook.look(self._st, now_ns) if ahead else None
+        return snapshot(self._st, now_ns, self._outlook, told)
 
     def accounts(self, now_ns: int) -> dict[SessionId, Account]:
         """What each session has had so far, until now."""

@@ -12,7 +12,9 @@ from kiwi_core.states import AntiThrash, SessionState
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
+    from kiwi_core.sched.outlook import Outlook, Told
     from kiwi_core.sched.state import State
+    from kiwi_core.units import SessionId
 
 _WHILE = {Doing.PAGING_OUT: SessionState.PAGING_OUT, Doing.PAGING_IN: SessionState.PAGING_IN}
 _ACTIVITY = {
@@ -23,7 +25,10 @@ _ACTIVITY = {
 }
 
 
-def snapshot(st: State, now_ns: int) -> GpuView:
+def snapshot(
+    st: State, now_ns: int, outlook: Outlook, told: dict[SessionId, Told] | None
+) -> GpuView:
+    """``told``: what waiters are told; ``None``: a rough sum instead."""
     present = [session for session in st.sessions.values() if not session.gone]
     free_bytes = st.total_bytes - st.outside_bytes
     free_bytes -= sum(session.resident_bytes for session in st.sessions.values())
@@ -43,7 +48,9 @@ def snapshot(st: State, now_ns: int) -> GpuView:
         swap_round_trip_ns=round_trip_ns,
         floor_ns=max(floor_ns, min(st.terms.tq_ns, st.terms.min_run_ns)),
         holders=tuple(s.id for s in present if s.want is Want.RUNNING or s.stopping),
-        queue=_queue(st, now_ns),
+        queue=_queue_told(st, told, now_ns) if told is not None else _queue(st, now_ns),
+        foretold=len(outlook.kept),
+        foretold_well=outlook.right,
         sessions=tuple(_session(st, session, now_ns) for session in present),
         swaps=tuple(SwapView(*swap) for swap in st.swaps),
         ignored_events=st.ignored_events,
@@ -83,18 +90,42 @@ def _round_trip_ns(st: State, present: list[Session]) -> int | None:
 
 
 def _queue(st: State, now_ns: int) -> tuple[QueueView, ...]:
-    waits = expected_waits_ns(st, now_ns)
     return tuple(
-        QueueView(
-            session=session_id,
-            position=position,
-            expected_wait_ns=wait_ns,
-            waited_ns=max(0, now_ns - st.queue[session_id].queued_ns),
-            activity=_activity(st.queue[session_id]),
-            blocked=st.queue[session_id].blocked,
-            detail=st.queue[session_id].blocked_detail,
-        )
-        for position, (session_id, wait_ns) in enumerate(waits.items(), start=1)
+        _waiter(st.queue[id_], position, (None, wait_ns, None), "", now_ns)
+        for position, (id_, wait_ns) in enumerate(expected_waits_ns(st, now_ns).items(), start=1)
+    )
+
+
+def _queue_told(st: State, told: dict[SessionId, Told], now_ns: int) -> tuple[QueueView, ...]:
+    entries = []
+    for position, waiter in enumerate(st.policy.order(st), start=1):
+        one = told.get(waiter.id)
+        wait = one.likely if one is not None else None
+        waits_ns = (wait.low_ns, wait.expected_ns, wait.high_ns) if wait else (None, None, None)
+        why = one.why if one is not None else ""
+        entries.append(_waiter(waiter, position, waits_ns, why, now_ns))
+    return tuple(entries)
+
+
+def _waiter(
+    waiter: Session,
+    position: int,
+    waits_ns: tuple[int | None, int | None, int | None],
+    why: str,
+    now_ns: int,
+) -> QueueView:
+    low_ns, expected_ns, high_ns = waits_ns
+    return QueueView(
+        session=waiter.id,
+        position=position,
+        expected_wait_ns=expected_ns,
+        expected_low_ns=low_ns,
+        expected_high_ns=high_ns,
+        expected_why=why,
+        waited_ns=max(0, now_ns - waiter.queued_ns),
+        activity=_activity(waiter),
+        blocked=waiter.blocked,
+        detail=waiter.blocked_detail,
     )
 
 

@@ -50,6 +50,12 @@ class QueueView:
     """1 is next."""
     expected_wait_ns: int | None
     """``None`` where nobody can tell (blocked, or a driver call hangs)."""
+    expected_low_ns: int | None
+    """It is likely between this and ``expected_high_ns``; the same as ``expected_wait_ns`` where it
+    can be told so exactly, ``None`` in a view that does not look ahead."""
+    expected_high_ns: int | None
+    expected_why: str
+    """Why it takes longer than was told before; mostly ""."""
     waited_ns: int
     activity: str
     """What is being done for it right now, in words; "" while it waits for its turn."""
@@ -108,6 +114,10 @@ class GpuView:
     holders: tuple[SessionId, ...]
     queue: tuple[QueueView, ...]
     sessions: tuple[SessionView, ...]
+    foretold: int
+    """Of so many of the last waits (a hundred at most) it is known what was told first, and
+    ``foretold_well`` of them came within two seconds or a quarter of it."""
+    foretold_well: int
     swaps: tuple[SwapView, ...]
     """The last ones, oldest first; bounded."""
     ignored_events: int

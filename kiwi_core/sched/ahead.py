@@ -1,0 +1,174 @@
+"""A copy of the scheduler runs ahead: when is everybody in the queue granted?
+
+The copy decides by the same code; what the world would do is guessed. A burst takes as long as one
+of this session's bursts that took longer than this one has by now; with a certain chance, and where
+none did, it does not end by itself, and the policy ends its turn. Operations take what their bytes
+take at the measured speed. Nobody new comes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.sched import arrivals, observations, outcomes
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.actions import Grant, Operation
+from kiwi_core.sched.session import Doing
+from kiwi_core.sched.settle import settle
+from kiwi_core.sched.twin import twin_of
+from kiwi_core.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from kiwi_core.sched.session import Running, Session
+    from kiwi_core.sched.state import State
+    from kiwi_core.units import SessionId
+
+NEVER_NS: Final = 1 << 62
+
+STEPS_MAX: Final = 100
+"""Events of one run: 2 ms. Eight waiters and their swaps take about 30."""
+
+GOLDEN: Final = 0.6180339887498949
+"""Its multiples are spread evenly over a circle."""
+
+HOLD_NS: Final = 10 * NS_PER_MS
+"""To hold a process, or to let it go, without moving anything."""
+
+_MOVES: Final = (Doing.PAGING_OUT, Doing.PAGING_IN)
+_HANDLERS: Final = {**arrivals.HANDLERS, **outcomes.HANDLERS, **observations.HANDLERS}
+
+
+def burst_ns(session: Session, attained_ns: int, chance: float) -> int:
+    """How long its burst will have held the lease in all, when it has for ``attained_ns``: with
+    ``chance`` not longer than that. One longer than ever is as likely as each that is known."""
+    longer = sorted(length_ns for length_ns in session.durations_ns if length_ns > attained_ns)
+    number = int(chance * (len(longer) + 1))
+    return longer[number] if number < len(longer) else NEVER_NS
+
+
+class Run:
+    """One future. ``chance`` is that of each burst's length; ``spread``: of the first one's, and
+    those of the others follow from it so that over several runs each has all chances evenly."""
+
+    def __init__(self, st: State, now_ns: int, chance: float, *, spread: bool) -> None:
+        self._st = twin = twin_of(st)
+        self._now_ns = self._began_ns = now_ns
+        self.steps = 0
+        """Events so far: what it has cost."""
+        self._reports: list[tuple[int, int, Running, Session]] = []
+        """When operations report; by time and operation id."""
+        self._ends: list[tuple[int, SessionId, int]] = []
+        """When runners are through, with the time of the grant that this is about."""
+        self._free_at_ns: dict[Doing, int] = {}
+        """When the bus is free for the next move in that direction."""
+        self._lengths_ns: dict[SessionId, int] = {}
+        step = GOLDEN if spread else 0.0
+        for number, (id_, session) in enumerate(twin.sessions.items()):
+            if session.counted_active_bytes:
+                had_ns = session.attained_ns + session.run_ns(now_ns)
+                self._lengths_ns[id_] = burst_ns(session, had_ns, (chance + number * step) % 1.0)
+        for session in twin.ops.values():
+            self._expect_report(session)
+        for runner in twin.runners.values():
+            self._expect_end(runner)
+
+    def waits_ns(self, grants_max: int, steps_max: int = STEPS_MAX) -> dict[SessionId, int]:
+        """Of those that wait now, the first ``grants_max`` that are granted (or, where they only
+        want to leave, are gone), and how long it took; in that order."""
+        pending = set(self._st.queue)
+        waits: dict[SessionId, int] = {}
+        while pending and len(waits) < grants_max and self.steps < steps_max:
+            event = self._next()
+            if event is None:
+                break
+            self.steps += 1
+            for session in self._feed(event):
+                if session in pending:
+                    pending.remove(session)
+                    waits[session] = self._now_ns - self._began_ns
+        return waits
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def _next(self) -> ev.Event | None:
+        """What happens next, and makes it that time; ``None``: nothing will."""
+        ends = self._ends
+        while ends and self._is_stale(ends[0]):
+            heapq.heappop(ends)
+        report_ns = self._reports[0][0] if self._reports else NEVER_NS
+        end_ns = ends[0][0] if ends else NEVER_NS
+        wake_ns = NEVER_NS if self._st.wake_ns is None else self._st.wake_ns
+        at_ns = min(report_ns, end_ns, wake_ns)
+        if at_ns >= NEVER_NS:
+            return None
+        self._now_ns = max(self._now_ns, at_ns)
+        if at_ns == report_ns:
+            _, _, op, session = heapq.heappop(self._reports)
+            return _outcome(op, session, self._now_ns)
+        if at_ns == end_ns:
+            _, id_, _ = heapq.heappop(ends)
+            return ev.BurstEnded(session=id_, burst=self._st.sessions[id_].burst)
+        return ev.DeadlinePassed()
+
+    def _is_stale(self, end: tuple[int, SessionId, int]) -> bool:
+        """It was stopped, or ended otherwise, meanwhile."""
+        runner = self._st.runners.get(end[1])
+        return runner is None or runner.granted_ns != end[2]
+
+    def _expect_end(self, runner: Session) -> None:
+        length_ns = self._lengths_ns[runner.id]
+        if length_ns < NEVER_NS:
+            ends_ns = max(self._now_ns, runner.granted_ns + length_ns - runner.attained_ns)
+            heapq.heappush(self._ends, (ends_ns, runner.id, runner.granted_ns))
+
+    def _expect_report(self, session: Session) -> None:
+        op = session.op
+        if op is None or op.overdue:
+            return  # it hangs: nobody knows
+        took_ns = _cost_ns(self._st, session, op.doing)
+        began_ns = op.started_ns
+        if took_ns and op.doing in _MOVES:
+            began_ns = max(began_ns, self._free_at_ns.get(op.doing, 0))
+        ends_ns = max(self._now_ns, began_ns + took_ns)
+        if op.doing in _MOVES:
+            self._free_at_ns[op.doing] = ends_ns
+        heapq.heappush(self._reports, (ends_ns, op.op, op, session))
+
+    # --- the scheduler --------------------------------------------------------------------------
+
+    def _feed(self, event: ev.Event) -> list[SessionId]:
+        """Those that were granted, or are gone."""
+        st = self._st
+        st.now_ns = self._now_ns
+        st.actions = []
+        st.departed.clear()
+        _HANDLERS[type(event)](st, event)
+        settle(st)
+        done = [id_ for id_, _ in st.departed]
+        for action in st.actions:
+            if isinstance(action, Grant):
+                self._expect_end(st.sessions[action.session])
+                done.append(action.session)
+            elif isinstance(action, Operation):
+                self._expect_report(st.sessions[action.session])
+        return done
+
+
+def _cost_ns(st: State, session: Session, doing: Doing) -> int:
+    if doing is Doing.PAGING_OUT:
+        return st.speed.out_ns(session.resident_bytes)
+    if doing is Doing.PAGING_IN:
+        return st.speed.in_ns(session.footprint_bytes - session.resident_bytes)
+    return HOLD_NS
+
+
+def _outcome(op: Running, session: Session, now_ns: int) -> ev.Event:
+    elapsed_ns = now_ns - op.started_ns
+    if op.doing is Doing.PAGING_OUT:
+        moved_bytes = session.resident_bytes
+        return ev.PagedOut(op=op.op, moved_bytes=moved_bytes, elapsed_ns=elapsed_ns)
+    if op.doing is Doing.PAGING_IN:
+        moved_bytes = session.footprint_bytes - session.resident_bytes
+        return ev.PagedIn(op=op.op, moved_bytes=moved_bytes, elapsed_ns=elapsed_ns)
+    return ev.Suspended(op=op.op) if op.doing is Doing.SUSPENDING else ev.Resumed(op=op.op)

@@ -1,0 +1,99 @@
+"""From some futures to what people are told: "about 12 s", or "10-25 s". Pure arithmetic.
+
+Being right means: what came is within two seconds or a quarter of what was told, of the figure or
+of the range. A range is at most so wide (``range_max_ns``), or it would say nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TOLERANCE_NS: Final = 2 * NS_PER_S
+TOLERANCE_SHARE: Final = 4
+
+WIDTH_FACTOR: Final = 2.5
+WIDTH_NS: Final = 5 * NS_PER_S
+
+SURE: Final = 0.85
+"""Of the futures, those that a range is to be right for, if that makes it not too wide."""
+
+CAREFUL: Final = 2
+"""Ranges are chosen with so much less tolerance where too few were right lately."""
+
+
+@dataclass(frozen=True, slots=True)
+class Likely:
+    """How long from now on, in nanoseconds. All three the same: "about"."""
+
+    low_ns: int
+    expected_ns: int
+    high_ns: int
+
+    def is_right(self, took_ns: int) -> bool:
+        slack_ns = tolerance_ns(took_ns)
+        return self.low_ns - slack_ns <= took_ns <= self.high_ns + slack_ns
+
+    def later(self, passed_ns: int) -> Likely:
+        """The same, looked at so much later."""
+        return Likely(
+            max(0, self.low_ns - passed_ns),
+            max(0, self.expected_ns - passed_ns),
+            max(0, self.high_ns - passed_ns),
+        )
+
+    def times(self, factor: float) -> Likely:
+        low_ns = round(self.low_ns * factor)
+        high_ns = max(low_ns, min(round(self.high_ns * factor), range_max_ns(low_ns)))
+        expected_ns = min(max(low_ns, round(self.expected_ns * factor)), high_ns)
+        return Likely(low_ns, expected_ns, high_ns)
+
+    def contradicts(self, shown: Likely) -> bool:
+        """All of it is longer than ``shown``, by more than "about" allows."""
+        return self.low_ns > shown.high_ns + tolerance_ns(self.low_ns)
+
+    def no_longer_than(self, shown: Likely) -> Likely:
+        """Whatever is shorter of each."""
+        high_ns = min(self.high_ns, shown.high_ns)
+        expected_ns = min(self.expected_ns, shown.expected_ns)
+        return Likely(min(self.low_ns, shown.low_ns), expected_ns, high_ns)
+
+
+def tolerance_ns(took_ns: int) -> int:
+    return max(TOLERANCE_NS, took_ns // TOLERANCE_SHARE)
+
+
+def range_max_ns(low_ns: int) -> int:
+    """Where a range that begins at ``low_ns`` ends at the latest."""
+    return round(WIDTH_FACTOR * low_ns) + WIDTH_NS
+
+
+def likely(futures_ns: Sequence[int], *, careful: bool = False) -> Likely:
+    """The narrowest range that is right for almost all; where there is none of allowed width, the
+    one that is right for most. Narrow ones are one figure."""
+    futures = sorted(futures_ns)
+    part = CAREFUL if careful else 1
+    lows = [ns + tolerance_ns(ns) // part for ns in futures]
+    """Up to which low end a range is right for each, and from which high end on."""
+    highs = [ns - tolerance_ns(ns) // part for ns in futures]
+    enough = min(len(futures), int(SURE * len(futures)) + 1)
+    middle_ns = futures[len(futures) // 2]
+    best = (0, 0, 0, 0, 0)
+    for low_ns in futures:
+        first = bisect_left(lows, low_ns)
+        most_ns = range_max_ns(low_ns)
+        right = min(enough, max(1, bisect_right(highs, most_ns) - first))
+        high_ns = min(max(low_ns, highs[min(first + right, len(futures)) - 1]), most_ns)
+        narrow = -(high_ns - low_ns) * NS_PER_S // (low_ns + TOLERANCE_NS)
+        best = max(best, (right, narrow, -abs(low_ns - middle_ns), low_ns, high_ns))
+    low_ns, high_ns = best[3:]
+    middle_ns = min(max(middle_ns, low_ns), high_ns)
+    if high_ns - low_ns <= tolerance_ns(high_ns) // 2:
+        return Likely(middle_ns, middle_ns, middle_ns)
+    return Likely(low_ns, middle_ns, high_ns)

@@ -1,0 +1,234 @@
+"""What waiters are told: kept for a moment, kept steady along a wait, and compared with what came.
+
+*Steady.* Along one wait all figures get smaller or stand still. They are told anew, with the reason
+why, only where the whole new range is longer than what is shown, by more than "about" allows, and
+has been for a second.
+
+*Calibrated.* Of each wait that ended it is kept by how much it fell outside the futures that had
+been foreseen. New futures are multiplied by such factors of the last hundred waits of their kind.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.sched.futures import futures
+from kiwi_core.sched.likely import Likely, likely
+from kiwi_core.units import NS_PER_MS, NS_PER_S
+
+if TYPE_CHECKING:
+    from kiwi_core.sched.session import Session
+    from kiwi_core.sched.state import State
+    from kiwi_core.units import SessionId
+
+KEPT_NS: Final = 250 * NS_PER_MS
+"""Unless somebody comes, goes or is granted. In no second are there more looks than with this pause
+between them: people do not read more than a few figures a second."""
+
+LASTING_NS: Final = NS_PER_S
+"""So long everything must say that it takes longer, before people are told so."""
+
+COUNTED: Final = 100
+"""Waits of which it is known how well they were foretold: an afternoon's."""
+
+NOTICED_NS: Final = NS_PER_S
+"""Waits shorter than this are none to people."""
+
+FACTORS: Final = 9
+"""Of so many waits something is known at least, and so many factors are taken at most."""
+
+FACTOR_MAX: Final = 20.0
+
+POINTS: Final = 27
+"""Futures times factors: what one range is made of."""
+
+GOOD: Final = 0.92
+"""If a smaller share was right lately, ranges are chosen carefully; more than the 85 % that are
+promised."""
+
+_Kind = tuple[str, bool]
+"""The policy, and whether it waits to go on: those are overtaken by who comes meanwhile."""
+
+
+@dataclass(frozen=True)
+class Told:
+    likely: Likely
+    why: str
+    """Why it takes longer than was told before; mostly ""."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What figures may follow from, beside lengths."""
+
+    ahead: int
+    settings: tuple[object, ...]
+    troubles: int
+
+
+@dataclass(slots=True)
+class Promise:
+    """What one waiter was told first, and is told now."""
+
+    kind: _Kind
+    queued_ns: int
+    began_ns: int
+    first: Likely
+    shortest_ns: int
+    longest_ns: int
+    """Of the futures of the first look."""
+    standing: Standing
+    fresh: Likely
+    """As it was found at the last look, and when that was."""
+    looked_ns: int
+    most: Likely
+    """What was shown then: it is not told more than that."""
+    why: str = ""
+    longer_since_ns: int | None = None
+
+    def told(self, now_ns: int) -> Likely:
+        return self.fresh.later(now_ns - self.looked_ns).no_longer_than(self.most)
+
+    def renew(self, fresh: Likely, standing: Standing, now_ns: int) -> None:
+        self.most = self.told(now_ns)
+        if not fresh.contradicts(self.most):
+            self.longer_since_ns = None
+        elif self.longer_since_ns is None:
+            self.longer_since_ns = now_ns
+        elif now_ns - self.longer_since_ns >= LASTING_NS:
+            self.why = _why(self.standing, standing)
+            self.standing, self.longer_since_ns = standing, None
+            self.most = fresh
+        self.fresh, self.looked_ns = fresh, now_ns
+
+
+def _why(before: Standing, now: Standing) -> str:
+    if before.settings != now.settings:
+        return "the settings were changed"
+    if before.troubles < now.troubles:
+        return "a move of memory went wrong"
+    return "others go first" if before.ahead < now.ahead else "longer than usual"
+
+
+class Record:
+    """How waits of one kind came, compared with what was foreseen and told."""
+
+    def __init__(self) -> None:
+        self._factors: deque[float] = deque(maxlen=COUNTED)
+        """By how much they fell outside all futures; 1: they did not."""
+        self._ordered: list[float] = []
+        self._right: deque[bool] = deque(maxlen=COUNTED)
+
+    def learn(self, promise: Promise, took_ns: int) -> None:
+        nearest_ns = min(max(took_ns, promise.shortest_ns), promise.longest_ns)
+        factor = (took_ns + NS_PER_S) / (nearest_ns + NS_PER_S)  # tiny waits say little
+        self._factors.append(min(FACTOR_MAX, max(1 / FACTOR_MAX, factor)))
+        self._ordered = sorted(self._factors)
+        self._right.append(promise.first.is_right(took_ns))
+
+    def likely(self, futures_ns: list[int]) -> Likely:
+        """Of a wait of this kind."""
+        known = len(self._ordered)
+        if known < FACTORS:
+            return likely(futures_ns, careful=True)
+        count = min(FACTORS, POINTS // len(futures_ns))
+        some = [self._ordered[(2 * n + 1) * known // (2 * count)] for n in range(count)]
+        careful = sum(self._right) < GOOD * len(self._right)
+        return likely([round(ns * by) for ns in futures_ns for by in some], careful=careful)
+
+
+class Outlook:
+    def __init__(self) -> None:
+        looks = NS_PER_S // KEPT_NS
+        self._looked_ns: deque[int] = deque([-NS_PER_S] * looks, maxlen=looks)
+        """When the last looks were, as many as may be in a second."""
+        self._serial = -1
+        """The history's at the last one."""
+        self._promises: dict[SessionId, Promise] = {}
+        self._records: dict[_Kind, Record] = {}
+        self.kept: deque[tuple[Likely, int]] = deque(maxlen=COUNTED)
+        """What was told first and how long it took then, of the last waits."""
+
+    @property
+    def right(self) -> int:
+        """How many of ``kept`` were foretold within two seconds or a quarter."""
+        return sum(first.is_right(took_ns) for first, took_ns in self.kept)
+
+    def look(self, st: State, now_ns: int) -> dict[SessionId, Told]:
+        """For each waiter of whom anything can be told."""
+        self._settle(st)
+        changed = self._serial != st.history.serial
+        due = changed or now_ns - self._looked_ns[-1] >= KEPT_NS
+        if st.queue and due and now_ns - self._looked_ns[0] >= NS_PER_S:
+            self._anew(st, now_ns)
+        return {
+            id_: Told(promise.told(now_ns), promise.why)
+            for id_, promise in self._promises.items()
+            if st.queue[id_].blocked is None
+        }
+
+    # --- what will come -------------------------------------------------------------------------
+
+    def _anew(self, st: State, now_ns: int) -> None:
+        self._looked_ns.append(now_ns)
+        self._serial = st.history.serial
+        ahead = futures(st, now_ns)
+        settings = (st.policy.name, st.terms.tq_ns, st.anti_thrash)
+        troubles = sum(s.backoff_ns > 0 or s.stuck for s in st.sessions.values())
+        last: Likely | None = None
+        for place, waiter in enumerate(tuple(st.policy.order(st))):
+            standing = Standing(place, settings, troubles)
+            found = ahead.waits_ns.get(waiter.id)
+            if waiter.blocked is not None:
+                self._promises.pop(waiter.id, None)
+            elif found is not None:
+                fresh = self._record(_kind(st, waiter)).likely(found)
+                if last is None or fresh.expected_ns > last.expected_ns:
+                    last = fresh
+                self._tell(st, waiter, fresh, (min(found), max(found)), standing, now_ns)
+            elif last is not None and waiter.id in ahead.tail_ns:
+                further = last.expected_ns + ahead.tail_ns[waiter.id]
+                fresh = last.times(further / max(1, last.expected_ns))
+                self._tell(st, waiter, fresh, (further, further), standing, now_ns)
+            else:
+                self._promises.pop(waiter.id, None)
+
+    def _tell(
+        self, st: State, waiter: Session, fresh: Likely, ends_ns: tuple[int, int],
+        standing: Standing, now_ns: int,
+    ) -> None:  # fmt: skip
+        promise = self._promises.get(waiter.id)
+        if promise is not None:
+            promise.renew(fresh, standing, now_ns)
+        else:
+            self._promises[waiter.id] = Promise(
+                _kind(st, waiter), waiter.queued_ns, now_ns, fresh, *ends_ns, standing, fresh,
+                now_ns, fresh,
+            )  # fmt: skip
+
+    # --- what came ------------------------------------------------------------------------------
+
+    def _settle(self, st: State) -> None:
+        """Those that do not wait any more for what they were told about."""
+        for id_, promise in tuple(self._promises.items()):
+            waiter = st.queue.get(id_)
+            if waiter is not None and waiter.queued_ns == promise.queued_ns:
+                continue
+            del self._promises[id_]
+            session = st.sessions.get(id_)
+            if session is not None and session.granted_ns >= promise.began_ns:
+                self._learn(promise, session.granted_ns - promise.began_ns)
+
+    def _learn(self, promise: Promise, took_ns: int) -> None:
+        self._record(promise.kind).learn(promise, took_ns)
+        if max(took_ns, promise.first.expected_ns) >= NOTICED_NS:
+            self.kept.append((promise.first, took_ns))
+
+    def _record(self, kind: _Kind) -> Record:
+        return self._records.setdefault(kind, Record())
+
+
+def _kind(st: State, waiter: Session) -> _Kind:
+    return st.policy.name, waiter.mid_burst

@@ -1,0 +1,188 @@
+"""A copy that runs ahead: it decides as the scheduler does, and leaves that as it was."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from simulation import Simulation
+from world import World
+
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.ahead import NEVER_NS, Run, burst_ns
+from kiwi_core.sched.futures import GRANTS, futures
+from kiwi_core.sched.policy import names
+from kiwi_core.sched.session import Session, Wish
+from kiwi_core.sched.state import State
+from kiwi_core.sched.twin import twin_of
+from kiwi_core.states import Notice
+from kiwi_core.units import NS_PER_S, SessionId
+
+A, B, C = SessionId("a"), SessionId("b"), SessionId("c")
+S = NS_PER_S
+
+
+def usual(*lengths_s: float) -> Session:
+    session = Session(A)
+    session.durations_ns.extend(round(length * S) for length in lengths_s)
+    return session
+
+
+def state(world: World) -> State:
+    return world.scheduler._st
+
+
+def two(line: str = "gpu 10 tq=30 ram=64") -> World:
+    """a holds 8 GiB and runs, its bursts last 5 s; b waits with as much in system RAM."""
+    world = World(line)
+    world.do(0, "a joins; b joins paged-out 8; memory")
+    for n in range(1, 6):
+        world.do(10 * n, f"a asks {n}; memory a=8")
+        world.do(10 * n + 5, f"a ends {n}")
+    world.do(61, "a asks 6")
+    world.do(62, "b asks 1")
+    return world
+
+
+def swap_s(world: World) -> float:
+    speed = state(world).speed
+    return (speed.out_ns(8 << 30) + speed.in_ns(8 << 30)) / S
+
+
+# --- lengths --------------------------------------------------------------------------------------
+
+
+def test_a_burst_takes_as_long_as_those_that_took_longer_than_it_has() -> None:
+    session = usual(1, 2, 4, 8, 100)
+    assert burst_ns(session, 0, 0.4) == 4 * S
+    assert burst_ns(session, 3 * S, 0.5) == 100 * S
+    assert burst_ns(session, 4 * S, 0.1) == 8 * S
+
+
+def test_one_longer_than_ever_does_not_end_by_itself() -> None:
+    """It is not guessed to take as long again: the policy's turn is what ends it."""
+    assert burst_ns(usual(1, 2, 4), 5 * S, 0.1) == NEVER_NS
+    assert burst_ns(usual(1, 2, 4), 3 * S, 0.9) == NEVER_NS
+    assert burst_ns(usual(), 0, 0.1) == NEVER_NS
+    assert burst_ns(usual(2), 0, 0.5) == NEVER_NS, "a single one says little"
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def test_who_comes_next_waits_for_the_burst_and_two_moves() -> None:
+    world = two()
+    found = futures(state(world), 62 * S).waits_ns
+    assert set(found) == {B}
+    assert found[B][0] / S == pytest.approx(4 + swap_s(world), abs=0.1)
+
+
+def test_behind_a_burst_longer_than_ever_the_end_of_the_quantum_is_the_answer() -> None:
+    world = two()
+    found = futures(state(world), 70 * S).waits_ns[B]
+    assert len(found) > 1
+    assert all(ns / S == pytest.approx(21 + swap_s(world), abs=0.1) for ns in found)
+
+
+def test_a_hung_driver_call_is_waited_for_by_nobody() -> None:
+    world = two()
+    world.do(66, "a ends 6")
+    world.do(200, "#1 overdue")
+    assert futures(state(world), 201 * S).waits_ns == {}
+
+
+def test_one_that_leaves_waits_for_its_memory() -> None:
+    world = World("gpu 10")
+    world.do(0, "a joins paged-out 8; memory")
+    world.do(1, "a detaches")
+    found = futures(state(world), S).waits_ns
+    assert set(found[A]) == {state(world).speed.in_ns(8 << 30)}
+
+
+def test_nobody_knows_when_it_is_never_serialised_and_nothing_ends() -> None:
+    world = World("gpu 10 mode=off")
+    world.do(0, "a joins; b joins paged-out 8; memory; a asks 1; memory a=8; b asks 1")
+    assert futures(state(world), S).waits_ns == {}
+
+
+def test_a_run_has_an_end() -> None:
+    world = two()
+    assert Run(state(world), 62 * S, 0.5, spread=True).waits_ns(9, steps_max=1) == {}
+
+
+def test_a_long_queue_is_run_to_its_head_and_summed_to_its_tail() -> None:
+    world = two()
+    for number in range(12):
+        world.do(62 + number / 100, f"w{number} joins; w{number} asks 1")
+    found = futures(state(world), 63 * S)
+    assert len(found.waits_ns) == GRANTS
+    assert len(found.tail_ns) == 13 - GRANTS
+    tail = [found.tail_ns[SessionId(f"w{n}")] for n in range(12) if f"w{n}" in found.tail_ns]
+    assert tail == sorted(tail)
+    assert tail[0] > 0
+
+
+def test_who_is_blocked_in_the_tail_is_told_nothing() -> None:
+    world = two()
+    for number in range(8):
+        world.do(62 + number / 100, f"w{number} joins; w{number} asks 1")
+    stuck = state(world).queue[SessionId("w7")]
+    stuck.blocked = Notice.BLOCKED_REFUSED
+    assert stuck.id not in futures(state(world), 63 * S).tail_ns
+
+
+# --- the copy -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", names())
+def test_running_ahead_changes_nothing_whatever_goes_on(policy: str) -> None:
+    """Over worlds with faults."""
+    looked = found = 0
+    for seed in range(3):
+        world = Simulation(seed)
+        world.tell(ev.SettingsChanged(policy=policy))
+        for step in range(260):
+            world._step()
+            st = world.scheduler._st
+            if step % 8 or not st.queue:
+                continue
+            before = pickle.dumps(st)
+            ahead_of = futures(st, world.now_ns)
+            assert pickle.dumps(st) == before
+            assert set(ahead_of.waits_ns) <= set(st.queue)
+            assert all(ns >= 0 for every in ahead_of.waits_ns.values() for ns in every)
+            looked += 1
+            found += bool(ahead_of.waits_ns)
+    assert looked > 12
+    assert found > 6
+
+
+@pytest.mark.parametrize("policy", names())
+def test_the_copy_shares_nothing_that_changes(policy: str) -> None:
+    world = two(f"gpu 10 tq=30 ram=64 policy={policy}")
+    st = state(world)
+    twin = twin_of(st)
+    assert [*twin.queue] == [B]
+    assert [*twin.runners] == [A]
+    assert twin.sessions[A] is not st.sessions[A]
+    assert twin.runners[A] is twin.sessions[A]
+    assert twin.sessions[A].durations_ns == st.sessions[A].durations_ns
+    assert twin.sessions[A].durations_ns is not st.sessions[A].durations_ns
+    assert [s.id for s in twin.policy.order(twin)] == [B]
+    assert next(iter(twin.policy.order(twin))) is twin.sessions[B]
+    assert twin.policy is not st.policy
+    assert twin.usage is not st.usage
+
+
+def test_who_nobody_refers_to_stays_behind() -> None:
+    world = two()
+    world.do(63, "c joins")
+    assert set(twin_of(state(world)).sessions) == {A, B}
+
+
+def test_a_wish_for_room_comes_along() -> None:
+    st = state(two())
+    st.wishes[A, 1] = Wish(st.sessions[A], 1, 1 << 30, 62 * S)
+    twin = twin_of(st)
+    assert twin.wishes[A, 1].session is twin.sessions[A]
+    assert twin.wishes[A, 1] is not st.wishes[A, 1]

@@ -1,0 +1,355 @@
+"""What waiters are told: how exactly, how steadily, why it changed, and how good it was."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from simulation import Simulation, plan_of
+from test_ahead import B, S, state, swap_s, two
+from world import World
+
+from kiwi_core.sched import outlook
+from kiwi_core.sched.futures import GRANTS
+from kiwi_core.sched.likely import Likely, likely, range_max_ns, tolerance_ns
+from kiwi_core.sched.outlook import COUNTED, FACTORS, KEPT_NS
+from kiwi_core.sched.policy import names
+from kiwi_core.sched.view import QueueView
+from kiwi_core.units import SessionId
+
+
+def seconds(*told: float) -> Likely:
+    low, expected, high = told if len(told) == 3 else told * 3
+    return Likely(round(low * S), round(expected * S), round(high * S))
+
+
+# --- how exactly ----------------------------------------------------------------------------------
+
+
+def test_the_same_future_each_time_is_one_figure() -> None:
+    assert likely([12 * S] * 3) == seconds(12)
+    assert likely([12 * S, 13 * S, 11 * S]) == seconds(12)
+    assert likely([9 * S]) == seconds(9)
+
+
+def test_futures_that_differ_are_a_range_that_is_right_for_all() -> None:
+    futures_ns = [5 * S, 8 * S, 14 * S]
+    wide = likely(futures_ns)
+    assert wide.low_ns < wide.expected_ns < wide.high_ns
+    assert all(map(wide.is_right, futures_ns))
+    careful = likely(futures_ns, careful=True)
+    assert careful.low_ns <= wide.low_ns
+    assert careful.high_ns > wide.high_ns
+
+
+def test_an_odd_one_far_away_is_left_out() -> None:
+    assert likely([20 * S, 21 * S, 22 * S, 600 * S]).high_ns < 30 * S
+    assert likely([600 * S, 600 * S, S]) == seconds(600)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_range_is_never_too_wide_and_in_order(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(30):
+        futures_ns = [round(rng.lognormvariate(2, 1.5) * S) for _ in range(rng.randint(1, 27))]
+        told = likely(futures_ns, careful=rng.random() < 0.5)
+        further = told.times(rng.uniform(1, 9))
+        for one in (told, further):
+            assert 0 <= one.low_ns <= one.expected_ns <= one.high_ns
+            assert one.high_ns <= range_max_ns(one.low_ns)
+        right = sum(map(told.is_right, futures_ns))
+        assert right >= max(sum(abs(ns - f) <= tolerance_ns(f) for f in futures_ns)
+                            for ns in futures_ns) * 0.6  # fmt: skip
+
+
+def test_right_is_within_two_seconds_or_a_quarter() -> None:
+    told = seconds(10, 12, 20)
+    assert [told.is_right(round(s * S)) for s in (7.9, 8.0, 26.6, 26.8)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
+# --- on what it stands ----------------------------------------------------------------------------
+
+
+def look(world: World, at_s: float) -> QueueView:
+    """At b's place."""
+    world.now_ns = round(at_s * S)
+    view = world.scheduler.view(world.now_ns, ahead=True)
+    return next(entry for entry in view.queue if entry.session == B)
+
+
+def wait_s(entry: QueueView) -> tuple[float, float, float]:
+    assert entry.expected_low_ns is not None
+    assert entry.expected_wait_ns is not None
+    assert entry.expected_high_ns is not None
+    waits = entry.expected_low_ns, entry.expected_wait_ns, entry.expected_high_ns
+    return tuple(ns / S for ns in waits)  # type: ignore[return-value]
+
+
+def test_one_who_computes_with_habits() -> None:
+    world = two()
+    low, expected, high = wait_s(look(world, 62))
+    assert low == expected == high == pytest.approx(4 + swap_s(world), abs=0.1)
+
+
+def test_a_second_later_it_is_a_second_less() -> None:
+    world = two()
+    first, later = wait_s(look(world, 62)), wait_s(look(world, 63))
+    assert first[1] - later[1] == pytest.approx(1)
+
+
+def test_a_longer_burst_than_ever_lets_the_figure_stand_still_then_says_why() -> None:
+    """Up to a second: it may be over in a moment. The end of its quantum follows, with a reason,
+    and from there on it only falls."""
+    world = two()
+    told = [look(world, 62 + n / 2) for n in range(40)]
+    waits = [wait_s(entry)[1] for entry in told]
+    rises = [n for n, (a, b) in enumerate(pairwise(waits)) if b > a + 1e-9]
+    (rise,) = rises
+    assert 66 <= 62 + (rise + 1) / 2 <= 69
+    assert [entry.expected_why for entry in told] == [""] * (rise + 1) + ["longer than usual"] * (
+        39 - rise
+    )
+    at_s = 62 + (rise + 1) / 2
+    assert waits[rise + 1] == pytest.approx(91 - at_s + swap_s(world), abs=0.1)
+
+
+def test_a_longer_quantum_is_told_with_the_reason() -> None:
+    world = two("gpu 10 tq=12 ram=64")
+    first = look(world, 70)
+    assert first.expected_why == ""
+    world.do(70.5, "tq 600")
+    assert wait_s(look(world, 70.5))[2] <= wait_s(first)[2]
+    later = look(world, 71.6)
+    assert later.expected_why == "the settings were changed"
+    assert wait_s(later)[0] > 500
+    world.do(72, "tq 12")
+    assert wait_s(look(world, 72))[2] < 5 + swap_s(world)
+
+
+def test_others_who_go_first_are_the_reason() -> None:
+    """Under the interactive policy, a long burst that was stopped waits behind short ones."""
+    world = World("gpu 10 tq=30 ram=64 policy=interactive")
+    world.do(0, "a joins; b joins; memory")
+    world.do(1, "b asks 1; memory b=8")
+    world.do(2, "a asks 1")
+    world.do(60, "time; #1 out 8 1s; memory a=8")
+    assert state(world).queue[B].mid_burst
+    before = wait_s(look(world, 61))
+    world.do(61.1, "c joins; c asks 1; d joins; d asks 1; e joins; e asks 1")
+    look(world, 61.5)
+    after = look(world, 63)
+    assert wait_s(after)[0] > before[2]
+    assert after.expected_why == "others go first"
+
+
+def test_a_move_that_goes_wrong_is_the_reason() -> None:
+    before = outlook.Standing(1, ("round-robin",), 0)
+    assert outlook._why(before, replace(before, troubles=1)) == "a move of memory went wrong"
+
+
+def test_what_contradicts_for_a_moment_only_is_not_told() -> None:
+    shown = seconds(10)
+    standing = outlook.Standing(0, (), 0)
+    promise = outlook.Promise(("p", False), 0, 0, shown, 1, 1, standing, shown, 0, shown)
+    promise.renew(seconds(40), standing, 1 * S)
+    promise.renew(seconds(9), standing, 1 * S)
+    promise.renew(seconds(40), standing, 2 * S)
+    assert promise.told(2 * S) == seconds(8)
+    assert promise.why == ""
+    promise.renew(seconds(40), standing, 3 * S)
+    assert promise.told(3 * S) == seconds(40)
+    assert promise.why
+
+
+def test_who_is_blocked_is_told_nothing() -> None:
+    world = World("gpu 10")
+    world.do(0, "a joins; b joins paged-out 9; memory outside=8; b asks 1")
+    entry = look(world, 0)
+    assert entry.blocked is not None
+    told = entry.expected_low_ns, entry.expected_wait_ns, entry.expected_high_ns
+    assert told == (None, None, None)
+
+
+def test_who_gets_blocked_is_told_nothing_any_more_not_even_from_the_look_before() -> None:
+    world = two()
+    assert look(world, 62).expected_wait_ns is not None
+    from kiwi_core.states import Notice
+
+    state(world).queue[B].blocked = Notice.BLOCKED_REFUSED
+    assert look(world, 62.1).expected_wait_ns is None
+    assert look(world, 63).expected_wait_ns is None
+    state(world).queue[B].blocked = None
+    assert look(world, 64).expected_wait_ns is not None
+
+
+def test_nobody_can_tell_any_more_when_a_driver_call_hangs() -> None:
+    world = two()
+    look(world, 62)
+    world.do(66, "a ends 6")
+    world.do(200, "#1 overdue")
+    assert look(world, 201).expected_wait_ns is None
+
+
+def test_the_tail_of_a_long_queue_is_told_longer_waits() -> None:
+    world = two()
+    for number in range(12):
+        world.do(62 + number / 100, f"w{number} joins; w{number} asks 1")
+    view = world.scheduler.view(63 * S, ahead=True)
+    waits = [entry.expected_wait_ns for entry in view.queue]
+    assert len(waits) == 13 > GRANTS
+    assert None not in waits
+    assert waits == sorted(waits)  # type: ignore[type-var]
+    assert len(set(waits)) == 13
+
+
+def test_looks_are_few_however_many_look() -> None:
+    world = two()
+    looks = []
+    kept, outlook.futures = outlook.futures, lambda st, ns: looks.append(ns) or kept(st, ns)  # type: ignore[func-returns-value]
+    try:
+        for n in range(200):
+            at_s = 62 + n / 100
+            if n % 10 == 0:
+                world.do(at_s, f"n{n} joins; n{n} asks 1")
+            look(world, at_s)
+    finally:
+        outlook.futures = kept
+    assert 6 <= len(looks) <= 9
+    for n in range(len(looks) - 4):
+        assert looks[n + 4] - looks[n] >= S
+
+
+def test_a_look_is_kept_for_a_moment_and_gets_shorter() -> None:
+    world = two()
+    first = look(world, 62)
+    later = world.scheduler.view(62 * S + KEPT_NS // 2, ahead=True).queue[0]
+    assert first.expected_wait_ns is not None
+    assert later.expected_wait_ns == first.expected_wait_ns - KEPT_NS // 2
+
+
+# --- what came ------------------------------------------------------------------------------------
+
+
+def test_what_was_told_first_is_compared_with_what_came() -> None:
+    world = two()
+    entry = look(world, 62)
+    world.do(66, "a ends 6")
+    world.do(69, "#1 out 8 3s")
+    world.do(72, "#2 in 8 3s")
+    view = world.scheduler.view(round(72.5 * S), ahead=True)
+    ((first, took_ns),) = world.scheduler._outlook.kept
+    assert (first.expected_ns, took_ns) == (entry.expected_wait_ns, 10 * S)
+    assert (view.foretold, view.foretold_well) == (1, int(first.is_right(10 * S)))
+
+
+def test_who_gives_up_or_dies_is_not_counted() -> None:
+    world = two()
+    look(world, 62)
+    world.do(64, "b withdraws 1")
+    assert world.scheduler.view(65 * S, ahead=True).foretold == 0
+    world.do(66, "b asks 2")
+    look(world, 66)
+    world.do(67, "b dies")
+    assert world.scheduler.view(68 * S, ahead=True).foretold == 0
+
+
+def test_a_wait_that_nobody_notices_says_nothing() -> None:
+    world = World("gpu 10 mode=always")
+    world.do(0, "a joins; b joins; memory")
+    for n in range(1, 6):
+        world.do(n, f"a asks {n}")
+        world.do(n + 0.5, f"a ends {n}")
+    world.do(10, "a asks 6")
+    world.do(10.2, "b asks 1")
+    assert wait_s(look(world, 10.2))[1] == pytest.approx(0.3)
+    world.do(10.5, "a ends 6")
+    assert world.scheduler.view(11 * S, ahead=True).foretold == 0
+
+
+def promise(expected_s: float) -> outlook.Promise:
+    first, ns = seconds(expected_s), round(expected_s * S)
+    standing = outlook.Standing(0, (), 0)
+    return outlook.Promise(("p", False), 0, 0, first, ns, ns, standing, first, 0, first)
+
+
+def test_waits_that_take_twice_as_long_as_foreseen_are_foretold_so() -> None:
+    record = outlook.Record()
+    for n in range(FACTORS + 1):
+        assert record.likely([20 * S] * 3) == seconds(20) or n >= FACTORS
+        record.learn(promise(20), 41 * S)
+    assert record.likely([20 * S] * 3) == seconds(40)
+
+
+def test_what_was_right_is_kept_sharp_and_what_was_not_told_carefully() -> None:
+    good, bad = outlook.Record(), outlook.Record()
+    for n in range(COUNTED):
+        good.learn(promise(20), 20 * S)
+        bad.learn(promise(20), (20 if n % 2 else 30) * S)
+    futures_ns = [20 * S, 24 * S, 28 * S]
+    assert good.likely(futures_ns) == seconds(24)
+    wide = bad.likely(futures_ns)
+    assert wide.high_ns - wide.low_ns > 8 * S
+
+
+def test_the_record_is_bounded_and_forgets() -> None:
+    record = outlook.Record()
+    for _ in range(COUNTED):
+        record.learn(promise(20), 10_000 * S)
+    assert record.likely([20 * S]).high_ns <= 21 * 20 * S, "no single factor is endless"
+    for _ in range(COUNTED):
+        record.learn(promise(20), 20 * S)
+    assert record.likely([20 * S]) == seconds(20)
+
+
+# --- along whole waits ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", names())
+@pytest.mark.parametrize("seed", range(3))
+def test_figures_never_rise_along_a_wait_but_for_a_reason(seed: int, policy: str) -> None:
+    """In worlds with faults, settings that change, sessions that come and die: looked at every
+    now and then, what is left never gets longer, unless the reason is told, or the figures were
+    gone in between; and not for a second after that."""
+    world = Simulation(seed, replace(plan_of(seed), policy=policy, tq_ns=6 * S))
+    shown: dict[tuple[SessionId, int], QueueView] = {}
+    risen: dict[tuple[SessionId, int], int] = {}
+    looks = rises = 0
+    for _ in range(250):
+        world._step()
+        view = world.scheduler.view(world.now_ns, ahead=True)
+        before, shown = shown, {}
+        for entry in view.queue:
+            if entry.expected_wait_ns is None:
+                assert entry.expected_low_ns is entry.expected_high_ns is None
+                continue
+            assert entry.expected_low_ns is not None
+            assert entry.expected_high_ns is not None
+            assert 0 <= entry.expected_low_ns <= entry.expected_wait_ns <= entry.expected_high_ns
+            key = entry.session, state_of(world, entry.session)
+            shown[key] = entry
+            if (was := before.get(key)) is None:
+                continue
+            looks += 1
+            figures = [
+                (was.expected_low_ns, entry.expected_low_ns),
+                (was.expected_wait_ns, entry.expected_wait_ns),
+                (was.expected_high_ns, entry.expected_high_ns),
+            ]
+            slack_ns = KEPT_NS  # what a kept look had counted down before it stood still
+            if any(now > then + slack_ns for then, now in figures):  # type: ignore[operator]
+                assert entry.expected_why
+                assert world.now_ns - risen.get(key, -S) >= S
+                risen[key] = world.now_ns
+                rises += 1
+    assert rises <= max(1, looks // 10)
+
+
+def state_of(world: Simulation, session: SessionId) -> int:
+    return world.scheduler._st.sessions[session].queued_ns
