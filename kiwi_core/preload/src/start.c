@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "driver.h"
 #include "hooks.h"
@@ -19,11 +20,18 @@ static bool is_set(const char *name, const char *value) {
     return found && strcmp(found, value) == 0;
 }
 
+/* As everywhere in Kiwi: anything but 0, false and no. `kiwi run` sets it too, but for the notebooks
+ * that its program may start: they belong to its session. */
+static bool switched_off(void) {
+    const char *set = getenv("KIWI_DISABLE");
+    if (!set || !*set || getenv("KIWI_RUN_SESSION")) return false;
+    return strcmp(set, "0") != 0 && strcasecmp(set, "false") != 0 && strcasecmp(set, "no") != 0;
+}
+
 bool kp_disabled(void) {
     int now = __atomic_load_n(&disabled, __ATOMIC_RELAXED);
     if (__builtin_expect(now == 0, 0)) {
-        const char *set = getenv("KIWI_DISABLE");
-        now = set && *set && strcmp(set, "0") != 0 ? 2 : 1;
+        now = switched_off() ? 2 : 1;
         __atomic_store_n(&disabled, now, __ATOMIC_RELAXED);
     }
     return now == 2;
