@@ -1,0 +1,273 @@
+"""Sessions of linked and other processes: all or none, whoever moves them; what stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from contract import moved, refused, soon_ns
+from cuda_processes import wait_until
+from worlds import LinkedWorld
+
+from kiwi_core.pager.api import Lost
+from kiwi_core.states import Reason, Residency
+from kiwi_core.units import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+_CHILD = """
+from cuda_processes import Worker
+child = Worker({{}})
+child.do({setup!r})
+"""
+_PLAIN = f"init(); q = alloc({4 * MIB}); before = fill(q, 9, {4 * MIB})"
+_LINKED = (
+    "from linked_library import Library; init(); "
+    "library = Library({path!r}); library.take({size}, 9); before = library.digest()"
+)
+
+
+_ALONE = """
+import sys, time
+sys.path.insert(0, {support!r})
+from cuda.bindings import driver
+driver.cuInit(0)
+driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(driver.cuDeviceGet(0)[1])[1])
+from linked_library import Library
+library = Library({path!r})
+library.take(1 << 20, 1)
+before = library.digest()
+with open({beats!r}, "w") as beats:
+    while library.digest() == before:
+        beats.write(".")
+        beats.flush()
+        time.sleep(0.02)
+"""
+
+
+class Family:
+    """A linked program and a child of it: a plain one, or one that is linked, too."""
+
+    def __init__(self, world: LinkedWorld, *, linked: bool = False) -> None:
+        self.world = world
+        self.root = world.start(4 * MIB)
+        self.linked = linked
+        setup = _LINKED.format(path=str(world.socket), size=4 * MIB) if linked else _PLAIN
+        self.root.do(_CHILD.format(setup=setup))
+        self.child_pid = int(self.root.get("child.pid"))
+        self.before = self.root.digest()
+
+    def close(self) -> None:
+        self.root.do("child.close()")
+
+    def assert_intact(self) -> None:
+        assert self.root.digest() == self.before
+        now = "library.digest()" if self.linked else f"digest(q, {4 * MIB})"
+        assert self.root.get(f"child.get('before == {now}')") is True
+
+    def residency(self) -> Residency:
+        return self.world.pager.observe(self.root.target).residency
+
+    def script_child(self, action: str, fault: str) -> None:
+        self.root.do(f'child.do("library.faults[{action!r}] = [{fault!r}]")')
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[LinkedWorld]:
+    world = LinkedWorld(tmp_path / "gpus")
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def mixed(world: LinkedWorld) -> Iterator[Family]:
+    family = Family(world)
+    yield family
+    family.close()
+
+
+@pytest.fixture
+def twins(world: LinkedWorld) -> Iterator[Family]:
+    family = Family(world, linked=True)
+    yield family
+    family.close()
+
+
+def test_each_is_moved_by_whom_it_can_be(world: LinkedWorld, mixed: Family) -> None:
+    out = moved(world.pager.page_out(mixed.root.target, soon_ns()))
+    assert world.state(mixed.child_pid) == "CHECKPOINTED"
+    assert world.state(mixed.root.pid) == "RUNNING", "its library has moved it"
+    sizes = world.pager.export_footprints(mixed.root.target)
+    assert sum(sizes.values()) == out.bytes_moved
+    assert len(sizes) == 2
+    assert moved(world.pager.page_in(mixed.root.target, soon_ns())).bytes_moved == out.bytes_moved
+    mixed.assert_intact()
+
+
+def test_suspend_and_resume_of_both(world: LinkedWorld, mixed: Family) -> None:
+    moved(world.pager.suspend(mixed.root.target, soon_ns()))
+    assert world.state(mixed.child_pid) == "LOCKED"
+    assert mixed.root.get("library._held")
+    moved(world.pager.resume(mixed.root.target, soon_ns()))
+    mixed.assert_intact()
+
+
+@pytest.mark.parametrize("call", ["suspend", "page_out"])
+def test_if_the_driver_cannot_hold_its_part_the_library_lets_go(
+    world: LinkedWorld, mixed: Family, call: str
+) -> None:
+    world.faults.set("lock_timeout", pid=mixed.child_pid)
+    refused(getattr(world.pager, call)(mixed.root.target, soon_ns(2.0)), Reason.LOCK_TIMEOUT)
+    assert mixed.residency() is Residency.RESIDENT
+    mixed.assert_intact()
+
+
+@pytest.mark.parametrize("found_held", [False, True])
+def test_if_the_library_refuses_to_move_all_is_as_it_was(
+    world: LinkedWorld, mixed: Family, *, found_held: bool
+) -> None:
+    if found_held:
+        moved(world.pager.suspend(mixed.root.target, soon_ns()))
+    mixed.root.script("page-out", "refuse no-host-memory")
+    refused(world.pager.page_out(mixed.root.target, soon_ns()), Reason.NO_HOST_MEMORY)
+    assert mixed.residency() is (Residency.LOCKED if found_held else Residency.RESIDENT)
+    assert world.state(mixed.child_pid) == ("LOCKED" if found_held else "RUNNING")
+    moved(world.pager.page_in(mixed.root.target, soon_ns()))
+    mixed.assert_intact()
+
+
+def test_if_one_of_two_libraries_refuses_the_other_comes_back(
+    world: LinkedWorld, twins: Family
+) -> None:
+    twins.script_child("page-out", "refuse driver")
+    refused(world.pager.page_out(twins.root.target, soon_ns()), Reason.DRIVER)
+    assert twins.residency() is Residency.RESIDENT
+    twins.assert_intact()
+    moved(world.pager.page_out(twins.root.target, soon_ns()))
+    twins.script_child("page-in", "refuse no-room")
+    refused(world.pager.page_in(twins.root.target, soon_ns()), Reason.NO_ROOM)
+    seen = world.pager.observe(twins.root.target)
+    assert (seen.residency, seen.paged_out_bytes) == (Residency.PAGED_OUT, 8 * MIB)
+    moved(world.pager.page_in(twins.root.target, soon_ns()))
+    twins.assert_intact()
+
+
+def test_if_the_driver_cannot_bring_its_part_back_the_library_takes_its_own_out_again(
+    world: LinkedWorld, mixed: Family
+) -> None:
+    moved(world.pager.page_out(mixed.root.target, soon_ns()))
+    world.hold_outside(free_bytes=7 * MIB)  # for the library's part, not for the other's
+    refused(world.pager.page_in(mixed.root.target, soon_ns(1.0)), Reason.NO_ROOM)
+    assert mixed.root.get("library._out")
+    assert world.state(mixed.child_pid) == "CHECKPOINTED"
+    world.hold_outside(free_bytes=world.memory_bytes)
+    moved(world.pager.page_in(mixed.root.target, soon_ns()))
+    mixed.assert_intact()
+
+
+def test_a_loss_of_one_lets_the_others_go(world: LinkedWorld, twins: Family) -> None:
+    moved(world.pager.page_out(twins.root.target, soon_ns()))
+    twins.script_child("page-in", "lose")
+    assert isinstance(world.pager.page_in(twins.root.target, soon_ns()), Lost)
+    assert twins.root.digest() == twins.before
+    assert twins.residency() is Residency.LOST
+
+
+def test_a_child_that_dies_on_its_way_is_no_longer_missed(
+    world: LinkedWorld, twins: Family
+) -> None:
+    twins.script_child("page-out", "die")
+    moved(world.pager.page_out(twins.root.target, soon_ns()))
+    moved(world.pager.page_in(twins.root.target, soon_ns()))
+    assert twins.root.digest() == twins.before
+
+
+@pytest.mark.parametrize("action", ["hold", "page-out"])
+def test_the_root_dies_on_its_way(world: LinkedWorld, action: str) -> None:
+    session = world.start(4 * MIB)
+    session.script(action, "die")
+    refused(world.pager.page_out(session.target, soon_ns()), Reason.GONE)
+    assert world.pager.export_footprints() == {}
+
+
+def test_what_the_root_leaves_behind_is_let_go(world: LinkedWorld, tmp_path: Path) -> None:
+    """A linked child outlives its session, which is out."""
+    root, beats = world.start(4 * MIB), tmp_path / "beats"
+    code = _ALONE.format(support=str(SUPPORT), path=str(world.socket), beats=str(beats))
+    root.do(f"import subprocess; child = subprocess.Popen([sys.executable, '-c', {code!r}])")
+    child_pid = int(root.get("child.pid"))
+    try:
+        wait_until(beats.exists, "the child works")
+        moved(world.pager.page_out(root.target, soon_ns()))
+        root.kill()
+        refused(world.pager.page_in(root.target, soon_ns()), Reason.GONE)
+        marks = beats.stat().st_size
+        wait_until(lambda: beats.stat().st_size > marks + 2, "the child goes on")
+    finally:
+        os.kill(child_pid, signal.SIGKILL)
+
+
+# --- what stays behind ---------------------------------------------------------------------------
+
+
+def test_a_little_that_the_library_cannot_move_stays(world: LinkedWorld) -> None:
+    session = world.start(4 * MIB, unowned_bytes=2 * MIB)
+    moved(world.pager.page_out(session.target, soon_ns()))
+    seen = world.pager.observe(session.target)
+    assert (seen.residency, seen.resident_bytes) == (Residency.PAGED_OUT, 4 * MIB)
+    assert world.state(session.pid) == "RUNNING"
+
+
+def test_much_of_it_goes_through_the_driver(world: LinkedWorld) -> None:
+    pager = world.pager = world.new_pager(unowned_left_bytes=MIB)
+    session = world.start(4 * MIB, unowned_bytes=2 * MIB)
+    before = session.digest()
+    out = moved(pager.page_out(session.target, soon_ns()))
+    assert world.state(session.pid) == "CHECKPOINTED"
+    assert pager.observe(session.target).resident_bytes == 0
+    assert out.bytes_moved == 8 * MIB  # its own, the unowned, and the context
+    assert moved(pager.page_in(session.target, soon_ns())).bytes_moved == out.bytes_moved
+    assert session.digest() == before
+    assert session.get(f"digest(u, {2 * MIB}) == fill(u, 1, {2 * MIB})")
+
+
+def test_what_others_left_in_the_gpu_goes_when_room_is_short(world: LinkedWorld) -> None:
+    one, other = world.start(8 * MIB), world.start(8 * MIB)
+    contents = one.digest(), other.digest()
+    for session in (one, other):
+        moved(world.pager.page_out(session.target, soon_ns()))
+    world.hold_outside(free_bytes=7 * MIB)
+    moved(world.pager.page_in(one.target, soon_ns()))
+    assert world.state(other.pid) == "CHECKPOINTED"
+    assert one.digest() == contents[0]
+    world.hold_outside(free_bytes=world.memory_bytes)
+    moved(world.pager.page_in(other.target, soon_ns()))
+    assert other.digest() == contents[1]
+
+
+# --- links that do not answer --------------------------------------------------------------------
+
+
+def test_a_call_that_does_not_end_is_a_refusal(world: LinkedWorld) -> None:
+    session = world.start(4 * MIB)
+    session.do("library.__enter__()")
+    refused(world.pager.page_out(session.target, soon_ns(0.5)), Reason.LOCK_TIMEOUT)
+    session.do("library.__exit__()")
+    moved(world.pager.page_out(session.target, soon_ns()))
+
+
+def test_two_operations_on_one_session_wait_for_each_other(world: LinkedWorld) -> None:
+    session = world.start(4 * MIB)
+    session.script("page-out", "hang")
+    world.pager.begin("page_out", session.target, soon_ns())
+    wait_until(lambda: "page-out" in session.get("library.orders"), "it hangs")
+    threading.Timer(0.2, lambda: session.do("library.released.set()")).start()
+    moved(world.pager.finish())
+    moved(world.pager.page_in(session.target, soon_ns()))
