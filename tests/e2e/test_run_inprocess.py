@@ -1,0 +1,102 @@
+"""``kiwi run --pager inprocess``: the program asks for the GPU when it computes, and only then."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from daemon import Daemon, running_daemon, wait_until
+from leftovers import nothing_left
+
+from kiwi_core.states import MovedBy, SessionState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.e2e
+
+PROGRAM = """
+import sys
+from cuda.bindings import driver
+MIB = 1 << 20
+def ck(result):
+    assert result[0] == driver.CUresult.CUDA_SUCCESS, result
+    return result[1] if len(result) > 1 else None
+held = []
+def take(size):
+    pointer, value = ck(driver.cuMemAlloc(size * MIB)), (len(held) * 7 + 3) % 251
+    ck(driver.cuMemsetD8(pointer, value, size * MIB))
+    held.append((pointer, value, size * MIB))
+def intact():
+    for pointer, value, size in held:
+        back = bytearray(size)
+        ck(driver.cuMemcpyDtoH(back, pointer, size))
+        if back.count(value) != size:
+            return False
+    return True
+ck(driver.cuInit(0))
+ck(driver.cuCtxSetCurrent(ck(driver.cuDevicePrimaryCtxRetain(ck(driver.cuDeviceGet(0))))))
+for line in sys.stdin:
+    print(eval(line), flush=True)
+"""
+
+
+class Program:
+    def __init__(self, daemon: Daemon, name: str) -> None:
+        command = ["run", "--pager", "inprocess", "--require", "--name", name, "--"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "kiwi_core.cli", *command, sys.executable, "-c", PROGRAM],
+            env={**os.environ, **daemon.env},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.daemon, self.name = daemon, name
+
+    def get(self, expression: str) -> str:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(expression + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    @property
+    def session(self):  # type: ignore[no-untyped-def]
+        return next(s for s in self.daemon.status().sessions if s.name == self.name)
+
+    def rests(self) -> bool:
+        """It does not hold the GPU, though it lives."""
+        return self.session.pager is MovedBy.INPROCESS and self.session.state not in (
+            SessionState.RUNNING,
+            SessionState.WAITING,
+        )
+
+    def end(self) -> int:
+        self.process.communicate(timeout=60)
+        return self.process.returncode
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    with nothing_left(monkeypatch), running_daemon("1x256MiB", "--tq", "600") as daemon:
+        yield daemon
+
+
+def test_two_programs_that_each_want_most_of_the_gpu(daemon: Daemon) -> None:
+    """Neither waits for the other's quantum, which is ten minutes; neither sees out-of-memory."""
+    first = Program(daemon, "first")
+    assert first.get("take(170)") == "None"
+    wait_until(first.rests, "the first one rests")
+    second = Program(daemon, "second")
+    assert second.get("take(20)") == "None"
+    for _ in range(10):  # up to 90 % of the GPU, in small steps
+        assert second.get("take(20)") == "None"
+    assert second.get("intact()") == "True"
+    wait_until(second.rests, "the second one rests")
+    assert first.session.paged_out_bytes > 0
+    assert first.get("intact()") == "True"
+    assert second.get("intact()") == "True"
+    assert (first.end(), second.end()) == (0, 0)
