@@ -6,7 +6,8 @@ it gives everything back and ends when its input ends, so that nothing outlives 
 
 ``plan``      how much of everything is used, and how large the pieces are (pure)
 ``limits``    the machine: copies, pinning, driver calls
-``distance``  Kiwi: lease, page-out, page-in, switch, for each of ``backends``
+``distance``  Kiwi: the lease, and for each of ``backends`` ``paging`` and ``switching``
+``movers``    one program's memory, moved by a pager or by a daemon
 ``remedies``  what is far below what is usual, and what to do about it (pure)
 ``results``   rows, ratios and the JSON that programs read
 ``work``      what the workers do

@@ -13,8 +13,9 @@ from benched import start_bench
 from cuda_program import CudaProgram
 
 from kiwi_core import emulator
-from kiwi_core.bench.distance import ByPager, _one_switch
+from kiwi_core.bench.movers import ByPager
 from kiwi_core.bench.process import Worker
+from kiwi_core.bench.switching import one_switch
 from kiwi_core.errors import KiwiError
 from kiwi_core.units import MIB
 
@@ -147,4 +148,4 @@ def test_a_switch_in_which_nothing_moved_is_no_result(
     done = {"seconds": 1.0, "moves": moves, "intact": intact}
     program: Any = Scripted(cell=done)
     with pytest.raises(KiwiError, match=says):
-        _one_switch(program)
+        one_switch(program)
