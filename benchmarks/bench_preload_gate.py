@@ -1,0 +1,179 @@
+"""What the preloaded library adds to a call of the CUDA driver when nobody else is there.
+
+One program in C and one in Python (cuda.bindings) make the same call over and over on the emulated
+driver, with the library and without it, in turns, and once more without it as a control: processor
+time of the calling thread per call. With valgrind, also instructions per call, which no load on the
+machine changes. The emulated driver's calls are shorter than a real one's, so a ratio here is worse
+than on a GPU; what the library adds is the same.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from common import Samples, arguments, machine, report, table, target
+
+from kiwi_core import emulator, preload
+from kiwi_core.preload import _build
+from tests.support.preload_world import PROGRAMS
+
+LIMIT = 1.01
+CALLS = {"copy": "cuMemcpyHtoD, 4 bytes", "record": "cuEventRecord", "launch": "cuLaunchKernel"}
+PYTHON = """
+import sys, time
+from cuda.bindings import driver
+def ck(r):
+    assert r[0] == 0, r
+    return r[1] if len(r) > 1 else None
+ck(driver.cuInit(0)); ck(driver.cuCtxSetCurrent(ck(driver.cuDevicePrimaryCtxRetain(0))))
+p, s = ck(driver.cuMemAlloc(4096)), ck(driver.cuStreamCreate(1))
+m = ck(driver.cuModuleLoadData(b"kiwi-emulated-module\\0"))
+f = ck(driver.cuModuleGetFunction(m, b"fill_u32"))
+import ctypes
+args = ((p, 1, 7), (None, ctypes.c_uint64, ctypes.c_uint32)); n = int(sys.argv[2])
+began = time.thread_time_ns()
+for i in range(n):
+    driver.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, s, args, 0)
+    if i % 64 == 63: ck(driver.cuStreamSynchronize(s))
+ck(driver.cuStreamSynchronize(s))
+print((time.thread_time_ns() - began) / n)
+"""
+
+
+class Programs:
+    def __init__(self, directory: Path) -> None:
+        self._c = directory / "overhead"
+        compiler = [*_build.find_compiler(), "-O2", "-pthread", "-o", str(self._c)]
+        subprocess.run([*compiler, str(PROGRAMS / "overhead.c"), "-ldl"], check=True)
+        emulator.create_state(directory / "gpus", emulator.parse_gpus("1x64MiB"))
+        mine = emulator.environment(directory / "gpus", emulator.build())
+        plain = dict(os.environ) | mine | {"KIWI_SOCKET_DIR": str(directory / "no-daemon")}
+        loaded = plain | preload.environment(preload.library(), before=plain)
+        self._environments = {"plain": plain, "preloaded": loaded, "plain again": plain}
+
+    def ns(self, call: str, count: int, how: str) -> float:
+        return float(self._run(self._command(call, count), how).stdout)
+
+    def instructions(self, call: str, count: int, how: str) -> tuple[float, float]:
+        """Per call, of the calling thread: all, and those in the library. The difference between
+        many and few calls leaves out what happens once."""
+        few, many = (self._collected(call, n, how) for n in (count, 3 * count))
+        return (many[0] - few[0]) / (2 * count), (many[1] - few[1]) / (2 * count)
+
+    def _collected(self, call: str, count: int, how: str) -> tuple[int, int]:
+        profile = self._c.with_name("callgrind.out")
+        valgrind = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={profile}"]
+        self._run([*valgrind, "--toggle-collect=main", *self._command(call, count)], how)
+        costs = costs_by_object(profile.read_text().splitlines())
+        library = sum(cost for name, cost in costs.items() if name.endswith(preload.NAME))
+        return sum(costs.values()), library
+
+    def _command(self, call: str, count: int) -> list[str]:
+        if call == "python":
+            return [sys.executable, "-c", PYTHON, "launch", str(count)]
+        return [str(self._c), call, str(count)]
+
+    def _run(self, command: list[str], how: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            env=self._environments[how],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=600,
+        )
+
+
+def costs_by_object(lines: list[str]) -> dict[str, int]:
+    """Instructions by shared object, from a callgrind profile. What stands below a ``calls=`` line
+    is the callee's, and counted there."""
+    names: dict[str, str] = {}
+    costs: dict[str, int] = {}
+    here, skip = "", False
+    for line in lines:
+        if found := re.match(r"ob=(\(\d+\))(?: (.*))?", line):
+            names.setdefault(found[1], found[2] or "")
+            here = names[found[1]]
+        elif found := re.match(r"cob=(\(\d+\)) (.+)", line):
+            names.setdefault(found[1], found[2])
+        elif line.startswith("calls="):
+            skip = True
+        elif found := re.match(r"[+\-*]?\d*(?: [+\-*]?\d+)* (\d+)$", line):
+            if not skip:
+                costs[here] = costs.get(here, 0) + int(found[1])
+            skip = False
+    return costs
+
+
+def measure(programs: Programs, call: str, count: int, rounds: int) -> dict[str, Any]:
+    samples = {how: Samples() for how in ("plain", "preloaded", "plain again")}
+    for _ in range(rounds):
+        for how, one in samples.items():
+            one.add(programs.ns(call, count, how))
+    results: dict[str, Any] = {
+        how: {
+            "n": rounds,
+            "least_ns": round(min(one.values_ns), 1),
+            "median_ns": round(one.median_ns, 1),
+            "p75_ns": round(one.percentile_ns(75), 1),
+        }
+        for how, one in samples.items()
+    }
+    plain_ns, preloaded_ns = samples["plain"].median_ns, samples["preloaded"].median_ns
+    results["added_ns"] = round(preloaded_ns - plain_ns, 1)
+    results["ratio"] = round(preloaded_ns / plain_ns, 4)
+    return results
+
+
+def main() -> None:
+    args = arguments(__doc__)
+    where = machine("emulated")
+    rounds, count = (3, 2000) if args.quick else (15, 100_000)
+    results: dict[str, Any] = {"machine": where, "calls": {}}
+    with tempfile.TemporaryDirectory() as directory:
+        programs = Programs(Path(directory))
+        for call in (*CALLS, "python"):
+            several = count // 5 if call in ("launch", "python") else count
+            results["calls"][call] = measure(programs, call, several, rounds)
+            if shutil.which("valgrind") and call != "python":
+                few = 200 if args.quick else 2000
+                plain, _ = programs.instructions(call, few, "plain")
+                _, added = programs.instructions(call, few, "preloaded")
+                results["calls"][call]["instructions"] = {
+                    "plain": round(plain, 1),
+                    "added": round(added, 1),
+                    "ratio": round(1 + added / plain, 4),
+                }
+    rows = []
+    for call, one in results["calls"].items():
+        counted = one.get("instructions", {})
+        rows.append(
+            (
+                CALLS.get(call, "cuLaunchKernel from Python"),
+                *(one[how]["median_ns"] for how in ("plain", "preloaded", "plain again")),
+                one["added_ns"],
+                *(counted.get(key, "–") for key in ("plain", "added")),
+            )
+        )
+    head = ("", "plain ns", "preloaded ns", "plain again ns", "added ns", "instructions", "added")
+    table(head, rows)
+    results["targets"] = [
+        target(
+            "launch loop from Python, processor time", results["calls"]["python"]["ratio"], LIMIT
+        )
+    ]
+    if "instructions" in results["calls"]["launch"]:
+        ratio = results["calls"]["launch"]["instructions"]["ratio"]
+        results["targets"].append(target("launch loop in C, instructions", ratio, LIMIT))
+    report("preload_gate", results, args, gpu="emulated")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""How much a passage through the gate costs, in instructions: no load on the machine changes it.
+``benchmarks/bench_preload_gate.py`` measures it properly."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+from preload_world import compile_c, run
+
+MOST = 130
+"""Instructions that the library adds to a call; half as many when this was written."""
+
+
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind counts the instructions")
+def test_instructions_per_call(world, tmp_path):
+    program = compile_c("overhead.c", tmp_path / "overhead", "-O2")
+
+    def collected(environment, calls):
+        command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
+        command.append("--toggle-collect=main")
+        done = run(*command, program, "copy", str(calls), environment=environment)
+        assert done.returncode == 0, done.stderr
+        return int(re.search(r"Collected : (\d+)", done.stderr)[1])
+
+    def per_call(environment):
+        return (collected(environment, 1500) - collected(environment, 500)) / 1000
+
+    added = per_call(world.environment) - per_call(world.plain)
+    assert 10 < added < MOST  # none at all would mean that the library was not there
