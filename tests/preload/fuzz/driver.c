@@ -11,7 +11,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { INPUTS_MAX = 256, INPUT_MAX_BYTES = 1 << 18 };
+enum { INPUTS_MAX = 256, INPUT_MAX_BYTES = 1 << 18, HEAD_BYTES = 65 /* fuzz_link.c's choices */ };
 static struct input { uint8_t *data; size_t size; } inputs[INPUTS_MAX];
 static size_t input_count;
 static uint64_t state;
@@ -46,7 +46,7 @@ static size_t splice(uint8_t *to) {
     size_t size = 0;
     for (uint64_t parts = 1 + draw(4); parts; parts--) {
         const struct input *from = &inputs[draw(input_count)];
-        size_t first = size ? draw(from->size) : 0, count = from->size - first;
+        size_t first = size ? HEAD_BYTES + draw(from->size - HEAD_BYTES) : 0, count = from->size - first;
         if (draw(3) == 0) count = draw(count + 1);
         if (count > INPUT_MAX_BYTES - size) count = INPUT_MAX_BYTES - size;
         memcpy(to + size, from->data + first, count);
@@ -78,8 +78,8 @@ int main(int argc, char **argv) {
     unsigned long runs = 0;
     for (; made && time(NULL) < until; runs++) {
         size_t size = splice(made);
-        for (size_t i = 0; i < 9 && i < size; i++) made[i] = (uint8_t)draw(256); /* the choices */
-        if (size > 9) spoil(made + 9, size - 9);
+        for (size_t i = 0; i < HEAD_BYTES && i < size; i++) made[i] = (uint8_t)draw(256);
+        if (size > HEAD_BYTES) spoil(made + HEAD_BYTES, size - HEAD_BYTES);
         try_it(made, size);
     }
     free(made);

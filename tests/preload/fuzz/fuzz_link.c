@@ -11,7 +11,6 @@
 
 #include "agent.h"
 #include "arena.h"
-#include "arena.h"
 #include "gate.h"
 #include "json.h"
 #include "log.h"
@@ -82,7 +81,6 @@ void kp_own_books(struct kp_books *books) {
     books->unowned[0] = choose(2);
 }
 const char *kp_foreign_name(enum kp_foreign kind) { return kind ? "array" : "pool"; }
-void kp_arena_enable(bool enabled) { (void)enabled; }
 void kp_say(bool warning, const char *format, ...) { (void)warning, (void)format; }
 
 /* ---- what is checked ------------------------------------------------------------------------------ */
@@ -135,15 +133,16 @@ static void check_text(const uint8_t *data, size_t size) {
 /* Each line in memory of just its size: reading on behind it is seen. */
 static void check_lines(const uint8_t *data, size_t size) {
     static struct kp_message message;
-    for (const uint8_t *end = data + size, *stop; data < end; data = stop + 1) {
-        stop = memchr(data, '\n', (size_t)(end - data));
-        if (!stop) stop = end;
-        size_t length = (size_t)(stop - data);
+    while (size) {
+        const uint8_t *stop = memchr(data, '\n', size);
+        size_t length = stop ? (size_t)(stop - data) : size, used = length + (stop != NULL);
         char *line = malloc(length + !length);
         MUST(line);
         memcpy(line, data, length);
         kp_message_read(line, length, &message);
         free(line);
+        data += used;
+        size -= used;
     }
 }
 

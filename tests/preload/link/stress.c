@@ -11,7 +11,6 @@
 #include <time.h>
 
 #include "arena.h"
-#include "arena.h"
 #include "gate.h"
 #include "kiwi_preload.h"
 #include "link.h"
@@ -48,8 +47,6 @@ void kp_move_out(int64_t until_ns, struct kp_outcome *o) { (void)until_ns, move(
 void kp_move_in(int64_t until_ns, struct kp_outcome *o) { (void)until_ns, move(o, true, false); }
 bool kp_move_all_in(void) { return !__atomic_load_n(&out, __ATOMIC_SEQ_CST); }
 void kp_arena_enable(bool on) { (void)on; }
-bool kp_move_all_in(void) { return !__atomic_load_n(&out, __ATOMIC_SEQ_CST); }
-void kp_arena_enable(bool enabled) { (void)enabled; }
 void kp_own_books(struct kp_books *books) { memset(books, 0, sizeof *books); }
 const char *kp_foreign_name(enum kp_foreign kind) { return kind ? "array" : "pool"; }
 
