@@ -27,6 +27,7 @@ static const int64_t WELCOME_NS = 30 * SECOND;    /* a daemon that says nothing 
 static const int64_t RETRY_MIN_NS = 200 * MS, RETRY_SOON_NS = 1 * SECOND, RETRY_NS = 3 * SECOND;
 static const int64_t RETRY_SOON_FOR_NS = 60 * SECOND; /* after a loss: daemons are restarted */
 static const int64_t COMPLAIN_NS = 10 * SECOND;   /* out, and no daemon to bring it back */
+static const int64_t LOOK_NS = 10 * SECOND;       /* the program may have closed our descriptors */
 static const int64_t EXIT_NS = 5 * SECOND;        /* how long an exit waits for a move to end */
 
 static char directory[3000], path[sizeof directory + 64];
@@ -69,7 +70,7 @@ static void try_later(int64_t now_ns) {
 
 static void lose(int64_t now_ns) {
     bool welcomed = kp_talk_welcomed();
-    kp_wire_close(&kp_wire);
+    kp_descriptor_close(&kp_wire.socket);
     kp_talk_over();
     if (welcomed) {
         kp_note("the connection to the daemon is gone");
@@ -115,35 +116,38 @@ static void dial(int64_t now_ns) {
 /* ---- the thread ------------------------------------------------------------------------------ */
 
 static int64_t complaint_ns(void) {
-    return kp_wire.fd < 0 && out() ? lost_ns + COMPLAIN_NS : INT64_MAX;
+    return kp_wire.socket.fd < 0 && out() ? lost_ns + COMPLAIN_NS : INT64_MAX;
 }
 
 static int patience_ms(int64_t now_ns) {
     int64_t until_ns = complaint_ns() > now_ns ? complaint_ns() : INT64_MAX;
-    int64_t more_ns = kp_wire.fd < 0 ? next_try_ns
+    int64_t more_ns = kp_wire.socket.fd < 0 ? next_try_ns
                       : kp_talk_welcomed() ? kp_talk_due_ns()
                                            : dialled_ns + WELCOME_NS;
     if (more_ns < until_ns) until_ns = more_ns;
-    if (until_ns == INT64_MAX) return -1;
+    if (until_ns > now_ns + LOOK_NS) until_ns = now_ns + LOOK_NS;
     return until_ns <= now_ns ? 0 : (int)((until_ns - now_ns) / MS) + 1;
 }
 
 static void wait_for_something(void) {
     struct pollfd polled[] = {
         {.fd = kp_link_wake_fd(), .events = POLLIN},
-        {.fd = kp_wire.fd, .events = (short)(POLLIN | (kp_wire.unsent ? POLLOUT : 0))}};
-    if (poll(polled, 2, patience_ms(kp_now_ns())) <= 0) return;
+        {.fd = kp_wire.socket.fd, .events = (short)(POLLIN | (kp_wire.unsent ? POLLOUT : 0))}};
+    if (poll(polled, 2, patience_ms(kp_now_ns())) <= 0) {
+        kp_link_woken(); /* it may be that nobody can wake us any more */
+        return;
+    }
     if (polled[0].revents) kp_link_woken();
-    if (kp_wire.fd < 0 || !polled[1].revents) return;
+    if (kp_wire.socket.fd < 0 || !polled[1].revents) return;
     if (!kp_wire_receive(&kp_wire, kp_talk_heard)) lose(kp_now_ns());
     else if (kp_talk_caught_up() && !begun) tell(&begun);
 }
 
 static void once(void) {
     int64_t now_ns = kp_now_ns();
-    if (kp_wire.fd < 0 && now_ns >= next_try_ns) dial(now_ns);
-    if (kp_wire.fd >= 0 && !kp_talk_welcomed() && now_ns > dialled_ns + WELCOME_NS) lose(now_ns);
-    if (kp_wire.fd >= 0 && (!kp_talk_say(now_ns) || !kp_wire_flush(&kp_wire))) lose(now_ns);
+    if (kp_wire.socket.fd < 0 && now_ns >= next_try_ns) dial(now_ns);
+    if (kp_wire.socket.fd >= 0 && !kp_talk_welcomed() && now_ns > dialled_ns + WELCOME_NS) lose(now_ns);
+    if (kp_wire.socket.fd >= 0 && (!kp_talk_say(now_ns) || !kp_wire_flush(&kp_wire))) lose(now_ns);
     if (now_ns >= complaint_ns())
         kp_warn("the Kiwi daemon is gone while this program's GPU memory is in system RAM. It goes on as "
                 "soon as a daemon is back: start one with `kiwi daemon`.");
@@ -156,7 +160,7 @@ static void *run(void *unused) {
     pthread_setname_np(pthread_self(), "kiwi-pager");
     while (!kp_link_ended()) once();
     kp_pager_leave();
-    kp_wire_close(&kp_wire);
+    kp_descriptor_close(&kp_wire.socket);
     tell(&over);
     return NULL;
 }
@@ -169,7 +173,7 @@ static bool forked;
 static void in_child(void) {
     forked = true;
     kp_link_forked();
-    kp_wire_close(&kp_wire);
+    kp_descriptor_close(&kp_wire.socket);
 }
 
 /* The driver takes itself apart next: no move may be under way then, and no call may wait for one. */

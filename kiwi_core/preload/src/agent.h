@@ -10,7 +10,7 @@ bool kp_link_prepare(void); /* by kp_link_start; false: the system is out of som
 void kp_link_forked(void);  /* in a child */
 int kp_link_wake_fd(void);
 void kp_link_wake(void);
-void kp_link_woken(void);
+void kp_link_woken(void); /* and sees to it that it can be again */
 bool kp_link_take_lease(void); /* somebody wants a lease, and had not been taken notice of */
 bool kp_link_take_books(void);
 bool kp_link_take_room(uint64_t *request, uint64_t *bytes); /* the oldest that was not asked for yet */

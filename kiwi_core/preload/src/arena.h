@@ -36,7 +36,7 @@ void kp_arena_enable(bool on);
 void kp_arena_limit(uint64_t bytes);
 /* By the link: the NUMA node of the GPU, where the system does not say it. */
 void kp_arena_numa(int node);
-/* By the owner, after each allocation: so much may have to go out. */
+/* By the owner, when that changed: so much may have to go out.  Far more than that is given back. */
 void kp_arena_aim(uint64_t bytes);
 /* Gives back what is free and above `keep` bytes, in the background. */
 void kp_arena_trim(uint64_t keep_bytes);
@@ -55,6 +55,7 @@ void *kp_host_map(size_t bytes, int numa_node); /* NULL: no address space; pages
 void kp_host_touch(void *at, size_t bytes);
 void kp_host_unmap(void *at, size_t bytes);
 uint64_t kp_host_available(void); /* what the machine and our control group can still give */
+bool kp_host_to_spare(uint64_t bytes); /* so much may be taken for speed alone */
 int kp_host_numa_node(CUdevice device); /* -1: not known */
 
 #endif

@@ -12,6 +12,7 @@
 #include "real.h"
 
 #define PAGE 4096u
+#define SPARED 8 /* one part in so many of the machine is left alone by what is only for speed */
 #define MPOL_PREFERRED_ 1 /* from linux/mempolicy.h; a full node falls back to another */
 
 void *kp_host_map(size_t bytes, int numa_node) {
@@ -49,13 +50,21 @@ static bool number_in(const char *path, const char *key, uint64_t *out) {
     return found;
 }
 
-/* The tightest limit of our control group and its parents (version 2). */
-static uint64_t group_available(void) {
-    char group[PATH_MAX] = "", path[PATH_MAX + 64];
-    uint64_t least = UINT64_MAX, limit, used;
+struct memory {
+    uint64_t total, left;
+};
+
+static void tighter(struct memory *m, uint64_t total, uint64_t left) {
+    if (total < m->total) m->total = total;
+    if (left < m->left) m->left = left;
+}
+
+/* Our control group and its parents (version 2). */
+static void groups(struct memory *m) {
+    char group[PATH_MAX] = "", path[PATH_MAX + 64], line[PATH_MAX];
+    uint64_t limit, used;
     FILE *f = fopen("/proc/self/cgroup", "re");
-    if (!f) return least;
-    char line[PATH_MAX];
+    if (!f) return;
     while (fgets(line, sizeof line, f)) {
         if (strncmp(line, "0::", 3) == 0 && sscanf(line + 3, "%4095s", group) == 1) break;
     }
@@ -64,21 +73,27 @@ static uint64_t group_available(void) {
         snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.max", group);
         bool limited = number_in(path, "", &limit);
         snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.current", group);
-        if (limited && number_in(path, "", &used)) {
-            uint64_t left = used < limit ? limit - used : 0;
-            if (left < least) least = left;
-        }
+        if (limited && number_in(path, "", &used)) tighter(m, limit, used < limit ? limit - used : 0);
         if (!group[1]) break;
         *strrchr(group, '/') = 0;
         if (!group[0]) strcpy(group, "/");
     }
-    return least;
 }
 
-uint64_t kp_host_available(void) {
-    uint64_t kib = 0, group = group_available();
-    if (!number_in("/proc/meminfo", "MemAvailable:", &kib)) return group;
-    return kib * 1024 < group ? kib * 1024 : group;
+static struct memory look(void) {
+    struct memory m = {UINT64_MAX, UINT64_MAX};
+    uint64_t total, left;
+    groups(&m);
+    if (number_in("/proc/meminfo", "MemTotal:", &total) && number_in("/proc/meminfo", "MemAvailable:", &left))
+        tighter(&m, total * 1024, left * 1024);
+    return m;
+}
+
+uint64_t kp_host_available(void) { return look().left; }
+
+bool kp_host_to_spare(uint64_t bytes) {
+    struct memory m = look();
+    return m.left >= m.total / SPARED && m.left - m.total / SPARED >= bytes;
 }
 
 int kp_host_numa_node(CUdevice device) {

@@ -94,9 +94,9 @@ void kp_keep_left(const struct kp_ctx *ctx, struct kp_chunk *c) {
     if (c->digests) memcpy(c->digests, kp_hash_result(ctx, c->first_leaf), leaves(c) * sizeof *c->digests);
 }
 
-void kp_keep_arrived(struct kp_chunk *c) {
-    if (!c->digests) {
-        kp_arena_give(&c->copy);
+void kp_keep_arrived(struct kp_chunk *c, bool keep) {
+    if (!c->digests || !keep) {
+        kp_keep_drop(c, true);
         return;
     }
     c->kept = true;

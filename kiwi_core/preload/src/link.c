@@ -27,7 +27,7 @@ static uint64_t last_request;
 static bool connected, ended;
 static int64_t away_since_ns = INT64_MIN / 2; /* without a daemon since then; long ago: there was none */
 
-static int wake_fd = -1;
+static struct kp_descriptor bell = {.fd = -1};
 static bool lease_wanted, books_changed, usable; /* atomics */
 
 static bool take(bool *flag) {
@@ -98,28 +98,29 @@ bool kp_link_prepare(void) {
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     bool good = !pthread_cond_init(&changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    good = good && wake_fd >= 0;
+    bell = kp_descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    good = good && bell.fd >= 0;
     __atomic_store_n(&usable, good, __ATOMIC_RELEASE);
     return good;
 }
 
 void kp_link_forked(void) {
     __atomic_store_n(&usable, false, __ATOMIC_RELEASE);
-    if (wake_fd >= 0) close(wake_fd);
-    wake_fd = -1;
+    kp_descriptor_close(&bell);
 }
 
-int kp_link_wake_fd(void) { return wake_fd; }
+int kp_link_wake_fd(void) { return bell.fd; }
 
 void kp_link_wake(void) {
     uint64_t one = 1;
-    if (write(wake_fd, &one, sizeof one) < 0) return; /* full: it is awake */
+    if (!kp_descriptor_is_ours(&bell)) return;
+    if (write(bell.fd, &one, sizeof one) < 0) return; /* full: it is awake */
 }
 
 void kp_link_woken(void) {
     uint64_t count;
-    if (read(wake_fd, &count, sizeof count) < 0) return; /* nobody had */
+    if (!kp_descriptor_is_ours(&bell)) bell = kp_descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    else if (read(bell.fd, &count, sizeof count) < 0) return; /* nobody had */
 }
 
 bool kp_link_take_lease(void) { return take(&lease_wanted); }

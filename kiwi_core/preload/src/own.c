@@ -272,7 +272,7 @@ CUresult kp_own_free(CUdeviceptr p) {
         rc = kp_real.cuMemFree_v2(p);
     }
     if (graves && !kp_gate_capturing()) kp_own_bury(NULL);
-    if (rc == CUDA_SUCCESS) kp_link_books_changed();
+    if (rc == CUDA_SUCCESS) told();
     return rc;
 }
 

@@ -14,7 +14,7 @@ static const int64_t STATE_EVERY_NS = 250 * (int64_t)1000000; /* at most, while 
 static const uint64_t INTEGER_LIMIT = (uint64_t)1 << 53;
 enum { LINE_ROOM = 4096 }; /* more than the longest line that is said */
 
-struct kp_wire kp_wire = {.fd = -1};
+struct kp_wire kp_wire = {.socket.fd = -1};
 enum kp_regard kp_talk_regard;
 
 static bool welcomed, caught_up;

@@ -4,8 +4,24 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
+
+struct kp_descriptor kp_descriptor(int fd) {
+    struct stat found;
+    return (struct kp_descriptor){fd, fd >= 0 && !fstat(fd, &found) ? found.st_ino : 0};
+}
+
+bool kp_descriptor_is_ours(const struct kp_descriptor *d) {
+    struct stat found;
+    return d->fd >= 0 && !fstat(d->fd, &found) && found.st_ino == d->inode;
+}
+
+void kp_descriptor_close(struct kp_descriptor *d) {
+    if (kp_descriptor_is_ours(d)) close(d->fd);
+    d->fd = -1;
+}
 
 bool kp_frames_came(struct kp_frames *frames, size_t count, kp_line_fn *take) {
     char *line = frames->bytes, *end = frames->bytes + frames->used + count, *stop;
@@ -36,18 +52,14 @@ bool kp_wire_open(struct kp_wire *wire, const char *path) {
         return false;
     }
     wire->unsent = wire->in.used = 0;
-    wire->fd = fd;
+    wire->socket = kp_descriptor(fd);
     return true;
-}
-
-void kp_wire_close(struct kp_wire *wire) {
-    if (wire->fd >= 0) close(wire->fd);
-    wire->fd = -1;
 }
 
 bool kp_wire_flush(struct kp_wire *wire) {
     while (wire->unsent) {
-        ssize_t sent = send(wire->fd, wire->out, wire->unsent, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (!kp_descriptor_is_ours(&wire->socket)) return false;
+        ssize_t sent = send(wire->socket.fd, wire->out, wire->unsent, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent < 0) return errno == EAGAIN || errno == EINTR;
         wire->unsent -= (size_t)sent;
         memmove(wire->out, wire->out + sent, wire->unsent);
@@ -57,7 +69,8 @@ bool kp_wire_flush(struct kp_wire *wire) {
 
 bool kp_wire_receive(struct kp_wire *wire, kp_line_fn *take) {
     struct kp_frames *in = &wire->in;
-    ssize_t count = recv(wire->fd, in->bytes + in->used, sizeof in->bytes - in->used, MSG_DONTWAIT);
+    if (!kp_descriptor_is_ours(&wire->socket)) return false;
+    ssize_t count = recv(wire->socket.fd, in->bytes + in->used, sizeof in->bytes - in->used, MSG_DONTWAIT);
     if (count < 0) return errno == EAGAIN || errno == EINTR;
     return count > 0 && kp_frames_came(in, (size_t)count, take);
 }

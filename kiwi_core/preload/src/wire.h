@@ -21,15 +21,24 @@ typedef bool kp_line_fn(const char *line, size_t length);
  * so, or a line is longer than the limit. */
 bool kp_frames_came(struct kp_frames *frames, size_t count, kp_line_fn *take);
 
-struct kp_wire {
+/* A descriptor of ours. A program may close what it does not know, and open something of its own at the
+ * same number: that must be left alone. */
+struct kp_descriptor {
     int fd; /* -1: none */
+    unsigned long inode;
+};
+struct kp_descriptor kp_descriptor(int fd);
+bool kp_descriptor_is_ours(const struct kp_descriptor *d);
+void kp_descriptor_close(struct kp_descriptor *d);
+
+struct kp_wire {
+    struct kp_descriptor socket;
     size_t unsent;
     struct kp_frames in;
     char out[KP_LINE_MAX_BYTES];
 };
 
 bool kp_wire_open(struct kp_wire *wire, const char *path); /* false: errno says why */
-void kp_wire_close(struct kp_wire *wire);
 
 /* Where the next line may be written, and how much room there is for it; then `kp_wire_queue` it. */
 static inline char *kp_wire_next(struct kp_wire *wire) { return wire->out + wire->unsent; }

@@ -1,0 +1,105 @@
+/* The way in: see move_out.c. */
+#include <time.h>
+
+#include "kiwi_preload.h"
+#include "pass.h"
+#include "real.h"
+
+#define SCRUB_WAIT_NS 200000000ll /* the driver scrubs freed memory before it can be had again */
+#define SCRUB_STEP_NS 5000000ll
+
+static CUresult map_again(struct kp_pass *p, struct kp_flight f) {
+    int64_t limit = kp_now_ns() + SCRUB_WAIT_NS;
+    if (limit > p->until_ns) limit = p->until_ns;
+    CUresult rc = kp_physical_map(f.at, f.chunk->bytes);
+    while (rc == CUDA_ERROR_OUT_OF_MEMORY && kp_now_ns() < limit) {
+        nanosleep(&(struct timespec){.tv_nsec = SCRUB_STEP_NS}, NULL);
+        rc = kp_physical_map(f.at, f.chunk->bytes);
+    }
+    if (rc != CUDA_SUCCESS) return rc;
+    rc = kp_physical_access(f.at, f.chunk->bytes);
+    if (rc == CUDA_SUCCESS) kp_bytes_moved(f.chunk, KP_ARRIVING);
+    else kp_real.cuMemUnmap(f.at, f.chunk->bytes);
+    return rc;
+}
+
+static CUresult send_in(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
+    struct kp_flight landed;
+    CUresult rc = CUDA_SUCCESS;
+    if (f.chunk->where == KP_IN) return rc;
+    if (f.chunk->where == KP_OUT) rc = map_again(p, f); /* while earlier copies run */
+    if (rc == CUDA_SUCCESS && kp_lane_full(lane)) rc = kp_lane_land(lane, p->until_ns, &landed);
+    if (rc == CUDA_SUCCESS) rc = kp_lane_in(lane, f);
+    if (rc == CUDA_SUCCESS) p->bytes += f.chunk->bytes;
+    return rc;
+}
+
+static CUresult back_out(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
+    (void)p, (void)lane;
+    if (f.chunk->where != KP_ARRIVING) return CUDA_SUCCESS;
+    if (kp_physical_unmap(f.at, f.chunk->bytes) == CUDA_SUCCESS) kp_bytes_moved(f.chunk, KP_OUT);
+    return CUDA_SUCCESS; /* one that stays mapped is copied into again, next time */
+}
+
+static CUresult arrive(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
+    (void)lane;
+    if (f.chunk->where != KP_ARRIVING) return CUDA_SUCCESS;
+    kp_bytes_moved(f.chunk, KP_IN);
+    kp_keep_arrived(f.chunk, p->keep);
+    return CUDA_SUCCESS;
+}
+
+static CUresult context_in(struct kp_pass *p, struct kp_ctx *ctx) {
+    struct kp_lane lane;
+    CUresult rc = kp_lane_open(&lane, ctx);
+    if (rc != CUDA_SUCCESS) return rc;
+    rc = kp_lane_drain(&lane, p->until_ns);
+    if (rc == CUDA_SUCCESS) rc = kp_pass_each(p, &lane, ctx, send_in);
+    if (rc == CUDA_SUCCESS) rc = kp_lane_drain(&lane, p->until_ns + KP_GRACE_NS);
+    bool quiet = rc == CUDA_SUCCESS || kp_lane_drain(&lane, kp_now_ns() + KP_GRACE_NS) == CUDA_SUCCESS;
+    if (rc != CUDA_SUCCESS && quiet) kp_pass_each(p, NULL, ctx, back_out);
+    kp_lane_close(&lane);
+    return rc;
+}
+
+CUresult kp_pass_all_in(struct kp_pass *p) {
+    CUresult rc = CUDA_SUCCESS;
+    size_t n = 0;
+    p->keep = kp_host_to_spare(0);
+    while (n < p->context_count && (rc = context_in(p, p->contexts[n])) == CUDA_SUCCESS) n++;
+    for (size_t i = 0; i < n; i++) /* the one that failed has put back its own */
+        kp_pass_each(p, NULL, p->contexts[i], rc == CUDA_SUCCESS ? arrive : back_out);
+    return rc;
+}
+
+/* The context failed for good: no later try can succeed, and the program had better see why. */
+static bool broken(struct kp_pass *p) {
+    bool is = false;
+    for (size_t i = 0; i < p->context_count && !is; i++) {
+        if (!p->contexts[i]->stream || kp_ctx_push(p->contexts[i]) != CUDA_SUCCESS) continue;
+        CUresult rc = kp_real.cuStreamQuery(p->contexts[i]->stream);
+        kp_ctx_pop(p->contexts[i]);
+        is = rc != CUDA_SUCCESS && rc != CUDA_ERROR_NOT_READY;
+    }
+    return is;
+}
+
+void kp_move_in(int64_t until_ns, struct kp_outcome *o) {
+    struct kp_pass p;
+    CUresult rc = kp_pass_begin(&p, until_ns, o) ? kp_pass_all_in(&p) : CUDA_ERROR_UNKNOWN;
+    if (rc == CUDA_ERROR_OUT_OF_MEMORY) {
+        kp_pass_refuse(o, "no-room", "the GPU has not enough free memory", CUDA_SUCCESS);
+    } else if (rc != CUDA_SUCCESS) {
+        kp_pass_refuse(o, "driver", "copying in failed", rc);
+        if (broken(&p)) o->what = KP_LOST;
+    }
+    if (rc != CUDA_SUCCESS) p.bytes = 0;
+    kp_pass_end(&p);
+}
+
+bool kp_move_all_in(void) {
+    struct kp_books books;
+    kp_own_books(&books);
+    return books.out == 0;
+}
+

@@ -1,0 +1,125 @@
+/* The way out.
+ *
+ * Of both ways: which bytes count is at all times one thing: a chunk that is KP_IN counts in the GPU, any other in
+ * its host copy.  Out: a chunk changes sides when its copy is complete, just before it is unmapped.
+ * In: all chunks change sides together, when every copy is complete. */
+#include <stdio.h>
+
+#include "kiwi_preload.h"
+#include "log.h"
+#include "pass.h"
+#include "real.h"
+
+#define BRING_BACK_NS (60 * KP_SECOND_NS)
+
+static uint64_t to_copy(const struct kp_pass *p) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < p->block_count; i++) {
+        for (unsigned k = 0; k < p->blocks[i]->chunk_count; k++) {
+            const struct kp_chunk *c = &p->blocks[i]->chunks[k];
+            if (c->where == KP_IN && !c->copy.count) sum += c->bytes;
+        }
+    }
+    return sum;
+}
+
+static CUresult leave(struct kp_pass *p, struct kp_flight f) { /* its copy is complete */
+    CUresult rc = kp_physical_unmap(f.at, f.chunk->bytes);
+    if (rc != CUDA_SUCCESS) return rc;
+    if (f.chunk->where == KP_IN) kp_keep_left(f.block->ctx, f.chunk);
+    kp_bytes_moved(f.chunk, KP_OUT);
+    p->bytes += f.chunk->bytes;
+    return rc;
+}
+
+static CUresult land_out(struct kp_pass *p, struct kp_lane *lane) {
+    struct kp_flight f;
+    CUresult rc = kp_lane_land(lane, p->until_ns, &f);
+    return rc == CUDA_SUCCESS ? leave(p, f) : rc;
+}
+
+/* First all hashes that decide what is copied: the copies behind them need not wait for an answer. */
+static CUresult hash_kept(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
+    kp_keep_begin(f.chunk);
+    if (f.chunk->where == KP_IN && f.chunk->kept) kp_keep_hash(lane->ctx, f, &p->next_leaf);
+    return CUDA_SUCCESS;
+}
+
+static CUresult send_out(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
+    struct kp_chunk *c = f.chunk;
+    if (c->where == KP_OUT) return CUDA_SUCCESS;
+    if (c->where == KP_ARRIVING) return leave(p, f);
+    if (kp_now_ns() >= p->until_ns) return CUDA_ERROR_NOT_READY;
+    CUresult rc = kp_lane_full(lane) ? land_out(p, lane) : CUDA_SUCCESS;
+    if (rc == CUDA_SUCCESS) rc = kp_keep_verify(lane, f, p->until_ns);
+    if (rc != CUDA_SUCCESS) return rc;
+    if (!c->copy.count && !kp_arena_take(&c->copy, c->bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY; /* of the host: nothing on this way asks the GPU for any */
+    if (!c->kept) kp_keep_hash(lane->ctx, f, &p->next_leaf);
+    else if (!kp_keep_any_changed(lane->ctx, c)) {
+        kp_move_count(0, c->bytes);
+        return leave(p, f);
+    }
+    c->sent = true;
+    return kp_lane_out(lane, f, c->kept ? kp_keep_changed : NULL);
+}
+
+/* Copies that were begun and are not whole are of no use; while they may still be written to, their
+ * memory is not for others. */
+static void forget_unfinished(struct kp_pass *p, struct kp_ctx *ctx, bool quiet) {
+    for (size_t i = 0; i < p->block_count; i++) {
+        struct kp_block *b = p->blocks[i];
+        for (unsigned k = 0; b->ctx == ctx && k < b->chunk_count; k++) {
+            struct kp_chunk *c = &b->chunks[k];
+            if (c->where == KP_IN && (c->sent || !c->kept)) kp_keep_drop(c, quiet);
+        }
+    }
+}
+
+static CUresult context_out(struct kp_pass *p, struct kp_ctx *ctx) {
+    struct kp_lane lane;
+    CUresult rc = kp_lane_open(&lane, ctx);
+    if (rc != CUDA_SUCCESS) return rc;
+    rc = kp_lane_drain(&lane, p->until_ns); /* what an earlier pass may have left under way */
+    p->next_leaf = 0;
+    if (rc == CUDA_SUCCESS) rc = kp_pass_each(p, &lane, ctx, hash_kept);
+    if (rc == CUDA_SUCCESS && p->next_leaf) rc = kp_lane_drain(&lane, p->until_ns);
+    if (rc == CUDA_SUCCESS) rc = kp_pass_each(p, &lane, ctx, send_out);
+    while (rc == CUDA_SUCCESS && lane.count) rc = land_out(p, &lane);
+    if (rc != CUDA_SUCCESS) {
+        bool quiet = kp_lane_drain(&lane, kp_now_ns() + KP_GRACE_NS) == CUDA_SUCCESS;
+        forget_unfinished(p, ctx, quiet);
+    }
+    kp_lane_close(&lane);
+    return rc;
+}
+
+void kp_move_out(int64_t until_ns, struct kp_outcome *o) {
+    struct kp_pass p;
+    if (!kp_pass_begin(&p, until_ns, o)) {
+        kp_pass_refuse(o, "no-host-memory", "no memory to work with", CUDA_SUCCESS);
+        kp_pass_end(&p);
+        return;
+    }
+    CUresult rc = CUDA_SUCCESS;
+    uint64_t need = to_copy(&p);
+    if (need > kp_arena_room()) {
+        kp_pass_refuse(o, "no-host-memory", "system memory cannot hold what is in the GPU", CUDA_SUCCESS);
+        kp_pass_end(&p);
+        return;
+    }
+    for (size_t i = 0; i < p.context_count && rc == CUDA_SUCCESS; i++) rc = context_out(&p, p.contexts[i]);
+    if (rc != CUDA_SUCCESS) {
+        bool host = rc == CUDA_ERROR_OUT_OF_MEMORY;
+        kp_pass_refuse(o, host ? "no-host-memory" : "driver",
+               host                         ? "system memory ran out on the way"
+               : rc == CUDA_ERROR_NOT_READY ? "the time limit was over before everything was copied"
+                                            : "copying out failed",
+               host || rc == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : rc);
+        p.until_ns = kp_now_ns() + BRING_BACK_NS;
+        p.bytes = 0;
+        if (kp_pass_all_in(&p) != CUDA_SUCCESS) kp_note("page-out broken off; part of it stays out for now");
+    }
+    kp_pass_end(&p);
+}
+

@@ -1,0 +1,184 @@
+/* The arena's thread: pins what may be needed, gives back what is not, loads the hash; all of it slow,
+ * none of it on the switch path. */
+#define _GNU_SOURCE
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "blocks.h"
+#include "fault.h"
+#include "gate.h"
+#include "hash.h"
+#include "pieces.h"
+#include "real.h"
+
+#define BACKGROUND_NICE 10
+#define SPARE_PIECES 2 /* pinned ones that may stay though nothing owned needs them */
+
+static pthread_cond_t wanted = PTHREAD_COND_INITIALIZER;
+static uint64_t aim, keep = UINT64_MAX;
+static bool enabled, started, refused;
+static unsigned wakes; /* times something was new */
+
+static bool pin(struct kp_piece *p, bool on) { /* slow: outside kp_arena_mu */
+    struct kp_ctx *ctx = kp_ctx_hold_any();
+    if (!ctx) return false;
+    CUresult rc = kp_fault(KP_FAULT_PIN) ? CUDA_ERROR_OUT_OF_MEMORY : kp_ctx_push(ctx);
+    if (rc == CUDA_SUCCESS) {
+        size_t bytes = p->units * KP_ARENA_UNIT;
+        if (on) rc = kp_real.cuMemHostRegister_v2(p->base, bytes, CU_MEMHOSTREGISTER_PORTABLE);
+        else rc = kp_real.cuMemHostUnregister(p->base);
+        kp_ctx_pop(ctx);
+    }
+    if (rc == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) rc = CUDA_SUCCESS;
+    if (on && rc == CUDA_SUCCESS) p->ctx = ctx->handle;
+    kp_ctx_let_go(ctx);
+    return rc == CUDA_SUCCESS;
+}
+
+/* A free pageable piece, or a new one; NULL: there is nothing to pin, or nothing to pin it with. */
+static struct kp_piece *next_to_pin(void) {
+    if (!enabled || refused || kp_arena_totals.pinned >= aim) return NULL;
+    for (struct kp_piece *p = kp_pieces; p; p = p->next) {
+        if (!p->pinned && !p->busy && p->free_units == p->units) return p;
+    }
+    size_t bytes = kp_piece_bytes();
+    return kp_arena_growth() >= bytes && kp_host_to_spare(bytes) ? kp_piece_grow(bytes) : NULL;
+}
+
+static void pin_one(struct kp_piece *p) { /* kp_arena_mu held */
+    p->busy = true;
+    pthread_mutex_unlock(&kp_arena_mu);
+    kp_host_touch(p->base, p->units * KP_ARENA_UNIT);
+    bool ok = pin(p, true);
+    pthread_mutex_lock(&kp_arena_mu);
+    p->busy = false;
+    if (ok) kp_piece_count(p, true);
+    else refused = true, kp_arena_totals.refused++; /* not tried again before the link says something new */
+}
+
+static struct kp_piece *next_to_free(void) {
+    uint64_t most = kp_arena_totals.limit < keep ? kp_arena_totals.limit : keep;
+    for (struct kp_piece *p = kp_pieces; p && kp_arena_there() > most; p = p->next) {
+        if (!p->busy && !p->stuck && p->free_units == p->units) return p;
+    }
+    keep = UINT64_MAX; /* a wish, once; the limit is for ever */
+    return NULL;
+}
+
+static void free_one(struct kp_piece *p) { /* kp_arena_mu held */
+    p->busy = true;
+    pthread_mutex_unlock(&kp_arena_mu);
+    bool ok = !p->pinned || pin(p, false);
+    pthread_mutex_lock(&kp_arena_mu);
+    if (!ok && p->pinned) { /* unmapping what the GPU may still reach is worse than keeping it */
+        p->busy = false;
+        p->stuck = true;
+        return;
+    }
+    struct kp_piece **at = &kp_pieces;
+    while (*at != p) at = &(*at)->next;
+    *at = p->next;
+    *(p->pinned ? &kp_arena_totals.pinned : &kp_arena_totals.pageable) -= p->units * KP_ARENA_UNIT;
+    kp_host_unmap(p->base, p->units * KP_ARENA_UNIT);
+    free(p);
+}
+
+static void prepare_hashes(void) { /* slow: outside kp_arena_mu */
+    struct kp_ctx **list;
+    size_t n = kp_ctx_hold_all(&list);
+    for (size_t i = 0; i < n; i++) {
+        kp_hash_prepare(list[i]);
+        kp_ctx_let_go(list[i]);
+    }
+    free(list);
+}
+
+static void *background(void *arg) {
+    (void)arg;
+    kp_gate_exempt();
+    setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), BACKGROUND_NICE);
+    int node = kp_host_numa_node(kp_gpu.device);
+    unsigned prepared = 0;
+    pthread_mutex_lock(&kp_arena_mu);
+    if (kp_arena_node < 0) kp_arena_node = node;
+    for (;;) {
+        struct kp_piece *p;
+        if (enabled && prepared != wakes) {
+            prepared = wakes;
+            pthread_mutex_unlock(&kp_arena_mu);
+            prepare_hashes();
+            pthread_mutex_lock(&kp_arena_mu);
+        }
+        if ((p = next_to_free())) free_one(p);
+        else if ((p = next_to_pin())) pin_one(p);
+        else pthread_cond_wait(&wanted, &kp_arena_mu);
+    }
+    return NULL;
+}
+
+void kp_pinning_wake(void) { /* kp_arena_mu held */
+    wakes++;
+    if (started || kp_forked || !kp_gpu.known) {
+        pthread_cond_signal(&wanted);
+        return;
+    }
+    pthread_t thread;
+    pthread_attr_t a;
+    sigset_t all, old;
+    pthread_attr_init(&a);
+    pthread_attr_setdetachstate(&a, PTHREAD_CREATE_DETACHED);
+    sigfillset(&all); /* signals stay with the program's own threads */
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    started = pthread_create(&thread, &a, background, NULL) == 0;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&a);
+}
+
+void kp_arena_enable(bool on) {
+    pthread_mutex_lock(&kp_arena_mu);
+    enabled = on;
+    refused = false;
+    kp_pinning_wake();
+    pthread_mutex_unlock(&kp_arena_mu);
+}
+
+void kp_arena_limit(uint64_t bytes) {
+    pthread_mutex_lock(&kp_arena_mu);
+    kp_arena_totals.limit = bytes;
+    refused = false;
+    kp_pinning_wake();
+    pthread_mutex_unlock(&kp_arena_mu);
+}
+
+void kp_arena_trim(uint64_t keep_bytes) {
+    pthread_mutex_lock(&kp_arena_mu);
+    keep = keep_bytes;
+    if (aim > keep_bytes) aim = keep_bytes; /* nor is it pinned again at once */
+    kp_pinning_wake();
+    pthread_mutex_unlock(&kp_arena_mu);
+}
+
+void kp_arena_numa(int node) {
+    pthread_mutex_lock(&kp_arena_mu);
+    kp_arena_node = node;
+    pthread_mutex_unlock(&kp_arena_mu);
+}
+
+void kp_arena_wake(void) {
+    pthread_mutex_lock(&kp_arena_mu);
+    if (enabled) kp_pinning_wake();
+    pthread_mutex_unlock(&kp_arena_mu);
+}
+
+void kp_arena_aim(uint64_t bytes) {
+    if (bytes == __atomic_load_n(&aim, __ATOMIC_RELAXED)) return;
+    pthread_mutex_lock(&kp_arena_mu);
+    uint64_t spare = 2 * bytes + SPARE_PIECES * kp_piece_bytes();
+    __atomic_store_n(&aim, bytes, __ATOMIC_RELAXED);
+    if (kp_arena_totals.pinned > spare) keep = spare;
+    if (enabled && (kp_arena_totals.pinned < bytes || kp_arena_totals.pinned > spare)) kp_pinning_wake();
+    pthread_mutex_unlock(&kp_arena_mu);
+}
