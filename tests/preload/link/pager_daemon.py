@@ -65,6 +65,11 @@ class Peer:
     def do(self, action: str, within_s: float = PATIENCE_S) -> dict[str, Any]:
         return self.end(self.begin(action, within_s))
 
+    def gate(self, *, open: bool) -> None:  # noqa: A002 (the field's name)
+        """Says so, and waits until it is: what it cannot do, it answers in its turn."""
+        self.say("gate", open=open)
+        assert self.do("somersault")["outcome"] == "refused"
+
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [message for message in tuple(self.heard) if message["type"] == kind]
 

@@ -76,7 +76,7 @@ def test_cut_before_the_welcome(stage: Stage) -> None:
 def test_cut_while_a_call_waits_for_a_lease(stage: Stage) -> None:
     program = stage.program(FILLED.format(4))
     peer = stage.daemon.peer()
-    peer.say("gate", open=False)
+    peer.gate(open=False)
     program.send("digest(p, 4 * MIB) == d")
     peer.await_heard("want-lease")
     stage.daemon.stop()
@@ -289,3 +289,36 @@ def test_no_socket_at_that_name(stage: Stage) -> None:
     program = stage.program(FILLED.format(4))
     assert works(program)
     eventually(lambda: "not trusted" in stage.log)
+
+
+def test_a_program_that_closes_what_it_does_not_know(stage: Stage) -> None:
+    """A server does so when it starts; what it opens then has our numbers."""
+    program = stage.program(FILLED.format(4))
+    peer = stage.daemon.peer()
+    program.do(
+        "import socket\n"
+        "def is_the_links(fd):\n"
+        "    if 'eventfd' in os.readlink(f'/proc/self/fd/{fd}'): return True\n"
+        "    try: return socket.socket(fileno=os.dup(fd)).getpeername().endswith('.sock')\n"
+        "    except (OSError, AttributeError): return False\n"
+        "all_fds = [int(fd) for fd in os.listdir('/proc/self/fd')]\n"
+        "open_fds = [fd for fd in all_fds if os.path.exists(f'/proc/self/fd/{fd}')]\n"
+        "ours = [fd for fd in open_fds if is_the_links(fd)]\n"
+        "for fd in ours: os.close(fd)\n"
+        "pipes = [os.pipe() for _ in range(4)]\n"
+        "assert set(ours) <= {fd for pipe in pipes for fd in pipe}, ours\n"
+    )
+    assert program.get("len(ours)") == 2
+    peer.say("gate", open=True)  # it looks, and sees that this is not its socket any more
+    peer = stage.daemon.peer(2)
+    assert peer.do("page-out")["outcome"] == "moved"
+    assert peer.do("page-in")["outcome"] == "moved"
+    peer.gate(open=False)
+    program.send("digest(p, 4 * MIB) == d")
+    peer.await_heard("want-lease")
+    peer.say("gate", open=True)
+    assert program.answer() is True
+    program.do(
+        "for r, w in pipes:\n    os.write(w, b'x')\n    assert os.read(r, 2) == b'x'\n"
+        "    os.close(r); os.close(w)"
+    )

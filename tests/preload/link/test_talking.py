@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -136,6 +137,32 @@ def test_what_does_not_come_to_rest_in_time_is_refused(stage: Stage) -> None:
     assert program.get("digest(p, 4 * MIB) == d")
 
 
+COPY_OUT = 3
+"""``KP_FAULT_COPY_OUT`` of the library's ``fault.h``."""
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_refused_page_out_changes_nothing(stage: Stage, held: bool) -> None:
+    program = stage.program("init(); p = alloc(16 * MIB); d = fill(p, 3, 16 * MIB)")
+    program.do("import ctypes; fault = ctypes.CDLL(None).kiwi_preload_test_fault")
+    peer = stage.daemon.peer()
+    program.do(f"fault({COPY_OUT}, 0, -1)")
+    if held:
+        assert peer.do("hold")["outcome"] == "moved"
+    done = peer.do("page-out")
+    assert (done["outcome"], done["reason"]) == ("refused", "driver"), done
+    assert peer.state["state"] == ("held" if held else "resident")
+    program.send("digest(p, 16 * MIB) == d")
+    if held:
+        assert not program.answered(NOT_YET_S)
+        assert peer.do("free")["outcome"] == "moved"
+    assert program.answer() is True
+    program.do(f"fault({COPY_OUT}, 0, 0)")
+    assert peer.do("page-out")["bytes"] >= 16 * MIB
+    assert peer.do("page-in")["outcome"] == "moved"
+    assert program.get("digest(p, 16 * MIB) == d")
+
+
 def test_without_a_lease_a_call_asks_once_and_waits(stage: Stage) -> None:
     stage.daemon.opens = False
     program = stage.program("")
@@ -146,7 +173,7 @@ def test_without_a_lease_a_call_asks_once_and_waits(stage: Stage) -> None:
     assert len(peer.of("want-lease")) == 1
     peer.say("gate", open=True)
     program.answer()
-    peer.say("gate", open=False)
+    peer.gate(open=False)
     program.send("free(alloc(MIB))", "exec")
     peer.await_heard("want-lease", 2)
     peer.say("gate", open=True)
@@ -158,7 +185,7 @@ def test_a_call_asks_for_the_lease_when_the_memory_is_out_too(stage: Stage) -> N
     """Whose memory went out while idle must be able to say that it is idle no more."""
     program = stage.program("init(); p = alloc(MIB); d = fill(p, 1, MIB)")
     peer = stage.daemon.peer()
-    peer.say("gate", open=False)
+    peer.gate(open=False)
     assert peer.do("page-out")["outcome"] == "moved"
     program.send("digest(p, MIB) == d")
     peer.await_heard("want-lease")
@@ -175,7 +202,7 @@ def test_a_call_that_waits_since_before_the_lease_was_taken_away_asks_too(stage:
     program.send("digest(p, MIB) == d")
     assert not program.answered(NOT_YET_S)
     assert peer.of("want-lease") == []
-    peer.say("gate", open=False)
+    peer.gate(open=False)
     peer.await_heard("want-lease")
     peer.say("gate", open=True)
     assert peer.do("page-in")["outcome"] == "moved"
@@ -186,7 +213,7 @@ def test_free_returns_to_the_last_word_about_the_gate(stage: Stage) -> None:
     program = stage.program()
     peer = stage.daemon.peer()
     peer.do("hold")
-    peer.say("gate", open=False)
+    peer.gate(open=False)
     peer.do("free")
     program.send("free(alloc(MIB))", "exec")
     peer.await_heard("want-lease")
@@ -270,3 +297,17 @@ def test_a_fork_has_no_part_in_the_connection(stage: Stage) -> None:
         eventually(lambda: peer.ended)
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+def test_the_thread_has_a_name_and_leaves_signals_to_the_program(stage: Stage) -> None:
+    program = stage.program("init(); import signal; hits = []")
+    stage.daemon.peer()
+    tasks = Path(f"/proc/{program.pid}/task")
+    mine = [task for task in tasks.iterdir() if (task / "comm").read_text() == "kiwi-pager\n"]
+    assert mine
+    for task in mine:  # its helpers have its name
+        lines = (task / "status").read_text().splitlines()
+        mask = next(int(line.split()[1], 16) for line in lines if line.startswith("SigBlk"))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
+            assert mask & 1 << (number - 1), number
+    assert "kiwi-pager" not in program.get("[t.name for t in threading.enumerate()]")
