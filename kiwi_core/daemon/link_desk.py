@@ -70,13 +70,13 @@ class LinkDesk:
         link = self._links.take(ref, connection.peer.uid, hello.name)
         if link.uid != connection.peer.uid:
             raise PeerError("not-yours", f"Process {ref.pid} belongs to another user.")
+        self._settle_in(link)  # before it can be spoken to: nothing may come before the welcome
         old = link.attach(connection)
         if old is not None:
             self._link_of.pop(old, None)
             self._gates.link_lost(link)
             old.end_with(PeerError("superseded", "This process has opened a newer connection."))
         self._link_of[connection] = link
-        self._settle_in(link)
         member = self._members.get(link.session) if link.session else None
         log.info("linked", pid=ref.pid, name=link.name, session=link.session)
         return member

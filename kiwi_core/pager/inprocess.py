@@ -2,9 +2,9 @@
 
 A *linked* process has Kiwi's library preloaded, which owns its allocations and moves them at the
 speed of the bus. What a page-out through the library leaves in the GPU (contexts, and what the
-library cannot own) stays there, unless it is large, or room is short for somebody's page-in: then
-the driver's checkpoint moves that, too. A session without linked processes is the checkpoint
-backend's alone.
+library cannot own) stays there, unless it is large, or room is still short: then a second page-out,
+or somebody's page-in, has the driver's checkpoint move that, too. A session without linked
+processes is the checkpoint backend's alone.
 """
 
 from __future__ import annotations

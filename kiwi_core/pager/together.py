@@ -76,6 +76,8 @@ class Together:
         return self._moved(0)
 
     def page_out(self) -> Moved:
+        """Of a session that is out already: what its libraries have left in the GPU, too, since
+        whoever asks again is short of room."""
         self._check_first()
         found_held = _in(self._look(self._target), Residency.LOCKED)
         rest_ran = self._checkpoint.observe(self._rest()).residency is Residency.RESIDENT
@@ -92,9 +94,10 @@ class Together:
             if not self._over(stop):
                 self._undo_page_out(stop, out, held, found_held, rest_ran)
             raise
-        self._take_what_is_large(links)
-        if not todo and not rest_bytes:
-            return self._moved(0)
+        if todo:
+            self._take_what_is_large(links)
+        elif not rest_bytes and not self._ask(self._checkpoint.page_out, self._target):
+            return self._moved(0)  # it was out already, with all that it has
         sizes = self._checkpoint.export_footprints(self._target)
         return self._moved(_out_bytes(self._look(self._target)) + sum(sizes.values()))
 

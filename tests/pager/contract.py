@@ -47,7 +47,7 @@ class World(Protocol):
     overhead_bytes: int
     """The most that a process uses beside what it allocates (its context)."""
     residue_bytes: int
-    """What a page-out leaves in the GPU."""
+    """The most that a page-out leaves in the GPU; a second one takes that, too."""
 
     def start(self, size_bytes: int) -> Session: ...
 
@@ -130,7 +130,7 @@ class PagerContract:
         free_before = world.free_bytes()
         assert moved(world.pager.suspend(session.target, soon_ns())).bytes_moved == 0
         self.assert_held(session)
-        assert world.free_bytes() == free_before
+        assert free_before - world.residue_bytes <= world.free_bytes() <= free_before
         assert moved(world.pager.resume(session.target, soon_ns())).bytes_moved == 0
         assert session.touched(60.0)
         session.finish_touch()
@@ -155,6 +155,9 @@ class PagerContract:
         before = session.digest()
         operation = getattr(world.pager, call)
         moved(operation(session.target, soon_ns()))
+        if call == "page_out" and world.residue_bytes:
+            assert moved(operation(session.target, soon_ns())).bytes_moved > 0
+            assert self.look(world, session).resident_bytes == 0
         once = self.look(world, session)
         assert moved(operation(session.target, soon_ns())).bytes_moved == 0
         twice = self.look(world, session)
@@ -183,14 +186,17 @@ class PagerContract:
         assert [p.ref for p in seen.processes] == [session.target.root]
         moved(world.pager.suspend(session.target, soon_ns()))
         seen = self.look(world, session)
-        assert (seen.residency, seen.resident_bytes) == (Residency.LOCKED, size)
+        assert seen.residency is Residency.LOCKED
+        assert size <= seen.resident_bytes <= size + world.residue_bytes
         moved(world.pager.page_out(session.target, soon_ns()))
         seen = self.look(world, session)
-        assert (seen.residency, seen.resident_bytes) == (Residency.PAGED_OUT, world.residue_bytes)
-        assert seen.paged_out_bytes == size - world.residue_bytes
+        assert seen.residency is Residency.PAGED_OUT
+        assert seen.resident_bytes <= world.residue_bytes
+        assert size - world.residue_bytes <= seen.paged_out_bytes <= size
         moved(world.pager.page_in(session.target, soon_ns()))
         seen = self.look(world, session)
-        assert (seen.residency, seen.resident_bytes) == (Residency.RESIDENT, size)
+        assert seen.residency is Residency.RESIDENT
+        assert size <= seen.resident_bytes <= size + world.residue_bytes
         assert seen.paged_out_bytes == 0
 
     def test_a_session_that_does_not_use_the_gpu(self, world: World) -> None:

@@ -238,6 +238,18 @@ def test_much_of_it_goes_through_the_driver(world: LinkedWorld) -> None:
     assert session.get(f"digest(u, {2 * MIB}) == fill(u, 1, {2 * MIB})")
 
 
+def test_a_second_page_out_takes_what_the_first_left(world: LinkedWorld) -> None:
+    session = world.start(4 * MIB)
+    before = session.digest()
+    moved(world.pager.page_out(session.target, soon_ns()))
+    again = moved(world.pager.page_out(session.target, soon_ns()))
+    assert again.bytes_moved == 6 * MIB, "all that is out now: its own, and its context"
+    assert sum(world.pager.export_footprints().values()) == 6 * MIB
+    assert world.pager.observe(session.target).paged_out_bytes == 6 * MIB
+    assert moved(world.pager.page_in(session.target, soon_ns())).bytes_moved == 6 * MIB
+    assert session.digest() == before
+
+
 def test_what_others_left_in_the_gpu_goes_when_room_is_short(world: LinkedWorld) -> None:
     one, other = world.start(8 * MIB), world.start(8 * MIB)
     contents = one.digest(), other.digest()

@@ -104,14 +104,14 @@ class ProcessWorld:
 
 class EmulatedWorld(ProcessWorld):
     unit_bytes = MIB
-    overhead_bytes = 2 * MIB
+    context_bytes = overhead_bytes = 2 * MIB
     residue_bytes = 0
 
     def __init__(self, state: Path, gpus: str = "1x64MiB") -> None:
         self.path = state
         libraries = emulator.build()
         emulator.create_state(state, emulator.parse_gpus(gpus))
-        emulator.set_context_bytes(state, self.overhead_bytes)
+        emulator.set_context_bytes(state, self.context_bytes)
         self.environment = emulator.environment(state, libraries)
         self.gpu_uuid = emulator.books(state).gpus[0].uuid
         self.faults = emulator.faults(state)
@@ -187,15 +187,18 @@ class LinkedWorld(EmulatedWorld):
 
 
 class PreloadedWorld(LinkedWorld):
-    """Programs with the library itself."""
+    """Programs with the library itself, which takes a little for itself."""
 
-    residue_bytes = 2 * MIB
+    overhead_bytes = residue_bytes = 16 * MIB
 
     def start(self, size_bytes: int, **more: Any) -> RunningSession:  # type: ignore[override]
         environment = self.environment | {"KIWI_SOCKET_DIR": str(self.directory)}
         environment |= preload.environment(preload.library(), environment)
         session = RunningSession(environment, size_bytes, seed=next(_numbers), **more)
         self._closing.append(session.close)
+        last_bytes = -1
+        while last_bytes != (last_bytes := self.free_bytes()):
+            time.sleep(0.1)  # it prepares things in the background
         return session.born()
 
     def refuse_page_out(self, session: RunningSession) -> None:  # type: ignore[override]
