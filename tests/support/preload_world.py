@@ -61,6 +61,7 @@ class Odd:
 
     def __init__(self, directory: Path, library: Path) -> None:
         self.directory = directory
+        directory.mkdir(exist_ok=True)
         before = {"LD_LIBRARY_PATH": str(directory), "KIWI_SOCKET_DIR": str(directory / "none")}
         self.environment = before | preload.environment(library, before)
         shared = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1")

@@ -14,6 +14,7 @@ static struct capture {
     pthread_t thread; /* a default stream per thread has one handle for all of them */
 } *open_captures;
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+static __thread int mine; /* open, and begun by this thread */
 
 static bool of_thread(CUstream stream) { return stream == CU_STREAM_PER_THREAD || !stream; }
 
@@ -29,6 +30,7 @@ void kp_capture_begun(CUstream stream) {
     new->next = open_captures;
     open_captures = new;
     pthread_mutex_unlock(&mu);
+    mine++;
     kp_gate_captures(1);
 }
 
@@ -43,6 +45,7 @@ void kp_capture_dropped(CUstream stream) {
     if (found) *at = found->next;
     pthread_mutex_unlock(&mu);
     if (!found) return;
+    if (pthread_equal(found->thread, pthread_self())) mine--;
     free(found);
     kp_gate_captures(-1);
 }
@@ -61,8 +64,9 @@ void kp_capture_ended(CUstream stream) {
 
 /* ---- the driver's calls, each for both kinds of default stream ---- */
 
+/* A thread that has one open must not wait for its end, should it begin another. */
 #define BEGIN(call)                                                                                  \
-    bool entered = kp_gate_enter_capture();                                                          \
+    bool entered = mine > 0 ? kp_gate_enter() : kp_gate_enter_capture();                             \
     CUresult result = call;                                                                          \
     if (result == CUDA_SUCCESS) kp_capture_begun(stream);                                            \
     kp_gate_leave(entered);                                                                          \

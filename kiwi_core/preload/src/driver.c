@@ -47,15 +47,23 @@ static void fill(void *handle) {
     }
 }
 
+static bool only(const struct link_map *known, const struct link_map *map) {
+    if (known != map)
+        kp_warn("this program has loaded a second CUDA driver, %s, beside %s: its calls pass Kiwi by",
+                map->l_name, known->l_name);
+    return known == map;
+}
+
 static bool adopt(struct link_map *map) {
     struct link_map *known = __atomic_load_n(&driver, __ATOMIC_ACQUIRE);
-    if (known) return known == map;
+    if (known) return only(known, map);
+    if (strstr(map->l_name, "/stubs/")) return false; /* the toolkit's, for linking: no driver */
     /* NODELETE: a program may close its libcuda and open it again, and we hold addresses. */
     void *handle = dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
     if (!handle || !kp_system_dlsym(handle, "cuInit")) return false;
     fill(handle);
     if (!__atomic_compare_exchange_n(&driver, &known, map, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-        return known == map;
+        return only(known, map);
     kp_driver_used();
     kp_note("libcuda is %s", map->l_name);
     return true;

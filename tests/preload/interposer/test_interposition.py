@@ -3,6 +3,9 @@ notices nothing."""
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
 from preload_world import compile_c, run
 
@@ -102,3 +105,29 @@ def test_what_is_newer_than_the_library_is_noted(odd, tmp_path):
     assert "cuLaunchKernel (interface 99000) is newer than this library: it passes the gate" in (
         log.read_text()
     )
+
+
+WHICH = """
+import ctypes, sys
+kiwi = ctypes.CDLL(None)
+def wrapped(path):
+    address = ctypes.cast(ctypes.CDLL(path).cuLaunchKernel, ctypes.c_void_p).value
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            begin, _, end = line.split()[0].partition("-")
+            if int(begin, 16) <= address < int(end, 16):
+                return line.rstrip().endswith("libkiwi_preload.so")
+print(*(wrapped(path) for path in sys.argv[1:]))
+"""
+
+
+def test_of_two_drivers_the_first_is_the_one(odd, tmp_path):
+    """And the toolkit's stub, which programs may look at first, is none."""
+    driver = (odd.directory / "libcuda.so.1").read_bytes()
+    paths = [tmp_path / name / "libcuda.so.1" for name in ("stubs", "one", "other")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_bytes(driver)
+    done = run(sys.executable, "-c", WHICH, *paths, environment=os.environ | odd.environment)
+    assert (done.returncode, done.stdout) == (0, "False True False\n"), done.stderr
+    assert done.stderr.count("second CUDA driver") == 1
