@@ -22,6 +22,7 @@ KINDS = ("pool", "managed", "array", "vmm", "ipc", "graph", "external", "legacy"
 library = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[0])
 library.kiwi_preload_test_check.restype = ctypes.c_char_p
 library.kiwi_preload_test_ptx.restype = ctypes.c_char_p
+library.kiwi_preload_test_clean.restype = ctypes.c_int64
 
 
 class CudaError(Exception):
@@ -74,6 +75,21 @@ def out(within_ns: int = WITHIN_NS) -> str:
 
 def back(within_ns: int = WITHIN_NS) -> str:
     return page(library.kiwi_preload_test_in, within_ns)
+
+
+def clean_slice(most: int) -> tuple[int, bool]:
+    """Of background cleaning: the bytes copied (-1: refused), and whether there is more."""
+    more = ctypes.c_int()
+    size, within = ctypes.c_uint64(most), ctypes.c_int64(WITHIN_NS)
+    copied = int(library.kiwi_preload_test_clean(size, within, ctypes.byref(more)))
+    return copied, bool(more)
+
+
+def clean() -> int:
+    """All of it at once."""
+    copied, more = clean_slice(1 << 40)
+    assert not more
+    return copied
 
 
 def swap() -> None:

@@ -83,7 +83,8 @@ void kp_keep_drop(struct kp_chunk *c, bool give) {
     if (give) kp_arena_give(&c->copy);
 }
 
-void kp_keep_left(const struct kp_ctx *ctx, struct kp_chunk *c) {
+/* `copy` is what was hashed in this pass. */
+static void remember(const struct kp_ctx *ctx, struct kp_chunk *c) {
     not_kept(c);
     c->sent = false;
     if (c->first_leaf == KP_NO_LEAF) {
@@ -92,6 +93,13 @@ void kp_keep_left(const struct kp_ctx *ctx, struct kp_chunk *c) {
     }
     if (!c->digests) c->digests = malloc(leaves(c) * sizeof *c->digests);
     if (c->digests) memcpy(c->digests, kp_hash_result(ctx, c->first_leaf), leaves(c) * sizeof *c->digests);
+}
+
+void kp_keep_left(const struct kp_ctx *ctx, struct kp_chunk *c) { remember(ctx, c); }
+
+void kp_keep_cleaned(const struct kp_ctx *ctx, struct kp_chunk *c) {
+    remember(ctx, c);
+    kp_keep_arrived(c, true);
 }
 
 void kp_keep_arrived(struct kp_chunk *c, bool keep) {

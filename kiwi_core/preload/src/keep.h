@@ -15,6 +15,7 @@ bool kp_keep_any_changed(const struct kp_ctx *ctx, const struct kp_chunk *c);
 CUresult kp_keep_verify(struct kp_lane *lane, struct kp_flight f, int64_t until_ns);
 
 void kp_keep_left(const struct kp_ctx *ctx, struct kp_chunk *c);  /* out: its copy is what was hashed */
+void kp_keep_cleaned(const struct kp_ctx *ctx, struct kp_chunk *c); /* in, and its copy is what was hashed */
 void kp_keep_arrived(struct kp_chunk *c, bool keep);             /* in: keeps the copy, or gives it back */
 void kp_keep_drop(struct kp_chunk *c, bool give); /* the copy is no longer worth anything */
 

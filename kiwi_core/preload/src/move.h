@@ -23,6 +23,10 @@ void kp_move_out(int64_t until_ns, struct kp_outcome *outcome);
 /* Refused: no-room, driver: nothing is in that was not, and it can be tried again.  Lost: the context
  * is broken. */
 void kp_move_in(int64_t until_ns, struct kp_outcome *outcome);
+/* Closed and settled, as for a way out, but what is owned stays in the GPU: copies about so many bytes
+ * that the next way out would have to copy, and remembers where it was.  True: there is more to look at.
+ * Refused: no-host-memory, driver. */
+bool kp_move_clean(uint64_t most_bytes, int64_t until_ns, struct kp_outcome *outcome);
 /* Gives back the host copies that are kept of what is in the GPU.  The pager thread only. */
 void kp_move_forget(void);
 /* Since the start: bytes copied out, bytes whose kept copy was still right, leaves compared byte by

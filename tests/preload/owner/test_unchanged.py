@@ -116,3 +116,54 @@ def test_keeping_can_be_switched_off(program):
     p.do("until(lambda: arena()['pinned'], 'nothing was pinned'); swap(); swap(); same(a)")
     assert p.get("books()['kept']") == 0
     assert p.get("moved()['copied']") == 12 * MIB
+
+
+# ---- cleaning in the background ------------------------------------------------------------
+
+
+@pytest.fixture
+def idle(program):
+    """A program whose memory was never out."""
+    p = program(KIWI_VERIFY="1")
+    p.do("prepare(); held = [make(size, size) for size in (100, 8 * MIB, 20 * MIB)]")
+    p.do("until_hashing()")
+    return p
+
+
+def test_what_was_cleaned_while_idle_is_not_copied_on_the_way_out(idle):
+    owned = idle.get("books()['owned']")
+    assert idle.get("clean()") == owned
+    assert idle.get("clean()") == 0
+    assert idle.get("books()['kept']") == owned
+    idle.do("same(*held); check()")
+    got = copied_by(idle, "swap(); same(*held)")
+    assert (got["copied"], got["skipped"]) == (0, owned)
+
+
+def test_cleaning_goes_on_where_it_stopped(idle):
+    owned = idle.get("books()['owned']")
+    slices, more = [], True
+    while more:
+        got, more = idle.get("clean_slice(3 * MIB)")
+        assert got <= 4 * MIB
+        slices.append(got)
+        assert len(slices) <= owned // LEAF
+        idle.do("check()")
+    assert sum(slices) == owned
+    assert copied_by(idle, "swap(); same(*held)")["copied"] == 0
+
+
+def test_only_what_changed_since_is_cleaned_again(idle):
+    idle.do("clean(); write(held[2], 1, 7 * MIB, 1)")
+    assert copied_by(idle, "clean()")["copied"] == LEAF
+    assert copied_by(idle, "write(held[0], 4); swap(); same(*held)")["copied"] == LEAF
+
+
+def test_cleaning_that_fails_changes_nothing(idle):
+    idle.do("fault('copy_out', 3)")
+    assert idle.get("clean()") == -1
+    idle.do("same(*held); check()")
+    idle.do("library.kiwi_preload_test_forget(); write(held[1], 9)")
+    idle.do("library.kiwi_preload_test_arena(1, ctypes.c_uint64(10 * MIB))")
+    assert idle.get("clean()") == -1  # the limit of host memory
+    idle.do("same(*held); check(); prepare(); clean(); swap(); same(*held); check()")
