@@ -66,7 +66,7 @@ class Odd:
         self.environment = before | preload.environment(library, before)
         shared = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1")
         compile_c("odd_driver.c", directory / "libcuda.so.1", *shared)
-        for name in ("odd", "gate"):
+        for name in ("odd", "gate", "race"):
             compile_c(f"{name}.c", directory / name)
 
 

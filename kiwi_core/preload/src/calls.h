@@ -40,6 +40,9 @@ extern struct kp_symbol kp_symbols[];  /* grouped by call */
 extern const struct kp_call kp_calls[]; /* in the order of names */
 extern struct kp_slot_ kp_spares[], kp_wides[];
 
+static inline void *kp_symbol_real(struct kp_symbol *symbol) {
+    return __atomic_load_n(&symbol->real, __ATOMIC_RELAXED);
+}
 static inline bool kp_call_gated(const struct kp_call *call) { return call->kind <= KP_CALL_INSPECT; }
 
 /* NULL: none of that name. The second strips version and default-stream suffix. */
@@ -66,7 +69,7 @@ void kp_wrapped_foreign(int count);
     if (__builtin_expect(!real, 0)) {                                                                \
         W failed = kp_no_such_call(&slot);                                                           \
         if (failed) return failed;                                                                   \
-        real = slot;                                                                                 \
+        real = __atomic_load_n(&slot, __ATOMIC_RELAXED);                                             \
     }                                                                                                \
     bool entered = kp_gate_enter();                                                                  \
     W result = ((T##n)real)(P##n);                                                                   \

@@ -16,7 +16,6 @@
 
 struct kp_real kp_real;
 static struct link_map *driver; /* written once, when everything is filled */
-static struct link_map *self;
 
 bool kp_real_ready(void) { return __atomic_load_n(&driver, __ATOMIC_ACQUIRE) != NULL; }
 
@@ -62,9 +61,9 @@ static bool adopt(struct link_map *map) {
     void *handle = dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
     if (!handle || !kp_system_dlsym(handle, "cuInit")) return false;
     fill(handle);
+    kp_driver_used();
     if (!__atomic_compare_exchange_n(&driver, &known, map, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return only(known, map);
-    kp_driver_used();
     kp_note("libcuda is %s", map->l_name);
     return true;
 }
@@ -82,8 +81,10 @@ bool kp_of_driver(const void *address) {
 }
 
 bool kp_in_this_library(const void *address) {
-    if (!self) self = library_of(&self);
-    return self && library_of(address) == self;
+    static struct link_map *self;
+    struct link_map *us = __atomic_load_n(&self, __ATOMIC_ACQUIRE);
+    if (!us) __atomic_store_n(&self, us = library_of(&self), __ATOMIC_RELEASE);
+    return us && library_of(address) == us;
 }
 
 bool kp_driver_find(void) {

@@ -111,8 +111,8 @@ EARLY static bool maybe_driver(const char *name) {
 static void *instead_of(void *ours, const char *name, void *caller) {
     if (!kp_driver_find()) return kp_system_dlsym(RTLD_NEXT, name);
     if (!kp_of_driver(caller) && !kp_disabled()) return ours;
-    const struct kp_symbol *symbol = kp_symbol_named(name);
-    return symbol ? symbol->real : kp_system_dlsym(RTLD_NEXT, name);
+    struct kp_symbol *symbol = kp_symbol_named(name);
+    return symbol ? kp_symbol_real(symbol) : kp_system_dlsym(RTLD_NEXT, name);
 }
 
 EARLY struct answer kp_look_up(void *handle, const char *name, void *caller) {

@@ -90,7 +90,7 @@ static __attribute__((noinline)) struct seat *find_seat(void) {
         found = &gate.seat[i];
     }
     self.seat = found;
-    if (found != &gate.standing && seats_come_back) pthread_setspecific(leaving, found);
+    if (found != &gate.standing && GET(seats_come_back)) pthread_setspecific(leaving, found);
     return found;
 }
 
@@ -254,7 +254,7 @@ void kp_gate_captures(int more) {
 /* ---- its life --------------------------------------------------------------------------------------- */
 
 void kp_gate_prepare(void) {
-    seats_come_back = !pthread_key_create(&leaving, give_back);
+    __atomic_store_n(&seats_come_back, !pthread_key_create(&leaving, give_back), __ATOMIC_SEQ_CST);
     if (syscall(SYS_membarrier, MEMBARRIER_REGISTER_EXPEDITED, 0, 0) == 0)
         __atomic_fetch_and(&gate.state, ~SLOW, __ATOMIC_SEQ_CST);
 }

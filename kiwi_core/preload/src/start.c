@@ -90,8 +90,8 @@ CUresult kp_missing(void) {
 }
 
 void *kp_real_of(int symbol) {
-    void *real = __atomic_load_n(&kp_symbols[symbol].real, __ATOMIC_RELAXED);
-    if (__builtin_expect(!real, 0) && kp_driver_find()) real = kp_symbols[symbol].real;
+    void *real = kp_symbol_real(&kp_symbols[symbol]);
+    if (__builtin_expect(!real, 0) && kp_driver_find()) real = kp_symbol_real(&kp_symbols[symbol]);
     return real;
 }
 

@@ -131,7 +131,7 @@ void *kp_wrapper_of_call(const char *name, void *real, int version, uint64_t fla
         struct kp_symbol *symbol = &kp_symbols[call->first + i];
         /* A driver whose own table goes through its exported names has met ours. */
         if (symbol->wrapper && real == symbol->wrapper) return real;
-        if (symbol->wrapper && symbol->real == real) return symbol->wrapper;
+        if (symbol->wrapper && kp_symbol_real(symbol) == real) return symbol->wrapper;
         wanted |= symbol->since != 0;
     }
     if (!wanted) return real;

@@ -107,6 +107,12 @@ def test_what_is_newer_than_the_library_is_noted(odd, tmp_path):
     )
 
 
+def test_many_threads_are_the_first(odd):
+    for _ in range(5):
+        done = run(odd.directory / "race", environment=odd.environment)
+        assert (done.returncode, done.stdout) == (0, "passed 800\n"), done.stderr
+
+
 WHICH = """
 import ctypes, sys
 kiwi = ctypes.CDLL(None)

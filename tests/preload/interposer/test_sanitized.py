@@ -53,6 +53,8 @@ def test_no_sanitizer_complains(world, tmp_path, sanitizers):
     for scenario in SCENARIOS[sanitizers]:
         done = run(odd.directory / "gate", scenario, environment=environment)
         assert (done.returncode, done.stdout) == (0, "ok\n"), (scenario, done.stderr[-6000:])
+    done = run(odd.directory / "race", environment=environment)
+    assert (done.returncode, done.stdout) == (0, "passed 800\n"), done.stderr[-6000:]
     done = run(odd.directory / "odd", environment=environment)
     assert done.returncode == 0, done.stderr[-6000:]
     assert "new-form kiwi right 1\n" in done.stdout
