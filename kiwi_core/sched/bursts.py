@@ -62,10 +62,16 @@ def stopped(st: State, session: Session) -> None:
     session.queued_ns = st.now_ns
     session.turn_id = st.history.begin()
     session.suspensions += 1
+    needs.burst_stopped(session)
 
 
 def to_rest(st: State, session: Session) -> None:
     """Out of the queue or the lease, however far it got: it wants nothing any more."""
+    _rest(st, session)
+    st.refresh(session)
+
+
+def _rest(st: State, session: Session) -> None:
     if session.want is Want.RUNNING:
         stop_holding(st, session)
         st.runs_no_more(session)
@@ -86,7 +92,6 @@ def to_rest(st: State, session: Session) -> None:
     session.blocked = None
     session.blocked_detail = ""
     st.idle.pop(session.id, None)  # used just now: goes to the end of the idle ones
-    st.refresh(session)
 
 
 def _stop_waiting(st: State, session: Session) -> None:
@@ -99,10 +104,11 @@ def _stop_waiting(st: State, session: Session) -> None:
 def end(st: State, session: Session, why: str) -> None:
     """The burst is over, whether it ran, or was stopped, or had not begun."""
     begun = session.want is Want.RUNNING or session.mid_burst
-    to_rest(st, session)
+    _rest(st, session)
     if begun:
         needs.burst_ended(session, st.total_bytes)
-        st.refresh(session)
+    st.refresh(session)
+    if begun:
         st.tell(session, "burst {} ended ({})", session.burst, why)
     else:
         st.tell(session, "burst {} left the queue ({})", session.burst, why)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.units import MIB
+from kiwi_core.units import MIB, NS_PER_S
 
 if TYPE_CHECKING:
     from kiwi_core.sched.session import Session
@@ -30,13 +30,17 @@ but never more than a tenth of the GPU."""
 QUIET_BURSTS: Final = 3
 """Bursts without growth after which even a small session is believed to stay small."""
 
+BELIEVED_NS: Final = 30 * NS_PER_S
+"""GPU time in one burst after which what it has held in it is believed, too. A training's first
+burst may go on for hours: until its end it would count as one that needs the whole GPU."""
+
 NOISE_SHARE: Final = 64
 """Growth by less than this part of the GPU is allocators rounding, not a new phase."""
 
 
 def unknown(session: Session, total_bytes: int) -> bool:
-    small = session.peak_bytes <= _small_bytes(total_bytes)
-    return small and session.quiet_bursts < QUIET_BURSTS
+    lively = session.quiet_bursts < QUIET_BURSTS
+    return lively and session.peak_bytes <= _small_bytes(total_bytes)
 
 
 def need_bytes(session: Session, total_bytes: int) -> int:
@@ -69,11 +73,17 @@ def burst_began(session: Session) -> None:
     session.busy = None
 
 
+def burst_stopped(session: Session) -> None:
+    """In its middle; its quantum is counted."""
+    if session.attained_ns >= BELIEVED_NS:
+        session.peak_bytes = max(session.peak_bytes, session.burst_peak_bytes)
+
+
 def burst_ended(session: Session, total_bytes: int) -> None:
     """Learn from the burst that is over."""
     session.bursts_ended += 1
     session.durations_ns.append(session.attained_ns)
-    session.earlier_peak_bytes = session.peak_bytes
+    session.earlier_peak_bytes = max(session.peaks_bytes, default=0)
     session.peaks_bytes.append(session.burst_peak_bytes)
     session.quiet_bursts += 1
     _learn(session, total_bytes)

@@ -152,9 +152,9 @@ class Session:
     peaks_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=PEAKS_KEPT))
     """Of its last bursts."""
     peak_bytes: int = 0
-    """The largest of ``peaks_bytes``."""
+    """The largest of ``peaks_bytes``; and of this burst, once that has gone on for long."""
     earlier_peak_bytes: int = 0
-    """``peak_bytes`` as it was before the last burst."""
+    """The largest of ``peaks_bytes`` as they were before the last burst."""
     growth_bytes: int = 0
     """What the last burst grew by beyond that."""
     quiet_bursts: int = 0

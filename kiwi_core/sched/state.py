@@ -124,6 +124,7 @@ class State:
         self.departed: Final[deque[tuple[SessionId, Account]]] = deque(maxlen=DEPARTED_KEPT)
         """The final sums of those that were forgotten, until somebody takes them."""
         self.ignored_events = 0
+        self.policy.adopt(self)
 
     # --- the books ------------------------------------------------------------------------------
 
@@ -187,7 +188,8 @@ class State:
             self.waiting_in[session.id] = session
         elif self.waiting_in:
             self.waiting_in.pop(session.id, None)
-        if session.op is None and is_astray(session):
+        held_or_stopped = session.home is Home.HELD or session.mid_burst
+        if held_or_stopped and is_astray(session):
             self.astray[session.id] = session
         elif self.astray:
             self.astray.pop(session.id, None)
@@ -242,7 +244,7 @@ class State:
         """Runners, and those being stopped that may still run. One whose stopping hangs is not
         counted: nobody shall wait for it."""
         holders = len(self.runners)
-        for session in self.ops.values():
+        for session in self.ops.values() if self.ops else ():
             op = session.op
             if op is not None and op.stops_runner and not op.overdue:
                 holders += 1
@@ -257,6 +259,14 @@ class State:
         if self.active_need_bytes + self.margin_bytes + self.outside_bytes <= self.total_bytes:
             return 0
         return self.speed.round_trip_ns(session.footprint_bytes)
+
+    def moving_ns(self, session: Session) -> int:
+        """The same, whether or not anything has to move just now."""
+        return self.speed.round_trip_ns(session.footprint_bytes)
+
+    def fit_together(self, one: Session, other: Session) -> bool:
+        """Is there room for both, if everybody else goes out?"""
+        return one.need_bytes + other.need_bytes + self.margin_bytes <= self.capacity_bytes
 
     def quantum_ns(self, session: Session) -> int:
         return self.policy.quantum_ns(self, session)

@@ -31,7 +31,7 @@ def admit(st: State) -> None:
     """Bring in whoever's turn it is; strictly in the policy's order, except that a waiter that is
     blocked by something that is wrong does not hold up the others."""
     first = next(iter(st.chosen.values() or st.policy.order(st)))
-    if _advance(st, first) is Step.GO_ON:
+    if _advance(st, first) is Step.GO_ON and st.queue:
         _admit_others(st, first)
     if st.chosen:
         for waiter in tuple(st.chosen.values()):
@@ -71,6 +71,9 @@ def _advance(st: State, waiter: Session) -> Step:
         return Step.GO_ON
     others = st.holders + _coming_in(st, beside=waiter)
     if not waiter.leaving and not st.policy.may_join(waiter, others, st.serialised):
+        if _comes_ahead(st, waiter):
+            _unblock(waiter)
+            return Step.WAIT
         return _await_turn(st, waiter)
     state, found = room.make_room(st, waiter, alone=not others)
     if state is Room.READY:
@@ -106,14 +109,39 @@ def _bring_in(st: State, waiter: Session) -> Step:
         st.chosen[waiter.id] = waiter
         orders.resume(st, waiter, "its turn")
         return behind
-    # One restore at a time: each is checked against free memory, which another one is eating up;
-    # and the bus is the bottleneck anyway.
-    # And none before memory has been read once: nobody knows what programs outside hold.
-    if not st.observed or any(_restoring(session) for session in st.ops.values()):
+    if not _may_restore(st):
         return Step.WAIT
     st.chosen[waiter.id] = waiter
     orders.page_in(st, waiter, "leaves Kiwi" if waiter.leaving else "its turn")
     return behind
+
+
+def _comes_ahead(st: State, waiter: Session) -> bool:
+    """Its turn has not come, but its memory comes in (or room for it is made) beside the runners,
+    so that the GPU does not idle meanwhile. Not in mid-burst: its program would go on at once."""
+    if waiter.home is not Home.OUT or waiter.mid_burst or not st.runners:
+        return False
+    need_bytes = waiter.need_bytes + sum(runner.need_bytes for runner in st.runners.values())
+    if need_bytes + st.margin_bytes > st.capacity_bytes:
+        return False
+    if st.holders > len(st.runners) or not _may_restore(st):
+        return False
+    turn_ns = max(st.policy.stop_at_ns(st, runner, waiter) for runner in st.runners.values())
+    begin_ns = turn_ns - st.policy.ahead_ns(st, waiter)
+    if begin_ns > st.now_ns:
+        st.wake_at(begin_ns)
+        return False
+    state, _ = room.make_room(st, waiter, alone=False)
+    if state is Room.READY:
+        orders.page_in(st, waiter, "its turn is next")
+    return state is not Room.SHORT
+
+
+def _may_restore(st: State) -> bool:
+    """One restore at a time: each is checked against free memory, which another one is eating up;
+    and the bus is the bottleneck anyway. And none before memory has been read once: nobody knows
+    what programs outside hold."""
+    return st.observed and not any(_restoring(session) for session in st.ops.values())
 
 
 def _restoring(session: Session) -> bool:
@@ -161,8 +189,8 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
         return Notice.BLOCKED_REFUSED, runner.problem_detail
     early = st.now_ns < runner.granted_ns + st.quantum_ns(runner)
     cause = f"{waiter.id} goes first" if early else f"its quantum ended and {waiter.id} waits"
-    growth_bytes = sum(r.counted_claim_bytes - r.resident_bytes for r in st.runners.values())
-    free_bytes = st.free_bytes + growth_bytes + waiter.counted_claim_bytes
+    free_bytes = st.free_bytes + room.coming_bytes(st) + _growth_bytes(st)
+    free_bytes += waiter.counted_claim_bytes
     short_bytes = room.wanted_bytes(st, waiter) - free_bytes
     found = room.survey(st, short_bytes, beside=waiter)
     if found.gain_bytes >= short_bytes:
@@ -175,6 +203,13 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
         return room.blocked_by(st, waiter, Survey(over_budget=runner))
     orders.stop(st, runner, Doing.PAGING_OUT, cause)
     return None
+
+
+def _growth_bytes(st: State) -> int:
+    """What is reserved for the growth of those that run or are being held: free once they are."""
+    held = (s for s in st.ops.values() if s.op is not None and s.op.doing is Doing.SUSPENDING)
+    growing = chain(st.runners.values(), held)
+    return sum(session.counted_claim_bytes - session.resident_bytes for session in growing)
 
 
 def shelter(st: State) -> None:
@@ -221,5 +256,6 @@ def _block(st: State, waiter: Session, notice: Notice, detail: str) -> None:
 
 
 def _unblock(waiter: Session) -> None:
-    waiter.blocked = None
-    waiter.blocked_detail = ""
+    if waiter.blocked is not None:
+        waiter.blocked = None
+        waiter.blocked_detail = ""

@@ -16,6 +16,7 @@ from kiwi_core.config import DEFAULTS
 from kiwi_core.sched import actions as act
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.policy import names
+from kiwi_core.sched.policy.api import Terms
 from kiwi_core.sched.replay import JournalEntry, JournalHeader
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.sched.session import Home
@@ -318,15 +319,12 @@ class Simulation:
         if not self.plan.calm or self.mode is AntiThrash.OFF:
             return None
         swap_ns = 2 * (TOTAL_BYTES * NS_PER_S // BYTES_PER_S) + 4 * FIXED_NS
-        if self.plan.policy == "round-robin":  # number ahead × (quantum + swap)
-            st = self.scheduler._st
-            ahead = len(st.queue) + st.holders + len(st.chosen) + 1
-            quantum_ns = max(self.longest_tq_ns, int(CONFIG.swap_floor_factor * swap_ns))
-            return ahead * (quantum_ns + swap_ns + 2 * JITTER_NS)
-        tq_ns, others = self.longest_tq_ns, self.plan.sessions - 1
-        old_ns = max(4 * tq_ns, 3 * others * (tq_ns + swap_ns))
-        turn_ns = max(tq_ns * 2 // 3, swap_ns) + swap_ns + 2 * JITTER_NS
-        return old_ns + self.plan.sessions * turn_ns
+        st = self.scheduler._st
+        others = self.plan.sessions - 1
+        if self.plan.policy == "round-robin":  # only those ahead count
+            others = len(st.queue) + st.holders + len(st.chosen) + 1
+        terms = Terms(self.longest_tq_ns, CONFIG.min_run_ns, CONFIG.swap_floor_factor)
+        return st.policy.bound_ns(terms, others, swap_ns + 2 * JITTER_NS)
 
     def _withdraw(self, proc: Proc) -> None:
         if proc.phase == "waiting":

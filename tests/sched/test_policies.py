@@ -12,7 +12,7 @@ from kiwi_core.sched import events as ev
 from kiwi_core.sched import usage
 from kiwi_core.sched.actions import Grant
 from kiwi_core.sched.policy import check_name, names, registry
-from kiwi_core.sched.policy.api import Policy
+from kiwi_core.sched.policy.api import Policy, Terms
 from kiwi_core.sched.replay import JournalHeader, Replay, decode_line, encode_line
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.sched.session import Session
@@ -89,6 +89,7 @@ def test_a_policy_is_added_by_registering_it(monkeypatch: pytest.MonkeyPatch) ->
             return reversed(scene.queue.values())
 
     assert names() == ("round-robin", "interactive", "last-first")
+    assert LastFirst().bound_ns(Terms(NS_PER_S, 0, 1.0), 3, NS_PER_S) is None
     world = World("gpu 10 policy=last-first")
     world.do(0, "memory outside=0; a joins; b joins; c joins")
     world.do(1, "a asks 1; b asks 1; c asks 1")
@@ -148,6 +149,19 @@ def test_equals_take_turns_and_who_has_had_more_is_last() -> None:
     assert world.scheduler.next_deadline_ns() == 36 * NS_PER_S
     assert granted(play(world, 36, "time")) == ["a"]
     assert world.scheduler.next_deadline_ns() == 71 * NS_PER_S  # when it has had 45 s
+
+
+def test_turns_are_short_where_nothing_has_to_move() -> None:
+    """A and B are in the GPU, but C, who waits, too, does not fit beside them."""
+    world = World("gpu 10 tq=30 policy=interactive")
+    world.do(0, "memory outside=0; a joins; b joins; c joins paged-out 4")
+    world.do(1, "a asks 1; memory a=4; a ends 1; a asks 2; a ends 2; b asks 1")
+    world.do(2, "#1 out 4 1s; memory b=4; b ends 1; b asks 2; b ends 2; a asks 3")
+    world.do(3, "#2 in 4 1s; a ends 3")
+    assert granted(world.do(4, "a asks 4; c asks 1; b asks 3")) == ["a"]
+    assert world.scheduler.next_deadline_ns() == 7 * NS_PER_S  # a tenth of TQ
+    assert granted(play(world, 7, "time")) == ["b"]
+    assert granted(play(world, 10, "time")) == ["a"]
 
 
 def test_the_old_goes_first_and_is_protected() -> None:

@@ -67,6 +67,14 @@ class Scene(Protocol):
         """What stopping ``session`` costs: its way out and back in; 0 where nothing has to move."""
         ...
 
+    def moving_ns(self, session: Session) -> int:
+        """Its way out and back in, whether or not anything has to move."""
+        ...
+
+    def fit_together(self, one: Session, other: Session) -> bool:
+        """Is there room for what both need, if everybody else goes out?"""
+        ...
+
     @property
     def typical_swap_ns(self) -> int:
         """The same for one of the mean size of those that want the GPU."""
@@ -80,6 +88,12 @@ class Policy:
     """As it is written in ``--policy``."""
     summary: ClassVar[str]
     """What it does, in a few words for people."""
+
+    def bound_ns(self, terms: Terms, others: int, swap_ns: int) -> int | None:  # noqa: ARG002
+        """The longest that anybody waits with so many ``others`` that wait or hold, where a swap
+        (out and in) takes at most ``swap_ns``: what the policy promises while nothing is broken
+        and all are of one class. ``None``: it promises nothing. For tests and benchmarks."""
+        return None
 
     # --- decisions ------------------------------------------------------------------------------
 
@@ -115,6 +129,12 @@ class Policy:
         recently used first, ``waiters`` the one that has waited longest. Unless overridden: idle
         ones, then waiters from the tail, who need their memory last."""
         return chain(idle, reversed(waiters))
+
+    def ahead_ns(self, scene: Scene, waiter: Session) -> int:
+        """How long before its turn the memory of ``waiter``, who is first in order, may be brought
+        in beside the runners, where there is room for all of them. Unless overridden: as long as
+        that takes, and something of its size to go out."""
+        return scene.moving_ns(waiter)
 
     def reorders_at_ns(self, scene: Scene) -> int | None:  # noqa: ARG002
         """When ``order`` changes if nothing happens but time; ``None``: it does not."""

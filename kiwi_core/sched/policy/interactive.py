@@ -7,7 +7,11 @@ session joins the queue. Quanta are TQ/2, 3/2 TQ and 3 TQ: a long burst pays for
 
 *Making way.* A runner makes way for a waiter of a lower level as soon as it has run for TQ/4, but
 never before it has run as long as the swap costs (swap guard). Otherwise it has its quantum, and
-goes on after it as long as it would be served before the waiter again anyhow.
+goes on after it as long as it would be served before the waiter again anyhow. Where the waiter's
+memory is in the GPU nothing has to move: TQ/10 will do, also between two of the first level.
+
+*Meanwhile.* The memory of a short cell comes in beside the runner as soon as it is next. Where
+nobody runs and that takes long, one whose memory is in, and that leaves room, computes meanwhile.
 
 *Ageing.* Who has waited for max(4 TQ, 3 × others × (TQ + swap)), others being those that wait or
 hold, goes first, and then keeps the GPU for at least 2/3 TQ. That grows with the crowd: a fixed
@@ -36,7 +40,7 @@ from bisect import bisect_right
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched.policy.api import Policy
+from kiwi_core.sched.policy.api import Policy, Terms
 from kiwi_core.sched.policy.registry import register
 
 if TYPE_CHECKING:
@@ -56,6 +60,14 @@ QUANTA_TQ: Final = (0.5, 1.5, 3.0)
 
 GUARD_TQ: Final = 0.25
 """What a runner has in any case. A fifteenth cost 8 to 10 % of the total time under overload."""
+
+IN_PLACE_TQ: Final = 0.1
+"""The same, and the quantum towards others on the first level, where the waiter's memory is in the
+GPU: then nothing moves, and short turns cost next to nothing."""
+
+WORTH_TQ: Final = 0.125
+"""From this round trip on somebody else computes while memory comes in. For less it is not worth
+what that one is left in any case."""
 
 PATIENCE_TQ: Final = 4.0
 PATIENCE_FACTOR: Final = 3
@@ -84,10 +96,29 @@ class Interactive(Policy):
         """The queue by level, each in order of arrival."""
         self._sharing: dict[SessionId, Session] = {}
         """Those of the queue whose class has a share."""
+        self._set_times(Terms(0, 0, 0.0))
+
+    def _set_times(self, terms: Terms) -> None:
+        """The constants above in nanoseconds. They are looked at in each settle pass."""
+        tq_ns = terms.tq_ns
+        self._quanta_ns = [round(quantum * tq_ns) for quantum in QUANTA_TQ]
+        self._levels_ns = [round(level * tq_ns) for level in LEVELS_TQ]
+        self._guard_ns = round(GUARD_TQ * tq_ns)
+        least_ns = min(tq_ns, terms.min_run_ns)
+        self._in_place_ns = max(round(IN_PLACE_TQ * tq_ns), least_ns)
+        self._patience_ns = round(PATIENCE_TQ * tq_ns)
+        self._protected_ns = round(PROTECTED_TQ * tq_ns)
+
+    def bound_ns(self, terms: Terms, others: int, swap_ns: int) -> int:
+        tq_ns = terms.tq_ns
+        old_ns = max(PATIENCE_TQ * tq_ns, PATIENCE_FACTOR * others * (tq_ns + swap_ns))
+        turn_ns = max(PROTECTED_TQ * tq_ns, terms.swap_floor_factor * swap_ns) + swap_ns
+        return round(old_ns + (others + 1) * turn_ns)
 
     # --- the queue ------------------------------------------------------------------------------
 
     def adopt(self, scene: Scene) -> None:
+        self._set_times(scene.terms)
         self._lanes = [{} for _ in range(LAST + 1)]
         self._sharing = {}
         super().adopt(scene)
@@ -101,19 +132,17 @@ class Interactive(Policy):
 
     def left(self, scene: Scene, session: Session) -> None:
         if self._is_old(scene, session) or (session.share and self._is_owed(scene, session)):
-            protected_ns = round(PROTECTED_TQ * scene.terms.tq_ns)
-            session.protected_until_ns = scene.now_ns + protected_ns
+            session.protected_until_ns = scene.now_ns + self._protected_ns
         del self._lanes[session.level][session.id]
         self._sharing.pop(session.id, None)
 
     def _level(self, scene: Scene, session: Session) -> int:
         if session.leaving:
             return LAST  # it only wants its memory back, not to compute
-        tq_ns, run_ns = scene.terms.tq_ns, session.run_ns(scene.now_ns)
         if self._favoured_too_much(scene, session):
             return LAST
-        attained_tq = (session.attained_ns + run_ns) / session.weight / tq_ns
-        return bisect_right(LEVELS_TQ, attained_tq)
+        attained_ns = session.attained_ns + session.run_ns(scene.now_ns)
+        return bisect_right(self._levels_ns, attained_ns / session.weight)
 
     def _favoured_too_much(self, scene: Scene, session: Session) -> bool:
         if not session.favoured:
@@ -122,27 +151,24 @@ class Interactive(Policy):
         slack_ns = FAIR_SLACK_TQ * scene.terms.tq_ns
         return scene.usage.favoured_ns(session, scene.now_ns) > fair_ns + slack_ns
 
-    def favoured_ns(self, scene: Scene, session: Session, had_ns: int) -> int:
+    def favoured_ns(self, scene: Scene, session: Session, had_ns: int) -> int:  # noqa: ARG002
         """All that it has before it is on the last level; nothing while it is put there for having
         been favoured too much."""
         if session.level == LAST:
             return 0
-        until_last_ns = round(LEVELS_TQ[-1] * scene.terms.tq_ns * session.weight)
+        until_last_ns = round(self._levels_ns[-1] * session.weight)
         return max(0, min(had_ns, until_last_ns - session.attained_ns))
 
     # --- ageing and shares ----------------------------------------------------------------------
 
-    def _patience_ns(self, scene: Scene, waiter: Session) -> int:
-        tq_ns = scene.terms.tq_ns
-        turns_ns = tq_ns * (scene.usage.weight - waiter.weight)
-        swaps_ns = scene.typical_swap_ns * (scene.active - 1)
-        return max(round(PATIENCE_TQ * tq_ns), round(PATIENCE_FACTOR * (turns_ns + swaps_ns)))
-
     def _old_at_ns(self, scene: Scene, waiter: Session) -> int:
-        return waiter.queued_ns + self._patience_ns(scene, waiter)
+        turns_ns = scene.terms.tq_ns * (scene.usage.weight - waiter.weight)
+        swaps_ns = scene.typical_swap_ns * (scene.active - 1)
+        patience_ns = round(PATIENCE_FACTOR * (turns_ns + swaps_ns))
+        return waiter.queued_ns + max(self._patience_ns, patience_ns)
 
     def _is_old(self, scene: Scene, waiter: Session) -> bool:
-        if scene.now_ns - waiter.queued_ns < PATIENCE_TQ * scene.terms.tq_ns:
+        if scene.now_ns - waiter.queued_ns < self._patience_ns:
             return False  # most of the time, and quickly said
         return scene.now_ns >= self._old_at_ns(scene, waiter)
 
@@ -152,8 +178,7 @@ class Interactive(Policy):
             return NEVER_NS
         sharing = len(self._sharing) + sum(bool(r.share) for r in scene.runners.values())
         share = min(waiter.share, SHARES_MAX / max(1, sharing))
-        turn_ns = PROTECTED_TQ * scene.terms.tq_ns
-        return waiter.asked_ns + round((waiter.attained_ns + turn_ns) / share)
+        return waiter.asked_ns + round((waiter.attained_ns + self._protected_ns) / share)
 
     def _is_owed(self, scene: Scene, waiter: Session) -> bool:
         return scene.now_ns >= self._owed_at_ns(scene, waiter)
@@ -161,7 +186,8 @@ class Interactive(Policy):
     def _first(self, scene: Scene) -> list[Session]:
         """Who goes before all levels: those that are owed, then the oldest, if it is old. What is
         blocked is tried, but does not stand in the way of the next one."""
-        first = [waiter for waiter in self._sharing.values() if self._is_owed(scene, waiter)]
+        sharing = self._sharing.values()
+        first = [waiter for waiter in sharing if self._is_owed(scene, waiter)] if sharing else []
         for waiter in scene.queue.values():
             if not self._is_old(scene, waiter):
                 break
@@ -173,9 +199,30 @@ class Interactive(Policy):
     # --- decisions ------------------------------------------------------------------------------
 
     def order(self, scene: Scene) -> Iterable[Session]:
+        if len(scene.queue) == 1:
+            return scene.queue.values()
         everybody = self._by_level(scene)
         first = self._first(scene)
+        if not first and scene.waiting_in and not scene.runners:
+            next_one = next(everybody)
+            meanwhile = self._meanwhile(scene, next_one)
+            if meanwhile is None:
+                return chain((next_one,), everybody)
+            first = [meanwhile, next_one]
         return _each_once(chain(first, everybody)) if first else everybody
+
+    def _meanwhile(self, scene: Scene, next_one: Session) -> Session | None:
+        """Who computes while the memory of ``next_one`` is brought in beside it."""
+        if next_one.id in scene.waiting_in or next_one.mid_burst or next_one.level == LAST:
+            return None
+        if scene.moving_ns(next_one) < WORTH_TQ * scene.terms.tq_ns:
+            return None
+        beside = [
+            waiter
+            for waiter in scene.waiting_in.values()
+            if waiter.op is None and not waiter.leaving and scene.fit_together(waiter, next_one)
+        ]
+        return min(beside, key=_level_first, default=None)
 
     def _by_level(self, scene: Scene) -> Iterator[Session]:
         here = sorted(scene.waiting_in.values(), key=_queued_ns) if scene.waiting_in else ()
@@ -195,31 +242,42 @@ class Interactive(Policy):
         return min((at for at in at_ns if at > scene.now_ns), default=None)
 
     def quantum_ns(self, scene: Scene, session: Session) -> int:
-        quantum_ns = round(QUANTA_TQ[session.level] * scene.terms.tq_ns * session.weight)
+        quantum_ns = self._quanta_ns[session.level]
+        if session.weight != 1.0:
+            quantum_ns = round(quantum_ns * session.weight)
         return max(quantum_ns, self.floor_ns(scene, session))
 
     def stop_at_ns(self, scene: Scene, runner: Session, waiter: Session) -> int:
-        tq_ns, began_ns = scene.terms.tq_ns, runner.granted_ns
-        guard_ns = max(round(GUARD_TQ * tq_ns), self.floor_ns(scene, runner))
+        began_ns, in_place = runner.granted_ns, waiter.id in scene.waiting_in
+        guard_ns = self._in_place_ns  # where nothing would have to move
+        if not in_place:
+            guard_ns = max(self._guard_ns, self.floor_ns(scene, runner))
         least_ns = max(began_ns + guard_ns, runner.protected_until_ns)
-        if self._is_old(scene, waiter) or self._is_owed(scene, waiter):
+        if self._is_old(scene, waiter) or (waiter.share and self._is_owed(scene, waiter)):
+            return least_ns
+        if runner.level > waiter.level:
             return least_ns
         # By then it would be queued behind the waiter: on a higher level, or on the same one.
-        above_ns = self._reaches_at_ns(scene, runner, waiter.level + 1)
-        same_ns = max(
-            self._reaches_at_ns(scene, runner, waiter.level),
-            began_ns + self.quantum_ns(scene, runner),
-        )
+        above_ns = self._reaches_at_ns(runner, waiter.level + 1)
+        short = in_place and not waiter.level
+        quantum_ns = guard_ns if short else self.quantum_ns(scene, runner)
+        same_ns = max(self._reaches_at_ns(runner, waiter.level), began_ns + quantum_ns)
         return max(least_ns, min(above_ns, same_ns))
 
-    def _reaches_at_ns(self, scene: Scene, runner: Session, level: int) -> int:
+    def ahead_ns(self, scene: Scene, waiter: Session) -> int:
+        """At any time for a short one: the turn of somebody else with a short cell may end now."""
+        return NEVER_NS if waiter.level < LAST else super().ahead_ns(scene, waiter)
+
+    def _reaches_at_ns(self, runner: Session, level: int) -> int:
         """When ``runner`` will have had so much that it is on ``level``."""
         if runner.level >= level:
             return runner.granted_ns
         if level > LAST:
             return NEVER_NS
-        had_ns = LEVELS_TQ[level - 1] * scene.terms.tq_ns * runner.weight
-        return runner.granted_ns + max(0, round(had_ns) - runner.attained_ns)
+        had_ns = self._levels_ns[level - 1]
+        if runner.weight != 1.0:
+            had_ns = round(had_ns * runner.weight)
+        return runner.granted_ns + max(0, had_ns - runner.attained_ns)
 
     def victims(self, idle: Iterable[Session], waiters: Sequence[Session]) -> Iterator[Session]:
         yield from idle
@@ -237,6 +295,10 @@ class Interactive(Policy):
 
 def _last_first(session: Session) -> tuple[int, int]:
     return -session.level, -session.queued_ns
+
+
+def _level_first(session: Session) -> tuple[int, int]:
+    return session.level, session.queued_ns
 
 
 def _queued_ns(session: Session) -> int:

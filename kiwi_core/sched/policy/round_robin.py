@@ -8,11 +8,20 @@ classes only the weight counts: a quantum is max(TQ × weight, floor). Shares fo
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kiwi_core.sched.policy.api import Policy
 from kiwi_core.sched.policy.registry import register
+
+if TYPE_CHECKING:
+    from kiwi_core.sched.policy.api import Terms
 
 
 @register
 class RoundRobin(Policy):
     name = "round-robin"
     summary = "first come, first served, a time quantum each"
+
+    def bound_ns(self, terms: Terms, others: int, swap_ns: int) -> int:
+        quantum_ns = max(terms.tq_ns, round(terms.swap_floor_factor * swap_ns))
+        return others * (quantum_ns + swap_ns)
