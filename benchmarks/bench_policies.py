@@ -5,8 +5,9 @@
 Five mixes (docs/simulate.md) at 5, 25 and 50 GB/s, pooled over held-out seeds: none of them was
 used to choose a policy's constants (those are 0 to 9). For each: the 95th percentile of the waits
 of short cells (less than 30 s of GPU), the total time for the same work, and the longest wait, all
-as ratios to round robin's. And what somebody gains who chops their work into cells of 8 s while
-seven others run long ones: GPU time over their fair share, while all of them want the GPU.
+as ratios to round robin's. The longest wait under each policy over the bound that the policy
+states. And what somebody gains who chops their work into cells of 8 s while seven others run long
+ones: GPU time over their fair share, while all of them want the GPU.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from common import arguments, report, table, target
 
+from kiwi_core.config import DEFAULTS
+from kiwi_core.sched.policy import make
+from kiwi_core.sched.policy.api import Terms
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.fleet import Plan, Work, run
 from kiwi_core.simulate.measure import summarise
-from kiwi_core.simulate.mixes import MIXES
+from kiwi_core.simulate.mixes import MIXES, generate
 from kiwi_core.simulate.model import GB, Machine, Setup
 from kiwi_core.simulate.policies import NAMES
 from kiwi_core.simulate.trace import Cell, SessionTrace, Trace
@@ -35,6 +39,7 @@ SPEEDS = (5.0, 25.0, 50.0)
 
 TOTAL_LIMITS = {5.0: 1.0, 25.0: 1.03, 50.0: 1.03}
 CHOPPER_LIMIT = 1.2
+BOUND_LIMIT = 2.0
 CHOPS_S, LONG_S, OTHERS = 8.0, 600.0, 7
 
 
@@ -62,6 +67,60 @@ def summaries(seeds: int, hours: float, jobs: int) -> dict[tuple[str, float, str
 def _progress(share: float) -> None:
     if sys.stderr.isatty():
         print(f"\rsimulated: {share:4.0%}", end="\n" if share >= 1 else "", file=sys.stderr)
+
+
+# --- nobody starves -----------------------------------------------------------------------------
+
+
+def bounds_s(seeds: int, hours: float) -> dict[tuple[str, float, str], float]:
+    """What each policy promises: all the others want the GPU, too, and the largest of them all has
+    to move each time, at the slowest that the noise makes it."""
+    found = {}
+    for mix in MIXES:
+        traces = [
+            generate(mix, hours=hours, seed=FIRST_SEED + n, total_bytes=Machine().total_bytes)
+            for n in range(seeds)
+        ]
+        cells = (cell for trace in traces for one in trace.sessions for cell in one.cells)
+        largest_bytes = max(cell.peak_bytes for cell in cells)
+        for gbps in SPEEDS:
+            swap_ns = _swap_ns(machine(gbps), largest_bytes)
+            for policy in NAMES:
+                terms = Terms(DEFAULTS.tq_ns, DEFAULTS.min_run_ns, DEFAULTS.swap_floor_factor)
+                bound_ns = make(policy).bound_ns(terms, MIXES[mix].sessions - 1, swap_ns)
+                if bound_ns is not None:
+                    found[mix, gbps, policy] = ns_to_seconds(bound_ns)
+    return found
+
+
+def _swap_ns(where: Machine, size_bytes: int) -> int:
+    slowest = 1.0 - where.noise
+    ways = (where.out_bytes_per_s, where.in_bytes_per_s)
+    return sum(int(size_bytes * NS_PER_S / (speed * slowest)) + where.swap_fixed_ns
+               for speed in ways)  # fmt: skip
+
+
+def starving(
+    found: dict[tuple[str, float, str], Summary], bounds: dict[tuple[str, float, str], float]
+) -> tuple[list[list[object]], list[dict[str, Any]]]:
+    """Each policy by itself: the longest wait of anybody over its bound."""
+    rows: list[list[object]] = []
+    targets = []
+    for mix in MIXES:
+        for gbps in SPEEDS:
+            row: list[object] = [f"{mix}, {gbps:g} GB/s"]
+            for policy in NAMES:
+                key = mix, gbps, policy
+                longest_s = found[key].all.wait_s.max
+                if key in bounds:
+                    ratio = longest_s / bounds[key]
+                    row += [longest_s, bounds[key], ratio]
+                    what = f"{policy}, {mix}, {gbps:g} GB/s: longest wait over the bound"
+                    targets.append(target(what, ratio, BOUND_LIMIT))
+                else:
+                    row += [longest_s, "none", "-"]
+            rows.append(row)
+    return rows, targets
 
 
 # --- somebody who chops ------------------------------------------------------------------------
@@ -142,6 +201,11 @@ def main() -> None:
             print(f"\n{policy} against {BASE} TQ 30 s, {seeds} seeds of {hours:g} h")
             table(HEAD, rows)
             targets += judged
+    bounds = bounds_s(seeds, hours)
+    rows, judged = starving(found, bounds)
+    print("\nthe longest wait and the bound that the policy states, seconds")
+    table(["", *(f"{p}{what}" for p in NAMES for what in ("", ", bound", ", ratio"))], rows)
+    targets += judged
     gains = {
         policy: {gbps: choppers_gain(policy, gbps, min(seeds, 3), hours / 4) for gbps in SPEEDS}
         for policy in NAMES
@@ -163,7 +227,8 @@ def main() -> None:
             {
                 "mix": mix, "gbps": gbps, "policy": policy, "cells": one.cells,
                 "short_wait_p50_s": one.short.wait_s.p50, "short_wait_p95_s": one.short.wait_s.p95,
-                "longest_wait_s": one.all.wait_s.max, "total_s": one.total_s,
+                "longest_wait_s": one.all.wait_s.max, "bound_s": bounds.get((mix, gbps, policy)),
+                "total_s": one.total_s,
                 "useful_share": one.useful_share, "swaps": one.swaps, "jain": one.jain,
             }
             for (mix, gbps, policy), one in found.items()
