@@ -62,6 +62,7 @@ struct kp_ctx { /* a context that owns memory, or did work we must wait for */
     CUcontext handle;
     CUdevice device;
     bool primary, going; /* going: it is being destroyed */
+    bool owns;           /* memory was allocated in it; else only its work is waited for */
     unsigned users;      /* threads of ours that need it alive */
     CUstream stream;     /* the pager's; made on first use */
     bool hash_tried;     /* the arena's thread only */
@@ -106,7 +107,8 @@ bool kp_ctx_hold(struct kp_ctx *c);  /* kp_table_mu held: it will not be destroy
 void kp_ctx_let_go(struct kp_ctx *c);
 void kp_ctx_let_go_locked(struct kp_ctx *c); /* kp_table_mu held */
 struct kp_ctx *kp_ctx_hold_any(void); /* NULL: there is none */
-size_t kp_ctx_hold_all(struct kp_ctx ***list); /* free() the list after letting go of each */
+/* All, or those that own memory; free() the list after letting go of each. */
+size_t kp_ctx_hold_all(struct kp_ctx ***list, bool owners);
 CUresult kp_ctx_push(struct kp_ctx *c);        /* current, and in relaxed capture mode */
 void kp_ctx_pop(struct kp_ctx *c);
 CUresult kp_ctx_synchronize(struct kp_ctx *c);

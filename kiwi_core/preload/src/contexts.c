@@ -27,10 +27,10 @@ static struct kp_ctx *find(CUcontext handle) {
 /* NULL: no memory, or it is being destroyed. */
 struct kp_ctx *kp_ctx_of(CUcontext handle, CUdevice device) {
     pthread_mutex_lock(&kp_table_mu);
-    struct kp_ctx *c = find(handle), *fresh = NULL;
+    struct kp_ctx *c = find(handle);
     if (!c) {
         pthread_mutex_unlock(&kp_table_mu);
-        fresh = calloc(1, sizeof *fresh);
+        struct kp_ctx *fresh = calloc(1, sizeof *fresh);
         if (!fresh) return NULL;
         *fresh = (struct kp_ctx){.handle = handle, .device = device, .primary = is_primary(handle, device)};
         pthread_mutex_lock(&kp_table_mu);
@@ -41,13 +41,10 @@ struct kp_ctx *kp_ctx_of(CUcontext handle, CUdevice device) {
             contexts = c;
         } else {
             free(fresh);
-            fresh = NULL;
         }
     }
-    bool new = fresh != NULL;
     if (!kp_ctx_hold(c)) c = NULL;
     pthread_mutex_unlock(&kp_table_mu);
-    if (new) kp_arena_wake();
     return c;
 }
 
@@ -67,17 +64,22 @@ void kp_ctx_let_go(struct kp_ctx *c) {
     pthread_mutex_unlock(&kp_table_mu);
 }
 
-size_t kp_ctx_hold_all(struct kp_ctx ***list) {
+size_t kp_ctx_hold_all(struct kp_ctx ***list, bool owners) {
     size_t n = 0;
     pthread_mutex_lock(&kp_table_mu);
     for (struct kp_ctx *c = contexts; c; c = c->next) n++;
     *list = n ? calloc(n, sizeof **list) : NULL;
     n = 0;
     for (struct kp_ctx *c = contexts; c && *list; c = c->next) {
-        if (kp_ctx_hold(c)) (*list)[n++] = c;
+        if ((!owners || __atomic_load_n(&c->owns, __ATOMIC_ACQUIRE)) && kp_ctx_hold(c)) (*list)[n++] = c;
     }
     pthread_mutex_unlock(&kp_table_mu);
     return n;
+}
+
+void kp_own_context_seen(CUcontext handle, CUdevice device) {
+    struct kp_ctx *c = kp_forked ? NULL : kp_ctx_of(handle, device);
+    if (c) kp_ctx_let_go(c);
 }
 
 struct kp_ctx *kp_ctx_hold_any(void) {

@@ -47,7 +47,7 @@ bool kp_hash_ready(const struct kp_ctx *ctx) { return __atomic_load_n(&ctx->hash
 
 bool kp_hash_ready_everywhere(void) {
     struct kp_ctx **list;
-    size_t n = kp_ctx_hold_all(&list);
+    size_t n = kp_ctx_hold_all(&list, true);
     bool ready = n > 0;
     for (size_t i = 0; i < n; i++) {
         ready = ready && kp_hash_ready(list[i]);

@@ -5,8 +5,11 @@
 /* cuCtxCreate leaves the new context current. */
 static CUresult created(CUresult result) {
     CUdevice device;
-    if (result == CUDA_SUCCESS && kp_real.cuCtxGetDevice && kp_real.cuCtxGetDevice(&device) == CUDA_SUCCESS)
-        kp_context_seen(device);
+    CUcontext context;
+    if (result != CUDA_SUCCESS || !kp_real.cuCtxGetDevice || !kp_real.cuCtxGetCurrent) return result;
+    if (kp_real.cuCtxGetDevice(&device) != CUDA_SUCCESS) return result;
+    kp_context_seen(device);
+    if (kp_owning() && kp_real.cuCtxGetCurrent(&context) == CUDA_SUCCESS) kp_own_context_seen(context, device);
     return result;
 }
 
@@ -44,7 +47,9 @@ KP_API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     DRIVER(cuDevicePrimaryCtxRetain);
     CUresult result;
     GATED(result, real(context, device));
-    if (result == CUDA_SUCCESS) kp_context_seen(device);
+    if (result != CUDA_SUCCESS) return result;
+    kp_context_seen(device);
+    if (kp_owning()) kp_own_context_seen(*context, device);
     return result;
 }
 

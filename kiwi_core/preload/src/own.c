@@ -59,7 +59,9 @@ static struct kp_ctx *current(CUdevice *device) {
     }
     kp_own_start(*device);
     if (!kp_gpu.usable || *device != kp_gpu.device) return NULL;
-    return kp_ctx_of(handle, *device);
+    struct kp_ctx *c = kp_ctx_of(handle, *device);
+    if (c && !__atomic_exchange_n(&c->owns, true, __ATOMIC_ACQ_REL)) kp_arena_wake();
+    return c;
 }
 
 static CUdeviceptr from_partial(struct kp_ctx *ctx, int slot_class, size_t bytes) {

@@ -28,6 +28,7 @@ CUresult kp_own_mem_info(size_t *free_bytes, size_t *total_bytes); /* cuMemGetIn
 CUresult kp_own_ipc_handle(CUipcMemHandle *handle, CUdeviceptr p); /* owned memory: NOT_SUPPORTED */
 /* Contexts that end take their memory with them.  These do not pass the gate; they wait for a pager
  * that is at work. */
+void kp_own_context_seen(CUcontext ctx, CUdevice device); /* made or retained: its work is waited for */
 CUresult kp_own_context_destroy(CUcontext ctx);   /* cuCtxDestroy_v2 */
 CUresult kp_own_primary_release(CUdevice device); /* cuDevicePrimaryCtxRelease_v2 */
 CUresult kp_own_primary_reset(CUdevice device);   /* cuDevicePrimaryCtxReset_v2 */

@@ -88,7 +88,7 @@ static void free_one(struct kp_piece *p) { /* kp_arena_mu held */
 
 static void prepare_hashes(void) { /* slow: outside kp_arena_mu */
     struct kp_ctx **list;
-    size_t n = kp_ctx_hold_all(&list);
+    size_t n = kp_ctx_hold_all(&list, true);
     for (size_t i = 0; i < n; i++) {
         kp_hash_prepare(list[i]);
         kp_ctx_let_go(list[i]);

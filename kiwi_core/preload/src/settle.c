@@ -25,7 +25,7 @@ static CUresult result;
 static CUresult synchronise_all(void) {
     struct kp_ctx **list;
     CUresult rc = CUDA_SUCCESS;
-    size_t n = kp_ctx_hold_all(&list);
+    size_t n = kp_ctx_hold_all(&list, false);
     for (size_t i = 0; i < n; i++) {
         CUresult one = kp_ctx_synchronize(list[i]);
         if (rc == CUDA_SUCCESS) rc = one;
