@@ -11,10 +11,13 @@ from daemon import Daemon, running_daemon
 from kernels import running_kernel
 from leftovers import nothing_left
 from notebooks import Notebook
+from pagers import BOTH, CHECKPOINT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from pagers import PagerUnderTest
 
 
 @pytest.fixture(autouse=True)
@@ -31,12 +34,27 @@ def stack(private_tmp: Path) -> Iterator[ExitStack]:
         yield stack
 
 
+@pytest.fixture(scope="module", params=BOTH, ids=str)
+def pager(request: pytest.FixtureRequest) -> PagerUnderTest:
+    """Whoever asks for it runs twice: beside its daemon everything is moved by the driver's
+    checkpoint, then by the library that is preloaded.
+
+    Asked for where memory moves, the GPU is asked for, or something dies. Not: what users are told
+    when the driver fails or hangs (it is the driver's), policies and how long waits are (the
+    scheduler's), kernels that other tools start (nothing is preloaded into them).
+    """
+    found: PagerUnderTest = request.param
+    return found
+
+
 @pytest.fixture
-def make_daemon(stack: ExitStack) -> Callable[..., Daemon]:
+def make_daemon(stack: ExitStack, request: pytest.FixtureRequest) -> Callable[..., Daemon]:
     """``make_daemon("1x256MiB", "--tq", "1")``: a running ``kiwi daemon``."""
+    asked = "pager" in request.fixturenames
+    pager = request.getfixturevalue("pager") if asked else CHECKPOINT
 
     def make(sizes: str = "1x256MiB", *args: str, **env: str) -> Daemon:
-        return stack.enter_context(running_daemon(sizes, *args, env=env))
+        return stack.enter_context(running_daemon(sizes, *args, env=env, pager=pager))
 
     return make
 

@@ -96,6 +96,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.usefixtures("pager")
 @pytest.mark.timeout(240)
 def test_cells_in_contention_do_what_they_do_without_kiwi(
     make_daemon: Callable[..., Daemon],

@@ -9,10 +9,9 @@ import gpu_cells
 import pytest
 from checks import unharmed
 from leftovers import nothing_left
-from notebooks import CHECKPOINTED, assert_books_agree
+from notebooks import assert_books_agree
 from two_notebooks import STATES, Arena
 
-from kiwi_core import emulator
 from kiwi_core.sched.events import MemoryObserved, SessionJoined
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from daemon import Daemon
     from kernels import Cell
     from notebooks import Notebook
+    from pagers import PagerUnderTest
 
 pytestmark = pytest.mark.e2e
 
@@ -36,8 +36,8 @@ def private_tmp() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def arena() -> Iterator[Arena]:
-    arena = Arena()
+def arena(pager: PagerUnderTest) -> Iterator[Arena]:
+    arena = Arena(pager)
     try:
         yield arena
         arena.check()
@@ -80,11 +80,10 @@ def _only_waited(outputs: list[dict[str, object]]) -> bool:
     )
 
 
-RUNNING = 0
-"""The driver's number."""
 GRACE = "c.Kiwi.daemon_grace_s = 1.0"
 
 
+@pytest.mark.usefixtures("pager")
 def test_a_daemon_that_leaves_brings_back_whom_it_can(
     make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook]
 ) -> None:
@@ -104,7 +103,7 @@ def test_a_daemon_that_leaves_brings_back_whom_it_can(
     assert "session stays paged out; nothing is lost" in daemon.log()
     stop.touch()
     a.finish(a_cell)
-    assert driver_state(daemon, b) == CHECKPOINTED
+    assert b.is_out()
 
     # A goes on without Kiwi, and says so.
     again = daemon.directory / "again"
@@ -125,7 +124,7 @@ def test_a_daemon_that_leaves_brings_back_whom_it_can(
     # B is out and idle, and A's memory is free: B is brought back.
     a.check("check(cuda.cuMemFree(memory.address))")
     assert daemon.terminate() == 0
-    assert driver_state(daemon, b) == RUNNING
+    assert not b.is_out()
     cell = b.check(gpu_cells.INTACT)
     assert (cell.text, without_a_daemon(cell)) == ("INTACT\n", True), cell.outputs()
 
@@ -137,6 +136,7 @@ def test_a_daemon_that_leaves_brings_back_whom_it_can(
     unharmed(daemon)
 
 
+@pytest.mark.usefixtures("pager")
 def test_one_that_stays_out_is_told(
     make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook]
 ) -> None:
@@ -170,12 +170,6 @@ def set_tq(daemon: Daemon, tq_s: float) -> None:
         client.set(tq_s=tq_s)
     finally:
         client.close()
-
-
-def driver_state(daemon: Daemon, notebook: Notebook) -> int:
-    process = emulator.books(daemon.state_path).process(notebook.pid)
-    assert process is not None
-    return process.state
 
 
 def without_a_daemon(cell: Cell) -> bool:

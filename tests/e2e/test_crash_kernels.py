@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from notebooks import Notebook
+    from pagers import PagerUnderTest
 
 pytestmark = pytest.mark.e2e
 
@@ -38,8 +39,8 @@ def private_tmp() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def arena() -> Iterator[Arena]:
-    arena = Arena()
+def arena(pager: PagerUnderTest) -> Iterator[Arena]:
+    arena = Arena(pager)
     try:
         yield arena
         arena.check()

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from checks import unharmed
-from notebooks import CHECKPOINTED, assert_books_agree
-
-from kiwi_core import emulator
+from notebooks import assert_books_agree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +38,7 @@ def frozen_loop(stop):
 """On plain ``ctypes``: ``cuda.bindings`` let the lock go in each call."""
 
 
+@pytest.mark.usefixtures("pager")
 def test_a_frozen_kernel_comes_back(
     make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook]
 ) -> None:
@@ -116,9 +115,7 @@ def set_tq(daemon: Daemon, tq_s: float) -> None:
 
 def stands_still(a: Notebook) -> None:
     """Not one of its threads gets anywhere: it uses no CPU, and its memory is out."""
-    process = emulator.books(a.daemon.state_path).process(a.pid)
-    assert process is not None
-    assert process.state == CHECKPOINTED
+    assert a.is_out()
     before_s = cpu_s(a.pid)
     time.sleep(0.5)
     assert cpu_s(a.pid) - before_s < 0.05

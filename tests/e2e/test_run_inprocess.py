@@ -8,13 +8,16 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from daemon import Daemon, running_daemon, wait_until
-from leftovers import nothing_left
 
 from kiwi_core.states import MovedBy, SessionState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
+    from contextlib import ExitStack
+
+    from daemon import Daemon
+
+    from kiwi_core.wire.messages import GpuStatus, SessionStatus
 
 pytestmark = pytest.mark.e2e
 
@@ -64,38 +67,44 @@ class Program:
         return self.process.stdout.readline().strip()
 
     @property
-    def session(self):  # type: ignore[no-untyped-def]
+    def session(self) -> SessionStatus:
         return next(s for s in self.daemon.status().sessions if s.name == self.name)
 
-    def rests(self) -> bool:
-        """It does not hold the GPU, though it lives."""
-        return self.session.pager is MovedBy.INPROCESS and self.session.state not in (
-            SessionState.RUNNING,
-            SessionState.WAITING,
-        )
+    def wait_rests(self) -> None:
+        """Until it does not hold the GPU, though it lives."""
+
+        def rests(status: GpuStatus) -> bool:
+            (session,) = (s for s in status.sessions if s.name == self.name)
+            busy = (SessionState.RUNNING, SessionState.WAITING)
+            return session.pager is MovedBy.INPROCESS and session.state not in busy
+
+        self.daemon.wait_for(rests, f"{self.name} rests")
 
     def end(self) -> int:
         self.process.communicate(timeout=60)
         return self.process.returncode
 
-
-@pytest.fixture
-def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    with nothing_left(monkeypatch), running_daemon("1x256MiB", "--tq", "600") as daemon:
-        yield daemon
+    def kill(self) -> None:
+        with self.process:
+            self.process.kill()
 
 
-def test_two_programs_that_each_want_most_of_the_gpu(daemon: Daemon) -> None:
+def test_two_programs_that_each_want_most_of_the_gpu(
+    make_daemon: Callable[..., Daemon], stack: ExitStack
+) -> None:
     """Neither waits for the other's quantum, which is ten minutes; neither sees out-of-memory."""
+    daemon = make_daemon("1x256MiB", "--tq", "600")
     first = Program(daemon, "first")
+    stack.callback(first.kill)
     assert first.get("take(170)") == "None"
-    wait_until(first.rests, "the first one rests")
+    first.wait_rests()
     second = Program(daemon, "second")
+    stack.callback(second.kill)
     assert second.get("take(20)") == "None"
     for _ in range(10):  # up to 90 % of the GPU, in small steps
         assert second.get("take(20)") == "None"
     assert second.get("intact()") == "True"
-    wait_until(second.rests, "the second one rests")
+    second.wait_rests()
     assert first.session.paged_out_bytes > 0
     assert first.get("intact()") == "True"
     assert second.get("intact()") == "True"

@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 SEED = 20260
 
 
+@pytest.mark.usefixtures("pager")
 def test_notebooks_that_fit_run_in_parallel(
     make_daemon: Callable[..., Daemon],
     make_notebook: Callable[..., Notebook],
@@ -168,6 +169,7 @@ sys.exit(7)
 """
 
 
+@pytest.mark.usefixtures("pager")
 def test_a_program_shares_fairly_with_a_notebook(
     make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook], stack: ExitStack
 ) -> None:

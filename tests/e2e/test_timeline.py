@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 WAIT_WORDS = re.compile(
-    r"Waiting for the GPU: 1st in line(, A\.ipynb has it)?(, [^,]+)?(, about \d+[^,]*)?"
-    r"|[^,]+, about \d.*"
+    r"Waiting for the GPU: 1st in line(, A\.ipynb has it)?(, [^,]+)?"
+    r"(, (about |up to )?\d[^,]*|, any moment)?"
+    r"|[^,]+, ((about |up to )?\d.*|any moment)"
 )
 
 
+@pytest.mark.usefixtures("pager")
 def test_two_notebooks_take_turns_and_lose_no_byte(
     make_daemon: Callable[..., Daemon],
     make_notebook: Callable[..., Notebook],

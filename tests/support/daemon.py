@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+from pagers import CHECKPOINT, PagerUnderTest
 
 from kiwi_core import emulator
 from kiwi_core.client import Client
@@ -65,11 +66,13 @@ class Daemon:
     args: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
     extra_env: dict[str, str] = field(default_factory=dict)
+    pager: PagerUnderTest = CHECKPOINT
+    """What kernels and programs beside it are to be moved by."""
 
     @property
     def env(self) -> dict[str, str]:
         """What a kernel or program needs to find this daemon."""
-        return {"KIWI_SOCKET_DIR": str(self.directory)}
+        return {"KIWI_SOCKET_DIR": str(self.directory), **self.pager.env}
 
     @property
     def log_path(self) -> Path:
@@ -213,10 +216,13 @@ class Daemon:
 
 @contextmanager
 def running_daemon(
-    sizes: str = "1x256MiB", *args: str, env: dict[str, str] | None = None
+    sizes: str = "1x256MiB",
+    *args: str,
+    env: dict[str, str] | None = None,
+    pager: PagerUnderTest = CHECKPOINT,
 ) -> Iterator[Daemon]:
     directory = Path(tempfile.mkdtemp(prefix="kw-"))
-    daemon = Daemon(directory, sizes, args, extra_env=env or {})
+    daemon = Daemon(directory, sizes, args, extra_env=env or {}, pager=pager)
     try:
         daemon.start()
         yield daemon

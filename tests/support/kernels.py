@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import pagers
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import KernelManager
 
@@ -30,7 +31,8 @@ PATIENCE_S = 60.0
 KERNEL_PYTHON = os.environ.get("KIWI_TEST_KERNEL_PYTHON") or sys.executable
 
 _NOT_INHERITED = (
-    "KIWI_DISABLE", "KIWI_GPU", "KIWI_DAEMON_ARGS", "KIWI_RUN_SESSION", "JPY_SESSION_NAME",
+    "KIWI_DISABLE", "KIWI_GPU", "KIWI_PAGER", "KIWI_DAEMON_ARGS", "KIWI_RUN_SESSION",
+    "JPY_SESSION_NAME",
     "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "PYTHONSTARTUP", "XDG_RUNTIME_DIR",
 )  # fmt: skip
 
@@ -125,7 +127,7 @@ class Kernel:
 
     def __init__(self, directory: Path, env: Mapping[str, str], python: str) -> None:
         self.directory = directory
-        self.env = clean_environment(directory) | dict(env)
+        self.env = pagers.into(clean_environment(directory) | dict(env))
         self.manager = KernelManager(
             transport="ipc",
             ip=str(directory / "k"),

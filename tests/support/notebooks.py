@@ -8,6 +8,9 @@ import gpu_cells
 import psutil
 from daemon import wait_until
 from kernels import PATIENCE_S, Cell, Kernel
+from pagers import CHECKPOINTED, CONTEXT_BYTES
+
+from kiwi_core.states import MovedBy, SessionState
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -17,12 +20,6 @@ if TYPE_CHECKING:
 
     from kiwi_core.emulator import ProcessBooks
     from kiwi_core.wire.messages import SessionStatus
-
-CHECKPOINTED = 2
-"""The driver's number for a process whose memory is in system RAM."""
-
-CONTEXT_BYTES = 8 << 20
-"""What the emulated driver takes for a context."""
 
 
 class Notebook:
@@ -43,6 +40,12 @@ class Notebook:
         found = self.daemon.session(self.pid)
         assert found is not None, f"the daemon does not know notebook {self.name}"
         return found
+
+    def is_out(self) -> bool:
+        """Its memory, by the driver's own books."""
+        process = self.daemon.books().process(self.pid)
+        assert process is not None, f"the driver does not know notebook {self.name}"
+        return self.daemon.pager.is_out(process)
 
     @property
     def state(self) -> str:
@@ -121,7 +124,7 @@ def assert_books_agree(daemon: Daemon, timeout_s: float = 15.0) -> None:
     """The daemon's books say what the driver's own do, once nothing moves any more.
 
     In the GPU: every byte belongs to a session or to nobody that lives. Paged out: what the driver
-    has parked.
+    has parked; of sessions with a library also what that has, which nobody else knows.
     """
     seen = ""
 
@@ -135,6 +138,10 @@ def assert_books_agree(daemon: Daemon, timeout_s: float = 15.0) -> None:
             resident, out = theirs.get(root, (0, 0))
             held = process.device_bytes.get(0, 0) + process.context_bytes.get(0, 0)
             theirs[root] = (resident + held, out + _driver_wants_back(process))
+        for session in status.sessions:
+            if session.pager is not MovedBy.CHECKPOINT:
+                resident, out = theirs.get(session.pid, (0, 0))
+                theirs[session.pid] = (resident, out + _library_has(session, out))
         wrong = [
             f"process {pid}: daemon {ours.get(pid, (0, 0))}, driver {theirs.get(pid, (0, 0))}"
             for pid in ours.keys() | theirs.keys()
@@ -162,6 +169,13 @@ def _root_of(pid: int, roots: Container[int]) -> int:
     except psutil.NoSuchProcess:
         return pid
     return next((one for one in family if one in roots), pid)
+
+
+def _library_has(session: SessionStatus, driver_has_bytes: int) -> int:
+    """Nothing, of one that may compute."""
+    if session.state in (SessionState.IDLE, SessionState.RUNNING):
+        return 0
+    return max(0, session.paged_out_bytes - driver_has_bytes)
 
 
 def _driver_wants_back(process: ProcessBooks) -> int:

@@ -6,17 +6,18 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from pagers import RUNNING
+
 from kiwi_core.states import SessionState
 
 if TYPE_CHECKING:
     from daemon import Daemon
+    from pagers import PagerUnderTest
 
     from kiwi_core.emulator import Books
     from kiwi_core.wire.messages import GpuStatus
 
-RUNNING, LOCKED, CHECKPOINTED = 0, 1, 2
-"""The driver's numbers."""
-
+MUST_BE_KNOWN = frozenset({SessionState.PAGED_OUT, SessionState.SUSPENDED})
 QUEUED = frozenset({SessionState.WAITING, SessionState.SUSPENDED})
 
 
@@ -61,7 +62,7 @@ class TruthWatcher(threading.Thread):
                 if _moment(before) == _moment(after):
                     self.compared += 1
                     self.seen |= {session.state for session in after.sessions}
-                    self.lies += lies(after, books)
+                    self.lies += lies(after, books, self._daemon.pager)
                 before = after
                 time.sleep(0.02)
         except BaseException as error:  # noqa: BLE001 - told by the test's thread
@@ -74,21 +75,24 @@ def _moment(status: GpuStatus) -> object:
     ]
 
 
-def lies(status: GpuStatus, books: Books) -> list[str]:
+def lies(status: GpuStatus, books: Books, pager: PagerUnderTest) -> list[str]:
     """What ``status`` says that is not so, or contradicts itself."""
     found = []
     for session in status.sessions:
         process = books.process(session.pid)
-        state = process.state if process else RUNNING
+        if process is None:
+            if session.state in MUST_BE_KNOWN:
+                found.append(f"{session.name} is {session.state}, the driver does not know it")
+            continue
         out = session.paged_out_bytes > 0
         right = {
-            SessionState.RUNNING: state == RUNNING and not out,
-            SessionState.IDLE: state == RUNNING and not out,
-            SessionState.PAGED_OUT: state == CHECKPOINTED and out,
-            SessionState.SUSPENDED: state == (CHECKPOINTED if out else LOCKED),
+            SessionState.RUNNING: process.state == RUNNING and not out,
+            SessionState.IDLE: process.state == RUNNING and not out,
+            SessionState.PAGED_OUT: pager.is_out(process) and out,
+            SessionState.SUSPENDED: pager.is_out(process) if out else pager.is_held(process),
         }.get(session.state, True)
         if not right:
-            found.append(f"{session.name} is {session.state} (out: {out}), the driver says {state}")
+            found.append(f"{session.name} is {session.state} (out: {out}), driver: {process}")
     holders = {s.id for s in status.sessions if s.state is SessionState.RUNNING}
     stopping = {s.id for s in status.sessions if s.state is SessionState.PAGING_OUT}
     if not holders <= set(status.holders) <= holders | stopping:

@@ -24,6 +24,7 @@ from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
     from kernels import Cell
+    from pagers import PagerUnderTest
 
 MIB = 1 << 20
 GPU = "1x128MiB"
@@ -46,11 +47,11 @@ print("worked")
 
 
 class TwoNotebooks:
-    def __init__(self, *args: str) -> None:
+    def __init__(self, *args: str, pager: PagerUnderTest) -> None:
         self._stack = ExitStack()
         self._working: dict[Notebook, Cell] = {}
         try:
-            self.daemon: Daemon = self._stack.enter_context(running_daemon(GPU, *args))
+            self.daemon: Daemon = self._stack.enter_context(running_daemon(GPU, *args, pager=pager))
             self.a, self.b = self._notebook("A"), self._notebook("B")
         except BaseException:
             self._stack.close()
@@ -190,14 +191,15 @@ class TwoNotebooks:
 class Arena:
     """One pair for many tests; a fresh one after a test that failed. ``with arena as pair: …``"""
 
-    def __init__(self) -> None:
+    def __init__(self, pager: PagerUnderTest) -> None:
+        self._pager = pager
         self._pair: TwoNotebooks | None = None
         self._clean = False
 
     def __enter__(self) -> TwoNotebooks:
         if not self._clean:
             self.close()
-            self._pair = TwoNotebooks("--tq", "60")
+            self._pair = TwoNotebooks("--tq", "60", pager=self._pager)
         assert self._pair is not None
         self._clean = False
         self._pair.reset()
