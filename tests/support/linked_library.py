@@ -34,7 +34,9 @@ class Memory:
         self.address = ck(driver.cuMemAddressReserve(self.size, 0, 0, 0))
         self.handle: Any = None
         self.copy = bytearray()
-        self.back()
+        if not self.back():
+            ck(driver.cuMemAddressFree(self.address, self.size))
+            raise MemoryError
         for at in range(0, self.size, 1 << 20):
             word = ((seed << 16) + (at >> 20)).to_bytes(4, "little")
             length = min(1 << 20, self.size - at)
@@ -102,8 +104,16 @@ class Library:
     # --- the program ----------------------------------------------------------------------------
 
     def take(self, size: int, seed: int) -> None:
-        with self:
-            self.memories.append(Memory(size, seed))
+        """Asks for room as long as there is none, and some is promised."""
+        while True:
+            try:
+                with self:
+                    self.memories.append(Memory(size, seed))
+            except MemoryError:
+                if not self.want_room(size)["granted"]:
+                    raise
+            else:
+                break
         self.tell()
 
     def digest(self) -> str:
