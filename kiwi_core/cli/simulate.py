@@ -26,7 +26,7 @@ from kiwi_core.states import AntiThrash
 from kiwi_core.units import GIB, TIB, parse_size_bytes, seconds_to_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 DESCRIPTION = """\
 Runs the daemon's own scheduler on a virtual clock over a trace of work, and says how long cells
@@ -89,8 +89,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed", type=_whole(0, 2**32), default=0, metavar="N", help="(default: 0)"
     )
     parser.add_argument(
-        "--policy", nargs="+", choices=policies.NAMES, default=[policies.NAMES[0]], metavar="NAME",
-        help=f"one or more of: {', '.join(policies.NAMES)} (default: {policies.NAMES[0]})",
+        "--policy", nargs="+", choices=policies.NAMES, metavar="NAME",
+        help=f"one or more of: {', '.join(policies.NAMES)} (default: of a journal the one that was "
+        f"in force, and then all others; else {policies.NAMES[0]})",
     )  # fmt: skip
     parser.add_argument(
         "--tq", nargs="+", type=_number(0.1, 86400.0), metavar="S",
@@ -247,9 +248,16 @@ def _plans(args: argparse.Namespace, work: Work) -> list[Plan]:
             seed=args.seed,
             gpus=args.gpus,
         )
-        for policy in dict.fromkeys(args.policy)
+        for policy in dict.fromkeys(args.policy or _policies(recorded))
         for tq_s in dict.fromkeys(quanta_s)
     ]
+
+
+def _policies(recorded: Recorded | None) -> Sequence[str]:
+    """What really ran is what the others are compared with."""
+    if recorded is None or recorded.policy not in policies.NAMES:
+        return policies.NAMES[:1]
+    return (recorded.policy, *policies.NAMES)
 
 
 def _is_long(plans: list[Plan]) -> bool:

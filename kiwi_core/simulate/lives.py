@@ -84,9 +84,15 @@ class Life:
 
 
 def as_trace(
-    name: str, header: JournalHeader, lives: Sequence[Life], since_ns: int, moves: Moves
+    name: str,
+    header: JournalHeader,
+    policy: str,
+    lives: Sequence[Life],
+    since_ns: int,
+    moves: Moves,
 ) -> Trace:
-    """Of the cells that the lives still have; times count from ``since_ns`` on."""
+    """Of the cells that the lives still have; times count from ``since_ns`` on. ``policy`` is the
+    one that was in force."""
     sessions = tuple(
         SessionTrace(
             id=f"s{number}",
@@ -104,6 +110,7 @@ def as_trace(
         recorded=Recorded(
             tq_s=header.tq_ns / NS_PER_S,
             anti_thrash=header.anti_thrash.value,
+            policy=policy,
             host_budget_bytes=header.host_budget_bytes,
             out_gbps=_gbps(moves[ev.PagedOut]),
             in_gbps=_gbps(moves[ev.PagedIn]),

@@ -13,6 +13,7 @@ was over; one that still ran at the journal's end counts as far as it got.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.errors import CallerError
@@ -79,6 +80,10 @@ class _Reader:
         """Session, and whether it computed when the operation was ordered."""
         self._moves: dict[type, list[tuple[int, int]]] = {ev.PagedOut: [], ev.PagedIn: []}
         self._measures = Measures([])
+        self._policy = ""
+        """In force now."""
+        self._in_force_ns: Counter[str] = Counter()
+        """For how long each policy was, in the time that counts."""
 
     def header(self, header: JournalHeader) -> None:
         if self._first is None:
@@ -88,6 +93,7 @@ class _Reader:
         elif header.continued:
             return  # the same clock, the same scheduler
         self._header_s = header.wall_time_s
+        self._policy = header.policy
         self._clock_base_ns = None
         self._computing.clear()
         self._operations.clear()
@@ -126,7 +132,8 @@ class _Reader:
                 f"Nobody used the GPU in this journal{since}: there is nothing to simulate.",
                 "Give a journal of a time with work in it, or use --mix.",
             )
-        trace = as_trace(name, self._first, everybody, self._since_ns, self._moves)
+        policy = max(self._in_force_ns, key=self._in_force_ns.__getitem__, default=self._policy)
+        trace = as_trace(name, self._first, policy, everybody, self._since_ns, self._moves)
         fill_measures(self._measures, everybody, self._since_ns)
         return trace, self._measures
 
@@ -134,6 +141,7 @@ class _Reader:
 
     def _advance(self, now_ns: int) -> None:
         passed_ns = now_ns - self._now_ns
+        self._in_force_ns[self._policy] += max(0, now_ns - max(self._now_ns, self._since_ns))
         self._now_ns = now_ns
         if passed_ns and self._computing:
             speed = 1.0 / (1.0 + self._contention * (len(self._computing) - 1))
@@ -225,6 +233,9 @@ class _Reader:
             life.moving = False
         return life
 
+    def settings(self, event: ev.SettingsChanged) -> None:
+        self._policy = event.policy or self._policy
+
     # --- cells ----------------------------------------------------------------------------------
 
     def _open(self, life: Life, burst: int) -> None:
@@ -264,6 +275,7 @@ class _Reader:
 
 
 _HANDLERS: Final[dict[type, Callable[..., None]]] = {
+    ev.SettingsChanged: _Reader.settings,
     ev.SessionJoined: _Reader.joined,
     ev.SessionLost: _Reader.left,
     ev.SessionDetached: _Reader.left,

@@ -69,6 +69,8 @@ class Recorded(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     tq_s: float
     anti_thrash: str
+    policy: str = ""
+    """In force for most of the time; "": nobody knows."""
     host_budget_bytes: int
     out_gbps: float | None = None
     in_gbps: float | None = None

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.sched.replay import JournalEntry, JournalHeader, encode_line
+from kiwi_core.sched.events import SettingsChanged
+from kiwi_core.sched.replay import JournalEntry, JournalHeader, decode_line, encode_line
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.mixes import generate
 from kiwi_core.simulate.model import Machine, Setup
@@ -115,6 +116,23 @@ def test_what_was_stands_beside_what_would_have_been(kiwi: Kiwi, journal: Path) 
     assert told["real"]["cells"] == told["results"][0]["cells"]
     assert told["real"]["short"]["wait_s"]["max"] > 0
     assert json.loads(kiwi("simulate", "--hours", "0.1", "--json", "-").out)["real"] is None
+
+
+def test_of_a_journal_the_policy_that_was_in_force_comes_first(kiwi: Kiwi, journal: Path) -> None:
+    def simulated(*options: str) -> list[str]:
+        told = json.loads(kiwi("simulate", "--journal", str(journal), *options, "--json", "-").out)
+        return [one["policy"] for one in told["results"]]
+
+    assert simulated() == ["round-robin", "interactive"]
+    assert simulated("--policy", "interactive") == ["interactive"]
+    lines = journal.read_bytes().splitlines(keepends=True)
+    first = decode_line(lines[1])
+    assert isinstance(first, JournalEntry)
+    changed = JournalEntry(
+        now_ns=first.now_ns, event=SettingsChanged(policy="interactive"), actions=[]
+    )
+    journal.write_bytes(b"".join([lines[0], encode_line(changed), *lines[1:]]))
+    assert simulated() == ["interactive", "round-robin"]
 
 
 def test_a_journal_since_some_time(kiwi: Kiwi, journal: Path) -> None:
