@@ -25,7 +25,6 @@ SOURCES = (
         "hash.c",
         "hash_cpu.c",
         "keep.c",
-        "clean.c",
     ),
     *("fault.c", "gate.c"),
 )
