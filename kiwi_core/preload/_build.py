@@ -36,7 +36,7 @@ TARGETS = {"x86_64": "x86_64-linux-gnu.2.17", "aarch64": "aarch64-linux-gnu.2.17
 """Machine -> what ``zig cc`` calls it, with the oldest glibc that the library runs with."""
 COMPILE_TIMEOUT_S = 300.0
 """Zig compiles its own C library on its very first use; that alone can take a minute."""
-OLDEST_HEADER = 12_050
+OLDEST_HEADER = 12_060
 """CUDA_VERSION of the oldest header that has every type the sources name."""
 
 
@@ -154,7 +154,7 @@ def find_header() -> Path:
     if not found or max(found.values()) < OLDEST_HEADER:
         raise Unavailable(
             "The in-process pager is compiled against the CUDA driver's header, and there is no "
-            "cuda.h of CUDA 12.5 or newer here.",
+            "cuda.h of CUDA 12.6 or newer here.",
             "Install it, for example: pip install nvidia-cuda-runtime (or set CUDA_HOME).",
         )
     return max(found, key=lambda path: found[path])
