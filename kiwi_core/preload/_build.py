@@ -106,7 +106,7 @@ def build(
     """
     compiler = list(compiler or find_compiler())
     header = header or find_header()
-    flags = ["-O2", "-Wl,--strip-debug"] if sanitize is None else ["-O1", "-g", f"-fsanitize={sanitize}"]
+    flags = ["-O1", "-g", f"-fsanitize={sanitize}"] if sanitize else ["-O2", "-Wl,--strip-debug"]
     with tempfile.TemporaryDirectory(prefix="kiwi-preload-") as work:
         generated = Path(work)
         try:
