@@ -27,11 +27,18 @@ GRANTS: Final = 4
 """How many the copy sees granted. Four waiters and their swaps take about 15 events."""
 
 
+UNLUCKY: Final = 0.9
+"""Chance of lengths that are rather long: where less than ten earlier bursts were longer than what
+this one has had already, it does not end by itself."""
+
+
 @dataclass(frozen=True)
 class Futures:
     waits_ns: dict[SessionId, list[int]]
     """Until the lease (or, of one that leaves, until its memory is back). Those that are missing
     wait for something else than their turn."""
+    unlucky_ns: dict[SessionId, int]
+    """The same if all bursts are rather long; in a short queue only."""
     tail_ns: dict[SessionId, int]
     """Of those further down, how much more than the last one of ``waits_ns``."""
 
@@ -47,7 +54,8 @@ def futures(st: State, now_ns: int) -> Futures:
             run = Run(st, now_ns, (number + 0.5) / runs, spread=True)
             for id_, wait_ns in run.waits_ns(GRANTS).items():
                 found.setdefault(id_, []).append(wait_ns)
-    return Futures(found, _tail_ns(st, now_ns, found) if head == GRANTS else {})
+    unlucky = Run(st, now_ns, UNLUCKY, spread=False).waits_ns(GRANTS) if runs > 1 else {}
+    return Futures(found, unlucky, _tail_ns(st, now_ns, found) if head == GRANTS else {})
 
 
 def _tail_ns(st: State, now_ns: int, found: dict[SessionId, list[int]]) -> dict[SessionId, int]:

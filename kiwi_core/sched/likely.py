@@ -7,8 +7,7 @@ of the range. A range is at most so wide (``range_max_ns``), or it would say not
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kiwi_core.units import NS_PER_S
 
@@ -22,14 +21,14 @@ WIDTH_FACTOR: Final = 2.5
 WIDTH_NS: Final = 5 * NS_PER_S
 
 SURE: Final = 0.85
+SURE_CAREFUL: Final = 0.95
 """Of the futures, those that a range is to be right for, if that makes it not too wide."""
 
 CAREFUL: Final = 2
-"""Ranges are chosen with so much less tolerance where too few were right lately."""
+"""By so much less tolerance ranges are chosen where too few were right lately."""
 
 
-@dataclass(frozen=True, slots=True)
-class Likely:
+class Likely(NamedTuple):
     """How long from now on, in nanoseconds. All three the same: "about"."""
 
     low_ns: int
@@ -42,11 +41,10 @@ class Likely:
 
     def later(self, passed_ns: int) -> Likely:
         """The same, looked at so much later."""
-        return Likely(
-            max(0, self.low_ns - passed_ns),
-            max(0, self.expected_ns - passed_ns),
-            max(0, self.high_ns - passed_ns),
-        )
+        low_ns, expected_ns, high_ns = self
+        low_ns = low_ns - passed_ns if low_ns > passed_ns else 0
+        expected_ns = expected_ns - passed_ns if expected_ns > passed_ns else 0
+        return Likely(low_ns, expected_ns, high_ns - passed_ns if high_ns > passed_ns else 0)
 
     def times(self, factor: float) -> Likely:
         low_ns = round(self.low_ns * factor)
@@ -60,9 +58,7 @@ class Likely:
 
     def no_longer_than(self, shown: Likely) -> Likely:
         """Whatever is shorter of each."""
-        high_ns = min(self.high_ns, shown.high_ns)
-        expected_ns = min(self.expected_ns, shown.expected_ns)
-        return Likely(min(self.low_ns, shown.low_ns), expected_ns, high_ns)
+        return Likely(*map(min, self, shown))
 
 
 def tolerance_ns(took_ns: int) -> int:
@@ -82,7 +78,8 @@ def likely(futures_ns: Sequence[int], *, careful: bool = False) -> Likely:
     lows = [ns + tolerance_ns(ns) // part for ns in futures]
     """Up to which low end a range is right for each, and from which high end on."""
     highs = [ns - tolerance_ns(ns) // part for ns in futures]
-    enough = min(len(futures), int(SURE * len(futures)) + 1)
+    sure = SURE_CAREFUL if careful else SURE
+    enough = min(len(futures), int(sure * len(futures)) + 1)
     middle_ns = futures[len(futures) // 2]
     best = (0, 0, 0, 0, 0)
     for low_ns in futures:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kiwi_core.sched.futures import futures
 from kiwi_core.sched.likely import Likely, likely
@@ -52,17 +52,16 @@ _Kind = tuple[str, bool]
 """The policy, and whether it waits to go on: those are overtaken by who comes meanwhile."""
 
 
-@dataclass(frozen=True)
-class Told:
+class Told(NamedTuple):
     likely: Likely
     why: str
     """Why it takes longer than was told before; mostly ""."""
 
 
-@dataclass(frozen=True)
-class Standing:
-    """What figures may follow from, beside lengths."""
+class Standing(NamedTuple):
+    """What figures may follow from, beside lengths, at one look."""
 
+    now_ns: int
     ahead: int
     settings: tuple[object, ...]
     troubles: int
@@ -91,7 +90,10 @@ class Promise:
     def told(self, now_ns: int) -> Likely:
         return self.fresh.later(now_ns - self.looked_ns).no_longer_than(self.most)
 
-    def renew(self, fresh: Likely, standing: Standing, now_ns: int) -> None:
+    def renew(self, fresh: Likely, unlucky_ns: int, standing: Standing) -> None:
+        """What may well still be is not ruled out, however short the last figure was."""
+        fresh = fresh._replace(high_ns=max(fresh.high_ns, unlucky_ns))
+        now_ns = standing.now_ns
         self.most = self.told(now_ns)
         if not fresh.contradicts(self.most):
             self.longer_since_ns = None
@@ -132,7 +134,7 @@ class Record:
         """Of a wait of this kind."""
         known = len(self._ordered)
         if known < FACTORS:
-            return likely(futures_ns, careful=True)
+            return likely(futures_ns)
         count = min(FACTORS, POINTS // len(futures_ns))
         some = [self._ordered[(2 * n + 1) * known // (2 * count)] for n in range(count)]
         careful = sum(self._right) < GOOD * len(self._right)
@@ -179,7 +181,7 @@ class Outlook:
         troubles = sum(s.backoff_ns > 0 or s.stuck for s in st.sessions.values())
         last: Likely | None = None
         for place, waiter in enumerate(tuple(st.policy.order(st))):
-            standing = Standing(place, settings, troubles)
+            standing = Standing(now_ns, place, settings, troubles)
             found = ahead.waits_ns.get(waiter.id)
             if waiter.blocked is not None:
                 self._promises.pop(waiter.id, None)
@@ -187,26 +189,33 @@ class Outlook:
                 fresh = self._record(_kind(st, waiter)).likely(found)
                 if last is None or fresh.expected_ns > last.expected_ns:
                     last = fresh
-                self._tell(st, waiter, fresh, (min(found), max(found)), standing, now_ns)
+                unlucky_ns = ahead.unlucky_ns.get(waiter.id, 0)
+                ends_ns = min(found), max(found)
+                self._tell(st, waiter, fresh, ends_ns, unlucky_ns, standing)
             elif last is not None and waiter.id in ahead.tail_ns:
-                further = last.expected_ns + ahead.tail_ns[waiter.id]
-                fresh = last.times(further / max(1, last.expected_ns))
-                self._tell(st, waiter, fresh, (further, further), standing, now_ns)
+                further_ns = last.expected_ns + ahead.tail_ns[waiter.id]
+                fresh = last.times(further_ns / max(1, last.expected_ns))
+                self._tell(st, waiter, fresh, (further_ns, further_ns), 0, standing)
             else:
                 self._promises.pop(waiter.id, None)
 
     def _tell(
-        self, st: State, waiter: Session, fresh: Likely, ends_ns: tuple[int, int],
-        standing: Standing, now_ns: int,
-    ) -> None:  # fmt: skip
+        self,
+        st: State,
+        waiter: Session,
+        fresh: Likely,
+        ends_ns: tuple[int, int],
+        unlucky_ns: int,
+        standing: Standing,
+    ) -> None:
         promise = self._promises.get(waiter.id)
         if promise is not None:
-            promise.renew(fresh, standing, now_ns)
-        else:
-            self._promises[waiter.id] = Promise(
-                _kind(st, waiter), waiter.queued_ns, now_ns, fresh, *ends_ns, standing, fresh,
-                now_ns, fresh,
-            )  # fmt: skip
+            promise.renew(fresh, unlucky_ns, standing)
+            return
+        kind, now_ns = _kind(st, waiter), standing.now_ns
+        self._promises[waiter.id] = Promise(
+            kind, waiter.queued_ns, now_ns, fresh, *ends_ns, standing, fresh, now_ns, fresh
+        )
 
     # --- what came ------------------------------------------------------------------------------
 

@@ -12,11 +12,13 @@ from test_ahead import B, S, state, swap_s, two
 from world import World
 
 from kiwi_core.sched import outlook
-from kiwi_core.sched.futures import GRANTS
+from kiwi_core.sched.futures import GRANTS, Futures, futures
 from kiwi_core.sched.likely import Likely, likely, range_max_ns, tolerance_ns
 from kiwi_core.sched.outlook import COUNTED, FACTORS, KEPT_NS
 from kiwi_core.sched.policy import names
+from kiwi_core.sched.state import State
 from kiwi_core.sched.view import QueueView
+from kiwi_core.states import Notice
 from kiwi_core.units import SessionId
 
 
@@ -98,6 +100,15 @@ def test_one_who_computes_with_habits() -> None:
     assert low == expected == high == pytest.approx(4 + swap_s(world), abs=0.1)
 
 
+def test_what_may_still_be_is_not_ruled_out() -> None:
+    """The figure shown falls no further than the turn may still last, if that was told first."""
+    standing = outlook.Standing(0, 0, (), 0)
+    promise = outlook.Promise(("p", False), 0, 0, seconds(2, 9, 20), 1, 1, standing,
+                              seconds(2, 9, 20), 0, seconds(2, 9, 20))  # fmt: skip
+    promise.renew(seconds(1), 14 * S, standing._replace(now_ns=S))
+    assert promise.told(S) == seconds(1, 1, 14)
+
+
 def test_a_second_later_it_is_a_second_less() -> None:
     world = two()
     first, later = wait_s(look(world, 62)), wait_s(look(world, 63))
@@ -150,20 +161,20 @@ def test_others_who_go_first_are_the_reason() -> None:
 
 
 def test_a_move_that_goes_wrong_is_the_reason() -> None:
-    before = outlook.Standing(1, ("round-robin",), 0)
-    assert outlook._why(before, replace(before, troubles=1)) == "a move of memory went wrong"
+    before = outlook.Standing(0, 1, ("round-robin",), 0)
+    assert outlook._why(before, before._replace(troubles=1)) == "a move of memory went wrong"
 
 
 def test_what_contradicts_for_a_moment_only_is_not_told() -> None:
     shown = seconds(10)
-    standing = outlook.Standing(0, (), 0)
+    standing = outlook.Standing(0, 0, (), 0)
     promise = outlook.Promise(("p", False), 0, 0, shown, 1, 1, standing, shown, 0, shown)
-    promise.renew(seconds(40), standing, 1 * S)
-    promise.renew(seconds(9), standing, 1 * S)
-    promise.renew(seconds(40), standing, 2 * S)
+    promise.renew(seconds(40), 0, standing._replace(now_ns=1 * S))
+    promise.renew(seconds(9), 0, standing._replace(now_ns=1 * S))
+    promise.renew(seconds(40), 0, standing._replace(now_ns=2 * S))
     assert promise.told(2 * S) == seconds(8)
     assert promise.why == ""
-    promise.renew(seconds(40), standing, 3 * S)
+    promise.renew(seconds(40), 0, standing._replace(now_ns=3 * S))
     assert promise.told(3 * S) == seconds(40)
     assert promise.why
 
@@ -180,8 +191,6 @@ def test_who_is_blocked_is_told_nothing() -> None:
 def test_who_gets_blocked_is_told_nothing_any_more_not_even_from_the_look_before() -> None:
     world = two()
     assert look(world, 62).expected_wait_ns is not None
-    from kiwi_core.states import Notice
-
     state(world).queue[B].blocked = Notice.BLOCKED_REFUSED
     assert look(world, 62.1).expected_wait_ns is None
     assert look(world, 63).expected_wait_ns is None
@@ -209,18 +218,20 @@ def test_the_tail_of_a_long_queue_is_told_longer_waits() -> None:
     assert len(set(waits)) == 13
 
 
-def test_looks_are_few_however_many_look() -> None:
+def test_looks_are_few_however_many_look(monkeypatch: pytest.MonkeyPatch) -> None:
     world = two()
-    looks = []
-    kept, outlook.futures = outlook.futures, lambda st, ns: looks.append(ns) or kept(st, ns)  # type: ignore[func-returns-value]
-    try:
-        for n in range(200):
-            at_s = 62 + n / 100
-            if n % 10 == 0:
-                world.do(at_s, f"n{n} joins; n{n} asks 1")
-            look(world, at_s)
-    finally:
-        outlook.futures = kept
+    looks: list[int] = []
+
+    def counted(st: State, now_ns: int) -> Futures:
+        looks.append(now_ns)
+        return futures(st, now_ns)
+
+    monkeypatch.setattr(outlook, "futures", counted)
+    for n in range(200):
+        at_s = 62 + n / 100
+        if n % 10 == 0:
+            world.do(at_s, f"n{n} joins; n{n} asks 1")
+        look(world, at_s)
     assert 6 <= len(looks) <= 9
     for n in range(len(looks) - 4):
         assert looks[n + 4] - looks[n] >= S
@@ -275,7 +286,7 @@ def test_a_wait_that_nobody_notices_says_nothing() -> None:
 
 def promise(expected_s: float) -> outlook.Promise:
     first, ns = seconds(expected_s), round(expected_s * S)
-    standing = outlook.Standing(0, (), 0)
+    standing = outlook.Standing(0, 0, (), 0)
     return outlook.Promise(("p", False), 0, 0, first, ns, ns, standing, first, 0, first)
 
 
