@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.cli.terminal import Style, printable, table
 from kiwi_core.states import Priority, SessionState
-from kiwi_core.units import format_bytes, format_duration_s
+from kiwi_core.units import format_bytes, format_duration_s, format_wait_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +70,11 @@ def _sharing(gpu: GpuStatus) -> list[str]:
         settings += f", a turn lasts at least {format_duration_s(scheduler.floor_s)}"
     if scheduler.swap_round_trip_s is not None:
         settings += f", a swap costs about {format_duration_s(scheduler.swap_round_trip_s)}"
-    return [text, settings]
+    lines = [text, settings]
+    if scheduler.foretold:
+        well, of = scheduler.foretold_well, scheduler.foretold
+        lines.append(f"expected waits: {well} of the last {of} within 2 s or a quarter")
+    return lines
 
 
 def _holders(gpu: GpuStatus) -> list[str]:
@@ -90,8 +94,10 @@ def _queue(gpu: GpuStatus) -> list[str]:
 
 
 def _wait(entry: QueueEntry) -> str:
-    expected = entry.expected_wait_s
-    text = "nobody can tell" if expected is None else f"about {format_duration_s(expected)}"
+    text = "nobody can tell"
+    if (expected_s := entry.expected_wait_s) is not None:
+        low_s, high_s = entry.expected_low_s, entry.expected_high_s
+        text = format_wait_s(expected_s, low_s, high_s, printable(entry.expected_why))
     return f"{text} (has waited {format_duration_s(entry.waited_s)})"
 
 

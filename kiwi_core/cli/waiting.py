@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Final, TextIO
 
 from kiwi_core.cli.terminal import printable
-from kiwi_core.units import format_duration_s, ordinal
+from kiwi_core.units import format_duration_s, format_wait_s, ordinal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +31,9 @@ def sentence(waiting: Waiting) -> str:
         text += f", {printable(waiting.holder)} has it"
     if waiting.activity:
         text += f", {printable(waiting.activity)}"
-    if waiting.expected_wait_s is not None:
-        text += f", about {format_duration_s(waiting.expected_wait_s)}"
+    if (expected_s := waiting.expected_wait_s) is not None:
+        low_s, high_s = waiting.expected_low_s, waiting.expected_high_s
+        text += f", {format_wait_s(expected_s, low_s, high_s, printable(waiting.expected_why))}"
     return text
 
 

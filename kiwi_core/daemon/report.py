@@ -73,7 +73,7 @@ class Reporter:
 
     def status(self, reader: Peer) -> m.StatusReport:
         now_ns = time.monotonic_ns()
-        view = self._scheduler.view(now_ns)
+        view = self._scheduler.view(now_ns, ahead=True)
         gpu = self._machine.gpu
         blocked = {entry.session: entry for entry in view.queue if entry.blocked}
         return m.StatusReport(
@@ -167,7 +167,7 @@ class Reporter:
 
     def waiting(self) -> Iterator[tuple[Member, m.Waiting]]:
         """Word for every waiter: where it stands, who has the GPU, and how long it may take."""
-        view = self._scheduler.view(time.monotonic_ns())
+        view = self._scheduler.view(time.monotonic_ns(), ahead=True)
         for entry in view.queue:
             member = self._members.get(entry.session)
             # (Of a burst of our own the client knows nothing.)
@@ -182,6 +182,9 @@ class Reporter:
             ahead=entry.position - 1,
             holder=self._holders(member, view),
             expected_wait_s=_seconds(entry.expected_wait_ns),
+            expected_low_s=_seconds(entry.expected_low_ns),
+            expected_high_s=_seconds(entry.expected_high_ns),
+            expected_why=entry.expected_why,
             activity=entry.activity,
             blocked=entry.blocked,
             detail=f"{text} {remedy}".strip(),
@@ -233,6 +236,8 @@ def _scheduler(view: GpuView) -> m.SchedulerStatus:
         swap_round_trip_s=_seconds(view.swap_round_trip_ns),
         policy=view.policy,
         floor_s=ns_to_seconds(view.floor_ns),
+        foretold=view.foretold,
+        foretold_well=view.foretold_well,
     )
 
 
@@ -242,6 +247,9 @@ def _queue_entry(entry: QueueView) -> m.QueueEntry:
         position=entry.position,
         expected_wait_s=_seconds(entry.expected_wait_ns),
         waited_s=ns_to_seconds(entry.waited_ns),
+        expected_low_s=_seconds(entry.expected_low_ns),
+        expected_high_s=_seconds(entry.expected_high_ns),
+        expected_why=entry.expected_why,
     )
 
 

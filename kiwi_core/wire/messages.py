@@ -233,8 +233,11 @@ class Waiting(Message, frozen=True, kw_only=True, tag="waiting"):
     """Where you stand. Sent when it changes, and every second or so while waiting.
 
     ``holder`` says who has the GPU in words that the reader may see ("train.ipynb", "another
-    user", ""); ``expected_wait_s`` is ``None`` where nobody can tell. ``blocked`` is set when the
-    wait is not for a turn but for something that is wrong; ``detail`` then has the plain words.
+    user", ""); ``expected_wait_s`` is ``None`` where nobody can tell. It is likely between
+    ``expected_low_s`` and ``expected_high_s`` (``None``: not known; all the same: it can be told so
+    exactly). Along a wait they get smaller or stand still; where they had to be told anew,
+    ``expected_why`` says why. ``blocked`` is set when the wait is not for a turn but for something
+    that is wrong; ``detail`` then has the plain words.
     """
 
     burst: Burst
@@ -242,6 +245,9 @@ class Waiting(Message, frozen=True, kw_only=True, tag="waiting"):
     ahead: int
     holder: str = ""
     expected_wait_s: float | None = None
+    expected_low_s: float | None = None
+    expected_high_s: float | None = None
+    expected_why: str = ""
     activity: str = ""
     blocked: Notice | None = None
     detail: str = ""

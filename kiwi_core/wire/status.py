@@ -27,6 +27,10 @@ class SchedulerStatus(Struct, frozen=True, kw_only=True):
     floor_s: float | None = None
     """How long the largest session runs before it may be suspended: what swapping it costs, and a
     little at least. ``None``: an older daemon, which does not say."""
+    foretold: int = 0
+    """Of so many of the last waits (a hundred at most, of a second or more) it is known what was
+    shown first; ``foretold_well`` of them came within two seconds or a quarter of it."""
+    foretold_well: int = 0
 
 
 class PolicyStatus(Struct, frozen=True, kw_only=True):
@@ -41,6 +45,10 @@ class QueueEntry(Struct, frozen=True, kw_only=True):
     position: int
     expected_wait_s: float | None
     waited_s: float = 0.0
+    expected_low_s: float | None = None
+    expected_high_s: float | None = None
+    expected_why: str = ""
+    """These as in ``Waiting``."""
 
 
 class SwapStatus(Struct, frozen=True, kw_only=True):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.units import format_bytes, format_duration_s, ordinal
+from kiwi_core.units import format_bytes, format_duration_s, format_wait_s, ordinal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kiwi_core.wire.messages import GpuStatus, SessionStatus, SwapStatus, Told
+    from kiwi_core.wire.messages import GpuStatus, QueueEntry, SessionStatus, SwapStatus, Told
 
 SWAPS_SHOWN: Final = 4
 Rows = list[tuple[str, str]]
@@ -78,9 +78,7 @@ class StatusView:
         place = next((q for q in status.queue if q.session == own.id), None)
         rows = [("This notebook", f"{own.state.value}, {_memory(own)}")]
         if place is not None:
-            rows.append(
-                ("Wait", f"{ordinal(place.position)} in line{_about(place.expected_wait_s)}")
-            )
+            rows.append(("Wait", f"{ordinal(place.position)} in line{_expected(place)}"))
         rows.append(("So far", _history(own)))
         if own.problem:
             rows.append(("Problem", own.problem_text or own.problem))
@@ -95,7 +93,7 @@ class StatusView:
         why = {s.id: f": {s.problem_text}" for s in others}
         for entry in status.queue:
             who = names.get(entry.session, entry.session)
-            wait = _about(entry.expected_wait_s) + why.get(entry.session, "")
+            wait = _expected(entry) + why.get(entry.session, "")
             rows.append((ordinal(entry.position), who + wait))
         return rows
 
@@ -128,8 +126,11 @@ def _history(session: SessionStatus) -> str:
     )
 
 
-def _about(wait_s: float | None) -> str:
-    return "" if wait_s is None else f", about {format_duration_s(wait_s)}"
+def _expected(entry: QueueEntry) -> str:
+    if entry.expected_wait_s is None:
+        return ""
+    low_s, high_s = entry.expected_low_s, entry.expected_high_s
+    return f", {format_wait_s(entry.expected_wait_s, low_s, high_s, entry.expected_why)}"
 
 
 def _swap(swap: SwapStatus) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.states import Notice
-from kiwi_core.units import format_duration_s, ordinal
+from kiwi_core.units import format_duration_s, format_wait_s, ordinal
 
 if TYPE_CHECKING:
     from kiwi_core.wire.messages import Told, Waiting
@@ -32,19 +32,21 @@ def waiting_line(waiting: Waiting | None, waited_s: float) -> str:
     if waiting.blocked is not None:
         return waiting.detail or "Waiting for the GPU: it cannot be given now; Kiwi tries again."
     if waiting.position <= 0 and waiting.activity:
-        return _sentence(waiting.activity, waiting.expected_wait_s)
+        said = waiting.activity[:1].upper() + waiting.activity[1:]
+        return ", ".join(filter(None, (said, _expected(waiting))))
     parts = [f"{ordinal(waiting.position)} in line" if waiting.position > 0 else ""]
     parts.append(f"{waiting.holder} has it" if waiting.holder else "")
     parts.append(waiting.activity)
-    if waiting.expected_wait_s is not None:
-        parts.append(f"about {format_duration_s(waiting.expected_wait_s)}")
+    parts.append(_expected(waiting))
     said = ", ".join(part for part in parts if part)
     return f"Waiting for the GPU: {said}" if said else "Waiting for the GPU"
 
 
-def _sentence(activity: str, expected_s: float | None) -> str:
-    text = activity[:1].upper() + activity[1:]
-    return text if expected_s is None else f"{text}, about {format_duration_s(expected_s)}"
+def _expected(waiting: Waiting) -> str:
+    if waiting.expected_wait_s is None:
+        return ""
+    low_s, high_s = waiting.expected_low_s, waiting.expected_high_s
+    return format_wait_s(waiting.expected_wait_s, low_s, high_s, waiting.expected_why)
 
 
 def share_done(waiting: Waiting | None, waited_s: float) -> float | None:

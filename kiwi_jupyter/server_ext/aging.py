@@ -37,6 +37,8 @@ def _aged_waiter(entry: Waiter, now: float) -> Waiter:
         entry,
         waited_s=max(0.0, now - entry.waiting_since),
         expected_wait_s=_left(entry.expected_at, now),
+        expected_low_s=_left(entry.expected_low_at, now),
+        expected_high_s=_left(entry.expected_high_at, now),
     )
 
 

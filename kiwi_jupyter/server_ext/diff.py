@@ -20,9 +20,20 @@ if TYPE_CHECKING:
     from kiwi_jupyter.server_ext.model import History
 
 RELATIVE: Final = frozenset(
-    {"held_s", "waited_s", "time_left_s", "ago_s", "uptime_s", "expected_wait_s"}
+    {
+        "held_s",
+        "waited_s",
+        "time_left_s",
+        "ago_s",
+        "uptime_s",
+        "expected_wait_s",
+        "expected_low_s",
+        "expected_high_s",
+    }
 )
 """Fields that are measured from the moment at which the daemon said them."""
+
+WAITS: Final = ("waiting_since", "expected_at", "expected_low_at", "expected_high_at")
 
 STEADY_S: Final = 0.3
 """Less is the daemon's rounding, a message's way, or the estimate's noise, not news."""
@@ -61,10 +72,7 @@ def steadied(new: Gpu, old: Gpu) -> Gpu:
     return replace(
         new,
         sessions=sessions,
-        queue=[
-            _steady(one, waited.get(one.session), "waiting_since", "expected_at")
-            for one in new.queue
-        ],
+        queue=[_steady(one, waited.get(one.session), *WAITS) for one in new.queue],
     )
 
 

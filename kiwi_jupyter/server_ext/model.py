@@ -36,6 +36,9 @@ class Waiter(QueueEntry, frozen=True, kw_only=True):
     waiting_since: UnixTime
     expected_at: UnixTime | None = None
     """When the wait is expected to end; ``None``: nobody can tell."""
+    expected_low_at: UnixTime | None = None
+    expected_high_at: UnixTime | None = None
+    """Likely between these two; ``None``: not known."""
 
 
 class History(Struct, frozen=True, kw_only=True):

@@ -57,6 +57,8 @@ def _waiter(entry: QueueEntry, heard_at: float) -> Waiter:
         **asdict(entry),
         waiting_since=heard_at - entry.waited_s,
         expected_at=_after(heard_at, entry.expected_wait_s),
+        expected_low_at=_after(heard_at, entry.expected_low_s),
+        expected_high_at=_after(heard_at, entry.expected_high_s),
     )
 
 

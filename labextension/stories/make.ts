@@ -52,7 +52,10 @@ export function waits(id: string, position: number, wait_s: number | null): IQue
     expected_wait_s: wait_s,
     waited_s: 4,
     waiting_since: NOW - 4,
-    expected_at: wait_s === null ? null : NOW + wait_s
+    expected_at: wait_s === null ? null : NOW + wait_s,
+    expected_low_at: null,
+    expected_high_at: null,
+    expected_why: ''
   };
 }
 

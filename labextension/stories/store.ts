@@ -2,7 +2,8 @@
 
 import { Signal } from '@lumino/signaling';
 
-import type { Connection, IKiwiActions, IKiwiStore } from '../src/model/api';
+import type { Connection, IExpected, IKiwiActions, IKiwiStore } from '../src/model/api';
+import { ExpectedEnd } from '../src/model/countdown';
 import type { IState } from '../src/model/types';
 
 export class StillStore implements IKiwiStore {
@@ -19,9 +20,10 @@ export class StillStore implements IKiwiStore {
     return this.clock;
   }
 
-  expectedAt(session: string): number | null {
+  expected(session: string): IExpected | null {
     const queues = this.state?.gpus.flatMap(gpu => gpu.queue) ?? [];
-    return queues.find(entry => entry.session === session)?.expected_at ?? null;
+    const entry = queues.find(one => one.session === session);
+    return entry === undefined ? null : new ExpectedEnd(entry, this.clock).read(this.clock);
   }
 
   become(changes: Partial<Pick<StillStore, 'state' | 'connection' | 'currentKernel'>>): void {

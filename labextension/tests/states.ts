@@ -40,6 +40,9 @@ export function waits(id: string, fields: Partial<IQueueEntry> = {}): IQueueEntr
     waited_s: 0,
     waiting_since: 1000,
     expected_at: null,
+    expected_low_at: null,
+    expected_high_at: null,
+    expected_why: '',
     ...fields
   };
 }

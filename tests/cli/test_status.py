@@ -133,6 +133,19 @@ def test_picture_says_when_nobody_can_tell_the_wait():
     assert "s9: nobody can tell" in picture(replace(busy_gpu(), queue=[entry]))
 
 
+def test_picture_tells_a_range_why_and_how_good_the_last_ones_were():
+    gpu = busy_gpu()
+    assert "expected waits" not in picture(gpu)
+    (entry,) = gpu.queue
+    entry = replace(
+        entry, expected_low_s=10.0, expected_high_s=26.0, expected_why="others go first"
+    )
+    scheduler = replace(gpu.scheduler, foretold=100, foretold_well=87)
+    text = picture(replace(gpu, queue=[entry], scheduler=scheduler))
+    assert "1. explore.ipynb (bob): 10–25 s (others go first) (has waited 4.0 s)" in text
+    assert "expected waits: 87 of the last 100 within 2 s or a quarter" in text
+
+
 def test_picture_neutralises_names():
     gpu = replace(busy_gpu(), sessions=[session("evil\x1b[2J.ipynb")])
     assert "\x1b" not in picture(gpu)

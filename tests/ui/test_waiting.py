@@ -35,7 +35,7 @@ def _seconds(text: str) -> float | None:
     """The wait that a text tells; ``None`` if it tells none."""
     if "any moment" in text:
         return 0.0
-    found = re.search(r"about ([\d.]+) (s|min)", text)
+    found = re.search(r"(?:about|up to|–) ?([\d.]+) (s|min)", text)
     return float(found[1]) * {"s": 1, "min": 60}[found[2]] if found else None
 
 

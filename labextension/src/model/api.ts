@@ -17,9 +17,18 @@ export interface IKiwiStore {
   readonly changed: ISignal<IKiwiStore, void>;
   /** The server's clock, Unix seconds: this machine's, corrected. */
   now(): number;
-  /** When the wait of `session` is expected to end (Unix seconds on `now()`'s clock), smoothed: a
-   * countdown made of it never jumps up and down. null: nobody can tell, or it does not wait. */
-  expectedAt(session: string): number | null;
+  /** When the wait of `session` is expected to end, smoothed: a countdown made of it never jumps up
+   * and down. null: nobody can tell, or it does not wait. */
+  expected(session: string): IExpected | null;
+}
+
+/** Unix seconds on `now()`'s clock; likely between `low_at` and `high_at`, if those are known. */
+export interface IExpected {
+  readonly at: number;
+  readonly low_at: number | null;
+  readonly high_at: number | null;
+  /** Why it takes longer than was said before; mostly "". */
+  readonly why: string;
 }
 
 /** A session and the GPU that it is on. */

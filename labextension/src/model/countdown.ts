@@ -2,12 +2,19 @@
  * When a wait is shown to end, as estimates come and change.
  *
  * Estimates are made anew with everything that happens; shown as they come, the number would jump
- * up and down. A small correction is slewed in (the countdown runs a little faster or slower, and
- * always down); a large one is believed once it has lasted.
+ * up and down. A small correction is slewed in (the countdown runs a little faster, or slower until
+ * it stands still, and never up); a large one is believed once it has lasted.
  */
 
-/** Fastest correction: seconds per second. Below 1, so that a countdown never counts up. */
+import type { IExpected } from './api';
+import { formatWait } from './format';
+import type { IQueueEntry } from './types';
+
+/** Fastest correction to an earlier end: seconds per second. */
 export const SLEW = 0.25;
+
+/** To a later one: the countdown stands still then, and does not count up. */
+export const STANDS_STILL = 1;
 
 /** Corrections up to this much, or this share of what is left, are small. */
 export const SMALL_S = 1.5;
@@ -59,8 +66,8 @@ export class Countdown {
       this._shown = this._target;
       this._far_since = null;
     } else if (this._shown !== null && this._target !== null) {
-      const most_s = SLEW * passed_s;
-      this._shown += Math.min(most_s, Math.max(-most_s, this._target - this._shown));
+      const off_s = this._target - this._shown;
+      this._shown += Math.min(STANDS_STILL * passed_s, Math.max(-SLEW * passed_s, off_s));
     }
   }
 
@@ -76,4 +83,43 @@ export class Countdown {
     const small_s = Math.max(SMALL_S, SMALL_SHARE * (this._shown - now));
     return Math.abs(off_s) <= small_s ? null : off_s < 0 ? 'earlier' : 'later';
   }
+}
+
+/** All that is shown of one wait's end. */
+export class ExpectedEnd {
+  private readonly _at: Countdown;
+  private readonly _low_at: Countdown;
+  private readonly _high_at: Countdown;
+  private _why: string;
+
+  constructor(entry: IQueueEntry, now: number) {
+    this._at = new Countdown(entry.expected_at, now);
+    this._low_at = new Countdown(entry.expected_low_at, now);
+    this._high_at = new Countdown(entry.expected_high_at, now);
+    this._why = entry.expected_why;
+  }
+
+  observe(entry: IQueueEntry, now: number): void {
+    this._at.observe(entry.expected_at, now);
+    this._low_at.observe(entry.expected_low_at, now);
+    this._high_at.observe(entry.expected_high_at, now);
+    this._why = entry.expected_why;
+  }
+
+  read(now: number): IExpected | null {
+    const at = this._at.at(now);
+    const low_at = this._low_at.at(now);
+    const high_at = this._high_at.at(now);
+    return at === null ? null : { at, low_at, high_at, why: this._why };
+  }
+}
+
+/** What is left of each, in words; null: nobody can tell. */
+export function waitLeft(expected: IExpected | null, now: number): string | null {
+  if (expected === null) {
+    return null;
+  }
+  const left = (at: number | null) => (at === null ? null : Math.max(0, at - now));
+  const { at, low_at, high_at, why } = expected;
+  return formatWait(Math.max(0, at - now), left(low_at), left(high_at), why);
 }

@@ -16,17 +16,48 @@ export function formatBytes(size_bytes: number): string {
   return text;
 }
 
-/** How long a wait may still take: `any moment`, `about 12 s`, `about 3 min`, `about 2 h`. */
-export function formatWait(wait_s: number): string {
-  const whole = Math.round(wait_s);
-  if (whole < 1) {
-    return 'any moment';
+/** How long a wait may still take: `any moment`, `about 12 s`, `10–25 s`, `up to 7 s`,
+ * `about 3 min (others go first)`. `format_wait_s` of the Python side says the same. */
+export function formatWait(
+  expected_s: number,
+  low_s: number | null = null,
+  high_s: number | null = null,
+  why = ''
+): string {
+  let text = low_s === null || high_s === null ? '' : range(low_s, high_s);
+  if (text === '') {
+    const about = amount(expected_s);
+    text = about === '0 s' ? 'any moment' : `about ${about}`;
   }
-  if (whole < 100) {
-    return `about ${whole} s`;
+  return why === '' ? text : `${text} (${why})`;
+}
+
+/** Coarsely, so that it stands still while the wait gets shorter; "" if it is one figure. */
+function range(low_s: number, high_s: number): string {
+  const low = amount(low_s, true);
+  const high = amount(high_s, true);
+  if (low === high || high_s <= low_s || high === '0 s') {
+    return '';
   }
-  const minutes = Math.round(whole / 60);
-  return minutes < 100 ? `about ${minutes} min` : `about ${Math.round(minutes / 60)} h`;
+  if (low === '0 s') {
+    return `up to ${high}`;
+  }
+  const [number, unit] = low.split(' ');
+  return `${high.endsWith(` ${unit}`) ? number : low}–${high}`;
+}
+
+/** Seconds below 100 s, minutes below 100 min; `coarse`: in steps of about a tenth. */
+function amount(wait_s: number, coarse = false): string {
+  const seconds = rounded(wait_s, coarse && wait_s >= 20 ? 5 : 1);
+  if (seconds < 100) {
+    return `${seconds} s`;
+  }
+  const minutes = rounded(wait_s / 60, coarse && wait_s < 600 ? 0.5 : 1);
+  return minutes < 100 ? `${minutes} min` : `${rounded(wait_s / 3600, coarse ? 0.5 : 1)} h`;
+}
+
+function rounded(value: number, step: number): number {
+  return Math.floor(Math.max(0, value) / step + 0.5) * step;
 }
 
 /** `1st`, `2nd`, `3rd`, `4th`, `11th` … */

@@ -2,7 +2,8 @@
 
 import type { IKiwiStore, IPlace } from './api';
 import { holds, placeOfKernel, queueEntry } from './find';
-import { formatBytes, formatWait, ordinal } from './format';
+import { waitLeft } from './countdown';
+import { formatBytes, ordinal } from './format';
 import type { IGpu } from './types';
 
 export type StatusTone = 'yours' | 'waiting' | 'moving' | 'out' | 'free' | 'busy' | 'wrong';
@@ -74,15 +75,14 @@ function ofSession(place: IPlace, store: IKiwiStore): IStatus {
 function waiting(place: IPlace, store: IKiwiStore): IStatus {
   const { gpu, session } = place;
   const position = ordinal(queueEntry(place)?.position ?? 1);
-  const expected_at = store.expectedAt(session.id);
-  const wait = expected_at === null ? '' : formatWait(Math.max(0, expected_at - store.now()));
+  const wait = waitLeft(store.expected(session.id), store.now()) ?? '';
   const held = session.state === 'suspended' ? ' It was suspended in mid-cell and goes on.' : '';
   return said(
     wait === '' ? position : `${position}, ${wait}`,
     `${session.name} waits for the GPU: ${position} of ${gpu.queue.length}` +
       `${wait === '' ? '' : `, ${wait}`}.${held}`,
     session.problem_text === '' ? 'waiting' : 'wrong',
-    expected_at !== null
+    wait !== ''
   );
 }
 

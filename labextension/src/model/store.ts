@@ -3,9 +3,9 @@
 import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
 
-import type { Connection, IKiwiStore } from './api';
+import type { Connection, IExpected, IKiwiStore } from './api';
 import { ServerClock } from './clock';
-import { Countdown } from './countdown';
+import { ExpectedEnd } from './countdown';
 import { GAP, reduce } from './reducer';
 import type { IProblem, IState, StreamMessage } from './types';
 
@@ -40,8 +40,8 @@ export class KiwiStore implements IKiwiStore {
     return this._clock.now();
   }
 
-  expectedAt(session: string): number | null {
-    return this._countdowns.get(session)?.at(this.now()) ?? null;
+  expected(session: string): IExpected | null {
+    return this._expected.get(session)?.read(this.now()) ?? null;
   }
 
   // --- for the stream -----------------------------------------------------------------------------
@@ -92,13 +92,13 @@ export class KiwiStore implements IKiwiStore {
   /** Takes over the estimates of everybody who waits. */
   private _count(): void {
     const now = this.now();
-    const before = this._countdowns;
-    this._countdowns = new Map();
+    const before = this._expected;
+    this._expected = new Map();
     for (const gpu of this._state?.gpus ?? []) {
-      for (const { session, expected_at } of gpu.queue) {
-        const countdown = before.get(session) ?? new Countdown(expected_at, now);
-        countdown.observe(expected_at, now);
-        this._countdowns.set(session, countdown);
+      for (const entry of gpu.queue) {
+        const end = before.get(entry.session) ?? new ExpectedEnd(entry, now);
+        end.observe(entry, now);
+        this._expected.set(entry.session, end);
       }
     }
   }
@@ -107,6 +107,6 @@ export class KiwiStore implements IKiwiStore {
   private _resumes = false;
   private _connection: Connection = 'connecting';
   private _currentKernel: string | null = null;
-  private _countdowns = new Map<string, Countdown>();
+  private _expected = new Map<string, ExpectedEnd>();
   private readonly _changed = new Signal<IKiwiStore, void>(this);
 }

@@ -57,6 +57,11 @@ export interface IQueueEntry {
   readonly waiting_since: number;
   /** When the wait is expected to end; null: nobody can tell. */
   readonly expected_at: number | null;
+  /** Likely between these two; null: not known. */
+  readonly expected_low_at: number | null;
+  readonly expected_high_at: number | null;
+  /** Why it takes longer than was said before; mostly "". */
+  readonly expected_why: string;
 }
 
 export interface ISwap {

@@ -3,7 +3,7 @@
 import * as React from 'react';
 
 import type { IKiwiActions, IKiwiStore } from '../model/api';
-import { formatWait } from '../model/format';
+import { waitLeft } from '../model/countdown';
 import type { IGpu, ISession } from '../model/types';
 
 import { useTicking } from './hooks';
@@ -53,7 +53,7 @@ export function Yours(props: { gpu: IGpu; session: ISession | undefined }) {
   ) : null;
 }
 
-/** "about 12 s", counting down by itself; `short`: "≈ 12 s". `unknown` is said while nobody can
+/** "about 12 s" or "10–25 s", counting down by itself; `short`: "≈ 12 s". `unknown` is said while nobody can
  * tell. */
 export function Countdown(props: {
   store: IKiwiStore;
@@ -62,10 +62,7 @@ export function Countdown(props: {
   short?: boolean;
 }) {
   const { store, session, unknown, short } = props;
-  const text = useTicking(() => {
-    const at = store.expectedAt(session);
-    return at === null ? unknown : formatWait(Math.max(0, at - store.now()));
-  });
+  const text = useTicking(() => waitLeft(store.expected(session), store.now()) ?? unknown);
   return <>{short ? text.replace(/^about /, '≈ ') : text}</>;
 }
 

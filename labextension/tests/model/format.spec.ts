@@ -1,6 +1,19 @@
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+
 import { describe, expect, it } from 'vitest';
 
 import { formatBytes, formatWait, ordinal } from '../../src/model/format';
+
+/** The Python side's tests read the same table. */
+const TABLE = join(__dirname, '../../../tests/support/wait_words.json');
+const WAITS = JSON.parse(readFileSync(TABLE, 'utf8')) as [
+  number,
+  number | null,
+  number | null,
+  string,
+  string
+][];
 
 describe('formats', () => {
   it.each([
@@ -13,16 +26,9 @@ describe('formats', () => {
     [5000 * 1024 ** 4, '5000 TiB']
   ])('%d bytes: %s', (bytes, text) => expect(formatBytes(bytes)).toBe(text));
 
-  it.each([
-    [0, 'any moment'],
-    [0.4, 'any moment'],
-    [0.6, 'about 1 s'],
-    [12.3, 'about 12 s'],
-    [99.4, 'about 99 s'],
-    [100, 'about 2 min'],
-    [5000, 'about 83 min'],
-    [7200, 'about 2 h']
-  ])('a wait of %d s: %s', (seconds, text) => expect(formatWait(seconds)).toBe(text));
+  it.each(WAITS)('a wait of %d s, from %d to %d, %s: %s', (expected, low, high, why, text) =>
+    expect(formatWait(expected, low, high, why)).toBe(text)
+  );
 
   it.each([
     [1, '1st'],

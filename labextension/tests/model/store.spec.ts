@@ -1,7 +1,7 @@
 import { beforeEach, describe, expect, it } from 'vitest';
 
 import { ServerClock } from '../../src/model/clock';
-import { LASTING_S } from '../../src/model/countdown';
+import { LASTING_S, waitLeft } from '../../src/model/countdown';
 import { KiwiStore } from '../../src/model/store';
 import type { IDelta } from '../../src/model/types';
 import { gpu, session, state, waits } from '../states';
@@ -35,17 +35,37 @@ describe('the store', () => {
   });
 
   it('says when a wait ends, smoothed', () => {
-    expect(store.expectedAt('s1')).toBe(1030);
-    expect(store.expectedAt('nobody')).toBeNull();
+    expect(store.expected('s1')?.at).toBe(1030);
+    expect(store.expected('nobody')).toBeNull();
     store.hear(delta(6, { gpus: { 'GPU-1': { set: { queue: queued(1080) } } } }));
-    expect(store.expectedAt('s1')).toBe(1030);
+    expect(store.expected('s1')?.at).toBe(1030);
     local += LASTING_S;
-    expect(store.expectedAt('s1')).toBe(1080);
+    expect(store.expected('s1')?.at).toBe(1080);
+  });
+
+  it('says the likely range, and why it is longer than it was', () => {
+    const queue = [
+      waits('s1', {
+        expected_at: 1030,
+        expected_low_at: 1020,
+        expected_high_at: 1045,
+        expected_why: 'others go first'
+      })
+    ];
+    store.hear(delta(6, { gpus: { 'GPU-1': { set: { queue } } } }));
+    expect(store.expected('s1')).toEqual({
+      at: 1030,
+      low_at: 1020,
+      high_at: 1045,
+      why: 'others go first'
+    });
+    expect(waitLeft(store.expected('s1'), store.now())).toBe('20–45 s (others go first)');
+    expect(waitLeft(null, store.now())).toBeNull();
   });
 
   it('forgets a wait that has ended', () => {
     store.hear(delta(6, { gpus: { 'GPU-1': { set: { queue: [] } } } }));
-    expect(store.expectedAt('s1')).toBeNull();
+    expect(store.expected('s1')).toBeNull();
   });
 
   it('is quiet while only time passes', () => {
@@ -71,7 +91,7 @@ describe('the store', () => {
     expect(store.state?.server.problem?.code).toBe('no-extension');
     expect(store.state?.gpus).toEqual([]);
     expect(store.seen).toBeNull();
-    expect(store.expectedAt('s1')).toBeNull();
+    expect(store.expected('s1')).toBeNull();
   });
 
   it('says which kernel is in front', () => {

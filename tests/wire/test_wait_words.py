@@ -1,0 +1,49 @@
+"""How a wait is told: the same words in Python and TypeScript, and figures that never rise."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from kiwi_core.units import format_wait_s
+
+TABLE = Path(__file__).parents[1] / "support" / "wait_words.json"
+SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+@pytest.mark.parametrize(("expected", "low", "high", "why", "text"), json.loads(TABLE.read_text()))
+def test_a_wait_in_words(
+    expected: float, low: float | None, high: float | None, why: str, text: str
+) -> None:
+    """The labextension's test reads the same table."""
+    assert format_wait_s(expected, low, high, why) == text
+
+
+def top_s(text: str) -> float:
+    """The highest figure of ``text``."""
+    if text == "any moment":
+        return 0.0
+    found = re.search(r"([\d.]+) (s|min|h)$", text)
+    assert found, text
+    return float(found[1]) * SECONDS[found[2]]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_read_never_rises_by_more_than_its_rounding(seed: int) -> None:
+    rng = random.Random(seed)
+    low, expected, high = sorted(rng.lognormvariate(4, 2) for _ in range(3))
+    before = float("inf")
+    while high > 0:
+        after = top_s(format_wait_s(expected, low, high))
+        assert after <= before * 1.3 + 1
+        assert after <= max(high, expected) * 1.3 + 2.5
+        before = min(before, after)
+        low, expected, high = sorted(
+            max(0.0, x - max(0.5, x * 0.1) * rng.choice((0.0, rng.random())))
+            for x in (low, expected, high)
+        )
+        high = 0.0 if high < 0.01 else high
