@@ -1,7 +1,7 @@
 """Gate orders, and what calls at a gate ask for: the lease, or room.
 
-The gate of a linked process is open while its session is in a burst. A call that comes when it is
-not asks for the lease; the burst that it gets is the daemon's own, not the client's, and ends when
+The gate of a linked process is open while its session holds the lease. A call that comes when it
+does not asks for it; the burst that it gets is the daemon's own, not the client's, and ends when
 the GPU has been idle for it long enough (it *lingers* from its grant on).
 """
 
@@ -82,7 +82,7 @@ class Gates:
 
     def _settle_one(self, session: SessionId, links: tuple[Link, ...]) -> None:
         wished = self._core.scheduler.may_compute(session)
-        if not wished:
+        if not wished and self._core.scheduler.at_rest(session):
             self._own_burst_is_over(session)
         for link in links:
             self.tell(link, wished)

@@ -137,12 +137,10 @@ class Scheduler:
         return known is None or known.op is not None or not known.resident_bytes
 
     def may_compute(self, session: SessionId) -> bool:
-        """May calls of its program that use the GPU pass? While it is in a burst (if it is stopped
-        in mid-burst, it is held otherwise), and when there is nothing left to protect."""
+        """May calls of its program that use the GPU pass? While it holds the lease, and when
+        there is nothing (left) to protect."""
         known = self._st.sessions.get(session)
-        if known is None or known.home is Home.LOST:
-            return True
-        return known.want is Want.RUNNING or known.mid_burst
+        return known is None or known.want is Want.RUNNING or known.home is Home.LOST
 
     def at_rest(self, session: SessionId) -> bool:
         """Whether ``session`` wants nothing, so that a request for a lease would be its first."""

@@ -286,6 +286,22 @@ def test_one_that_is_stopped_does_not_stop_the_others(start: Start, linked: Link
     assert idle.digest()
 
 
+def test_one_that_is_stopped_in_the_middle_of_its_way_out(start: Start, linked: Linked) -> None:
+    """Only its own word says how a move comes out: it is waited for, and the loop goes on."""
+    daemon = start("1x64MiB", "--stuck-after", "0.5", "--lock-timeout", "0.5")
+    idle, other = pressed(daemon, linked)
+    content = idle.get("'|'.join(m.digest() for m in library.memories)")
+    idle.script("page-out", "stop")
+    other.worker.send(f"library.take({40 * MIB}, 2)", "exec")
+    daemon.wait_for(
+        lambda s: any(x.problem == "stuck" for x in s.sessions if x.pid == idle.pid), "overdue"
+    )
+    os.kill(idle.pid, signal.SIGCONT)
+    other.worker.answer()
+    daemon.wait_state(idle.pid, "paged-out")
+    assert idle.digest() == content
+
+
 def test_garbage_ends_the_connection_and_nothing_else(start: Start, linked: Linked) -> None:
     daemon = start("1x64MiB")
     idle, other = pressed(daemon, linked)
