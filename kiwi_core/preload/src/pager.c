@@ -44,7 +44,7 @@ static void page_out(int64_t until_ns, struct kp_outcome *o) {
         struct kp_books books;
         kp_own_books(&books);
         moved(o, books.out);
-        return;
+        if (books.resident == 0) return; /* else a way out was broken off, and not all came back */
     }
     hold(until_ns, o);
     if (o->what != KP_MOVED) return;

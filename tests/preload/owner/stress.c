@@ -172,7 +172,8 @@ static void *page(void *arg) {
         }
         enum kp_fault kind = kinds[rnd(&x) % 6]; /* set only now: allocations are to succeed */
         if (faulty) kp_fault_set(kind, (int)(rnd(&x) % 20), 1 + (int)(rnd(&x) % 2));
-        if (!out) kp_move_out(until, &o);
+        if (!out && rnd(&x) % 4 == 0) kp_move_clean(8u << 20, until, &o);
+        else if (!out) kp_move_out(until, &o);
         else kp_move_in(until, &o);
         kp_fault_set(kind, 0, 0);
         MUST(o.what != KP_LOST);

@@ -108,6 +108,13 @@ def test_work_that_does_not_end_refuses_the_way_out_in_time(program):
     p.do("stuck.end(); same(*held); swap(); same(*held)")
 
 
+def test_the_work_of_a_context_that_owns_nothing_is_waited_for_too(program):
+    p = program()
+    p.do("stuck = Stuck()")
+    assert p.get("out(300_000_000)").startswith("refused lock-timeout: ")
+    p.do("stuck.end(); swap()")
+
+
 def test_allocating_and_freeing_while_another_thread_pages(program):
     p = program()
     p.do(HELD)

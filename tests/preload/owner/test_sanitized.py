@@ -25,6 +25,7 @@ SOURCES = (
         "hash.c",
         "hash_cpu.c",
         "keep.c",
+        "clean.c",
     ),
     *("fault.c", "gate.c"),
 )
