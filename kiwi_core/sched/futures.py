@@ -39,8 +39,8 @@ class Futures:
     wait for something else than their turn."""
     unlucky_ns: dict[SessionId, int]
     """The same if all bursts are rather long; in a short queue only."""
-    tail_ns: dict[SessionId, int]
-    """Of those further down, how much more than the last one of ``waits_ns``."""
+    has_tail: bool
+    """There are waiters further down (``tail_ns``)."""
 
 
 def futures(st: State, now_ns: int) -> Futures:
@@ -55,10 +55,11 @@ def futures(st: State, now_ns: int) -> Futures:
             for id_, wait_ns in run.waits_ns(GRANTS).items():
                 found.setdefault(id_, []).append(wait_ns)
     unlucky = Run(st, now_ns, UNLUCKY, spread=False).waits_ns(GRANTS) if runs > 1 else {}
-    return Futures(found, unlucky, _tail_ns(st, now_ns, found) if head == GRANTS else {})
+    return Futures(found, unlucky, head == GRANTS)
 
 
-def _tail_ns(st: State, now_ns: int, found: dict[SessionId, list[int]]) -> dict[SessionId, int]:
+def tail_ns(st: State, now_ns: int, found: dict[SessionId, list[int]]) -> dict[SessionId, int]:
+    """Of those further down the queue, how much more than the last one of ``found``."""
     roughly = expected_waits_ns(st, now_ns)
     last_ns = max((roughly.get(id_) or 0 for id_ in found), default=0)
     return {

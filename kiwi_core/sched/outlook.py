@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kiwi_core.sched.futures import futures
+from kiwi_core.sched.futures import Futures, futures, tail_ns
 from kiwi_core.sched.likely import Likely, likely
 from kiwi_core.units import NS_PER_MS, NS_PER_S
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 KEPT_NS: Final = 250 * NS_PER_MS
 """Unless somebody comes, goes or is granted. In no second are there more looks than with this pause
 between them: people do not read more than a few figures a second."""
+
+TAIL_KEPT_NS: Final = NS_PER_S
+"""Further down the queue figures are made anew so often at most."""
 
 LASTING_NS: Final = NS_PER_S
 """So long everything must say that it takes longer, before people are told so."""
@@ -179,6 +182,7 @@ class Outlook:
         ahead = futures(st, now_ns)
         settings = (st.policy.name, st.terms.tq_ns, st.anti_thrash)
         troubles = sum(s.backoff_ns > 0 or s.stuck for s in st.sessions.values())
+        tail = self._due_tail(st, ahead, now_ns)
         last: Likely | None = None
         for place, waiter in enumerate(tuple(st.policy.order(st))):
             standing = Standing(now_ns, place, settings, troubles)
@@ -192,12 +196,24 @@ class Outlook:
                 unlucky_ns = ahead.unlucky_ns.get(waiter.id, 0)
                 ends_ns = min(found), max(found)
                 self._tell(st, waiter, fresh, ends_ns, unlucky_ns, standing)
-            elif last is not None and waiter.id in ahead.tail_ns:
-                further_ns = last.expected_ns + ahead.tail_ns[waiter.id]
+            elif last is not None and waiter.id in tail:
+                further_ns = last.expected_ns + tail[waiter.id]
                 fresh = last.times(further_ns / max(1, last.expected_ns))
                 self._tell(st, waiter, fresh, (further_ns, further_ns), 0, standing)
-            else:
+            elif tail or not ahead.has_tail:
                 self._promises.pop(waiter.id, None)
+
+    def _due_tail(self, st: State, ahead: Futures, now_ns: int) -> dict[SessionId, int]:
+        """Empty while what those further down were told is young enough."""
+        if not ahead.has_tail:
+            return {}
+        for id_ in st.queue:
+            promise = self._promises.get(id_)
+            if id_ not in ahead.waits_ns and (
+                promise is None or now_ns - promise.looked_ns >= TAIL_KEPT_NS
+            ):
+                return tail_ns(st, now_ns, ahead.waits_ns)
+        return {}
 
     def _tell(
         self,

@@ -216,6 +216,12 @@ def test_the_tail_of_a_long_queue_is_told_longer_waits() -> None:
     assert None not in waits
     assert waits == sorted(waits)  # type: ignore[type-var]
     assert len(set(waits)) == 13
+    state(world).queue[SessionId("w9")].blocked = Notice.BLOCKED_REFUSED
+    for at_s in (63.3, 64.5):
+        view = world.scheduler.view(round(at_s * S), ahead=True)
+        told = [entry.expected_wait_ns for entry in view.queue if entry.session != "w9"]
+        assert None not in told
+        assert told == sorted(told)  # type: ignore[type-var]
 
 
 def test_looks_are_few_however_many_look(monkeypatch: pytest.MonkeyPatch) -> None:
