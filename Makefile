@@ -60,7 +60,7 @@ ts: $(NODE_READY)  ## the labextension: lint, types and unit tests of its TypeSc
 
 .PHONY: fast-tests
 fast-tests: $(READY)
-	@$(STEP) fast-tests $(PYTEST) -x -m 'not gpu and not e2e and not slow' \
+	@$(STEP) fast-tests $(PYTEST) -x -m 'not gpu and not e2e and not slow and not wheels' \
 	  tests/wire tests/sched tests/client tests/tooling --ignore=tests/sched/test_simulation.py
 
 core-tests: $(READY)  ## scheduler and protocol, with the gate: every branch covered
@@ -94,6 +94,8 @@ bench: $(LAB_READY)  ## measure what runs on this machine (benchmarks/; some nee
 	@for file in benchmarks/bench_*.py; do $(STEP) "$$(basename "$$file" .py)" $(BIN)/python "$$file"; done
 
 wheels: $(READY)  ## dist/: one wheel for any machine, and one each with the pager's library in it
+	@$(BIN)/python -m pip install --quiet 'ziglang>=0.13'
+	@$(STEP) wheel-tests $(PYTEST) -m wheels tests/preload
 	@for machine in '' x86_64 aarch64; do KIWI_WHEEL_MACHINE=$$machine $(STEP) "wheel$${machine:+-$$machine}" \
 	  .ci/node .venv $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .; done
 
