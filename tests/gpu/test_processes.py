@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -178,3 +179,21 @@ def test_children_without_the_kernels_list_of_them(monkeypatch: pytest.MonkeyPat
         assert here is not None
         monkeypatch.setattr(processes, "_children_of_thread", lambda *_: None)
         assert process.pid in [ref.pid for ref in processes.tree(here)]
+
+
+def test_ancestors_are_those_above_nearest_first() -> None:
+    me = processes.ref_of(os.getpid())
+    assert me is not None
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {GRANDCHILD!r}])"
+    with python(child) as parent:
+        grandchild = processes.ref_of(int(first_line(parent)))
+        assert grandchild is not None
+        above = tuple(processes.ancestors(grandchild))
+        assert [ref.pid for ref in above[:2]] == [parent.pid, os.getpid()]
+        assert above[1:] == (me, *processes.ancestors(me))
+        os.kill(grandchild.pid, signal.SIGKILL)
+        wait(lambda: not processes.alive(grandchild))
+        assert not tuple(processes.ancestors(grandchild))
+
+
+GRANDCHILD = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
