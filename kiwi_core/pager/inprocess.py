@@ -94,7 +94,8 @@ class InProcessPager:
     def observe(self, target: Target) -> Observation:
         """Raises ``GpuError`` only where the driver or NVML as a whole cannot be asked."""
         seen = self._checkpoint.observe(target)
-        linked = {link.ref: link.told for link in self._living(target)}
+        links = self._living(target)
+        linked = {link.ref: link.told for link in links}
         if not seen.alive:
             with self._lock:
                 self._moved_by.pop(target.session, None)
@@ -106,7 +107,8 @@ class InProcessPager:
         parts = tuple(_with_word(memory, linked.get(memory.ref)) for memory in seen.processes)
         self._moved_by[target.session] = self._who_moves(parts, linked)
         residencies = {seen.residency, *(word.residency for word in told)}
-        out_bytes = sum(w.paged_out_bytes for w in told if w.residency is Residency.PAGED_OUT)
+        in_gpu = {memory.ref: memory.resident_bytes for memory in seen.processes}
+        out_bytes = sum(_still_out_bytes(link, in_gpu.get(link.ref, 0)) for link in links)
         return replace(
             seen,
             residency=next(one for one in WORST_FIRST if one in residencies),
@@ -181,9 +183,10 @@ class InProcessPager:
                 continue
             try:
                 if any(
-                    link.told.residency is not Residency.PAGED_OUT for link in self._living(other)
+                    link.told.residency is not Residency.PAGED_OUT or not link.connected
+                    for link in self._living(other)
                 ):
-                    continue  # it came back just now
+                    continue  # it came back just now, or may be on its way
                 self._checkpoint.page_out(other, deadline_ns)
             except GpuError:
                 continue
@@ -197,6 +200,15 @@ class InProcessPager:
         mixed = any(memory.ref not in linked for memory in parts)
         mixed = mixed or any(told.unowned_bytes > most_bytes for told in linked.values())
         return MovedBy.BOTH if mixed else MovedBy.INPROCESS
+
+
+def _still_out_bytes(link: Linked, in_gpu_bytes: int) -> int:
+    """Of one that is out as far as was heard, and cannot be asked: it may be on its way in, begun
+    under an earlier daemon. What it has in the GPU must not count twice."""
+    if link.told.residency is not Residency.PAGED_OUT:
+        return 0
+    said_bytes = link.told.paged_out_bytes
+    return said_bytes if link.connected else max(0, said_bytes - in_gpu_bytes)
 
 
 def _out_bytes(links: tuple[Linked, ...]) -> dict[ProcessRef, int]:

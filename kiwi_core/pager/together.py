@@ -86,6 +86,7 @@ class Together:
         try:
             links = self._hold_all(held)
             self._ask(self._checkpoint.suspend, self._rest())
+            self._all_do(_unsure(links), "page-out")
             todo = [link for link in links if link.told.residency is not Residency.PAGED_OUT]
             self._all_do(todo, "page-out", out)
             rest_bytes = self._ask(self._checkpoint.page_out, self._rest())
@@ -272,6 +273,12 @@ class Together:
 
     def _moved(self, moved_bytes: int) -> Moved:
         return Moved(moved_bytes, time.monotonic_ns() - self._began_ns)
+
+
+def _unsure(links: Sequence[Linked]) -> list[Linked]:
+    """Those that were out when they were last heard of, under an earlier daemon perhaps. They may
+    be on their way in: the driver must not come in between, and what is out would count twice."""
+    return [link for link in _in(links, Residency.PAGED_OUT) if not link.connected]
 
 
 def _in(links: Sequence[Linked], residency: Residency) -> list[Linked]:
