@@ -89,13 +89,20 @@ class Daemon:
         """Starts it and waits until all its sockets answer."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "kiwi_core.cli", "daemon", "--emulate", self.sizes,
-                 "--socket-dir", str(self.directory), *self.args],
+                [sys.executable, "-m", "kiwi_core.cli", "daemon", *self.which(), "--socket-dir",
+                  str(self.directory), *self.args],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
                 preexec_fn=die_with_the_test,
                 env={**os.environ, **self.env, **self.extra_env},
             )  # fmt: skip
         self.wait_ready()
+
+    def which(self) -> list[str]:
+        """The option that says for which GPUs."""
+        return ["--emulate", self.sizes]
+
+    def gpus(self) -> int:
+        return sum(1 for _ in emulator.parse_gpus(self.sizes))
 
     def wait_ready(self) -> None:
         wait_until(self._ready, f"daemon ready; its log:\n{self.log()}")
@@ -205,7 +212,7 @@ class Daemon:
         assert self.process is not None
         if self.process.poll() is not None:
             raise AssertionError(f"daemon ended with {self.process.returncode}:\n{self.log()}")
-        wanted = sum(1 for _ in emulator.parse_gpus(self.sizes))
+        wanted = self.gpus()
         if len(self.sockets()) < wanted:
             return False
         try:

@@ -1,0 +1,206 @@
+"""With the in-process pager the GPU is asked for by the first call that needs it, whoever makes
+it: what the cell analysis does not see waits at the gate, in C, and is served like any other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import ledger
+import pytest
+from checks import unharmed
+from daemon import wait_until
+from gpu_cells import CPU, CPU_PRINTS, PRELUDE
+from notebooks import Notebook, assert_books_agree
+from pagers import CHECKPOINTED, IN_PROCESS, PagerUnderTest
+
+from kiwi_core.states import MovedBy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from daemon import Daemon
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.usefixtures("pager")]
+
+MIB = 72
+"""Of 128: two do not fit."""
+
+
+@pytest.fixture(scope="module")
+def pager() -> PagerUnderTest:
+    return IN_PROCESS
+
+
+@pytest.fixture
+def daemon(make_daemon: Callable[..., Daemon]) -> Iterator[Daemon]:
+    """Nobody gets the GPU because a quantum ends; at the end, nobody has stumbled."""
+    daemon = make_daemon("1x128MiB", "--tq", "600")
+    yield daemon
+    assert_books_agree(daemon)
+    assert ledger.read(daemon.journal()).overlaps() == []
+    daemon.stop()
+    unharmed(daemon)
+
+
+@pytest.fixture
+def pair(daemon: Daemon, make_notebook: Callable[..., Notebook]) -> tuple[Notebook, Notebook]:
+    """B is out, A is idle."""
+    b, a = make_notebook(daemon, "B", mib=MIB), make_notebook(daemon, "A", mib=MIB)
+    b.wait_state("paged-out")
+    return a, b
+
+
+THREAD = """
+def later(go, done):
+    check(cuda.cuCtxSetCurrent(memory.context))
+    while not os.path.exists(go):
+        time.sleep(0.01)
+    right = memory.intact()
+    with open(done + ".part", "w") as file:
+        file.write(str(right))
+    os.rename(done + ".part", done)
+"""
+
+
+def test_a_thread_that_was_started_earlier(daemon: Daemon, pair: tuple[Notebook, Notebook]) -> None:
+    """It lives on behind its cell, does nothing for long, and then needs the GPU: idle A makes
+    room for it."""
+    a, b = pair
+    go, done = daemon.directory / "go", daemon.directory / "done"
+    b.check(THREAD)
+    b.check(
+        f"threading.Thread(target=later, args=({str(go)!r}, {str(done)!r}), daemon=True).start()"
+    )
+    b.wait_state("idle")  # its burst was over once the GPU had been idle for it
+    a.assert_intact()
+    b.wait_state("paged-out")
+    go.touch()
+    wait_until(done.exists, "the thread has read its memory", 60.0)
+    assert done.read_text() == "True"
+    b.wait_state("idle")  # the burst that the thread got ends by itself, too
+    for notebook in (a, b):
+        notebook.assert_intact()
+
+
+UNSEEN = """
+import ctypes
+driver_itself = ctypes.PyDLL("libcuda.so.1")  # keeps the interpreter's lock in each call
+def unseen(number):
+    source = ctypes.c_uint64(memory.address + number * PIECE)
+    data = ctypes.create_string_buffer(PIECE)
+    error = driver_itself.cuMemcpyDtoH_v2(data, source, ctypes.c_size_t(PIECE))
+    return error == 0 and hashlib.sha1(data.raw).digest() == memory.digests[number]
+"""
+CALL = "%%kiwi cpu\nprint(unseen(3))"
+"""Its user says that it stays on the CPU, and is wrong."""
+
+
+def test_a_call_in_a_cell_that_passes_for_cpu(
+    daemon: Daemon, pair: tuple[Notebook, Notebook]
+) -> None:
+    """It waits while A computes, with the interpreter's lock, and A goes on; it is granted the GPU
+    when A's cell ends; a CPU cell asks for nothing."""
+    a, b = pair
+    b.check(UNSEEN)
+    enough = daemon.directory / "enough"
+    loop = a.work(until=enough)
+    a.wait_state("running")
+    b.wait_state("paged-out")
+    assert b.check(CPU).text == CPU_PRINTS
+    assert b.session.state.value == "paged-out"
+    cell = b.start(CALL)
+    b.wait_state("waiting")
+    assert daemon.status().holders == [a.id]
+    assert not b.kernel.finished(cell)
+    enough.touch()
+    a.finish(loop)
+    assert b.finish(cell).text == "True\n"
+    a.assert_intact()
+    b.assert_intact()
+
+
+def test_an_interrupt_at_the_gate(daemon: Daemon, pair: tuple[Notebook, Notebook]) -> None:
+    """As in any call into C: Python's part of it comes when the call is over. Nothing is lost, and
+    the place in line is kept."""
+    a, b = pair
+    b.check(UNSEEN)
+    enough = daemon.directory / "enough"
+    loop = a.work(until=enough)
+    a.wait_state("running")
+    cell = b.start(CALL)
+    b.wait_state("waiting")
+    for _ in range(3):
+        b.kernel.interrupt()
+    assert b.session.state.value == "waiting"
+    assert not b.kernel.finished(cell)
+    enough.touch()
+    a.finish(loop)
+    assert b.kernel.finish(cell).error == "KeyboardInterrupt"
+    assert b.check("print(unseen(4))").text == "True\n"
+    b.assert_intact()
+    a.assert_intact()
+
+
+LONG = """
+module = check(cuda.cuModuleLoadData(b"kiwi-emulated-module\\0"))
+spin = check(cuda.cuModuleGetFunction(module, b"spin_ns"))
+import ctypes
+def long_operation(seconds, begun):
+    arguments = ((int(seconds * 1e9),), (ctypes.c_uint64,))
+    check(cuda.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, 0, arguments, 0))
+    open(begun, "w").close()
+    check(cuda.cuCtxSynchronize())
+"""
+
+
+def test_an_interrupt_in_a_long_operation(daemon: Daemon, pair: tuple[Notebook, Notebook]) -> None:
+    """B waits meanwhile, and has the GPU once the operation has ended with KeyboardInterrupt."""
+    a, b = pair
+    a.check(LONG)
+    begun = daemon.directory / "begun"
+    long = a.start(f"long_operation(2, {str(begun)!r})\ntime.sleep(600)")
+    wait_until(begun.exists, "the operation")
+    waits = b.start("print(memory.intact())")
+    b.wait_state("waiting")
+    a.kernel.interrupt()
+    assert a.kernel.finish(long).error == "KeyboardInterrupt"
+    assert b.finish(waits).text == "True\n"
+    a.assert_intact()
+    assert a.check("long_operation(0.01, os.devnull); print('again')").text == "again\n"
+
+
+BARE_CHILD = f"""
+import subprocess
+source = '''
+import sys
+{PRELUDE}
+memory = Memory(16, 5)
+print("ready", flush=True)
+for line in sys.stdin:
+    print("INTACT" if memory.intact() else "DAMAGED", flush=True)
+'''
+bare = {{k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}}
+child = subprocess.Popen([sys.executable, "-c", source], env=bare, text=True,
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+assert child.stdout.readline() == "ready\\n"
+print(child.pid)
+"""
+ASK_CHILD = "child.stdin.write('\\n'); child.stdin.flush(); print(child.stdout.readline(), end='')"
+
+
+def test_a_child_without_the_library(daemon: Daemon, pair: tuple[Notebook, Notebook]) -> None:
+    """The library moves what the kernel has, the driver what the child has: both or neither."""
+    a, b = pair
+    b.check(f"check(cuda.cuMemFree(memory.address))\nmemory = Memory({MIB - 24}, 9)")
+    pid = int(b.check("%%kiwi gpu\n" + BARE_CHILD).text)
+    for _ in range(2):
+        daemon.wait_for(lambda _: b.session.pager is MovedBy.BOTH, "both move B")
+        a.assert_intact()
+        daemon.wait_for(lambda _: b.session.state.value == "paged-out" and b.is_out(), "B is out")
+        child = daemon.books().process(pid)
+        assert child is not None
+        assert child.state == CHECKPOINTED
+        assert b.check("%%kiwi gpu\n" + ASK_CHILD).text == "INTACT\n"
+        b.assert_intact()
+    b.check("child.stdin.close(); child.wait(); child.stdout.close()")
+    daemon.wait_for(lambda _: b.session.pager is MovedBy.INPROCESS, "the library alone moves B")

@@ -1,0 +1,138 @@
+"""Programs that grow while they compute: with the in-process pager an allocation that finds no
+memory waits until there is some, and fails only where the whole GPU would not do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from checks import unharmed
+from daemon import wait_until
+from notebooks import Notebook, assert_books_agree, finish_all
+from pagers import IN_PROCESS, PagerUnderTest
+
+from kiwi_core.sched import events as ev
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from daemon import Daemon
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.usefixtures("pager")]
+
+MIB = 1 << 20
+GPU_MIB = 256
+LARGE_MIB = GPU_MIB * 7 // 10
+SMALL_MIB = GPU_MIB // 10
+STEP_MIB = 4
+
+GROW = """
+grown = []
+def grow(to_mib, step_mib, begun, go):
+    '''In small steps, each of them filled; ``begun`` appears before, and it waits for ``go``.'''
+    open(begun, "w").close()
+    while not os.path.exists(go):
+        memory.step()
+        time.sleep(0.005)
+    while len(memory.digests) + sum(size for _, size in grown) < to_mib:
+        address = int(check(cuda.cuMemAlloc(step_mib * PIECE)))
+        check(cuda.cuMemsetD8(address, len(grown) % 251, step_mib * PIECE))
+        grown.append((address, step_mib))
+
+def grown_right():
+    for number, (address, size_mib) in enumerate(grown):
+        for piece in range(size_mib):
+            check(cuda.cuMemcpyDtoH(memory.buffer, address + piece * PIECE, PIECE))
+            if memory.buffer.count(number % 251) != PIECE:
+                return False
+    return memory.intact()
+"""
+
+
+@pytest.fixture(scope="module")
+def pager() -> PagerUnderTest:
+    return IN_PROCESS
+
+
+@pytest.fixture
+def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
+    """Nobody gets the GPU because a quantum ends."""
+    return make_daemon(f"1x{GPU_MIB}MiB", "--tq", "600")
+
+
+def known_small(notebook: Notebook) -> None:
+    """Holds a tenth of the GPU, and has had bursts enough for Kiwi to expect no more of it."""
+    notebook.take(SMALL_MIB, seed=ord(notebook.name))
+    notebook.check(GROW)
+    for _ in range(4):
+        notebook.check("memory.step(write=True)")
+
+
+def growing(notebook: Notebook, to_mib: int, begun: Path, go: Path) -> str:
+    grow = f"grow({to_mib}, {STEP_MIB}, {str(begun)!r}, {str(go)!r})"
+    return f"{grow}\nprint('RIGHT' if grown_right() else 'DAMAGED')"
+
+
+def test_one_grows_beside_an_idle_one_in_a_single_cell(
+    daemon: Daemon, make_notebook: Callable[..., Notebook]
+) -> None:
+    b = make_notebook(daemon, "B")
+    known_small(b)
+    a = make_notebook(daemon, "A", mib=LARGE_MIB)
+    b.check("memory.step()")
+    a.assert_intact()
+    begun, go = daemon.directory / "begun", daemon.directory / "go"
+    cell = b.start(growing(b, GPU_MIB * 9 // 10, begun, go))
+    wait_until(begun.exists, "B has the GPU")
+    assert a.session.resident_bytes > LARGE_MIB * MIB, "A was moved before there was a need"
+    assert a.session.paged_out_bytes == 0
+    go.touch()
+    assert b.finish(cell).text == "RIGHT\n"
+    assert b.session.resident_bytes >= GPU_MIB * 9 // 10 * MIB
+    assert a.session.paged_out_bytes >= LARGE_MIB * MIB
+    asked = [entry for entry in daemon.journal() if isinstance(entry.event, ev.RoomWanted)]
+    assert asked, "room was made without any allocation having asked for it"
+    a.assert_intact()
+    assert b.check("print(grown_right())").text == "True\n"
+    assert_books_agree(daemon)
+    daemon.stop()
+    unharmed(daemon)
+
+
+def test_two_that_compute_and_outgrow_the_gpu_together(
+    daemon: Daemon, make_notebook: Callable[..., Notebook]
+) -> None:
+    """Both have the GPU, and each wants 60 % of it: one waits for the other, neither fails."""
+    pair = [make_notebook(daemon, name) for name in "AB"]
+    for notebook in pair:
+        known_small(notebook)
+    go = daemon.directory / "go"
+    cells = {
+        notebook: notebook.start(
+            growing(notebook, GPU_MIB * 6 // 10, daemon.directory / f"begun-{notebook.name}", go)
+        )
+        for notebook in pair
+    }
+    daemon.wait_for(lambda status: len(status.holders) == 2, "both have the GPU")
+    go.touch()
+    finish_all(cells, 120.0)
+    assert [cell.text for cell in cells.values()] == ["RIGHT\n", "RIGHT\n"]
+    assert any(session.paged_out_bytes for session in daemon.status().sessions)
+    for notebook in pair:
+        assert notebook.check("print(grown_right())").text == "True\n"
+    assert_books_agree(daemon)
+    daemon.stop()
+    unharmed(daemon)
+
+
+def test_what_the_whole_gpu_would_not_hold_is_refused_at_once(
+    daemon: Daemon, make_notebook: Callable[..., Notebook]
+) -> None:
+    """As without Kiwi: the program sees it, keeps what it has, and goes on."""
+    a = make_notebook(daemon, "A", mib=SMALL_MIB)
+    cell = a.run(f"check(cuda.cuMemAlloc({GPU_MIB + 1} * PIECE))")
+    assert cell.error == "RuntimeError"
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in cell.traceback
+    a.assert_intact()
+    assert_books_agree(daemon)
