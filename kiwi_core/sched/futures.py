@@ -26,6 +26,9 @@ RUNS_MAX: Final = 7
 GRANTS: Final = 4
 """How many the copy sees granted. Four waiters and their swaps take about 15 events."""
 
+CROWD: Final = 20
+"""With more waiters than that, half as many: to copy them all costs as much as ten events."""
+
 
 UNLUCKY: Final = 0.9
 """Chance of lengths that are rather long: where less than ten earlier bursts were longer than what
@@ -45,17 +48,18 @@ class Futures:
 
 def futures(st: State, now_ns: int) -> Futures:
     """``st`` is not changed. In the first run everything takes as long as it usually does."""
+    grants = GRANTS if len(st.queue) <= CROWD else GRANTS // 2
     first = Run(st, now_ns, 0.5, spread=False)
-    found = {id_: [wait_ns] for id_, wait_ns in first.waits_ns(GRANTS).items()}
+    found = {id_: [wait_ns] for id_, wait_ns in first.waits_ns(grants).items()}
     head = len(found)
-    runs = min(RUNS_MAX, (STEPS // max(1, first.steps) - 1) | 1)
+    runs = min(RUNS_MAX, (STEPS // max(1, first.steps) - 1) | 1) if grants == GRANTS else 1
     for number in range(runs):
         if number != runs // 2:  # the first one is that
             run = Run(st, now_ns, (number + 0.5) / runs, spread=True)
-            for id_, wait_ns in run.waits_ns(GRANTS).items():
+            for id_, wait_ns in run.waits_ns(grants).items():
                 found.setdefault(id_, []).append(wait_ns)
-    unlucky = Run(st, now_ns, UNLUCKY, spread=False).waits_ns(GRANTS) if runs > 1 else {}
-    return Futures(found, unlucky, head == GRANTS)
+    unlucky = Run(st, now_ns, UNLUCKY, spread=False).waits_ns(grants) if runs > 1 else {}
+    return Futures(found, unlucky, head == grants)
 
 
 def tail_ns(st: State, now_ns: int, found: dict[SessionId, list[int]]) -> dict[SessionId, int]:

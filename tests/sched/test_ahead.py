@@ -10,7 +10,7 @@ from world import World
 
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.ahead import NEVER_NS, Run, burst_ns
-from kiwi_core.sched.futures import GRANTS, futures, tail_ns
+from kiwi_core.sched.futures import CROWD, GRANTS, futures, tail_ns
 from kiwi_core.sched.policy import names
 from kiwi_core.sched.session import Session, Wish
 from kiwi_core.sched.state import State
@@ -122,6 +122,16 @@ def test_a_long_queue_is_run_to_its_head_and_summed_to_its_tail() -> None:
     tail = [further[SessionId(f"w{n}")] for n in range(12) if f"w{n}" in further]
     assert tail == sorted(tail)
     assert tail[0] > 0
+
+
+def test_a_crowd_is_run_less_far() -> None:
+    world = two()
+    for number in range(CROWD + 4):
+        world.do(62 + number / 100, f"w{number} joins; w{number} asks 1")
+    found = futures(state(world), 63 * S)
+    assert {len(every) for every in found.waits_ns.values()} == {1}
+    assert len(found.waits_ns) == GRANTS // 2
+    assert len(tail_ns(state(world), 63 * S, found.waits_ns)) == CROWD + 5 - GRANTS // 2
 
 
 def test_who_is_blocked_in_the_tail_is_told_nothing() -> None:
