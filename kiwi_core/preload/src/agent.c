@@ -125,6 +125,7 @@ static int patience_ms(int64_t now_ns) {
                       : kp_talk_welcomed() ? kp_talk_due_ns()
                                            : dialled_ns + WELCOME_NS;
     if (more_ns < until_ns) until_ns = more_ns;
+    if (kp_pager_idle_ns(now_ns) < until_ns) until_ns = kp_pager_idle_ns(now_ns);
     if (until_ns > now_ns + LOOK_NS) until_ns = now_ns + LOOK_NS;
     return until_ns <= now_ns ? 0 : (int)((until_ns - now_ns) / MS) + 1;
 }
@@ -135,6 +136,7 @@ static void wait_for_something(void) {
         {.fd = kp_wire.socket.fd, .events = (short)(POLLIN | (kp_wire.unsent ? POLLOUT : 0))}};
     if (poll(polled, 2, patience_ms(kp_now_ns())) <= 0) {
         kp_link_woken(); /* it may be that nobody can wake us any more */
+        if (kp_talk_welcomed()) kp_pager_idle(kp_now_ns());
         return;
     }
     if (polled[0].revents) kp_link_woken();

@@ -68,6 +68,11 @@ void kp_move_out(int64_t until_ns, struct kp_outcome *o) {
     answer(o);
     out = o->what == KP_MOVED || (o->what == KP_REFUSED && choose(4) == 3); /* and not brought back */
 }
+bool kp_move_clean(uint64_t most, int64_t until_ns, struct kp_outcome *o) {
+    (void)most, (void)until_ns, (void)o;
+    return false;
+}
+uint64_t kp_gate_passed(void) { return 0; }
 bool kp_move_all_in(void) { return !out; }
 void kp_arena_enable(bool on) { (void)on; }
 void kp_move_in(int64_t until_ns, struct kp_outcome *o) {
