@@ -37,6 +37,8 @@ MIB, GIB = 1 << 20, 1 << 30
 JOB = str(Path(__file__).with_name("job.py"))
 BUDGET_S = 520.0
 """For everything; the machine may be lent for ten minutes."""
+INPROCESS = "tests/gpu/inprocess"
+"""Tests of the in-process pager with PyTorch, CuPy, JAX and Triton."""
 
 
 class Skipped(Exception):  # noqa: N818 - an outcome, not an error
@@ -200,20 +202,20 @@ def daemon(bench: Bench, tq_s: float) -> Iterator[Daemon]:
 # --- the parts ----------------------------------------------------------------------------------
 
 
-def pytest_part(*words: str) -> Callable[[Bench], dict[str, Any]]:
+def pytest_part(*words: str, limit_s: float = 150.0) -> Callable[[Bench], dict[str, Any]]:
     def run(bench: Bench) -> dict[str, Any]:
         if not has("pytest"):
             raise Skipped("pytest is not installed in this Python")
-        limit_s = min(150.0, bench.left_s - 60)
+        within_s = min(limit_s, bench.left_s - 60)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
         try:
             done = subprocess.run(
-                command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=False
+                command, cwd=ROOT, capture_output=True, text=True, timeout=within_s, check=False
             )
         except subprocess.TimeoutExpired as late:
             said = late.stdout or b""
             text = said.decode(errors="replace") if isinstance(said, bytes) else said
-            return {"failed": f"not done in {limit_s:.0f} s", "tail": text[-1500:]}
+            return {"failed": f"not done in {within_s:.0f} s", "tail": text[-1500:]}
         lines = done.stdout.strip().splitlines()
         return {"status": done.returncode, "last": lines[-1] if lines else "", "tail": lines[-25:]}
 
@@ -541,8 +543,10 @@ def main() -> int:
         bench.part("two_that_fit", 2 * job_s + 15, fitting)
         bench.part("libraries", 20, libraries)
         if not args.skip_tests and not emulated:
-            words = ("-m", "gpu", "tests", "--ignore=tests/conformance")
+            words = ("-m", "gpu", "tests", "--ignore=tests/conformance", f"--ignore={INPROCESS}")
             bench.part("gpu_tests", 60, pytest_part(*words))
+            # Only a run of its own (--only inprocess) has time for all of it.
+            bench.part("inprocess", 90, pytest_part("-m", "gpu", INPROCESS, limit_s=BUDGET_S))
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return 0
