@@ -89,6 +89,7 @@ SLACK_S = 2.0
 """For a busy machine: threads that are late, messages that lie in queues."""
 
 
+@pytest.mark.usefixtures("pager")
 @pytest.mark.timeout(400)
 def test_ten_notebooks_take_random_turns_for_a_minute(
     make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook]
