@@ -111,11 +111,18 @@ static void give(struct kp_copy *copy) {
     *copy = (struct kp_copy){0};
 }
 
+/* What may still be handed out; pieces beyond a limit that was lowered are not used any more. */
+static uint64_t within_limit(void) {
+    uint64_t used = kp_arena_totals.used, limit = kp_arena_totals.limit;
+    return used < limit ? limit - used : 0;
+}
+
 bool kp_arena_take(struct kp_copy *copy, size_t bytes) {
     size_t left = (bytes + KP_ARENA_UNIT - 1) / KP_ARENA_UNIT;
     *copy = (struct kp_copy){0};
     pthread_mutex_lock(&kp_arena_mu);
-    while (left) {
+    bool allowed = within_limit() >= left * KP_ARENA_UNIT;
+    while (allowed && left) {
         size_t got = take_from(copy, NULL, true, left);
         if (!got) got = take_from(copy, NULL, false, left);
         if (!got) {
@@ -148,8 +155,9 @@ uint64_t kp_arena_room(void) {
     pthread_mutex_lock(&kp_arena_mu);
     uint64_t room = kp_arena_growth();
     for (struct kp_piece *p = kp_pieces; p; p = p->next) room += p->busy ? 0 : p->free_units * KP_ARENA_UNIT;
+    uint64_t most = within_limit();
     pthread_mutex_unlock(&kp_arena_mu);
-    return room;
+    return room < most ? room : most;
 }
 
 void kp_arena_books(struct kp_arena_books *out) {
