@@ -29,7 +29,9 @@ CUDA = (
     "hash.c",
     "device.c",
     "checkpoint.c",
+    "server.c",
     "control.c",
+    "custom.c",
     "table.c",
 )
 NVML = ("nvml.c",)

@@ -1,5 +1,6 @@
 /* Run under the address and undefined-behaviour sanitizers: several threads allocate, copy, launch,
- * use streams, events and the VMM calls, while another suspends and resumes the process. */
+ * use streams, events and the VMM calls, while another suspends and resumes the process; before that,
+ * a second process's memory is copied out and in from here (custom storage). */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -51,6 +52,10 @@ CUresult cuCheckpointProcessLock(int, CUcheckpointLockArgs *);
 CUresult cuCheckpointProcessCheckpoint(int, CUcheckpointCheckpointArgs *);
 CUresult cuCheckpointProcessRestore(int, CUcheckpointRestoreArgs *);
 CUresult cuCheckpointProcessUnlock(int, CUcheckpointUnlockArgs *);
+
+CUresult cuMemcpyHtoD_v2(CUdeviceptr, const void *, size_t);
+CUresult cuMemcpyDtoHAsync_v2(void *, CUdeviceptr, size_t, CUstream);
+CUresult cuCheckpointOperationComplete(CUcheckpointOperationHandle);
 
 enum { THREADS = 3, ROUNDS = 60, SWAPS = 12, WORDS = 64 << 10 };
 static CUcontext context;
@@ -129,10 +134,71 @@ static void *swap(void *arg) {
     return arg;
 }
 
-int main(void) {
-    pthread_t threads[THREADS + 1];
+enum { BLOCKS = 5 };
+
+/* Says that it is ready, waits until it has been moved, and looks at what it finds then. */
+static void be_moved(int ready, int moved) {
+    static uint32_t data[WORDS];
+    CUdeviceptr block[BLOCKS];
+    char byte = 0;
     CHECK(cuInit(0));
     CHECK(cuDevicePrimaryCtxRetain(&context, 0));
+    CHECK(cuCtxSetCurrent(context));
+    for (unsigned b = 0; b < BLOCKS; b++) {
+        for (unsigned i = 0; i < WORDS; i++) data[i] = b * 7919 + i;
+        CHECK(cuMemAlloc_v2(&block[b], sizeof data));
+        CHECK(cuMemcpyHtoD_v2(block[b], data, sizeof data));
+    }
+    if (write(ready, &byte, 1) != 1 || read(moved, &byte, 1) != 1) abort();
+    for (unsigned b = 0; b < BLOCKS; b++) {
+        CHECK(cuMemcpyDtoH_v2(data, block[b], sizeof data));
+        for (unsigned i = 0; i < WORDS; i++) {
+            if (data[i] != b * 7919 + i) abort();
+        }
+    }
+    _exit(0);
+}
+
+static void move_from_here(int pid) {
+    static char image[BLOCKS * WORDS * 4];
+    CUcheckpointCustomStorageInfo *info = NULL;
+    CUcheckpointCheckpointArgs out = {.customStorageInfo_out = &info};
+    CUcheckpointRestoreArgs in = {.customStorageInfo_out = &info};
+    CHECK(cuCtxSetCurrent(context));
+    CHECK(cuCheckpointProcessLock(pid, NULL));
+    for (int swap = 0; swap < SWAPS; swap++) {
+        CHECK(cuCheckpointProcessCheckpoint(pid, &out));
+        if (info->deviceCount != 1 || info->perDeviceData[0].size != sizeof image) abort();
+        CUcheckpointCustomStoragePerDeviceData *g = info->perDeviceData;
+        CHECK(cuMemcpyDtoHAsync_v2(image, g->devPtr, g->size, g->stream));
+        CHECK(cuCheckpointOperationComplete(info->handle));
+        CHECK(cuCheckpointProcessRestore(pid, &in));
+        g = info->perDeviceData;
+        CHECK(cuMemcpyHtoDAsync_v2(g->devPtr, image, g->size, g->stream));
+        CHECK(cuCheckpointOperationComplete(info->handle));
+    }
+    CHECK(cuCheckpointProcessUnlock(pid, NULL));
+}
+
+static pid_t start_target(int *ready, int *moved) { /* before this process has any CUDA */
+    int up[2], down[2];
+    if (pipe(up) || pipe(down)) abort();
+    pid_t child = fork();
+    if (child == 0) be_moved(up[1], down[0]);
+    *ready = up[0], *moved = down[1];
+    return child;
+}
+
+int main(void) {
+    pthread_t threads[THREADS + 1];
+    int ready, moved, ended;
+    char byte = 0;
+    pid_t target = start_target(&ready, &moved);
+    CHECK(cuInit(0));
+    CHECK(cuDevicePrimaryCtxRetain(&context, 0));
+    if (read(ready, &byte, 1) != 1) abort();
+    move_from_here(target);
+    if (write(moved, &byte, 1) != 1 || waitpid(target, &ended, 0) != target || ended != 0) abort();
     for (uintptr_t i = 0; i < THREADS; i++) pthread_create(&threads[i], NULL, work, (void *)i);
     pthread_create(&threads[THREADS], NULL, swap, NULL);
     for (int i = 0; i <= THREADS; i++) pthread_join(threads[i], NULL);

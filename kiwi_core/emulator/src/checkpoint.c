@@ -1,29 +1,20 @@
-/* The target's side of the checkpoint API: a thread answers requests on the control socket
- * <state>.d/<pid>, closes and opens the gate, moves memory out and in. */
+/* The target's side of the checkpoint API: closes and opens the gate, moves memory out and in, or
+ * lets the caller move it (custom storage). */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "emu.h"
 
-#define THREAD_STACK (256u << 10)
-#define BACKLOG 64
 #define COPY_CHUNK (4ull << 20)
 
-static int listener = -1, directory = -1;
-static pid_t server_tid;
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER; /* operations on this process */
 static bool restore_broken; /* a restore failed: it can never be repeated (cuda-checkpoint #44) */
+static bool in_custom_storage; /* the bytes are with whoever took them, not in a backup here */
 
 static void set_state(enum ke_process_state state) {
     ke_state_lock(ke.state);
@@ -125,30 +116,54 @@ static bool copy_in(struct ke_phys *p, struct ke_pace *pace) {
 
 static uint64_t parked_context[KE_GPUS_MAX]; /* what the contexts cost before */
 
-/* Gives the GPU back: everything, the contexts too. */
-static void give_back(void) {
-    for (size_t i = 0; i < ke_map_count(); i++) ke_map_apply(ke_map_index(i), PROT_NONE);
+static void give_memory_back(void) {
     for (struct ke_phys *p = ke.phys; p; p = p->next) {
         fallocate(ke.devices[p->dev].memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->offset,
                   (off_t)p->size);
     }
+}
+
+static void park(uint32_t checkpoints) { /* off the GPU's books */
     ke_state_lock(ke.state);
     if (ke_proc_ours(ke.slot)) {
         memcpy(parked_context, ke.slot->context_bytes, sizeof parked_context);
         memcpy(ke.slot->parked_bytes, ke.slot->device_bytes, sizeof ke.slot->parked_bytes);
         memset(ke.slot->context_bytes, 0, sizeof ke.slot->context_bytes);
         memset(ke.slot->device_bytes, 0, sizeof ke.slot->device_bytes);
-        ke.slot->checkpoints++;
+        ke.slot->checkpoints += checkpoints;
         ke.slot->state = KE_CHECKPOINTED;
     }
     ke_state_unlock(ke.state);
 }
 
-static CUresult do_checkpoint(void) {
+/* Gives the GPU back: everything, the contexts too. */
+static void give_back(void) {
+    for (size_t i = 0; i < ke_map_count(); i++) ke_map_apply(ke_map_index(i), PROT_NONE);
+    give_memory_back();
+    park(1);
+}
+
+/* Whoever wants to copy must have a primary context on each GPU that is, or was, in use here. */
+static bool caller_has_contexts(const struct ke_request *r) {
+    bool all = true;
+    ke_state_lock(ke.state);
+    bool out = ke.slot->state == KE_CHECKPOINTED;
+    for (unsigned i = 0; i < KE_GPUS_MAX; i++) {
+        uint64_t context = out ? parked_context[i] : ke.slot->context_bytes[i];
+        uint64_t data = out ? ke.slot->parked_bytes[i] : ke.slot->device_bytes[i];
+        if ((context || data) && !(r->contexts >> i & 1)) all = false;
+    }
+    ke_state_unlock(ke.state);
+    return all;
+}
+
+static CUresult do_checkpoint(const struct ke_request *r) {
     if (state_now() != KE_LOCKED) return CUDA_ERROR_ILLEGAL_STATE;
+    if (r->custom && !caller_has_contexts(r)) return CUDA_ERROR_INVALID_CONTEXT;
     if (fault(KE_FAULT_CHECKPOINT_FAIL)) return CUDA_ERROR_OPERATING_SYSTEM;
     bool tell = ke.state->driver_version >= KE_DRIVER_WITH_TRANSIENT_STATES;
-    if (tell) set_state(KE_CHECKPOINTING);
+    if (tell || r->custom) set_state(KE_CHECKPOINTING);
+    if (r->custom) return CUDA_SUCCESS; /* ke_target_complete goes on from here */
     struct ke_pace pace = {0};
     bool ok = true;
     ke_pace(&pace, 0);
@@ -194,18 +209,8 @@ static CUresult fail_for_ever(CUresult rc, enum ke_process_state state) {
     return rc;
 }
 
-static CUresult do_restore(const struct ke_request *r) {
-    if (state_now() != KE_CHECKPOINTED) return CUDA_ERROR_ILLEGAL_STATE;
-    if (restore_broken) return CUDA_ERROR_OPERATING_SYSTEM;
-    if (maps_elsewhere(r)) return CUDA_ERROR_NOT_SUPPORTED;
-    if (fault(KE_FAULT_RESTORE_FAIL)) return fail_for_ever(CUDA_ERROR_OPERATING_SYSTEM, KE_FAILED);
-    if (fault(KE_FAULT_RESTORE_OOM) || !take_room())
-        return fail_for_ever(CUDA_ERROR_OUT_OF_MEMORY, KE_CHECKPOINTED);
-    if (ke.state->driver_version >= KE_DRIVER_WITH_TRANSIENT_STATES) set_state(KE_RESTORING);
-    struct ke_pace pace = {0};
+static CUresult arrive(void) { /* the bytes are there: mappings, books, state */
     bool ok = true;
-    ke_pace(&pace, 0);
-    for (struct ke_phys *p = ke.phys; p && ok; p = p->next) ok = copy_in(p, &pace);
     for (size_t i = 0; i < ke_map_count() && ok; i++)
         ok = ke_map_apply(ke_map_index(i), ke_map_index(i)->prot) == CUDA_SUCCESS;
     if (!ok) return fail_for_ever(CUDA_ERROR_OPERATING_SYSTEM, KE_FAILED);
@@ -219,133 +224,80 @@ static CUresult do_restore(const struct ke_request *r) {
     return CUDA_SUCCESS;
 }
 
-/* ---- the server --------------------------------------------------------------------------------------- */
+static CUresult do_restore(const struct ke_request *r) {
+    if (state_now() != KE_CHECKPOINTED) return CUDA_ERROR_ILLEGAL_STATE;
+    if (restore_broken) return CUDA_ERROR_OPERATING_SYSTEM;
+    if (maps_elsewhere(r)) return CUDA_ERROR_NOT_SUPPORTED;
+    if ((bool)r->custom != in_custom_storage) return CUDA_ERROR_ILLEGAL_STATE;
+    if (r->custom && !caller_has_contexts(r)) return CUDA_ERROR_INVALID_CONTEXT;
+    if (fault(KE_FAULT_RESTORE_FAIL)) return fail_for_ever(CUDA_ERROR_OPERATING_SYSTEM, KE_FAILED);
+    if (fault(KE_FAULT_RESTORE_OOM) || !take_room())
+        return fail_for_ever(CUDA_ERROR_OUT_OF_MEMORY, KE_CHECKPOINTED);
+    bool tell = ke.state->driver_version >= KE_DRIVER_WITH_TRANSIENT_STATES;
+    if (tell || r->custom) set_state(KE_RESTORING);
+    if (r->custom) return CUDA_SUCCESS; /* ke_target_complete goes on from here */
+    struct ke_pace pace = {0};
+    bool ok = true;
+    ke_pace(&pace, 0);
+    for (struct ke_phys *p = ke.phys; p && ok; p = p->next) ok = copy_in(p, &pace);
+    return ok ? arrive() : fail_for_ever(CUDA_ERROR_OPERATING_SYSTEM, KE_FAILED);
+}
 
-static CUresult serve(const struct ke_request *r) {
+/* ---- custom storage: the caller copies between the two halves ---------------------------------------- */
+/* While it does, the state is CHECKPOINTING or RESTORING, in which every other request is illegal. */
+
+int ke_target_pieces(int *count) {
+    int fd = memfd_create("kiwi-emulated-pieces", MFD_CLOEXEC);
+    *count = 0;
+    for (struct ke_phys *p = ke.phys; p && fd >= 0; p = p->next) {
+        struct ke_piece piece = {ke.devices[p->dev].gpu, p->dev, p->offset, p->size};
+        if (write(fd, &piece, sizeof piece) != (ssize_t)sizeof piece) {
+            close(fd);
+            return -1;
+        }
+        ++*count;
+    }
+    return fd;
+}
+
+CUresult ke_target_complete(void) {
+    CUresult rc = CUDA_ERROR_ILLEGAL_STATE;
+    pthread_mutex_lock(&one_at_a_time);
+    ke_fault_hang(ke.state, getpid(), KE_OP_COMPLETE);
+    if (state_now() == KE_CHECKPOINTING) {
+        give_back();
+        in_custom_storage = true;
+        rc = CUDA_SUCCESS;
+    } else if (state_now() == KE_RESTORING) {
+        rc = arrive();
+        in_custom_storage = false;
+    }
+    pthread_mutex_unlock(&one_at_a_time);
+    return rc;
+}
+
+void ke_target_abandon(void) {
+    pthread_mutex_lock(&one_at_a_time);
+    if (state_now() == KE_CHECKPOINTING) set_state(KE_LOCKED);
+    if (state_now() == KE_RESTORING) {
+        give_memory_back();
+        park(0);
+    }
+    pthread_mutex_unlock(&one_at_a_time);
+}
+
+/* ---- a request ----------------------------------------------------------------------------------------- */
+
+CUresult ke_target_serve(const struct ke_request *r) {
     pthread_mutex_lock(&one_at_a_time);
     ke_fault_hang(ke.state, getpid(), (enum ke_op)r->op);
     CUresult rc;
     if (state_now() == KE_FAILED) rc = CUDA_ERROR_OPERATING_SYSTEM;
     else if (r->op == KE_OP_LOCK) rc = do_lock(r->timeout_ms);
-    else if (r->op == KE_OP_CHECKPOINT) rc = do_checkpoint();
+    else if (r->op == KE_OP_CHECKPOINT) rc = do_checkpoint(r);
     else if (r->op == KE_OP_RESTORE) rc = do_restore(r);
     else if (r->op == KE_OP_UNLOCK) rc = do_unlock();
     else rc = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_unlock(&one_at_a_time);
     return rc;
-}
-
-/* Connections being answered: a forked child must close its copies, or a caller would wait for a
- * killed target for as long as the child lives. */
-static int answering[BACKLOG];
-
-static void note(int old, int new) {
-    for (int i = 0; i < BACKLOG; i++) {
-        int expected = old;
-        if (__atomic_compare_exchange_n(&answering[i], &expected, new, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
-            return;
-    }
-}
-
-static bool may_ask(int fd) {
-    struct ucred peer;
-    socklen_t n = sizeof peer;
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) != 0) return false;
-    return peer.uid == 0 || peer.uid == geteuid();
-}
-
-static void *answer_one(void *arg) {
-    int fd = (int)(intptr_t)arg;
-    struct ke_request r;
-    struct ke_answer a = {CUDA_ERROR_NOT_PERMITTED, 0};
-    if (recv(fd, &r, sizeof r, 0) == (ssize_t)sizeof r) {
-        if (may_ask(fd) && r.op == KE_OP_RESTORE_TID) a = (struct ke_answer){CUDA_SUCCESS, server_tid};
-        else if (may_ask(fd)) a.result = (int32_t)serve(&r);
-        send(fd, &a, sizeof a, MSG_NOSIGNAL); /* the caller may be gone; what was done stays done */
-    }
-    note(fd, 0);
-    close(fd);
-    return NULL;
-}
-
-static int start_thread(void *(*fn)(void *), void *arg) {
-    pthread_attr_t a;
-    pthread_t thread;
-    sigset_t all, old;
-    pthread_attr_init(&a);
-    pthread_attr_setstacksize(&a, THREAD_STACK);
-    pthread_attr_setdetachstate(&a, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all); /* signals are for the program's own threads */
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int rc = pthread_create(&thread, &a, fn, arg);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    pthread_attr_destroy(&a);
-    return rc;
-}
-
-static void *accept_all(void *arg) {
-    int fd = (int)(intptr_t)arg;
-    __atomic_store_n(&server_tid, (pid_t)syscall(SYS_gettid), __ATOMIC_RELEASE);
-    for (;;) {
-        int c = accept4(fd, NULL, NULL, SOCK_CLOEXEC);
-        if (c < 0 && (errno == EBADF || errno == EINVAL)) return NULL;
-        if (c < 0) {
-            ke_sleep_ns(10000000); /* out of descriptors, say */
-            continue;
-        }
-        note(0, c);
-        if (start_thread(answer_one, (void *)(intptr_t)c) != 0) {
-            note(c, 0);
-            close(c);
-        }
-    }
-}
-
-/* Paths of sockets are limited to 108 bytes: go through the directory's descriptor. */
-int ke_open_control(void) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s.d", ke_state_path());
-    return open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-}
-
-static CUresult listen_failed(const char *what) {
-    fprintf(stderr, "kiwi emulated driver: no control socket in %s.d: %s: %s\n", ke_state_path(), what,
-            strerror(errno));
-    if (listener >= 0) close(listener);
-    listener = -1;
-    return CUDA_ERROR_OPERATING_SYSTEM;
-}
-
-CUresult ke_server_start(void) {
-    struct sockaddr_un at = {.sun_family = AF_UNIX};
-    char name[16];
-    if (listener >= 0) return CUDA_SUCCESS;
-    if (directory < 0) directory = ke_open_control();
-    if (directory < 0) return listen_failed("opening the directory");
-    snprintf(name, sizeof name, "%d", getpid());
-    unlinkat(directory, name, 0); /* left behind by a killed process with the same pid */
-    snprintf(at.sun_path, sizeof at.sun_path, "/proc/self/fd/%d/%s", directory, name);
-    listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (listener < 0) return listen_failed("socket");
-    if (bind(listener, (struct sockaddr *)&at, sizeof at) != 0) return listen_failed("bind");
-    if (listen(listener, BACKLOG) != 0) return listen_failed("listen");
-    if (start_thread(accept_all, (void *)(intptr_t)listener) != 0) return listen_failed("thread");
-    while (__atomic_load_n(&server_tid, __ATOMIC_ACQUIRE) == 0) ke_sleep_ns(100000);
-    return CUDA_SUCCESS;
-}
-
-void ke_server_stop(void) {
-    char name[16];
-    snprintf(name, sizeof name, "%d", getpid());
-    if (listener >= 0) unlinkat(directory, name, 0);
-}
-
-void ke_server_forget(void) { /* in a forked child; the parent goes on answering */
-    for (int i = 0; i < BACKLOG; i++) {
-        if (answering[i]) close(answering[i]);
-        answering[i] = 0;
-    }
-    if (listener >= 0) close(listener);
-    if (directory >= 0) close(directory);
-    listener = directory = -1;
 }

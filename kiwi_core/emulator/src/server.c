@@ -1,0 +1,178 @@
+/* The control socket <state>.d/<pid> of a target: a thread accepts, and each connection has its own. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "emu.h"
+
+#define THREAD_STACK (256u << 10)
+#define BACKLOG 64
+
+static int listener = -1, directory = -1;
+static pid_t server_tid;
+
+/* Connections being answered: a forked child must close its copies, or a caller would wait for a
+ * killed target for as long as the child lives. */
+static int answering[BACKLOG];
+
+static void note(int old, int new) {
+    for (int i = 0; i < BACKLOG; i++) {
+        int expected = old;
+        if (__atomic_compare_exchange_n(&answering[i], &expected, new, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+            return;
+    }
+}
+
+static bool may_ask(int fd) {
+    struct ucred peer;
+    socklen_t n = sizeof peer;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) != 0) return false;
+    return peer.uid == 0 || peer.uid == geteuid();
+}
+
+static void answer(int fd, CUresult rc) { /* the caller may be gone; what was done stays done */
+    struct ke_answer a = {(int32_t)rc, 0};
+    send(fd, &a, sizeof a, MSG_NOSIGNAL);
+}
+
+/* The pieces of this process's memory, with the descriptors to map them by. */
+static bool hand_over(int fd) {
+    struct ke_answer a = {CUDA_SUCCESS, 0};
+    int fds[KE_ANSWER_FDS_MAX] = {ke_target_pieces(&a.value)};
+    unsigned count = 1 + ke.device_count;
+    if (fds[0] < 0) return false;
+    for (unsigned i = 0; i < ke.device_count; i++) fds[1 + i] = ke.devices[i].memfd;
+    _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof fds)];
+    memset(control, 0, sizeof control);
+    struct iovec text = {&a, sizeof a};
+    struct msghdr m = {.msg_iov = &text, .msg_iovlen = 1, .msg_control = control};
+    m.msg_controllen = CMSG_SPACE(count * sizeof *fds);
+    struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(count * sizeof *fds);
+    memcpy(CMSG_DATA(c), fds, count * sizeof *fds);
+    sendmsg(fd, &m, MSG_NOSIGNAL);
+    close(fds[0]);
+    return true;
+}
+
+/* Until the caller says that it has copied.  If it dies first, nothing happens any more: see
+ * README.md, "Assumptions". */
+static void custom_operation(int fd, const struct ke_request *begin) {
+    CUresult rc = ke_target_serve(begin);
+    if (rc == CUDA_SUCCESS && hand_over(fd)) {
+        struct ke_request end;
+        if (recv(fd, &end, sizeof end, 0) != (ssize_t)sizeof end) return;
+        if (end.op == KE_OP_COMPLETE) rc = ke_target_complete();
+        else ke_target_abandon();
+    } else if (rc == CUDA_SUCCESS) {
+        ke_target_abandon();
+        rc = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    answer(fd, rc);
+}
+
+static void *answer_one(void *arg) {
+    int fd = (int)(intptr_t)arg;
+    struct ke_request r;
+    if (recv(fd, &r, sizeof r, 0) == (ssize_t)sizeof r) {
+        struct ke_answer tid = {CUDA_SUCCESS, server_tid};
+        if (!may_ask(fd)) answer(fd, CUDA_ERROR_NOT_PERMITTED);
+        else if (r.op == KE_OP_RESTORE_TID) send(fd, &tid, sizeof tid, MSG_NOSIGNAL);
+        else if (r.custom) custom_operation(fd, &r);
+        else answer(fd, ke_target_serve(&r));
+    }
+    note(fd, 0);
+    close(fd);
+    return NULL;
+}
+
+static int start_thread(void *(*fn)(void *), void *arg) {
+    pthread_attr_t a;
+    pthread_t thread;
+    sigset_t all, old;
+    pthread_attr_init(&a);
+    pthread_attr_setstacksize(&a, THREAD_STACK);
+    pthread_attr_setdetachstate(&a, PTHREAD_CREATE_DETACHED);
+    sigfillset(&all); /* signals are for the program's own threads */
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int rc = pthread_create(&thread, &a, fn, arg);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&a);
+    return rc;
+}
+
+static void *accept_all(void *arg) {
+    int fd = (int)(intptr_t)arg;
+    __atomic_store_n(&server_tid, (pid_t)syscall(SYS_gettid), __ATOMIC_RELEASE);
+    for (;;) {
+        int c = accept4(fd, NULL, NULL, SOCK_CLOEXEC);
+        if (c < 0 && (errno == EBADF || errno == EINVAL)) return NULL;
+        if (c < 0) {
+            ke_sleep_ns(10000000); /* out of descriptors, say */
+            continue;
+        }
+        note(0, c);
+        if (start_thread(answer_one, (void *)(intptr_t)c) != 0) {
+            note(c, 0);
+            close(c);
+        }
+    }
+}
+
+/* Paths of sockets are limited to 108 bytes: go through the directory's descriptor. */
+int ke_open_control(void) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s.d", ke_state_path());
+    return open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+}
+
+static CUresult listen_failed(const char *what) {
+    fprintf(stderr, "kiwi emulated driver: no control socket in %s.d: %s: %s\n", ke_state_path(), what,
+            strerror(errno));
+    if (listener >= 0) close(listener);
+    listener = -1;
+    return CUDA_ERROR_OPERATING_SYSTEM;
+}
+
+CUresult ke_server_start(void) {
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    char name[16];
+    if (listener >= 0) return CUDA_SUCCESS;
+    if (directory < 0) directory = ke_open_control();
+    if (directory < 0) return listen_failed("opening the directory");
+    snprintf(name, sizeof name, "%d", getpid());
+    unlinkat(directory, name, 0); /* left behind by a killed process with the same pid */
+    snprintf(at.sun_path, sizeof at.sun_path, "/proc/self/fd/%d/%s", directory, name);
+    listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (listener < 0) return listen_failed("socket");
+    if (bind(listener, (struct sockaddr *)&at, sizeof at) != 0) return listen_failed("bind");
+    if (listen(listener, BACKLOG) != 0) return listen_failed("listen");
+    if (start_thread(accept_all, (void *)(intptr_t)listener) != 0) return listen_failed("thread");
+    while (__atomic_load_n(&server_tid, __ATOMIC_ACQUIRE) == 0) ke_sleep_ns(100000);
+    return CUDA_SUCCESS;
+}
+
+void ke_server_stop(void) {
+    char name[16];
+    snprintf(name, sizeof name, "%d", getpid());
+    if (listener >= 0) unlinkat(directory, name, 0);
+}
+
+void ke_server_forget(void) { /* in a forked child; the parent goes on answering */
+    for (int i = 0; i < BACKLOG; i++) {
+        if (answering[i]) close(answering[i]);
+        answering[i] = 0;
+    }
+    if (listener >= 0) close(listener);
+    if (directory >= 0) close(directory);
+    listener = directory = -1;
+}
