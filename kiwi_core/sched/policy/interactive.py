@@ -173,9 +173,8 @@ class Interactive(Policy):
         return scene.now_ns >= self._old_at_ns(scene, waiter)
 
     def _owed_at_ns(self, scene: Scene, waiter: Session) -> int:
-        """When a protected turn of ``waiter`` would no more than bring it to its share."""
-        if not waiter.share:
-            return NEVER_NS
+        """When a protected turn of ``waiter``, whose class has a share, would no more than bring it
+        to that."""
         sharing = len(self._sharing) + sum(bool(r.share) for r in scene.runners.values())
         share = min(waiter.share, SHARES_MAX / max(1, sharing))
         return waiter.asked_ns + round((waiter.attained_ns + self._protected_ns) / share)
