@@ -54,7 +54,8 @@ class Operation:
 
     def complete(self) -> None:
         """Waits for the streams, unmaps, and leaves the target CHECKPOINTED, or LOCKED after a
-        restore. An error leaves the operation under way: a copy failed, or the target is gone."""
+        restore. After an error a copy has failed and the operation is still under way, or the
+        target is gone."""
         if self._complete:
             raise CallerError("already-complete", "This operation has been completed before.")
         what = f"completing the operation on process {self.pid}"
