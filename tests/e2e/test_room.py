@@ -89,7 +89,10 @@ def test_one_grows_beside_an_idle_one_in_a_single_cell(
     assert a.session.paged_out_bytes == 0
     go.touch()
     assert b.finish(cell).text == "RIGHT\n"
-    assert b.session.resident_bytes >= GPU_MIB * 9 // 10 * MIB
+    wanted_bytes = GPU_MIB * 9 // 10 * MIB
+    daemon.wait_for(
+        lambda _: b.session.resident_bytes >= wanted_bytes, "it is seen how B has grown"
+    )
     assert a.session.paged_out_bytes >= LARGE_MIB * MIB
     asked = [entry for entry in daemon.journal() if isinstance(entry.event, ev.RoomWanted)]
     assert asked, "room was made without any allocation having asked for it"
