@@ -250,6 +250,27 @@ def test_a_second_page_out_takes_what_the_first_left(world: LinkedWorld) -> None
     assert session.digest() == before
 
 
+def test_the_driver_leaves_alone_who_may_be_on_the_way_in(world: LinkedWorld) -> None:
+    """Out when it was last heard of: before it has been asked again nobody knows, and what it has
+    in the GPU does not count twice."""
+    session = world.start(4 * MIB)
+    before = session.digest()
+    moved(world.pager.page_out(session.target, soon_ns()))
+    out_bytes = world.pager.observe(session.target).paged_out_bytes
+    session.do("library.reconnects = False; library.drop()")
+
+    def less_is_out() -> bool:
+        return bool(world.pager.observe(session.target).paged_out_bytes < out_bytes)
+
+    wait_until(less_is_out, "it is away")
+    refused(world.pager.page_out(session.target, soon_ns()), Reason.DRIVER)
+    assert world.state(session.pid) == "RUNNING"
+    session.do("library.reconnects = True")
+    moved(world.pager.page_out(session.target, soon_ns()))
+    moved(world.pager.page_in(session.target, soon_ns()))
+    assert session.digest() == before
+
+
 def test_what_others_left_in_the_gpu_goes_when_room_is_short(world: LinkedWorld) -> None:
     one, other = world.start(8 * MIB), world.start(8 * MIB)
     contents = one.digest(), other.digest()
