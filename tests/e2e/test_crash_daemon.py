@@ -10,6 +10,7 @@ import pytest
 from checks import unharmed
 from leftovers import nothing_left
 from notebooks import assert_books_agree
+from pagers import CHECKPOINT, IN_PROCESS
 from two_notebooks import STATES, Arena
 
 from kiwi_core.sched.events import MemoryObserved, SessionJoined
@@ -45,8 +46,15 @@ def arena(pager: PagerUnderTest) -> Iterator[Arena]:
         arena.close()
 
 
-@pytest.mark.parametrize("who", ["child", "all"])
-@pytest.mark.parametrize("state", STATES)
+CASES = [
+    *((CHECKPOINT, state, who) for who in ("child", "all") for state in STATES),
+    # Where the library moves, or keeps what the next daemon has to know.
+    *((IN_PROCESS, state, "child") for state in ("suspended", "paging-out", "paging-in")),
+    *((IN_PROCESS, state, "all") for state in STATES if state != "waiting"),
+]
+
+
+@pytest.mark.parametrize(("pager", "state", "who"), CASES, ids=str, indirect=["pager"])
 def test_a_killed_daemon_loses_nothing(state: str, who: str, arena: Arena) -> None:
     with arena as pair:
         a, b, daemon = pair.a, pair.b, pair.daemon

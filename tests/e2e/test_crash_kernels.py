@@ -10,6 +10,7 @@ import pytest
 from daemon import wait_until
 from leftovers import nothing_left
 from notebooks import assert_books_agree
+from pagers import CHECKPOINT, IN_PROCESS
 from two_notebooks import SIZE_MIB, SLOW, STATES, VERY_SLOW, Arena, Deathwatch, TwoNotebooks
 
 from kiwi_core.sched.actions import Grant
@@ -48,8 +49,15 @@ def arena(pager: PagerUnderTest) -> Iterator[Arena]:
         arena.close()
 
 
-@pytest.mark.parametrize("way", ["kill", "restart"])
-@pytest.mark.parametrize("state", STATES)
+CASES = [
+    *((CHECKPOINT, state, way) for way in ("kill", "restart") for state in STATES),
+    # Where the library holds, moves, or has the memory.
+    *((IN_PROCESS, state, "kill") for state in STATES if state not in ("waiting", "running")),
+    *((IN_PROCESS, state, "restart") for state in ("suspended", "paging-in")),
+]
+
+
+@pytest.mark.parametrize(("pager", "state", "way"), CASES, ids=str, indirect=["pager"])
 def test_the_other_notebook_goes_on(state: str, way: str, arena: Arena) -> None:
     with arena as pair:
         a, b = pair.a, pair.b

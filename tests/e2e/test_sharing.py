@@ -17,8 +17,11 @@ from cli_process import Result, finish, start_kiwi
 from daemon import wait_until
 from gpu_cells import CPU, PRELUDE, take, work
 from notebooks import Notebook, assert_books_agree, finish_all
+from pagers import CHECKPOINT, IN_PROCESS
 
+from kiwi_core.config import ENV_PAGER
 from kiwi_core.sched import events as ev
+from kiwi_core.states import MovedBy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,14 +92,20 @@ SLACK_S = 2.0
 """For a busy machine: threads that are late, messages that lie in queues."""
 
 
-@pytest.mark.usefixtures("pager")
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("pager", [IN_PROCESS], ids=["both"], indirect=True)
+@pytest.mark.usefixtures("pager")
 def test_ten_notebooks_take_random_turns_for_a_minute(
     make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook]
 ) -> None:
-    """30 % of the GPU each: three fit, ten do not."""
+    """30 % of the GPU each: three fit, ten do not. Every other one has the library."""
     daemon = make_daemon("1x128MiB", "--tq", "0.3")
-    players = [_Player(make_notebook(daemon, f"n{n}", mib=38), seed=SEED + n) for n in range(10)]
+    players = []
+    for n in range(10):
+        env = {ENV_PAGER: (CHECKPOINT, IN_PROCESS)[n % 2].name}
+        players.append(_Player(make_notebook(daemon, f"n{n}", mib=38, **env), seed=SEED + n))
+    moved_by = [player.notebook.session.pager for player in players]
+    assert moved_by == [MovedBy.CHECKPOINT, MovedBy.INPROCESS] * 5
     stop_at_s = time.monotonic() + TEN_FOR_S
     wait_until(
         lambda: not [p for p in players if p.play(time.monotonic() < stop_at_s)],
