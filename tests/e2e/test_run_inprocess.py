@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.wire.messages import GpuStatus, SessionStatus
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 PROGRAM = """
 import sys
@@ -78,7 +78,7 @@ class Program:
             busy = (SessionState.RUNNING, SessionState.WAITING)
             return session.pager is MovedBy.INPROCESS and session.state not in busy
 
-        self.daemon.wait_for(rests, f"{self.name} rests")
+        self.daemon.wait_for(rests, f"{self.name} rests", 90.0)
 
     def end(self) -> int:
         self.process.communicate(timeout=60)
