@@ -50,7 +50,7 @@ CASES = [
     *((CHECKPOINT, state, who) for who in ("child", "all") for state in STATES),
     # Where the library moves, or keeps what the next daemon has to know.
     *((IN_PROCESS, state, "child") for state in ("suspended", "paging-out", "paging-in")),
-    *((IN_PROCESS, state, "all") for state in STATES if state != "waiting"),
+    *((IN_PROCESS, state, "all") for state in ("paged-out", "paging-in")),
 ]
 
 
