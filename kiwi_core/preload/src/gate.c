@@ -134,8 +134,8 @@ static __attribute__((noinline)) void wait_to_enter(struct seat *seat, uint32_t 
             rise(seat);
             continue;
         }
-        if ((state & for_me & ARMED) && !__atomic_exchange_n(&gate.asked, 1, __ATOMIC_SEQ_CST))
-            kp_link_want_lease();
+        /* Also for one that only minds CLOSED: its memory may be out, and nobody else asks for it. */
+        if ((state & ARMED) && !__atomic_exchange_n(&gate.asked, 1, __ATOMIC_SEQ_CST)) kp_link_want_lease();
         futex_wait(&gate.state, state, INT64_MAX);
     }
 }

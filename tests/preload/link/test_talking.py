@@ -272,6 +272,25 @@ def test_who_waits_for_room_can_be_paged_out(stage: Stage) -> None:
     assert program.get("digest(p, 64 * MIB) == d")
 
 
+def test_who_was_paged_out_while_waiting_for_room_asks_for_the_lease(stage: Stage) -> None:
+    """Its burst may be over by then: nobody else would have its memory brought back."""
+    stage.daemon.grants_room = None
+    program = stage.program("init(); p = alloc(64 * MIB); d = fill(p, 5, 64 * MIB)")
+    peer = stage.daemon.peer()
+    program.send("alloc(220 * MIB)", "exec")
+    [asked] = peer.await_heard("want-room")
+    peer.gate(open=False)
+    assert peer.do("page-out")["outcome"] == "moved"
+    assert peer.of("want-lease") == [], "it waits for room still"
+    peer.say("room", request=asked["request"], granted=False, detail="")
+    peer.await_heard("want-lease")
+    assert peer.do("page-in")["outcome"] == "moved"
+    with pytest.raises(Exception, match="OUT_OF_MEMORY"):
+        program.answer()
+    peer.gate(open=True)
+    assert program.get("digest(p, 64 * MIB) == d")
+
+
 def test_two_gpus_have_two_daemons(stage: Stage) -> None:
     from pager_daemon import PagerDaemon
 
