@@ -110,9 +110,8 @@ class Link:
     def says(self, told: Told) -> None:
         """Its state. The first word on a connection also says how an operation came out whose
         answer was lost with the last one."""
-        if self.told.residency is Residency.LOST:
-            return  # nothing brings that back
-        self.told = told
+        if self.told.residency is not Residency.LOST:  # nothing brings that back
+            self.told = told
         if self.greeted:
             return
         self.greeted = True
@@ -129,11 +128,16 @@ class Link:
     # --- its work -------------------------------------------------------------------------------
 
     def begin(self, call: Call) -> None:
+        if self.call is not None:  # (of the session that it belonged to before, perhaps)
+            detail = f"Process {self.ref.pid} is busy with something else for Kiwi."
+            call.outcome.set_result(Refused(Reason.LOCK_TIMEOUT, detail))
+            return
         self.call = call
         if self.greeted and self.connected:
             self._send(call)
         else:
             _later(RECONNECT_WITHIN_S, self._give_up_if_away, call)
+            _later(self._left_s(call) + ANSWER_GRACE_S, self._overdue, call)
 
     def done(self, answer: PagerDone) -> bool:
         """False: nobody waits for this answer."""
@@ -153,22 +157,26 @@ class Link:
         return True
 
     def _send(self, call: Call) -> None:
-        left_s = max(0.0, (call.deadline_ns - time.monotonic_ns()) / NS_PER_S)
+        left_s = self._left_s(call)
         call.op, call.out_bytes = self.next_op(), self.told.paged_out_bytes
         assert self.connection is not None
         self.connection.send(PagerDo(op=call.op, action=call.action, within_s=left_s))
         _later(left_s + ANSWER_GRACE_S, self._overdue, call)
 
+    @staticmethod
+    def _left_s(call: Call) -> float:
+        return max(0.0, (call.deadline_ns - time.monotonic_ns()) / NS_PER_S)
+
     def _overdue(self, call: Call) -> None:
         if call is not self.call:
             return
-        if call.action in _MOVES:
+        if call.op is not None and call.action in _MOVES:
             # It may be in the middle of it: only its own word says how that comes out.
             if self._give_up_if_away(call):
                 return
             _later(LOOK_AGAIN_S, self._overdue, call)
             return
-        if call.action is PagerAction.HOLD and self.connection is not None:
+        if call.op is not None and call.action is PagerAction.HOLD and self.connection is not None:
             # Queued behind: whenever it gets to it, it lets go at once.
             free = PagerDo(op=self.next_op(), action=PagerAction.FREE, within_s=0.0)
             self.connection.send(free)

@@ -145,7 +145,8 @@ class LinkDesk:
 
     def left(self, session: SessionId) -> None:
         """A session is over. Its linked processes that live on belong to another one, or to none:
-        then they run on without Kiwi."""
+        then they run on without Kiwi. Room that they asked for is nobody's business any more."""
+        self._gates.deny(session)
         for link in self._links.of(session):
             other = self._links.nearest(link.ref, link.uid)
             self._links.assign(link, other.id if other is not None else None)

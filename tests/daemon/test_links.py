@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 Start = "Callable[..., Daemon]"
 Linked = "Callable[..., LinkedProgram]"
+
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture
@@ -238,6 +242,47 @@ def test_more_than_the_gpu_has_is_denied(start: Start, linked: Linked) -> None:
     answer = program.get(f"library.want_room({200 * MIB})")
     assert not answer["granted"]
     assert "GPU" in answer["detail"]
+
+
+ASKS_FOR_ROOM = """
+from pathlib import Path
+from talker import Talker
+with Talker(Path({path!r})) as talker:
+    talker.hello(role="pager")
+    talker.say("pager-state", state="resident")
+    talker.say("want-room", request=1, bytes={size})
+    print(talker.until("gate"), flush=True)
+    print(talker.until("room"), flush=True)
+"""
+
+
+def test_a_child_that_asked_for_room_is_answered_when_its_session_dies(
+    start: Start, linked: Linked, program: Any, tmp_path: Path
+) -> None:
+    daemon = start("1x64MiB")
+    holder = program(daemon)
+    holder.take(40, 1)
+    holder.worker.do("begin()")  # has the rest of the GPU, and goes on
+    parent = linked(daemon)
+    words = tmp_path / "words"
+    code = ASKS_FOR_ROOM.format(path=str(daemon.sockets()[0]), size=40 * MIB)
+    parent.do(
+        "import subprocess, sys\n"
+        f"environment = {{**os.environ, 'PYTHONPATH': {str(SUPPORT)!r}}}\n"
+        f"words = open({str(words)!r}, 'w')\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {code!r}], env=environment, stdout=words)"
+    )
+    child = parent.get("child.pid")
+    try:
+        wait_until(lambda: "gate" in words.read_text(), "it has asked")
+        assert "room" not in words.read_text()
+        parent.kill()
+        wait_until(lambda: "room" in words.read_text(), "it is answered")
+        assert "'granted': False" in words.read_text()
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        holder.worker.do("client.end_burst()")
 
 
 # --- faults --------------------------------------------------------------------------------------
