@@ -15,7 +15,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from kiwi_core import config
+from kiwi_core import config, preload
 from kiwi_core.cli import child, exits
 from kiwi_core.cli.common import add_gpu, add_socket_dir, directory_of, no_daemon, warn
 from kiwi_core.cli.waiting import WaitingLine
@@ -129,6 +129,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _as_session(args: argparse.Namespace, path: str, command: list[str]) -> int:
     _leave_on_signals()
+    wants_library = (args.pager or os.environ.get(config.ENV_PAGER)) == config.INPROCESS
+    library = find_library() if wants_library else None
     try:
         client = _connect(args, args.name or " ".join(command)[:80])
         try:
@@ -143,7 +145,8 @@ def _as_session(args: argparse.Namespace, path: str, command: list[str]) -> int:
         _become(path, command)
     env = environment(welcome, dict(os.environ), args.gpu)
     watch = None
-    if (args.pager or env.get(config.ENV_PAGER)) == config.INPROCESS and preload_into(env):
+    if library is not None:
+        env.update(preload.environment(library, env))
         watch = LinkWatch(client)
     try:
         return child.run(path, command, env)
@@ -157,16 +160,14 @@ def _as_session(args: argparse.Namespace, path: str, command: list[str]) -> int:
         client.close()
 
 
-def preload_into(env: dict[str, str]) -> bool:
-    """Adds what loads the pager's library; false, and said, where there is none."""
-    from kiwi_core import preload
-
+def find_library() -> Path | None:
+    """The pager's; ``None``, and said, where there is none. Looked for before the GPU is asked for:
+    it may have to be compiled first, and nobody shall wait for that."""
     try:
-        env.update(preload.environment(preload.library(), env))
+        return preload.library()
     except preload.Unavailable as error:
         warn(f"{error.message} The driver's checkpoint moves its memory.", error.remedy)
-        return False
-    return True
+        return None
 
 
 class LinkWatch:
