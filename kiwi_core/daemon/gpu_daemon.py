@@ -127,7 +127,7 @@ class GpuDaemon:
             return
         roster = self._roster_file.read()
         self._assemble(roster)
-        self._links.restore(roster.links)
+        self._links.restore(roster)
         self._pager.import_footprints(
             {ProcessRef(pid, ticks): size for pid, ticks, size in roster.footprints}
         )
@@ -325,6 +325,7 @@ class GpuDaemon:
                 policy=scheduler.policy,
                 sessions=[member.roster_entry() for member in self._members],
                 links=self._links.roster(),
+                off=self._links.roster_off(),
                 footprints=[(ref.pid, ref.start_ticks, size) for ref, size in footprints.items()],
             )
         )

@@ -8,6 +8,7 @@ over. What a link told last stays known when its connection is lost, until the p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import time
@@ -20,6 +21,7 @@ from kiwi_core.daemon.link import Call, Link
 from kiwi_core.daemon.roster import RosterLink
 from kiwi_core.errors import PeerError
 from kiwi_core.gpu import processes
+from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Refused, Target
 from kiwi_core.pager.linked import Told
 from kiwi_core.states import Reason, Residency
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from kiwi_core.daemon.members import Member, Members
-    from kiwi_core.gpu.processes import ProcessRef
+    from kiwi_core.daemon.roster import Roster
     from kiwi_core.pager.api import Outcome
     from kiwi_core.pager.linked import Linked, Step
     from kiwi_core.wire.pager import PagerState
@@ -170,10 +172,14 @@ class Links:
 
     # --- over a crash of the daemon -------------------------------------------------------------
 
-    def restore(self, entries: Iterable[RosterLink]) -> None:
+    def restore(self, roster: Roster) -> None:
         """Those that were out when the last daemon ended: they stay out until they are told to come
-        back, so that this is known before they have reconnected."""
-        for entry in entries:
+        back, so that this is known before they have reconnected. And those whose session has left
+        Kiwi: reconnecting must not make them one again."""
+        for pid, start_ticks, uid in roster.off:
+            with contextlib.suppress(PeerError):  # it has ended
+                self.take(ProcessRef(pid, start_ticks), uid, "").off = True
+        for entry in roster.links:
             ref = entry.ref
             try:
                 link = self.take(ref, entry.uid, entry.name)
@@ -182,6 +188,10 @@ class Links:
             out_bytes = self._at_most(entry.paged_out_bytes)
             link.told = Told(Residency.PAGED_OUT, paged_out_bytes=out_bytes)
             self.assign(link, SessionId(entry.session))
+
+    def roster_off(self) -> list[tuple[int, int, int]]:
+        links = self._by_ref.values()
+        return [(link.ref.pid, link.ref.start_ticks, link.uid) for link in links if link.off]
 
     def roster(self) -> list[RosterLink]:
         return [

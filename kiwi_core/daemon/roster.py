@@ -65,7 +65,8 @@ class RosterLink(msgspec.Struct, frozen=True, kw_only=True):
 
 class Roster(msgspec.Struct, frozen=True, kw_only=True):
     """``footprints``: ``[pid, start_ticks, bytes]`` of each process that is paged out, or is about
-    to be: what it takes in the GPU, which the driver does not tell afterwards."""
+    to be: what it takes in the GPU, which the driver does not tell afterwards. ``off``: ``[pid,
+    start_ticks, uid]`` of each process with the library whose session has left Kiwi."""
 
     version: int = VERSION
     boot_id: str = ""
@@ -76,6 +77,7 @@ class Roster(msgspec.Struct, frozen=True, kw_only=True):
     sessions: list[RosterEntry] = []
     footprints: list[tuple[_Pid, _Count, _Count]] = []
     links: list[RosterLink] = []
+    off: list[tuple[_Pid, _Count, _Count]] = []
 
 
 class RosterFile:

@@ -3,6 +3,7 @@ library is the scripted one; the daemon and its socket are real."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from contextlib import suppress
@@ -164,6 +165,29 @@ def test_a_program_that_leaves_kiwi_runs_on(start: Start, program: Any) -> None:
     daemon.wait_for(lambda s: not s.sessions, "it has left")
     notebook.worker.do("with library: pass")
     assert gates(notebook)[-1] is True
+
+
+def test_one_that_left_kiwi_stays_out_of_it_when_the_daemon_is_killed(
+    start: Start, program: Any
+) -> None:
+    daemon = start("1x64MiB")
+    notebook = program(daemon)
+    into(notebook, daemon)
+    notebook.worker.do("client.goodbye(60.0); client.close()")
+    (roster,) = daemon.directory.rglob("*.roster")
+    wait_until(lambda: json.loads(roster.read_bytes())["off"], "that it has left is on disk")
+    for _ in range(2):  # what a daemon knows from there alone it must tell the next one
+        greeted = notebook.worker.get("len(library.welcomes)")
+        old = daemon.kill_child()
+        daemon.wait_for(lambda s, old=old: s.daemon_pid != old, "a new daemon")
+        wait_until(lambda n=greeted: notebook.worker.get("len(library.welcomes)") > n, "it is back")
+        assert notebook.worker.get("library.welcomes")[-1].get("session", "") == ""
+        assert daemon.status().sessions == []
+        notebook.worker.do("with library: pass")
+        assert gates(notebook)[-1] is True
+    path = str(daemon.sockets()[0])
+    notebook.worker.do(f"client = Client(Path({path!r}), name='again'); client.connect()")
+    wait_until(lambda: gates(notebook)[-1] is False, "whoever comes back is scheduled again")
 
 
 # --- moving --------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ ROSTER = Roster(
     policy="interactive",
     sessions=[ENTRY],
     footprints=[(4321, 99, 1 << 30)],
+    off=[(4322, 100, 1000)],
 )
 
 
@@ -36,6 +37,14 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert RosterFile(tmp_path / "r.roster").read() == ROSTER
     assert not file.failing
     assert [path.name for path in tmp_path.iterdir()] == ["r.roster"]
+
+
+def test_one_from_before_it_said_who_has_left_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "r.roster"
+    older = json.loads(msgspec.json.encode(ROSTER))
+    del older["off"]
+    path.write_text(json.dumps(older))
+    assert RosterFile(path).read() == msgspec.structs.replace(ROSTER, off=[])
 
 
 @pytest.mark.parametrize("field", ["boot_id", "version"])
@@ -62,6 +71,7 @@ WRONG: list[dict[str, Any]] = [
     {"sessions": [{"pid": 1}]},
     {"footprints": [[1, 2, -3]]},
     {"footprints": [[1, 2]]},
+    {"off": [[0, 2, 3]]},
 ]
 
 
