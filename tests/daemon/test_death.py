@@ -191,6 +191,7 @@ def test_a_frozen_program_comes_back_after_a_crash(
     mark = frozen.rounds()
     wait_until(lambda: frozen.rounds() > mark + 5, "its burst goes on")
     assert frozen.stop_burst() > 0
+    wait_until(lambda: other.rounds() > 0, "the other one's turn comes")
     assert other.stop_burst() > 0
     assert frozen.intact()
     assert other.intact()
