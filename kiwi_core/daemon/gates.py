@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
@@ -39,6 +39,14 @@ ROOM_REQUESTS_MAX: Final = 256
 NO_SESSION: Final = "This program has left Kiwi, which makes no room for it any more."
 
 
+class Asked(NamedTuple):
+    """Room; ``request`` is the library's number."""
+
+    link: Link
+    request: int
+    bytes: int
+
+
 class Gates:
     """``request_own`` asks for the lease, for a burst of our own."""
 
@@ -50,8 +58,8 @@ class Gates:
         self._links = links
         self._members = members
         self._sweep_due = False
-        self._rooms: dict[int, tuple[Link, int]] = {}
-        """Room that was asked for: the number that the scheduler knows it by, and the library's."""
+        self._rooms: dict[int, Asked] = {}
+        """By the number that the scheduler knows it by."""
         self._numbers = itertools.count(1)
 
     # --- after each event -----------------------------------------------------------------------
@@ -69,7 +77,7 @@ class Gates:
             self._sweep_due = True
             asyncio.get_running_loop().call_later(SWEEP_DELAY_S, self._sweep)
         if isinstance(event, ev.SessionDetached):
-            self.deny(event.session)
+            self._detached(event.session)
 
     def _sweep(self) -> None:
         self._sweep_due = False
@@ -131,35 +139,56 @@ class Gates:
         if link.session is None:
             self._answer(link, request, granted=False, detail=NO_SESSION)
             return
-        same = [n for n, asked in self._rooms.items() if asked == (link, request)]
-        if not same and sum(of is link for of, _ in self._rooms.values()) >= ROOM_REQUESTS_MAX:
+        its = self._asked_by(link)
+        same = [number for number, asked in its if asked.request == request]
+        if not same and len(its) >= ROOM_REQUESTS_MAX:
             detail = f"More than {ROOM_REQUESTS_MAX} threads of this program ask for room."
             self._answer(link, request, granted=False, detail=detail)
             return
         number = same[0] if same else next(self._numbers)
-        self._rooms[number] = (link, request)
+        self._rooms[number] = Asked(link, request, wanted_bytes)
         self._core.feed(ev.RoomWanted(session=link.session, request=number, bytes=wanted_bytes))
 
     def answer_room(self, action: RoomAnswer) -> None:
         asked = self._rooms.pop(action.request, None)
         if asked is not None:
             detail = action.detail if isinstance(action, RoomDenied) else ""
-            self._answer(*asked, granted=not isinstance(action, RoomDenied), detail=detail)
+            granted = not isinstance(action, RoomDenied)
+            self._answer(asked.link, asked.request, granted=granted, detail=detail)
 
     def link_lost(self, link: Link) -> None:
         """It asks again when it comes back."""
-        for number, (of, _) in list(self._rooms.items()):
-            if of is link:
-                del self._rooms[number]
-                if link.session is not None:
-                    self._core.feed(ev.RoomNoLongerWanted(session=link.session, request=number))
+        for number, _ in self._asked_by(link):
+            del self._rooms[number]
+            if link.session is not None:
+                self._core.feed(ev.RoomNoLongerWanted(session=link.session, request=number))
 
-    def deny(self, session: SessionId) -> None:
-        """It leaves Kiwi: the scheduler has dropped what it asked for."""
-        for number, (link, request) in list(self._rooms.items()):
-            if link.session == session:
-                del self._rooms[number]
-                self._answer(link, request, granted=False, detail=NO_SESSION)
+    def _detached(self, session: SessionId) -> None:
+        """It leaves Kiwi: the scheduler has dropped what it asked for. A process that another
+        session takes over stays in, and is in need of room as before: see ``moved_over``."""
+        member = self._members.get(session)
+        for link in self._links.of(session):
+            if self._links.nearest(link.ref, link.uid, but=member) is None:
+                self.deny(link)
+
+    def deny(self, link: Link) -> None:
+        """It has left Kiwi."""
+        for number, asked in self._asked_by(link):
+            del self._rooms[number]
+            self._answer(link, asked.request, granted=False, detail=NO_SESSION)
+
+    def moved_over(self, link: Link) -> None:
+        """It belongs to another session now, which asks for the room anew. Soon: this may be in
+        the middle of an event."""
+        if self._asked_by(link):
+            asyncio.get_running_loop().call_soon(self._ask_anew, link)
+
+    def _ask_anew(self, link: Link) -> None:
+        for _, asked in self._asked_by(link):
+            self.room_wanted(link, asked.request, asked.bytes)
+
+    def _asked_by(self, link: Link) -> list[tuple[int, Asked]]:
+        return [(number, asked) for number, asked in self._rooms.items() if asked.link is link]
 
     @staticmethod
     def _answer(link: Link, request: int, *, granted: bool, detail: str) -> None:

@@ -145,15 +145,17 @@ class LinkDesk:
 
     def left(self, session: SessionId) -> None:
         """A session is over. Its linked processes that live on belong to another one, or to none:
-        then they run on without Kiwi. Room that they asked for is nobody's business any more."""
-        self._gates.deny(session)
+        then they run on without Kiwi, which makes no room for them any more."""
         for link in self._links.of(session):
             other = self._links.nearest(link.ref, link.uid)
             self._links.assign(link, other.id if other is not None else None)
             link.off = other is None
             wished = other is None or self._core.scheduler.may_compute(other.id)
             self._gates.tell(link, wished)
-            if other is not None:
+            if other is None:
+                self._gates.deny(link)
+            else:
+                self._gates.moved_over(link)
                 self._believe(link)
 
     def _settle_in(self, link: Link) -> None:

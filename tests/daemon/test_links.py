@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cuda_processes import Worker, WorkerError
 from daemon import wait_until
 from linked_program import LinkedProgram
 from session_program import MIB, SessionProgram
@@ -114,8 +115,6 @@ def test_a_session_that_comes_later_takes_over_the_links_below_it(
 ) -> None:
     daemon = start("1x64MiB")
     worker = SessionProgram.__new__(SessionProgram)  # not a session yet
-    from cuda_processes import Worker
-
     environment = daemon.env | emulator.environment(daemon.state_path, emulator.build())
     worker.worker = Worker(environment)
     path = str(daemon.sockets()[0])
@@ -280,6 +279,50 @@ with Talker(Path({path!r})) as talker:
 """
 
 
+def child_that_asks_for_room(parent: Worker, daemon: Daemon, words: Path) -> int:
+    """Its pid; ``words`` gets what it is told."""
+    code = ASKS_FOR_ROOM.format(path=str(daemon.sockets()[0]), size=40 * MIB)
+    parent.do(
+        "import subprocess, sys\n"
+        f"environment = {{**os.environ, 'PYTHONPATH': {str(SUPPORT)!r}}}\n"
+        f"words = open({str(words)!r}, 'w')\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {code!r}], env=environment, stdout=words)"
+    )
+    return int(parent.get("child.pid"))
+
+
+def test_room_is_asked_for_anew_by_a_session_that_takes_over(
+    start: Start, program: Any, tmp_path: Path
+) -> None:
+    daemon = start("1x64MiB")
+    holder = program(daemon)
+    holder.take(40, 1)
+    holder.worker.do("begin()")  # has the rest of the GPU, and goes on
+    parent = Worker(daemon.env | emulator.environment(daemon.state_path, emulator.build()))
+    words = tmp_path / "words"
+    try:
+        path = str(daemon.sockets()[0])
+        parent.do(
+            "from pathlib import Path; from kiwi_core.client import Client;"
+            f" client = Client(Path({path!r}), name='parent')"
+        )
+        child = child_that_asks_for_room(parent, daemon, words)
+        wait_until(lambda: "gate" in words.read_text(), "it has asked")
+        assert daemon.session(child) is not None
+        parent.do("client.connect()")
+        daemon.wait_for(
+            lambda s: {x.pid for x in s.sessions} == {holder.pid, parent.pid}, "it has taken over"
+        )
+        assert "room" not in words.read_text()
+        holder.worker.do("client.end_burst()")
+        wait_until(lambda: "room" in words.read_text(), "it is answered")
+        assert "'granted': True" in words.read_text()
+    finally:
+        with suppress(WorkerError):  # it may not have come so far
+            parent.do("child.kill(); child.wait()")
+        parent.close()
+
+
 def test_a_child_that_asked_for_room_is_answered_when_its_session_dies(
     start: Start, linked: Linked, program: Any, tmp_path: Path
 ) -> None:
@@ -289,14 +332,7 @@ def test_a_child_that_asked_for_room_is_answered_when_its_session_dies(
     holder.worker.do("begin()")  # has the rest of the GPU, and goes on
     parent = linked(daemon)
     words = tmp_path / "words"
-    code = ASKS_FOR_ROOM.format(path=str(daemon.sockets()[0]), size=40 * MIB)
-    parent.do(
-        "import subprocess, sys\n"
-        f"environment = {{**os.environ, 'PYTHONPATH': {str(SUPPORT)!r}}}\n"
-        f"words = open({str(words)!r}, 'w')\n"
-        f"child = subprocess.Popen([sys.executable, '-c', {code!r}], env=environment, stdout=words)"
-    )
-    child = parent.get("child.pid")
+    child = child_that_asks_for_room(parent.worker, daemon, words)
     try:
         wait_until(lambda: "gate" in words.read_text(), "it has asked")
         assert "room" not in words.read_text()
