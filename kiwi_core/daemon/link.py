@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Lost, Moved, Refused
 from kiwi_core.pager.linked import Told
 from kiwi_core.states import Reason, Residency
@@ -63,7 +64,8 @@ class Call:
 class Link:
     """``session`` is the one that it belongs to; ``None``: none, and ``off``: the one that it
     belonged to has left Kiwi. ``gate_open`` is what it was told last on this connection.
-    ``wants_lease``: a call of it waits at the gate."""
+    ``wants_lease``: a call of it waits at the gate. ``image`` is the program that it ran when it
+    connected last (``processes.image_of``)."""
 
     ref: ProcessRef
     uid: int
@@ -71,6 +73,7 @@ class Link:
     session: SessionId | None = None
     off: bool = False
     told: Told = field(default_factory=Told)
+    image: str = ""
     connection: Connection | None = None
     greeted: bool = False
     """It has told its state on this connection."""
@@ -89,6 +92,7 @@ class Link:
     def attach(self, connection: Connection) -> Connection | None:
         """A new connection; the one that it replaces, if any."""
         old, self.connection = self.connection, connection
+        self.image = processes.image_of(self.ref)
         self.greeted, self.gate_open, self.wants_lease = False, None, False
         return old if old is not connection else None
 
@@ -133,11 +137,24 @@ class Link:
             call.outcome.set_result(Refused(Reason.LOCK_TIMEOUT, detail))
             return
         self.call = call
-        if self.greeted and self.connected:
+        if self._is_another_program():
+            self.told = Told(Residency.LOST)
+            detail = (
+                f"Process {self.ref.pid} replaced its program by another one (exec) while its GPU "
+                "memory was paged out. That went with the program that it belonged to."
+            )
+            self._settle(call, Lost(detail))
+        elif self.greeted and self.connected:
             self._send(call)
         else:
             _later(RECONNECT_WITHIN_S, self._give_up_if_away, call)
             _later(self._left_s(call) + ANSWER_GRACE_S, self._overdue, call)
+
+    def _is_another_program(self) -> bool:
+        """What was out is gone then, and nobody will answer: only its library knew of it."""
+        if self.connected or self.told.residency is not Residency.PAGED_OUT or not self.image:
+            return False
+        return processes.image_of(self.ref) not in ("", self.image)
 
     def done(self, answer: PagerDone) -> bool:
         """False: nobody waits for this answer."""

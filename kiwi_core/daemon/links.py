@@ -187,6 +187,7 @@ class Links:
                 continue  # it has ended
             out_bytes = self._at_most(entry.paged_out_bytes)
             link.told = Told(Residency.PAGED_OUT, paged_out_bytes=out_bytes)
+            link.image = entry.image
             self.assign(link, SessionId(entry.session))
 
     def roster_off(self) -> list[tuple[int, int, int]]:
@@ -202,6 +203,7 @@ class Links:
                 session=link.session,
                 paged_out_bytes=link.told.paged_out_bytes,
                 name=link.name,
+                image=link.image,
             )
             for link in self._by_ref.values()
             if link.told.residency is Residency.PAGED_OUT and link.session is not None

@@ -49,7 +49,8 @@ class RosterEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RosterLink(msgspec.Struct, frozen=True, kw_only=True):
-    """A process whose memory its preloaded library has moved out."""
+    """A process whose memory its preloaded library has moved out. ``image``: the program that it
+    ran then."""
 
     pid: _Pid
     start_ticks: _Count
@@ -57,6 +58,7 @@ class RosterLink(msgspec.Struct, frozen=True, kw_only=True):
     session: str
     paged_out_bytes: _Count
     name: str = ""
+    image: str = ""
 
     @property
     def ref(self) -> ProcessRef:

@@ -7,6 +7,7 @@ ever done to a process that merely inherited the number.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -114,6 +115,23 @@ def runs_as(pid: int, uid: int) -> bool:
     except (OSError, ValueError):
         return False
     return False
+
+
+def image_of(ref: ProcessRef) -> str:
+    """What tells the program that ``ref`` runs now from one that it becomes by ``exec``, which
+    changes neither pid nor start time: a digest of its auxiliary vector, which has the addresses
+    that the kernel chose for it. "": it has ended, or may not be looked at.
+
+    Without randomised addresses the same program, started anew in the same way, looks the same.
+    """
+    try:
+        with open(f"/proc/{ref.pid}/auxv", "rb") as file:
+            vector = file.read()
+    except OSError:
+        return ""
+    if not vector or not alive(ref):
+        return ""
+    return hashlib.sha256(vector).hexdigest()
 
 
 def open_pidfd(ref: ProcessRef) -> int | None:

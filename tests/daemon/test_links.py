@@ -242,6 +242,50 @@ def test_a_daemon_that_leaves_brings_everybody_back(start: Start, linked: Linked
     assert one.digest() == content  # without a daemon
 
 
+OUT_AND_EXEC = """
+import os, sys
+from pathlib import Path
+from talker import Talker
+with Talker(Path({path!r})) as talker:
+    talker.hello(role="pager")
+    talker.say("pager-state", state="out", paged_out_bytes={size})
+    sys.stdin.readline()
+    os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(1000)"])
+"""
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["", "and-the-daemon-is-killed"])
+def test_one_that_execs_while_it_is_out_has_lost_its_memory(
+    start: Start, program: Any, *, crash: bool
+) -> None:
+    """Its library, which had the contents, is gone: nobody waits for an answer of it."""
+    daemon = start("1x64MiB")
+    notebook = program(daemon)
+    code = OUT_AND_EXEC.format(path=str(daemon.sockets()[0]), size=8 * MIB)
+    notebook.worker.do(
+        "import subprocess, sys\n"
+        f"environment = {{**os.environ, 'PYTHONPATH': {str(SUPPORT)!r}}}\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {code!r}], env=environment,"
+        " stdin=subprocess.PIPE)"
+    )
+    try:
+        child = notebook.worker.get("child.pid")
+        (roster,) = daemon.directory.rglob("*.roster")
+        wait_until(lambda: json.loads(roster.read_bytes())["links"], "it is out, and on disk")
+        notebook.worker.do("child.stdin.close()")
+        words = Path(f"/proc/{child}/cmdline")
+        wait_until(lambda: b"talker" not in words.read_bytes(), "it is another program")
+        if crash:
+            old = daemon.kill_child()
+            daemon.wait_for(lambda s: s.daemon_pid != old, "a new daemon")
+        daemon.wait_state(notebook.pid, "paged-out")
+        notebook.worker.do("begin()")  # wants its memory back
+        wait_until(lambda: "lost" in dict(notebook.told()), "it is told")
+        assert f"Process {child} replaced its program" in dict(notebook.told())["lost"]
+    finally:
+        notebook.worker.do("child.kill(); child.wait()")
+
+
 # --- room ----------------------------------------------------------------------------------------
 
 

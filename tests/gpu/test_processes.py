@@ -88,6 +88,28 @@ def test_a_reference_names_one_process_and_dies_with_it() -> None:
     assert processes.tree(ref) == ()
 
 
+def test_a_program_that_execs_is_another_one_in_the_same_process() -> None:
+    again = "import os; input(); os.execv(sys.executable, [sys.executable, '-c', code])"
+    code = "import sys; code = {!r}; print('ready', flush=True); "
+    program = code.format("print('again', flush=True); input()") + again
+    with python(program) as process:
+        first_line(process)
+        ref = processes.ref_of(process.pid)
+        assert ref is not None
+        before = processes.image_of(ref)
+        assert before
+        assert processes.image_of(ref) == before
+        assert processes.image_of(ProcessRef(ref.pid, ref.start_ticks + 1)) == ""
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        first_line(process)
+        assert processes.ref_of(process.pid) == ref
+        assert processes.image_of(ref) not in ("", before)
+        process.kill()
+        wait(lambda: processes.image_of(ref) == "")
+
+
 def test_a_thread_is_not_a_process() -> None:
     told, stop = threading.Event(), threading.Event()
     ids = []
