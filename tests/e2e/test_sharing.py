@@ -88,8 +88,9 @@ def _since_last_setting(entries: list[JournalEntry]) -> list[JournalEntry]:
 # --- ten ----------------------------------------------------------------------------------------
 
 TEN_FOR_S = 60.0
-SLACK_S = 2.0
-"""For a busy machine: threads that are late, messages that lie in queues."""
+SLACK_S = 4.0
+"""For a busy machine: threads that are late, messages that lie in queues, ten interpreters on two
+cores. Who is forgotten waits for a round more, at least."""
 
 
 @pytest.mark.timeout(400)
