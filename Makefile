@@ -13,9 +13,9 @@ export PYTHON
 BIN := .venv/bin
 OLD := .venvs/old
 STEP := .ci/step
-# In CI what fails is tried once more, and listed as rerun: on a busy machine one of 2,500 tests with
+# In CI what fails is tried up to twice more, and listed as rerun: on a busy machine one of 2,500 tests with
 # real processes may come too late. Here a failure is a failure.
-PYTEST := $(BIN)/python -m pytest -q $(if $(CI),--reruns 1)
+PYTEST := $(BIN)/python -m pytest -q $(if $(CI),--reruns 2)
 READY := .venv/.kiwi-ready
 OLD_READY := $(OLD)/.kiwi-ready
 LAB := labextension
@@ -70,7 +70,7 @@ core-tests: $(READY)  ## scheduler and protocol, with the gate: every branch cov
 	@COVERAGE_FILE=.coverage.core $(STEP) core-coverage $(BIN)/coverage report --skip-covered
 
 unit-tests: $(READY)  ## everything that has no target of its own
-	@$(STEP) unit-tests $(PYTEST) -n 4 tests --ignore=tests/sched --ignore=tests/wire --ignore=tests/kernel \
+	@$(STEP) unit-tests $(PYTEST) -n 2 tests --ignore=tests/sched --ignore=tests/wire --ignore=tests/kernel \
 	  --ignore=tests/server_ext --ignore=tests/e2e --ignore=tests/ui
 
 server-tests: $(READY)  ## the server extension: routes, stream, placement of kernels
