@@ -67,7 +67,11 @@ class Resume(_Operation, frozen=True, kw_only=True):
 
 
 class PageOut(_Operation, frozen=True, kw_only=True):
-    """Hold the process and move all its GPU memory to system RAM."""
+    """Hold the process and move its GPU memory to system RAM: all of it, or at least ``bytes`` more
+    than is out already. It cannot run before a ``PageIn`` either way."""
+
+    bytes: int = 0
+    """0: everything. Only of a session whose memory can be moved in part."""
 
 
 class PageIn(_Operation, frozen=True, kw_only=True):
@@ -75,6 +79,10 @@ class PageIn(_Operation, frozen=True, kw_only=True):
 
     need_bytes: int
     """What the restore takes in the GPU; the room for it is reserved in the scheduler's books."""
+    beside: tuple[OpId, ...] = ()
+    """Page-outs under way that make the room for it: it comes in as they release memory. It may
+    open the program and report only after all of them have reported. Where one of them does not
+    make its room it is refused (``NO_ROOM``), and has given back what it took."""
 
 
 Operation = Suspend | Resume | PageOut | PageIn

@@ -130,12 +130,14 @@ class MemoryObserved(_Event, frozen=True, kw_only=True):
     read (contexts included); ``busy`` those of which the GPU's use in the last interval is known.
     ``free_bytes`` is the whole GPU's. ``began_ns`` is when the reading began, on the clock of
     ``handle``'s ``now_ns``, if that is not just now: numbers from before an operation's end are
-    old. ``at_large`` are those that have memory in the GPU and that the driver does not hold."""
+    old. ``at_large`` are those that have memory in the GPU and that the driver does not hold;
+    ``partial``, of those in ``resident_bytes``, the ones whose memory can be moved in part."""
 
     free_bytes: int
     resident_bytes: dict[SessionId, int] = {}
     busy: dict[SessionId, bool] = {}
     at_large: list[SessionId] = []
+    partial: list[SessionId] = []
     began_ns: int | None = None
 
 
@@ -143,6 +145,13 @@ class HostBudgetObserved(_Event, frozen=True, kw_only=True):
     """How many bytes of system RAM all paged-out memory together may take."""
 
     budget_bytes: int
+
+
+class OverlapKnown(_Event, frozen=True, kw_only=True):
+    """Whether it pays on this machine to move one session's memory in while another's moves out:
+    measured, or somebody's setting. Before this is told it does not."""
+
+    pays: bool
 
 
 class SettingsChanged(_Event, frozen=True, kw_only=True):
@@ -180,10 +189,15 @@ class SuspendRefused(_Outcome, frozen=True, kw_only=True):
 
 
 class PagedOut(_Outcome, frozen=True, kw_only=True):
-    """Answers ``PageOut``: everything is in system RAM, the process is held."""
+    """Answers ``PageOut``: what was asked for is in system RAM, the process is held.
+
+    ``moved_bytes`` is all that is out now, whatever an earlier page-out of it had moved already.
+    ``left_bytes`` is in the GPU still; only where a part was asked for.
+    """
 
     moved_bytes: int
     elapsed_ns: int
+    left_bytes: int = 0
 
 
 class PageOutRefused(_Outcome, frozen=True, kw_only=True):
@@ -248,6 +262,7 @@ Event = (
     | RoomNoLongerWanted
     | MemoryObserved
     | HostBudgetObserved
+    | OverlapKnown
     | SettingsChanged
     | DeadlinePassed
     | Suspended

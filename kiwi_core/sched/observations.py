@@ -24,6 +24,7 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
             if session_id in event.at_large and session.home in (Home.HELD, Home.OUT):
                 _slipped(st, session)
             session.resident_bytes = resident_bytes
+            session.partial = session_id in event.partial
             needs.seen(
                 session, st.total_bytes, in_burst=session.want is Want.RUNNING or session.mid_burst
             )
@@ -74,6 +75,10 @@ def host_budget(st: State, event: ev.HostBudgetObserved) -> None:
     st.host_budget_bytes = event.budget_bytes
 
 
+def overlap(st: State, event: ev.OverlapKnown) -> None:
+    st.overlaps = event.pays
+
+
 def settings(st: State, event: ev.SettingsChanged) -> None:
     if event.tq_ns is not None:
         st.terms.tq_ns = event.tq_ns
@@ -97,6 +102,7 @@ def deadline(st: State, event: ev.DeadlinePassed) -> None:
 HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
     ev.MemoryObserved: memory,
     ev.HostBudgetObserved: host_budget,
+    ev.OverlapKnown: overlap,
     ev.SettingsChanged: settings,
     ev.DeadlinePassed: deadline,
 }

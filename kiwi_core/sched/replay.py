@@ -19,6 +19,7 @@ from kiwi_core.sched.actions import (
     Action,
     Grant,
     Notify,
+    Operation,
     PageIn,
     PageOut,
     Resume,
@@ -200,9 +201,12 @@ def describe_event(event: Event) -> str:
         return ""
     if isinstance(event, (ev.PagedOut, ev.PagedIn)):
         verb = "paged out" if isinstance(event, ev.PagedOut) else "paged in"
-        return (
-            f"#{event.op} {verb} {format_bytes(event.moved_bytes)} in {_seconds(event.elapsed_ns)}"
-        )
+        left_bytes = event.left_bytes if isinstance(event, ev.PagedOut) else 0
+        left = f", {format_bytes(left_bytes)} left" if left_bytes else ""
+        took = _seconds(event.elapsed_ns)
+        return f"#{event.op} {verb} {format_bytes(event.moved_bytes)} in {took}{left}"
+    if isinstance(event, ev.OverlapKnown):
+        return f"moving in beside a way out {'pays' if event.pays else 'does not pay'}"
     fields = {name: getattr(event, name) for name in event.__struct_fields__}
     who = fields.pop("session", None) or f"#{fields.pop('op', '')}".rstrip("#")
     rest = ", ".join(f"{name} {_plain(value)}" for name, value in fields.items() if value)
@@ -221,8 +225,16 @@ def describe_action(action: Action) -> str:
     elif isinstance(action, RoomDenied):
         text = f"no room for {action.session}, request {action.request}: {action.detail}"
     else:
-        text = f"#{action.op} {_ORDERS[type(action)]} {action.session}"
+        text = f"#{action.op} {_ORDERS[type(action)]} {_what(action)}"
     return text + why
+
+
+def _what(action: Operation) -> str:
+    if isinstance(action, PageOut) and action.bytes:
+        return f"{format_bytes(action.bytes)} of {action.session}"
+    if isinstance(action, PageIn) and action.beside:
+        return f"{action.session} beside {', '.join(f'#{op}' for op in action.beside)}"
+    return str(action.session)
 
 
 _ORDERS: Final[dict[type, str]] = {

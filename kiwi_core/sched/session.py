@@ -88,6 +88,8 @@ class Session:
     restore_bytes: int = 0
     """What bringing it back takes in the GPU (contexts included). Only meaningful while OUT."""
     op: Running | None = None
+    partial: bool = False
+    """Its memory can be moved in part, by the last observation."""
     moved_at_ns: int = -1
     """When its last operation reported; what was read before that is old."""
 

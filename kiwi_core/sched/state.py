@@ -111,6 +111,8 @@ class State:
         self.active = 0
         """How many those are."""
 
+        self.overlaps = False
+        """Memory may come in while other memory goes out."""
         self.outgrown = False
         """The parallel runners outgrew the GPU: serialise until they are sorted out."""
         self.serialised = anti_thrash is AntiThrash.ALWAYS
