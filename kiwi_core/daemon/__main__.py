@@ -15,7 +15,8 @@ import structlog
 from kiwi_core import emulator
 from kiwi_core.config import DEFAULTS, Config
 from kiwi_core.daemon import log as logs
-from kiwi_core.daemon.gpu_daemon import ChildOptions, run
+from kiwi_core.daemon.child_options import ChildOptions
+from kiwi_core.daemon.gpu_daemon import run
 from kiwi_core.daemon.machine import Machine, this_machine
 from kiwi_core.errors import KiwiError
 

@@ -19,16 +19,63 @@ from kiwi_core.pager.api import Lost, Moved
 from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
+    from kiwi_core.config import Config
+    from kiwi_core.daemon.core import Core
+    from kiwi_core.daemon.members import Members
     from kiwi_core.pager.api import Pager, Target
     from kiwi_core.units import SessionId
 
 log = structlog.get_logger(__name__)
+
+LEAVE_WITHIN_S = 60.0
+"""How long a daemon that was told to end may take to bring everybody back, beside the time that
+the slowest believable driver needs for the bytes."""
+
+FINISH_WITHIN_S = 5.0
+"""What is moving when a daemon is told to end gets this long before the others' turn comes."""
+
+LOOK_EVERY_S = 0.05
+"""While waiting for operations to come to their end."""
 
 NEXT_AFTER_S = 2.0
 """One that takes longer, or hangs, no longer keeps the next one waiting. (The pager lets no two
 count on the same room.)"""
 
 NO_ANSWER = "the driver did not answer in time"
+
+
+async def everybody_back(
+    core: Core, pager: Pager, members: Members, config: Config
+) -> dict[SessionId, str]:
+    """Everybody who is held or paged out comes back, as far as there is room. Returns those that
+    had to stay out, with the reason."""
+    core.wind_down()
+    out_bytes = sum(pager.export_footprints().values())
+    slowly_s = out_bytes / config.operation_deadline_bytes_per_s
+    ends_at_s = time.monotonic() + LEAVE_WITHIN_S + slowly_s
+    await _operations_end(core, min(ends_at_s, time.monotonic() + FINISH_WITHIN_S))
+    moving = core.operations.sessions
+    in_order = sorted(members, key=lambda member: not member.in_burst)
+    first = [member.target for member in in_order if member.id not in moving]
+    left = await bring_back(pager, first, ends_at_s)
+    if moving:
+        await _operations_end(core, ends_at_s)
+        rest = [member.target for member in in_order if member.id in moving]
+        left |= await bring_back(pager, rest, time.monotonic() + FINISH_WITHIN_S)
+    for session, why in left.items():
+        log.error(
+            "session stays paged out; nothing is lost: start the daemon again to bring it back",
+            session=session, why=why,
+        )  # fmt: skip
+    return left
+
+
+async def _operations_end(core: Core, until_s: float) -> None:
+    """Waits for those that run, but for none that is overdue: that one hangs."""
+    operations = core.operations
+    while operations.waiting_for and time.monotonic() < until_s:
+        operations.take_overdue(time.monotonic_ns())
+        await asyncio.sleep(LOOK_EVERY_S)
 
 
 async def bring_back(pager: Pager, targets: list[Target], ends_at_s: float) -> dict[SessionId, str]:

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import fcntl
 import os
 import socket
 import stat
+import time
 from typing import TYPE_CHECKING
+
+import structlog
 
 from kiwi_core.errors import CallerError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+log = structlog.get_logger(__name__)
+
 SOCKET_PATH_MAX = 107
 """Bytes of a Unix socket's path that the kernel takes (unix(7))."""
 
-
 BACKLOG = 1024
 """Connections that may wait to be accepted: after a restart everybody comes at once."""
+
+RUNS_AFTER_S = 2.0
+"""Another daemon that has the lock, and answers on its socket, for so long is not leaving."""
+
+LOOK_EVERY_S = 0.05
+"""While waiting for an earlier daemon to leave."""
 
 
 def prepare_directory(path: Path, mode: int = 0o700) -> None:
@@ -97,6 +108,28 @@ class OneDaemonLock:
             f"A Kiwi daemon for this GPU is already running (pid {holder or 'unknown'}).",
             "Use it, or stop it first.",
         )
+
+
+async def alone(lock: OneDaemonLock, socket_path: Path, stop: asyncio.Event) -> bool:
+    """Waits for an earlier daemon that is leaving; it may take long. False: ``stop`` is set.
+
+    Raises ``CallerError("already-running")`` if it does not leave at all.
+    """
+    answered_since_s: float | None = None
+    while not lock.try_acquire():
+        if stop.is_set():
+            return False
+        now_s = time.monotonic()
+        if not answers(socket_path):
+            if answered_since_s is not None:
+                log.info("waiting for an earlier daemon to leave")
+            answered_since_s = None
+        elif answered_since_s is None:
+            answered_since_s = now_s
+        elif now_s - answered_since_s > RUNS_AFTER_S:
+            raise lock.already_running()
+        await asyncio.sleep(LOOK_EVERY_S)
+    return True
 
 
 def answers(path: Path) -> bool:

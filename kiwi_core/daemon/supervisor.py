@@ -14,8 +14,8 @@ import msgspec
 
 from kiwi_core import config
 from kiwi_core.daemon.__main__ import EXIT_CANNOT
+from kiwi_core.daemon.child_options import ChildOptions
 from kiwi_core.daemon.emulation import prepare
-from kiwi_core.daemon.gpu_daemon import ChildOptions
 from kiwi_core.daemon.places import prepare_directory, sockets_mode
 from kiwi_core.errors import CallerError, KiwiError
 from kiwi_core.gpu import choice, nvml
