@@ -46,6 +46,7 @@ size_t kp_json_end(struct kp_json_out *out, const char *buffer); /* bytes of the
 /* What is no UTF-8 in `value` becomes U+FFFD; above `max_bytes` it is cut between two characters. */
 void kp_json_text(struct kp_json_out *out, const char *name, const char *value, size_t max_bytes);
 void kp_json_integer(struct kp_json_out *out, const char *name, uint64_t value);
+void kp_json_bool(struct kp_json_out *out, const char *name, bool value);
 void kp_json_seconds(struct kp_json_out *out, const char *name, int64_t nanoseconds);
 
 #endif

@@ -79,6 +79,11 @@ void kp_json_integer(struct kp_json_out *out, const char *name, uint64_t value) 
     put_decimal(out, value, 1);
 }
 
+void kp_json_bool(struct kp_json_out *out, const char *name, bool value) {
+    name_it(out, name);
+    put(out, value ? "true" : "false", value ? 4 : 5);
+}
+
 void kp_json_seconds(struct kp_json_out *out, const char *name, int64_t nanoseconds) {
     uint64_t value = nanoseconds < 0 ? 0 : (uint64_t)nanoseconds;
     name_it(out, name);

@@ -52,10 +52,11 @@ static enum kp_heard read_do(const char *line, size_t length, struct kp_message 
         {"op", KP_JSON_INTEGER, &m->op, 0, false},
         {"action", KP_JSON_TEXT, action, sizeof action, false},
         {"within_s", KP_JSON_SECONDS, &m->within_ns, 0, false},
+        {"bytes", KP_JSON_INTEGER, &m->bytes, 0, false}, /* not from every daemon */
     };
-    bool good = kp_json_read(line, length, fields, LENGTH(fields)) && all_found(fields, LENGTH(fields));
+    bool good = kp_json_read(line, length, fields, LENGTH(fields)) && all_found(fields, 3);
     m->action = action_of(action);
-    return good && m->op >= 0 ? KP_HEARD_DO : KP_HEARD_GARBAGE;
+    return good && m->op >= 0 && m->bytes >= 0 ? KP_HEARD_DO : KP_HEARD_GARBAGE;
 }
 
 static enum kp_heard read_room(const char *line, size_t length, struct kp_message *m) {
@@ -110,6 +111,7 @@ size_t kp_say_state(char *line, size_t room, const struct kp_report *report) {
     kp_json_integer(&out, "paged_out_bytes", report->out);
     kp_json_integer(&out, "kept_bytes", report->kept);
     kp_json_integer(&out, "unowned_bytes", report->unowned);
+    kp_json_bool(&out, "partial", true); /* this version heeds `bytes` */
     kp_json_open(&out, "unowned");
     for (size_t i = 0; i < report->kinds; i++)
         if (report->counts[i].count) kp_json_integer(&out, report->counts[i].kind, report->counts[i].count);

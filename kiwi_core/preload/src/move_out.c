@@ -2,7 +2,10 @@
  *
  * Of both ways: which bytes count is at all times one thing: a chunk that is KP_IN counts in the GPU, any other in
  * its host copy.  Out: a chunk changes sides when its copy is complete, just before it is unmapped.
- * In: all chunks change sides together, when every copy is complete. */
+ * In: all chunks change sides together, when every copy is complete.
+ *
+ * Of a part: what goes out is chosen by what it costs, and the state is as after a way out that was cut
+ * short.  What came in as a part is KP_READY: both count, until the rest is in, too, and the gate opens. */
 #include <stdio.h>
 
 #include "kiwi_preload.h"
@@ -12,15 +15,26 @@
 
 #define BRING_BACK_NS (60 * KP_SECOND_NS)
 
-static uint64_t to_copy(const struct kp_pass *p) {
-    uint64_t sum = 0;
+static uint64_t host_need(const struct kp_pass *p) {
+    uint64_t without = 0, with = 0; /* host memory of their own already */
     for (size_t i = 0; i < p->block_count; i++) {
         for (unsigned k = 0; k < p->blocks[i]->chunk_count; k++) {
             const struct kp_chunk *c = &p->blocks[i]->chunks[k];
-            if (c->where == KP_IN && !c->copy.count) sum += c->bytes;
+            if (c->where == KP_IN && !c->copy.count) without += c->bytes;
+            else if (kp_takes_room(c->where)) with += c->bytes;
         }
     }
-    return sum;
+    uint64_t more = p->want > with ? p->want - with : 0;
+    if (more && more < UINT64_MAX - kp_gpu.chunk_bytes) more += kp_gpu.chunk_bytes; /* whole chunks */
+    return more < without ? more : without;
+}
+
+static bool all_in(const struct kp_pass *p) {
+    for (size_t i = 0; i < p->block_count; i++) {
+        for (unsigned k = 0; k < p->blocks[i]->chunk_count; k++)
+            if (p->blocks[i]->chunks[k].where != KP_IN) return false;
+    }
+    return true;
 }
 
 static CUresult leave(struct kp_pass *p, struct kp_flight f) { /* its copy is complete */
@@ -45,23 +59,47 @@ static CUresult hash_kept(struct kp_pass *p, struct kp_lane *lane, struct kp_fli
     return CUDA_SUCCESS;
 }
 
-static CUresult send_out(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
+static bool late(const struct kp_pass *p) { return kp_now_ns() >= p->until_ns; }
+static bool enough(const struct kp_pass *p) { return p->chosen >= p->want; }
+
+/* First all whose copy is right: their room is there at once, and it may be all that is wanted. */
+static CUresult leave_clean(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
     struct kp_chunk *c = f.chunk;
-    if (c->where == KP_OUT) return CUDA_SUCCESS;
-    if (c->where == KP_ARRIVING) return leave(p, f);
-    if (kp_now_ns() >= p->until_ns) return CUDA_ERROR_NOT_READY;
+    CUresult rc = CUDA_SUCCESS;
+    if (c->where == KP_OUT || enough(p)) return rc;
+    if (c->where == KP_IN) {
+        if (!c->kept) return rc;
+        if (late(p)) return CUDA_ERROR_NOT_READY;
+        rc = kp_keep_verify(lane, f, p->until_ns);
+        if (rc != CUDA_SUCCESS || kp_keep_any_changed(lane->ctx, c)) return rc;
+        kp_move_count(0, c->bytes);
+    }
+    p->chosen += c->bytes;
+    return leave(p, f);
+}
+
+static CUresult send_out(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
+    if (late(p)) return CUDA_ERROR_NOT_READY;
     CUresult rc = kp_lane_full(lane) ? land_out(p, lane) : CUDA_SUCCESS;
-    if (rc == CUDA_SUCCESS) rc = kp_keep_verify(lane, f, p->until_ns);
     if (rc != CUDA_SUCCESS) return rc;
+    p->chosen += f.chunk->bytes;
+    f.chunk->sent = true;
+    return kp_lane_out(lane, f, f.chunk->kept ? kp_keep_changed : NULL);
+}
+
+/* Then those that have a copy, of which a part is right. */
+static CUresult send_changed(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
+    bool is = f.chunk->where == KP_IN && f.chunk->kept && !enough(p);
+    return is ? send_out(p, lane, f) : CUDA_SUCCESS;
+}
+
+static CUresult send_new(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
+    struct kp_chunk *c = f.chunk;
+    if (c->where != KP_IN || c->kept || enough(p)) return CUDA_SUCCESS;
     if (!c->copy.count && !kp_arena_take(&c->copy, c->bytes))
         return CUDA_ERROR_OUT_OF_MEMORY; /* of the host: nothing on this way asks the GPU for any */
-    if (!c->kept) kp_keep_hash(lane->ctx, f, &p->next_leaf);
-    else if (!kp_keep_any_changed(lane->ctx, c)) {
-        kp_move_count(0, c->bytes);
-        return leave(p, f);
-    }
-    c->sent = true;
-    return kp_lane_out(lane, f, c->kept ? kp_keep_changed : NULL);
+    kp_keep_hash(lane->ctx, f, &p->next_leaf);
+    return send_out(p, lane, f);
 }
 
 /* Copies that were begun and are not whole are of no use; while they may still be written to, their
@@ -84,7 +122,9 @@ static CUresult context_out(struct kp_pass *p, struct kp_ctx *ctx) {
     p->next_leaf = 0;
     if (rc == CUDA_SUCCESS) rc = kp_pass_each(p, &lane, ctx, hash_kept);
     if (rc == CUDA_SUCCESS && p->next_leaf) rc = kp_lane_drain(&lane, p->until_ns);
-    if (rc == CUDA_SUCCESS) rc = kp_pass_each(p, &lane, ctx, send_out);
+    if (rc == CUDA_SUCCESS) rc = kp_pass_each(p, &lane, ctx, leave_clean);
+    if (rc == CUDA_SUCCESS) rc = kp_pass_each(p, &lane, ctx, send_changed);
+    if (rc == CUDA_SUCCESS) rc = kp_pass_each(p, &lane, ctx, send_new);
     while (rc == CUDA_SUCCESS && lane.count) rc = land_out(p, &lane);
     if (rc != CUDA_SUCCESS) {
         bool quiet = kp_lane_drain(&lane, kp_now_ns() + KP_GRACE_NS) == CUDA_SUCCESS;
@@ -94,7 +134,7 @@ static CUresult context_out(struct kp_pass *p, struct kp_ctx *ctx) {
     return rc;
 }
 
-void kp_move_out(int64_t until_ns, struct kp_outcome *o) {
+void kp_move_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *o) {
     struct kp_pass p;
     if (!kp_pass_begin(&p, until_ns, o)) {
         kp_pass_refuse(o, "no-host-memory", "no memory to work with", CUDA_SUCCESS);
@@ -102,8 +142,9 @@ void kp_move_out(int64_t until_ns, struct kp_outcome *o) {
         return;
     }
     CUresult rc = CUDA_SUCCESS;
-    uint64_t need = to_copy(&p);
-    if (need > kp_arena_room()) {
+    if (least_bytes) p.want = least_bytes;
+    bool all_was_in = all_in(&p);
+    if (host_need(&p) > kp_arena_room()) {
         kp_pass_refuse(o, "no-host-memory", "system memory cannot hold what is in the GPU", CUDA_SUCCESS);
         kp_pass_end(&p);
         return;
@@ -118,7 +159,8 @@ void kp_move_out(int64_t until_ns, struct kp_outcome *o) {
                host || rc == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : rc);
         p.until_ns = kp_now_ns() + BRING_BACK_NS;
         p.bytes = 0;
-        if (kp_pass_all_in(&p) != CUDA_SUCCESS) kp_note("page-out broken off; part of it stays out for now");
+        p.want = UINT64_MAX;
+        if (all_was_in && kp_pass_all_in(&p) != CUDA_SUCCESS) kp_note("page-out broken off; part of it stays out for now");
     }
     kp_pass_end(&p);
 }

@@ -41,27 +41,29 @@ static void hold(int64_t until_ns, struct kp_outcome *o) {
     if (!held) kp_gate_open();
 }
 
-static void page_out(int64_t until_ns, struct kp_outcome *o) {
-    bool was_held = held;
+static void page_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *o) {
+    struct kp_books books;
+    bool was_held = held, was_out = out;
     if (out) {
-        struct kp_books books;
         kp_own_books(&books);
         moved(o, books.out);
-        if (books.resident == 0) return; /* else a way out was broken off, and not all came back */
+        if (books.resident == 0) return; /* else only a part was out, or it has come in as a part */
     }
     hold(until_ns, o);
     if (o->what != KP_MOVED) return;
-    kp_move_out(until_ns, o);
-    /* A refusal brings back what was out already; where even that was refused, the gate stays closed. */
-    out = o->what == KP_MOVED || (o->what == KP_REFUSED && !kp_move_all_in());
+    kp_move_out(least_bytes, until_ns, o);
+    /* A refusal brings back what it found in; where even that was refused, the gate stays closed. */
+    out = o->what == KP_MOVED || (o->what == KP_REFUSED && (was_out || !kp_move_all_in()));
+    kp_own_books(&books);
+    if (o->what == KP_MOVED) o->bytes = books.out;
     /* After a loss the program must see the driver's errors rather than hang. */
     if (o->what == KP_LOST || (o->what == KP_REFUSED && !was_held && !out)) let_go();
 }
 
-static void page_in(int64_t until_ns, struct kp_outcome *o) {
+static void page_in(uint64_t most_bytes, int64_t until_ns, struct kp_outcome *o) {
     moved(o, 0);
-    if (out) kp_move_in(until_ns, o);
-    if (o->what == KP_REFUSED) return;
+    if (out) kp_move_in(most_bytes, until_ns, o);
+    if (o->what == KP_REFUSED || (o->what == KP_MOVED && most_bytes)) return;
     out = false;
     if (held) let_go();
 }
@@ -78,8 +80,8 @@ static void perform(const struct kp_message *order, struct kp_outcome *o) {
     switch (order->action) {
     case KP_DO_HOLD: hold(until_ns, o); break;
     case KP_DO_FREE: let_run(o); break;
-    case KP_DO_PAGE_OUT: page_out(until_ns, o); break;
-    case KP_DO_PAGE_IN: page_in(until_ns, o); break;
+    case KP_DO_PAGE_OUT: page_out((uint64_t)order->bytes, until_ns, o); break;
+    case KP_DO_PAGE_IN: page_in((uint64_t)order->bytes, until_ns, o); break;
     case KP_DO_OTHER: refused(o, "unsupported", "this version of the preloaded library has no such action");
     }
 }

@@ -62,11 +62,12 @@ void kp_move_settle(int64_t until_ns, struct kp_outcome *o) {
     MUST(closed && !out);
     answer(o);
 }
-void kp_move_out(int64_t until_ns, struct kp_outcome *o) {
-    (void)until_ns;
-    MUST(closed && !out);
+void kp_move_out(uint64_t least, int64_t until_ns, struct kp_outcome *o) {
+    (void)least, (void)until_ns;
+    MUST(closed);
+    bool broken_off = out || choose(4) == 3; /* and not brought back */
     answer(o);
-    out = o->what == KP_MOVED || (o->what == KP_REFUSED && choose(4) == 3); /* and not brought back */
+    out = o->what == KP_MOVED || (o->what == KP_REFUSED && broken_off);
 }
 bool kp_move_clean(uint64_t most, int64_t until_ns, struct kp_outcome *o) {
     (void)most, (void)until_ns, (void)o;
@@ -75,15 +76,16 @@ bool kp_move_clean(uint64_t most, int64_t until_ns, struct kp_outcome *o) {
 uint64_t kp_gate_passed(void) { return 0; }
 bool kp_move_all_in(void) { return !out; }
 void kp_arena_enable(bool on) { (void)on; }
-void kp_move_in(int64_t until_ns, struct kp_outcome *o) {
+void kp_move_in(uint64_t most, int64_t until_ns, struct kp_outcome *o) {
     (void)until_ns;
     MUST(closed && out);
     answer(o);
-    out = o->what == KP_REFUSED;
+    out = o->what == KP_REFUSED || (o->what == KP_MOVED && most);
 }
 void kp_own_books(struct kp_books *books) {
     memset(books, 0, sizeof *books);
     books->unowned[0] = choose(2);
+    books->resident = choose(2); /* though it is out: a part of it */
 }
 const char *kp_foreign_name(enum kp_foreign kind) { return kind ? "array" : "pool"; }
 void kp_say(bool warning, const char *format, ...) { (void)warning, (void)format; }

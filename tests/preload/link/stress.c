@@ -43,8 +43,14 @@ static void move(struct kp_outcome *o, bool was_out, bool is_out) {
     __atomic_store_n(&moving, 0, __ATOMIC_SEQ_CST);
 }
 void kp_move_settle(int64_t until_ns, struct kp_outcome *o) { (void)until_ns, move(o, false, false); }
-void kp_move_out(int64_t until_ns, struct kp_outcome *o) { (void)until_ns, move(o, false, true); }
-void kp_move_in(int64_t until_ns, struct kp_outcome *o) { (void)until_ns, move(o, true, false); }
+void kp_move_out(uint64_t least, int64_t until_ns, struct kp_outcome *o) {
+    (void)least, (void)until_ns;
+    move(o, false, true);
+}
+void kp_move_in(uint64_t most, int64_t until_ns, struct kp_outcome *o) {
+    (void)until_ns;
+    move(o, true, most != 0);
+}
 bool kp_move_clean(uint64_t most, int64_t until_ns, struct kp_outcome *o) {
     (void)most, (void)until_ns, (void)o;
     return false;

@@ -53,7 +53,7 @@ void kp_say(bool warning, const char *format, ...) {
     va_end(args);
 }
 
-enum { THREADS = 3, SLOTS = 8, SECOND = 1000000000 };
+enum { THREADS = 3, SLOTS = 8, SECOND = 1000000000, MIB = 1 << 20 };
 static int steps = 400;
 static CUcontext context;
 static CUfunction fill, sum;
@@ -172,14 +172,21 @@ static void *page(void *arg) {
         }
         enum kp_fault kind = kinds[rnd(&x) % 6]; /* set only now: allocations are to succeed */
         if (faulty) kp_fault_set(kind, (int)(rnd(&x) % 20), 1 + (int)(rnd(&x) % 2));
-        if (!out && rnd(&x) % 4 == 0) kp_move_clean(8u << 20, until, &o);
-        else if (!out) kp_move_out(until, &o);
-        else kp_move_in(until, &o);
+        bool last = __atomic_load_n(&finished, __ATOMIC_ACQUIRE);
+        uint64_t part = !last && rnd(&x) % 2 ? (uint64_t)(1 + rnd(&x) % 16) * MIB : 0;
+        if (!out && rnd(&x) % 4 == 0) {
+            kp_move_clean(8 * MIB, until, &o);
+        } else if (!out || (part && rnd(&x) % 3 == 0)) {
+            kp_move_out(part, until, &o);
+            out = out || o.what == KP_MOVED || !kp_move_all_in();
+        } else {
+            kp_move_in(part, until, &o);
+            if (o.what == KP_MOVED && !part) out = false;
+        }
         kp_fault_set(kind, 0, 0);
         MUST(o.what != KP_LOST);
         if (o.what == KP_REFUSED) refusals++;
         else moves++;
-        out = !kp_move_all_in();
         if (!out) kp_gate_open();
         usleep(1000);
     }
