@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kiwi_core.sched.policy import DEFAULT, names
-from kiwi_core.states import AntiThrash, Priority
+from kiwi_core.states import AntiThrash, Overlap, Priority
 from kiwi_core.wire.messages import Emulation
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):
     stuck_after_ns: int | None = None
     swap_floor_factor: float | None = None
     bring_back: bool = True
+    overlap: Overlap = Overlap.AUTO
     emulation: Emulation | None = None
     log_json: bool = False
     restarted: bool = False

@@ -30,6 +30,7 @@ from kiwi_core.daemon.members import Member, Members
 from kiwi_core.daemon.metrics_report import MetricsReporter
 from kiwi_core.daemon.observer import Observer
 from kiwi_core.daemon.orphans import Orphans
+from kiwi_core.daemon.overlap import OverlapKeeper
 from kiwi_core.daemon.peers import Rights
 from kiwi_core.daemon.places import BACKLOG, OneDaemonLock, alone, listen
 from kiwi_core.daemon.recovery import recover
@@ -88,6 +89,7 @@ class GpuDaemon:
         self._pager.import_footprints(
             {ProcessRef(pid, ticks): size for pid, ticks, size in roster.footprints}
         )
+        self._overlap.begin()
         await recover(roster, self._pager, self._members, self._found_again)
         self._roster.save()  # a crash from here on must find the settings
         loop = asyncio.get_running_loop()
@@ -151,6 +153,7 @@ class GpuDaemon:
             after_a_look=lambda target, go_on: self._observer.after_a_look(target, go_on),
             hurry=lambda: self._observer.hurry(),
         )
+        self._overlap = OverlapKeeper(options.overlap, self._feed_observation)
         self._sessions = SessionDesk(config, self._members, self._core, options.priorities)
         self._link_up()
         self._orphans = Orphans(self._pager, self._core.operations, self._orphans_free)
@@ -195,7 +198,7 @@ class GpuDaemon:
         self._link_desk = self._sessions.links = LinkDesk(
             self._core, self._links, gates, self._members,
             admit=self._sessions.admit_linked, silent=self._sessions.expect_back,
-            dismiss=self._sessions.dismiss,
+            dismiss=self._sessions.dismiss, speeds_told=self._overlap.measured,
         )  # fmt: skip
 
     def _libraries(self, session: SessionId) -> Libraries:

@@ -18,7 +18,16 @@ from msgspec import Meta, Struct
 from kiwi_core.states import AntiThrash, Notice, Priority
 from kiwi_core.wire.base import INTEGER_LIMIT, Message
 from kiwi_core.wire.metrics import GpuMetrics
-from kiwi_core.wire.pager import Gate, PagerDo, PagerDone, PagerState, Room, WantLease, WantRoom
+from kiwi_core.wire.pager import (
+    Gate,
+    PagerDo,
+    PagerDone,
+    PagerSpeeds,
+    PagerState,
+    Room,
+    WantLease,
+    WantRoom,
+)
 from kiwi_core.wire.status import GpuStatus as GpuStatus
 from kiwi_core.wire.status import HistoryEntry as HistoryEntry
 from kiwi_core.wire.status import HistorySession as HistorySession
@@ -195,6 +204,7 @@ ClientMessage = (
     | Ping
     | PagerState
     | PagerDone
+    | PagerSpeeds
     | WantLease
     | WantRoom
 )

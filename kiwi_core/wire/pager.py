@@ -30,7 +30,7 @@ class LinkState(str, Enum):
     HELD = "held"
     """In the GPU; the gate is closed and nothing is under way."""
     OUT = "out"
-    """In system RAM; the gate is closed."""
+    """In system RAM, some of it at least; the gate is closed."""
 
 
 class PagerAction(str, Enum):
@@ -57,7 +57,8 @@ class PagerOutcome(str, Enum):
 
 class PagerState(Message, frozen=True, kw_only=True, tag="pager-state"):
     """How things are in this process: right after ``welcome``, at each change of ``state``, and now
-    and then when bytes changed. ``unowned`` is what the library cannot move, by kind. No answer."""
+    and then when bytes changed. ``unowned`` is what the library cannot move, by kind; ``partial``:
+    it heeds ``bytes`` of ``pager-do``. No answer."""
 
     state: LinkState
     resident_bytes: Count = 0
@@ -65,6 +66,7 @@ class PagerState(Message, frozen=True, kw_only=True, tag="pager-state"):
     kept_bytes: Count = 0
     unowned_bytes: Count = 0
     unowned: Annotated[dict[Kind, Count], Meta(max_length=KINDS_MAX)] = field(default_factory=dict)
+    partial: bool = False
 
 
 class PagerDone(Message, frozen=True, kw_only=True, tag="pager-done"):
@@ -77,6 +79,15 @@ class PagerDone(Message, frozen=True, kw_only=True, tag="pager-done"):
     detail: Detail = ""
     bytes: Count = 0
     elapsed_s: ShortSeconds = 0.0
+
+
+class PagerSpeeds(Message, frozen=True, kw_only=True, tag="pager-speeds"):
+    """How fast this machine copies pinned memory: out alone, in alone, and both ways at once (the
+    sum). Measured once, while the program idles. No answer."""
+
+    out_bytes_per_s: Count
+    in_bytes_per_s: Count
+    both_bytes_per_s: Count
 
 
 class WantLease(Message, frozen=True, kw_only=True, tag="want-lease"):
@@ -101,11 +112,17 @@ class Gate(Message, frozen=True, kw_only=True, tag="gate"):
 
 
 class PagerDo(Message, frozen=True, kw_only=True, tag="pager-do"):
-    """Do ``action`` within this time, or refuse. Answered by ``pager-done``."""
+    """Do ``action`` within this time, or refuse. Answered by ``pager-done``.
+
+    ``bytes`` other than 0 asks for a part: "page-out" of at least so much more than is out already,
+    "page-in" of at most so much, after which the gate stays closed and the state "out". 0 for a
+    library that has not said ``partial``: it does not know this field.
+    """
 
     op: Count
     action: PagerAction
     within_s: ShortSeconds
+    bytes: Count = 0
 
 
 class Room(Message, frozen=True, kw_only=True, tag="room"):
