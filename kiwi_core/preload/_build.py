@@ -56,10 +56,12 @@ def library(cache_dir: Path | None = None) -> Path:
     """
     shipped = SHIPPED / os.uname().machine / NAME
     if shipped.is_file():
+        _check_name(shipped, "Install Kiwi into an environment whose path has none.")
         return shipped
     header, compiler = find_header(), find_compiler()
     parent = cache_dir if cache_dir is not None else _default_cache_dir()
     target = parent / f"preload-{_fingerprint(header)}" / NAME
+    _check_name(target, "Set XDG_CACHE_HOME to a directory whose path has none.")
     if target.is_file():
         return target
     try:
@@ -74,6 +76,16 @@ def library(cache_dir: Path | None = None) -> Path:
             "Set XDG_CACHE_HOME to a directory that you may write to.",
         ) from e
     return target
+
+
+def _check_name(library: Path, remedy: str) -> None:
+    """``LD_PRELOAD`` has no way to quote: every program would complain of the halves."""
+    if re.search("[: ]", str(library)):
+        raise Unavailable(
+            f"The in-process pager cannot be loaded from {library}: a path in LD_PRELOAD can have "
+            "no blank and no colon in it.",
+            remedy,
+        )
 
 
 def environment(library: Path, before: Mapping[str, str]) -> dict[str, str]:

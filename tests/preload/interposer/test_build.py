@@ -39,6 +39,21 @@ def test_a_wheels_library_comes_first(tmp_path, monkeypatch):
     assert preload.library(tmp_path / "cache") == shipped
 
 
+@pytest.mark.parametrize("name", ["my projects", "a:b"])
+@pytest.mark.parametrize("shipped", [True, False])
+def test_a_path_that_cannot_stand_in_ld_preload(tmp_path, monkeypatch, name, shipped):
+    """Else everything that the program starts says "cannot be preloaded", twice."""
+    odd = tmp_path / name
+    machine = odd / os.uname().machine
+    machine.mkdir(parents=True)
+    (machine / preload.NAME).write_bytes(b"a library")
+    monkeypatch.setattr(_build, "SHIPPED", odd if shipped else tmp_path / "none")
+    with pytest.raises(preload.Unavailable, match="no blank and no colon") as info:
+        preload.library(odd / "cache")
+    assert ("environment" if shipped else "XDG_CACHE_HOME") in info.value.remedy
+    assert not (odd / "cache").exists()
+
+
 def test_no_header(tmp_path, monkeypatch):
     monkeypatch.setattr(_build, "_headers", lambda: iter([tmp_path / "cuda.h"]))
     with pytest.raises(preload.Unavailable) as info:
