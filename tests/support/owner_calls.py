@@ -23,6 +23,7 @@ library = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[0])
 library.kiwi_preload_test_check.restype = ctypes.c_char_p
 library.kiwi_preload_test_ptx.restype = ctypes.c_char_p
 library.kiwi_preload_test_clean.restype = ctypes.c_int64
+library.kiwi_preload_passed.restype = ctypes.c_uint64
 
 
 class CudaError(Exception):
@@ -53,7 +54,7 @@ def arena() -> dict[str, int]:
 
 
 def moved() -> dict[str, int]:
-    names = ("copied", "skipped", "verified", "differed")
+    names = ("copied", "skipped", "verified", "differed", "unused")
     return _numbers(library.kiwi_preload_test_move_books, names)
 
 
@@ -100,6 +101,18 @@ def swap() -> None:
     for way in (out, back):
         assert (said := way()) == "moved", said
     check()
+
+
+def passed() -> int:
+    return int(library.kiwi_preload_passed())
+
+
+def unused(*ranges: tuple[int, int], since: int | None = None) -> bool:
+    """Says that nobody will read these (address, size); whether the library takes it."""
+    addresses, sizes = ((ctypes.c_uint64 * len(ranges))(*column) for column in zip(*ranges, strict=True))
+    token = ctypes.c_uint64(passed() if since is None else since)
+    count = ctypes.c_size_t(len(ranges))
+    return bool(library.kiwi_preload_free_ranges(token, count, addresses, sizes))
 
 
 def fault(kind: str, skip: int = 0, count: int = 1) -> None:

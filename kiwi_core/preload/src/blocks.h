@@ -16,6 +16,7 @@
 #define KP_CLASSES 27
 #define KP_NO_SLOT UINT16_MAX
 #define KP_NO_LEAF SIZE_MAX
+#define KP_BLANK_LEAVES 128 /* of the largest chunk; of larger ones none is blank */
 
 enum kp_where {
     KP_IN,       /* in the GPU */
@@ -31,7 +32,8 @@ struct kp_chunk { /* one handle */
     bool sent;           /* a copy out has begun to write into `copy` */
     size_t first_leaf;   /* of its hashes among this pass's results; KP_NO_LEAF: none */
     struct kp_digest *digests; /* of `copy`, leaf by leaf; NULL: not known */
-    struct kp_copy copy; /* host memory; complete unless where is KP_IN */
+    struct kp_copy copy; /* host memory; complete unless where is KP_IN, but for what is blank */
+    uint64_t blank[KP_BLANK_LEAVES / 64]; /* hints.h: leaves that hold nothing, here or there */
 };
 static inline bool kp_takes_room(enum kp_where where) { return where == KP_IN || where == KP_READY; }
 

@@ -1,5 +1,6 @@
 /* Copies out, while nobody needs the GPU, what the next way out would have to copy: it stays in the GPU,
  * and the hash tells later whether the copy is still right. */
+#include "hints.h"
 #include "kiwi_preload.h"
 #include "pass.h"
 
@@ -29,7 +30,7 @@ static CUresult copy(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f
 
 static CUresult clean_one(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
     struct kp_chunk *c = f.chunk;
-    if (f.at < from || f.at >= to || c->where != KP_IN) return CUDA_SUCCESS;
+    if (f.at < from || f.at >= to || c->where != KP_IN || kp_blank_all(c)) return CUDA_SUCCESS;
     if (spent >= most || kp_now_ns() >= p->until_ns) {
         cursor = f.at;
         return CUDA_ERROR_NOT_READY;

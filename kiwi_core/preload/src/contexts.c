@@ -1,7 +1,7 @@
 /* The contexts that own memory.  One that a thread of ours needs is held; its destruction waits. */
 #include <stdlib.h>
 
-#include "blocks.h"
+#include "hints.h"
 #include "real.h"
 
 static struct kp_ctx *contexts;
@@ -144,6 +144,7 @@ static void gather(struct kp_block *b, void *arg) {
 
 static void drop_all(struct kp_ctx *c) {
     struct gathering g = {c, NULL};
+    kp_hints_forget();
     pthread_mutex_lock(&kp_table_mu);
     kp_table_each(gather, &g);
     for (struct kp_block *b = g.first; b; b = b->next_dead) {

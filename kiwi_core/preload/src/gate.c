@@ -148,8 +148,9 @@ static inline bool enter(uint32_t for_me) {
         rise(seat);
         wait_to_enter(seat, for_me);
     }
-    if (seat == &gate.standing) __atomic_fetch_add(&seat->passed, 1, __ATOMIC_RELAXED);
-    else __atomic_store_n(&seat->passed, seat->passed + 1, __ATOMIC_RELAXED);
+    /* Released: whoever counts this call sees what its thread did before it (hints.h). */
+    if (seat == &gate.standing) __atomic_fetch_add(&seat->passed, 1, __ATOMIC_RELEASE);
+    else __atomic_store_n(&seat->passed, seat->passed + 1, __ATOMIC_RELEASE);
     self.inside = 1;
     return true;
 }

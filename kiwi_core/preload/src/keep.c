@@ -5,6 +5,7 @@
 
 #include "fault.h"
 #include "hash.h"
+#include "hints.h"
 #include "log.h"
 #include "move.h"
 #include "real.h"
@@ -17,13 +18,19 @@ void kp_keep_begin(struct kp_chunk *c) {
 }
 
 void kp_keep_hash(struct kp_ctx *ctx, struct kp_flight f, size_t *next_leaf) {
-    if (!kp_hash_ready(ctx) || !kp_hash_room(ctx, *next_leaf, leaves(f.chunk))) return;
-    if (kp_hash_submit(ctx, f.at, *next_leaf, leaves(f.chunk)) != CUDA_SUCCESS) return;
+    size_t n = leaves(f.chunk);
+    if (kp_blank_all(f.chunk) || !kp_hash_ready(ctx) || !kp_hash_room(ctx, *next_leaf, n)) return;
+    for (size_t i = 0, to; i < n; i = to) {
+        to = kp_blank_run(f.chunk, i, n);
+        if (kp_blank(f.chunk, i)) continue;
+        if (kp_hash_submit(ctx, f.at + i * KP_LEAF_BYTES, *next_leaf + i, to - i) != CUDA_SUCCESS) return;
+    }
     f.chunk->first_leaf = *next_leaf;
-    *next_leaf += leaves(f.chunk);
+    *next_leaf += n;
 }
 
 bool kp_keep_changed(const struct kp_ctx *ctx, const struct kp_chunk *c, size_t leaf) {
+    if (kp_blank(c, leaf)) return false;
     if (!c->kept || c->first_leaf == KP_NO_LEAF) return true;
     const struct kp_digest *now = kp_hash_result(ctx, c->first_leaf + leaf);
     return memcmp(now, &c->digests[leaf], sizeof *now) != 0 && !kp_fault(KP_FAULT_HASH);
@@ -52,18 +59,20 @@ static bool verifying(void) {
     return wanted == 1;
 }
 
+static void unknown(struct kp_digest *d) { memset(d, 0xff, sizeof *d); } /* no hash is that */
+
 CUresult kp_keep_verify(struct kp_lane *lane, struct kp_flight f, int64_t until_ns) {
     CUresult rc = CUDA_SUCCESS;
     char *scratch = f.chunk->kept && verifying() ? malloc(KP_LEAF_BYTES) : NULL;
     for (size_t i = 0; scratch && i < leaves(f.chunk) && rc == CUDA_SUCCESS; i++) {
-        if (kp_keep_changed(lane->ctx, f.chunk, i)) continue;
+        if (kp_blank(f.chunk, i) || kp_keep_changed(lane->ctx, f.chunk, i)) continue;
         rc = kp_real.cuMemcpyDtoHAsync_v2(scratch, f.at + i * KP_LEAF_BYTES, KP_LEAF_BYTES, lane->ctx->stream);
         if (rc == CUDA_SUCCESS) rc = kp_lane_wait(lane, until_ns);
         bool same = rc != CUDA_SUCCESS || memcmp(scratch, host_leaf(&f.chunk->copy, i), KP_LEAF_BYTES) == 0;
         kp_move_verified(same);
         if (same) continue;
         kp_warn("2 MiB of GPU memory changed though its hash did not: please report this");
-        memset(&f.chunk->digests[i], 0xff, sizeof f.chunk->digests[i]); /* no hash is that: copied */
+        unknown(&f.chunk->digests[i]); /* so it is copied */
     }
     free(scratch);
     return rc;
@@ -93,9 +102,16 @@ static void remember(const struct kp_ctx *ctx, struct kp_chunk *c) {
     }
     if (!c->digests) c->digests = malloc(leaves(c) * sizeof *c->digests);
     if (c->digests) memcpy(c->digests, kp_hash_result(ctx, c->first_leaf), leaves(c) * sizeof *c->digests);
+    for (size_t i = 0; c->digests && i < leaves(c); i++) {
+        if (kp_blank(c, i)) unknown(&c->digests[i]);
+    }
 }
 
-void kp_keep_left(const struct kp_ctx *ctx, struct kp_chunk *c) { remember(ctx, c); }
+void kp_keep_left(const struct kp_ctx *ctx, struct kp_chunk *c) {
+    remember(ctx, c);
+    kp_move_unused(kp_blank_bytes(c));
+    if (kp_blank_all(c)) kp_keep_drop(c, true); /* nothing of it is worth host memory */
+}
 
 void kp_keep_cleaned(const struct kp_ctx *ctx, struct kp_chunk *c) {
     remember(ctx, c);

@@ -4,7 +4,7 @@
 #include <time.h>
 
 #include "fault.h"
-#include "hash.h"
+#include "hints.h"
 #include "kiwi_preload.h"
 #include "move.h"
 #include "real.h"
@@ -42,10 +42,14 @@ static CUresult submitted(struct kp_lane *lane, struct kp_flight flight) {
     return rc;
 }
 
-/* The end of the run of leaves from `leaf` on that all changed, or all did not. */
+static bool wanted(const struct kp_lane *lane, const struct kp_chunk *c, size_t leaf, kp_changed_fn changed) {
+    return !kp_blank(c, leaf) && (!changed || changed(lane->ctx, c, leaf));
+}
+
+/* The end of the run of leaves from `leaf` on that are all to be copied, or all not. */
 static size_t run_end(const struct kp_lane *lane, const struct kp_chunk *c, size_t leaf, size_t end, bool is,
                       kp_changed_fn changed) {
-    while (leaf < end && changed(lane->ctx, c, leaf) == is) leaf++;
+    while (leaf < end && wanted(lane, c, leaf, changed) == is) leaf++;
     return leaf;
 }
 
@@ -53,13 +57,13 @@ static CUresult extent_out(struct kp_lane *lane, struct kp_flight f, struct kp_e
                            kp_changed_fn changed) {
     CUresult rc = CUDA_SUCCESS;
     size_t bytes = f.chunk->bytes - offset < e.bytes ? f.chunk->bytes - offset : e.bytes;
-    if (!changed) {
+    if (!changed && !kp_blank_bytes(f.chunk)) {
         kp_move_count(bytes, 0);
         return kp_real.cuMemcpyDtoHAsync_v2(e.at, f.at + offset, bytes, lane->ctx->stream);
     }
     size_t first = offset / KP_LEAF_BYTES, end = first + bytes / KP_LEAF_BYTES;
     for (size_t leaf = first, to; leaf < end && rc == CUDA_SUCCESS; leaf = to) {
-        bool copy = changed(lane->ctx, f.chunk, leaf);
+        bool copy = wanted(lane, f.chunk, leaf, changed);
         to = run_end(lane, f.chunk, leaf, end, copy, changed);
         size_t n = (to - leaf) * KP_LEAF_BYTES;
         kp_move_count(copy ? n : 0, copy ? 0 : n);
@@ -80,13 +84,26 @@ CUresult kp_lane_out(struct kp_lane *lane, struct kp_flight f, kp_changed_fn cha
     return rc == CUDA_SUCCESS ? submitted(lane, f) : rc;
 }
 
+static CUresult extent_in(struct kp_lane *lane, struct kp_flight f, struct kp_extent e, size_t offset, size_t bytes) {
+    if (!kp_blank_bytes(f.chunk)) return kp_real.cuMemcpyHtoDAsync_v2(f.at + offset, e.at, bytes, lane->ctx->stream);
+    CUresult rc = CUDA_SUCCESS;
+    size_t first = offset / KP_LEAF_BYTES, end = first + bytes / KP_LEAF_BYTES;
+    for (size_t leaf = first, to; leaf < end && rc == CUDA_SUCCESS; leaf = to) {
+        to = kp_blank_run(f.chunk, leaf, end);
+        if (kp_blank(f.chunk, leaf)) continue;
+        rc = kp_real.cuMemcpyHtoDAsync_v2(f.at + leaf * KP_LEAF_BYTES, e.at + (leaf - first) * KP_LEAF_BYTES,
+                                          (to - leaf) * KP_LEAF_BYTES, lane->ctx->stream);
+    }
+    return rc;
+}
+
 CUresult kp_lane_in(struct kp_lane *lane, struct kp_flight f) {
     CUresult rc = kp_fault(KP_FAULT_COPY_IN) ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
     size_t offset = 0;
     for (unsigned i = 0; i < f.chunk->copy.count && rc == CUDA_SUCCESS; i++) {
         struct kp_extent e = f.chunk->copy.extents[i];
         size_t n = f.chunk->bytes - offset < e.bytes ? f.chunk->bytes - offset : e.bytes;
-        rc = kp_real.cuMemcpyHtoDAsync_v2(f.at + offset, e.at, n, lane->ctx->stream);
+        rc = extent_in(lane, f, e, offset, n);
         offset += n;
     }
     return rc == CUDA_SUCCESS ? submitted(lane, f) : rc;

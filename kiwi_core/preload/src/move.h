@@ -33,12 +33,14 @@ bool kp_move_clean(uint64_t most_bytes, int64_t until_ns, struct kp_outcome *out
 /* Gives back the host copies that are kept of what is in the GPU.  The pager thread only. */
 void kp_move_forget(void);
 /* Since the start: bytes copied out, bytes whose kept copy was still right, leaves compared byte by
- * byte, and those that differed. */
+ * byte, and those that differed; of what went out, the bytes that the program had said to be free: they
+ * count as skipped, too. */
 struct kp_move_books {
-    uint64_t copied, skipped, verified, differed;
+    uint64_t copied, skipped, verified, differed, unused;
 };
 void kp_move_books(struct kp_move_books *out);
 void kp_move_count(uint64_t copied, uint64_t skipped);
+void kp_move_unused(uint64_t bytes);
 void kp_move_verified(bool same);
 bool kp_move_all_in(void); /* nothing that is owned is in host memory only */
 

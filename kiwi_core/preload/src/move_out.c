@@ -8,6 +8,7 @@
  * short.  What came in as a part is KP_READY: both count, until the rest is in, too, and the gate opens. */
 #include <stdio.h>
 
+#include "hints.h"
 #include "kiwi_preload.h"
 #include "log.h"
 #include "pass.h"
@@ -20,7 +21,7 @@ static uint64_t host_need(const struct kp_pass *p) {
     for (size_t i = 0; i < p->block_count; i++) {
         for (unsigned k = 0; k < p->blocks[i]->chunk_count; k++) {
             const struct kp_chunk *c = &p->blocks[i]->chunks[k];
-            if (c->where == KP_IN && !c->copy.count) without += c->bytes;
+            if (c->where == KP_IN && !c->copy.count && !kp_blank_all(c)) without += c->bytes;
             else if (kp_takes_room(c->where)) with += c->bytes;
         }
     }
@@ -62,13 +63,14 @@ static CUresult hash_kept(struct kp_pass *p, struct kp_lane *lane, struct kp_fli
 static bool late(const struct kp_pass *p) { return kp_now_ns() >= p->until_ns; }
 static bool enough(const struct kp_pass *p) { return p->chosen >= p->want; }
 
-/* First all whose copy is right: their room is there at once, and it may be all that is wanted. */
+/* First all whose copy is right, or that need none: their room is there at once, and it may be all that
+ * is wanted. */
 static CUresult leave_clean(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
     struct kp_chunk *c = f.chunk;
     CUresult rc = CUDA_SUCCESS;
     if (c->where == KP_OUT || enough(p)) return rc;
     if (c->where == KP_IN) {
-        if (!c->kept) return rc;
+        if (!c->kept && !kp_blank_all(c)) return rc;
         if (late(p)) return CUDA_ERROR_NOT_READY;
         rc = kp_keep_verify(lane, f, p->until_ns);
         if (rc != CUDA_SUCCESS || kp_keep_any_changed(lane->ctx, c)) return rc;

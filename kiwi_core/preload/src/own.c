@@ -6,6 +6,7 @@
 
 #include "blocks.h"
 #include "gate.h"
+#include "hints.h"
 #include "kiwi_preload.h"
 #include "link.h"
 #include "real.h"
@@ -262,6 +263,7 @@ CUresult kp_own_free(CUdeviceptr p) {
     struct kp_block *b = kp_table_at(p);
     struct kp_slot *slot = b && b->slots ? kp_slab_slot(b, p, &start) : NULL;
     CUresult rc;
+    if (b) kp_hints_freed(b->addr, b->bytes);
     if (slot && start == p) {
         rc = free_small(b, slot);
     } else if (b && b->ctx && !b->slots && b->addr == p) {

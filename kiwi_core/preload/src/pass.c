@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "hints.h"
 #include "kiwi_preload.h"
 #include "real.h"
 
@@ -23,6 +24,7 @@ bool kp_pass_begin(struct kp_pass *p, int64_t until_ns, struct kp_outcome *o) {
         kp_moving = true;
     }
     pthread_mutex_unlock(&kp_table_mu);
+    if (p->blocks) kp_hints_mark(p->blocks, p->block_count);
     return p->blocks != NULL;
 }
 
@@ -69,6 +71,8 @@ void kp_move_count(uint64_t copied, uint64_t skipped) {
     kp_books_add(&done.skipped, (int64_t)skipped);
 }
 
+void kp_move_unused(uint64_t bytes) { kp_books_add(&done.unused, (int64_t)bytes); }
+
 void kp_move_verified(bool same) {
     kp_books_add(&done.verified, 1);
     kp_books_add(&done.differed, !same);
@@ -79,4 +83,5 @@ void kp_move_books(struct kp_move_books *out) {
     out->skipped = __atomic_load_n(&done.skipped, __ATOMIC_RELAXED);
     out->verified = __atomic_load_n(&done.verified, __ATOMIC_RELAXED);
     out->differed = __atomic_load_n(&done.differed, __ATOMIC_RELAXED);
+    out->unused = __atomic_load_n(&done.unused, __ATOMIC_RELAXED);
 }

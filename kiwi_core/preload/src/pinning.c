@@ -69,9 +69,10 @@ static struct kp_piece *next_to_free(void) {
 }
 
 static void free_one(struct kp_piece *p) { /* kp_arena_mu held */
+    bool was = p->pinned; /* its context may end meanwhile */
     p->busy = true;
     pthread_mutex_unlock(&kp_arena_mu);
-    bool ok = !p->pinned || pin(p, false);
+    bool ok = !was || pin(p, false);
     pthread_mutex_lock(&kp_arena_mu);
     if (!ok && p->pinned) { /* unmapping what the GPU may still reach is worse than keeping it */
         p->busy = false;

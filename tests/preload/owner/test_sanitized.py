@@ -27,9 +27,9 @@ SOURCES = (
         "keep.c",
         "clean.c",
     ),
-    *("fault.c", "gate.c"),
+    *("fault.c", "gate.c", "hints.c"),
 )
-STEPS = {"address,undefined": "120", "thread": "40"}
+STEPS = {"address,undefined": "120", "thread": "80"}
 
 
 @pytest.fixture(scope="session")
