@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "alone.h"
 #include "gate.h"
 #include "kiwi_preload.h"
 #include "link.h"
@@ -26,7 +27,7 @@ static const int64_t FIRST_WORD_NS = 250 * MS;    /* how long the program's star
 static const int64_t WELCOME_NS = 30 * SECOND;    /* a daemon that says nothing for so long hangs */
 static const int64_t RETRY_MIN_NS = 200 * MS, RETRY_SOON_NS = 1 * SECOND, RETRY_NS = 3 * SECOND;
 static const int64_t RETRY_SOON_FOR_NS = 60 * SECOND; /* after a loss: daemons are restarted */
-static const int64_t COMPLAIN_NS = 10 * SECOND;   /* out, and no daemon to bring it back */
+static const int64_t ANSWER_NS = 5 * SECOND;      /* a daemon that takes longer is as good as none */
 static const int64_t LOOK_NS = 10 * SECOND;       /* the program may have closed our descriptors */
 static const int64_t EXIT_NS = 5 * SECOND;        /* how long an exit waits for a move to end */
 
@@ -78,6 +79,7 @@ static void lose(int64_t now_ns) {
         kp_link_now_connected(false);
         was_connected = true;
         lost_ns = now_ns;
+        kp_alone_since(now_ns);
         if (now_ns - dialled_ns > RETRY_SOON_NS) retry_ns = RETRY_MIN_NS;
     }
     try_later(now_ns);
@@ -115,12 +117,13 @@ static void dial(int64_t now_ns) {
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
-static int64_t complaint_ns(void) {
-    return kp_wire.socket.fd < 0 && out() ? lost_ns + COMPLAIN_NS : INT64_MAX;
+static int64_t alone_ns(void) { /* not while a daemon may be about to answer */
+    int64_t due_ns = kp_alone_due_ns(), answer_ns = dialled_ns + ANSWER_NS;
+    return kp_wire.socket.fd < 0 || due_ns > answer_ns ? due_ns : answer_ns;
 }
 
 static int patience_ms(int64_t now_ns) {
-    int64_t until_ns = complaint_ns() > now_ns ? complaint_ns() : INT64_MAX;
+    int64_t until_ns = alone_ns();
     int64_t more_ns = kp_wire.socket.fd < 0 ? next_try_ns
                       : kp_talk_welcomed() ? kp_talk_due_ns()
                                            : dialled_ns + WELCOME_NS;
@@ -150,9 +153,7 @@ static void once(void) {
     if (kp_wire.socket.fd < 0 && now_ns >= next_try_ns) dial(now_ns);
     if (kp_wire.socket.fd >= 0 && !kp_talk_welcomed() && now_ns > dialled_ns + WELCOME_NS) lose(now_ns);
     if (kp_wire.socket.fd >= 0 && (!kp_talk_say(now_ns) || !kp_wire_flush(&kp_wire))) lose(now_ns);
-    if (now_ns >= complaint_ns())
-        kp_warn("the Kiwi daemon is gone while this program's GPU memory is in system RAM. It goes on as "
-                "soon as a daemon is back: start one with `kiwi daemon`.");
+    if (kp_alone_due_ns() <= now_ns && alone_ns() <= now_ns) kp_alone(now_ns);
     wait_for_something();
 }
 

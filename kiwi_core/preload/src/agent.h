@@ -14,6 +14,7 @@ void kp_link_woken(void); /* and sees to it that it can be again */
 bool kp_link_take_lease(void); /* somebody wants a lease, and had not been taken notice of */
 bool kp_link_take_books(void);
 bool kp_link_take_room(uint64_t *request, uint64_t *bytes); /* the oldest that was not asked for yet */
+bool kp_link_room_wanted(void); /* somebody waits for room */
 void kp_link_answer_room(uint64_t request, bool granted);
 void kp_link_now_connected(bool connected); /* what waits for room is to be asked for anew */
 void kp_link_end(void);                     /* the process exits: nobody waits for room any more */

@@ -48,12 +48,16 @@ uint64_t kp_arena_growth(void) { /* bytes of new kp_pieces that limit and machin
 }
 
 struct kp_piece *kp_piece_grow(size_t need) {
-    if (kp_fault(KP_FAULT_HOST)) return NULL;
     size_t bytes = need > kp_piece_bytes() ? need : kp_piece_bytes();
     uint64_t may = kp_arena_growth();
     if (may < bytes) bytes = need; /* just what is needed, then */
     if (bytes > PIECE_MAX_BYTES) bytes = PIECE_MAX_BYTES;
     if (bytes > may) bytes = (size_t)may;
+    return kp_piece_exactly(bytes);
+}
+
+struct kp_piece *kp_piece_exactly(size_t bytes) {
+    if (kp_fault(KP_FAULT_HOST)) return NULL;
     struct kp_piece *p = bytes ? new_piece(bytes) : NULL;
     if (!p) return NULL;
     p->next = kp_pieces;
@@ -141,7 +145,7 @@ void kp_arena_give(struct kp_copy *copy) {
     if (copy->count == 0) return;
     pthread_mutex_lock(&kp_arena_mu);
     give(copy);
-    if (kp_arena_there() > kp_arena_totals.limit) kp_pinning_wake();
+    if (kp_arena_there() > kp_arena_most()) kp_pinning_wake();
     pthread_mutex_unlock(&kp_arena_mu);
 }
 

@@ -31,8 +31,10 @@ struct kp_arena_books {
 
 /* By the link: pin in the background from now on (a daemon is there that may page us out). */
 void kp_arena_enable(bool on);
-/* By the link: how much host memory the daemon's budget allows this process.  What is above it and
- * free is given back in the background.  Without a word: no limit but the machine's memory. */
+/* By the link: how much host memory may be held beforehand, for speed.  What is above it and free is
+ * given back in the background; a way out takes what it needs all the same. */
+void kp_arena_allow(uint64_t bytes);
+/* By tests: never more than that, whatever it is for. */
 void kp_arena_limit(uint64_t bytes);
 /* By the link: the NUMA node of the GPU, where the system does not say it. */
 void kp_arena_numa(int node);

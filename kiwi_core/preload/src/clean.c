@@ -44,7 +44,8 @@ static CUresult clean_one(struct kp_pass *p, struct kp_lane *lane, struct kp_fli
         CUresult rc = kp_lane_drain(lane, p->until_ns);
         if (rc != CUDA_SUCCESS || !kp_keep_any_changed(lane->ctx, c)) return rc;
     }
-    if (!c->copy.count && (!p->keep || !kp_arena_take(&c->copy, c->bytes))) return CUDA_ERROR_OUT_OF_MEMORY;
+    bool may = p->keep && kp_keep_room(c->kept ? 0 : c->bytes);
+    if (!c->copy.count && (!may || !kp_arena_take(&c->copy, c->bytes))) return CUDA_ERROR_OUT_OF_MEMORY;
     return copy(p, lane, f);
 }
 

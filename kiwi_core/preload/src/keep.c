@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "allowed.h"
 #include "fault.h"
 #include "hash.h"
 #include "hints.h"
@@ -118,8 +119,13 @@ void kp_keep_cleaned(const struct kp_ctx *ctx, struct kp_chunk *c) {
     kp_keep_arrived(c, true);
 }
 
+bool kp_keep_room(size_t bytes) {
+    uint64_t kept = __atomic_load_n(&kp_totals.kept, __ATOMIC_RELAXED), most = kp_limits_keep();
+    return kept <= most && bytes <= most - kept;
+}
+
 void kp_keep_arrived(struct kp_chunk *c, bool keep) {
-    if (!c->digests || !keep) {
+    if (!c->digests || !keep || !kp_keep_room(c->bytes)) {
         kp_keep_drop(c, true);
         return;
     }
@@ -128,14 +134,15 @@ void kp_keep_arrived(struct kp_chunk *c, bool keep) {
 }
 
 static void forget(struct kp_block *b, void *arg) {
-    (void)arg;
+    const uint64_t *most = arg;
     for (unsigned i = 0; i < b->chunk_count; i++) {
+        if (__atomic_load_n(&kp_totals.kept, __ATOMIC_RELAXED) <= *most) return;
         if (b->chunks[i].kept) kp_keep_drop(&b->chunks[i], true);
     }
 }
 
-void kp_move_forget(void) {
+void kp_move_forget(uint64_t most_bytes) {
     pthread_mutex_lock(&kp_table_mu);
-    kp_table_each(forget, NULL);
+    kp_table_each(forget, &most_bytes);
     pthread_mutex_unlock(&kp_table_mu);
 }

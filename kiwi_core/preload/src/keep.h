@@ -14,6 +14,7 @@ bool kp_keep_any_changed(const struct kp_ctx *ctx, const struct kp_chunk *c);
 /* KIWI_VERIFY=1: compares what the hashes say is unchanged, byte by byte; what is not is copied. */
 CUresult kp_keep_verify(struct kp_lane *lane, struct kp_flight f, int64_t until_ns);
 
+bool kp_keep_room(size_t bytes); /* so much more may be kept */
 void kp_keep_left(const struct kp_ctx *ctx, struct kp_chunk *c);  /* out: its copy is what was hashed */
 void kp_keep_cleaned(const struct kp_ctx *ctx, struct kp_chunk *c); /* in, and its copy is what was hashed */
 void kp_keep_arrived(struct kp_chunk *c, bool keep);             /* in: keeps the copy, or gives it back */

@@ -140,6 +140,14 @@ bool kp_link_take_room(uint64_t *request, uint64_t *bytes) {
     return oldest != NULL;
 }
 
+bool kp_link_room_wanted(void) {
+    bool wanted = false;
+    pthread_mutex_lock(&mu);
+    for (struct wish *wish = wishes; wish; wish = wish->next) wanted = wanted || !wish->answered;
+    pthread_mutex_unlock(&mu);
+    return wanted;
+}
+
 void kp_link_answer_room(uint64_t request, bool granted) {
     pthread_mutex_lock(&mu);
     for (struct wish *wish = wishes; wish; wish = wish->next) {

@@ -17,6 +17,7 @@ enum kp_heard {
     KP_HEARD_GATE,
     KP_HEARD_DO,
     KP_HEARD_ROOM,
+    KP_HEARD_LIMITS,
     KP_HEARD_PONG,
 };
 
@@ -30,6 +31,8 @@ struct kp_message {
     enum kp_action action;
     int64_t request;                          /* room */
     bool granted;
+    int64_t arena_bytes, keep_bytes;          /* pager-limits; below 0: the library's own rule */
+    bool clean;
     bool fatal;                               /* error */
     char code[64], text[512], remedy[512];
 };
@@ -43,7 +46,7 @@ struct kp_count { /* one kind of memory that is not owned */
 
 struct kp_report { /* pager-state */
     const char *state;
-    uint64_t resident, out, kept, unowned;
+    uint64_t resident, out, kept, arena, unowned;
     const struct kp_count *counts;
     size_t kinds;
 };

@@ -30,8 +30,9 @@ void kp_move_in(uint64_t most_bytes, int64_t until_ns, struct kp_outcome *outcom
  * that the next way out would have to copy, and remembers where it was.  True: there is more to look at.
  * Refused: no-host-memory, driver. */
 bool kp_move_clean(uint64_t most_bytes, int64_t until_ns, struct kp_outcome *outcome);
-/* Gives back the host copies that are kept of what is in the GPU.  The pager thread only. */
-void kp_move_forget(void);
+/* Gives back host copies that are kept of what is in the GPU, until at most so many bytes of them are
+ * left.  The pager thread only. */
+void kp_move_forget(uint64_t most_bytes);
 /* Since the start: bytes copied out, bytes whose kept copy was still right, leaves compared byte by
  * byte, and those that differed; of what went out, the bytes that the program had said to be free: they
  * count as skipped, too. */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "allowed.h"
 #include "gate.h"
 #include "kiwi_preload.h"
 #include "link.h"
@@ -124,20 +125,14 @@ void kp_pager_leave(void) {
 static uint64_t passed_then;
 static int64_t quiet_since_ns, next_slice_ns;
 static bool clean;
-
-static bool wanted(void) {
-    static int set = -1;
-    if (set < 0) {
-        const char *word = getenv("KIWI_PRELOAD_CLEAN");
-        set = word && strcmp(word, "1") == 0;
-    }
-    return set == 1;
-}
+static unsigned limits_then;
 
 static bool idle(int64_t now_ns) {
     uint64_t passed = kp_gate_passed();
-    if (passed != passed_then || held || out || !kp_gate_is_armed()) {
+    bool others = limits_then != kp_limits_changes();
+    if (passed != passed_then || others || held || out || !kp_gate_is_armed()) {
         passed_then = passed;
+        limits_then = kp_limits_changes();
         quiet_since_ns = now_ns;
         clean = false;
     }
@@ -145,14 +140,14 @@ static bool idle(int64_t now_ns) {
 }
 
 int64_t kp_pager_idle_ns(int64_t now_ns) {
-    if (!wanted() || !kp_gate_is_armed() || held || out) return INT64_MAX;
+    if (!kp_limits_may_clean() || !kp_gate_is_armed() || held || out) return INT64_MAX;
     if (idle(now_ns)) return next_slice_ns;
     return clean ? now_ns + QUIET_NS : quiet_since_ns + QUIET_NS;
 }
 
 void kp_pager_idle(int64_t now_ns) {
     struct kp_outcome o;
-    if (!wanted() || !idle(now_ns) || now_ns < next_slice_ns) return;
+    if (!kp_limits_may_clean() || !idle(now_ns) || now_ns < next_slice_ns) return;
     hold(now_ns + SLICE_NS, &o);
     bool more = o.what == KP_MOVED && kp_move_clean(SLICE_BYTES, now_ns + SLICE_NS, &o);
     if (held) let_go();

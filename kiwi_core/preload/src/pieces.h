@@ -25,7 +25,9 @@ extern int kp_arena_node; /* of NUMA; -1: not known */
 size_t kp_piece_bytes(void);    /* of a new piece */
 uint64_t kp_arena_there(void);  /* all pieces */
 uint64_t kp_arena_growth(void); /* new pieces that limit and machine allow */
+uint64_t kp_arena_most(void);   /* pieces that may stay, or be made, beforehand */
 struct kp_piece *kp_piece_grow(size_t need); /* a pageable one; NULL: not possible */
+struct kp_piece *kp_piece_exactly(size_t bytes);
 void kp_piece_count(struct kp_piece *p, bool pinned); /* it changed sides */
 void kp_pinning_wake(void);     /* something may be to free */
 

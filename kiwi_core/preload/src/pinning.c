@@ -11,14 +11,16 @@
 #include "fault.h"
 #include "gate.h"
 #include "hash.h"
+#include "link.h"
 #include "pieces.h"
 #include "real.h"
 
 #define BACKGROUND_NICE 10
+#define SMALLEST 8     /* part of a piece: a smaller one is not worth its registration */
 #define SPARE_PIECES 2 /* pinned ones that may stay though nothing owned needs them */
 
 static pthread_cond_t wanted = PTHREAD_COND_INITIALIZER;
-static uint64_t aim, keep = UINT64_MAX;
+static uint64_t aim, keep = UINT64_MAX, allowed = UINT64_MAX;
 static bool enabled, started, refused;
 static unsigned wakes; /* times something was new */
 
@@ -44,9 +46,13 @@ static struct kp_piece *next_to_pin(void) {
     for (struct kp_piece *p = kp_pieces; p; p = p->next) {
         if (!p->pinned && !p->busy && p->free_units == p->units) return p;
     }
-    size_t bytes = kp_piece_bytes();
-    return kp_arena_growth() >= bytes && kp_host_to_spare(bytes) ? kp_piece_grow(bytes) : NULL;
+    uint64_t most = kp_arena_most(), there = kp_arena_there(), bytes = kp_piece_bytes();
+    uint64_t may = most > there ? (most - there) / KP_ARENA_UNIT * KP_ARENA_UNIT : 0;
+    if (may < bytes) bytes = may >= bytes / SMALLEST ? may : 0;
+    return bytes && kp_arena_growth() >= bytes && kp_host_to_spare(bytes) ? kp_piece_exactly(bytes) : NULL;
 }
+
+uint64_t kp_arena_most(void) { return kp_arena_totals.limit < allowed ? kp_arena_totals.limit : allowed; }
 
 static void pin_one(struct kp_piece *p) { /* kp_arena_mu held */
     p->busy = true;
@@ -57,10 +63,12 @@ static void pin_one(struct kp_piece *p) { /* kp_arena_mu held */
     p->busy = false;
     if (ok) kp_piece_count(p, true);
     else refused = true, kp_arena_totals.refused++; /* not tried again before the link says something new */
+    kp_link_books_changed();
 }
 
 static struct kp_piece *next_to_free(void) {
-    uint64_t most = kp_arena_totals.limit < keep ? kp_arena_totals.limit : keep;
+    uint64_t most = kp_arena_most();
+    if (keep < most) most = keep;
     for (struct kp_piece *p = kp_pieces; p && kp_arena_there() > most; p = p->next) {
         if (!p->busy && !p->stuck && p->free_units == p->units) return p;
     }
@@ -85,6 +93,7 @@ static void free_one(struct kp_piece *p) { /* kp_arena_mu held */
     *(p->pinned ? &kp_arena_totals.pinned : &kp_arena_totals.pageable) -= p->units * KP_ARENA_UNIT;
     kp_host_unmap(p->base, p->units * KP_ARENA_UNIT);
     free(p);
+    kp_link_books_changed();
 }
 
 static void prepare_hashes(void) { /* slow: outside kp_arena_mu */
@@ -143,6 +152,15 @@ void kp_arena_enable(bool on) {
     enabled = on;
     refused = false;
     kp_pinning_wake();
+    pthread_mutex_unlock(&kp_arena_mu);
+}
+
+void kp_arena_allow(uint64_t bytes) {
+    pthread_mutex_lock(&kp_arena_mu);
+    if (bytes > allowed) refused = false;
+    bool changed = bytes != allowed;
+    allowed = bytes;
+    if (changed && (enabled || kp_arena_there() > bytes)) kp_pinning_wake();
     pthread_mutex_unlock(&kp_arena_mu);
 }
 

@@ -4,6 +4,9 @@
 #include <string.h>
 
 #include "agent.h"
+#include "allowed.h"
+#include "alone.h"
+#include "arena.h"
 #include "gate.h"
 #include "kiwi_preload.h"
 #include "log.h"
@@ -13,6 +16,7 @@
 static const int64_t STATE_EVERY_NS = 250 * (int64_t)1000000; /* at most, while only bytes change */
 static const uint64_t INTEGER_LIMIT = (uint64_t)1 << 53;
 enum { LINE_ROOM = 4096 }; /* more than the longest line that is said */
+enum { SILENCE_S = 30, BEATS = 3 };
 
 struct kp_wire kp_wire = {.socket.fd = -1};
 enum kp_regard kp_talk_regard;
@@ -21,6 +25,9 @@ static bool welcomed, caught_up;
 static const char *state_said; /* NULL: none yet on this connection */
 static int64_t state_said_ns;
 static bool bytes_unsaid;
+static bool lease_asked;
+static int64_t next_beat_ns = INT64_MAX;
+static unsigned unanswered;
 
 /* ---- said ------------------------------------------------------------------------------------ */
 
@@ -31,8 +38,10 @@ static bool queue(size_t length) {
 }
 
 bool kp_talk_begin(void) {
-    welcomed = caught_up = bytes_unsaid = false;
+    welcomed = caught_up = bytes_unsaid = lease_asked = false;
     state_said = NULL;
+    next_beat_ns = INT64_MAX;
+    unanswered = 0;
     kp_talk_regard = KP_WELCOME_AGAIN;
     /* The answer to the ping says that all there is to be said at first has been said. */
     return queue(kp_say_hello(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire), "kiwi-preload " KP_VERSION,
@@ -49,7 +58,9 @@ static bool say_state(int64_t now_ns) {
     struct kp_books books;
     struct kp_count counts[KP_FOREIGN_KINDS];
     struct kp_report report = {.state = kp_pager_state(), .counts = counts, .kinds = KP_FOREIGN_KINDS};
+    struct kp_arena_books host;
     kp_own_books(&books);
+    kp_arena_books(&host);
     for (size_t i = 0; i < KP_FOREIGN_KINDS; i++) {
         counts[i] = (struct kp_count){kp_foreign_name((enum kp_foreign)i), sayable(books.unowned[i])};
         report.unowned += counts[i].count;
@@ -58,6 +69,7 @@ static bool say_state(int64_t now_ns) {
     report.resident = sayable(books.resident);
     report.out = sayable(books.out);
     report.kept = sayable(books.kept);
+    report.arena = sayable(host.pinned + host.pageable);
     state_said = report.state;
     state_said_ns = now_ns;
     bytes_unsaid = false;
@@ -67,30 +79,62 @@ static bool say_state(int64_t now_ns) {
 static bool say_wishes(void) {
     uint64_t request, bytes;
     /* Without an armed gate, whoever wanted a lease has been let through meanwhile. */
-    if (kp_link_take_lease() && kp_gate_is_armed() &&
-        !queue(kp_say_want_lease(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire))))
-        return false;
+    if (kp_link_take_lease() && kp_gate_is_armed()) {
+        lease_asked = true;
+        if (!queue(kp_say_want_lease(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire)))) return false;
+    }
     while (kp_wire_room(&kp_wire) >= LINE_ROOM && kp_link_take_room(&request, &bytes))
         if (!queue(kp_say_want_room(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire), request, bytes)))
             return false;
     return true;
 }
 
+/* Something of ours stands still until the daemon speaks. */
+static bool waits(void) { return lease_asked || kp_link_room_wanted() || strcmp(kp_pager_state(), "resident"); }
+
+/* A daemon that hangs does not close its socket. Counted are beats of this thread, not time: where the
+ * whole process stood still, the answer may be there and has yet to be read. False: it answers no more. */
+static bool beat(int64_t now_ns) {
+    int64_t every_ns = kp_alone_setting_ns("KIWI_PRELOAD_SILENCE_S", SILENCE_S) / BEATS;
+    if (!waits()) {
+        next_beat_ns = INT64_MAX;
+        unanswered = 0;
+        return true;
+    }
+    if (next_beat_ns == INT64_MAX) next_beat_ns = now_ns + every_ns;
+    if (now_ns < next_beat_ns) return true;
+    next_beat_ns = now_ns + every_ns;
+    if (unanswered++ >= BEATS) {
+        kp_warn("the Kiwi daemon does not answer any more: this program goes on without it as far as it can. "
+                "See whether it hangs, or start it again.");
+        return false;
+    }
+    if (kp_wire_room(&kp_wire) < LINE_ROOM) return true; /* what is there waits to be taken */
+    return queue(kp_say_ping(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire)));
+}
+
 bool kp_talk_say(int64_t now_ns) {
-    if (!welcomed || kp_wire_room(&kp_wire) < LINE_ROOM) return true; /* later */
+    if (!welcomed) return true;
+    if (!beat(now_ns)) return false;
+    if (kp_wire_room(&kp_wire) < LINE_ROOM) return true; /* later */
     bytes_unsaid = kp_link_take_books() || bytes_unsaid;
-    if ((state_said != kp_pager_state() || now_ns >= kp_talk_due_ns()) && !say_state(now_ns)) return false;
+    bool due = bytes_unsaid && now_ns >= state_said_ns + STATE_EVERY_NS;
+    if ((state_said != kp_pager_state() || due) && !say_state(now_ns)) return false;
     return say_wishes();
 }
 
 int64_t kp_talk_due_ns(void) {
-    return welcomed && bytes_unsaid ? state_said_ns + STATE_EVERY_NS : INT64_MAX;
+    int64_t due_ns = bytes_unsaid ? state_said_ns + STATE_EVERY_NS : INT64_MAX;
+    return !welcomed ? INT64_MAX : next_beat_ns < due_ns ? next_beat_ns : due_ns;
 }
 
 bool kp_talk_welcomed(void) { return welcomed; }
 bool kp_talk_caught_up(void) { return caught_up; }
 
-void kp_talk_over(void) { welcomed = false; }
+void kp_talk_over(void) {
+    welcomed = false;
+    kp_limits_lost();
+}
 
 /* ---- heard ----------------------------------------------------------------------------------- */
 
@@ -104,6 +148,7 @@ static bool hear_welcome(const struct kp_message *m) {
     }
     if (!welcomed) {
         welcomed = true;
+        kp_alone_over();
         kp_link_now_connected(true);
     }
     return true;
@@ -152,9 +197,16 @@ bool kp_talk_heard(const char *line, size_t length) {
     switch (m.what) {
     case KP_HEARD_WELCOME: return hear_welcome(&m);
     case KP_HEARD_ERROR: return hear_error(&m);
-    case KP_HEARD_GATE: kp_pager_gate(m.open); return true;
+    case KP_HEARD_GATE:
+        lease_asked = lease_asked && !m.open;
+        kp_pager_gate(m.open);
+        return true;
     case KP_HEARD_DO: return hear_do(&m);
-    case KP_HEARD_PONG: caught_up = true; return true;
+    case KP_HEARD_PONG:
+        caught_up = true;
+        unanswered = 0;
+        return true;
+    case KP_HEARD_LIMITS: kp_limits_heard(m.arena_bytes, m.keep_bytes, m.clean); return true;
     case KP_HEARD_ROOM: kp_link_answer_room((uint64_t)m.request, m.granted); return true;
     default: return true;
     }

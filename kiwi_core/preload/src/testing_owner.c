@@ -26,7 +26,7 @@ TEST(void) kiwi_preload_test_arena(int enable, uint64_t limit) {
 TEST(void) kiwi_preload_test_trim(uint64_t keep) { kp_arena_trim(keep); }
 TEST(void) kiwi_preload_test_arena_books(struct kp_arena_books *books) { kp_arena_books(books); }
 TEST(void) kiwi_preload_test_move_books(struct kp_move_books *books) { kp_move_books(books); }
-TEST(void) kiwi_preload_test_forget(void) { kp_move_forget(); }
+TEST(void) kiwi_preload_test_forget(void) { kp_move_forget(0); }
 
 /* A slice of cleaning: the bytes copied, -1 if it was refused; *more: it was not the last. */
 TEST(int64_t) kiwi_preload_test_clean(uint64_t most, int64_t within_ns, int *more) {

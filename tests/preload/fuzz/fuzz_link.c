@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "agent.h"
+#include "alone.h"
 #include "arena.h"
 #include "gate.h"
 #include "json.h"
@@ -76,6 +77,9 @@ bool kp_move_clean(uint64_t most, int64_t until_ns, struct kp_outcome *o) {
 uint64_t kp_gate_passed(void) { return 0; }
 bool kp_move_all_in(void) { return !out; }
 void kp_arena_enable(bool on) { (void)on; }
+void kp_arena_allow(uint64_t bytes) { (void)bytes; }
+void kp_arena_books(struct kp_arena_books *books) { memset(books, 0, sizeof *books); }
+void kp_move_forget(uint64_t most_bytes) { (void)most_bytes; }
 void kp_move_in(uint64_t most, int64_t until_ns, struct kp_outcome *o) {
     (void)until_ns;
     MUST(closed && out);
@@ -171,6 +175,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     kp_pager_lost();
     kp_link_now_connected(false);
     MUST(!armed && closed == out);
+    kp_alone_since(0);
+    kp_alone(INT64_MAX);
+    MUST(!armed && closed == out);
+    kp_alone_over();
     leaving = true;
     kp_pager_leave();
     MUST(!closed && !armed);

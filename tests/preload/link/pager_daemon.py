@@ -104,7 +104,7 @@ class Peer:
         self.heard.append(message)
         if message["type"] == "hello" and self.daemon.welcoming:
             self.welcome()
-        if message["type"] == "ping" and self.daemon.welcoming:
+        if message["type"] == "ping" and self.daemon.welcoming and not self.daemon.deaf:
             self.say("pong")
         if message["type"] == "want-room" and self.daemon.grants_room is not None:
             granted = self.daemon.grants_room
@@ -130,13 +130,15 @@ class Peer:
 
 
 class PagerDaemon:
-    """``opens``: what the gate of a new peer is to be. ``grants_room``: the answer to each
+    """``opens``: what the gate of a new peer is to be. ``deaf``: it hangs, as far as pings tell.
+    ``grants_room``: the answer to each
     ``want-room``; ``None``: none by itself."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.welcoming = True
         self.opens = True
+        self.deaf = False
         self.grants_room: bool | None = False
         self.peers: list[Peer] = []
         self.faults: list[KiwiError] = []

@@ -26,6 +26,7 @@ SOURCES = (
         "hash_cpu.c",
         "keep.c",
         "clean.c",
+        "allowed.c",
     ),
     *("fault.c", "gate.c", "hints.c"),
 )

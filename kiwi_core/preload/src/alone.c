@@ -1,0 +1,95 @@
+/* A daemon that ends brings everybody back; one that is killed is started again within seconds. Where
+ * neither happens, a program whose memory is out would wait for ever. So after a while it tries by itself.
+ * Several may: whoever finds room in the GPU runs, without Kiwi, and the others go on trying. A way in
+ * takes all that it needs or nothing, and no daemon has a say over memory that it cannot see: one that
+ * starts in the middle reads what is used from the driver, and hears how things are in the first
+ * `pager-state`. */
+#include "alone.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "allowed.h"
+#include "kiwi_preload.h"
+#include "link.h"
+#include "log.h"
+#include "pager.h"
+
+static const int64_t SECOND = 1000000000;
+static const int64_t COMPLAIN_NS = 10 * SECOND;  /* daemons are restarted faster */
+static const int64_t COME_BACK_S = 30;           /* without a daemon for so long */
+static const int64_t GIVE_UP_NS = 60 * SECOND;   /* what is only for speed goes */
+static const int64_t WITHIN_NS = 600 * SECOND;   /* a way in of the largest GPU, through pageable memory */
+static const int64_t PAUSE_MIN_NS = 1 * SECOND, PAUSE_MAX_NS = 30 * SECOND;
+
+static bool alone, said, given_up;
+static int64_t since_ns, next_try_ns, pause_ns;
+
+int64_t kp_alone_setting_ns(const char *name, int64_t otherwise_s) {
+    const char *word = getenv(name);
+    char *end = NULL;
+    long seconds = word && *word ? strtol(word, &end, 10) : 0;
+    bool good = end && !*end && seconds > 0 && seconds <= 86400;
+    return (good ? seconds : otherwise_s) * SECOND;
+}
+
+static bool out(void) { return !strcmp(kp_pager_state(), "out"); }
+
+void kp_alone_since(int64_t now_ns) {
+    alone = true;
+    said = given_up = false;
+    since_ns = now_ns;
+    next_try_ns = now_ns + kp_alone_setting_ns("KIWI_PRELOAD_ALONE_S", COME_BACK_S);
+    pause_ns = PAUSE_MIN_NS;
+}
+
+void kp_alone_over(void) { alone = false; }
+
+int64_t kp_alone_due_ns(void) {
+    int64_t due_ns = INT64_MAX;
+    if (!alone) return due_ns;
+    if (!given_up) due_ns = since_ns + GIVE_UP_NS;
+    if (out() && !said && since_ns + COMPLAIN_NS < due_ns) due_ns = since_ns + COMPLAIN_NS;
+    if (out() && next_try_ns < due_ns) due_ns = next_try_ns;
+    return due_ns;
+}
+
+/* Programs that lost the same daemon do not all try at once, again and again. */
+static int64_t scattered_ns(int64_t ns) { return ns + ns / 100 * (getpid() % 50); }
+
+static void come_back(void) {
+    struct kp_message order = {.action = KP_DO_PAGE_IN, .within_ns = WITHIN_NS};
+    struct kp_outcome outcome;
+    struct kp_done done;
+    kp_pager_do(&order, &outcome, &done);
+    kp_note("without a daemon: page-in %s %s %s", done.outcome, done.reason, done.detail);
+    next_try_ns = kp_now_ns() + scattered_ns(pause_ns);
+    pause_ns = pause_ns * 2 < PAUSE_MAX_NS ? pause_ns * 2 : PAUSE_MAX_NS;
+    switch (outcome.what) {
+    case KP_MOVED:
+        kp_warn("no Kiwi daemon has come back: this program's GPU memory was brought back without one. It "
+                "runs without Kiwi until there is a daemon again.");
+        break;
+    case KP_LOST: kp_warn("the contents of this program's GPU memory are lost (%s). Start it again.", done.detail); break;
+    case KP_REFUSED:
+        kp_warn("no Kiwi daemon has come back, and this program's GPU memory cannot be brought back without "
+                "one yet (%s). It goes on trying.", done.detail);
+    }
+}
+
+void kp_alone(int64_t now_ns) {
+    if (!alone) return;
+    if (!given_up && now_ns >= since_ns + GIVE_UP_NS) {
+        given_up = true;
+        kp_limits_idle();
+    }
+    if (!out()) return;
+    if (!said && now_ns >= since_ns + COMPLAIN_NS && now_ns < next_try_ns) {
+        said = true;
+        kp_warn("the Kiwi daemon is gone while this program's GPU memory is in system RAM. It goes on as "
+                "soon as a daemon is back: start one with `kiwi daemon`. Without one it tries to bring its "
+                "memory back by itself before long.");
+    }
+    if (now_ns >= next_try_ns) come_back();
+}

@@ -1,0 +1,17 @@
+/* Without a daemon: when to say so, and when to bring the memory back without one. The pager thread
+ * only. */
+#ifndef KP_ALONE_H
+#define KP_ALONE_H
+
+#include <stdint.h>
+
+void kp_alone_since(int64_t now_ns); /* the connection was lost */
+void kp_alone_over(void);            /* a daemon is there */
+int64_t kp_alone_due_ns(void);       /* when kp_alone is to be called next; INT64_MAX: never */
+void kp_alone(int64_t now_ns);       /* no daemon answers: does what is due */
+
+/* KIWI_PRELOAD_SILENCE_S, KIWI_PRELOAD_ALONE_S: how long a daemon may not answer whom it lets wait, and
+ * how long memory stays out when there is none. */
+int64_t kp_alone_setting_ns(const char *name, int64_t otherwise_s);
+
+#endif

@@ -1,0 +1,187 @@
+"""No daemon comes back, or it hangs: nobody waits for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from pager_daemon import eventually
+
+if TYPE_CHECKING:
+    from conftest import Stage
+    from cuda_processes import Worker
+
+MIB = 1 << 20
+FILLED = "init(); p = alloc({0} * MIB); d = fill(p, 1, {0} * MIB)"
+NOT_YET_S = 0.3
+SOON = {"KIWI_PRELOAD_ALONE_S": "1"}
+IMPATIENT = {"KIWI_PRELOAD_SILENCE_S": "1"}
+
+
+def asks(program: Worker, mib: int) -> None:
+    program.send(f"digest(p, {mib} * MIB) == d")
+
+
+def page_out(stage: Stage, number: int = 1) -> None:
+    assert stage.daemon.peer(number).do("page-out")["outcome"] == "moved"
+
+
+# --- gone for good -------------------------------------------------------------------------------
+
+
+def test_its_memory_comes_back_by_itself(stage: Stage) -> None:
+    program = stage.program(FILLED.format(64), **SOON)
+    page_out(stage)
+    stage.daemon.stop()
+    asks(program, 64)
+    assert program.answer() is True
+    eventually(lambda: "was brought back without one" in stage.log)
+    stage.daemon.opens = False
+    stage.daemon.start()
+    peer = stage.daemon.peer(2)
+    assert [m["state"] for m in peer.of("pager-state")] == ["resident"]
+    asks(program, 64)
+    peer.await_heard("want-lease")  # and is scheduled again
+    peer.say("gate", open=True)
+    assert program.answer() is True
+
+
+def test_not_before_its_time(stage: Stage) -> None:
+    program = stage.program(FILLED.format(16), KIWI_PRELOAD_ALONE_S="86400")
+    page_out(stage)
+    stage.daemon.stop()
+    asks(program, 16)
+    assert not program.answered(1.5)
+    stage.daemon.start()
+    assert stage.daemon.peer(2).do("page-in")["outcome"] == "moved"
+    assert program.answer() is True
+
+
+def test_where_there_is_no_room_it_goes_on_trying(stage: Stage) -> None:
+    program = stage.program(FILLED.format(120), **SOON)
+    page_out(stage)
+    other = stage.program(FILLED.format(160), KIWI_DISABLE="1")
+    stage.daemon.stop()
+    asks(program, 120)
+    eventually(lambda: "goes on trying" in stage.log)
+    assert not program.answered(NOT_YET_S)
+    other.do("free(p)")
+    assert program.answer() is True
+    assert stage.log.count("goes on trying") == 1, "said once"
+
+
+def test_of_several_those_run_who_fit(stage: Stage) -> None:
+    programs = []
+    for number in (1, 2, 3):
+        programs.append(stage.program(FILLED.format(100), **SOON))
+        page_out(stage, number)
+    stage.daemon.stop()
+    for program in programs:
+        asks(program, 100)
+    running = [program for program in programs if program.answered(8.0)]
+    waiting = [program for program in programs if program not in running]
+    assert len(running) <= 2, "no more than the GPU holds"
+    for program in running:
+        assert program.answer() is True
+        program.do("free(p)")
+    for program in waiting:
+        assert program.answer() is True
+
+
+def test_a_daemon_that_starts_at_that_very_moment(stage: Stage) -> None:
+    program = stage.program(FILLED.format(64), **SOON)
+    for round_ in range(3):
+        page_out(stage, len(stage.daemon.peers) if round_ else 1)
+        before = len(stage.daemon.peers)
+        stage.daemon.stop()
+        asks(program, 64)
+        time.sleep(0.9 + round_ * 0.1)  # any moment will do
+        stage.daemon.start()
+        peer = stage.daemon.peer(before + 1)
+        assert peer.do("page-in")["outcome"] == "moved", "whatever it finds"
+        assert program.answer() is True
+        assert peer.state["state"] == "resident"
+        assert peer.state["paged_out_bytes"] == 0
+
+
+# --- hangs ---------------------------------------------------------------------------------------
+
+
+def test_a_daemon_that_hangs_while_a_call_waits_for_the_lease(stage: Stage) -> None:
+    program = stage.program(FILLED.format(4), **IMPATIENT)
+    peer = stage.daemon.peer()
+    peer.gate(open=False)
+    stage.daemon.deaf = stage.daemon.welcoming = True
+    stage.daemon.welcoming = False
+    asks(program, 4)
+    peer.await_heard("want-lease")
+    assert program.answer() is True, "it goes on without Kiwi"
+    assert "does not answer" in stage.log
+    assert peer.ended
+
+
+def test_a_daemon_that_hangs_while_memory_is_out(stage: Stage) -> None:
+    program = stage.program(FILLED.format(16), **IMPATIENT, **SOON)
+    page_out(stage)
+    stage.daemon.deaf, stage.daemon.welcoming = True, False
+    asks(program, 16)
+    assert program.answer() is True
+    stage.daemon.deaf, stage.daemon.welcoming = False, True
+
+
+@pytest.mark.parametrize("what", ["lease", "room", "out"])
+def test_one_that_only_takes_its_time_is_waited_for(stage: Stage, what: str) -> None:
+    stage.daemon.grants_room = None
+    program = stage.program(FILLED.format(16), **IMPATIENT, **SOON)
+    peer = stage.daemon.peer()
+    if what == "lease":
+        peer.gate(open=False)
+    elif what == "out":
+        page_out(stage)
+    if what == "room":
+        program.send("alloc(250 * MIB)", "exec")
+        peer.await_heard("want-room")
+    else:
+        asks(program, 16)
+    pings = len(peer.of("ping"))
+    peer.await_heard("ping", pings + 6)  # far more than it may be silent for
+    assert not program.answered()
+    assert len(stage.daemon.peers) == 1
+    if what == "room":
+        peer.say("room", request=peer.of("want-room")[0]["request"], granted=False, detail="")
+        with pytest.raises(Exception, match="OUT_OF_MEMORY"):
+            program.answer()
+    else:
+        if what == "out":
+            assert peer.do("page-in")["outcome"] == "moved"
+        peer.say("gate", open=True)
+        assert program.answer() is True
+
+
+def test_a_program_that_was_frozen_itself_does_not_blame_the_daemon(stage: Stage) -> None:
+    program = stage.program(FILLED.format(4), **IMPATIENT)
+    peer = stage.daemon.peer()
+    peer.gate(open=False)
+    asks(program, 4)
+    peer.await_heard("want-lease")
+    os.kill(program.pid, signal.SIGSTOP)
+    time.sleep(2.5)  # longer than any silence would be forgiven
+    os.kill(program.pid, signal.SIGCONT)
+    pings = len(peer.of("ping"))
+    peer.await_heard("ping", pings + 3)
+    assert len(stage.daemon.peers) == 1
+    peer.say("gate", open=True)
+    assert program.answer() is True
+
+
+def test_who_waits_for_nothing_asks_nothing(stage: Stage) -> None:
+    program = stage.program(FILLED.format(4), **IMPATIENT)
+    peer = stage.daemon.peer()
+    stage.daemon.deaf = True
+    time.sleep(2.5)  # as above
+    assert len(peer.of("ping")) == 1, "the one with its hello"
+    assert program.get(f"digest(p, {4 * MIB}) == d")
+    assert not peer.ended
