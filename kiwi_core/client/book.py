@@ -3,7 +3,7 @@
 ``hears`` takes each message of the daemon. ``owes`` compares what is true here with what was said
 on a connection, and says what to say next: after a wish, after its end, after a new connection,
 and after an interrupt that came between the one and the other. Each step that matters is a single
-assignment, so that an interrupt finds it done or not done.
+assignment, or a single call into C, so that an interrupt finds it done or not done.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Lease:
     """One wish for the GPU. Over when granted, failed or cancelled."""
 
     __slots__ = (
-        "attempts", "blocking", "burst", "ended", "error", "granted", "heard", "owner", "silence",
-        "waiting", "withdrawn",
+        "attempts", "blocking", "burst", "ended", "error", "granted", "heard", "left", "owner",
+        "silence", "waiting", "withdrawn",
     )  # fmt: skip
 
     def __init__(self, burst: int, owner: int, *, blocking: bool) -> None:
@@ -63,6 +63,8 @@ class Lease:
         """Ident of the thread that asked."""
         self.blocking = blocking
         """Whether that thread waits inside ``acquire``, with no ticket in anybody's hand."""
+        self.left = False
+        """That ``acquire`` was left by an exception: nobody wants this any more."""
         self.granted: Granted | None = None
         """The latest grant: repeated, with a fresh quantum, after each suspension."""
         self.waiting: Waiting | None = None
@@ -84,7 +86,7 @@ class Lease:
 
     @property
     def phase(self) -> Phase:
-        if self.error is not None:
+        if self.error is not None or self.left:
             return Phase.IDLE
         return self.ended or (Phase.WAITING if self.granted is None else Phase.HELD)
 
@@ -92,16 +94,29 @@ class Lease:
 class Request:
     """A question to the daemon; those of one kind are answered in the order of asking."""
 
-    __slots__ = ("answer", "error", "message")
+    __slots__ = ("error", "message", "number", "replies")
 
     def __init__(self, message: ClientMessage) -> None:
         self.message = message
-        self.answer: DaemonMessage | None = None
+        self.number = 0
+        """Its place among all questions of its book."""
+        self.replies: list[DaemonMessage] = []
+        """One at most: what answered it."""
         self.error: KiwiError | None = None
+        """Why it gets no reply."""
 
     @property
     def over(self) -> bool:
-        return self.answer is not None or self.error is not None
+        return bool(self.replies) or self.error is not None
+
+    def result(self) -> DaemonMessage:
+        """The answer, once ``over``; raises ``KiwiError`` if there is none, or it is an error."""
+        if self.replies:
+            if isinstance(reply := self.replies[0], Error):
+                raise _failure(reply)
+            return reply
+        assert self.error is not None
+        raise self.error
 
 
 class BurstNumbers:
@@ -119,7 +134,9 @@ class Book:
         self._burst_before = numbers.last
         self.lease: Lease | None = None
         """The latest wish, over or not."""
-        self.pending: deque[Request] = deque()
+        self._questions = 0
+        self._pending: deque[Request] = deque()
+        """Questions, said or owed. One that is over may still be in it, after an interrupt."""
         self.watching = False
         self.latest: GpuStatus | None = None
         self.reports = 0
@@ -187,26 +204,52 @@ class Book:
             return Acquire(burst=lease.burst)
         return None
 
+    def ask(self, request: Request) -> int:
+        """Ask ``request``: it is owed from now on. Returns how many questions are open."""
+        while self._pending and self._pending[0].over:
+            self._pending.popleft()
+        self._questions += 1
+        request.number = self._questions
+        self._pending.append(request)
+        return len(self._pending)
+
+    def owed_question(self, last: int) -> Request | None:
+        """The next one to say on a connection on which ``last`` was the last one said."""
+        if not self._pending or self._pending[-1].number <= last:
+            return None
+        unsaid = [request for request in self._pending if request.number > last]
+        return unsaid[0]
+
+    def refuse(self, request: Request, why: KiwiError) -> None:
+        """``request`` may not be said."""
+        request.error = why
+        self._pending.remove(request)
+
     # --- the daemon's side ----------------------------------------------------------------------
 
-    def hears(self, message: DaemonMessage) -> Told | None:
-        """Take in ``message``; a notice comes back, for the user.
+    def hears(self, messages: deque[DaemonMessage]) -> Told | None:
+        """Take the first of ``messages``; a notice comes back, for the user.
 
-        Raises ``PeerError`` where it makes no sense now, or is the daemon's last word.
+        Raises ``PeerError`` where it makes no sense now, or is the daemon's last word. What an
+        interrupt cuts short is done again with the same message: all but answers may be heard
+        twice, and an answer goes over to its question in one step.
         """
-        if isinstance(message, Told):
-            return message
-        if isinstance(message, Error):
-            self._hears_error(message)
-        elif isinstance(message, (Granted, Waiting, Withdrawn)):
+        message = messages[0]
+        if isinstance(message, (Granted, Waiting, Withdrawn)):
             self._hears_of_burst(message)
+        elif isinstance(message, Error):
+            if self._hears_error(message, messages):
+                return None
         elif isinstance(message, StatusReport):
-            self._hears_status(message)
+            if self._hears_status(message, messages):
+                return None
         elif type(message) in _ANSWERS:
-            self._answer(message)
-        else:
+            self._answer(message, messages)
+            return None
+        elif not isinstance(message, Told):
             raise _unexpected(message)
-        return None
+        messages.popleft()
+        return message if isinstance(message, Told) else None
 
     def _hears_of_burst(self, message: Granted | Waiting | Withdrawn) -> None:
         if message.burst > self.burst:
@@ -221,44 +264,53 @@ class Book:
         elif lease.phase is not Phase.IDLE:
             lease.granted = message
 
-    def _hears_status(self, report: StatusReport) -> None:
+    def _hears_status(self, report: StatusReport, messages: deque[DaemonMessage]) -> bool:
+        """Whether it went to who asked."""
         self.latest = report.gpu
         self.reports += 1
-        asked = any(isinstance(request.message, GetStatus) for request in self.pending)
-        if asked or not self.watching:
-            self._answer(report)
+        if self.watching and not [r for r in self._open() if isinstance(r.message, GetStatus)]:
+            return False
+        self._answer(report, messages)
+        return True
 
-    def _answer(self, message: DaemonMessage) -> None:
+    def _answer(self, message: DaemonMessage, messages: deque[DaemonMessage]) -> None:
         """Of the oldest request that it can answer: what takes its time (a release, a goodbye) is
         overtaken by what was asked after it."""
-        for request in self.pending:
+        for request in self._open():
             if isinstance(message, ANSWERS[type(request.message)]):
-                self.pending.remove(request)
-                request.answer = message
+                self._hand_over(request, messages)
                 return
         raise _unexpected(message)
 
-    def _hears_error(self, error: Error) -> None:
-        failure = PeerError(error.code, error.message, error.remedy)
+    def _open(self) -> list[Request]:
+        return [request for request in self._pending if not request.over]
+
+    def _hand_over(self, request: Request, messages: deque[DaemonMessage]) -> None:
+        # map + extend: no bytecode, and so no interrupt, between taking it and having it.
+        request.replies.extend(map(deque.popleft, (messages,)))
+        self._pending.remove(request)
+
+    def _hears_error(self, error: Error, messages: deque[DaemonMessage]) -> bool:
+        """Whether it went to who asked."""
         if error.fatal:
-            raise failure
+            raise _failure(error)
         lease = self.lease
-        if error.about in ("acquire", "withdraw") or (not error.about and not self.pending):
+        asked = [r for r in self._open() if error.about in ("", _tag(r.message))]
+        if error.about in ("acquire", "withdraw") or not (error.about or asked):
             if lease is not None and lease.phase is Phase.WAITING:
-                lease.error = failure
-            return
-        for request in self.pending:
-            if error.about in ("", _tag(request.message)):
-                self.pending.remove(request)
-                request.error = failure
-                return
+                lease.error = _failure(error)
+        elif asked:
+            self._hand_over(asked[0], messages)
+            return True
+        return False
 
     # --- connections come and go ----------------------------------------------------------------
 
     def lost(self, why: KiwiError) -> None:
         """The connection is gone: questions fail, a wait or a burst goes on."""
-        while self.pending:
-            self.pending.popleft().error = why
+        for request in self._pending:
+            request.error = why
+        self._pending.clear()
 
     def forget(self, why: KiwiError) -> None:
         """This client leaves: nothing is held, waited for or asked any more."""
@@ -271,6 +323,10 @@ class Book:
 
 def _tag(message: ClientMessage | DaemonMessage) -> str:
     return str(type(message).__struct_config__.tag)
+
+
+def _failure(error: Error) -> PeerError:
+    return PeerError(error.code, error.message, error.remedy)
 
 
 def _unexpected(message: DaemonMessage) -> PeerError:

@@ -169,33 +169,33 @@ class Channel:
     # --- speaking -------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Tell the daemon what it should know of our burst and does not; ``lock`` is held."""
+        """Tell the daemon what it should know of our burst and does not, then ask what is not
+        asked yet; ``lock`` is held. Where sending fails, the link is dropped."""
         while (link := self.link) is not None:
-            message = self.book.owes(link.talk)
-            if message is None:
-                return
-            self._say(link, message)
+            try:
+                if (message := self.book.owes(link.talk)) is not None:
+                    link.send(message)
+                elif (request := self.book.owed_question(link.question)) is not None:
+                    self._put_question(link, request)
+                else:
+                    return
+            except PeerError as error:
+                self.drop(link, error)
 
-    def _say(self, link: Link, message: ClientMessage) -> None:
-        """Only a ``CallerError`` leaves: where sending fails, the link is dropped."""
-        if link.half_sent:
-            self.drop(link, disconnected("an interrupt came in the middle of a message"))
-            return
+    def _put_question(self, link: Link, request: Request) -> None:
         try:
-            link.send(message)
-        except PeerError as error:
-            self.drop(link, error)
+            link.send(request.message, request.number)
+        except CallerError as error:
+            self.book.refuse(request, error)
 
     def say_request(self, request: Request) -> None:
-        """Send a question and remember it; ``lock`` is held."""
+        """Ask a question, if there is somebody to ask; ``lock`` is held."""
         if self.link is not None:
-            self._say(self.link, request.message)
+            if self.book.ask(request) > PENDING_MAX:
+                self.drop(self.link, disconnected("the daemon answers nothing"))
+            self.settle()
         if self.link is None:
             request.error = self.why_away()
-            return
-        self.book.pending.append(request)
-        if len(self.book.pending) > PENDING_MAX:
-            self.drop(self.link, disconnected("the daemon answers nothing"))
 
     def talk(self, say: Callable[[], object], done: Callable[[], bool]) -> None:
         """Call ``say`` (with ``lock`` held), then read until ``done``, for a moment at most.
@@ -231,25 +231,29 @@ class Channel:
                 self._put_right()
 
     def _put_right(self) -> None:
-        """Have the watcher hear the link, if it is whole; ``_reading`` and ``lock`` are held."""
+        """Have the watcher hear the link; ``_reading`` and ``lock`` are held. What an interrupt
+        left half sent is finished, and what it left fetched the watcher takes."""
         link = self.link
         if link is None or self._watcher is None:
             return
-        if link.half_sent or link.half_read:
-            self.drop(link, disconnected("an interrupt came in the middle of a message"))
-        else:
-            self._watcher.add(link)
+        self._watcher.add(link)
+        try:
+            link.flush()
+        except PeerError as error:
+            self.drop(link, error)
+            return
+        if not link.drained:
+            self._watcher.wake()
 
     def mend(self) -> None:
-        """Called by the watcher's thread now and then: an interrupt may have left a link that
-        nobody hears, or something unsaid."""
-        if self._reading.acquire(blocking=False):
-            try:
-                with self.lock:
-                    self._put_right()
-                    self.settle()
-            finally:
-                self._reading.release()
+        """Called by the watcher's thread when it was woken, and now and then: an interrupt may
+        have left a link that nobody hears, or something unsaid or not taken."""
+        with self._reading:
+            if (link := self.link) is not None:
+                self._take_in(link)
+            with self.lock:
+                self._put_right()
+                self.settle()
 
     # --- hearing (with _reading held) -----------------------------------------------------------
 
@@ -266,7 +270,7 @@ class Channel:
     def _read(self, link: Link, *, wait: bool) -> bool:
         """Take in what has arrived; false if nothing, or if the link is gone."""
         try:
-            if not link.fetch(wait=wait):
+            if link.drained and not link.fetch(wait=wait):
                 return False
         except PeerError as error:
             with self.lock:
@@ -281,14 +285,13 @@ class Channel:
                 if link is not self.link:
                     return False
                 try:
-                    message = link.peek()
-                    if message is None:
+                    messages = link.messages()
+                    if not messages:
                         return True
-                    told = self.book.hears(message)
+                    told = self.book.hears(messages)
                 except PeerError as error:
                     self.drop(link, error)
                     return False
-                link.pop()
                 self.heard += 1
                 self.changes.tell()
                 drained = link.drained
@@ -385,9 +388,7 @@ class Channel:
                     "It may be busy; try again. If it hangs, look at its log.",
                 )
             self.changes.sleep(lambda: request.over, patience.slice_s())
-        if request.error is not None:
-            raise request.error
-        return request.answer
+        return request.result()
 
     def last_look(self, done: Callable[[], bool]) -> bool:
         """Before giving up: this process may just have woken up, with the answer in its socket."""

@@ -165,7 +165,7 @@ class Client:
         "no-daemon" after ``daemon_grace_s`` without one, "timeout" after ``timeout_s``, or what
         the daemon says; ``CallerError`` ("in-burst", "not-connected").
         """
-        before = self._channel.book.lease
+        before, me = self._channel.book.lease, threading.get_ident()
         begun: list[Lease] = []
         try:
             self._channel.talk(
@@ -174,9 +174,11 @@ class Client:
             )
             return self._await_grant(begun[0], on_waiting, cancelled, poll_s, timeout_s)
         except BaseException:
-            # Not begun[0]: the interrupt may have come before it was stored.
+            # Not begun[0]: the interrupt may have come before it was stored. And no call before
+            # the wait is left: at each one another interrupt may come.
             lease = self._channel.book.lease
-            if lease is not None and lease is not before and lease.owner == threading.get_ident():
+            if lease is not None and lease is not before and lease.owner == me:
+                lease.left = True
                 self.cancel(lease)
             raise
 

@@ -16,6 +16,7 @@ from kiwi_core.wire.legality import Conversation
 from kiwi_core.wire.messages import PROTOCOL, Error, Welcome
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from kiwi_core.wire.messages import ClientMessage, DaemonMessage, Hello
@@ -33,22 +34,64 @@ _SEND_TIMEOUT_S: Final = 5.0
 """A daemon that takes no bytes for this long hangs: its socket's buffer holds 1,000 messages."""
 
 
+class _Said:
+    """All that was said, up to the latest message, of which ``data`` are the bytes. Its place is
+    taken by the next one in one assignment: a message is said, or it is not."""
+
+    __slots__ = ("data", "question", "sent", "talk")
+
+    def __init__(self, talk: Conversation, data: bytes, question: int) -> None:
+        self.talk = talk
+        self.data = data
+        self.question = question
+        self.sent: list[int] = []
+        """How many bytes the kernel took, each time."""
+
+
+class _Heard:
+    """What has arrived: ``chunks``, and the messages in what arrived before them. Its place is
+    taken by the next one in one assignment: chunks are taken apart, or they are not."""
+
+    __slots__ = ("chunks", "fault", "frames", "messages")
+
+    def __init__(self, frames: FrameReader) -> None:
+        self.chunks: list[bytes] = []
+        self.messages: deque[DaemonMessage] = deque()
+        self.fault: PeerError | None = None
+        """What followed the last of the messages; nothing can follow it."""
+        self.frames = frames
+
+    def taken_apart(self) -> _Heard:
+        """The next one; ``messages`` have all been taken."""
+        data = b"".join(self.chunks)
+        if (line := self.frames.only_line(data)) is not None:  # as nearly always
+            heard = _Heard(self.frames)
+            heard._decode((line,))
+        else:
+            heard = _Heard(self.frames.copy())
+            heard._decode(heard.frames.feed(data))
+        return heard
+
+    def _decode(self, lines: Iterable[bytes]) -> None:
+        try:
+            for line in lines:
+                self.messages.append(decode_daemon(line))
+        except PeerError as fault:
+            self.fault = fault
+
+
 class Link:
     """A stream socket to a daemon.
 
-    A ``KeyboardInterrupt`` may strike the main thread between any two steps. ``half_sent`` and
-    ``half_read`` then say whether a message was cut in half or may be taken twice; such a link
-    must be closed, and a new one carries on (its hello says what this process believes).
+    A ``KeyboardInterrupt`` may strike the main thread between any two steps. Whatever it cuts
+    short is whole again with the next call: what is said but not sent yet goes out first
+    (``flush``), what was fetched but not taken yet is in ``messages``.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._frames = FrameReader(DEFAULTS.frame_max_bytes)
-        self.talk = Conversation()
-        self._chunks: deque[bytes] = deque()
-        self._lines: deque[bytes] = deque()
-        self._fault: PeerError | None = None
-        self._sending = False
+        self._said = _Said(Conversation(), b"", 0)
+        self._heard = _Heard(FrameReader(DEFAULTS.frame_max_bytes))
         # One system call for "wait a moment, then read": this is the fast path.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(BRIEFLY_S))
 
@@ -56,50 +99,61 @@ class Link:
         return self._sock.fileno()
 
     @property
-    def half_sent(self) -> bool:
-        return self._sending
+    def talk(self) -> Conversation:
+        """What was said, for who asks what may come next. Nobody else changes it."""
+        return self._said.talk
 
     @property
-    def half_read(self) -> bool:
-        """Something was fetched and not popped. Only who reads can ask."""
-        return bool(self._chunks) or bool(self._lines)
+    def question(self) -> int:
+        """The number of the last question that was said."""
+        return self._said.question
 
-    def send(self, message: ClientMessage) -> None:
-        """Raises ``CallerError`` where ``message`` may not be sent now (nothing was sent), and
-        ``PeerError`` "disconnected" where the daemon is gone or takes nothing."""
+    def send(self, message: ClientMessage, question: int = 0) -> None:
+        """``question``: its number, if it is one.
+
+        Raises ``CallerError`` where ``message`` may not be sent now (it was not said), and
+        ``PeerError`` "disconnected" where the daemon is gone or takes nothing.
+        """
+        self.flush()
         data = encode(message, DEFAULTS.request_max_bytes)
-        self._sending = True  # also stands for "talk says that it was said"
+        talk = self.talk.copy()
         try:
-            self.talk.says(message)
+            talk.says(message)
         except PeerError as error:
-            self._sending = False
             raise CallerError(error.code, error.message, error.remedy) from None
+        self._said = _Said(talk, data, question or self.question)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is said and not sent yet. Raises ``PeerError`` "disconnected"."""
+        said = self._said
+        if sum(said.sent) == len(said.data):
+            return
         try:
-            self._send_all(data)
+            if not self._send_some(said):
+                self._send_rest(said)
         except OSError as error:
             raise disconnected(str(error)) from error
-        self._sending = False
 
-    def _send_all(self, data: bytes) -> None:
-        sent = self._send_some(data)
-        if sent < len(data):
-            self._send_rest(memoryview(data)[sent:])
-
-    def _send_rest(self, rest: memoryview) -> None:
+    def _send_rest(self, said: _Said) -> None:
         patience = Patience(_SEND_TIMEOUT_S)
         poll = select.poll()
         poll.register(self._sock, select.POLLOUT)
-        while rest:
+        while not self._send_some(said):
             if not patience.tick():
                 raise TimeoutError("the daemon does not read")
             poll.poll(SLICE_S * 1000)
-            rest = rest[self._send_some(rest) :]
 
-    def _send_some(self, data: bytes | memoryview) -> int:
+    def _send_some(self, said: _Said) -> bool:
+        """Whether all of it is sent now."""
+        rest = said.data[sum(said.sent) :]
         try:
-            return self._sock.send(data, _SEND_FLAGS)
+            # map + extend: no bytecode runs between sending and knowing it, so that no interrupt
+            # can make a part be sent twice.
+            said.sent.extend(map(self._sock.send, (rest,), (_SEND_FLAGS,)))
         except BlockingIOError:
-            return 0
+            return False
+        return said.sent[-1] == len(rest)
 
     def fetch(self, *, wait: bool) -> bool:
         """Read what has arrived; with ``wait``, for ``BRIEFLY_S`` if need be. False: nothing came.
@@ -108,44 +162,31 @@ class Link:
         """
         flags = 0 if wait else _AT_ONCE
         try:
-            # map + extend: no bytecode runs between reading and keeping, so that no interrupt can
-            # throw away bytes that the kernel has already handed out.
-            self._chunks.extend(map(self._sock.recv, (_CHUNK_BYTES,), (flags,)))
+            # Like in _send_some: no interrupt can throw away what the kernel has handed out.
+            self._heard.chunks.extend(map(self._sock.recv, (_CHUNK_BYTES,), (flags,)))
         except BlockingIOError:
             return False
         except OSError as error:
             raise disconnected(str(error)) from error
-        if not self._chunks[-1]:
+        if not self._heard.chunks[-1]:
             raise disconnected("it closed the connection")
         return True
 
-    def peek(self) -> DaemonMessage | None:
-        """The oldest message fetched; it stays until ``pop``. Raises ``PeerError`` for garbage."""
-        while self._chunks:
-            self._split(self._chunks[0])
-            self._chunks.popleft()
-        if self._lines:
-            return decode_daemon(self._lines[0])
-        if self._fault is not None:
-            raise self._fault
-        return None
+    def messages(self) -> deque[DaemonMessage]:
+        """Those fetched; the caller takes the oldest, if there is one, and asks again. Raises
+        ``PeerError`` for garbage, after the good ones before it."""
+        heard = self._heard
+        if not heard.messages and heard.fault is None and heard.chunks:
+            self._heard = heard = heard.taken_apart()
+        if not heard.messages and heard.fault is not None:
+            raise heard.fault
+        return heard.messages
 
     @property
     def drained(self) -> bool:
-        """``peek`` would have nothing, neither a message nor a fault."""
-        return not self._lines and not self._chunks and self._fault is None
-
-    def pop(self) -> None:
-        self._lines.popleft()
-
-    def _split(self, chunk: bytes) -> None:
-        if (line := self._frames.only_line(chunk)) is not None:
-            self._lines.append(line)
-            return
-        try:
-            self._lines.extend(self._frames.feed(chunk))
-        except PeerError as fault:
-            self._fault = fault  # the good lines before it come first
+        """``messages`` would have nothing, neither a message nor a fault."""
+        heard = self._heard
+        return not heard.messages and not heard.chunks and heard.fault is None
 
     def close(self) -> None:
         """Close this process's end only: a forked child must not end its parent's connection."""
@@ -192,7 +233,7 @@ def _connected(sock: socket.socket, path: Path) -> bool:
 def _await_welcome(link: Link, patience: Patience) -> Welcome:
     poll = select.poll()
     poll.register(link, select.POLLIN)
-    while (message := link.peek()) is None:
+    while not (messages := link.messages()):
         if link.fetch(wait=False):
             continue
         if not patience.tick():
@@ -202,7 +243,7 @@ def _await_welcome(link: Link, patience: Patience) -> Welcome:
                 "Look at its log; if it hangs, stop it and start it again.",
             )
         poll.poll(patience.slice_s() * 1000)
-    link.pop()
+    message = messages.popleft()
     if isinstance(message, Error):
         raise PeerError(message.code, message.message, message.remedy)
     if not isinstance(message, Welcome):

@@ -118,6 +118,7 @@ class Watcher:
             for fd, _ in ready:
                 if fd == self._wake_fd:
                     self._calm()
+                    channel.mend()
                 elif not channel.read_now(fd):
                     with suppress(OSError):  # left here when an interrupt came
                         self._epoll.unregister(fd)

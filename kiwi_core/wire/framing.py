@@ -34,6 +34,12 @@ class FrameReader:
         self._rest = b""
         self._fault: PeerError | None = None
 
+    def copy(self) -> FrameReader:
+        """As it stands now; what is fed to either does not change the other."""
+        twin = FrameReader(self._max_bytes)
+        twin._rest, twin._fault = self._rest, self._fault
+        return twin
+
     @property
     def held_bytes(self) -> int:
         """Bytes of the unfinished line; never more than the limit."""

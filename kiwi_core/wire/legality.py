@@ -144,6 +144,12 @@ class Conversation:
             self.in_burst = False
             self.lingering = isinstance(message, EndBurst) and message.lingering
 
+    def copy(self) -> Conversation:
+        """As it stands now; what is said to either does not change the other."""
+        twin = Conversation.__new__(Conversation)
+        twin.__dict__.update(self.__dict__)
+        return twin
+
     def close(self) -> None:
         """The connection ended, from whichever side."""
         self.state = State.CLOSED

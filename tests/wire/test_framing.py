@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import pairwise
 
 import msgspec
@@ -94,10 +95,31 @@ def test_how_bytes_are_cut_changes_nothing(data: bytes, cuts: list[int]) -> None
 
 def _outcome(chunks: list[bytes]) -> tuple[list[bytes], str]:
     reader, lines = FrameReader(LIMIT), []
+    for chunk in chunks:
+        more, code = _fed(reader, chunk)
+        lines += more
+        if code:
+            return lines, code
+    return lines, ""
+
+
+@given(st.lists(STREAM, max_size=3), STREAM)
+def test_a_copy_goes_its_own_way(before: list[bytes], data: bytes) -> None:
+    reader = FrameReader(LIMIT)
+    with suppress(PeerError):
+        for chunk in before:
+            list(reader.feed(chunk))
+    twin = reader.copy()
+    of_the_twin = _fed(twin, data)
+    assert _fed(reader, data) == of_the_twin
+    assert reader.held_bytes == twin.held_bytes
+
+
+def _fed(reader: FrameReader, data: bytes) -> tuple[list[bytes], str]:
+    lines: list[bytes] = []
     try:
-        for chunk in chunks:
-            for line in reader.feed(chunk):
-                lines.append(line)  # noqa: PERF402 - those before an error count
+        for line in reader.feed(data):
+            lines.append(line)  # noqa: PERF402 - those before an error count
     except PeerError as error:
         return lines, error.code
     return lines, ""
