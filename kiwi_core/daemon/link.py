@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -53,6 +53,8 @@ class Call:
 
     action: PagerAction
     deadline_ns: int
+    part_bytes: int = 0
+    """Of a move; 0: everything."""
     outcome: Future[Outcome] = field(default_factory=Future)
     op: int | None = None
     """``None``: not sent yet."""
@@ -122,10 +124,10 @@ class Link:
         call = self.call
         if call is None:
             return
-        back = call.action is PagerAction.PAGE_IN and told.residency is Residency.RESIDENT
-        if call.op is not None and back:
+        moved_bytes = _done_already(call, told) if call.op is not None else None
+        if moved_bytes is not None:
             elapsed_ns = 0  # nobody knows
-            self._settle(call, Moved(call.out_bytes, elapsed_ns))
+            self._settle(call, Moved(moved_bytes, elapsed_ns))
         else:
             self._send(call)  # again, if need be: each action may be repeated
 
@@ -162,7 +164,8 @@ class Link:
         if call is None or call.op != answer.op:
             return False
         if answer.outcome is PagerOutcome.MOVED:
-            self.told = _moved(self.told, call.action, answer.bytes)
+            if not call.part_bytes:  # else only its own word says what is where
+                self.told = _moved(self.told, call.action, answer.bytes)
             outcome: Outcome = Moved(answer.bytes, seconds_to_ns(answer.elapsed_s))
         elif answer.outcome is PagerOutcome.LOST:
             self.told = _as(self.told, Residency.LOST)
@@ -177,7 +180,8 @@ class Link:
         left_s = self._left_s(call)
         call.op, call.out_bytes = self.next_op(), self.told.paged_out_bytes
         assert self.connection is not None
-        self.connection.send(PagerDo(op=call.op, action=call.action, within_s=left_s))
+        order = PagerDo(op=call.op, action=call.action, within_s=left_s, bytes=call.part_bytes)
+        self.connection.send(order)
         _later(left_s + ANSWER_GRACE_S, self._overdue, call)
 
     @staticmethod
@@ -217,10 +221,22 @@ def _later(seconds: float, what: Callable[[Call], object], call: Call) -> None:
 
 
 def _as(told: Told, residency: Residency) -> Told:
-    return Told(
-        residency, told.resident_bytes, told.paged_out_bytes, told.kept_bytes,
-        told.unowned_bytes, told.unowned,
-    )  # fmt: skip
+    return replace(told, residency=residency)
+
+
+def _done_already(call: Call, told: Told) -> int | None:
+    """The bytes that ``call`` moved, if its answer got lost and ``told``, said since, shows that it
+    was done; a whole page-out tells them when it is asked again."""
+    out = told.residency is Residency.PAGED_OUT
+    if call.action is PagerAction.PAGE_IN:
+        if not out and told.residency is Residency.RESIDENT:
+            return call.out_bytes
+        back_bytes = call.out_bytes - told.paged_out_bytes
+        return back_bytes if call.part_bytes and out and back_bytes > 0 else None
+    if call.action is PagerAction.PAGE_OUT and call.part_bytes and out:
+        enough = told.paged_out_bytes >= call.out_bytes + call.part_bytes
+        return told.paged_out_bytes if enough else None
+    return None
 
 
 def _moved(told: Told, action: PagerAction, moved_bytes: int) -> Told:
@@ -229,10 +245,12 @@ def _moved(told: Told, action: PagerAction, moved_bytes: int) -> Told:
         return told
     owned_bytes = max(told.resident_bytes + told.paged_out_bytes, moved_bytes)
     out = action is PagerAction.PAGE_OUT
-    return Told(
-        _AFTER[action], 0 if out else owned_bytes, owned_bytes if out else 0, told.kept_bytes,
-        told.unowned_bytes, told.unowned,
-    )  # fmt: skip
+    return replace(
+        told,
+        residency=_AFTER[action],
+        resident_bytes=0 if out else owned_bytes,
+        paged_out_bytes=owned_bytes if out else 0,
+    )
 
 
 def _refused(answer: PagerDone, pid: int) -> Refused:

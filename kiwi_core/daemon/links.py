@@ -81,8 +81,10 @@ class Links:
                 found.append(member.target)
         return tuple(found)
 
-    def perform(self, those: Sequence[Linked], step: Step, deadline_ns: int) -> list[Outcome]:
-        calls = [Call(PagerAction(step), deadline_ns) for _ in those]
+    def perform(
+        self, those: Sequence[Linked], step: Step, deadline_ns: int, part_bytes: int = 0
+    ) -> list[Outcome]:
+        calls = [Call(PagerAction(step), deadline_ns, part_bytes) for _ in those]
         links = [self._by_ref.get(linked.ref) for linked in those]
         try:
             self._loop.call_soon_threadsafe(self._begin, list(zip(links, calls, strict=True)))
@@ -163,6 +165,7 @@ class Links:
                 state.kept_bytes,
                 self._at_most(state.unowned_bytes),
                 dict(state.unowned),
+                state.partial,
             )
         )
         return before

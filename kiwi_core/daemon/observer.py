@@ -190,6 +190,7 @@ class Observer:
         resident: dict[SessionId, int] = {}
         busy: dict[SessionId, bool] = {}
         at_large: list[SessionId] = []
+        partial: list[SessionId] = []
         for target in targets:
             try:
                 one = self._pager.observe(target)
@@ -201,6 +202,8 @@ class Observer:
             resident[target.session] = one.resident_bytes
             if one.busy is not None:
                 busy[target.session] = one.busy
+            if one.partial:
+                partial.append(target.session)
             if one.resident_bytes and one.residency is Residency.RESIDENT:
                 at_large.append(target.session)
         seen = ev.MemoryObserved(
@@ -208,6 +211,7 @@ class Observer:
             resident_bytes=resident,
             busy=busy,
             at_large=at_large,
+            partial=partial,
             began_ns=began_ns,
         )
         events: list[ev.Event] = [seen]

@@ -8,21 +8,22 @@ one that is late is first reported as overdue, and its outcome counts whenever i
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
 
 from kiwi_core.errors import KiwiError
 from kiwi_core.pager.api import Lost, Moved, Refused
+from kiwi_core.pager.way_out import WayOut
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Operation, PageOut, Resume, Suspend
+from kiwi_core.sched.actions import Operation, PageIn, PageOut, Resume, Suspend
 from kiwi_core.states import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kiwi_core.pager.api import Outcome, Pager, Target
+    from kiwi_core.pager.api import Outcome, PartialPager, Target
     from kiwi_core.units import OpId, SessionId
 
 log = structlog.get_logger(__name__)
@@ -32,12 +33,14 @@ log = structlog.get_logger(__name__)
 class _Running:
     action: Operation
     overdue: bool = False
+    way: WayOut = field(default_factory=WayOut)
+    """Of a page-out, for those that come in beside it."""
 
 
 class Operations:
     """``post`` takes an outcome event from any thread and hands it to the loop."""
 
-    def __init__(self, pager: Pager, post: Callable[[ev.Event], None]) -> None:
+    def __init__(self, pager: PartialPager, post: Callable[[ev.Event], None]) -> None:
         self._pager = pager
         self._post = post
         self._running: dict[OpId, _Running] = {}
@@ -58,9 +61,12 @@ class Operations:
         return {running.action.session for running in self._running.values()}
 
     def start(self, action: Operation, target: Target) -> None:
-        self._running[action.op] = _Running(action)
+        running = self._running[action.op] = _Running(action)
+        # Here, in the order of the actions: when a page-in begins, what it counts on is there.
+        beside = action.beside if isinstance(action, PageIn) else ()
+        ways = [self._running[op].way for op in beside if op in self._running]
         threading.Thread(
-            target=self._perform, args=(action, target), name=f"op-{action.op}", daemon=True
+            target=self._perform, args=(running, target, ways), name=f"op-{action.op}", daemon=True
         ).start()
 
     def finished(self, op: OpId) -> None:
@@ -80,9 +86,10 @@ class Operations:
                 late.append(ev.OperationOverdue(op=running.action.op))
         return late
 
-    def _perform(self, action: Operation, target: Target) -> None:
+    def _perform(self, running: _Running, target: Target, ways: list[WayOut]) -> None:
+        action = running.action
         try:
-            outcome = self._call(action, target)
+            outcome = self._call(running, target, ways)
             event = outcome_event(action, outcome)
             if isinstance(event, ev.Suspended):
                 event = self._measured(event, target)
@@ -92,6 +99,8 @@ class Operations:
             refused = Refused(Reason.DRIVER, f"{type(error).__name__}: {error}")
             event = outcome_event(action, refused)
         self._post(event)
+        # Only now: who followed it may report, and its report must not come before this one.
+        running.way.end(made_room=isinstance(event, ev.PagedOut))
 
     def _measured(self, event: ev.Suspended, target: Target) -> ev.Suspended:
         """With what the held process has in the GPU; it cannot change while it is held."""
@@ -102,16 +111,15 @@ class Operations:
             return event
         return ev.Suspended(op=event.op, resident_bytes=seen.resident_bytes)
 
-    def _call(self, action: Operation, target: Target) -> Outcome:
+    def _call(self, running: _Running, target: Target, ways: list[WayOut]) -> Outcome:
+        action, pager = running.action, self._pager
         if isinstance(action, Suspend):
-            call = self._pager.suspend
-        elif isinstance(action, Resume):
-            call = self._pager.resume
-        elif isinstance(action, PageOut):
-            call = self._pager.page_out
-        else:
-            call = self._pager.page_in
-        return call(target, action.deadline_ns)
+            return pager.suspend(target, action.deadline_ns)
+        if isinstance(action, Resume):
+            return pager.resume(target, action.deadline_ns)
+        if isinstance(action, PageOut):
+            return pager.page_out(target, action.deadline_ns, action.bytes, running.way)
+        return pager.page_in(target, action.deadline_ns, ways)
 
 
 def outcome_event(action: Operation, outcome: Outcome) -> ev.Event:
@@ -142,5 +150,10 @@ def _done(action: Operation, outcome: Moved) -> ev.Event:
         return ev.Resumed(op=action.op)
     moved_bytes, elapsed_ns = outcome.bytes_moved, outcome.elapsed_ns
     if isinstance(action, PageOut):
-        return ev.PagedOut(op=action.op, moved_bytes=moved_bytes, elapsed_ns=elapsed_ns)
+        return ev.PagedOut(
+            op=action.op,
+            moved_bytes=moved_bytes,
+            elapsed_ns=elapsed_ns,
+            left_bytes=outcome.left_bytes,
+        )
     return ev.PagedIn(op=action.op, moved_bytes=moved_bytes, elapsed_ns=elapsed_ns)

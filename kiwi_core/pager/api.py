@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 from kiwi_core.gpu.processes import ProcessRef
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from kiwi_core.pager.way_out import WayOut
     from kiwi_core.states import Reason, Residency
     from kiwi_core.units import SessionId
 
@@ -28,6 +29,7 @@ __all__ = [
     "Observation",
     "Outcome",
     "Pager",
+    "PartialPager",
     "ProcessMemory",
     "ProcessRef",
     "Refused",
@@ -66,10 +68,12 @@ class Capabilities:
 @dataclass(frozen=True)
 class Moved:
     """It is done. ``bytes_moved`` is 0 where there was nothing to move (or only a hold). A page-out
-    that finished an earlier one reports all that is out now, so that it is what a page-in needs."""
+    that finished an earlier one reports all that is out now, so that it is what a page-in needs;
+    ``left_bytes`` is what a page-out of a part has left in the GPU."""
 
     bytes_moved: int
     elapsed_ns: int
+    left_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ class Observation:
 
     ``residency`` is the worst of the processes': LOST > PAGED_OUT > LOCKED > RESIDENT. A mixture of
     PAGED_OUT and RESIDENT (a page-out cut short) is reported as PAGED_OUT with both byte counts.
-    ``alive`` is false when the root process is gone.
+    ``alive`` is false when the root process is gone. ``partial``: a part of it can be moved.
     """
 
     alive: bool
@@ -117,6 +121,7 @@ class Observation:
     paged_out_bytes: int
     busy: bool | None = None
     processes: tuple[ProcessMemory, ...] = field(default=())
+    partial: bool = False
 
 
 class Pager(Protocol):
@@ -152,4 +157,25 @@ class Pager(Protocol):
 
     def observe(self, target: Target) -> Observation:
         """Ask the driver and NVML; never a remembered flag. Quick (milliseconds)."""
+        ...
+
+
+class PartialPager(Pager, Protocol):
+    """One that can move a part of what a session has (``Observation.partial`` says of which)."""
+
+    def page_out(
+        self,
+        target: Target,
+        deadline_ns: int,
+        at_least_bytes: int = 0,
+        way: WayOut | None = None,
+    ) -> Outcome:
+        """At least so many bytes more than are out already, if there are as many; 0: all. The
+        session is held and counts as out, whatever is left. Of one that cannot be moved in part,
+        all is. ``way`` is told if it makes no room after all, before anything comes back."""
+        ...
+
+    def page_in(self, target: Target, deadline_ns: int, beside: Sequence[WayOut] = ()) -> Outcome:
+        """``beside``: page-outs that make its room. It comes in as they do, and is let go after all
+        of them have ended; if one of them fails it gives back what it took: ``NO_ROOM``."""
         ...

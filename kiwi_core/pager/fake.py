@@ -29,13 +29,15 @@ from kiwi_core.pager.api import (
     Refused,
     Target,
 )
+from kiwi_core.pager.way_out import following
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import NS_PER_S, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from kiwi_core.pager.api import Outcome
+    from kiwi_core.pager.way_out import WayOut
     from kiwi_core.units import SessionId
 
 Call = Literal["suspend", "resume", "page_out", "page_in"]
@@ -46,6 +48,15 @@ class Refuse:
     """The call does nothing and says so."""
 
     reason: Reason
+    detail: str = "scripted"
+
+
+@dataclass(frozen=True)
+class BreakOff:
+    """A page-out does so much, then it cannot go on and brings it back."""
+
+    after_bytes: int
+    reason: Reason = Reason.DRIVER
     detail: str = "scripted"
 
 
@@ -85,7 +96,12 @@ class Hang:
         self._free.wait()
 
 
-Fault = Refuse | Lose | Slow | Raise | Hang
+Fault = Refuse | BreakOff | Lose | Slow | Raise | Hang
+
+_STEPS = 8
+"""A way out of a session that can be moved in part frees its memory in so many."""
+
+_STEP_S = 0.002
 
 
 @dataclass
@@ -94,11 +110,17 @@ class _Process:
     residency: Residency = Residency.RESIDENT
     alive: bool = True
     busy: bool | None = None
+    out_bytes: int = 0
+    """Of what is held and out; the rest is in the GPU."""
+
+    @property
+    def left_bytes(self) -> int:
+        return 0 if self.residency is Residency.LOST else self.size_bytes - self.out_bytes
 
 
 class FakePager:
     """``outside_bytes``: held by programs outside of Kiwi. ``copy_bytes_per_s`` makes moving take
-    time; ``None``: none. Thread-safe."""
+    time; ``None``: none. ``partial``: sessions can be moved in part. Thread-safe."""
 
     def __init__(
         self,
@@ -107,6 +129,7 @@ class FakePager:
         outside_bytes: int = 0,
         copy_bytes_per_s: int | None = None,
         room_wait_ns: int = 0,
+        partial: bool = False,
         alive: Callable[[ProcessRef], bool] = lambda _ref: True,
     ) -> None:
         self.total_bytes = total_bytes
@@ -118,6 +141,7 @@ class FakePager:
         self._outside_bytes = outside_bytes
         self._copy_bytes_per_s = copy_bytes_per_s
         self._room_wait_ns = room_wait_ns
+        self._partial = partial
         self._alive = alive
         self._changed = threading.Condition()
         self._processes: dict[SessionId, _Process] = {}
@@ -167,13 +191,13 @@ class FakePager:
     def paged_out_bytes(self) -> int:
         with self._changed:
             processes = self._processes.values()
-            return sum(p.size_bytes for p in processes if p.residency is Residency.PAGED_OUT)
+            return sum(p.out_bytes for p in processes if p.residency is Residency.PAGED_OUT)
 
     # --- the pager -----------------------------------------------------------------------------
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities("fake")
+        return Capabilities("fake", partial=self._partial)
 
     def suspend(self, target: Target, deadline_ns: int) -> Outcome:  # noqa: ARG002
         return self._perform("suspend", target, self._suspend)
@@ -181,11 +205,43 @@ class FakePager:
     def resume(self, target: Target, deadline_ns: int) -> Outcome:  # noqa: ARG002
         return self._perform("resume", target, self._resume)
 
-    def page_out(self, target: Target, deadline_ns: int) -> Outcome:  # noqa: ARG002
-        return self._perform("page_out", target, self._page_out)
+    def page_out(
+        self,
+        target: Target,
+        deadline_ns: int,  # noqa: ARG002
+        at_least_bytes: int = 0,
+        way: WayOut | None = None,
+    ) -> Outcome:
+        at_least_bytes = at_least_bytes if self._partial else 0
 
-    def page_in(self, target: Target, deadline_ns: int) -> Outcome:
-        return self._perform("page_in", target, lambda process: self._page_in(process, deadline_ns))
+        def operation(process: _Process) -> int:
+            return self._page_out(process, at_least_bytes)
+
+        outcome = self._perform("page_out", target, operation)
+        if isinstance(outcome, Refused):
+            self._come_back(target, way)
+        if not isinstance(outcome, Moved):
+            return outcome
+        with self._changed:
+            return replace(outcome, left_bytes=self._process(target.session).left_bytes)
+
+    def page_in(self, target: Target, deadline_ns: int, beside: Sequence[WayOut] = ()) -> Outcome:
+        came_bytes = 0
+        with following(beside):
+            while not all(way.ended for way in beside):
+                if any(way.failed for way in beside) or time.monotonic_ns() >= deadline_ns:
+                    self._give_back(target, came_bytes)
+                    return Refused(Reason.NO_ROOM, "The room for it was not made.")
+                came_bytes += self._take_what_is_free(target)
+                time.sleep(_STEP_S)
+        if any(way.failed for way in beside):
+            self._give_back(target, came_bytes)
+            return Refused(Reason.NO_ROOM, "The room for it was not made.")
+        outcome = self._perform("page_in", target, lambda one: self._page_in(one, deadline_ns))
+        if isinstance(outcome, Moved):
+            return replace(outcome, bytes_moved=outcome.bytes_moved + came_bytes)
+        self._give_back(target, came_bytes)
+        return outcome
 
     def observe(self, target: Target) -> Observation:
         with self._changed:
@@ -194,22 +250,22 @@ class FakePager:
         if not alive:
             return Observation(False, Residency.RESIDENT, 0, 0)
         in_ram = process.residency is Residency.PAGED_OUT
-        in_gpu = process.residency in (Residency.RESIDENT, Residency.LOCKED)
-        resident_bytes = process.size_bytes if in_gpu else 0
+        resident_bytes = process.left_bytes
         memory = ProcessMemory(target.root, process.residency, resident_bytes, process.busy)
         return Observation(
             alive=True,
             residency=process.residency,
             resident_bytes=resident_bytes,
-            paged_out_bytes=process.size_bytes if in_ram else 0,
+            paged_out_bytes=process.out_bytes if in_ram else 0,
             busy=process.busy,
             processes=(memory,) if process.size_bytes else (),
+            partial=self._partial and bool(process.size_bytes),
         )
 
     def export_footprints(self, target: Target | None = None) -> dict[ProcessRef, int]:
         with self._changed:
             return {
-                root: self._processes[session].size_bytes
+                root: self._processes[session].out_bytes
                 for session, root in self._roots.items()
                 if self._process(session).residency is Residency.PAGED_OUT
                 and target in (None, Target(session, root))
@@ -256,6 +312,10 @@ class FakePager:
             raise fault.error
         if isinstance(fault, Refuse):
             return Refused(fault.reason, fault.detail)
+        if isinstance(fault, BreakOff):
+            with self._changed:
+                self._part_out(self._process(target.session), fault.after_bytes)
+            return Refused(fault.reason, fault.detail)
         if isinstance(fault, Lose):
             with self._changed:
                 self._process(target.session).residency = Residency.LOST
@@ -277,8 +337,7 @@ class FakePager:
         return Lost("It was lost earlier.") if now.residency is Residency.LOST else None
 
     def _free(self) -> int:
-        inside = (Residency.RESIDENT, Residency.LOCKED)
-        used = sum(p.size_bytes for p in self._processes.values() if p.residency in inside)
+        used = sum(process.left_bytes for process in self._processes.values())
         return self.total_bytes - self._outside_bytes - used
 
     def _suspend(self, process: _Process) -> int:
@@ -292,32 +351,69 @@ class FakePager:
         process.residency = Residency.RESIDENT
         return 0
 
-    def _page_out(self, process: _Process) -> int:
-        if not process.size_bytes or process.residency is Residency.PAGED_OUT:
+    def _page_out(self, process: _Process, at_least_bytes: int) -> int:
+        if not process.left_bytes:
             return 0
-        process.residency = Residency.LOCKED
-        self._copy(process)
+        if process.residency is Residency.RESIDENT:
+            process.residency = Residency.LOCKED
+        self._part_out(process, min(at_least_bytes or process.left_bytes, process.left_bytes))
         process.residency = Residency.PAGED_OUT
-        self._changed.notify_all()
-        return process.size_bytes
+        return process.out_bytes
+
+    def _part_out(self, process: _Process, size_bytes: int) -> None:
+        steps = _STEPS if self._partial else 1
+        for step in range(steps):
+            part_bytes = size_bytes * (step + 1) // steps - size_bytes * step // steps
+            self._copy(process, part_bytes)
+            process.out_bytes += part_bytes
+            self._changed.notify_all()
+
+    def _come_back(self, target: Target, way: WayOut | None) -> None:
+        """Without the lock: those that have come in beside it give back what they took first."""
+        if way is not None:
+            way.fail()
+            way.wait_alone(time.monotonic_ns() + 60 * NS_PER_S)
+        with self._changed:
+            process = self._process(target.session)
+            if process.residency in (Residency.RESIDENT, Residency.LOCKED):
+                process.out_bytes = 0
+
+    def _take_what_is_free(self, target: Target) -> int:
+        with self._changed:
+            process = self._process(target.session)
+            if process.residency is not Residency.PAGED_OUT:
+                return 0
+            part_bytes = min(self._free(), process.out_bytes)
+            process.out_bytes -= part_bytes
+            self._copy(process, part_bytes)
+            return part_bytes
+
+    def _give_back(self, target: Target, came_bytes: int) -> None:
+        with self._changed:
+            process = self._process(target.session)
+            if process.residency is Residency.PAGED_OUT:
+                process.out_bytes += came_bytes
+                self._changed.notify_all()
 
     def _page_in(self, process: _Process, deadline_ns: int) -> int | Refused:
         if process.residency is not Residency.PAGED_OUT:
             return self._resume(process)
         until_ns = min(deadline_ns, time.monotonic_ns() + self._room_wait_ns)
-        while self._free() < process.size_bytes and process.alive:
+        need_bytes = process.out_bytes
+        while self._free() < need_bytes and process.alive:
             left_ns = until_ns - time.monotonic_ns()
             if left_ns <= 0:
                 return Refused(Reason.NO_ROOM, f"Only {format_bytes(self._free())} are free.")
             self._changed.wait(left_ns / NS_PER_S)
         process.residency = Residency.LOCKED  # its room is taken from here on
-        self._copy(process)
+        process.out_bytes = 0
+        self._copy(process, need_bytes)
         process.residency = Residency.RESIDENT
-        return process.size_bytes
+        return need_bytes
 
-    def _copy(self, process: _Process) -> None:
+    def _copy(self, process: _Process, size_bytes: int) -> None:
         """As long as it takes, or it lives; others go on meanwhile."""
         if self._copy_bytes_per_s:
-            until_s = time.monotonic() + process.size_bytes / self._copy_bytes_per_s
+            until_s = time.monotonic() + size_bytes / self._copy_bytes_per_s
             while process.alive and (left_s := until_s - time.monotonic()) > 0:
                 self._changed.wait(left_s)

@@ -19,18 +19,21 @@ from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Capabilities, Refused
 from kiwi_core.pager.ports import Stop, refusal
-from kiwi_core.pager.together import Together
+from kiwi_core.pager.steps import Steps
+from kiwi_core.pager.together import Together, in_parts
+from kiwi_core.pager.way_out import following
 from kiwi_core.states import MovedBy, Reason, Residency
 from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Moved, Observation, Outcome, Pager, ProcessMemory, Target
     from kiwi_core.pager.linked import Linked, Links, Told
     from kiwi_core.pager.room import Room
+    from kiwi_core.pager.way_out import WayOut
     from kiwi_core.units import SessionId
 
 SCRUBBED_NS = NS_PER_S // 2
@@ -57,7 +60,7 @@ class InProcessPager:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities("inprocess", room_on_demand=True, exact_leases=True)
+        return Capabilities("inprocess", partial=True, room_on_demand=True, exact_leases=True)
 
     def moved_by(self, session: SessionId) -> MovedBy:
         """As it was when the session was last looked at."""
@@ -71,13 +74,28 @@ class InProcessPager:
     def resume(self, target: Target, deadline_ns: int) -> Outcome:
         return self._run(target, deadline_ns, self._checkpoint.resume, Together.resume)
 
-    def page_out(self, target: Target, deadline_ns: int) -> Outcome:
-        return self._run(target, deadline_ns, self._checkpoint.page_out, Together.page_out)
+    def page_out(
+        self,
+        target: Target,
+        deadline_ns: int,
+        at_least_bytes: int = 0,
+        way: WayOut | None = None,
+    ) -> Outcome:
+        def together(one: Together) -> Moved:
+            return one.page_out(at_least_bytes, way)
 
-    def page_in(self, target: Target, deadline_ns: int) -> Outcome:
+        return self._run(target, deadline_ns, self._checkpoint.page_out, together)
+
+    def page_in(self, target: Target, deadline_ns: int, beside: Sequence[WayOut] = ()) -> Outcome:
         """Where room is lacking, and other sessions that are out have left something in the GPU,
         that goes first."""
         patience_ns = self._config.room_wait_ns
+        if beside:
+            outcome = self._page_in_beside(target, deadline_ns, beside)
+            if not isinstance(outcome, Refused) or outcome.reason is not Reason.NO_ROOM:
+                return outcome
+            if any(way.failed or not way.ended for way in beside):
+                return outcome
         if any(other.session != target.session for other in self._links.paged_out()):
             outcome = self._page_in(target, deadline_ns, min(patience_ns, SCRUBBED_NS))
             if not isinstance(outcome, Refused) or outcome.reason is not Reason.NO_ROOM:
@@ -90,6 +108,18 @@ class InProcessPager:
             return one.page_in(room_wait_ns)
 
         return self._run(target, deadline_ns, self._checkpoint.page_in, together)
+
+    def _page_in_beside(self, target: Target, deadline_ns: int, ways: Sequence[WayOut]) -> Outcome:
+        def alone(target: Target, deadline_ns: int) -> Outcome:
+            steps = Steps(self._links, self._room, ways, deadline_ns, list, lambda: None)
+            with following(ways):
+                steps.follow(moving=False)
+            return self._checkpoint.page_in(target, deadline_ns)
+
+        def together(one: Together) -> Moved:
+            return one.page_in_beside(ways, min(self._config.room_wait_ns, SCRUBBED_NS))
+
+        return self._run(target, deadline_ns, alone, together)
 
     def observe(self, target: Target) -> Observation:
         """Raises ``GpuError`` only where the driver or NVML as a whole cannot be asked."""
@@ -106,6 +136,8 @@ class InProcessPager:
         told = tuple(linked.values())
         parts = tuple(_with_word(memory, linked.get(memory.ref)) for memory in seen.processes)
         self._moved_by[target.session] = self._who_moves(parts, linked)
+        partial = self._moved_by[target.session] is MovedBy.INPROCESS
+        partial = partial and in_parts(links, seen.processes)
         residencies = {seen.residency, *(word.residency for word in told)}
         in_gpu = {memory.ref: memory.resident_bytes for memory in seen.processes}
         out_bytes = sum(_still_out_bytes(link, in_gpu.get(link.ref, 0)) for link in links)
@@ -114,6 +146,7 @@ class InProcessPager:
             residency=next(one for one in WORST_FIRST if one in residencies),
             paged_out_bytes=seen.paged_out_bytes + out_bytes,
             processes=parts,
+            partial=partial,
         )
 
     def export_footprints(self, target: Target | None = None) -> dict[ProcessRef, int]:

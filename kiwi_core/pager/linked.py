@@ -21,7 +21,7 @@ Step = Literal["hold", "free", "page-out", "page-in"]
 @dataclass(frozen=True)
 class Told:
     """The last word of one library: where the memory is that it owns, and how much. ``unowned`` has
-    by kind what it cannot move."""
+    by kind what it cannot move; ``partial``: it can move a part."""
 
     residency: Residency = Residency.RESIDENT
     resident_bytes: int = 0
@@ -29,6 +29,7 @@ class Told:
     kept_bytes: int = 0
     unowned_bytes: int = 0
     unowned: Mapping[str, int] = field(default_factory=dict)
+    partial: bool = False
 
 
 class Linked(Protocol):
@@ -55,8 +56,12 @@ class Links(Protocol):
         """Sessions that have linked processes, all of which are out."""
         ...
 
-    def perform(self, those: Sequence[Linked], step: Step, deadline_ns: int) -> list[Outcome]:
+    def perform(
+        self, those: Sequence[Linked], step: Step, deadline_ns: int, part_bytes: int = 0
+    ) -> list[Outcome]:
         """Has each of ``those`` do ``step``, all at once, and waits for the answers. Blocks: for
         "hold" and "free" a little past ``deadline_ns`` at most; for a move until the process says
-        how it came out, ends, or cannot be reached. ``Refused(GONE)``: that process has ended."""
+        how it came out, ends, or cannot be reached. ``Refused(GONE)``: that process has ended.
+        ``part_bytes`` other than 0: at least so much goes out, or at most so much comes in, which
+        leaves it out and held."""
         ...

@@ -7,23 +7,28 @@ ends up as the operation found it, as far as that can still be done.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Lost, Moved, Refused
-from kiwi_core.pager.ports import Stop
+from kiwi_core.pager.ports import Stop, refusal
 from kiwi_core.pager.room import Reservation
+from kiwi_core.pager.steps import Steps
+from kiwi_core.pager.way_out import following
 from kiwi_core.states import Reason, Residency
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
-    from kiwi_core.pager.api import Outcome, Pager, Target
+    from kiwi_core.pager.api import Outcome, Pager, ProcessMemory, Target
     from kiwi_core.pager.linked import Linked, Links, Step
     from kiwi_core.pager.room import Room
+    from kiwi_core.pager.way_out import WayOut
 
 _ROUNDS_MAX: Final = 8
 """Looks for processes that came while others were being held."""
@@ -32,8 +37,9 @@ _HELD_BY_DRIVER: Final = frozenset({Residency.LOCKED, Residency.PAGED_OUT})
 
 
 class Together:
-    """``suspend``, ``resume``, ``page_out`` or ``page_in``, once; each may raise ``Stop``, and
-    ``GpuError`` where the driver is out of order. ``look`` finds the linked processes."""
+    """``suspend``, ``resume``, ``page_out``, ``page_in`` or ``page_in_beside``, once; each may
+    raise ``Stop``, and ``GpuError`` where the driver is out of order. ``look`` finds the linked
+    processes."""
 
     def __init__(
         self,
@@ -75,32 +81,68 @@ class Together:
         self._ask(self._checkpoint.resume, self._target)
         return self._moved(0)
 
-    def page_out(self) -> Moved:
+    def page_out(self, at_least_bytes: int = 0, way: WayOut | None = None) -> Moved:
         """Of a session that is out already: what its libraries have left in the GPU, too, since
         whoever asks again is short of room."""
         self._check_first()
-        found_held = _in(self._look(self._target), Residency.LOCKED)
-        rest_ran = self._checkpoint.observe(self._rest()).residency is Residency.RESIDENT
+        found = self._found()
         held: list[Linked] = []
-        out: list[Linked] = []
+        rest_bytes = 0
         try:
             links = self._hold_all(held)
             self._ask(self._checkpoint.suspend, self._rest())
             self._all_do(_unsure(links), "page-out")
-            todo = [link for link in links if link.told.residency is not Residency.PAGED_OUT]
-            self._all_do(todo, "page-out", out)
-            rest_bytes = self._ask(self._checkpoint.page_out, self._rest())
+            todo = [link for link in links if _something_in(link)]
+            if todo and at_least_bytes and self.in_parts():
+                self._part_out(todo, at_least_bytes)
+            else:
+                self._all_do(todo, "page-out")
+                rest_bytes = self._ask(self._checkpoint.page_out, self._rest())
             self._still_wanted()
         except Stop as stop:
-            if not self._over(stop):
-                self._undo_page_out(stop, out, held, found_held, rest_ran)
-            raise
-        if todo:
+            self._nobody_counts_on(way)
+            if self._over(stop) or self._undo_page_out(stop, found, held):
+                raise
+            return self._out_now()
+        if todo and not at_least_bytes:
             self._take_what_is_large(links)
-        elif not rest_bytes and not self._ask(self._checkpoint.page_out, self._target):
-            return self._moved(0)  # it was out already, with all that it has
-        sizes = self._checkpoint.export_footprints(self._target)
-        return self._moved(_out_bytes(self._look(self._target)) + sum(sizes.values()))
+        if todo or rest_bytes or self._ask(self._checkpoint.page_out, self._target):
+            return self._out_now()
+        return self._moved(0)  # it was out already, with all that it has
+
+    def page_in_beside(self, ways: Sequence[WayOut], room_wait_ns: int) -> Moved:
+        """Comes in as the ways out make room, and is let go when all of them have ended."""
+        self._check_first()
+        steps = Steps(
+            self._links, self._room, ways, self._deadline_ns,
+            lambda: self._look(self._target), self._still_wanted,
+        )  # fmt: skip
+        try:
+            with following(ways), self._given_back(steps):
+                steps.follow(moving=self.in_parts())
+            self._began_ns = time.monotonic_ns() - steps.moving_ns  # waiting for room is not moving
+            with self._given_back(steps):
+                rest = self.page_in(room_wait_ns)
+        except Stop as stop:
+            self._over(stop)
+            raise
+        return replace(rest, bytes_moved=rest.bytes_moved + steps.moved_bytes)
+
+    @contextmanager
+    def _given_back(self, steps: Steps) -> Iterator[None]:
+        """What came in by steps, if the block ends early; not where all comes in anyway."""
+        try:
+            yield
+        except (Stop, GpuError) as error:
+            stop = error if isinstance(error, Stop) else Stop(refusal(error, self._target.root.pid))
+            if not _is_over(stop):
+                stop.add(steps.give_back(self._undo_by_ns()))
+            raise stop from error
+
+    def in_parts(self) -> bool:
+        """Can a part of it be moved: do libraries have all of it, and know how?"""
+        links = self._look(self._target)
+        return in_parts(links, self._checkpoint.observe(self._target).processes)
 
     def page_in(self, room_wait_ns: int) -> Moved:
         self._check_first()
@@ -127,6 +169,34 @@ class Together:
         return self._moved(moved_bytes + rest_bytes)
 
     # --- steps ----------------------------------------------------------------------------------
+
+    def _found(self) -> _Found:
+        links = self._look(self._target)
+        return _Found(
+            held=_in(links, Residency.LOCKED),
+            out={link.ref for link in _in(links, Residency.PAGED_OUT)},
+            rest_ran=self._checkpoint.observe(self._rest()).residency is Residency.RESIDENT,
+        )
+
+    def _part_out(self, links: Sequence[Linked], at_least_bytes: int) -> None:
+        """First from those that have most of it in system RAM already."""
+        for link in sorted(links, key=lambda one: one.told.kept_bytes, reverse=True):
+            before_bytes = link.told.paged_out_bytes
+            if at_least_bytes > 0 and link.told.resident_bytes:
+                self._all_do([link], "page-out", part_bytes=at_least_bytes)
+                at_least_bytes -= link.told.paged_out_bytes - before_bytes
+
+    def _out_now(self) -> Moved:
+        links = self._look(self._target)
+        sizes = self._checkpoint.export_footprints(self._target)
+        moved = self._moved(_out_bytes(links) + sum(sizes.values()))
+        return replace(moved, left_bytes=sum(link.told.resident_bytes for link in links))
+
+    def _nobody_counts_on(self, way: WayOut | None) -> None:
+        """Before anything comes back: those that came in beside it give back what they took."""
+        if way is not None:
+            way.fail()
+            way.wait_alone(self._undo_by_ns())
 
     def _hold_all(self, held: list[Linked]) -> list[Linked]:
         """Again and again until a look finds none that runs; ``held`` gets those held here."""
@@ -170,12 +240,14 @@ class Together:
         step: Step,
         done: list[Linked] | None = None,
         deadline_ns: int | None = None,
+        part_bytes: int = 0,
     ) -> int:
         """The bytes that all of them moved. ``done`` gets those that did, whatever the others did.
         One that has ended needs nothing any more, unless it is the root."""
         if not links:
             return 0
-        outcomes = self._links.perform(links, step, deadline_ns or self._deadline_ns)
+        until_ns = deadline_ns or self._deadline_ns
+        outcomes = self._links.perform(links, step, until_ns, part_bytes)
         moved_bytes = 0
         failed: list[Outcome] = []
         for link, outcome in zip(links, outcomes, strict=True):
@@ -220,7 +292,7 @@ class Together:
     def _over(self, stop: Stop) -> bool:
         """Is the session as such at its end? Then what can be brought back is, and all runs on:
         nobody else will ever do that. Best effort, except that lack of room is told."""
-        if not isinstance(stop.outcome, Lost) and stop.outcome.reason is not Reason.GONE:
+        if not _is_over(stop):
             return False
         links = self._look(self._target)
         out = _in(links, Residency.PAGED_OUT)
@@ -236,20 +308,31 @@ class Together:
         if not self._over(stop):
             self._undo(stop, held, "free", "stays held")
 
-    def _undo_page_out(
-        self,
-        stop: Stop,
-        out: list[Linked],
-        held: list[Linked],
-        found_held: list[Linked],
-        rest_ran: bool,
-    ) -> None:
-        self._undo(stop, out, "page-in", "stays in system RAM until it can be paged in")
-        self._undo(stop, [link for link in found_held if link in out], "hold", "runs")
+    def _undo_page_out(self, stop: Stop, found: _Found, held: list[Linked]) -> bool:
+        """False: some of it must stay out, which is a page-out of a part after all. (Not where the
+        driver has another part of the session: then it is told in words.)"""
+        links = self._look(self._target)
+        out = [link for link in _in(links, Residency.PAGED_OUT) if link.ref not in found.out]
+        self._bring_back(stop, out)
+        if _in(out, Residency.PAGED_OUT) and self.in_parts():
+            return False
+        self._undo(stop, [link for link in found.held if link in out], "hold", "runs")
         self._undo(stop, _in(held, Residency.LOCKED), "free", "stays held")
-        if rest_ran:
+        if found.rest_ran:
             outcome = self._checkpoint.resume(self._rest(), self._undo_by_ns())
             stop.add(outcome.detail if not isinstance(outcome, Moved) else "")
+        return True
+
+    def _bring_back(self, stop: Stop, out: list[Linked]) -> None:
+        """Into the room that it has just left: that shows up late, and others may be after it."""
+        if not out:
+            return
+        pids = [link.ref.pid for link in self._look(self._target)]
+        reservation = Reservation(_out_bytes(out), pids, can_fail=True)
+        with self._room.reserved(reservation):
+            with suppress(Stop):  # the libraries find out for themselves, and say it better
+                self._room.wait(reservation, self._undo_by_ns(), lambda: None)
+            self._undo(stop, out, "page-in", "stays in system RAM until it can be paged in")
 
     def _undo_page_in(
         self, stop: Stop, back: list[Linked], rest_back: Collection[ProcessRef] | None
@@ -273,6 +356,33 @@ class Together:
 
     def _moved(self, moved_bytes: int) -> Moved:
         return Moved(moved_bytes, time.monotonic_ns() - self._began_ns)
+
+
+def in_parts(links: Sequence[Linked], processes: Sequence[ProcessMemory]) -> bool:
+    """Do libraries that can move a part have all that a session has? ``processes`` are those that
+    the driver knows, as it sees them."""
+    refs = {link.ref for link in links if link.connected and link.told.partial}
+    return len(refs) == len(links) > 0 and all(
+        memory.ref in refs and memory.residency not in _HELD_BY_DRIVER for memory in processes
+    )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """How a page-out found the session."""
+
+    held: list[Linked]
+    out: set[ProcessRef]
+    rest_ran: bool
+
+
+def _is_over(stop: Stop) -> bool:
+    return isinstance(stop.outcome, Lost) or stop.outcome.reason is Reason.GONE
+
+
+def _something_in(link: Linked) -> bool:
+    out = link.told.residency is Residency.PAGED_OUT
+    return not out or (link.connected and link.told.resident_bytes > 0)
 
 
 def _unsure(links: Sequence[Linked]) -> list[Linked]:

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
-from kiwi_core.pager.api import Lost, Moved, Observation, Outcome, Pager, Refused, Target
+from kiwi_core.pager.api import Lost, Moved, Observation, Outcome, Refused, Target
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import NS_PER_S
 
@@ -39,9 +39,10 @@ class Session(Protocol):
 
 
 class World(Protocol):
-    pager: Pager
+    pager: Any
+    """A ``Pager``; a ``PartialPager`` where the backend is one."""
     unit_bytes: int
-    """A size that fits the GPU many times over."""
+    """A size that fits the GPU many times over, and more than what can be moved at once."""
     memory_bytes: int
     """Free in the GPU when nobody uses it."""
     overhead_bytes: int
@@ -65,6 +66,12 @@ class World(Protocol):
         ...
 
     def free_bytes(self) -> int: ...
+
+    def swap(
+        self, out: Session, into: Session, deadline_ns: int, part_bytes: int = 0
+    ) -> tuple[Outcome, Outcome]:
+        """The one's page-out and the other's page-in beside it (partial pagers only)."""
+        ...
 
 
 def soon_ns(seconds: float = 60.0) -> int:
@@ -299,3 +306,116 @@ class PagerContract:
         assert world.pager.export_footprints() == one_only
         one.kill()
         assert world.pager.export_footprints() == {}
+
+
+class PartsContract(PagerContract):
+    """Of a backend that can move a part of what a session has."""
+
+    def assert_partly_out(self, world: World, session: Session, left_bytes: int) -> None:
+        seen = self.look(world, session)
+        assert (seen.residency, seen.partial) == (Residency.PAGED_OUT, True)
+        assert left_bytes <= seen.resident_bytes <= left_bytes + world.overhead_bytes
+        assert seen.paged_out_bytes > 0
+
+    def test_it_says_so(self, world: World) -> None:
+        session = world.start(world.unit_bytes)
+        assert world.pager.capabilities.partial
+        assert self.look(world, session).partial
+
+    def test_a_part_goes_out_and_all_comes_back(self, world: World) -> None:
+        session = world.start(4 * world.unit_bytes)
+        before, free_before = session.digest(), world.free_bytes()
+        out = moved(world.pager.page_out(session.target, soon_ns(), 2 * world.unit_bytes))
+        assert 2 * world.unit_bytes <= out.bytes_moved <= 3 * world.unit_bytes
+        assert out.bytes_moved + out.left_bytes == 4 * world.unit_bytes
+        assert world.free_bytes() >= free_before + out.bytes_moved - world.residue_bytes
+        self.assert_partly_out(world, session, out.left_bytes)
+        self.assert_held(session)
+        back = moved(world.pager.page_in(session.target, soon_ns()))
+        assert (back.bytes_moved, back.left_bytes) == (out.bytes_moved, 0)
+        assert session.touched(60.0)
+        session.finish_touch()
+        assert session.digest() == before
+
+    def test_part_after_part_until_nothing_is_left(self, world: World) -> None:
+        session = world.start(4 * world.unit_bytes)
+        before = session.digest()
+        out_bytes = 0
+        for _ in range(4):
+            out = moved(world.pager.page_out(session.target, soon_ns(), world.unit_bytes))
+            assert out.bytes_moved >= out_bytes + world.unit_bytes
+            assert out.left_bytes == 4 * world.unit_bytes - out.bytes_moved
+            out_bytes = out.bytes_moved
+        assert out.left_bytes == 0
+        assert moved(world.pager.page_in(session.target, soon_ns())).bytes_moved == out_bytes
+        assert session.digest() == before
+
+    def test_the_rest_goes_out_when_all_is_wanted(self, world: World) -> None:
+        session = world.start(4 * world.unit_bytes)
+        before = session.digest()
+        moved(world.pager.page_out(session.target, soon_ns(), world.unit_bytes))
+        out = moved(world.pager.page_out(session.target, soon_ns()))
+        assert (out.bytes_moved, out.left_bytes) == (4 * world.unit_bytes, 0)
+        moved(world.pager.page_in(session.target, soon_ns()))
+        assert session.digest() == before
+
+    def test_a_refused_part_leaves_it_running(self, world: World) -> None:
+        session = world.start(2 * world.unit_bytes)
+        before = session.digest()
+        world.refuse_page_out(session)
+        outcome = world.pager.page_out(session.target, soon_ns(2.0), world.unit_bytes)
+        refused(outcome, Reason.LOCK_TIMEOUT)
+        assert self.look(world, session).residency is Residency.RESIDENT
+        assert session.digest() == before
+
+    def test_one_comes_in_beside_the_others_way_out(self, world: World) -> None:
+        size = world.memory_bytes * 6 // 10 // world.unit_bytes * world.unit_bytes
+        first = world.start(size)
+        digests = [first.digest()]
+        moved(world.pager.page_out(first.target, soon_ns()))
+        second = world.start(size)
+        digests.append(second.digest())
+        for out, into, digest in ((second, first, digests[0]), (first, second, digests[1])):
+            left, came = world.swap(out, into, soon_ns())
+            assert (moved(left).bytes_moved, moved(left).left_bytes) == (size, 0)
+            assert moved(came).bytes_moved == size
+            assert into.digest() == digest
+            assert self.look(world, out).residency is Residency.PAGED_OUT
+        moved(world.pager.page_out(second.target, soon_ns()))
+        moved(world.pager.page_in(first.target, soon_ns()))
+        assert first.digest() == digests[0]
+
+    def test_a_part_of_the_other_may_be_room_enough(self, world: World) -> None:
+        out = world.start(world.memory_bytes * 6 // 10 // world.unit_bytes * world.unit_bytes)
+        contents = [out.digest()]
+        moved(world.pager.page_out(out.target, soon_ns()))
+        into = world.start(world.memory_bytes * 6 // 10 // world.unit_bytes * world.unit_bytes)
+        contents.append(into.digest())
+        moved(world.pager.page_out(into.target, soon_ns()))
+        moved(world.pager.page_in(out.target, soon_ns()))
+        part_bytes = world.memory_bytes * 3 // 10
+        left, came = world.swap(out, into, soon_ns(), part_bytes)
+        assert moved(left).left_bytes > 0
+        moved(came)
+        assert into.digest() == contents[1]
+        moved(world.pager.page_out(into.target, soon_ns()))
+        moved(world.pager.page_in(out.target, soon_ns()))
+        assert out.digest() == contents[0]
+
+    def test_where_the_way_out_is_refused_nothing_has_changed(self, world: World) -> None:
+        size = world.memory_bytes * 6 // 10 // world.unit_bytes * world.unit_bytes
+        into = world.start(size)
+        contents = [into.digest()]
+        moved(world.pager.page_out(into.target, soon_ns()))
+        out = world.start(size)
+        contents.append(out.digest())
+        free_before = world.free_bytes()
+        world.refuse_page_out(out)
+        left, came = world.swap(out, into, soon_ns(2.0))
+        refused(left, Reason.LOCK_TIMEOUT)
+        refused(came, Reason.NO_ROOM)
+        assert abs(world.free_bytes() - free_before) <= world.residue_bytes
+        assert self.look(world, into).residency is Residency.PAGED_OUT
+        assert out.digest() == contents[1]
+        moved(world.swap(out, into, soon_ns())[1])
+        assert into.digest() == contents[0]

@@ -89,6 +89,7 @@ class Library:
         self.welcomes: list[dict[str, Any]] = []
         self.errors: list[str] = []
         self.reconnects = True
+        self.partial = True
         self._said = threading.Lock()
         self._changed = threading.Condition()
         self._held = self._out = self._armed = False
@@ -115,6 +116,11 @@ class Library:
             else:
                 break
         self.tell()
+
+    def take_pieces(self, size: int, seed: int) -> None:
+        """As what can be moved piece by piece."""
+        for number, at in enumerate(range(0, size, GRANULE)):
+            self.take(min(GRANULE, size - at), seed * 100 + number)
 
     def digest(self) -> str:
         with self:
@@ -163,8 +169,8 @@ class Library:
         state = "out" if self._out else "held" if self._held else "resident"
         self.say({
             "type": "pager-state", "state": state,
-            "resident_bytes": 0 if self._out else owned,
-            "paged_out_bytes": owned if self._out else 0,
+            "resident_bytes": owned - self._out_bytes(),
+            "paged_out_bytes": self._out_bytes(), "partial": self.partial,
             "unowned_bytes": sum(self.unowned.values()), "unowned": self.unowned,
         })  # fmt: skip
 
@@ -263,29 +269,44 @@ class Library:
         must_close = action in ("hold", "page-out") and not self._held
         if must_close and not self._close(order["within_s"]):
             return {"outcome": "refused", "reason": "lock-timeout", "detail": "a call goes on"}
-        moved = sum(memory.size for memory in self.memories)
-        if action == "page-out" and not self._out:
-            for memory in self.memories:
-                memory.away()
-            self._out = True
-        elif action == "page-in":
-            was_out = self._out
-            if self._out and not self._all_back():
+        part = order.get("bytes", 0) if self.partial else 0
+        if action == "page-out":
+            self._go_out(part or 1 << 60)
+            return {"bytes": self._out_bytes()}
+        if action == "page-in":
+            moved = self._come_in(part or 1 << 60) if self._out else 0
+            if moved is None:
                 return {"outcome": "refused", "reason": "no-room", "detail": "no memory"}
+            if not part:
+                self._out = False
+                self._open()
+            return {"bytes": moved}
+        if action == "free":
             self._open()
-            moved = moved if was_out else 0
-        elif action == "free":
-            self._open()
-        return {"bytes": moved if action in ("page-out", "page-in") else 0}
+        return {"bytes": 0}
 
-    def _all_back(self) -> bool:
-        for at, memory in enumerate(self.memories):
+    def _out_bytes(self) -> int:
+        return sum(memory.size for memory in self.memories if memory.handle is None)
+
+    def _go_out(self, least: int) -> None:
+        enough = self._out_bytes() + least
+        self._out = True
+        for memory in self.memories:
+            if memory.handle is not None and self._out_bytes() < enough:
+                memory.away()
+
+    def _come_in(self, most: int) -> int | None:
+        came: list[Memory] = []
+        for memory in self.memories:
+            size = sum(one.size for one in came) + memory.size
+            if memory.handle is not None or size > most:
+                continue
             if not memory.back():
-                for done in self.memories[:at]:
-                    done.away()
-                return False
-        self._out = False
-        return True
+                for one in came:
+                    one.away()
+                return None
+            came.append(memory)
+        return sum(one.size for one in came)
 
     def _close(self, within_s: float) -> bool:
         with self._changed:

@@ -20,7 +20,7 @@ from linked_library import Library
 init()
 library = Library({path!r}, unowned={unowned!r})
 if {size}:
-    library.take({size}, {seed})
+    library.take_pieces({size}, {seed})
 """
 
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cuda_processes import Worker
 
@@ -22,6 +22,11 @@ from kiwi_core.pager.api import (
     Target,
 )
 from kiwi_core.states import Reason, Residency
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kiwi_core.pager.way_out import WayOut
 
 _SETUP = """
 import dataclasses
@@ -51,6 +56,7 @@ def plain(value):
 
 _LINKED = """
 from link_server import LinkServer
+from overlapping import swap
 from kiwi_core.pager.inprocess import InProcessPager
 
 server = LinkServer({path!r}, {gpu_bytes})
@@ -86,11 +92,29 @@ class PagerProcess:
     def resume(self, target: Target, deadline_ns: int) -> Outcome:
         return self._call("resume", target, deadline_ns)
 
-    def page_out(self, target: Target, deadline_ns: int) -> Outcome:
-        return self._call("page_out", target, deadline_ns)
+    def page_out(
+        self,
+        target: Target,
+        deadline_ns: int,
+        at_least_bytes: int = 0,
+        way: WayOut | None = None,
+    ) -> Outcome:
+        assert way is None, "see swap"
+        part = (at_least_bytes,) if at_least_bytes else ()
+        return self._call("page_out", target, deadline_ns, *part)
 
-    def page_in(self, target: Target, deadline_ns: int) -> Outcome:
+    def page_in(self, target: Target, deadline_ns: int, beside: Sequence[WayOut] = ()) -> Outcome:
+        assert not beside, "see swap"
         return self._call("page_in", target, deadline_ns)
+
+    def begin_swap(self, out: Target, into: Target, deadline_ns: int, part_bytes: int) -> None:
+        """The one's page-out, and beside it the other's page-in; ``finish_swap`` gets both."""
+        both = f"{_expression(out)}, {_expression(into)}, {deadline_ns}, {part_bytes}"
+        self.worker.send(f"[plain(one) for one in swap(pager, {both})]")
+
+    def finish_swap(self) -> tuple[Outcome, Outcome]:
+        out, into = self.worker.answer()
+        return _outcome(*out), _outcome(*into)
 
     def observe(self, target: Target) -> Observation:
         _, fields = self.worker.get(f"plain(pager.observe({_expression(target)}))")
@@ -98,9 +122,10 @@ class PagerProcess:
         residency = Residency(fields.pop("residency"))
         return Observation(**fields, residency=residency, processes=processes)
 
-    def begin(self, call: str, target: Target, deadline_ns: int) -> None:
+    def begin(self, call: str, target: Target, deadline_ns: int, *more: int) -> None:
         """Without waiting for the outcome: ``finish`` does."""
-        self.worker.send(f"plain(pager.{call}({_expression(target)}, {deadline_ns}))")
+        arguments = ", ".join([_expression(target), *map(str, (deadline_ns, *more))])
+        self.worker.send(f"plain(pager.{call}({arguments}))")
 
     def finish(self) -> Outcome:
         return _outcome(*self.worker.answer())
@@ -127,8 +152,8 @@ class PagerProcess:
     def close(self) -> None:
         self.worker.close()
 
-    def _call(self, call: str, target: Target, deadline_ns: int) -> Outcome:
-        self.begin(call, target, deadline_ns)
+    def _call(self, call: str, target: Target, deadline_ns: int, *more: int) -> Outcome:
+        self.begin(call, target, deadline_ns, *more)
         return self.finish()
 
 
