@@ -22,6 +22,7 @@ from kiwi_core.wire.pager import (
     Gate,
     PagerDo,
     PagerDone,
+    PagerLimits,
     PagerSpeeds,
     PagerState,
     Room,
@@ -350,5 +351,6 @@ DaemonMessage = (
     | UsageReport
     | Gate
     | PagerDo
+    | PagerLimits
     | Room
 )

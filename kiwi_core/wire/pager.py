@@ -19,6 +19,8 @@ Kind = Annotated[str, Meta(max_length=64)]
 Detail = Annotated[str, Meta(max_length=1024)]
 """Words for people; cut to what fits on a screen on arrival."""
 
+Limit = Annotated[int, Meta(ge=-1, lt=INTEGER_LIMIT)]
+
 ShortSeconds = Annotated[float, Meta(ge=0, lt=INTEGER_LIMIT)]
 
 
@@ -58,7 +60,8 @@ class PagerOutcome(str, Enum):
 class PagerState(Message, frozen=True, kw_only=True, tag="pager-state"):
     """How things are in this process: right after ``welcome``, at each change of ``state``, and now
     and then when bytes changed. ``unowned`` is what the library cannot move, by kind; ``partial``:
-    it heeds ``bytes`` of ``pager-do``. No answer."""
+    it heeds ``bytes`` of ``pager-do``; ``arena_bytes``: all the system RAM that it holds, with what
+    is out, what is kept, and what is held beforehand. No answer."""
 
     state: LinkState
     resident_bytes: Count = 0
@@ -67,6 +70,7 @@ class PagerState(Message, frozen=True, kw_only=True, tag="pager-state"):
     unowned_bytes: Count = 0
     unowned: Annotated[dict[Kind, Count], Meta(max_length=KINDS_MAX)] = field(default_factory=dict)
     partial: bool = False
+    arena_bytes: Count = 0
 
 
 class PagerDone(Message, frozen=True, kw_only=True, tag="pager-done"):
@@ -123,6 +127,16 @@ class PagerDo(Message, frozen=True, kw_only=True, tag="pager-do"):
     action: PagerAction
     within_s: ShortSeconds
     bytes: Count = 0
+
+
+class PagerLimits(Message, frozen=True, kw_only=True, tag="pager-limits"):
+    """What the library may take beside what it needs. ``arena_bytes``: system RAM that it may hold
+    without need; ``keep_bytes``: copies of what is in the GPU; what is above is given back soon.
+    -1: the library's own rule. ``clean``: it may copy what idles ahead of time. No answer."""
+
+    arena_bytes: Limit
+    keep_bytes: Limit
+    clean: bool
 
 
 class Room(Message, frozen=True, kw_only=True, tag="room"):

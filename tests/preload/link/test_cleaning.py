@@ -1,5 +1,5 @@
-"""What the daemon allows beside what is needed: memory beforehand, copies kept, and cleaning: what is
-idle without a lease is copied beforehand, and stays in the GPU."""
+"""What the daemon allows beside what is needed: memory beforehand, copies kept, and cleaning: what
+is idle without a lease is copied beforehand, and stays in the GPU."""
 
 from __future__ import annotations
 
