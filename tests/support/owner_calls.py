@@ -66,9 +66,7 @@ def check() -> None:
 def page(function: Any, within_ns: int, size: int) -> str:
     """ "moved", or the reason and words of a refusal."""
     words = ctypes.create_string_buffer(400)
-    what = function(
-        ctypes.c_int64(within_ns), words, ctypes.c_size_t(400), ctypes.c_uint64(size)
-    )
+    what = function(ctypes.c_int64(within_ns), words, ctypes.c_size_t(400), ctypes.c_uint64(size))
     return "moved" if what == 0 else ("", "refused ", "lost ")[what] + words.value.decode()
 
 
@@ -109,7 +107,8 @@ def passed() -> int:
 
 def unused(*ranges: tuple[int, int], since: int | None = None) -> bool:
     """Says that nobody will read these (address, size); whether the library takes it."""
-    addresses, sizes = ((ctypes.c_uint64 * len(ranges))(*column) for column in zip(*ranges, strict=True))
+    columns = zip(*ranges, strict=True)
+    addresses, sizes = ((ctypes.c_uint64 * len(ranges))(*column) for column in columns)
     token = ctypes.c_uint64(passed() if since is None else since)
     count = ctypes.c_size_t(len(ranges))
     return bool(library.kiwi_preload_free_ranges(token, count, addresses, sizes))

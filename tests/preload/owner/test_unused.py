@@ -1,4 +1,4 @@
-"""What a program says it holds and does not use is neither copied nor hashed; nothing else changes."""
+"""What a program says it holds and does not use is neither copied nor hashed; all else is right."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIB = 1 << 20
 LEAF = 2 * MIB
 HELD = "a = make(24 * MIB, 1); small = make(100, 2)"
 FREE = "(a.address + MIB, 9 * MIB)"
-"""Four whole leaves, those at 2, 4, 6 and 8 MiB: the rest of one chunk and the first of the next."""
+"""Four whole leaves, at 2, 4, 6 and 8 MiB: the rest of one chunk and the first of the next."""
 USED = ((0, 2), (10, 14))
 """The rest of ``a``: offset and size in MiB."""
 
