@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core.states import MovedBy
 from kiwi_core.units import format_bytes, format_duration_s, format_wait_s, ordinal
 
 if TYPE_CHECKING:
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
     from kiwi_core.wire.messages import GpuStatus, QueueEntry, SessionStatus, SwapStatus, Told
 
 SWAPS_SHOWN: Final = 4
+_MOVED_BY: Final = {
+    MovedBy.CHECKPOINT: "",  # as usual
+    MovedBy.INPROCESS: ", moved by Kiwi's own pager",
+    MovedBy.BOTH: ", moved by Kiwi's own pager and the driver",
+}
 Rows = list[tuple[str, str]]
 
 
@@ -76,7 +82,7 @@ class StatusView:
         if own is None:
             return [("This notebook", "has not used the GPU under Kiwi yet")]
         place = next((q for q in status.queue if q.session == own.id), None)
-        rows = [("This notebook", f"{own.state.value}, {_memory(own)}")]
+        rows = [("This notebook", f"{own.state.value}, {_memory(own)}{_MOVED_BY[own.pager]}")]
         if place is not None:
             rows.append(("Wait", f"{ordinal(place.position)} in line{_expected(place)}"))
         rows.append(("So far", _history(own)))

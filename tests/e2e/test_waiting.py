@@ -108,6 +108,8 @@ def test_what_kiwi_says_in_each_state(
     out = f"({size_mib}|{size_mib - CONTEXT_MIB})" if daemon.pager.leaves_context else f"{size_mib}"
     left = f"(0 B|{CONTEXT_MIB} MiB)" if daemon.pager.leaves_context else "0 B"
     assert own["This notebook"].startswith(f"idle, {size_mib} MiB in the GPU"), own
+    own_pager = "moved by Kiwi's own pager" in own["This notebook"]
+    assert own_pager == daemon.pager.leaves_context, own
     assert own["GPU"].startswith("EMULATED GPU, no real one"), own
     assert own["Has the GPU"] == "nobody"
     assert re.search(rf"\b{out} MiB out in", own["Swap"]), own
