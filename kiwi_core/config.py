@@ -68,7 +68,8 @@ class Config:
     """How often the daemon reads memory and utilisation while somebody runs."""
 
     lingering_idle_ns: int = 3 * NS_PER_S
-    """Threads left over by a cell count as finished when the GPU saw nothing of them this long."""
+    """Threads left over by a cell, and bursts that a program's library began, count as finished
+    when the GPU saw nothing of them this long."""
 
     lock_timeout_ns: int = 10 * NS_PER_S
     """For a process to come to rest at a driver call; past it the page-out is refused."""

@@ -114,6 +114,13 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         "counts as hanging: it is shown, and its notebook is avoided (default: 30)",
     )
     parser.add_argument(
+        "--idle-after",
+        metavar="SECONDS",
+        type=_seconds,
+        help="a program with Kiwi's library in it, and threads that a cell left behind, count as "
+        "idle when nothing of them was seen on the GPU for so long (default: 3)",
+    )
+    parser.add_argument(
         "--swap-floor",
         metavar="FACTOR",
         type=_factor,
@@ -187,6 +194,7 @@ def run(args: argparse.Namespace) -> int:
             host_budget_bytes=args.host_budget,
             lock_timeout_s=args.lock_timeout,
             stuck_after_s=args.stuck_after,
+            idle_after_s=args.idle_after,
             swap_floor=args.swap_floor,
             bring_back=args.bring_back,
             metrics=args.metrics,

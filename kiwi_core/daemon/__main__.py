@@ -55,6 +55,8 @@ def _config(options: ChildOptions) -> Config:
         config = replace(config, lock_timeout_ns=options.lock_timeout_ns)
     if options.stuck_after_ns is not None:
         config = replace(config, operation_deadline_min_ns=options.stuck_after_ns)
+    if options.idle_after_ns is not None:
+        config = replace(config, lingering_idle_ns=options.idle_after_ns)
     if options.swap_floor_factor is not None:
         config = replace(config, swap_floor_factor=options.swap_floor_factor)
     if options.training_share is not None:

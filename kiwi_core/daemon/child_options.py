@@ -33,6 +33,7 @@ class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):
     host_budget_bytes: int | None = None
     lock_timeout_ns: int | None = None
     stuck_after_ns: int | None = None
+    idle_after_ns: int | None = None
     swap_floor_factor: float | None = None
     bring_back: bool = True
     overlap: Overlap = Overlap.AUTO

@@ -35,6 +35,7 @@ class DaemonOptions:
     host_budget_bytes: int | None = None
     lock_timeout_s: float | None = None
     stuck_after_s: float | None = None
+    idle_after_s: float | None = None
     swap_floor: float | None = None
     bring_back: bool = True
     metrics: tuple[str, int] | None = None

@@ -80,6 +80,7 @@ def _child_options(
         host_budget_bytes=options.host_budget_bytes,
         lock_timeout_ns=_ns(options.lock_timeout_s),
         stuck_after_ns=_ns(options.stuck_after_s),
+        idle_after_ns=_ns(options.idle_after_s),
         swap_floor_factor=options.swap_floor,
         bring_back=options.bring_back,
         emulation=emulation,

@@ -34,6 +34,7 @@ def test_everything_typed_arrives(kiwi, asked):
     arguments = ["--gpu", "0", "--gpu", "GPU-1", "--tq", "2.5", "--anti-thrash", "always"]
     arguments += ["--emulate", "2×512MiB", "--emulate-copy-rate", "1GiB", "--host-budget", "8GiB"]
     arguments += ["--lock-timeout", "60", "--stuck-after", "2.5", "--swap-floor", "1.5"]
+    arguments += ["--idle-after", "0.5"]
     arguments += ["--policy", "Interactive", "--priority", "ann=high", "--priority", "bob=training"]
     arguments += ["--training-share", "0.3"]
     arguments += ["--socket-dir", "/s", "--state-dir", "/t", "--admin-group", "g", "--log-json"]
@@ -54,6 +55,7 @@ def test_everything_typed_arrives(kiwi, asked):
             host_budget_bytes=8 * GIB,
             lock_timeout_s=60.0,
             stuck_after_s=2.5,
+            idle_after_s=0.5,
             swap_floor=1.5,
             log_json=True,
         )

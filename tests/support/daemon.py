@@ -129,7 +129,7 @@ class Daemon:
         for process in (self.process, *family):
             process.kill()
         self.process.wait()
-        psutil.wait_procs(family, timeout=PATIENCE_S)
+        wait_until(lambda: all(map(_ended, family)), "its daemons end")
 
     def stop(self) -> None:
         """Ends everything, whatever the test left behind."""
@@ -219,6 +219,14 @@ class Daemon:
             return all(self.status(index) for index in range(wanted))
         except Exception:  # noqa: BLE001  (not yet)
             return False
+
+
+def _ended(process: psutil.Process) -> bool:
+    """Also where whoever inherited it has not asked how: that may take the machine seconds."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @contextmanager
