@@ -124,7 +124,7 @@ class Library:
 
     def digest(self) -> str:
         with self:
-            return " ".join(memory.digest() for memory in self.memories)
+            return "|".join(memory.digest() for memory in self.memories)
 
     def __enter__(self) -> None:
         """A gated call."""
