@@ -76,6 +76,12 @@ def free_bytes() -> int:
     return int(free)
 
 
+def total_bytes() -> int:
+    """Likewise."""
+    _free, total = call("reading the size of the GPU", cuda().cuMemGetInfo)
+    return int(total)
+
+
 def allocate(size_bytes: int) -> int:
     return int(call(f"allocating {size_bytes} bytes", cuda().cuMemAlloc, size_bytes))
 
