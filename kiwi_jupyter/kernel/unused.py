@@ -31,16 +31,18 @@ _log = logging.getLogger("kiwi.kernel")
 class UnusedMemory:
     """Called by ``Burst`` under its lock; raises nothing, not even for Ctrl-C: the cell is over.
 
-    ``library`` is tried when it is first needed; ``clock`` counts seconds.
+    ``library`` is tried when it is first needed. ``clock`` counts seconds, and ``busy`` those of
+    this thread: what a look costs does not depend on who else keeps the machine busy.
     """
 
     def __init__(
         self,
         library: Callable[[], Any] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.monotonic,
+        busy: Callable[[], float] = time.thread_time,
     ) -> None:
         self._load = library or preloaded
-        self._clock = clock
+        self._clock, self._busy = clock, busy
         self._library: Any = None
         self._not_before_s = 0.0
         self._given_up = False
@@ -58,8 +60,7 @@ class UnusedMemory:
 
     def _tell(self) -> None:
         torch = sys.modules.get("torch")
-        began_s = self._clock()
-        if torch is None or began_s < self._not_before_s or not _may_look(torch):
+        if torch is None or self._clock() < self._not_before_s or not _may_look(torch):
             return
         if self._library is None:
             self._library = self._load()
@@ -69,12 +70,12 @@ class UnusedMemory:
         passed = self._library.kiwi_preload_passed()  # before looking: what passes later ends it
         if passed == 0:
             return
+        began_s = self._busy()
         addresses, sizes = unused_ranges(torch.cuda.memory_snapshot())
         self._library.kiwi_preload_free_ranges(
             passed, len(sizes), addresses.buffer_info()[0], sizes.buffer_info()[0]
         )
-        ended_s = self._clock()
-        self._not_before_s = ended_s + REST * (ended_s - began_s)
+        self._not_before_s = self._clock() + REST * (self._busy() - began_s)
 
 
 def preloaded() -> Any:

@@ -72,7 +72,7 @@ def library() -> Library:
 
 @pytest.fixture
 def unused(torch: Torch, library: Library) -> UnusedMemory:
-    return UnusedMemory(lambda: library, lambda: torch.now_s)
+    return UnusedMemory(lambda: library, lambda: torch.now_s, lambda: torch.now_s)
 
 
 def test_free_blocks_are_told(unused: UnusedMemory, library: Library) -> None:

@@ -275,6 +275,9 @@ def test_a_child_has_nothing_to_say(p):
     assert moved_by(p, "swap()")["unused"] == 4 * LEAF
 
 
-def test_where_nothing_is_owned_there_is_nothing_to_say(program):
-    p = program(KIWI_PRELOAD_OWN="0")
+@pytest.mark.parametrize("switch", [{"KIWI_PRELOAD_OWN": "0"}, {"KIWI_DISABLE": "1"}])
+def test_where_nothing_is_owned_there_is_nothing_to_say(program, switch):
+    p = program(**switch)
+    p.do("a = make(4 * MIB, 1)")
     assert p.get("passed()") == 0
+    assert not p.get("unused((a.address, a.size), since=1)")

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from preload_world import World
 
 STANDIN = Path(__file__).parents[2] / "support" / "standin_torch"
 MIB = 1 << 20
+
+
+@pytest.fixture
+def world(tmp_path: Path, library: Path) -> Iterator[World]:
+    world = World(tmp_path, library, "1x256MiB")
+    yield world
+    world.close()
 
 
 @pytest.fixture
