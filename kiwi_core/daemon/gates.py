@@ -168,7 +168,7 @@ class Gates:
         session takes over stays in, and is in need of room as before: see ``moved_over``."""
         member = self._members.get(session)
         for link in self._links.of(session):
-            if self._links.nearest(link.ref, link.uid, but=member) is None:
+            if self._links.nearest(link, but=member) is None:
                 self.deny(link)
 
     def deny(self, link: Link) -> None:

@@ -24,6 +24,7 @@ from kiwi_core.daemon.history_report import HistoryReporter
 from kiwi_core.daemon.journal import Journal
 from kiwi_core.daemon.leaving import everybody_back
 from kiwi_core.daemon.ledger import Ledger
+from kiwi_core.daemon.limits import Limits
 from kiwi_core.daemon.link_desk import LinkDesk
 from kiwi_core.daemon.links import Links
 from kiwi_core.daemon.members import Member, Members
@@ -39,6 +40,7 @@ from kiwi_core.daemon.report import Libraries, Reporter
 from kiwi_core.daemon.roster import Roster, RosterFile, boot_id
 from kiwi_core.daemon.session_desk import SessionDesk
 from kiwi_core.daemon.settings_desk import SettingsDesk
+from kiwi_core.daemon.threads import in_thread
 from kiwi_core.daemon.usage_report import UsageReporter
 from kiwi_core.daemon.wishes import Wishes
 from kiwi_core.pager.api import ProcessRef
@@ -47,12 +49,13 @@ from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.states import SessionState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from kiwi_core.daemon.child_options import ChildOptions
     from kiwi_core.daemon.link import Link
     from kiwi_core.daemon.machine import Machine
     from kiwi_core.pager.api import Target
+    from kiwi_core.sched.actions import Action
     from kiwi_core.sched.events import Event, SessionJoined
     from kiwi_core.units import SessionId
 
@@ -141,7 +144,7 @@ class GpuDaemon:
         self._journal = journal
         self._members = Members(self._died)
         self._links = Links(self._members, machine.gpu.total_bytes, self._link_died)
-        self._pager = machine.pager(self._roster.before_a_move, self._members.refs, self._links)
+        self._pager = machine.pager(self._before_a_move, self._members.refs, self._links)
         self._core = Core(
             scheduler,
             self._members,
@@ -169,7 +172,8 @@ class GpuDaemon:
         )
         reporter = Reporter(
             scheduler, self._members, rights, machine,
-            libraries=self._libraries, errors=self._errors, emulated=options.emulation is not None,
+            libraries=self._libraries, held=self._limits.held, errors=self._errors,
+            emulated=options.emulation is not None,
         )  # fmt: skip
         self._members.remembered = scheduler.remembered
         self._desk = Desk(
@@ -181,7 +185,7 @@ class GpuDaemon:
         self._desk.reporter = reporter
         self._desk.history = HistoryReporter(scheduler, self._members, rights)
         self._desk.metrics = MetricsReporter(
-            machine.gpu, self._core, self._desk, self._observer, journal,
+            machine.gpu, self._core, self._desk, self._observer, journal, self._limits,
             emulated=options.emulation is not None,
         )  # fmt: skip
         ledger = Ledger(Path(options.state) / f"{options.gpu_uuid}.usage")
@@ -194,11 +198,21 @@ class GpuDaemon:
         gates = Gates(
             self._core, self._links, self._members, lambda member: self._sessions.request(member, 0)
         )
-        self._core.after, self._core.answer_room = gates.after, gates.answer_room
+        self._limits = self._links.ram = Limits(
+            self._core, self._links, budget_bytes=self._host_budget_bytes,
+            others_bytes=self._others_bytes, left_bytes=self._host_left_bytes,
+        )  # fmt: skip
+
+        def after(event: Event, actions: Sequence[Action]) -> None:
+            gates.after(event, actions)
+            self._limits.changed()
+
+        self._core.after, self._core.answer_room = after, gates.answer_room
         self._link_desk = self._sessions.links = LinkDesk(
             self._core, self._links, gates, self._members,
             admit=self._sessions.admit_linked, silent=self._sessions.expect_back,
             dismiss=self._sessions.dismiss, speeds_told=self._overlap.measured,
+            state_told=self._limits.changed,
         )  # fmt: skip
 
     def _libraries(self, session: SessionId) -> Libraries:
@@ -252,8 +266,33 @@ class GpuDaemon:
             footprints=[(ref.pid, ref.start_ticks, size) for ref, size in footprints.items()],
         )
 
+    # --- the machine's RAM (from any thread) ----------------------------------------------------
+
+    def _out_bytes(self) -> int:
+        return sum(self._pager.export_footprints().values())
+
+    def _others_bytes(self) -> int:
+        """Out, and no library's."""
+        ours = sum(link.told.paged_out_bytes for link in self._links.everybody())
+        return max(0, self._out_bytes() - ours)
+
     def _host_budget_bytes(self) -> int:
-        return self._machine.host_budget_bytes(sum(self._pager.export_footprints().values()))
+        reclaimable_bytes = self._limits.held().reclaimable_bytes
+        return self._machine.host_budget_bytes(self._out_bytes(), reclaimable_bytes)
+
+    def _host_left_bytes(self) -> int:
+        reclaimable_bytes = self._limits.held().reclaimable_bytes
+        return self._machine.host_left_bytes(self._out_bytes(), reclaimable_bytes)
+
+    def _before_a_move(self, target: Target, footprints: Mapping[ProcessRef, int]) -> None:
+        """From an operation's thread, before the driver moves anything: there must be RAM for it,
+        and the sizes must be on disk."""
+        deadline_ns = time.monotonic_ns() + self._config.lock_timeout_ns
+        claim = self._limits.make_room(target.session, sum(footprints.values()), deadline_ns)
+        self._limits.done(claim)
+        self._roster.before_a_move(target, footprints)
+
+    # --- who there is ---------------------------------------------------------------------------
 
     def _everybody(self) -> list[Target]:
         """All who may have memory in the GPU."""

@@ -67,7 +67,7 @@ class Link:
     """``session`` is the one that it belongs to; ``None``: none, and ``off``: the one that it
     belonged to has left Kiwi. ``gate_open`` is what it was told last on this connection.
     ``wants_lease``: a call of it waits at the gate. ``image`` is the program that it ran when it
-    connected last (``processes.image_of``)."""
+    connected last (``processes.image_of``); ``above`` are it and its ancestors."""
 
     ref: ProcessRef
     uid: int
@@ -83,6 +83,7 @@ class Link:
     wants_lease: bool = False
     call: Call | None = None
     pidfd: int = -1
+    above: tuple[ProcessRef, ...] = ()
     next_op: Callable[[], int] = field(default=lambda: 0, repr=False)
 
     @property
@@ -109,6 +110,7 @@ class Link:
 
     def died(self) -> None:
         self.connection = None
+        self.gate_open, self.wants_lease = None, False
         self.told = Told()
         if self.call is not None:
             self._settle(self.call, Refused(Reason.GONE, f"Process {self.ref.pid} has ended."))

@@ -32,7 +32,8 @@ LinkMessage = PagerState | PagerDone | PagerSpeeds | WantLease | WantRoom
 
 class LinkDesk:
     """``admit`` makes a process a session, ``dismiss`` ends one whose process lives on; ``silent``
-    is told of one from which there is no word any more, ``speeds_told`` of what was measured."""
+    is told of one from which there is no word any more, ``speeds_told`` of what was measured,
+    ``state_told`` when any library has said how things are."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class LinkDesk:
         silent: Callable[[Member], None],
         dismiss: Callable[[Member], None],
         speeds_told: Callable[[PagerSpeeds], None],
+        state_told: Callable[[], None],
     ) -> None:
         self._core = core
         self._links = links
@@ -54,6 +56,7 @@ class LinkDesk:
         self._silent = silent
         self._dismiss = dismiss
         self._speeds_told = speeds_told
+        self._state_told = state_told
         self._link_of: dict[Connection, Link] = {}
         self.answers_dropped = 0
         """To what nobody waits for any more."""
@@ -95,6 +98,7 @@ class LinkDesk:
             return  # replaced, and its last words were on their way
         if isinstance(message, PagerState):
             before = self._links.told(link, message)
+            self._state_told()
             if before.residency is not link.told.residency:
                 self._believe(link)
         elif isinstance(message, PagerDone):
@@ -137,7 +141,7 @@ class LinkDesk:
             own = self._members.get(link.session) if link.session else None
             if own is member or (own is not None and not own.by_link):
                 continue
-            if self._links.nearest(link.ref, link.uid, but=own) is not member:
+            if self._links.nearest(link, but=own) is not member:
                 continue
             if own is not None:
                 self._dismiss(own)  # with its memory where it belongs; then see ``left``
@@ -151,7 +155,7 @@ class LinkDesk:
         """A session is over. Its linked processes that live on belong to another one, or to none:
         then they run on without Kiwi, which makes no room for them any more."""
         for link in self._links.of(session):
-            other = self._links.nearest(link.ref, link.uid)
+            other = self._links.nearest(link)
             self._links.assign(link, other.id if other is not None else None)
             link.off = other is None
             wished = other is None or self._core.scheduler.may_compute(other.id)
@@ -165,7 +169,7 @@ class LinkDesk:
     def _settle_in(self, link: Link) -> None:
         if link.off or (link.session and self._members.get(link.session) is not None):
             return
-        member = self._links.nearest(link.ref, link.uid)
+        member = self._links.nearest(link)
         if member is None:
             member = self._admit(link.ref, link.uid, link.name)
         if link.session != member.id:

@@ -13,7 +13,7 @@ import itertools
 import os
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -31,6 +31,7 @@ from kiwi_core.wire.pager import LinkState, PagerAction
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from kiwi_core.daemon.limits import Limits
     from kiwi_core.daemon.members import Member, Members
     from kiwi_core.daemon.roster import Roster
     from kiwi_core.pager.api import Outcome
@@ -44,6 +45,9 @@ _RESIDENCY = {
     LinkState.HELD: Residency.LOCKED,
     LinkState.OUT: Residency.PAGED_OUT,
 }
+
+ANCESTORS_MAX: Final = 64
+"""Of a process: shells in shells in launchers come to a dozen."""
 
 
 class Links:
@@ -62,6 +66,8 @@ class Links:
         self._by_session: dict[SessionId, tuple[Link, ...]] = {}
         # Not from 1: an answer to an earlier daemon must not pass for one to this.
         self._ops = itertools.count(time.monotonic_ns() // NS_PER_MS)
+        self.ram: Limits | None = None
+        """Asked before a page-out for the RAM that it takes, if there is somebody to ask."""
 
     # --- from any thread ------------------------------------------------------------------------
 
@@ -83,6 +89,17 @@ class Links:
 
     def perform(
         self, those: Sequence[Linked], step: Step, deadline_ns: int, part_bytes: int = 0
+    ) -> list[Outcome]:
+        if step != "page-out" or self.ram is None:
+            return self._perform(those, step, deadline_ns, part_bytes)
+        claim = self.ram.before_page_out(those, part_bytes, deadline_ns)
+        try:
+            return self._perform(those, step, deadline_ns, part_bytes)
+        finally:
+            self.ram.done(claim)
+
+    def _perform(
+        self, those: Sequence[Linked], step: Step, deadline_ns: int, part_bytes: int
     ) -> list[Outcome]:
         calls = [Call(PagerAction(step), deadline_ns, part_bytes) for _ in those]
         links = [self._by_ref.get(linked.ref) for linked in those]
@@ -120,16 +137,11 @@ class Links:
             found.update(link.told.unowned)
         return dict(found)
 
-    def nearest(self, ref: ProcessRef, uid: int, but: Member | None = None) -> Member | None:
+    def nearest(self, link: Link, but: Member | None = None) -> Member | None:
         """The session (other than ``but``) that the process belongs to, if its user has one."""
-        candidates = [ref, *processes.ancestors(ref)]
-        stat = processes.stat_of(ref.pid)
-        leader = processes.ref_of(stat.session) if stat is not None else None
-        if leader is not None and processes.in_session_of(leader, ref.pid):
-            candidates.append(leader)  # its parents may have ended
-        for candidate in candidates:
+        for candidate in link.above:
             member = self._members.of_process(candidate)
-            if member is not None and member is not but and member.uid == uid:
+            if member is not None and member is not but and member.uid == link.uid:
                 return member
         return None
 
@@ -138,6 +150,7 @@ class Links:
         link = self._by_ref.get(ref)
         if link is None:
             link = Link(ref, uid, name, next_op=lambda: next(self._ops))
+            link.above = above(ref)
             self._watch(link)
             self._by_ref[ref] = link
         link.name = name or link.name
@@ -166,6 +179,7 @@ class Links:
                 self._at_most(state.unowned_bytes),
                 dict(state.unowned),
                 state.partial,
+                state.arena_bytes,
             )
         )
         return before
@@ -226,6 +240,18 @@ class Links:
         os.close(link.pidfd)
         link.pidfd = -1
         self._by_ref.pop(link.ref, None)
-        self.assign(link, None)
         link.died()
-        self._on_death(link)
+        self._on_death(link)  # while it is known whose it was: what it waited for is withdrawn
+        self.assign(link, None)
+
+
+def above(ref: ProcessRef) -> tuple[ProcessRef, ...]:
+    """The process, and those that it may belong to, nearest first. Read once, when it is first
+    heard of: a walk through ``/proc`` is slow, and parents that end later still were its parents.
+    """
+    found = [ref, *itertools.islice(processes.ancestors(ref), ANCESTORS_MAX)]
+    stat = processes.stat_of(ref.pid)
+    leader = processes.ref_of(stat.session) if stat is not None else None
+    if leader is not None and processes.in_session_of(leader, ref.pid):
+        found.append(leader)  # its parents may have ended
+    return tuple(found)

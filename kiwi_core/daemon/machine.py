@@ -40,11 +40,19 @@ class Machine:
     def free_bytes(self) -> int:
         return nvml.memory(self.gpu.uuid).free_bytes
 
-    def host_budget_bytes(self, paged_out_bytes: int) -> int:
-        """How much all paged-out memory together may take, ``paged_out_bytes`` included."""
+    def host_budget_bytes(self, paged_out_bytes: int, reclaimable_bytes: int = 0) -> int:
+        """How much all paged-out memory together may take, ``paged_out_bytes`` included.
+        ``reclaimable_bytes``: what is taken, but would be given back for it."""
         if self.fixed_budget_bytes is not None:
             return self.fixed_budget_bytes
-        return host.host_budget_bytes(self.config.host_reserve_bytes, paged_out_bytes)
+        taken_bytes = paged_out_bytes + reclaimable_bytes
+        return host.host_budget_bytes(self.config.host_reserve_bytes, taken_bytes)
+
+    def host_left_bytes(self, paged_out_bytes: int, reclaimable_bytes: int) -> int:
+        """How much of that nobody has taken."""
+        if self.fixed_budget_bytes is not None:
+            return max(0, self.fixed_budget_bytes - paged_out_bytes - reclaimable_bytes)
+        return host.host_budget_bytes(self.config.host_reserve_bytes)
 
 
 def this_machine(gpu_uuid: str, config: Config, fixed_budget_bytes: int | None) -> Machine:

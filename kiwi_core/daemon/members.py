@@ -109,6 +109,7 @@ class Members:
 
     def __init__(self, on_death: Callable[[Member], None]) -> None:
         self._by_id: dict[SessionId, Member] = {}
+        self._by_ref: dict[ProcessRef, Member] = {}
         self._on_death = on_death
         self._departed: dict[SessionId, Known] = {}
         self._look_through_at = DEPARTED_MIN
@@ -136,7 +137,7 @@ class Members:
         return Known(member.uid, member.name, member.kernel_id)
 
     def of_process(self, ref: ProcessRef) -> Member | None:
-        return self._by_id.get(session_id(ref))
+        return self._by_ref.get(ref)
 
     def add(self, member: Member) -> None:
         """Begins to watch the process. Raises ``PeerError("gone")`` if it is dead already."""
@@ -145,11 +146,13 @@ class Members:
             raise PeerError("gone", f"Process {member.ref.pid} has ended.")
         member.pidfd = pidfd
         self._by_id[member.id] = member
+        self._by_ref[member.ref] = member
         asyncio.get_running_loop().add_reader(pidfd, self._died, member)
 
     def remove(self, member: Member) -> None:
         if self._by_id.pop(member.id, None) is None:
             return
+        self._by_ref.pop(member.ref, None)
         self._unwatch(member)
         if member.forget is not None:
             member.forget.cancel()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.core import Core
     from kiwi_core.daemon.desk import Desk
     from kiwi_core.daemon.journal import Journal
+    from kiwi_core.daemon.limits import Limits
     from kiwi_core.daemon.observer import Observer
     from kiwi_core.gpu.nvml import GpuInfo
 
@@ -27,6 +28,7 @@ class MetricsReporter:
         desk: Desk,
         observer: Observer,
         journal: Journal,
+        limits: Limits,
         *,
         emulated: bool,
     ) -> None:
@@ -35,6 +37,7 @@ class MetricsReporter:
         self._desk = desk
         self._observer = observer
         self._journal = journal
+        self._limits = limits
         self._emulated = emulated
         self._began_ns = time.monotonic_ns()
 
@@ -47,6 +50,7 @@ class MetricsReporter:
         traffic, scheduler = self._desk.traffic, self._core.scheduler
         view = scheduler.view(now_ns)
         running = operations.running
+        held = self._limits.held()
         return GpuMetrics(
             uuid=gpu.uuid,
             index=gpu.index,
@@ -61,6 +65,8 @@ class MetricsReporter:
             outside_bytes=view.outside_bytes,
             paged_out_bytes=view.paged_out_bytes,
             host_budget_bytes=view.host_budget_bytes,
+            arena_bytes=held.arena_bytes,
+            kept_bytes=held.kept_bytes,
             tq_s=ns_to_seconds(view.tq_ns),
             anti_thrash=view.anti_thrash,
             serialised=view.serialised,

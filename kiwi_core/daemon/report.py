@@ -14,6 +14,7 @@ import msgspec
 
 from kiwi_core import __version__
 from kiwi_core.daemon import words
+from kiwi_core.daemon.limits import Held
 from kiwi_core.daemon.members import ANOTHER_USER
 from kiwi_core.daemon.peers import user_name
 from kiwi_core.errors import CallerError
@@ -57,6 +58,7 @@ class Reporter:
         machine: Machine,
         *,
         libraries: Callable[[SessionId], Libraries] = lambda _session: Libraries(),
+        held: Callable[[], Held] = lambda: Held(0, 0, 0),
         errors: Callable[[], list[str]],
         emulated: bool,
     ) -> None:
@@ -65,6 +67,7 @@ class Reporter:
         self._rights = rights
         self._machine = machine
         self._libraries = libraries
+        self._held = held
         self._errors = errors
         self._emulated = emulated
         self._began_ns = time.monotonic_ns()
@@ -82,7 +85,7 @@ class Reporter:
                 name=gpu.name,
                 index=gpu.index,
                 emulated=self._emulated,
-                memory=_memory(view),
+                memory=_memory(view, self._held()),
                 scheduler=_scheduler(view),
                 holders=list(view.holders),
                 queue=[_queue_entry(entry) for entry in view.queue],
@@ -217,13 +220,15 @@ class Reporter:
         return m.StoryReport(session=session, lines=lines)
 
 
-def _memory(view: GpuView) -> m.MemoryStatus:
+def _memory(view: GpuView, held: Held) -> m.MemoryStatus:
     return m.MemoryStatus(
         total_bytes=view.total_bytes,
         free_bytes=view.free_bytes,
         paged_out_bytes=view.paged_out_bytes,
         host_budget_bytes=view.host_budget_bytes,
         outside_bytes=view.outside_bytes,
+        arena_bytes=held.arena_bytes,
+        kept_bytes=held.kept_bytes,
     )
 
 

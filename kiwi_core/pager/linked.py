@@ -30,6 +30,7 @@ class Told:
     unowned_bytes: int = 0
     unowned: Mapping[str, int] = field(default_factory=dict)
     partial: bool = False
+    arena_bytes: int = 0
 
 
 class Linked(Protocol):

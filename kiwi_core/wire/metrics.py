@@ -68,6 +68,10 @@ class GpuMetrics(Struct, frozen=True, kw_only=True):
     outside_bytes: int
     paged_out_bytes: int
     host_budget_bytes: int
+    arena_bytes: int
+    """System RAM that preloaded libraries hold."""
+    kept_bytes: int
+    """Of that, copies of what is in the GPU."""
 
     tq_s: float
     anti_thrash: AntiThrash

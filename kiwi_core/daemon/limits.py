@@ -1,0 +1,233 @@
+"""What the preloaded libraries may hold of the machine's RAM without need, and when they may clean.
+
+Who holds what they say themselves; how it is divided, ``host_share`` says. A page-out for which the
+RAM is not there waits, for a moment, until others have given back what they hold only for speed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+
+from kiwi_core.daemon.host_share import NOTHING, Holder, Share, divide, who_gives_back
+from kiwi_core.daemon.link import Link
+from kiwi_core.units import NS_PER_S
+from kiwi_core.wire.pager import PagerLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from kiwi_core.daemon.connection import Connection
+    from kiwi_core.daemon.core import Core
+    from kiwi_core.daemon.links import Links
+    from kiwi_core.pager.linked import Linked
+    from kiwi_core.units import SessionId
+
+log = structlog.get_logger(__name__)
+
+REVIEW_S = 0.25
+"""Between reviews: libraries tell what they hold no more often."""
+
+QUIET_S = 1.0
+"""Nobody has waited and nothing has moved for so long: cleaning is in nobody's way. A queue that
+forms again and again, for a moment, must not turn it on and off."""
+
+GIVE_BACK_WITHIN_S = 5.0
+"""Giving back a pinned gibibyte takes some ten milliseconds. Who has not by then is frozen."""
+
+LOOK_AGAIN_S = 0.02
+"""While a page-out waits for that."""
+
+
+class Held(NamedTuple):
+    """By all libraries together. ``arena_bytes``: with what is out; ``reclaimable_bytes``: only for
+    speed; ``kept_bytes``: that part of it which is copies of what is in the GPU."""
+
+    arena_bytes: int
+    kept_bytes: int
+    reclaimable_bytes: int
+
+
+@dataclass(eq=False)
+class Claim:
+    """A page-out that waits for RAM, or takes it now. ``left_then_bytes``: how much there was when
+    it began to; ``None``: it waits."""
+
+    session: SessionId
+    more_bytes: int
+    left_then_bytes: int | None = None
+
+    def due_bytes(self, left_bytes: int) -> int:
+        """What it has still to take, as far as can be told from how much is left now."""
+        if self.left_then_bytes is None:
+            return self.more_bytes
+        return max(0, self.more_bytes - max(0, self.left_then_bytes - left_bytes))
+
+
+class Limits:
+    """``budget_bytes`` and ``left_bytes`` are asked in any thread: what all paged-out memory
+    together may take, and how much RAM of it nobody has taken; ``others_bytes``: what is out, and
+    no library's. ``held``, ``make_room`` and ``before_page_out`` may be called from any thread, all
+    the rest in the loop's."""
+
+    def __init__(
+        self,
+        core: Core,
+        links: Links,
+        *,
+        budget_bytes: Callable[[], int],
+        others_bytes: Callable[[], int],
+        left_bytes: Callable[[], int],
+    ) -> None:
+        self._core = core
+        self._links = links
+        self._budget_bytes = budget_bytes
+        self._others_bytes = others_bytes
+        self._left_bytes = left_bytes
+        self._loop = asyncio.get_running_loop()
+        self._told: dict[Link, tuple[Connection, PagerLimits]] = {}
+        self._due: asyncio.TimerHandle | None = None
+        self._quiet: asyncio.TimerHandle | None = None
+        self._may_clean = False
+        self._claims: set[Claim] = set()
+
+    # --- what there is --------------------------------------------------------------------------
+
+    def held(self) -> Held:
+        links = self._links.everybody()
+        holders = [_holder(link) for link in links]
+        return Held(
+            sum(one.held_bytes for one in holders),
+            sum(link.told.kept_bytes for link in links),
+            sum(one.reclaimable_bytes for one in holders),
+        )
+
+    # --- when something changed -----------------------------------------------------------------
+
+    def changed(self) -> None:
+        """A library told something new, or an event was handled. Costs nothing where nobody is
+        linked."""
+        if not self._links:
+            return
+        self._watch_for_quiet()
+        if self._due is None:
+            self._due = self._loop.call_later(REVIEW_S, self._review)
+
+    def _watch_for_quiet(self) -> None:
+        busy = self._core.scheduler.waiting or bool(self._core.operations.sessions)
+        if busy and self._quiet is not None:
+            self._quiet.cancel()
+            self._quiet = None
+        if busy and self._may_clean:
+            self._may_clean = False
+            self._review()
+        elif not busy and not self._may_clean and self._quiet is None:
+            self._quiet = self._loop.call_later(QUIET_S, self._is_quiet)
+
+    def _is_quiet(self) -> None:
+        self._quiet = None
+        self._may_clean = True
+        self._review()
+
+    def _review(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        links = self._links.everybody()
+        self._told = {link: said for link in links if (said := self._told.get(link)) is not None}
+        inside = [link for link in links if link.session is not None]
+        holders = [_holder(link) for link in inside]
+        shares = dict(
+            zip(inside, divide(self._budget_bytes(), self._others_bytes(), holders), strict=True)
+        )
+        for link in self._squeezed(inside):
+            shares[link] = Share(_holder(link).out_bytes, 0)
+        for link in links:
+            share = shares.get(link, NOTHING)
+            clean = self._may_clean and share.keep_bytes > 0 and not self._claims
+            self._tell(link, PagerLimits(
+                arena_bytes=share.arena_bytes, keep_bytes=share.keep_bytes, clean=clean,
+            ))  # fmt: skip
+
+    def _tell(self, link: Link, limits: PagerLimits) -> None:
+        """If that is not what it was told last, and once it has said how things are."""
+        connection = link.connection
+        if connection is None or not link.greeted or self._told.get(link) == (connection, limits):
+            return
+        self._told[link] = (connection, limits)
+        connection.send(limits)
+
+    # --- RAM for a page-out ---------------------------------------------------------------------
+
+    def before_page_out(
+        self, links: Sequence[Linked], part_bytes: int, deadline_ns: int
+    ) -> Claim | None:
+        """Of what ``links`` (of one session) own, at least ``part_bytes`` of each (0: all of it)
+        will be moved out. What they hold already is used for that."""
+        more_bytes = 0
+        for link in links:
+            moving_bytes = min(part_bytes or link.told.resident_bytes, link.told.resident_bytes)
+            more_bytes += max(0, moving_bytes - _holder(link).reclaimable_bytes)
+        session = next((link.session for link in links if isinstance(link, Link)), None)
+        return self.make_room(session, more_bytes, deadline_ns) if session is not None else None
+
+    def make_room(self, session: SessionId, more_bytes: int, deadline_ns: int) -> Claim | None:
+        """Waits, for a moment, until ``more_bytes`` of RAM are there for a page-out of ``session``.
+        The claim counts until ``done``. Without success the page-out is tried all the same: its own
+        check is the better one."""
+        if more_bytes <= 0:
+            return None
+        left_s = (deadline_ns - time.monotonic_ns()) / NS_PER_S
+        within_s = max(0.0, min(GIVE_BACK_WITHIN_S, left_s / 2))
+        claim = Claim(session, more_bytes)
+        try:
+            waiting = asyncio.run_coroutine_threadsafe(self._wait(claim, within_s), self._loop)
+            waiting.result(within_s + 1.0)
+        except NotYet:
+            log.error("the loop did not ask for memory back in time")
+        except RuntimeError:
+            log.info("the daemon is ending; nobody is asked for memory back")
+        return claim
+
+    def done(self, claim: Claim | None) -> None:
+        """Its memory is out, or will not be."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._claims.discard, claim)
+
+    async def _wait(self, claim: Claim, within_s: float) -> None:
+        self._claims.add(claim)
+        ends_at_s = time.monotonic() + within_s
+        while self._lacking_bytes() > 0 and time.monotonic() < ends_at_s:
+            self._review()
+            if not self._squeezed(self._links.everybody()):
+                break  # nobody holds anything that could be given back
+            await asyncio.sleep(LOOK_AGAIN_S)
+        claim.left_then_bytes = self._left_bytes()
+        self.changed()
+
+    def _lacking_bytes(self) -> int:
+        if all(claim.left_then_bytes is not None for claim in self._claims):
+            return 0  # nobody waits
+        left_bytes = self._left_bytes()
+        return sum(claim.due_bytes(left_bytes) for claim in self._claims) - left_bytes
+
+    def _squeezed(self, links: Iterable[Link]) -> list[Link]:
+        """Who shall give back now: nobody whose own memory is on its way out."""
+        lacking_bytes = self._lacking_bytes()
+        if lacking_bytes <= 0:
+            return []
+        claimants = {claim.session for claim in self._claims}
+        others = [link for link in links if link.connected and link.session not in claimants]
+        return [others[i] for i in who_gives_back(lacking_bytes, [_holder(x) for x in others])]
+
+
+def _holder(link: Linked) -> Holder:
+    told = link.told
+    held_bytes = max(told.arena_bytes, told.paged_out_bytes + told.kept_bytes)
+    return Holder(told.resident_bytes + told.paged_out_bytes, told.paged_out_bytes, held_bytes)
