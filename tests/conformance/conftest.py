@@ -32,7 +32,8 @@ MIB = 1 << 20
 class Platform:
     """Where the test's programs run."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], preloaded: bool) -> None:
+        self.preloaded = preloaded
         self._environment = environment
         self._workers: list[Worker] = []
 
@@ -75,10 +76,11 @@ def platform(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Platfor
         state = tmp_path / "gpus"
         emulator.create_state(state, emulator.parse_gpus("1x512MiB"))
         environment = emulator.environment(state, emulator.build())
-    if request.param.endswith("preloaded"):
+    preloaded = request.param.endswith("preloaded")
+    if preloaded:
         environment |= preload.environment(preload.library(), before=os.environ)
         environment["KIWI_SOCKET_DIR"] = str(tmp_path / "no-daemon")
-    platform = Platform(environment)
+    platform = Platform(environment, preloaded)
     yield platform
     platform.close()
     if emulated:

@@ -41,6 +41,16 @@ CUresult cuModuleLoadData(CUmodule *, const void *);
 CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *);
 CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                         CUstream, void **, void **);
+CUresult cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode);
+CUresult cuStreamEndCapture(CUstream, CUgraph *);
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *, CUgraph, unsigned long long);
+CUresult cuGraphExecUpdate_v2(CUgraphExec, CUgraph, CUgraphExecUpdateResultInfo *);
+CUresult cuGraphLaunch(CUgraphExec, CUstream);
+CUresult cuGraphAddMemcpyNode(CUgraphNode *, CUgraph, const CUgraphNode *, size_t, const CUDA_MEMCPY3D *, CUcontext);
+CUresult cuGraphDestroy(CUgraph);
+CUresult cuUserObjectCreate(CUuserObject *, void *, CUhostFn, unsigned, unsigned);
+CUresult cuGraphRetainUserObject(CUgraph, CUuserObject, unsigned, unsigned);
+CUresult cuGraphExecDestroy(CUgraphExec);
 CUresult cuMemCreate(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long);
 CUresult cuMemAddressReserve(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
 CUresult cuMemMap(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
@@ -93,6 +103,78 @@ static void once(CUfunction add, unsigned seed) {
     CHECK(cuStreamDestroy_v2(b));
 }
 
+/* Two streams are captured, and once more what was captured; then it is run, updated, and run again. */
+static CUgraph capture(CUfunction add, CUstream s, CUstream side, CUdeviceptr p, CUgraphExec within) {
+    CUevent fork, join;
+    CUgraph graph;
+    uint32_t one = 1;
+    uint64_t n = WORDS / 2;
+    CUdeviceptr half = p + WORDS * 2;
+    void *params[] = {&p, &n, &one}, *side_params[] = {&half, &n, &one};
+    CHECK(cuEventCreate(&fork, 0));
+    CHECK(cuEventCreate(&join, 0));
+    CHECK(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    CHECK(cuEventRecord(fork, s));
+    CHECK(cuStreamWaitEvent(side, fork, 0));
+    CHECK(cuLaunchKernel(add, 1, 1, 1, 1, 1, 1, 0, s, params, NULL));
+    CHECK(cuLaunchKernel(add, 1, 1, 1, 1, 1, 1, 0, side, side_params, NULL));
+    CHECK(cuEventRecord(join, side));
+    CHECK(cuStreamWaitEvent(s, join, 0));
+    if (within) CHECK(cuGraphLaunch(within, s));
+    CHECK(cuStreamEndCapture(s, &graph));
+    CHECK(cuEventDestroy_v2(fork));
+    CHECK(cuEventDestroy_v2(join));
+    return graph;
+}
+
+static void bury(void *count) { __atomic_add_fetch((int *)count, 1, __ATOMIC_SEQ_CST); }
+
+static void replay(CUfunction add) {
+    CUdeviceptr p, q;
+    CUstream s, side;
+    CUgraphExec once, twice;
+    CUgraphNode node;
+    CUgraphExecUpdateResultInfo info;
+    static const uint32_t zero[WORDS];
+    CHECK(cuMemAlloc_v2(&p, WORDS * 4));
+    CHECK(cuMemAlloc_v2(&q, WORDS * 4));
+    CHECK(cuMemcpyHtoD_v2(p, zero, sizeof zero));
+    CHECK(cuStreamCreate(&s, 1));
+    CHECK(cuStreamCreate(&side, 1));
+    CUgraph graph = capture(add, s, side, p, NULL);
+    CHECK(cuGraphInstantiateWithFlags(&once, graph, 0));
+    CUgraph bigger = capture(add, s, side, p, once);
+    CUuserObject kept;
+    int buried = 0;
+    CHECK(cuUserObjectCreate(&kept, &buried, bury, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+    CHECK(cuGraphRetainUserObject(bigger, kept, 1, CU_GRAPH_USER_OBJECT_MOVE));
+    CUDA_MEMCPY3D copy = {.srcMemoryType = CU_MEMORYTYPE_DEVICE, .srcDevice = p, .srcPitch = WORDS,
+                          .dstMemoryType = CU_MEMORYTYPE_DEVICE, .dstDevice = q, .dstPitch = WORDS,
+                          .WidthInBytes = WORDS, .Height = 4, .Depth = 1};
+    CHECK(cuGraphAddMemcpyNode(&node, bigger, NULL, 0, &copy, NULL));
+    CHECK(cuGraphInstantiateWithFlags(&twice, bigger, 0));
+    CHECK(cuGraphExecUpdate_v2(once, graph, &info));
+    CHECK(cuGraphDestroy(graph));
+    CHECK(cuGraphDestroy(bigger));
+    CHECK(cuGraphLaunch(once, s));
+    CHECK(cuGraphLaunch(twice, s));
+    CHECK(cuGraphLaunch(twice, side)); /* waits for the one before, on the other stream */
+    CHECK(cuGraphExecDestroy(twice));
+    CHECK(cuStreamSynchronize(side));
+    CHECK(cuGraphExecDestroy(once));
+    while (!__atomic_load_n(&buried, __ATOMIC_SEQ_CST)) usleep(1000); /* by whoever was last to hold it */
+    uint32_t *back = malloc(WORDS * 4);
+    CHECK(cuMemcpyDtoH_v2(back, p, WORDS * 4));
+    for (unsigned i = 0; i < WORDS; i++) {
+        if (back[i] != 5) abort();
+    }
+    free(back);
+    CHECK(cuMemFree_v2(p));
+    CHECK(cuMemFree_v2(q));
+    CHECK(cuStreamDestroy_v2(s));
+    CHECK(cuStreamDestroy_v2(side));
+}
+
 static void map_once(void) {
     CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED};
     prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
@@ -118,6 +200,7 @@ static void *work(void *arg) {
     for (unsigned i = 0; i < ROUNDS; i++) {
         once(add, (unsigned)(uintptr_t)arg * 1000 + i);
         map_once();
+        if (i % 4 == 0) replay(add);
     }
     return NULL;
 }

@@ -240,6 +240,7 @@ KE_API CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext ctx) {
 
 static CUresult synchronize(CUcontext ctx) {
     CUresult rc = pick(ctx, &ctx);
+    if (rc == CUDA_SUCCESS) rc = ke_capture_touch_context(ctx);
     if (rc != CUDA_SUCCESS) return rc;
     ke_wait_context(ctx);
     return ctx->error;

@@ -52,13 +52,18 @@ static void move(const struct move *m) {
     }
 }
 
+CUresult ke_move(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
+    enum ke_place to = ke_place(dst, bytes, true), from = ke_place(src, bytes, false);
+    if (to == KE_PLACE_BAD || from == KE_PLACE_BAD)
+        return CUDA_ERROR_ILLEGAL_ADDRESS; /* freed behind the copy's back */
+    move(&(struct move){dst, src, bytes, to != from});
+    return CUDA_SUCCESS;
+}
+
 static CUresult run_move(CUcontext ctx, void *arg) {
     (void)ctx;
     struct move *m = arg;
-    if (ke_place(m->dst, m->bytes, true) == KE_PLACE_BAD || ke_place(m->src, m->bytes, false) == KE_PLACE_BAD)
-        return CUDA_ERROR_ILLEGAL_ADDRESS; /* freed behind the copy's back */
-    move(m);
-    return CUDA_SUCCESS;
+    return ke_move(m->dst, m->src, m->bytes);
 }
 
 /* Which of the two ends must be device memory (pinned host memory counts: it is addressable). */
@@ -88,6 +93,7 @@ static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, enum ends ends)
     CUresult rc = ke_current(&ctx);
     if (rc != CUDA_SUCCESS || n == 0) return rc;
     rc = plan(dst, src, n, ends, &m);
+    if (rc == CUDA_SUCCESS) rc = ke_capture_touch_stream(ctx->null_stream);
     if (rc == CUDA_SUCCESS) rc = ke_wait_default(ctx);
     if (rc == CUDA_SUCCESS) move(&m);
     return rc;
@@ -98,7 +104,7 @@ static bool stays(CUdeviceptr p, size_t n) { /* may be read or written later, by
 }
 
 /* From or to pageable host memory it returns when the copy is done, as documented for the real
- * one; otherwise it is queued. */
+ * one; otherwise, and in a capture, it is queued. */
 static CUresult copy_async(CUdeviceptr dst, CUdeviceptr src, size_t n, enum ends ends, CUstream handle) {
     CUstream s;
     struct move m;
@@ -106,8 +112,9 @@ static CUresult copy_async(CUdeviceptr dst, CUdeviceptr src, size_t n, enum ends
     if (rc != CUDA_SUCCESS || n == 0) return rc;
     rc = plan(dst, src, n, ends, &m);
     if (rc != CUDA_SUCCESS) return rc;
-    rc = ke_submit(s, run_move, &m, sizeof m, 0);
-    if (rc == CUDA_SUCCESS && !(stays(dst, n) && stays(src, n))) rc = ke_wait_stream(s);
+    bool later = ke_capturing(s) || (stays(dst, n) && stays(src, n));
+    rc = ke_submit(s, run_move, &m, sizeof m, KE_JOB_NODE(CU_GRAPH_NODE_TYPE_MEMCPY));
+    if (rc == CUDA_SUCCESS && !later) rc = ke_wait_stream(s);
     return rc;
 }
 
@@ -167,14 +174,29 @@ static CUresult run_fill(CUcontext ctx, void *arg) {
     return CUDA_SUCCESS;
 }
 
+#define FILL_JOB (KE_JOB_KERNEL | KE_JOB_NODE(CU_GRAPH_NODE_TYPE_MEMSET))
+
+static CUresult check_fill(const struct fill *f) {
+    if (f->dst % f->each) return CUDA_ERROR_INVALID_VALUE;
+    size_t span = (f->height - 1) * f->pitch + f->width * f->each;
+    return ke_place(f->dst, span, true) == KE_PLACE_DEVICE ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult ke_fill_work(CUdeviceptr dst, size_t pitch, unsigned value, unsigned each, size_t width, size_t height,
+                      struct ke_work *out) {
+    struct fill f = {dst, pitch, width, height, value, each};
+    if ((each != 1 && each != 2 && each != 4) || !width || !height) return CUDA_ERROR_INVALID_VALUE;
+    *out = ke_work(run_fill, &f, sizeof f, FILL_JOB);
+    return check_fill(&f);
+}
+
 static CUresult fill(struct fill f, CUstream handle, bool wait) {
     CUstream s;
     CUresult rc = ke_stream_resolve(handle, &s);
     if (rc != CUDA_SUCCESS || f.width == 0 || f.height == 0) return rc;
-    if (f.dst % f.each) return CUDA_ERROR_INVALID_VALUE;
-    size_t span = (f.height - 1) * f.pitch + f.width * f.each;
-    if (ke_place(f.dst, span, true) != KE_PLACE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-    rc = ke_submit(s, run_fill, &f, sizeof f, KE_JOB_KERNEL);
+    rc = check_fill(&f);
+    if (rc == CUDA_SUCCESS && wait) rc = ke_capture_touch_stream(s);
+    if (rc == CUDA_SUCCESS) rc = ke_submit(s, run_fill, &f, sizeof f, FILL_JOB);
     return rc == CUDA_SUCCESS && wait ? ke_wait_stream(s) : rc;
 }
 

@@ -38,6 +38,7 @@ void ke_leave(void) {
     pthread_mutex_lock(&ke.mu);
     if (--ke.inside == 0 && ke.locked) pthread_cond_broadcast(&ke.done);
     pthread_mutex_unlock(&ke.mu);
+    ke_user_objects_bury();
 }
 
 /* A forked child has the parent's memory but none of its threads: it must not touch the parent's

@@ -9,6 +9,8 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+#include <string.h>
+
 #include "cu.h"
 #include "state.h"
 
@@ -57,6 +59,11 @@ struct ke_dep {
     uint64_t seq;
 };
 
+struct ke_nodes { /* of one graph, each once */
+    CUgraphNode *at;
+    size_t count;
+};
+
 struct CUstream_st {
     uint32_t magic;
     bool alive, started;
@@ -67,6 +74,9 @@ struct CUstream_st {
     uint64_t submitted, completed; /* never go back, not even when the struct is used again */
     struct ke_job *head, *tail;
     pthread_cond_t more;
+    struct ke_capture *capture; /* it takes part in this one */
+    struct ke_nodes after;      /* the next captured node comes after these */
+    CUgraphEdgeData *edges;     /* as many without data, for whoever asks */
     struct CUstream_st *next; /* all streams of the process */
 };
 
@@ -77,6 +87,8 @@ struct CUevent_st {
     unsigned flags, refs;
     struct ke_dep at;
     uint64_t generation, time_ns;
+    uint64_t capture_id; /* last recorded in this capture, which may be over; 0: in none */
+    struct ke_nodes captured;
     struct CUevent_st *next_free;
 };
 
@@ -128,6 +140,19 @@ struct ke_process {
 extern struct ke_process ke;
 extern __thread bool ke_in_callback; /* in a host function: CUDA calls are not permitted there */
 
+typedef CUresult (*ke_job_fn)(CUcontext ctx, void *arg);
+#define KE_WORK_BYTES 96
+struct ke_work { /* a job that can be done again: what graphs are made of */
+    ke_job_fn fn;
+    unsigned flags;
+    _Alignas(16) char arg[KE_WORK_BYTES];
+};
+static inline struct ke_work ke_work(ke_job_fn fn, const void *arg, size_t size, unsigned flags) {
+    struct ke_work w = {.fn = fn, .flags = flags};
+    memcpy(w.arg, arg, size);
+    return w;
+}
+
 /* ---- core.c: initialisation, the gate ---- */
 CUresult ke_enter(void);
 void ke_leave(void);
@@ -142,6 +167,9 @@ int ke_open_control(void); /* directory of control sockets: an O_PATH descriptor
         ke_leave();                    \
         return ke_rc_;                 \
     } while (0)
+
+/* The same for a call that captures may forbid. */
+#define KE_CALL_UNSAFE(expr) KE_CALL((ke_rc_ = ke_capture_unsafe()) ? ke_rc_ : (expr))
 
 static inline void ke_mu_lock(void) { pthread_mutex_lock(&ke.mu); }
 static inline void ke_mu_unlock(void) { pthread_mutex_unlock(&ke.mu); }
@@ -177,11 +205,16 @@ enum ke_place ke_place(CUdeviceptr p, size_t n, bool write);
 struct ke_pace {
     uint64_t start_ns, bytes;
 };
+CUresult ke_move(CUdeviceptr dst, CUdeviceptr src, size_t bytes);
+CUresult ke_fill_work(CUdeviceptr dst, size_t pitch, unsigned value, unsigned each, size_t width, size_t height,
+                      struct ke_work *out); /* width in elements of `each` bytes */
 void ke_pace(struct ke_pace *pace, uint64_t bytes); /* waits as a copy at the set speed would */
 
 /* ---- stream.c ---- */
-typedef CUresult (*ke_job_fn)(CUcontext ctx, void *arg);
 #define KE_JOB_KERNEL 1u /* counts as GPU busy time */
+#define KE_JOB_NODE(type) ((unsigned)(type) << 8) /* what it is in a graph; a kernel by default */
+#define KE_JOB_TYPE(flags) ((flags) >> 8)
+struct ke_work ke_host_work(CUhostFn fn, void *data);
 CUresult ke_stream_resolve(CUstream handle, CUstream *out); /* 0, 1, 2 and created ones */
 CUresult ke_submit(CUstream s, ke_job_fn fn, const void *arg, size_t size, unsigned flags);
 CUresult ke_submit_after(CUstream s, struct ke_dep dep);
@@ -190,6 +223,28 @@ CUresult ke_wait_default(CUcontext ctx); /* what a call on the legacy default st
 void ke_wait_context(CUcontext ctx);     /* NULL: everything in the process */
 CUresult ke_stream_new(CUcontext ctx, unsigned flags, int priority, CUstream *out);
 void ke_streams_end(CUcontext ctx); /* ke.mu held; all idle */
+
+/* ---- capture.c ---- */
+/* About to do what a capture may forbid: its answer, and the capture is spoiled. They take ke.mu. */
+CUresult ke_capture_unsafe(void); /* something that no graph sees, an allocation for example */
+CUresult ke_capture_touch_stream(CUstream s); /* waiting for it, asking whether it is done */
+CUresult ke_capture_touch_context(CUcontext ctx);
+CUresult ke_capture_refuse(CUstream s, CUresult why); /* in s, what cannot be a node */
+bool ke_capturing(CUstream s);
+/* ke.mu held. With *captured nothing is to be done now. */
+CUresult ke_capture_work(CUstream s, const struct ke_work *work, bool *captured);
+CUresult ke_capture_launch(CUstream s, CUgraph what, bool *captured);
+CUresult ke_capture_record(CUevent e, CUstream s, bool *captured);
+CUresult ke_capture_wait(CUstream s, CUevent e, bool *captured);
+CUresult ke_capture_touch_event(CUevent e);
+void ke_capture_forget_event(CUevent e);
+void ke_capture_forget_stream(CUstream s);
+
+/* ---- user_object.c ---- */
+void ke_user_objects_bury(void); /* without ke.mu: runs destructors that are due */
+
+/* ---- launch.c ---- */
+CUresult ke_launch_work(CUfunction f, const unsigned *dims, void **params, void **extra, struct ke_work *out);
 
 /* ---- hash.c ---- */
 uint64_t ke_hash_leaf_bytes(void);

@@ -42,6 +42,7 @@ static CUresult destroy(CUevent e) {
     CUresult rc = check(e);
     if (rc == CUDA_SUCCESS) {
         e->alive = false;
+        ke_capture_forget_event(e);
         unref(e);
     }
     ke_mu_unlock();
@@ -64,21 +65,25 @@ static CUresult reached(CUcontext ctx, void *arg) {
     return CUDA_SUCCESS;
 }
 
-static CUresult record(CUevent e, CUstream handle) {
+static CUresult record(CUevent e, CUstream handle, unsigned flags) {
     CUstream s;
+    bool captured = false;
     CUresult rc = ke_stream_resolve(handle, &s);
     if (rc != CUDA_SUCCESS) return rc;
     ke_mu_lock();
     rc = check(e);
     if (rc == CUDA_SUCCESS && e->ctx != s->ctx) rc = CUDA_ERROR_INVALID_HANDLE;
     struct stamp stamp = {e, 0};
-    if (rc == CUDA_SUCCESS) {
+    if (rc == CUDA_SUCCESS && s->capture && flags) rc = CUDA_ERROR_NOT_SUPPORTED; /* as a node of its own */
+    if (rc == CUDA_SUCCESS) rc = ke_capture_record(e, s, &captured);
+    if (rc == CUDA_SUCCESS && !captured) {
+        ke_capture_forget_event(e);
         stamp.generation = ++e->generation;
         e->time_ns = 0;
         e->refs++;
     }
     ke_mu_unlock();
-    if (rc != CUDA_SUCCESS) return rc;
+    if (rc != CUDA_SUCCESS || captured) return rc;
     rc = ke_submit(s, reached, &stamp, sizeof stamp, 0);
     ke_mu_lock();
     if (rc == CUDA_SUCCESS) {
@@ -90,15 +95,15 @@ static CUresult record(CUevent e, CUstream handle) {
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuEventRecord(CUevent hEvent, CUstream hStream) { KE_CALL(record(hEvent, hStream)); }
+KE_API CUresult cuEventRecord(CUevent hEvent, CUstream hStream) { KE_CALL(record(hEvent, hStream, 0)); }
 KE_API CUresult cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags) {
-    (void)flags;
-    KE_CALL(record(hEvent, hStream));
+    KE_CALL(record(hEvent, hStream, flags));
 }
 
 static CUresult query(CUevent e) {
     ke_mu_lock();
     CUresult rc = check(e);
+    if (rc == CUDA_SUCCESS) rc = ke_capture_touch_event(e);
     if (rc == CUDA_SUCCESS && e->recorded && e->at.stream->completed < e->at.seq)
         rc = CUDA_ERROR_NOT_READY;
     ke_mu_unlock();
@@ -109,6 +114,7 @@ KE_API CUresult cuEventQuery(CUevent hEvent) { KE_CALL(query(hEvent)); }
 static CUresult synchronize(CUevent e) {
     ke_mu_lock();
     CUresult rc = check(e);
+    if (rc == CUDA_SUCCESS) rc = ke_capture_touch_event(e);
     if (rc == CUDA_SUCCESS && e->recorded) {
         struct ke_dep at = e->at;
         while (at.stream->completed < at.seq) pthread_cond_wait(&ke.done, &ke.mu);
@@ -122,6 +128,7 @@ static CUresult elapsed(float *ms, CUevent a, CUevent b) {
     if (!ms) return CUDA_ERROR_INVALID_VALUE;
     ke_mu_lock();
     CUresult rc = check(a) ? check(a) : check(b);
+    if (rc == CUDA_SUCCESS && (a->capture_id || b->capture_id)) rc = CUDA_ERROR_CAPTURED_EVENT;
     if (rc == CUDA_SUCCESS && (!a->recorded || !b->recorded)) rc = CUDA_ERROR_INVALID_HANDLE;
     if (rc == CUDA_SUCCESS && ((a->flags | b->flags) & CU_EVENT_DISABLE_TIMING))
         rc = CUDA_ERROR_INVALID_HANDLE;
@@ -140,7 +147,9 @@ static CUresult wait_event(CUstream handle, CUevent e) {
     if (rc != CUDA_SUCCESS) return rc;
     ke_mu_lock();
     rc = check(e);
-    bool recorded = rc == CUDA_SUCCESS && e->recorded;
+    bool captured = false;
+    if (rc == CUDA_SUCCESS) rc = ke_capture_wait(s, e, &captured);
+    bool recorded = rc == CUDA_SUCCESS && !captured && e->recorded;
     struct ke_dep at = {0};
     if (recorded) at = e->at;
     ke_mu_unlock();

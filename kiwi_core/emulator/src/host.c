@@ -57,9 +57,9 @@ static CUresult alloc(void **out, size_t size, unsigned flags) {
     return rc;
 }
 KE_API CUresult cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags) {
-    KE_CALL(alloc(pp, bytesize, Flags));
+    KE_CALL_UNSAFE(alloc(pp, bytesize, Flags));
 }
-KE_API CUresult cuMemAllocHost_v2(void **pp, size_t bytesize) { KE_CALL(alloc(pp, bytesize, 0)); }
+KE_API CUresult cuMemAllocHost_v2(void **pp, size_t bytesize) { KE_CALL_UNSAFE(alloc(pp, bytesize, 0)); }
 
 static CUresult drop(void *p, bool ours) {
     CUcontext ctx;
@@ -80,7 +80,7 @@ static CUresult drop(void *p, bool ours) {
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuMemFreeHost(void *p) { KE_CALL(drop(p, true)); }
+KE_API CUresult cuMemFreeHost(void *p) { KE_CALL_UNSAFE(drop(p, true)); }
 KE_API CUresult cuMemHostUnregister(void *p) { KE_CALL(drop(p, false)); }
 
 static CUresult register_range(void *p, size_t size, unsigned flags) {

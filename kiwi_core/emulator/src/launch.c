@@ -361,11 +361,9 @@ static CUresult gather(const struct kernel *k, void **params, void **extra, uint
     return CUDA_SUCCESS;
 }
 
-static CUresult launch(CUfunction handle, const unsigned *dims, CUstream stream, void **params, void **extra) {
-    CUstream s;
+CUresult ke_launch_work(CUfunction handle, const unsigned *dims, void **params, void **extra,
+                        struct ke_work *out) {
     struct launch l;
-    CUresult rc = ke_stream_resolve(stream, &s);
-    if (rc != CUDA_SUCCESS) return rc;
     ke_mu_lock();
     struct function *f = function_of(handle);
     ke_mu_unlock();
@@ -375,9 +373,18 @@ static CUresult launch(CUfunction handle, const unsigned *dims, CUstream stream,
     }
     if ((uint64_t)dims[3] * dims[4] * dims[5] > 1024) return CUDA_ERROR_INVALID_VALUE;
     l.kernel = f->kernel;
-    rc = gather(l.kernel, params, extra, l.params);
+    CUresult rc = gather(l.kernel, params, extra, l.params);
     if (l.kernel->params < PARAMS_MAX) l.params[l.kernel->params] = dims[0];
-    return rc == CUDA_SUCCESS ? ke_submit(s, run_launch, &l, sizeof l, KE_JOB_KERNEL) : rc;
+    if (rc == CUDA_SUCCESS) *out = ke_work(run_launch, &l, sizeof l, KE_JOB_KERNEL);
+    return rc;
+}
+
+static CUresult launch(CUfunction f, const unsigned *dims, CUstream stream, void **params, void **extra) {
+    CUstream s;
+    struct ke_work work;
+    CUresult rc = ke_stream_resolve(stream, &s);
+    if (rc == CUDA_SUCCESS) rc = ke_launch_work(f, dims, params, extra, &work);
+    return rc == CUDA_SUCCESS ? ke_submit(s, work.fn, work.arg, sizeof(struct launch), work.flags) : rc;
 }
 
 KE_API CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,

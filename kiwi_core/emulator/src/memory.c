@@ -232,7 +232,7 @@ static CUresult alloc(CUdeviceptr *out, size_t size) {
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize) { KE_CALL(alloc(dptr, bytesize)); }
+KE_API CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize) { KE_CALL_UNSAFE(alloc(dptr, bytesize)); }
 
 static CUresult alloc_pitch(CUdeviceptr *out, size_t *pitch, size_t width, size_t height) {
     if (!pitch || width == 0 || height == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -242,7 +242,7 @@ static CUresult alloc_pitch(CUdeviceptr *out, size_t *pitch, size_t width, size_
 KE_API CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes,
                                    size_t Height, unsigned int ElementSizeBytes) {
     (void)ElementSizeBytes;
-    KE_CALL(alloc_pitch(dptr, pPitch, WidthInBytes, Height));
+    KE_CALL_UNSAFE(alloc_pitch(dptr, pPitch, WidthInBytes, Height));
 }
 
 /* Like the real one, it waits for the context's work first. */
@@ -262,7 +262,7 @@ static CUresult release(CUdeviceptr addr) {
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuMemFree_v2(CUdeviceptr dptr) { KE_CALL(release(dptr)); }
+KE_API CUresult cuMemFree_v2(CUdeviceptr dptr) { KE_CALL_UNSAFE(release(dptr)); }
 
 static CUresult info(size_t *free_bytes, size_t *total_bytes) {
     CUcontext ctx;

@@ -14,6 +14,7 @@ static CUresult check(CUmemoryPool p) {
 static CUresult alloc(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream handle) {
     CUstream s;
     CUresult rc = ke_stream_resolve(handle, &s);
+    if (rc == CUDA_SUCCESS) rc = ke_capture_refuse(s, CUDA_ERROR_NOT_SUPPORTED); /* graph memory */
     if (rc != CUDA_SUCCESS) return rc;
     if (!pool) pool = ke.devices[s->ctx->dev].current_pool;
     if ((rc = check(pool)) != CUDA_SUCCESS) return rc;
@@ -50,6 +51,7 @@ static CUresult free_async(CUdeviceptr addr, CUstream handle) {
     CUstream s;
     if (addr == 0) return CUDA_SUCCESS;
     CUresult rc = ke_stream_resolve(handle, &s);
+    if (rc == CUDA_SUCCESS) rc = ke_capture_refuse(s, CUDA_ERROR_NOT_SUPPORTED);
     if (rc != CUDA_SUCCESS) return rc;
     ke_mu_lock();
     struct ke_map *m = ke_map_at(addr);

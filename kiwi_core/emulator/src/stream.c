@@ -132,8 +132,11 @@ static CUresult enqueue(CUstream s, ke_job_fn fn, const void *arg, size_t size, 
 }
 
 CUresult ke_submit(CUstream s, ke_job_fn fn, const void *arg, size_t size, unsigned flags) {
+    struct ke_work work = ke_work(fn, arg, size, flags);
+    bool captured = false;
     ke_mu_lock();
-    CUresult rc = s->ctx->error ? s->ctx->error : enqueue(s, fn, arg, size, flags, NULL);
+    CUresult rc = s->ctx->error ? s->ctx->error : ke_capture_work(s, &work, &captured);
+    if (rc == CUDA_SUCCESS && !captured) rc = enqueue(s, fn, arg, size, flags, NULL);
     ke_mu_unlock();
     return rc;
 }
@@ -197,7 +200,9 @@ CUresult ke_stream_new(CUcontext ctx, unsigned flags, int priority, CUstream *ou
 
 void ke_streams_end(CUcontext ctx) {
     for (CUstream s = ke.streams; s; s = s->next) {
-        if (s->ctx == ctx) s->alive = false;
+        if (s->ctx != ctx) continue;
+        s->alive = false;
+        ke_capture_forget_stream(s);
     }
 }
 
@@ -253,6 +258,7 @@ static CUresult destroy(CUstream handle) {
     if (rc != CUDA_SUCCESS) return rc;
     ke_mu_lock();
     s->alive = false;
+    ke_capture_forget_stream(s);
     ke_mu_unlock();
     return CUDA_SUCCESS;
 }
@@ -261,6 +267,7 @@ KE_API CUresult cuStreamDestroy_v2(CUstream hStream) { KE_CALL(destroy(hStream))
 static CUresult synchronize(CUstream handle) {
     CUstream s;
     CUresult rc = ke_stream_resolve(handle, &s);
+    if (rc == CUDA_SUCCESS) rc = ke_capture_touch_stream(s);
     return rc == CUDA_SUCCESS ? ke_wait_stream(s) : rc;
 }
 KE_API CUresult cuStreamSynchronize(CUstream hStream) { KE_CALL(synchronize(hStream)); }
@@ -268,6 +275,7 @@ KE_API CUresult cuStreamSynchronize(CUstream hStream) { KE_CALL(synchronize(hStr
 static CUresult query(CUstream handle) {
     CUstream s;
     CUresult rc = ke_stream_resolve(handle, &s);
+    if (rc == CUDA_SUCCESS) rc = ke_capture_touch_stream(s);
     if (rc != CUDA_SUCCESS) return rc;
     ke_mu_lock();
     rc = s->completed < s->submitted || (s == s->ctx->null_stream && implied_deps(s, NULL))
@@ -296,11 +304,18 @@ static CUresult run_callback(CUcontext ctx, void *arg) {
     return CUDA_SUCCESS;
 }
 
+struct ke_work ke_host_work(CUhostFn fn, void *data) {
+    struct callback c = {.fn = fn, .data = data};
+    return ke_work(run_callback, &c, sizeof c, KE_JOB_NODE(CU_GRAPH_NODE_TYPE_HOST));
+}
+
 static CUresult host_function(CUstream handle, struct callback c) {
     CUstream s;
     if (!c.fn && !c.with_status) return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = ke_stream_resolve(handle, &s);
-    return rc == CUDA_SUCCESS ? ke_submit(s, run_callback, &c, sizeof c, 0) : rc;
+    if (rc == CUDA_SUCCESS && c.with_status) rc = ke_capture_refuse(s, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    if (rc != CUDA_SUCCESS) return rc;
+    return ke_submit(s, run_callback, &c, sizeof c, KE_JOB_NODE(CU_GRAPH_NODE_TYPE_HOST));
 }
 KE_API CUresult cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void *userData) {
     KE_CALL(host_function(hStream, (struct callback){.fn = fn, .data = userData}));
@@ -345,18 +360,4 @@ KE_API CUresult cuStreamGetCtx(CUstream hStream, CUcontext *pctx) { KE_CALL(ask(
 KE_API CUresult cuStreamGetCtx_v2(CUstream hStream, CUcontext *pCtx, CUgreenCtx *pGreenCtx) {
     if (pGreenCtx) *pGreenCtx = NULL;
     KE_CALL(ask(hStream, Q_CTX, pCtx));
-}
-
-/* Stream capture is not emulated: no stream is ever capturing. */
-static CUresult capturing(CUstream handle, CUstreamCaptureStatus *status) {
-    CUstream s;
-    if (!status) return CUDA_ERROR_INVALID_VALUE;
-    *status = 0;
-    return ke_stream_resolve(handle, &s);
-}
-KE_API CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *captureStatus) {
-    KE_CALL(capturing(hStream, captureStatus));
-}
-KE_API CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
-    KE_CALL(mode ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }

@@ -1,0 +1,382 @@
+/* Stream capture: work that is submitted to a capturing stream becomes nodes of a graph.
+ *
+ * Written from the comments in cuda.h and from the programming guide's chapter on graphs.  Where they
+ * only say that an operation is invalid, it answers as this file does, and the capture is spoiled.
+ */
+#include <stdlib.h>
+
+#include "graph.h"
+
+struct ke_capture {
+    struct ke_capture *next;
+    CUgraph graph;
+    CUstream origin;
+    CUstreamCaptureMode mode;
+    uint64_t thread, id;
+    bool invalid;
+    struct ke_nodes loose; /* where forked streams were that are destroyed; joined, perhaps */
+};
+static struct ke_capture *captures;
+
+static __thread CUstreamCaptureMode thread_mode; /* global, to begin with */
+static __thread uint64_t this_thread;
+
+static uint64_t me(void) {
+    static uint64_t threads;
+    if (!this_thread) this_thread = __atomic_add_fetch(&threads, 1, __ATOMIC_RELAXED);
+    return this_thread;
+}
+
+/* ---- what captures forbid (ke.mu held, but where it says otherwise) ------------------------------ */
+
+static bool forbids(const struct ke_capture *c) { /* an unsafe call of this thread */
+    if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
+    if (c->thread == me()) return c->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
+    return thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL && c->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+}
+
+static CUresult unsafe(void) {
+    CUresult rc = CUDA_SUCCESS;
+    for (struct ke_capture *c = captures; c; c = c->next) {
+        if (!forbids(c)) continue;
+        c->invalid = true;
+        rc = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    return rc;
+}
+
+CUresult ke_capture_unsafe(void) { /* takes ke.mu */
+    ke_mu_lock();
+    CUresult rc = unsafe();
+    ke_mu_unlock();
+    return rc;
+}
+
+/* The legacy stream would have to wait for blocking streams that capture. */
+static CUresult implicit(CUstream s, bool spoil) {
+    CUresult rc = CUDA_SUCCESS;
+    if (s != s->ctx->null_stream) return rc;
+    for (CUstream o = ke.streams; o; o = o->next) {
+        if (!o->capture || o->ctx != s->ctx || (o->flags & CU_STREAM_NON_BLOCKING)) continue;
+        if (spoil) o->capture->invalid = true;
+        rc = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    }
+    return rc;
+}
+
+CUresult ke_capture_touch_stream(CUstream s) { /* takes ke.mu */
+    ke_mu_lock();
+    CUresult rc = implicit(s, true);
+    if (s->capture) {
+        s->capture->invalid = true;
+        rc = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    if (rc == CUDA_SUCCESS) rc = unsafe();
+    ke_mu_unlock();
+    return rc;
+}
+
+CUresult ke_capture_touch_context(CUcontext ctx) { /* takes ke.mu */
+    ke_mu_lock();
+    CUresult rc = unsafe();
+    for (CUstream s = ke.streams; s; s = s->next) {
+        if (!s->capture || s->ctx != ctx) continue;
+        s->capture->invalid = true;
+        rc = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    ke_mu_unlock();
+    return rc;
+}
+
+bool ke_capturing(CUstream s) { /* takes ke.mu */
+    ke_mu_lock();
+    bool yes = s->capture != NULL;
+    ke_mu_unlock();
+    return yes;
+}
+
+/* What cannot become a node. */
+CUresult ke_capture_refuse(CUstream s, CUresult why) { /* takes ke.mu */
+    ke_mu_lock();
+    bool yes = s->capture != NULL;
+    if (yes) s->capture->invalid = true;
+    ke_mu_unlock();
+    return yes ? why : CUDA_SUCCESS;
+}
+
+/* ---- work ---------------------------------------------------------------------------------------- */
+
+static void follow(CUstream s, CUgraphNode n) { /* the next one depends on this one alone */
+    s->after.count = 0;
+    if (!ke_nodes_add(&s->after, n)) s->capture->invalid = true;
+}
+
+/* Whether the stream takes part in a capture, and what to say if it cannot go on. */
+static CUresult begins(CUstream s, bool *captured) {
+    *captured = s->capture != NULL;
+    if (!s->capture) return implicit(s, true);
+    return s->capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+}
+
+CUresult ke_capture_work(CUstream s, const struct ke_work *work, bool *captured) {
+    CUresult rc = begins(s, captured);
+    if (rc != CUDA_SUCCESS || !*captured) return rc;
+    CUgraphNode n = ke_node_new(s->capture->graph, work, s->after);
+    if (n) follow(s, n);
+    return n ? rc : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult ke_capture_launch(CUstream s, CUgraph what, bool *captured) {
+    CUresult rc = begins(s, captured);
+    if (rc != CUDA_SUCCESS || !*captured) return rc;
+    CUgraphNode n = NULL;
+    rc = ke_node_of_launch(s->capture->graph, what, s->after, &n);
+    if (n) follow(s, n);
+    return rc;
+}
+
+/* ---- events -------------------------------------------------------------------------------------- */
+
+static struct ke_capture *capture_of(CUevent e) { /* NULL: recorded in none that goes on */
+    struct ke_capture *c = captures;
+    while (c && c->id != e->capture_id) c = c->next;
+    return c;
+}
+
+void ke_capture_forget_event(CUevent e) {
+    e->capture_id = 0;
+    ke_nodes_clear(&e->captured);
+}
+
+CUresult ke_capture_record(CUevent e, CUstream s, bool *captured) {
+    CUresult rc = begins(s, captured);
+    if (rc != CUDA_SUCCESS || !*captured) return rc;
+    ke_capture_forget_event(e);
+    for (size_t i = 0; i < s->after.count; i++) {
+        if (!ke_nodes_add(&e->captured, s->after.at[i])) return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    e->capture_id = s->capture->id;
+    return CUDA_SUCCESS;
+}
+
+static CUresult spoil(struct ke_capture *a, struct ke_capture *b, CUresult why) {
+    if (a) a->invalid = true;
+    if (b) b->invalid = true;
+    return why;
+}
+
+CUresult ke_capture_wait(CUstream s, CUevent e, bool *captured) {
+    struct ke_capture *c = e->capture_id ? capture_of(e) : NULL;
+    CUresult rc = begins(s, captured);
+    if (rc != CUDA_SUCCESS) return rc;
+    if (!e->capture_id) /* an event outside: only one that nobody waits for may pass */
+        return s->capture && e->recorded ? spoil(s->capture, NULL, CUDA_ERROR_STREAM_CAPTURE_ISOLATION)
+                                         : CUDA_SUCCESS;
+    *captured = true;
+    if (!c) return spoil(s->capture, NULL, CUDA_ERROR_CAPTURED_EVENT);
+    if (c->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (s == s->ctx->null_stream) return spoil(c, NULL, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    if (s->capture && s->capture != c) return spoil(c, s->capture, CUDA_ERROR_STREAM_CAPTURE_MERGE);
+    s->capture = c;
+    for (size_t i = 0; i < e->captured.count; i++) {
+        if (!ke_nodes_add(&s->after, e->captured.at[i])) return spoil(c, NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult ke_capture_touch_event(CUevent e) {
+    if (!e->capture_id) return unsafe();
+    return spoil(capture_of(e), NULL, CUDA_ERROR_CAPTURED_EVENT);
+}
+
+/* ---- begin and end ------------------------------------------------------------------------------- */
+
+static void leave(CUstream s) {
+    s->capture = NULL;
+    ke_nodes_clear(&s->after);
+}
+
+/* With the graph goes what was captured into it. */
+static void end(struct ke_capture *c, bool keep_graph) {
+    struct ke_capture **at = &captures;
+    while (*at != c) at = &(*at)->next;
+    *at = c->next;
+    for (CUstream s = ke.streams; s; s = s->next) {
+        if (s->capture == c) leave(s);
+    }
+    c->graph->capturing = false;
+    ke_nodes_clear(&c->loose);
+    if (!keep_graph) ke_graph_free(c->graph);
+    free(c);
+}
+
+void ke_capture_forget_stream(CUstream s) {
+    struct ke_capture *c = s->capture;
+    if (!c) return;
+    for (size_t i = 0; i < s->after.count; i++) {
+        if (!ke_nodes_add(&c->loose, s->after.at[i])) c->invalid = true;
+    }
+    leave(s);
+    if (c->origin == s) end(c, false);
+}
+
+static CUresult begin(CUstream handle, CUstreamCaptureMode mode) {
+    CUstream s;
+    CUresult rc = ke_stream_resolve(handle, &s);
+    if (rc != CUDA_SUCCESS) return rc;
+    if ((int)mode < 0 || mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
+    if (s == s->ctx->null_stream) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    struct ke_capture *c = calloc(1, sizeof *c);
+    ke_mu_lock();
+    if (s->capture) rc = CUDA_ERROR_ILLEGAL_STATE;
+    else if (!c || !(c->graph = ke_graph_new())) rc = CUDA_ERROR_OUT_OF_MEMORY;
+    if (rc == CUDA_SUCCESS) {
+        *c = (struct ke_capture){captures, c->graph, s, mode, me(), ++ke.next_id, false, {0}};
+        c->graph->capturing = true;
+        captures = s->capture = c;
+    } else {
+        free(c);
+    }
+    ke_mu_unlock();
+    return rc;
+}
+KE_API CUresult cuStreamBeginCapture_v2(CUstream hStream, CUstreamCaptureMode mode) {
+    KE_CALL(begin(hStream, mode));
+}
+
+static void mark(const struct ke_nodes *set) { /* these, and what comes before */
+    for (size_t i = 0; i < set->count; i++) {
+        if (set->at[i]->placed) continue;
+        set->at[i]->placed = true;
+        mark(&set->at[i]->deps);
+    }
+}
+
+static bool marked(const struct ke_nodes *set) {
+    for (size_t i = 0; i < set->count; i++) {
+        if (!set->at[i]->placed) return false;
+    }
+    return true;
+}
+
+/* Everything that forked streams did comes before where the first one is. */
+static bool joined(struct ke_capture *c) {
+    for (CUgraphNode n = c->graph->first; n; n = n->next) n->placed = false;
+    mark(&c->origin->after);
+    bool all = marked(&c->loose);
+    for (CUstream s = ke.streams; s; s = s->next) {
+        if (s->capture == c) all = all && marked(&s->after);
+    }
+    return all;
+}
+
+static CUresult finish(CUstream s, CUgraph *graph) {
+    struct ke_capture *c = s->capture;
+    if (!c) return CUDA_ERROR_ILLEGAL_STATE;
+    if (c->origin != s) return spoil(c, NULL, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+    if (c->mode != CU_STREAM_CAPTURE_MODE_RELAXED && c->thread != me())
+        return spoil(c, NULL, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+    CUresult rc = c->invalid    ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+                  : !joined(c) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+                               : CUDA_SUCCESS;
+    *graph = rc == CUDA_SUCCESS ? c->graph : NULL;
+    end(c, rc == CUDA_SUCCESS);
+    return rc;
+}
+
+static CUresult end_capture(CUstream handle, CUgraph *graph) {
+    CUstream s;
+    if (!graph) return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = ke_stream_resolve(handle, &s);
+    if (rc != CUDA_SUCCESS) return rc;
+    ke_mu_lock();
+    rc = finish(s, graph);
+    ke_mu_unlock();
+    return rc;
+}
+KE_API CUresult cuStreamEndCapture(CUstream hStream, CUgraph *phGraph) { KE_CALL(end_capture(hStream, phGraph)); }
+
+/* ---- questions ----------------------------------------------------------------------------------- */
+
+/* No edge here has data. */
+static CUresult edges_of(CUstream s, const CUgraphEdgeData **out) {
+    free(s->edges);
+    s->edges = calloc(s->after.count + 1, sizeof *s->edges);
+    *out = s->edges;
+    return s->edges ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+struct info {
+    CUstreamCaptureStatus *status;
+    cuuint64_t *id;
+    CUgraph *graph;
+    const CUgraphNode **deps;
+    const CUgraphEdgeData **edges;
+    size_t *count;
+};
+
+static CUresult info(CUstream handle, struct info out) {
+    CUstream s;
+    if (!out.status || (out.edges && !out.deps)) return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = ke_stream_resolve(handle, &s);
+    if (rc != CUDA_SUCCESS) return rc;
+    ke_mu_lock();
+    struct ke_capture *c = s->capture;
+    rc = implicit(s, false);
+    *out.status = !c           ? CU_STREAM_CAPTURE_STATUS_NONE
+                  : c->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                               : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    if (out.id) *out.id = c ? c->id : 0;
+    if (out.graph) *out.graph = c ? c->graph : NULL;
+    if (out.deps) *out.deps = s->after.at;
+    if (out.edges && rc == CUDA_SUCCESS) rc = edges_of(s, out.edges);
+    if (out.count) *out.count = s->after.count;
+    ke_mu_unlock();
+    return rc;
+}
+KE_API CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *captureStatus) {
+    KE_CALL(info(hStream, (struct info){.status = captureStatus}));
+}
+KE_API CUresult cuStreamGetCaptureInfo_v2(CUstream hStream, CUstreamCaptureStatus *status, cuuint64_t *id,
+                                          CUgraph *graph, const CUgraphNode **deps, size_t *count) {
+    KE_CALL(info(hStream, (struct info){status, id, graph, deps, NULL, count}));
+}
+KE_API CUresult cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus *status, cuuint64_t *id,
+                                          CUgraph *graph, const CUgraphNode **deps,
+                                          const CUgraphEdgeData **edges, size_t *count) {
+    KE_CALL(info(hStream, (struct info){status, id, graph, deps, edges, count}));
+}
+
+static CUresult depend(CUstream handle, const CUgraphNode *nodes, size_t n, unsigned flags) {
+    CUstream s;
+    if ((n && !nodes) || flags > CU_STREAM_SET_CAPTURE_DEPENDENCIES) return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = ke_stream_resolve(handle, &s);
+    if (rc != CUDA_SUCCESS) return rc;
+    ke_mu_lock();
+    if (!s->capture) rc = CUDA_ERROR_ILLEGAL_STATE;
+    else if (s->capture->invalid) rc = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    for (size_t i = 0; i < n && rc == CUDA_SUCCESS; i++) {
+        if (!ke_node_in(s->capture->graph, nodes[i])) rc = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (rc == CUDA_SUCCESS && flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES) s->after.count = 0;
+    for (size_t i = 0; i < n && rc == CUDA_SUCCESS; i++) {
+        if (!ke_nodes_add(&s->after, nodes[i])) rc = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    ke_mu_unlock();
+    return rc;
+}
+KE_API CUresult cuStreamUpdateCaptureDependencies_v2(CUstream hStream, CUgraphNode *dependencies,
+                                                     const CUgraphEdgeData *dependencyData, size_t n,
+                                                     unsigned int flags) {
+    (void)dependencyData;
+    KE_CALL(depend(hStream, dependencies, n, flags));
+}
+
+static CUresult exchange(CUstreamCaptureMode *mode) {
+    if (!mode || (int)*mode < 0 || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
+    CUstreamCaptureMode before = thread_mode;
+    thread_mode = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) { KE_CALL(exchange(mode)); }

@@ -1,0 +1,285 @@
+"""Stream capture and CUDA graphs: what is captured, what replays, what spoils a capture."""
+
+from __future__ import annotations
+
+import pytest
+from cuda_setups import GRAPHS
+
+MIB = 1 << 20
+UNSUPPORTED = "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
+INVALIDATED = "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
+NONE, ACTIVE, SPOILED = 0, 1, 2
+
+
+@pytest.fixture
+def forbidden(platform):
+    """What an allocation is told that a capture forbids. Memory that Kiwi owns is there all the
+    same: it comes from calls that no capture minds."""
+    return "CUDA_SUCCESS" if platform.preloaded else UNSUPPORTED
+
+
+@pytest.fixture
+def worker(worker):
+    worker.do(GRAPHS + "p = alloc(4 * MIB); q = alloc(4 * MIB)")
+    return worker
+
+
+def test_what_is_captured_happens_at_each_launch(worker):
+    worker.do("write(p, bytes(MIB)); write(q, bytes(MIB)); begin()")
+    assert worker.get("[status(), status(b)]") == [ACTIVE, NONE]
+    worker.do("put(p, 7, MIB); ck(driver.cuMemcpyDtoDAsync(q, p, MIB, s)); g = end()")
+    assert worker.get("status()") == NONE
+    assert worker.get("types(g)") == ["MEMSET", "MEMCPY"]
+    assert worker.get("edges(g)") == [[0, 1]]
+    assert worker.get("read(q, MIB) == bytes(MIB)"), "capturing does nothing"
+    worker.do("e = instantiate(g); ck(driver.cuGraphDestroy(g))")
+    for _ in range(3):
+        worker.do("write(p, bytes(MIB)); write(q, bytes(MIB)); run(e)")
+        assert worker.get("set(read(q, MIB)) == {7}")
+    worker.do("ck(driver.cuGraphExecDestroy(e))")
+
+
+def test_a_captured_copy_reads_the_host_when_it_is_launched(worker):
+    worker.do(
+        "h = int(ck(driver.cuMemHostAlloc(MIB, 0))); ctypes.memset(h, 1, MIB); begin()\n"
+        "ck(driver.cuMemcpyHtoDAsync(p, h, MIB, s)); e = instantiate(end())"
+    )
+    for value in (2, 3):
+        worker.do(f"ctypes.memset(h, {value}, MIB); run(e)")
+        assert worker.get(f"set(read(p, MIB)) == {{{value}}}")
+    worker.do("ck(driver.cuMemFreeHost(h))")
+
+
+def test_host_functions_are_captured(worker):
+    worker.do(
+        "calls = []; f = HOST_FUNCTION(lambda data: calls.append(data))\n"
+        "fn = driver.CUhostFn(ctypes.cast(f, ctypes.c_void_p).value)\n"
+        "begin(); ck(driver.cuLaunchHostFunc(s, fn, 5)); g = end(); e = instantiate(g)"
+    )
+    assert worker.get("calls") == []
+    worker.do("run(e); run(e)")
+    assert worker.get("calls") == [5, 5]
+    assert worker.get("types(g)") == ["HOST"]
+
+
+def test_events_fork_a_capture_and_join_it(worker):
+    worker.do(
+        "f, j = ck(driver.cuEventCreate(0)), ck(driver.cuEventCreate(0)); begin()\n"
+        "put(p, 1, MIB); ck(driver.cuEventRecord(f, s)); ck(driver.cuStreamWaitEvent(b, f, 0))"
+    )
+    assert worker.get("status(b)") == ACTIVE
+    worker.do(
+        "ck(driver.cuMemcpyDtoDAsync(q, p, MIB, b)); put(p + MIB, 2, MIB)\n"
+        "ck(driver.cuEventRecord(j, b)); ck(driver.cuStreamWaitEvent(s, j, 0))\n"
+        "ck(driver.cuMemcpyDtoDAsync(q + MIB, p + MIB, MIB, s)); g = end()"
+    )
+    assert worker.get("status(b)") == NONE
+    assert sorted(worker.get("types(g)")) == ["MEMCPY", "MEMCPY", "MEMSET", "MEMSET"]
+    assert worker.get("edges(g)") == [[0, 1], [0, 2], [1, 3], [2, 3]]
+    worker.do("write(q, bytes(2 * MIB)); run(instantiate(g))")
+    assert worker.get("[read(q, 1)[0], read(q + MIB, 1)[0]]") == [1, 2]
+
+
+def test_a_fork_that_is_not_joined(worker):
+    worker.do(
+        "f = ck(driver.cuEventCreate(0)); begin(); put(p, 1, MIB); ck(driver.cuEventRecord(f, s))\n"
+        "ck(driver.cuStreamWaitEvent(b, f, 0)); put(q, 2, MIB, b)"
+    )
+    unjoined = "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"
+    assert worker.get("name_of(driver.cuStreamEndCapture, s)") == unjoined
+    assert worker.get("[status(), status(b)]") == [NONE, NONE]
+
+
+def test_only_where_it_began_a_capture_ends(worker):
+    worker.do(
+        "f = ck(driver.cuEventCreate(0)); begin(); put(p, 1, MIB); ck(driver.cuEventRecord(f, s))\n"
+        "ck(driver.cuStreamWaitEvent(b, f, 0))"
+    )
+    unmatched = "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED"
+    assert worker.get("name_of(driver.cuStreamEndCapture, b)") == unmatched
+    assert worker.get("name_of(driver.cuStreamEndCapture, s)") != "CUDA_SUCCESS"
+    assert worker.get("[status(), status(b)]") == [NONE, NONE]
+
+
+@pytest.mark.parametrize(("mode", "may"), [("GLOBAL", False), ("LOCAL", False), ("RELAXED", True)])
+def test_only_a_relaxed_capture_may_be_ended_by_another_thread(worker, mode, may):
+    worker.do(f"begin(mode={mode}); put(p, 1, MIB)")
+    said = worker.get("elsewhere(driver.cuStreamEndCapture, s)")
+    assert said == ("CUDA_SUCCESS" if may else "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD")
+    if not may:
+        worker.get("name_of(driver.cuStreamEndCapture, s)")
+    assert worker.get("status()") == NONE
+
+
+@pytest.mark.parametrize(
+    "call", ["driver.cuStreamSynchronize, s", "driver.cuStreamQuery, s", "driver.cuCtxSynchronize"]
+)
+@pytest.mark.parametrize("mode", ["GLOBAL", "RELAXED"])
+def test_waiting_for_what_is_captured_spoils_it(worker, call, mode):
+    worker.do(f"begin(mode={mode}); put(p, 1, MIB)")
+    assert worker.get(f"name_of({call})") == UNSUPPORTED
+    assert worker.get("status()") == SPOILED
+    assert worker.get("name_of(driver.cuMemsetD8Async, p, 1, MIB, s)") == INVALIDATED
+    assert worker.get("name_of(driver.cuStreamEndCapture, s)") == INVALIDATED
+    worker.do("begin(); put(p, 9, MIB); run(instantiate(end()))")
+    assert worker.get("read(p, 1)[0]") == 9
+
+
+def test_a_captured_event_cannot_be_asked(worker):
+    worker.do("f = ck(driver.cuEventCreate(0)); begin(mode=RELAXED); put(p, 1, MIB)")
+    worker.do("ck(driver.cuEventRecord(f, s))")
+    assert worker.get("name_of(driver.cuEventQuery, f)") == "CUDA_ERROR_CAPTURED_EVENT"
+    worker.get("name_of(driver.cuStreamEndCapture, s)")
+    worker.do("ck(driver.cuEventRecord(f, s)); ck(driver.cuEventSynchronize(f))")
+
+
+def test_an_event_from_outside_cannot_be_waited_for(worker):
+    worker.do("f = ck(driver.cuEventCreate(0)); put(p, 1, MIB, b); ck(driver.cuEventRecord(f, b))")
+    worker.do("begin(); put(p, 1, MIB)")
+    isolation = "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"
+    assert worker.get("name_of(driver.cuStreamWaitEvent, s, f, 0)") == isolation
+    assert worker.get("name_of(driver.cuStreamEndCapture, s)") == INVALIDATED
+
+
+def test_two_captures_do_not_merge(worker):
+    worker.do(
+        "f = ck(driver.cuEventCreate(0)); begin(); begin(b); put(p, 1, MIB); put(q, 1, MIB, b)\n"
+        "ck(driver.cuEventRecord(f, b))"
+    )
+    merge = "CUDA_ERROR_STREAM_CAPTURE_MERGE"
+    assert worker.get("name_of(driver.cuStreamWaitEvent, s, f, 0)") == merge
+    worker.get("[name_of(driver.cuStreamEndCapture, x) for x in (s, b)]")
+    assert worker.get("[status(), status(b)]") == [NONE, NONE]
+
+
+def test_the_legacy_stream_beside_a_blocking_stream_that_captures(worker):
+    worker.do("blocking = ck(driver.cuStreamCreate(0)); begin(blocking); put(p, 1, MIB, blocking)")
+    implicit = "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"
+    assert worker.get("name_of(driver.cuStreamIsCapturing, 0)") == implicit
+    assert worker.get("status(blocking)") == ACTIVE, "asking spoils nothing"
+    assert worker.get("name_of(driver.cuMemsetD8Async, q, 1, MIB, 0)") == implicit
+    assert worker.get("name_of(driver.cuStreamEndCapture, blocking)") == INVALIDATED
+
+
+def test_wrong_beginnings_and_ends(worker):
+    assert worker.get("name_of(driver.cuStreamBeginCapture, 0, GLOBAL)") == UNSUPPORTED
+    assert worker.get("name_of(driver.cuStreamEndCapture, s)") == "CUDA_ERROR_ILLEGAL_STATE"
+    worker.do("begin()")
+    again = worker.get("name_of(driver.cuStreamBeginCapture, s, GLOBAL)")
+    assert again == "CUDA_ERROR_ILLEGAL_STATE"
+    assert worker.get("types(end())") == []
+
+
+def test_the_mode_of_a_thread_is_exchanged(worker):
+    worker.do("exchange = lambda m: int(ck(driver.cuThreadExchangeStreamCaptureMode(m)))")
+    assert worker.get("[exchange(RELAXED), exchange(LOCAL), exchange(GLOBAL)]") == [0, 2, 1]
+
+
+@pytest.mark.parametrize("mode", ["GLOBAL", "LOCAL"])
+def test_allocating_spoils_a_capture(worker, mode, forbidden):
+    worker.do(f"begin(mode={mode}); put(p, 1, MIB)")
+    assert worker.get("name_of(driver.cuMemAlloc, MIB)") == forbidden
+    assert worker.get("status()") == (SPOILED if forbidden == UNSUPPORTED else ACTIVE)
+    worker.get("name_of(driver.cuStreamEndCapture, s)")
+    assert worker.get("status()") == NONE
+
+
+@pytest.mark.parametrize("mode", ["GLOBAL", "LOCAL"])
+def test_pinning_spoils_a_capture(worker, mode):
+    worker.do(f"begin(mode={mode}); put(p, 1, MIB)")
+    assert worker.get("name_of(driver.cuMemHostAlloc, MIB, 0)") == UNSUPPORTED
+    assert worker.get("name_of(driver.cuStreamEndCapture, s)") == INVALIDATED
+
+
+@pytest.mark.parametrize("how", ["capture", "thread"])
+def test_allocating_is_allowed_where_either_is_relaxed(worker, how):
+    worker.do(
+        "begin(mode=RELAXED)"
+        if how == "capture"
+        else "begin(); ck(driver.cuThreadExchangeStreamCaptureMode(RELAXED))"
+    )
+    worker.do("r = alloc(MIB); put(r, 3, MIB); run(instantiate(end()))")
+    assert worker.get("set(read(r, MIB)) == {3}")
+
+
+@pytest.mark.parametrize(("mode", "may"), [("GLOBAL", False), ("LOCAL", True), ("RELAXED", True)])
+def test_allocating_beside_a_capture_of_another_thread(worker, mode, may, forbidden):
+    worker.do(f"begin(mode={mode}); put(p, 1, MIB)")
+    said = worker.get("elsewhere(driver.cuMemAlloc, MIB)")
+    assert said == ("CUDA_SUCCESS" if may else forbidden)
+    ended = worker.get("name_of(driver.cuStreamEndCapture, s)")
+    assert ended == (INVALIDATED if said == UNSUPPORTED else "CUDA_SUCCESS")
+
+
+def test_what_a_capture_says_of_itself(worker):
+    worker.do("begin(); put(p, 1, MIB); info = ck(driver.cuStreamGetCaptureInfo(s))")
+    assert worker.get("int(info[0])") == ACTIVE
+    assert worker.get("int(info[1]) > 0 and info[5]") == 1
+    assert worker.get("types(info[2])") == ["MEMSET"]
+    assert worker.get("[int(n) for n in info[3]] == [int(n) for n in nodes(info[2])]")
+    worker.do("g = end()")
+    assert worker.get("int(ck(driver.cuStreamGetCaptureInfo(s))[0])") == NONE
+
+
+def test_a_graph_that_is_made_by_hand_keeps_its_order(worker):
+    """The copy is added first: only the edges say what comes before what."""
+    worker.do(
+        "g = ck(driver.cuGraphCreate(0)); c = ck(driver.cuCtxGetCurrent())\n"
+        "copy = ck(driver.cuGraphAddMemcpyNode(g, None, 0, copy_params(q, p, MIB), c))\n"
+        "joint = ck(driver.cuGraphAddEmptyNode(g, None, 0))\n"
+        "fill = ck(driver.cuGraphAddMemsetNode(g, None, 0, memset_params(p, 6, MIB), c))\n"
+        "ck(driver.cuGraphAddDependencies(g, [fill, joint], [joint, copy], None, 2))"
+    )
+    assert worker.get("types(g)") == ["MEMCPY", "EMPTY", "MEMSET"]
+    assert worker.get("edges(g)") == [[1, 0], [2, 1]]
+    worker.do("write(p, bytes(MIB)); write(q, bytes(MIB)); run(instantiate(g))")
+    assert worker.get("set(read(q, MIB)) == {6}")
+    worker.do("ck(driver.cuGraphAddDependencies(g, [copy], [fill], None, 1))")
+    assert worker.get("name_of(driver.cuGraphInstantiate, g, 0)") == "CUDA_ERROR_INVALID_VALUE"
+
+
+def test_a_graph_within_a_graph_is_a_copy(worker):
+    worker.do(
+        "inner = ck(driver.cuGraphCreate(0)); c = ck(driver.cuCtxGetCurrent())\n"
+        "ck(driver.cuGraphAddMemsetNode(inner, None, 0, memset_params(p, 4, MIB), c))\n"
+        "g = ck(driver.cuGraphCreate(0))\n"
+        "child = ck(driver.cuGraphAddChildGraphNode(g, None, 0, inner))\n"
+        "ck(driver.cuGraphAddMemcpyNode(g, [child], 1, copy_params(q, p, MIB), c))\n"
+        "ck(driver.cuGraphDestroy(inner)); run(instantiate(g))"
+    )
+    assert worker.get("types(g)") == ["GRAPH", "MEMCPY"]
+    assert worker.get("types(ck(driver.cuGraphChildGraphNodeGetGraph(child)))") == ["MEMSET"]
+    assert worker.get("set(read(q, MIB)) == {4}")
+
+
+def test_a_launch_in_a_capture_is_a_graph_within(worker):
+    worker.do("begin(); put(p, 8, MIB); e = instantiate(end()); write(p, bytes(MIB)); begin()")
+    worker.do(
+        "ck(driver.cuGraphLaunch(e, s)); ck(driver.cuMemcpyDtoDAsync(q, p, MIB, s)); g = end()"
+    )
+    assert worker.get("types(g)") == ["GRAPH", "MEMCPY"]
+    worker.do("run(instantiate(g))")
+    assert worker.get("set(read(q, MIB)) == {8}")
+
+
+def test_an_executable_graph_is_updated(worker):
+    worker.do("begin(); put(p, 1, MIB); e = instantiate(end()); begin(); put(p, 2, MIB); g = end()")
+    worker.do("ck(driver.cuGraphExecUpdate(e, g)); run(e)")
+    assert worker.get("read(p, 1)[0]") == 2
+    worker.do("begin(); put(p, 3, MIB); put(q, 3, MIB); other = end()")
+    failure = "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE"
+    assert worker.get("name_of(driver.cuGraphExecUpdate, e, other)") == failure
+    worker.do("write(p, bytes(MIB)); run(e)")
+    assert worker.get("read(p, 1)[0]") == 2
+
+
+def test_executable_graphs_survive_a_checkpoint(platform, worker):
+    other = platform.worker("ck(driver.cuInit(0))")
+    worker.do("begin(); put(p, 5, MIB); ck(driver.cuMemcpyDtoDAsync(q, p, MIB, s)); g = end()")
+    worker.do("e = instantiate(g); write(p, bytes(MIB)); write(q, bytes(MIB))")
+    other.do(f"suspend({worker.pid}); resume({worker.pid})")
+    assert worker.get("read(q, MIB) == bytes(MIB)")
+    worker.do("run(e)")
+    assert worker.get("set(read(q, MIB)) == {5}")
+    worker.do("write(q, bytes(MIB)); run(instantiate(g))")
+    assert worker.get("set(read(q, MIB)) == {5}")
