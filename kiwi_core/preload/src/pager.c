@@ -121,11 +121,15 @@ void kp_pager_leave(void) {
 #define PAUSE_NS ((int64_t)20000000)   /* between slices: most of the bus is for others */
 #define SLICE_BYTES ((uint64_t)64 << 20) /* a call that comes meanwhile waits for a millisecond or a few */
 #define SLICE_NS ((int64_t)500000000)
+#define MEASURINGS_MOST 100 /* slices in which there was no pinned memory yet, or another trouble */
 
 static uint64_t passed_then;
 static int64_t quiet_since_ns, next_slice_ns;
 static bool clean;
 static unsigned limits_then;
+static struct kp_speeds speeds;
+static bool speeds_known;
+static int measurings;
 
 static bool idle(int64_t now_ns) {
     uint64_t passed = kp_gate_passed();
@@ -145,9 +149,19 @@ int64_t kp_pager_idle_ns(int64_t now_ns) {
     return clean ? now_ns + QUIET_NS : quiet_since_ns + QUIET_NS;
 }
 
+/* Once, when the program idles and pinned memory is there. */
+static void measure(void) {
+    if (speeds_known || measurings >= MEASURINGS_MOST) return;
+    measurings++;
+    speeds_known = kp_speeds_measure(&speeds);
+}
+
+const struct kp_speeds *kp_pager_speeds(void) { return speeds_known ? &speeds : NULL; }
+
 void kp_pager_idle(int64_t now_ns) {
     struct kp_outcome o;
     if (!kp_limits_may_clean() || !idle(now_ns) || now_ns < next_slice_ns) return;
+    measure();
     hold(now_ns + SLICE_NS, &o);
     bool more = o.what == KP_MOVED && kp_move_clean(SLICE_BYTES, now_ns + SLICE_NS, &o);
     if (held) let_go();

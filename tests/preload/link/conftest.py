@@ -28,13 +28,13 @@ GPU_MIB = 256
 class Stage:
     """``program`` starts a preloaded program; what the library says goes into ``log``."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, gpu_mib: int = GPU_MIB) -> None:
         self.state = directory / "gpus"
         self.sockets = directory / "s"
         self.sockets.mkdir(mode=0o700)
         self.log_path = directory / "log"
         self._libraries = emulator.build()
-        emulator.create_state(self.state, emulator.parse_gpus(f"1x{GPU_MIB}MiB"))
+        emulator.create_state(self.state, emulator.parse_gpus(f"1x{gpu_mib}MiB"))
         emulator.set_context_bytes(self.state, 2 * MIB)
         self.uuid = emulator.books(self.state).gpus[0].uuid
         self.daemon = PagerDaemon(self.sockets / f"{self.uuid}.sock")
