@@ -1,5 +1,9 @@
 """Preloaded libraries and the daemon: whose they are, gates, leases, room, and moving memory. The
-library is the scripted one; the daemon and its socket are real."""
+library is the scripted one; the daemon and its socket are real.
+
+One daemon serves all tests that leave it as they found it, without a session. (``daemon`` comes
+first in a test's arguments, so that its programs end before that is looked at.)
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from checks import COMPLAINTS, unharmed
 from cuda_processes import Worker, WorkerError
-from daemon import wait_until
+from daemon import running_daemon, wait_until
 from linked_program import LinkedProgram
 from session_program import MIB, SessionProgram
 from talker import Talker
@@ -30,6 +35,26 @@ Start = "Callable[..., Daemon]"
 Linked = "Callable[..., LinkedProgram]"
 
 SUPPORT = Path(__file__).parents[1] / "support"
+
+
+QUICK = ("1x64MiB", "--idle-after", "0.3")
+"""Many a test begins when a program that has taken memory is idle."""
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Daemon]:
+    with running_daemon(*QUICK) as daemon:
+        yield daemon
+        daemon.stop()
+        unharmed(daemon)
+
+
+@pytest.fixture
+def daemon(shared: Daemon) -> Iterator[Daemon]:
+    before = len(shared.log())
+    yield shared
+    shared.wait_for(lambda s: not s.sessions, "all have left")
+    assert not [word for word in COMPLAINTS if word in shared.log()[before:]]
 
 
 @pytest.fixture
@@ -88,8 +113,7 @@ def test_a_program_that_only_has_the_library_is_a_session_with_exact_leases(
     assert look.resident_bytes >= 8 * MIB
 
 
-def test_the_library_of_a_session_is_its(start: Start, program: Any) -> None:
-    daemon = start("1x64MiB")
+def test_the_library_of_a_session_is_its(daemon: Daemon, program: Any) -> None:
     notebook = program(daemon)
     into(notebook, daemon)
     assert len(daemon.status().sessions) == 1
@@ -100,8 +124,7 @@ def test_the_library_of_a_session_is_its(start: Start, program: Any) -> None:
     wait_until(lambda: gates(notebook) == [False, True, False], "armed after it")
 
 
-def test_a_child_is_its_parents(start: Start, linked: Linked) -> None:
-    daemon = start("1x64MiB")
+def test_a_child_is_its_parents(daemon: Daemon, linked: Linked) -> None:
     parent = linked(daemon)
     path = str(daemon.sockets()[0])
     code = f"init(); from linked_library import Library; library = Library({path!r})"
@@ -111,9 +134,8 @@ def test_a_child_is_its_parents(start: Start, linked: Linked) -> None:
 
 
 def test_a_session_that_comes_later_takes_over_the_links_below_it(
-    start: Start, program: Any
+    daemon: Daemon, program: Any
 ) -> None:
-    daemon = start("1x64MiB")
     worker = SessionProgram.__new__(SessionProgram)  # not a session yet
     environment = daemon.env | emulator.environment(daemon.state_path, emulator.build())
     worker.worker = Worker(environment)
@@ -155,8 +177,7 @@ def test_bursts_of_the_client_and_of_the_gate_do_not_collide(start: Start, progr
     daemon.wait_state(notebook.pid, "idle")
 
 
-def test_a_program_that_leaves_kiwi_runs_on(start: Start, program: Any) -> None:
-    daemon = start("1x64MiB")
+def test_a_program_that_leaves_kiwi_runs_on(daemon: Daemon, program: Any) -> None:
     notebook = program(daemon)
     into(notebook, daemon)
     wait_until(lambda: gates(notebook) == [False], "armed")
@@ -169,7 +190,7 @@ def test_a_program_that_leaves_kiwi_runs_on(start: Start, program: Any) -> None:
 def test_one_that_left_kiwi_stays_out_of_it_when_the_daemon_is_killed(
     start: Start, program: Any
 ) -> None:
-    daemon = start("1x64MiB")
+    daemon = start(*QUICK)
     notebook = program(daemon)
     into(notebook, daemon)
     notebook.worker.do("client.goodbye(60.0); client.close()")
@@ -195,7 +216,7 @@ def test_one_that_left_kiwi_stays_out_of_it_when_the_daemon_is_killed(
 def test_two_that_do_not_fit_take_turns_through_their_libraries(
     start: Start, linked: Linked
 ) -> None:
-    daemon = start("1x64MiB", "--tq", "0.5")
+    daemon = start(*QUICK, "--tq", "0.5")
     first, second = linked(daemon), linked(daemon)
     contents = []
     for seed, one in enumerate((first, second)):
@@ -212,7 +233,7 @@ def test_two_that_do_not_fit_take_turns_through_their_libraries(
 
 
 def test_a_daemon_that_was_killed_finds_what_is_out(start: Start, linked: Linked) -> None:
-    daemon = start("1x64MiB")
+    daemon = start(*QUICK)
     one = linked(daemon, 40)
     content = one.digest()
     daemon.wait_state(one.pid, "idle")
@@ -226,11 +247,13 @@ def test_a_daemon_that_was_killed_finds_what_is_out(start: Start, linked: Linked
     found = daemon.wait_state(one.pid, "paged-out")
     assert found.paged_out_bytes >= 40 * MIB
     assert one.digest() == content  # asks for the lease, and so for its memory
-    assert daemon.wait_state(one.pid, "running").id == found.id
+    again = daemon.session(one.pid)
+    assert again is not None
+    assert again.id == found.id
 
 
 def test_a_daemon_that_leaves_brings_everybody_back(start: Start, linked: Linked) -> None:
-    daemon = start("1x64MiB")
+    daemon = start(*QUICK)
     one = linked(daemon, 8)
     content = one.digest()
     daemon.wait_state(one.pid, "idle")
@@ -259,7 +282,7 @@ def test_one_that_execs_while_it_is_out_has_lost_its_memory(
     start: Start, program: Any, *, crash: bool
 ) -> None:
     """Its library, which had the contents, is gone: nobody waits for an answer of it."""
-    daemon = start("1x64MiB")
+    daemon = start(*QUICK)
     notebook = program(daemon)
     code = OUT_AND_EXEC.format(path=str(daemon.sockets()[0]), size=8 * MIB)
     notebook.worker.do(
@@ -289,8 +312,7 @@ def test_one_that_execs_while_it_is_out_has_lost_its_memory(
 # --- room ----------------------------------------------------------------------------------------
 
 
-def test_room_is_made_of_what_idle_ones_hold(start: Start, linked: Linked) -> None:
-    daemon = start("1x64MiB")
+def test_room_is_made_of_what_idle_ones_hold(daemon: Daemon, linked: Linked) -> None:
     idle = linked(daemon, 40)
     content = idle.digest()
     daemon.wait_state(idle.pid, "idle")
@@ -303,8 +325,7 @@ def test_room_is_made_of_what_idle_ones_hold(start: Start, linked: Linked) -> No
     assert idle.digest() == content
 
 
-def test_more_than_the_gpu_has_is_denied(start: Start, linked: Linked) -> None:
-    daemon = start("1x64MiB")
+def test_more_than_the_gpu_has_is_denied(daemon: Daemon, linked: Linked) -> None:
     program = linked(daemon, 8)
     answer = program.get(f"library.want_room({200 * MIB})")
     assert not answer["granted"]
@@ -336,9 +357,8 @@ def child_that_asks_for_room(parent: Worker, daemon: Daemon, words: Path) -> int
 
 
 def test_room_is_asked_for_anew_by_a_session_that_takes_over(
-    start: Start, program: Any, tmp_path: Path
+    daemon: Daemon, program: Any, tmp_path: Path
 ) -> None:
-    daemon = start("1x64MiB")
     holder = program(daemon)
     holder.take(40, 1)
     holder.worker.do("begin()")  # has the rest of the GPU, and goes on
@@ -368,9 +388,8 @@ def test_room_is_asked_for_anew_by_a_session_that_takes_over(
 
 
 def test_a_child_that_asked_for_room_is_answered_when_its_session_dies(
-    start: Start, linked: Linked, program: Any, tmp_path: Path
+    daemon: Daemon, linked: Linked, program: Any, tmp_path: Path
 ) -> None:
-    daemon = start("1x64MiB")
     holder = program(daemon)
     holder.take(40, 1)
     holder.worker.do("begin()")  # has the rest of the GPU, and goes on
@@ -400,8 +419,7 @@ def pressed(daemon: Daemon, linked: Any, size_mib: int = 40) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("action", ["hold", "page-out"])
-def test_killed_in_the_middle_of_its_way_out(start: Start, linked: Linked, action: str) -> None:
-    daemon = start("1x64MiB")
+def test_killed_in_the_middle_of_its_way_out(daemon: Daemon, linked: Linked, action: str) -> None:
     idle, other = pressed(daemon, linked)
     idle.script(action, "die")
     other.do(f"library.take({40 * MIB}, 2)")
@@ -409,8 +427,7 @@ def test_killed_in_the_middle_of_its_way_out(start: Start, linked: Linked, actio
     assert other.digest()
 
 
-def test_killed_in_the_middle_of_its_way_in(start: Start, linked: Linked) -> None:
-    daemon = start("1x64MiB")
+def test_killed_in_the_middle_of_its_way_in(daemon: Daemon, linked: Linked) -> None:
     idle, other = pressed(daemon, linked)
     other.do(f"library.take({40 * MIB}, 2)")
     daemon.wait_state(idle.pid, "paged-out")
@@ -421,7 +438,7 @@ def test_killed_in_the_middle_of_its_way_in(start: Start, linked: Linked) -> Non
 
 
 def test_one_that_is_stopped_does_not_stop_the_others(start: Start, linked: Linked) -> None:
-    daemon = start("1x64MiB", "--lock-timeout", "0.5")
+    daemon = start(*QUICK, "--lock-timeout", "0.5")
     idle, other = pressed(daemon, linked)
     os.kill(idle.pid, signal.SIGSTOP)
     other.worker.send(f"library.take({40 * MIB}, 2)", "exec")
@@ -437,7 +454,7 @@ def test_one_that_is_stopped_does_not_stop_the_others(start: Start, linked: Link
 
 def test_one_that_is_stopped_in_the_middle_of_its_way_out(start: Start, linked: Linked) -> None:
     """Only its own word says how a move comes out: it is waited for, and the loop goes on."""
-    daemon = start("1x64MiB", "--stuck-after", "0.5", "--lock-timeout", "0.5")
+    daemon = start(*QUICK, "--stuck-after", "0.5", "--lock-timeout", "0.5")
     idle, other = pressed(daemon, linked)
     content = idle.get("'|'.join(m.digest() for m in library.memories)")
     idle.script("page-out", "stop")
@@ -451,8 +468,7 @@ def test_one_that_is_stopped_in_the_middle_of_its_way_out(start: Start, linked: 
     assert idle.digest() == content
 
 
-def test_garbage_ends_the_connection_and_nothing_else(start: Start, linked: Linked) -> None:
-    daemon = start("1x64MiB")
+def test_garbage_ends_the_connection_and_nothing_else(daemon: Daemon, linked: Linked) -> None:
     idle, other = pressed(daemon, linked)
     idle.script("hold", "garbage")
     other.do(f"library.take({40 * MIB}, 2)")  # the second attempt is a good one
@@ -462,8 +478,7 @@ def test_garbage_ends_the_connection_and_nothing_else(start: Start, linked: Link
 
 
 @pytest.mark.parametrize("action", ["hold", "page-out"])
-def test_a_connection_lost_in_the_middle(start: Start, linked: Linked, action: str) -> None:
-    daemon = start("1x64MiB")
+def test_a_connection_lost_in_the_middle(daemon: Daemon, linked: Linked, action: str) -> None:
     idle, other = pressed(daemon, linked)
     content = idle.get("'|'.join(m.digest() for m in library.memories)")
     idle.script(action, "drop")
@@ -472,8 +487,7 @@ def test_a_connection_lost_in_the_middle(start: Start, linked: Linked, action: s
     assert idle.digest() == content
 
 
-def test_a_newer_connection_of_a_process_replaces_the_older(start: Start, linked: Linked) -> None:
-    daemon = start("1x64MiB")
+def test_a_newer_connection_of_a_process_replaces_the_older(daemon: Daemon, linked: Linked) -> None:
     program = linked(daemon, 8)
     program.do("library.reconnects = False")
     program.do("newer = Library(library.path)")
@@ -497,8 +511,7 @@ for _ in range({count}):
 """
 
 
-def test_two_hundred_links_of_one_session(start: Start, program: Any) -> None:
-    daemon = start("1x64MiB")
+def test_two_hundred_links_of_one_session(daemon: Daemon, program: Any) -> None:
     notebook = program(daemon, 2)
     notebook.worker.do(_MANY.format(count=200, path=str(daemon.sockets()[0])))
     with Talker(daemon.sockets()[0]) as talker:
@@ -515,29 +528,29 @@ def test_two_hundred_links_of_one_session(start: Start, program: Any) -> None:
 TOO_MANY = {f"kind {number}": 1 for number in range(KINDS_MAX + 1)}
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"type": "pager-state", "state": "somewhere"},
-        {"type": "pager-state", "state": "resident", "resident_bytes": -1},
-        {"type": "pager-state", "state": "resident", "unowned": TOO_MANY},
-        {"type": "acquire", "burst": 1},
-        {"type": "want-room", "request": 1},
-    ],
-)  # fmt: skip
-def test_what_is_no_good_is_told_and_ends_the_connection(start: Start, bad: dict[str, Any]) -> None:
-    daemon = start("1x64MiB")
-    with Talker(daemon.sockets()[0]) as talker:
-        talker.hello(role="pager")
-        talker.say(**{**bad, "kind": bad.pop("type")})
-        last = talker.last_words()
-    assert last is not None
-    assert last["code"] in ("malformed", "out-of-order")
+BAD: list[dict[str, Any]] = [
+    {"kind": "pager-state", "state": "somewhere"},
+    {"kind": "pager-state", "state": "resident", "resident_bytes": -1},
+    {"kind": "pager-state", "state": "resident", "unowned": TOO_MANY},
+    {"kind": "acquire", "burst": 1},
+    {"kind": "want-room", "request": 1},
+]
+
+
+def test_what_is_no_good_is_told_and_ends_the_connection(start: Start) -> None:
+    daemon = start(*QUICK)
+    for bad in BAD:
+        with Talker(daemon.sockets()[0]) as talker:
+            talker.hello(role="pager")
+            talker.say(**bad)
+            last = talker.last_words()
+        assert last is not None, bad
+        assert last["code"] in ("malformed", "out-of-order"), bad
 
 
 def test_nobody_has_more_than_the_gpu(start: Start) -> None:
     """Whatever a library says: it must not spoil the books of the others."""
-    daemon = start("1x64MiB")
+    daemon = start(*QUICK)
     with Talker(daemon.sockets()[0]) as talker:
         talker.hello(role="pager")
         talker.say("pager-state", state="out", paged_out_bytes=1 << 50)
