@@ -136,6 +136,12 @@ static CUresult context_out(struct kp_pass *p, struct kp_ctx *ctx) {
     return rc;
 }
 
+static uint64_t unused_so_far(void) {
+    struct kp_move_books books;
+    kp_move_books(&books);
+    return books.unused;
+}
+
 void kp_move_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *o) {
     struct kp_pass p;
     if (!kp_pass_begin(&p, until_ns, o)) {
@@ -144,6 +150,7 @@ void kp_move_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *o) {
         return;
     }
     CUresult rc = CUDA_SUCCESS;
+    uint64_t unused = unused_so_far();
     if (least_bytes) p.want = least_bytes;
     bool all_was_in = all_in(&p);
     if (host_need(&p) > kp_arena_room()) {
@@ -164,6 +171,8 @@ void kp_move_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *o) {
         p.want = UINT64_MAX;
         if (all_was_in && kp_pass_all_in(&p) != CUDA_SUCCESS) kp_note("page-out broken off; part of it stays out for now");
     }
+    unused = unused_so_far() - unused;
+    if (unused) kp_note("of what went out, %llu MiB were free and not copied", (unsigned long long)unused >> 20);
     kp_pass_end(&p);
 }
 
