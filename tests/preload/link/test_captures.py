@@ -85,6 +85,22 @@ def test_a_capture_that_goes_on_refuses_the_page_out(stage: Stage, program: Work
     assert peer.do("page-in")["outcome"] == "moved"
 
 
+@pytest.mark.parametrize(
+    ("fails", "ends"),
+    [
+        ("elsewhere(driver.cuStreamEndCapture, c)", "driver.cuStreamEndCapture(c)"),
+        ("name_of(driver.cuStreamEndCapture, s)", "driver.cuStreamDestroy(c)"),
+    ],
+)
+def test_until_it_has_really_ended(stage: Stage, program: Worker, fails: str, ends: str) -> None:
+    peer = stage.daemon.peer()
+    program.do("c = ck(driver.cuStreamCreate(1)); begin(c)")
+    assert program.get(fails) != "CUDA_SUCCESS"
+    assert peer.do("page-out", within_s=ALLOWED_S)["reason"] == "lock-timeout"
+    program.do(ends)
+    assert peer.do("page-out")["outcome"] == "moved"
+
+
 def test_a_capture_comes_to_its_end_without_a_lease(stage: Stage, program: Worker) -> None:
     peer = stage.daemon.peer()
     program.do("begin(mode=RELAXED); put(q, 9, MIB)")
