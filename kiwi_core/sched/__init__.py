@@ -8,6 +8,7 @@
 ``arrivals``, ``observations``,
 ``outcomes``                        one function per event: they only record what happened
 ``settle``, ``turns``, ``room``     one pass after each event: they decide
+``parts``, ``overlap``              how much goes out; what comes in while that is under way
 ``orders``                          one function per action: they order
 ``policy/``                         who is next, who goes out, for how long
 ``snapshot``, ``view``, ``story``,
@@ -16,6 +17,6 @@
 ``futures``, ``ahead``, ``twin``,
 ``waits``                           expected waits: a copy runs ahead
 ``audit``                           recomputes everything derived from scratch
-``replay``                          a recorded journal through a fresh scheduler
+``replay``, ``moved``               a recorded journal through a fresh scheduler; sums of moves
 ==================================  =============================================================
 """

@@ -131,6 +131,9 @@ class Run:
         if took_ns and op.doing in _MOVES:
             began_ns = max(began_ns, self._free_at_ns.get(op.doing, 0))
         ends_ns = max(self._now_ns, began_ns + took_ns)
+        if op.beside:
+            ends = (report[0] for report in self._reports if report[1] in op.beside)
+            ends_ns = max(ends_ns, *ends, 0)
         if op.doing in _MOVES:
             self._free_at_ns[op.doing] = ends_ns
         heapq.heappush(self._reports, (ends_ns, op.op, op, session))
@@ -157,7 +160,9 @@ class Run:
 
 def _cost_ns(st: State, session: Session, doing: Doing) -> int:
     if doing is Doing.PAGING_OUT:
-        return st.speed.out_ns(session.resident_bytes)
+        op = session.op
+        part = op.bytes if op is not None else 0
+        return st.speed.out_ns(part or session.resident_bytes)
     if doing is Doing.PAGING_IN:
         return st.speed.in_ns(session.footprint_bytes - session.resident_bytes)
     return HOLD_NS
@@ -166,8 +171,13 @@ def _cost_ns(st: State, session: Session, doing: Doing) -> int:
 def _outcome(op: Running, session: Session, now_ns: int) -> ev.Event:
     elapsed_ns = now_ns - op.started_ns
     if op.doing is Doing.PAGING_OUT:
-        moved_bytes = session.resident_bytes
-        return ev.PagedOut(op=op.op, moved_bytes=moved_bytes, elapsed_ns=elapsed_ns)
+        left_bytes = session.resident_bytes - op.bytes if op.bytes else 0
+        moved_bytes = session.resident_bytes - left_bytes
+        if session.partial:
+            moved_bytes += session.paged_out_bytes
+        return ev.PagedOut(
+            op=op.op, moved_bytes=moved_bytes, elapsed_ns=elapsed_ns, left_bytes=left_bytes
+        )
     if op.doing is Doing.PAGING_IN:
         moved_bytes = session.footprint_bytes - session.resident_bytes
         return ev.PagedIn(op=op.op, moved_bytes=moved_bytes, elapsed_ns=elapsed_ns)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import orders
+from kiwi_core.sched.parts import part_bytes, ram_bytes
+from kiwi_core.sched.room import idle_ones
 from kiwi_core.sched.session import Home, Session, Want
 from kiwi_core.units import format_bytes
 
@@ -46,8 +48,9 @@ def tend(st: State, session: Session) -> None:
         st.tell(session, "not brought back after all: {}", why or "a driver call hangs")
     elif victims:
         st.hinted = session
-        for victim in victims:
-            orders.page_out(st, victim, f"room for {session.id}, about to be used", hinted=True)
+        cause = f"room for {session.id}, about to be used"
+        for victim, part in victims:
+            orders.page_out(st, victim, cause, hinted=True, part=part)
     else:
         orders.page_in(st, session, "about to be used", hinted=True)
 
@@ -83,9 +86,10 @@ def _in_the_way(st: State, session: Session) -> str:
     return "the memory of another session moves" if st.ops else ""
 
 
-def _plan(st: State, session: Session, now_ns: int) -> tuple[list[Session], str]:
-    """Who has to go out for it, or why room cannot be had. Room for what comes back, not for what
-    it may grow by: that others can keep theirs matters more than a guess."""
+def _plan(st: State, session: Session, now_ns: int) -> tuple[list[tuple[Session, int]], str]:
+    """Who has to go out for it, with how much (0: everything), or why room cannot be had. Room for
+    what comes back, not for what it may grow by: that others can keep theirs matters more than a
+    guess."""
     if not st.observed:
         return [], "the GPU's memory has not been read yet"
     if session.backoff_until_ns > now_ns:
@@ -95,18 +99,20 @@ def _plan(st: State, session: Session, now_ns: int) -> tuple[list[Session], str]
     wanted = max(footprint, min(with_margin, st.capacity_bytes))
     short_bytes = wanted - session.counted_claim_bytes - st.free_bytes
     host_bytes = st.host_claimed_bytes
-    victims: list[Session] = []
-    for victim in st.policy.victims(st.idle.values(), ()):
+    victims: list[tuple[Session, int]] = []
+    for victim in st.policy.victims(idle_ones(st), ()):
         if short_bytes <= 0:
             break
+        part = part_bytes(st, victim, short_bytes)
+        host_bytes_then = host_bytes + ram_bytes(st, victim, part)
         blocked = victim is session or victim.leaving or victim.backoff_until_ns > now_ns
-        if blocked or host_bytes + victim.resident_bytes > st.host_budget_bytes:
+        if blocked or host_bytes_then > st.host_budget_bytes:
             continue
         if _protected(st, victim, now_ns):
             return [], "the room is taken by what was used or brought back just now"
-        victims.append(victim)
-        short_bytes -= victim.counted_claim_bytes
-        host_bytes += victim.resident_bytes
+        victims.append((victim, part))
+        short_bytes -= part or victim.counted_claim_bytes
+        host_bytes = host_bytes_then
     if short_bytes > 0:
         return [], f"there is no room: {format_bytes(short_bytes)} more would have to be free"
     return victims, ""

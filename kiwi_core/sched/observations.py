@@ -24,6 +24,7 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
             if session_id in event.at_large and session.home in (Home.HELD, Home.OUT):
                 _slipped(st, session)
             session.resident_bytes = resident_bytes
+            session.left_bytes = min(session.left_bytes, resident_bytes)
             session.partial = session_id in event.partial
             needs.seen(
                 session, st.total_bytes, in_burst=session.want is Want.RUNNING or session.mid_burst
@@ -45,7 +46,7 @@ def _slipped(st: State, session: Session) -> None:
     nothing that the driver could hold it by, and has some now (or somebody else let it go). Where
     it is not its turn, the settle pass has it held again."""
     session.home = Home.IN
-    session.paged_out_bytes = session.restore_bytes = 0
+    session.paged_out_bytes = session.restore_bytes = session.left_bytes = 0
     st.tell(session, "uses the GPU though it was to wait: the driver does not hold it")
 
 

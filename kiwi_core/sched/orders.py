@@ -64,15 +64,16 @@ def grant_lost(st: State, session: Session) -> None:
     )
 
 
-def stop(st: State, session: Session, doing: Doing, cause: str) -> None:
+def stop(st: State, session: Session, doing: Doing, cause: str, part: int = 0) -> None:
     """A runner makes way: it is queued again at the tail at this moment, and holds until the
-    operation has reported. It is told now: once held it may not be able to show anything."""
+    operation has reported. It is told now: once held it may not be able to show anything.
+    ``part`` of its memory goes out, if any; 0: everything."""
     st.runs_no_more(session)
     session.want = Want.QUEUED
     session.mid_burst = True
     session.queued_ns = st.now_ns
     st.notify(session, Notice.SUSPENDED, cause=cause)
-    _start(st, session, doing, cause, stops_runner=True)
+    _start(st, session, doing, cause, stops_runner=True, part=part)
     st.line_up(session)
 
 
@@ -84,12 +85,23 @@ def resume(st: State, session: Session, cause: str) -> None:
     _start(st, session, Doing.RESUMING, cause)
 
 
-def page_out(st: State, session: Session, cause: str, hinted: bool = False) -> None:
-    _start(st, session, Doing.PAGING_OUT, cause, hinted=hinted)
+def page_out(
+    st: State, session: Session, cause: str, *, hinted: bool = False, part: int = 0
+) -> None:
+    """At least ``part`` of its memory; 0: everything."""
+    _start(st, session, Doing.PAGING_OUT, cause, hinted=hinted, part=part)
 
 
-def page_in(st: State, session: Session, cause: str, hinted: bool = False) -> None:
-    _start(st, session, Doing.PAGING_IN, cause, hinted=hinted)
+def page_in(
+    st: State,
+    session: Session,
+    cause: str,
+    *,
+    hinted: bool = False,
+    beside: tuple[OpId, ...] = (),
+) -> None:
+    """``beside``: the page-outs under way that make its room."""
+    _start(st, session, Doing.PAGING_IN, cause, hinted=hinted, beside=beside)
 
 
 def _start(
@@ -100,6 +112,8 @@ def _start(
     *,
     stops_runner: bool = False,
     hinted: bool = False,
+    part: int = 0,
+    beside: tuple[OpId, ...] = (),
 ) -> None:
     op = OpId(st.next_op)
     st.next_op += 1
@@ -107,10 +121,15 @@ def _start(
     restore_bytes = session.footprint_bytes - session.resident_bytes
     moved_bytes = move_id = 0
     if doing in MOVES:
-        moved_bytes = session.resident_bytes if doing is Doing.PAGING_OUT else restore_bytes
+        moved_bytes = restore_bytes
+        if doing is Doing.PAGING_OUT:
+            moved_bytes = part or session.resident_bytes
         move_id = st.history.begin()
-    deadline_ns = st.now_ns + _allowed_ns(st, moved_bytes)
-    session.op = Running(op, doing, st.now_ns, stops_runner, hinted, move_id)
+    waits_bytes = sum(_on_its_way_out_bytes(st.ops[one]) for one in beside) if beside else 0
+    deadline_ns = st.now_ns + _allowed_ns(st, moved_bytes + waits_bytes)
+    session.op = Running(
+        op, doing, st.now_ns, stops_runner, hinted, move_id, bytes=part, beside=beside
+    )
     st.moved_at_ns = st.now_ns
     st.ops[op] = session
     st.refresh(session)
@@ -119,7 +138,9 @@ def _start(
     elif doing is Doing.RESUMING:
         st.actions.append(Resume(session=session.id, op=op, deadline_ns=deadline_ns, cause=cause))
     elif doing is Doing.PAGING_OUT:
-        st.actions.append(PageOut(session=session.id, op=op, deadline_ns=deadline_ns, cause=cause))
+        st.actions.append(
+            PageOut(session=session.id, op=op, deadline_ns=deadline_ns, bytes=part, cause=cause)
+        )
     else:
         st.actions.append(
             PageIn(
@@ -127,10 +148,16 @@ def _start(
                 op=op,
                 deadline_ns=deadline_ns,
                 need_bytes=restore_bytes,
+                beside=beside,
                 cause=cause,
             )
         )
     st.tell(session, "{.value} begins ({})", doing, cause)
+
+
+def _on_its_way_out_bytes(session: Session) -> int:
+    op = session.op
+    return (op.bytes or session.resident_bytes) if op is not None else 0
 
 
 def _allowed_ns(st: State, moved_bytes: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched import bursts, hints, needs, orders
+from kiwi_core.sched import bursts, hints, needs, orders, overlap
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.history import MOVES
 from kiwi_core.sched.session import Doing, Home, Want
@@ -97,23 +97,29 @@ def suspended(st: State, event: ev.Suspended) -> None:
 
 
 def paged_out(st: State, event: ev.PagedOut) -> None:
-    if (taken := _take(st, event.op, Doing.PAGING_OUT, event.moved_bytes)) is not None:
+    moved_bytes = event.moved_bytes
+    mover = st.ops.get(event.op)
+    if mover is not None and mover.partial:
+        moved_bytes = max(0, moved_bytes - mover.paged_out_bytes)  # now; the rest was out already
+    if (taken := _take(st, event.op, Doing.PAGING_OUT, moved_bytes)) is not None:
         session, running = taken
         # What was in system RAM before (a page-out cut short) is part of what has to come back.
         session.restore_bytes = max(session.footprint_bytes, event.moved_bytes)
         session.paged_out_bytes = max(session.paged_out_bytes, event.moved_bytes)
-        session.resident_bytes = 0
+        session.resident_bytes = session.left_bytes = event.left_bytes
         session.home = Home.OUT
         _stopped(st, session, running)
-        _record_swap(st, session, running, "out", event.moved_bytes, event.elapsed_ns)
+        _record_swap(st, session, running, "out", moved_bytes, event.elapsed_ns)
         _succeeded(st, session)
+        if running.overdue:
+            overlap.reported(st, event.op)
 
 
 def paged_in(st: State, event: ev.PagedIn) -> None:
     if (taken := _take(st, event.op, Doing.PAGING_IN, event.moved_bytes)) is not None:
         session, running = taken
         session.resident_bytes = max(session.footprint_bytes, event.moved_bytes)
-        session.paged_out_bytes = session.restore_bytes = 0
+        session.paged_out_bytes = session.restore_bytes = session.left_bytes = 0
         session.home = Home.IN
         _record_swap(st, session, running, "in", event.moved_bytes, event.elapsed_ns)
         if running.hinted and session.want is Want.NONE:
@@ -129,7 +135,8 @@ def _record_swap(
         session.moved_out_bytes += moved
     else:
         session.moved_in_bytes += moved
-    if not running.overdue:  # a hang says nothing about speed
+    # A hang says nothing about speed, nor does one that waited for others on their way out.
+    if not running.overdue and not running.beside:
         learn = st.speed.learn_out if direction == "out" else st.speed.learn_in
         learn(moved, elapsed_ns)
     st.swaps.append((session.id, direction, moved, elapsed_ns, st.now_ns))
@@ -179,12 +186,18 @@ def suspend_refused(st: State, event: ev.SuspendRefused) -> None:
 
 def page_out_refused(st: State, event: ev.PageOutRefused) -> None:
     if (taken := _take(st, event.op, Doing.PAGING_OUT)) is not None:
+        overlap.reported(st, event.op, failed=True)
         _refused(st, *taken, Notice.PAGE_OUT_REFUSED, event.reason, event.detail)
 
 
 def page_in_refused(st: State, event: ev.PageInRefused) -> None:
     if (taken := _take(st, event.op, Doing.PAGING_IN)) is not None:
         session, running = taken
+        if event.reason is Reason.NO_ROOM and overlap.excuses(st, running):
+            st.chosen.pop(session.id, None)
+            st.tell(session, "paging in gave up: what was to make its room did not")
+            _leave_or_return(st, session)
+            return
         if event.reason is Reason.NO_ROOM:
             # The books were wrong about what is free: ask for more next time.
             session.extra_room_bytes += st.margin_bytes
@@ -239,6 +252,7 @@ def overdue(st: State, event: ev.OperationOverdue) -> None:
     session.op.overdue = True
     st.chosen.pop(session.id, None)
     st.refresh(session)
+    overlap.reported(st, event.op)
     if session.gone:
         return
     session.problem = Notice.STUCK

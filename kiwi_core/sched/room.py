@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import orders
 from kiwi_core.sched.needs import unknown, wish_bytes
-from kiwi_core.sched.session import Doing, Home
+from kiwi_core.sched.parts import freed_bytes, part_bytes, part_that_fits_bytes, ram_bytes
+from kiwi_core.sched.session import Home
 from kiwi_core.states import AntiThrash, Notice
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from kiwi_core.sched.session import Session
     from kiwi_core.sched.state import State
 
@@ -29,10 +33,15 @@ class Room(Enum):
 class Survey:
     """Who could go out now, and who would have to but cannot."""
 
-    victims: list[Session] = field(default_factory=list)
+    victims: list[tuple[Session, int]] = field(default_factory=list)
+    """With how much of it; 0: everything."""
     gain_bytes: int = 0
+    host_bytes: int = 0
+    """What they may take in system RAM."""
     refusing: Session | None = None
     over_budget: Session | None = None
+    too_much_bytes: int = 0
+    """What system RAM would have had to take of ``over_budget``."""
 
 
 def wanted_bytes(st: State, session: Session) -> int:
@@ -67,27 +76,34 @@ def _least_bytes(st: State, session: Session, alone: bool) -> int:
 
 def coming_bytes(st: State) -> int:
     """What page-outs under way will free; hung ones do not count."""
-    return sum(
-        session.counted_claim_bytes
-        for session in st.ops.values()
-        if session.op is not None
-        and session.op.doing is Doing.PAGING_OUT
-        and not session.op.overdue
-    )
+    return sum(freed_bytes(session) for session in st.ops.values() if not session.stuck)
 
 
 def _queued_ns(session: Session) -> int:
     return session.queued_ns
 
 
+def idle_ones(st: State) -> Iterable[Session]:
+    """In the order in which their memory goes out: first the rest of those that have to be brought
+    back anyhow, then the least recently used."""
+    if not st.parted:
+        return st.idle.values()
+    return chain(
+        (session for session in st.parted.values() if session.id in st.idle),
+        (session for session in st.idle.values() if not session.left_bytes),
+    )
+
+
 def survey(st: State, short_bytes: int, beside: Session | None = None) -> Survey:
     """Pick victims until ``short_bytes`` are gained, or all there are."""
     found = Survey()
-    host_bytes = st.host_claimed_bytes
     if short_bytes <= 0:
         return found
-    waiters = sorted(st.waiting_in.values(), key=_queued_ns) if st.waiting_in else ()
-    for victim in st.policy.victims(st.idle.values(), waiters):
+    waiters: Sequence[Session] = ()
+    if st.waiting_in or st.waiting_partly_in:
+        both = chain(st.waiting_in.values(), st.waiting_partly_in.values())
+        waiters = sorted(both, key=_queued_ns)
+    for victim in st.policy.victims(idle_ones(st), waiters):
         if victim is beside or victim.op is not None:
             continue
         if victim.leaving or victim.home is Home.LOST:
@@ -95,27 +111,41 @@ def survey(st: State, short_bytes: int, beside: Session | None = None) -> Survey
         if victim.backoff_until_ns > st.now_ns:
             st.wake_at(victim.backoff_until_ns)
             found.refusing = found.refusing or victim
-        elif host_bytes + victim.resident_bytes > st.host_budget_bytes:
-            found.over_budget = found.over_budget or victim
-        else:
-            found.victims.append(victim)
-            found.gain_bytes += victim.counted_claim_bytes
-            host_bytes += victim.resident_bytes
-            if found.gain_bytes >= short_bytes:
-                break
+        elif _take(st, found, victim, short_bytes) and found.gain_bytes >= short_bytes:
+            break
     return found
+
+
+def _take(st: State, found: Survey, victim: Session, short_bytes: int) -> bool:
+    part = part_bytes(st, victim, short_bytes - found.gain_bytes)
+    left_bytes = st.host_budget_bytes - st.host_claimed_bytes - found.host_bytes
+    if (must_bytes := ram_bytes(st, victim, part)) > left_bytes:
+        if found.over_budget is None:
+            found.over_budget, found.too_much_bytes = victim, must_bytes
+        part = part_that_fits_bytes(st, victim, left_bytes)
+        if not part:
+            return False
+    found.victims.append((victim, part))
+    found.gain_bytes += part or victim.counted_claim_bytes
+    found.host_bytes += ram_bytes(st, victim, part)
+    return True
+
+
+def short_bytes(st: State, session: Session) -> int:
+    """What ``session`` lacks by the books as they stand; what is on its way out is not counted."""
+    return wanted_bytes(st, session) - session.counted_claim_bytes - st.free_bytes
 
 
 def make_room(st: State, session: Session, alone: bool) -> tuple[Room, Survey | None]:
     """Order whatever frees enough for ``session``. What it may grow by is left out where it cannot
     be had; ``alone`` (nobody holds the lease or is on the way in) what it needs as well."""
     held_bytes = session.counted_claim_bytes
-    short_bytes = wanted_bytes(st, session) - held_bytes - st.free_bytes
-    if short_bytes <= 0:
+    short = short_bytes(st, session)
+    if short <= 0:
         return Room.READY, None
     coming = coming_bytes(st)
-    found = survey(st, short_bytes - coming, beside=session)
-    if coming + found.gain_bytes < short_bytes:
+    found = survey(st, short - coming, beside=session)
+    if coming + found.gain_bytes < short:
         least_bytes = _least_bytes(st, session, alone) - held_bytes - st.free_bytes
         if coming + found.gain_bytes < least_bytes:
             return Room.SHORT, found
@@ -126,14 +156,14 @@ def make_room(st: State, session: Session, alone: bool) -> tuple[Room, Survey | 
 
 
 def evict(st: State, found: Survey, cause: str) -> None:
-    for victim in found.victims:
-        orders.page_out(st, victim, cause)
+    for victim, part in found.victims:
+        orders.page_out(st, victim, cause, part=part)
 
 
 def blocked_by(st: State, session: Session, found: Survey) -> tuple[Notice, str]:
     """Why room cannot be had, in words that everybody may read (no names)."""
-    if (victim := found.over_budget) is not None:
-        must_bytes, left_bytes = victim.resident_bytes, st.host_budget_bytes - st.host_claimed_bytes
+    if found.over_budget is not None:
+        must_bytes, left_bytes = found.too_much_bytes, st.host_budget_bytes - st.host_claimed_bytes
         words = f"{format_bytes(must_bytes)} of another session would have to go to system RAM, "
         words += f"which can take {format_bytes(max(0, left_bytes))} more"
         return Notice.BLOCKED_HOST_MEMORY, words

@@ -73,6 +73,13 @@ class Running:
     move_id: int = 0
     """Of its entry in the history; 0 unless it moves memory."""
     overdue: bool = False
+    bytes: int = 0
+    """Of a page-out: so much more is to go out, at least; 0: everything."""
+    beside: tuple[OpId, ...] = ()
+    """Of a page-in: the page-outs that make its room; some may have reported since."""
+    let_down: bool = False
+    """Of a page-in: one of ``beside`` did not make its room. Of a page-out: a page-in that counted
+    on it was refused, and none counts on it again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,8 +88,11 @@ class Session:
 
     home: Home = Home.IN
     resident_bytes: int = 0
-    """In the GPU, by the last observation or outcome. Usually 0 when ``home`` is OUT, but a
-    page-out cut short leaves some, and a process that had nothing to hold may allocate."""
+    """In the GPU, by the last observation or outcome. Often 0 when ``home`` is OUT, but a page-out
+    in part leaves some, so does one cut short, and a process that had nothing to hold may
+    allocate."""
+    left_bytes: int = 0
+    """Of that, what a page-out in part has left though it can be moved; 0 unless OUT."""
     paged_out_bytes: int = 0
     """In system RAM; counts against the host budget. 0 unless OUT."""
     restore_bytes: int = 0
@@ -202,6 +212,11 @@ class Session:
         """How long its present turn has lasted; 0 unless it holds the lease."""
         holds = self.want is Want.RUNNING or self.stopping
         return now_ns - self.granted_ns if holds else 0
+
+    @property
+    def partly_in(self) -> bool:
+        """It is out, cannot run, and has something in the GPU all the same."""
+        return self.partial and self.home is Home.OUT and self.resident_bytes > 0
 
     @property
     def loose(self) -> bool:

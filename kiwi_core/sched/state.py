@@ -13,6 +13,7 @@ from kiwi_core.sched.accounts import account_of
 from kiwi_core.sched.actions import Notify
 from kiwi_core.sched.history import History
 from kiwi_core.sched.needs import need_bytes
+from kiwi_core.sched.parts import LEAST_SHARE, grain_bytes
 from kiwi_core.sched.policy import make
 from kiwi_core.sched.policy.api import Terms
 from kiwi_core.sched.session import Doing, Home, Session, Want
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from kiwi_core.sched.accounts import Account
     from kiwi_core.sched.actions import Action
     from kiwi_core.sched.policy.api import Policy
-    from kiwi_core.sched.session import Wish
+    from kiwi_core.sched.session import Running, Wish
     from kiwi_core.states import Notice
     from kiwi_core.units import OpId, SessionId
 
@@ -53,6 +54,7 @@ class State:
         self.margin_bytes: Final = max(
             config.room_margin_min_bytes, int(total_bytes * config.room_margin_fraction)
         )
+        self.grain_bytes: Final = grain_bytes(total_bytes)
         self.policy: Policy = make(policy)
         self.terms = Terms(tq_ns, config.min_run_ns, config.swap_floor_factor)
         self.anti_thrash = anti_thrash
@@ -80,7 +82,11 @@ class State:
         self.idle: OrderedDict[SessionId, Session] = OrderedDict()
         """Those that want nothing and hold GPU memory, least recently used first."""
         self.waiting_in: dict[SessionId, Session] = {}
-        """Those of the queue that hold GPU memory."""
+        """Those of the queue that hold GPU memory and need not be brought in before they run."""
+        self.waiting_partly_in: dict[SessionId, Session] = {}
+        """Those of the queue that hold GPU memory but are out (``Session.partly_in``)."""
+        self.parted: dict[SessionId, Session] = {}
+        """Those that a page-out in part has left something (``Session.left_bytes``)."""
         self.astray: dict[SessionId, Session] = {}
         """Those that need an operation outside the queue's order: see ``settle.tend_astray``."""
         self.ops: dict[OpId, Session] = {}
@@ -166,10 +172,13 @@ class State:
             # A hung one keeps what it may have, not what it may come to need.
             grows = not op.overdue and (op.stops_runner or op.doing is Doing.PAGING_IN)
             if op.doing is Doing.PAGING_IN:
-                claim = footprint
                 grows = grows and want is not Want.NONE
+                if op.beside and not self.backed(op):
+                    grows = False
+                else:
+                    claim = footprint
             elif op.doing is Doing.PAGING_OUT:
-                host += resident
+                host += min(resident, op.bytes + self.grain_bytes) if op.bytes else resident
         if grows and need > claim and self.protects and not session.gone and not session.leaving:
             claim = need
         self.resident_bytes += resident - session.counted_resident_bytes
@@ -190,11 +199,30 @@ class State:
             self.waiting_in[session.id] = session
         elif self.waiting_in:
             self.waiting_in.pop(session.id, None)
+        if session.partial or session.left_bytes or self.parted or self.waiting_partly_in:
+            self._place_part(session, want)
         held_or_stopped = session.home is Home.HELD or session.mid_burst
         if held_or_stopped and is_astray(session):
             self.astray[session.id] = session
         elif self.astray:
             self.astray.pop(session.id, None)
+
+    def _place_part(self, session: Session, want: Want | None) -> None:
+        self.waiting_partly_in.pop(session.id, None)
+        if want is Want.QUEUED and session.partly_in:
+            del self.waiting_in[session.id]
+            self.waiting_partly_in[session.id] = session
+        if not session.left_bytes:
+            self.parted.pop(session.id, None)
+        else:
+            self.parted[session.id] = session
+
+    def backed(self, page_in: Running) -> bool:
+        """Will the page-outs that ``page_in`` counts on make its room, as far as is known? Where
+        not, it takes only what they release after all, and that is on their books until then."""
+        return not page_in.let_down and not any(
+            self.ops[op].stuck for op in page_in.beside if op in self.ops
+        )
 
     def now_runs(self, session: Session) -> None:
         """It holds the lease; out of the queue already."""
@@ -233,7 +261,7 @@ class State:
         self.departed.append((session.id, account_of(session, self.now_ns)))
         session.want = Want.NONE
         session.home = Home.IN
-        session.resident_bytes = session.paged_out_bytes = 0
+        session.resident_bytes = session.paged_out_bytes = session.left_bytes = 0
         session.gone = True
         self.refresh(session)
         del self.sessions[session.id]
@@ -260,11 +288,20 @@ class State:
         """What stopping ``session`` costs: out and back in; nothing while all fit together."""
         if self.active_need_bytes + self.margin_bytes + self.outside_bytes <= self.total_bytes:
             return 0
-        return self.speed.round_trip_ns(session.footprint_bytes)
+        return self.speed.round_trip_ns(self.stopping_bytes(session))
+
+    def stopping_bytes(self, session: Session) -> int:
+        """What goes out to stop ``session`` where those that want the GPU do not fit: all of it,
+        or what they lack together."""
+        if not session.partial:
+            return session.footprint_bytes
+        lacking_bytes = self.active_need_bytes + self.margin_bytes - self.capacity_bytes
+        part = max(lacking_bytes, self.total_bytes // LEAST_SHARE)
+        return min(session.footprint_bytes, part)
 
     def moving_ns(self, session: Session) -> int:
-        """The same, whether or not anything has to move just now."""
-        return self.speed.round_trip_ns(session.footprint_bytes)
+        """Out and in of what is not in the GPU anyhow, whether or not it has to move just now."""
+        return self.speed.round_trip_ns(session.footprint_bytes - session.left_bytes)
 
     def fit_together(self, one: Session, other: Session) -> bool:
         """Is there room for both, if everybody else goes out?"""

@@ -6,7 +6,8 @@ from enum import Enum
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched import orders, room
+from kiwi_core.sched import orders, overlap, room
+from kiwi_core.sched.parts import part_bytes, ram_bytes
 from kiwi_core.sched.room import Room, Survey
 from kiwi_core.sched.session import Doing, Home, Want
 from kiwi_core.states import AntiThrash, Notice
@@ -87,7 +88,17 @@ def _advance(st: State, waiter: Session) -> Step:
         _block(st, waiter, *room.blocked_by(st, waiter, found))
         return Step.GO_ON
     _unblock(waiter)
+    _come_beside(st, waiter)
     return Step.WAIT
+
+
+def _come_beside(st: State, waiter: Session) -> None:
+    """Where it pays ``waiter`` comes in while others go out for it, be they idle or being stopped;
+    it runs when they have stopped."""
+    if overlap.possible(st, waiter) and _may_restore(st):
+        others = st.holders - overlap.stopping(st) + _coming_in(st, beside=waiter)
+        if waiter.leaving or st.policy.may_join(waiter, others, st.serialised):
+            overlap.begin(st, waiter, alone=not others)
 
 
 def _under_way(st: State, waiter: Session) -> Step:
@@ -155,7 +166,15 @@ def _comes_for_nobody(session: Session) -> bool:
 
 
 def _await_turn(st: State, waiter: Session) -> Step:
-    """Somebody else has the lease: stop whoever has used up their quantum."""
+    """Somebody else has the lease."""
+    step = _have_way_made(st, waiter)
+    if step is Step.WAIT:
+        _come_beside(st, waiter)
+    return step
+
+
+def _have_way_made(st: State, waiter: Session) -> Step:
+    """Stop whoever has used up their quantum."""
     stopping = st.holders > len(st.runners)
     if st.anti_thrash is AntiThrash.OFF or stopping or _coming_in(st, beside=waiter):
         _unblock(waiter)
@@ -199,9 +218,14 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
     movable_bytes = sum(r.resident_bytes for r in st.runners.values())
     if waiter.footprint_bytes - free_bytes > found.gain_bytes + movable_bytes:
         return room.blocked_by(st, waiter, found)
-    if st.host_claimed_bytes + runner.resident_bytes > st.host_budget_bytes:
-        return room.blocked_by(st, waiter, Survey(over_budget=runner))
-    orders.stop(st, runner, Doing.PAGING_OUT, cause)
+    part = part_bytes(st, runner, short_bytes - found.gain_bytes)
+    taken_bytes = st.host_claimed_bytes + (found.host_bytes if part else 0)
+    must_bytes = ram_bytes(st, runner, part)
+    if taken_bytes + must_bytes > st.host_budget_bytes:
+        return room.blocked_by(st, waiter, Survey(over_budget=runner, too_much_bytes=must_bytes))
+    if part:
+        room.evict(st, found, f"room for {waiter.id}")
+    orders.stop(st, runner, Doing.PAGING_OUT, cause, part)
     return None
 
 
@@ -233,7 +257,8 @@ def thin_out(st: State) -> None:
     until the others fit or one is left."""
     youngest_first = sorted(st.runners.values(), key=_granted_ns, reverse=True)
     for runner in youngest_first[:-1]:
-        if st.free_bytes + room.coming_bytes(st) >= st.margin_bytes:
+        short_bytes = st.margin_bytes - st.free_bytes - room.coming_bytes(st)
+        if short_bytes <= 0:
             return
         floor_ns = st.policy.floor_ns(st, runner)
         may_ns = max(runner.granted_ns + floor_ns, runner.backoff_until_ns)
@@ -241,9 +266,11 @@ def thin_out(st: State) -> None:
             st.wake_at(may_ns)
             continue
         # Where system RAM is full, holding it at least stops its growth.
-        fits = st.host_claimed_bytes + runner.resident_bytes <= st.host_budget_bytes
+        part = part_bytes(st, runner, short_bytes)
+        fits = st.host_claimed_bytes + ram_bytes(st, runner, part) <= st.host_budget_bytes
         doing = Doing.PAGING_OUT if fits else Doing.SUSPENDING
-        orders.stop(st, runner, doing, "the runners no longer fit together")
+        cause = "the runners no longer fit together"
+        orders.stop(st, runner, doing, cause, part if fits else 0)
 
 
 def _block(st: State, waiter: Session, notice: Notice, detail: str) -> None:

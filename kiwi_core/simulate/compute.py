@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from kiwi_core.simulate.engine import Proc
+    from kiwi_core.simulate.process import Proc
 
 NEVER_NS: Final = 1 << 62
 

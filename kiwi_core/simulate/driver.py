@@ -41,6 +41,8 @@ class Flight:
     hangs: bool
     was_held: bool
     """The process was held before this operation began."""
+    beside: tuple[Flight, ...] = ()
+    """The page-outs that a page-in counts on; it ends after them."""
 
     @property
     def is_overdue(self) -> bool:
@@ -58,9 +60,10 @@ class Driver:
 
     def start(
         self, action: Operation, moved_bytes: int, room_bytes: int, held: bool, rng: Random,
-        now_ns: int,
+        now_ns: int, beside: tuple[Flight, ...] = (),
     ) -> Flight:  # fmt: skip
-        """``room_bytes`` is what is free in the GPU; the chances are drawn from ``rng``."""
+        """``room_bytes`` is what is free in the GPU, or will be after ``beside``; the chances are
+        drawn from ``rng``."""
         draw = rng.random() if self._faults.any else 1.0
         refused = draw < self._faults.refuse
         hangs = not refused and draw < self._faults.refuse + self._faults.hang
@@ -74,7 +77,14 @@ class Driver:
             ends_ns = action.deadline_ns + int(rng.expovariate(1.0) * HANG_NS)
         else:
             ends_ns = self._ends_ns(action, moved_bytes, rng, now_ns)
-        return Flight(action, moved_bytes, now_ns, ends_ns, verdict, hangs, held)
+        if beside and verdict is Verdict.DONE:
+            failed = [one.ends_ns for one in beside if one.verdict is not Verdict.DONE]
+            out_ns = min(failed) if failed else max(one.ends_ns for one in beside)
+            if failed or out_ns > action.deadline_ns:
+                verdict, ends_ns = Verdict.NO_ROOM, min(out_ns, action.deadline_ns)
+            else:
+                ends_ns = max(ends_ns, out_ns)
+        return Flight(action, moved_bytes, now_ns, ends_ns, verdict, hangs, held, beside)
 
     def _ends_ns(self, action: Operation, moved_bytes: int, rng: Random, now_ns: int) -> int:
         machine = self._machine
@@ -93,14 +103,17 @@ class Driver:
         return begins_ns + took_ns + machine.swap_fixed_ns
 
 
-def outcome_of(flight: Flight, resident_bytes: int) -> ev.Event:
-    """What the daemon tells the scheduler at the end of ``flight``."""
+def outcome_of(flight: Flight, resident_bytes: int, host_bytes: int) -> ev.Event:
+    """What the daemon tells the scheduler at the end of ``flight``, which has left its session so
+    many bytes in the GPU and in system RAM."""
     op, action = flight.action.op, flight.action
     elapsed_ns = flight.ends_ns - flight.began_ns
     done = flight.verdict is Verdict.DONE
     if isinstance(action, PageOut):
         if done:
-            return ev.PagedOut(op=op, moved_bytes=flight.moved_bytes, elapsed_ns=elapsed_ns)
+            return ev.PagedOut(
+                op=op, moved_bytes=host_bytes, elapsed_ns=elapsed_ns, left_bytes=resident_bytes
+            )
         return ev.PageOutRefused(op=op, reason=Reason.LOCK_TIMEOUT)
     if isinstance(action, PageIn):
         if done:

@@ -9,19 +9,18 @@ that are late as overdue.
 from __future__ import annotations
 
 import heapq
-import random
-from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Grant, Operation, PageIn, PageOut, Suspend
+from kiwi_core.sched.actions import Grant, Operation, PageIn, PageOut, RoomDenied, RoomMade, Suspend
 from kiwi_core.simulate.compute import NEVER_NS, Compute
 from kiwi_core.simulate.driver import Driver, Verdict, outcome_of
 from kiwi_core.simulate.measure import Measures
-from kiwi_core.simulate.model import NO_FAULTS, RESTART_NS
+from kiwi_core.simulate.model import NO_FAULTS, RESTART_NS, Moves
 from kiwi_core.simulate.policies import scheduler_for
-from kiwi_core.units import NS_PER_S, SessionId
+from kiwi_core.simulate.process import Phase, Proc
+from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from kiwi_core.simulate.driver import Flight
     from kiwi_core.simulate.model import Faults, Machine, Setup
     from kiwi_core.simulate.trace import Cell, Trace
+    from kiwi_core.units import OpId, SessionId
 
 PROGRESS_EVERY: Final = 4096
 """Steps between two calls of ``progress``."""
@@ -37,39 +37,6 @@ PROGRESS_EVERY: Final = 4096
 TOUCH_NS: Final = NS_PER_S
 """A cell that changes what the session holds has done so after this much work (half of its work,
 if that is less)."""
-
-
-class Phase(Enum):
-    THINKING = "thinking"
-    WAITING = "waiting"
-    RUNNING = "running"
-    """The burst has begun; it may be stopped in its middle."""
-
-
-class Proc:
-    """One kernel process as it really is, whatever the scheduler believes."""
-
-    __slots__ = (
-        "asked_ns", "burst", "cells", "flight", "granted_ns", "held", "host_bytes", "id", "index",
-        "milestones", "next_cell", "phase", "resident_bytes", "rng",
-    )  # fmt: skip
-
-    def __init__(self, session_id: str, index: int, cells: tuple[Cell, ...], seed: str) -> None:
-        self.id = SessionId(session_id)
-        self.index = index
-        """Of its session in the trace."""
-        self.cells = cells
-        self.next_cell = 0
-        self.rng = random.Random(seed)
-        self.phase = Phase.THINKING
-        self.burst = 0
-        self.asked_ns = self.granted_ns = 0
-        self.milestones: list[tuple[float, Callable[[Proc], None]]] = []
-        """The pieces that the cell's GPU part still has, the next one last: how much work, and
-        what happens at its end."""
-        self.resident_bytes = self.host_bytes = 0
-        self.held = False
-        self.flight: Flight | None = None
 
 
 class Simulation:
@@ -96,6 +63,7 @@ class Simulation:
         self._trace = trace
         self._machine = machine
         self._config = setup.config
+        self._moves = setup.moves
         self._seed = seed
         self._kill = faults.kill
         self._driver = Driver(machine, faults, setup.config.lock_timeout_ns)
@@ -109,6 +77,12 @@ class Simulation:
         """How many wait or run."""
         self._wanting_since_ns = 0
         self._look_due = False
+        self._leaving: dict[OpId, Flight] = {}
+        """Page-outs under way."""
+        self._requests = 0
+        """For room, so far."""
+        self._lacking_bytes = 0
+        """What the page-in under way (there is one at a time) gets of those as they end."""
 
     def run(self) -> Measures:
         """Until the last cell is over. Raises ``CallerError("stalled")`` where nothing can ever
@@ -127,6 +101,8 @@ class Simulation:
     def begin(self) -> None:
         """Everybody is on the way; nothing has happened yet but a look at the empty GPU."""
         self._tell(ev.MemoryObserved(free_bytes=self.free_bytes))
+        if self._moves is Moves.BESIDE:
+            self._tell(ev.OverlapKnown(pays=True))
         for index, session in enumerate(self._trace.sessions):
             if session.cells:
                 self._unfinished += 1
@@ -180,6 +156,8 @@ class Simulation:
                 self._granted(action)
             elif isinstance(action, Operation):
                 self._start(action)
+            elif isinstance(action, (RoomMade, RoomDenied)):
+                self._room_answered(action)
 
     # --- notebooks ------------------------------------------------------------------------------
 
@@ -248,12 +226,47 @@ class Simulation:
         and goes on with what it has, so that the work stays the same."""
         more_bytes = proc.cells[proc.next_cell].peak_bytes - proc.resident_bytes
         if more_bytes > self.free_bytes:
+            if self._moves is not Moves.WHOLE:
+                self._ask_for_room(proc, more_bytes)
+                return
             self.measures.out_of_memory += 1
         else:
-            self.free_bytes -= more_bytes
-            proc.resident_bytes += more_bytes
-            self._look_later()
+            self._take(proc, more_bytes)
         self._go_on(proc)
+
+    def _take(self, proc: Proc, more_bytes: int) -> None:
+        self.free_bytes -= more_bytes
+        proc.resident_bytes += more_bytes
+        self._look_later()
+
+    def _ask_for_room(self, proc: Proc, more_bytes: int) -> None:
+        """What can move memory in part asks for room, and waits, where there is none."""
+        proc.asks_bytes = more_bytes
+        self._requests += 1
+        self._tell(ev.RoomWanted(session=proc.id, request=self._requests, bytes=more_bytes))
+
+    def _room_answered(self, action: RoomMade | RoomDenied) -> None:
+        proc = self._procs[action.session]
+        more_bytes, proc.asks_bytes = proc.asks_bytes, 0
+        if isinstance(action, RoomDenied):
+            self.measures.out_of_memory += 1
+        elif more_bytes > self.free_bytes:  # somebody else was quicker
+            self._at(self.now_ns + self._machine.hold_ns, self._ask_again, proc, more_bytes)
+            proc.asks_bytes = more_bytes
+            return
+        else:
+            self._take(proc, more_bytes)
+        self._continue(proc)
+
+    def _ask_again(self, proc: Proc, more_bytes: int) -> None:
+        if proc.id in self._procs:
+            self._ask_for_room(proc, more_bytes)
+
+    def _continue(self, proc: Proc) -> None:
+        """If it neither is held nor waits for room, and has something to do."""
+        idle = proc.phase is Phase.RUNNING and proc not in self.compute
+        if idle and not proc.held and not proc.asks_bytes:
+            self._go_on(proc)
 
     def _finished(self, proc: Proc) -> None:
         cell = proc.cells[proc.next_cell]
@@ -305,28 +318,39 @@ class Simulation:
         self._tell(self._seen(resident))
 
     def _seen(self, resident: dict[SessionId, int]) -> ev.MemoryObserved:
-        return ev.MemoryObserved(free_bytes=self.free_bytes, resident_bytes=resident)
+        partial = list(resident) if self._moves is not Moves.WHOLE else []
+        return ev.MemoryObserved(
+            free_bytes=self.free_bytes, resident_bytes=resident, partial=partial
+        )
 
     # --- operations -----------------------------------------------------------------------------
 
     def _start(self, action: Operation) -> None:
         proc = self._procs[action.session]
-        held, moved_bytes = proc.held, 0
+        held, moved_bytes, room_bytes = proc.held, 0, self.free_bytes
+        beside: tuple[Flight, ...] = ()
         if isinstance(action, (Suspend, PageOut)):
             if proc in self.compute:
                 left_ns = self.compute.stop(proc, self.now_ns)
                 proc.milestones[-1] = (left_ns, proc.milestones[-1][1])
                 self.measures.suspensions += 1
+            self.measures.suspensions += proc.asks_bytes > 0
             proc.held = True
         if isinstance(action, PageOut):
-            moved_bytes = proc.resident_bytes
+            moved_bytes = min(action.bytes or proc.resident_bytes, proc.resident_bytes)
         elif isinstance(action, PageIn):
             moved_bytes = proc.host_bytes
+            beside = tuple(self._leaving[op] for op in action.beside)
+            room_bytes += sum(one.moved_bytes for one in beside)
         flight = self._driver.start(
-            action, moved_bytes, self.free_bytes, held, proc.rng, self.now_ns
+            action, moved_bytes, room_bytes, held, proc.rng, self.now_ns, beside
         )
         if isinstance(action, PageIn) and flight.verdict is Verdict.DONE:
-            self.free_bytes -= moved_bytes
+            taken_bytes = min(moved_bytes, self.free_bytes)
+            self.free_bytes -= taken_bytes
+            self._lacking_bytes = moved_bytes - taken_bytes
+        elif isinstance(action, PageOut):
+            self._leaving[action.op] = flight
         proc.flight = flight
         self._at(flight.ends_ns, self._land, proc, flight)
         if flight.is_overdue:
@@ -334,6 +358,7 @@ class Simulation:
 
     def _land(self, proc: Proc, flight: Flight) -> None:
         proc.flight = None
+        self._leaving.pop(flight.action.op, None)
         action, counts = flight.action, self.measures.operations
         if flight.verdict is Verdict.DONE:
             counts[type(action).__name__] += 1
@@ -342,16 +367,17 @@ class Simulation:
         else:
             counts[flight.verdict.value] += 1
             proc.held = flight.was_held
-        if not proc.held and proc.phase is Phase.RUNNING and proc not in self.compute:
-            self._go_on(proc)
-        self._tell(outcome_of(flight, proc.resident_bytes))
+        self._continue(proc)
+        self._tell(outcome_of(flight, proc.resident_bytes, proc.host_bytes))
 
     def _take_effect(self, proc: Proc, flight: Flight) -> None:
         moved_bytes = flight.moved_bytes
         if isinstance(flight.action, PageOut):
             proc.resident_bytes -= moved_bytes
             proc.host_bytes += moved_bytes
-            self.free_bytes += moved_bytes
+            passed_bytes = min(moved_bytes, self._lacking_bytes)
+            self._lacking_bytes -= passed_bytes
+            self.free_bytes += moved_bytes - passed_bytes
         elif isinstance(flight.action, PageIn):
             proc.resident_bytes += moved_bytes
             proc.host_bytes -= moved_bytes

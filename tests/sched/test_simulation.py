@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 
 import pytest
-from simulation import Plan, Simulation, plan_of
+from simulation import Plan, Simulation, parted_plan_of
 
 from kiwi_core.sched.policy import names
 from kiwi_core.sched.replay import JournalEntry, Replay, decode_line, encode_line
@@ -18,6 +18,7 @@ from kiwi_core.states import Notice
 
 CHUNKS = 16
 SEEDS_PER_CHUNK = 25
+PARTED_PER_CHUNK = 15
 EVENTS_PER_SEED = 520
 
 
@@ -29,14 +30,20 @@ def test_invariants_hold_over_many_seeds(chunk):
     assert events >= 200_000 // CHUNKS
 
 
-def run(seed, events):
-    simulation = Simulation(seed)
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_they_hold_where_memory_moves_in_part_and_side_by_side(chunk):
+    for seed in range(chunk * PARTED_PER_CHUNK, (chunk + 1) * PARTED_PER_CHUNK):
+        run(seed, EVENTS_PER_SEED, parted_plan_of(seed))
+
+
+def run(seed, events, plan=None):
+    simulation = Simulation(seed, plan)
     try:
         return simulation.run(events)
     except Exception as error:
         ending = "\n".join(tail(simulation, 40))
         raise AssertionError(
-            f"seed {seed}, event {simulation.counts.events}: {error}\n{plan_of(seed)}\n{ending}"
+            f"seed {seed}, event {simulation.counts.events}: {error}\n{simulation.plan}\n{ending}"
         ) from error
 
 
@@ -60,6 +67,28 @@ def test_the_simulation_reaches_what_it_is_for():
     ):  # fmt: skip
         assert seen[name] > 2, name
     assert set(notices) == set(Notice)
+
+
+def test_so_does_that_of_moves_in_part():
+    seen = Counter()
+    for seed in range(40):
+        counts = Simulation(seed, parted_plan_of(seed)).run(300)
+        seen.update({name: n for name, n in vars(counts).items() if isinstance(n, int)})
+    for name in ("parts", "rests", "beside", "let_down", "lost", "overdue", "restarts"):
+        assert seen[name] > 2, name
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_changes_where_all_moves_in_one_piece(seed):
+    """However fast both ways at once may be."""
+    plain = Simulation(seed)
+    plain.run(300)
+    told = Simulation(seed)
+    told.scheduler._st.overlaps = True
+    told.run(300)
+    assert told.journal == plain.journal
+    orders = [action for entry in plain.journal for action in entry.actions]
+    assert not any(getattr(order, "bytes", 0) or getattr(order, "beside", ()) for order in orders)
 
 
 @pytest.mark.parametrize("policy", names())

@@ -51,6 +51,9 @@ class Machine(RuleBasedStateMachine):
         self.holders = set()
         self.used = {}  # when its burst was over
         self.back = {}  # when a hint's page-in was over
+        self.partial = set()  # whose memory can be moved in part
+        self.overlaps = False
+        self.failed = set()  # page-outs that did not make their room
 
     def feed(self, event):
         for action in self.scheduler.handle(event, self.now_ns):
@@ -88,15 +91,31 @@ class Machine(RuleBasedStateMachine):
         assert action.op not in self.flying
         assert all(order.session != action.session for order in self.flying.values())
         if isinstance(action, act.PageIn):
-            coming = sum(o.need_bytes for o in self.flying.values() if isinstance(o, act.PageIn))
             assert action.need_bytes >= self.host[action.session]
-            assert sum(self.device.values()) + coming + action.need_bytes <= TOTAL
+            room = TOTAL + sum(self.freed_by(op) for op in action.beside)
+            taken = sum(self.device.values()) + self.coming_bytes()
+            assert taken + action.need_bytes <= room
+            assert not action.beside or self.overlaps
         if action.cause.endswith("about to be used"):
             view = self.scheduler.view(self.now_ns)
             assert not view.holders
             assert not view.queue
             self.check_not_too_often(action)
         self.flying[action.op] = action
+
+    def freed_by(self, op):
+        """What a page-out under way will free at least."""
+        order = self.flying[op]
+        assert isinstance(order, act.PageOut)
+        return order.bytes or self.device[order.session]
+
+    def coming_bytes(self):
+        """What page-ins under way may take of what is free now."""
+        return sum(
+            max(0, o.need_bytes - sum(self.freed_by(op) for op in o.beside if op in self.flying))
+            for o in self.flying.values()
+            if isinstance(o, act.PageIn)
+        )
 
     def check_not_too_often(self, action):
         """However the hints come: what was used or brought back just now stays, and what was
@@ -174,8 +193,7 @@ class Machine(RuleBasedStateMachine):
         flying = {order.session for order in self.flying.values()}
         if session in self.holders and session not in flying:
             others = sum(self.device.values()) - self.device[session]
-            coming = sum(o.need_bytes for o in self.flying.values() if isinstance(o, act.PageIn))
-            self.device[session] = min(size, TOTAL - others - coming)
+            self.device[session] = min(size, max(0, TOTAL - others - self.coming_bytes()))
         self.look()
 
     @precondition(lambda self: self.ids)
@@ -197,10 +215,27 @@ class Machine(RuleBasedStateMachine):
     def look(self):
         present = {s: self.device[s] for s in self.ids.values()}
         self.feed(
-            ev.MemoryObserved(free_bytes=TOTAL - sum(self.device.values()), resident_bytes=present)
+            ev.MemoryObserved(
+                free_bytes=TOTAL - sum(self.device.values()),
+                resident_bytes=present,
+                partial=[session for session in present if session in self.partial],
+            )
         )
         running = set(self.scheduler.view(self.now_ns).holders)
         self.holders &= running  # lingering bursts that the scheduler has ended
+
+    @precondition(lambda self: self.ids)
+    @rule(name=NAMES)
+    def moves_in_part(self, name):
+        """From now on, or no longer."""
+        if (session := self.ids.get(name)) is not None:
+            self.partial ^= {session}
+            self.look()
+
+    @rule(pays=st.booleans())
+    def know_overlap(self, pays):
+        self.overlaps = pays
+        self.feed(ev.OverlapKnown(pays=pays))
 
     @rule(seconds=st.sampled_from([1, 5, 11, 40]))
     def wait(self, seconds):
@@ -239,7 +274,11 @@ class Machine(RuleBasedStateMachine):
         session = order.session
         dead = session not in self.ids.values()
         copy = isinstance(order, (act.PageOut, act.PageIn))
-        if outcome == "done":
+        if isinstance(order, act.PageOut) and outcome == "refused" and not dead:
+            self.failed.add(op)
+        if outcome == "done" and self.lacks_room(order):
+            event = ev.PageInRefused(op=op, reason=Reason.NO_ROOM)
+        elif outcome == "done":
             event = self.done(order)
         elif outcome == "lost" and copy:
             self.device[session] = self.host[session] = 0
@@ -255,6 +294,11 @@ class Machine(RuleBasedStateMachine):
         self.feed(event)
         self.feed(event)  # a second time it must change nothing
 
+    def lacks_room(self, order):
+        """One of those that it counts on has not made its room, or not yet (it is given up)."""
+        beside = getattr(order, "beside", ())
+        return any(op in self.failed or op in self.flying for op in beside)
+
     def done(self, order):
         session, op = order.session, order.op
         if isinstance(order, act.Suspend):
@@ -266,11 +310,16 @@ class Machine(RuleBasedStateMachine):
             return ev.Resumed(op=op)
         if isinstance(order, act.PageOut):
             moved = self.device[session]
+            if order.bytes and session in self.partial:
+                moved = min(moved, order.bytes)
             self.host[session] += moved
-            self.device[session] = 0
+            self.device[session] -= moved
+            left = self.device[session]
             self.held.add(session)
             self.holders.discard(session)
-            return ev.PagedOut(op=op, moved_bytes=moved, elapsed_ns=NS_PER_S)
+            if session in self.partial:
+                moved = self.host[session]
+            return ev.PagedOut(op=op, moved_bytes=moved, elapsed_ns=NS_PER_S, left_bytes=left)
         if order.cause == "about to be used" and session not in self.waiting():
             self.back[session] = self.now_ns
         moved = self.host[session]

@@ -82,7 +82,8 @@ class World:
         if verb in ("out", "in"):
             kind = ev.PagedOut if verb == "out" else ev.PagedIn
             elapsed_ns = round(float(rest[1].rstrip("s")) * NS_PER_S)
-            return kind(op=op, moved_bytes=gib(rest[0]), elapsed_ns=elapsed_ns)
+            left = {"left_bytes": gib(rest[2].removeprefix("left="))} if rest[2:] else {}
+            return kind(op=op, moved_bytes=gib(rest[0]), elapsed_ns=elapsed_ns, **left)
         if verb == "refuses":
             refusal = _REFUSALS[type(self.orders[op])]
             return refusal(op=op, reason=Reason(rest[0]), detail=" ".join(rest[1:]))
@@ -96,10 +97,12 @@ class World:
         }[verb]
 
     def memory(self, words: list[str]) -> ev.Event:
-        """``memory a=6 b=1 outside=2 busy=a idle=b large=a at=3``: everything else is free."""
+        """``memory a=6 b=1 outside=2 busy=a idle=b large=a parts=ab at=3``: everything else is
+        free."""
         resident: dict[SessionId, int] = {}
         busy: dict[SessionId, bool] = {}
         at_large: list[SessionId] = []
+        partial: list[SessionId] = []
         outside = 0
         began_ns = None
         for word in words:
@@ -110,6 +113,8 @@ class World:
                 began_ns = round(float(value) * NS_PER_S)
             elif name == "large":
                 at_large.append(SessionId(value))
+            elif name == "parts":
+                partial += map(SessionId, value)
             elif name in ("busy", "idle"):
                 busy[SessionId(value)] = name == "busy"
             else:
@@ -120,6 +125,7 @@ class World:
             resident_bytes=resident,
             busy=busy,
             at_large=at_large,
+            partial=partial,
             began_ns=began_ns,
         )
 
@@ -192,6 +198,7 @@ _MACHINE: dict[str, Callable[[World, list[str]], ev.Event]] = {
     "tq": lambda _, words: ev.SettingsChanged(tq_ns=round(float(words[0]) * NS_PER_S)),
     "mode": lambda _, words: ev.SettingsChanged(anti_thrash=AntiThrash(words[0])),
     "policy": lambda _, words: ev.SettingsChanged(policy=words[0]),
+    "overlap": lambda _, words: ev.OverlapKnown(pays=words[0] == "pays"),
     "time": lambda _world, _words: ev.DeadlinePassed(),
 }
 

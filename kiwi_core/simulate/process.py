@@ -1,0 +1,50 @@
+"""One kernel process of the simulation."""
+
+from __future__ import annotations
+
+import random
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from kiwi_core.units import SessionId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.simulate.driver import Flight
+    from kiwi_core.simulate.trace import Cell
+
+
+class Phase(Enum):
+    THINKING = "thinking"
+    WAITING = "waiting"
+    RUNNING = "running"
+    """The burst has begun; it may be stopped in its middle."""
+
+
+class Proc:
+    """One kernel process as it really is, whatever the scheduler believes."""
+
+    __slots__ = (
+        "asked_ns", "asks_bytes", "burst", "cells", "flight", "granted_ns", "held", "host_bytes",
+        "id", "index", "milestones", "next_cell", "phase", "resident_bytes", "rng",
+    )  # fmt: skip
+
+    def __init__(self, session_id: str, index: int, cells: tuple[Cell, ...], seed: str) -> None:
+        self.id = SessionId(session_id)
+        self.index = index
+        """Of its session in the trace."""
+        self.cells = cells
+        self.next_cell = 0
+        self.rng = random.Random(seed)
+        self.phase = Phase.THINKING
+        self.burst = 0
+        self.asked_ns = self.granted_ns = 0
+        self.milestones: list[tuple[float, Callable[[Proc], None]]] = []
+        """The pieces that the cell's GPU part still has, the next one last: how much work, and
+        what happens at its end."""
+        self.resident_bytes = self.host_bytes = 0
+        self.asks_bytes = 0
+        """What it has found no room for and waits for."""
+        self.held = False
+        self.flight: Flight | None = None

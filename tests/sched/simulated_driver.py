@@ -1,0 +1,297 @@
+"""The simulated driver: performs orders, well or badly, and checks that they make sense."""
+
+from __future__ import annotations
+
+from simulated_world import (
+    BYTES_PER_S,
+    CONFIG,
+    FIXED_NS,
+    GRAIN_BYTES,
+    REASONS,
+    TOTAL_BYTES,
+    Flight,
+    Proc,
+)
+
+from kiwi_core.sched import actions as act
+from kiwi_core.sched import events as ev
+from kiwi_core.states import Reason
+from kiwi_core.units import NS_PER_MS, NS_PER_S
+
+
+class Driver:
+    def _perform(self, action: act.Action) -> None:
+        if isinstance(action, act.Grant):
+            self._granted(action)
+        elif isinstance(action, act.Notify):
+            counts = self.counts.notices
+            counts[action.notice] = counts.get(action.notice, 0) + 1
+        elif isinstance(action, act.RoomAnswer):
+            self._room_answered(action)
+        else:
+            self._start(action)
+
+    def _start(self, action: act.Operation) -> None:
+        proc = self.procs[action.session]
+        assert action.op not in self.used_ops, "an operation id was used twice"
+        assert action.deadline_ns > self.now_ns
+        assert proc.flight is None, f"two operations on {proc.id}"
+        assert not proc.lost, f"an operation on {proc.id}, whose memory is lost"
+        self.used_ops.add(action.op)
+        if action.cause.endswith("about to be used"):
+            self._check_hinted(proc, action)
+        verdict = self._verdict()
+        flight = Flight(action, verdict)
+        moved = proc.device_bytes + proc.host_bytes
+        if isinstance(action, act.PageIn):
+            self._verify_room(proc, action)
+            self.counts.page_ins += 1
+            moved = proc.host_bytes
+            if action.beside:
+                self.counts.beside += 1
+                flight.beside = [self.flights[op] for op in action.beside]
+                flight.incoming_bytes = min(action.need_bytes, self.free_bytes())
+            elif action.need_bytes > self.free_bytes():
+                self._no_room(flight)
+            else:
+                flight.incoming_bytes = action.need_bytes
+        if isinstance(action, (act.PageOut, act.Suspend)):
+            self._rest(proc)  # the lock comes first
+        if isinstance(action, act.PageOut):
+            self.counts.rests += proc.home == "out"
+            if action.bytes:
+                self.counts.parts += 1
+                moved = action.bytes
+        proc.flight = self.flights[action.op] = flight
+        is_copy = isinstance(action, (act.PageOut, act.PageIn))
+        took_ns = FIXED_NS + (moved * NS_PER_S // BYTES_PER_S if is_copy else 0)
+        if flight.verdict == "hang":
+            self._at(action.deadline_ns - self.now_ns, lambda: self._overdue(flight))
+            took_ns = action.deadline_ns - self.now_ns + self.rng.randrange(30 * NS_PER_S)
+        self._at(took_ns, lambda: self._land(proc, flight, took_ns))
+
+    def _no_room(self, flight: Flight) -> None:
+        """Somebody grew since memory was read: a fault, after which the bound is void."""
+        flight.verdict = "no room"
+        self.counts.no_room += 1
+        for other in self.procs.values():
+            other.bound_ns = None
+
+    def _check_hinted(self, proc: Proc, action: act.Operation) -> None:
+        """In nobody's way, and not too often, however many hints come."""
+        view = self.scheduler.view(self.now_ns)
+        assert not view.holders, "moved for a hint while somebody runs"
+        assert not view.queue, "moved for a hint while somebody waits"
+        assert proc.phase in ("idle", "lingering")  # (left-over threads that were given up)
+        if isinstance(action, act.PageIn):
+            self.counts.brought_back += 1
+            if proc.brought_back_ns > proc.rested_ns:
+                pause_ns = self.now_ns - proc.brought_back_ns
+                assert pause_ns >= CONFIG.hint_interval_ns, f"{proc.id} was brought back twice"
+        else:
+            last_ns = max(proc.rested_ns, proc.brought_back_ns)
+            assert self.now_ns - last_ns >= CONFIG.hint_protect_ns, f"{proc.id} was just in use"
+
+    def _verdict(self) -> str:
+        if self.winding_down:
+            return "ok"
+        draw = self.rng.random()
+        for name, chance in (
+            ("refused", self.plan.refuse), ("lost", self.plan.lose), ("hang", self.plan.hang)
+        ):  # fmt: skip
+            if draw < chance:
+                return name
+            draw -= chance
+        return "ok"
+
+    def _verify_room(self, proc: Proc, action: act.PageIn) -> None:
+        """By what the scheduler was told, there must be room for all restores under way, at the
+        latest when what this one counts on has gone out."""
+        assert action.need_bytes >= proc.host_bytes, "a restore without room reserved for all of it"
+        known = sum(self.known_bytes.values()) + self.left_bytes
+        known += sum(
+            flight.action.need_bytes
+            for flight in self.flights.values()
+            if isinstance(flight.action, act.PageIn)
+        )
+        capacity = TOTAL_BYTES - self.seen_outside_bytes
+        for op in action.beside:
+            flight = self.flights[op]
+            assert isinstance(flight.action, act.PageOut), "counts on what makes no room"
+            assert not flight.overdue, "counts on a page-out that hangs"
+            assert self.scheduler._st.ops[op].partial, "counts on one that moves in one piece"
+            capacity += flight.action.bytes or self.known_bytes[flight.action.session]
+        assert known + action.need_bytes <= capacity, "a page-in without reserved room"
+
+    def _overdue(self, flight: Flight) -> None:
+        if not flight.done:
+            flight.overdue = True
+            self.counts.overdue += 1
+            self.tell(ev.OperationOverdue(op=flight.action.op))
+
+    def _land(self, proc: Proc, flight: Flight, took_ns: int) -> None:
+        """The operation ends, in reality and then in a report."""
+        if flight.done or self._waits_for_others(proc, flight, took_ns):
+            return
+        self._tell_those_beside(proc, flight)
+        flight.done = True
+        del self.flights[flight.action.op]
+        proc.flight = None
+        dead = self.procs.get(proc.id) is not proc
+        verdict = flight.verdict
+        if verdict == "hang":
+            verdict = self.rng.choice(("ok", "refused")) if not self.winding_down else "ok"
+        if dead:
+            self.orphans = [pair for pair in self.orphans if pair[1] is not flight]
+            proc.device_bytes = 0
+            verdict = "gone" if verdict != "lost" else "lost"
+        outcome = OUTCOMES[type(flight.action)](self, proc, flight.action, verdict, took_ns)
+        self.tell(outcome)
+        if self.plan.mischief and self.rng.random() < 0.05:
+            self.tell(outcome)  # reported twice: the second one must change nothing
+
+    def _waits_for_others(self, proc: Proc, flight: Flight, took_ns: int) -> bool:
+        """A page-in ends after what it counts on has ended; then its room must be there."""
+        if not flight.beside or flight.verdict == "no room":
+            return False
+        if any(not other.done for other in flight.beside):
+            if self.now_ns < flight.action.deadline_ns:
+                again_ns = took_ns + 20 * NS_PER_MS
+                self._at(20 * NS_PER_MS, lambda: self._land(proc, flight, again_ns))
+                return True
+            flight.verdict = "no room"
+            self.counts.let_down += 1
+        elif flight.incoming_bytes < flight.action.need_bytes:
+            missing_bytes = flight.action.need_bytes - flight.incoming_bytes
+            if missing_bytes <= self.free_bytes():
+                flight.incoming_bytes = flight.action.need_bytes
+            else:
+                self._no_room(flight)
+        return False
+
+    def _tell_those_beside(self, proc: Proc, flight: Flight) -> None:
+        """Those that count on a page-out that is refused give back what they took before it has its
+        own memory back; who hears of that first is open."""
+        refused = flight.verdict == "refused" and self.procs.get(proc.id) is proc
+        for other in [f for f in self.flights.values() if flight in f.beside and refused]:
+            other.incoming_bytes = 0
+            other.verdict = "no room"
+            self.counts.let_down += 1
+            whose = next(p for p in self._everybody() if p.flight is other)
+            if self.rng.random() < 0.5:
+                self._land(whose, other, FIXED_NS)
+            else:
+                self._at(NS_PER_MS, lambda w=whose, o=other: self._land(w, o, FIXED_NS))
+
+    def suspended(self, proc: Proc, action: act.Operation, verdict: str, took_ns: int) -> ev.Event:
+        if verdict in ("refused", "gone", "lost"):
+            self._go_on(proc)
+            self._left(proc)
+            return ev.SuspendRefused(op=action.op, reason=self._reason(verdict))
+        proc.held = True
+        self._stopped(proc)
+        if not self.plan.calm and self.rng.random() < 0.3:
+            return ev.Suspended(op=action.op)  # its memory could not be read
+        if proc.id in self.procs:
+            self.known_bytes[proc.id] = proc.device_bytes
+        return ev.Suspended(op=action.op, resident_bytes=proc.device_bytes)
+
+    def resumed(self, proc: Proc, action: act.Operation, verdict: str, took_ns: int) -> ev.Event:
+        if verdict in ("refused", "gone", "lost"):
+            return ev.ResumeFailed(op=action.op, reason=self._reason(verdict))
+        proc.held = False
+        self._go_on(proc)
+        self._left(proc)
+        return ev.Resumed(op=action.op)
+
+    def paged_out(self, proc: Proc, action: act.Operation, verdict: str, took_ns: int) -> ev.Event:
+        if verdict == "lost":
+            self._lose(proc)
+            return ev.PageOutLost(op=action.op, detail="simulated")
+        if verdict in ("refused", "gone"):
+            if not proc.held:
+                self._go_on(proc)
+            if not proc.held and proc.home == "in":
+                self._left(proc)
+            return ev.PageOutRefused(op=action.op, reason=self._reason(verdict))
+        moved = self._going_out_bytes(proc, action)
+        proc.host_bytes += moved
+        proc.device_bytes -= moved
+        proc.home, proc.held = "out", True
+        self.known_bytes[proc.id] = left = proc.device_bytes
+        self._stopped(proc)
+        if proc.partial:
+            moved = proc.host_bytes
+        return ev.PagedOut(op=action.op, moved_bytes=moved, elapsed_ns=took_ns, left_bytes=left)
+
+    def _going_out_bytes(self, proc: Proc, action: act.PageOut) -> int:
+        """What it was told, in whole pieces; everything where that was not told, or where it cannot
+        be moved in part any more."""
+        if not action.bytes or not proc.partial:
+            return proc.device_bytes
+        return min(proc.device_bytes, action.bytes + self.rng.randrange(GRAIN_BYTES))
+
+    def paged_in(self, proc: Proc, action: act.Operation, verdict: str, took_ns: int) -> ev.Event:
+        if verdict == "lost":
+            self._lose(proc)
+            return ev.PageInLost(op=action.op, detail="simulated")
+        if verdict in ("refused", "gone", "no room"):
+            return ev.PageInRefused(op=action.op, reason=self._reason(verdict))
+        moved = proc.host_bytes
+        proc.device_bytes += moved
+        proc.host_bytes = 0
+        proc.home, proc.held = "in", False
+        self.known_bytes[proc.id] = proc.device_bytes
+        if action.cause == "about to be used" and proc.id not in self.scheduler._st.queue:
+            proc.brought_back_ns = self.now_ns
+        self._go_on(proc)
+        self._left(proc)
+        return ev.PagedIn(op=action.op, moved_bytes=moved, elapsed_ns=took_ns)
+
+    def _reason(self, verdict: str) -> Reason:
+        self.counts.refusals += 1
+        if verdict == "no room":
+            return Reason.NO_ROOM
+        return Reason.GONE if verdict == "gone" else self.rng.choice(REASONS)
+
+    def _stopped(self, proc: Proc) -> None:
+        if proc.id in self.holders:
+            self.counts.suspensions += 1
+        self.holders.discard(proc.id)
+
+    def _left(self, proc: Proc) -> None:
+        """A detached process that is whole again is a program like any other from now on."""
+        if proc.leaving and self.procs.get(proc.id) is proc:
+            self._off(proc)
+
+    def _off(self, proc: Proc) -> None:
+        del self.procs[proc.id]
+        # What the scheduler knew of it stays known until the next look at rest.
+        self.left_bytes += self.known_bytes.pop(proc.id, 0)
+        self.outside_bytes += proc.device_bytes
+        self._at(self.rng.randrange(20 * NS_PER_S), lambda: self._outside_ends(proc.device_bytes))
+        self._at(self.rng.randrange(3 * NS_PER_S), self._arrive)
+
+    def _outside_ends(self, size_bytes: int) -> None:
+        self.outside_bytes -= size_bytes
+
+    def _lose(self, proc: Proc) -> None:
+        self.counts.lost += 1
+        proc.lost = True
+        proc.device_bytes = proc.host_bytes = 0
+        proc.home, proc.held = "in", False
+        self.known_bytes[proc.id] = 0
+        self.holders.discard(proc.id)
+        if proc.leaving and self.procs.get(proc.id) is proc:
+            self._off(proc)
+        elif proc.begun and proc.phase != "idle":
+            proc.token += 1
+            self._at(self.rng.randrange(NS_PER_S), self._guarded(proc, self._fail))
+
+
+OUTCOMES = {
+    act.Suspend: Driver.suspended,
+    act.Resume: Driver.resumed,
+    act.PageOut: Driver.paged_out,
+    act.PageIn: Driver.paged_in,
+}

@@ -1,0 +1,186 @@
+"""What people and programs do in the simulation: notebooks that think, ask, compute and grow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simulated_world import BYTES_PER_S, CONFIG, FIXED_NS, JITTER_NS, TOTAL_BYTES, Proc
+
+from kiwi_core.sched import actions as act
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.policy.api import Terms
+from kiwi_core.states import AntiThrash
+from kiwi_core.units import NS_PER_MS, NS_PER_S, SessionId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Notebooks:
+    def _arrive(self) -> None:
+        if self.winding_down:
+            return
+        self.next_id += 1
+        proc = Proc(SessionId(f"s{self.next_id}"))
+        proc.partial = bool(self.plan.partial) and self.rng.random() < self.plan.partial
+        self.procs[proc.id] = proc
+        self.known_bytes[proc.id] = 0
+        self.tell(ev.SessionJoined(session=proc.id))
+        self._think(proc)
+
+    def _think(self, proc: Proc) -> None:
+        proc.phase = "idle"
+        proc.token += 1
+        pause_ns = int(self.rng.expovariate(1.0) * self.rng.choice((0.05, 1, 4)) * NS_PER_S)
+        self._at(pause_ns, self._guarded(proc, self._ask))
+
+    def _guarded(self, proc: Proc, then: Callable[[Proc], None]) -> Callable[[], None]:
+        """Only if nothing else has happened to it in the meantime."""
+        token = proc.token
+
+        def happening() -> None:
+            if proc.token == token and self.procs.get(proc.id) is proc and not self.winding_down:
+                then(proc)
+
+        return happening
+
+    def _ask(self, proc: Proc) -> None:
+        if proc.leaving:
+            return
+        proc.burst += 1
+        proc.phase = "waiting"
+        proc.begun = False
+        proc.asked_ns = self.now_ns
+        proc.work_ns = int(self.rng.expovariate(1.0) * self.rng.choice((0.1, 1, 5)) * NS_PER_S)
+        proc.bound_ns = self._bound_ns()
+        self.tell(ev.LeaseRequested(session=proc.id, burst=proc.burst))
+        if proc.phase == "waiting" and self.rng.random() < self.plan.mischief:
+            self._at(self.rng.randrange(3 * NS_PER_S), self._guarded(proc, self._withdraw))
+
+    def _bound_ns(self) -> int | None:
+        """The policy's own bound for somebody who asks now."""
+        if not self.plan.calm or self.mode is AntiThrash.OFF:
+            return None
+        swap_ns = 2 * (TOTAL_BYTES * NS_PER_S // BYTES_PER_S) + 4 * FIXED_NS
+        st = self.scheduler._st
+        others = self.plan.sessions - 1
+        if self.plan.policy == "round-robin":  # only those ahead count
+            others = len(st.queue) + st.holders + len(st.chosen) + 1
+        terms = Terms(self.longest_tq_ns, CONFIG.min_run_ns, CONFIG.swap_floor_factor)
+        return st.policy.bound_ns(terms, others, swap_ns + 2 * JITTER_NS)
+
+    def _withdraw(self, proc: Proc) -> None:
+        if proc.phase == "waiting":
+            self._rests(proc)
+            self.tell(ev.LeaseWithdrawn(session=proc.id, burst=proc.burst))
+            self._think(proc)
+
+    def _granted(self, action: act.Grant) -> None:
+        proc = self.procs[action.session]
+        self.counts.grants += 1
+        if proc.lost:
+            if proc.phase != "idle":
+                self._at(0, self._guarded(proc, self._fail))
+            return
+        assert proc.home == "in", f"{proc.id} was granted but its memory is {proc.home}"
+        assert not proc.held, f"{proc.id} was granted but is held"
+        assert proc.flight is None, f"{proc.id} was granted in mid-operation"
+        assert action.burst == proc.burst
+        others = {id_ for id_ in self.holders if id_ != proc.id and not self._excused(id_)}
+        if self.scheduler._st.serialised and proc.id not in self.holders:
+            assert not others, f"{proc.id} was granted beside {others} while serialised"
+        self.counts.granted_in_parallel += bool(others)
+        self.holders.add(proc.id)
+        if proc.bound_ns is not None and proc.phase == "waiting":
+            waited_ns = self.now_ns - proc.asked_ns
+            assert waited_ns <= proc.bound_ns, f"{proc.id} waited {waited_ns}, {proc.bound_ns=}"
+        if proc.phase == "waiting":
+            proc.phase = "running"
+            proc.begun = True
+            self._work(proc)
+            self._at(self.rng.randrange(NS_PER_S), self._guarded(proc, self._allocate))
+
+    def _excused(self, session_id: SessionId) -> bool:
+        """Nobody waits for one whose stopping hangs, nor for left-over threads given up on."""
+        proc = self.procs.get(session_id)
+        hangs = proc is not None and proc.flight is not None and proc.flight.overdue
+        lingers = proc is not None and proc.phase == "lingering"
+        return hangs or (lingers and session_id not in self.scheduler._st.runners)
+
+    def _work(self, proc: Proc) -> None:
+        """It computes until its work is done, unless it is stopped."""
+        proc.token += 1
+        proc.since_ns = self.now_ns
+        self._at(proc.work_ns, self._guarded(proc, self._finish))
+
+    def _rest(self, proc: Proc) -> None:
+        if proc.phase == "running":
+            proc.work_ns = max(0, proc.work_ns - (self.now_ns - proc.since_ns))
+            proc.token += 1
+
+    def _go_on(self, proc: Proc) -> None:
+        if proc.phase == "running":
+            self._work(proc)
+            self._at(self.rng.randrange(NS_PER_S), self._guarded(proc, self._allocate))
+
+    def _allocate(self, proc: Proc) -> None:
+        """Frameworks ask for memory and mostly keep it."""
+        grow = self.rng.random() < 0.8
+        wish = self.rng.randrange(self.plan.bytes_max) if grow else proc.device_bytes // 2
+        if wish - proc.device_bytes <= self.free_bytes():
+            proc.device_bytes = wish
+        elif self.plan.asks_for_room and proc.wish is None:
+            self._ask_for_room(proc, wish - proc.device_bytes)
+        else:
+            self.counts.out_of_memory += 1
+
+    def _ask_for_room(self, proc: Proc, size: int) -> None:
+        self.requests += 1
+        proc.wish = (self.requests, size)
+        self.tell(ev.RoomWanted(session=proc.id, request=self.requests, bytes=size))
+
+    def _room_answered(self, answer: act.RoomAnswer) -> None:
+        proc = self.procs[answer.session]
+        assert proc.wish is not None, "an answer that nobody waits for"
+        request, size = proc.wish
+        assert answer.request == request
+        proc.wish = None
+        if isinstance(answer, act.RoomDenied):
+            self.counts.room_denied += 1
+            self.counts.out_of_memory += 1
+            return
+        self.counts.room_made += 1
+        assert proc.flight is None
+        assert not proc.held or proc.home == "out"
+        if proc.phase not in ("running", "lingering") or proc.home == "out":
+            return
+        if size <= self.free_bytes():
+            proc.device_bytes += size
+        else:  # somebody has grown since memory was read
+            self._at(NS_PER_MS, self._guarded(proc, lambda p: self._ask_for_room(p, size)))
+
+    def _finish(self, proc: Proc) -> None:
+        if self.plan.mischief and self.rng.random() < 0.2:
+            proc.phase = "lingering"
+            self.tell(ev.BurstLingered(session=proc.id, burst=proc.burst))
+            self._at(self.rng.randrange(8 * NS_PER_S), self._guarded(proc, self._finish_lingering))
+            return
+        self._finish_lingering(proc)
+
+    def _finish_lingering(self, proc: Proc) -> None:
+        self.holders.discard(proc.id)
+        self._rests(proc)
+        self.tell(ev.BurstEnded(session=proc.id, burst=proc.burst))
+        self._think(proc)
+
+    def _rests(self, proc: Proc) -> None:
+        st = self.scheduler._st
+        if proc.id in st.runners or proc.id in st.queue:  # else it was given up earlier
+            proc.rested_ns = self.now_ns
+
+    def _fail(self, proc: Proc) -> None:
+        """Its memory is lost: the cell raises; later its user restarts the kernel."""
+        self.tell(ev.BurstEnded(session=proc.id, burst=proc.burst))
+        proc.phase = "idle"
+        again = self._ask if self.rng.random() < 0.5 else self._kill
+        self._at(self.rng.randrange(NS_PER_S), self._guarded(proc, again))

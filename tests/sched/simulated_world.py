@@ -1,0 +1,163 @@
+"""What the simulation's world is made of: what kind it is, its processes, what they count."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from kiwi_core.config import DEFAULTS
+from kiwi_core.sched.parts import grain_bytes
+from kiwi_core.sched.policy import names
+from kiwi_core.states import AntiThrash, Notice, Reason
+from kiwi_core.units import MIB, NS_PER_MS, NS_PER_S, SessionId
+
+if TYPE_CHECKING:
+    from kiwi_core.sched import actions as act
+
+TOTAL_BYTES = 1000 * MIB
+CONFIG = replace(
+    DEFAULTS,
+    min_run_ns=500 * NS_PER_MS,
+    lingering_idle_ns=NS_PER_S,
+    hint_interval_ns=4 * NS_PER_S,
+    hint_protect_ns=NS_PER_S,
+    room_patience_ns=3 * NS_PER_S,
+)
+GRAIN_BYTES = grain_bytes(TOTAL_BYTES)
+BYTES_PER_S = 2000 * MIB
+FIXED_NS = 2 * NS_PER_MS
+JITTER_NS = 5 * NS_PER_MS
+REASONS = (
+    Reason.LOCK_TIMEOUT, Reason.DRIVER, Reason.NO_HOST_MEMORY, Reason.UNSUPPORTED,
+    Reason.NOT_PERMITTED,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What kind of world it is. Probabilities are per operation or per occasion."""
+
+    sessions: int = 5
+    mode: AntiThrash = AntiThrash.ON
+    policy: str = "round-robin"
+    tq_ns: int = 2 * NS_PER_S
+    bytes_max: int = 700 * MIB
+    host_budget_bytes: int = 1 << 40
+    refuse: float = 0.0
+    lose: float = 0.0
+    hang: float = 0.0
+    mischief: float = 0.0
+    """Chance, at each observation, of a kill, withdrawal, detachment, setting, restart …"""
+
+    asks_for_room: bool = False
+    """Programs that find no room for an allocation ask for it."""
+
+    partial: float = 0.0
+    """Chance that a session's memory can be moved in part; it may change."""
+
+    overlap: bool = False
+    """Memory may come in beside memory on its way out."""
+
+    @property
+    def calm(self) -> bool:
+        """Nothing goes wrong: the bound on waits must hold."""
+        faults = self.refuse or self.lose or self.hang or self.mischief
+        return not faults and self.host_budget_bytes > 1 << 36
+
+
+def plan_of(seed: int) -> Plan:
+    """A different world for each seed; every third one is calm."""
+    rng = random.Random(seed ^ 0x5EED)
+    modes = (AntiThrash.ON, AntiThrash.ON, AntiThrash.ALWAYS, AntiThrash.OFF)
+    plan = Plan(
+        sessions=rng.randint(2, 9),
+        mode=rng.choice(modes),
+        policy=names()[seed % len(names())],
+        tq_ns=rng.choice((NS_PER_S // 2, 2 * NS_PER_S, 6 * NS_PER_S)),
+        bytes_max=rng.choice((200, 450, 700, 950)) * MIB,
+        asks_for_room=rng.random() < 0.5,
+    )
+    if seed % 3 == 0:
+        return plan
+    return replace(
+        plan,
+        refuse=rng.choice((0.0, 0.1, 0.4)),
+        lose=rng.choice((0.0, 0.03)),
+        hang=rng.choice((0.0, 0.05)),
+        mischief=rng.choice((0.02, 0.2)),
+        host_budget_bytes=rng.choice((300 * MIB, 1500 * MIB, 1 << 40)),
+    )
+
+
+def parted_plan_of(seed: int) -> Plan:
+    """The same world, but memory moves in part and, in every other pair of them, side by side."""
+    return replace(plan_of(seed), partial=(0.6, 1.0)[seed % 2], overlap=seed // 2 % 2 == 0)
+
+
+@dataclass(eq=False)
+class Flight:
+    """An operation in the simulated driver."""
+
+    action: act.Operation
+    verdict: str
+    incoming_bytes: int = 0
+    """Room that a page-in has for certain."""
+    beside: list[Flight] = field(default_factory=list)
+    """The page-outs that a page-in counts on."""
+    done: bool = False
+    overdue: bool = False
+
+
+@dataclass(eq=False)
+class Proc:
+    """One notebook's process, as it really is."""
+
+    id: SessionId
+    home: str = "in"
+    held: bool = False
+    partial: bool = False
+    device_bytes: int = 0
+    host_bytes: int = 0
+    flight: Flight | None = None
+
+    phase: str = "idle"
+    """idle · waiting · running · lingering"""
+    burst: int = 0
+    begun: bool = False
+    work_ns: int = 0
+    since_ns: int = 0
+    token: int = 0
+    wish: tuple[int, int] | None = None
+    """Number and bytes of its request for room."""
+    asked_ns: int = 0
+    bound_ns: int | None = None
+    rested_ns: int = -(10**18)
+    brought_back_ns: int = -(10**18)
+    lost: bool = False
+    leaving: bool = False
+
+
+@dataclass
+class Counts:
+    events: int = 0
+    grants: int = 0
+    suspensions: int = 0
+    page_ins: int = 0
+    refusals: int = 0
+    no_room: int = 0
+    overdue: int = 0
+    lost: int = 0
+    kills: int = 0
+    restarts: int = 0
+    out_of_memory: int = 0
+    room_made: int = 0
+    room_denied: int = 0
+    granted_in_parallel: int = 0
+    brought_back: int = 0
+    parts: int = 0
+    rests: int = 0
+    """Page-outs of what an earlier one had left."""
+    beside: int = 0
+    let_down: int = 0
+    notices: dict[Notice, int] = field(default_factory=dict)
