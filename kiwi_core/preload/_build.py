@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 NAME = "libkiwi_preload.so"
 HERE = Path(__file__).parent
 SOURCES = HERE / "src"
+ENV_LIBRARY = "KIWI_PRELOAD_LIBRARY"
 SHIPPED = HERE / "lib"
 """Where a wheel has the library, in a directory named by the machine."""
 FLAGS = (
@@ -49,11 +50,13 @@ class Unavailable(RuntimeError):  # noqa: N818 (a state of this machine, not a m
 
 
 def library(cache_dir: Path | None = None) -> Path:
-    """The shared object to preload: a wheel's, else compiled once and cached.
+    """The shared object to preload: the named one, a wheel's, else compiled once and cached.
 
     For whoever starts programs under Kiwi.  Safe in several processes at once: one compiles under a
     lock and the result appears by a rename.  Raises Unavailable with a remedy.
     """
+    if named := os.environ.get(ENV_LIBRARY):
+        return _named(Path(named))
     shipped = SHIPPED / os.uname().machine / NAME
     if shipped.is_file():
         _check_name(shipped, "Install Kiwi into an environment whose path has none.")
@@ -76,6 +79,16 @@ def library(cache_dir: Path | None = None) -> Path:
             "Set XDG_CACHE_HOME to a directory that you may write to.",
         ) from e
     return target
+
+
+def _named(library: Path) -> Path:
+    if not library.is_absolute() or not library.is_file():
+        raise Unavailable(
+            f"{ENV_LIBRARY} names {library}, which is not the absolute path of a file.",
+            f"Unset {ENV_LIBRARY}, or name {NAME} as another machine like this one built it.",
+        )
+    _check_name(library, "Copy it to a directory whose path has none.")
+    return library
 
 
 def _check_name(library: Path, remedy: str) -> None:

@@ -39,6 +39,21 @@ def test_a_wheels_library_comes_first(tmp_path, monkeypatch):
     assert preload.library(tmp_path / "cache") == shipped
 
 
+def test_the_named_one_comes_before_all(tmp_path, monkeypatch):
+    named = tmp_path / "named.so"
+    monkeypatch.setenv("KIWI_PRELOAD_LIBRARY", str(named))
+    monkeypatch.setattr(_build, "_headers", lambda: iter(()))
+    with pytest.raises(preload.Unavailable, match=r"named\.so, which is not") as info:
+        preload.library(tmp_path / "cache")
+    assert "Unset KIWI_PRELOAD_LIBRARY" in info.value.remedy
+    named.write_bytes(b"a library")
+    assert preload.library(tmp_path / "cache") == named
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KIWI_PRELOAD_LIBRARY", "named.so")
+    with pytest.raises(preload.Unavailable):  # programs are started elsewhere
+        preload.library(tmp_path / "cache")
+
+
 @pytest.mark.parametrize("name", ["my projects", "a:b"])
 @pytest.mark.parametrize("shipped", [True, False])
 def test_a_path_that_cannot_stand_in_ld_preload(tmp_path, monkeypatch, name, shipped):
