@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kiwi_core.sched.policy import DEFAULT, names
-from kiwi_core.states import AntiThrash, Overlap, Priority
+from kiwi_core.states import AntiThrash, Overlap, Priority, Storage
 from kiwi_core.wire.messages import Emulation
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):
     swap_floor_factor: float | None = None
     bring_back: bool = True
     overlap: Overlap = Overlap.AUTO
+    storage: Storage = Storage.DRIVER
     emulation: Emulation | None = None
     log_json: bool = False
     restarted: bool = False

@@ -41,6 +41,7 @@ from kiwi_core.daemon.roster import Roster, RosterFile, boot_id
 from kiwi_core.daemon.session_desk import SessionDesk
 from kiwi_core.daemon.settings_desk import SettingsDesk
 from kiwi_core.daemon.threads import in_thread
+from kiwi_core.daemon.threads import in_thread
 from kiwi_core.daemon.usage_report import UsageReporter
 from kiwi_core.daemon.wishes import Wishes
 from kiwi_core.pager.api import ProcessRef
@@ -311,6 +312,8 @@ class GpuDaemon:
 
     def _errors(self) -> list[str]:
         errors = [self._observer.error] if self._observer.error else []
+        if self._machine.storage is not None and self._machine.storage.note:
+            errors.append(self._machine.storage.note)
         if self._roster.failing:
             errors.append("The state directory cannot be written; a crash could not be recovered.")
         if self._bookkeeper.failing:
@@ -334,6 +337,7 @@ class GpuDaemon:
         self._roster.save()
         await self._bookkeeper.close(ACCOUNTS_WITHIN_S)
         self._journal.close()
+        await in_thread(self._machine.close, "keepers-end")
         log.info("ended", left_behind=len(left))
 
 

@@ -19,6 +19,7 @@ from kiwi_core.daemon.emulation import prepare
 from kiwi_core.daemon.places import prepare_directory, sockets_mode
 from kiwi_core.errors import CallerError, KiwiError
 from kiwi_core.gpu import choice, nvml
+from kiwi_core.states import Storage
 from kiwi_core.units import format_bytes, seconds_to_ns
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.options import DaemonOptions
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.wire.messages import Emulation
+
+CUSTOM_STORAGE_DRIVER = 13_040
+"""CUDA 13.4."""
 
 CALM_S = 60.0
 """A daemon that ran this long before it crashed is started again at once."""
@@ -40,7 +44,9 @@ def main(options: DaemonOptions) -> int:
     prepare_directory(state)
     emulation = None
     if options.emulate is not None:
-        emulation = prepare(options.emulate, sockets, options.emulate_copy_bytes_per_s)
+        # Who tries custom storage wants a driver that has it.
+        version = CUSTOM_STORAGE_DRIVER if options.storage is Storage.CUSTOM else None
+        emulation = prepare(options.emulate, sockets, options.emulate_copy_bytes_per_s, version)
         _say("*** EMULATED GPU: control logic only, no real GPU is used, speeds mean nothing ***")
     gpus = _chosen(nvml.gpus(), options.gpus)
     wanted = [(gpu, _child_options(gpu, options, sockets, state, emulation)) for gpu in gpus]
@@ -83,6 +89,7 @@ def _child_options(
         idle_after_ns=_ns(options.idle_after_s),
         swap_floor_factor=options.swap_floor,
         bring_back=options.bring_back,
+        storage=options.storage,
         emulation=emulation,
         log_json=options.log_json,
     )

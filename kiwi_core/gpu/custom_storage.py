@@ -6,8 +6,8 @@ target is CHECKPOINTING or RESTORING, and **nothing leads back**: there is no ca
 everything that can fail (storage, pinning, room in the GPU) must have been done before; and what
 becomes of the target when this process dies in between is documented nowhere.
 
-Nothing in Kiwi uses this yet: see the ADR on custom storage for what is missing. Tests do, on the
-emulated driver and, with ``-m gpu``, on a real one.
+Used by the pager's keepers only, where somebody asked for it: unproven on hardware, see the ADRs on
+custom storage. Its tests run on the emulated driver and, with ``-m gpu``, on a real one.
 
 This process needs a primary context on each GPU that the target uses (``memory.open_gpu``), which
 costs 0.3-0.6 GB of it. Every call raises ``GpuError``.

@@ -1,5 +1,5 @@
-"""An emulated GPU whose memory custom storage moves: the pager in a process of its own, and keepers
-and keepers beside the programs."""
+"""An emulated GPU whose memory custom storage moves: the pager in a process of its own, and
+keepers beside the programs."""
 
 from __future__ import annotations
 
@@ -129,6 +129,11 @@ class StoredWorld(EmulatedWorld):
 
     def keeper_pid(self, session: RunningSession) -> int:
         return next(pid for ref, pid in self.keepers() if ref == session.root)
+
+    def keeper_ref(self, session: RunningSession) -> ProcessRef:
+        ref = processes.ref_of(self.keeper_pid(session))
+        assert ref is not None
+        return ref
 
     def kill_keeper(self, session: RunningSession) -> None:
         pid = self.keeper_pid(session)

@@ -30,6 +30,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def main() -> int:
     options = msgspec.json.decode(sys.argv[1], type=Options)
+    if os.fork():
+        return 0  # whoever ends a daemon with all its children does not end its keepers
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     place = Place(Path(options.directory), ProcessRef(options.pid, options.start_ticks))

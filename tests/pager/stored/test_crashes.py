@@ -198,10 +198,16 @@ def test_signals_do_not_end_a_keeper_that_keeps_something(world: StoredWorld) ->
 def test_a_keeper_is_nobodys_child(world: StoredWorld) -> None:
     """The pager's process, its terminal session and its process group may all end."""
     session = world.start(4 * MIB)
-    keeper = processes.stat_of(world.keeper_pid(session))
+    keeper, pager = (
+        processes.stat_of(pid) for pid in (world.keeper_pid(session), world.pager.worker.pid)
+    )
     assert keeper is not None
-    assert keeper.session == world.keeper_pid(session)
-    assert os.getpgid(world.keeper_pid(session)) == world.keeper_pid(session)
+    assert pager is not None
+    assert keeper.session != pager.session
+    assert os.getpgid(world.keeper_pid(session)) != os.getpgid(world.pager.worker.pid)
+    assert world.pager.worker.pid not in [
+        ref.pid for ref in processes.ancestors(world.keeper_ref(session))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -269,5 +275,5 @@ def test_a_second_keeper_for_the_same_program_ends_at_once(
     command = [sys.executable, "-m", "kiwi_core.pager.keeper", json.dumps(options)]
     done = subprocess.run(command, timeout=60, check=False)
     assert done.returncode == 0
-    assert len(world.keepers()) == 1
+    wait_until(lambda: len(world.keepers()) == 1, "the second one ends")
     assert world.pager.keeper(session.root)["keeper_pid"] == world.keeper_pid(session)
