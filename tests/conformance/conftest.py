@@ -61,30 +61,46 @@ class Platform:
         helper.close()
 
 
-@pytest.fixture(
-    params=[
-        "emulated",
-        "emulated-preloaded",
-        pytest.param("gpu", marks=pytest.mark.gpu),
-        pytest.param("gpu-preloaded", marks=pytest.mark.gpu),
-    ]
-)
-def platform(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Platform]:
+KINDS = [
+    "emulated",
+    "emulated-preloaded",
+    pytest.param("gpu", marks=pytest.mark.gpu),
+    pytest.param("gpu-preloaded", marks=pytest.mark.gpu),
+]
+
+
+@contextlib.contextmanager
+def _running(kind: str, directory: Path) -> Iterator[Platform]:
     environment: dict[str, str] = {}
-    emulated = request.param.startswith("emulated")
+    emulated = kind.startswith("emulated")
     if emulated:
-        state = tmp_path / "gpus"
+        state = directory / "gpus"
         emulator.create_state(state, emulator.parse_gpus("1x512MiB"))
         environment = emulator.environment(state, emulator.build())
-    preloaded = request.param.endswith("preloaded")
+    preloaded = kind.endswith("preloaded")
     if preloaded:
         environment |= preload.environment(preload.library(), before=os.environ)
-        environment["KIWI_SOCKET_DIR"] = str(tmp_path / "no-daemon")
+        environment["KIWI_SOCKET_DIR"] = str(directory / "no-daemon")
     platform = Platform(environment, preloaded)
     yield platform
     platform.close()
     if emulated:
         wait_until(lambda: not emulator.books(state).processes, "the books balance")
+
+
+@pytest.fixture(params=KINDS)
+def platform(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Platform]:
+    with _running(request.param, tmp_path) as platform:
+        yield platform
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def shared_platform(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Platform]:
+    """For a file of tests that leave nothing behind: on a real GPU a process takes seconds."""
+    with _running(request.param, tmp_path_factory.mktemp("shared")) as platform:
+        yield platform
 
 
 @pytest.fixture

@@ -12,16 +12,24 @@ NONE, ACTIVE, SPOILED = 0, 1, 2
 
 
 @pytest.fixture
-def forbidden(platform):
+def forbidden(shared_platform):
     """What an allocation is told that a capture forbids. Memory that Kiwi owns is there all the
     same: it comes from calls that no capture minds."""
-    return "CUDA_SUCCESS" if platform.preloaded else UNSUPPORTED
+    return "CUDA_SUCCESS" if shared_platform.preloaded else UNSUPPORTED
+
+
+@pytest.fixture(scope="module")
+def shared_worker(shared_platform):
+    worker = shared_platform.worker()
+    worker.do(GRAPHS + "p = alloc(4 * MIB); q = alloc(4 * MIB)")
+    return worker
 
 
 @pytest.fixture
-def worker(worker):
-    worker.do(GRAPHS + "p = alloc(4 * MIB); q = alloc(4 * MIB)")
-    return worker
+def worker(shared_worker):
+    """One process for all tests here; each has its own streams, and the default mode."""
+    shared_worker.do("fresh()")
+    return shared_worker
 
 
 def test_what_is_captured_happens_at_each_launch(worker):
@@ -273,8 +281,8 @@ def test_an_executable_graph_is_updated(worker):
     assert worker.get("read(p, 1)[0]") == 2
 
 
-def test_executable_graphs_survive_a_checkpoint(platform, worker):
-    other = platform.worker("ck(driver.cuInit(0))")
+def test_executable_graphs_survive_a_checkpoint(shared_platform, worker):
+    other = shared_platform.worker("ck(driver.cuInit(0))")
     worker.do("begin(); put(p, 5, MIB); ck(driver.cuMemcpyDtoDAsync(q, p, MIB, s)); g = end()")
     worker.do("e = instantiate(g); write(p, bytes(MIB)); write(q, bytes(MIB))")
     other.do(f"suspend({worker.pid}); resume({worker.pid})")

@@ -63,11 +63,21 @@ def bring_in(pid, images):
 # Stream captures and graphs: two streams, and short names for what tests do most.
 GRAPHS = """
 import ctypes
-s, b = ck(driver.cuStreamCreate(1)), ck(driver.cuStreamCreate(1))
 GLOBAL, LOCAL, RELAXED = (
     getattr(driver.CUstreamCaptureMode, "CU_STREAM_CAPTURE_MODE_" + name)
     for name in ("GLOBAL", "THREAD_LOCAL", "RELAXED"))
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+s = b = None
+
+def fresh():
+    "Streams that nobody used, and no capture on those before."
+    global s, b
+    for used in (s, b):
+        if used:
+            ck(driver.cuStreamDestroy(used))
+    s, b = ck(driver.cuStreamCreate(1)), ck(driver.cuStreamCreate(1))
+    ck(driver.cuThreadExchangeStreamCaptureMode(GLOBAL))
 
 def begin(stream=None, mode=GLOBAL):
     ck(driver.cuStreamBeginCapture(stream or s, mode))
@@ -123,4 +133,6 @@ def elsewhere(call, *args):
     thread.start()
     thread.join()
     return said[0]
+
+fresh()
 """
