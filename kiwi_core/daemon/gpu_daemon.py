@@ -41,7 +41,6 @@ from kiwi_core.daemon.roster import Roster, RosterFile, boot_id
 from kiwi_core.daemon.session_desk import SessionDesk
 from kiwi_core.daemon.settings_desk import SettingsDesk
 from kiwi_core.daemon.threads import in_thread
-from kiwi_core.daemon.threads import in_thread
 from kiwi_core.daemon.usage_report import UsageReporter
 from kiwi_core.daemon.wishes import Wishes
 from kiwi_core.pager.api import ProcessRef
@@ -174,6 +173,7 @@ class GpuDaemon:
         reporter = Reporter(
             scheduler, self._members, rights, machine,
             libraries=self._libraries, held=self._limits.held, errors=self._errors,
+            overlap=lambda: (self._overlap.setting, self._overlap.pays),
             emulated=options.emulation is not None,
         )  # fmt: skip
         self._members.remembered = scheduler.remembered
