@@ -1,5 +1,5 @@
 """Where a daemon has GPU memory copied to by the checkpoint pager: the driver's own storage, or, if
-asked for and if the driver can, keepers' (custom storage, ADR 24)."""
+asked for and if the driver can, keepers' (custom storage, ADR 25)."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ checkpoint pager's: to it, this is a driver whose ``checkpoint`` and ``restore``
 keeper. Where one cannot (no keeper, no RAM, an older driver), the driver's own checkpoint is taken
 instead, which is decided before anything has begun. What went out one way comes back the same way.
 
-**Unproven on hardware** (ADR 24): used only where it was asked for.
+**Unproven on hardware** (ADR 25): used only where it was asked for.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ it, to copy only what has changed. It is nobody's child: daemon and supervisor m
 moment, what is out stays with the keeper, and what is moving is moved to its end. It ends with the
 program.
 
-**Unproven**: written from NVIDIA's documentation and tested on the emulated driver only; ADR 24
+**Unproven**: written from NVIDIA's documentation and tested on the emulated driver only; ADR 25
 says what is assumed.
 
 ``python -m kiwi_core.pager.keeper OPTIONS`` is started by ``kiwi_core.pager.keepers``.
