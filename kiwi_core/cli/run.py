@@ -177,12 +177,14 @@ class LinkWatch:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="kiwi link", daemon=True)
-        self._thread.start()
+        self._deciding = threading.Lock()
+        threading.Thread(target=self._watch, name="kiwi link", daemon=True).start()
 
     def stop(self) -> None:
-        self._over.set()
-        self._thread.join(STATUS_WITHIN_S + 1)
+        """From here on the burst is the caller's. Waits for no answer: a daemon that is busy, or
+        hangs, must not keep a program that is over."""
+        with self._deciding:
+            self._over.set()
 
     def _watch(self) -> None:
         welcome = self._client.welcome
@@ -191,8 +193,13 @@ class LinkWatch:
                 status = self._client.status(STATUS_WITHIN_S)
                 ours = (s for s in status.sessions if s.id == welcome.session)
                 if any(session.pager is MovedBy.INPROCESS for session in ours):
-                    self._client.end_burst(lingering=True)
+                    self._end_burst()
                     return
+
+    def _end_burst(self) -> None:
+        with self._deciding:
+            if not self._over.is_set():
+                self._client.end_burst(lingering=True)
 
 
 def _leave_on_signals() -> None:

@@ -186,12 +186,13 @@ class Limits:
         left_s = (deadline_ns - time.monotonic_ns()) / NS_PER_S
         within_s = max(0.0, min(GIVE_BACK_WITHIN_S, left_s / 2))
         claim = Claim(session, more_bytes)
+        waiting = self._wait(claim, within_s)
         try:
-            waiting = asyncio.run_coroutine_threadsafe(self._wait(claim, within_s), self._loop)
-            waiting.result(within_s + 1.0)
+            asyncio.run_coroutine_threadsafe(waiting, self._loop).result(within_s + 1.0)
         except NotYet:
             log.error("the loop did not ask for memory back in time")
         except RuntimeError:
+            waiting.close()
             log.info("the daemon is ending; nobody is asked for memory back")
         return claim
 

@@ -1,0 +1,136 @@
+"""Daemons that end, hang or come back while preloaded programs live on, and the other way round."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cuda_processes import Worker, WorkerError
+from daemon import wait_until
+from talker import Talker
+
+from kiwi_core import emulator, preload
+from kiwi_core.sched import events as ev
+from kiwi_core.units import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from daemon import Daemon
+
+Start = "Callable[..., Daemon]"
+Make = "Callable[[Daemon, int], Worker]"
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+IMPATIENT = {"KIWI_PRELOAD_SILENCE_S": "2", "KIWI_PRELOAD_ALONE_S": "1"}
+
+
+@pytest.fixture
+def preloaded() -> Iterator[Callable[[Daemon, int], Worker]]:
+    """Makes plain CUDA programs under the library; all are ended."""
+    made: list[Worker] = []
+
+    def make(daemon: Daemon, size_mib: int) -> Worker:
+        environment = daemon.env | emulator.environment(daemon.state_path, emulator.build())
+        environment |= preload.environment(preload.library(), environment) | IMPATIENT
+        one = Worker(environment)
+        made.append(one)
+        one.do(f"init(); size = {size_mib * MIB}; p = alloc(size); before = fill(p, 1, size)")
+        return one
+
+    yield make
+    for one in made:
+        one.close()
+
+
+INTACT = "digest(p, size) == before"
+
+
+def out(daemon: Daemon, worker: Worker) -> None:
+    session = daemon.wait_state(worker.pid, "idle")
+    with Talker(daemon.sockets()[0]) as observer:
+        observer.hello()
+        assert observer.ask("release", session=session.id)["type"] == "ok"
+    daemon.wait_state(worker.pid, "paged-out")
+
+
+def test_all_daemons_are_killed_while_memory_is_out(start: Start, preloaded: Make) -> None:
+    daemon = start("1x128MiB", "--idle-after", "0.3")
+    one = preloaded(daemon, 64)
+    out(daemon, one)
+    daemon.kill_all()
+    assert one.get(INTACT) is True, "it came back by itself"
+    daemon.start()
+    found = daemon.wait_for(
+        lambda s: next((x for x in s.sessions if x.resident_bytes >= 64 * MIB), None), "it is known"
+    )
+    assert (found.pid, found.paged_out_bytes) == (one.pid, 0)
+    out(daemon, one)
+    assert one.get(INTACT) is True
+
+
+@pytest.mark.parametrize("where", ["in", "out"])
+def test_a_daemon_that_hangs(start: Start, preloaded: Make, where: str) -> None:
+    """Stopped, it neither answers nor closes its connections; and then it goes on."""
+    daemon = start("1x128MiB", "--idle-after", "0.3")
+    one = preloaded(daemon, 64)
+    daemon.wait_state(one.pid, "idle")
+    if where == "out":
+        out(daemon, one)
+    child = daemon.status().daemon_pid
+    os.kill(child, signal.SIGSTOP)
+    try:
+        assert one.get(INTACT) is True, "it goes on without the daemon"
+    finally:
+        os.kill(child, signal.SIGCONT)
+    daemon.wait_for(
+        lambda s: s.daemon_pid == child and [x.paged_out_bytes for x in s.sessions] == [0],
+        "it knows how things are",
+    )
+    out(daemon, one)
+    assert one.get(INTACT) is True
+
+
+ASKS_FOR_ROOM = """
+import time
+from pathlib import Path
+from talker import Talker
+with Talker(Path({path!r})) as talker:
+    talker.hello(role="pager")
+    talker.say("pager-state", state="resident")
+    talker.say("want-room", request=1, bytes={size})
+    time.sleep(1000)
+"""
+
+
+def test_a_child_that_dies_while_it_waits_for_room_wants_none(start: Start, program: Any) -> None:
+    """Its session lives on, and so would the wish: until the scheduler's patience ends."""
+    daemon = start("1x64MiB")
+    holder, parent = program(daemon), program(daemon)
+    holder.take(40, 1)
+    holder.worker.do("begin()")  # has the rest of the GPU, and goes on
+    code = ASKS_FOR_ROOM.format(path=str(daemon.sockets()[0]), size=40 * MIB)
+    parent.worker.do(
+        "import subprocess, sys\n"
+        f"environment = {{**os.environ, 'PYTHONPATH': {str(SUPPORT)!r}}}\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {code!r}], env=environment)"
+    )
+    try:
+        wanted = wait_until(lambda: recorded(daemon, ev.RoomWanted), "it has asked")
+        parent.worker.do("child.kill(); child.wait()")
+        [gone] = wait_until(lambda: recorded(daemon, ev.RoomNoLongerWanted), "it wants none")
+        assert (gone.session, gone.request) == (wanted[0].session, wanted[0].request)
+        assert not recorded(daemon, ev.SessionLost)
+    finally:
+        with suppress(WorkerError):  # it may not have come so far
+            parent.worker.do("child.kill(); child.wait()")
+        holder.worker.do("client.end_burst()")
+
+
+def recorded(daemon: Daemon, kind: type[Any]) -> list[Any]:
+    return [entry.event for entry in daemon.journal() if isinstance(entry.event, kind)]

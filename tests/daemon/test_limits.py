@@ -1,0 +1,304 @@
+"""What preloaded libraries hold of the machine's RAM for speed: given back when it is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cuda_processes import Worker
+from talker import Talker
+
+from kiwi_core import emulator, preload
+from kiwi_core.daemon.limits import Limits
+from kiwi_core.daemon.link import Link
+from kiwi_core.gpu.processes import ProcessRef
+from kiwi_core.pager.linked import Told
+from kiwi_core.states import Residency
+from kiwi_core.units import GIB, MIB, NS_PER_S, SessionId
+from kiwi_core.wire.pager import PagerLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from daemon import Daemon
+
+Start = "Callable[..., Daemon]"
+
+
+# --- the rule, with made-up libraries ------------------------------------------------------------
+
+
+class Heard:
+    """A connection, and what is said over it."""
+
+    def __init__(self) -> None:
+        self.limits: list[PagerLimits] = []
+        self.heeds: Callable[[PagerLimits], None] = lambda _limits: None
+
+    def send(self, message: object) -> None:
+        assert isinstance(message, PagerLimits)
+        self.limits.append(message)
+        self.heeds(message)
+
+
+class Machine:
+    """Libraries that hold memory of a machine with so much of it."""
+
+    def __init__(self, budget_gib: int) -> None:
+        self.budget_bytes = budget_gib * GIB
+        self.links: list[Link] = []
+        self.core: Any = SimpleNamespace(
+            scheduler=SimpleNamespace(waiting=False), operations=SimpleNamespace(sessions=set())
+        )
+        there: Any = SimpleNamespace(everybody=lambda: tuple(self.links))
+        self.limits = Limits(
+            self.core, there, budget_bytes=lambda: self.budget_bytes, others_bytes=lambda: 0,
+            left_bytes=lambda: self.budget_bytes - self.limits.held().arena_bytes,
+        )  # fmt: skip
+
+    def library(self, name: str, resident_gib: int, *, out_gib: int = 0, held_gib: int = 0) -> Link:
+        link = Link(ProcessRef(len(self.links) + 1, 1), 0, session=SessionId(name))
+        link.connection, link.greeted = Heard(), True  # type: ignore[assignment]
+        link.told = Told(
+            Residency.PAGED_OUT if out_gib else Residency.RESIDENT,
+            resident_gib * GIB, out_gib * GIB, kept_bytes=held_gib * GIB - out_gib * GIB,
+            arena_bytes=held_gib * GIB,
+        )  # fmt: skip
+        self.links.append(link)
+        return link
+
+    async def until_told(self, link: Link, said: Callable[[PagerLimits], bool]) -> None:
+        async def told() -> None:
+            while not any(map(said, heard(link).limits[-1:])):
+                await asyncio.sleep(0.005)
+
+        await asyncio.wait_for(told(), 20.0)
+
+    async def make_room(self, *args: Any) -> float:
+        """How long it took, from a thread as ever."""
+        began_s = time.monotonic()
+        claim = await asyncio.to_thread(self.limits.make_room, *args)
+        took_s = time.monotonic() - began_s
+        self.limits.done(claim)
+        return took_s
+
+
+def heard(link: Link) -> Heard:
+    assert isinstance(link.connection, Heard)
+    return link.connection
+
+
+def gives_back(link: Link) -> None:
+    """It does so soon, and says so."""
+
+    def heed(limits: PagerLimits) -> None:
+        left = min(link.told.arena_bytes, limits.arena_bytes)
+        told = Told(link.told.residency, link.told.resident_bytes, link.told.paged_out_bytes,
+                    min(link.told.kept_bytes, limits.keep_bytes), arena_bytes=left)  # fmt: skip
+        asyncio.get_running_loop().call_later(0.05, setattr, link, "told", told)
+
+    heard(link).heeds = heed
+
+
+def soon_ns() -> int:
+    return time.monotonic_ns() + 60 * NS_PER_S
+
+
+def test_each_is_told_its_share_once() -> None:
+    async def story() -> None:
+        machine = Machine(64)
+        link = machine.library("a", 10)
+        machine.limits.changed()
+        await machine.until_told(link, lambda said: said.arena_bytes == 10 * GIB)
+        assert heard(link).limits[-1].keep_bytes == 10 * GIB
+        machine.limits.changed()
+        await machine.until_told(link, lambda said: said.clean)
+        told = len(heard(link).limits)
+        for _ in range(3):
+            machine.limits.changed()
+            await asyncio.sleep(0.3)  # longer than until the next review
+        assert len(heard(link).limits) == told
+
+    asyncio.run(story())
+
+
+def test_nobody_is_told_before_it_has_said_how_things_are() -> None:
+    """What it says decides: without it, memory that it holds would be taken for too much."""
+
+    async def story() -> None:
+        machine = Machine(64)
+        new, old = machine.library("new", 10), machine.library("old", 10)
+        new.greeted = False
+        machine.limits.changed()
+        await machine.until_told(old, lambda said: said.arena_bytes > 0)
+        assert heard(new).limits == []
+
+    asyncio.run(story())
+
+
+def test_who_has_left_kiwi_holds_nothing() -> None:
+    async def story() -> None:
+        machine = Machine(64)
+        link = machine.library("a", 10, held_gib=10)
+        link.session = None
+        machine.limits.changed()
+        await machine.until_told(link, lambda said: True)
+        assert heard(link).limits == [PagerLimits(arena_bytes=0, keep_bytes=0, clean=False)]
+
+    asyncio.run(story())
+
+
+def test_cleaning_is_off_as_soon_as_somebody_waits_and_on_when_all_has_been_quiet() -> None:
+    async def story() -> None:
+        machine = Machine(64)
+        link = machine.library("a", 10)
+        for _ in range(2):
+            machine.core.scheduler.waiting = False
+            machine.limits.changed()
+            await machine.until_told(link, lambda said: said.clean)
+            machine.core.scheduler.waiting = True
+            machine.limits.changed()
+            assert not heard(link).limits[-1].clean, "at once"
+
+    asyncio.run(story())
+
+
+def test_a_page_out_that_needs_ram_gets_what_others_hold_for_speed() -> None:
+    async def story() -> None:
+        machine = Machine(40)
+        rich, poor = (
+            machine.library("rich", 30, held_gib=20),
+            machine.library("poor", 5, held_gib=5),
+        )
+        out, moving = machine.library("out", 0, out_gib=4, held_gib=4), machine.library("b", 30)
+        for link in (rich, poor, out):
+            gives_back(link)
+        await machine.make_room(SessionId("b"), 20 * GIB, soon_ns())
+        assert rich.told.arena_bytes == 0, "who holds most gives back"
+        assert (poor.told.arena_bytes, out.told.arena_bytes) == (5 * GIB, 4 * GIB)
+        assert heard(moving).limits == [] or heard(moving).limits[-1].clean is False
+
+    asyncio.run(story())
+
+
+def test_one_that_needs_none_waits_for_nobody() -> None:
+    async def story() -> None:
+        machine = Machine(50)
+        frozen = machine.library("frozen", 30, held_gib=20)
+        moving = machine.library("b", 25, held_gib=20)
+        claim = await asyncio.to_thread(machine.limits.before_page_out, [moving], 0, soon_ns())
+        assert claim is not None
+        assert claim.more_bytes == 5 * GIB, "it uses what it holds"
+        part = await asyncio.to_thread(machine.limits.before_page_out, [moving], GIB, soon_ns())
+        assert part is None
+        assert not [said for said in heard(frozen).limits if said.arena_bytes == 0]
+
+    asyncio.run(story())
+
+
+def test_one_that_gives_nothing_back_is_waited_for_a_moment_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kiwi_core.daemon.limits.GIVE_BACK_WITHIN_S", 0.3)
+
+    async def story() -> None:
+        machine = Machine(40)
+        frozen = machine.library("frozen", 30, held_gib=30)
+        machine.library("b", 30)
+        assert await machine.make_room(SessionId("b"), 20 * GIB, soon_ns()) >= 0.3
+        assert heard(frozen).limits[-1].arena_bytes == 0, "it was asked"
+        machine.links.remove(frozen)
+        machine.budget_bytes = 0
+        took_s = await machine.make_room(SessionId("b"), 20 * GIB, soon_ns())
+        assert took_s < 0.3, "nobody holds anything that could be given back"
+
+    asyncio.run(story())
+
+
+def test_two_at_once_do_not_count_on_the_same_ram() -> None:
+    async def story() -> None:
+        machine = Machine(40)
+        rich = machine.library("rich", 30, held_gib=20)
+        gives_back(rich)
+        machine.library("b", 15), machine.library("c", 15)
+        first = await asyncio.to_thread(
+            machine.limits.make_room, SessionId("b"), 15 * GIB, soon_ns()
+        )
+        assert rich.told.arena_bytes == 20 * GIB, "there was enough"
+        await machine.make_room(SessionId("c"), 15 * GIB, soon_ns())
+        assert rich.told.arena_bytes == 0
+        machine.limits.done(first)
+
+    asyncio.run(story())
+
+
+def test_a_loop_that_has_ended_is_not_waited_for() -> None:
+    async def story() -> Machine:
+        return Machine(1)
+
+    machine = asyncio.run(story())
+    thread = threading.Thread(
+        target=lambda: machine.limits.done(machine.limits.make_room(SessionId("a"), GIB, soon_ns()))
+    )
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+# --- the daemon and the library ------------------------------------------------------------------
+
+
+@pytest.fixture
+def preloaded() -> Iterator[Callable[..., Worker]]:
+    """Makes plain CUDA programs under the library; all are ended."""
+    made: list[Worker] = []
+
+    def make(daemon: Daemon, size_mib: int) -> Worker:
+        environment = daemon.env | emulator.environment(daemon.state_path, emulator.build())
+        environment |= preload.environment(preload.library(), environment)
+        one = Worker(environment)
+        made.append(one)
+        size, seed = size_mib * MIB, len(made)
+        one.do(f"init(); p = alloc({size}); before = fill(p, {seed}, {size})")
+        return one
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def intact(worker: Worker, size_mib: int) -> bool:
+    return bool(worker.get(f"digest(p, {size_mib * MIB}) == before"))
+
+
+def release(daemon: Daemon, worker: Worker) -> dict[str, Any]:
+    session = daemon.wait_state(worker.pid, "idle")
+    with Talker(daemon.sockets()[0]) as observer:
+        observer.hello()
+        return observer.ask("release", session=session.id)
+
+
+def test_what_idles_is_cleaned_and_what_is_held_for_it_is_in_nobodys_way(
+    start: Start, preloaded: Callable[..., Worker]
+) -> None:
+    """System RAM may take 256 MiB: copies of what is in the GPU make room for what goes out."""
+    args = ("--host-budget", "256MiB", "--anti-thrash", "off", "--idle-after", "0.3")
+    daemon = start("1x512MiB", *args)
+    first, second = preloaded(daemon, 128), preloaded(daemon, 160)
+    daemon.wait_for(lambda s: s.memory.kept_bytes >= 64 * MIB, "cleaned, as far as there is room")
+    held = daemon.status().memory
+    assert held.kept_bytes <= held.arena_bytes
+    assert release(daemon, second)["type"] == "ok"
+    daemon.wait_state(second.pid, "paged-out")
+    daemon.wait_for(lambda s: 160 * MIB <= s.memory.arena_bytes <= 256 * MIB, "within the budget")
+    refused = release(daemon, first)
+    assert refused["code"] == "no-host-memory", "both together are too much, whoever holds what"
+    assert intact(second, 160)
+    assert release(daemon, first)["type"] == "ok"
+    daemon.wait_state(first.pid, "paged-out")
+    assert intact(first, 128)
+    assert intact(second, 160)
