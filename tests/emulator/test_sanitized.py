@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from sanitizers import need_sanitizers
 
 from kiwi_core import emulator
 from kiwi_core.emulator import _build
@@ -18,12 +19,7 @@ PROGRAM = Path(__file__).with_name("sanitized.c")
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 def test_no_sanitizer_complains(tmp_path, sanitizers):
     compiler = _build._find_compiler()
-    probe = [*compiler, f"-fsanitize={sanitizers}", "-x", "c", "-", "-o", str(tmp_path / "probe")]
-    code = "int main(void){return 0;}"
-    if subprocess.run(probe, input=code, text=True, capture_output=True, check=False).returncode:
-        pytest.skip(f"{' '.join(compiler)} has no {sanitizers} sanitizer")
-    if subprocess.run([tmp_path / "probe"], capture_output=True, check=False).returncode:
-        pytest.skip(f"the {sanitizers} sanitizer cannot run on this kernel's address layout")
+    need_sanitizers(compiler, sanitizers, tmp_path)
     sources = [str(_build.SOURCES / n) for n in (*_build.COMMON, *_build.CUDA)]
     flags = ["-std=gnu11", "-O1", "-g", "-pthread", f"-fsanitize={sanitizers}"]
     target = str(tmp_path / "program")

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 from preload_world import Odd, compile_c, run
+from sanitizers import need_sanitizers
 
 from kiwi_core import preload
 from kiwi_core.preload import _build
@@ -20,12 +21,7 @@ RUNTIMES = {"address,undefined": ("libasan.so", "libubsan.so"), "thread": ("libt
 def runtimes(sanitizers, directory):
     """What must be preloaded before the library, or the test is skipped."""
     compiler = _build.find_compiler()
-    probe = [*compiler, f"-fsanitize={sanitizers}", "-x", "c", "-", "-o", str(directory / "probe")]
-    code = "int main(void){return 0;}"
-    if subprocess.run(probe, input=code, text=True, capture_output=True, check=False).returncode:
-        pytest.skip(f"{' '.join(compiler)} has no {sanitizers} sanitizer")
-    if subprocess.run([directory / "probe"], capture_output=True, check=False).returncode:
-        pytest.skip(f"the {sanitizers} sanitizer cannot run on this kernel's address layout")
+    need_sanitizers(compiler, sanitizers, directory)
     found = []
     for name in RUNTIMES[sanitizers]:
         asked = [*compiler, f"-print-file-name={name}"]

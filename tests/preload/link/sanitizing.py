@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
+from sanitizers import need_sanitizers
 
 from kiwi_core import preload
 from kiwi_core.preload import _build
@@ -20,13 +20,7 @@ SOURCES = Path(preload.__file__).parent / "src"
 def compile_with(sanitizers: str, directory: Path, sources: Sequence[Path]) -> str:
     """The program that ``sources`` make; skips the test where there are no such sanitizers."""
     compiler = _build.find_compiler()
-    probe = directory / "probe"
-    command = [*compiler, f"-fsanitize={sanitizers}", "-x", "c", "-", "-o", str(probe)]
-    code = "int main(void){return 0;}"
-    if subprocess.run(command, input=code, text=True, capture_output=True, check=False).returncode:
-        pytest.skip(f"{' '.join(compiler)} has no {sanitizers} sanitizer")
-    if subprocess.run([probe], capture_output=True, check=False).returncode:
-        pytest.skip(f"the {sanitizers} sanitizer cannot run on this kernel's address layout")
+    need_sanitizers(compiler, sanitizers, directory)
     target = directory / "program"
     fatal = [] if sanitizers == "thread" else ["-fno-sanitize-recover=all"]
     flags = ["-std=gnu11", "-O1", "-g", "-pthread", f"-fsanitize={sanitizers}", *fatal]

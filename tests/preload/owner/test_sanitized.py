@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from sanitizers import need_sanitizers
 
 from kiwi_core import emulator
 from kiwi_core.emulator import _build as emulator_build
@@ -60,12 +61,7 @@ def compile_all(
 @pytest.mark.parametrize("sanitizers", STEPS)
 def test_no_sanitizer_complains(tmp_path, generated, sanitizers):
     compiler = _build.find_compiler()
-    probe = [*compiler, f"-fsanitize={sanitizers}", "-x", "c", "-", "-o", str(tmp_path / "probe")]
-    code = "int main(void){return 0;}"
-    if subprocess.run(probe, input=code, text=True, capture_output=True, check=False).returncode:
-        pytest.skip(f"{' '.join(compiler)} has no {sanitizers} sanitizer")
-    if subprocess.run([tmp_path / "probe"], capture_output=True, check=False).returncode:
-        pytest.skip(f"the {sanitizers} sanitizer cannot run on this kernel's address layout")
+    need_sanitizers(compiler, sanitizers, tmp_path)
     sanitize = [f"-fsanitize={sanitizers}"]
     sanitize += [] if sanitizers == "thread" else ["-fno-sanitize-recover=all"]
     command = [*compiler, "-std=gnu11", "-g", "-pthread"]
