@@ -4,25 +4,15 @@ conductor, both go when this process ends."""
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from kiwi_core import emulator
-from kiwi_core.client import Client
-from kiwi_core.errors import CallerError, KiwiError
-from kiwi_core.wire.messages import Role
-
-READY_WITHIN_S: Final = 60.0
-ENDS_WITHIN_S: Final = 30.0
-"""A daemon brings everybody back before it leaves."""
-
+from kiwi_core.client.private_daemon import ENDS_WITHIN_S, PrivateDaemon
+from kiwi_core.errors import CallerError
 
 WORKERS_END_WITHIN_S: Final = 65.0
 """More than the role that takes longest."""
@@ -35,7 +25,7 @@ class Stage:
 
     def __init__(self) -> None:
         self._directory: Path | None = None
-        self._daemon: subprocess.Popen[bytes] | None = None
+        self._daemon: PrivateDaemon | None = None
 
     def directory(self) -> str:
         """A private one, with a short name (paths of sockets are limited)."""
@@ -59,34 +49,12 @@ class Stage:
         """Starts a daemon; returns the socket of ``gpu_uuid`` when it answers."""
         assert self._directory is not None
         log = self._directory / "daemon.log"
-        command = [sys.executable, "-m", "kiwi_core.cli", "daemon", *arguments]
-        with log.open("ab") as file:
-            self._daemon = subprocess.Popen(
-                [*command, "--socket-dir", str(self._directory)],
-                stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, start_new_session=True,
-            )  # fmt: skip
-        socket = self._directory / f"{gpu_uuid}.sock"
-        ends_s = time.monotonic() + READY_WITHIN_S
-        while time.monotonic() < ends_s and self._daemon.poll() is None:
-            if socket.exists() and _answers(socket):
-                return str(socket)
-            time.sleep(0.05)
-        words = log.read_text(errors="replace").strip().splitlines()[-3:]
-        raise CallerError(
-            "no-daemon", "The bench's own daemon did not start. It said: " + " / ".join(words),
-            "`kiwi doctor` says what this machine lacks.",
-        )  # fmt: skip
+        self._daemon = PrivateDaemon("The bench's own", arguments, self._directory, log, env)
+        return str(self._daemon.wait_ready(gpu_uuid))
 
     def end_daemon(self) -> None:
-        if self._daemon is None:
-            return
-        self._daemon.terminate()
-        try:
-            self._daemon.wait(ENDS_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(self._daemon.pid, 9)
-            self._daemon.wait()
+        if self._daemon is not None:
+            self._daemon.end()
         self._daemon = None
 
     def close(self) -> None:
@@ -110,13 +78,3 @@ def _wait_unlocked(log: Path) -> None:
                 time.sleep(0.05)
             else:
                 return
-
-
-def _answers(socket: Path) -> bool:
-    client = Client(socket, role=Role.OBSERVER, reconnect=False)
-    try:
-        client.connect()
-    except (KiwiError, OSError):
-        return False
-    client.close()
-    return True

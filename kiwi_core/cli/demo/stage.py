@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.client import Client
-from kiwi_core.errors import CallerError, KiwiError
+from kiwi_core.client.private_daemon import PrivateDaemon
+from kiwi_core.errors import CallerError
 from kiwi_core.wire.messages import Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NOTEBOOKS: Final = ("emulated_training.ipynb", "emulated_exploration.ipynb")
-
-READY_WITHIN_S: Final = 120.0
-"""The emulated driver may have to be compiled first."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +45,17 @@ def stage(emulated_size: str | None, tq_s: float, copy_rate: str) -> Iterator[St
     directory = Path(tempfile.mkdtemp(prefix="kiwi-demo-"))
     sockets = directory / "run"
     sockets.mkdir(mode=0o700)
-    arguments = ["--socket-dir", str(sockets), "--tq", str(tq_s)]
+    arguments = ["--tq", str(tq_s)]
     if emulated_size is not None:
         arguments += ["--emulate", f"1x{emulated_size}", "--emulate-copy-rate", copy_rate]
         _shout("EMULATED GPU: no real GPU is used. It shows how Kiwi works, not how fast it is.")
     else:
         arguments += ["--gpu", "0"]
     env = {**os.environ, "KIWI_SOCKET_DIR": str(sockets), "KIWI_DISABLE": ""}
-    daemon: subprocess.Popen[bytes] | None = None
+    daemon: PrivateDaemon | None = None
     try:
-        with (directory / "daemon.log").open("wb") as log:
-            daemon = subprocess.Popen(
-                [sys.executable, "-m", "kiwi_core.cli", "daemon", *arguments],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True,
-            )  # fmt: skip
-        socket = _wait_ready(daemon, sockets, directory / "daemon.log")
+        daemon = PrivateDaemon("The demo's", arguments, sockets, directory / "daemon.log", env)
+        socket = daemon.wait_ready()
         yield Stage(
             directory=directory,
             notebooks=_copy_notebooks(directory),
@@ -76,7 +66,7 @@ def stage(emulated_size: str | None, tq_s: float, copy_rate: str) -> Iterator[St
         )
     finally:
         if daemon is not None:
-            _end(daemon)
+            daemon.end()
         shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -97,39 +87,6 @@ def _examples() -> Path:
     raise CallerError(
         "no-examples", "The example notebooks are not installed.", "Install kiwi-jupyter again."
     )
-
-
-def _wait_ready(daemon: subprocess.Popen[bytes], sockets: Path, log: Path) -> Path:
-    ends_at = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < ends_at and daemon.poll() is None:
-        for socket in sockets.glob("GPU-*.sock"):
-            if _answers(socket):
-                return socket
-        time.sleep(0.05)
-    words = log.read_text(errors="replace").strip().splitlines()[-5:]
-    raise CallerError(
-        "no-daemon", "The demo's daemon did not start. It said: " + " / ".join(words),
-        "`kiwi doctor` says what this machine lacks.",
-    )  # fmt: skip
-
-
-def _answers(socket: Path) -> bool:
-    client = Client(socket, role=Role.OBSERVER, reconnect=False)
-    try:
-        client.connect()
-    except (KiwiError, OSError):
-        return False
-    client.close()
-    return True
-
-
-def _end(daemon: subprocess.Popen[bytes]) -> None:
-    daemon.terminate()
-    try:
-        daemon.wait(30)
-    except subprocess.TimeoutExpired:
-        os.killpg(daemon.pid, signal.SIGKILL)
-        daemon.wait()
 
 
 def _shout(text: str) -> None:

@@ -1,0 +1,88 @@
+"""A ``kiwi daemon`` of one's own, beside whatever other daemons there are: of the demo, and of the
+bench."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.client.client import Client
+from kiwi_core.errors import CallerError, KiwiError
+from kiwi_core.wire.messages import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+READY_WITHIN_S: Final = 120.0
+"""The emulated driver may have to be compiled first."""
+
+ENDS_WITHIN_S: Final = 30.0
+"""A daemon brings everybody back before it leaves."""
+
+_LOOK_EVERY_S: Final = 0.05
+_LOG_LINES: Final = 5
+
+
+class PrivateDaemon:
+    """Started by its making; ends with ``end``, not by itself. ``whose`` is for an error's words
+    ("the demo's"); the sockets go to ``sockets``, and what it says to ``log``."""
+
+    def __init__(
+        self,
+        whose: str,
+        arguments: Sequence[str],
+        sockets: Path,
+        log: Path,
+        env: Mapping[str, str],
+    ) -> None:
+        self._whose = whose
+        self._sockets = sockets
+        self._log = log
+        command = [sys.executable, "-m", "kiwi_core.cli", "daemon", *arguments]
+        with log.open("ab") as file:
+            self._process = subprocess.Popen(
+                [*command, "--socket-dir", str(sockets)],
+                stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, start_new_session=True,
+            )  # fmt: skip
+
+    def wait_ready(self, gpu: str = "GPU-*") -> Path:
+        """The socket of ``gpu`` (a UUID; by default any), once it answers.
+
+        Raises ``CallerError("no-daemon")`` with its last words.
+        """
+        ends_s = time.monotonic() + READY_WITHIN_S
+        while time.monotonic() < ends_s and self._process.poll() is None:
+            for socket in self._sockets.glob(f"{gpu}.sock"):
+                if _answers(socket):
+                    return socket
+            time.sleep(_LOOK_EVERY_S)
+        words = self._log.read_text(errors="replace").strip().splitlines()[-_LOG_LINES:]
+        raise CallerError(
+            "no-daemon",
+            f"{self._whose} daemon did not start. It said: " + " / ".join(words),
+            "`kiwi doctor` says what this machine lacks.",
+        )
+
+    def end(self) -> None:
+        """Gives it time to bring everybody back."""
+        self._process.terminate()
+        try:
+            self._process.wait(ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)  # it is not reaped yet: still its number
+            self._process.wait()
+
+
+def _answers(socket: Path) -> bool:
+    client = Client(socket, role=Role.OBSERVER, reconnect=False)
+    try:
+        client.connect()
+    except (KiwiError, OSError):
+        return False
+    client.close()
+    return True
