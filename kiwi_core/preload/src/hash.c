@@ -79,7 +79,8 @@ CUresult kp_hash_submit(struct kp_ctx *ctx, CUdeviceptr at, size_t first, size_t
 
 /* ---- loading it ----------------------------------------------------------------------------------- */
 
-/* The GPU's answer for two leaves of noise, the second of which differs in one bit, must be the CPU's. */
+/* The GPU's answer for two leaves of noise, the second of which differs in one bit, must be the CPU's.
+ * Nothing here is for the default stream: that would break the capture of a blocking one. */
 static CUresult try(struct kp_hasher *h, CUdeviceptr data, uint32_t *host, bool *right) {
     CUstream stream;
     CUresult rc = kp_real.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
@@ -91,7 +92,9 @@ static CUresult try(struct kp_hasher *h, CUdeviceptr data, uint32_t *host, bool 
         host[i] = host[i + words] = x;
     }
     host[words + keys[1] % words] ^= 1u << (keys[2] % 32);
-    rc = kp_real.cuMemcpyHtoDAsync_v2(data, host, TRIED_LEAVES * KP_LEAF_BYTES, stream);
+    rc = kp_real.cuMemcpyHtoDAsync_v2(h->keys, keys, sizeof keys, stream);
+    if (rc == CUDA_SUCCESS)
+        rc = kp_real.cuMemcpyHtoDAsync_v2(data, host, TRIED_LEAVES * KP_LEAF_BYTES, stream);
     if (rc == CUDA_SUCCESS) rc = submit(h, stream, data, 0, TRIED_LEAVES);
     if (rc == CUDA_SUCCESS) rc = kp_real.cuStreamSynchronize(stream);
     kp_real.cuStreamDestroy_v2(stream);
@@ -123,7 +126,6 @@ static CUresult load(struct kp_hasher *h) {
     if (rc != CUDA_SUCCESS) h->module = NULL;
     if (rc == CUDA_SUCCESS) rc = kp_real.cuModuleGetFunction(&h->function, h->module, "kiwi_hash_leaves");
     if (rc == CUDA_SUCCESS) rc = kp_real.cuMemAlloc_v2(&h->keys, sizeof keys);
-    if (rc == CUDA_SUCCESS) rc = kp_real.cuMemcpyHtoD_v2(h->keys, keys, sizeof keys);
     h->room = kp_gpu.total_bytes / KP_LEAF_BYTES + TRIED_LEAVES;
     if (rc == CUDA_SUCCESS)
         rc = kp_real.cuMemHostAlloc((void **)&h->results, h->room * sizeof *h->results, CU_MEMHOSTALLOC_PORTABLE);
