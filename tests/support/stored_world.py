@@ -12,13 +12,12 @@ from typing import Any
 
 from cuda_processes import wait_until
 from pager_process import PagerProcess
-from worlds import EmulatedWorld, RunningSession
+from worlds import EmulatedWorld, RealWorld, RunningSession
 
 from kiwi_core import emulator, preload
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.keeper.record import Place, Record, places
-from kiwi_core.units import MIB
 
 _STORED = """
 import pathlib
@@ -77,35 +76,10 @@ class StoredPagerProcess(PagerProcess):
         return dict(self.worker.get(f"__import__('msgspec').structs.asdict({code})"))
 
 
-class StoredWorld(EmulatedWorld):
-    residue_bytes = 0
+class KeeperPlace:
+    """Where keepers have their files, and which of them live."""
 
-    def __init__(self, state: Path, gpus: str = "1x64MiB", *, hashing: bool = False) -> None:
-        self.directory = state.parent / "keepers"
-        self.library = str(preload.library()) if hashing else ""
-        super().__init__(state, gpus)
-
-    def new_pager(self, **more: Any) -> StoredPagerProcess:  # type: ignore[override]
-        emulator.set_driver_version(self.path, 13040)
-        more.setdefault("library", self.library)
-        pager = StoredPagerProcess(self.environment, self.gpu_uuid, self.directory, **more)
-        self._closing.append(pager.close)
-        return pager
-
-    def start(self, size_bytes: int, **more: Any) -> RunningSession:
-        """With its keeper there already, as in a daemon that has looked at it."""
-        session = super().start(size_bytes, **more)
-        if size_bytes:
-            self.pager.got_ready(session.root, size_bytes + self.context_bytes)
-        return session
-
-    def start_without_keeper(self, size_bytes: int, **more: Any) -> RunningSession:
-        return super().start(size_bytes, **more)
-
-    def free_bytes(self) -> int:
-        """Once the keepers of programs that have ended have ended, too."""
-        wait_until(lambda: not self.leftover_keepers(), "keepers end with their programs")
-        return super().free_bytes()
+    directory: Path
 
     def leftover_keepers(self) -> list[int]:
         return [pid for ref, pid in self.keepers() if not processes.alive(ref)]
@@ -146,6 +120,37 @@ class StoredWorld(EmulatedWorld):
     def connect(self, session: RunningSession) -> socket.socket:
         return Place(self.directory, session.root).connect()
 
+
+class StoredWorld(KeeperPlace, EmulatedWorld):
+    residue_bytes = 0
+
+    def __init__(self, state: Path, gpus: str = "1x64MiB", *, hashing: bool = False) -> None:
+        self.directory = state.parent / "keepers"
+        self.library = str(preload.library()) if hashing else ""
+        super().__init__(state, gpus)
+
+    def new_pager(self, **more: Any) -> StoredPagerProcess:  # type: ignore[override]
+        emulator.set_driver_version(self.path, 13040)
+        more.setdefault("library", self.library)
+        pager = StoredPagerProcess(self.environment, self.gpu_uuid, self.directory, **more)
+        self._closing.append(pager.close)
+        return pager
+
+    def start(self, size_bytes: int, **more: Any) -> RunningSession:
+        """With its keeper there already, as in a daemon that has looked at it."""
+        session = super().start(size_bytes, **more)
+        if size_bytes:
+            self.pager.got_ready(session.root, size_bytes + self.context_bytes)
+        return session
+
+    def start_without_keeper(self, size_bytes: int, **more: Any) -> RunningSession:
+        return super().start(size_bytes, **more)
+
+    def free_bytes(self) -> int:
+        """Once the keepers of programs that have ended have ended, too."""
+        wait_until(lambda: not self.leftover_keepers(), "keepers end with their programs")
+        return super().free_bytes()
+
     def close(self) -> None:
         super().close()
         wait_until(lambda: not self.keepers(), "all keepers have ended")
@@ -155,4 +160,21 @@ class StoredWorld(EmulatedWorld):
                 place.leave()
 
 
-__all__ = ["MIB", "StoredPagerProcess", "StoredWorld"]
+class RealStoredWorld(KeeperPlace, RealWorld):
+    """On a real GPU: it has run nowhere yet."""
+
+    def __init__(self, gpu_uuid: str, directory: Path) -> None:
+        self.directory = directory
+        super().__init__(gpu_uuid)
+
+    def new_pager(self, **more: Any) -> StoredPagerProcess:  # type: ignore[override]
+        library = str(preload.library())
+        pager = StoredPagerProcess({}, self.gpu_uuid, self.directory, library=library, **more)
+        self._closing.append(pager.close)
+        return pager
+
+    def start(self, size_bytes: int, **more: Any) -> RunningSession:
+        session = super().start(size_bytes, **more)
+        if size_bytes:
+            self.pager.got_ready(session.root, size_bytes)
+        return session
