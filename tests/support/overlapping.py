@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiwi_core.pager.api import Moved
@@ -13,12 +14,20 @@ if TYPE_CHECKING:
 
 
 def swap(
-    pager: PartialPager, out: Target, into: Target, deadline_ns: int, part_bytes: int = 0
+    pager: PartialPager,
+    out: Target,
+    into: Target,
+    deadline_ns: int,
+    part_bytes: int = 0,
+    mark: str = "",
 ) -> tuple[Outcome, Outcome]:
+    """``mark`` is made when the page-out has ended."""
     way, outcomes = WayOut(), []
 
     def leave() -> None:
         outcomes.append(pager.page_out(out, deadline_ns, part_bytes, way))
+        if mark:
+            Path(mark).touch()
         way.end(made_room=isinstance(outcomes[0], Moved))
 
     leaving = threading.Thread(target=leave)

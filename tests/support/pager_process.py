@@ -107,9 +107,11 @@ class PagerProcess:
         assert not beside, "see swap"
         return self._call("page_in", target, deadline_ns)
 
-    def begin_swap(self, out: Target, into: Target, deadline_ns: int, part_bytes: int) -> None:
+    def begin_swap(
+        self, out: Target, into: Target, deadline_ns: int, part_bytes: int = 0, mark: str = ""
+    ) -> None:
         """The one's page-out, and beside it the other's page-in; ``finish_swap`` gets both."""
-        both = f"{_expression(out)}, {_expression(into)}, {deadline_ns}, {part_bytes}"
+        both = f"{_expression(out)}, {_expression(into)}, {deadline_ns}, {part_bytes}, {mark!r}"
         self.worker.send(f"[plain(one) for one in swap(pager, {both})]")
 
     def finish_swap(self) -> tuple[Outcome, Outcome]:
