@@ -165,6 +165,35 @@ def test_what_cannot_be_captured_spoils_the_capture(worker, call, answer):
     assert ended == "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "driver.cuMemAlloc, 64",
+        "driver.cuMemFree, p",
+        "driver.cuMemHostAlloc, 64, 0",
+        "driver.cuMemFreeHost, h",
+        "driver.cuMemHostRegister, page, 4096, 0",
+        "driver.cuMemcpyDtoH, bytearray(64), p, 64",
+        "driver.cuStreamSynchronize, b",
+        "driver.cuEventQuery, f",
+        "driver.cuEventSynchronize, f",
+    ],
+)
+def test_unsafe_calls(worker, call):
+    """Forbidden by a capture in the global mode, to another thread, too; not to a relaxed one."""
+    worker.do(
+        "h = int(ck(driver.cuMemHostAlloc(64, 0))); f = ck(driver.cuEventCreate(0))\n"
+        "import mmap; m = mmap.mmap(-1, 4096)\n"
+        "page = ctypes.addressof(ctypes.c_char.from_buffer(m)); begin()"
+    )
+    assert worker.get(f"elsewhere({call})") == "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
+    assert worker.get("status()") == 2
+    worker.do("name_of(driver.cuStreamEndCapture, s); begin()")
+    worker.do("ck(driver.cuThreadExchangeStreamCaptureMode(RELAXED))")
+    assert worker.get(f"name_of({call})") == "CUDA_SUCCESS"
+    assert worker.get("status()") == 1
+
+
 def test_the_graph_of_a_capture_is_the_captures(worker):
     worker.do(
         "begin(); put(p, 1, 64); g = ck(driver.cuStreamGetCaptureInfo(s))[2]; n = nodes(g)[0]"

@@ -81,7 +81,7 @@ static CUresult drop(void *p, bool ours) {
     return rc;
 }
 KE_API CUresult cuMemFreeHost(void *p) { KE_CALL_UNSAFE(drop(p, true)); }
-KE_API CUresult cuMemHostUnregister(void *p) { KE_CALL(drop(p, false)); }
+KE_API CUresult cuMemHostUnregister(void *p) { KE_CALL_UNSAFE(drop(p, false)); }
 
 static CUresult register_range(void *p, size_t size, unsigned flags) {
     CUcontext ctx;
@@ -98,7 +98,7 @@ static CUresult register_range(void *p, size_t size, unsigned flags) {
     return rc;
 }
 KE_API CUresult cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int Flags) {
-    KE_CALL(register_range(p, bytesize, Flags));
+    KE_CALL_UNSAFE(register_range(p, bytesize, Flags));
 }
 
 static CUresult device_pointer(CUdeviceptr *out, void *p) {
