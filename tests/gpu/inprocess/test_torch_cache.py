@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
-SUPPORT = Path(__file__).parents[2] / "support"
+ROOT = Path(__file__).parents[3]
 LONG_S = 300.0
 MIB = 1 << 20
 
@@ -39,7 +39,9 @@ def right():
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Worker]:
     pytest.importorskip("torch", reason="PyTorch is not installed in this Python")
-    more = {"PYTHONPATH": str(SUPPORT), "KIWI_SOCKET_DIR": str(tmp_path), "KIWI_VERIFY": "1"}
+    paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])  # Kiwi may not be installed
+    more = {"PYTHONPATH": os.pathsep.join(paths), "KIWI_SOCKET_DIR": str(tmp_path)}
+    more["KIWI_VERIFY"] = "1"
     worker = Worker(more | preload.environment(preload.library(), before=os.environ))
     worker.do(PROGRAM, LONG_S)
     yield worker

@@ -13,14 +13,13 @@ from kiwi_core import preload
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
-SUPPORT = Path(__file__).parents[2] / "support"
 LONG_S = 300.0
 MIB = 1 << 20
 
 
 @pytest.fixture
 def program(tmp_path: Path, library: Path) -> Iterator[Worker]:
-    more = {"PYTHONPATH": str(SUPPORT), "KIWI_SOCKET_DIR": str(tmp_path), "KIWI_VERIFY": "1"}
+    more = {"KIWI_SOCKET_DIR": str(tmp_path), "KIWI_VERIFY": "1"}
     worker = Worker(more | preload.environment(library, before=os.environ))
     worker.do("init(); from owner_calls import *", LONG_S)
     yield worker
