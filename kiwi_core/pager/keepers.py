@@ -21,6 +21,7 @@ from kiwi_core.gpu import processes
 from kiwi_core.pager.keeper import messages
 from kiwi_core.pager.keeper.messages import Aim, End, Failed, In, Look, Out, Reserve, State, Trim
 from kiwi_core.pager.keeper.record import Place, places
+from kiwi_core.units import MIB
 
 if TYPE_CHECKING:
     import socket
@@ -30,8 +31,14 @@ if TYPE_CHECKING:
     from kiwi_core.pager.keeper.messages import Reply, Request
     from kiwi_core.pager.keeper.record import Record
 
+LOOK_WITHIN_S: Final = 2.0
+"""For what a keeper answers at any time."""
+
 ANSWER_WITHIN_S: Final = 10.0
 """For what is no move: a context may be in the making, or a piece of RAM."""
+
+TOUCHED_BYTES_PER_S: Final = 512 * MIB
+"""Slowest believable RAM to come by: adds bytes / this to the time that a keeper gets for it."""
 
 _LOOK_AGAIN_S: Final = 0.02
 _GONE: Final = "keeper-gone"
@@ -75,7 +82,7 @@ class Keepers:
         self._sweep()
         for place in places(self._directory):
             with contextlib.suppress(GpuError):
-                self._ask(place.ref, Look())
+                self._ask(place.ref, Look(), LOOK_WITHIN_S)
         self._reap()
 
     # --- one ------------------------------------------------------------------------------------
@@ -86,7 +93,7 @@ class Keepers:
         started = False
         while True:
             try:
-                return self._ask(ref, Look())
+                return self._ask(ref, Look(), LOOK_WITHIN_S)
             except GpuError:
                 if time.monotonic() >= until_s or not processes.alive(ref):
                     raise
@@ -100,10 +107,11 @@ class Keepers:
 
     def reserve(self, ref: ProcessRef, size_bytes: int) -> State:
         """May take as long as that much RAM takes to be touched."""
-        return self._ask(ref, Reserve(size_bytes), within_s=None)
+        within_s = ANSWER_WITHIN_S + size_bytes / TOUCHED_BYTES_PER_S
+        return self._ask(ref, Reserve(size_bytes), within_s)
 
     def trim(self, ref: ProcessRef) -> State:
-        return self._ask(ref, Trim(), within_s=None)
+        return self._ask(ref, Trim())
 
     def end(self, ref: ProcessRef) -> None:
         self._ask(ref, End())
@@ -127,9 +135,7 @@ class Keepers:
         self._heard(ref, reply)
         return reply
 
-    def _ask(
-        self, ref: ProcessRef, request: Request, within_s: float | None = ANSWER_WITHIN_S
-    ) -> State:
+    def _ask(self, ref: ProcessRef, request: Request, within_s: float = ANSWER_WITHIN_S) -> State:
         with self._connected(ref) as sock:
             sock.settimeout(within_s)
             reply = self._say(ref, sock, request)
@@ -144,8 +150,7 @@ class Keepers:
         try:
             return Place(self._directory, ref).connect()
         except OSError as error:
-            with self._lock:
-                self._states.pop(ref, None)
+            self._silent(ref)
             raise _gone(ref, error.strerror or str(error)) from error
 
     def _say(self, ref: ProcessRef, sock: socket.socket, request: Request) -> Reply:
@@ -153,7 +158,13 @@ class Keepers:
             messages.send(sock, request)
             return messages.receive_reply(sock)
         except (OSError, PeerError) as error:
+            self._silent(ref)
             raise _gone(ref, str(error)) from error
+
+    def _silent(self, ref: ProcessRef) -> None:
+        """Until it answers again there is no keeper."""
+        with self._lock:
+            self._states.pop(ref, None)
 
     def _heard(self, ref: ProcessRef, reply: Reply) -> None:
         if isinstance(reply, State):

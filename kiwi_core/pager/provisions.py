@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +47,8 @@ class Provisions:
 
     def ahead(self, sizes: Mapping[ProcessRef, int]) -> None:
         """In the background: what these processes may need soon. Does not block."""
+        if not sizes:
+            return
         with self._wake:
             self._wanted.update(sizes)
             self._wake.notify()
@@ -95,13 +98,15 @@ class Provisions:
 
     def _work(self) -> None:
         self._prepare()
+        look_at_s = time.monotonic() + LOOK_EVERY_S
         while not self._ended:
             with self._wake:
                 if not self._wanted:
-                    self._wake.wait(LOOK_EVERY_S)
+                    self._wake.wait(max(0.0, look_at_s - time.monotonic()))
                 wanted, self._wanted = self._wanted, {}
-            if not wanted and not self._ended:
+            if time.monotonic() >= look_at_s and not self._ended:
                 self._keepers.look()
+                look_at_s = time.monotonic() + LOOK_EVERY_S
             for ref, size_bytes in wanted.items():
                 if not self._ended:
                     _told("a keeper ahead", partial(self._aim, ref, size_bytes))

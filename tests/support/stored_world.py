@@ -33,7 +33,7 @@ pager = StoredPager(
     budget_bytes=lambda kept: {budget_bytes!r},
     crowded=lambda: {ahead!r},
     least_bytes={least_bytes!r},
-    keeper_within_s=60.0,
+    keeper_within_s={keeper_within_s!r},
     other_roots=lambda: roots,
     remember=lambda target, sizes: remembered.update(sizes),
     host_available_bytes=lambda pids: {host_bytes!r},
@@ -54,6 +54,7 @@ class StoredPagerProcess(PagerProcess):
         library: str = "",
         host_bytes: int = 1 << 50,
         least_bytes: int = 0,
+        keeper_within_s: float = 60.0,
         **config: object,
     ) -> None:
         super().__init__(environment, gpu_uuid, **config)
@@ -61,7 +62,7 @@ class StoredPagerProcess(PagerProcess):
             _STORED.format(
                 directory=str(directory), uuid=gpu_uuid, library=library, config=config,
                 wanted=wanted, budget_bytes=budget_bytes, host_bytes=host_bytes, ahead=ahead,
-                least_bytes=least_bytes,
+                least_bytes=least_bytes, keeper_within_s=keeper_within_s,
             )
         )  # fmt: skip
 

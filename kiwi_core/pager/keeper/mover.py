@@ -11,7 +11,8 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.errors import GpuError
-from kiwi_core.gpu import custom_storage, memory
+from kiwi_core.gpu import custom_storage, driver, memory
+from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.gpu.hashing import LEAF_BYTES
 from kiwi_core.pager.keeper import reference
 from kiwi_core.pager.keeper.arena import Arena, gpu_node
@@ -137,7 +138,7 @@ class Mover:
     def out(self) -> Failed | None:
         """What the program needs at most is reserved."""
         with self._lock:
-            if self._way != "in":
+            if self._way != "in" and not self._became_another():
                 return _not_now(self._way, "out")
             try:
                 self._enter()
@@ -163,6 +164,16 @@ class Mover:
                 self._write_down("out")
                 return _failed(error)
             return self._to_the_end("in", lambda: self._bring(operation))
+
+    def _became_another(self) -> bool:
+        """Its memory was out, and now it has some in the GPU: the process became another program
+        by ``exec``. What was kept is nobody's."""
+        state = driver.checkpoint_state(self._place.ref.pid)
+        if state is not CheckpointState.LOCKED:
+            return False
+        self._copy.forget()
+        self._way, self._out_bytes = "in", 0
+        return True
 
     def _take(self, operation: custom_storage.Operation) -> None:
         sizes = [-(-piece.size_bytes // LEAF_BYTES) * LEAF_BYTES for piece in operation.memory]

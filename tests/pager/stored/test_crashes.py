@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from contract import moved, refused, soon_ns
-from cuda_processes import wait_until
+from cuda_processes import Worker, wait_until
 
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Lost
@@ -193,6 +193,56 @@ def test_signals_do_not_end_a_keeper_that_keeps_something(world: StoredWorld) ->
     assert world.keeper_pid(session) == keeper
     os.kill(keeper, signal.SIGTERM)
     wait_until(lambda: processes.stat_of(keeper) is None, "one that keeps nothing ends")
+
+
+ANOTHER = """
+import pathlib
+from kiwi_core.gpu import driver as checkpoints
+from kiwi_core.gpu.processes import ProcessRef
+from kiwi_core.pager.keeper.mover import Mover
+from kiwi_core.pager.keeper.record import Place
+
+place = Place(pathlib.Path({directory!r}), ProcessRef({pid}, {ticks}))
+mover = Mover({uuid!r}, place, "")
+mover._way, mover._out_bytes = "out", 123
+"""
+
+
+def test_a_program_that_became_another_one_while_it_was_out(world: StoredWorld) -> None:
+    """By ``exec``: same pid, same start time, and now it has memory in the GPU. What the keeper
+    has is nobody's any more."""
+    session = world.start_without_keeper(4 * MIB)
+    before = session.digest()
+    root = session.root
+    worker = Worker(world.environment)
+    try:
+        worker.do(
+            ANOTHER.format(
+                directory=str(world.directory), pid=root.pid, ticks=root.start_ticks,
+                uuid=world.gpu_uuid,
+            )
+        )  # fmt: skip
+        assert worker.get("mover.out().code") == "not-now", "it runs"
+        worker.do(f"checkpoints.lock({root.pid}, 60_000)")
+        assert worker.get("mover.out() is None")
+        assert worker.get("[mover.state().way, mover.state().out_bytes]") == ["out", 4 * MIB]
+        assert worker.get("mover.bring_in() is None")
+        worker.do(f"checkpoints.unlock({root.pid})")
+        assert session.digest() == before
+    finally:
+        worker.close()
+
+
+def test_a_keeper_that_does_not_answer_leaves_the_move_to_the_driver(world: StoredWorld) -> None:
+    session = world.start(4 * MIB)
+    before = session.digest()
+    os.kill(world.keeper_pid(session), signal.SIGSTOP)
+    pager = world.new_pager(keeper_within_s=1.0)
+    moved(pager.page_out(session.target, soon_ns()))
+    assert world.record(session) is None
+    moved(pager.page_in(session.target, soon_ns()))
+    os.kill(world.keeper_pid(session), signal.SIGCONT)
+    assert session.digest() == before
 
 
 def test_a_keeper_is_nobodys_child(world: StoredWorld) -> None:
