@@ -126,7 +126,7 @@ class Limits:
             self._quiet = None
         if busy and self._may_clean:
             self._may_clean = False
-            self._review()
+            self._loop.call_soon(self._review)  # what was decided goes out first
         elif not busy and not self._may_clean and self._quiet is None:
             self._quiet = self._loop.call_later(QUIET_S, self._is_quiet)
 

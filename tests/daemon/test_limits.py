@@ -162,6 +162,7 @@ def test_cleaning_is_off_as_soon_as_somebody_waits_and_on_when_all_has_been_quie
             await machine.until_told(link, lambda said: said.clean)
             machine.core.scheduler.waiting = True
             machine.limits.changed()
+            await asyncio.sleep(0)
             assert not heard(link).limits[-1].clean, "at once"
 
     asyncio.run(story())

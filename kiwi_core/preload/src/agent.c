@@ -212,6 +212,7 @@ void kp_link_start(const CUuuid *gpu) {
         return;
     }
     snprintf(path, sizeof path, "%s/%s.sock", directory, uuid);
+    kp_alone_prepare();
     if (!kp_link_prepare() || pthread_atfork(NULL, NULL, in_child) || atexit(at_exit) || !start_thread()) {
         kp_link_forked();
         kp_warn("the system has no thread or descriptor to spare for Kiwi: this program runs without it.");

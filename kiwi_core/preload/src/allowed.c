@@ -26,7 +26,7 @@ void kp_limits_heard(int64_t arena_bytes, int64_t keep_bytes, bool clean) {
     take(or_ours(arena_bytes), or_ours(keep_bytes), clean);
 }
 
-void kp_limits_lost(void) {
+void kp_limits_own(void) {
     if (cleaning || keep != UINT64_MAX) changes++;
     cleaning = false;
     __atomic_store_n(&keep, UINT64_MAX, __ATOMIC_RELAXED);

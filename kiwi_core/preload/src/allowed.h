@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 void kp_limits_heard(int64_t arena_bytes, int64_t keep_bytes, bool clean); /* below 0: our own rule */
-void kp_limits_lost(void); /* no daemon: our own rule, and no cleaning */
+void kp_limits_own(void);  /* nobody has said anything: our own rule, and no cleaning */
 void kp_limits_idle(void); /* nobody will page us out for a long time: what is only for speed goes */
 
 uint64_t kp_limits_keep(void);    /* bytes of host copies that may be kept of what is in the GPU */

@@ -16,23 +16,29 @@
 #include "log.h"
 #include "pager.h"
 
-static const int64_t SECOND = 1000000000;
-static const int64_t COMPLAIN_NS = 10 * SECOND;  /* daemons are restarted faster */
-static const int64_t COME_BACK_S = 30;           /* without a daemon for so long */
-static const int64_t GIVE_UP_NS = 60 * SECOND;   /* what is only for speed goes */
-static const int64_t WITHIN_NS = 600 * SECOND;   /* a way in of the largest GPU, through pageable memory */
-static const int64_t PAUSE_MIN_NS = 1 * SECOND, PAUSE_MAX_NS = 30 * SECOND;
+#define SECOND_NS ((int64_t)1000000000)
+static const int64_t COMPLAIN_NS = 10 * SECOND_NS;  /* daemons are restarted faster */
+static const int64_t GIVE_UP_NS = 60 * SECOND_NS;   /* what is only for speed goes */
+static const int64_t WITHIN_NS = 600 * SECOND_NS;   /* a way in of the largest GPU, through pageable memory */
+static const int64_t PAUSE_MIN_NS = 1 * SECOND_NS, PAUSE_MAX_NS = 30 * SECOND_NS;
 
+static int64_t silence_ns = 30 * SECOND_NS, come_back_ns = 30 * SECOND_NS; /* unless it is said otherwise */
 static bool alone, said, given_up;
 static int64_t since_ns, next_try_ns, pause_ns;
 
-int64_t kp_alone_setting_ns(const char *name, int64_t otherwise_s) {
+static void read_setting(const char *name, int64_t *ns) {
     const char *word = getenv(name);
     char *end = NULL;
     long seconds = word && *word ? strtol(word, &end, 10) : 0;
-    bool good = end && !*end && seconds > 0 && seconds <= 86400;
-    return (good ? seconds : otherwise_s) * SECOND;
+    if (end && !*end && seconds > 0 && seconds <= 86400) *ns = seconds * SECOND_NS;
 }
+
+void kp_alone_prepare(void) {
+    read_setting("KIWI_PRELOAD_SILENCE_S", &silence_ns);
+    read_setting("KIWI_PRELOAD_ALONE_S", &come_back_ns);
+}
+
+int64_t kp_alone_silence_ns(void) { return silence_ns; }
 
 static bool out(void) { return !strcmp(kp_pager_state(), "out"); }
 
@@ -40,11 +46,14 @@ void kp_alone_since(int64_t now_ns) {
     alone = true;
     said = given_up = false;
     since_ns = now_ns;
-    next_try_ns = now_ns + kp_alone_setting_ns("KIWI_PRELOAD_ALONE_S", COME_BACK_S);
+    next_try_ns = now_ns + come_back_ns;
     pause_ns = PAUSE_MIN_NS;
 }
 
-void kp_alone_over(void) { alone = false; }
+void kp_alone_over(void) {
+    if (given_up) kp_limits_own();
+    alone = given_up = false;
+}
 
 int64_t kp_alone_due_ns(void) {
     int64_t due_ns = INT64_MAX;

@@ -5,13 +5,12 @@
 
 #include <stdint.h>
 
+void kp_alone_prepare(void); /* once, by a thread of the program: reads the environment */
 void kp_alone_since(int64_t now_ns); /* the connection was lost */
 void kp_alone_over(void);            /* a daemon is there */
 int64_t kp_alone_due_ns(void);       /* when kp_alone is to be called next; INT64_MAX: never */
 void kp_alone(int64_t now_ns);       /* no daemon answers: does what is due */
 
-/* KIWI_PRELOAD_SILENCE_S, KIWI_PRELOAD_ALONE_S: how long a daemon may not answer whom it lets wait, and
- * how long memory stays out when there is none. */
-int64_t kp_alone_setting_ns(const char *name, int64_t otherwise_s);
+int64_t kp_alone_silence_ns(void);   /* how long a daemon may leave unanswered whom it lets wait */
 
 #endif

@@ -16,7 +16,7 @@
 static const int64_t STATE_EVERY_NS = 250 * (int64_t)1000000; /* at most, while only bytes change */
 static const uint64_t INTEGER_LIMIT = (uint64_t)1 << 53;
 enum { LINE_ROOM = 4096 }; /* more than the longest line that is said */
-enum { SILENCE_S = 30, BEATS = 3 };
+enum { BEATS = 3 };
 
 struct kp_wire kp_wire = {.socket.fd = -1};
 enum kp_regard kp_talk_regard;
@@ -103,7 +103,7 @@ static bool waits(void) { return lease_asked || kp_link_room_wanted() || strcmp(
 /* A daemon that hangs does not close its socket. Counted are beats of this thread, not time: where the
  * whole process stood still, the answer may be there and has yet to be read. False: it answers no more. */
 static bool beat(int64_t now_ns) {
-    int64_t every_ns = kp_alone_setting_ns("KIWI_PRELOAD_SILENCE_S", SILENCE_S) / BEATS;
+    int64_t every_ns = kp_alone_silence_ns() / BEATS;
     if (!waits()) {
         next_beat_ns = INT64_MAX;
         unanswered = 0;
@@ -141,7 +141,7 @@ bool kp_talk_caught_up(void) { return caught_up; }
 
 void kp_talk_over(void) {
     welcomed = false;
-    kp_limits_lost();
+    kp_limits_own();
 }
 
 /* ---- heard ----------------------------------------------------------------------------------- */
