@@ -114,6 +114,27 @@ def test_a_capture_comes_to_its_end_without_a_lease(stage: Stage, program: Worke
     assert program.get("set(read(r, MIB)) == {9}")
 
 
+def test_room_is_asked_for_in_a_capture(stage: Stage) -> None:
+    """Its own memory stays meanwhile: it could not go out before the capture has ended."""
+    stage.daemon.grants_room = None
+    other = stage.program("init(); r = alloc(160 * MIB); d = fill(r, 5, 160 * MIB)")
+    other_peer = stage.daemon.peer(1)
+    program = stage.program(SETUP)
+    peer = stage.daemon.peer(2)
+    program.do("begin(mode=RELAXED); put(q, 9, MIB)")
+    program.send("r = alloc(100 * MIB); put(r, 9, 100 * MIB); e = instantiate(end())", "exec")
+    [asked] = peer.await_heard("want-room")
+    assert peer.do("page-out", within_s=ALLOWED_S)["reason"] == "lock-timeout"
+    assert other_peer.do("page-out")["outcome"] == "moved"
+    peer.say("room", request=asked["request"], granted=True, detail="")
+    assert program.answer() is None
+    program.do("run(e)")
+    assert program.get("set(read(q, MIB)) == {9} and set(read(r, 100 * MIB)) == {9}")
+    assert peer.do("page-out")["outcome"] == "moved"
+    assert other_peer.do("page-in")["outcome"] == "moved"
+    assert other.get("digest(r, 160 * MIB) == d")
+
+
 def test_what_is_freed_in_a_capture_goes_when_it_is_over(stage: Stage, program: Worker) -> None:
     peer = stage.daemon.peer()
     program.do("r = alloc(16 * MIB); begin(); put(q, 9, MIB)")
