@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def memory(st: State, event: ev.MemoryObserved) -> None:
     began_ns = st.now_ns if event.began_ns is None else event.began_ns
+    st.knows_parts = st.knows_parts or bool(event.partial)
     for session_id, resident_bytes in event.resident_bytes.items():
         session = st.sessions.get(session_id)
         if session is not None and _at_rest_since(session, began_ns):

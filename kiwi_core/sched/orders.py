@@ -127,9 +127,7 @@ def _start(
         move_id = st.history.begin()
     waits_bytes = sum(_on_its_way_out_bytes(st.ops[one]) for one in beside) if beside else 0
     deadline_ns = st.now_ns + _allowed_ns(st, moved_bytes + waits_bytes)
-    session.op = Running(
-        op, doing, st.now_ns, stops_runner, hinted, move_id, bytes=part, beside=beside
-    )
+    session.op = Running(op, doing, st.now_ns, stops_runner, hinted, move_id, False, part, beside)
     st.moved_at_ns = st.now_ns
     st.ops[op] = session
     st.refresh(session)

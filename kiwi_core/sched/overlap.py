@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from kiwi_core.units import OpId
 
 
-def possible(st: State, waiter: Session) -> bool:
-    return st.overlaps and waiter.partial and waiter.home is Home.OUT
+def possible(waiter: Session) -> bool:
+    """May it come in beside others, where that pays?"""
+    return waiter.partial and waiter.home is Home.OUT
 
 
 def stopping(st: State) -> int:
     """How many hold the lease only until their page-out has reported, and can be counted on."""
-    return sum(session.stopping and _counts(session) for session in st.ops.values())
+    stopping = (s for s in st.ops.values() if s.stopping)
+    return sum(s.op is not None and _counts(s, s.op) for s in stopping)
 
 
 def begin(st: State, waiter: Session, alone: bool) -> bool:
@@ -47,25 +49,28 @@ def begin(st: State, waiter: Session, alone: bool) -> bool:
     return True
 
 
-def _counts(session: Session) -> bool:
-    op = session.op
-    if op is None or op.doing is not Doing.PAGING_OUT or op.overdue or op.let_down:
-        return False
-    return session.partial and not session.gone
+def _counts(session: Session, op: Running) -> bool:
+    sound = not op.overdue and not op.let_down and not session.gone
+    return sound and session.partial and op.doing is Doing.PAGING_OUT
 
 
 def _enough(st: State, short_bytes: int) -> tuple[OpId, ...]:
     """The oldest page-outs that free so much together; all, if more is not to be had and each of
     them counts; else none."""
     beside: list[OpId] = []
-    for op, session in st.ops.items():
-        if _counts(session):
-            beside.append(op)
-            short_bytes -= freed_bytes(session)
-            if short_bytes <= 0:
-                return tuple(beside)
-    under_way = [s for s in st.ops.values() if freed_bytes(s) and not s.stuck]
-    return tuple(beside) if len(beside) == len(under_way) else ()
+    all_count = True
+    for session in st.ops.values():
+        op = session.op
+        if op is None or op.doing is not Doing.PAGING_OUT or op.overdue:
+            continue
+        if not _counts(session, op):
+            all_count = False
+            continue
+        beside.append(op.op)
+        short_bytes -= freed_bytes(session, op)
+        if short_bytes <= 0:
+            return tuple(beside)
+    return tuple(beside) if all_count else ()
 
 
 def reported(st: State, page_out: OpId, *, failed: bool = False) -> None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched.session import Doing
 from kiwi_core.units import MIB
 
 if TYPE_CHECKING:
-    from kiwi_core.sched.session import Session
+    from kiwi_core.sched.session import Running, Session
     from kiwi_core.sched.state import State
 
 GRAIN_MAX_BYTES: Final = 256 * MIB
@@ -53,12 +52,11 @@ def ram_bytes(st: State, session: Session, part: int) -> int:
     return min(resident, part + st.grain_bytes) if part else resident
 
 
-def freed_bytes(session: Session) -> int:
+def freed_bytes(session: Session, page_out: Running) -> int:
     """What its page-out that is under way will take off the books."""
-    op = session.op
-    if op is None or op.doing is not Doing.PAGING_OUT:
-        return 0
-    return session.counted_claim_bytes - (session.resident_bytes - op.bytes if op.bytes else 0)
+    if not page_out.bytes:
+        return session.counted_claim_bytes
+    return session.counted_claim_bytes - session.resident_bytes + page_out.bytes
 
 
 def _whole_grains(st: State, size_bytes: int) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kiwi_core.sched import orders
 from kiwi_core.sched.needs import unknown, wish_bytes
 from kiwi_core.sched.parts import freed_bytes, part_bytes, part_that_fits_bytes, ram_bytes
-from kiwi_core.sched.session import Home
+from kiwi_core.sched.session import Doing, Home
 from kiwi_core.states import AntiThrash, Notice
 from kiwi_core.units import format_bytes
 
@@ -76,7 +76,12 @@ def _least_bytes(st: State, session: Session, alone: bool) -> int:
 
 def coming_bytes(st: State) -> int:
     """What page-outs under way will free; hung ones do not count."""
-    return sum(freed_bytes(session) for session in st.ops.values() if not session.stuck)
+    coming = 0
+    for session in st.ops.values():
+        op = session.op
+        if op is not None and op.doing is Doing.PAGING_OUT and not op.overdue:
+            coming += freed_bytes(session, op)
+    return coming
 
 
 def _queued_ns(session: Session) -> int:
@@ -100,9 +105,11 @@ def survey(st: State, short_bytes: int, beside: Session | None = None) -> Survey
     if short_bytes <= 0:
         return found
     waiters: Sequence[Session] = ()
-    if st.waiting_in or st.waiting_partly_in:
+    if st.waiting_partly_in:
         both = chain(st.waiting_in.values(), st.waiting_partly_in.values())
         waiters = sorted(both, key=_queued_ns)
+    elif st.waiting_in:
+        waiters = sorted(st.waiting_in.values(), key=_queued_ns)
     for victim in st.policy.victims(idle_ones(st), waiters):
         if victim is beside or victim.op is not None:
             continue
@@ -117,17 +124,21 @@ def survey(st: State, short_bytes: int, beside: Session | None = None) -> Survey
 
 
 def _take(st: State, found: Survey, victim: Session, short_bytes: int) -> bool:
-    part = part_bytes(st, victim, short_bytes - found.gain_bytes)
+    part, must_bytes = 0, victim.resident_bytes
+    if victim.partial:
+        part = part_bytes(st, victim, short_bytes - found.gain_bytes)
+        must_bytes = ram_bytes(st, victim, part)
     left_bytes = st.host_budget_bytes - st.host_claimed_bytes - found.host_bytes
-    if (must_bytes := ram_bytes(st, victim, part)) > left_bytes:
+    if must_bytes > left_bytes:
         if found.over_budget is None:
             found.over_budget, found.too_much_bytes = victim, must_bytes
         part = part_that_fits_bytes(st, victim, left_bytes)
         if not part:
             return False
+        must_bytes = ram_bytes(st, victim, part)
     found.victims.append((victim, part))
     found.gain_bytes += part or victim.counted_claim_bytes
-    found.host_bytes += ram_bytes(st, victim, part)
+    found.host_bytes += must_bytes
     return True
 
 

@@ -117,6 +117,8 @@ class State:
         self.active = 0
         """How many those are."""
 
+        self.knows_parts = False
+        """There has been a session whose memory can be moved in part."""
         self.overlaps = False
         """Memory may come in while other memory goes out."""
         self.outgrown = False
@@ -199,7 +201,7 @@ class State:
             self.waiting_in[session.id] = session
         elif self.waiting_in:
             self.waiting_in.pop(session.id, None)
-        if session.partial or session.left_bytes or self.parted or self.waiting_partly_in:
+        if self.knows_parts:
             self._place_part(session, want)
         held_or_stopped = session.home is Home.HELD or session.mid_burst
         if held_or_stopped and is_astray(session):
@@ -288,7 +290,10 @@ class State:
         """What stopping ``session`` costs: out and back in; nothing while all fit together."""
         if self.active_need_bytes + self.margin_bytes + self.outside_bytes <= self.total_bytes:
             return 0
-        return self.speed.round_trip_ns(self.stopping_bytes(session))
+        partial = session.partial  # (asked many times per event)
+        return self.speed.round_trip_ns(
+            self.stopping_bytes(session) if partial else session.footprint_bytes
+        )
 
     def stopping_bytes(self, session: Session) -> int:
         """What goes out to stop ``session`` where those that want the GPU do not fit: all of it,

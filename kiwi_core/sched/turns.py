@@ -95,7 +95,7 @@ def _advance(st: State, waiter: Session) -> Step:
 def _come_beside(st: State, waiter: Session) -> None:
     """Where it pays ``waiter`` comes in while others go out for it, be they idle or being stopped;
     it runs when they have stopped."""
-    if overlap.possible(st, waiter) and _may_restore(st):
+    if st.overlaps and overlap.possible(waiter) and _may_restore(st):
         others = st.holders - overlap.stopping(st) + _coming_in(st, beside=waiter)
         if waiter.leaving or st.policy.may_join(waiter, others, st.serialised):
             overlap.begin(st, waiter, alone=not others)
