@@ -196,6 +196,7 @@ def _wrappers(found: list[Symbol]) -> str:
         lines.append(f"#define D{n} {', '.join(f'W a{i}' for i in range(n)) or 'void'}")
         lines.append(f"#define P{n} {', '.join(f'a{i}' for i in range(n))}")
         lines.append(f"#define T{n} W (*)({', '.join('W' for _ in range(n)) or 'void'})")
+        lines.append(f"static __attribute__((noinline, cold)) W slow{n}(D{n}) {{ SLOW({n}) }}")
     lines.append("")
     spare = 0
     for at, symbol in enumerate(found):

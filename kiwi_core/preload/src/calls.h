@@ -64,17 +64,36 @@ typedef uintptr_t W; /* an argument or a result, whatever its type is */
 W kp_no_such_call(void **slot); /* fills the slot if it can */
 void kp_wrapped_foreign(int count);
 
-#define PASS(n, slot, foreign)                                                                       \
-    void *real = __atomic_load_n(&slot, __ATOMIC_RELAXED);                                           \
-    if (__builtin_expect(!real, 0)) {                                                                \
-        W failed = kp_no_such_call(&slot);                                                           \
-        if (failed) return failed;                                                                   \
-        real = __atomic_load_n(&slot, __ATOMIC_RELAXED);                                             \
+/* What the slow wrapper of this thread's call stands for: handed over beside the arguments, so that the
+ * fast one can jump to it with all of these in their places. */
+extern __thread struct kp_slow {
+    void **slot;
+    int foreign;
+} kp_slow __attribute__((tls_model("initial-exec")));
+
+#define PASS(n, slot_, foreign_)                                                                     \
+    void *real = __atomic_load_n(&slot_, __ATOMIC_RELAXED);                                          \
+    struct kp_seat *seat = real ? kp_gate_step_in() : NULL;                                          \
+    if (__builtin_expect(!seat, 0)) {                                                                \
+        kp_slow = (struct kp_slow){&slot_, foreign_};                                                \
+        return slow##n(P##n);                                                                        \
     }                                                                                                \
+    W result = ((T##n)real)(P##n);                                                                   \
+    kp_gate_step_out(seat);                                                                          \
+    if (foreign_ >= 0 && (int)result == 0) kp_wrapped_foreign(foreign_);                             \
+    return result;
+
+/* Not yet looked up, nested in another call, the thread's first, or the gate is shut. */
+#define SLOW(n)                                                                                      \
+    struct kp_slow slow = kp_slow;                                                                   \
+    void *real = __atomic_load_n(slow.slot, __ATOMIC_RELAXED);                                       \
+    W failed = real ? 0 : kp_no_such_call(slow.slot);                                                \
+    if (failed) return failed;                                                                       \
+    real = __atomic_load_n(slow.slot, __ATOMIC_RELAXED);                                             \
     bool entered = kp_gate_enter();                                                                  \
     W result = ((T##n)real)(P##n);                                                                   \
     kp_gate_leave(entered);                                                                          \
-    if (foreign >= 0 && (int)result == 0) kp_wrapped_foreign(foreign);                               \
+    if (slow.foreign >= 0 && (int)result == 0) kp_wrapped_foreign(slow.foreign);                     \
     return result;
 
 #endif

@@ -21,7 +21,7 @@
 #include "kiwi_preload.h"
 #include "link.h"
 
-/* In `state`. 0: the fast way. */
+/* In `kp_gate_state`. 0: the fast way. */
 #define CLOSED 1u
 #define ARMED 2u
 #define CLOSING 4u /* waits for open captures to end; calls pass, new captures wait */
@@ -33,25 +33,22 @@
 
 #define SEATS 1024 /* threads that use the GPU at the same time; more share one counter, more slowly */
 
-struct seat {
-    _Alignas(64) uint32_t inside;
-    uint32_t taken;
-    uint64_t passed; /* by whoever had the seat; its thread alone writes it */
-};
-
 static struct {
-    uint32_t state;
     uint32_t drained; /* a futex: changes when somebody leaves while the gate is shut */
     uint32_t asked;   /* the link was told that somebody waits for a lease */
     int32_t captures;
     uint32_t seats; /* of these at most were ever taken */
-    struct seat standing; /* for those without a seat: `inside` counts them */
-    struct seat seat[SEATS];
-} gate = {.state = SLOW};
+    struct kp_seat standing; /* for those without a seat: `inside` counts them */
+    struct kp_seat seat[SEATS];
+} gate;
 
+uint32_t kp_gate_state __attribute__((aligned(64))) = SLOW; /* a futex */
+
+__thread struct kp_seat *kp_gate_seat __attribute__((tls_model("initial-exec")));
 static __thread struct {
-    struct seat *seat; /* NULL: none yet */
-    uint8_t inside, aside, exempt;
+    struct kp_seat *seat; /* its own, or the standing one; NULL: none yet */
+    uint8_t standing;     /* inside, without a seat of its own */
+    uint8_t aside, exempt;
 } self __attribute__((tls_model("initial-exec")));
 
 static pthread_key_t leaving; /* its destructor gives the seat back */
@@ -73,12 +70,12 @@ static void futex_wake(uint32_t *word) {
 /* ---- seats ---------------------------------------------------------------------------------------- */
 
 static void give_back(void *seat) {
-    self.seat = NULL;
-    __atomic_store_n(&((struct seat *)seat)->taken, 0, __ATOMIC_RELEASE);
+    self.seat = kp_gate_seat = NULL;
+    __atomic_store_n(&((struct kp_seat *)seat)->taken, 0, __ATOMIC_RELEASE);
 }
 
-static __attribute__((noinline)) struct seat *find_seat(void) {
-    struct seat *found = &gate.standing;
+static __attribute__((noinline)) struct kp_seat *find_seat(void) {
+    struct kp_seat *found = &gate.standing;
     for (uint32_t i = 0; i < SEATS && found == &gate.standing; i++) {
         uint32_t before = 0, seats = GET(gate.seats);
         if (GET(gate.seat[i].taken) || !__atomic_compare_exchange_n(&gate.seat[i].taken, &before, 1, false,
@@ -94,26 +91,30 @@ static __attribute__((noinline)) struct seat *find_seat(void) {
     return found;
 }
 
-static inline struct seat *my_seat(void) {
+static inline struct kp_seat *my_seat(void) {
     return __builtin_expect(self.seat != NULL, 1) ? self.seat : find_seat();
 }
 
-static inline void sit(struct seat *seat) {
+__attribute__((cold)) void kp_gate_left(void) {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (GET(kp_gate_state) & (CLOSED | CLOSING)) {
+        __atomic_fetch_add(&gate.drained, 1, __ATOMIC_SEQ_CST);
+        futex_wake(&gate.drained);
+    }
+}
+
+static inline void sit(struct kp_seat *seat) {
     if (__builtin_expect(seat != &gate.standing, 1)) __atomic_store_n(&seat->inside, 1, __ATOMIC_RELAXED);
     else __atomic_fetch_add(&seat->inside, 1, __ATOMIC_SEQ_CST);
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
-static inline void rise(struct seat *seat) {
+static inline void rise(struct kp_seat *seat) {
     if (__builtin_expect(seat != &gate.standing, 1)) __atomic_store_n(&seat->inside, 0, __ATOMIC_RELEASE);
     else __atomic_fetch_sub(&seat->inside, 1, __ATOMIC_SEQ_CST);
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
-    if (__builtin_expect(__atomic_load_n(&gate.state, __ATOMIC_ACQUIRE) == 0, 1)) return;
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (GET(gate.state) & (CLOSED | CLOSING)) {
-        __atomic_fetch_add(&gate.drained, 1, __ATOMIC_SEQ_CST);
-        futex_wake(&gate.drained);
-    }
+    if (__builtin_expect(__atomic_load_n(&kp_gate_state, __ATOMIC_ACQUIRE) == 0, 1)) return;
+    kp_gate_left();
 }
 
 /* ---- the program's side ---------------------------------------------------------------------------- */
@@ -124,54 +125,69 @@ static bool shut(uint32_t state, uint32_t for_me) {
 }
 
 /* Sits down once nothing of `for_me` shuts the gate. */
-static __attribute__((noinline)) void wait_to_enter(struct seat *seat, uint32_t for_me) {
+static __attribute__((noinline)) void wait_to_enter(struct kp_seat *seat, uint32_t for_me) {
     for (;;) {
-        uint32_t state = GET(gate.state);
+        uint32_t state = GET(kp_gate_state);
         if (!shut(state, for_me)) {
             sit(seat);
             __atomic_thread_fence(__ATOMIC_SEQ_CST);
-            if (!shut(GET(gate.state), for_me)) return;
+            if (!shut(GET(kp_gate_state), for_me)) return;
             rise(seat);
             continue;
         }
         /* Also for one that only minds CLOSED: its memory may be out, and nobody else asks for it. */
         if ((state & ARMED) && !__atomic_exchange_n(&gate.asked, 1, __ATOMIC_SEQ_CST)) kp_link_want_lease();
-        futex_wait(&gate.state, state, INT64_MAX);
+        futex_wait(&kp_gate_state, state, INT64_MAX);
     }
 }
 
-static inline bool enter(uint32_t for_me) {
-    if (self.inside | self.exempt) return false;
-    struct seat *seat = my_seat();
+/* For the calling thread: inside, or as free to pass as if it were. */
+static bool counted(void) {
+    if (self.exempt || self.standing) return true;
+    return self.seat && self.seat != &gate.standing && !kp_gate_seat;
+}
+
+static bool enter(uint32_t for_me) {
+    if (counted()) return false;
+    struct kp_seat *seat = my_seat();
+    bool own = seat != &gate.standing;
     sit(seat);
-    if (__builtin_expect(__atomic_load_n(&gate.state, __ATOMIC_ACQUIRE) != 0, 0)) {
+    if (__atomic_load_n(&kp_gate_state, __ATOMIC_ACQUIRE) != 0) {
         rise(seat);
         wait_to_enter(seat, for_me);
     }
-    /* Released: whoever counts this call sees what its thread did before it (hints.h). */
-    if (seat == &gate.standing) __atomic_fetch_add(&seat->passed, 1, __ATOMIC_RELEASE);
-    else __atomic_store_n(&seat->passed, seat->passed + 1, __ATOMIC_RELEASE);
-    self.inside = 1;
+    if (own) __atomic_store_n(&seat->passed, seat->passed + 1, __ATOMIC_RELEASE);
+    else __atomic_fetch_add(&seat->passed, 1, __ATOMIC_RELEASE);
+    kp_gate_seat = NULL;
+    self.standing = !own;
     return true;
 }
 
-bool kp_gate_enter(void) { return enter(CLOSED | ARMED); }
+bool kp_gate_enter(void) { return kp_gate_step_in() || enter(CLOSED | ARMED); }
 bool kp_gate_enter_capture(void) { return enter(CLOSED | ARMED | CLOSING); }
 
 void kp_gate_leave(bool entered) {
     if (!entered) return;
-    self.inside = 0;
-    rise(self.seat);
+    struct kp_seat *seat = self.seat;
+    if (seat != &gate.standing) {
+        kp_gate_step_out(seat);
+        return;
+    }
+    self.standing = 0;
+    rise(seat);
 }
 
 void kp_gate_stand_aside(bool out) {
-    if (!self.inside || self.aside == out) return;
+    if (self.exempt || !counted() || self.aside == out) return;
     self.aside = out;
     if (out) rise(self.seat);
     else wait_to_enter(self.seat, CLOSED);
 }
 
-void kp_gate_exempt(void) { self.exempt = 1; }
+void kp_gate_exempt(void) {
+    self.exempt = 1;
+    kp_gate_seat = NULL;
+}
 
 /* ---- the pager's side ----------------------------------------------------------------------------- */
 
@@ -201,13 +217,13 @@ static bool wait_until(bool (*come)(void), int64_t until_ns) {
 
 /* From here on everybody sees these bits, or is seen on its seat. */
 static void set(uint32_t bits) {
-    if (!(__atomic_fetch_or(&gate.state, bits, __ATOMIC_SEQ_CST) & SLOW))
+    if (!(__atomic_fetch_or(&kp_gate_state, bits, __ATOMIC_SEQ_CST) & SLOW))
         syscall(SYS_membarrier, MEMBARRIER_EXPEDITED, 0, 0);
 }
 
 static void clear(uint32_t bits) {
-    __atomic_fetch_and(&gate.state, ~bits, __ATOMIC_SEQ_CST);
-    futex_wake(&gate.state);
+    __atomic_fetch_and(&kp_gate_state, ~bits, __ATOMIC_SEQ_CST);
+    futex_wake(&kp_gate_state);
 }
 
 bool kp_gate_close(int64_t until_ns) {
@@ -217,7 +233,7 @@ bool kp_gate_close(int64_t until_ns) {
         set(CLOSED);
         if (!wait_until(nobody_inside, until_ns)) break;
         if (no_capture()) { /* none began between the two */
-            __atomic_fetch_and(&gate.state, ~CLOSING, __ATOMIC_SEQ_CST);
+            __atomic_fetch_and(&kp_gate_state, ~CLOSING, __ATOMIC_SEQ_CST);
             return true;
         }
         clear(CLOSED);
@@ -238,11 +254,11 @@ void kp_gate_arm(bool armed) {
     }
     __atomic_store_n(&gate.asked, 0, __ATOMIC_SEQ_CST);
     set(ARMED);
-    futex_wake(&gate.state); /* who waits at the closed gate must ask */
+    futex_wake(&kp_gate_state); /* who waits at the closed gate must ask */
 }
 
-bool kp_gate_is_closed(void) { return GET(gate.state) & CLOSED; }
-bool kp_gate_is_armed(void) { return GET(gate.state) & ARMED; }
+bool kp_gate_is_closed(void) { return GET(kp_gate_state) & CLOSED; }
+bool kp_gate_is_armed(void) { return GET(kp_gate_state) & ARMED; }
 
 bool kp_gate_capturing(void) { return !no_capture(); }
 
@@ -257,12 +273,13 @@ void kp_gate_captures(int more) {
 void kp_gate_prepare(void) {
     __atomic_store_n(&seats_come_back, !pthread_key_create(&leaving, give_back), __ATOMIC_SEQ_CST);
     if (syscall(SYS_membarrier, MEMBARRIER_REGISTER_EXPEDITED, 0, 0) == 0)
-        __atomic_fetch_and(&gate.state, ~SLOW, __ATOMIC_SEQ_CST);
+        __atomic_fetch_and(&kp_gate_state, ~SLOW, __ATOMIC_SEQ_CST);
 }
 
 void kp_gate_reset(void) {
     bool slow = syscall(SYS_membarrier, MEMBARRIER_REGISTER_EXPEDITED, 0, 0) != 0;
     memset(&gate, 0, sizeof gate);
     memset(&self, 0, sizeof self);
-    gate.state = slow ? SLOW : 0;
+    kp_gate_seat = NULL;
+    kp_gate_state = slow ? SLOW : 0;
 }

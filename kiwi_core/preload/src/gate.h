@@ -11,6 +11,7 @@
 #define KP_GATE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* Before a gated call. Waits while the gate is shut. False: this call is not counted (it is nested in
@@ -44,6 +45,43 @@ unsigned kp_gate_inside(void);
 bool kp_gate_enter_capture(void);
 void kp_gate_captures(int more);
 bool kp_gate_capturing(void); /* one is open: whoever synchronises now breaks it */
+
+/* ---- the fast way, inlined into the generated wrappers ---- */
+
+struct kp_seat { /* of one thread; says whether it is inside */
+    _Alignas(64) uint32_t inside;
+    uint32_t taken;
+    uint64_t passed; /* by whoever had the seat; its thread alone writes it */
+};
+extern uint32_t kp_gate_state; /* 0: the fast way is open */
+/* This thread's seat while it stands outside; NULL: inside, exempt, without a seat, or not its own. */
+extern __thread struct kp_seat *kp_gate_seat __attribute__((tls_model("initial-exec")));
+void kp_gate_left(void); /* wakes who waits for that */
+
+/* NULL: nothing has happened, kp_gate_enter knows why. Else the call is counted; then kp_gate_step_out. */
+static inline __attribute__((always_inline)) struct kp_seat *kp_gate_step_in(void) {
+    struct kp_seat *seat = kp_gate_seat;
+    if (__builtin_expect(!seat, 0)) return NULL;
+    kp_gate_seat = NULL;
+    __atomic_store_n(&seat->inside, 1, __ATOMIC_RELAXED);
+    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the closer makes the barrier that belongs here */
+    if (__builtin_expect(__atomic_load_n(&kp_gate_state, __ATOMIC_ACQUIRE) != 0, 0)) {
+        /* A closer that saw it is woken by kp_gate_enter, which sits down and gets up once more. */
+        __atomic_store_n(&seat->inside, 0, __ATOMIC_RELEASE);
+        kp_gate_seat = seat;
+        return NULL;
+    }
+    /* Released: whoever counts this call sees what its thread did before it (hints.h). */
+    __atomic_store_n(&seat->passed, seat->passed + 1, __ATOMIC_RELEASE);
+    return seat;
+}
+
+static inline __attribute__((always_inline)) void kp_gate_step_out(struct kp_seat *seat) {
+    __atomic_store_n(&seat->inside, 0, __ATOMIC_RELEASE);
+    kp_gate_seat = seat;
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    if (__builtin_expect(__atomic_load_n(&kp_gate_state, __ATOMIC_ACQUIRE) != 0, 0)) kp_gate_left();
+}
 
 /* start.c only: once, when libcuda was found; and in a forked child, whose other threads are gone. */
 void kp_gate_prepare(void);

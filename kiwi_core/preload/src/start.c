@@ -95,6 +95,8 @@ void *kp_real_of(int symbol) {
     return real;
 }
 
+__thread struct kp_slow kp_slow __attribute__((tls_model("initial-exec")));
+
 W kp_no_such_call(void **slot) {
     kp_driver_find();
     return __atomic_load_n(slot, __ATOMIC_RELAXED) ? 0 : (W)kp_missing();
