@@ -29,6 +29,16 @@ struct CUgraph_st {
     bool capturing; /* a capture does */
 };
 
+struct ke_capture {
+    struct ke_capture *next;
+    CUgraph graph;
+    CUstream origin;
+    CUstreamCaptureMode mode;
+    uint64_t thread, id;
+    bool invalid;
+    struct ke_nodes loose; /* where forked streams were that are destroyed; joined, perhaps */
+};
+
 /* ---- graph.c (ke.mu held) ---- */
 CUgraph ke_graph_new(void); /* NULL: no host memory; so do the others that return a handle */
 CUgraph ke_graph_find(CUgraph handle); /* NULL: there is no such graph */
@@ -41,6 +51,9 @@ void ke_node_free(CUgraphNode n); /* and every edge to it */
 bool ke_nodes_add(struct ke_nodes *set, CUgraphNode n); /* once; false: no host memory */
 bool ke_nodes_hold(const struct ke_nodes *set, CUgraphNode n);
 void ke_nodes_clear(struct ke_nodes *set);
+
+/* ---- capture.c (ke.mu held) ---- */
+CUresult ke_capture_implicit(CUstream s, bool spoil); /* has the legacy stream to wait for a capture? */
 
 /* ---- user_object.c (ke.mu held) ---- */
 bool ke_held_clone(CUgraph from, CUgraph to); /* false: no host memory */

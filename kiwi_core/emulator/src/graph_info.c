@@ -1,0 +1,99 @@
+/* Questions about graphs: their nodes, their edges, what a node is. */
+#include <string.h>
+
+#include "graph.h"
+
+/* Answers are counted; those for which there is room are also written, into one or two arrays. */
+struct answers {
+    CUgraphNode *from, *to;
+    size_t room, found;
+};
+
+static void answer(struct answers *a, CUgraphNode from, CUgraphNode to) {
+    if (a->from && a->found < a->room) {
+        a->from[a->found] = from;
+        if (a->to) a->to[a->found] = to;
+    }
+    a->found++;
+}
+
+static void finish(struct answers *a, CUgraphEdgeData *edges, size_t *count) {
+    for (size_t i = a->found; a->from && i < a->room; i++) {
+        a->from[i] = NULL;
+        if (a->to) a->to[i] = NULL;
+    }
+    if (edges && a->from) memset(edges, 0, a->room * sizeof *edges);
+    *count = a->from && a->found > a->room ? a->room : a->found;
+}
+
+enum what { ALL, ROOTS, EDGES };
+
+static CUresult list(CUgraph handle, enum what what, CUgraphNode *from, CUgraphNode *to,
+                     CUgraphEdgeData *edges, size_t *count) {
+    if (!count || (what == EDGES && !from != !to)) return CUDA_ERROR_INVALID_VALUE;
+    struct answers a = {from, to, *count, 0};
+    ke_mu_lock();
+    CUgraph g = ke_graph_find(handle);
+    for (CUgraphNode n = g ? g->first : NULL; n; n = n->next) {
+        if (what == ALL || (what == ROOTS && n->deps.count == 0)) answer(&a, n, NULL);
+        for (size_t i = 0; what == EDGES && i < n->deps.count; i++) answer(&a, n->deps.at[i], n);
+    }
+    ke_mu_unlock();
+    if (!g) return CUDA_ERROR_INVALID_VALUE;
+    finish(&a, edges, count);
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuGraphGetNodes(CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes) {
+    KE_CALL(list(hGraph, ALL, nodes, NULL, NULL, numNodes));
+}
+KE_API CUresult cuGraphGetRootNodes(CUgraph hGraph, CUgraphNode *rootNodes, size_t *numRootNodes) {
+    KE_CALL(list(hGraph, ROOTS, rootNodes, NULL, NULL, numRootNodes));
+}
+KE_API CUresult cuGraphGetEdges_v2(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to,
+                                   CUgraphEdgeData *edgeData, size_t *numEdges) {
+    KE_CALL(list(hGraph, EDGES, from, to, edgeData, numEdges));
+}
+
+static CUresult neighbours(CUgraphNode handle, bool before, CUgraphNode *out, CUgraphEdgeData *edges,
+                           size_t *count) {
+    if (!count) return CUDA_ERROR_INVALID_VALUE;
+    struct answers a = {out, NULL, *count, 0};
+    ke_mu_lock();
+    CUgraphNode n = ke_node_find(handle);
+    for (size_t i = 0; n && before && i < n->deps.count; i++) answer(&a, n->deps.at[i], NULL);
+    for (CUgraphNode o = n && !before ? n->graph->first : NULL; o; o = o->next) {
+        if (ke_nodes_hold(&o->deps, n)) answer(&a, o, NULL);
+    }
+    ke_mu_unlock();
+    if (!n) return CUDA_ERROR_INVALID_VALUE;
+    finish(&a, edges, count);
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuGraphNodeGetDependencies_v2(CUgraphNode hNode, CUgraphNode *dependencies,
+                                              CUgraphEdgeData *edgeData, size_t *numDependencies) {
+    KE_CALL(neighbours(hNode, true, dependencies, edgeData, numDependencies));
+}
+KE_API CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode hNode, CUgraphNode *dependentNodes,
+                                                CUgraphEdgeData *edgeData, size_t *numDependentNodes) {
+    KE_CALL(neighbours(hNode, false, dependentNodes, edgeData, numDependentNodes));
+}
+
+static CUresult type_of(CUgraphNode handle, CUgraphNodeType *type) {
+    ke_mu_lock();
+    CUgraphNode n = ke_node_find(handle);
+    if (n && type) *type = (CUgraphNodeType)KE_JOB_TYPE(n->work.flags);
+    ke_mu_unlock();
+    return n && type ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+KE_API CUresult cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType *type) { KE_CALL(type_of(hNode, type)); }
+
+static CUresult child_of(CUgraphNode handle, CUgraph *out) {
+    ke_mu_lock();
+    CUgraphNode n = ke_node_find(handle);
+    if (n && n->child && out) *out = n->child;
+    ke_mu_unlock();
+    return n && n->child && out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+KE_API CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph *phGraph) {
+    KE_CALL(child_of(hNode, phGraph));
+}
