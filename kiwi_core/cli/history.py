@@ -10,7 +10,8 @@ from kiwi_core.sched.actions import PageIn, PageOut
 from kiwi_core.sched.events import DeadlinePassed, HostBudgetObserved, MemoryObserved
 from kiwi_core.sched.events import PagedIn as PagedInEvent
 from kiwi_core.sched.events import PagedOut as PagedOutEvent
-from kiwi_core.units import ns_to_seconds
+from kiwi_core.sched.moved import MovedBytes
+from kiwi_core.units import SessionId, ns_to_seconds
 
 if TYPE_CHECKING:
     from kiwi_core.sched.replay import JournalEntry, JournalHeader
@@ -67,6 +68,7 @@ class Historian:
         self._holding: dict[str, float] = {}
         self._waiting: dict[str, float] = {}
         self._operations: dict[int, str] = {}
+        self._moved_bytes = MovedBytes()
         self._lingering = False
 
     def feed(self, entry: JournalEntry, scheduler: Scheduler) -> None:
@@ -94,11 +96,12 @@ class Historian:
                 self._operations[action.op] = action.session
         event = entry.event
         if isinstance(event, (PagedOutEvent, PagedInEvent)):
+            session = self._operations.pop(event.op, "?")
             self.run.moves.append(
                 Move(
-                    session=self._operations.pop(event.op, "?"),
+                    session=session,
                     direction="out" if isinstance(event, PagedOutEvent) else "in",
-                    bytes_moved=event.moved_bytes,
+                    bytes_moved=self._moved_bytes.of(SessionId(session), event),
                     seconds=ns_to_seconds(event.elapsed_ns),
                     at_s=self._now_s,
                 )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant, Notify, Operation, PageIn, PageOut, Resume, Suspend
+from kiwi_core.sched.moved import MovedBytes
 from kiwi_core.states import Notice, Residency
 from kiwi_core.units import NS_PER_S, ns_to_seconds
 from kiwi_core.wire.metrics import WAIT_BOUNDS_S, Histogram, MoveTotals
@@ -115,6 +116,7 @@ class Tally:
         self.lost_in = 0
         self.overdue = 0
         self._bursts: dict[SessionId, _Burst] = {}
+        self._moved_bytes = MovedBytes()
         self._ops: dict[OpId, tuple[SessionId, str]] = {}
         """Ordered and not reported; overdue ones included."""
         self._held_ns = 0
@@ -193,6 +195,7 @@ class Tally:
 
     def _session_over(self, event: ev.SessionLost | ev.SessionDetached, _now_ns: int) -> None:
         self._over(event.session)
+        self._moved_bytes.forget(event.session)
 
     def _over(self, session: SessionId) -> None:
         burst = self._bursts.pop(session, None)
@@ -214,7 +217,7 @@ class Tally:
 
     def _paged_out(self, event: ev.PagedOut, now_ns: int) -> None:
         if (reported := self._reported(event.op)) is not None:
-            self.moved_out.add(event.moved_bytes, event.elapsed_ns)
+            self.moved_out.add(self._moved_bytes.of(reported[1], event), event.elapsed_ns)
             self._stopped(reported[0], now_ns)
 
     def _stopped(self, burst: _Burst | None, now_ns: int) -> None:
@@ -224,8 +227,8 @@ class Tally:
             burst.since_ns = now_ns
 
     def _paged_in(self, event: ev.PagedIn, _now_ns: int) -> None:
-        if self._reported(event.op) is not None:
-            self.moved_in.add(event.moved_bytes, event.elapsed_ns)
+        if (reported := self._reported(event.op)) is not None:
+            self.moved_in.add(self._moved_bytes.of(reported[1], event), event.elapsed_ns)
 
     def _resumed(self, event: ev.Resumed, _now_ns: int) -> None:
         self._reported(event.op)

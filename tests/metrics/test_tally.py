@@ -12,7 +12,7 @@ from world import World
 
 from kiwi_core.daemon.metrics import OPERATIONS, Tally, Waits
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Grant, Operation
+from kiwi_core.sched.actions import Grant, Operation, PageIn, PageOut
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.sched.session import Want
 from kiwi_core.states import Reason
@@ -303,3 +303,21 @@ def test_counting_costs_little() -> None:
         tally.take(ended, scheduler.handle(ended, burst), scheduler.holders, burst)
     assert tally.first_waits.count == cycles - 1
     assert sorted(spent_s)[cycles // 2] < 20e-6
+
+
+def test_what_goes_out_part_by_part_is_counted_once() -> None:
+    """Each report has all that is out by then."""
+    tally, a = Tally(), SessionId("a")
+    for op, event in (
+        (1, ev.PagedOut(op=OpId(1), moved_bytes=3 * GIB, elapsed_ns=10, left_bytes=5 * GIB)),
+        (2, ev.PagedOut(op=OpId(2), moved_bytes=5 * GIB, elapsed_ns=10, left_bytes=3 * GIB)),
+        (3, ev.PagedIn(op=OpId(3), moved_bytes=5 * GIB, elapsed_ns=10)),
+        (4, ev.PagedOut(op=OpId(4), moved_bytes=8 * GIB, elapsed_ns=10)),
+    ):
+        order = PageIn if isinstance(event, ev.PagedIn) else PageOut
+        more = {"need_bytes": 5 * GIB} if order is PageIn else {}
+        ordered = order(session=a, op=OpId(op), deadline_ns=1, **more)
+        tally.take(ev.DeadlinePassed(), [ordered], (), 0)
+        tally.take(event, [], (), 0)
+    assert (tally.moved_out.moves, tally.moved_out.bytes_moved) == (3, 13 * GIB)
+    assert (tally.moved_in.moves, tally.moved_in.bytes_moved) == (1, 5 * GIB)
