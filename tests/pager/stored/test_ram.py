@@ -36,7 +36,10 @@ def test_what_others_keep_only_to_save_copies_goes_first(world: StoredWorld) -> 
     digests = [first.digest(), second.digest()]
     moved(pager.page_out(first.target, soon_ns()))
     assert world.record(first) is not None
+    arena_bytes = pager.keeper(first.root)["arena_bytes"]
+    assert pager.worker.get("pager.idle_bytes()") == arena_bytes - 16 * MIB
     moved(pager.page_in(first.target, soon_ns()))
+    assert pager.worker.get("pager.idle_bytes()") == arena_bytes, "its next way out needs no more"
     moved(pager.page_out(second.target, soon_ns()))
     assert world.record(second) is not None, "the first one's RAM was given back"
     assert pager.keeper(first.root)["arena_bytes"] == 0
