@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kiwi_core.bench import plan
@@ -9,6 +10,7 @@ from kiwi_core.bench.conductor import quietly
 from kiwi_core.bench.movers import CELL_S, MOVE_S, check_intact
 from kiwi_core.bench.results import SECONDS, Limit, time_row
 from kiwi_core.errors import GpuError
+from kiwi_core.states import MovedBy
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -20,14 +22,30 @@ if TYPE_CHECKING:
 
 
 def measure(bench: Bench, backend: Backend, daemon: Daemon, paged: Paged) -> None:
-    planned = plan.switch(
-        bench.room, paged.round_trip_s_per_byte, bench.patience, paged.context_bytes
-    )
+    kinds = 1 + bool(backend.overlap_args) + backend.keeps_copies / 2  # that has one way only
+    patience = replace(bench.patience, switch_s=bench.patience.switch_s / kinds)
+    planned = plan.switch(bench.room, paged.round_trip_s_per_byte, patience, paged.context_bytes)
     if isinstance(planned, str):
         title = f"switch between two programs, {backend.name}"
         bench.leave_out(f"switch_{backend.name}", title, planned)
         return
-    socket = daemon.socket(backend.daemon_args)
+    changed, unchanged = _switches(bench, backend, daemon.socket(backend.daemon_args), planned)
+    _switch_rows(bench, backend, "switch", "switch A→B", planned.program_bytes, changed)
+    if unchanged:
+        _clean_row(bench, backend, unchanged)
+    if backend.overlap_args:
+        overlapping = replace(backend, keeps_copies=False)
+        socket = daemon.socket(backend.overlap_args)
+        found, _ = _switches(bench, overlapping, socket, planned)
+        words = "switch A→B, B's way in beside A's way out"
+        _switch_rows(bench, backend, "switch_overlap", words, planned.program_bytes, found)
+
+
+def _switches(
+    bench: Bench, backend: Backend, socket: str, planned: plan.Switch
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Between programs that change all they have in each turn; and then, of a backend that keeps
+    copies, between the same that change nothing."""
     with (
         bench.worker("bus") as rest,
         bench.worker("session", backend.program_env(bench.env)) as a,
@@ -37,11 +55,15 @@ def measure(bench: Bench, backend: Backend, daemon: Daemon, paged: Paged) -> Non
             program.ask("connect", socket_path=socket, name=f"bench {name}")
         _crowd(bench, planned, rest, a)
         b.ask("first_cell", MOVE_S, **_cell(bench, planned))
-        found = [one_switch((a, b)[number % 2]) for number in range(planned.runs)]
+        changed = [one_switch((a, b)[number % 2]) for number in range(planned.runs)]
+        unchanged = []
+        if backend.keeps_copies:
+            turns = [(a, b)[number % 2] for number in range(planned.runs, 2 * planned.runs + 1)]
+            unchanged = [one_switch(program, change=False) for program in turns][1:]
         quietly(lambda: rest.ask("drop"))
         for program in (a, b):
             quietly(lambda one=program: one.ask("last_cell", MOVE_S, timeout_s=CELL_S))  # type: ignore[misc]
-    _switch_rows(bench, backend, planned.program_bytes, found)
+    return changed, unchanged
 
 
 def _cell(bench: Bench, planned: plan.Switch) -> dict[str, Any]:
@@ -59,9 +81,9 @@ def _crowd(bench: Bench, planned: plan.Switch, rest: Worker, a: Worker) -> None:
         rest.ask("occupy", size_bytes=surplus)
 
 
-def one_switch(program: Worker) -> dict[str, Any]:
+def one_switch(program: Worker, *, change: bool = True) -> dict[str, Any]:
     """The other one idles, and has the memory. Raises if nothing had to be moved for it."""
-    done: dict[str, Any] = program.ask("cell", MOVE_S, timeout_s=CELL_S, change=True)
+    done: dict[str, Any] = program.ask("cell", MOVE_S, timeout_s=CELL_S, change=change)
     ways = {way for way, _, _ in done["moves"]}
     if ways != {"out", "in"}:
         raise GpuError("no-switch", "The daemon did not have to move one program for the other.")
@@ -69,24 +91,48 @@ def one_switch(program: Worker) -> dict[str, Any]:
     return done
 
 
-def _switch_rows(
-    bench: Bench, backend: Backend, held_bytes: int, found: list[dict[str, Any]]
-) -> None:
+def _moves(found: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Bytes and seconds, each way."""
     moved: dict[str, list[tuple[int, float]]] = {"out": [], "in": []}
     for one in found:
         for way, size, seconds in one["moves"]:
             moved[way].append((size, seconds))
+    return moved
+
+
+def _clean_row(bench: Bench, backend: Backend, found: list[dict[str, Any]]) -> None:
+    """What A has did not change since it came in: the way in is all that takes time."""
+    moves = _moves(found)["in"]
+    size = sum(size for size, _ in moves) // len(found)
+    pinned = bench.value("pinned_in")
+    limit = Limit(size / 1e9 / pinned, "the pinned copy in") if pinned else None
+    name = f"switch_clean_{backend.name}"
+    title = f"switch A→B, what A has did not change, {backend.name}, {format_bytes(size)} in"
+    total = [one["seconds"] for one in found]
+    bench.add(time_row(name, backend.name, title, SECONDS, total, limit, size))
+
+
+def _switch_rows(
+    bench: Bench,
+    backend: Backend,
+    kind: str,
+    words: str,
+    held_bytes: int,
+    found: list[dict[str, Any]],
+) -> None:
+    moved = _moves(found)
+    least_bytes = 0 if backend.moved_by is MovedBy.INPROCESS else held_bytes  # it counts itself
     sizes = {
-        way: max(held_bytes, sum(size for size, _ in moves) // len(found))
+        way: max(least_bytes, sum(size for size, _ in moves) // len(found))
         for way, moves in moved.items()
     }
-    name, group = f"switch_{backend.name}", backend.name
+    name, group = f"{kind}_{backend.name}", backend.name
     speeds = {way: bench.value(f"pinned_{way}") for way in moved}
     limit = None
     if speeds["out"] and speeds["in"]:
         copies_s = sum(sizes[way] / 1e9 / (speeds[way] or 1.0) for way in moved)
         limit = Limit(copies_s, "the pinned copies out and in, one after the other")
-    title = f"switch A→B, {backend.name}, {format_bytes(sizes['in'])} each"
+    title = f"{words}, {backend.name}, {format_bytes(sizes['in'])} each"
     total = [one["seconds"] for one in found]
     bench.add(time_row(name, group, title, SECONDS, total, limit, sizes["in"]))
     for way, moves in moved.items():

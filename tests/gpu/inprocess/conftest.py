@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,15 +24,28 @@ ROOM_BYTES = 8 * GIB
 TQ_S = "0.5"
 
 
-@pytest.fixture(scope="module")
-def crowded() -> Iterator[CrowdedGpu]:
+@contextmanager
+def crowd(*daemon_args: str) -> Iterator[CrowdedGpu]:
     with ExitStack() as stack:
         path = stack.enter_context(tempfile.TemporaryDirectory(prefix="kw-"))
         uuid = nvml.gpus()[0].uuid
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": uuid}
         outsider = Outsider(env, ROOM_BYTES)
         stack.callback(outsider.close)
-        daemon = GpuDaemon(Path(path), uuid, ("--tq", TQ_S), pager=IN_PROCESS)
+        daemon = GpuDaemon(Path(path), uuid, ("--tq", TQ_S, *daemon_args), pager=IN_PROCESS)
         stack.callback(daemon.stop)
         daemon.start()
         yield CrowdedGpu(daemon, ROOM_BYTES, env)
+
+
+@pytest.fixture(scope="module")
+def crowded() -> Iterator[CrowdedGpu]:
+    with crowd() as gpu:
+        yield gpu
+
+
+@pytest.fixture(scope="module")
+def overlapping() -> Iterator[CrowdedGpu]:
+    """One comes in while the other goes out, whether or not it pays here."""
+    with crowd("--overlap", "on") as gpu:
+        yield gpu
