@@ -8,6 +8,7 @@ nobody knows is brought back only into a GPU that nobody else uses.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kiwi_core.config import DEFAULTS
@@ -94,8 +95,12 @@ class CheckpointPager:
     def page_out(self, target: Target, deadline_ns: int) -> Outcome:
         return self._run(target, Transaction(self._parts, target, deadline_ns).page_out)
 
-    def page_in(self, target: Target, deadline_ns: int) -> Outcome:
-        return self._run(target, Transaction(self._parts, target, deadline_ns).page_in)
+    def page_in(self, target: Target, deadline_ns: int, room_wait_ns: int | None = None) -> Outcome:
+        """``room_wait_ns``: shorter than the configuration says."""
+        parts = self._parts
+        if room_wait_ns is not None:
+            parts = replace(parts, config=replace(parts.config, room_wait_ns=room_wait_ns))
+        return self._run(target, Transaction(parts, target, deadline_ns).page_in)
 
     def _run(self, target: Target, operation: Callable[[], Moved]) -> Outcome:
         try:

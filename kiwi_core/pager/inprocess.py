@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
-    from kiwi_core.pager.api import Moved, Observation, Outcome, Pager, ProcessMemory, Target
+    from kiwi_core.pager.api import Moved, Observation, Outcome, ProcessMemory, Target
+    from kiwi_core.pager.checkpoint import CheckpointPager
     from kiwi_core.pager.linked import Linked, Links, Told
     from kiwi_core.pager.room import Room
     from kiwi_core.pager.way_out import WayOut
@@ -48,7 +49,7 @@ class InProcessPager:
     Thread-safe; calls for one session wait for each other."""
 
     def __init__(
-        self, checkpoint: Pager, links: Links, room: Room, config: Config = DEFAULTS
+        self, checkpoint: CheckpointPager, links: Links, room: Room, config: Config = DEFAULTS
     ) -> None:
         self._checkpoint = checkpoint
         self._links = links
@@ -104,10 +105,13 @@ class InProcessPager:
         return self._page_in(target, deadline_ns, patience_ns)
 
     def _page_in(self, target: Target, deadline_ns: int, room_wait_ns: int) -> Outcome:
+        def alone(target: Target, deadline_ns: int) -> Outcome:
+            return self._checkpoint.page_in(target, deadline_ns, room_wait_ns)
+
         def together(one: Together) -> Moved:
             return one.page_in(room_wait_ns)
 
-        return self._run(target, deadline_ns, self._checkpoint.page_in, together)
+        return self._run(target, deadline_ns, alone, together)
 
     def _page_in_beside(self, target: Target, deadline_ns: int, ways: Sequence[WayOut]) -> Outcome:
         def alone(target: Target, deadline_ns: int) -> Outcome:

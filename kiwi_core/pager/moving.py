@@ -15,6 +15,8 @@ from kiwi_core.pager.room import Reservation
 from kiwi_core.states import Reason
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.holding import Holding, Parts
     from kiwi_core.pager.survey import Member
@@ -98,16 +100,20 @@ class Moving:
         size_bytes = self._parts.footprints.get(ref)
         reservation = Reservation(size_bytes, [m.ref.pid for m in members])
         with self._parts.room.reserved(reservation):
-            self._parts.room.wait(reservation, self._deadline_ns, lambda: None)
+            self._wait_for_room(reservation, lambda: None)
             self._driver.restore(ref.pid)
 
+    def _wait_for_room(self, reservation: Reservation, still_wanted: Callable[[], None]) -> None:
+        until_ns = time.monotonic_ns() + self._parts.config.room_wait_ns
+        self._parts.room.wait(reservation, min(self._deadline_ns, until_ns), still_wanted)
+
     def _restore(self, ref: ProcessRef, reservation: Reservation) -> None:
-        self._parts.room.wait(reservation, self._deadline_ns, self._hold.still_wanted)
+        self._wait_for_room(reservation, self._hold.still_wanted)
         error = self._try_restore(ref)
         if error is not None and error.driver_code == OUT_OF_MEMORY:
             # Somebody was quicker. Drivers known today never restore after this (#44); asking
             # once more is how to find out whether this one does.
-            self._parts.room.wait(reservation, self._deadline_ns, self._hold.still_wanted)
+            self._wait_for_room(reservation, self._hold.still_wanted)
             error = self._try_restore(ref)
         if error is not None:
             raise Stop(refusal(error, ref.pid)) from error

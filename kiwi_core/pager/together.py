@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.errors import GpuError
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
-    from kiwi_core.pager.api import Outcome, Pager, ProcessMemory, Target
+    from kiwi_core.pager.api import Outcome, ProcessMemory, Target
+    from kiwi_core.pager.checkpoint import CheckpointPager
     from kiwi_core.pager.linked import Linked, Links, Step
     from kiwi_core.pager.room import Room
     from kiwi_core.pager.way_out import WayOut
@@ -43,7 +45,7 @@ class Together:
 
     def __init__(
         self,
-        checkpoint: Pager,
+        checkpoint: CheckpointPager,
         links: Links,
         room: Room,
         config: Config,
@@ -159,7 +161,8 @@ class Together:
         with self._room.reserved(reservation):
             try:
                 moved_bytes += self._bring(first, reservation, room_wait_ns, back)
-                rest_bytes = self._ask(self._checkpoint.page_in, self._rest(but=by_driver))
+                rest_in = partial(self._checkpoint.page_in, room_wait_ns=room_wait_ns)
+                rest_bytes = self._ask(rest_in, self._rest(but=by_driver))
                 moved_bytes += self._bring(later, reservation, room_wait_ns, back)
                 self._all_do(_in(links, Residency.LOCKED), "free")
             except Stop as stop:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from contract import moved, refused, soon_ns
 from cuda_processes import wait_until
-from worlds import LinkedWorld
+from worlds import EmulatedWorld, LinkedWorld
 
+from kiwi_core.config import DEFAULTS
 from kiwi_core.pager.api import Lost
 from kiwi_core.states import Reason, Residency
-from kiwi_core.units import MIB
+from kiwi_core.units import MIB, NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -283,6 +285,29 @@ def test_what_others_left_in_the_gpu_goes_when_room_is_short(world: LinkedWorld)
     world.hold_outside(free_bytes=world.memory_bytes)
     moved(world.pager.page_in(other.target, soon_ns()))
     assert other.digest() == contents[1]
+
+
+@pytest.mark.parametrize("kind", ["linked", "plain", "mixed"])
+def test_nobody_waits_long_for_what_others_left_in_the_gpu(world: LinkedWorld, kind: str) -> None:
+    """Whoever moves it: what frees the room is not waited for, but done."""
+    patience_s = 40.0
+    world.pager = world.new_pager(room_wait_ns=round(patience_s * NS_PER_S))
+    other = world.start(8 * MIB)
+    if kind == "mixed":
+        target = Family(world).root.target
+    else:
+        start = EmulatedWorld.start if kind == "plain" else LinkedWorld.start
+        target = start(world, 8 * MIB).target
+    for one in (other.target, target):
+        moved(world.pager.page_out(one, soon_ns()))
+    assert world.state(other.pid) == "RUNNING", "its context is there"
+    need_bytes = sum(world.pager.export_footprints(target).values())
+    need_bytes += 0 if kind == "linked" else DEFAULTS.restore_margin_min_bytes
+    world.hold_outside(free_bytes=need_bytes - MIB)
+    began_s = time.monotonic()
+    moved(world.pager.page_in(target, soon_ns()))
+    assert time.monotonic() - began_s < patience_s / 2
+    assert world.state(other.pid) == "CHECKPOINTED"
 
 
 # --- links that do not answer --------------------------------------------------------------------
