@@ -87,7 +87,9 @@ static __attribute__((noinline)) struct kp_seat *find_seat(void) {
         found = &gate.seat[i];
     }
     self.seat = found;
-    if (found != &gate.standing && GET(seats_come_back)) pthread_setspecific(leaving, found);
+    if (found == &gate.standing) return found;
+    kp_gate_seat = found;
+    if (GET(seats_come_back)) pthread_setspecific(leaving, found);
     return found;
 }
 
