@@ -53,7 +53,7 @@ def _claim_bytes(st: State, s: Session) -> int:
     claim = s.resident_bytes
     if s.op is not None and s.op.doing is Doing.PAGING_IN:
         hung = any(op in st.ops and st.ops[op].stuck for op in s.op.beside)
-        if s.op.beside and (s.op.let_down or hung):
+        if s.op.beside and (s.op.void or hung):
             return claim
         claim = _footprint_bytes(s)
     if st.anti_thrash is AntiThrash.OFF or s.gone or s.leaving or s.stuck:

@@ -48,6 +48,7 @@ def _take(
         )  # fmt: skip
     if session.gone:
         st.forget(session)
+        overlap.reported(st, op, failed=True)
         return None
     if running.overdue:
         session.problem = None
@@ -187,7 +188,7 @@ def suspend_refused(st: State, event: ev.SuspendRefused) -> None:
 
 def page_out_refused(st: State, event: ev.PageOutRefused) -> None:
     if (taken := _take(st, event.op, Doing.PAGING_OUT)) is not None:
-        overlap.reported(st, event.op, failed=True)
+        overlap.reported(st, event.op, failed=True, has_room=False)
         _refused(st, *taken, Notice.PAGE_OUT_REFUSED, event.reason, event.detail)
 
 
@@ -212,6 +213,7 @@ def resume_failed(st: State, event: ev.ResumeFailed) -> None:
 
 def page_out_lost(st: State, event: ev.PageOutLost) -> None:
     if (taken := _take(st, event.op, Doing.PAGING_OUT)) is not None:
+        overlap.reported(st, event.op, failed=True)
         lost(st, *taken, event.detail)
 
 

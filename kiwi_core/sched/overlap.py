@@ -73,12 +73,14 @@ def _enough(st: State, short_bytes: int) -> tuple[OpId, ...]:
     return tuple(beside) if all_count else ()
 
 
-def reported(st: State, page_out: OpId, *, failed: bool = False) -> None:
-    """``page_out`` hangs, has come to an end after all, or (``failed``) has not made its room."""
+def reported(st: State, page_out: OpId, *, failed: bool = False, has_room: bool = True) -> None:
+    """``page_out`` hangs, or has come to an end after all; or it has ``failed``, which may have
+    made room all the same: what is lost, and whose process is dead, holds none."""
     for session in st.ops.values():
         op = session.op
         if op is not None and page_out in op.beside:
             op.let_down = op.let_down or failed
+            op.void = op.void or not has_room
             st.refresh(session)
 
 

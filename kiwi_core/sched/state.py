@@ -222,7 +222,7 @@ class State:
     def backed(self, page_in: Running) -> bool:
         """Will the page-outs that ``page_in`` counts on make its room, as far as is known? Where
         not, it takes only what they release after all, and that is on their books until then."""
-        return not page_in.let_down and not any(
+        return not page_in.void and not any(
             self.ops[op].stuck for op in page_in.beside if op in self.ops
         )
 
