@@ -143,7 +143,9 @@ class GpuDaemon:
         self._next_op = roster.next_op
         self._journal = journal
         self._members = Members(self._died)
-        self._links = Links(self._members, machine.gpu.total_bytes, self._link_died)
+        self._links = Links(
+            self._members, machine.gpu.total_bytes, self._link_died, self._roster.save
+        )
         self._pager = machine.pager(self._before_a_move, self._members.refs, self._links)
         self._core = Core(
             scheduler,

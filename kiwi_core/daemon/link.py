@@ -82,6 +82,10 @@ class Link:
     gate_open: bool | None = None
     wants_lease: bool = False
     call: Call | None = None
+    going_out: bool = False
+    """A page-out is ordered, and perhaps not sent yet."""
+    away_since_s: float = float("-inf")
+    """When the connection was lost, or a daemon began that knew of it from the last one."""
     pidfd: int = -1
     above: tuple[ProcessRef, ...] = ()
     next_op: Callable[[], int] = field(default=lambda: 0, repr=False)
@@ -89,6 +93,11 @@ class Link:
     @property
     def connected(self) -> bool:
         return self.connection is not None
+
+    @property
+    def expected(self) -> bool:
+        """Not connected, but it will be in a moment: daemons are restarted, libraries are not."""
+        return not self.connected and time.monotonic() - self.away_since_s < RECONNECT_WITHIN_S
 
     # --- its life -------------------------------------------------------------------------------
 
@@ -102,6 +111,7 @@ class Link:
     def lost(self) -> None:
         """The connection ended. A library that holds its program lets it go then."""
         self.connection = None
+        self.away_since_s = time.monotonic()
         self.gate_open, self.wants_lease = None, False
         if self.told.residency is Residency.LOCKED:
             self.told = _as(self.told, Residency.RESIDENT)
@@ -215,6 +225,7 @@ class Link:
 
     def _settle(self, call: Call, outcome: Outcome) -> None:
         self.call = None
+        self.going_out = False
         call.outcome.set_result(outcome)
 
 

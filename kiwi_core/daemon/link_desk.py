@@ -97,10 +97,9 @@ class LinkDesk:
         if link is None:
             return  # replaced, and its last words were on their way
         if isinstance(message, PagerState):
-            before = self._links.told(link, message)
+            self._links.told(link, message)
             self._state_told()
-            if before.residency is not link.told.residency:
-                self._believe(link)
+            self._believe(link)
         elif isinstance(message, PagerDone):
             if not link.done(message):
                 self.answers_dropped += 1
@@ -182,16 +181,24 @@ class LinkDesk:
         if member is None or link.call is not None or member.id in self._core.operations.sessions:
             return
         residency = link.told.residency
-        if residency is Residency.RESIDENT or not self._core.scheduler.believed_in(member.id):
-            return
         links = self._links.of(member.id)
+        out_bytes = sum(one.told.paged_out_bytes for one in links)
+        if residency is Residency.RESIDENT or not self._is_news(member, out_bytes):
+            return
         log.warning("found", session=member.id, pid=link.ref.pid, residency=residency.value)
         self._core.feed(
             ev.SessionJoined(
                 session=member.id,
                 residency=residency,
                 resident_bytes=sum(one.told.resident_bytes for one in links),
-                paged_out_bytes=sum(one.told.paged_out_bytes for one in links),
+                paged_out_bytes=out_bytes,
                 burst=member.burst,
             )
         )
+
+    def _is_news(self, member: Member, out_bytes: int) -> bool:
+        """More is out than the books have: after a restart they have a guess until it is told."""
+        if self._core.scheduler.believed_in(member.id):
+            return True
+        known_bytes = self._core.scheduler.out_bytes(member.id)
+        return known_bytes is not None and out_bytes > known_bytes

@@ -54,13 +54,21 @@ class Links:
     """``on_death`` is called when a linked process ends. ``of``, ``everybody``, ``paged_out`` and
     ``perform`` may be called from any thread, all the rest in the loop's.
 
-    ``gpu_bytes``: nobody has more than that, whatever it says.
+    ``gpu_bytes``: nobody has more than that, whatever it says. ``before_a_move`` is called before
+    a page-out is sent, so that the roster on disk knows of it.
     """
 
-    def __init__(self, members: Members, gpu_bytes: int, on_death: Callable[[Link], None]) -> None:
+    def __init__(
+        self,
+        members: Members,
+        gpu_bytes: int,
+        on_death: Callable[[Link], None],
+        before_a_move: Callable[[], None] = lambda: None,
+    ) -> None:
         self._members = members
         self._gpu_bytes = gpu_bytes
         self._on_death = on_death
+        self._before_a_move = before_a_move
         self._loop = asyncio.get_running_loop()
         self._by_ref: dict[ProcessRef, Link] = {}
         self._by_session: dict[SessionId, tuple[Link, ...]] = {}
@@ -110,6 +118,11 @@ class Links:
         return [call.outcome.result() for call in calls]
 
     def _begin(self, those: list[tuple[Link | None, Call]]) -> None:
+        going = [link for link, call in those if call.action is PagerAction.PAGE_OUT]
+        for leaver in filter(None, going):
+            leaver.going_out = True
+        if going:
+            self._before_a_move()
         for link, call in those:
             if link is None or self._by_ref.get(link.ref) is not link:
                 call.outcome.set_result(Refused(Reason.GONE, "The process has ended."))
@@ -167,9 +180,8 @@ class Links:
         if session is not None:
             self._by_session[session] = (*self.of(session), link)
 
-    def told(self, link: Link, state: PagerState) -> Told:
-        """Takes its word; returns the one before."""
-        before = link.told
+    def told(self, link: Link, state: PagerState) -> None:
+        """Takes its word."""
         link.says(
             Told(
                 _RESIDENCY[state.state],
@@ -182,7 +194,6 @@ class Links:
                 state.arena_bytes,
             )
         )
-        return before
 
     def _at_most(self, said_bytes: int) -> int:
         return min(said_bytes, self._gpu_bytes)
@@ -190,9 +201,10 @@ class Links:
     # --- over a crash of the daemon -------------------------------------------------------------
 
     def restore(self, roster: Roster) -> None:
-        """Those that were out when the last daemon ended: they stay out until they are told to come
-        back, so that this is known before they have reconnected. And those whose session has left
-        Kiwi: reconnecting must not make them one again."""
+        """Those that were out when the last daemon ended, or about to go: they stay out until they
+        are told to come back, so that this is known before they have reconnected. Those that were
+        not: they are about to reconnect, and the driver must not take them meanwhile. And those
+        whose session has left Kiwi: reconnecting must not make them one again."""
         for pid, start_ticks, uid in roster.off:
             with contextlib.suppress(PeerError):  # it has ended
                 self.take(ProcessRef(pid, start_ticks), uid, "").off = True
@@ -202,9 +214,11 @@ class Links:
                 link = self.take(ref, entry.uid, entry.name)
             except PeerError:
                 continue  # it has ended
-            out_bytes = self._at_most(entry.paged_out_bytes)
-            link.told = Told(Residency.PAGED_OUT, paged_out_bytes=out_bytes)
+            if entry.out:
+                out_bytes = self._at_most(entry.paged_out_bytes)
+                link.told = Told(Residency.PAGED_OUT, paged_out_bytes=out_bytes)
             link.image = entry.image
+            link.away_since_s = time.monotonic()
             self.assign(link, SessionId(entry.session))
 
     def roster_off(self) -> list[tuple[int, int, int]]:
@@ -212,19 +226,7 @@ class Links:
         return [(link.ref.pid, link.ref.start_ticks, link.uid) for link in links if link.off]
 
     def roster(self) -> list[RosterLink]:
-        return [
-            RosterLink(
-                pid=link.ref.pid,
-                start_ticks=link.ref.start_ticks,
-                uid=link.uid,
-                session=link.session,
-                paged_out_bytes=link.told.paged_out_bytes,
-                name=link.name,
-                image=link.image,
-            )
-            for link in self._by_ref.values()
-            if link.told.residency is Residency.PAGED_OUT and link.session is not None
-        ]
+        return [_entry(link, link.session) for link in self._by_ref.values() if link.session]
 
     # --- life and death -------------------------------------------------------------------------
 
@@ -255,3 +257,17 @@ def above(ref: ProcessRef) -> tuple[ProcessRef, ...]:
     if leader is not None and processes.in_session_of(leader, ref.pid):
         found.append(leader)  # its parents may have ended
     return tuple(found)
+
+
+def _entry(link: Link, session: SessionId) -> RosterLink:
+    told = link.told
+    return RosterLink(
+        pid=link.ref.pid,
+        start_ticks=link.ref.start_ticks,
+        uid=link.uid,
+        session=session,
+        paged_out_bytes=told.paged_out_bytes + (told.resident_bytes if link.going_out else 0),
+        name=link.name,
+        image=link.image,
+        out=link.going_out or told.residency is Residency.PAGED_OUT,
+    )

@@ -49,8 +49,8 @@ class RosterEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RosterLink(msgspec.Struct, frozen=True, kw_only=True):
-    """A process whose memory its preloaded library has moved out. ``image``: the program that it
-    ran then."""
+    """A process that has the preloaded library. ``out``: that has moved its memory out, or may be
+    about to. ``image``: the program that it ran when it was heard of last."""
 
     pid: _Pid
     start_ticks: _Count
@@ -59,6 +59,7 @@ class RosterLink(msgspec.Struct, frozen=True, kw_only=True):
     paged_out_bytes: _Count
     name: str = ""
     image: str = ""
+    out: bool = True
 
     @property
     def ref(self) -> ProcessRef:

@@ -170,11 +170,12 @@ class InProcessPager:
 
     def _living(self, target: Target) -> list[Linked]:
         """Linked processes of the session that live and can be moved by their library. One that
-        cannot be reached, but has its memory in the GPU, is the checkpoint's."""
+        cannot be reached, but has its memory in the GPU, is the checkpoint's; not so in the moment
+        in which it reconnects, or the driver might take it in the middle of its library's work."""
         return [
             link
             for link in self._links.of(target.session)
-            if (link.connected or link.told.residency is not Residency.RESIDENT)
+            if (link.connected or link.expected or link.told.residency is not Residency.RESIDENT)
             and link.ref not in target.without
             and processes.alive(link.ref)
         ]

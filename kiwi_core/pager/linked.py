@@ -42,6 +42,10 @@ class Linked(Protocol):
     def told(self) -> Told: ...
     @property
     def connected(self) -> bool: ...
+    @property
+    def expected(self) -> bool:
+        """Not connected, but about to be: it can be told to do something, and waits a moment."""
+        ...
 
 
 class Links(Protocol):

@@ -152,6 +152,13 @@ class Scheduler:
         known = self._st.sessions.get(session)
         return known is not None and known.home is Home.IN and known.op is None
 
+    def out_bytes(self, session: SessionId) -> int | None:
+        """What is in system RAM by the books; ``None``: it is not out, or an operation goes on."""
+        known = self._st.sessions.get(session)
+        if known is None or known.home is not Home.OUT or known.op is not None:
+            return None
+        return known.paged_out_bytes
+
     def hint_hindrance(self, session: SessionId, now_ns: int) -> str:
         """Why ``UseExpected`` for ``session`` would lead to nothing just now, in words for
         people; "": it would bring its memory back."""

@@ -19,6 +19,7 @@ from checks import COMPLAINTS, unharmed
 from cuda_processes import Worker, WorkerError
 from daemon import running_daemon, wait_until
 from linked_program import LinkedProgram
+from pagers import RUNNING
 from session_program import MIB, SessionProgram
 from talker import Talker
 
@@ -237,19 +238,60 @@ def test_a_daemon_that_was_killed_finds_what_is_out(start: Start, linked: Linked
     one = linked(daemon, 40)
     content = one.digest()
     daemon.wait_state(one.pid, "idle")
-    with Talker(daemon.sockets()[0]) as observer:
-        observer.hello()
-        session = daemon.status().sessions[0].id
-        assert observer.ask("release", session=session)["type"] == "ok"
+    _release(daemon, daemon.status().sessions[0].id)
     daemon.wait_state(one.pid, "paged-out")
     old = daemon.kill_child()
     daemon.wait_for(lambda s: s.daemon_pid != old, "a new daemon")
-    found = daemon.wait_state(one.pid, "paged-out")
-    assert found.paged_out_bytes >= 40 * MIB
+    found = daemon.wait_for(
+        lambda s: next((x for x in s.sessions if x.paged_out_bytes >= 40 * MIB), None), "it is out"
+    )
     assert one.digest() == content  # asks for the lease, and so for its memory
     again = daemon.session(one.pid)
     assert again is not None
     assert again.id == found.id
+
+
+@pytest.mark.parametrize("moving", [False, True], ids=["idle", "on-its-way-out"])
+def test_the_driver_leaves_alone_whose_library_is_about_to_reconnect(
+    start: Start, linked: Linked, *, moving: bool
+) -> None:
+    """Held by the driver in the middle of its library's work it could never ask for the GPU."""
+    daemon = start(*QUICK)
+    one = linked(daemon, 40)
+    content = one.digest()
+    session = daemon.wait_state(one.pid, "idle").id
+    if moving:
+        one.script("page-out", "hang")
+        _release(daemon, session)
+        wait_until(lambda: "page-out" in one.get("library.orders"), "its library is at it")
+    else:
+        one.do("library.reconnects = False")
+    old = daemon.kill_child()
+    daemon.wait_for(lambda s: s.daemon_pid != old, "a new daemon")
+    if moving:
+        daemon.wait_state(one.pid, "paged-out")  # as far as anybody can tell
+    else:
+        _release(daemon, session)
+        daemon.wait_state(one.pid, "paging-out", "paged-out")
+        one.do("library.reconnects = True")
+    one.do("library.released.set()")
+    found = daemon.wait_for(
+        lambda s: next((x for x in s.sessions if x.connected and x.paged_out_bytes), None),
+        "it is out, and back",
+    )
+    assert found.state is SessionState.PAGED_OUT
+    assert found.pager is MovedBy.INPROCESS
+    assert "page-out" in one.get("library.orders")
+    assert {process.state for process in daemon.books().processes} == {RUNNING}
+    assert one.digest() == content
+
+
+def _release(daemon: Daemon, session: str) -> None:
+    with Talker(daemon.sockets()[0]) as observer:
+        observer.hello()
+        wait_until(  # once its burst is over for the new daemon, too
+            lambda: observer.ask("release", session=session)["type"] == "ok", "it may be released"
+        )
 
 
 def test_a_daemon_that_leaves_brings_everybody_back(start: Start, linked: Linked) -> None:
@@ -294,7 +336,10 @@ def test_one_that_execs_while_it_is_out_has_lost_its_memory(
     try:
         child = notebook.worker.get("child.pid")
         (roster,) = daemon.directory.rglob("*.roster")
-        wait_until(lambda: json.loads(roster.read_bytes())["links"], "it is out, and on disk")
+        wait_until(
+            lambda: any(link["out"] for link in json.loads(roster.read_bytes())["links"]),
+            "it is out, and on disk",
+        )
         notebook.worker.do("child.stdin.close()")
         words = Path(f"/proc/{child}/cmdline")
         wait_until(lambda: b"talker" not in words.read_bytes(), "it is another program")

@@ -10,7 +10,7 @@ from kiwi_core.config import DEFAULTS
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import PageIn, PageOut, Suspend
 from kiwi_core.sched.scheduler import Scheduler
-from kiwi_core.states import AntiThrash
+from kiwi_core.states import AntiThrash, Residency
 from kiwi_core.units import GIB, NS_PER_S, SessionId
 
 A, B, NOBODY = SessionId("a"), SessionId("b"), SessionId("nobody")
@@ -183,3 +183,15 @@ def test_what_a_gate_asks() -> None:
     assert scheduler.may_compute(A), "nothing is left to protect"
     scheduler.handle(ev.SessionDetached(session=B), 5 * NS_PER_S)
     assert not scheduler.at_rest(B)
+
+
+def test_what_is_out_by_the_books() -> None:
+    scheduler = Scheduler(8 * GIB, host_budget_bytes=64 * GIB, tq_ns=NS_PER_S, checks=True)
+    assert scheduler.out_bytes(NOBODY) is None
+    out = {"residency": Residency.PAGED_OUT, "paged_out_bytes": 2 * GIB}
+    scheduler.handle(ev.SessionJoined(session=A, **out), 1)  # type: ignore[arg-type]
+    scheduler.handle(ev.SessionJoined(session=B), 1)
+    assert (scheduler.out_bytes(A), scheduler.out_bytes(B)) == (2 * GIB, None)
+    scheduler.handle(ev.MemoryObserved(free_bytes=8 * GIB, resident_bytes={B: 0}), 2)
+    scheduler.handle(ev.LeaseRequested(session=A, burst=1), 3)
+    assert scheduler.out_bytes(A) is None  # on its way in
