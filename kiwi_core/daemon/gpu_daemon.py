@@ -170,6 +170,7 @@ class GpuDaemon:
             everybody=self._everybody,
             runners=self._runners,
             loose=self._loose,
+            waiting=lambda: scheduler.waiting,
             feed=self._feed_observation,
         )
         reporter = Reporter(

@@ -1,8 +1,9 @@
 """Looks at the GPU's and the sessions' memory now and then, and says what it saw.
 
-Looks often while somebody runs, at once where a decision hangs on it (a burst ended, a process was
-held), and rarely when all is quiet. The looking itself happens in a thread, since NVML and the
-driver may be slow; one look at a time, and one that hangs shows up as an error in the status.
+Looks often while somebody runs or waits, at once where a decision hangs on it (a burst ended, a
+process was held), and rarely when all is quiet. The looking itself happens in a thread, since NVML
+and the driver may be slow; one look at a time, and one that hangs shows up as an error in the
+status.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ PATIENCE_S = 1.0
 
 
 class Observer:
-    """``everybody``, ``runners`` and ``loose`` (asked in the loop) name whom to look at; ``feed``
-    takes the events."""
+    """``everybody``, ``runners`` and ``loose`` (asked in the loop) name whom to look at, and
+    ``waiting`` says whether anybody waits for the GPU; ``feed`` takes the events."""
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class Observer:
         everybody: Callable[[], list[Target]],
         runners: Callable[[], list[Target]],
         loose: Callable[[], list[Target]],
+        waiting: Callable[[], bool],
         feed: Callable[[ev.Event], None],
     ) -> None:
         self._interval_s = config.observe_interval_ns / NS_PER_S
@@ -84,6 +86,7 @@ class Observer:
         self._everybody = everybody
         self._runners = runners
         self._loose = loose
+        self._somebody_waits = waiting
         self._feed = feed
         self._wanted = asyncio.Event()
         self._round: deque[Target] = deque()
@@ -143,7 +146,9 @@ class Observer:
         while True:
             self._wanted.clear()
             targets = {target.session: target for target in self._runners()}
-            interval_s = self._interval_s if targets else QUIET_INTERVAL_S
+            # Who waits may do so for what somebody outside holds, or no longer does.
+            often = bool(targets) or self._somebody_waits()
+            interval_s = self._interval_s if often else QUIET_INTERVAL_S
             if loose := self._loose():
                 targets |= {target.session: target for target in loose}
                 interval_s = min(interval_s, LOOSE_INTERVAL_S)

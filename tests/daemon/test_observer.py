@@ -1,0 +1,54 @@
+"""How often the daemon looks at the GPU."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from kiwi_core.config import DEFAULTS
+from kiwi_core.daemon import observer
+from kiwi_core.daemon.observer import Observer
+from kiwi_core.pager.fake import FakePager
+from kiwi_core.units import MIB, NS_PER_MS
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_who_waits_for_what_others_hold_is_not_kept_waiting_for_the_next_round(
+    monkeypatch: pytest.MonkeyPatch, *, waits: bool
+) -> None:
+    monkeypatch.setattr(observer, "QUIET_INTERVAL_S", 1000.0)
+    assert asyncio.run(_looks(waits=waits, enough=5)) == (5 if waits else 1)
+
+
+async def _looks(*, waits: bool, enough: int) -> int:
+    """How often it has looked when it is at rest for long, or has looked often enough."""
+    looks = 0
+    done = asyncio.Event()
+
+    def feed(_event: object) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == enough:
+            done.set()
+
+    one = Observer(
+        replace(DEFAULTS, observe_interval_ns=NS_PER_MS),
+        FakePager(64 * MIB),
+        free_bytes=lambda: 64 * MIB,
+        host_budget_bytes=lambda: 0,
+        everybody=list,
+        runners=list,
+        loose=list,
+        waiting=lambda: waits,
+        feed=lambda event: feed(event) if hasattr(event, "free_bytes") else None,
+    )
+    task = asyncio.ensure_future(one.run())
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(done.wait(), 60.0 if waits else 1.0)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    return looks
