@@ -48,7 +48,11 @@ class Ledger:
     stopped: list[tuple[str, int]] = field(default_factory=list)
     """Sessions stopped in the middle of a burst, and when they were held."""
     moved: list[tuple[str, str, int, int]] = field(default_factory=list)
-    """``session, "out" or "in", bytes, nanoseconds``."""
+    """``session, "out" or "in", bytes, nanoseconds`` from the order to its outcome: moving, and
+    what it waited for."""
+
+    longest_idle_move_ns: int = 0
+    """The longest that a move lasted beyond its moving: it waited for room, say."""
 
     longest_quantum_ns: int = 0
     """The longest that was granted: TQ, or what a swap costs."""
@@ -92,6 +96,7 @@ class _Reader:
         self._held_since: dict[str, int] = {}
         self._waits_since: dict[str, tuple[int, int]] = {}
         self._target_by_op: dict[int, str] = {}
+        self._ordered_ns: dict[int, int] = {}
         self._bursts: dict[str, int] = {}
         self._now_ns = 0
 
@@ -121,7 +126,10 @@ class _Reader:
         if isinstance(event, (ev.PagedOut, ev.PagedIn)):
             way = "out" if isinstance(event, ev.PagedOut) else "in"
             target = self._target_by_op.get(event.op, "")
-            self.ledger.moved.append((target, way, event.moved_bytes, event.elapsed_ns))
+            took_ns = self._now_ns - self._ordered_ns.get(event.op, self._now_ns)
+            self.ledger.moved.append((target, way, event.moved_bytes, took_ns))
+            idle_ns = max(self.ledger.longest_idle_move_ns, took_ns - event.elapsed_ns)
+            self.ledger.longest_idle_move_ns = idle_ns
 
     def _action(self, action: ac.Action) -> None:
         session = action.session
@@ -134,6 +142,7 @@ class _Reader:
             self._held_since.setdefault(session, self._now_ns)
         elif isinstance(action, ac.Operation):
             self._target_by_op[action.op] = session
+            self._ordered_ns[action.op] = self._now_ns
 
     def _stopped(self, session: str) -> None:
         if session in self._held_since:
