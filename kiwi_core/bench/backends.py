@@ -22,7 +22,8 @@ def _no_library() -> str:
 
 
 def _with_library(env: Mapping[str, str]) -> dict[str, str]:
-    return preload.environment(preload.library(), env)
+    """What was changed shall be copied when it is measured, not beforehand while nothing goes on."""
+    return {**preload.environment(preload.library(), env), "KIWI_PRELOAD_CLEAN": "0"}
 
 
 def _always() -> str:
