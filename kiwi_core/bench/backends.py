@@ -22,7 +22,7 @@ def _no_library() -> str:
 
 
 def _with_library(env: Mapping[str, str]) -> dict[str, str]:
-    """What was changed shall be copied when it is measured, not beforehand while nothing goes on."""
+    """What has changed shall be copied when that is measured, not beforehand."""
     return {**preload.environment(preload.library(), env), "KIWI_PRELOAD_CLEAN": "0"}
 
 
