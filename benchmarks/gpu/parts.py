@@ -46,6 +46,7 @@ INPROCESS = "tests/gpu/inprocess"
 GPU_TESTS = (
     "tests/bench/test_real.py",
     "tests/gpu",
+    "tests/pager/stored/test_real_gpu.py",
     "tests/pager/test_real_gpu.py",
     "tests/preload/owner/test_real_gpu.py",
 )
