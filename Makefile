@@ -13,9 +13,9 @@ export PYTHON
 BIN := .venv/bin
 OLD := .venvs/old
 STEP := .ci/step
-# In CI what fails is tried up to twice more, and listed as rerun: on a busy machine one of 2,500 tests with
+# In CI what fails is tried once more, and listed as rerun: on a busy machine one of 2,500 tests with
 # real processes may come too late. Here a failure is a failure.
-PYTEST := $(BIN)/python -m pytest -q $(if $(CI),--reruns 2)
+PYTEST := $(BIN)/python -m pytest -q $(if $(CI),--reruns 1)
 READY := .venv/.kiwi-ready
 OLD_READY := $(OLD)/.kiwi-ready
 LAB := labextension
