@@ -172,9 +172,7 @@ def _outcome(op: Running, session: Session, now_ns: int) -> ev.Event:
     elapsed_ns = now_ns - op.started_ns
     if op.doing is Doing.PAGING_OUT:
         left_bytes = session.resident_bytes - op.bytes if op.bytes else 0
-        moved_bytes = session.resident_bytes - left_bytes
-        if session.partial:
-            moved_bytes += session.paged_out_bytes
+        moved_bytes = session.paged_out_bytes + session.resident_bytes - left_bytes
         return ev.PagedOut(
             op=op.op, moved_bytes=moved_bytes, elapsed_ns=elapsed_ns, left_bytes=left_bytes
         )

@@ -1,7 +1,7 @@
 """How much each move moved, for those who add up what journals and events tell.
 
-What goes out part by part reports all that is out by then (that is what has to come back), so the
-sum of those would count the first part several times.
+What goes out part by part, or has the driver take what its library had left, reports all that is
+out by then (that is what has to come back), so the sum would count the first part several times.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ class MovedBytes:
 
     def __init__(self) -> None:
         self._out: dict[SessionId, int] = {}
-        """Of those that are partly out."""
+        """Of those that are out."""
 
     def of(self, session: SessionId, event: PagedOut | PagedIn) -> int:
         """What this one moved."""
         before_bytes = self._out.pop(session, 0)
         if not isinstance(event, PagedOut):
             return event.moved_bytes
-        if event.left_bytes:
-            self._out[session] = max(before_bytes, event.moved_bytes)
+        self._out[session] = max(before_bytes, event.moved_bytes)
         return max(0, event.moved_bytes - before_bytes)
 
     def forget(self, session: SessionId) -> None:

@@ -100,10 +100,12 @@ def suspended(st: State, event: ev.Suspended) -> None:
 def paged_out(st: State, event: ev.PagedOut) -> None:
     moved_bytes = event.moved_bytes
     mover = st.ops.get(event.op)
-    if mover is not None and mover.partial:
+    if mover is not None:
         moved_bytes = max(0, moved_bytes - mover.paged_out_bytes)  # now; the rest was out already
     if (taken := _take(st, event.op, Doing.PAGING_OUT, moved_bytes)) is not None:
         session, running = taken
+        # What its library had left for good is the driver's, whose speed is another one.
+        tells_speed = session.home is not Home.OUT or session.left_bytes > 0
         # What was in system RAM before (a page-out cut short) is part of what has to come back.
         session.restore_bytes = max(session.footprint_bytes, event.moved_bytes)
         session.paged_out_bytes = max(session.paged_out_bytes, event.moved_bytes)
@@ -111,7 +113,7 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
         st.knows_parts = st.knows_parts or event.left_bytes > 0
         session.home = Home.OUT
         _stopped(st, session, running)
-        _record_swap(st, session, running, "out", moved_bytes, event.elapsed_ns)
+        _record_swap(st, session, running, "out", moved_bytes, event.elapsed_ns, tells_speed)
         _succeeded(st, session)
         if running.overdue:
             overlap.reported(st, event.op)
@@ -130,7 +132,13 @@ def paged_in(st: State, event: ev.PagedIn) -> None:
 
 
 def _record_swap(
-    st: State, session: Session, running: Running, direction: str, moved: int, elapsed_ns: int
+    st: State,
+    session: Session,
+    running: Running,
+    direction: str,
+    moved: int,
+    elapsed_ns: int,
+    tells_speed: bool = True,
 ) -> None:
     session.moving_ns += elapsed_ns
     if direction == "out":
@@ -138,7 +146,7 @@ def _record_swap(
     else:
         session.moved_in_bytes += moved
     # A hang says nothing about speed, nor does one that waited for others on their way out.
-    if not running.overdue and not running.beside:
+    if tells_speed and not running.overdue and not running.beside:
         learn = st.speed.learn_out if direction == "out" else st.speed.learn_in
         learn(moved, elapsed_ns)
     st.swaps.append((session.id, direction, moved, elapsed_ns, st.now_ns))

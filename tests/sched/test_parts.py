@@ -161,6 +161,27 @@ def test_what_was_out_before_does_not_count_as_moved_again() -> None:
     assert session(world, "a").footprint_bytes == gib("9")
 
 
+@pytest.mark.parametrize("parts", ["parts=ab", ""])
+def test_nor_where_the_driver_takes_what_a_library_has_left(parts: str) -> None:
+    """A second page-out of what is out tells all that is out by then. It is none of the moves that
+    say how fast memory moves: the driver's way is another one."""
+    world = World("gpu 16 tq=30")
+    world.do(0, "a joins; b joins; memory")
+    world.do(1, "a asks 1")
+    world.do(2, f"memory a=9 {parts}; a ends 1; a releases")
+    world.do(3, "#1 out 8.5 1s")
+    world.do(4, f"memory a=0.5 {parts}")
+    speed = world.scheduler._st.speed.out_ns_per_byte
+    world.do(5, "b wants 15.8")
+    assert orders(world)[-1] == ("PageOut", "a", 0)
+    world.do(7, "#2 out 9 2s")
+    assert world.scheduler.accounts(world.now_ns)[SessionId("a")].moved_out_bytes == gib("9")
+    assert world.scheduler.view(world.now_ns).swaps[-1].bytes_moved == gib("0.5")
+    assert world.scheduler.history(0, world.now_ns)[-1].bytes_moved == gib("0.5")
+    assert world.scheduler._st.speed.out_ns_per_byte == speed
+    assert session(world, "a").paged_out_bytes == session(world, "a").footprint_bytes == gib("9")
+
+
 def test_one_that_waited_for_others_says_nothing_about_speed() -> None:
     world = two(overlap=True)
     speed = world.scheduler._st.speed.in_ns_per_byte
@@ -292,7 +313,8 @@ def test_what_each_report_of_a_move_moved() -> None:
 
     assert [out(a, 3, 7), out(a, 5, 5), out(b, 4), out(a, 10)] == [3, 2, 4, 5]
     assert moved.of(a, ev.PagedIn(op=OpId(1), moved_bytes=10, elapsed_ns=1)) == 10
-    assert [out(a, 10), out(a, 10)] == [10, 10]
+    assert [out(a, 10), out(a, 11), out(a, 11)] == [10, 1, 0], "what had stayed, and nothing more"
+    moved.forget(b)
     assert [out(b, 4, 1), out(b, 3, 1), out(b, 4, 0)] == [4, 0, 0]
     out(a, 3, 7)
     moved.forget(a)
