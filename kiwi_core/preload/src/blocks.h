@@ -111,7 +111,8 @@ bool kp_ctx_hold(struct kp_ctx *c);  /* kp_table_mu held: it will not be destroy
 void kp_ctx_let_go(struct kp_ctx *c);
 void kp_ctx_let_go_locked(struct kp_ctx *c); /* kp_table_mu held */
 struct kp_ctx *kp_ctx_hold_any(void); /* NULL: there is none */
-/* All, or those that own memory; free() the list after letting go of each. */
+/* Those that own memory, but for one that is just ending; or all, after those that are just ending have
+ * ended or gone on. free() the list after letting go of each. */
 size_t kp_ctx_hold_all(struct kp_ctx ***list, bool owners);
 CUresult kp_ctx_push(struct kp_ctx *c);        /* current, and in relaxed capture mode */
 void kp_ctx_pop(struct kp_ctx *c);
@@ -131,6 +132,8 @@ void kp_bytes_moved(struct kp_chunk *c, enum kp_where to); /* changes its place 
 /* Ends blocks that were freed while that could not be done; `ending`: the context that the caller is
  * about to destroy, or NULL. */
 void kp_own_bury(struct kp_ctx *ending);
+/* kp_table_mu held: takes out what was freed of a context that has ended; a list by next_dead. */
+struct kp_block *kp_own_graves(const struct kp_ctx *ctx);
 void kp_books_add(uint64_t *field, int64_t bytes);
 extern struct kp_books kp_totals;
 

@@ -64,9 +64,16 @@ void kp_ctx_let_go(struct kp_ctx *c) {
     pthread_mutex_unlock(&kp_table_mu);
 }
 
+static bool any_going(void) {
+    struct kp_ctx *c = contexts;
+    while (c && !c->going) c = c->next;
+    return c;
+}
+
 size_t kp_ctx_hold_all(struct kp_ctx ***list, bool owners) {
     size_t n = 0;
     pthread_mutex_lock(&kp_table_mu);
+    while (!owners && any_going()) pthread_cond_wait(&let_go, &kp_table_mu);
     for (struct kp_ctx *c = contexts; c; c = c->next) n++;
     *list = n ? calloc(n, sizeof **list) : NULL;
     n = 0;
@@ -142,6 +149,13 @@ static void gather(struct kp_block *b, void *arg) {
     g->first = b;
 }
 
+static void end_all(struct kp_block *b) {
+    for (struct kp_block *next; b; b = next) {
+        next = b->next_dead;
+        kp_block_end(b);
+    }
+}
+
 static void drop_all(struct kp_ctx *c) {
     struct gathering g = {c, NULL};
     kp_hints_forget();
@@ -154,11 +168,11 @@ static void drop_all(struct kp_ctx *c) {
     struct kp_ctx **at = &contexts;
     while (*at != c) at = &(*at)->next;
     *at = c->next;
+    struct kp_block *freed = kp_own_graves(c);
+    pthread_cond_broadcast(&let_go);
     pthread_mutex_unlock(&kp_table_mu);
-    for (struct kp_block *b = g.first, *next; b; b = next) {
-        next = b->next_dead;
-        kp_block_end(b);
-    }
+    end_all(g.first);
+    end_all(freed);
     kp_arena_context_gone(c->handle);
     free(c->hasher);
     free(c);
@@ -167,6 +181,7 @@ static void drop_all(struct kp_ctx *c) {
 static void go_on(struct kp_ctx *c) {
     pthread_mutex_lock(&kp_table_mu);
     c->going = false;
+    pthread_cond_broadcast(&let_go);
     pthread_mutex_unlock(&kp_table_mu);
 }
 

@@ -7,6 +7,7 @@
 
 #define SCRUB_WAIT_NS 200000000ll /* the driver scrubs freed memory before it can be had again */
 #define SCRUB_STEP_NS 5000000ll
+#define ENDING_STEP_NS 1000000ll
 
 static CUresult map_again(struct kp_pass *p, struct kp_flight f) {
     int64_t limit = kp_now_ns() + SCRUB_WAIT_NS;
@@ -96,7 +97,7 @@ static bool broken(struct kp_pass *p) {
     return is;
 }
 
-void kp_move_in(uint64_t most_bytes, int64_t until_ns, struct kp_outcome *o) {
+static void move_in_once(uint64_t most_bytes, int64_t until_ns, struct kp_outcome *o) {
     struct kp_pass p;
     bool good = kp_pass_begin(&p, until_ns, o);
     if (most_bytes) p.want = most_bytes;
@@ -109,6 +110,34 @@ void kp_move_in(uint64_t most_bytes, int64_t until_ns, struct kp_outcome *o) {
     }
     if (rc != CUDA_SUCCESS) p.bytes = 0;
     kp_pass_end(&p);
+}
+
+static void look(struct kp_block *b, void *arg) {
+    bool *left = arg;
+    for (unsigned i = 0; b->ctx && i < b->chunk_count; i++) *left = *left || b->chunks[i].where != KP_IN;
+}
+
+static bool left_out(void) {
+    bool left = false;
+    pthread_mutex_lock(&kp_table_mu);
+    kp_table_each(look, &left);
+    pthread_mutex_unlock(&kp_table_mu);
+    return left;
+}
+
+/* A pass leaves out a context that is just ending. Where it does not end after all, because it is the
+ * primary one and others use it, it must not be without its memory when the gate opens. */
+void kp_move_in(uint64_t most_bytes, int64_t until_ns, struct kp_outcome *o) {
+    uint64_t bytes = 0;
+    for (;;) {
+        move_in_once(most_bytes, until_ns, o);
+        o->bytes += bytes;
+        if (o->what != KP_MOVED || most_bytes || !left_out()) return;
+        bytes = o->bytes;
+        if (kp_now_ns() >= until_ns) break;
+        nanosleep(&(struct timespec){.tv_nsec = ENDING_STEP_NS}, NULL);
+    }
+    kp_pass_refuse(o, "driver", "a context that has memory outside the GPU is just being destroyed", CUDA_SUCCESS);
 }
 
 bool kp_move_all_in(void) {

@@ -186,12 +186,26 @@ static void to_graveyard(struct kp_block *b) { /* kp_table_mu held, no longer in
     graveyard = b;
 }
 
-/* `ending`: the context that the caller is about to destroy. */
+struct kp_block *kp_own_graves(const struct kp_ctx *ctx) {
+    struct kp_block *found = NULL, *b;
+    for (struct kp_block **at = &graveyard; (b = *at);) {
+        if (b->ctx != ctx) {
+            at = &b->next_dead;
+            continue;
+        }
+        *at = b->next_dead;
+        b->next_dead = found;
+        found = b;
+    }
+    return found;
+}
+
+/* `ending`: the context that the caller is about to destroy; no pass has anything of it any more. */
 void kp_own_bury(struct kp_ctx *ending) {
     struct kp_block *mine = NULL, *b;
     pthread_mutex_lock(&kp_table_mu);
-    for (struct kp_block **at = &graveyard; !kp_moving && (b = *at);) {
-        if (b->ctx != ending && !kp_ctx_hold(b->ctx)) {
+    for (struct kp_block **at = &graveyard; (b = *at);) {
+        if (b->ctx != ending && (kp_moving || !kp_ctx_hold(b->ctx))) {
             at = &b->next_dead; /* whoever destroys its context buries it */
             continue;
         }

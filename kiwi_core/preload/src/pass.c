@@ -7,9 +7,16 @@
 #include "kiwi_preload.h"
 #include "real.h"
 
+/* A context that is just ending is not held, and takes its blocks with it at any time. */
+static bool held(const struct kp_pass *p, const struct kp_ctx *ctx) {
+    for (size_t i = 0; i < p->context_count; i++)
+        if (p->contexts[i] == ctx) return true;
+    return false;
+}
+
 static void remember(struct kp_block *b, void *arg) {
     struct kp_pass *p = arg;
-    if (b->ctx) p->blocks[p->block_count++] = b;
+    if (held(p, b->ctx)) p->blocks[p->block_count++] = b;
 }
 
 bool kp_pass_begin(struct kp_pass *p, int64_t until_ns, struct kp_outcome *o) {

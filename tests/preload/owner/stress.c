@@ -242,8 +242,30 @@ static void *page(void *arg) {
     return NULL;
 }
 
+/* Contexts come and go meanwhile, and not through the gate: one that is given back and stays, and one that ends with its
+ * memory. */
+static void *come_and_go(void *arg) {
+    (void)arg;
+    CUresult (*create)(CUcontext *, unsigned, CUdevice) = dlsym(RTLD_DEFAULT, "cuCtxCreate_v2");
+    while (!__atomic_load_n(&finished, __ATOMIC_ACQUIRE)) {
+        CUcontext again, other = NULL;
+        CUdeviceptr p;
+        CHECK(kp_real.cuDevicePrimaryCtxRetain(&again, 0));
+        CHECK(kp_own_primary_release(0));
+        bool in = kp_gate_enter();
+        CUresult rc = create(&other, 0, 0);
+        for (int i = 0; i < 4 && rc == CUDA_SUCCESS; i++) rc = kp_own_alloc(&p, 40000 << i);
+        kp_gate_leave(in);
+        MUST(rc == CUDA_SUCCESS || rc == CUDA_ERROR_OUT_OF_MEMORY);
+        usleep(2000);
+        if (rc == CUDA_SUCCESS) CHECK(kp_own_free(p));
+        if (other) CHECK(kp_own_context_destroy(other));
+    }
+    return NULL;
+}
+
 int main(int argc, char **argv) {
-    pthread_t threads[THREADS], pager;
+    pthread_t threads[THREADS], pager, others;
     CUmodule module;
     if (argc > 1) steps = atoi(argv[1]);
     setenv("KIWI_VERIFY", "1", 1);
@@ -261,10 +283,12 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 6000 && !kp_hash_ready_everywhere(); i++) usleep(10000);
     MUST(kp_hash_ready_everywhere());
     pthread_create(&pager, NULL, page, NULL);
+    pthread_create(&others, NULL, come_and_go, NULL);
     for (uintptr_t i = 0; i < THREADS; i++) pthread_create(&threads[i], NULL, work, (void *)i);
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
     __atomic_store_n(&finished, true, __ATOMIC_RELEASE);
     pthread_join(pager, NULL);
+    pthread_join(others, NULL);
     CHECK(kp_own_free(first));
     for (struct held h; take_out(&h);) drop(&h, true);
     const char *wrong = kp_own_check();
