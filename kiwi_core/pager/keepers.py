@@ -115,6 +115,7 @@ class Keepers:
 
     def end(self, ref: ProcessRef) -> None:
         self._ask(ref, End())
+        self._silent(ref)
 
     def out(self, ref: ProcessRef) -> State | Failed:
         """Blocks until it is out. Raises ``GpuError`` where nobody can say whether it began."""

@@ -69,6 +69,10 @@ class Provisions:
             self._ended = True
             self._wake.notify()
         self._keepers.look()
+        self.end_idle()
+
+    def end_idle(self) -> None:
+        """Ends the keepers that keep nothing, as far as they have been heard of."""
         for ref, state in self._keepers.states().items():
             if state.way == "in":
                 _told("ending a keeper", partial(self._keepers.end, ref))

@@ -85,6 +85,7 @@ class StoredPager(CheckpointPager):
         )  # fmt: skip
         keepers.look()  # an earlier daemon's
         self._provisions = Provisions(keepers, budget_bytes, keeper_within_s, prepare)
+        self._end_unwanted()
 
     # --- the pager ------------------------------------------------------------------------------
 
@@ -93,6 +94,11 @@ class StoredPager(CheckpointPager):
         if self._wanted:
             self._get_ready(target, deadline_ns)
         return super().page_out(target, deadline_ns)
+
+    def page_in(self, target: Target, deadline_ns: int, room_wait_ns: int | None = None) -> Outcome:
+        outcome = super().page_in(target, deadline_ns, room_wait_ns)
+        self._end_unwanted()
+        return outcome
 
     def observe(self, target: Target) -> Observation:
         seen = super().observe(target)
@@ -129,6 +135,12 @@ class StoredPager(CheckpointPager):
         self._provisions.close()
 
     # --- inside ---------------------------------------------------------------------------------
+
+    def _end_unwanted(self) -> None:
+        """Where no move begins by a keeper any more, one that keeps nothing is only a burden: it
+        has RAM, and a context in the GPU."""
+        if not self._wanted:
+            self._provisions.end_idle()
 
     def _get_ready(self, target: Target, deadline_ns: int) -> None:
         """Best effort: what is not ready goes out by the driver's own checkpoint."""

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-KINDS: Final = ("sock", "record", "lock", "log")
+KINDS: Final = ("sock", "record", "new", "lock", "log")
+
+CONNECT_WITHIN_S: Final = 2.0
+"""A keeper that runs accepts at once. One that is stopped never does, and once its queue is full a
+connection that waits for its turn would wait for ever."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,11 +113,13 @@ class Place:
         return sock
 
     def connect(self) -> socket.socket:
-        """Raises ``OSError``."""
+        """A connection on which reading and writing may take any time. Raises ``OSError``."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(CONNECT_WITHIN_S)
         try:
             with self._short("sock") as path:
                 sock.connect(path)
+            sock.settimeout(None)
         except OSError:
             sock.close()
             raise

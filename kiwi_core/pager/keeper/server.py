@@ -82,7 +82,11 @@ class Server:
         if not _may_speak(connection) or not self._room.acquire(blocking=False):
             connection.close()
             return
-        threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+        try:
+            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+        except RuntimeError:  # too many threads just now: what it keeps must outlive that
+            self._room.release()
+            connection.close()
 
     def _talk(self, connection: socket.socket) -> None:
         try:

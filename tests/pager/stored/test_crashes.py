@@ -14,19 +14,28 @@ import socket
 import struct
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from contract import moved, refused, soon_ns
 from cuda_processes import Worker, wait_until
+from worlds import EmulatedWorld
 
 from kiwi_core.gpu import processes
+from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Lost
+from kiwi_core.pager.keeper import messages
+from kiwi_core.pager.keeper.messages import Look, State
+from kiwi_core.pager.keeper.record import Place
+from kiwi_core.pager.keeper.server import CONNECTIONS_MAX, Server
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from stored_world import StoredWorld
     from worlds import RunningSession
@@ -69,7 +78,7 @@ def let_go(world: StoredWorld, stage: str) -> None:
 def state(world: StoredWorld, session: RunningSession) -> str:
     """Asked by nobody that takes part."""
     if not hasattr(world, "asker"):
-        world.asker = world.new_pager(wanted=False)  # type: ignore[attr-defined]
+        world.asker = EmulatedWorld.new_pager(world)  # type: ignore[attr-defined]
     code = f"__import__('kiwi_core.gpu.driver').gpu.driver.checkpoint_state({session.pid}).name"
     return str(world.asker.worker.get(code))  # type: ignore[attr-defined]
 
@@ -103,6 +112,8 @@ def test_the_daemon_killed_at_each_stage(
 def test_the_program_killed_at_each_stage(world: StoredWorld, call: str, stage: str) -> None:
     session = world.start(4 * MIB)
     begin(world, session, call, stage)
+    half = next(world.directory.glob("*.lock")).with_suffix(".new")
+    half.touch()  # of a keeper that was killed while it wrote its record
     session.kill()
     let_go(world, stage)
     refused(world.pager.finish(), Reason.GONE)
@@ -243,6 +254,68 @@ def test_a_keeper_that_does_not_answer_leaves_the_move_to_the_driver(world: Stor
     moved(pager.page_in(session.target, soon_ns()))
     os.kill(world.keeper_pid(session), signal.SIGCONT)
     assert session.digest() == before
+
+
+def test_a_keeper_whose_queue_is_full_is_not_waited_for(world: StoredWorld) -> None:
+    """It has been stopped for long, and a daemon that asked it again and again has filled it."""
+    session = world.start(4 * MIB)
+    before = session.digest()
+    keeper = world.keeper_pid(session)
+    os.kill(keeper, signal.SIGSTOP)
+    waiting: list[socket.socket] = []
+    try:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting.append(world.connect(session))
+        pager = world.new_pager(keeper_within_s=1.0)
+        moved(pager.page_out(session.target, soon_ns()))
+        assert world.record(session) is None
+        moved(pager.page_in(session.target, soon_ns()))
+    finally:
+        for sock in waiting:
+            sock.close()
+        os.kill(keeper, signal.SIGCONT)
+    assert session.digest() == before
+
+
+def test_keepers_that_nobody_wants_any_more_end(world: StoredWorld) -> None:
+    """The daemon was started anew, without custom storage: what is out comes back the way that it
+    went, and then nobody needs its keeper, nor one that had nothing to keep."""
+    session, other = world.start(4 * MIB), world.start(4 * MIB)
+    before = session.digest()
+    moved(world.pager.page_out(session.target, soon_ns()))
+    world.pager.kill()
+    idle = world.keeper_pid(other)
+    pager = world.new_pager(wanted=False)
+    pager.import_footprints({session.root: 4 * MIB + world.context_bytes})
+    wait_until(lambda: processes.stat_of(idle) is None, "the one that keeps nothing has ended")
+    moved(pager.page_in(session.target, soon_ns()))
+    wait_until(lambda: not world.keepers(), "and the other one, too")
+    assert session.digest() == before
+
+
+def test_a_keeper_that_can_have_no_thread_lives_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it keeps would end with it. Whoever connects is served when there are threads again."""
+    mover: Any = SimpleNamespace(state=lambda: State(pid=1, start_ticks=1, way="out"))
+    place = Place(tmp_path, ProcessRef(1, 1))
+    server = Server(place, mover)
+    with place.listen() as listener:
+        with monkeypatch.context() as patched:
+
+            def none_left(_thread: threading.Thread) -> None:
+                raise RuntimeError("can't start new thread")
+
+            patched.setattr(threading.Thread, "start", none_left)
+            for _ in range(CONNECTIONS_MAX + 1):
+                with place.connect() as sock:
+                    server._accept(listener)
+                    assert sock.recv(1) == b"", "it hangs up"
+        with place.connect() as sock:
+            server._accept(listener)
+            messages.send(sock, Look())
+            assert messages.receive_reply(sock) == mover.state()
 
 
 def test_a_keeper_is_nobodys_child(world: StoredWorld) -> None:
