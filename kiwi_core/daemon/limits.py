@@ -62,6 +62,8 @@ class Claim:
     session: SessionId
     more_bytes: int
     left_then_bytes: int | None = None
+    over: bool = False
+    """It waits no longer: not even if it has not begun to, because the loop was stuck."""
 
     def due_bytes(self, left_bytes: int) -> int:
         """What it has still to take, as far as can be told from how much is left now."""
@@ -198,10 +200,15 @@ class Limits:
 
     def done(self, claim: Claim | None) -> None:
         """Its memory is out, or will not be."""
+        if claim is None:
+            return
+        claim.over = True
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._claims.discard, claim)
 
     async def _wait(self, claim: Claim, within_s: float) -> None:
+        if claim.over:
+            return
         self._claims.add(claim)
         ends_at_s = time.monotonic() + within_s
         while self._lacking_bytes() > 0 and time.monotonic() < ends_at_s:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import TimeoutError as NotYet  # not the built-in one before Python 3.11
 from typing import TYPE_CHECKING
 
 import structlog
@@ -52,7 +53,7 @@ class Remembering:
         written = asyncio.run_coroutine_threadsafe(self._write_down(), self._loop)
         try:
             written.result(WITHIN_S)
-        except TimeoutError:
+        except NotYet:
             log.error("the loop did not write the roster in time")
 
     async def _write_down(self) -> None:

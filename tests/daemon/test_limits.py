@@ -237,6 +237,23 @@ def test_two_at_once_do_not_count_on_the_same_ram() -> None:
     asyncio.run(story())
 
 
+def test_one_that_gave_up_before_the_loop_had_heard_of_it_holds_nobody_up() -> None:
+    async def story() -> None:
+        machine = Machine(4)
+        link = machine.library("idle", 2, held_gib=2)
+        limits, at_once_ns = machine.limits, time.monotonic_ns()
+        thread = threading.Thread(
+            target=lambda: limits.done(limits.make_room(SessionId("b"), GIB, at_once_ns))
+        )
+        thread.start()
+        thread.join(20)  # in the loop's thread: it is stuck for as long
+        assert not thread.is_alive()
+        limits.changed()
+        await machine.until_told(link, lambda said: said.clean)
+
+    asyncio.run(story())
+
+
 def test_a_loop_that_has_ended_is_not_waited_for() -> None:
     async def story() -> Machine:
         return Machine(1)
