@@ -127,10 +127,14 @@ CUresult kp_ctx_synchronize(struct kp_ctx *c) {
 
 /* Its record, with nobody of ours inside any more; NULL: it owns nothing. */
 static struct kp_ctx *stop(CUcontext handle, bool primary_of, CUdevice device) {
+    struct kp_ctx *c;
     pthread_mutex_lock(&kp_table_mu);
-    struct kp_ctx *c = contexts;
-    while (c && !(primary_of ? c->primary && c->device == device : c->handle == handle)) c = c->next;
-    if (c && c->going) c = NULL; /* another thread destroys it just now */
+    for (;;) {
+        c = contexts;
+        while (c && !(primary_of ? c->primary && c->device == device : c->handle == handle)) c = c->next;
+        if (!c || !c->going) break;
+        pthread_cond_wait(&let_go, &kp_table_mu); /* another thread gives it back just now: it may stay after all */
+    }
     if (c) c->going = true;
     while (c && c->users) pthread_cond_wait(&let_go, &kp_table_mu);
     pthread_mutex_unlock(&kp_table_mu);

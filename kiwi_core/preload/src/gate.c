@@ -70,8 +70,13 @@ static void futex_wake(uint32_t *word) {
 /* ---- seats ---------------------------------------------------------------------------------------- */
 
 static void give_back(void *seat) {
+    struct kp_seat *mine = seat;
+    if (self.seat == mine && !kp_gate_seat && !self.exempt) { /* it was cancelled inside, and is so no more */
+        __atomic_store_n(&mine->inside, 0, __ATOMIC_RELEASE);
+        kp_gate_left();
+    }
     self.seat = kp_gate_seat = NULL;
-    __atomic_store_n(&((struct kp_seat *)seat)->taken, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&mine->taken, 0, __ATOMIC_RELEASE);
 }
 
 static __attribute__((noinline)) struct kp_seat *find_seat(void) {
@@ -283,5 +288,6 @@ void kp_gate_reset(void) {
     memset(&gate, 0, sizeof gate);
     memset(&self, 0, sizeof self);
     kp_gate_seat = NULL;
+    if (GET(seats_come_back)) pthread_setspecific(leaving, NULL); /* another thread may have that seat by then */
     kp_gate_state = slow ? SLOW : 0;
 }

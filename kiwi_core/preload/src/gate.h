@@ -63,6 +63,7 @@ static inline __attribute__((always_inline)) struct kp_seat *kp_gate_step_in(voi
     struct kp_seat *seat = kp_gate_seat;
     if (__builtin_expect(!seat, 0)) return NULL;
     kp_gate_seat = NULL;
+    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* a signal handler that calls in between must not free the seat */
     __atomic_store_n(&seat->inside, 1, __ATOMIC_RELAXED);
     __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the closer makes the barrier that belongs here */
     if (__builtin_expect(__atomic_load_n(&kp_gate_state, __ATOMIC_ACQUIRE) != 0, 0)) {
