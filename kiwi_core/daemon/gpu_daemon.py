@@ -161,7 +161,9 @@ class GpuDaemon:
         self._overlap = OverlapKeeper(options.overlap, self._feed_observation)
         self._sessions = SessionDesk(config, self._members, self._core, options.priorities)
         self._link_up()
-        self._orphans = Orphans(self._pager, self._core.operations, self._orphans_free)
+        self._orphans = Orphans(
+            self._pager, self._core.operations, adopt=self._adopt, done=self._orphans_free
+        )
         self._observer = Observer(
             config,
             self._pager,
@@ -228,6 +230,10 @@ class GpuDaemon:
         self._link_desk.died(link)
         self._observer.look_soon()
 
+    def _adopt(self, target: Target) -> None:
+        if not self._leaving:
+            self._link_desk.orphaned(target.session)
+
     def _orphans_free(self, target: Target) -> None:
         if not self._leaving:
             self._link_desk.left(target.session)
@@ -238,8 +244,9 @@ class GpuDaemon:
         self._sessions.expect_back(member)
 
     def _died(self, member: Member) -> None:
+        was_leaving = self._sessions.is_leaving(member)
         self._sessions.died(member)
-        self._orphans.let_go(member.target)
+        self._orphans.let_go(member.target, was_leaving=was_leaving)
         self._observer.look_soon()
 
     # --- after each event -----------------------------------------------------------------------

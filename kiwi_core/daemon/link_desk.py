@@ -150,6 +150,22 @@ class LinkDesk:
             self._gates.tell(link, self._core.scheduler.may_compute(member.id))
             self._believe(link)
 
+    def orphaned(self, session: SessionId) -> None:
+        """The process of a session died. Its linked processes that live on become sessions of
+        their own, or another one's: those that are out must be able to come back in their turn."""
+        for link in sorted(self._links.of(session), key=lambda one: one.ref.start_ticks):
+            if link.session != session:
+                continue  # its parent, a session since just now, has taken it along
+            try:
+                self._settle_in(link)
+            except PeerError as error:  # it goes on without Kiwi: see ``left``
+                log.warning("cannot be a session", pid=link.ref.pid, why=str(error))
+                continue
+            if link.session is not None:
+                self._gates.tell(link, self._core.scheduler.may_compute(link.session))
+            self._gates.moved_over(link)
+            self._believe(link)
+
     def left(self, session: SessionId) -> None:
         """A session is over. Its linked processes that live on belong to another one, or to none:
         then they run on without Kiwi, which makes no room for them any more."""

@@ -1,7 +1,9 @@
 """After a session's death: the children that it left behind are let go.
 
-A kernel that is killed while the driver holds it may leave a child (a worker, a script) that is
-held, too, and that nobody would ever bring back.
+Those that have the preloaded library can be sessions of their own: they come back when they are
+used, in their turn (``LinkDesk.orphaned``). The others cannot say so: a kernel that is killed while
+the driver holds it may leave a child (a worker, a script) that is held, too, and that nobody would
+ever bring back.
 """
 
 from __future__ import annotations
@@ -34,25 +36,34 @@ ONE_TRY_S = 60.0
 
 
 class Orphans:
-    """One task per death; most find nothing to do within milliseconds. ``done`` is told when there
-    is nothing more to do for a session."""
+    """One task per death; most find nothing to do within milliseconds. ``adopt`` is told when
+    nothing moves any more, unless the session was leaving Kiwi; ``done`` when there is nothing more
+    to do for it."""
 
     def __init__(
-        self, pager: Pager, operations: Operations, done: Callable[[Target], None]
+        self,
+        pager: Pager,
+        operations: Operations,
+        *,
+        adopt: Callable[[Target], None],
+        done: Callable[[Target], None],
     ) -> None:
         self._pager = pager
+        self._adopt = adopt
         self._done = done
         self._operations = operations
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def let_go(self, target: Target) -> None:
-        task = asyncio.ensure_future(self._let_go(target))
+    def let_go(self, target: Target, *, was_leaving: bool) -> None:
+        task = asyncio.ensure_future(self._let_go(target, was_leaving))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _let_go(self, target: Target) -> None:
+    async def _let_go(self, target: Target, was_leaving: bool) -> None:
         while target.session in self._operations.sessions:
             await asyncio.sleep(0.1)
+        if not was_leaving:
+            self._adopt(target)
         while await self._lacks_room(target):
             await asyncio.sleep(AGAIN_AFTER_S)
         self._done(target)

@@ -195,6 +195,10 @@ class SessionDesk:
         if member.connection is not None:
             member.connection.close()
 
+    def is_leaving(self, member: Member) -> bool:
+        """It was told to leave Kiwi, or said goodbye, and its memory is not back yet."""
+        return member in self._leaving
+
     def settled(self) -> None:
         """After any event: members that were leaving and whose memory is back may go."""
         if not self._leaving:

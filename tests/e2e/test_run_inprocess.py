@@ -67,6 +67,10 @@ class Program:
         return self.process.stdout.readline().strip()
 
     @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
     def session(self) -> SessionStatus:
         return next(s for s in self.daemon.status().sessions if s.name == self.name)
 
@@ -109,3 +113,29 @@ def test_two_programs_that_each_want_most_of_the_gpu(
     assert first.get("intact()") == "True"
     assert second.get("intact()") == "True"
     assert (first.end(), second.end()) == (0, 0)
+
+
+def test_a_program_that_is_out_when_its_kiwi_run_is_killed(
+    make_daemon: Callable[..., Daemon], stack: ExitStack
+) -> None:
+    """It is a session of its own then, and comes back when it is used: another one that is idle
+    makes room, as for any."""
+    daemon = make_daemon("1x256MiB", "--tq", "600", "--idle-after", "1")
+    first = Program(daemon, "first")
+    stack.callback(first.kill)
+    assert first.get("take(170)") == "None"
+    first.wait_rests()
+    root = first.session.pid
+    second = Program(daemon, "second")
+    stack.callback(second.kill)
+    assert second.get("take(170)") == "None"
+    second.wait_rests()
+    assert first.session.paged_out_bytes > 0
+    first.process.kill()
+    daemon.wait_for(
+        lambda s: [x.paged_out_bytes > 0 for x in s.sessions if x.pid not in (root, second.pid)],
+        "it is a session of its own, and out",
+    )
+    assert first.get("intact()") == "True"
+    assert second.get("intact()") == "True"
+    assert second.end() == 0
