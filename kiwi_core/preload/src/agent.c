@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "allowed.h"
 #include "alone.h"
 #include "gate.h"
 #include "kiwi_preload.h"
@@ -213,6 +214,7 @@ void kp_link_start(const CUuuid *gpu) {
     }
     snprintf(path, sizeof path, "%s/%s.sock", directory, uuid);
     kp_alone_prepare();
+    kp_limits_prepare();
     if (!kp_link_prepare() || pthread_atfork(NULL, NULL, in_child) || atexit(at_exit) || !start_thread()) {
         kp_link_forked();
         kp_warn("the system has no thread or descriptor to spare for Kiwi: this program runs without it.");

@@ -8,7 +8,7 @@
 #include "move.h"
 
 static uint64_t keep = UINT64_MAX; /* atomic: written by the pager thread only */
-static bool cleaning;
+static bool wanted = true, cleaning;
 static unsigned changes;
 
 static void take(uint64_t arena_bytes, uint64_t keep_bytes, bool clean) {
@@ -37,13 +37,11 @@ void kp_limits_idle(void) { take(0, 0, false); }
 
 uint64_t kp_limits_keep(void) { return __atomic_load_n(&keep, __ATOMIC_RELAXED); }
 
-bool kp_limits_may_clean(void) {
-    static int wanted = -1;
-    if (wanted < 0) {
-        const char *word = getenv("KIWI_PRELOAD_CLEAN");
-        wanted = !word || strcmp(word, "0") != 0;
-    }
-    return wanted && cleaning;
+void kp_limits_prepare(void) {
+    const char *word = getenv("KIWI_PRELOAD_CLEAN");
+    wanted = !word || strcmp(word, "0") != 0;
 }
+
+bool kp_limits_may_clean(void) { return wanted && cleaning; }
 
 unsigned kp_limits_changes(void) { return changes; }

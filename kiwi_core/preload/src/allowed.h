@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+void kp_limits_prepare(void); /* once, by a thread of the program: reads the environment */
 void kp_limits_heard(int64_t arena_bytes, int64_t keep_bytes, bool clean); /* below 0: our own rule */
 void kp_limits_own(void);  /* nobody has said anything: our own rule, and no cleaning */
 void kp_limits_idle(void); /* nobody will page us out for a long time: what is only for speed goes */

@@ -196,6 +196,7 @@ void kp_arena_context_gone(CUcontext ctx) {
         if (p->ctx != ctx) continue;
         if (p->pinned) kp_piece_count(p, false); /* registered for a context that is no more */
         p->ctx = NULL;
+        p->stuck = false; /* it need not be unregistered any more */
     }
     pthread_mutex_unlock(&kp_arena_mu);
 }

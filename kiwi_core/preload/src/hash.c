@@ -7,6 +7,7 @@
 
 #include "cuda/hash_ptx.h"
 #include "fault.h"
+#include "keep.h"
 #include "log.h"
 #include "real.h"
 
@@ -139,8 +140,7 @@ static void unload(struct kp_hasher *h) {
 }
 
 void kp_hash_prepare(struct kp_ctx *ctx) {
-    const char *keep = getenv("KIWI_PRELOAD_KEEP");
-    if (ctx->hash_tried || (keep && strcmp(keep, "0") == 0)) return;
+    if (ctx->hash_tried || !kp_keep_wanted()) return;
     ctx->hash_tried = true;
     struct kp_hasher *h = calloc(1, sizeof *h);
     if (!h || kp_gpu.granularity % KP_LEAF_BYTES || !draw_keys() || kp_ctx_push(ctx) != CUDA_SUCCESS) {

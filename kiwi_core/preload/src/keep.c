@@ -51,20 +51,21 @@ static const char *host_leaf(const struct kp_copy *copy, size_t leaf) {
     return e->at + offset;
 }
 
-static bool verifying(void) {
-    static int wanted = -1;
-    if (wanted < 0) {
-        const char *word = getenv("KIWI_VERIFY");
-        wanted = word && strcmp(word, "1") == 0;
-    }
-    return wanted == 1;
+static bool verifying, hashing = true;
+
+void kp_keep_prepare(void) {
+    const char *verify = getenv("KIWI_VERIFY"), *keep = getenv("KIWI_PRELOAD_KEEP");
+    verifying = verify && strcmp(verify, "1") == 0;
+    hashing = !keep || strcmp(keep, "0") != 0;
 }
+
+bool kp_keep_wanted(void) { return hashing; }
 
 static void unknown(struct kp_digest *d) { memset(d, 0xff, sizeof *d); } /* no hash is that */
 
 CUresult kp_keep_verify(struct kp_lane *lane, struct kp_flight f, int64_t until_ns) {
     CUresult rc = CUDA_SUCCESS;
-    char *scratch = f.chunk->kept && verifying() ? malloc(KP_LEAF_BYTES) : NULL;
+    char *scratch = f.chunk->kept && verifying ? malloc(KP_LEAF_BYTES) : NULL;
     for (size_t i = 0; scratch && i < leaves(f.chunk) && rc == CUDA_SUCCESS; i++) {
         if (kp_blank(f.chunk, i) || kp_keep_changed(lane->ctx, f.chunk, i)) continue;
         rc = kp_real.cuMemcpyDtoHAsync_v2(scratch, f.at + i * KP_LEAF_BYTES, KP_LEAF_BYTES, lane->ctx->stream);

@@ -5,6 +5,8 @@
 
 #include "lane.h"
 
+void kp_keep_prepare(void); /* once, by a thread of the program: reads the environment */
+bool kp_keep_wanted(void);  /* else nothing is hashed */
 /* Forgets what an earlier pass hashed; `next_leaf` is where this one's results begin. */
 void kp_keep_begin(struct kp_chunk *c);
 /* Submits the hashing of a chunk that is in the GPU; on trouble it just counts as changed. */

@@ -7,6 +7,7 @@
 #include "blocks.h"
 #include "gate.h"
 #include "hints.h"
+#include "keep.h"
 #include "kiwi_preload.h"
 #include "link.h"
 #include "real.h"
@@ -25,7 +26,10 @@ static struct kp_block *graveyard; /* kp_table_mu */
 
 static void forked(void) { kp_forked = true; }
 
-static void once(void) { pthread_atfork(NULL, NULL, forked); }
+static void once(void) {
+    kp_keep_prepare();
+    pthread_atfork(NULL, NULL, forked);
+}
 
 void kp_own_start(CUdevice device) {
     static pthread_once_t guard = PTHREAD_ONCE_INIT;

@@ -151,7 +151,7 @@ int64_t kp_pager_idle_ns(int64_t now_ns) {
 
 /* Once, when the program idles and pinned memory is there. */
 static void measure(void) {
-    if (speeds_known || measurings >= MEASURINGS_MOST) return;
+    if (speeds_known || measurings >= MEASURINGS_MOST || kp_gate_capturing()) return;
     measurings++;
     speeds_known = kp_speeds_measure(&speeds);
 }
