@@ -140,8 +140,8 @@ bool kp_talk_welcomed(void) { return welcomed; }
 bool kp_talk_caught_up(void) { return caught_up; }
 
 void kp_talk_over(void) {
+    if (welcomed) kp_limits_own(); /* one that never answered had no say, and ends nothing that was given up */
     welcomed = false;
-    kp_limits_own();
 }
 
 /* ---- heard ----------------------------------------------------------------------------------- */
