@@ -155,5 +155,6 @@ def _done(action: Operation, outcome: Moved) -> ev.Event:
             moved_bytes=moved_bytes,
             elapsed_ns=elapsed_ns,
             left_bytes=outcome.left_bytes,
+            stays_bytes=outcome.stays_bytes,
         )
     return ev.PagedIn(op=action.op, moved_bytes=moved_bytes, elapsed_ns=elapsed_ns)

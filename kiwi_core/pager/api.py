@@ -69,11 +69,13 @@ class Capabilities:
 class Moved:
     """It is done. ``bytes_moved`` is 0 where there was nothing to move (or only a hold). A page-out
     that finished an earlier one reports all that is out now, so that it is what a page-in needs;
-    ``left_bytes`` is what a page-out of a part has left in the GPU."""
+    ``left_bytes`` is what a page-out of a part has left in the GPU, ``stays_bytes`` what is there
+    besides and only the driver can move: contexts, mostly."""
 
     bytes_moved: int
     elapsed_ns: int
     left_bytes: int = 0
+    stays_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,10 @@ class CheckpointPager:
             processes=seen,
         )
 
+    def forget_readings(self) -> None:
+        """Somebody else has moved memory."""
+        self._meter.forget()
+
     def _memory(self, member: Member, usage: Usage) -> ProcessMemory:
         resident_bytes = usage.bytes_by_pid.get(member.ref.pid, 0)
         # Where the driver does not say, what uses no GPU memory but did is out.

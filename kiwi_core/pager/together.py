@@ -193,7 +193,16 @@ class Together:
         links = self._look(self._target)
         sizes = self._checkpoint.export_footprints(self._target)
         moved = self._moved(_out_bytes(links) + sum(sizes.values()))
-        return replace(moved, left_bytes=sum(link.told.resident_bytes for link in links))
+        left_bytes = sum(link.told.resident_bytes for link in links)
+        stays_bytes = max(0, self._in_gpu_bytes() - left_bytes)
+        return replace(moved, left_bytes=left_bytes, stays_bytes=stays_bytes)
+
+    def _in_gpu_bytes(self) -> int:
+        """By NVML. It has moved, whether or not that can be read: 0 then, until somebody looks."""
+        self._checkpoint.forget_readings()
+        with suppress(GpuError):
+            return self._checkpoint.observe(self._target).resident_bytes
+        return 0
 
     def _nobody_counts_on(self, way: WayOut | None) -> None:
         """Before anything comes back: those that came in beside it give back what they took."""

@@ -192,12 +192,14 @@ class PagedOut(_Outcome, frozen=True, kw_only=True):
     """Answers ``PageOut``: what was asked for is in system RAM, the process is held.
 
     ``moved_bytes`` is all that is out now, whatever an earlier page-out of it had moved already.
-    ``left_bytes`` is in the GPU still; only where a part was asked for.
+    ``left_bytes`` is in the GPU still; only where a part was asked for. ``stays_bytes`` is there
+    besides, and takes the driver to move: contexts, and what a library cannot own.
     """
 
     moved_bytes: int
     elapsed_ns: int
     left_bytes: int = 0
+    stays_bytes: int = 0
 
 
 class PageOutRefused(_Outcome, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import orders
-from kiwi_core.sched.parts import part_bytes, ram_bytes
+from kiwi_core.sched.parts import is_residue, part_bytes, ram_bytes
 from kiwi_core.sched.room import idle_ones
 from kiwi_core.sched.session import Home, Session, Want
 from kiwi_core.units import format_bytes
@@ -96,13 +96,17 @@ def _plan(st: State, session: Session, now_ns: int) -> tuple[list[tuple[Session,
         return [], "bringing it back failed a moment ago"
     footprint = session.footprint_bytes
     with_margin = footprint + st.margin_bytes + session.extra_room_bytes
-    wanted = max(footprint, min(with_margin, st.capacity_bytes))
+    residues = {s.id: s.resident_bytes for s in idle_ones(st) if is_residue(st, s)}
+    residues.pop(session.id, None)
+    wanted = max(footprint, min(with_margin, st.capacity_bytes - sum(residues.values())))
     short_bytes = wanted - session.counted_claim_bytes - st.free_bytes
     host_bytes = st.host_claimed_bytes
     victims: list[tuple[Session, int]] = []
     for victim in st.policy.victims(idle_ones(st), ()):
         if short_bytes <= 0:
             break
+        if victim.id in residues:
+            continue  # the driver's work of seconds: for nothing less than a cell
         part = part_bytes(st, victim, short_bytes)
         host_bytes_then = host_bytes + ram_bytes(st, victim, part)
         blocked = victim is session or victim.leaving or victim.backoff_until_ns > now_ns

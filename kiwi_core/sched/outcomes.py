@@ -110,6 +110,8 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
         session.restore_bytes = max(session.footprint_bytes, event.moved_bytes)
         session.paged_out_bytes = max(session.paged_out_bytes, event.moved_bytes)
         session.resident_bytes = session.left_bytes = event.left_bytes
+        if session.partial:
+            session.resident_bytes += event.stays_bytes
         st.knows_parts = st.knows_parts or event.left_bytes > 0
         session.home = Home.OUT
         _stopped(st, session, running)

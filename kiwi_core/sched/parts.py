@@ -25,8 +25,21 @@ LEAST_SHARE: Final = 16
 crumb where a session would have no more than that left."""
 
 
+RESIDUE_SHARE: Final = 8
+"""Of the GPU: contexts, and what a library cannot own, take no more (1 of 8 GB; few have less)."""
+
+
 def grain_bytes(total_bytes: int) -> int:
     return min(GRAIN_MAX_BYTES, total_bytes // GRAIN_SHARE)
+
+
+def is_residue(st: State, session: Session) -> bool:
+    """Is all that it has in the GPU what its library cannot move (contexts)? The driver can, but
+    slowly, and again at each turn: only for somebody who really lacks room. (After a restart
+    nobody knows what of it can be moved; what is larger is taken for that.)"""
+    if not session.partly_in or session.left_bytes:
+        return False
+    return session.resident_bytes <= st.total_bytes // RESIDUE_SHARE
 
 
 def part_bytes(st: State, session: Session, short_bytes: int) -> int:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched import orders
 from kiwi_core.sched.needs import unknown, wish_bytes
-from kiwi_core.sched.parts import freed_bytes, part_bytes, part_that_fits_bytes, ram_bytes
+from kiwi_core.sched.parts import (
+    freed_bytes,
+    is_residue,
+    part_bytes,
+    part_that_fits_bytes,
+    ram_bytes,
+)
 from kiwi_core.sched.session import Doing, Home
 from kiwi_core.states import AntiThrash, Notice
 from kiwi_core.units import format_bytes
@@ -74,6 +80,16 @@ def _least_bytes(st: State, session: Session, alone: bool) -> int:
     return max(session.footprint_bytes, min(with_margin, st.capacity_bytes))
 
 
+def lacked_bytes(st: State, session: Session) -> int:
+    """What shall be free for ``session`` (its own included) even if residues have to go for it:
+    not the margin, nor what one of unknown needs may come to take."""
+    expected = footprint = session.footprint_bytes
+    protects = st.anti_thrash is not AntiThrash.OFF and not session.leaving
+    if protects and not unknown(session, st.total_bytes):
+        expected = session.need_bytes
+    return max(footprint, min(expected + session.extra_room_bytes, st.capacity_bytes))
+
+
 def coming_bytes(st: State) -> int:
     """What page-outs under way will free; hung ones do not count."""
     coming = 0
@@ -99,11 +115,33 @@ def idle_ones(st: State) -> Iterable[Session]:
     )
 
 
-def survey(st: State, short_bytes: int, beside: Session | None = None) -> Survey:
-    """Pick victims until ``short_bytes`` are gained, or all there are."""
+def survey(
+    st: State, short_bytes: int, beside: Session | None = None, lacking_bytes: int | None = None
+) -> Survey:
+    """Pick victims until ``short_bytes`` are gained, or all there are. ``lacking_bytes`` of it are
+    really lacked, all of it unless told: for those residues go, too."""
     found = Survey()
+    if lacking_bytes is None:
+        lacking_bytes = short_bytes
     if short_bytes <= 0:
         return found
+    spared: list[Session] = []
+    for victim in _movable(st, beside):
+        if st.knows_parts and is_residue(st, victim):
+            spared.append(victim)
+            continue
+        _take(st, found, victim, short_bytes)
+        if found.gain_bytes >= short_bytes:
+            return found
+    for victim in spared:
+        if found.gain_bytes >= lacking_bytes:
+            break
+        _take(st, found, victim, lacking_bytes)
+    return found
+
+
+def _movable(st: State, beside: Session | None) -> Iterable[Session]:
+    """In the order in which they would go out."""
     waiters: Sequence[Session] = ()
     if st.waiting_partly_in:
         both = chain(st.waiting_in.values(), st.waiting_partly_in.values())
@@ -113,17 +151,15 @@ def survey(st: State, short_bytes: int, beside: Session | None = None) -> Survey
     for victim in st.policy.victims(idle_ones(st), waiters):
         if victim is beside or victim.op is not None:
             continue
-        if victim.leaving or victim.home is Home.LOST:
-            continue
-        if victim.backoff_until_ns > st.now_ns:
-            st.wake_at(victim.backoff_until_ns)
-            found.refusing = found.refusing or victim
-        elif _take(st, found, victim, short_bytes) and found.gain_bytes >= short_bytes:
-            break
-    return found
+        if not victim.leaving and victim.home is not Home.LOST:
+            yield victim
 
 
-def _take(st: State, found: Survey, victim: Session, short_bytes: int) -> bool:
+def _take(st: State, found: Survey, victim: Session, short_bytes: int) -> None:
+    if victim.backoff_until_ns > st.now_ns:
+        st.wake_at(victim.backoff_until_ns)
+        found.refusing = found.refusing or victim
+        return
     part, must_bytes = 0, victim.resident_bytes
     if victim.partial:
         part = part_bytes(st, victim, short_bytes - found.gain_bytes)
@@ -134,12 +170,11 @@ def _take(st: State, found: Survey, victim: Session, short_bytes: int) -> bool:
             found.over_budget, found.too_much_bytes = victim, must_bytes
         part = part_that_fits_bytes(st, victim, left_bytes)
         if not part:
-            return False
+            return
         must_bytes = ram_bytes(st, victim, part)
     found.victims.append((victim, part))
     found.gain_bytes += part or victim.counted_claim_bytes
     found.host_bytes += must_bytes
-    return True
 
 
 def short_bytes(st: State, session: Session) -> int:
@@ -155,9 +190,10 @@ def make_room(st: State, session: Session, alone: bool) -> tuple[Room, Survey | 
     if short <= 0:
         return Room.READY, None
     coming = coming_bytes(st)
-    found = survey(st, short - coming, beside=session)
+    least_bytes = _least_bytes(st, session, alone) - held_bytes - st.free_bytes
+    lacking_bytes = max(least_bytes, lacked_bytes(st, session) - held_bytes - st.free_bytes)
+    found = survey(st, short - coming, beside=session, lacking_bytes=lacking_bytes - coming)
     if coming + found.gain_bytes < short:
-        least_bytes = _least_bytes(st, session, alone) - held_bytes - st.free_bytes
         if coming + found.gain_bytes < least_bytes:
             return Room.SHORT, found
         if not found.victims and not coming:

@@ -211,11 +211,12 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
     free_bytes = st.free_bytes + room.coming_bytes(st) + _growth_bytes(st)
     free_bytes += waiter.counted_claim_bytes
     short_bytes = room.wanted_bytes(st, waiter) - free_bytes
-    found = room.survey(st, short_bytes, beside=waiter)
+    movable_bytes = sum(r.resident_bytes for r in st.runners.values())
+    lacking_bytes = room.lacked_bytes(st, waiter) - free_bytes - movable_bytes
+    found = room.survey(st, short_bytes, beside=waiter, lacking_bytes=lacking_bytes)
     if found.gain_bytes >= short_bytes:
         orders.stop(st, runner, Doing.SUSPENDING, cause)
         return None
-    movable_bytes = sum(r.resident_bytes for r in st.runners.values())
     if waiter.footprint_bytes - free_bytes > found.gain_bytes + movable_bytes:
         return room.blocked_by(st, waiter, found)
     part = part_bytes(st, runner, short_bytes - found.gain_bytes)
@@ -243,13 +244,22 @@ def shelter(st: State) -> None:
     if short_bytes <= 0 or not st.runners:
         return
     coming = room.coming_bytes(st)
-    found = room.survey(st, short_bytes - coming)
+    lacking_bytes = short_bytes if len(st.runners) > 1 else _may_hit_the_wall_bytes(st)
+    found = room.survey(st, short_bytes - coming, lacking_bytes=lacking_bytes - coming)
     room.evict(st, found, "the runners need more room")
     st.outgrown = (
         st.anti_thrash is AntiThrash.ON
         and len(st.runners) > 1
         and coming + found.gain_bytes < short_bytes
     )
+
+
+def _may_hit_the_wall_bytes(st: State) -> int:
+    """What is short of the margin in the GPU itself, whatever is reserved, for one that runs alone
+    and cannot ask for room."""
+    if any(runner.partial for runner in st.runners.values()):
+        return 0
+    return st.margin_bytes - (st.capacity_bytes - st.resident_bytes)
 
 
 def thin_out(st: State) -> None:

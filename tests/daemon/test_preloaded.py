@@ -89,3 +89,24 @@ def test_over_a_crash_of_the_daemon(start: Start, preloaded: Callable[[Daemon], 
     assert intact(second, 80)
     assert intact(first, 80)
     wait_until(lambda: len(daemon.status().sessions) == 2, "both are sessions as before")
+
+
+def test_a_context_that_stays_is_its_programs_and_stays(
+    start: Start, preloaded: Callable[[Daemon], Worker]
+) -> None:
+    """Of one that is out: it counts as its own, and no newcomer, who may need the whole GPU, has it
+    moved by the driver as well."""
+    daemon = start("1x128MiB", "--idle-after", "0.3")
+    first, second = preloaded(daemon), preloaded(daemon)
+    take(first, 80, 1)
+    for seed in (2, 3):
+        daemon.wait_state(first.pid, "idle")
+        take(second, 80, seed)
+        out = daemon.wait_state(first.pid, "paged-out")
+        assert out.resident_bytes > 0
+        assert daemon.status().memory.outside_bytes == 0
+        second.do("free(p)")
+        assert intact(first, 80)
+    swaps = daemon.status().swaps
+    assert {swap.direction for swap in swaps} == {"out", "in"}
+    assert min(s.bytes_moved for s in swaps if s.session == out.id) > 16 * MIB, "no context"

@@ -221,7 +221,8 @@ def test_what_the_root_leaves_behind_is_let_go(world: LinkedWorld, tmp_path: Pat
 
 def test_a_little_that_the_library_cannot_move_stays(world: LinkedWorld) -> None:
     session = world.start(4 * MIB, unowned_bytes=2 * MIB)
-    moved(world.pager.page_out(session.target, soon_ns()))
+    out = moved(world.pager.page_out(session.target, soon_ns()))
+    assert (out.left_bytes, out.stays_bytes) == (0, 4 * MIB), "with the context"
     seen = world.pager.observe(session.target)
     assert (seen.residency, seen.resident_bytes) == (Residency.PAGED_OUT, 4 * MIB)
     assert world.state(session.pid) == "RUNNING"
@@ -243,9 +244,10 @@ def test_much_of_it_goes_through_the_driver(world: LinkedWorld) -> None:
 def test_a_second_page_out_takes_what_the_first_left(world: LinkedWorld) -> None:
     session = world.start(4 * MIB)
     before = session.digest()
-    moved(world.pager.page_out(session.target, soon_ns()))
+    assert moved(world.pager.page_out(session.target, soon_ns())).stays_bytes == 2 * MIB
     again = moved(world.pager.page_out(session.target, soon_ns()))
     assert again.bytes_moved == 6 * MIB, "all that is out now: its own, and its context"
+    assert again.stays_bytes == 0
     assert sum(world.pager.export_footprints().values()) == 6 * MIB
     assert world.pager.observe(session.target).paged_out_bytes == 6 * MIB
     assert moved(world.pager.page_in(session.target, soon_ns())).bytes_moved == 6 * MIB

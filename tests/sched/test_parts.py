@@ -320,3 +320,114 @@ def test_what_each_report_of_a_move_moved() -> None:
     moved.forget(a)
     moved.forget(a)
     assert out(a, 4, 1) == 4
+
+
+# --- what stays in the GPU of one that is out -----------------------------------------------------
+
+
+def out_but_for_its_context(line: str = "gpu 16 tq=30") -> World:
+    """a has 9 GiB; its library moved 8.5 of it out, and 0.5 stays."""
+    world = World(line)
+    world.do(0, "a joins; memory")
+    world.do(1, "a asks 1")
+    world.do(2, "memory a=9 parts=a; a ends 1; a asks 2; a ends 2; a releases")
+    world.do(3, "#1 out 8.5 1s stays=0.5")
+    assert [order[1:] for order in orders(world)] == [("a", 0)]
+    return world
+
+
+def test_what_stays_is_its_own_at_once() -> None:
+    world = out_but_for_its_context()
+    st = world.scheduler._st
+    assert (st.resident_bytes, st.free_bytes) == (gib("0.5"), gib("15.5"))
+    assert not session(world, "a").left_bytes, "its library has left nothing"
+    world.do(4, "memory a=0.5 parts=a")
+    assert st.outside_bytes == 0
+    world.do(5, "a asks 3")
+    assert list(st.waiting_partly_in) == ["a"], "none whose memory is in place"
+    assert world.orders[OpId(2)].need_bytes == gib("8.5")
+    world.do(6, "#2 in 8.5 1s")
+    assert session(world, "a").resident_bytes == gib("9")
+
+
+def test_a_part_that_is_left_and_what_stays_besides() -> None:
+    world = two()
+    world.do(20, "b wants 2")
+    world.do(21, f"#{max(world.orders)} out 4.5 0.8s left=4 stays=0.5")
+    assert session(world, "a").resident_bytes == gib("4.5")
+    assert session(world, "a").left_bytes == gib("4")
+
+
+@pytest.mark.parametrize(
+    ("holds", "wants", "answer"),
+    [
+        ("3", "1.2", "room for c, request 1"),
+        ("15.2", "0.8", "#2 page out a (c asks for more)"),
+    ],
+)
+def test_a_newcomer_and_the_margin_take_no_residue(holds: str, wants: str, answer: str) -> None:
+    """Not at the start, nor when it grows: a linked one asks for room where it lacks any."""
+    world = out_but_for_its_context()
+    world.do(4, "memory a=0.5 parts=a; c joins")
+    assert world.do(5, "c asks 1") == ["grant c burst 1 for 30 s (nobody in the way)"]
+    assert world.do(6, f"memory a=0.5 c={holds} parts=ac") == []
+    assert world.do(7, f"c wants {wants}") == [answer]
+
+
+def test_one_that_cannot_ask_for_room_has_its_margin() -> None:
+    world = out_but_for_its_context()
+    world.do(4, "memory a=0.5 parts=a; c joins; c asks 1")
+    assert world.do(6, "memory a=0.5 c=14 parts=a") == []
+    answers = world.do(7, "memory a=0.5 c=15.2 parts=a")
+    assert answers == ["#2 page out a (the runners need more room)"]
+
+
+def test_a_page_in_that_lacks_room_takes_residues() -> None:
+    world = out_but_for_its_context("gpu 16 tq=30 ram=80")
+    world.do(4, "memory a=0.5 parts=a; b joins paged-out 15.8; b asks 1")
+    assert orders(world)[-1] == ("PageOut", "a", 0)
+    world.do(5, "#2 out 9 1s")
+    assert type(world.orders[3]) is PageIn
+
+
+def test_a_residue_that_the_driver_refuses_is_left_alone_for_a_while() -> None:
+    world = out_but_for_its_context("gpu 16 tq=30 ram=80")
+    world.do(4, "memory a=0.5 parts=a; b joins paged-out 15.8; b asks 1")
+    world.do(5, "#2 refuses driver")
+    assert world.look("queue") == "queue b:blocked-refused"
+    world.do(7, "time")
+    assert orders(world)[-1] == ("PageOut", "a", 0)
+
+
+def test_runners_that_outgrow_the_gpu_together_take_residues_first() -> None:
+    world = out_but_for_its_context()
+    world.do(5, "b joins; b asks 1; memory a=0.5 b=5 parts=abc; b ends 1; b asks 2; b ends 2")
+    world.do(10, "c joins; c asks 1")
+    world.do(11, "#2 out 5 1s")
+    world.do(12, "memory a=0.5 b=0 c=5 parts=abc; c ends 1; c asks 2; c ends 2; b asks 3")
+    world.do(13, "#3 in 5 1s")
+    world.do(20, "c asks 3; memory a=0.5 b=5 c=5 parts=abc")
+    assert world.look("b, c") == "b running, c running"
+    answers = world.do(21, "memory a=0.5 b=7.6 c=7.6 parts=abc")
+    assert answers == ["#4 page out a (the runners need more room)"]
+
+
+def test_who_makes_way_goes_out_rather_than_residues() -> None:
+    world = out_but_for_its_context()
+    world.do(4, "memory a=0.5 parts=a; c joins; c asks 1")
+    world.do(5, "memory a=0.5 c=3 parts=ac; b joins; b asks 1")
+    world.do(40, "time")
+    assert [order[1] for order in orders(world)] == ["a", "c"]
+    world.do(42, "#2 out 2.5 1s stays=0.5")
+    assert world.look("holders") == "holders b"
+    assert [order[1] for order in orders(world)] == ["a", "c"]
+
+
+def test_no_residue_goes_for_a_hint() -> None:
+    world = out_but_for_its_context()
+    world.do(4, "memory a=0.5 parts=a; b joins paged-out 15.4")
+    world.do(60, "b hinted")
+    assert type(world.orders[2]) is PageIn, "it fits, though without the margin"
+    world = out_but_for_its_context()
+    world.do(4, "memory a=0.5 parts=a; b joins paged-out 15.8")
+    assert world.do(60, "b hinted") == []

@@ -82,7 +82,7 @@ class World:
         if verb in ("out", "in"):
             kind = ev.PagedOut if verb == "out" else ev.PagedIn
             elapsed_ns = round(float(rest[1].rstrip("s")) * NS_PER_S)
-            left = {"left_bytes": gib(rest[2].removeprefix("left="))} if rest[2:] else {}
+            left = {f"{name}_bytes": gib(size) for name, size in (w.split("=") for w in rest[2:])}
             return kind(op=op, moved_bytes=gib(rest[0]), elapsed_ns=elapsed_ns, **left)
         if verb == "refuses":
             refusal = _REFUSALS[type(self.orders[op])]
