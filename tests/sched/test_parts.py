@@ -431,3 +431,11 @@ def test_no_residue_goes_for_a_hint() -> None:
     world = out_but_for_its_context()
     world.do(4, "memory a=0.5 parts=a; b joins paged-out 15.8")
     assert world.do(60, "b hinted") == []
+
+
+def test_one_that_leaves_gives_up_nothing_that_it_has_left() -> None:
+    world = two()
+    world.do(20, "a detaches")
+    st = world.scheduler._st
+    assert (list(st.waiting_partly_in), list(st.ops)) == (["a"], [])
+    assert not survey(st, GIB).victims
