@@ -13,11 +13,20 @@ from leftovers import nothing_left
 from notebooks import Notebook
 from pagers import BOTH, CHECKPOINT
 
+from kiwi_core import preload
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pagers import PagerUnderTest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def library() -> Path:
+    """Built once beforehand: a daemon that a test kills must not die over a compilation, whose
+    temporary files nobody would remove."""
+    return preload.library()
 
 
 @pytest.fixture(autouse=True)
