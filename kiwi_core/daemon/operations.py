@@ -18,7 +18,7 @@ from kiwi_core.pager.api import Lost, Moved, Refused
 from kiwi_core.pager.way_out import WayOut
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Operation, PageIn, PageOut, Resume, Suspend
-from kiwi_core.states import Reason
+from kiwi_core.states import Reason, Residency
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,6 +93,8 @@ class Operations:
             event = outcome_event(action, outcome)
             if isinstance(event, ev.Suspended):
                 event = self._measured(event, target)
+            elif isinstance(event, ev.ResumeFailed):
+                event = self._where_it_is(event, target)
         except Exception as error:
             # A fault of ours must not leave the scheduler waiting for an answer for ever.
             log.exception("operation raised", op=action.op, session=action.session)
@@ -110,6 +112,23 @@ class Operations:
             log.warning("held, but its memory cannot be read", why=str(error))
             return event
         return ev.Suspended(op=event.op, resident_bytes=seen.resident_bytes)
+
+    def _where_it_is(self, event: ev.ResumeFailed, target: Target) -> ev.ResumeFailed:
+        """What a daemon that was killed had told the driver to do may come true after its successor
+        has looked: what it saw held is out then, and no resume will ever succeed."""
+        try:
+            seen = self._pager.observe(target)
+        except KiwiError as error:
+            log.warning("not resumed, and nobody knows how it is", why=str(error))
+            return event
+        if seen.residency is not Residency.PAGED_OUT:
+            return event
+        return ev.ResumeFailed(
+            op=event.op,
+            reason=event.reason,
+            detail=event.detail,
+            paged_out_bytes=max(1, seen.paged_out_bytes),
+        )
 
     def _call(self, running: _Running, target: Target, ways: list[WayOut]) -> Outcome:
         action, pager = running.action, self._pager

@@ -238,10 +238,12 @@ class Resumed(_Outcome, frozen=True, kw_only=True):
 
 
 class ResumeFailed(_Outcome, frozen=True, kw_only=True):
-    """The process is still held; can be tried again."""
+    """The process is still held; can be tried again. ``paged_out_bytes`` above 0: its memory turned
+    out to be in system RAM, because a page-out that an earlier daemon had begun went on."""
 
     reason: Reason
     detail: str = ""
+    paged_out_bytes: int = 0
 
 
 class OperationOverdue(_Outcome, frozen=True, kw_only=True):

@@ -218,6 +218,11 @@ def page_in_refused(st: State, event: ev.PageInRefused) -> None:
 
 def resume_failed(st: State, event: ev.ResumeFailed) -> None:
     if (taken := _take(st, event.op, Doing.RESUMING)) is not None:
+        if event.paged_out_bytes:
+            session = taken[0]
+            session.home = Home.OUT
+            session.paged_out_bytes = session.restore_bytes = event.paged_out_bytes
+            session.resident_bytes = session.left_bytes = 0
         _refused(st, *taken, Notice.PAGE_IN_REFUSED, event.reason, event.detail)
 
 

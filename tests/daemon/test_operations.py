@@ -87,6 +87,15 @@ def test_refusals_and_our_own_faults_are_outcomes(
     assert failed == event(op=OpId(2), reason=Reason.DRIVER, detail="RuntimeError: a bug")
 
 
+def test_a_resume_of_what_is_out_tells_so(world: World) -> None:
+    """A page-out that a killed daemon had begun may come true after its successor has looked."""
+    world.perform(PageOut)
+    failed = world.perform(Resume, 2)
+    assert isinstance(failed, ev.ResumeFailed)
+    assert failed.paged_out_bytes == 100 * MIB
+    assert isinstance(world.perform(PageIn, 3), ev.PagedIn)
+
+
 def test_a_loss_says_in_which_direction(world: World) -> None:
     world.pager.script("page_out", Lose("gone"), session=S)
     assert world.perform(PageOut) == ev.PageOutLost(op=OpId(1), detail="gone")

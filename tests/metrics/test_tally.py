@@ -36,6 +36,7 @@ class Books:
     waits_ns: dict[bool, list[int]] = field(default_factory=lambda: {False: [], True: []})
     """By whether the burst had begun before."""
     moved_bytes: dict[str, int] = field(default_factory=lambda: {"out": 0, "in": 0})
+    out_bytes: dict[SessionId, int] = field(default_factory=dict)
     elapsed_ns: dict[str, int] = field(default_factory=lambda: {"out": 0, "in": 0})
     moves: dict[str, int] = field(default_factory=lambda: {"out": 0, "in": 0})
     refusals: dict[tuple[str, Reason], int] = field(default_factory=dict)
@@ -94,7 +95,7 @@ class Counted(Simulation):
         if isinstance(event, (ev.PagedOut, ev.PagedIn)):
             direction = "out" if isinstance(event, ev.PagedOut) else "in"
             books.moves[direction] += 1
-            books.moved_bytes[direction] += event.moved_bytes
+            books.moved_bytes[direction] += self._moved(action.session, event)
             books.elapsed_ns[direction] += event.elapsed_ns
         elif isinstance(event, WITH_REASON):
             key = (OPERATIONS[type(action)], event.reason)
@@ -105,6 +106,14 @@ class Counted(Simulation):
             books.overdue += 1
             return
         del books.ops[action.op]
+
+    def _moved(self, session: SessionId, event: ev.PagedOut | ev.PagedIn) -> int:
+        """A page-out tells all that is out by then: what was out before does not count again."""
+        before_bytes = self.books.out_bytes.pop(session, 0)
+        if isinstance(event, ev.PagedIn):
+            return event.moved_bytes
+        self.books.out_bytes[session] = max(before_bytes, event.moved_bytes)
+        return max(0, event.moved_bytes - before_bytes)
 
     def _compare(self, now_ns: int) -> None:
         tally, books = self.tally, self.books

@@ -8,9 +8,9 @@ import pytest
 
 from kiwi_core.config import DEFAULTS
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import PageIn, PageOut, Suspend
+from kiwi_core.sched.actions import PageIn, PageOut, Resume, Suspend
 from kiwi_core.sched.scheduler import Scheduler
-from kiwi_core.states import AntiThrash, Residency
+from kiwi_core.states import AntiThrash, Reason, Residency
 from kiwi_core.units import GIB, NS_PER_S, SessionId
 
 A, B, NOBODY = SessionId("a"), SessionId("b"), SessionId("nobody")
@@ -195,3 +195,21 @@ def test_what_is_out_by_the_books() -> None:
     scheduler.handle(ev.MemoryObserved(free_bytes=8 * GIB, resident_bytes={B: 0}), 2)
     scheduler.handle(ev.LeaseRequested(session=A, burst=1), 3)
     assert scheduler.out_bytes(A) is None  # on its way in
+
+
+def test_what_was_seen_held_and_is_out_comes_in_again() -> None:
+    """An earlier daemon was killed in a page-out, and the driver did it after the look."""
+    scheduler = Scheduler(8 * GIB, host_budget_bytes=64 * GIB, checks=True)
+    scheduler.handle(ev.MemoryObserved(free_bytes=5 * GIB), 0)
+    held = ev.SessionJoined(
+        session=A, residency=Residency.LOCKED, resident_bytes=3 * GIB, mid_burst=True, burst=1
+    )
+    (order,) = scheduler.handle(held, NS_PER_S)
+    assert isinstance(order, Resume)
+    failed = ev.ResumeFailed(op=order.op, reason=Reason.DRIVER, paged_out_bytes=3 * GIB)
+    scheduler.handle(failed, 2 * NS_PER_S)
+    wake_ns = scheduler.next_deadline_ns()
+    assert wake_ns is not None
+    (order,) = scheduler.handle(ev.DeadlinePassed(), wake_ns)
+    assert isinstance(order, PageIn)
+    assert order.need_bytes == 3 * GIB
