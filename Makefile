@@ -70,7 +70,7 @@ core-tests: $(READY)  ## scheduler and protocol, with the gate: every branch cov
 	@COVERAGE_FILE=.coverage.core $(STEP) core-coverage $(BIN)/coverage report --skip-covered
 
 unit-tests: $(READY)  ## everything that has no target of its own
-	@$(STEP) unit-tests $(PYTEST) -n 2 tests --ignore=tests/sched --ignore=tests/wire --ignore=tests/kernel \
+	@$(STEP) unit-tests $(PYTEST) -n 3 tests --ignore=tests/sched --ignore=tests/wire --ignore=tests/kernel \
 	  --ignore=tests/server_ext --ignore=tests/e2e --ignore=tests/ui
 
 server-tests: $(READY)  ## the server extension: routes, stream, placement of kernels
