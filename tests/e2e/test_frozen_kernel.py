@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 
+MIB_EACH = 72
+"""Two of these do not fit."""
+
 FROZEN = """
 import ctypes
 library = ctypes.PyDLL("libcuda.so.1")
@@ -43,8 +46,8 @@ def test_a_frozen_kernel_comes_back(
     make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook]
 ) -> None:
     daemon = make_daemon("1x128MiB", "--tq", "0.3")
-    a = make_notebook(daemon, "A", mib=72)
-    b = make_notebook(daemon, "B", mib=72)
+    a = make_notebook(daemon, "A", mib=MIB_EACH)
+    b = make_notebook(daemon, "B", mib=MIB_EACH)
     a.check(FROZEN)
     stop_a, stop_b = daemon.directory / "stop-a", daemon.directory / "stop-b"
     loop = f"print('rounds', frozen_loop({str(stop_a)!r}))"
@@ -114,8 +117,9 @@ def set_tq(daemon: Daemon, tq_s: float) -> None:
 
 
 def stands_still(a: Notebook) -> None:
-    """Not one of its threads gets anywhere: it uses no CPU, and its memory is out."""
-    assert a.is_out()
+    """Not one of its threads gets anywhere: it uses no CPU, and of its memory is out what the other
+    one needs: a library moves no more than that."""
+    assert a.in_gpu_mib() < MIB_EACH
     before_s = cpu_s(a.pid)
     time.sleep(0.5)
     assert cpu_s(a.pid) - before_s < 0.05

@@ -47,6 +47,14 @@ class Notebook:
         assert process is not None, f"the driver does not know notebook {self.name}"
         return self.daemon.pager.is_out(process)
 
+    def in_gpu_mib(self) -> float:
+        """What of its memory is in the GPU, its context left out, by the driver's own books."""
+        process = self.daemon.books().process(self.pid)
+        assert process is not None, f"the driver does not know notebook {self.name}"
+        if process.state == CHECKPOINTED:
+            return 0
+        return process.device_bytes.get(0, 0) / (1 << 20)
+
     @property
     def state(self) -> str:
         return str(self.session.state.value)
