@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from daemon import Daemon
     from pagers import PagerUnderTest
 
-    from kiwi_core.emulator import Books
-    from kiwi_core.wire.messages import GpuStatus
+    from kiwi_core.emulator import Books, ProcessBooks
+    from kiwi_core.wire.messages import GpuStatus, SessionStatus
 
 MUST_BE_KNOWN = frozenset({SessionState.PAGED_OUT, SessionState.SUSPENDED})
 QUEUED = frozenset({SessionState.WAITING, SessionState.SUSPENDED})
@@ -75,6 +75,12 @@ def _moment(status: GpuStatus) -> object:
     ]
 
 
+def _in_part(session: SessionStatus, process: ProcessBooks) -> bool:
+    """A library moves out no more than others need: what it left is what the status says."""
+    in_gpu_bytes = process.device_bytes.get(0, 0) + process.context_bytes.get(0, 0)
+    return process.state == RUNNING and in_gpu_bytes == session.resident_bytes
+
+
 def lies(status: GpuStatus, books: Books, pager: PagerUnderTest) -> list[str]:
     """What ``status`` says that is not so, or contradicts itself."""
     found = []
@@ -85,11 +91,12 @@ def lies(status: GpuStatus, books: Books, pager: PagerUnderTest) -> list[str]:
                 found.append(f"{session.name} is {session.state}, the driver does not know it")
             continue
         out = session.paged_out_bytes > 0
+        gone = pager.is_out(process) or (not pager.driver_moves and _in_part(session, process))
         right = {
             SessionState.RUNNING: process.state == RUNNING and not out,
             SessionState.IDLE: process.state == RUNNING and not out,
-            SessionState.PAGED_OUT: pager.is_out(process) and out,
-            SessionState.SUSPENDED: pager.is_out(process) if out else pager.is_held(process),
+            SessionState.PAGED_OUT: gone and out,
+            SessionState.SUSPENDED: gone if out else pager.is_held(process),
         }.get(session.state, True)
         if not right:
             found.append(f"{session.name} is {session.state} (out: {out}), driver: {process}")
