@@ -49,7 +49,6 @@ class Run:
 
     folder: Path
     work: Path
-    emulated: bool
     ends_s: float
     limit_s: float | None = None
     """A shorter limit for each part (the self-test's)."""
