@@ -55,6 +55,8 @@ class Target:
         """Make one call while nothing holds it; returns the words for how it went."""
         self.say(call)
         said = self.line(within_s)
+        while said is not None and said["did"] != call:  # the late answer to an earlier call
+            said = self.line(within_s)
         if said is None:
             return self.died or hangs(within_s)
         return "ok" if said["code"] == 0 else said.get("why", f"answered {said['code']}")
