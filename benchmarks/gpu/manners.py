@@ -18,7 +18,7 @@ import manners_states
 from manners_book import Book
 
 if TYPE_CHECKING:
-    from callers import Stage
+    from stage import Stage
 
 
 def run(stage: Stage) -> None:

@@ -11,7 +11,8 @@ from manners_known import KNOWN
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from callers import Caller, Stage
+    from callers import Caller
+    from stage import Stage
 
 EMULATOR_FILE = HERE / "manners_emulator.json"
 """What the emulator answers, by row: an emulated run writes the same file into its results."""

@@ -8,8 +8,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from callers import CALL_S, GIB, HERE, MIB, SHORT_S, START_S, Caller, within
+from callers import CALL_S, HERE, SHORT_S, START_S, Caller, within
 from manners_states import STATES
+from stage import GIB, MIB
 from targets import CHECKPOINTED, LOCKED, QUIET_S, Target, hold, let_go, target, targets
 
 if TYPE_CHECKING:

@@ -9,15 +9,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from callers import CALL_S, GIB, MIB, SHORT_S, Caller
+from callers import CALL_S, SHORT_S, Caller
 from manners_states import STATES
+from stage import GIB, MIB
 from targets import target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from callers import Answer, Stage
+    from callers import Answer
     from manners_book import Book
+    from stage import Stage
     from targets import Target
 
 REAL_BYTES, EMULATED_BYTES = 2 * GIB, 32 * MIB

@@ -13,7 +13,8 @@ from callers import HERE, SHORT_S, START_S, hangs, within
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from callers import Caller, Program, Stage
+    from callers import Caller
+    from stage import Program, Stage
 
 QUIET_S = 2.0
 """A call that has not answered for so long while its process is held waits."""
