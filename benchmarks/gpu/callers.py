@@ -12,12 +12,13 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-GIB, MIB = 1 << 30, 1 << 20
+    from stage import Program, Stage
+
 HERE = Path(__file__).resolve().parent
 
 START_S = 40.0
@@ -26,40 +27,8 @@ CALL_S = 15.0
 """For one call, unless the caller says otherwise: a 16 GB process took the driver 15 s (N#29)."""
 SHORT_S = 5.0
 """For a call that takes milliseconds where it does not hang."""
-RESERVE_S = 8.0
-"""Kept of a part's time, so that it ends its processes before it is ended itself."""
-
-
-class Program(Protocol):
-    """A child process that is spoken to by lines."""
-
-    pid: int
-
-    def line(self, within_s: float) -> dict[str, Any]: ...
-    def say(self, text: str = "\n") -> None: ...
-    def finish(self, within_s: float) -> dict[str, Any]: ...
-    def end(self) -> int | None: ...
-
-
-class Stage(Protocol):
-    """What a part is given: the time that it has, the GPU, where its answers go."""
-
-    folder: Path
-    work: Path
-    emulated: bool
-    uuid: str
-    total_bytes: int
-    ram_bytes: int
-    env: dict[str, str]
-
-    @property
-    def left_s(self) -> float: ...
-
-    def row(
-        self, name: str, value: object, *, unit: str = "", target: str = "",
-        passed: bool | None = None, **more: object,
-    ) -> None: ...  # fmt: skip
-    def spawn(self, command: list[str], env: dict[str, str] | None = None) -> Any: ...
+RESERVE_S = 4.0
+"""Kept of a part's time for the end of its processes; the stage keeps more for those that hang."""
 
 
 @dataclass(frozen=True)

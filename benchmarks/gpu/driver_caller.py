@@ -28,7 +28,7 @@ NS_PER_S = 10**9
 
 def _number(result: Any) -> tuple[int, Any]:
     code, *values = result
-    return int(code), int(values[0]) if values else None
+    return int(code), None if int(code) or not values else int(values[0])
 
 
 class DriverCalls:

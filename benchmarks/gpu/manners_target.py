@@ -1,6 +1,7 @@
 """A CUDA program whose next call is chosen from outside: what the probes of ``manners.py`` hold.
 
     manners_target.py [--bytes N]      holds N bytes of noise, then obeys
+    manners_target.py --hog N          takes all free GPU memory but N bytes, until its input ends
     manners_target.py --zombie         starts a CUDA program that ends, and never looks after it
 
 Each line of its input names a call of ``Calls``; the answer is a JSON line with the driver's code.
@@ -14,6 +15,7 @@ import hashlib
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -231,13 +233,31 @@ def _zombie() -> None:
     sys.stdin.read()
 
 
+def _hog(leave: int) -> None:
+    from cuda.bindings import driver as cu
+
+    check(cu.cuInit(0))
+    check(cu.cuCtxSetCurrent(check(cu.cuDevicePrimaryCtxRetain(check(cu.cuDeviceGet(0))))))
+    step = 1 << 36
+    while step >= MIB:
+        free = int(check(cu.cuMemGetInfo())[0])
+        fits = free - step >= leave and int(cu.cuMemAlloc(step)[0]) == 0
+        step = step if fits else step // 2
+    print(json.dumps({"ready": True, "free": int(check(cu.cuMemGetInfo())[0])}), flush=True)
+    sys.stdin.read()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--bytes", type=int, default=4 * MIB)
+    parser.add_argument("--hog", type=int, metavar="N")
     parser.add_argument("--zombie", action="store_true")
     args = parser.parse_args()
+    if args.hog is not None:
+        return _hog(args.hog)
     if args.zombie:
         return _zombie()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it may crash on purpose
     signal.signal(signal.SIGINT, _interrupted)
     calls = Calls(args.bytes)
     print(json.dumps({"ready": True, "pid": os.getpid()}), flush=True)

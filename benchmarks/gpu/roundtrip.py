@@ -9,10 +9,12 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
-from callers import GIB, HERE, MIB, Caller, see_off, within
+from callers import HERE, Caller, see_off, within
+from stage import GIB, MIB
 
 if TYPE_CHECKING:
-    from callers import Answer, Program, Stage
+    from callers import Answer
+    from stage import Program, Stage
 
 LIBRARIES = ("driver", "torch", "cupy", "jax")
 EMULATED_BYTES, REAL_BYTES = 32 * MIB, GIB

@@ -13,7 +13,8 @@ from callers import HERE, SHORT_S, START_S, hangs, within
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from callers import Caller, Program, Stage
+    from callers import Caller
+    from stage import Program, Stage
 
 QUIET_S = 2.0
 """A call that has not answered for so long while its process is held waits."""
@@ -55,6 +56,8 @@ class Target:
         """Make one call while nothing holds it; returns the words for how it went."""
         self.say(call)
         said = self.line(within_s)
+        while said is not None and said["did"] != call:  # the late answer to an earlier call
+            said = self.line(within_s)
         if said is None:
             return self.died or hangs(within_s)
         return "ok" if said["code"] == 0 else said.get("why", f"answered {said['code']}")

@@ -7,23 +7,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from small_stage import GPU_SCRIPTS, SmallStage
+from small_stage import GPU_SCRIPTS, end_all, small_stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[SmallStage]:
-    """A stage of which no program may be left over."""
-    one = SmallStage(tmp_path)
-    yield one
-    left = [program.pid for program in one.programs if program.end() is None]
-    assert not left, f"cannot be ended: {left}"
 
 
 @pytest.fixture
@@ -40,3 +31,12 @@ def part(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType
         file = getattr(sys.modules[name], "__file__", None) or ""
         if file.startswith(str(GPU_SCRIPTS)):
             del sys.modules[name]
+
+
+@pytest.fixture
+def stage(part: object, tmp_path: Path) -> Iterator[Any]:
+    """A stage of which no program may be left over."""
+    one = small_stage(tmp_path)
+    yield one
+    left = end_all(one)
+    assert not left, f"cannot be ended: {left}"
