@@ -154,7 +154,8 @@ class Program:
             command, env=env, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         self.pid = self._process.pid
         self.hit: signal.Signals | None = None
 
@@ -230,8 +231,15 @@ class Program:
                 self._process.send_signal(number)
             status = self.status(0.2 if number is signal.SIGCONT else END_S)
             if status is not None:
+                self._close_output()
                 return status
         return None
+
+    def _close_output(self) -> None:
+        assert self._process.stdout is not None
+        self._reader.join(END_S)  # a grandchild may still hold the other end
+        if not self._reader.is_alive():
+            self._process.stdout.close()
 
 
 def job_command(kind: str, **options: object) -> list[str]:
