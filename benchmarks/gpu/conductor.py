@@ -22,6 +22,7 @@ MARK = "KIWI_GPU_RUN"
 """Environment variable that every process of a part inherits, daemons and their programs too."""
 GRACE_S = 8.0
 """How long a part that is over its limit may take to end its programs; part of the limit."""
+SCRIPT = Path(__file__).with_name("run_all.py")
 LOG_BYTES = 8 << 20
 """What is kept of a log, from its end: results come back in files of at most 16 MiB."""
 
@@ -49,11 +50,12 @@ class Run:
 
     folder: Path
     work: Path
-    emulated: bool
     ends_s: float
     limit_s: float | None = None
     """A shorter limit for each part (the self-test's)."""
     results: dict[str, Any] = field(default_factory=dict)
+    script: Path = SCRIPT
+    """What runs one part, given ``--part NAME``."""
 
     def part(self, part: Part) -> None:
         """Run one part. Whatever it does, this returns at the latest at the part's limit."""
@@ -67,13 +69,15 @@ class Run:
         else:
             began_s = time.monotonic()
             entry["status"] = self._run(part, began_s + limit_s, entry)
+            if entry["status"] != "done":
+                _fail(entry)
             entry["took_s"] = round(time.monotonic() - began_s, 1)
         self.save()
         print(f"--- {part.name}: {entry['status']}", flush=True)
 
     def _run(self, part: Part, ends_s: float, entry: dict[str, Any]) -> str:
         mark = f"{os.getpid()}-{part.name}"
-        command = [sys.executable, str(Path(__file__).with_name("run_all.py")), str(self.folder)]
+        command = [sys.executable, str(self.script), str(self.folder)]
         command += ["--part", part.name, "--work", str(self.work), "--ends", str(ends_s)]
         with (self.folder / "parts.log").open("ab") as log:
             log.write(f"\n=== {part.name}\n".encode())
@@ -86,6 +90,8 @@ class Run:
             return self._watch(process, part, ends_s, entry)
         finally:
             sweep(mark)
+            with suppress(subprocess.TimeoutExpired):  # a call that no signal ends
+                process.wait(0.5)
             self._collect(part, entry)
             _shorten(self.folder)
 
@@ -131,6 +137,13 @@ class Run:
             new.replace(self.folder / name)
 
 
+def _fail(entry: dict[str, Any]) -> None:
+    """Leave a row that counts: a part that was ended, or that crashed, did not pass."""
+    if not any(row["name"] == "this part" for row in entry["rows"]):
+        row = {"name": "this part", "value": entry["status"], "unit": "", "target": ""}
+        entry["rows"].append(row | {"passed": False})
+
+
 def sweep(mark: str, within_s: float = GRACE_S / 2) -> None:
     """End every process that carries ``mark``, the gentlest way first; never wait for long.
 
@@ -154,13 +167,20 @@ def sweep(mark: str, within_s: float = GRACE_S / 2) -> None:
 def marked(mark: str) -> list[int]:
     """Return the processes (no zombies) whose environment carries ``mark``."""
     wanted = f"{MARK}={mark}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with suppress(OSError):
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return found
+    return [pid for pid in processes() if wanted in environment_of(pid)]
+
+
+def processes() -> list[int]:
+    """Return all processes but this one."""
+    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [pid for pid in pids if pid != os.getpid()]
+
+
+def environment_of(pid: int) -> list[bytes]:
+    """Return the environment that a process was started with; nothing of one that is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return []
 
 
 def _shorten(folder: Path) -> None:

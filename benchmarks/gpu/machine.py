@@ -1,4 +1,4 @@
-"""The first part: what the other parts must know, asked so that a driver that hangs costs little."""
+"""The first part: what the others must know, asked so that a driver that hangs costs little."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ print(json.dumps({"uuid": f"GPU-{u[:8]}-{u[8:12]}-{u[12:16]}-{u[16:20]}-{u[20:]}
                   "gpu": ck(cu.cuDeviceGetName(256, device)).split(b"\\0")[0].decode()}))
 """
 PACKAGES = (
-    "torch", "cupy-cuda13x", "jax", "triton", "cuda-bindings", "cuda-core", "nvidia-ml-py", "pytest",
-    "pytest-timeout", "hypothesis", "ipykernel", "jupyter-client",
+    "torch", "cupy-cuda13x", "jax", "triton", "cuda-bindings", "cuda-core", "nvidia-ml-py",
+    "pytest", "pytest-timeout", "hypothesis", "ipykernel", "jupyter-client",
 )  # fmt: skip
 
 

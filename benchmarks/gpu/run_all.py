@@ -2,14 +2,14 @@
 
     python benchmarks/gpu/run_all.py FOLDER --set first       # safe: nothing that could hurt
     python benchmarks/gpu/run_all.py FOLDER --set second      # sharing and speed
-    python benchmarks/gpu/run_all.py FOLDER --set third       # notebooks, then what may break things
+    python benchmarks/gpu/run_all.py FOLDER --set third       # notebooks; then what may break
     python benchmarks/gpu/run_all.py FOLDER --only probe checkpoint
 
 Run it with the machine's own Python (the one with PyTorch) from a checkout. Nothing has to be
 installed; the packages that it names as missing must be on ``PYTHONPATH``. Each part runs in a
-process group of its own, which is ended at a limit; ``results.json`` and ``summary.md`` are written
-anew after each answer. It changes no setting of the GPU. ``--emulated-selftest`` runs the same, small,
-on the emulated driver: that shows that the script works, and its figures mean nothing.
+process group of its own, which is ended at a limit; ``results.json`` and ``summary.md`` are
+written anew after each answer. It changes no setting of the GPU. ``--emulated-selftest`` runs the
+same, small, on the emulated driver: that shows that the script works, and its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ sys.path[:0] = [
 ]
 
 import summary  # noqa: E402
-from conductor import Part, Run  # noqa: E402
+from conductor import Run  # noqa: E402
+from plan import FACTS, PARTS, SETS, Part  # noqa: E402
 from stage import Skipped, Stage  # noqa: E402
 
 BUDGET_S = 570.0
@@ -46,34 +47,6 @@ NEEDED = ("cuda.bindings", "cuda.core", "pynvml", "psutil", "msgspec", "structlo
 """Without these nothing runs. cuda-bindings before 13.5.0 crash when a captured host function is
 launched for the second time, and cuda-core before 1.0 has no ``checkpoint``."""
 AT_LEAST = {"cuda-bindings": (13, 5), "cuda-core": (1, 0)}
-
-FACTS = Part("machine", "machine:facts", "What is this machine?", 5, 75)
-SETS: dict[str, tuple[Part, ...]] = {
-    "first": (
-        Part("probe", "probe:run", "What can this machine do, and does the library live here? No checkpoint.", 15, 60),
-        Part("checkpoint", "roundtrip:run", "Does one checkpoint round trip keep every byte, library by library?", 20, 90),
-        Part("manners", "manners:run", "How does this driver behave, beside what others saw and what the emulator does?", 20, 120),
-        Part("suspensions", "suspensions:run", "Do 100 random suspensions leave the results as they are?", 40, 220),
-        Part("gate", "gate:run", "What does the gate cost a training loop?", 25, 80, ("torch",)),
-    ),
-    "second": (
-        Part("fitting", "pairs:fitting", "Two jobs that fit the GPU: what does Kiwi cost?", 30, 90),
-        Part("not_fitting", "pairs:not_fitting", "Two jobs that do not fit: sharing against one after the other.", 60, 300),
-        Part("paging", "paging:run", "How fast does memory go out and come in, as a share of a pinned copy?", 25, 90),
-        Part("bench", "paging:bench", "What does kiwi bench measure here?", 25, 110),
-    ),
-    "third": (
-        Part("notebooks", "notebooks:run", "Do real notebooks share, and how long is Shift+Enter to the first kernel?", 40, 140),
-        Part("loops", "loops:run", "Add and matmul loops of a foreign kind: alone, under the gate, shared.", 30, 90),
-        Part("full", "last:full", "Is the last MiB of the GPU there for a program under Kiwi?", 20, 45),
-        Part("killed", "last:killed", "Daemon and program killed while memory is out: does the rest go on?", 25, 70),
-        Part("manners_dangerous", "manners:run_dangerous", "What kills, hangs or leaks on this driver?", 30, 110),
-        Part("gpu_tests", "suites:gpu_tests", "The project's tests marked gpu.", 40, 150),
-        Part("inprocess", "suites:inprocess", "The in-process pager under PyTorch, CuPy, JAX and Triton.", 40, 150),
-        Part("conformance", "suites:conformance", "The suite that the emulated driver passes.", 40, 300),
-    ),
-}  # fmt: skip
-PARTS = {part.name: part for part in (FACTS, *(part for group in SETS.values() for part in group))}
 
 
 def main() -> int:
@@ -104,10 +77,9 @@ def _whole(args: argparse.Namespace, work: Path) -> int:
         import selftest
 
         selftest.prepare(work, args.fault)
-    run = Run(
-        args.folder, work, args.emulated_selftest, time.monotonic() + args.budget_seconds, args.part_seconds,
-        {"emulated": args.emulated_selftest, "began": time.strftime("%Y-%m-%d %H:%M:%S"), "facts": {}, "parts": {}},
-    )  # fmt: skip
+    results = {"emulated": args.emulated_selftest, "began": time.strftime("%Y-%m-%d %H:%M:%S")}
+    ends_s = time.monotonic() + args.budget_seconds
+    run = Run(args.folder, work, ends_s, args.part_seconds, results | {"facts": {}, "parts": {}})
     (work / "settings.json").write_text(json.dumps(settings))
     run.part(FACTS)
     run.results["facts"] = _facts(work)
@@ -168,13 +140,12 @@ def _one_part(args: argparse.Namespace) -> int:
     stage = Stage(
         part.name, args.folder.absolute(), work, settings["emulated"], args.ends,
         uuid=facts.get("uuid", ""), total_bytes=facts.get("total_bytes", 0),
-        ram_bytes=facts.get("ram_bytes", 0), pids_visible=facts.get("pids_visible", True),
-        fault=settings["fault"], job_s=settings["job_s"],
+        ram_bytes=facts.get("ram_bytes", 0), fault=settings["fault"], job_s=settings["job_s"],
     )  # fmt: skip
     if settings["emulated"]:
         import selftest
 
-        selftest.enter(work, settings["fault"], stage)
+        selftest.enter(work, stage)
     if stage.uuid:
         stage.env["CUDA_VISIBLE_DEVICES"] = stage.uuid
     try:
@@ -212,11 +183,15 @@ def _merge(folder: Path, others: list[Path]) -> int:
     return 0
 
 
+def _names(parts: tuple[Part, ...]) -> str:
+    return ", ".join(part.name for part in parts)
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").partition("\n")[0],
-        epilog="parts: " + "; ".join(f"{name}: {', '.join(p.name for p in parts)}" for name, parts in SETS.items()),
-    )  # fmt: skip
+        epilog="parts: " + "; ".join(f"{name}: {_names(parts)}" for name, parts in SETS.items()),
+    )
     parser.add_argument("folder", type=Path, help="where results.json, summary.md and the logs go")
     parser.add_argument("--set", nargs="+", choices=SETS, help="which parts (default: all)")
     parser.add_argument(

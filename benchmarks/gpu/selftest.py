@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from stage import Stage
 
 CHECKPOINT_CALLS = ("lock", "checkpoint", "restore", "unlock", "get_state")
@@ -29,16 +30,15 @@ def prepare(work: Path, fault: str) -> None:
         os.environ[ENV_HANG] = call
 
 
-def enter(work: Path, fault: str, stage: Stage) -> None:
+def enter(work: Path, stage: Stage) -> None:
     """Let this part, and the programs that it starts, use the emulated driver."""
     from kiwi_core import emulator
 
-    del fault
     stage.job_s = JOB_S
-    extra = emulator.environment(work / "gpus", emulator.build())
+    libs = emulator.build()
+    extra = emulator.environment(work / "gpus", libs)
     os.environ.update(extra)
     stage.env |= extra
-    libs = emulator.build()
     with suppress(RuntimeError):
         emulator.load(str(libs.libcuda), str(libs.libnvml))
 

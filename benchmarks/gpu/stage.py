@@ -15,11 +15,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = str(Path(__file__).with_name("job.py"))
@@ -35,7 +37,7 @@ class Skipped(Exception):  # noqa: N818 - an outcome, not an error
     """This part, or this row, cannot be had here; the text says why."""
 
 
-class Ended(RuntimeError):
+class Ended(RuntimeError):  # noqa: N818 - as TimeoutError, it says what came instead of an answer
     """The program has ended, or does not speak as it should."""
 
 
@@ -58,12 +60,10 @@ class Stage:
     total_bytes: int = 0
     ram_bytes: int = 0
     """System RAM that was available when the run began, cgroup limits included."""
-    pids_visible: bool = True
-    """Whether NVML names the processes that use the GPU."""
     job_s: float = 45.0
     """How long a job of a pair takes by itself."""
     fault: str = ""
-    """The self-test's fault: ``stopped-job`` and ``dying-job`` hit the first program of each part."""
+    """The self-test's; ``stopped-job`` and ``dying-job`` hit the first program of each part."""
 
     @property
     def left_s(self) -> float:
@@ -90,19 +90,10 @@ class Stage:
             file.write(json.dumps(row | more) + "\n")
         print(f"  {name}: {value} {unit} {_verdict(passed)}".rstrip(), flush=True)
 
-    def at_most(
-        self, name: str, value: float, limit: float, unit: str = "×", **more: object
-    ) -> None:
-        """Record a figure whose target is an upper bound."""
-        self.row(
-            name, round(value, 4), unit=unit, target=f"≤ {limit:g} {unit}", passed=value <= limit, **more
-        )  # fmt: skip
-
-    def at_least(self, name: str, value: float, limit: float, unit: str, **more: object) -> None:
-        """Record a figure whose target is a lower bound."""
-        self.row(
-            name, round(value, 4), unit=unit, target=f"≥ {limit:g} {unit}", passed=value >= limit, **more
-        )  # fmt: skip
+    def at_most(self, name: str, value: float, limit: float, **more: object) -> None:
+        """Record a ratio whose target is an upper bound."""
+        passed = value <= limit
+        self.row(name, round(value, 4), unit="×", target=f"≤ {limit:g} ×", passed=passed, **more)
 
     @contextmanager
     def attempt(self, name: str) -> Iterator[None]:
@@ -163,7 +154,8 @@ class Program:
             command, env=env, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         self.pid = self._process.pid
         self.hit: signal.Signals | None = None
 
@@ -239,8 +231,15 @@ class Program:
                 self._process.send_signal(number)
             status = self.status(0.2 if number is signal.SIGCONT else END_S)
             if status is not None:
+                self._close_output()
                 return status
         return None
+
+    def _close_output(self) -> None:
+        assert self._process.stdout is not None
+        self._reader.join(END_S)  # a grandchild may still hold the other end
+        if not self._reader.is_alive():
+            self._process.stdout.close()
 
 
 def job_command(kind: str, **options: object) -> list[str]:

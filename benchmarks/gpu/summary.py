@@ -34,7 +34,7 @@ def _head(results: dict[str, Any]) -> list[str]:
     counts = verdicts(results)
     lines = [
         f"GPU: {facts.get('gpu', 'unknown')}, driver {facts.get('driver', 'unknown')}.",
-        f"{counts['passed']} rows passed, {counts['failed']} failed, {counts['open']} have no target.",
+        "{passed} rows passed, {failed} failed, {open} have no target.".format(**counts),
     ]
     if results.get("emulated"):
         lines.insert(0, "**The emulated driver: these figures mean nothing.**\n")
