@@ -40,9 +40,22 @@ static bool pin(struct kp_piece *p, bool on) { /* slow: outside kp_arena_mu */
     return rc == CUDA_SUCCESS;
 }
 
-/* A free pageable piece, or a new one; NULL: there is nothing to pin, or nothing to pin it with. */
+/* A pageable piece with copies in it: made on a way out that came before anything was pinned.  Not while
+ * something is out: then the driver may be about to lock the program, and nothing of it is to be in a call. */
+static struct kp_piece *used_one(void) {
+    if (__atomic_load_n(&kp_totals.out, __ATOMIC_RELAXED)) return NULL;
+    for (struct kp_piece *p = kp_pieces; p; p = p->next) {
+        if (!p->pinned && !p->busy && p->free_units < p->units) return p;
+    }
+    return NULL;
+}
+
+/* A piece with copies, a free pageable one, or a new one; NULL: there is nothing to pin, or nothing to pin
+ * it with.  The first even where enough is pinned: those copies go out and in at half the speed. */
 static struct kp_piece *next_to_pin(void) {
-    if (!enabled || refused || kp_arena_totals.pinned >= aim) return NULL;
+    if (!enabled || refused) return NULL;
+    struct kp_piece *used = used_one();
+    if (used || kp_arena_totals.pinned >= aim) return used;
     for (struct kp_piece *p = kp_pieces; p; p = p->next) {
         if (!p->pinned && !p->busy && p->free_units == p->units) return p;
     }
@@ -55,9 +68,10 @@ static struct kp_piece *next_to_pin(void) {
 uint64_t kp_arena_most(void) { return kp_arena_totals.limit < allowed ? kp_arena_totals.limit : allowed; }
 
 static void pin_one(struct kp_piece *p) { /* kp_arena_mu held */
+    bool clear = p->free_units == p->units; /* touching writes; nothing is handed out of a busy piece */
     p->busy = true;
     pthread_mutex_unlock(&kp_arena_mu);
-    kp_host_touch(p->base, p->units * KP_ARENA_UNIT);
+    if (clear) kp_host_touch(p->base, p->units * KP_ARENA_UNIT);
     bool ok = pin(p, true);
     pthread_mutex_lock(&kp_arena_mu);
     p->busy = false;
@@ -189,6 +203,12 @@ void kp_arena_numa(int node) {
 void kp_arena_wake(void) {
     pthread_mutex_lock(&kp_arena_mu);
     if (enabled) kp_pinning_wake();
+    pthread_mutex_unlock(&kp_arena_mu);
+}
+
+void kp_arena_moved(void) {
+    pthread_mutex_lock(&kp_arena_mu);
+    if (started && enabled && kp_arena_totals.pageable) pthread_cond_signal(&wanted);
     pthread_mutex_unlock(&kp_arena_mu);
 }
 
