@@ -11,6 +11,7 @@
 #include "fault.h"
 #include "gate.h"
 #include "hash.h"
+#include "kiwi_preload.h"
 #include "link.h"
 #include "pieces.h"
 #include "real.h"
@@ -220,4 +221,18 @@ void kp_arena_aim(uint64_t bytes) {
     if (kp_arena_totals.pinned > spare) keep = spare;
     if (enabled && (kp_arena_totals.pinned < bytes || kp_arena_totals.pinned > spare)) kp_pinning_wake();
     pthread_mutex_unlock(&kp_arena_mu);
+}
+
+/* How much host memory is pinned, how much is there and is not, and how much is to be pinned at last: all
+ * of what may have to go out, as far as this program may hold so much beforehand.  For a program that
+ * measures moves, and should not begin before.  1: pinning is under way or done; 0: nothing will come. */
+KP_API __attribute__((used)) int kiwi_preload_pinned(uint64_t *pinned, uint64_t *pageable, uint64_t *wanted) {
+    pthread_mutex_lock(&kp_arena_mu);
+    uint64_t most = kp_arena_most();
+    *pinned = kp_arena_totals.pinned;
+    *pageable = kp_arena_totals.pageable;
+    *wanted = aim < most ? aim : most;
+    int coming = !refused;
+    pthread_mutex_unlock(&kp_arena_mu);
+    return coming;
 }

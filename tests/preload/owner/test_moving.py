@@ -214,6 +214,20 @@ def test_what_goes_out_before_it_is_pinned_is_pinned_once_it_is_back(program):
     p.do("swap(); same(*held); check()")
 
 
+def test_who_measures_can_wait_until_all_is_pinned(program):
+    """As the bench does. Nobody pins anything before a daemon is there, or where it is refused."""
+    p = program()
+    p.do("from kiwi_core.bench.work.pinned import until_pinned")
+    p.do(HELD)
+    began = p.get("time.monotonic()")
+    assert p.get("until_pinned(0.2)") == 0
+    p.do("fault('pin', 0, -1); prepare(); until(lambda: arena()['refused'], 'nothing was tried')")
+    assert p.get("until_pinned(60)") == 0
+    assert p.get("time.monotonic()") - began < 30
+    p.do("fault('pin', 0, 0); prepare()")
+    assert p.get("until_pinned(60) >= books()['owned']")
+
+
 def test_a_lower_limit_gives_back_what_is_free(program):
     p = program()
     p.do("prepare()")
