@@ -42,8 +42,8 @@ def prepare(
         emulator.set_copy_bandwidth(state, copy_bytes_per_s)
     emulator.activate(state, libraries)
     return Emulation(
-        libcuda=str(libraries.libcuda),
-        libnvml=str(libraries.libnvml),
+        libcuda=str(libraries.libcuda.absolute()),
+        libnvml=str(libraries.libnvml.absolute()),
         env={emulator.ENV_STATE: str(state)},
     )
 

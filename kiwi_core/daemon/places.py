@@ -8,12 +8,12 @@ import errno
 import fcntl
 import os
 import socket
-import stat
 import time
 from typing import TYPE_CHECKING
 
 import structlog
 
+from kiwi_core.client.directory import why_unsafe
 from kiwi_core.errors import CallerError
 
 if TYPE_CHECKING:
@@ -50,13 +50,12 @@ def prepare_directory(path: Path, mode: int = 0o700) -> None:
             "Name another directory with --socket-dir or KIWI_SOCKET_DIR (for the state: "
             "--state-dir or KIWI_STATE_DIR).",
         ) from error
-    if not stat.S_ISDIR(info.st_mode):
-        raise CallerError("unsafe-directory", f"{path} is not a directory (or is a link).")
-    if info.st_uid not in (0, os.getuid()):
-        raise CallerError("unsafe-directory", f"{path} belongs to another user.")
-    if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
+    if why := why_unsafe(info):
         raise CallerError(
-            "unsafe-directory", f"Everybody may write to {path}.", f"Run: chmod o-w {path}"
+            "unsafe-directory",
+            f"{path} {why}: whoever can put files there could pose as the daemon.",
+            f"Run `chmod go-w {path}` if it is for Kiwi alone; else name another one with "
+            "--socket-dir or KIWI_SOCKET_DIR (for the state: --state-dir or KIWI_STATE_DIR).",
         )
     if not os.access(path, os.W_OK | os.X_OK):
         raise CallerError(

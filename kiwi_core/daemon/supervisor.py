@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kiwi_core import config
+from kiwi_core import config, interpreter
 from kiwi_core.daemon.__main__ import EXIT_CANNOT
 from kiwi_core.daemon.child_options import ChildOptions
 from kiwi_core.daemon.emulation import prepare
@@ -38,8 +38,9 @@ CALM_S = 60.0
 
 def main(options: DaemonOptions) -> int:
     """Runs in the foreground until SIGTERM or SIGINT. Returns the exit status."""
-    sockets = options.socket_dir or config.socket_dir()
-    state = options.state_dir or config.state_dir(sockets)
+    # Absolute: daemons run in another directory, and programs hear of these paths.
+    sockets = (options.socket_dir or config.socket_dir()).absolute()
+    state = (options.state_dir or config.state_dir(sockets)).absolute()
     prepare_directory(sockets, sockets_mode())
     prepare_directory(state)
     emulation = None
@@ -75,8 +76,8 @@ def _child_options(
 ) -> ChildOptions:
     return ChildOptions(
         gpu_uuid=gpu.uuid,
-        sockets=str(sockets.absolute()),
-        state=str(state.absolute()),
+        sockets=str(sockets),
+        state=str(state),
         tq_ns=_ns(options.tq_s),
         anti_thrash=options.anti_thrash,
         policy=options.policy,
@@ -154,8 +155,9 @@ class _Child:
         if self._options.emulation is not None:
             environment.update(self._options.emulation.env)
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "kiwi_core.daemon", msgspec.json.encode(self._options).decode(),
+            *interpreter.module("kiwi_core.daemon", msgspec.json.encode(self._options).decode()),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,
+            cwd=interpreter.DIRECTORY,
         )  # fmt: skip
         if self._stopping.is_set():
             self.stop()  # it was told while this one was being started
