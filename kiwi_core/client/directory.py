@@ -86,9 +86,9 @@ def _is_trusted_socket(name: str, directory: int) -> bool:
     return stat.S_ISSOCK(found.st_mode) and is_trusted(found.st_uid)
 
 
-def peer_uid(sock: socket.socket) -> int:
-    """Return the user who listens at the other end of ``sock`` (``SO_PEERCRED``, unix(7)): the
-    system says it, whatever the path has led to."""
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Return process and user at the other end of ``sock`` (``SO_PEERCRED``, unix(7)): the system
+    says it, whatever the path has led to. For a client that is who listens there."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    uid: int = _UCRED.unpack(raw)[1]
-    return uid
+    pid, uid, _gid = _UCRED.unpack(raw)
+    return pid, uid

@@ -8,7 +8,7 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.client.directory import is_trusted, peer_uid
+from kiwi_core.client.directory import is_trusted, peer_of
 from kiwi_core.client.patience import SLICE_S, Patience
 from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import CallerError, PeerError
@@ -235,7 +235,8 @@ def _connected(sock: socket.socket, path: Path) -> bool:
 def _check_peer(sock: socket.socket, path: Path) -> None:
     """Refuse a stranger's daemon, however its socket came to be at ``path``: its welcome would say
     which libraries to load."""
-    if not is_trusted(uid := peer_uid(sock)):
+    _, uid = peer_of(sock)
+    if not is_trusted(uid):
         raise PeerError(
             "not-trusted",
             f"What answers at {path} belongs to another user (number {uid}), and is not trusted.",

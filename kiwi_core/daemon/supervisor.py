@@ -15,7 +15,7 @@ import msgspec
 from kiwi_core import config, interpreter
 from kiwi_core.daemon.__main__ import EXIT_CANNOT
 from kiwi_core.daemon.child_options import ChildOptions
-from kiwi_core.daemon.emulation import prepare
+from kiwi_core.daemon.emulation import hold_state, prepare
 from kiwi_core.daemon.places import prepare_directory, sockets_mode
 from kiwi_core.errors import CallerError, KiwiError
 from kiwi_core.gpu import choice, nvml
@@ -93,6 +93,7 @@ def _child_options(
         overlap=options.overlap,
         storage=options.storage,
         emulation=emulation,
+        emulated_state=hold_state(emulation) if emulation is not None else "",
         log_json=options.log_json,
     )
 

@@ -323,6 +323,7 @@ def test_what_answers_must_be_ours_though_its_socket_looks_so(stage: Stage) -> N
     """As if the directory had been exchanged between the look and the connection."""
     stage.daemon.stop()
     stage.daemon.path.unlink()
+    stage.sockets.parent.chmod(0o755)
     os.chown(stage.sockets, 12345, 12345)
     with subprocess.Popen(
         [sys.executable, "-c", LISTENER, str(stage.daemon.path)], stdout=subprocess.PIPE, cwd="/"
