@@ -28,9 +28,19 @@ _LOOK_EVERY_S: Final = 0.05
 _LOG_LINES: Final = 5
 
 
+_GUARD: Final = """
+import os, signal, sys
+sys.stdin.read()
+os.kill(int(sys.argv[1]), signal.SIGTERM)
+"""
+"""Waits for the end of a pipe whose other end only the starter has: the kernel closes it, however
+the starter ends. (Linux's parent-death signal means the thread that started, not the process.)"""
+
+
 class PrivateDaemon:
-    """Started by its making; ends with ``end``, not by itself. ``whose`` is for an error's words
-    ("the demo's"); the sockets go to ``sockets``, and what it says to ``log``."""
+    """Starts when it is made, and ends with ``end``, or when this process dies without calling that
+    (by SIGKILL for instance). ``whose`` is for an error's words ("the demo's"); the sockets go to
+    ``sockets``, and what it says to ``log``."""
 
     def __init__(
         self,
@@ -49,6 +59,12 @@ class PrivateDaemon:
                 [*command, "--socket-dir", str(sockets)],
                 stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, start_new_session=True,
             )  # fmt: skip
+
+        self._guard = subprocess.Popen(
+            [sys.executable, "-S", "-c", _GUARD, str(self._process.pid)],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
 
     def wait_ready(self, gpu: str = "GPU-*") -> Path:
         """The socket of ``gpu`` (a UUID; by default any), once it answers.
@@ -70,6 +86,8 @@ class PrivateDaemon:
 
     def end(self) -> None:
         """Gives it time to bring everybody back."""
+        self._guard.kill()
+        self._guard.communicate()
         self._process.terminate()
         try:
             self._process.wait(ENDS_WITHIN_S)
