@@ -80,6 +80,8 @@ class Caller:
         self._ready = False
         self._answers: dict[int, Answer] = {}
         self._next_id = 0
+        self.hung_pids: set[int] = set()
+        """Processes on which a call hung: whatever else is asked about them would hang, too."""
 
     def __enter__(self) -> Caller:
         return self
@@ -134,7 +136,19 @@ class Caller:
         found = [self.answer(n, max(0.05, ends_s - time.monotonic())) for n in numbers]
         if any(one.code is None for one in found):
             self.close()
+        for call, one in zip(calls, found, strict=True):
+            if one.code is None and "pid" in call:
+                self.hung_pids.add(call["pid"])
         return found
+
+    def need(self, call: str, limit_s: float = CALL_S, **words: Any) -> Answer:
+        """Make a call without which the rest means nothing. Raises RuntimeError if it fails."""
+        answer = self.ask(call, limit_s, **words)
+        if not answer.ok:
+            raise RuntimeError(
+                f"{call} of a process: {answer}" if "pid" in words else f"{call}: {answer}"
+            )
+        return answer
 
     def close(self) -> None:
         """End the helper, whatever hangs in it."""
@@ -165,6 +179,8 @@ def see_off(caller: Caller, program: Program, within_s: float = 10.0) -> int | N
     """End a program that may be restored and alive: by the end of its input. One that does not go
     is suspended before it is killed: on 595 with the open module, killing a restored process hangs
     the host 20-35 s later (N#53)."""
+    if program.pid in caller.hung_pids:
+        return program.end()
     try:
         program.finish(within(caller.stage, within_s))
     except TimeoutError:

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from callers import CALL_S, HERE, SHORT_S, START_S, Caller, within
+from manners_moves import nvml
 from manners_states import STATES
 from stage import GIB, MIB
 from targets import CHECKPOINTED, LOCKED, QUIET_S, Target, hold, let_go, target, targets
@@ -156,7 +157,7 @@ def _without_room(book: Book, caller: Caller, victim: Target, size: int) -> None
         first = caller.ask("restore", pid=victim.pid)
         book.note("failed_restore.restore", str(first), seconds=first.seconds)
         kept = left - _free(caller)
-        owner = caller.ask("nvml", uuid=stage.uuid).value["by_pid"].get(str(victim.pid))
+        owner = nvml(caller)["by_pid"].get(str(victim.pid))
         book.note("failed_restore.grabs", _grabbed(kept, left), bytes=kept, free_bytes=left)
         book.note("failed_restore.nvml_row", "no row" if owner is None else "a row", bytes=owner)
         state = caller.ask("state", SHORT_S, pid=victim.pid)
@@ -184,7 +185,4 @@ def _with_room_again(book: Book, caller: Caller, victim: Target, free: int) -> N
 
 
 def _free(caller: Caller) -> int:
-    answer = caller.ask("nvml", SHORT_S, uuid=caller.stage.uuid)
-    if not answer.ok:
-        raise RuntimeError(f"NVML: {answer}")
-    return int(answer.value["free"])
+    return int(nvml(caller)["free"])

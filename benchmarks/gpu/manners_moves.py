@@ -53,8 +53,8 @@ def visible_moves(stage: Stage) -> Iterator[None]:
 def queries_during_moves(book: Book, caller: Caller) -> None:
     """Ask for the state of a process that another caller moves, and the moving caller itself."""
     with target(caller, size_of(caller.stage)) as one, Caller(caller.stage) as other:
-        other.ask("state", pid=one.pid)
-        caller.ask("lock", SHORT_S, pid=one.pid, timeout_ms=1000)
+        other.need("state", pid=one.pid)
+        caller.need("lock", SHORT_S, pid=one.pid, timeout_ms=1000)
         with visible_moves(caller.stage):
             for move in ("checkpoint", "restore"):
                 _query_during(book, caller, other, one, move)
@@ -98,13 +98,13 @@ def memory(book: Book, caller: Caller) -> None:
     """What a process that is out gives back to the GPU, and what it takes of RAM."""
     stage = caller.stage
     with target(caller, size_of(stage)) as one:
-        before, ram_before = _nvml(caller), _status_bytes(one.pid, "VmRSS")
-        caller.ask("lock", SHORT_S, pid=one.pid, timeout_ms=1000)
-        caller.ask("checkpoint", pid=one.pid)
-        out, ram_out = _nvml(caller), _status_bytes(one.pid, "VmRSS")
+        before, ram_before = nvml(caller), _status_bytes(one.pid, "VmRSS")
+        caller.need("lock", SHORT_S, pid=one.pid, timeout_ms=1000)
+        caller.need("checkpoint", pid=one.pid)
+        out, ram_out = nvml(caller), _status_bytes(one.pid, "VmRSS")
         pinned = _status_bytes(one.pid, "VmLck") + _status_bytes(one.pid, "VmPin")
-        caller.ask("restore", pid=one.pid)
-        back, ram_back = _nvml(caller), _status_bytes(one.pid, "VmRSS")
+        caller.need("restore", pid=one.pid)
+        back, ram_back = nvml(caller), _status_bytes(one.pid, "VmRSS")
         caller.ask("unlock", SHORT_S, pid=one.pid)
     figure = before["by_pid"].get(str(one.pid))
     book.note("nvml.row_while_checkpointed", _row_words(figure, out["by_pid"].get(str(one.pid))))
@@ -116,11 +116,8 @@ def memory(book: Book, caller: Caller) -> None:
     book.figure("memory.ram_kept_afterwards_bytes", ram_back - ram_before, "B")
 
 
-def _nvml(caller: Caller) -> dict[str, Any]:
-    answer = caller.ask("nvml", SHORT_S, uuid=caller.stage.uuid)
-    if not answer.ok:
-        raise RuntimeError(f"NVML: {answer}")
-    found: dict[str, Any] = answer.value
+def nvml(caller: Caller) -> dict[str, Any]:
+    found: dict[str, Any] = caller.need("nvml", SHORT_S, uuid=caller.stage.uuid).value
     return found
 
 
@@ -151,7 +148,7 @@ def _status_bytes(pid: int, field: str) -> int:
 def killed_callers(book: Book, caller: Caller) -> None:
     """Kill the calling process in the middle of a move; another one looks, and goes on."""
     with target(caller, size_of(caller.stage)) as one:
-        caller.ask("lock", SHORT_S, pid=one.pid, timeout_ms=1000)
+        caller.need("lock", SHORT_S, pid=one.pid, timeout_ms=1000)
         for move, before in (("checkpoint", "LOCKED"), ("restore", "CHECKPOINTED")):
             with Caller(caller.stage) as victim, visible_moves(caller.stage):
                 victim.begin(move, pid=one.pid)
@@ -183,8 +180,8 @@ def _settled(caller: Caller, pid: int, before: str) -> str:
 def killed_in_mid_move(book: Book, caller: Caller) -> None:
     """Kill the target in the middle of its checkpoint."""
     with target(caller, size_of(caller.stage)) as one:
-        caller.ask("lock", SHORT_S, pid=one.pid, timeout_ms=1000)
-        before = _nvml(caller)["free"]
+        caller.need("lock", SHORT_S, pid=one.pid, timeout_ms=1000)
+        before = nvml(caller)["free"]
         with visible_moves(caller.stage):
             moving = caller.begin("checkpoint", pid=one.pid)
             time.sleep(IN_THE_MIDDLE_S)
@@ -192,5 +189,5 @@ def killed_in_mid_move(book: Book, caller: Caller) -> None:
             answer = caller.answer(moving, CALL_S)
         one.kill()
         book.note("killed_target.checkpoint", str(answer), seconds=answer.seconds)
-        freed = _nvml(caller)["free"] - before >= size_of(caller.stage)
+        freed = nvml(caller)["free"] - before >= size_of(caller.stage)
         book.note("killed_target.memory", "all given back" if freed else "not given back at once")

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from callers import SHORT_S, named, within
+from callers import CALL_S, SHORT_S, named, within
 from targets import Target, target
 
 if TYPE_CHECKING:
@@ -26,14 +26,17 @@ def wrong_states(book: Book, caller: Caller) -> None:
             "checkpointed": (("lock", "checkpoint", "unlock"), "restore"),
         }
         for state, (wrong, onward) in path.items():
-            for call in wrong:
-                answer = caller.ask(call, SHORT_S, pid=one.pid)
-                book.note(f"state.{state}.{call}", str(answer), seconds=answer.seconds)
-            right = caller.ask(onward, pid=one.pid)
-            book.note(f"state.{state}.{onward}", str(right), seconds=right.seconds)
-        last = caller.ask("unlock", SHORT_S, pid=one.pid)
-        book.note("state.restored.unlock", str(last), seconds=last.seconds)
+            for call in (*wrong, onward):
+                _ask_in(book, caller, state, call, one.pid)
+        _ask_in(book, caller, "restored", "unlock", one.pid)
         book.note("state.round_trip", "intact" if one.well() else f"not intact {one.died}")
+
+
+def _ask_in(book: Book, caller: Caller, state: str, call: str, pid: int) -> None:
+    answer = caller.ask(call, CALL_S, pid=pid)
+    book.note(f"state.{state}.{call}", str(answer), seconds=answer.seconds)
+    if answer.code is None:
+        raise RuntimeError(f"{call} hangs, and with it whatever else is asked about this process")
 
 
 def strangers(book: Book, caller: Caller) -> None:

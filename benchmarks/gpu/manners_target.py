@@ -185,6 +185,10 @@ class Calls:
 
     # --- work, and the end ---
 
+    def crash(self) -> None:
+        """Die as a call of the driver kills the process: a test of the probes."""
+        self.ctypes.string_at(0)
+
     def spin_3s(self) -> Any:
         return self._spin(3.0)
 

@@ -22,6 +22,8 @@ READY_S = 60.0
 """For the import of a large library, the contents and the hash, four programs side by side."""
 MOVE_S = 30.0
 """One way: the driver's slowest reported rate is 1.1 GB/s."""
+LATE_S = 3.0
+"""More than the pager's own limit, which does not bound a call that hangs."""
 HASH_S = 30.0
 TARGET = "every byte and address as before"
 
@@ -104,7 +106,7 @@ def _said(stage: Stage, program: Program, what: str, within_s: float) -> dict[st
 
 
 def _one_way(stage: Stage, caller: Caller, call: str, pid: int) -> Answer:
-    answer = caller.ask(call, MOVE_S + 5, pid=pid, uuid=stage.uuid, within_s=MOVE_S)
+    answer = caller.ask(call, MOVE_S + LATE_S, pid=pid, uuid=stage.uuid, within_s=MOVE_S)
     if not answer.ok:
         raise BrokenOffError(f"{call}: {answer}")
     return answer

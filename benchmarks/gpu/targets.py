@@ -69,6 +69,8 @@ class Target:
     def retire(self, caller: Caller) -> None:
         """End it, and never kill it while it is restored and alive: on 595 with the open module
         that hangs the host 20-35 s later (N#53). It is suspended first."""
+        if self.pid in caller.hung_pids:
+            self.kill()  # the driver would not suspend it
         if self.died:
             return
         self.say("exit")
@@ -122,7 +124,7 @@ def target(caller: Caller, size: int = 0) -> Iterator[Target]:
 
 def let_go(caller: Caller, held: Sequence[Target]) -> None:
     """Bring back and unlock whatever is held; one that runs answers ILLEGAL_STATE."""
-    pids = [one.pid for one in held if not one.died]
+    pids = [one.pid for one in held if not one.died and one.pid not in caller.hung_pids]
     if pids:
         caller.ask_all([{"call": "restore", "pid": pid} for pid in pids])
         caller.ask_all([{"call": "unlock", "pid": pid} for pid in pids], SHORT_S)
@@ -138,5 +140,5 @@ def hold(caller: Caller, found: Sequence[Target], state: str) -> list[str]:
         there = [i for i, one in enumerate(found) if not why[i] and not one.died]
         calls = [{"call": call, "pid": found[i].pid, **words} for i in there]
         for i, answer in zip(there, caller.ask_all(calls), strict=True):
-            why[i] = "" if answer.ok else f"{call}: {answer}"
+            why[i] = "" if answer.ok else f"the {call} before it: {answer}"
     return why

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from typing import TYPE_CHECKING
 
+from kiwi_core.client.directory import trusted_sockets
 from kiwi_core.errors import KiwiError
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ def discover(socket_dir: Path, gpu: str | None = None) -> list[Path]:
     ``gpu`` narrows them: a UUID, the beginning of one (with or without ``GPU-``), or an index
     (each daemon is asked; those that do not answer are left out). A missing directory has none.
     """
-    sockets = _trusted_sockets(socket_dir)
+    sockets = [socket_dir / name for name in trusted_sockets(socket_dir)]
     if gpu is None:
         return sockets
     if gpu.isdecimal() and len(gpu) <= 3:
@@ -32,29 +31,6 @@ def discover(socket_dir: Path, gpu: str | None = None) -> list[Path]:
         for path in sockets
         if path.stem.lower().startswith((wanted, f"gpu-{wanted}", f"mig-{wanted}"))
     ]
-
-
-def _trusted_sockets(socket_dir: Path) -> list[Path]:
-    try:
-        root_owns = os.stat(socket_dir).st_uid == 0
-        names = sorted(os.listdir(socket_dir))
-    except OSError:
-        return []
-    return [
-        socket_dir / name
-        for name in names
-        if name.endswith(".sock") and _is_trusted(socket_dir / name, root_owns)
-    ]
-
-
-def _is_trusted(path: Path, root_owns_dir: bool) -> bool:
-    """A socket that only root or this user can have put there: another user's could tell this
-    process which libraries to load."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return False
-    return stat.S_ISSOCK(found.st_mode) and (found.st_uid in (0, os.getuid()) or root_owns_dir)
 
 
 def _index(path: Path) -> int | None:

@@ -8,6 +8,7 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core.client.directory import is_trusted, peer_of
 from kiwi_core.client.patience import SLICE_S, Patience
 from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import CallerError, PeerError
@@ -198,6 +199,7 @@ def dial(path: Path, hello: Hello, patience: Patience) -> tuple[Link, Welcome]:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         _connect(sock, path, patience)
+        _check_peer(sock, path)
         link = Link(sock)
         link.send(hello)
         return link, _await_welcome(link, patience)
@@ -228,6 +230,19 @@ def _connected(sock: socket.socket, path: Path) -> bool:
     except OSError as error:
         raise no_daemon(path, error.strerror or str(error)) from error
     return True
+
+
+def _check_peer(sock: socket.socket, path: Path) -> None:
+    """Refuse a stranger's daemon, however its socket came to be at ``path``: its welcome would say
+    which libraries to load."""
+    _, uid = peer_of(sock)
+    if not is_trusted(uid):
+        raise PeerError(
+            "not-trusted",
+            f"What answers at {path} belongs to another user (number {uid}), and is not trusted.",
+            "Name a directory of your own in KIWI_SOCKET_DIR, or ask who administers this machine"
+            " to start the daemon.",
+        )
 
 
 def _await_welcome(link: Link, patience: Patience) -> Welcome:

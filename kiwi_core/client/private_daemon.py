@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import interpreter
 from kiwi_core.client.client import Client
 from kiwi_core.errors import CallerError, KiwiError
 from kiwi_core.wire.messages import Role
@@ -53,11 +53,12 @@ class PrivateDaemon:
         self._whose = whose
         self._sockets = sockets
         self._log = log
-        command = [sys.executable, "-m", "kiwi_core.cli", "daemon", *arguments]
+        command = interpreter.module("kiwi_core.cli", "daemon", *arguments)
         with log.open("ab") as file:
             self._process = subprocess.Popen(
-                [*command, "--socket-dir", str(sockets)],
+                [*command, "--socket-dir", str(sockets.absolute())],
                 stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, start_new_session=True,
+                cwd=interpreter.DIRECTORY,
             )  # fmt: skip
 
         self._guard = subprocess.Popen(

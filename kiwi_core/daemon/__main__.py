@@ -39,6 +39,8 @@ def main() -> int:
     raise_descriptor_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
+        if options.restarted:
+            options.keep_emulated_state()
         if options.emulation is not None:
             emulator.load(options.emulation.libcuda, options.emulation.libnvml)
         config = _config(options)

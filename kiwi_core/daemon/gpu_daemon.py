@@ -14,8 +14,10 @@ import msgspec
 import structlog
 
 from kiwi_core.config import DEFAULTS, Config
+from kiwi_core.daemon.address import Address
 from kiwi_core.daemon.announce import Announcer
 from kiwi_core.daemon.bookkeeper import Bookkeeper
+from kiwi_core.daemon.claim import Claim
 from kiwi_core.daemon.connection import Connection
 from kiwi_core.daemon.core import Core
 from kiwi_core.daemon.desk import Desk
@@ -33,7 +35,13 @@ from kiwi_core.daemon.observer import Observer
 from kiwi_core.daemon.orphans import Orphans
 from kiwi_core.daemon.overlap import OverlapKeeper
 from kiwi_core.daemon.peers import Rights
-from kiwi_core.daemon.places import BACKLOG, OneDaemonLock, alone, listen
+from kiwi_core.daemon.places import (
+    BACKLOG,
+    OneDaemonLock,
+    alone,
+    prepare_directory,
+    sockets_mode,
+)
 from kiwi_core.daemon.recovery import recover
 from kiwi_core.daemon.remembering import Remembering
 from kiwi_core.daemon.report import Libraries, Reporter
@@ -43,6 +51,7 @@ from kiwi_core.daemon.settings_desk import SettingsDesk
 from kiwi_core.daemon.threads import in_thread
 from kiwi_core.daemon.usage_report import UsageReporter
 from kiwi_core.daemon.wishes import Wishes
+from kiwi_core.errors import CallerError
 from kiwi_core.pager.api import ProcessRef
 from kiwi_core.sched.replay import JournalHeader
 from kiwi_core.sched.scheduler import Scheduler
@@ -81,8 +90,10 @@ class GpuDaemon:
     async def run(self) -> None:
         sockets = Path(self._options.sockets)
         path = sockets / f"{self._options.gpu_uuid}.sock"
-        lock = OneDaemonLock(sockets / f"{self._options.gpu_uuid}.lock")
-        if not await alone(lock, path, self._stop):
+        claim = Claim(self._options.gpu_uuid, path)
+        self._prepare_directories()
+        lock = OneDaemonLock(path.with_suffix(".lock"))
+        if not await alone(claim, lock, path, self._stop):
             return
         file = RosterFile(Path(self._options.state) / f"{self._options.gpu_uuid}.roster")
         self._roster = Remembering(file, self._as_it_is)
@@ -96,19 +107,51 @@ class GpuDaemon:
         await recover(roster, self._pager, self._members, self._found_again)
         self._roster.save()  # a crash from here on must find the settings
         loop = asyncio.get_running_loop()
-        server = await loop.create_unix_server(
-            lambda: Connection(self._desk, self._config), sock=listen(path), backlog=BACKLOG
+        address = Address(
+            path,
+            lock,
+            lambda sock: loop.create_unix_server(
+                lambda: Connection(self._desk, self._config), sock=sock, backlog=BACKLOG
+            ),
+            restored=self._address_made_again,
+            taken=self.stop,
         )
+        await address.open()
+        await claim.serve(lambda: self._is_reachable(address))
+        keeping = asyncio.create_task(address.keep())
+        keeping.add_done_callback(_must_not_end)
         observing = asyncio.create_task(self._observer.run())
         observing.add_done_callback(_must_not_end)
         log.info("ready", gpu=self._options.gpu_uuid, socket=str(path))
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         await self._stop.wait()
-        path.unlink(missing_ok=True)
-        server.close()
+        keeping.cancel()
+        address.close()
         observing.cancel()
         await self._leave()
+
+    # --- its directories ------------------------------------------------------------------------
+
+    def _prepare_directories(self) -> None:
+        prepare_directory(Path(self._options.sockets), sockets_mode())
+        prepare_directory(Path(self._options.state))
+
+    def _is_reachable(self, address: Address) -> bool:
+        """Asked by a daemon that starts: it may have made the emulated GPUs' state anew."""
+        self._options.keep_emulated_state()
+        return not self._stop.is_set() and address.is_found()
+
+    def _address_made_again(self) -> None:
+        """What lay beside the socket is gone, too: write it anew, before a crash needs it."""
+        self._options.keep_emulated_state()
+        try:
+            self._prepare_directories()
+        except CallerError as error:
+            log.error("the state directory cannot be made again", why=str(error))
+            return
+        self._roster.save_anew()
+        self._journal.begin_again()
 
     # --- putting together -----------------------------------------------------------------------
 

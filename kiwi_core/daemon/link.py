@@ -35,8 +35,10 @@ ANSWER_GRACE_S = 2.0
 RECONNECT_WITHIN_S = 5.0
 """A library that lost its connection comes back within a second, if the process can run at all."""
 
-LOOK_AGAIN_S = 1.0
-"""Between looks whether a process that moves its memory can still be reached."""
+MOVE_GRACE_S = 90.0
+"""Beyond its own time limit, for a library in the middle of a move: it first brings back what it
+has begun to move out, for which it takes 60 s at most, and ends copies that are under way. After
+this it counts as stuck, and whoever waits for it goes on."""
 
 _AFTER: Final = {
     PagerAction.HOLD: Residency.LOCKED,
@@ -82,6 +84,9 @@ class Link:
     gate_open: bool | None = None
     wants_lease: bool = False
     call: Call | None = None
+    unanswered: int | None = None
+    """The move that nobody waits for any more, and whose answer has not come. Until it has, nothing
+    else is sent: an order that waits behind it would be carried out when nobody expects it."""
     going_out: bool = False
     """A page-out is ordered, and perhaps not sent yet."""
     away_since_s: float = float("-inf")
@@ -98,6 +103,12 @@ class Link:
     def expected(self) -> bool:
         """Not connected, but it will be in a moment: daemons are restarted, libraries are not."""
         return not self.connected and time.monotonic() - self.away_since_s < RECONNECT_WITHIN_S
+
+    @property
+    def moving(self) -> bool:
+        sent = self.call is not None and self.call.op is not None and self.call.action in _MOVES
+        late = self.unanswered is not None and (self.connected or self.expected)
+        return sent or late
 
     # --- its life -------------------------------------------------------------------------------
 
@@ -120,7 +131,7 @@ class Link:
 
     def died(self) -> None:
         self.connection = None
-        self.gate_open, self.wants_lease = None, False
+        self.gate_open, self.wants_lease, self.unanswered = None, False, None
         self.told = Told()
         if self.call is not None:
             self._settle(self.call, Refused(Reason.GONE, f"Process {self.ref.pid} has ended."))
@@ -132,7 +143,7 @@ class Link:
             self.told = told
         if self.greeted:
             return
-        self.greeted = True
+        self.greeted, self.unanswered = True, None
         call = self.call
         if call is None:
             return
@@ -158,11 +169,11 @@ class Link:
                 "memory was paged out. That went with the program that it belonged to."
             )
             self._settle(call, Lost(detail))
-        elif self.greeted and self.connected:
+        elif self.greeted and self.connected and self.unanswered is None:
             self._send(call)
         else:
             _later(RECONNECT_WITHIN_S, self._give_up_if_away, call)
-            _later(self._left_s(call) + ANSWER_GRACE_S, self._overdue, call)
+            _later(self._left_s(call) + _grace_s(call), self._overdue, call)
 
     def _is_another_program(self) -> bool:
         """What was out is gone then, and nobody will answer: only its library knew of it."""
@@ -173,6 +184,9 @@ class Link:
     def done(self, answer: PagerDone) -> bool:
         """False: nobody waits for this answer."""
         call = self.call
+        if answer.op == self.unanswered:
+            self._answered_late()
+            return False
         if call is None or call.op != answer.op:
             return False
         if answer.outcome is PagerOutcome.MOVED:
@@ -188,13 +202,19 @@ class Link:
         self._settle(call, outcome)
         return True
 
+    def _answered_late(self) -> None:
+        self.unanswered = None
+        self.going_out = self.call is not None and self.call.action is PagerAction.PAGE_OUT
+        if self.call is not None:
+            self._send(self.call)
+
     def _send(self, call: Call) -> None:
         left_s = self._left_s(call)
         call.op, call.out_bytes = self.next_op(), self.told.paged_out_bytes
         assert self.connection is not None
         order = PagerDo(op=call.op, action=call.action, within_s=left_s, bytes=call.part_bytes)
         self.connection.send(order)
-        _later(left_s + ANSWER_GRACE_S, self._overdue, call)
+        _later(left_s + _grace_s(call), self._overdue, call)
 
     @staticmethod
     def _left_s(call: Call) -> float:
@@ -203,13 +223,16 @@ class Link:
     def _overdue(self, call: Call) -> None:
         if call is not self.call:
             return
+        more_s = call.deadline_ns / NS_PER_S + _grace_s(call) - time.monotonic()
+        if more_s > 0:  # it was sent only after this was to be looked at
+            _later(more_s, self._overdue, call)
+            return
         if call.op is not None and call.action in _MOVES:
             # It may be in the middle of it: only its own word says how that comes out.
-            if self._give_up_if_away(call):
-                return
-            _later(LOOK_AGAIN_S, self._overdue, call)
-            return
-        if call.op is not None and call.action is PagerAction.HOLD and self.connection is not None:
+            self.unanswered = call.op
+        elif (
+            call.op is not None and call.action is PagerAction.HOLD and self.connection is not None
+        ):
             # Queued behind: whenever it gets to it, it lets go at once.
             free = PagerDo(op=self.next_op(), action=PagerAction.FREE, within_s=0.0)
             self.connection.send(free)
@@ -225,12 +248,16 @@ class Link:
 
     def _settle(self, call: Call, outcome: Outcome) -> None:
         self.call = None
-        self.going_out = False
+        self.going_out = self.going_out and self.unanswered is not None
         call.outcome.set_result(outcome)
 
 
 def _later(seconds: float, what: Callable[[Call], object], call: Call) -> None:
     asyncio.get_running_loop().call_later(seconds, what, call)
+
+
+def _grace_s(call: Call) -> float:
+    return MOVE_GRACE_S if call.op is not None and call.action in _MOVES else ANSWER_GRACE_S
 
 
 def _as(told: Told, residency: Residency) -> Told:

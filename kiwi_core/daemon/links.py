@@ -23,7 +23,7 @@ from kiwi_core.errors import PeerError
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Refused, Target
-from kiwi_core.pager.linked import Told
+from kiwi_core.pager.linked import Told, all_out
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import NS_PER_MS, SessionId
 from kiwi_core.wire.pager import LinkState, PagerAction
@@ -89,9 +89,7 @@ class Links:
         found = []
         for session, links in list(self._by_session.items()):
             member = self._members.get(session)
-            if member is not None and all(
-                link.told.residency is Residency.PAGED_OUT for link in links
-            ):
+            if member is not None and all(map(all_out, links)):
                 found.append(member.target)
         return tuple(found)
 

@@ -65,14 +65,22 @@ class Reservation:
     """Bytes that one page-in still has to bring back; ``None``: nobody knows how many.
 
     ``can_fail``: one that fails for room can be tried again, so that it needs nothing to spare.
+    ``still_moving``: whether it may go on taking the room after its operation was given up.
     """
 
     def __init__(
-        self, need_bytes: int | None, own_pids: Collection[int], *, can_fail: bool = False
+        self,
+        need_bytes: int | None,
+        own_pids: Collection[int],
+        *,
+        can_fail: bool = False,
+        still_moving: Callable[[], bool] = lambda: False,
     ) -> None:
         self.need_bytes = need_bytes
         self.own_pids = set(own_pids)
         self.can_fail = can_fail
+        self.still_moving = still_moving
+        self.ended = False
 
     def spend(self, size_bytes: int | None) -> None:
         """One process is back; NVML counts it from here on."""
@@ -92,22 +100,32 @@ class Room:
 
     @contextmanager
     def reserved(self, reservation: Reservation) -> Iterator[None]:
-        """While inside, ``wait`` of others leaves this room alone, once it has been verified."""
+        """While inside, and while ``still_moving``, ``wait`` of others leaves this room alone, once
+        it has been verified."""
         try:
             yield
         finally:
-            with self._lock:
-                if reservation in self._promised:
-                    self._promised.remove(reservation)
+            reservation.ended = True
+
+    def _others(self, but: Reservation) -> list[Reservation]:
+        """What was promised and may yet be taken; the caller holds the lock."""
+        self._promised = [r for r in self._promised if not r.ended or r.still_moving()]
+        return [r for r in self._promised if r is not but and r.need_bytes != 0]
 
     @contextmanager
-    def part(self, own_pids: Collection[int], least_bytes: int, most_bytes: int) -> Iterator[int]:
+    def part(
+        self,
+        own_pids: Collection[int],
+        least_bytes: int,
+        most_bytes: int,
+        still_moving: Callable[[], bool],
+    ) -> Iterator[int]:
         """Of what is free now, between ``least_bytes`` and ``most_bytes``, promised while inside;
         0: there is less. For what can fail for room and be tried again."""
-        reservation = Reservation(0, own_pids, can_fail=True)
+        reservation = Reservation(0, own_pids, can_fail=True, still_moving=still_moving)
         with self.reserved(reservation):
             with self._lock:
-                others = [r.need_bytes for r in self._promised]
+                others = [r.need_bytes for r in self._others(reservation)]
                 free_bytes = 0
                 if None not in others:
                     free_bytes = self._gpu.free_bytes() - sum(need or 0 for need in others)
@@ -137,7 +155,7 @@ class Room:
     def _take(self, reservation: Reservation) -> str | None:
         """Promises the room if it is there; else says what is missing."""
         with self._lock:
-            others = [r for r in self._promised if r is not reservation and r.need_bytes != 0]
+            others = self._others(reservation)
             why = self._missing(reservation, others)
             if why is None and reservation not in self._promised:
                 self._promised.append(reservation)

@@ -179,6 +179,7 @@ class Session:
         chose it, or Kiwi that was told which. (Also where there is but one daemon: the machine may
         have GPUs that it does not serve.)"""
         from kiwi_core.client import discover
+        from kiwi_core.client.directory import why_no_sockets
 
         wanted = self._config.wanted_gpu()
         sockets = discover(self.directory, wanted)
@@ -186,7 +187,8 @@ class Session:
             for_gpu = f" for GPU {wanted}" if wanted else ""
             raise PeerError(
                 "no-daemon",
-                f"No Kiwi daemon{for_gpu} is running in {self.directory}.",
+                f"No Kiwi daemon{for_gpu} is running in {self.directory}."
+                f"{why_no_sockets(self.directory)}",
                 "Start one with `kiwi daemon`.",
             )
         return sockets[0], wanted is None or bool(self._config.named_gpu())
@@ -283,11 +285,9 @@ class Session:
 
 
 def _has_socket(directory: Path) -> bool:
-    try:
-        with os.scandir(directory) as entries:
-            return any(entry.name.endswith(".sock") for entry in entries)
-    except OSError:
-        return False
+    from kiwi_core.client.directory import trusted_sockets
+
+    return bool(trusted_sockets(directory))
 
 
 def _is_own(directory: Path) -> bool:

@@ -1,6 +1,15 @@
 from __future__ import annotations
 
+import pytest
+
 from kiwi_core import emulator
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _small(part, monkeypatch):
+    monkeypatch.setattr(part("roundtrip"), "EMULATED_BYTES", 4 * MIB)
 
 
 def test_the_bare_driver_program_comes_back_as_it_was(stage, part):
@@ -8,7 +17,7 @@ def test_the_bare_driver_program_comes_back_as_it_was(stage, part):
     row = stage.rows["roundtrip.driver"]
     assert row["value"] == "identical"
     assert row["passed"] is True
-    assert row["bytes_hashed"] == 32 << 20
+    assert row["bytes_hashed"] == 4 * MIB
     assert row["out_bytes"] >= row["bytes_hashed"]
     for library in ("torch", "cupy", "jax"):
         assert "needs the CUDA runtime" in stage.rows[f"roundtrip.{library}"]["value"]
@@ -16,7 +25,7 @@ def test_the_bare_driver_program_comes_back_as_it_was(stage, part):
 
 def test_a_driver_that_hangs_ends_as_a_row_that_says_so(stage, part, monkeypatch):
     roundtrip = part("roundtrip")
-    monkeypatch.setattr(roundtrip, "MOVE_S", 2.0)
+    monkeypatch.setattr(roundtrip, "MOVE_S", 0.5)
     emulator.faults(stage.state).set("hang", operation="checkpoint", count=-1)
     roundtrip.run(stage)
     row = stage.rows["roundtrip.driver"]
