@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import interpreter
@@ -16,7 +17,6 @@ from kiwi_core.wire.messages import Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 READY_WITHIN_S: Final = 120.0
 """The emulated driver may have to be compiled first."""
@@ -27,14 +27,7 @@ ENDS_WITHIN_S: Final = 30.0
 _LOOK_EVERY_S: Final = 0.05
 _LOG_LINES: Final = 5
 
-
-_GUARD: Final = """
-import os, signal, sys
-sys.stdin.read()
-os.kill(int(sys.argv[1]), signal.SIGTERM)
-"""
-"""Waits for the end of a pipe whose other end only the starter has: the kernel closes it, however
-the starter ends. (Linux's parent-death signal means the thread that started, not the process.)"""
+_GUARD: Final = Path(__file__).with_name("guard.py")
 
 
 class PrivateDaemon:
@@ -60,11 +53,10 @@ class PrivateDaemon:
                 stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, start_new_session=True,
                 cwd=interpreter.DIRECTORY,
             )  # fmt: skip
-
         self._guard = subprocess.Popen(
-            [sys.executable, "-S", "-c", _GUARD, str(self._process.pid)],
+            interpreter.bare(_GUARD, str(self._process.pid)),
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            start_new_session=True, cwd=interpreter.DIRECTORY,
         )  # fmt: skip
 
     def wait_ready(self, gpu: str = "GPU-*") -> Path:
