@@ -63,8 +63,13 @@ class Config:
     """Of what a page-in brings back, to be free beside it: a restore that fails for memory can
     never be repeated. Less than the margin above, which the scheduler plans with."""
 
+    restore_margin_fixed_bytes: int = 32 * MIB
+    """To be free beside that, but at most the same fraction of the GPU (small ones are emulated). A
+    process takes more than NVML says of it: 5 MiB more were seen, and others may grow meanwhile."""
+
     restore_margin_min_bytes: int = 4 * MIB
-    """The least of that margin: two of the driver's allocation units."""
+    """The least of both: two of the driver's allocation units. It is all the margin of a process
+    that comes back to a GPU which nobody else uses: that may have filled the GPU before."""
 
     observe_interval_ns: int = 500 * NS_PER_MS
     """How often the daemon reads memory and utilisation while somebody runs."""

@@ -1,4 +1,4 @@
-"""The bench with the in-process pager: what it moves has pinned memory to go to before it is timed."""
+"""The bench with the in-process pager: its moves are timed once there is pinned memory for them."""
 
 from __future__ import annotations
 
