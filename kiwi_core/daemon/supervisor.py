@@ -40,6 +40,7 @@ def main(options: DaemonOptions) -> int:
     """Runs in the foreground until SIGTERM or SIGINT. Returns the exit status."""
     sockets = options.socket_dir or config.socket_dir()
     state = options.state_dir or config.state_dir(sockets)
+    os.umask(0o077)  # also of the daemons and of what they start; whatever others may see is said
     prepare_directory(sockets, sockets_mode())
     prepare_directory(state)
     emulation = None

@@ -39,6 +39,7 @@ class DaemonBox:
         self, directory: Path, sizes: str, args: Sequence[str] = (), index: int = 0
     ) -> None:
         self.directory = directory
+        self.log_path = directory / "daemon.log"
         self._index = index
         self._command = [
             str(KIWI), "daemon", "--emulate", sizes, "--socket-dir", str(directory), *args,
@@ -59,14 +60,13 @@ class DaemonBox:
         return self._gpu
 
     def log(self) -> str:
-        path = self.directory / "daemon.log"
-        return path.read_text(errors="replace") if path.exists() else ""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     # --- life
 
     def start(self) -> None:
         """Until it answers."""
-        with (self.directory / "daemon.log").open("ab") as log:
+        with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True, preexec_fn=die_with_the_test,

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -154,6 +155,7 @@ CUresult ke_server_start(void) {
     snprintf(at.sun_path, sizeof at.sun_path, "/proc/self/fd/%d/%s", directory, name);
     listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (listener < 0) return listen_failed("socket");
+    if (fchmod(listener, 0600) != 0) return listen_failed("fchmod"); /* what bind makes has this mode */
     if (bind(listener, (struct sockaddr *)&at, sizeof at) != 0) return listen_failed("bind");
     if (listen(listener, BACKLOG) != 0) return listen_failed("listen");
     if (start_thread(accept_all, (void *)(intptr_t)listener) != 0) return listen_failed("thread");
