@@ -74,7 +74,9 @@ def make_private(directory: Path) -> None:
     """Make ``directory`` for this user alone, or check the one that is there. Raises
     ``CallerError`` "unsafe-directory"."""
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        for path in reversed(directory.parents):
+            if not path.exists():
+                path.mkdir(mode=0o755, exist_ok=True)
         with suppress(FileExistsError):
             directory.mkdir(mode=0o700)
         found = directory.lstat()
