@@ -17,7 +17,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -229,7 +229,7 @@ class Gate:
             return
         try:
             with _interruptible():
-                client = self._session.client()
+                client = self._client_for(run)
                 if client is not None:
                     self._wait(client, run)
         except KeyboardInterrupt:
@@ -255,7 +255,7 @@ class Gate:
         try:
             client = self._session.connected_client
             if client is None:
-                client = await loop.run_in_executor(None, self._session.client)
+                client = await self._await_client(run, loop)
             if client is not None:
                 await self._await(client, run)
         except (KeyboardInterrupt, asyncio.CancelledError):
@@ -266,6 +266,36 @@ class Gate:
             raise
         except Exception as error:  # noqa: BLE001
             self._failed(run, error)
+
+    def _client_for(self, run: CellRun) -> Client | None:
+        """The session's client, with a line about the wait for a daemon."""
+        line = self._line(run)
+        try:
+            return self._session.client(line.say)
+        finally:
+            line.close()
+
+    async def _await_client(self, run: CellRun, loop: asyncio.AbstractEventLoop) -> Client | None:
+        line = self._line(run)
+        found = loop.run_in_executor(None, self._session.client)
+        try:
+            while not (await asyncio.wait({found}, timeout=ASYNC_POLL_S))[0]:
+                if words := self._session.wait:
+                    line.say(words)
+            return found.result()
+        finally:
+            line.close()
+
+    def joined(self, client: Client) -> None:
+        """A daemon came while cells run without one: they ask for the GPU and run on, so that it
+        takes them for what they are. Called in the session's thread."""
+        with self._lock:
+            members = list(self._running)
+        for member in members:
+            with suppress(KiwiError):
+                self._burst.join(client, member)
+            if member not in self._running:  # it ended meanwhile
+                self._burst.leave(member)
 
     def _start(self, token: int) -> CellRun | None:
         with self._lock:
