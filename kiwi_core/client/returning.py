@@ -19,7 +19,7 @@ RESTARTED_WITHIN_S: Final = 10.0
 """A supervisor starts a daemon again within seconds, the system a supervisor."""
 
 REVIVED_WITHIN_S: Final = 3.0
-"""A supervisor that lives has started its daemon again by then; after it, whoever may starts one."""
+"""A supervisor that lives has started its daemon again by then; else whoever may starts one."""
 
 T = TypeVar("T")
 
