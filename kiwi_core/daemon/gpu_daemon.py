@@ -130,6 +130,7 @@ class GpuDaemon:
         address.close()
         observing.cancel()
         await self._leave()
+        claim.close()
 
     # --- its directories ------------------------------------------------------------------------
 
