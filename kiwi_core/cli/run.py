@@ -217,17 +217,40 @@ def _leave_on_signals() -> None:
 def _connect(args: argparse.Namespace, name: str) -> Client:
     """The connection to the daemon of the wanted GPU; starts a daemon if none answers and there
     could be a GPU."""
+    from kiwi_core.client.directory import may_start_in
+    from kiwi_core.client.returning import RESTARTED_WITHIN_S, REVIVED_WITHIN_S, await_return
+
     directory = directory_of(args)
     gpu = wanted_gpu(args.gpu, dict(os.environ))
-    client = _first_that_answers(_sockets(directory, gpu, args.gpu), name, verbose=args.verbose)
-    if client is None and gpu_possible(dict(os.environ)):
+
+    told = False
+
+    def connect() -> Client:
+        sockets = _sockets(directory, gpu, args.gpu)
+        client = _first_that_answers(sockets, name, verbose=args.verbose)
+        if client is None:
+            raise no_daemon(directory, args.gpu)
+        return client
+
+    def tell(_spent_s: float) -> None:
+        nonlocal told
+        if not told:
+            warn(f"A daemon was here and is not just now: waiting up to {within_s:g} s for it.")
+        told = True
+
+    may_start = gpu_possible(dict(os.environ)) and may_start_in(directory)
+    within_s = REVIVED_WITHIN_S if may_start else RESTARTED_WITHIN_S
+    try:
+        return connect()
+    except PeerError as error:
+        if error.code != "no-daemon":
+            raise
+    client = await_return(directory, connect, within_s=within_s, waiting=tell)
+    if client is None and may_start:
         from kiwi_core.client.autostart import autostart
 
         autostart(directory)
-        client = _first_that_answers(_sockets(directory, gpu, args.gpu), name, verbose=args.verbose)
-    if client is None:
-        raise no_daemon(directory, args.gpu)
-    return client
+    return client or connect()
 
 
 def _sockets(directory: Path, gpu: str | None, named: str | None) -> list[Path]:

@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import time
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +22,7 @@ from kiwi_core.client.discovery import discover
 from kiwi_core.errors import CallerError, KiwiError, PeerError, is_full
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 ENV_DAEMON_ARGS: Final = "KIWI_DAEMON_ARGS"
 """More arguments for the daemon that is started by itself, written as in a shell."""
@@ -43,11 +44,13 @@ def autostart(
     env: Mapping[str, str] | None = None,
     timeout_s: float = START_TIMEOUT_S,
     command: Sequence[str] | None = None,
+    waiting: Callable[[], None] | None = None,
 ) -> list[Path]:
     """The sockets in ``socket_dir``, after a daemon was started if none answered.
 
     Called by kernels and ``kiwi run``, in any thread. ``env`` is the daemon's environment (with
-    ``KIWI_DAEMON_ARGS``), ``command`` another program than ``kiwi daemon``.
+    ``KIWI_DAEMON_ARGS``), ``command`` another program than ``kiwi daemon``. ``waiting`` is called
+    several times a second while this waits.
 
     Raises ``CallerError`` ("unsafe-directory": somebody else could have put sockets there) and
     ``PeerError`` "no-daemon" with the last lines of the daemon's log. A daemon that was merely
@@ -61,11 +64,11 @@ def autostart(
         socket_dir / "start.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
     )
     try:
+        ticks = _ticks(until_s, waiting)
         while not _locked(lock):
-            if time.monotonic() > until_s:
+            if next(ticks, None) is None:
                 raise _failed(socket_dir, "somebody else has been starting it for too long", "")
-            time.sleep(_LOOK_EVERY_S)
-        return _answering(socket_dir) or _start(socket_dir, env, until_s, command)
+        return _answering(socket_dir) or _start(socket_dir, env, ticks, command)
     finally:
         os.close(lock)
 
@@ -123,7 +126,7 @@ def _answers(path: Path) -> bool:
 
 
 def _start(
-    socket_dir: Path, env: dict[str, str], until_s: float, command: Sequence[str] | None
+    socket_dir: Path, env: dict[str, str], ticks: Iterator[int], command: Sequence[str] | None
 ) -> list[Path]:
     launcher = interpreter.bare(Path(__file__).with_name("launch.py"))
     log = _open_log(socket_dir)
@@ -141,7 +144,7 @@ def _start(
     finally:
         os.close(log)
     with starter:  # closes its standard input at the end, which lets the daemon go
-        for _ in _ticks(until_s):
+        for _ in ticks:
             if sockets := _answering(socket_dir):
                 return sockets
             if starter.poll() is not None:
@@ -150,9 +153,13 @@ def _start(
     raise _failed(socket_dir, "it takes too long", _tail(socket_dir, began_at))
 
 
-def _ticks(until_s: float) -> Iterator[None]:
-    while time.monotonic() < until_s:
-        yield
+def _ticks(until_s: float, waiting: Callable[[], None] | None) -> Iterator[int]:
+    for tick in count():
+        if time.monotonic() >= until_s:
+            return
+        yield tick
+        if waiting is not None:
+            waiting()
         time.sleep(_LOOK_EVERY_S)
 
 

@@ -10,6 +10,7 @@ import os
 import socket
 import stat
 import struct
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,12 @@ _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """A link in the temporary directory, which everybody may put there, is not followed."""
 
 _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
+LEFT_LATELY_S: Final = 60.0
+"""A daemon that left less long ago is probably being restarted."""
+
+Signs = frozenset[tuple[str, int, int]]
+"""Name, inode and time of files."""
+
 _UCRED: Final = struct.Struct("3i")
 
 
@@ -42,6 +49,15 @@ def why_unsafe(found: os.stat_result) -> str:
     if found.st_mode & _WRITABLE:
         return "can be written by others"
     return ""
+
+
+def may_start_in(path: Path) -> bool:
+    """Return whether a daemon of this user's belongs in ``path``: a directory of root's is for
+    root's daemon."""
+    try:
+        return os.lstat(path).st_uid == os.getuid()
+    except OSError:
+        return True
 
 
 def why_no_sockets(path: Path) -> str:
@@ -76,6 +92,37 @@ def trusted_sockets(path: Path) -> list[str]:
             return [name for name in names if _is_trusted_socket(name, directory)]
     except OSError:
         return []
+
+
+def signs_of_a_daemon(path: Path) -> Signs:
+    """Return what says that a daemon is, was or is to be in ``path``; two calls return the same
+    where nothing has changed.
+
+    A socket stays behind a daemon that was killed. One that was told to end removes it, but its
+    lock says when that was. A directory of root's is there for a daemon of root's.
+    """
+    signs: set[tuple[str, int, int]] = set()
+    try:
+        with opened(path) as directory:
+            place = os.fstat(directory)
+            if why_unsafe(place):
+                return frozenset()
+            for name in os.listdir(directory):
+                found = os.lstat(name, dir_fd=directory)
+                if _says_daemon(name, found):
+                    signs.add((name, found.st_ino, found.st_mtime_ns))
+            if place.st_uid != os.getuid():
+                signs.add((".", place.st_ino, 0))
+    except OSError:  # it, or a file in it, has just gone
+        pass
+    return frozenset(signs)
+
+
+def _says_daemon(name: str, found: os.stat_result) -> bool:
+    if name.endswith(".sock"):
+        return stat.S_ISSOCK(found.st_mode) and is_trusted(found.st_uid)
+    is_lock = name.endswith(".lock") and name.startswith(("GPU-", "MIG-"))
+    return is_lock and -1 < time.time() - found.st_mtime < LEFT_LATELY_S
 
 
 def _is_trusted_socket(name: str, directory: int) -> bool:

@@ -67,6 +67,7 @@ class Address:
 
     def close(self) -> None:
         """Accept nobody any more, and leave no socket behind."""
+        self._lock.leave()
         if _identity(self._path) == self._identity:
             self._path.unlink(missing_ok=True)
         if self._door is not None:

@@ -46,6 +46,7 @@ class Claim:
         self._name = f"\0kiwi/{os.getuid()}/{_pid_namespace()}/{gpu_uuid}"
         self._path = path
         self._socket: socket.socket | None = None
+        self._server: asyncio.Server | None = None
         self._silent = 0
         self._given_up = False
         self.holder_pid = 0
@@ -99,9 +100,16 @@ class Claim:
         if self._socket is None:
             return
         loop = asyncio.get_running_loop()
-        await loop.create_unix_server(
+        self._server = await loop.create_unix_server(
             lambda: _Answer(self._path, asked), sock=self._socket, backlog=BACKLOG
         )
+
+    def close(self) -> None:
+        """Give the claim up: the GPU is free for another daemon."""
+        if self._server is not None:
+            self._server.close()
+        if self._socket is not None:
+            self._socket.close()
 
 
 class _Answer(asyncio.Protocol):

@@ -141,6 +141,7 @@ class GpuDaemon:
         address.close()
         observing.cancel()
         await self._leave()
+        claim.close()
 
     # --- its directories ------------------------------------------------------------------------
 

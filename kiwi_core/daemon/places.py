@@ -112,6 +112,12 @@ class OneDaemonLock:
             os.pwrite(self._fd, str(os.getpid()).encode(), 0)
         return True
 
+    def leave(self) -> None:
+        """Write down, as the file's time, that the daemon leaves now: programs that start in the
+        next seconds wait for the next one."""
+        with contextlib.suppress(OSError):
+            os.utime(self._fd)
+
     def is_in_place(self) -> bool:
         """Whether the file that is locked still has its name."""
         try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kiwi_core.client import Client, discover
-from kiwi_core.client.directory import why_no_sockets
+from kiwi_core.client.directory import LEFT_LATELY_S, signs_of_a_daemon, why_no_sockets
 from kiwi_core.errors import PeerError
 from kiwi_core.wire.messages import Role
 from tests.client.scripted_daemon import ScriptedDaemon
@@ -136,3 +136,22 @@ def test_what_answers_must_be_ours_though_its_socket_looks_so(tmp_path: Path) ->
         finally:
             stranger.kill()
             shutil.rmtree(path.parent)
+
+
+def test_signs_of_a_daemon(two: Path) -> None:
+    before = signs_of_a_daemon(two)
+    assert {name for name, *_ in before} == {f"{A}.sock", f"{B}.sock"}
+    assert signs_of_a_daemon(two) == before
+    (two / f"{A}.sock").unlink()
+    assert signs_of_a_daemon(two) < before
+    lock = two / f"{A}.lock"
+    lock.write_text("")
+    assert f"{A}.lock" in {name for name, *_ in signs_of_a_daemon(two)}
+    long_ago_s = lock.stat().st_mtime - LEFT_LATELY_S - 60
+    os.utime(lock, (long_ago_s, long_ago_s))
+    assert signs_of_a_daemon(two) < before
+    (two / "start.lock").write_text("")
+    assert signs_of_a_daemon(two) < before
+    two.chmod(0o777)
+    assert signs_of_a_daemon(two) == frozenset()
+    assert signs_of_a_daemon(two / "none") == frozenset()
