@@ -120,23 +120,15 @@ class Config:
     forth between two notebooks within seconds. A swap each ten seconds at most."""
 
     request_max_bytes: int = 64 * KIB
-    """Longest line that a client may send; HTTP servers take 8–64 KiB. Bounds what thousands of
-    bad clients can make the daemon hold."""
+    """Longest line that a client may send; HTTP servers take 8–64 KiB. How many connections there
+    may be, and all else that peers can make a daemon hold, is in ``kiwi_core.peer_limits``."""
 
     frame_max_bytes: int = 1 * MIB
     """Longest line that a daemon may send: the status of 1,000 sessions takes about 540 KB."""
 
-    connections_max: int = 4096
-    """Per daemon; each costs a few KiB and one descriptor."""
-
-    connections_per_user_max: int = 2048
-    """So that one user cannot shut out the others; root and the daemon's owner are not counted."""
-
-    hello_within_ns: int = 10 * NS_PER_S
-    """A connection that has not said hello by then is closed: it holds a place for nothing."""
-
-    sessions_max: int = 2048
-    """Per daemon."""
+    hello_within_ns: int = 5 * NS_PER_S
+    """A connection that has not said hello by then is closed: it holds a place for nothing. A
+    client says it within a millisecond; one whose machine is busy connects again."""
 
     outbox_max_bytes: int = 2 * MIB
     """What a client that never reads may make the daemon hold for it; then it is dropped. Two of

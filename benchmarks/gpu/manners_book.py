@@ -62,9 +62,9 @@ class Book:
         known, emulator = KNOWN.get(name), self._emulator.get(name)
         seen = known.answers if known else ()
         self.stage.row(
-            f"manners.{name}",
+            name,
             answer,
-            others_saw=" or ".join(seen),
+            target=f"others saw: {' or '.join(seen)}" if seen else "",
             source=known.source if known else "",
             emulator=emulator or "",
             as_others_saw=compared(answer, seen),
@@ -74,7 +74,7 @@ class Book:
 
     def figure(self, name: str, value: object, unit: str) -> None:
         """Record a figure, which is compared with nothing."""
-        self.stage.row(f"manners.{name}", value, unit=unit)
+        self.stage.row(name, value, unit=unit)
 
     def group(self, name: str, needs_s: float, run: Callable[[Book, Caller], None]) -> None:
         """Run some probes. If they fail the others still run; the table is written after each."""
@@ -84,14 +84,14 @@ class Book:
             words = (
                 f"left out: {self.stage.left_s:.0f} s were left, and it may take {needs_s:.0f} s"
             )
-            self.stage.row(f"manners.group.{name}", words)
+            self.stage.row(f"group.{name}", words)
             return
         try:
             with Caller(self.stage) as caller:
                 run(self, caller)
         except Exception as error:  # noqa: BLE001 - one group's failure must not cost the others
             words = f"broke off: {type(error).__name__}: {error}"[:500]
-            self.stage.row(f"manners.group.{name}", words, passed=False)
+            self.stage.row(f"group.{name}", words, passed=False)
         finally:
             self.write()
 

@@ -60,6 +60,10 @@ THIRD = (
         "Daemon and program killed while memory is out: does the rest go on?", 25, 100,
     ),
     Part(
+        "synchronise", "suspensions:run_dangerous",
+        "How does a job end that waits by a bare synchronise while it is suspended?", 25, 80,
+    ),
+    Part(
         "manners_dangerous", "manners:run_dangerous",
         "What kills, hangs or leaks on this driver?", 30, 110,
     ),

@@ -1,6 +1,6 @@
 """A part of run_all.py: one way out and in by the driver's checkpoint, for each library.
 
-Every byte is hashed before and after. Rows: ``roundtrip.driver``, ``.torch``, ``.cupy``, ``.jax``.
+Every byte is hashed before and after. Rows: ``driver``, ``torch``, ``cupy``, ``jax``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _can_run(stage: Stage, library: str) -> bool:
     elif library != "driver" and importlib.util.find_spec(library) is None:
         why = "is not installed"
     if why:
-        stage.row(f"roundtrip.{library}", f"left out: {library} {why}", target=TARGET)
+        stage.row(library, f"left out: {library} {why}", target=TARGET)
     return not why
 
 
@@ -72,11 +72,11 @@ def _record(stage: Stage, caller: Caller, library: str, program: Program) -> Non
         found = _moved(stage, caller, program)
     except (TimeoutError, RuntimeError) as error:
         words = f"failed: {error or type(error).__name__}"
-        stage.row(f"roundtrip.{library}", words, target=TARGET, passed=False)
+        stage.row(library, words, target=TARGET, passed=False)
     else:
         same = found["digest_same"] and found["addresses_same"]
         value = "identical" if same else "different"
-        stage.row(f"roundtrip.{library}", value, target=TARGET, passed=same, **found)
+        stage.row(library, value, target=TARGET, passed=same, **found)
     finally:
         see_off(caller, program)
 

@@ -100,12 +100,13 @@ class OfTorch:
 class OfCupy:
     def __init__(self, size: int) -> None:
         import cupy
+        import numpy
 
-        random_state = cupy.random.RandomState(5)
+        noise = numpy.random.default_rng(5)  # the GPU's own needs one more library
         self.cupy = cupy
         self.arrays = [
-            random_state.standard_normal(size // 2 // 8),
-            random_state.randint(0, 256, size // 2 + 1, dtype=cupy.uint8),
+            cupy.asarray(noise.standard_normal(size // 2 // 4, dtype=numpy.float32)),
+            cupy.asarray(noise.integers(0, 256, size // 2 + 1, dtype=numpy.uint8)),
         ]
 
     def pieces(self) -> Iterator[Any]:

@@ -94,11 +94,13 @@ class Torch:
 class Cupy:
     def __init__(self, _ballast: Any) -> None:
         import cupy
+        import numpy
 
-        random_state = cupy.random.RandomState(0)
+        noise = numpy.random.default_rng(0)
+        weights = noise.standard_normal((SIDE, SIDE), dtype=numpy.float32)
         self.cupy = cupy
-        self.weights = random_state.standard_normal((SIDE, SIDE), dtype=cupy.float32) / SIDE**0.5
-        self.x = random_state.standard_normal((1024, SIDE), dtype=cupy.float32)
+        self.weights = cupy.asarray(weights) / numpy.float32(SIDE**0.5)
+        self.x = cupy.asarray(noise.standard_normal((1024, SIDE), dtype=numpy.float32))
 
     def round(self) -> bytes:
         y = self.cupy.tanh(self.x @ self.weights)

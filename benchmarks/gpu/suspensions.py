@@ -1,7 +1,7 @@
 """A part of run_all.py: are results the same, to the last bit, after many random suspensions?
 
-Rows: ``suspensions.checkpoint.KIND`` (the driver's checkpoint by Kiwi's own pager, from outside)
-and ``suspensions.inprocess.KIND`` (``kiwi run --pager inprocess``, taking turns under a daemon).
+Rows: ``checkpoint.KIND`` (the driver's checkpoint by Kiwi's own pager, from outside)
+and ``inprocess.KIND`` (``kiwi run --pager inprocess``, taking turns under a daemon).
 ``run_dangerous`` has a job that waits for the GPU by a bare synchronise, which kills a process that
 is checkpointed: its row says how it ends.
 """
@@ -47,11 +47,11 @@ def run(stage: Stage) -> None:
     count = EMULATED_COUNT if stage.emulated else COUNT
     found: Found = {"checkpoint": _from_outside(stage, kinds, count)}
     seconds = min(INSIDE_MAX_S, stage.left_s * INSIDE_SHARE)
-    with stage.attempt("suspensions.inprocess"):
+    with stage.attempt("inprocess"):
         found["inprocess"] = under_a_daemon(stage, kinds, seconds, count)
         for job in found["inprocess"]:
             _tell(stage, "inprocess", job)
-    with stage.attempt("suspensions.undisturbed"):
+    with stage.attempt("undisturbed"):
         _compare(stage, found)
 
 
@@ -59,7 +59,7 @@ def run_dangerous(stage: Stage) -> None:
     """Suspend jobs that wait for the GPU by a bare synchronise. On a real driver such a call kills
     a process that is checkpointed, unless a gate in front of the driver holds it back."""
     for kind in ["driver"] if stage.emulated else ["driver", *_kinds(stage)]:
-        with stage.attempt(f"suspensions.synchronise.{kind}"):
+        with stage.attempt(f"synchronise.{kind}"):
             one = Outside(stage, kind, EMULATED_SIZE, DANGEROUS_COUNT, "--synchronise")
             try:
                 from_outside([one], min(DANGEROUS_S, stage.left_s / 3), lambda _: None)
@@ -67,7 +67,7 @@ def run_dangerous(stage: Stage) -> None:
                 one.close()
             job = one.job
             words = f"{job.count} suspensions, then {job.trouble or 'it ended well'}"
-            stage.row(f"suspensions.synchronise.{kind}", words, **job.figures())
+            stage.row(f"synchronise.{kind}", words, **job.figures())
 
 
 def _kinds(stage: Stage) -> list[str]:
@@ -82,7 +82,7 @@ def _kinds(stage: Stage) -> list[str]:
 def _left_out(stage: Stage, kinds: Any, why: str) -> None:
     for kind in kinds:
         for pager in ("checkpoint", "inprocess"):
-            stage.row(f"suspensions.{pager}.{kind}", f"left out: {kind} {why}")
+            stage.row(f"{pager}.{kind}", f"left out: {kind} {why}")
 
 
 def _from_outside(stage: Stage, kinds: list[str], count: int) -> list[Suspended]:
@@ -113,7 +113,7 @@ def _row(stage: Stage, pager: str, job: Suspended, words: str, passed: bool | No
         words = f"{words}; {job.trouble}"
     target = f"{job.wanted} of {job.wanted}, identical"
     more = job.figures() | ({"rounds": job.said["rounds"]} if job.said else {})
-    stage.row(f"suspensions.{pager}.{job.name}", words, target=target, passed=passed, **more)
+    stage.row(f"{pager}.{job.name}", words, target=target, passed=passed, **more)
 
 
 def _judge(stage: Stage, pager: str, job: Suspended, digest: str | None) -> None:

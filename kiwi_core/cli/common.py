@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,12 @@ def add_gpu(parser: argparse.ArgumentParser, what: str) -> None:
         metavar="GPU",
         help=f"{what}: its index, its UUID, or the beginning of its UUID",
     )
+
+
+def for_others_to_read(path: str, flags: int) -> int:
+    """An ``opener`` for files that people name: nobody else may write to a new one, whatever the
+    umask says."""
+    return os.open(path, flags, 0o644)
 
 
 def directory_of(args: argparse.Namespace) -> Path:

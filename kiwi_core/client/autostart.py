@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core import interpreter
 from kiwi_core.client.directory import why_unsafe
 from kiwi_core.client.discovery import discover
-from kiwi_core.errors import CallerError, KiwiError, PeerError
+from kiwi_core.errors import CallerError, KiwiError, PeerError, is_full
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +74,9 @@ def make_private(directory: Path) -> None:
     """Make ``directory`` for this user alone, or check the one that is there. Raises
     ``CallerError`` "unsafe-directory"."""
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        for path in reversed(directory.parents):
+            if not path.exists():
+                path.mkdir(mode=0o755, exist_ok=True)
         with suppress(FileExistsError):
             directory.mkdir(mode=0o700)
         found = directory.lstat()
@@ -115,8 +117,8 @@ def _answers(path: Path) -> bool:
     try:
         with Client(path, role=Role.OBSERVER, connect_timeout_s=_ASK_TIMEOUT_S) as client:
             client.connect()
-    except KiwiError:
-        return False
+    except KiwiError as error:
+        return is_full(error)
     return True
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.client.directory import trusted_sockets
-from kiwi_core.errors import KiwiError
+from kiwi_core.errors import KiwiError, is_full
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,6 +19,7 @@ def discover(socket_dir: Path, gpu: str | None = None) -> list[Path]:
 
     ``gpu`` narrows them: a UUID, the beginning of one (with or without ``GPU-``), or an index
     (each daemon is asked; those that do not answer are left out). A missing directory has none.
+    Raises ``PeerError`` where a daemon is full and cannot be asked (``errors.is_full``).
     """
     sockets = [socket_dir / name for name in trusted_sockets(socket_dir)]
     if gpu is None:
@@ -40,5 +41,7 @@ def _index(path: Path) -> int | None:
     try:
         with Client(path, role=Role.OBSERVER, connect_timeout_s=_ASK_TIMEOUT_S) as client:
             return client.connect().gpu_index
-    except KiwiError:
+    except KiwiError as error:
+        if is_full(error):
+            raise
         return None

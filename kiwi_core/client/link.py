@@ -201,11 +201,21 @@ def dial(path: Path, hello: Hello, patience: Patience) -> tuple[Link, Welcome]:
         _connect(sock, path, patience)
         _check_peer(sock, path)
         link = Link(sock)
-        link.send(hello)
+        _greet(link, hello)
         return link, _await_welcome(link, patience)
     except BaseException:
         sock.close()
         raise
+
+
+def _greet(link: Link, hello: Hello) -> None:
+    """A daemon that turns this process away says why and closes, perhaps before the hello is sent:
+    then its words are there to be read."""
+    try:
+        link.send(hello)
+    except PeerError as error:
+        if error.code != "disconnected" or not link.fetch(wait=False):
+            raise
 
 
 def _connect(sock: socket.socket, path: Path, patience: Patience) -> None:

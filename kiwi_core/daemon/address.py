@@ -20,8 +20,10 @@ from kiwi_core.errors import CallerError
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
     from pathlib import Path
+
+    from kiwi_core.daemon.admission import Door
 
 log = structlog.get_logger(__name__)
 
@@ -37,7 +39,7 @@ class Address:
         self,
         path: Path,
         lock: OneDaemonLock,
-        serve: Callable[[socket.socket], Awaitable[asyncio.Server]],
+        serve: Callable[[socket.socket], Door],
         *,
         restored: Callable[[], None],
         taken: Callable[[], None],
@@ -46,7 +48,7 @@ class Address:
         self._serve = serve
         self._restored = restored
         self._taken = taken
-        self._server: asyncio.Server | None = None
+        self._door: Door | None = None
         self._identity: tuple[int, int] | None = None
         self._directory = -1
         self._lock = lock
@@ -54,12 +56,12 @@ class Address:
         """The address cannot be made again at the moment, and that was said."""
         self._look = asyncio.Event()
 
-    async def open(self) -> None:
+    def open(self) -> None:
         """Listen. Raises ``CallerError``."""
         sock = listen(self._path)
         self._identity = _identity(self._path)
         self._hold_directory()
-        before, self._server = self._server, await self._serve(sock)
+        before, self._door = self._door, self._serve(sock)
         if before is not None:
             before.close()
 
@@ -67,8 +69,8 @@ class Address:
         """Accept nobody any more, and leave no socket behind."""
         if _identity(self._path) == self._identity:
             self._path.unlink(missing_ok=True)
-        if self._server is not None:
-            self._server.close()
+        if self._door is not None:
+            self._door.close()
 
     def is_found(self) -> bool:
         """Return whether programs find this daemon now; if not, ``keep`` looks at once."""
@@ -82,16 +84,16 @@ class Address:
                 await asyncio.wait_for(self._look.wait(), LOOK_EVERY_S)
             self._look.clear()
             if not self._is_there():
-                await self._make_again()
+                self._make_again()
 
-    async def _make_again(self) -> None:
+    def _make_again(self) -> None:
         try:
             prepare_directory(self._path.parent, sockets_mode())
             if not self._lock_again():
                 log.warning("another daemon serves the GPU at this address", path=str(self._path))
                 self._taken()
                 return
-            await self.open()
+            self.open()
         except CallerError as error:
             # The runtime directory comes back with its user's next login.
             if not self._waits:

@@ -43,7 +43,7 @@ def prepare_directory(path: Path, mode: int = 0o700) -> None:
     "no-directory" if it cannot be made or written to.
     """
     try:
-        path.mkdir(mode=mode, parents=True, exist_ok=True)
+        _make(path, mode)
         info = path.lstat()
     except OSError as error:
         raise CallerError(
@@ -65,6 +65,18 @@ def prepare_directory(path: Path, mode: int = 0o700) -> None:
             f"The daemon may not write to {path}.",
             "Name another directory with --socket-dir or --state-dir.",
         )
+
+
+def _make(path: Path, mode: int) -> None:
+    """Make ``path`` with ``mode`` if it is not there, and those above it, which anybody may look
+    through, whatever the umask says."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    for each in reversed(missing):
+        try:
+            each.mkdir(mode=0o700)
+        except FileExistsError:
+            continue  # somebody was faster: the caller looks at it
+        each.chmod(mode if each == path else 0o755)
 
 
 def sockets_mode() -> int:

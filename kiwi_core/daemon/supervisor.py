@@ -41,6 +41,7 @@ def main(options: DaemonOptions) -> int:
     # Absolute: daemons run in another directory, and programs hear of these paths.
     sockets = (options.socket_dir or config.socket_dir()).absolute()
     state = (options.state_dir or config.state_dir(sockets)).absolute()
+    os.umask(0o077)  # also of the daemons and of what they start; whatever others may see is said
     prepare_directory(sockets, sockets_mode())
     prepare_directory(state)
     emulation = None

@@ -87,8 +87,8 @@ def build(cache_dir: Path | None = None) -> Libraries:
     if libs.complete():
         return libs
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        with open(parent / "emulator.lock", "w") as lock:
+        _make_readable(parent)
+        with open(parent / "emulator.lock", "w", opener=_for_this_user) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not libs.complete():
                 _build_into(libs.directory)
@@ -98,6 +98,18 @@ def build(cache_dir: Path | None = None) -> Libraries:
             "Set XDG_CACHE_HOME to a directory that you may write to."
         ) from e
     return libs
+
+
+def _make_readable(directory: Path) -> None:
+    """Make ``directory`` and those above it; only its user may write, whatever the umask says:
+    programs load code from it."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o755, exist_ok=True)
+
+
+def _for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _fingerprint() -> str:
@@ -115,7 +127,8 @@ def _build_into(target: Path) -> None:
         libs = Libraries.at(work)
         _compile(compiler, (*COMMON, *CUDA), libs.libcuda)
         _compile(compiler, (*COMMON, *NVML), libs.libnvml)
-        work.chmod(0o755)
+        for made in (libs.libcuda, libs.libnvml, work):
+            made.chmod(0o755)
         shutil.rmtree(target, ignore_errors=True)  # an incomplete one
         work.rename(target)
     finally:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.config import socket_dir
-from kiwi_core.errors import CallerError, KiwiError, PeerError
+from kiwi_core.errors import CallerError, KiwiError, PeerError, is_full
 from kiwi_core.states import Notice
 from kiwi_jupyter.kernel.identity import kernel_id, notebook_name
 from kiwi_jupyter.kernel.words import SHOWN_NOTICES, told
@@ -97,8 +97,9 @@ class Session:
     def client(self) -> Client | None:
         """The connected client; ``None`` if the cell has to run without Kiwi (said once, why).
 
-        Blocks while it connects, or while a daemon starts. A client whose daemon is away stays
-        the client: it reconnects by itself.
+        Blocks while it connects, or while a daemon starts. A client whose daemon is away stays the
+        client: it reconnects by itself. Raises ``PeerError`` where the daemon is there and has no
+        place for this kernel (``errors.is_full``): the cell waits and tries again.
         """
         client = self._client
         if client is not None and self._pid == os.getpid():
@@ -115,8 +116,11 @@ class Session:
             self._client = self._connect()
             self.problem = ""
         except KiwiError as error:
-            self._retry_at_s = time.monotonic() + RETRY_S
             self.problem = str(error)
+            if is_full(error):
+                self.say_once(f"Kiwi: {error} This cell waits for that; interrupt it to give up.")
+                raise
+            self._retry_at_s = time.monotonic() + RETRY_S
             self.say_once(f"Kiwi: {error} Until then this notebook runs without Kiwi.")
 
     def _connect(self) -> Client:

@@ -41,7 +41,7 @@ def test_links_and_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CallerError, match="a link is not followed"):
         prepare_directory(tmp_path / "link")
     (tmp_path / "file").write_text("")
-    with pytest.raises(CallerError, match="Cannot create"):
+    with pytest.raises(CallerError, match="is not a directory"):
         prepare_directory(tmp_path / "file")
     with pytest.raises(CallerError, match="Cannot create"):
         prepare_directory(tmp_path / "file" / "below")

@@ -152,7 +152,9 @@ static int bound(int dir) { /* a listening socket in `dir`, named by this proces
     unlinkat(dir, name, 0); /* left behind by a killed process with the same pid */
     snprintf(at.sun_path, sizeof at.sun_path, "/proc/self/fd/%d/%s", dir, name);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (fd < 0 || (!bind(fd, (struct sockaddr *)&at, sizeof at) && !listen(fd, BACKLOG))) return fd;
+    if (fd < 0) return fd;
+    /* fchmod first: the file that bind makes has this mode, whatever the umask is. */
+    if (!fchmod(fd, 0600) && !bind(fd, (struct sockaddr *)&at, sizeof at) && !listen(fd, BACKLOG)) return fd;
     int why = errno;
     close(fd);
     errno = why;

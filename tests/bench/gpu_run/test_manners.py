@@ -22,7 +22,7 @@ def _quick(part, monkeypatch):
 
 
 def answers(stage):
-    return {name.removeprefix("manners."): row["value"] for name, row in stage.rows.items()}
+    return {name: row["value"] for name, row in stage.rows.items()}
 
 
 @pytest.mark.e2e
@@ -32,7 +32,7 @@ def test_the_safe_probes_say_of_the_emulator_what_the_table_says(stage, part, mo
     monkeypatch.setattr(calls, "HARMLESS", ("cuMemcpyDtoH", "cuMemFree", "read_pinned"))
     monkeypatch.setattr(calls, "DEADLY", ("cuEventQuery", "cuCtxSynchronize"))
     part("manners").run(stage)
-    assert not [name for name in stage.rows if name.startswith("manners.group.")]
+    assert not [name for name in stage.rows if name.startswith("group.")]
     compared = [row for row in stage.rows.values() if "as_the_emulator" in row]
     other = [row for row in compared if row["as_the_emulator"] != "same"]
     assert len(compared) > 30
@@ -73,7 +73,7 @@ def test_a_target_that_dies_of_a_call_is_a_row_and_is_replaced(stage, part, book
     said = answers(stage)
     assert said["locked.crash"] == said["checkpointed.crash"] == "SIGSEGV"
     assert said["checkpointed.cuMemGetInfo"] == "waits, then 0 SUCCESS"
-    assert stage.rows["manners.checkpointed.cuMemGetInfo"]["intact"] is True
+    assert stage.rows["checkpointed.cuMemGetInfo"]["intact"] is True
 
 
 def test_stopped_processes_and_a_failed_restore(stage, part, book, monkeypatch):
@@ -100,7 +100,7 @@ def test_a_group_that_breaks_off_costs_the_others_nothing(stage, part, book):
     said = answers(stage)
     assert "NVML is gone" in said["group.memory"]
     assert "left out" in said["group.signals"]
-    assert stage.rows["manners.exit.while_locked"]["as_the_emulator"] == "different"
+    assert stage.rows["exit.while_locked"]["as_the_emulator"] == "different"
     assert json.loads((stage.folder / "manners.json").read_text()) == {
         "exit.while_locked": "exit 1"
     }

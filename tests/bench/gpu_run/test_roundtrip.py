@@ -14,13 +14,13 @@ def _small(part, monkeypatch):
 
 def test_the_bare_driver_program_comes_back_as_it_was(stage, part):
     part("roundtrip").run(stage)
-    row = stage.rows["roundtrip.driver"]
+    row = stage.rows["driver"]
     assert row["value"] == "identical"
     assert row["passed"] is True
     assert row["bytes_hashed"] == 4 * MIB
     assert row["out_bytes"] >= row["bytes_hashed"]
     for library in ("torch", "cupy", "jax"):
-        assert "needs the CUDA runtime" in stage.rows[f"roundtrip.{library}"]["value"]
+        assert "needs the CUDA runtime" in stage.rows[library]["value"]
 
 
 def test_a_driver_that_hangs_ends_as_a_row_that_says_so(stage, part, monkeypatch):
@@ -28,7 +28,7 @@ def test_a_driver_that_hangs_ends_as_a_row_that_says_so(stage, part, monkeypatch
     monkeypatch.setattr(roundtrip, "MOVE_S", 0.5)
     emulator.faults(stage.state).set("hang", operation="checkpoint", count=-1)
     roundtrip.run(stage)
-    row = stage.rows["roundtrip.driver"]
+    row = stage.rows["driver"]
     assert row["passed"] is False
     assert "page_out: hangs" in row["value"]
 
@@ -46,4 +46,4 @@ def test_a_changed_byte_is_seen(stage, part, monkeypatch):
 
     monkeypatch.setattr(part("callers").Caller, "ask", ask_and_change)
     roundtrip.run(stage)
-    assert stage.rows["roundtrip.driver"]["value"] == "different"
+    assert stage.rows["driver"]["value"] == "different"

@@ -17,7 +17,7 @@ def test_results_are_identical_after_suspensions_by_both_pagers(stage, part, mon
     monkeypatch.setattr(suspensions, "EMULATED_COUNT", 3)
     suspensions.run(stage)
     for name in ("checkpoint.driver", "inprocess.driver", "inprocess.partner"):
-        row = stage.rows[f"suspensions.{name}"]
+        row = stage.rows[name]
         assert "identical" in row["value"], row
         assert row["passed"] is True
         assert row["suspensions"] >= 3
@@ -45,7 +45,7 @@ def test_a_job_that_dies_is_a_row_that_says_how(stage, part, outside):
     killer.join()
     outside.close()
     suspensions._judge(stage, "checkpoint", outside.job, "the digest of an undisturbed run")
-    row = stage.rows["suspensions.checkpoint.driver"]
+    row = stage.rows["checkpoint.driver"]
     assert "SIGKILL" in row["value"]
     assert row["passed"] is False
 
@@ -66,10 +66,10 @@ def test_another_result_is_told(stage, part):
     for digest, same in (("as it should be", True), ("another", False)):
         job = suspended("torch", "torch", count=100, said=dict(said))
         suspensions._judge(stage, "checkpoint", job, digest)
-        assert stage.rows["suspensions.checkpoint.torch"]["passed"] is same
+        assert stage.rows["checkpoint.torch"]["passed"] is same
     job = suspended("torch", "torch", count=60, said=said | {"ballast_same": False})
     suspensions._judge(stage, "checkpoint", job, "as it should be")
-    assert "60 of 100, DIFFERENT" in stage.rows["suspensions.checkpoint.torch"]["value"]
+    assert "60 of 100, DIFFERENT" in stage.rows["checkpoint.torch"]["value"]
     job = suspended("torch", "torch", count=60, said=said)
     suspensions._judge(stage, "checkpoint", job, "as it should be")
-    assert stage.rows["suspensions.checkpoint.torch"]["passed"] is None
+    assert stage.rows["checkpoint.torch"]["passed"] is None
