@@ -53,7 +53,14 @@ class PrivateDaemon:
                 stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, start_new_session=True,
                 cwd=interpreter.DIRECTORY,
             )  # fmt: skip
-        self._guard = subprocess.Popen(
+        try:
+            self._guard = self._start_guard()
+        except BaseException:
+            self._process.terminate()
+            raise
+
+    def _start_guard(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             interpreter.bare(_GUARD, str(self._process.pid)),
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True, cwd=interpreter.DIRECTORY,

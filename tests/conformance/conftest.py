@@ -34,7 +34,7 @@ class Platform:
 
     def __init__(self, environment: dict[str, str], preloaded: bool) -> None:
         self.preloaded = preloaded
-        self._environment = environment
+        self.environment = environment
         self._workers: list[Worker] = []
         self._shared: dict[str, Worker] = {}
 
@@ -48,7 +48,7 @@ class Platform:
         return worker
 
     def worker(self, setup: str = "init()") -> Worker:
-        worker = Worker(self._environment)
+        worker = Worker(self.environment)
         self._workers.append(worker)
         if setup:
             worker.do(setup)
@@ -57,7 +57,7 @@ class Platform:
     def close(self) -> None:
         """End all programs, none of them by a kill while it runs on the GPU."""
         if self._workers:
-            end_on_a_gpu(self._workers, self._environment)
+            end_on_a_gpu(self._workers, self.environment)
 
 
 KINDS = [
