@@ -62,7 +62,7 @@ def killed(stage: Stage) -> None:
     size = stage.size(0.6)
     with ExitStack() as stack:
         ballast(stage, size, stack)
-        command = job_command("driver", bytes=size, rounds=60 if stage.emulated else 400)
+        command = job_command("driver", bytes=size, rounds=30 if stage.emulated else 400)
         alone = stage.run(command)["digest"]
         for pager in PAGERS:
             for victim in ("daemon", "program"):

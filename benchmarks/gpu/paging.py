@@ -149,7 +149,7 @@ def _against(row: dict[str, Any]) -> dict[str, Any]:
         return {}
     share = {"of": row["limit"]["of"], "share": row["ratio"]}
     if row["name"] in BUS_LIMITED:
-        target = f"≥ {LEAST_SHARE:g} of {row['limit']['of']}"
+        target = f"≥ {LEAST_SHARE:g} {row['limit']['of']}"
         return share | {"target": target, "passed": row["ratio"] >= LEAST_SHARE}
     return share
 

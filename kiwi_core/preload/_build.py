@@ -68,8 +68,8 @@ def library(cache_dir: Path | None = None) -> Path:
     if target.is_file():
         return target
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        with open(parent / "preload.lock", "w") as lock:
+        _make_readable(parent)
+        with open(parent / "preload.lock", "w", opener=_for_this_user) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.is_file():
                 _build_beside(target, compiler, header)
@@ -161,13 +161,15 @@ def find_compiler() -> list[str]:
 
 
 def _zig() -> list[str]:
-    if find_spec("ziglang") is None:
+    spec = find_spec("ziglang")
+    if spec is None or spec.origin is None:
         raise Unavailable(
             "The in-process pager must be compiled once, and there is no C compiler here "
             "(looked for $CC, cc, gcc, clang and the Python package ziglang).",
             "Install one of them, for example: pip install ziglang",
         )
-    return [sys.executable, "-m", "ziglang", "cc"]
+    # Its program itself: ``python -m ziglang`` would import from the working directory.
+    return [str(Path(spec.origin).with_name("zig")), "cc"]
 
 
 def find_header() -> Path:
@@ -214,6 +216,18 @@ def _default_cache_dir() -> Path:
     return Path(base) / "kiwi"
 
 
+def _make_readable(directory: Path) -> None:
+    """Make ``directory`` and those above it; only its user may write, whatever the umask says:
+    programs load code from it."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o755, exist_ok=True)
+
+
+def _for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def _fingerprint(header: Path) -> str:
     options = (*FLAGS, *LINK_FLAGS, *LIBRARIES, sys.platform, os.uname().machine)
     digest = hashlib.sha256(" ".join(options).encode())
@@ -229,7 +243,8 @@ def _build_beside(target: Path, compiler: list[str], header: Path) -> None:
     work = Path(tempfile.mkdtemp(prefix="building-", dir=directory.parent))
     try:
         build(work / NAME, compiler, header)
-        work.chmod(0o755)
+        for made in (work / NAME, work):
+            made.chmod(0o755)
         shutil.rmtree(directory, ignore_errors=True)  # an incomplete one
         work.rename(directory)
     finally:

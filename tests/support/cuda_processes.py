@@ -22,7 +22,7 @@ ENDS_WITHIN_S = 20.0
 """For a program whose input has ended: Python's end and the driver's, on a busy machine."""
 WORKER = Path(__file__).with_name("cuda_worker.py")
 EMULATED = "KIWI_EMULATOR_STATE"
-"""``emulator.ENV_STATE``: workers import this module, too, and Kiwi may not be installed for them."""
+"""``emulator.ENV_STATE``. (Workers import this module, too, and may not find Kiwi.)"""
 
 
 class WorkerError(Exception):
@@ -197,7 +197,7 @@ def end_on_a_gpu(programs: Iterable[Program], environment: dict[str, str]) -> No
 def _out(helper: Worker, program: Program, call: str) -> bool:
     """Whether all of its memory is out of the GPU after ``call``; false where nobody can say."""
     with contextlib.suppress(AssertionError, WorkerError, WorkerGoneError, BrokenPipeError):
-        return all([helper.get(f"{call}({pid})") for pid in program.pids])
+        return all(helper.get(f"{call}({pid})") for pid in program.pids)
     return False
 
 

@@ -10,6 +10,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from kernels import running_kernel
 
 from kiwi_core import emulator
 
@@ -92,22 +93,33 @@ def test_without_a_gpu_each_fails_at_once_with_words(suite: Path) -> None:
 
 
 @pytest.fixture
-def bare_python(tmp_path: Path) -> Path:
-    """A Python with all the packages of this one but Kiwi."""
-    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+def carried(tmp_path: Path) -> Path:
+    """A folder with all the packages of this Python but Kiwi."""
     packages = tmp_path / "packages"
     packages.mkdir()
     for path in Path(sysconfig.get_path("purelib")).iterdir():
         if not path.name.startswith(("kiwi_", "_editable_impl_kiwi")):
             (packages / path.name).symlink_to(path)
-    (site,) = (tmp_path / "bare" / "lib").glob("python3*/site-packages")
-    (site / "packages.pth").write_text(str(packages))
+    return packages
+
+
+@pytest.fixture
+def bare_python(tmp_path: Path) -> Path:
+    """A Python without any packages."""
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
     return tmp_path / "bare" / "bin" / "python"
 
 
-def test_a_checkout_is_enough(bare_python: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def python_without_kiwi(bare_python: Path, carried: Path) -> Path:
+    (site,) = (bare_python.parents[1] / "lib").glob("python3*/site-packages")
+    (site / "packages.pth").write_text(str(carried))
+    return bare_python
+
+
+def test_a_checkout_is_enough(python_without_kiwi: Path, tmp_path: Path) -> None:
     """Kiwi is not installed and not on ``PYTHONPATH``; the programs of tests find it, too."""
-    python = str(bare_python)
+    python = str(python_without_kiwi)
     assert run(tmp_path, python=python, module="kiwi_core.units").returncode == 1
     conformance = ["-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests" / "conformance")]
     found = run(tmp_path, *conformance, "-m", "gpu", "--collect-only", "-q", python=python)
@@ -116,3 +128,17 @@ def test_a_checkout_is_enough(bare_python: Path, tmp_path: Path) -> None:
     words = ("-m", "not gpu", "-k", "test_errors_have_codes and emulated")
     done = run(tmp_path, *conformance, *words, python=python)
     assert "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_kernels_have_kiwi_where_it_is_carried_along(
+    bare_python: Path, carried: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On ``PYTHONPATH`` there are ipykernel and what it needs; Kiwi is not installed anywhere."""
+    monkeypatch.setenv("PYTHONPATH", str(carried))
+    with running_kernel(python=str(bare_python)) as kernel:
+        kernel.check("import kiwi_jupyter; loaded = get_ipython().extension_manager.loaded")
+        assert kernel.check("'kiwi_jupyter.kernel' in loaded").result == "True"
+        assert kernel.check("kiwi_jupyter.__file__").result == repr(
+            str(ROOT / "kiwi_jupyter" / "__init__.py")
+        )
+        assert "Kiwi" in kernel.check("%kiwi help").text
