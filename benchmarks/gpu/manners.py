@@ -31,6 +31,7 @@ def run(stage: Stage) -> None:
     book.group("queries", 15, manners_moves.queries_during_moves)
     book.group("harmless_calls", 25, manners_calls.harmless_calls)
     book.group("deadly_calls", 15, manners_calls.deadly_calls)
+    book.summary()
 
 
 def run_dangerous(stage: Stage) -> None:
@@ -42,3 +43,4 @@ def run_dangerous(stage: Stage) -> None:
     book.group("killed_callers", 20, manners_moves.killed_callers)
     book.group("killed_in_mid_move", 10, manners_moves.killed_in_mid_move)
     book.group("failed_restore", 30, manners_ends.failed_restore)
+    book.summary()

@@ -95,6 +95,24 @@ class Book:
         finally:
             self.write()
 
+    def summary(self) -> None:
+        """Record how many answers of this part and earlier ones are those of other drivers."""
+        others = [
+            compared(answer, KNOWN[name].answers)
+            for name, answer in self.answers.items()
+            if name in KNOWN
+        ]
+        emulator = [
+            compared(answer, (self._emulator[name],))
+            for name, answer in self.answers.items()
+            if name in self._emulator
+        ]
+        words = "; ".join(
+            f"{what}: {found.count('same')} same, {found.count('different')} different"
+            for what, found in (("as others saw", others), ("as the emulator", emulator))
+        )
+        self.stage.row("compared", words)
+
     def write(self) -> None:
         self._file.write_text(json.dumps(self.answers, indent=1) + "\n")
         lines = [self._line(name) for name in self.answers]

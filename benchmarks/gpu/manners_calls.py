@@ -19,7 +19,7 @@ HARMLESS = (
     "cuMemcpyDtoH", "cuMemcpyHtoD", "cuMemAlloc", "cuMemFree", "cuMemGetInfo", "cuMemsetD32",
     "cuLaunchKernel", "cuEventCreate", "cuEventRecord", "cuEventDestroy", "cuStreamCreate",
     "cuStreamDestroy", "cuModuleLoadData", "cuMemAllocHost", "cuDeviceGetAttribute",
-    "cuCtxGetCurrent", "read_pinned", "launch_then_ctx_sync",
+    "cuCtxGetCurrent", "cuDevicePrimaryCtxRetain", "read_pinned", "launch_then_ctx_sync",
 )  # fmt: skip
 DEADLY = (
     "copy_then_stream_sync", "cuStreamQuery", "cuEventQuery", "cuEventSynchronize",

@@ -177,6 +177,9 @@ class Calls:
     def cuCtxGetCurrent(self) -> Any:  # noqa: N802
         return self.cu.cuCtxGetCurrent()
 
+    def cuDevicePrimaryCtxRetain(self) -> Any:  # noqa: N802
+        return self.cu.cuDevicePrimaryCtxRetain(self.device)
+
     def read_pinned(self) -> int:
         """Touch pinned memory: no call of the driver at all."""
         self.ctypes.string_at(self.pinned, SMALL_BYTES)

@@ -40,6 +40,7 @@ def test_the_safe_probes_say_of_the_emulator_what_the_table_says(stage, part, mo
     table = (stage.folder / "manners.md").read_text()
     assert all(name in table for name in answers(stage) if name.startswith("state."))
     assert "| SIGSEGV [G, 580 and 595] |" in table
+    assert f"as the emulator: {len(compared)} same, 0 different" in stage.rows["compared"]["value"]
 
 
 def test_every_row_of_the_table_is_the_name_of_a_probe(part):
