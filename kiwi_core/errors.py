@@ -9,6 +9,8 @@ A code is stable and machine-readable; the sentence and the remedy are for peopl
 
 from __future__ import annotations
 
+_FULL = frozenset({"too-many-connections", "too-many-sessions", "too-much-unread", "silent"})
+
 
 class KiwiError(Exception):
     """What happened (``message``), in one sentence, and what to do about it (``remedy``)."""
@@ -42,3 +44,12 @@ class GpuError(KiwiError):
     ) -> None:
         super().__init__(code, message, remedy)
         self.driver_code = driver_code
+
+
+def is_full(error: Exception) -> bool:
+    """Whether a daemon is there and takes nobody just now (it is full, or so is its user's share).
+
+    Whoever gets this waits and tries again. To go on as if there were no daemon would use the GPU
+    beside those whom the daemon protects from each other.
+    """
+    return isinstance(error, PeerError) and error.code in _FULL

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import config
+from kiwi_core.client.directory import why_no_sockets
 from kiwi_core.errors import KiwiError, PeerError
 
 if TYPE_CHECKING:
@@ -62,9 +63,10 @@ def find_sockets(directory: Path, gpu: str | None) -> list[Path]:
 
 def no_daemon(directory: Path, gpu: str | None = None) -> PeerError:
     which = f" for GPU {gpu}" if gpu else ""
+    why = why_no_sockets(directory)
     return PeerError(
         "no-daemon",
-        f"No Kiwi daemon{which} is running here (looked in {directory}).",
+        f"No Kiwi daemon{which} is running here (looked in {directory}).{why}",
         "Start one with: kiwi daemon   (without a GPU: kiwi daemon --emulate 1x512MiB). "
         "If one runs elsewhere, name its directory with --socket-dir.",
     )

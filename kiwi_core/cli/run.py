@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -19,7 +20,7 @@ from kiwi_core import config, preload
 from kiwi_core.cli import child, exits
 from kiwi_core.cli.common import add_gpu, add_socket_dir, directory_of, no_daemon, warn
 from kiwi_core.cli.waiting import WaitingLine
-from kiwi_core.errors import KiwiError, PeerError
+from kiwi_core.errors import KiwiError, PeerError, is_full
 from kiwi_core.states import MovedBy, Notice
 
 if TYPE_CHECKING:
@@ -251,7 +252,7 @@ def _first_that_answers(sockets: list[Path], name: str, *, verbose: bool) -> Cli
     for socket in sockets:
         client = Client(socket, name=name, client="kiwi run", on_notice=tell)
         try:
-            welcome = client.connect()
+            welcome = _once_there_is_room(client)
         except PeerError as error:
             client.close()
             if error.code != "no-daemon":
@@ -261,6 +262,24 @@ def _first_that_answers(sockets: list[Path], name: str, *, verbose: bool) -> Cli
             warn(f"EMULATED GPU ({welcome.gpu_name}): no real GPU is used, speeds mean nothing.")
         return client
     return None
+
+
+def _once_there_is_room(client: Client) -> Welcome:
+    """Connects; a daemon that is full is waited for. Without it the program would use the GPU
+    beside those who take turns."""
+    from kiwi_core.client.patience import FULL_AGAIN_S
+
+    said = False
+    while True:
+        try:
+            return client.connect()
+        except PeerError as error:
+            if not is_full(error):
+                raise
+            if not said:
+                warn(f"{error.message} The program waits for a place.", error.remedy)
+                said = True
+        time.sleep(FULL_AGAIN_S)
 
 
 def _wait_for_gpu(client: Client) -> Welcome:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import fcntl
 import os
 import shlex
-import stat
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import interpreter
+from kiwi_core.client.directory import why_unsafe
 from kiwi_core.client.discovery import discover
-from kiwi_core.errors import CallerError, KiwiError, PeerError
+from kiwi_core.errors import CallerError, KiwiError, PeerError, is_full
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -82,12 +82,9 @@ def make_private(directory: Path) -> None:
         found = directory.lstat()
     except OSError as error:
         raise _unsafe(directory, f"cannot be made: {error.strerror}") from error
-    if not stat.S_ISDIR(found.st_mode):
-        raise _unsafe(directory, "is not a directory (a link is not followed)")
-    if found.st_uid != os.getuid():
-        raise _unsafe(directory, "belongs to another user")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _unsafe(directory, "can be written by others")
+    why = why_unsafe(found)
+    if why or found.st_uid != os.getuid():
+        raise _unsafe(directory, why or "belongs to another user")
 
 
 def _unsafe(directory: Path, why: str) -> CallerError:
@@ -120,15 +117,15 @@ def _answers(path: Path) -> bool:
     try:
         with Client(path, role=Role.OBSERVER, connect_timeout_s=_ASK_TIMEOUT_S) as client:
             client.connect()
-    except KiwiError:
-        return False
+    except KiwiError as error:
+        return is_full(error)
     return True
 
 
 def _start(
     socket_dir: Path, env: dict[str, str], until_s: float, command: Sequence[str] | None
 ) -> list[Path]:
-    launcher = [sys.executable, "-I", "-S", str(Path(__file__).with_name("launch.py"))]
+    launcher = interpreter.bare(Path(__file__).with_name("launch.py"))
     log = _open_log(socket_dir)
     began_at = os.fstat(log).st_size
     try:
@@ -139,6 +136,7 @@ def _start(
             stderr=log,
             env=_daemon_env(env),
             start_new_session=True,
+            cwd=interpreter.DIRECTORY,
         )
     finally:
         os.close(log)
@@ -168,7 +166,7 @@ def _daemon_command(socket_dir: Path, env: Mapping[str, str]) -> list[str]:
             "Write it as in a shell.",
         ) from error
     where = ["--socket-dir", str(socket_dir)]
-    return [sys.executable, "-m", "kiwi_core.cli", "daemon", *where, *more]
+    return interpreter.module("kiwi_core.cli", "daemon", *where, *more)
 
 
 def _daemon_env(env: dict[str, str]) -> dict[str, str]:

@@ -35,8 +35,19 @@ ANSWER_GRACE_S = 2.0
 RECONNECT_WITHIN_S = 5.0
 """A library that lost its connection comes back within a second, if the process can run at all."""
 
-LOOK_AGAIN_S = 1.0
-"""Between looks whether a process that moves its memory can still be reached."""
+MOVE_GRACE_S = 90.0
+"""Beyond its own time limit, for a library in the middle of a move: it first brings back what it
+has begun to move out, for which it takes 60 s at most, and ends copies that are under way. After
+this it counts as stuck, and whoever waits for it goes on."""
+
+DOUBT_S: Final = 60.0
+"""One that was stopped for a while is believed again after this; longer each time."""
+
+DOUBT_MAX_S: Final = 3600.0
+DOUBTS_MAX: Final = 6
+
+FASTEST_BYTES_PER_S: Final = 1_000_000_000_000
+"""No bus to a GPU is faster (NVLink-C2C: 450 GB/s each way); who says so is wrong."""
 
 _AFTER: Final = {
     PagerAction.HOLD: Residency.LOCKED,
@@ -60,6 +71,7 @@ class Call:
     """``None``: not sent yet."""
     out_bytes: int = 0
     """What was out when it was sent."""
+    sent_ns: int = 0
 
 
 @dataclass(eq=False)
@@ -75,6 +87,11 @@ class Link:
     session: SessionId | None = None
     off: bool = False
     told: Told = field(default_factory=Told)
+    host_bytes: int = 0
+    """The system RAM that the process really had when it said so."""
+    doubts: int = 0
+    """How often it did not give back what it says it holds only for speed."""
+    doubted_until_s: float = float("-inf")
     image: str = ""
     connection: Connection | None = None
     greeted: bool = False
@@ -82,6 +99,9 @@ class Link:
     gate_open: bool | None = None
     wants_lease: bool = False
     call: Call | None = None
+    unanswered: int | None = None
+    """The move that nobody waits for any more, and whose answer has not come. Until it has, nothing
+    else is sent: an order that waits behind it would be carried out when nobody expects it."""
     going_out: bool = False
     """A page-out is ordered, and perhaps not sent yet."""
     away_since_s: float = float("-inf")
@@ -98,6 +118,22 @@ class Link:
     def expected(self) -> bool:
         """Not connected, but it will be in a moment: daemons are restarted, libraries are not."""
         return not self.connected and time.monotonic() - self.away_since_s < RECONNECT_WITHIN_S
+
+    @property
+    def moving(self) -> bool:
+        sent = self.call is not None and self.call.op is not None and self.call.action in _MOVES
+        late = self.unanswered is not None and (self.connected or self.expected)
+        return sent or late
+
+    @property
+    def doubted(self) -> bool:
+        """What it says to hold only for speed does not count as memory that can be had."""
+        return time.monotonic() < self.doubted_until_s
+
+    def doubt(self) -> None:
+        """It was asked to give back memory, and did not."""
+        self.doubted_until_s = time.monotonic() + min(DOUBT_MAX_S, DOUBT_S * 2**self.doubts)
+        self.doubts = min(self.doubts + 1, DOUBTS_MAX)
 
     # --- its life -------------------------------------------------------------------------------
 
@@ -120,7 +156,7 @@ class Link:
 
     def died(self) -> None:
         self.connection = None
-        self.gate_open, self.wants_lease = None, False
+        self.gate_open, self.wants_lease, self.unanswered = None, False, None
         self.told = Told()
         if self.call is not None:
             self._settle(self.call, Refused(Reason.GONE, f"Process {self.ref.pid} has ended."))
@@ -132,7 +168,7 @@ class Link:
             self.told = told
         if self.greeted:
             return
-        self.greeted = True
+        self.greeted, self.unanswered = True, None
         call = self.call
         if call is None:
             return
@@ -158,11 +194,11 @@ class Link:
                 "memory was paged out. That went with the program that it belonged to."
             )
             self._settle(call, Lost(detail))
-        elif self.greeted and self.connected:
+        elif self.greeted and self.connected and self.unanswered is None:
             self._send(call)
         else:
             _later(RECONNECT_WITHIN_S, self._give_up_if_away, call)
-            _later(self._left_s(call) + ANSWER_GRACE_S, self._overdue, call)
+            _later(self._left_s(call) + _grace_s(call), self._overdue, call)
 
     def _is_another_program(self) -> bool:
         """What was out is gone then, and nobody will answer: only its library knew of it."""
@@ -173,12 +209,15 @@ class Link:
     def done(self, answer: PagerDone) -> bool:
         """False: nobody waits for this answer."""
         call = self.call
+        if answer.op == self.unanswered:
+            self._answered_late()
+            return False
         if call is None or call.op != answer.op:
             return False
         if answer.outcome is PagerOutcome.MOVED:
             if not call.part_bytes:  # else only its own word says what is where
                 self.told = _moved(self.told, call.action, answer.bytes)
-            outcome: Outcome = Moved(answer.bytes, seconds_to_ns(answer.elapsed_s))
+            outcome: Outcome = Moved(answer.bytes, _elapsed_ns(call, answer))
         elif answer.outcome is PagerOutcome.LOST:
             self.told = _as(self.told, Residency.LOST)
             detail = answer.detail or f"The GPU memory of process {self.ref.pid} is lost."
@@ -188,13 +227,20 @@ class Link:
         self._settle(call, outcome)
         return True
 
+    def _answered_late(self) -> None:
+        self.unanswered = None
+        self.going_out = self.call is not None and self.call.action is PagerAction.PAGE_OUT
+        if self.call is not None:
+            self._send(self.call)
+
     def _send(self, call: Call) -> None:
         left_s = self._left_s(call)
         call.op, call.out_bytes = self.next_op(), self.told.paged_out_bytes
+        call.sent_ns = time.monotonic_ns()
         assert self.connection is not None
         order = PagerDo(op=call.op, action=call.action, within_s=left_s, bytes=call.part_bytes)
         self.connection.send(order)
-        _later(left_s + ANSWER_GRACE_S, self._overdue, call)
+        _later(left_s + _grace_s(call), self._overdue, call)
 
     @staticmethod
     def _left_s(call: Call) -> float:
@@ -203,13 +249,16 @@ class Link:
     def _overdue(self, call: Call) -> None:
         if call is not self.call:
             return
+        more_s = call.deadline_ns / NS_PER_S + _grace_s(call) - time.monotonic()
+        if more_s > 0:  # it was sent only after this was to be looked at
+            _later(more_s, self._overdue, call)
+            return
         if call.op is not None and call.action in _MOVES:
             # It may be in the middle of it: only its own word says how that comes out.
-            if self._give_up_if_away(call):
-                return
-            _later(LOOK_AGAIN_S, self._overdue, call)
-            return
-        if call.op is not None and call.action is PagerAction.HOLD and self.connection is not None:
+            self.unanswered = call.op
+        elif (
+            call.op is not None and call.action is PagerAction.HOLD and self.connection is not None
+        ):
             # Queued behind: whenever it gets to it, it lets go at once.
             free = PagerDo(op=self.next_op(), action=PagerAction.FREE, within_s=0.0)
             self.connection.send(free)
@@ -225,12 +274,25 @@ class Link:
 
     def _settle(self, call: Call, outcome: Outcome) -> None:
         self.call = None
-        self.going_out = False
+        self.going_out = self.going_out and self.unanswered is not None
         call.outcome.set_result(outcome)
 
 
 def _later(seconds: float, what: Callable[[Call], object], call: Call) -> None:
     asyncio.get_running_loop().call_later(seconds, what, call)
+
+
+def _grace_s(call: Call) -> float:
+    return MOVE_GRACE_S if call.op is not None and call.action in _MOVES else ANSWER_GRACE_S
+
+
+def _elapsed_ns(call: Call, answer: PagerDone) -> int:
+    """How long it says that it took; but no longer than since it was asked, and no faster than a
+    bus. Everybody's turns are measured against what a move takes."""
+    fastest_ns = answer.bytes * NS_PER_S // FASTEST_BYTES_PER_S
+    since_ns = time.monotonic_ns() - call.sent_ns
+    said_ns = seconds_to_ns(min(answer.elapsed_s, since_ns / NS_PER_S))
+    return max(fastest_ns, said_ns)
 
 
 def _as(told: Told, residency: Residency) -> Told:

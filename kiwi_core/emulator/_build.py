@@ -140,8 +140,10 @@ def _find_compiler() -> list[str]:
     for name in (named, "cc", "gcc", "clang"):
         if name and (found := shutil.which(name)):
             return [found]
-    if find_spec("ziglang") is not None:
-        return [sys.executable, "-m", "ziglang", "cc"]
+    # Its program itself: ``python -m ziglang`` would import from the working directory.
+    spec = find_spec("ziglang")
+    if spec is not None and spec.origin is not None:
+        return [str(Path(spec.origin).with_name("zig")), "cc"]
     raise BuildError(
         "The emulated GPU driver must be compiled once, and there is no C compiler here "
         "(looked for $CC, cc, gcc, clang and the Python package ziglang). "

@@ -17,7 +17,7 @@ from kiwi_core.gpu import driver as real_driver
 from kiwi_core.gpu import host, processes
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.pager.api import Capabilities, Observation, ProcessMemory
-from kiwi_core.pager.holding import Parts
+from kiwi_core.pager.holding import FREE, Parts
 from kiwi_core.pager.ports import NvmlGpu, Stop, refusal
 from kiwi_core.pager.room import Footprints, Room
 from kiwi_core.pager.survey import Survey, UsageMeter
@@ -25,7 +25,7 @@ from kiwi_core.pager.transaction import Transaction
 from kiwi_core.states import Residency
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
@@ -135,6 +135,16 @@ class CheckpointPager:
             busy=busy,
             processes=seen,
         )
+
+    def holds(self, refs: Iterable[ProcessRef]) -> frozenset[ProcessRef]:
+        """Those of ``refs`` that the driver holds at this moment, or has lost: a call that they
+        make to the driver does not return. Raises ``GpuError`` as ``observe`` does."""
+        return frozenset(ref for ref in refs if self._holds(self._survey.member(ref)))
+
+    def _holds(self, member: Member) -> bool:
+        if member.error is not None:
+            return self._footprints.get(member.ref) is not None
+        return member.state not in FREE
 
     def forget_readings(self) -> None:
         """Somebody else has moved memory."""

@@ -34,7 +34,7 @@ _ROUNDS_MAX: Final = 8
 
 _SETTLE_POLL_S: Final = 0.01
 _IN_TRANSIT: Final = frozenset({CheckpointState.CHECKPOINTING, CheckpointState.RESTORING})
-_FREE: Final = frozenset({CheckpointState.RUNNING, CheckpointState.NOT_A_CUDA_PROCESS})
+FREE: Final = frozenset({CheckpointState.RUNNING, CheckpointState.NOT_A_CUDA_PROCESS})
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Holding:
         return None
 
     def _is_free(self, ref: ProcessRef) -> bool:
-        return not processes.alive(ref) or self._asked(ref) in _FREE
+        return not processes.alive(ref) or self._asked(ref) in FREE
 
 
 def in_state(members: list[Member], state: CheckpointState) -> list[ProcessRef]:

@@ -18,6 +18,7 @@ from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Capabilities, Refused
+from kiwi_core.pager.linked import all_out
 from kiwi_core.pager.ports import Stop, refusal
 from kiwi_core.pager.steps import Steps
 from kiwi_core.pager.together import Together, in_parts
@@ -214,16 +215,14 @@ class InProcessPager:
 
     def _clear_residues(self, target: Target, deadline_ns: int) -> None:
         """The last resort: what sessions that are out have left in the GPU goes, too. One that the
-        driver cannot move stays."""
+        driver cannot move stays; so does one of which the library has a part in the GPU, since only
+        the library can move that."""
         for other in self._links.paged_out():
             busy = self._lock_of(other.session)
             if other.session == target.session or not busy.acquire(blocking=False):
                 continue
             try:
-                if any(
-                    link.told.residency is not Residency.PAGED_OUT or not link.connected
-                    for link in self._living(other)
-                ):
+                if not all(map(all_out, self._living(other))):
                     continue  # it came back just now, or may be on its way
                 self._checkpoint.page_out(other, deadline_ns)
             except GpuError:

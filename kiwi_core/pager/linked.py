@@ -47,6 +47,17 @@ class Linked(Protocol):
         """Not connected, but about to be: it can be told to do something, and waits a moment."""
         ...
 
+    @property
+    def moving(self) -> bool:
+        """It was told to move its memory, and has not said yet how that came out."""
+        ...
+
+
+def all_out(link: Linked) -> bool:
+    """Return whether all that the library owns is out, by its own word on this connection."""
+    out = link.told.residency is Residency.PAGED_OUT and not link.told.resident_bytes
+    return out and link.connected and not link.moving
+
 
 class Links(Protocol):
     """Called from any thread."""
@@ -58,15 +69,16 @@ class Links(Protocol):
     def everybody(self) -> tuple[Linked, ...]: ...
 
     def paged_out(self) -> tuple[Target, ...]:
-        """Sessions that have linked processes, all of which are out."""
+        """Sessions that have linked processes, each of which is out with all that it owns."""
         ...
 
     def perform(
         self, those: Sequence[Linked], step: Step, deadline_ns: int, part_bytes: int = 0
     ) -> list[Outcome]:
-        """Has each of ``those`` do ``step``, all at once, and waits for the answers. Blocks: for
-        "hold" and "free" a little past ``deadline_ns`` at most; for a move until the process says
-        how it came out, ends, or cannot be reached. ``Refused(GONE)``: that process has ended.
+        """Has each of ``those`` do ``step``, all at once, and waits for the answers: for "hold" and
+        "free" a little past ``deadline_ns`` at most, for a move longer (it may have to be undone).
+        ``Refused(GONE)``: that process has ended. ``Refused(LOCK_TIMEOUT)``: it did not answer; it
+        may still do what it was told (``moving``), and does nothing else before.
         ``part_bytes`` other than 0: at least so much goes out, or at most so much comes in, which
         leaves it out and held."""
         ...

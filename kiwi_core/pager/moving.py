@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.gpu.results import OPERATING_SYSTEM, OUT_OF_MEMORY
-from kiwi_core.pager.api import Lost
 from kiwi_core.pager.holding import lost
 from kiwi_core.pager.ports import Stop, may_control, refusal
 from kiwi_core.pager.room import Reservation
-from kiwi_core.states import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,7 +132,7 @@ class Moving:
 
     def _out_again(self, back: list[ProcessRef], stop: Stop) -> None:
         """Back to how they were found; except where the session as such is over."""
-        if isinstance(stop.outcome, Lost) or stop.outcome.reason is Reason.GONE:
+        if stop.over:
             return
         for ref in back:
             try:

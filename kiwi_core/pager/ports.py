@@ -20,6 +20,7 @@ from kiwi_core.states import Reason
 if TYPE_CHECKING:
     from kiwi_core.gpu.driver import CheckpointState
     from kiwi_core.gpu.nvml import UtilisationSample
+    from kiwi_core.pager.api import Outcome
 
 
 class Driver(Protocol):
@@ -36,6 +37,11 @@ class Gpu(Protocol):
     """One GPU's memory. All raise ``GpuError``."""
 
     def free_bytes(self) -> int: ...
+    def total_bytes(self) -> int: ...
+
+    def names_users(self) -> bool:
+        """Whether ``bytes_by_pid`` can be trusted to name everybody who uses it."""
+        ...
 
     def bytes_by_pid(self) -> dict[int, int]:
         """Contexts included; only processes that NVML can tell."""
@@ -58,6 +64,12 @@ class NvmlGpu:
     def free_bytes(self) -> int:
         return nvml.memory(self._uuid).free_bytes
 
+    def total_bytes(self) -> int:
+        return nvml.memory(self._uuid).total_bytes
+
+    def names_users(self) -> bool:
+        return nvml.names_processes() and nvml.all_sizes_known(self._uuid)
+
     def bytes_by_pid(self) -> dict[int, int]:
         return nvml.processes(self._uuid)
 
@@ -76,16 +88,27 @@ class NvmlGpu:
 
 
 class Stop(Exception):  # noqa: N818 - not an error: an answer
-    """Ends an operation with this outcome, after what had to be undone is undone. ``keep_held``
-    where that failed for a part: then the other processes of the session must not run on."""
+    """Ends an operation with this outcome, after what had to be undone is undone.
+
+    ``keep_held``: undoing failed for a part, so the other processes of the session must not run on.
+    ``over``: the session as such has ended (its root is gone, or a part is lost), so nothing of it
+    need be kept as it was. ``let_go``: what was left of it has been let go.
+    """
 
     def __init__(self, outcome: Refused | Lost) -> None:
         super().__init__(outcome)
         self.outcome = outcome
         self.keep_held = False
+        self.over = isinstance(outcome, Lost) or outcome.reason is Reason.GONE
+        self.let_go = False
 
     def __str__(self) -> str:
         return self.outcome.detail
+
+    def lacks_room(self, outcome: Outcome) -> None:
+        """Tell that letting go failed for lack of room: that is worth another try."""
+        if isinstance(outcome, Refused) and outcome.reason is Reason.NO_ROOM:
+            self.outcome = outcome
 
     def add(self, words: str) -> None:
         """More for the detail: what could not be undone, for instance."""

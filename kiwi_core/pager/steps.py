@@ -93,7 +93,8 @@ class Steps:
         """False: there is too little room just now."""
         most_bytes = link.told.paged_out_bytes
         least_bytes = min(self._least_bytes, most_bytes)
-        with self._room.part(own_pids, least_bytes, most_bytes) as part_bytes:
+        room = self._room.part(own_pids, least_bytes, most_bytes, lambda: link.moving)
+        with room as part_bytes:
             if not part_bytes:
                 return False
             began_ns = time.monotonic_ns()

@@ -133,10 +133,10 @@ class Survey:
         for ref in usage.by_leader.get(target.root.pid, ()):
             if ref not in others and processes.in_session_of(target.root, ref.pid):
                 refs.setdefault(ref)
-        found = (self._member(ref) for ref in refs if ref not in target.without)
+        found = (self.member(ref) for ref in refs if ref not in target.without)
         return [m for m in found if m.state is not CheckpointState.NOT_A_CUDA_PROCESS or m.error]
 
-    def _member(self, ref: ProcessRef) -> Member:
+    def member(self, ref: ProcessRef) -> Member:
         try:
             state = self._driver.checkpoint_state(ref.pid)
         except GpuError as error:

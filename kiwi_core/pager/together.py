@@ -79,8 +79,8 @@ class Together:
         if _in(links, Residency.PAGED_OUT):
             detail = "Its memory is in system RAM: it has to be paged in, not only resumed."
             raise Stop(Refused(Reason.DRIVER, detail))
-        self._all_do(_in(links, Residency.LOCKED), "free")
         self._ask(self._checkpoint.resume, self._target)
+        self._all_do(_in(links, Residency.LOCKED), "free")
         return self._moved(0)
 
     def page_out(self, at_least_bytes: int = 0, way: WayOut | None = None) -> Moved:
@@ -137,7 +137,7 @@ class Together:
             yield
         except (Stop, GpuError) as error:
             stop = error if isinstance(error, Stop) else Stop(refusal(error, self._target.root.pid))
-            if not _is_over(stop):
+            if not stop.over:
                 stop.add(steps.give_back(self._undo_by_ns()))
             raise stop from error
 
@@ -150,19 +150,19 @@ class Together:
         self._check_first()
         seen = self._checkpoint.observe(self._target)
         links = self._look(self._target)
-        by_driver = {m.ref for m in seen.processes if m.residency in _HELD_BY_DRIVER}
+        by_driver = self._checkpoint.holds(link.ref for link in links)
         out = _in(links, Residency.PAGED_OUT)
         first = [link for link in out if link.ref not in by_driver]
         later = [link for link in out if link.ref in by_driver]
         own_pids = [m.ref.pid for m in seen.processes] + [link.ref.pid for link in links]
-        reservation = Reservation(_out_bytes(out), own_pids, can_fail=True)
+        reservation = _reservation(out, own_pids)
         back: list[Linked] = []
         rest_bytes = moved_bytes = 0
         with self._room.reserved(reservation):
             try:
                 moved_bytes += self._bring(first, reservation, room_wait_ns, back)
                 rest_in = partial(self._checkpoint.page_in, room_wait_ns=room_wait_ns)
-                rest_bytes = self._ask(rest_in, self._rest(but=by_driver))
+                rest_bytes = self._ask(rest_in, self._rest())
                 moved_bytes += self._bring(later, reservation, room_wait_ns, back)
                 self._all_do(_in(links, Residency.LOCKED), "free")
             except Stop as stop:
@@ -173,8 +173,16 @@ class Together:
 
     # --- steps ----------------------------------------------------------------------------------
 
-    def _found(self) -> _Found:
+    def _ours(self) -> list[Linked]:
+        """Return the linked processes that their libraries can be asked to move: those that the
+        driver does not hold. A library whose process the driver holds would not return from its
+        first call to it. Such a process is the driver's, until a page-in or resume lets it go."""
         links = self._look(self._target)
+        held = self._checkpoint.holds(link.ref for link in links)
+        return [link for link in links if link.ref not in held]
+
+    def _found(self) -> _Found:
+        links = self._ours()
         return _Found(
             held=_in(links, Residency.LOCKED),
             out={link.ref for link in _in(links, Residency.PAGED_OUT)},
@@ -193,7 +201,7 @@ class Together:
         links = self._look(self._target)
         sizes = self._checkpoint.export_footprints(self._target)
         moved = self._moved(_out_bytes(links) + sum(sizes.values()))
-        left_bytes = sum(link.told.resident_bytes for link in links)
+        left_bytes = sum(link.told.resident_bytes for link in self._ours())
         stays_bytes = max(0, self._in_gpu_bytes() - left_bytes)
         return replace(moved, left_bytes=left_bytes, stays_bytes=stays_bytes)
 
@@ -214,7 +222,7 @@ class Together:
         """Again and again until a look finds none that runs; ``held`` gets those held here."""
         until_ns = min(self._deadline_ns, time.monotonic_ns() + self._config.lock_timeout_ns)
         for _ in range(_ROUNDS_MAX):
-            links = self._look(self._target)
+            links = self._ours()
             running = _in(links, Residency.RESIDENT)
             if not running:
                 return links
@@ -282,7 +290,7 @@ class Together:
 
     def _rest(self, but: Collection[ProcessRef] = ()) -> Target:
         """What the libraries do not move, and those of the linked processes in ``but``."""
-        linked = {link.ref for link in self._look(self._target) if link.ref not in but}
+        linked = {link.ref for link in self._ours() if link.ref not in but}
         return replace(self._target, without=self._target.without | linked)
 
     # --- the end --------------------------------------------------------------------------------
@@ -304,16 +312,16 @@ class Together:
     def _over(self, stop: Stop) -> bool:
         """Is the session as such at its end? Then what can be brought back is, and all runs on:
         nobody else will ever do that. Best effort, except that lack of room is told."""
-        if not _is_over(stop):
-            return False
-        links = self._look(self._target)
+        if not stop.over or stop.let_go:
+            return stop.over
+        stop.let_go = True
+        outcomes = [self._checkpoint.page_in(self._rest(), self._undo_by_ns())]
+        links = self._ours()  # with those that the driver has just brought back
         out = _in(links, Residency.PAGED_OUT)
-        outcomes = self._links.perform(out, "page-in", self._undo_by_ns())
+        outcomes += self._links.perform(out, "page-in", self._undo_by_ns())
         self._links.perform(_in(links, Residency.LOCKED), "free", self._undo_by_ns())
-        self._checkpoint.page_in(self._rest(), self._undo_by_ns())
         for outcome in outcomes:
-            if isinstance(outcome, Refused) and outcome.reason is Reason.NO_ROOM:
-                stop.outcome = outcome
+            stop.lacks_room(outcome)
         return True
 
     def _undo_hold(self, stop: Stop, held: list[Linked]) -> None:
@@ -340,7 +348,7 @@ class Together:
         if not out:
             return
         pids = [link.ref.pid for link in self._look(self._target)]
-        reservation = Reservation(_out_bytes(out), pids, can_fail=True)
+        reservation = _reservation(out, pids)
         with self._room.reserved(reservation):
             with suppress(Stop):  # the libraries find out for themselves, and say it better
                 self._room.wait(reservation, self._undo_by_ns(), lambda: None)
@@ -388,8 +396,10 @@ class _Found:
     rest_ran: bool
 
 
-def _is_over(stop: Stop) -> bool:
-    return isinstance(stop.outcome, Lost) or stop.outcome.reason is Reason.GONE
+def _reservation(out: Sequence[Linked], own_pids: Collection[int]) -> Reservation:
+    """Room for what comes back; a library whose answer does not come may still take it."""
+    moving = lambda: any(link.moving for link in out)  # noqa: E731
+    return Reservation(_out_bytes(out), own_pids, can_fail=True, still_moving=moving)
 
 
 def _something_in(link: Linked) -> bool:

@@ -88,8 +88,8 @@ class Transaction:
         try:
             return self._move.bring_back(out, members)
         except Stop as stop:
-            if _is_over(stop):
-                self._let_go(members)
+            if stop.over:
+                self._let_go(members, stop)
             raise
 
     def _moved_meanwhile(self) -> bool:
@@ -103,8 +103,9 @@ class Transaction:
         failed = in_state(members, CheckpointState.FAILED)
         gone = not self._hold.root_alive()
         if failed or gone:
-            self._let_go(members)
-            raise Stop(lost(failed[0].pid) if failed else self._hold.gone())
+            stop = Stop(lost(failed[0].pid) if failed else self._hold.gone())
+            self._let_go(members, stop)
+            raise stop
         return members
 
     def _check_beforehand(self) -> None:
@@ -138,8 +139,8 @@ class Transaction:
             self._hold.still_wanted()
         except (Stop, GpuError) as error:
             stop = error if isinstance(error, Stop) else Stop(refusal(error, locked[0].pid))
-            if _is_over(stop):
-                self._let_go(members)
+            if stop.over:
+                self._let_go(members, stop)
             else:
                 self._undo_out(done, locked, members, stop)
             raise stop from error
@@ -165,22 +166,21 @@ class Transaction:
             stop.keep_held = True
             stop.add(f"A part of it stays in system RAM until it can be paged in: {error}")
 
-    def _let_go(self, members: list[Member]) -> None:
+    def _let_go(self, members: list[Member], stop: Stop) -> None:
         """The session as such is over (its root ended, or a part is lost): what can be brought
-        back is, and everything runs on. Best effort: the outcome is known already."""
+        back is, and everything runs on. Best effort: the outcome is known already, except that
+        what a root that ended has left behind may have to wait for room."""
         for member in members:
             try:
                 if self._hold.state(member.ref) is CheckpointState.CHECKPOINTED:
                     self._move.bring_back_alone(member.ref, members)
                     self._parts.footprints.drop([member.ref])
-            except (GpuError, Stop):
+            except Stop as failed:
+                if not isinstance(stop.outcome, Lost):
+                    stop.lacks_room(failed.outcome)
+            except GpuError:
                 continue
         self._hold.unlock_quietly([m.ref for m in members])
 
     def _moved(self, moved_bytes: int) -> Moved:
         return Moved(moved_bytes, time.monotonic_ns() - self._began_ns)
-
-
-def _is_over(stop: Stop) -> bool:
-    """Is the session as such at its end, so that nothing of it need be kept as it was?"""
-    return isinstance(stop.outcome, Lost) or stop.outcome.reason is Reason.GONE

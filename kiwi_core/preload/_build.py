@@ -161,13 +161,15 @@ def find_compiler() -> list[str]:
 
 
 def _zig() -> list[str]:
-    if find_spec("ziglang") is None:
+    spec = find_spec("ziglang")
+    if spec is None or spec.origin is None:
         raise Unavailable(
             "The in-process pager must be compiled once, and there is no C compiler here "
             "(looked for $CC, cc, gcc, clang and the Python package ziglang).",
             "Install one of them, for example: pip install ziglang",
         )
-    return [sys.executable, "-m", "ziglang", "cc"]
+    # Its program itself: ``python -m ziglang`` would import from the working directory.
+    return [str(Path(spec.origin).with_name("zig")), "cc"]
 
 
 def find_header() -> Path:

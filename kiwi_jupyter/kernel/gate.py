@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from kiwi_core.errors import KiwiError
+from kiwi_core.client.patience import FULL_AGAIN_S
+from kiwi_core.errors import KiwiError, PeerError, is_full
 from kiwi_jupyter.kernel.analysis import Analyzer, Verdict
 from kiwi_jupyter.kernel.display import WaitingLine, screen_for
 from kiwi_jupyter.kernel.leftovers import Before
@@ -229,7 +230,7 @@ class Gate:
             return
         try:
             with _interruptible():
-                client = self._session.client()
+                client = self._client()
                 if client is not None:
                     self._wait(client, run)
         except KeyboardInterrupt:
@@ -255,7 +256,7 @@ class Gate:
         try:
             client = self._session.connected_client
             if client is None:
-                client = await loop.run_in_executor(None, self._session.client)
+                client = await self._client_async(loop)
             if client is not None:
                 await self._await(client, run)
         except (KeyboardInterrupt, asyncio.CancelledError):
@@ -266,6 +267,25 @@ class Gate:
             raise
         except Exception as error:  # noqa: BLE001
             self._failed(run, error)
+
+    def _client(self) -> Client | None:
+        """The session's; a daemon that is full is waited for."""
+        while True:
+            try:
+                return self._session.client()
+            except PeerError as error:
+                if not is_full(error):
+                    raise
+            time.sleep(FULL_AGAIN_S)
+
+    async def _client_async(self, loop: asyncio.AbstractEventLoop) -> Client | None:
+        while True:
+            try:
+                return await loop.run_in_executor(None, self._session.client)
+            except PeerError as error:
+                if not is_full(error):
+                    raise
+            await asyncio.sleep(FULL_AGAIN_S)
 
     def _start(self, token: int) -> CellRun | None:
         with self._lock:

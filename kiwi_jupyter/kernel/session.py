@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.config import socket_dir
-from kiwi_core.errors import CallerError, KiwiError, PeerError
+from kiwi_core.errors import CallerError, KiwiError, PeerError, is_full
 from kiwi_core.states import Notice
 from kiwi_jupyter.kernel.identity import kernel_id, notebook_name
 from kiwi_jupyter.kernel.words import SHOWN_NOTICES, told
@@ -97,8 +97,9 @@ class Session:
     def client(self) -> Client | None:
         """The connected client; ``None`` if the cell has to run without Kiwi (said once, why).
 
-        Blocks while it connects, or while a daemon starts. A client whose daemon is away stays
-        the client: it reconnects by itself.
+        Blocks while it connects, or while a daemon starts. A client whose daemon is away stays the
+        client: it reconnects by itself. Raises ``PeerError`` where the daemon is there and has no
+        place for this kernel (``errors.is_full``): the cell waits and tries again.
         """
         client = self._client
         if client is not None and self._pid == os.getpid():
@@ -115,8 +116,11 @@ class Session:
             self._client = self._connect()
             self.problem = ""
         except KiwiError as error:
-            self._retry_at_s = time.monotonic() + RETRY_S
             self.problem = str(error)
+            if is_full(error):
+                self.say_once(f"Kiwi: {error} This cell waits for that; interrupt it to give up.")
+                raise
+            self._retry_at_s = time.monotonic() + RETRY_S
             self.say_once(f"Kiwi: {error} Until then this notebook runs without Kiwi.")
 
     def _connect(self) -> Client:
@@ -179,6 +183,7 @@ class Session:
         chose it, or Kiwi that was told which. (Also where there is but one daemon: the machine may
         have GPUs that it does not serve.)"""
         from kiwi_core.client import discover
+        from kiwi_core.client.directory import why_no_sockets
 
         wanted = self._config.wanted_gpu()
         sockets = discover(self.directory, wanted)
@@ -186,7 +191,8 @@ class Session:
             for_gpu = f" for GPU {wanted}" if wanted else ""
             raise PeerError(
                 "no-daemon",
-                f"No Kiwi daemon{for_gpu} is running in {self.directory}.",
+                f"No Kiwi daemon{for_gpu} is running in {self.directory}."
+                f"{why_no_sockets(self.directory)}",
                 "Start one with `kiwi daemon`.",
             )
         return sockets[0], wanted is None or bool(self._config.named_gpu())
@@ -283,11 +289,9 @@ class Session:
 
 
 def _has_socket(directory: Path) -> bool:
-    try:
-        with os.scandir(directory) as entries:
-            return any(entry.name.endswith(".sock") for entry in entries)
-    except OSError:
-        return False
+    from kiwi_core.client.directory import trusted_sockets
+
+    return bool(trusted_sockets(directory))
 
 
 def _is_own(directory: Path) -> bool:

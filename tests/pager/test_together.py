@@ -22,6 +22,8 @@ from kiwi_core.units import MIB, NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from linked_program import LinkedProgram
+
 SUPPORT = Path(__file__).parents[1] / "support"
 
 _CHILD = """
@@ -331,3 +333,74 @@ def test_two_operations_on_one_session_wait_for_each_other(world: LinkedWorld) -
     threading.Timer(0.2, lambda: session.do("library.released.set()")).start()
     moved(world.pager.finish())
     moved(world.pager.page_in(session.target, soon_ns()))
+
+
+# --- who holds a process: its library or the driver ----------------------------------------------
+
+
+def part_out(world: LinkedWorld, session: LinkedProgram, mib: int) -> None:
+    moved(world.pager.page_out(session.target, soon_ns(), mib * MIB))
+    seen = world.pager.observe(session.target)
+    assert (seen.residency, seen.paged_out_bytes) == (Residency.PAGED_OUT, mib * MIB)
+
+
+def test_the_driver_takes_nobody_whose_library_has_only_a_part_out(world: LinkedWorld) -> None:
+    """The rest is the library's to move, whose first call to the driver would never return."""
+    one, other = world.start(8 * MIB), world.start(8 * MIB)
+    contents = one.digest(), other.digest()
+    moved(world.pager.page_out(one.target, soon_ns()))
+    part_out(world, other, 4)
+    world.hold_outside(free_bytes=7 * MIB)
+    refused(world.pager.page_in(one.target, soon_ns(5.0)), Reason.NO_ROOM)
+    assert world.state(other.pid) == "RUNNING"
+    moved(world.pager.page_out(other.target, soon_ns(5.0)))
+    moved(world.pager.page_in(one.target, soon_ns()))
+    world.hold_outside(free_bytes=world.memory_bytes)
+    moved(world.pager.page_in(other.target, soon_ns()))
+    assert (one.digest(), other.digest()) == contents
+
+
+@pytest.mark.parametrize("how", ["locked", "out"])
+@pytest.mark.parametrize("part", ["all", "part", "none"])
+def test_what_the_driver_holds_is_not_asked_of_its_library(
+    world: LinkedWorld, how: str, part: str
+) -> None:
+    """However it came about: another tool, a call left behind by a daemon that was killed."""
+    session = world.start(8 * MIB)
+    before = session.digest()
+    if part != "none":
+        moved(world.pager.page_out(session.target, soon_ns(), 4 * MIB if part == "part" else 0))
+    orders = session.get("library.orders")
+    code = "__import__('kiwi_core.gpu.driver').gpu.driver"
+    world.pager.worker.do(f"{code}.lock({session.pid}, 5000)")
+    if how == "out":
+        world.pager.worker.do(f"{code}.checkpoint({session.pid})")
+    moved(world.pager.suspend(session.target, soon_ns(5.0)))
+    moved(world.pager.page_out(session.target, soon_ns(5.0)))
+    assert world.state(session.pid) == "CHECKPOINTED"
+    assert world.pager.observe(session.target).resident_bytes == 0
+    assert session.get("library.orders") == orders
+    moved(world.pager.page_in(session.target, soon_ns(5.0)))
+    assert session.digest() == before
+
+
+def test_a_move_that_never_ends_is_given_up(world: LinkedWorld) -> None:
+    """Its library is told nothing more until it has said how the move came out; a page-in keeps
+    the room that it may still take; and everything goes on from there."""
+    session, other = world.start(8 * MIB), world.start(8 * MIB)
+    contents = session.digest(), other.digest()
+    for one in (session, other):
+        moved(world.pager.page_out(one.target, soon_ns()))
+    world.pager.worker.do("import kiwi_core.daemon.link as link; link.MOVE_GRACE_S = 0.2")
+    session.script("page-in", "hang")
+    refused(world.pager.page_in(session.target, soon_ns(1.0)), Reason.LOCK_TIMEOUT)
+    orders = session.get("library.orders")
+    refused(world.pager.page_in(session.target, soon_ns(1.0)), Reason.LOCK_TIMEOUT)
+    assert session.get("library.orders") == orders, "nothing is queued behind"
+    world.hold_outside(free_bytes=12 * MIB)
+    refused(world.pager.page_in(other.target, soon_ns(1.0)), Reason.NO_ROOM)
+    world.hold_outside(free_bytes=world.memory_bytes)
+    session.do("library.released.set()")
+    moved(world.pager.page_in(session.target, soon_ns()))
+    moved(world.pager.page_in(other.target, soon_ns()))
+    assert (session.digest(), other.digest()) == contents

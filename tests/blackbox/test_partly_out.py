@@ -1,0 +1,78 @@
+"""A program of which a part is out comes back, whatever happens to the rest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kiwi_box import GREEDY, ON_THE_GPU, running_box
+
+if TYPE_CHECKING:
+    from kiwi_box import KiwiBox, Program
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+
+TRIES_FOR_S = 10.0
+"""Long enough for several attempts, with the pauses between them."""
+
+ARGS = ("--idle-after", "0.5", "--tq", "600")
+
+LOCK = (
+    ON_THE_GPU
+    + """
+arguments = driver.CUcheckpointLockArgs()
+arguments.timeoutMs = 5000
+ck(driver.cuCheckpointProcessLock({pid}, arguments))
+print("locked", flush=True)
+"""
+)
+"""What another tool may do, and what a daemon leaves behind that is killed at the wrong moment."""
+
+
+def is_partly_out(session: dict[str, Any]) -> bool:
+    return session["paged_out_bytes"] > 0 and session["resident_bytes"] > 32 << 20
+
+
+def two_of_which_the_second_is_partly_out(box: KiwiBox) -> tuple[Program, Program]:
+    first, second = (box.program(name, "--pager", "inprocess") for name in ("first", "second"))
+    for program, mib in ((first, 120), (second, 160)):
+        assert program.get(f"take({mib})") == "None"
+        program.wait_rests()
+    for _ in range(2):  # until it is known how much each needs: then no more than that goes out
+        for program in (first, second, first):
+            assert program.get("intact()") == "True"
+            program.wait_rests()
+    box.wait_session("second", is_partly_out, "a part of the second is out")
+    return first, second
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_room_taken_by_a_program_outside(overlap: str) -> None:
+    """While nothing fits nobody gets on; once that program has ended, everybody does."""
+    with running_box("1x256MiB", *ARGS, "--overlap", overlap) as box:
+        first, second = two_of_which_the_second_is_partly_out(box)
+        hog = box.outside(GREEDY)
+        assert hog.answer() == "begun"
+        second.ask("intact()")
+        box.wait_session("first", lambda s: s["paged_out_bytes"], "the first made room")
+        with pytest.raises(AssertionError):  # while the scheduler tries again and again
+            second.answer(TRIES_FOR_S)
+        hog.kill()
+        assert second.answer(120.0) == "True"
+        assert first.get("intact()", 120.0) == "True"
+        assert second.get("intact()", 120.0) == "True"
+
+
+def test_locked_by_somebody_else() -> None:
+    """The driver holds it: its library, told to move the rest, would never answer."""
+    with running_box("1x256MiB", *ARGS) as box:
+        first, second = two_of_which_the_second_is_partly_out(box)
+        tool = box.outside(LOCK.format(pid=second.get_pid()))
+        assert tool.answer() == "locked"
+        tool.kill()
+        third = box.program("third", "--pager", "inprocess")
+        assert third.get("take(200)", 120.0) == "None"
+        assert box.session("second")["state"] == "paged-out"
+        for program in (second, first, third):
+            assert program.get("intact()", 120.0) == "True"

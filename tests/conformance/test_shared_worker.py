@@ -1,0 +1,40 @@
+"""One crash or one hang of the program that tests share costs one test."""
+
+from __future__ import annotations
+
+import pytest
+from cuda_processes import EMULATED, WorkerGoneError
+
+from kiwi_core import emulator
+
+pytestmark = pytest.mark.parametrize("platform", ["emulated"], indirect=True)
+
+
+def test_it_is_the_same_as_long_as_it_works(platform):
+    worker = platform.shared("n = 1")
+    worker.do("n += 1")
+    assert worker.fails("1 / 0") == "division by zero"
+    again = platform.shared("n = 1")
+    assert again.get("n") == 2
+    assert platform.shared("n = 5").pid != again.pid
+
+
+def test_after_a_crash_there_is_another(platform):
+    worker = platform.shared("n = 1")
+    with pytest.raises(WorkerGoneError):
+        worker.do("os._exit(1)")
+    assert platform.shared("n = 1").get("n") == 1
+
+
+def test_after_a_hang_there_is_another(platform):
+    worker = platform.shared("n = 1")
+    with pytest.raises(AssertionError, match="did not answer"):
+        worker.do("time.sleep(2)", within_s=0.1)
+    other = platform.shared("n = 1")
+    assert other.pid != worker.pid
+    assert other.get("n") == 1
+
+
+def test_a_program_on_the_emulated_driver_is_known_as_such(platform):
+    assert emulator.ENV_STATE == EMULATED
+    assert platform.worker().emulated
