@@ -87,15 +87,15 @@ kernel-tests-old: $(OLD_READY)  ## the same on the oldest ipykernel and IPython 
 e2e-tests: $(READY)  ## real kernels and daemons on the emulated driver
 	@$(STEP) e2e-tests $(PYTEST) tests/e2e
 
-# Two at a time: they mostly wait. What shares a stage stays together.
+# Two at a time: they mostly wait. A module, or a class, shares daemons and kernels: it stays together.
 blackbox-tests: $(READY)  ## the installed command, real kernels and servers: whom anybody could kill or ask
-	@$(STEP) blackbox-tests $(PYTEST) -n 2 --dist loadgroup tests/blackbox
+	@$(STEP) blackbox-tests $(PYTEST) -n 2 --dist loadscope tests/blackbox
 
 ui-tests: $(LAB_READY)  ## JupyterLab and Notebook in a real browser (needs Chromium)
 	@$(STEP) ui-tests $(PYTEST) tests/ui
 
 blackbox: $(READY)  ## the same with all cases: each victim in each state with each pager
-	@$(STEP) blackbox $(PYTEST) -m 'slow or not slow' -n 2 --dist loadgroup tests/blackbox
+	@$(STEP) blackbox $(PYTEST) -m 'slow or not slow' -n 2 --dist loadscope tests/blackbox
 
 soak: $(READY)  ## everything at once for HOURS=24 (0.05, say, too); SEED= repeats one
 	@$(BIN)/python tests/blackbox/soak.py --hours $(or $(HOURS),24) $(if $(SEED),--seed $(SEED))

@@ -14,27 +14,28 @@ from matrix_stage import KILLED, STATES, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
-
-PAGERS = ("checkpoint", "inprocess")
 
 
 class Arena:
-    """One stage for many cases, until the pager changes or a case fails."""
+    """One stage for many cases; a fresh one after a case that failed."""
 
-    def __init__(self) -> None:
-        self._pager = ""
+    def __init__(self, pager: str) -> None:
+        self._pager = pager
         self._stage: Stage | None = None
 
-    def stage(self, pager: str) -> Stage:
-        if pager != self._pager:
-            self.end()
-        if self._stage is None:
-            self._stage = Stage(pager)
-        self._pager = pager
-        return self._stage
+    def play(self, state: str, who: str) -> None:
+        stage = self._stage = self._stage or Stage(self._pager)
+        try:
+            stage.reach(state)
+            stage.kill(who)
+            stage.all_well(who)
+            stage.ready_again()
+        except BaseException as error:
+            told = stage.described()
+            self._throw_away()
+            raise AssertionError(f"{error}\n{told}") from error
 
-    def throw_away(self) -> None:
+    def _throw_away(self) -> None:
         if self._stage is not None:
             self._stage.close()
             self._stage = None
@@ -45,43 +46,46 @@ class Arena:
             if self._stage is not None:
                 self._stage.leave_nothing()
         finally:
-            self.throw_away()
+            self._throw_away()
 
 
-@pytest.fixture(scope="module")
-def private_tmp() -> Iterator[Path]:
-    with pytest.MonkeyPatch.context() as patch, nothing_left(patch) as directory:
-        yield directory
+@pytest.fixture(scope="class")
+def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
+    with pytest.MonkeyPatch.context() as patch, nothing_left(patch):
+        arena = Arena(request.cls.PAGER)
+        yield arena
+        arena.end()
 
 
-@pytest.fixture(scope="module")
-def arena(private_tmp: Path) -> Iterator[Arena]:
-    arena = Arena()
-    yield arena
-    arena.end()
+def cases(first: int) -> pytest.MarkDecorator:
+    """By state. CI runs every other one, beginning with the number ``first``: the other pager runs
+    those that this one leaves out. They are marked ``slow``."""
+    return pytest.mark.parametrize(
+        ("state", "who"),
+        [
+            pytest.param(state, who, marks=[pytest.mark.slow] if (row + column + first) % 2 else [])
+            for column, state in enumerate(STATES)
+            for row, who in enumerate(KILLED)
+        ],
+    )
 
 
-def cases() -> Iterator[object]:
-    """By pager and state. What CI leaves out is marked ``slow``."""
-    for number, pager in enumerate(PAGERS):
-        for column, state in enumerate(STATES):
-            for row, who in enumerate(KILLED):
-                elsewhere = (row + column + number) % 2
-                marks = [pytest.mark.xdist_group(pager)]
-                marks += [pytest.mark.slow] if elsewhere else []
-                yield pytest.param(pager, state, who, marks=marks)
+# A class for each pager: what runs tests side by side keeps a class together, and so a stage.
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("pager", "state", "who"), list(cases()))
-def test_who_lives_loses_nothing(arena: Arena, pager: str, state: str, who: str) -> None:
-    stage = arena.stage(pager)
-    try:
-        stage.reach(state)
-        stage.kill(who)
-        stage.all_well(who)
-        stage.ready_again()
-    except BaseException as error:
-        told = stage.described()
-        arena.throw_away()
-        raise AssertionError(f"{error}\n{told}") from error
+class TestCheckpoint:
+    PAGER = "checkpoint"
+
+    @cases(first=0)
+    def test_who_lives_loses_nothing(self, arena: Arena, state: str, who: str) -> None:
+        arena.play(state, who)
+
+
+@pytest.mark.timeout(240)
+class TestInProcess:
+    PAGER = "inprocess"
+
+    @cases(first=1)
+    def test_who_lives_loses_nothing(self, arena: Arena, state: str, who: str) -> None:
+        arena.play(state, who)
