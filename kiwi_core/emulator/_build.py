@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -84,10 +85,11 @@ def build(cache_dir: Path | None = None) -> Libraries:
     """
     parent = cache_dir if cache_dir is not None else default_cache_dir()
     libs = Libraries.at(parent / f"emulator-{_fingerprint()}")
-    if libs.complete():
-        return libs
     try:
         _make_readable(parent)
+        _check_owner(parent, libs.directory)
+        if libs.complete():
+            return libs
         with open(parent / "emulator.lock", "w", opener=_for_this_user) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not libs.complete():
@@ -110,6 +112,16 @@ def _make_readable(directory: Path) -> None:
 
 def _for_this_user(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+def _check_owner(*places: Path) -> None:
+    """Whoever can put a library into the cache has their code run by everybody who uses it.
+    Raises ``OSError``."""
+    for place in filter(os.path.lexists, places):
+        found = os.lstat(place)
+        ours = found.st_uid in (0, os.getuid()) and stat.S_ISDIR(found.st_mode)
+        if not ours or found.st_mode & stat.S_IWOTH:
+            raise PermissionError(f"others can put files into {place}")
 
 
 def _fingerprint() -> str:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import site
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -65,10 +66,11 @@ def library(cache_dir: Path | None = None) -> Path:
     parent = cache_dir if cache_dir is not None else _default_cache_dir()
     target = parent / f"preload-{_fingerprint(header)}" / NAME
     _check_name(target, "Set XDG_CACHE_HOME to a directory whose path has none.")
-    if target.is_file():
-        return target
     try:
         _make_readable(parent)
+        _check_owner(parent, target.parent)
+        if target.is_file():
+            return target
         with open(parent / "preload.lock", "w", opener=_for_this_user) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.is_file():
@@ -79,6 +81,16 @@ def library(cache_dir: Path | None = None) -> Path:
             "Set XDG_CACHE_HOME to a directory that you may write to.",
         ) from e
     return target
+
+
+def _check_owner(*places: Path) -> None:
+    """Whoever can put a library into the cache has their code run by everybody who uses it.
+    Raises ``OSError``."""
+    for place in filter(os.path.lexists, places):
+        found = os.lstat(place)
+        ours = found.st_uid in (0, os.getuid()) and stat.S_ISDIR(found.st_mode)
+        if not ours or found.st_mode & stat.S_IWOTH:
+            raise PermissionError(f"others can put files into {place}")
 
 
 def _named(library: Path) -> Path:

@@ -126,12 +126,15 @@ class Session:
             return self._client
 
     def _try(self, show: Callable[[str], None]) -> None:
-        if time.monotonic() < self._retry_at_s and not self._absent:
+        again = time.monotonic() < self._retry_at_s
+        if again and not self._absent:
             return
         try:
             self._client = self._connect(show)
             self.problem = ""
         except KiwiError as error:
+            if again and error.code == "no-daemon":  # it was only looked for
+                return
             self._absent = error.code == "no-daemon"
             self.problem = str(error)
             if is_full(error):

@@ -230,6 +230,28 @@ def test_her_own_daemon_and_roots_are_used(
         assert said["KIWI_EMULATOR_STATE"] == str(sockets / "emulated-gpus")
 
 
+@pytest.mark.parametrize("how", ["hers first", "open to all"])
+def test_a_library_in_a_shared_cache_is_not_loaded(
+    how: str, short: Path, alice: dict[str, str], cache: Path
+) -> None:
+    """``XDG_CACHE_HOME=/tmp``: Mallory has filled ``kiwi`` there, where Alice's daemon loads its
+    emulated driver from."""
+    shared = directory_of(0, short / "tmp", 0o1777)
+    directory_of(*((MALLORY, shared / "kiwi", 0o755) if how == "hers first" else
+                   (0, shared / "kiwi", 0o1777)))  # fmt: skip
+    (found,) = cache.glob("kiwi/emulator-*")
+    shutil.copytree(found, shared / "kiwi" / found.name)
+    for name in (shared / "kiwi" / found.name, *(shared / "kiwi" / found.name).iterdir()):
+        os.chown(name, MALLORY, MALLORY)
+    done = kiwi(
+        "daemon", "--emulate", "1x64MiB", "--socket-dir", str(short / "alice" / "s"),
+        env=alice | {"XDG_CACHE_HOME": str(shared)}, before=as_user(ALICE),
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout
+    assert "others can put files into" in done.stderr
+    assert "XDG_CACHE_HOME" in done.stderr
+
+
 def test_a_daemon_does_not_start_where_others_could_be_first(
     short: Path, alice: dict[str, str]
 ) -> None:

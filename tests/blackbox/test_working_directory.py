@@ -66,7 +66,9 @@ def test_one_that_starts_by_itself(innocent: Path, short: Path) -> None:
     assert ran(innocent) == "", (short / "s" / "daemon.log").read_text()
 
 
-@pytest.mark.parametrize("words", [("doctor",), ("bench", "--emulate", "1x64MiB")])
+@pytest.mark.parametrize(
+    "words", [("doctor",), ("bench", "--emulate", "1x64MiB"), ("demo", "--headless", "--emulate")]
+)
 def test_the_other_commands(words: tuple[str, ...], innocent: Path, short: Path) -> None:
     kiwi(*words, env=environment(KIWI_SOCKET_DIR=str(short / "s")), cwd=innocent, timeout_s=200)
     assert ran(innocent) == ""
