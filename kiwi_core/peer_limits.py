@@ -6,10 +6,10 @@ counts each row in its metrics (``kiwi_peer_*``, label ``what``), and a test wal
 
 **The rule of shares.** A user may hold one more of something as long as the user holds less than
 ``per_user`` and less than what is left for everybody else (a *dynamic threshold*, as in the shared
-buffers of network switches). So one user gets at most half, two get a third each, and somebody who
-comes when a hundred users take all they can still finds room. Root and the daemon's owner have no
-share, only the limit, and ``RESERVE`` places beyond it: ``kiwi status`` works when all else is
-full.
+buffers of network switches). So one user gets at most half of it, the next one half of the rest,
+and so on: somebody who comes when others take all they can still finds room. Root and the daemon's
+owner have no share, only the limit, and ``RESERVE`` places beyond it: ``kiwi status`` works when
+all else is full.
 """
 
 from __future__ import annotations
@@ -111,18 +111,18 @@ PEER_LIMITS: Final = (
         "A Jupyter server asks for many readers; they are read one after the other.",
     ),
     PeerLimit(
-        ROOM_REQUESTS, "allocations that wait for room", 2048, 512,
-        "The scheduler looks at all of them after each event. Threads of one user's programs "
-        "that allocate at the same time come to some dozens.",
+        ROOM_REQUESTS, "allocations that wait for room", 256, 64,
+        "The scheduler looks at all of them after each event, which takes some 20 µs for each. "
+        "Threads of one user's programs that wait at the same time come to a dozen.",
     ),
     PeerLimit(
-        INBOX_BYTES, "bytes that were received and not handled yet", 256 * MIB, 64 * MIB,
-        "One read is at most 256 KiB, and an honest client's whole line a few hundred bytes. 256 "
+        INBOX_BYTES, "bytes that were received and not handled yet", 64 * MIB, 16 * MIB,
+        "One read is at most 256 KiB, and an honest client's whole line a few hundred bytes. 64 "
         "connections of a user may each be behind by a whole read.",
     ),
     PeerLimit(
-        OUTBOX_BYTES, "bytes of answers that were not read yet", 256 * MIB, 64 * MIB,
-        "A client that is stopped leaves at most one long line unread (1 MiB): 64 of a user may "
+        OUTBOX_BYTES, "bytes of answers that were not read yet", 64 * MIB, 16 * MIB,
+        "A client that is stopped leaves at most one long line unread (1 MiB): 16 of a user may "
         "be stopped at once while they read the longest.",
     ),
 )  # fmt: skip

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -61,7 +63,7 @@ def python(name: str, *args: object) -> list[str]:
 class RootDaemon:
     """``kiwi daemon`` on an emulated GPU, which every user can reach."""
 
-    def __init__(self, directory: Path, *args: str) -> None:
+    def __init__(self, directory: Path, *args: str, descriptors: int | None = None) -> None:
         self.directory = directory
         self.log_path = directory / "daemon.log"
         self.env = {**os.environ, "KIWI_SOCKET_DIR": str(directory)}
@@ -70,7 +72,7 @@ class RootDaemon:
                 [str(KIWI), "daemon", "--emulate", "1x256MiB",
                  "--socket-dir", str(directory), *args],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env,
-                start_new_session=True,
+                start_new_session=True, preexec_fn=_limit(descriptors),
             )  # fmt: skip
         wait_for(lambda: self.sockets() and "ready: GPU" in self.log(), "a daemon")
 
@@ -94,6 +96,19 @@ class RootDaemon:
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)["gpus"][0]
 
+    def refused(self, what: str) -> int:
+        """How often the daemon has refused somebody more of ``what``, by its metrics."""
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(self.socket))  # blocking: waits where too many want in at once
+            sock.settimeout(PATIENCE_S)
+            hello = {"type": "hello", "protocol": 1, "role": "observer", "client": "test"}
+            lines = (json.dumps(hello), json.dumps({"type": "get-metrics"}))
+            sock.sendall("".join(line + "\n" for line in lines).encode())
+            file = sock.makefile()
+            file.readline()
+            peers = json.loads(file.readline())["metrics"]["peers"]
+        return next(one["refused"] for one in peers if one["what"] == what)
+
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -104,13 +119,21 @@ class RootDaemon:
                 self.process.wait()
 
 
+def _limit(descriptors: int | None) -> Callable[[], None] | None:
+    if descriptors is None:
+        return None
+    both = (descriptors, descriptors)
+    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, both)
+
+
 @contextmanager
-def root_daemon(*args: str) -> Iterator[RootDaemon]:
+def root_daemon(*args: str, descriptors: int | None = None) -> Iterator[RootDaemon]:
+    """``descriptors``: the hard limit of the daemon; with few its own limits are smaller."""
     directory = Path(tempfile.mkdtemp(prefix="kw-"))
     directory.chmod(0o755)
     daemon = None
     try:
-        daemon = RootDaemon(directory, *args)
+        daemon = RootDaemon(directory, *args, descriptors=descriptors)
         yield daemon
     finally:
         if daemon is not None:
@@ -143,6 +166,26 @@ def flood(
     command = python("flooder.py", daemon.socket, kind, processes, connections)
     with program(as_user(uid, command), "begun") as process:
         yield process
+
+
+@contextmanager
+def crowd(
+    daemon: RootDaemon, role: str, count: int, *more: dict[str, Any], uid: int = MALLORY
+) -> Iterator[dict[str, int]]:
+    """How many of the processes (connections) of ``uid`` heard what: "welcome", or an error."""
+    lines = [json.dumps(one) for one in more]
+    command = as_user(uid, python("crowd.py", daemon.socket, role, count, *lines))
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
+    )
+    try:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(PATIENCE_S)
+        process.stdout.close()
 
 
 def bursts(daemon: RootDaemon, count: int, pause_s: float = 0.005, *, uid: int = ALICE) -> Any:

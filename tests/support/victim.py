@@ -19,8 +19,8 @@ RETRY_S = 0.05
 class Line:
     def __init__(self, path):
         self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(path)  # blocking: waits where too many want in at once
         self.sock.settimeout(GIVES_UP_S)
-        self.sock.connect(path)
         self.rest = b""
 
     def say(self, **fields):
