@@ -24,7 +24,7 @@ def end_all(stage: Any) -> list[int]:
     return left
 
 
-def small_stage(folder: Path, name: str = "part", *, seconds: float = 100.0) -> Any:
+def small_stage(folder: Path, name: str = "part", *, seconds: float = 240.0) -> Any:
     """Return the script's own stage, which also keeps what it is told: ``rows`` by name,
     ``programs``, and ``state``, the emulated GPU's file."""
     from stage import Stage

@@ -26,6 +26,7 @@ def answers(stage):
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(240)
 @pytest.mark.usefixtures("_quick")
 def test_the_safe_probes_say_of_the_emulator_what_the_table_says(stage, part, monkeypatch):
     calls = part("manners_calls")

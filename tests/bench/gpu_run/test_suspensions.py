@@ -12,6 +12,7 @@ from kiwi_core import emulator
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(240)
 def test_results_are_identical_after_suspensions_by_both_pagers(stage, part, monkeypatch):
     suspensions = part("suspensions")
     monkeypatch.setattr(suspensions, "EMULATED_COUNT", 3)
