@@ -25,7 +25,7 @@ FIRST = (
     ),
     Part(
         "suspensions", "suspensions:run",
-        "Do 100 random suspensions leave the results as they are?", 40, 220,
+        "Do 100 random suspensions leave the results as they are?", 40, 260,
     ),
     Part("gate", "gate:run", "What does the gate cost a training loop?", 25, 80, ("torch",)),
 )  # fmt: skip
