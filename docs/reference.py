@@ -22,6 +22,7 @@ from prometheus_client.core import CounterMetricFamily
 from kiwi_core import config
 from kiwi_core.cli.app import COMMANDS
 from kiwi_core.metrics import families
+from kiwi_core.peer_limits import PEER_LIMITS
 from kiwi_core.units import format_bytes, format_duration_s, ns_to_seconds
 from kiwi_jupyter.kernel.config import Kiwi
 from kiwi_jupyter.server_ext.app import KiwiServerApp
@@ -84,6 +85,19 @@ def limits() -> str:
         for name, value in vars(config.DEFAULTS).items()
     ]
     return _table(["limit", "value", "why"], rows)
+
+
+def peers() -> str:
+    """The table of what peers can make a daemon hold."""
+    rows = []
+    for limit in PEER_LIMITS:
+        size = format_bytes if limit.name.endswith("bytes") else "{:,}".format
+        most = "in turns" if limit.most is None else size(limit.most)
+        share = (
+            f"{size(limit.per_user)}, {limit.per_s:,}/s" if limit.per_s else size(limit.per_user)
+        )
+        rows.append([f"`{limit.name}`", limit.what, most, share, limit.why])
+    return _table(["`what`", "meaning", "all users", "one user, at most", "why"], rows)
 
 
 def metrics() -> str:
@@ -179,6 +193,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "options": options,
     "limits": limits,
     "metrics": metrics,
+    "peers": peers,
     "lab-settings": lab_settings,
     "lab-commands": lab_commands,
 }

@@ -330,27 +330,22 @@ class Channel:
             except KiwiError as error:
                 patience.tick()
                 self.count_away(patience.spent_s, error)
-                if is_full(error):
-                    self._is_full()
                 return False
-
-    def _is_full(self) -> None:
-        """The daemon is there, and has no place for this process: nobody stops waiting for it."""
-        with self.lock:
-            self.away_s = 0.0
-            self.book.daemon_full()
-            self.changes.tell()
 
     @property
     def connected(self) -> bool:
         return self.link is not None
 
     def count_away(self, spent_s: float, error: KiwiError | None = None) -> None:
+        """A daemon that is full is there: nobody stops waiting for it."""
         with self.lock:
             self.away_s += spent_s
             if error is not None:
                 self.attempts += 1
                 self._refusal = error
+            if self._refusal is not None and is_full(self._refusal):
+                self.away_s = 0.0
+                self.book.daemon_full()
             self.changes.tell()
 
     def belongs_to(self, watcher: Watcher) -> bool:

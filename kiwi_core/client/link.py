@@ -201,21 +201,21 @@ def dial(path: Path, hello: Hello, patience: Patience) -> tuple[Link, Welcome]:
         _connect(sock, path, patience)
         _check_peer(sock, path)
         link = Link(sock)
-        _greet(link, hello)
-        return link, _await_welcome(link, patience)
+        return link, welcomed(link, hello, patience)
     except BaseException:
         sock.close()
         raise
 
 
-def _greet(link: Link, hello: Hello) -> None:
-    """A daemon that turns this process away says why and closes, perhaps before the hello is sent:
-    then its words are there to be read."""
+def welcomed(link: Link, hello: Hello, patience: Patience) -> Welcome:
+    """Says ``hello`` and waits for the answer. A daemon that turns this process away says why and
+    closes, perhaps before the hello is sent: then its words are there to be read."""
     try:
         link.send(hello)
     except PeerError as error:
         if error.code != "disconnected" or not link.fetch(wait=False):
             raise
+    return _await_welcome(link, patience)
 
 
 def _connect(sock: socket.socket, path: Path, patience: Patience) -> None:

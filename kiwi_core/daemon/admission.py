@@ -46,6 +46,11 @@ NO_MORE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENO
 SHORT_PAUSE_S: Final = 1.0
 """After that, before it is tried again."""
 
+FLOOD_PAUSE_S: Final = 0.003
+"""After a batch of which all were turned away: somebody connects in a loop. Theirs wait in the
+kernel then, and take a quarter of the daemon's time; a newcomer behind a full queue of a thousand
+waits for some 50 ms."""
+
 OLD_NS: Final = 1000 * NS_PER_MS
 """A connection that has been silent for so long makes way for a newer one of the same user."""
 
@@ -142,7 +147,11 @@ class Door:
     def _accept(self) -> None:
         ends_ns = time.monotonic_ns() + ACCEPT_NS
         taken = 0
-        while taken < TAKEN_MAX and time.monotonic_ns() < ends_ns:
+        while taken < TAKEN_MAX:
+            if time.monotonic_ns() >= ends_ns:
+                if not taken:
+                    self._pause_for(FLOOD_PAUSE_S)
+                return
             try:
                 sock, _ = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -156,8 +165,11 @@ class Door:
         if error.errno not in NO_MORE:
             raise error
         log.error("no new connection taken", why=error.strerror)
+        self._pause_for(SHORT_PAUSE_S)
+
+    def _pause_for(self, seconds: float) -> None:
         self._loop.remove_reader(self._sock)
-        self._pause = self._loop.call_later(SHORT_PAUSE_S, self._open)
+        self._pause = self._loop.call_later(seconds, self._open)
 
     def _let_in(self, sock: socket.socket) -> bool:
         try:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kiwi_core.client import Client
+from kiwi_core.client.link import Link, welcomed
+from kiwi_core.client.patience import Patience
 from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.states import AntiThrash, Notice
 from kiwi_core.wire.framing import encode
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from kiwi_core.wire.messages import ClientMessage
     from tests.client.scripted_daemon import Peer
 
     MakeClient = Callable[..., Client]
@@ -512,6 +515,67 @@ def test_without_a_daemon_nobody_waits_for_long(
     daemon.start()
     eventually(lambda: client.connected)
     assert client.acquire().burst == 3
+
+
+def test_a_full_daemon_is_waited_for_however_long_it_takes(
+    daemon: ScriptedDaemon, make_client: MakeClient
+) -> None:
+    """It is there: to go on without it would be to use the GPU beside those who take turns."""
+    client = make_client(daemon_grace_s=0.3)
+    client.connect()
+    turned_away: list[object] = []
+
+    def full(peer: Peer, message: ClientMessage) -> None:
+        if isinstance(message, Hello):
+            turned_away.append(message)
+            peer.say(Error(code="too-many-sessions", message="Full.", fatal=True))
+            peer.drop()
+        else:
+            daemon.obey(peer, message)
+
+    daemon.script = full
+    daemon.peer.drop()
+    eventually(lambda: turned_away)
+    told: list[Waiting] = []
+    granted: list[Granted] = []
+    waiting = threading.Thread(
+        target=lambda: granted.append(client.acquire(on_waiting=told.append))
+    )
+    waiting.start()
+    eventually(lambda: told and "full" in told[-1].activity)
+    eventually(lambda: len(turned_away) > 5)  # for longer than the grace
+    assert waiting.is_alive()
+    daemon.script = daemon.obey
+    waiting.join(PATIENCE_S)
+    assert granted
+
+
+def test_who_is_turned_away_before_the_hello_hears_why(tmp_path: Path) -> None:
+    """The daemon says why and closes at once; the hello has nowhere to go."""
+    line = encode(Error(code="too-many-connections", message="Full.", fatal=True))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "full.sock"))
+        listener.listen()
+
+        def turn_away() -> None:
+            sock, _ = listener.accept()
+            sock.sendall(line)
+            sock.close()
+
+        thread = threading.Thread(target=turn_away)
+        thread.start()
+
+        hello = Hello(protocol=PROTOCOL, role=Role.OBSERVER, client="late")
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(str(tmp_path / "full.sock"))
+        thread.join(PATIENCE_S)
+        link = Link(sock)
+        try:
+            with pytest.raises(PeerError) as caught:
+                welcomed(link, hello, Patience(PATIENCE_S))
+        finally:
+            link.close()
+    assert caught.value.code == "too-many-connections"
 
 
 def test_questions_without_a_daemon_fail_at_once(daemon: ScriptedDaemon, client: Client) -> None:

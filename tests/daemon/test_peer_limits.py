@@ -132,7 +132,7 @@ def test_answers_that_nobody_reads_are_held_for_each_user_up_to_the_share() -> N
         shares, receiver = Shares(), Deaf()
         turns, share = Turns(shares), shares[limits.OUTBOX_BYTES]
         line = b"x" * MIB
-        most = share.limit.per_user // len(line) + 2
+        most = share.limit.per_user // len(line) + 10
         pairs = [socket.socketpair() for _ in range(most)]
         for ours, _ in pairs:
             ours.setblocking(False)

@@ -14,6 +14,7 @@ from kiwi_core.wire.messages import (
     Acquire,
     Emulation,
     EndBurst,
+    Error,
     Goodbye,
     Granted,
     Hello,
@@ -63,6 +64,31 @@ def test_a_daemon_that_cannot_be_started_is_said_once(make_kernel: Any) -> None:
         assert cell.result == "'use'"
         assert "runs without Kiwi" in cell.stream("stderr")
         assert kernel.check("tripgpu.use()").stream("stderr") == ""
+
+
+@pytest.mark.parametrize("cell", ["tripgpu.use()", "await asyncio.sleep(0); tripgpu.use()"])
+def test_a_full_daemon_is_waited_for_and_never_done_without(
+    daemon: ScriptedDaemon, make_kernel: Any, cell: str
+) -> None:
+    turned_away = 0
+
+    def full_at_first(peer: Peer, message: ClientMessage) -> None:
+        nonlocal turned_away
+        if isinstance(message, Hello) and turned_away < 2:
+            turned_away += 1
+            peer.say(Error(code="too-many-sessions", message="It is full.", fatal=True))
+            peer.drop()
+        else:
+            daemon.obey(peer, message)
+
+    daemon.script = full_at_first
+    with make_kernel() as kernel:
+        ran = kernel.check(f"import asyncio, tripgpu\n{cell}")
+        assert "'use'" in (ran.result or "")
+        assert "It is full." in ran.stream("stderr")
+        assert "without" not in ran.stream("stderr")
+    assert turned_away == 2
+    assert daemon.heard(Acquire), "it ran with the lease"
 
 
 def test_a_dead_socket_lets_the_cell_run(daemon: ScriptedDaemon, make_kernel: Any) -> None:

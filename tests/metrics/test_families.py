@@ -25,7 +25,7 @@ NOT_BASE_UNITS = re.compile(
 )
 LABELS = {
     *GPU_LABELS, "after", "state", "direction", "mode", "operation", "reason", "code", "le",
-    "version", "driver", "model", "emulated", "policy",
+    "version", "driver", "model", "emulated", "policy", "what",
 }  # fmt: skip
 
 
