@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import resource
 import sys
@@ -20,10 +19,7 @@ from kiwi_core.daemon import storage
 from kiwi_core.daemon.child_options import ChildOptions
 from kiwi_core.daemon.gpu_daemon import run
 from kiwi_core.daemon.machine import Machine, this_machine
-from kiwi_core.errors import KiwiError
-
-NO_MORE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""What ``accept`` says when descriptors or memory are short."""
+from kiwi_core.errors import NO_MORE, KiwiError
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread that looks at the GPU may keep the interpreter from the loop."""
