@@ -9,6 +9,13 @@ A code is stable and machine-readable; the sentence and the remedy are for peopl
 
 from __future__ import annotations
 
+import errno
+from typing import Final
+
+NO_MORE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""The system has no descriptor or no memory to spare just now. A call that fails with one of these
+says nothing about what it asked for."""
+
 _FULL = frozenset({"too-many-connections", "too-many-sessions", "too-much-unread", "silent"})
 
 

@@ -9,7 +9,6 @@ that somebody who connects in a loop is in nobody's way.
 from __future__ import annotations
 
 import asyncio
-import errno
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from kiwi_core.daemon.peers import peer_of
-from kiwi_core.errors import PeerError
+from kiwi_core.errors import NO_MORE, PeerError
 from kiwi_core.peer_limits import ARRIVALS, CONNECTIONS, SILENT
 from kiwi_core.units import NS_PER_MS
 from kiwi_core.wire.framing import encode
@@ -39,9 +38,6 @@ ACCEPT_NS: Final = 1 * NS_PER_MS
 
 TAKEN_MAX: Final = 8
 """New connections that are taken (and not closed at once) in a row; each costs some 200 µs more."""
-
-NO_MORE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""What ``accept`` says when descriptors or memory are short."""
 
 SHORT_PAUSE_S: Final = 1.0
 """After that, before it is tried again."""

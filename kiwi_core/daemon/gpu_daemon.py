@@ -46,7 +46,7 @@ from kiwi_core.daemon.places import (
 from kiwi_core.daemon.recovery import recover
 from kiwi_core.daemon.remembering import Remembering
 from kiwi_core.daemon.report import Libraries, Reporter
-from kiwi_core.daemon.roster import Roster, RosterFile, boot_id
+from kiwi_core.daemon.roster import Roster, RosterFile
 from kiwi_core.daemon.session_desk import SessionDesk
 from kiwi_core.daemon.settings_desk import SettingsDesk
 from kiwi_core.daemon.shares import Shares
@@ -54,7 +54,8 @@ from kiwi_core.daemon.threads import in_thread
 from kiwi_core.daemon.turns import Turns
 from kiwi_core.daemon.usage_report import UsageReporter
 from kiwi_core.daemon.wishes import Wishes
-from kiwi_core.errors import CallerError
+from kiwi_core.errors import CallerError, GpuError
+from kiwi_core.gpu.processes import boot_id
 from kiwi_core.pager.api import ProcessRef
 from kiwi_core.peer_limits import (
     PROGRAMS,
@@ -67,10 +68,10 @@ from kiwi_core.peer_limits import (
 )
 from kiwi_core.sched.replay import JournalHeader
 from kiwi_core.sched.scheduler import Scheduler
-from kiwi_core.states import SessionState
+from kiwi_core.states import Residency, SessionState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kiwi_core.daemon.child_options import ChildOptions
     from kiwi_core.daemon.link import Link
@@ -95,6 +96,7 @@ class GpuDaemon:
         self._config = config
         self._stop = asyncio.Event()
         self._leaving = False
+        self._read_last: dict[str, int] = {}
 
     def stop(self) -> None:
         self._stop.set()
@@ -236,6 +238,7 @@ class GpuDaemon:
             loose=self._loose,
             waiting=lambda: scheduler.waiting,
             feed=self._feed_observation,
+            found=self._found_elsewhere,
         )
         reporter = Reporter(
             scheduler, self._members, rights, machine,
@@ -325,6 +328,18 @@ class GpuDaemon:
         if not self._leaving:
             self._core.feed(event)
 
+    def _found_elsewhere(self, where: SessionJoined, began_ns: int) -> None:
+        """Its memory is not free in the GPU although the books have it there: nothing that the last
+        daemon knew was left, or somebody else moved it. One that is only held, and does not want
+        the GPU, is left to whoever holds it."""
+        member = self._members.get(where.session)
+        if member is None or not self._core.scheduler.believed_in(where.session, began_ns):
+            return
+        if where.residency is Residency.LOCKED and not (member.waiting or member.in_burst):
+            return
+        log.warning("found elsewhere", session=member.id, residency=where.residency.value)
+        self._feed_observation(msgspec.structs.replace(where, burst=member.burst))
+
     def _as_it_is(self) -> Roster:
         scheduler = self._core.scheduler
         footprints = self._pager.export_footprints()
@@ -357,12 +372,20 @@ class GpuDaemon:
         return max(0, self._out_bytes() - ours)
 
     def _host_budget_bytes(self) -> int:
-        reclaimable_bytes = self._limits.held().reclaimable_bytes
-        return self._machine.host_budget_bytes(self._out_bytes(), reclaimable_bytes)
+        return self._host_bytes("budget", self._machine.host_budget_bytes)
 
     def _host_left_bytes(self) -> int:
-        reclaimable_bytes = self._limits.held().reclaimable_bytes
-        return self._machine.host_left_bytes(self._out_bytes(), reclaimable_bytes)
+        return self._host_bytes("left", self._machine.host_left_bytes)
+
+    def _host_bytes(self, what: str, read: Callable[[int, int], int]) -> int:
+        """As it was read last where it cannot be read now (no descriptor left)."""
+        try:
+            self._read_last[what] = read(self._out_bytes(), self._limits.held().reclaimable_bytes)
+        except GpuError as error:
+            if what not in self._read_last:
+                raise
+            log.error("the machine's RAM cannot be read", why=str(error))
+        return self._read_last[what]
 
     def _before_a_move(self, target: Target, footprints: Mapping[ProcessRef, int]) -> None:
         """From an operation's thread, before the driver moves anything: there must be RAM for it,

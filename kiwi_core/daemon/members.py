@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.daemon.roster import RosterEntry, boot_id
+from kiwi_core.daemon.roster import RosterEntry
 from kiwi_core.daemon.shares import Share, Shares
 from kiwi_core.errors import PeerError
 from kiwi_core.gpu import processes
@@ -35,7 +35,7 @@ DEPARTED_MIN: Final = 256
 
 def session_id(ref: ProcessRef) -> SessionId:
     digest = hashlib.blake2b(
-        f"{boot_id()}/{ref.pid}/{ref.start_ticks}".encode(), digest_size=5
+        f"{processes.boot_id()}/{ref.pid}/{ref.start_ticks}".encode(), digest_size=5
     ).hexdigest()
     return SessionId(f"k{digest}")
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kiwi_core.config import Config
-    from kiwi_core.pager.api import Pager, Target
+    from kiwi_core.pager.api import Observation, Pager, Target
 
 log = structlog.get_logger(__name__)
 
@@ -64,7 +64,8 @@ PATIENCE_S = 1.0
 
 class Observer:
     """``everybody``, ``runners`` and ``loose`` (asked in the loop) name whom to look at, and
-    ``waiting`` says whether anybody waits for the GPU; ``feed`` takes the events."""
+    ``waiting`` says whether anybody waits for the GPU; ``feed`` takes the events. ``found`` is told
+    where each session is that is not in the GPU or not free, and when that look began."""
 
     def __init__(
         self,
@@ -78,6 +79,7 @@ class Observer:
         loose: Callable[[], list[Target]],
         waiting: Callable[[], bool],
         feed: Callable[[ev.Event], None],
+        found: Callable[[ev.SessionJoined, int], None] = lambda _where, _began_ns: None,
     ) -> None:
         self._interval_s = config.observe_interval_ns / NS_PER_S
         self._pager = pager
@@ -88,6 +90,7 @@ class Observer:
         self._loose = loose
         self._somebody_waits = waiting
         self._feed = feed
+        self._found = found
         self._wanted = asyncio.Event()
         self._round: deque[Target] = deque()
         """Who is still to be looked at in this round through everybody."""
@@ -170,9 +173,9 @@ class Observer:
             await asyncio.wait_for(self._wanted.wait(), seconds)
 
     async def _look(self, targets: list[Target]) -> None:
-        self._began_s = time.monotonic()
+        began_s = self._began_s = time.monotonic()
         try:
-            events, problem = await in_thread(partial(self._read, targets), "observer")
+            events, elsewhere, problem = await in_thread(partial(self._read, targets), "observer")
         except (KiwiError, OSError) as error:
             self._note(str(error))
             return
@@ -181,6 +184,8 @@ class Observer:
         self._note(problem)
         for event in events:
             self._feed(event)
+        for where in elsewhere:
+            self._found(where, round(began_s * NS_PER_S))
 
     def _note(self, problem: str) -> None:
         self.failures += bool(problem)
@@ -188,14 +193,16 @@ class Observer:
             log.error("cannot read the GPU's memory", why=problem)
         self._error = problem
 
-    def _read(self, targets: list[Target]) -> tuple[list[ev.Event], str]:
-        """What was seen, and what went wrong with a single session: that must not hide the rest."""
+    def _read(self, targets: list[Target]) -> tuple[list[ev.Event], list[ev.SessionJoined], str]:
+        """What was seen, who is not free in the GPU, and what went wrong with a single session:
+        that must not hide the rest."""
         began_ns = time.monotonic_ns()
         problem = ""
         resident: dict[SessionId, int] = {}
         busy: dict[SessionId, bool] = {}
         at_large: list[SessionId] = []
         partial: list[SessionId] = []
+        elsewhere: list[ev.SessionJoined] = []
         for target in targets:
             try:
                 one = self._pager.observe(target)
@@ -211,6 +218,8 @@ class Observer:
                 partial.append(target.session)
             if one.resident_bytes and one.residency is Residency.RESIDENT:
                 at_large.append(target.session)
+            if one.residency is not Residency.RESIDENT:
+                elsewhere.append(where_it_is(target, one))
         seen = ev.MemoryObserved(
             free_bytes=self._free_bytes(),
             resident_bytes=resident,
@@ -223,7 +232,7 @@ class Observer:
         if time.monotonic() >= self._budget_due_s:
             self._budget_due_s = time.monotonic() + BUDGET_INTERVAL_S
             events += self._budget()
-        return events, problem
+        return events, elsewhere, problem
 
     def _budget(self) -> list[ev.Event]:
         budget_bytes = self._host_budget_bytes()
@@ -231,6 +240,18 @@ class Observer:
             return []
         self._budget_bytes = budget_bytes
         return [ev.HostBudgetObserved(budget_bytes=budget_bytes)]
+
+
+def where_it_is(target: Target, seen: Observation) -> ev.SessionJoined:
+    """What the driver, and the libraries of a session, say about where its memory is. Of one that
+    is out it may be that nobody knows how much it needs; that it needs something is certain."""
+    out = seen.residency is Residency.PAGED_OUT
+    return ev.SessionJoined(
+        session=target.session,
+        residency=seen.residency,
+        resident_bytes=seen.resident_bytes,
+        paged_out_bytes=max(1, seen.paged_out_bytes) if out else seen.paged_out_bytes,
+    )
 
 
 class _Waiting:

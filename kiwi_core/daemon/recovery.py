@@ -14,11 +14,11 @@ import msgspec
 import structlog
 
 from kiwi_core.daemon.members import Member, session_id
+from kiwi_core.daemon.observer import where_it_is
 from kiwi_core.daemon.threads import in_thread
 from kiwi_core.errors import KiwiError
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import ProcessRef, Target
-from kiwi_core.sched.events import SessionJoined
 from kiwi_core.states import Residency
 from kiwi_core.units import SessionId
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.members import Members
     from kiwi_core.daemon.roster import Roster, RosterEntry
     from kiwi_core.pager.api import Observation, Pager
+    from kiwi_core.sched.events import SessionJoined
 
 log = structlog.get_logger(__name__)
 
@@ -87,11 +88,8 @@ async def _ask(pager: Pager, entry: RosterEntry) -> Observation | None:
 
 def _joined(entry: RosterEntry, seen: Observation) -> SessionJoined:
     """``mid_burst`` and still resident means that it runs at this moment."""
-    return SessionJoined(
-        session=SessionId(entry.session),
-        residency=seen.residency,
-        resident_bytes=seen.resident_bytes,
-        paged_out_bytes=seen.paged_out_bytes,
+    return msgspec.structs.replace(
+        where_it_is(Target(SessionId(entry.session), _ref(entry)), seen),
         mid_burst=entry.in_burst and seen.residency is not Residency.LOST,
         burst=entry.burst,
     )

@@ -15,7 +15,7 @@ import structlog
 from msgspec import Meta
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.gpu.processes import ProcessRef
+from kiwi_core.gpu.processes import ProcessRef, boot_id
 from kiwi_core.states import AntiThrash, Priority
 
 if TYPE_CHECKING:
@@ -139,11 +139,3 @@ class RosterFile:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
-
-
-def boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core.errors import NO_MORE, GpuError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -166,5 +168,11 @@ def _stat(directory: Path) -> dict[str, int]:
 def _text(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError:
+    except OSError as error:
+        if error.errno in NO_MORE:
+            raise GpuError(
+                "host-unreadable",
+                f"{path} cannot be read: {error.strerror}.",
+                "If the Kiwi daemon has too many files open, raise its limit (ulimit -n).",
+            ) from error
         return ""

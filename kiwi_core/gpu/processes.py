@@ -2,18 +2,27 @@
 
 A pid alone names whoever has it now. A ``ProcessRef`` has the start time too, so that nothing is
 ever done to a process that merely inherited the number.
+
+A process has ended only where the system says so (ENOENT, ESRCH). Where it cannot be looked at for
+another reason (no descriptor left), these functions raise ``GpuError("process-unreadable")``;
+``alive`` takes it for living.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from kiwi_core.errors import GpuError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
+
+_T = TypeVar("_T")
 
 TREE_MAX: Final = 4096
 """Processes of one session looked at; more is a fork bomb, not a notebook."""
@@ -61,27 +70,50 @@ def parse_stat(text: str) -> Stat:
 
 
 def stat_of(pid: int) -> Stat | None:
-    """``None`` if there is no such process or thread, or it is dead or dying."""
+    """``None`` if there is no such process or thread, it is dead or dying, or it is hidden from
+    us."""
+    return _looked(pid, lambda: _stat(pid))
+
+
+def _stat(pid: int) -> Stat | None:
+    """Raises ``OSError`` where nobody can say."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            stat = parse_stat(file.read())
-    except (OSError, ValueError):
+        stat = parse_stat(_text(f"/proc/{pid}/stat"))
+    except (FileNotFoundError, ProcessLookupError, ValueError):
         return None
     return None if stat.dead else stat
 
 
+def _text(path: str) -> str:
+    # A program chooses its name: of what could end a line, the kernel escapes only "\n" in it.
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+        return file.read()
+
+
+def _looked(pid: int, look: Callable[[], _T]) -> _T | None:
+    """What ``look`` finds; ``None`` where the process has ended, or is hidden from us."""
+    try:
+        return look()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    except OSError as error:
+        raise GpuError(
+            "process-unreadable",
+            f"Process {pid} cannot be looked at: {error.strerror}.",
+            "If the Kiwi daemon has too many files open, raise its limit (ulimit -n).",
+        ) from error
+
+
+def _status(pid: int, field: str) -> list[str]:
+    """The words of a line of ``/proc/<pid>/status``; none if it has ended, or is hidden from us."""
+    text = _looked(pid, lambda: _text(f"/proc/{pid}/status")) or ""
+    found = (line.split() for line in text.split("\n") if line.startswith(field))
+    return next(found, [])[1:]
+
+
 def is_process(pid: int) -> bool:
     """Is ``pid`` a live process, and not the id of one of a process's threads?"""
-    if stat_of(pid) is None:
-        return False
-    try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if line.startswith("Tgid:"):
-                    return int(line.split()[1]) == pid
-    except (OSError, ValueError):
-        return False
-    return False
+    return stat_of(pid) is not None and _status(pid, "Tgid:") == [str(pid)]
 
 
 def ref_of(pid: int) -> ProcessRef | None:
@@ -93,28 +125,22 @@ def ref_of(pid: int) -> ProcessRef | None:
 
 
 def alive(ref: ProcessRef) -> bool:
-    stat = stat_of(ref.pid)
+    """True also where nobody can say: what is kept for a process must outlive that."""
+    try:
+        stat = _stat(ref.pid)
+    except OSError:
+        return True
     return stat is not None and stat.start_ticks == ref.start_ticks
 
 
 def owner_uid(pid: int) -> int | None:
     """The user it runs as; ``None`` if it is gone."""
-    try:
-        return os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return None
+    return _looked(pid, lambda: os.stat(f"/proc/{pid}").st_uid)
 
 
 def runs_as(pid: int, uid: int) -> bool:
     """Is ``uid`` the real, effective or saved user of process ``pid``?"""
-    try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if line.startswith("Uid:"):
-                    return uid in [int(word) for word in line.split()[1:4]]
-    except (OSError, ValueError):
-        return False
-    return False
+    return str(uid) in _status(pid, "Uid:")[:3]
 
 
 def image_of(ref: ProcessRef) -> str:
@@ -209,10 +235,7 @@ def in_session_of(root: ProcessRef, pid: int) -> bool:
 def _children(parent: int) -> list[int]:
     """Children of every thread of ``parent``; a scan of all processes where the kernel was built
     without ``/proc/<pid>/task/<tid>/children``."""
-    try:
-        threads = os.listdir(f"/proc/{parent}/task")
-    except OSError:
-        return []
+    threads = _looked(parent, lambda: os.listdir(f"/proc/{parent}/task")) or []
     found = [_children_of_thread(parent, thread) for thread in threads]
     if any(children is None for children in found):
         return _children_by_scan(parent)
@@ -222,15 +245,22 @@ def _children(parent: int) -> list[int]:
 def _children_of_thread(parent: int, thread: str) -> list[int] | None:
     """``None`` if this kernel has no such file; nothing if the thread has ended."""
     directory = f"/proc/{parent}/task/{thread}"
-    try:
-        with open(f"{directory}/children") as file:
-            return [int(pid) for pid in file.read().split()]
-    except FileNotFoundError:
-        return None if os.path.exists(f"{directory}/stat") else []
-    except OSError:
-        return []
+    text = _looked(parent, lambda: _text(f"{directory}/children"))
+    if text is None and os.path.exists(f"{directory}/stat"):
+        return None
+    return [int(pid) for pid in (text or "").split()]
 
 
 def _children_by_scan(parent: int) -> list[int]:
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [pid for pid in pids if (stat := stat_of(pid)) is not None and stat.parent == parent]
+
+
+@functools.cache
+def boot_id() -> str:
+    """What the system calls this run of itself; "" where it has no name."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except (FileNotFoundError, PermissionError):
+        return ""

@@ -147,10 +147,13 @@ class Scheduler:
         known = self._st.sessions.get(session)
         return known is not None and known.want is Want.NONE and not known.leaving
 
-    def believed_in(self, session: SessionId) -> bool:
-        """Is its memory in the GPU and its program free, by the books, with nothing under way?"""
+    def believed_in(self, session: SessionId, since_ns: int | None = None) -> bool:
+        """Is its memory in the GPU and its program free, by the books, with nothing under way? And
+        has nothing been under way ``since_ns``?"""
         known = self._st.sessions.get(session)
-        return known is not None and known.home is Home.IN and known.op is None
+        if known is None or known.home is not Home.IN or known.op is not None:
+            return False
+        return since_ns is None or known.moved_at_ns <= since_ns
 
     def out_bytes(self, session: SessionId) -> int | None:
         """What is in system RAM by the books; ``None``: it is not out, or an operation goes on."""

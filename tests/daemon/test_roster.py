@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.daemon.roster import Roster, RosterEntry, RosterFile, boot_id
+from kiwi_core.daemon.roster import Roster, RosterEntry, RosterFile
+from kiwi_core.gpu.processes import boot_id
 from kiwi_core.states import AntiThrash, Priority
 
 if TYPE_CHECKING:

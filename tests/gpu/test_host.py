@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+from shortages import no_descriptor_left
 
+from kiwi_core.errors import GpuError
 from kiwi_core.gpu import host
 from kiwi_core.units import GIB, MIB
 
@@ -141,3 +143,9 @@ def test_what_cannot_be_read_is_nothing(tmp_path: Path, text: str) -> None:
 def test_this_machine() -> None:
     memory = host.host_memory([os.getpid(), os.getppid()])
     assert 0 < memory.available_bytes <= memory.total_bytes
+
+
+def test_what_cannot_be_read_for_want_of_descriptors_is_not_taken_for_nothing() -> None:
+    """No limit, and no memory at all, would both be wrong."""
+    with no_descriptor_left(), pytest.raises(GpuError, match="Too many open files"):
+        host.host_memory()

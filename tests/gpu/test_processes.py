@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from shortages import no_descriptor_left
 
+from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.processes import ProcessRef, parse_stat
 
@@ -219,3 +221,43 @@ def test_ancestors_are_those_above_nearest_first() -> None:
 
 
 GRANDCHILD = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
+
+
+NAMED = "open('/proc/self/comm', 'wb').write(b'x\\rUid:\\t7\\t7'); " + SLEEPER
+
+
+def test_a_name_cannot_pass_for_a_user() -> None:
+    with python(NAMED) as process:
+        assert first_line(process) == "up"
+        assert not processes.runs_as(process.pid, 7)
+        assert processes.runs_as(process.pid, os.getuid())
+
+
+def test_a_process_that_cannot_be_looked_at_is_not_dead() -> None:
+    with python(SLEEPER) as process:
+        first_line(process)
+        ref = processes.ref_of(process.pid)
+        assert ref is not None
+        gone = ProcessRef(process.pid, ref.start_ticks - 1)
+        with no_descriptor_left():
+            assert processes.alive(ref)
+            assert processes.alive(gone), "nobody can say"
+            assert processes.owner_uid(process.pid) == os.getuid(), "takes no descriptor"
+            for look in (processes.stat_of, processes.is_process, processes.ref_of):
+                with pytest.raises(GpuError, match=r"(?i)too many open files.*ulimit"):
+                    look(process.pid)
+            with pytest.raises(GpuError):
+                processes.tree(ref)
+            with pytest.raises(GpuError):
+                processes.runs_as(process.pid, 0)
+            with pytest.raises(OSError, match="Too many open files"):
+                processes.open_pidfd(ref)
+        assert processes.alive(ref)
+        assert not processes.alive(gone)
+
+
+def test_the_name_of_this_run_of_the_system_is_asked_for_once() -> None:
+    name = processes.boot_id()
+    assert name
+    with no_descriptor_left():
+        assert processes.boot_id() == name

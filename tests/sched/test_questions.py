@@ -213,3 +213,21 @@ def test_what_was_seen_held_and_is_out_comes_in_again() -> None:
     (order,) = scheduler.handle(ev.DeadlinePassed(), wake_ns)
     assert isinstance(order, PageIn)
     assert order.need_bytes == 3 * GIB
+
+
+def test_a_look_from_before_a_move_says_nothing() -> None:
+    """What it saw may have been the move."""
+    scheduler = Scheduler(8 * GIB, host_budget_bytes=64 * GIB, checks=True)
+    out = ev.SessionJoined(session=A, residency=Residency.PAGED_OUT, paged_out_bytes=GIB)
+    scheduler.handle(out, 1)
+    scheduler.handle(ev.LeaseRequested(session=A, burst=1), 2)
+    actions = scheduler.handle(ev.MemoryObserved(free_bytes=8 * GIB, resident_bytes={}), 3)
+    (order,) = (action for action in actions if isinstance(action, PageIn))
+    scheduler.handle(ev.PagedIn(op=order.op, moved_bytes=GIB, elapsed_ns=1), 10)
+    assert not scheduler.believed_in(A, since_ns=9)
+    assert scheduler.believed_in(A, since_ns=10)
+    assert scheduler.may_compute(A)
+    actions = scheduler.handle(out, 11)  # the look that began afterwards
+    assert not scheduler.believed_in(A)
+    assert not scheduler.may_compute(A)
+    assert [type(action) for action in actions] == [PageIn], "it comes back by itself"

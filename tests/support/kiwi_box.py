@@ -133,11 +133,15 @@ class KiwiBox:
     def status_or_none(self) -> dict[str, Any] | None:
         """One element of ``gpus`` of ``kiwi status --json``."""
         done = subprocess.run(
-            [KIWI, "status", "--json"], env=self.env, capture_output=True, check=False, timeout=60
+            [KIWI, "status", "--json"], env=self.env, capture_output=True, check=False, timeout=120
         )
         gpus = json.loads(done.stdout)["gpus"] if done.returncode == 0 else []
         found: dict[str, Any] | None = gpus[0] if gpus and "sessions" in gpus[0] else None
         return found
+
+    def set(self, setting: str) -> None:
+        """``kiwi set SETTING``."""
+        subprocess.run([KIWI, "set", setting], env=self.env, check=True, timeout=60)
 
     def session(self, name: str) -> dict[str, Any] | None:
         """The session of that name; ``None`` if there is none just now."""

@@ -67,9 +67,12 @@ int ke_process_leader(int tid) {
     return leader;
 }
 
+/* Whoever asks may have no descriptor left: only the kernel's word that it has ended counts as that. */
 static int alive(const struct ke_proc *p) {
     uint64_t ticks;
-    return ke_process_start(p->pid, &ticks) == 0 && ticks == p->start_ticks;
+    errno = 0;
+    if (ke_process_start(p->pid, &ticks) == 0) return ticks == p->start_ticks;
+    return errno != 0 && errno != ENOENT && errno != ESRCH;
 }
 
 /* ---- mapping the file ----------------------------------------------------------------------- */

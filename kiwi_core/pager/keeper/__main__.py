@@ -38,7 +38,7 @@ def main() -> int:
     lock = os.open(place.file("lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return 0  # there is one
     pidfd = processes.open_pidfd(place.ref)
     if pidfd is None:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from kiwi_core.errors import NO_MORE, GpuError
 from kiwi_core.gpu import processes
-from kiwi_core.gpu.processes import ProcessRef
+from kiwi_core.gpu.processes import ProcessRef, boot_id
 from kiwi_core.pager.keeper.messages import Way
 
 if TYPE_CHECKING:
@@ -57,13 +58,17 @@ class Place:
         return self.directory / f"{self._name}.{kind}"
 
     def read(self) -> Record | None:
-        """``None``: it is in the GPU, as far as any keeper goes. A record that cannot be read is
-        one of a keeper that is gone."""
+        """``None``: it is in the GPU, as far as any keeper goes. A record that is damaged is one of
+        a keeper that is gone. Raises ``GpuError("no-record")`` where nobody can say."""
         try:
             data = self.file("record").read_bytes()
         except FileNotFoundError:
             return None
-        except OSError:
+        except OSError as error:
+            if error.errno in NO_MORE:
+                raise GpuError(
+                    "no-record", f"{self.file('record')} cannot be read: {error.strerror}."
+                ) from error
             return _UNREADABLE
         try:
             record = msgspec.json.decode(data, type=Record)
@@ -147,11 +152,3 @@ def places(directory: Path) -> list[Place]:
         if pid.isdigit() and ticks.isdigit():
             found.append(Place(directory, ProcessRef(int(pid), int(ticks))))
     return found
-
-
-def boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""

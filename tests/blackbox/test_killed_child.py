@@ -1,0 +1,59 @@
+"""A program's child that uses the GPU, too, is killed: its parent and everybody else get on."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from kiwi_box import ANSWERING, running_box
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+PARENT = f"""
+import subprocess, sys
+class Child:
+    def __init__(self):
+        self.process = subprocess.Popen([sys.executable, "-c", {ANSWERING!r}],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.pid = self.process.pid
+    def get(self, words):
+        print(words, file=self.process.stdin, flush=True)
+        return self.process.stdout.readline().strip()
+    def ended(self):
+        return self.process.wait()
+child = Child()
+{ANSWERING}
+"""
+
+
+@pytest.mark.parametrize("leader", ["parent", "child"])
+@pytest.mark.parametrize("when", ["paged-out", "paging-in", "paging-out"])
+def test_killed(when: str, leader: str) -> None:
+    """``leader``: who of the two has more memory, and so takes longer to move."""
+    mine, its = (100, 40) if leader == "parent" else (40, 100)
+    args = ("--idle-after", "0.5", "--tq", "600", "--emulate-copy-rate", "100MiB")
+    with running_box("1x256MiB", *args) as box:
+        family = box.program("family", "--pager", "inprocess", code=PARENT)
+        assert family.get(f"take({mine})") == "None"
+        assert family.get(f"child.get('take({its})')") == "None"
+        child = int(family.get("child.pid"))
+        family.wait_rests()
+        other = box.program("other", "--pager", "inprocess")
+        other.ask("take(200)")
+        if when != "paging-out":
+            box.wait_session("family", lambda s: s["state"] == "paged-out", "it is out")
+            assert other.answer() == "None"
+            other.wait_rests()
+        if when == "paging-in":
+            family.ask("intact()")
+        box.wait_session("family", lambda s: s["state"] == when, when)
+        os.kill(child, signal.SIGKILL)
+        if when == "paging-out":
+            assert other.answer() == "None"
+        if when == "paging-in":
+            assert family.answer() == "True", box.log()
+        assert family.get("child.ended()") == "-9"
+        assert other.get("intact()") == "True"
+        assert family.get("intact()") == "True"
+        assert other.get("intact()") == "True"

@@ -1,0 +1,71 @@
+"""The daemon runs out of descriptors: those who are out lose nothing by it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kiwi_box import ANSWERING, running_box, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+DESCRIPTORS = 64
+HELLO = {"type": "hello", "protocol": 1, "role": "observer", "client": "test"}
+LOOKS_FOR_S = 12.0
+"""Twice as long as between two looks of the daemon at everybody."""
+
+
+def test_programs_that_are_out_come_back() -> None:
+    """What they take in the GPU is known as before: else they would wait for a GPU that nobody else
+    uses, and a program outside Kiwi uses it all the time."""
+    with running_box("1x256MiB", "--tq", "2", descriptors=DESCRIPTORS) as box, ExitStack() as calls:
+        outside = box.outside(ANSWERING)
+        assert outside.get("take(2)") == "None"
+        first, second = box.program("first"), box.program("second")
+        assert first.get("take(150)") == "None"
+        assert second.get("take(150)") == "None"
+        box.set("tq=600")
+        status = wait_until(lambda: one_is_out(box.status_or_none()), "one is out")
+        (path,) = box.directory.glob("*.sock")
+        for _ in range(2 * DESCRIPTORS):
+            calls.enter_context(call(path))
+        wait_until(lambda: box.status_or_none() is None, "nobody else gets in")
+        time.sleep(LOOKS_FOR_S)
+        calls.close()
+        after = wait_until(box.status_or_none, "the daemon answers")
+        assert after["daemon_pid"] == status["daemon_pid"], box.log()
+        assert out_bytes(after) == out_bytes(status), box.log()
+        box.set("tq=2")
+        assert first.get("intact()", 90.0) == "True"
+        assert second.get("intact()", 90.0) == "True"
+
+
+def one_is_out(status: dict[str, Any] | None) -> dict[str, Any] | None:
+    settled = status is not None and sorted(s["state"] for s in status["sessions"]) == [
+        "running",
+        "suspended",
+    ]
+    return status if settled and any(out_bytes(status).values()) else None
+
+
+def out_bytes(status: dict[str, Any]) -> dict[str, int]:
+    return {session["id"]: session["paged_out_bytes"] for session in status["sessions"]}
+
+
+@contextmanager
+def call(path: Path) -> Iterator[None]:
+    """A connection that stays, whether or not it is answered."""
+    with socket.socket(socket.AF_UNIX) as one:
+        one.settimeout(5.0)
+        with suppress(OSError):
+            one.connect(str(path))
+            one.sendall(json.dumps(HELLO).encode() + b"\n")
+        yield
