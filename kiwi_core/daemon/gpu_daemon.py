@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import signal
 import sys
 import time
@@ -64,7 +63,6 @@ from kiwi_core.peer_limits import (
     ROOM_REQUESTS,
     SESSIONS,
     USAGE_QUESTIONS,
-    fitted,
 )
 from kiwi_core.sched.replay import JournalHeader
 from kiwi_core.sched.scheduler import Scheduler
@@ -199,8 +197,7 @@ class GpuDaemon:
         rights = Rights.of_this_process(options.admin_group)
         self._next_op = roster.next_op
         self._journal = journal
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        shares = Shares(fitted(descriptors), {0, rights.daemon_uid})
+        shares = Shares.of_this_process(rights.daemon_uid)
         self._turns = Turns(shares)
         self._admission = Admission(shares, self._turns)
         self._members = Members(self._died, shares[SESSIONS])

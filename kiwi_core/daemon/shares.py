@@ -3,10 +3,11 @@ loop."""
 
 from __future__ import annotations
 
+import resource
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kiwi_core.peer_limits import PEER_LIMITS, RESERVE
+from kiwi_core.peer_limits import PEER_LIMITS, RESERVE, fitted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -66,6 +67,12 @@ class Shares:
         self, limits: Iterable[PeerLimit] = PEER_LIMITS, privileged: Collection[int] = ()
     ) -> None:
         self._by_name = {limit.name: Share(limit, privileged) for limit in limits}
+
+    @staticmethod
+    def of_this_process(daemon_uid: int) -> Shares:
+        """As its limit of descriptors allows; root and the daemon's owner are privileged."""
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return Shares(fitted(descriptors), {0, daemon_uid})
 
     def __getitem__(self, name: str) -> Share:
         return self._by_name[name]
