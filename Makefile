@@ -31,7 +31,8 @@ LAB_SOURCES := $(shell find $(LAB)/src $(LAB)/schema $(LAB)/style -type f) \
 unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
 
 .PHONY: help setup lab test fast lint types imports ts core-tests unit-tests server-tests kernel-tests \
-        kernel-tests-old e2e-tests ui-tests demo bench wheels format hooks lock clean
+        kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox soak fuzz demo bench wheels format \
+        hooks lock clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | \
@@ -41,7 +42,7 @@ setup: $(READY) $(OLD_READY)  ## make both virtual environments (.venv, .venvs/o
 
 lab: $(LAB_READY)  ## build the labextension anew where its sources changed, and put it into .venv
 
-test: lint types imports ts core-tests unit-tests server-tests kernel-tests kernel-tests-old e2e-tests ui-tests  ## set up everything, pass everything (what CI runs)
+test: lint types imports ts core-tests unit-tests server-tests kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests  ## set up everything, pass everything (what CI runs)
 
 fast: lint types imports fast-tests  ## lint, types and the quick tests of the Python side: under a minute
 
@@ -71,7 +72,7 @@ core-tests: $(READY)  ## scheduler and protocol, with the gate: every branch cov
 
 unit-tests: $(READY)  ## everything that has no target of its own
 	@$(STEP) unit-tests $(PYTEST) -n 3 tests --ignore=tests/sched --ignore=tests/wire --ignore=tests/kernel \
-	  --ignore=tests/server_ext --ignore=tests/e2e --ignore=tests/ui
+	  --ignore=tests/server_ext --ignore=tests/e2e --ignore=tests/blackbox --ignore=tests/ui
 
 server-tests: $(READY)  ## the server extension: routes, stream, placement of kernels
 	@$(STEP) server-tests $(PYTEST) tests/server_ext
@@ -86,8 +87,26 @@ kernel-tests-old: $(OLD_READY)  ## the same on the oldest ipykernel and IPython 
 e2e-tests: $(READY)  ## real kernels and daemons on the emulated driver
 	@$(STEP) e2e-tests $(PYTEST) tests/e2e
 
+# Two at a time: they mostly wait. A module, or a class, shares daemons and kernels: it stays together.
+blackbox-tests: $(READY)  ## the installed command, real kernels and servers: whom anybody could kill or ask
+	@$(STEP) blackbox-tests $(PYTEST) -n 2 --dist loadscope tests/blackbox
+
 ui-tests: $(LAB_READY)  ## JupyterLab and Notebook in a real browser (needs Chromium)
 	@$(STEP) ui-tests $(PYTEST) tests/ui
+
+blackbox: $(READY)  ## the same with all cases: each victim in each state with each pager
+	@$(STEP) blackbox $(PYTEST) -m 'slow or not slow' -n 2 --dist loadscope tests/blackbox
+
+soak: $(READY)  ## everything at once for HOURS=24 (0.05, say, too); SEED= repeats one
+	@$(BIN)/python tests/blackbox/soak.py --hours $(or $(HOURS),24) $(if $(SEED),--seed $(SEED))
+
+# What reaches new code is merged into the corpus, which tests/wire replays.
+fuzz: $(READY)  ## fuzz the daemon's side of the wire for MINUTES=60, guided by coverage (x86-64: atheris)
+	@$(BIN)/python -m pip install --quiet 'atheris>=3'
+	@mkdir -p .fuzz
+	@$(BIN)/python tests/wire/fuzz_wire.py .fuzz tests/wire/corpus -max_len=4096 -timeout=60 \
+	  -artifact_prefix=.fuzz/ -print_final_stats=1 -max_total_time=$$(( $(or $(MINUTES),60) * 60 ))
+	@$(BIN)/python tests/wire/fuzz_wire.py -merge=1 tests/wire/corpus .fuzz
 
 demo: $(LAB_READY)  ## two notebooks share one emulated GPU (HEADLESS=1: without a browser)
 	@$(BIN)/kiwi demo $(if $(HEADLESS),--headless) $(DEMO_ARGS)
@@ -118,7 +137,7 @@ lock: $(READY) $(OLD_READY)  ## write requirements/ from what is installed (afte
 	done
 
 clean:  ## remove environments, caches and build results
-	@rm -rf .venv .venvs .make build dist .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache test-artifacts
+	@rm -rf .venv .venvs .make .fuzz build dist .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache test-artifacts
 	@rm -rf $(LAB)/node_modules $(LAB)/lib $(LAB)/*.tsbuildinfo kiwi_jupyter/labextension
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

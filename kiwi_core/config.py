@@ -63,8 +63,13 @@ class Config:
     """Of what a page-in brings back, to be free beside it: a restore that fails for memory can
     never be repeated. Less than the margin above, which the scheduler plans with."""
 
+    restore_margin_fixed_bytes: int = 32 * MIB
+    """To be free beside that, but at most the same fraction of the GPU (small ones are emulated). A
+    process takes more than NVML says of it: 5 MiB more were seen, and others may grow meanwhile."""
+
     restore_margin_min_bytes: int = 4 * MIB
-    """The least of that margin: two of the driver's allocation units."""
+    """The least of both: two of the driver's allocation units. It is all the margin of a process
+    that comes back to a GPU which nobody else uses: that may have filled the GPU before."""
 
     observe_interval_ns: int = 500 * NS_PER_MS
     """How often the daemon reads memory and utilisation while somebody runs."""
@@ -115,23 +120,15 @@ class Config:
     forth between two notebooks within seconds. A swap each ten seconds at most."""
 
     request_max_bytes: int = 64 * KIB
-    """Longest line that a client may send; HTTP servers take 8–64 KiB. Bounds what thousands of
-    bad clients can make the daemon hold."""
+    """Longest line that a client may send; HTTP servers take 8–64 KiB. How many connections there
+    may be, and all else that peers can make a daemon hold, is in ``kiwi_core.peer_limits``."""
 
     frame_max_bytes: int = 1 * MIB
     """Longest line that a daemon may send: the status of 1,000 sessions takes about 540 KB."""
 
-    connections_max: int = 4096
-    """Per daemon; each costs a few KiB and one descriptor."""
-
-    connections_per_user_max: int = 2048
-    """So that one user cannot shut out the others; root and the daemon's owner are not counted."""
-
-    hello_within_ns: int = 10 * NS_PER_S
-    """A connection that has not said hello by then is closed: it holds a place for nothing."""
-
-    sessions_max: int = 2048
-    """Per daemon."""
+    hello_within_ns: int = 5 * NS_PER_S
+    """A connection that has not said hello by then is closed: it holds a place for nothing. A
+    client says it within a millisecond; one whose machine is busy connects again."""
 
     outbox_max_bytes: int = 2 * MIB
     """What a client that never reads may make the daemon hold for it; then it is dropped. Two of

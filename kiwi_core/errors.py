@@ -15,6 +15,7 @@ from typing import Final
 NO_MORE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """The system has no descriptor or no memory to spare just now. A call that fails with one of these
 says nothing about what it asked for."""
+_FULL = frozenset({"too-many-connections", "too-many-sessions", "too-much-unread", "silent"})
 
 
 class KiwiError(Exception):
@@ -49,3 +50,12 @@ class GpuError(KiwiError):
     ) -> None:
         super().__init__(code, message, remedy)
         self.driver_code = driver_code
+
+
+def is_full(error: Exception) -> bool:
+    """Whether a daemon is there and takes nobody just now (it is full, or so is its user's share).
+
+    Whoever gets this waits and tries again. To go on as if there were no daemon would use the GPU
+    beside those whom the daemon protects from each other.
+    """
+    return isinstance(error, PeerError) and error.code in _FULL

@@ -1,12 +1,16 @@
 """A program that computes on a GPU, with memory and work of a given size: what run_all.py runs.
 
-    job.py driver --bytes N (--rounds N | --calibrate S)    plain driver calls, also emulated
-    job.py torch  --bytes N (--rounds N | --calibrate S)    matrix products
+    job.py hold   --bytes N                                 holds memory until a line comes in
+    job.py ballast --bytes N                                holds memory until its input ends
+    job.py driver|torch --bytes N (--rounds N | --calibrate S)
+    job.py driver|torch --bytes N --rounds N --cells N [--kiwi]    like a notebook: see cells()
+    job.py add|matmul --side N --rounds N                   nvshare's published test programs
     job.py train  --rounds N                                a training loop; prints its losses
-    job.py hold   --bytes N                                 holds memory until standard input ends
-    job.py driver|torch --bytes N --rounds N --cells N [--kiwi]   like a notebook: see cells()
+    job.py steps|launches --rounds N                        many small launches: what a gate costs
 
-Prints one JSON line when it is done (``hold``: when it is ready).
+Prints JSON lines; the last one has the result. A round ends with a small copy to the host, as a
+training loop's ``loss.item()`` does, not with a bare synchronise: that one kills a program which
+the driver has checkpointed (manners.py measures it).
 """
 
 from __future__ import annotations
@@ -14,15 +18,19 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import random
+import statistics
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EDGE_BYTES = 1 << 22
-"""Read back for the digest at either end: all of it would measure the host."""
+PIECE_BYTES = 1 << 26
+"""Contents are made and hashed in pieces, so that no host needs RAM for all of it."""
+HASHERS = 8
 
 
 def check(result: Any) -> Any:
@@ -32,10 +40,12 @@ def check(result: Any) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-class DriverWork:
-    """Holds ``size`` bytes with a pattern; a round copies a part of it over a scratch buffer."""
+def say(**words: object) -> None:
+    print(json.dumps(words), flush=True)
 
-    SCRATCH = 1 << 26
+
+class DriverWork:
+    """Holds ``size`` bytes of random contents; a round copies a part of it to a scratch buffer."""
 
     def __init__(self, size: int) -> None:
         from cuda.bindings import driver
@@ -44,58 +54,112 @@ class DriverWork:
         check(driver.cuInit(0))
         device = check(driver.cuDeviceGet(0))
         check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(device))))
-        self.scratch_bytes = min(self.SCRATCH, size // 4)
+        self.scratch_bytes = min(PIECE_BYTES, size // 4)
         self.size = size - self.scratch_bytes
         self.data = int(check(driver.cuMemAlloc(self.size)))
         self.scratch = int(check(driver.cuMemAlloc(self.scratch_bytes)))
-        words = self.size // 4
-        check(driver.cuMemsetD32(self.data, 0x6B697769, words))
-        edge = bytes(range(256)) * (min(EDGE_BYTES, self.size // 2) // 256)
-        for offset in (0, self.size - len(edge)):
-            check(driver.cuMemcpyHtoD(self.data + offset, edge, len(edge)))
-        self.edge_bytes = len(edge)
         self.copied = 0
+        noise = random.Random(7).randbytes(min(PIECE_BYTES, self.size) + len(self._pieces()))
+        for number, (offset, length) in enumerate(self._pieces()):
+            # Shifted by a byte each: no two pieces are the same.
+            piece = noise[number : number + length]
+            check(driver.cuMemcpyHtoD(self.data + offset, piece, length))
+
+    def _pieces(self) -> list[tuple[int, int]]:
+        starts = range(0, self.size, PIECE_BYTES)
+        return [(start, min(PIECE_BYTES, self.size - start)) for start in starts]
 
     def round(self) -> None:
-        """About a gigabyte each on a real GPU: long enough that Python costs nothing."""
+        """About a gigabyte on a real GPU: long enough that Python costs nothing."""
         for _ in range(8):
             offset = (self.copied * self.scratch_bytes) % max(1, self.size - self.scratch_bytes)
             check(self.cu.cuMemcpyDtoD(self.scratch, self.data + offset, self.scratch_bytes))
             self.copied += 1
-        check(self.cu.cuCtxSynchronize())
+        check(self.cu.cuMemcpyDtoH(bytearray(16), self.scratch, 16))
 
     def digest(self) -> str:
-        back = bytearray(self.edge_bytes)
-        found = hashlib.sha256()
-        for offset in (0, self.size - self.edge_bytes):
-            check(self.cu.cuMemcpyDtoH(back, self.data + offset, self.edge_bytes))
-            found.update(back)
-        return found.hexdigest()
+        """Hash every byte."""
+        whole = hashlib.sha256()
+        with ThreadPoolExecutor(HASHERS) as pool:
+            pieces = self._pieces()
+            for start in range(0, len(pieces), HASHERS):  # bounded host memory
+                for one in pool.map(self._hash, pieces[start : start + HASHERS]):
+                    whole.update(one)
+        return whole.hexdigest()
+
+    def _hash(self, piece: tuple[int, int]) -> bytes:
+        offset, length = piece
+        device = check(self.cu.cuDeviceGet(0))
+        check(self.cu.cuCtxSetCurrent(check(self.cu.cuDevicePrimaryCtxRetain(device))))
+        back = bytearray(length)
+        check(self.cu.cuMemcpyDtoH(back, self.data + offset, length))
+        return hashlib.sha256(back).digest()
 
 
 class TorchWork:
+    """Holds random tensors made on the GPU, piece by piece; a round is eight matrix products."""
+
+    SIDE = 8192
+
     def __init__(self, size: int) -> None:
         import torch
 
         self.torch = torch
+        left = max(PIECE_BYTES, size - 3 * 2 * self.SIDE * self.SIDE)
+        self.lengths = [min(1 << 30, left - at) for at in range(0, left, 1 << 30)]
+        self.held = [self._made(number) for number in range(len(self.lengths))]
         torch.manual_seed(1)
-        side = 8192
-        self.held = torch.full((max(1, size - 3 * 2 * side * side),), 7, dtype=torch.uint8).cuda()
-        self.a = torch.randn(side, side, dtype=torch.float16, device="cuda") / 100
-        self.b = torch.randn(side, side, dtype=torch.float16, device="cuda") / 100
+        shape = (self.SIDE, self.SIDE)
+        self.a = torch.randn(shape, dtype=torch.float16, device="cuda") / 100
+        self.b = torch.randn(shape, dtype=torch.float16, device="cuda") / 100
+
+    def _made(self, number: int) -> Any:
+        torch = self.torch
+        source = torch.Generator("cuda").manual_seed(number)
+        length = self.lengths[number]
+        return torch.randint(0, 256, (length,), dtype=torch.uint8, device="cuda", generator=source)
 
     def round(self) -> None:
         for _ in range(8):
             self.c = self.a @ self.b
-        self.torch.cuda.synchronize()
+        self.c[0, 0].item()
 
     def digest(self) -> str:
-        total = int(self.held.sum(dtype=self.torch.int64).item()) == 7 * self.held.numel()
-        return f"{total} {self.c.float().sum().item():.6e}"
+        """Compare every byte with what it was made from; hash the product."""
+        same = all(
+            self.torch.equal(one, self._made(number)) for number, one in enumerate(self.held)
+        )
+        product = hashlib.sha256(self.c.cpu().numpy().tobytes()).hexdigest()
+        return f"{same} {product}"
+
+
+class Loop:
+    """nvshare's published tests: an element-wise addition, or a matrix product, of float32."""
+
+    def __init__(self, kind: str, side: int) -> None:
+        import torch
+
+        torch.manual_seed(3)
+        self.x = torch.rand((side, side), device="cuda")
+        self.y = torch.rand((side, side), device="cuda")
+        self.operation = torch.add if kind == "add" else torch.matmul
+
+    def round(self) -> None:
+        self.z = self.operation(self.x, self.y)
+        self.z[0, 0].item()
+
+    def digest(self) -> str:
+        return f"{self.z.double().sum().item():.17g}"
 
 
 def train(rounds: int) -> dict[str, Any]:
     """Deterministic: with the same libraries on the same GPU, losses are equal to the last bit."""
+    step = _training_step()
+    losses = [step().hex() for _ in range(rounds)]
+    return {"rounds": rounds, "losses": hashlib.sha256("".join(losses).encode()).hexdigest()}
+
+
+def _training_step(width: int = 2048, rows: int = 4096) -> Callable[[], float]:
     import os
 
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
@@ -103,20 +167,48 @@ def train(rounds: int) -> dict[str, Any]:
 
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(2048, 8192), torch.nn.GELU(), torch.nn.Linear(8192, 2048)
-    ).cuda()
+    layers = [torch.nn.Linear(width, 4 * width), torch.nn.GELU(), torch.nn.Linear(4 * width, width)]
+    model = torch.nn.Sequential(*layers).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    x = torch.randn(4096, 2048, device="cuda")
+    x = torch.randn(rows, width, device="cuda")
     y = torch.roll(x, 1, dims=1)
-    losses = []
-    for _ in range(rounds):
+
+    def step() -> float:
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(x), y)
         loss.backward()
         optimizer.step()
-        losses.append(loss.item().hex())
-    return {"rounds": rounds, "losses": losses}
+        return float(loss.item())
+
+    return step
+
+
+def steps(rounds: int) -> dict[str, Any]:
+    """A model so small that the GPU waits for launches: the worst case for a gate."""
+    return _timed(_training_step(width=64, rows=256), rounds)
+
+
+def launches(rounds: int) -> dict[str, Any]:
+    """The same in driver calls, for a machine without PyTorch."""
+    job = DriverWork(1 << 24)
+
+    def step() -> None:
+        for _ in range(100):
+            check(job.cu.cuMemsetD8Async(job.scratch, 1, 64, 0))
+        check(job.cu.cuMemcpyDtoH(bytearray(16), job.scratch, 16))
+
+    return _timed(step, rounds)
+
+
+def _timed(step: Callable[[], object], rounds: int) -> dict[str, Any]:
+    for _ in range(max(3, rounds // 10)):
+        step()
+    took_s = []
+    for _ in range(rounds):
+        began_s = time.perf_counter()
+        step()
+        took_s.append(time.perf_counter() - began_s)
+    return {"rounds": rounds, "median_s": statistics.median(took_s)}
 
 
 class Turns:
@@ -129,15 +221,11 @@ class Turns:
         import os
         from pathlib import Path
 
-        from kiwi_core import emulator
         from kiwi_core.client import Client, discover
 
         path = discover(Path(os.environ["KIWI_SOCKET_DIR"]))[0]
         self.client = Client(path, name="job", cuda_library=lambda: "")
-        emulation = self.client.connect().emulation
-        if emulation is not None:
-            os.environ.update(emulation.env)
-            emulator.load(emulation.libcuda, emulation.libnvml)
+        self.client.connect()
 
     def cell(self, run: Callable[[], Any]) -> Any:
         if self.client is None:
@@ -163,7 +251,7 @@ def cells(make: Callable[[int], Any], args: argparse.Namespace) -> dict[str, Any
     turns.cell(job.round)
     time.sleep(0.5)
     for _ in range(2):
-        print(json.dumps({"ready": True}), flush=True)
+        say(ready=True)
         sys.stdin.readline()
         turns.cell(job.round)
     began_s = time.monotonic()
@@ -176,9 +264,11 @@ def cells(make: Callable[[int], Any], args: argparse.Namespace) -> dict[str, Any
 
 
 def work(make: Callable[[int], Any], args: argparse.Namespace) -> dict[str, Any]:
+    """Compute for ``rounds``, or for ``calibrate`` seconds."""
     began_s = time.monotonic()
     job = make(args.bytes)
     ready_s = time.monotonic()
+    say(ready=True)
     rounds = 0
     slowest_s = 0.0
     last_s = ready_s
@@ -197,27 +287,54 @@ def work(make: Callable[[int], Any], args: argparse.Namespace) -> dict[str, Any]
     }
 
 
+def hold(args: argparse.Namespace) -> dict[str, Any]:
+    job = DriverWork(args.bytes)
+    say(bytes=args.bytes, digest=job.digest())
+    sys.stdin.readline()
+    return {"digest": job.digest()}
+
+
+def ballast(args: argparse.Namespace) -> dict[str, Any]:
+    """Hold memory without looking at it: a program that is not Kiwi's."""
+    from cuda.bindings import driver
+
+    check(driver.cuInit(0))
+    check(
+        driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(check(driver.cuDeviceGet(0)))))
+    )
+    check(driver.cuMemAlloc(args.bytes))
+    say(bytes=args.bytes)
+    sys.stdin.read()
+    return {"bytes": args.bytes}
+
+
+def _run(args: argparse.Namespace) -> dict[str, Any]:
+    if args.kind in ("hold", "ballast"):
+        return {"hold": hold, "ballast": ballast}[args.kind](args)
+    if args.kind in ("train", "steps", "launches"):
+        return {"train": train, "steps": steps, "launches": launches}[args.kind](args.rounds)
+    if args.kind in ("add", "matmul"):
+        return work(lambda _size: Loop(args.kind, args.side), args)
+    make = DriverWork if args.kind == "driver" else TorchWork
+    return cells(make, args) if args.cells else work(make, args)
+
+
+KINDS = (
+    "driver", "torch", "add", "matmul", "train", "steps", "launches", "hold", "ballast",
+)  # fmt: skip
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("kind", choices=("driver", "torch", "train", "hold"))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--bytes", type=int, default=1 << 26)
+    parser.add_argument("--side", type=int, default=28_000)
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--calibrate", type=float, default=3.0, metavar="S")
     parser.add_argument("--cells", type=int, default=0)
     parser.add_argument("--kiwi", action="store_true", help="take leases for the cells")
-    args = parser.parse_args()
-    if args.kind == "hold":
-        job = DriverWork(args.bytes)
-        print(json.dumps({"bytes": args.bytes, "digest": job.digest()}), flush=True)
-        sys.stdin.readline()
-        print(json.dumps({"digest": job.digest()}), flush=True)
-        return 0
-    if args.kind == "train":
-        said = train(args.rounds)
-    else:
-        make = DriverWork if args.kind == "driver" else TorchWork
-        said = cells(make, args) if args.cells else work(make, args)
-    print(json.dumps(said), flush=True)
+    said = _run(parser.parse_args())
+    say(**said)
     return 0
 
 

@@ -1,36 +1,34 @@
-"""Two programs on one GPU: those that do not fit together, and those that do."""
+"""Two programs on one GPU: those that fit it together, and those that do not."""
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from stage import (
-    Bench,
-    alone,
-    daemon,
-    has,
-    job_command,
-    spawn,
-    together,
-    without_driver,
-)
+from stage import MIB, Program, Stage, daemon, job_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+PAGERS = ("inprocess", "checkpoint")
+"""The fast one first: time may run out."""
+TQ_S = 30.0
 
 
-def _calibrated(bench: Bench, kind: str, size: int, seconds: float) -> list[str]:
-    """A job of about ``seconds`` by itself."""
-    sample_s = 1.0 if bench.emulated else 3.0
-    said = alone(bench, job_command(kind, bytes=size, calibrate=sample_s))
+def kind_of_job(stage: Stage) -> str:
+    """Return "torch" where PyTorch runs, else plain driver calls."""
+    return "torch" if not stage.emulated and importlib.util.find_spec("torch") else "driver"
+
+
+def calibrated(stage: Stage, kind: str, size: int, seconds: float) -> list[str]:
+    """Return a job of about ``seconds`` by itself."""
+    sample_s = 0.5 if stage.emulated else 2.0
+    said = stage.run(job_command(kind, bytes=size, calibrate=sample_s))
     rate = said["rounds"] / (said["ended_s"] - said["ready_s"])
     return job_command(kind, bytes=size, rounds=max(10, int(rate * seconds)))
-
-
-def _kind_of_job(bench: Bench) -> str:
-    return "torch" if has("torch") and not bench.emulated else "driver"
 
 
 def _wall(run: Callable[[], list[dict[str, Any]]]) -> tuple[float, list[dict[str, Any]]]:
@@ -39,89 +37,96 @@ def _wall(run: Callable[[], list[dict[str, Any]]]) -> tuple[float, list[dict[str
     return time.monotonic() - began_s, said
 
 
-def not_fitting(pagers: Sequence[str]) -> Callable[[Bench], dict[str, Any]]:
+def not_fitting(stage: Stage) -> None:
     """Two jobs of 60 % each, sharing with a quantum, against one after the other."""
+    tq_s = 1.0 if stage.emulated else TQ_S
+    size = stage.size(0.6)
+    with ExitStack() as stack:
+        ballast(stage, size, stack)
+        command = calibrated(stage, kind_of_job(stage), size, stage.job_s)
+        serial_s, alone = _wall(lambda: [stage.run(command) for _ in range(2)])
+        stage.row("bytes of a job", size)
+        stage.row("one after the other", round(serial_s, 2), unit="s")
+        digests = {one["digest"] for one in alone}
+        for pager in PAGERS:
+            with stage.attempt(f"sharing, {pager}"):
+                _shared(stage, command, tq_s, pager, serial_s, digests)
 
-    def run(bench: Bench) -> dict[str, Any]:
-        kind = _kind_of_job(bench)
-        tq_s = 1.0 if bench.emulated else 30.0
-        command = _calibrated(bench, kind, int(bench.total_bytes * 0.6), bench.job_s)
-        serial_s, one_by_one = _wall(lambda: [alone(bench, command) for _ in range(2)])
-        found: dict[str, Any] = {
-            "kind": kind,
-            "tq_s": tq_s,
-            "job_s_alone": [round(one["ended_s"] - one["began_s"], 2) for one in one_by_one],
-            "one_after_the_other_s": round(serial_s, 2),
-            "target": 1.03,
-        }
-        digests = {one["digest"] for one in one_by_one}
-        for pager in pagers:
-            bench.so_far(found)
-            found[pager] = _shared(bench, command, tq_s, pager, digests) | {"serial_s": serial_s}
-            found[pager]["ratio"] = round(found[pager]["sharing_s"] / serial_s, 4)
-        return found
 
-    return run
+def ballast(stage: Stage, size: int, stack: ExitStack) -> None:
+    """Where RAM caps the jobs, a program outside Kiwi takes what would let both fit."""
+    spare = stage.total_bytes - int(size / 0.6)
+    if spare > stage.total_bytes // 20:
+        program = stage.spawn(job_command("ballast", bytes=spare // MIB * MIB))
+        stack.callback(program.end)
+        program.line(60)
+        stage.row("held by a program outside", spare)
 
 
 def _shared(
-    bench: Bench, command: list[str], tq_s: float, pager: str, digests: set[str]
-) -> dict[str, Any]:
-    with daemon(bench, tq_s) as one:
+    stage: Stage, command: list[str], tq_s: float, pager: str, serial_s: float, digests: set[str]
+) -> None:
+    with daemon(stage, tq_s) as one:
         seconds, said = _wall(
-            lambda: together(bench, [one.run(name, command, pager) for name in ("a", "b")])
+            lambda: stage.together([one.run(name, command, pager) for name in ("a", "b")])
         )
-        swaps = [swap for swap in one.status().swaps if swap.seconds > 0]
-    return {
-        "sharing_s": round(seconds, 2),
-        "results_identical": len(digests | {job["digest"] for job in said}) == 1,
-        "longest_pause_s": [job["slowest_round_s"] for job in said],
-        "pause_bound_s": round(tq_s + sum(swap.seconds for swap in swaps[-2:]), 2),
-        "swaps": [
-            {"direction": str(s.direction), "gb_s": round(s.bytes_moved / s.seconds / 1e9, 3)}
-            for s in swaps
-        ],
-    }
+        swaps = one.swaps()
+    same = len(digests | {job["digest"] for job in said}) == 1
+    stage.at_most(
+        f"sharing, {pager}: time against one after the other", seconds / serial_s, 1.03,
+        sharing_s=round(seconds, 2), swaps=[_rate(swap) for swap in swaps],
+        longest_pause_s=[job["slowest_round_s"] for job in said],
+    )  # fmt: skip
+    stage.row(f"sharing, {pager}: results identical", same, target="True", passed=same)
+    stage.row(
+        f"sharing, {pager}: swaps", len(swaps), target="≥ 1 (they really took turns)",
+        passed=bool(swaps),
+    )  # fmt: skip
 
 
-def fitting(bench: Bench) -> dict[str, Any]:
+def _rate(swap: dict[str, Any]) -> str:
+    return f"{swap['direction']} {swap['bytes_moved'] / swap['seconds'] / 1e9:.3f} GB/s"
+
+
+def fitting(stage: Stage) -> None:
     """Two notebooks of 30 % each, ten cells each at the same time, with Kiwi and without, in
     turns. Measured from when both have set up: that is the state in which notebooks live."""
-    kind = _kind_of_job(bench)
-    command = _calibrated(bench, kind, int(bench.total_bytes * 0.3), bench.job_s / 4)
+    kind = kind_of_job(stage)
+    command = calibrated(stage, kind, stage.size(0.3), min(8.0, stage.job_s / 4))
     command += ["--cells=10"]
     without: list[float] = []
     with_kiwi: list[float] = []
     digests: set[str] = set()
-    with daemon(bench, 30.0) as one:
-        for _ in range(3):
-            without.append(_pair(bench, command, bench.env, digests))
-            env = without_driver(one.env) if bench.emulated else one.env
-            with_kiwi.append(_pair(bench, [*command, "--kiwi"], env, digests))
-        swaps = len(one.status().swaps)
-    ratio = statistics.median(with_kiwi) / statistics.median(without)
-    return {
-        "kind": kind,
-        "without_s": [round(value, 3) for value in without],
-        "with_kiwi_s": [round(value, 3) for value in with_kiwi],
-        "ratio": round(ratio, 4),
-        "target": 1.02,
-        "swaps": swaps,
-        "results_identical": len(digests) == 1,
-    }
+    with daemon(stage, TQ_S) as one:
+        for number in range(3):
+            without.append(_pair(stage, command, stage.env, digests))
+            with_kiwi.append(_pair(stage, [*command, "--kiwi"], one.env, digests))
+            ratio = statistics.median(with_kiwi) / statistics.median(without)
+            stage.at_most(
+                "two that fit: time with Kiwi against without", ratio, 1.02, rounds=number + 1,
+                without_s=without, with_kiwi_s=with_kiwi,
+            )  # fmt: skip
+            if stage.left_s < 1.5 * (without[-1] + with_kiwi[-1]) + 10:
+                break
+        swaps = len(one.swaps())
+    same = len(digests) == 1
+    stage.row("two that fit: results identical", same, target="True", passed=same)
+    stage.row("two that fit: swaps", swaps)
 
 
-def _pair(bench: Bench, command: list[str], env: dict[str, str], digests: set[str]) -> float:
-    pair = [spawn(command, env) for _ in range(2)]
-    for _ in range(2):
+def _pair(stage: Stage, command: list[str], env: dict[str, str], digests: set[str]) -> float:
+    pair: list[Program] = [stage.spawn(command, env) for _ in range(2)]
+    try:
+        for _ in range(2):
+            for one in pair:
+                one.line(stage.left_s)
+            time.sleep(1.0)
+            for one in pair:
+                one.say("go\n")
+    except BaseException:
         for one in pair:
-            assert one.stdout is not None
-            one.stdout.readline()
-        time.sleep(1.0)
-        for one in pair:
-            assert one.stdin is not None
-            one.stdin.write("go\n")
-            one.stdin.flush()
-    said = together(bench, pair)
+            one.end()
+        raise
+    said = stage.together(pair)
     digests.update(one["digest"] for one in said)
     return float(max(one["ended_s"] for one in said) - min(one["began_s"] for one in said))

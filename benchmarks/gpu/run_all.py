@@ -1,110 +1,227 @@
-"""Everything that needs a real GPU: conformance, tests marked ``gpu``, and the figures of paging.
+"""Runs everything that needs a real GPU, so that a borrowed machine's minutes are not wasted.
 
-    python benchmarks/gpu/run_all.py RESULTS_FOLDER
+    python benchmarks/gpu/run_all.py FOLDER --set first       # safe: nothing that could hurt
+    python benchmarks/gpu/run_all.py FOLDER --set second      # sharing and speed
+    python benchmarks/gpu/run_all.py FOLDER --set third       # notebooks; then what may break
+    python benchmarks/gpu/run_all.py FOLDER --only probe checkpoint
 
-Run it with the machine's own Python (with PyTorch, if there is one) from a checkout; nothing has to
-be installed, but the packages that it names as missing must be on ``PYTHONPATH``. After each part
-``results.json`` is written anew, so that a run that is cut off yields what it has. A part whose
-library is missing, or for which no time is left, says so and is left out. It never resets the GPU
-nor changes its settings. ``--emulated-selftest`` runs the same logic, small, on the emulated
-driver: that shows that this script works, and its figures mean nothing.
+Run it with the machine's own Python (the one with PyTorch) from a checkout. Nothing has to be
+installed; the packages that it names as missing must be on ``PYTHONPATH``. Each part runs in a
+process group of its own, which is ended at a limit; ``results.json`` and ``summary.md`` are
+written anew after each answer. It changes no setting of the GPU. ``--emulated-selftest`` runs the
+same, small, on the emulated driver: that shows that the script works, and its figures mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
+import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(Path(__file__).parent)]
+sys.path[:0] = [
+    str(ROOT),
+    str(ROOT / "benchmarks"),
+    str(ROOT / "tests/support"),
+    str(Path(__file__).parent),
+]
 
-import pairs  # noqa: E402
-import parts  # noqa: E402
-from stage import Bench  # noqa: E402
+import summary  # noqa: E402
+from conductor import Run  # noqa: E402
+from plan import FACTS, PARTS, SETS, Part  # noqa: E402
+from stage import Skipped, Stage  # noqa: E402
 
-BUDGET_S = 520.0
-"""For everything; the machine may be lent for ten minutes."""
+BUDGET_S = 570.0
+"""For one call: a command on the borrowed machine may take ten minutes."""
+
+NEEDED = ("cuda.bindings", "cuda.core", "pynvml", "psutil", "msgspec", "structlog")
+"""Without these nothing runs. cuda-bindings before 13.5.0 crash when a captured host function is
+launched for the second time, and cuda-core before 1.0 has no ``checkpoint``."""
+AT_LEAST = {"cuda-bindings": (13, 5), "cuda-core": (1, 0)}
 
 
 def main() -> int:
     args = _arguments()
+    if args.part:
+        return _one_part(args)
+    if args.merge:
+        return _merge(args.folder, args.merge)
     args.folder.mkdir(parents=True, exist_ok=True)
-    # Programs are started from anywhere, in environments that Kiwi is not installed in.
-    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *map(os.path.abspath, given)])
-    if args.library:
-        os.environ["KIWI_PRELOAD_LIBRARY"] = str(args.library.resolve())
-    emulated = args.emulated_selftest
+    _paths(args.library)
+    missing = _missing()
+    if missing:
+        print(f"missing in {sys.executable}: {', '.join(missing)}", file=sys.stderr)
+        return 2
     work = Path(tempfile.mkdtemp(prefix="kw-"))
-    job_s = args.job_seconds or (3.0 if emulated else 60.0)
-    ends_s = time.monotonic() + args.budget_seconds
-    bench = Bench(args.folder, emulated, ends_s, work, job_s, only=tuple(args.only))
     try:
-        bench.part("machine", 1, 120, parts.machine)
-        if not bench.uuid:
-            print("there is no GPU that could be measured; see results.json", file=sys.stderr)
-            return 1
-        _measure(bench, tests=not args.skip_tests)
+        return _whole(args, work)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _whole(args: argparse.Namespace, work: Path) -> int:
+    chosen = [PARTS[name] for name in args.only] or [
+        part for name in args.set or SETS for part in SETS[name]
+    ]
+    settings = {"emulated": args.emulated_selftest, "fault": args.fault, "job_s": args.job_seconds}
+    if args.emulated_selftest:
+        import selftest
+
+        selftest.prepare(work, args.fault)
+    results = {"emulated": args.emulated_selftest, "began": time.strftime("%Y-%m-%d %H:%M:%S")}
+    ends_s = time.monotonic() + args.budget_seconds
+    run = Run(args.folder, work, ends_s, args.part_seconds, results | {"facts": {}, "parts": {}})
+    (work / "settings.json").write_text(json.dumps(settings))
+    run.part(FACTS)
+    run.results["facts"] = _facts(work)
+    for part in chosen:
+        if part is not FACTS:
+            run.part(part)
+    run.save()
+    counts = summary.verdicts(run.results)
+    print(", ".join(f"{number} {word}" for word, number in counts.items()))
     return 0
 
 
-def _measure(bench: Bench, *, tests: bool) -> None:
-    """What is worth most comes first: time may run out."""
-    job_s, gpu = bench.job_s, not bench.emulated
-    bench.part("limits", 125, 180, parts.limits)
-    if tests and gpu:
-        bench.part(
-            "conformance", 60, 180, parts.tests("conformance", "-m", "gpu", "tests/conformance")
-        )
-    if tests and not gpu:
-        few = ("-m", "not gpu", "tests/conformance/test_own_gpu.py")
-        bench.part("conformance", 30, 120, parts.tests("conformance", *few))
-    bench.part("paging", 40, 120, parts.paging)
-    bench.part("training", 60 if gpu else 1, 150, parts.training)
-    bench.part(
-        "two_that_do_not_fit", 4 * job_s + 15, 8 * job_s + 60, pairs.not_fitting(parts.PAGERS)
+def _paths(library: Path | None) -> None:
+    # Programs are started from anywhere, in environments that Kiwi is not installed in.
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        dict.fromkeys([str(ROOT), *(os.path.abspath(path) for path in given)])
     )
-    bench.part("two_that_fit", 2 * job_s + 15, 4 * job_s + 60, pairs.fitting)
-    bench.part("libraries", 20, 90, parts.libraries)
-    if tests and gpu:
-        words = ("-m", "gpu", *parts.GPU_TESTS, f"--ignore={parts.INPROCESS}")
-        bench.part("gpu_tests", 60, 240, parts.tests("gpu_tests", *words))
-        # Only a run of its own (--only inprocess) has time for all of it.
-        inprocess = parts.tests("inprocess", "-m", "gpu", parts.INPROCESS)
-        bench.part("inprocess", 90, BUDGET_S, inprocess)
+    if library:
+        os.environ["KIWI_PRELOAD_LIBRARY"] = str(library.resolve())
+
+
+def _missing() -> list[str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    wrong = [name for name in NEEDED if not _importable(name)]
+    for name, least in AT_LEAST.items():
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            continue  # it is named above, or is there without its metadata
+        if tuple(int(word) for word in found.split(".")[: len(least)]) < least:
+            wrong.append(f"{name} {'.'.join(map(str, least))} or newer (here is {found})")
+    return wrong
+
+
+def _importable(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # its parent
+        return False
+
+
+def _facts(work: Path) -> dict[str, Any]:
+    file = work / "facts.json"
+    facts: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    return facts
+
+
+# --- inside a part's process ----------------------------------------------------------------------
+
+
+def _one_part(args: argparse.Namespace) -> int:
+    part, work = PARTS[args.part], args.work
+    # SIGTERM comes at the limit: programs are ended by the ``finally`` of whoever started them.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    settings, facts = json.loads((work / "settings.json").read_text()), _facts(work)
+    stage = Stage(
+        part.name, args.folder.absolute(), work, settings["emulated"], args.ends,
+        uuid=facts.get("uuid", ""), total_bytes=facts.get("total_bytes", 0),
+        ram_bytes=facts.get("ram_bytes", 0), fault=settings["fault"], job_s=settings["job_s"],
+    )  # fmt: skip
+    if settings["emulated"]:
+        import selftest
+
+        selftest.enter(work, stage)
+    if stage.uuid:
+        stage.env["CUDA_VISIBLE_DEVICES"] = stage.uuid
+    try:
+        _can_run(part, stage)
+        module, function = part.function.split(":")
+        getattr(importlib.import_module(module), function)(stage)
+    except Skipped as why:
+        stage.row("this part", f"left out: {why}")
+    except Exception as error:
+        stage.row("this part", f"failed: {type(error).__name__}: {error}"[:600], passed=False)
+        raise
+    return 0
+
+
+def _can_run(part: Part, stage: Stage) -> None:
+    if part is not FACTS and not stage.uuid:
+        raise Skipped("the GPU could not be asked what it is; see the part machine")
+    if part.libraries and stage.emulated:
+        return  # the part has a stand-in that runs on the emulated driver
+    missing = [name for name in part.libraries if not _importable(name)]
+    if missing:
+        raise Skipped(f"{', '.join(missing)} is not installed in this Python")
+
+
+def _merge(folder: Path, others: list[Path]) -> int:
+    """Join the results of several calls."""
+    folder.mkdir(parents=True, exist_ok=True)
+    whole: dict[str, Any] = {}
+    for file in others:
+        one = json.loads(file.read_text())
+        parts = whole.get("parts", {}) | one["parts"]
+        whole = one | whole | {"parts": parts}
+    (folder / "results.json").write_text(json.dumps(whole, indent=1) + "\n")
+    (folder / "summary.md").write_text(summary.text(whole))
+    return 0
+
+
+def _names(parts: tuple[Part, ...]) -> str:
+    return ", ".join(part.name for part in parts)
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="where results.json and the logs go")
-    parser.add_argument(
-        "--emulated-selftest",
-        action="store_true",
-        help="the same logic on the emulated driver; the figures mean nothing",
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="parts: " + "; ".join(f"{name}: {_names(parts)}" for name, parts in SETS.items()),
     )
+    parser.add_argument("folder", type=Path, help="where results.json, summary.md and the logs go")
+    parser.add_argument("--set", nargs="+", choices=SETS, help="which parts (default: all)")
     parser.add_argument(
-        "--job-seconds",
-        type=float,
-        default=None,
-        help="how long a job takes by itself (default: 60; self-test: 3)",
+        "--only", nargs="+", default=[], choices=PARTS, metavar="PART", help="only these parts"
     )
-    parser.add_argument("--budget-seconds", type=float, default=BUDGET_S)
+    parser.add_argument("--budget-seconds", type=float, default=BUDGET_S, help="for the whole call")
+    parser.add_argument("--part-seconds", type=float, help="a shorter limit for each part")
     parser.add_argument(
-        "--only", nargs="+", default=[], metavar="PART",
-        help="only these parts, by their names in results.json, for another run of ten minutes",
-    )  # fmt: skip
-    parser.add_argument("--skip-tests", action="store_true", help="measure only")
+        "--job-seconds", type=float, default=45.0, help="how long a job of a pair takes by itself"
+    )
     parser.add_argument(
         "--library", type=Path, metavar="FILE",
         help="libkiwi_preload.so, where the machine has no C compiler (make wheels builds it)",
     )  # fmt: skip
+    parser.add_argument(
+        "--emulated-selftest", action="store_true",
+        help="the same logic on the emulated driver; the figures mean nothing",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fault", default="",
+        help="of the self-test: stopped-job, dying-job, slow-test, or hang:CALL (lock, checkpoint, "
+        "restore, unlock, get_state, or a driver function's name)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--merge", nargs="+", type=Path, metavar="RESULTS",
+        help="run nothing: join these results.json files of several calls in the folder",
+    )  # fmt: skip
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--ends", type=float, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from kiwi_core.bench import plan
 from kiwi_core.bench.conductor import quietly
 from kiwi_core.errors import GpuError
 
@@ -86,8 +87,9 @@ class Mover(Protocol):
         """Why it would not be moved in this way; empty where it is."""
         ...
 
-    def hold(self, size_bytes: int) -> None:
-        """It holds nothing before."""
+    def hold(self, size_bytes: int) -> int | None:
+        """It holds nothing before. Of ``size_bytes``, those that will go to pinned memory, after it
+        has been waited for; ``None`` where the driver chooses its own."""
         ...
 
     def drop(self) -> None: ...
@@ -108,8 +110,9 @@ class ByPager:
     def why_not(self, moved_by: MovedBy | None) -> str:  # noqa: ARG002 - the pager is the way
         return ""
 
-    def hold(self, size_bytes: int) -> None:
+    def hold(self, size_bytes: int) -> int | None:
         self._program.ask("hold", size_bytes=size_bytes)
+        return until_pinned(self._program, size_bytes)
 
     def drop(self) -> None:
         self._program.ask("drop")
@@ -143,9 +146,10 @@ class ByDaemon:
             return ""
         return f"the daemon moves such a program by {said} here; kiwi doctor may say why"
 
-    def hold(self, size_bytes: int) -> None:
+    def hold(self, size_bytes: int) -> int | None:
         args = {"uuid": self._gpu_uuid, "size_bytes": size_bytes, "timeout_s": CELL_S}
         self._program.ask("first_cell", MOVE_S, **args)
+        return until_pinned(self._program, size_bytes)
 
     def drop(self) -> None:
         self._program.ask("last_cell", MOVE_S, timeout_s=CELL_S)
@@ -160,6 +164,13 @@ class ByDaemon:
         if not moves:
             raise GpuError("not-moved", "The daemon did not have to bring the memory back.")
         return {"out": out, "in": {"bytes": moves[-1][1], "seconds": moves[-1][2]}}
+
+
+def until_pinned(program: Worker, size_bytes: int) -> int | None:
+    """Wait, within limits, until the library in ``program`` has pinned memory for what is held."""
+    limit_s = plan.pinning_s(size_bytes)
+    pinned_bytes: int | None = program.ask("until_pinned", limit_s + 10, limit_s=limit_s)
+    return pinned_bytes
 
 
 def check_intact(intact: bool) -> None:

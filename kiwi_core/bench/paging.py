@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import structs
+
 from kiwi_core.bench import plan
 from kiwi_core.bench.movers import mover_of
 from kiwi_core.bench.results import Limit, speed_row
@@ -29,6 +31,21 @@ class Paged:
     context_bytes: int
 
 
+@dataclass(frozen=True)
+class Held:
+    """What a program holds; ``pinned_bytes`` as ``Row`` has it."""
+
+    size_bytes: int
+    pinned_bytes: int | None
+
+
+def words_on_pinned(size_bytes: int, pinned_bytes: int | None) -> str:
+    """Behind a size; empty where all is as it should be."""
+    if pinned_bytes is None or pinned_bytes >= size_bytes:
+        return ""
+    return f" (only {format_bytes(pinned_bytes)} of it through pinned memory)"
+
+
 def all_of(backend: Backend) -> str:
     return f"page-out, page-in and switch, {backend.name}"
 
@@ -46,12 +63,12 @@ def measure(bench: Bench, backend: Backend, daemon: Daemon) -> list[Paged]:
             return []
         first = _probe(bench, mover)
         size = plan.paged_bytes(bench.room, first.round_trip_s_per_byte, bench.patience)
-        mover.hold(size)
         bench.listener.step(f"page-out and page-in, {backend.name}, {format_bytes(size)}")
+        held = Held(size, mover.hold(size))
         rounds = [mover.there_and_back() for _ in range(_ROUNDS)]
         again = mover.there_and_back(change=False)
         mover.drop()
-    _paged_rows(bench, backend, size, rounds, again)
+    _paged_rows(bench, backend, held, rounds, again)
     took_s = sum(one["out"]["seconds"] + one["in"]["seconds"] for one in rounds)
     in_all = sum(_size(one, "out", size) for one in rounds)
     return [Paged(took_s / in_all, first.context_bytes)]
@@ -74,23 +91,25 @@ def _size(moved: dict[str, Any], way: str, held_bytes: int) -> int:
 
 
 def _paged_rows(
-    bench: Bench, backend: Backend, size: int, rounds: list[dict[str, Any]], again: dict[str, Any]
+    bench: Bench, backend: Backend, held: Held, rounds: list[dict[str, Any]], again: dict[str, Any]
 ) -> None:
     for way in ("out", "in"):
         seconds = [one[way]["seconds"] for one in rounds]
-        in_all = _size(rounds[0], way, size)
-        bench.add(_paged_row(bench, backend, f"page_{way}", f"page-{way}", way, in_all, seconds))
+        in_all = _size(rounds[0], way, held.size_bytes)
+        bench.add(_row(bench, backend, f"page_{way}", f"page-{way}", way, held, in_all, seconds))
     words = "page-out of what has not changed"
-    in_all = _size(again, "out", size)
+    in_all = _size(again, "out", held.size_bytes)
     seconds = [again["out"]["seconds"]]
-    bench.add(_paged_row(bench, backend, "page_out_again", words, "out", in_all, seconds))
+    bench.add(_row(bench, backend, "page_out_again", words, "out", held, in_all, seconds))
 
 
-def _paged_row(
-    bench: Bench, backend: Backend, name: str, words: str, way: str, size: int,
+def _row(
+    bench: Bench, backend: Backend, name: str, words: str, way: str, held: Held, size: int,
     seconds: Sequence[float],
 ) -> Row:  # fmt: skip
     pinned = bench.value(f"pinned_{way}")
     limit = Limit(pinned, f"of the pinned copy {way}") if pinned else None
-    title = f"{words}, {backend.name}, {format_bytes(size)}"
-    return speed_row(f"{name}_{backend.name}", backend.name, title, size, seconds, limit)
+    more = words_on_pinned(held.size_bytes, held.pinned_bytes)
+    title = f"{words}, {backend.name}, {format_bytes(size)}{more}"
+    row = speed_row(f"{name}_{backend.name}", backend.name, title, size, seconds, limit)
+    return structs.replace(row, pinned_bytes=held.pinned_bytes)

@@ -141,6 +141,12 @@ def paged_bytes(room: Room, round_trip_s_per_byte: float, patience: Patience) ->
     return max(first_paged_bytes(room), _whole(min(fits, _paged_most(room))))
 
 
+def pinning_s(size_bytes: int) -> float:
+    """How long a program's preloaded library may take to pin so much: the time until the daemon has
+    allowed it, and a second per GiB (hosts are known to take 0.2 to 0.5 s)."""
+    return 2.0 + size_bytes / GIB
+
+
 def _paged_most(room: Room) -> float:
     return min(_PAGED_MAX_BYTES, room.gpu_bytes, room.host_bytes)
 

@@ -7,11 +7,11 @@ import json
 import os
 import select
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from kiwi_core import interpreter
 from kiwi_core.errors import GpuError, KiwiError
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ class Worker:
                 # Held as long as the worker lives: the stage is not cleared before that.
                 fcntl.flock(errors, fcntl.LOCK_SH)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "kiwi_core.bench.worker", role],
+                interpreter.module("kiwi_core.bench.worker", role),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0,
-                env={**env}, start_new_session=True,
+                env={**env}, start_new_session=True, cwd=interpreter.DIRECTORY,
             )  # fmt: skip
 
     @property

@@ -35,7 +35,8 @@ class Limit(msgspec.Struct, frozen=True):
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One number. ``name`` is stable, for programs; ``title`` is for people. ``ratio`` is the
     median over the limit's value: a share for speeds, a multiple for times. ``bytes``: the size
-    that was copied, pinned, mapped or moved, in one run."""
+    that was copied, pinned, mapped or moved, in one run. ``pinned_bytes``: of what a library moved,
+    how much had pinned memory to go to; ``None`` where that is not for it to say."""
 
     name: str
     group: str
@@ -45,6 +46,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     limit: Limit | None = None
     ratio: float | None = None
+    pinned_bytes: int | None = None
 
 
 class Left(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kiwi_core.bench import plan
 from kiwi_core.bench.conductor import quietly
-from kiwi_core.bench.movers import CELL_S, MOVE_S, check_intact
+from kiwi_core.bench.movers import CELL_S, MOVE_S, check_intact, until_pinned
 from kiwi_core.bench.results import SECONDS, Limit, time_row
 from kiwi_core.errors import GpuError
 from kiwi_core.states import MovedBy
@@ -55,6 +55,7 @@ def _switches(
             program.ask("connect", socket_path=socket, name=f"bench {name}")
         _crowd(bench, planned, rest, a)
         b.ask("first_cell", MOVE_S, **_cell(bench, planned))
+        until_pinned(b, planned.program_bytes)
         changed = [one_switch((a, b)[number % 2]) for number in range(planned.runs)]
         unchanged = []
         if backend.keeps_copies:
@@ -73,6 +74,7 @@ def _cell(bench: Bench, planned: plan.Switch) -> dict[str, Any]:
 def _crowd(bench: Bench, planned: plan.Switch, rest: Worker, a: Worker) -> None:
     """Takes the GPU memory that A and B shall not have, so that only one of them fits."""
     a.ask("first_cell", MOVE_S, **_cell(bench, planned))
+    until_pinned(a, planned.program_bytes)
     resident = a.ask("resident_bytes", limit_s=5.0)
     rest.ask("open", uuid=bench.gpu.uuid)
     wanted = planned.space_bytes(resident, bench.room.margin_bytes) - resident

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.cli import exits
 from kiwi_core.cli.benched import begin_lines, report_lines
-from kiwi_core.cli.common import add_gpu
+from kiwi_core.cli.common import add_gpu, for_others_to_read
 from kiwi_core.cli.daemon import parse_emulation, parse_size
 from kiwi_core.cli.run import Terminated, wanted_gpu
 from kiwi_core.cli.terminal import Style
@@ -84,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
     )
     try:
         with _leaving_on_signals(), _Output(args.json) as output:
+            os.umask(0o077)  # what is made on the way is nobody else's business
             # What people read goes where the JSON does not.
             shown = sys.stderr if args.json == "-" else sys.stdout
             progress = _Progress(shown)
@@ -130,7 +131,7 @@ class _Output:
             assert self._name is not None
             self._made = not os.path.lexists(self._name)
             try:
-                with open(self._name, "ab"):
+                with open(self._name, "ab", opener=for_others_to_read):
                     pass
             except OSError as error:
                 raise _not_written(self._name, error) from error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import config
+from kiwi_core.client.directory import why_no_sockets
 from kiwi_core.errors import KiwiError, PeerError
 
 if TYPE_CHECKING:
@@ -38,6 +40,12 @@ def add_gpu(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
+def for_others_to_read(path: str, flags: int) -> int:
+    """An ``opener`` for files that people name: nobody else may write to a new one, whatever the
+    umask says."""
+    return os.open(path, flags, 0o644)
+
+
 def directory_of(args: argparse.Namespace) -> Path:
     named: Path | None = args.socket_dir
     return named if named is not None else config.socket_dir()
@@ -55,9 +63,10 @@ def find_sockets(directory: Path, gpu: str | None) -> list[Path]:
 
 def no_daemon(directory: Path, gpu: str | None = None) -> PeerError:
     which = f" for GPU {gpu}" if gpu else ""
+    why = why_no_sockets(directory)
     return PeerError(
         "no-daemon",
-        f"No Kiwi daemon{which} is running here (looked in {directory}).",
+        f"No Kiwi daemon{which} is running here (looked in {directory}).{why}",
         "Start one with: kiwi daemon   (without a GPU: kiwi daemon --emulate 1x512MiB). "
         "If one runs elsewhere, name its directory with --socket-dir.",
     )

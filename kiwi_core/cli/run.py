@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -19,7 +20,7 @@ from kiwi_core import config, preload
 from kiwi_core.cli import child, exits
 from kiwi_core.cli.common import add_gpu, add_socket_dir, directory_of, no_daemon, warn
 from kiwi_core.cli.waiting import WaitingLine
-from kiwi_core.errors import KiwiError, PeerError
+from kiwi_core.errors import KiwiError, PeerError, is_full
 from kiwi_core.states import MovedBy, Notice
 
 if TYPE_CHECKING:
@@ -216,17 +217,40 @@ def _leave_on_signals() -> None:
 def _connect(args: argparse.Namespace, name: str) -> Client:
     """The connection to the daemon of the wanted GPU; starts a daemon if none answers and there
     could be a GPU."""
+    from kiwi_core.client.directory import may_start_in
+    from kiwi_core.client.returning import RESTARTED_WITHIN_S, REVIVED_WITHIN_S, await_return
+
     directory = directory_of(args)
     gpu = wanted_gpu(args.gpu, dict(os.environ))
-    client = _first_that_answers(_sockets(directory, gpu, args.gpu), name, verbose=args.verbose)
-    if client is None and gpu_possible(dict(os.environ)):
+
+    told = False
+
+    def connect() -> Client:
+        sockets = _sockets(directory, gpu, args.gpu)
+        client = _first_that_answers(sockets, name, verbose=args.verbose)
+        if client is None:
+            raise no_daemon(directory, args.gpu)
+        return client
+
+    def tell(_spent_s: float) -> None:
+        nonlocal told
+        if not told:
+            warn(f"A daemon was here and is not just now: waiting up to {within_s:g} s for it.")
+        told = True
+
+    may_start = gpu_possible(dict(os.environ)) and may_start_in(directory)
+    within_s = REVIVED_WITHIN_S if may_start else RESTARTED_WITHIN_S
+    try:
+        return connect()
+    except PeerError as error:
+        if error.code != "no-daemon":
+            raise
+    client = await_return(directory, connect, within_s=within_s, waiting=tell)
+    if client is None and may_start:
         from kiwi_core.client.autostart import autostart
 
         autostart(directory)
-        client = _first_that_answers(_sockets(directory, gpu, args.gpu), name, verbose=args.verbose)
-    if client is None:
-        raise no_daemon(directory, args.gpu)
-    return client
+    return client or connect()
 
 
 def _sockets(directory: Path, gpu: str | None, named: str | None) -> list[Path]:
@@ -251,7 +275,7 @@ def _first_that_answers(sockets: list[Path], name: str, *, verbose: bool) -> Cli
     for socket in sockets:
         client = Client(socket, name=name, client="kiwi run", on_notice=tell)
         try:
-            welcome = client.connect()
+            welcome = _once_there_is_room(client)
         except PeerError as error:
             client.close()
             if error.code != "no-daemon":
@@ -261,6 +285,24 @@ def _first_that_answers(sockets: list[Path], name: str, *, verbose: bool) -> Cli
             warn(f"EMULATED GPU ({welcome.gpu_name}): no real GPU is used, speeds mean nothing.")
         return client
     return None
+
+
+def _once_there_is_room(client: Client) -> Welcome:
+    """Connects; a daemon that is full is waited for. Without it the program would use the GPU
+    beside those who take turns."""
+    from kiwi_core.client.patience import FULL_AGAIN_S
+
+    said = False
+    while True:
+        try:
+            return client.connect()
+        except PeerError as error:
+            if not is_full(error):
+                raise
+            if not said:
+                warn(f"{error.message} The program waits for a place.", error.remedy)
+                said = True
+        time.sleep(FULL_AGAIN_S)
 
 
 def _wait_for_gpu(client: Client) -> Welcome:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiwi_core.cli import exits, journals
+from kiwi_core.cli.common import for_others_to_read
 from kiwi_core.cli.simulated import Column, column_name, report_json, table_lines
 from kiwi_core.cli.terminal import Style
 from kiwi_core.cli.usage import parse_since
@@ -334,7 +335,8 @@ def _title(plan: Plan) -> str:
 
 def _write(name: str, data: bytes) -> None:
     try:
-        Path(name).write_bytes(data)
+        with open(name, "wb", opener=for_others_to_read) as file:
+            file.write(data)
     except OSError as error:
         raise CallerError(
             "not-written",

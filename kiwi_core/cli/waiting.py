@@ -26,6 +26,8 @@ def sentence(waiting: Waiting) -> str:
     """One line in plain words."""
     if waiting.blocked is not None:
         return f"Waiting for the GPU: {printable(waiting.detail or waiting.blocked.value)}"
+    if waiting.position < 1:
+        return f"Waiting for the GPU: {printable(waiting.activity)}"
     text = f"Waiting for the GPU: {ordinal(waiting.position)} in line"
     if waiting.holder:
         text += f", {printable(waiting.holder)} has it"

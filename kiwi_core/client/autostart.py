@@ -9,19 +9,20 @@ from __future__ import annotations
 import fcntl
 import os
 import shlex
-import stat
 import subprocess
-import sys
 import time
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import interpreter
+from kiwi_core.client.directory import why_unsafe
 from kiwi_core.client.discovery import discover
-from kiwi_core.errors import CallerError, KiwiError, PeerError
+from kiwi_core.errors import CallerError, KiwiError, PeerError, is_full
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 ENV_DAEMON_ARGS: Final = "KIWI_DAEMON_ARGS"
 """More arguments for the daemon that is started by itself, written as in a shell."""
@@ -43,11 +44,13 @@ def autostart(
     env: Mapping[str, str] | None = None,
     timeout_s: float = START_TIMEOUT_S,
     command: Sequence[str] | None = None,
+    waiting: Callable[[], None] | None = None,
 ) -> list[Path]:
     """The sockets in ``socket_dir``, after a daemon was started if none answered.
 
     Called by kernels and ``kiwi run``, in any thread. ``env`` is the daemon's environment (with
-    ``KIWI_DAEMON_ARGS``), ``command`` another program than ``kiwi daemon``.
+    ``KIWI_DAEMON_ARGS``), ``command`` another program than ``kiwi daemon``. ``waiting`` is called
+    several times a second while this waits.
 
     Raises ``CallerError`` ("unsafe-directory": somebody else could have put sockets there) and
     ``PeerError`` "no-daemon" with the last lines of the daemon's log. A daemon that was merely
@@ -61,11 +64,11 @@ def autostart(
         socket_dir / "start.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
     )
     try:
+        ticks = _ticks(until_s, waiting)
         while not _locked(lock):
-            if time.monotonic() > until_s:
+            if next(ticks, None) is None:
                 raise _failed(socket_dir, "somebody else has been starting it for too long", "")
-            time.sleep(_LOOK_EVERY_S)
-        return _answering(socket_dir) or _start(socket_dir, env, until_s, command)
+        return _answering(socket_dir) or _start(socket_dir, env, ticks, command)
     finally:
         os.close(lock)
 
@@ -74,18 +77,17 @@ def make_private(directory: Path) -> None:
     """Make ``directory`` for this user alone, or check the one that is there. Raises
     ``CallerError`` "unsafe-directory"."""
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        for path in reversed(directory.parents):
+            if not path.exists():
+                path.mkdir(mode=0o755, exist_ok=True)
         with suppress(FileExistsError):
             directory.mkdir(mode=0o700)
         found = directory.lstat()
     except OSError as error:
         raise _unsafe(directory, f"cannot be made: {error.strerror}") from error
-    if not stat.S_ISDIR(found.st_mode):
-        raise _unsafe(directory, "is not a directory (a link is not followed)")
-    if found.st_uid != os.getuid():
-        raise _unsafe(directory, "belongs to another user")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _unsafe(directory, "can be written by others")
+    why = why_unsafe(found)
+    if why or found.st_uid != os.getuid():
+        raise _unsafe(directory, why or "belongs to another user")
 
 
 def _unsafe(directory: Path, why: str) -> CallerError:
@@ -118,15 +120,15 @@ def _answers(path: Path) -> bool:
     try:
         with Client(path, role=Role.OBSERVER, connect_timeout_s=_ASK_TIMEOUT_S) as client:
             client.connect()
-    except KiwiError:
-        return False
+    except KiwiError as error:
+        return is_full(error)
     return True
 
 
 def _start(
-    socket_dir: Path, env: dict[str, str], until_s: float, command: Sequence[str] | None
+    socket_dir: Path, env: dict[str, str], ticks: Iterator[int], command: Sequence[str] | None
 ) -> list[Path]:
-    launcher = [sys.executable, "-I", "-S", str(Path(__file__).with_name("launch.py"))]
+    launcher = interpreter.bare(Path(__file__).with_name("launch.py"))
     log = _open_log(socket_dir)
     began_at = os.fstat(log).st_size
     try:
@@ -137,11 +139,12 @@ def _start(
             stderr=log,
             env=_daemon_env(env),
             start_new_session=True,
+            cwd=interpreter.DIRECTORY,
         )
     finally:
         os.close(log)
     with starter:  # closes its standard input at the end, which lets the daemon go
-        for _ in _ticks(until_s):
+        for _ in ticks:
             if sockets := _answering(socket_dir):
                 return sockets
             if starter.poll() is not None:
@@ -150,9 +153,13 @@ def _start(
     raise _failed(socket_dir, "it takes too long", _tail(socket_dir, began_at))
 
 
-def _ticks(until_s: float) -> Iterator[None]:
-    while time.monotonic() < until_s:
-        yield
+def _ticks(until_s: float, waiting: Callable[[], None] | None) -> Iterator[int]:
+    for tick in count():
+        if time.monotonic() >= until_s:
+            return
+        yield tick
+        if waiting is not None:
+            waiting()
         time.sleep(_LOOK_EVERY_S)
 
 
@@ -166,7 +173,7 @@ def _daemon_command(socket_dir: Path, env: Mapping[str, str]) -> list[str]:
             "Write it as in a shell.",
         ) from error
     where = ["--socket-dir", str(socket_dir)]
-    return [sys.executable, "-m", "kiwi_core.cli", "daemon", *where, *more]
+    return interpreter.module("kiwi_core.cli", "daemon", *where, *more)
 
 
 def _daemon_env(env: dict[str, str]) -> dict[str, str]:

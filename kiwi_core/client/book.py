@@ -312,6 +312,12 @@ class Book:
             request.error = why
         self._pending.clear()
 
+    def daemon_full(self) -> None:
+        """The daemon takes no more connections just now: who waits is told so."""
+        if self.lease is not None and self.lease.phase is Phase.WAITING:
+            burst = self.lease.burst
+            self.lease.waiting = Waiting(burst=burst, position=0, ahead=0, activity=FULL)
+
     def forget(self, why: KiwiError) -> None:
         """This client leaves: nothing is held, waited for or asked any more."""
         self.lost(why)
@@ -319,6 +325,9 @@ class Book:
             self.give_up(self.lease, why)
             self.end(lingering=False)
         self.watching = False
+
+
+FULL: Final = "the Kiwi daemon is full; trying again"
 
 
 def _tag(message: ClientMessage | DaemonMessage) -> str:

@@ -21,7 +21,7 @@ from kiwi_core.client.forking import let_go_in_children
 from kiwi_core.client.link import BRIEFLY_S, Link, dial, disconnected, no_daemon
 from kiwi_core.client.patience import Patience
 from kiwi_core.client.watcher import Watcher
-from kiwi_core.errors import CallerError, KiwiError, PeerError
+from kiwi_core.errors import CallerError, KiwiError, PeerError, is_full
 from kiwi_core.wire.messages import GetStatus
 
 if TYPE_CHECKING:
@@ -330,7 +330,16 @@ class Channel:
             except KiwiError as error:
                 patience.tick()
                 self.count_away(patience.spent_s, error)
+                if is_full(error):
+                    self._is_full()
                 return False
+
+    def _is_full(self) -> None:
+        """The daemon is there, and has no place for this process: nobody stops waiting for it."""
+        with self.lock:
+            self.away_s = 0.0
+            self.book.daemon_full()
+            self.changes.tell()
 
     @property
     def connected(self) -> bool:

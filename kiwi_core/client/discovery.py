@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from typing import TYPE_CHECKING
 
-from kiwi_core.errors import KiwiError
+from kiwi_core.client.directory import trusted_sockets
+from kiwi_core.errors import KiwiError, is_full
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,8 +19,9 @@ def discover(socket_dir: Path, gpu: str | None = None) -> list[Path]:
 
     ``gpu`` narrows them: a UUID, the beginning of one (with or without ``GPU-``), or an index
     (each daemon is asked; those that do not answer are left out). A missing directory has none.
+    Raises ``PeerError`` where a daemon is full and cannot be asked (``errors.is_full``).
     """
-    sockets = _trusted_sockets(socket_dir)
+    sockets = [socket_dir / name for name in trusted_sockets(socket_dir)]
     if gpu is None:
         return sockets
     if gpu.isdecimal() and len(gpu) <= 3:
@@ -34,29 +34,6 @@ def discover(socket_dir: Path, gpu: str | None = None) -> list[Path]:
     ]
 
 
-def _trusted_sockets(socket_dir: Path) -> list[Path]:
-    try:
-        root_owns = os.stat(socket_dir).st_uid == 0
-        names = sorted(os.listdir(socket_dir))
-    except OSError:
-        return []
-    return [
-        socket_dir / name
-        for name in names
-        if name.endswith(".sock") and _is_trusted(socket_dir / name, root_owns)
-    ]
-
-
-def _is_trusted(path: Path, root_owns_dir: bool) -> bool:
-    """A socket that only root or this user can have put there: another user's could tell this
-    process which libraries to load."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return False
-    return stat.S_ISSOCK(found.st_mode) and (found.st_uid in (0, os.getuid()) or root_owns_dir)
-
-
 def _index(path: Path) -> int | None:
     from kiwi_core.client.client import Client
     from kiwi_core.wire.messages import Role
@@ -64,5 +41,7 @@ def _index(path: Path) -> int | None:
     try:
         with Client(path, role=Role.OBSERVER, connect_timeout_s=_ASK_TIMEOUT_S) as client:
             return client.connect().gpu_index
-    except KiwiError:
+    except KiwiError as error:
+        if is_full(error):
+            raise
         return None

@@ -18,7 +18,6 @@ def main(command: list[str]) -> int:
     child = os.fork()
     if child == 0:
         os.setsid()
-        os.chdir("/")  # pins no directory, and imports nothing from where the starter was
         try:
             os.execv(command[0], command)
         except OSError as error:

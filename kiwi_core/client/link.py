@@ -8,6 +8,7 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core.client.directory import is_trusted, peer_of
 from kiwi_core.client.patience import SLICE_S, Patience
 from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import CallerError, PeerError
@@ -198,12 +199,23 @@ def dial(path: Path, hello: Hello, patience: Patience) -> tuple[Link, Welcome]:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         _connect(sock, path, patience)
+        _check_peer(sock, path)
         link = Link(sock)
-        link.send(hello)
+        _greet(link, hello)
         return link, _await_welcome(link, patience)
     except BaseException:
         sock.close()
         raise
+
+
+def _greet(link: Link, hello: Hello) -> None:
+    """A daemon that turns this process away says why and closes, perhaps before the hello is sent:
+    then its words are there to be read."""
+    try:
+        link.send(hello)
+    except PeerError as error:
+        if error.code != "disconnected" or not link.fetch(wait=False):
+            raise
 
 
 def _connect(sock: socket.socket, path: Path, patience: Patience) -> None:
@@ -228,6 +240,19 @@ def _connected(sock: socket.socket, path: Path) -> bool:
     except OSError as error:
         raise no_daemon(path, error.strerror or str(error)) from error
     return True
+
+
+def _check_peer(sock: socket.socket, path: Path) -> None:
+    """Refuse a stranger's daemon, however its socket came to be at ``path``: its welcome would say
+    which libraries to load."""
+    _, uid = peer_of(sock)
+    if not is_trusted(uid):
+        raise PeerError(
+            "not-trusted",
+            f"What answers at {path} belongs to another user (number {uid}), and is not trusted.",
+            "Name a directory of your own in KIWI_SOCKET_DIR, or ask who administers this machine"
+            " to start the daemon.",
+        )
 
 
 def _await_welcome(link: Link, patience: Patience) -> Welcome:

@@ -12,6 +12,9 @@ from math import inf
 SLICE_S = 0.25
 """Longest single wait; an interrupt is noticed and time is counted at least this often."""
 
+FULL_AGAIN_S = 1.0
+"""Between attempts to connect to a daemon that is full: places get free when somebody leaves."""
+
 _STEP_MAX_S = 2 * SLICE_S
 """What one slice may count for. A loaded machine takes longer for some, and then limits are
 generous; a frozen minute is no more than this."""

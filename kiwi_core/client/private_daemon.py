@@ -6,17 +6,17 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import interpreter
 from kiwi_core.client.client import Client
 from kiwi_core.errors import CallerError, KiwiError
 from kiwi_core.wire.messages import Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 READY_WITHIN_S: Final = 120.0
 """The emulated driver may have to be compiled first."""
@@ -27,10 +27,13 @@ ENDS_WITHIN_S: Final = 30.0
 _LOOK_EVERY_S: Final = 0.05
 _LOG_LINES: Final = 5
 
+_GUARD: Final = Path(__file__).with_name("guard.py")
+
 
 class PrivateDaemon:
-    """Started by its making; ends with ``end``, not by itself. ``whose`` is for an error's words
-    ("the demo's"); the sockets go to ``sockets``, and what it says to ``log``."""
+    """Starts when it is made, and ends with ``end``, or when this process dies without calling that
+    (by SIGKILL for instance). ``whose`` is for an error's words ("the demo's"); the sockets go to
+    ``sockets``, and what it says to ``log``."""
 
     def __init__(
         self,
@@ -43,12 +46,25 @@ class PrivateDaemon:
         self._whose = whose
         self._sockets = sockets
         self._log = log
-        command = [sys.executable, "-m", "kiwi_core.cli", "daemon", *arguments]
+        command = interpreter.module("kiwi_core.cli", "daemon", *arguments)
         with log.open("ab") as file:
             self._process = subprocess.Popen(
-                [*command, "--socket-dir", str(sockets)],
+                [*command, "--socket-dir", str(sockets.absolute())],
                 stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, start_new_session=True,
+                cwd=interpreter.DIRECTORY,
             )  # fmt: skip
+        try:
+            self._guard = self._start_guard()
+        except BaseException:
+            self._process.terminate()
+            raise
+
+    def _start_guard(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            interpreter.bare(_GUARD, str(self._process.pid)),
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True, cwd=interpreter.DIRECTORY,
+        )  # fmt: skip
 
     def wait_ready(self, gpu: str = "GPU-*") -> Path:
         """The socket of ``gpu`` (a UUID; by default any), once it answers.
@@ -70,6 +86,8 @@ class PrivateDaemon:
 
     def end(self) -> None:
         """Gives it time to bring everybody back."""
+        self._guard.kill()
+        self._guard.communicate()
         self._process.terminate()
         try:
             self._process.wait(ENDS_WITHIN_S)

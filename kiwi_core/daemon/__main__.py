@@ -19,7 +19,7 @@ from kiwi_core.daemon import storage
 from kiwi_core.daemon.child_options import ChildOptions
 from kiwi_core.daemon.gpu_daemon import run
 from kiwi_core.daemon.machine import Machine, this_machine
-from kiwi_core.errors import NO_MORE, KiwiError
+from kiwi_core.errors import KiwiError
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread that looks at the GPU may keep the interpreter from the loop."""
@@ -35,6 +35,8 @@ def main() -> int:
     raise_descriptor_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
+        if options.restarted:
+            options.keep_emulated_state()
         if options.emulation is not None:
             emulator.load(options.emulation.libcuda, options.emulation.libnvml)
         config = _config(options)
@@ -77,7 +79,7 @@ async def _run(options: ChildOptions, machine: Machine, config: Config) -> None:
 
 def raise_descriptor_limit() -> None:
     """To what is allowed: each session takes two descriptors, and the usual 1,024 are for programs
-    that use ``select``."""
+    that use ``select``. How many sessions and connections there may be follows from it."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -86,10 +88,6 @@ def _crash(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None
     """An error that nobody expected: state may be wrong, so end; the supervisor starts a fresh
     daemon, which asks the driver how things are."""
     error = context.get("exception")
-    if isinstance(error, OSError) and error.errno in NO_MORE:
-        # asyncio tries again in a second; those who are connected must not pay for it.
-        structlog.get_logger(__name__).error("no new connection taken", why=error.strerror)
-        return
     structlog.get_logger(__name__).critical(
         "daemon crashed", what=context.get("message"),
         exc_info=error if isinstance(error, BaseException) else None,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kiwi_core.daemon.emulation import keep_state
 from kiwi_core.sched.policy import DEFAULT, names
 from kiwi_core.states import AntiThrash, Overlap, Priority, Storage
 from kiwi_core.wire.messages import Emulation
@@ -39,8 +40,16 @@ class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):
     overlap: Overlap = Overlap.AUTO
     storage: Storage = Storage.DRIVER
     emulation: Emulation | None = None
+    emulated_state: str = ""
+    """The emulated GPUs' state by a name that stays when its directory goes: the descriptor of the
+    supervisor, in /proc."""
     log_json: bool = False
     restarted: bool = False
+
+    def keep_emulated_state(self) -> None:
+        """Put the emulated GPUs' state where programs look for it, should it be gone from there."""
+        if self.emulation is not None and self.emulated_state:
+            keep_state(self.emulation, self.emulated_state)
 
     def settings(self, roster: Roster, config: Config) -> tuple[int, AntiThrash, str]:
         """Quantum (ns), anti-thrash mode and policy to begin with."""

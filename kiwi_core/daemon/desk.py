@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING
 from kiwi_core import __version__
 from kiwi_core.daemon.link_desk import LinkMessage
 from kiwi_core.daemon.metrics import Traffic
-from kiwi_core.errors import PeerError
+from kiwi_core.errors import CallerError, PeerError
+from kiwi_core.peer_limits import WATCHES
 from kiwi_core.wire import messages as m
 
 if TYPE_CHECKING:
-    from kiwi_core.config import Config
+    from kiwi_core.daemon.admission import Admission
     from kiwi_core.daemon.connection import Connection
     from kiwi_core.daemon.history_report import HistoryReporter
     from kiwi_core.daemon.link_desk import LinkDesk
     from kiwi_core.daemon.metrics_report import MetricsReporter
-    from kiwi_core.daemon.peers import Rights
     from kiwi_core.daemon.report import Reporter
     from kiwi_core.daemon.session_desk import SessionDesk
     from kiwi_core.daemon.settings_desk import SettingsDesk
+    from kiwi_core.daemon.shares import Shares
     from kiwi_core.daemon.usage_report import UsageReporter
     from kiwi_core.daemon.wishes import Wishes
     from kiwi_core.gpu.nvml import GpuInfo
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 class Desk:
     def __init__(
         self,
-        config: Config,
-        rights: Rights,
+        shares: Shares,
+        admission: Admission,
         gpu: GpuInfo,
         emulation: m.Emulation | None,
         *,
@@ -42,8 +43,8 @@ class Desk:
         settings: SettingsDesk,
         wishes: Wishes,
     ) -> None:
-        self._config = config
-        self._rights = rights
+        self.shares = shares
+        self._admission = admission
         self._gpu = gpu
         self._emulation = emulation
         self._connections: set[Connection] = set()
@@ -61,27 +62,9 @@ class Desk:
     # --- Receiver -------------------------------------------------------------------------------
 
     def connected(self, connection: Connection) -> None:
-        if len(self._connections) >= self._config.connections_max:
-            raise PeerError(
-                "too-many-connections",
-                f"This daemon has {self._config.connections_max} connections already.",
-                "Close notebooks that are no longer needed.",
-            )
-        self._check_share(connection.peer.uid)
         self._connections.add(connection)
+        self._admission.connected(connection)
         self.traffic.taken += 1
-
-    def _check_share(self, uid: int) -> None:
-        """One user must not be able to shut the others out."""
-        most = self._config.connections_per_user_max
-        if uid in (0, self._rights.daemon_uid) or len(self._connections) < most:
-            return
-        if sum(connection.peer.uid == uid for connection in self._connections) >= most:
-            raise PeerError(
-                "too-many-connections",
-                f"You have {most} connections to this daemon already.",
-                "Close notebooks that are no longer needed.",
-            )
 
     def received(self, connection: Connection, message: m.ClientMessage) -> None:
         if self.closing and not isinstance(message, LinkMessage):
@@ -109,7 +92,8 @@ class Desk:
         message: m.GetStatus | m.GetStory | m.GetHistory | m.GetMetrics | m.GetUsage | m.Ping,
     ) -> None:
         if isinstance(message, m.GetStatus):
-            connection.watching |= message.watch
+            if message.watch:
+                self._watch(connection)
             connection.send_line(self.reporter.status_line(connection.peer))
         elif isinstance(message, m.GetStory):
             connection.send(self.reporter.story(connection.peer, message.session))
@@ -122,13 +106,33 @@ class Desk:
         else:
             connection.send(m.Pong())
 
+    def _watch(self, connection: Connection) -> None:
+        if connection.watching:
+            return
+        watches, uid = self.shares[WATCHES], connection.peer.uid
+        if not watches.may(uid):
+            raise CallerError(
+                "busy",
+                "You watch this GPU from as many connections as you may.",
+                "Close some of them, or ask without `watch` now and then.",
+            )
+        watches.take(uid)
+        connection.watching = True
+
     def disconnected(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        self._admission.left(connection)
+        if connection.watching:
+            self.shares[WATCHES].give_back(connection.peer.uid)
         self._links.disconnected(connection)
         self._sessions.disconnected(connection, closing=self.closing)
 
     def turned_away(self, code: str) -> None:
         self.traffic.ended[code] += 1
+
+    def count_queue_places(self) -> None:
+        """Makes the number of places in the queue exact."""
+        self._sessions.places.recount()
 
     @property
     def connections(self) -> int:
@@ -150,6 +154,7 @@ class Desk:
             connection.close()
 
     def _hello(self, connection: Connection, hello: m.Hello) -> None:
+        self._admission.greeted(connection)
         member = linked = None
         if self._emulation is not None and hello.role is not m.Role.OBSERVER:
             _refuse_real_driver(hello.cuda_library, self._emulation)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from contextlib import suppress
+from pathlib import Path
 
 from kiwi_core import emulator
 from kiwi_core.errors import CallerError
 from kiwi_core.wire.messages import Emulation
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def prepare(
@@ -42,10 +41,33 @@ def prepare(
         emulator.set_copy_bandwidth(state, copy_bytes_per_s)
     emulator.activate(state, libraries)
     return Emulation(
-        libcuda=str(libraries.libcuda),
-        libnvml=str(libraries.libnvml),
+        libcuda=str(libraries.libcuda.absolute()),
+        libnvml=str(libraries.libnvml.absolute()),
         env={emulator.ENV_STATE: str(state)},
     )
+
+
+def hold_state(emulation: Emulation) -> str:
+    """Open the state for as long as this process lives; return a name for it in /proc."""
+    descriptor = os.open(emulation.env[emulator.ENV_STATE], os.O_RDWR | os.O_CLOEXEC)
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+def keep_state(emulation: Emulation, held: str) -> None:
+    """Make the state's path lead to the one that is ``held``, if it does not any more. A real GPU
+    needs nothing like it: its driver's state is in no directory of ours."""
+    state = Path(emulation.env[emulator.ENV_STATE])
+    if not os.path.exists(held):
+        return  # the supervisor has ended, and this daemon is about to
+    with suppress(OSError):
+        if state.samefile(held):
+            return
+    with suppress(OSError):
+        state.with_name(state.name + ".d").mkdir(mode=0o700, exist_ok=True)
+        link = state.with_name(state.name + ".link")
+        link.unlink(missing_ok=True)
+        link.symlink_to(held)
+        link.replace(state)
 
 
 def _can_take_over(state: Path, sizes_bytes: list[int]) -> bool:

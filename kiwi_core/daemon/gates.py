@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.link import Link
     from kiwi_core.daemon.links import Links
     from kiwi_core.daemon.members import Member, Members
+    from kiwi_core.daemon.shares import Share
     from kiwi_core.sched.actions import Action, RoomAnswer
     from kiwi_core.units import SessionId
 
@@ -48,11 +49,18 @@ class Asked(NamedTuple):
 
 
 class Gates:
-    """``request_own`` asks for the lease, for a burst of our own."""
+    """``request_own`` asks for the lease, for a burst of our own. ``share`` counts the requests for
+    room, for their users."""
 
     def __init__(
-        self, core: Core, links: Links, members: Members, request_own: Callable[[Member], None]
+        self,
+        core: Core,
+        links: Links,
+        members: Members,
+        request_own: Callable[[Member], None],
+        share: Share,
     ) -> None:
+        self._share = share
         self._core = core
         self._request_own = request_own
         self._links = links
@@ -141,25 +149,33 @@ class Gates:
             return
         its = self._asked_by(link)
         same = [number for number, asked in its if asked.request == request]
-        if not same and len(its) >= ROOM_REQUESTS_MAX:
-            detail = f"More than {ROOM_REQUESTS_MAX} threads of this program ask for room."
+        if not same and (len(its) >= ROOM_REQUESTS_MAX or not self._share.may(link.uid)):
+            detail = "Too many threads of this program, or of its user's programs, ask for room."
             self._answer(link, request, granted=False, detail=detail)
             return
         number = same[0] if same else next(self._numbers)
+        if not same:
+            self._share.take(link.uid)
         self._rooms[number] = Asked(link, request, wanted_bytes)
         self._core.feed(ev.RoomWanted(session=link.session, request=number, bytes=wanted_bytes))
 
     def answer_room(self, action: RoomAnswer) -> None:
-        asked = self._rooms.pop(action.request, None)
+        asked = self._take_off(action.request)
         if asked is not None:
             detail = action.detail if isinstance(action, RoomDenied) else ""
             granted = not isinstance(action, RoomDenied)
             self._answer(asked.link, asked.request, granted=granted, detail=detail)
 
+    def _take_off(self, number: int) -> Asked | None:
+        asked = self._rooms.pop(number, None)
+        if asked is not None:
+            self._share.give_back(asked.link.uid)
+        return asked
+
     def link_lost(self, link: Link) -> None:
         """It asks again when it comes back."""
         for number, _ in self._asked_by(link):
-            del self._rooms[number]
+            self._take_off(number)
             if link.session is not None:
                 self._core.feed(ev.RoomNoLongerWanted(session=link.session, request=number))
 
@@ -174,7 +190,7 @@ class Gates:
     def deny(self, link: Link) -> None:
         """It has left Kiwi."""
         for number, asked in self._asked_by(link):
-            del self._rooms[number]
+            self._take_off(number)
             self._answer(link, asked.request, granted=False, detail=NO_SESSION)
 
     def moved_over(self, link: Link) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import sys
 import time
@@ -14,8 +15,11 @@ import msgspec
 import structlog
 
 from kiwi_core.config import DEFAULTS, Config
+from kiwi_core.daemon.address import Address
+from kiwi_core.daemon.admission import Admission, Door
 from kiwi_core.daemon.announce import Announcer
 from kiwi_core.daemon.bookkeeper import Bookkeeper
+from kiwi_core.daemon.claim import Claim
 from kiwi_core.daemon.connection import Connection
 from kiwi_core.daemon.core import Core
 from kiwi_core.daemon.desk import Desk
@@ -33,19 +37,35 @@ from kiwi_core.daemon.observer import Observer
 from kiwi_core.daemon.orphans import Orphans
 from kiwi_core.daemon.overlap import OverlapKeeper
 from kiwi_core.daemon.peers import Rights
-from kiwi_core.daemon.places import BACKLOG, OneDaemonLock, alone, listen
+from kiwi_core.daemon.places import (
+    OneDaemonLock,
+    alone,
+    prepare_directory,
+    sockets_mode,
+)
 from kiwi_core.daemon.recovery import recover
 from kiwi_core.daemon.remembering import Remembering
 from kiwi_core.daemon.report import Libraries, Reporter
 from kiwi_core.daemon.roster import Roster, RosterFile
 from kiwi_core.daemon.session_desk import SessionDesk
 from kiwi_core.daemon.settings_desk import SettingsDesk
+from kiwi_core.daemon.shares import Shares
 from kiwi_core.daemon.threads import in_thread
+from kiwi_core.daemon.turns import Turns
 from kiwi_core.daemon.usage_report import UsageReporter
 from kiwi_core.daemon.wishes import Wishes
-from kiwi_core.errors import GpuError
+from kiwi_core.errors import CallerError, GpuError
 from kiwi_core.gpu.processes import boot_id
 from kiwi_core.pager.api import ProcessRef
+from kiwi_core.peer_limits import (
+    PROGRAMS,
+    QUEUE_PLACES,
+    RELEASES,
+    ROOM_REQUESTS,
+    SESSIONS,
+    USAGE_QUESTIONS,
+    fitted,
+)
 from kiwi_core.sched.replay import JournalHeader
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.states import Residency, SessionState
@@ -84,8 +104,10 @@ class GpuDaemon:
     async def run(self) -> None:
         sockets = Path(self._options.sockets)
         path = sockets / f"{self._options.gpu_uuid}.sock"
-        lock = OneDaemonLock(sockets / f"{self._options.gpu_uuid}.lock")
-        if not await alone(lock, path, self._stop):
+        claim = Claim(self._options.gpu_uuid, path)
+        self._prepare_directories()
+        lock = OneDaemonLock(path.with_suffix(".lock"))
+        if not await alone(claim, lock, path, self._stop):
             return
         file = RosterFile(Path(self._options.state) / f"{self._options.gpu_uuid}.roster")
         self._roster = Remembering(file, self._as_it_is)
@@ -98,20 +120,52 @@ class GpuDaemon:
         self._overlap.begin()
         await recover(roster, self._pager, self._members, self._found_again)
         self._roster.save()  # a crash from here on must find the settings
-        loop = asyncio.get_running_loop()
-        server = await loop.create_unix_server(
-            lambda: Connection(self._desk, self._config), sock=listen(path), backlog=BACKLOG
+        address = Address(
+            path,
+            lock,
+            lambda sock: Door(
+                sock, self._admission, lambda: Connection(self._desk, self._config, self._turns)
+            ),
+            restored=self._address_made_again,
+            taken=self.stop,
         )
+        address.open()
+        await claim.serve(lambda: self._is_reachable(address))
+        keeping = asyncio.create_task(address.keep())
+        keeping.add_done_callback(_must_not_end)
         observing = asyncio.create_task(self._observer.run())
         observing.add_done_callback(_must_not_end)
         log.info("ready", gpu=self._options.gpu_uuid, socket=str(path))
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         await self._stop.wait()
-        path.unlink(missing_ok=True)
-        server.close()
+        keeping.cancel()
+        address.close()
         observing.cancel()
         await self._leave()
+        claim.close()
+
+    # --- its directories ------------------------------------------------------------------------
+
+    def _prepare_directories(self) -> None:
+        prepare_directory(Path(self._options.sockets), sockets_mode())
+        prepare_directory(Path(self._options.state))
+
+    def _is_reachable(self, address: Address) -> bool:
+        """Asked by a daemon that starts: it may have made the emulated GPUs' state anew."""
+        self._options.keep_emulated_state()
+        return not self._stop.is_set() and address.is_found()
+
+    def _address_made_again(self) -> None:
+        """What lay beside the socket is gone, too: write it anew, before a crash needs it."""
+        self._options.keep_emulated_state()
+        try:
+            self._prepare_directories()
+        except CallerError as error:
+            log.error("the state directory cannot be made again", why=str(error))
+            return
+        self._roster.save_anew()
+        self._journal.begin_again()
 
     # --- putting together -----------------------------------------------------------------------
 
@@ -145,10 +199,15 @@ class GpuDaemon:
         rights = Rights.of_this_process(options.admin_group)
         self._next_op = roster.next_op
         self._journal = journal
-        self._members = Members(self._died)
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        shares = Shares(fitted(descriptors), {0, rights.daemon_uid})
+        self._turns = Turns(shares)
+        self._admission = Admission(shares, self._turns)
+        self._members = Members(self._died, shares[SESSIONS])
         self._links = Links(
-            self._members, machine.gpu.total_bytes, self._link_died, self._roster.save
-        )
+            self._members, machine.gpu.total_bytes, self._link_died, self._roster.save,
+            shares[PROGRAMS],
+        )  # fmt: skip
         self._pager = machine.pager(self._before_a_move, self._members.refs, self._links)
         self._core = Core(
             scheduler,
@@ -162,8 +221,10 @@ class GpuDaemon:
             hurry=lambda: self._observer.hurry(),
         )
         self._overlap = OverlapKeeper(options.overlap, self._feed_observation)
-        self._sessions = SessionDesk(config, self._members, self._core, options.priorities)
-        self._link_up()
+        self._sessions = SessionDesk(
+            self._members, self._core, options.priorities, shares[QUEUE_PLACES]
+        )
+        self._link_up(shares)
         self._orphans = Orphans(
             self._pager, self._core.operations, adopt=self._adopt, done=self._orphans_free
         )
@@ -187,10 +248,10 @@ class GpuDaemon:
         )  # fmt: skip
         self._members.remembered = scheduler.remembered
         self._desk = Desk(
-            config, rights, machine.gpu, options.emulation,
+            shares, self._admission, machine.gpu, options.emulation,
             sessions=self._sessions, links=self._link_desk,
             settings=SettingsDesk(config, self._members, rights, self._core, self._roster.save),
-            wishes=Wishes(self._members, rights, self._core),
+            wishes=Wishes(self._members, rights, self._core, shares[RELEASES]),
         )  # fmt: skip
         self._desk.reporter = reporter
         self._desk.history = HistoryReporter(scheduler, self._members, rights)
@@ -200,14 +261,15 @@ class GpuDaemon:
         )  # fmt: skip
         ledger = Ledger(Path(options.state) / f"{options.gpu_uuid}.usage")
         self._bookkeeper = Bookkeeper(scheduler, self._members, ledger)
-        self._desk.usage = UsageReporter(self._bookkeeper, ledger, rights)
+        self._desk.usage = UsageReporter(self._bookkeeper, ledger, rights, shares[USAGE_QUESTIONS])
         self._announcer = Announcer(self._desk, reporter)
 
-    def _link_up(self) -> None:
+    def _link_up(self, shares: Shares) -> None:
         """The preloaded libraries: their desk, and their gates."""
         gates = Gates(
-            self._core, self._links, self._members, lambda member: self._sessions.request(member, 0)
-        )
+            self._core, self._links, self._members,
+            lambda member: self._sessions.request(member, 0), shares[ROOM_REQUESTS],
+        )  # fmt: skip
         self._limits = self._links.ram = Limits(
             self._core, self._links, budget_bytes=self._host_budget_bytes,
             others_bytes=self._others_bytes, left_bytes=self._host_left_bytes,
@@ -296,7 +358,13 @@ class GpuDaemon:
     # --- the machine's RAM (from any thread) ----------------------------------------------------
 
     def _out_bytes(self) -> int:
-        return sum(self._pager.export_footprints().values())
+        """Of what libraries say to have out, no more than their processes have."""
+        said_bytes = sum(self._pager.export_footprints().values())
+        links = self._links.everybody()
+        untrue_bytes = sum(
+            max(0, x.told.paged_out_bytes - x.host_bytes) for x in links if x.greeted
+        )
+        return max(0, said_bytes - untrue_bytes)
 
     def _others_bytes(self) -> int:
         """Out, and no library's."""

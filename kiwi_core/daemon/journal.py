@@ -71,6 +71,11 @@ class Journal:
         if not ready or not self._append(data):
             self._failed(len(entries))
 
+    def begin_again(self) -> None:
+        """Go on in a new file, if the one that is written has lost its name."""
+        if not self._path.exists() and not self._begin(self._continued(0)):
+            self._failed(0)
+
     def close(self) -> None:
         self.flush()
         if self._file is not None:

@@ -41,6 +41,10 @@ forms again and again, for a moment, must not turn it on and off."""
 GIVE_BACK_WITHIN_S = 5.0
 """Giving back a pinned gibibyte takes some ten milliseconds. Who has not by then is frozen."""
 
+DOUBT_AFTER_S = 1.0
+"""Who was asked and has given back nothing in this time is frozen, or has said what is not so: the
+others are asked then, and its word does not count for a while."""
+
 LOOK_AGAIN_S = 0.02
 """While a page-out waits for that."""
 
@@ -211,13 +215,28 @@ class Limits:
             return
         self._claims.add(claim)
         ends_at_s = time.monotonic() + within_s
+        asked: dict[Link, tuple[int, float]] = {}
         while self._lacking_bytes() > 0 and time.monotonic() < ends_at_s:
             self._review()
-            if not self._squeezed(self._links.everybody()):
+            if not self._ask_back(asked):
                 break  # nobody holds anything that could be given back
             await asyncio.sleep(LOOK_AGAIN_S)
         claim.left_then_bytes = self._left_bytes()
         self.changed()
+
+    def _ask_back(self, asked: dict[Link, tuple[int, float]]) -> bool:
+        """Whether somebody is asked for memory. ``asked``: what each held, and since when."""
+        squeezed = self._squeezed(self._links.everybody())
+        now_s = time.monotonic()
+        for link in squeezed:
+            holds_bytes = _holder(link).reclaimable_bytes
+            held_bytes, since_s = asked.get(link, (holds_bytes + 1, now_s))
+            if holds_bytes < held_bytes:
+                asked[link] = holds_bytes, now_s
+            elif now_s - since_s > DOUBT_AFTER_S:
+                log.warning("memory not given back", pid=link.ref.pid, bytes=holds_bytes)
+                link.doubt()
+        return bool(squeezed)
 
     def _lacking_bytes(self) -> int:
         if all(claim.left_then_bytes is not None for claim in self._claims):
@@ -238,4 +257,6 @@ class Limits:
 def _holder(link: Linked) -> Holder:
     told = link.told
     held_bytes = max(told.arena_bytes, told.paged_out_bytes + told.kept_bytes)
+    if isinstance(link, Link) and link.doubted:
+        held_bytes = told.paged_out_bytes
     return Holder(told.resident_bytes + told.paged_out_bytes, told.paged_out_bytes, held_bytes)

@@ -40,6 +40,15 @@ MOVE_GRACE_S = 90.0
 has begun to move out, for which it takes 60 s at most, and ends copies that are under way. After
 this it counts as stuck, and whoever waits for it goes on."""
 
+DOUBT_S: Final = 60.0
+"""One that was stopped for a while is believed again after this; longer each time."""
+
+DOUBT_MAX_S: Final = 3600.0
+DOUBTS_MAX: Final = 6
+
+FASTEST_BYTES_PER_S: Final = 1_000_000_000_000
+"""No bus to a GPU is faster (NVLink-C2C: 450 GB/s each way); who says so is wrong."""
+
 _AFTER: Final = {
     PagerAction.HOLD: Residency.LOCKED,
     PagerAction.FREE: Residency.RESIDENT,
@@ -62,6 +71,7 @@ class Call:
     """``None``: not sent yet."""
     out_bytes: int = 0
     """What was out when it was sent."""
+    sent_ns: int = 0
 
 
 @dataclass(eq=False)
@@ -77,6 +87,11 @@ class Link:
     session: SessionId | None = None
     off: bool = False
     told: Told = field(default_factory=Told)
+    host_bytes: int = 0
+    """The system RAM that the process really had when it said so."""
+    doubts: int = 0
+    """How often it did not give back what it says it holds only for speed."""
+    doubted_until_s: float = float("-inf")
     image: str = ""
     connection: Connection | None = None
     greeted: bool = False
@@ -109,6 +124,16 @@ class Link:
         sent = self.call is not None and self.call.op is not None and self.call.action in _MOVES
         late = self.unanswered is not None and (self.connected or self.expected)
         return sent or late
+
+    @property
+    def doubted(self) -> bool:
+        """What it says to hold only for speed does not count as memory that can be had."""
+        return time.monotonic() < self.doubted_until_s
+
+    def doubt(self) -> None:
+        """It was asked to give back memory, and did not."""
+        self.doubted_until_s = time.monotonic() + min(DOUBT_MAX_S, DOUBT_S * 2**self.doubts)
+        self.doubts = min(self.doubts + 1, DOUBTS_MAX)
 
     # --- its life -------------------------------------------------------------------------------
 
@@ -192,7 +217,7 @@ class Link:
         if answer.outcome is PagerOutcome.MOVED:
             if not call.part_bytes:  # else only its own word says what is where
                 self.told = _moved(self.told, call.action, answer.bytes)
-            outcome: Outcome = Moved(answer.bytes, seconds_to_ns(answer.elapsed_s))
+            outcome: Outcome = Moved(answer.bytes, _elapsed_ns(call, answer))
         elif answer.outcome is PagerOutcome.LOST:
             self.told = _as(self.told, Residency.LOST)
             detail = answer.detail or f"The GPU memory of process {self.ref.pid} is lost."
@@ -211,6 +236,7 @@ class Link:
     def _send(self, call: Call) -> None:
         left_s = self._left_s(call)
         call.op, call.out_bytes = self.next_op(), self.told.paged_out_bytes
+        call.sent_ns = time.monotonic_ns()
         assert self.connection is not None
         order = PagerDo(op=call.op, action=call.action, within_s=left_s, bytes=call.part_bytes)
         self.connection.send(order)
@@ -258,6 +284,15 @@ def _later(seconds: float, what: Callable[[Call], object], call: Call) -> None:
 
 def _grace_s(call: Call) -> float:
     return MOVE_GRACE_S if call.op is not None and call.action in _MOVES else ANSWER_GRACE_S
+
+
+def _elapsed_ns(call: Call, answer: PagerDone) -> int:
+    """How long it says that it took; but no longer than since it was asked, and no faster than a
+    bus. Everybody's turns are measured against what a move takes."""
+    fastest_ns = answer.bytes * NS_PER_S // FASTEST_BYTES_PER_S
+    since_ns = time.monotonic_ns() - call.sent_ns
+    said_ns = seconds_to_ns(min(answer.elapsed_s, since_ns / NS_PER_S))
+    return max(fastest_ns, said_ns)
 
 
 def _as(told: Told, residency: Residency) -> Told:

@@ -32,8 +32,8 @@ LinkMessage = PagerState | PagerDone | PagerSpeeds | WantLease | WantRoom
 
 class LinkDesk:
     """``admit`` makes a process a session, ``dismiss`` ends one whose process lives on; ``silent``
-    is told of one from which there is no word any more, ``speeds_told`` of what was measured,
-    ``state_told`` when any library has said how things are."""
+    is told of one from which there is no word any more, ``speeds_told`` of what a user's library
+    measured, ``state_told`` when any library has said how things are."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class LinkDesk:
         admit: Callable[[ProcessRef, int, str], Member],
         silent: Callable[[Member], None],
         dismiss: Callable[[Member], None],
-        speeds_told: Callable[[PagerSpeeds], None],
+        speeds_told: Callable[[int, PagerSpeeds], None],
         state_told: Callable[[], None],
     ) -> None:
         self._core = core
@@ -72,7 +72,7 @@ class LinkDesk:
         """The session that the process belongs to: an ancestor's or its own, a new one if need be;
         ``None``: it has left Kiwi."""
         ref = process_of(connection.peer)
-        link = self._links.take(ref, connection.peer.uid, hello.name)
+        link = self._links.hello(ref, connection.peer.uid, hello.name)
         if link.uid != connection.peer.uid:
             raise PeerError("not-yours", f"Process {ref.pid} belongs to another user.")
         self._settle_in(link)  # before it can be spoken to: nothing may come before the welcome
@@ -101,12 +101,12 @@ class LinkDesk:
             self._state_told()
             self._believe(link)
         elif isinstance(message, PagerDone):
-            if not link.done(message):
+            if not self._links.done(link, message):
                 self.answers_dropped += 1
                 log.info("answer that nobody waits for", pid=link.ref.pid, op=message.op)
                 self._believe(link)
         elif isinstance(message, PagerSpeeds):
-            self._speeds_told(message)
+            self._speeds_told(link.uid, message)
         elif isinstance(message, WantLease):
             self._gates.lease_wanted(link)
         else:

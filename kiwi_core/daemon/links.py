@@ -15,15 +15,18 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import structlog
 
 from kiwi_core.daemon.link import Call, Link
 from kiwi_core.daemon.roster import RosterLink
+from kiwi_core.daemon.shares import Share, Shares
 from kiwi_core.errors import PeerError
-from kiwi_core.gpu import processes
+from kiwi_core.gpu import host, processes
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Refused, Target
 from kiwi_core.pager.linked import Told, all_out
+from kiwi_core.peer_limits import PROGRAMS
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import NS_PER_MS, SessionId
 from kiwi_core.wire.pager import LinkState, PagerAction
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.roster import Roster
     from kiwi_core.pager.api import Outcome
     from kiwi_core.pager.linked import Linked, Step
-    from kiwi_core.wire.pager import PagerState
+    from kiwi_core.wire.pager import PagerDone, PagerState
 
 log = structlog.get_logger(__name__)
 
@@ -64,8 +67,10 @@ class Links:
         gpu_bytes: int,
         on_death: Callable[[Link], None],
         before_a_move: Callable[[], None] = lambda: None,
+        share: Share | None = None,
     ) -> None:
         self._members = members
+        self._share = share if share is not None else Shares()[PROGRAMS]
         self._gpu_bytes = gpu_bytes
         self._on_death = on_death
         self._before_a_move = before_a_move
@@ -156,6 +161,17 @@ class Links:
                 return member
         return None
 
+    def hello(self, ref: ProcessRef, uid: int, name: str) -> Link:
+        """Like ``take``, for a program that says so itself. Raises ``PeerError`` "gone", and
+        "too-many-sessions" where its user has too many."""
+        if ref not in self._by_ref and not self._share.may(uid):
+            raise PeerError(
+                "too-many-sessions",
+                "You have as many programs with Kiwi's library on this GPU as you may have.",
+                "Close programs that are no longer needed. Kiwi tries again by itself.",
+            )
+        return self.take(ref, uid, name)
+
     def take(self, ref: ProcessRef, uid: int, name: str) -> Link:
         """The link of process ``ref``, a new one if need be. Raises ``PeerError("gone")``."""
         link = self._by_ref.get(ref)
@@ -164,6 +180,7 @@ class Links:
             link.above = above(ref)
             self._watch(link)
             self._by_ref[ref] = link
+            self._share.take(uid)
         link.name = name or link.name
         return link
 
@@ -179,19 +196,26 @@ class Links:
             self._by_session[session] = (*self.of(session), link)
 
     def told(self, link: Link, state: PagerState) -> None:
-        """Takes its word."""
+        """Takes its word, as far as it can be true: nobody has more GPU memory than the GPU has,
+        and no process holds more system RAM than the kernel counts for it."""
+        said_bytes = max(state.kept_bytes, state.arena_bytes, state.paged_out_bytes)
+        link.host_bytes = host.held_bytes(link.ref.pid) if said_bytes else 0
         link.says(
             Told(
                 _RESIDENCY[state.state],
                 self._at_most(state.resident_bytes),
                 self._at_most(state.paged_out_bytes),
-                state.kept_bytes,
+                min(self._at_most(state.kept_bytes), link.host_bytes),
                 self._at_most(state.unowned_bytes),
-                dict(state.unowned),
+                {kind: self._at_most(amount) for kind, amount in state.unowned.items()},
                 state.partial,
-                state.arena_bytes,
+                min(state.arena_bytes, link.host_bytes),
             )
         )
+
+    def done(self, link: Link, answer: PagerDone) -> bool:
+        """``Link.done``, with no more bytes than the GPU has."""
+        return link.done(msgspec.structs.replace(answer, bytes=self._at_most(answer.bytes)))
 
     def _at_most(self, said_bytes: int) -> int:
         return min(said_bytes, self._gpu_bytes)
@@ -239,7 +263,8 @@ class Links:
         self._loop.remove_reader(link.pidfd)
         os.close(link.pidfd)
         link.pidfd = -1
-        self._by_ref.pop(link.ref, None)
+        if self._by_ref.pop(link.ref, None) is not None:
+            self._share.give_back(link.uid)
         link.died()
         self._on_death(link)  # while it is known whose it was: what it waited for is withdrawn
         self.assign(link, None)

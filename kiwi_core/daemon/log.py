@@ -4,8 +4,55 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
+from typing import TYPE_CHECKING, Final
 
 import structlog
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, WrappedLogger
+
+LINES_MOST: Final = 1000
+"""Lines of one kind (with the same event) in a row: a thousand notebooks that join at once."""
+
+LINES_PER_S: Final = 10
+"""Lines of one kind that are written in the long run: peers cause some, and must not fill the disk.
+Ordinary use stays far below it."""
+
+KINDS_MAX: Final = 1024
+"""Kinds that are told apart; the code has some hundred."""
+
+
+class Throttle:
+    """Drops lines of a kind that comes too often, and says how many with the next one."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, tuple[float, float, int]] = {}
+        """How many lines each may have, at what time, and how many it lost since the last one."""
+        self.dropped = 0
+
+    def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        kind, now_s = str(event.get("event")), time.monotonic()
+        stock, at_s, lost = self._kinds.get(kind, (float(LINES_MOST), now_s, 0))
+        stock = min(LINES_MOST, stock + (now_s - at_s) * LINES_PER_S)
+        if kind not in self._kinds and len(self._kinds) >= KINDS_MAX:
+            self._kinds.clear()
+        if stock < 1:
+            self.dropped += 1
+            self._kinds[kind] = (stock, now_s, lost + 1)
+            raise structlog.DropEvent
+        self._kinds[kind] = (stock - 1, now_s, 0)
+        if lost:
+            event["lines_like_this_dropped"] = lost
+        return event
+
+
+_throttle = Throttle()
+
+
+def dropped() -> int:
+    """Lines that were not written, since the daemon started."""
+    return _throttle.dropped
 
 
 def configure(*, as_json: bool, level: int = logging.INFO) -> None:
@@ -16,6 +63,7 @@ def configure(*, as_json: bool, level: int = logging.INFO) -> None:
     )
     structlog.configure(
         processors=[
+            _throttle,
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),

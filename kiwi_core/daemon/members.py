@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.daemon.roster import RosterEntry
+from kiwi_core.daemon.shares import Share, Shares
 from kiwi_core.errors import PeerError
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import ProcessRef, Target
+from kiwi_core.peer_limits import SESSIONS
 from kiwi_core.units import SessionId
 
 if TYPE_CHECKING:
@@ -105,9 +107,11 @@ class Known:
 
 
 class Members:
-    """All sessions by id. ``on_death`` is called in the loop, once, when a process ends."""
+    """All sessions by id. ``on_death`` is called in the loop, once, when a process ends. ``share``
+    counts them for their users."""
 
-    def __init__(self, on_death: Callable[[Member], None]) -> None:
+    def __init__(self, on_death: Callable[[Member], None], share: Share | None = None) -> None:
+        self.share = share if share is not None else Shares()[SESSIONS]
         self._by_id: dict[SessionId, Member] = {}
         self._by_ref: dict[ProcessRef, Member] = {}
         self._on_death = on_death
@@ -147,12 +151,14 @@ class Members:
         member.pidfd = pidfd
         self._by_id[member.id] = member
         self._by_ref[member.ref] = member
+        self.share.take(member.uid)
         asyncio.get_running_loop().add_reader(pidfd, self._died, member)
 
     def remove(self, member: Member) -> None:
         if self._by_id.pop(member.id, None) is None:
             return
         self._by_ref.pop(member.ref, None)
+        self.share.give_back(member.uid)
         self._unwatch(member)
         if member.forget is not None:
             member.forget.cancel()

@@ -7,9 +7,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from kiwi_core import __version__
+from kiwi_core.daemon import log
 from kiwi_core.units import ns_to_seconds
 from kiwi_core.wire.messages import MetricsReport
-from kiwi_core.wire.metrics import GpuMetrics, Refusals
+from kiwi_core.wire.metrics import GpuMetrics, PeerUse, Refusals
 
 if TYPE_CHECKING:
     from kiwi_core.daemon.core import Core
@@ -99,4 +100,19 @@ class MetricsReporter:
             connections_ended=dict(traffic.ended),
             look_errors=self._observer.failures,
             journal_lines_lost=self._journal.dropped,
+            peers=self._peers(),
+            log_lines_dropped=log.dropped(),
         )
+
+    def _peers(self) -> list[PeerUse]:
+        self._desk.count_queue_places()
+        return [
+            PeerUse(
+                what=share.limit.name,
+                used=share.used,
+                most=share.limit.most,
+                per_user=share.limit.per_user,
+                refused=share.refused,
+            )
+            for share in self._desk.shares
+        ]

@@ -6,6 +6,7 @@ preloaded libraries measure that, once each, while their program idles.
 
 from __future__ import annotations
 
+from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -25,6 +26,10 @@ PAYS_FROM: Final = 1.25
 message and a look at free memory for each) eats what it gains."""
 
 
+USERS_MAX: Final = 64
+"""Whose words are kept; the machine is the same for all."""
+
+
 class OverlapKeeper:
     """Tells the scheduler when it is known, and when it has changed."""
 
@@ -32,6 +37,8 @@ class OverlapKeeper:
         self.setting = setting
         self.ratio: float | None = None
         """As last measured, rounded; ``None``: not measured yet."""
+        self._ratio_of: dict[int, float] = {}
+        """Each user's last word, the oldest first."""
         self._feed = feed
         self._told = False
 
@@ -45,14 +52,22 @@ class OverlapKeeper:
         """The scheduler is new."""
         self._tell()
 
-    def measured(self, speeds: PagerSpeeds) -> None:
-        """The last word counts: a bus that was busy with others' copies just then looks worse, or
-        better, than it is, until the next program measures it."""
+    def measured(self, uid: int, speeds: PagerSpeeds) -> None:
+        """The last word of a user's libraries counts: a bus that was busy with others' copies just
+        then looks worse, or better, than it is, until the next program measures it. Of several
+        users the middle one is believed, so that one who lies decides nothing."""
         better = max(speeds.out_bytes_per_s, speeds.in_bytes_per_s)
         if not better:
             return
-        self.ratio = round(speeds.both_bytes_per_s / better, 2)
-        log.info("copies both ways at once", ratio=self.ratio, setting=self.setting.value)
+        both = min(speeds.both_bytes_per_s, speeds.out_bytes_per_s + speeds.in_bytes_per_s)
+        self._ratio_of.pop(uid, None)
+        self._ratio_of[uid] = round(both / better, 2)
+        if len(self._ratio_of) > USERS_MAX:
+            del self._ratio_of[next(iter(self._ratio_of))]
+        ratio = median_low(self._ratio_of.values())
+        if ratio != self.ratio:
+            self.ratio = ratio
+            log.info("copies both ways at once", ratio=ratio, setting=self.setting.value)
         self._tell()
 
     def _tell(self) -> None:

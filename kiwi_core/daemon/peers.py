@@ -7,8 +7,10 @@ import os
 import pwd
 import socket
 import struct
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
 
 from kiwi_core.errors import PeerError
 from kiwi_core.gpu import processes
@@ -60,7 +62,23 @@ def process_of(peer: Peer) -> ProcessRef:
     return ref
 
 
+NAMES_FOR_S: Final = 30
+"""What the machine's user database says is kept so long. Asking it reads files, or another machine
+over the network, and peers can make the daemon ask as often as they like."""
+
+NAMES_MAX: Final = 4096
+
+
 def user_name(uid: int) -> str:
+    return _user_name(uid, _now())
+
+
+def _now() -> int:
+    return int(time.monotonic()) // NAMES_FOR_S
+
+
+@lru_cache(NAMES_MAX)
+def _user_name(uid: int, _now: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -90,7 +108,8 @@ class Rights:
     def may_set(self, peer: Peer) -> bool:
         if peer.uid in (self.daemon_uid, 0):
             return True
-        return self.admin_group is not None and _is_member(peer, self.admin_group)
+        group = self.admin_group
+        return group is not None and _is_member(peer.uid, peer.gid, group, _now())
 
     def may_audit(self, peer: Peer) -> bool:
         """May ``peer`` see what each user and notebook has had? Whoever may set the quantum must
@@ -102,9 +121,10 @@ class Rights:
         return Rights(daemon_uid=os.getuid(), admin_group=admin_group)
 
 
-def _is_member(peer: Peer, group: str) -> bool:
+@lru_cache(NAMES_MAX)
+def _is_member(uid: int, gid: int, group: str, _now: int) -> bool:
     try:
         entry = grp.getgrnam(group)
-        return peer.gid == entry.gr_gid or pwd.getpwuid(peer.uid).pw_name in entry.gr_mem
+        return gid == entry.gr_gid or pwd.getpwuid(uid).pw_name in entry.gr_mem
     except KeyError:
         return False

@@ -8,16 +8,18 @@ import errno
 import fcntl
 import os
 import socket
-import stat
 import time
 from typing import TYPE_CHECKING
 
 import structlog
 
+from kiwi_core.client.directory import why_unsafe
 from kiwi_core.errors import CallerError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from kiwi_core.daemon.claim import Claim
 
 log = structlog.get_logger(__name__)
 
@@ -41,7 +43,7 @@ def prepare_directory(path: Path, mode: int = 0o700) -> None:
     "no-directory" if it cannot be made or written to.
     """
     try:
-        path.mkdir(mode=mode, parents=True, exist_ok=True)
+        _make(path, mode)
         info = path.lstat()
     except OSError as error:
         raise CallerError(
@@ -50,13 +52,12 @@ def prepare_directory(path: Path, mode: int = 0o700) -> None:
             "Name another directory with --socket-dir or KIWI_SOCKET_DIR (for the state: "
             "--state-dir or KIWI_STATE_DIR).",
         ) from error
-    if not stat.S_ISDIR(info.st_mode):
-        raise CallerError("unsafe-directory", f"{path} is not a directory (or is a link).")
-    if info.st_uid not in (0, os.getuid()):
-        raise CallerError("unsafe-directory", f"{path} belongs to another user.")
-    if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
+    if why := why_unsafe(info):
         raise CallerError(
-            "unsafe-directory", f"Everybody may write to {path}.", f"Run: chmod o-w {path}"
+            "unsafe-directory",
+            f"{path} {why}: whoever can put files there could pose as the daemon.",
+            f"Run `chmod go-w {path}` if it is for Kiwi alone; else name another one with "
+            "--socket-dir or KIWI_SOCKET_DIR (for the state: --state-dir or KIWI_STATE_DIR).",
         )
     if not os.access(path, os.W_OK | os.X_OK):
         raise CallerError(
@@ -64,6 +65,18 @@ def prepare_directory(path: Path, mode: int = 0o700) -> None:
             f"The daemon may not write to {path}.",
             "Name another directory with --socket-dir or --state-dir.",
         )
+
+
+def _make(path: Path, mode: int) -> None:
+    """Make ``path`` with ``mode`` if it is not there, and those above it, which anybody may look
+    through, whatever the umask says."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    for each in reversed(missing):
+        try:
+            each.mkdir(mode=0o700)
+        except FileExistsError:
+            continue  # somebody was faster: the caller looks at it
+        each.chmod(mode if each == path else 0o755)
 
 
 def sockets_mode() -> int:
@@ -99,35 +112,58 @@ class OneDaemonLock:
             os.pwrite(self._fd, str(os.getpid()).encode(), 0)
         return True
 
-    def already_running(self) -> CallerError:
-        holder = ""
+    def leave(self) -> None:
+        """Write down, as the file's time, that the daemon leaves now: programs that start in the
+        next seconds wait for the next one."""
         with contextlib.suppress(OSError):
-            holder = self._path.read_text(errors="replace").strip()
-        return CallerError(
-            "already-running",
-            f"A Kiwi daemon for this GPU is already running (pid {holder or 'unknown'}).",
-            "Use it, or stop it first.",
-        )
+            os.utime(self._fd)
+
+    def is_in_place(self) -> bool:
+        """Whether the file that is locked still has its name."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), os.lstat(self._path))
+        except OSError:
+            return False
+
+    def holder(self) -> str:
+        with contextlib.suppress(OSError):
+            return self._path.read_text(errors="replace").strip()
+        return ""
 
 
-async def alone(lock: OneDaemonLock, socket_path: Path, stop: asyncio.Event) -> bool:
+def already_running(lock: OneDaemonLock, claim: Claim, socket_path: Path) -> CallerError:
+    pid = claim.holder_pid or lock.holder() or "unknown"
+    elsewhere = claim.holder_path and claim.holder_path != str(socket_path)
+    directory = os.path.dirname(claim.holder_path) if elsewhere else ""
+    return CallerError(
+        "already-running",
+        f"A Kiwi daemon for this GPU is already running (pid {pid}"
+        + (f", its socket is {claim.holder_path})." if elsewhere else ")."),
+        f"Use it: set KIWI_SOCKET_DIR={directory}; or stop it first."
+        if elsewhere
+        else "Use it, or stop it first.",
+    )
+
+
+async def alone(claim: Claim, lock: OneDaemonLock, socket_path: Path, stop: asyncio.Event) -> bool:
     """Waits for an earlier daemon that is leaving; it may take long. False: ``stop`` is set.
 
-    Raises ``CallerError("already-running")`` if it does not leave at all.
+    The claim comes first: a daemon that has it and has lost its directory takes the lock of the new
+    one. Raises ``CallerError("already-running")`` if the other one does not leave at all.
     """
     answered_since_s: float | None = None
-    while not lock.try_acquire():
+    while not (claim.try_take() and lock.try_acquire()):
         if stop.is_set():
             return False
         now_s = time.monotonic()
-        if not answers(socket_path):
+        if not (claim.holder_path or answers(socket_path)):
             if answered_since_s is not None:
                 log.info("waiting for an earlier daemon to leave")
             answered_since_s = None
         elif answered_since_s is None:
             answered_since_s = now_s
         elif now_s - answered_since_s > RUNS_AFTER_S:
-            raise lock.already_running()
+            raise already_running(lock, claim, socket_path)
         await asyncio.sleep(LOOK_EVERY_S)
     return True
 

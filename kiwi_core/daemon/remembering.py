@@ -44,6 +44,11 @@ class Remembering:
             self._due = None
         self._file.write(self._gather())
 
+    def save_anew(self) -> None:
+        """The file may be gone, so write it even if nothing has changed."""
+        self._file.forget()
+        self.save()
+
     def save_soon(self) -> None:
         if self._due is None:
             self._due = self._loop.call_later(DELAY_S, self.save)

@@ -121,6 +121,10 @@ class RosterFile:
         self._failing = False
         self._last = data
 
+    def forget(self) -> None:
+        """What was written may not be there any more."""
+        self._last = b""
+
     @property
     def failing(self) -> bool:
         return self._failing

@@ -10,6 +10,7 @@ import structlog
 from kiwi_core.daemon import words
 from kiwi_core.daemon.members import Member, session_id
 from kiwi_core.daemon.peers import process_of, user_name
+from kiwi_core.daemon.queue_places import QueuePlaces
 from kiwi_core.errors import PeerError
 from kiwi_core.sched import events as ev
 from kiwi_core.states import Notice, SessionState
@@ -18,11 +19,11 @@ from kiwi_core.wire import messages as m
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kiwi_core.config import Config
     from kiwi_core.daemon.connection import Connection
     from kiwi_core.daemon.core import Core
     from kiwi_core.daemon.link_desk import LinkDesk
     from kiwi_core.daemon.members import Members
+    from kiwi_core.daemon.shares import Share
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.states import Priority
     from kiwi_core.units import SessionId
@@ -42,17 +43,18 @@ its burst counts as over, and it leaves Kiwi."""
 
 
 class SessionDesk:
-    """``priorities`` are classes by user name, as the daemon was started."""
+    """``priorities`` are classes by user name, as the daemon was started; ``places`` counts those
+    in the queue."""
 
     def __init__(
-        self, config: Config, members: Members, core: Core, priorities: Mapping[str, Priority]
+        self, members: Members, core: Core, priorities: Mapping[str, Priority], places: Share
     ) -> None:
-        self._config = config
         self._members = members
         self._core = core
         self._priorities = priorities
         self._session_of: dict[Connection, Member] = {}
         self._leaving: dict[Member, Connection | None] = {}
+        self.places = QueuePlaces(places, self._line_up)
         self.links: LinkDesk
 
     # --- asked by the desk ----------------------------------------------------------------------
@@ -89,6 +91,7 @@ class SessionDesk:
         self, connection: Connection, member: Member, message: m.Withdraw | m.EndBurst
     ) -> None:
         # Else that burst is over already, and another one, of our own, may be under way.
+        self.places.withdraw(member, message.burst)
         current = member.client_burst == message.burst
         if isinstance(message, m.Withdraw):
             if current:
@@ -107,6 +110,7 @@ class SessionDesk:
         member.connection = None
         if closing or self._members.get(member.id) is not member:
             return  # the daemon or the process has ended: nobody is expected back
+        self.places.withdraw(member)
         if member.waiting and not member.in_burst and not member.own_burst:
             self._withdraw(member)
         self.expect_back(member)
@@ -119,11 +123,11 @@ class SessionDesk:
 
     def admit(self, ref: ProcessRef, uid: int, name: str, kernel_id: str = "") -> Member:
         """A new session. Raises ``PeerError``: "too-many-sessions" or "gone"."""
-        if len(self._members) >= self._config.sessions_max:
+        if not self._members.share.may(uid):
             raise PeerError(
                 "too-many-sessions",
-                f"This GPU has {self._config.sessions_max} sessions already.",
-                "Shut down notebooks that are no longer needed.",
+                "You have as many sessions on this GPU as you may have.",
+                "Shut down notebooks that are no longer needed. Kiwi tries again by itself.",
             )
         member = Member(id=session_id(ref), ref=ref, uid=uid)
         self._members.add(member)
@@ -165,13 +169,16 @@ class SessionDesk:
         it from its roster (it stays), or has to line it up again."""
         in_burst = member.in_burst and not member.own_burst
         if hello.in_burst and not in_burst:
-            self.request(member, hello.burst)
+            self.places.request(member, hello.burst, runs=True)
         elif in_burst and not hello.in_burst and member.client_burst <= hello.burst:
             # It ended while nobody listened.
             self._end(member)
 
     def request(self, member: Member, client_burst: int) -> None:
         """A lease, for the burst of that number of the client's; 0: for one of our own."""
+        self.places.request(member, client_burst)
+
+    def _line_up(self, member: Member, client_burst: int) -> None:
         burst = member.number(client_burst)
         member.waiting, member.in_burst = True, False
         self._core.feed(ev.LeaseRequested(session=member.id, burst=burst))
@@ -190,6 +197,8 @@ class SessionDesk:
         """The process of ``member`` ended."""
         log.info("session ended", session=member.id, pid=member.ref.pid)
         self._leaving.pop(member, None)
+        self.places.withdraw(member)
+        member.waiting = False
         self._core.feed(ev.SessionLost(session=member.id))
         self._members.remove(member)
         if member.connection is not None:
@@ -201,6 +210,7 @@ class SessionDesk:
 
     def settled(self) -> None:
         """After any event: members that were leaving and whose memory is back may go."""
+        self.places.settle()
         if not self._leaving:
             return
         view = self._core.view()
@@ -218,6 +228,7 @@ class SessionDesk:
     def dismiss(self, member: Member) -> None:
         """It leaves Kiwi, as soon as its memory is back."""
         self._leaving[member] = member.connection
+        self.places.withdraw(member)
         member.waiting = member.in_burst = False
         self._core.feed(ev.SessionDetached(session=member.id))
 

@@ -56,6 +56,20 @@ class SettingsDesk:
         if message.priority is not None:
             self._prioritise(message.session, message.priority)
         tq_ns = None if message.tq_s is None else seconds_to_ns(message.tq_s)
+        if message.priority is not None or self._changes(tq_ns, message):
+            self._change(connection, tq_ns, message)
+        connection.send(m.Ok())
+
+    def _changes(self, tq_ns: int | None, message: m.Set) -> bool:
+        """What is set already costs nothing: no event, no line in the journal, no write."""
+        now = self._core.scheduler
+        wanted = (tq_ns, message.anti_thrash, message.policy)
+        have = (now.tq_ns, now.anti_thrash, now.policy)
+        return any(
+            one is not None and one != other for one, other in zip(wanted, have, strict=True)
+        )
+
+    def _change(self, connection: Connection, tq_ns: int | None, message: m.Set) -> None:
         log.info(
             "settings changed", by=connection.peer.owner, tq_s=message.tq_s,
             anti_thrash=message.anti_thrash.value if message.anti_thrash else None,
@@ -66,7 +80,6 @@ class SettingsDesk:
             ev.SettingsChanged(tq_ns=tq_ns, anti_thrash=message.anti_thrash, policy=message.policy)
         )
         self._remember()
-        connection.send(m.Ok())
 
     def _prioritise(self, session: str, priority: Priority) -> None:
         member = self._members.get(session)

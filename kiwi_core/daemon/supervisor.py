@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kiwi_core import config
+from kiwi_core import config, interpreter
 from kiwi_core.daemon.__main__ import EXIT_CANNOT
 from kiwi_core.daemon.child_options import ChildOptions
-from kiwi_core.daemon.emulation import prepare
+from kiwi_core.daemon.emulation import hold_state, prepare
 from kiwi_core.daemon.places import prepare_directory, sockets_mode
 from kiwi_core.errors import CallerError, KiwiError
 from kiwi_core.gpu import choice, nvml
@@ -38,8 +38,10 @@ CALM_S = 60.0
 
 def main(options: DaemonOptions) -> int:
     """Runs in the foreground until SIGTERM or SIGINT. Returns the exit status."""
-    sockets = options.socket_dir or config.socket_dir()
-    state = options.state_dir or config.state_dir(sockets)
+    # Absolute: daemons run in another directory, and programs hear of these paths.
+    sockets = (options.socket_dir or config.socket_dir()).absolute()
+    state = (options.state_dir or config.state_dir(sockets)).absolute()
+    os.umask(0o077)  # also of the daemons and of what they start; whatever others may see is said
     prepare_directory(sockets, sockets_mode())
     prepare_directory(state)
     emulation = None
@@ -75,8 +77,8 @@ def _child_options(
 ) -> ChildOptions:
     return ChildOptions(
         gpu_uuid=gpu.uuid,
-        sockets=str(sockets.absolute()),
-        state=str(state.absolute()),
+        sockets=str(sockets),
+        state=str(state),
         tq_ns=_ns(options.tq_s),
         anti_thrash=options.anti_thrash,
         policy=options.policy,
@@ -92,6 +94,7 @@ def _child_options(
         overlap=options.overlap,
         storage=options.storage,
         emulation=emulation,
+        emulated_state=hold_state(emulation) if emulation is not None else "",
         log_json=options.log_json,
     )
 
@@ -154,8 +157,9 @@ class _Child:
         if self._options.emulation is not None:
             environment.update(self._options.emulation.env)
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "kiwi_core.daemon", msgspec.json.encode(self._options).decode(),
+            *interpreter.module("kiwi_core.daemon", msgspec.json.encode(self._options).decode()),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,
+            cwd=interpreter.DIRECTORY,
         )  # fmt: skip
         if self._stopping.is_set():
             self.stop()  # it was told while this one was being started

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.connection import Connection
     from kiwi_core.daemon.ledger import Ledger, Total
     from kiwi_core.daemon.peers import Peer, Rights
+    from kiwi_core.daemon.shares import Share
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +43,12 @@ READ_WITHIN_S: Final = 4.0
 
 
 class UsageReporter:
-    def __init__(self, bookkeeper: Bookkeeper, ledger: Ledger, rights: Rights) -> None:
+    """``share`` counts the questions that wait, for their users."""
+
+    def __init__(
+        self, bookkeeper: Bookkeeper, ledger: Ledger, rights: Rights, share: Share
+    ) -> None:
+        self._share = share
         self._bookkeeper = bookkeeper
         self._ledger = ledger
         self._rights = rights
@@ -51,13 +57,19 @@ class UsageReporter:
 
     def answer(self, connection: Connection, message: m.GetUsage) -> None:
         """In its own time: the disk is read in a thread."""
-        if sum(asking is connection for asking in self._asking.values()) >= ASKED_MAX:
+        asked = sum(asking is connection for asking in self._asking.values())
+        uid = connection.peer.uid
+        if asked >= ASKED_MAX or not self._share.may(uid):
             waits = "Your last questions about usage are still being answered."
             connection.send(_error(CallerError("busy", waits, "Wait for those answers.")))
             return
+        self._share.take(uid)
         task = asyncio.ensure_future(self._answer(connection, message))
         self._asking[task] = connection
-        task.add_done_callback(self._asking.pop)
+        task.add_done_callback(self._answered)
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._share.give_back(self._asking.pop(task).peer.uid)
 
     async def _answer(self, connection: Connection, message: m.GetUsage) -> None:
         try:

@@ -16,15 +16,18 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.core import Core
     from kiwi_core.daemon.members import Member, Members
     from kiwi_core.daemon.peers import Rights
+    from kiwi_core.daemon.shares import Share
 
 log = structlog.get_logger(__name__)
 
 
 class Wishes:
     """``own`` is the member that a connection speaks for, if any. Errors: ``CallerError``
-    ("no-such-session"), also for a session that the peer may not act on."""
+    ("no-such-session"), also for a session that the peer may not act on. ``releases`` counts those
+    that wait for a look at the GPU."""
 
-    def __init__(self, members: Members, rights: Rights, core: Core) -> None:
+    def __init__(self, members: Members, rights: Rights, core: Core, releases: Share) -> None:
+        self._releases = releases
         self._members = members
         self._rights = rights
         self._core = core
@@ -35,8 +38,15 @@ class Wishes:
     def release(self, connection: Connection, own: Member | None, message: m.Release) -> None:
         """Answers in its own time: what the session has in the GPU is read first."""
         member = self._subject(connection, own, message.session)
+        uid = connection.peer.uid
+        if not self._releases.may(uid):
+            raise CallerError(
+                "busy", "Your last requests to move memory out are still waiting.", "Wait for them."
+            )
+        self._releases.take(uid)
 
         def answer(refused: CallerError | None) -> None:
+            self._releases.give_back(uid)
             log.info(
                 "release", by=connection.peer.owner, by_pid=connection.peer.pid, session=member.id,
                 name=member.name, refused=refused.code if refused else None,

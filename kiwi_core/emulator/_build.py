@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -84,11 +85,12 @@ def build(cache_dir: Path | None = None) -> Libraries:
     """
     parent = cache_dir if cache_dir is not None else default_cache_dir()
     libs = Libraries.at(parent / f"emulator-{_fingerprint()}")
-    if libs.complete():
-        return libs
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        with open(parent / "emulator.lock", "w") as lock:
+        _make_readable(parent)
+        _check_owner(parent, libs.directory)
+        if libs.complete():
+            return libs
+        with open(parent / "emulator.lock", "w", opener=_for_this_user) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not libs.complete():
                 _build_into(libs.directory)
@@ -98,6 +100,28 @@ def build(cache_dir: Path | None = None) -> Libraries:
             "Set XDG_CACHE_HOME to a directory that you may write to."
         ) from e
     return libs
+
+
+def _make_readable(directory: Path) -> None:
+    """Make ``directory`` and those above it; only its user may write, whatever the umask says:
+    programs load code from it."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o755, exist_ok=True)
+
+
+def _for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _check_owner(*places: Path) -> None:
+    """Whoever can put a library into the cache has their code run by everybody who uses it.
+    Raises ``OSError``."""
+    for place in filter(os.path.lexists, places):
+        found = os.lstat(place)
+        ours = found.st_uid in (0, os.getuid()) and stat.S_ISDIR(found.st_mode)
+        if not ours or found.st_mode & stat.S_IWOTH:
+            raise PermissionError(f"others can put files into {place}")
 
 
 def _fingerprint() -> str:
@@ -115,7 +139,8 @@ def _build_into(target: Path) -> None:
         libs = Libraries.at(work)
         _compile(compiler, (*COMMON, *CUDA), libs.libcuda)
         _compile(compiler, (*COMMON, *NVML), libs.libnvml)
-        work.chmod(0o755)
+        for made in (libs.libcuda, libs.libnvml, work):
+            made.chmod(0o755)
         shutil.rmtree(target, ignore_errors=True)  # an incomplete one
         work.rename(target)
     finally:
@@ -127,8 +152,10 @@ def _find_compiler() -> list[str]:
     for name in (named, "cc", "gcc", "clang"):
         if name and (found := shutil.which(name)):
             return [found]
-    if find_spec("ziglang") is not None:
-        return [sys.executable, "-m", "ziglang", "cc"]
+    # Its program itself: ``python -m ziglang`` would import from the working directory.
+    spec = find_spec("ziglang")
+    if spec is not None and spec.origin is not None:
+        return [str(Path(spec.origin).with_name("zig")), "cc"]
     raise BuildError(
         "The emulated GPU driver must be compiled once, and there is no C compiler here "
         "(looked for $CC, cc, gcc, clang and the Python package ziglang). "

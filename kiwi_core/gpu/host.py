@@ -33,10 +33,12 @@ _V1: Final = _Files(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_
 
 @dataclass(frozen=True)
 class HostMemory:
-    """``total_bytes``: the smaller of the machine's RAM and the strictest limit."""
+    """``total_bytes``: the smaller of the machine's RAM (``machine_bytes``) and the strictest
+    limit."""
 
     total_bytes: int
     available_bytes: int
+    machine_bytes: int
 
 
 def host_memory(pids: Iterable[int] = (), root: Path = Path("/")) -> HostMemory:
@@ -45,7 +47,7 @@ def host_memory(pids: Iterable[int] = (), root: Path = Path("/")) -> HostMemory:
     ``root`` is where ``/proc`` and ``/sys`` are; tests name another.
     """
     meminfo = _meminfo(root)
-    total_bytes = meminfo.get("MemTotal", 0)
+    total_bytes = machine_bytes = meminfo.get("MemTotal", 0)
     available_bytes = meminfo.get("MemAvailable", meminfo.get("MemFree", 0))
     mounts = _mounts(root)
     groups = {g for who in ("self", *map(str, pids)) for g in _groups(root, who, mounts)}
@@ -57,7 +59,7 @@ def host_memory(pids: Iterable[int] = (), root: Path = Path("/")) -> HostMemory:
         used_bytes -= min(used_bytes, _stat(directory).get(files.reclaimable, 0))
         total_bytes = min(total_bytes, limit_bytes)
         available_bytes = min(available_bytes, max(0, limit_bytes - used_bytes))
-    return HostMemory(total_bytes, available_bytes)
+    return HostMemory(total_bytes, available_bytes, machine_bytes)
 
 
 def available_host_bytes(pids: Iterable[int] = (), root: Path = Path("/")) -> int:
@@ -73,10 +75,23 @@ def host_budget_bytes(
     root: Path = Path("/"),
 ) -> int:
     """What all paged-out memory together may take: what is paged out now, plus what is available,
-    less the reserve (at most a quarter of what there is, so that small machines work too)."""
+    less the reserve (at most a quarter of what there is, so that small machines work too). Never
+    more than the machine has, whatever ``paged_out_bytes`` says."""
     memory = host_memory(pids, root)
     reserve_bytes = min(reserve_bytes, memory.total_bytes // 4)
-    return max(0, paged_out_bytes + memory.available_bytes - reserve_bytes)
+    most_bytes = memory.machine_bytes - reserve_bytes
+    return max(0, min(most_bytes, paged_out_bytes + memory.available_bytes - reserve_bytes))
+
+
+def held_bytes(pid: int) -> int:
+    """The memory that process ``pid`` really has, in RAM or swapped out; 0 where it is gone. What a
+    program says that it holds is never more than that."""
+    fields = dict(
+        line.split(":", 1)
+        for line in _text(Path(f"/proc/{pid}/status")).splitlines()
+        if ":" in line
+    )
+    return sum(int(fields.get(name, "0").split()[0]) * 1024 for name in ("VmRSS", "VmSwap"))
 
 
 def _meminfo(root: Path) -> dict[str, int]:

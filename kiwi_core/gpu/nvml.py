@@ -32,6 +32,9 @@ _CANNOT_SAY: Final = frozenset(
     {_INVALID_ARGUMENT, _NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND}
 )
 
+_FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
+"""The machine's own: PROC_PID_INIT_INO, a part of Linux's interface since 3.8."""
+
 _lock = threading.Lock()
 _initialised_pid = -1
 
@@ -81,12 +84,31 @@ def memory(uuid: str) -> GpuMemory:
     return _call(f"reading the memory of {uuid}", read)
 
 
+def names_processes() -> bool:
+    """Whether NVML's pids are those that this process sees. In a PID namespace of its own (most
+    containers) they are the host's, or none are told."""
+    try:
+        return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
 def processes(uuid: str) -> dict[int, int]:
     """Bytes on this GPU by pid, contexts included, of every process that NVML can tell."""
 
     def read(nvml: Any) -> dict[int, int]:
         running = nvml.nvmlDeviceGetComputeRunningProcesses(_handle(nvml, uuid))
         return {int(p.pid): int(p.usedGpuMemory) for p in running if p.usedGpuMemory is not None}
+
+    return _call(f"reading the processes on {uuid}", read)
+
+
+def all_sizes_known(uuid: str) -> bool:
+    """Whether NVML says of each process on this GPU how much it uses."""
+
+    def read(nvml: Any) -> bool:
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(_handle(nvml, uuid))
+        return all(p.usedGpuMemory is not None for p in running)
 
     return _call(f"reading the processes on {uuid}", read)
 

@@ -289,6 +289,40 @@ FAMILIES: Final[tuple[Family, ...]] = (
         lambda m: [((code,), count) for code, count in sorted(m.connections_ended.items())],
         ("code",),
     ),
+    # --- what peers may make it hold (kiwi_core.peer_limits) --------------------------------------
+    Family(
+        "kiwi_peer_used",
+        GaugeMetricFamily,
+        "What connected programs make the daemon hold now; docs/metrics.md has each one.",
+        lambda m: [((one.what,), one.used) for one in m.peers if one.most is not None],
+        ("what",),
+    ),
+    Family(
+        "kiwi_peer_limit",
+        GaugeMetricFamily,
+        "How much of it all users together may have; absent where users take turns instead.",
+        lambda m: [((one.what,), one.most) for one in m.peers if one.most is not None],
+        ("what",),
+    ),
+    Family(
+        "kiwi_peer_share",
+        GaugeMetricFamily,
+        "How much of it one user may have at most.",
+        lambda m: [((one.what,), one.per_user) for one in m.peers],
+        ("what",),
+    ),
+    Family(
+        "kiwi_peer_refused_total",
+        CounterMetricFamily,
+        "How often a user asked for more of it: was refused, or has to wait.",
+        lambda m: [((one.what,), one.refused) for one in m.peers],
+        ("what",),
+    ),
+    _counter(
+        "kiwi_log_lines_dropped_total",
+        "Lines of the daemon's log that were not written because too many of their kind came.",
+        lambda m: m.log_lines_dropped,
+    ),
     _gauge("kiwi_uptime_seconds", "Time since the daemon started.", lambda m: m.uptime_s),
 )
 

@@ -1,6 +1,8 @@
 """``kiwi daemon --metrics``: serves ``/metrics`` over HTTP, for machines without Jupyter.
 
 In threads beside the supervisor's loop; the daemons themselves only answer a question now and then.
+Whoever connects may take a few threads and descriptors for a few seconds and no more: the
+supervisor needs them to start a daemon that has crashed.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import ipaddress
 import socket
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Final
@@ -30,12 +33,92 @@ FRESH_S: Final = 0.5
 """Scrapes that come so close together share one answer: many scrapers cost a daemon no more than
 one."""
 
-CLIENT_TIMEOUT_S: Final = 10
-"""One that connects and says nothing is left after this."""
+CONNECTIONS_MAX: Final = 16
+"""At the same time; each takes a thread and a descriptor. A scrape takes milliseconds, and a
+machine has a few scrapers."""
+
+CONNECTION_S: Final = 5.0
+"""A connection is closed after this, whatever it is doing: to ask takes a scraper one packet, the
+answer at most three seconds (``reading``)."""
+
+SILENT_S: Final = 0.5
+"""One that has said nothing for so long makes way when all places are taken."""
+
+BACKLOG: Final = 128
+"""Connections that wait in the kernel, where they cost this process nothing."""
+
+
+class _Places:
+    """The connections that are open: no more than ``CONNECTIONS_MAX``, and none for ever."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since_s: dict[socket.socket, float] = {}
+        self._asked: set[socket.socket] = set()
+        """Those that have sent the first line of a request."""
+        self.turned_away = 0
+
+    def take(self, sock: socket.socket) -> bool:
+        now_s = time.monotonic()
+        with self._lock:
+            if len(self._since_s) >= CONNECTIONS_MAX:
+                self._end_oldest_silent(now_s)  # its place is free in a moment: for the next one
+                self.turned_away += 1
+                return False
+            self._since_s[sock] = now_s
+            return True
+
+    def asked(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._asked.add(sock)
+
+    def give_back(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._since_s.pop(sock, None)
+            self._asked.discard(sock)
+
+    def end_late(self) -> None:
+        """Called several times a second."""
+        now_s = time.monotonic()
+        with self._lock:
+            for sock, since_s in self._since_s.items():
+                if now_s - since_s > CONNECTION_S:
+                    _end(sock)
+
+    def _end_oldest_silent(self, now_s: float) -> None:
+        silent = ((s, since) for s, since in self._since_s.items() if s not in self._asked)
+        for sock, since_s in silent:
+            if now_s - since_s > SILENT_S:
+                _end(sock)
+                return
+
+
+def _end(sock: socket.socket) -> None:
+    """The thread that reads it hears of the end, and closes it."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
+    request_queue_size = BACKLOG
+
+    def __init__(self, *args: Any) -> None:
+        self.places = _Places()
+        super().__init__(*args)
+
+    def verify_request(self, request: Any, _address: Any) -> bool:
+        return self.places.take(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.places.give_back(request)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        self.places.end_late()
+
+    def handle_error(self, *_: Any) -> None:
+        """A connection that was ended in the middle is no news."""
 
     def server_bind(self) -> None:
         # Not HTTPServer's own: it looks up the name of its address, which may take long.
@@ -49,7 +132,12 @@ class _Server6(_Server):
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = CLIENT_TIMEOUT_S
+    timeout = CONNECTION_S
+    server: _Server
+
+    def parse_request(self) -> bool:
+        self.server.places.asked(self.connection)
+        return super().parse_request()
 
     def log_message(self, *_: Any) -> None:
         """A scrape every few seconds is no news."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from kiwi_core import interpreter
 from kiwi_core.errors import GpuError, PeerError
 from kiwi_core.gpu import processes
 from kiwi_core.pager.keeper import messages
@@ -189,10 +189,11 @@ class Keepers:
             try:
                 with place.file("log").open("ab") as log:
                     self._started[ref] = subprocess.Popen(
-                        [sys.executable, "-m", "kiwi_core.pager.keeper",
-                         msgspec.json.encode(options).decode()],
-                        stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
-                        start_new_session=True, env=environment,
+                        interpreter.module(
+                            "kiwi_core.pager.keeper", msgspec.json.encode(options).decode()
+                        ),
+                        stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                        env=environment, cwd=interpreter.DIRECTORY,
                     )  # fmt: skip
             except OSError as error:
                 raise GpuError(

@@ -37,6 +37,11 @@ class Gpu(Protocol):
     """One GPU's memory. All raise ``GpuError``."""
 
     def free_bytes(self) -> int: ...
+    def total_bytes(self) -> int: ...
+
+    def names_users(self) -> bool:
+        """Whether ``bytes_by_pid`` can be trusted to name everybody who uses it."""
+        ...
 
     def bytes_by_pid(self) -> dict[int, int]:
         """Contexts included; only processes that NVML can tell."""
@@ -58,6 +63,12 @@ class NvmlGpu:
 
     def free_bytes(self) -> int:
         return nvml.memory(self._uuid).free_bytes
+
+    def total_bytes(self) -> int:
+        return nvml.memory(self._uuid).total_bytes
+
+    def names_users(self) -> bool:
+        return nvml.names_processes() and nvml.all_sizes_known(self._uuid)
 
     def bytes_by_pid(self) -> dict[int, int]:
         return nvml.processes(self._uuid)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.pager.api import Refused
 from kiwi_core.pager.ports import Stop
 from kiwi_core.states import Reason
-from kiwi_core.units import NS_PER_MS, NS_PER_S, format_bytes
+from kiwi_core.units import GIB, MIB, NS_PER_MS, NS_PER_S, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 
 _POLL_MIN_NS: Final = 2 * NS_PER_MS
 _POLL_MAX_NS: Final = 100 * NS_PER_MS
+
+_SETTLES_BYTES: Final = 16 * MIB
+"""By so much the free memory of an idle GPU differs from one time to the next. Where NVML cannot
+name its users, a GPU that is as empty as it was ever seen counts as one that nobody else uses:
+to wait for more would be to wait for ever."""
+
+_REAL_BYTES: Final = 2 * GIB
+"""Smaller GPUs are emulated, and what a process needs there is exact."""
 
 
 class Footprints:
@@ -88,6 +96,7 @@ class Room:
         self._config = config
         self._lock = threading.Lock()
         self._promised: list[Reservation] = []
+        self._most_free_bytes = 0
 
     @contextmanager
     def reserved(self, reservation: Reservation) -> Iterator[None]:
@@ -153,16 +162,18 @@ class Room:
             return why
 
     def _missing(self, reservation: Reservation, others: list[Reservation]) -> str | None:
+        now_free_bytes = self._gpu.free_bytes()
+        self._most_free_bytes = max(self._most_free_bytes, now_free_bytes)
         alone = not others and set(self._gpu.bytes_by_pid()) <= reservation.own_pids
+        named = self._gpu.names_users()
         if reservation.need_bytes is None:
-            return None if alone else "It is not known how much it needs, so it waits for all."
+            return None if alone and named else self._of_unknown_size(named)
         if any(other.need_bytes is None for other in others):
             return "A process of unknown size is being brought back."
-        free_bytes = self._gpu.free_bytes() - sum(other.need_bytes or 0 for other in others)
-        # With nobody else in the GPU it fits as it did before, even without a margin: what
-        # once filled the whole GPU must be able to come back.
-        spared = alone or reservation.can_fail
-        margin_bytes = 0 if spared else self._margin_bytes(reservation.need_bytes)
+        if alone and not named:
+            alone = now_free_bytes >= self._most_free_bytes - _SETTLES_BYTES
+        free_bytes = now_free_bytes - sum(other.need_bytes or 0 for other in others)
+        margin_bytes = 0 if reservation.can_fail else self._margin(reservation.need_bytes, alone)
         if free_bytes >= reservation.need_bytes + margin_bytes:
             return None
         spare = f" and {format_bytes(margin_bytes)} to spare" if margin_bytes else ""
@@ -171,6 +182,20 @@ class Room:
             f"{format_bytes(max(0, free_bytes))} are free."
         )
 
-    def _margin_bytes(self, need_bytes: int) -> int:
-        fraction = self._config.restore_margin_fraction
-        return max(self._config.restore_margin_min_bytes, round(need_bytes * fraction))
+    def _of_unknown_size(self, named: bool) -> str:
+        if named:
+            return "It is not known how much it needs, so it waits for all."
+        return (
+            "It is not known how much it needs, nor who uses the GPU (NVML cannot name processes "
+            "here: a PID namespace?), so it cannot be brought back safely."
+        )
+
+    def _margin(self, need_bytes: int, alone: bool) -> int:
+        """With nobody else in the GPU a process fits as it did before, nearly without a margin:
+        what once filled the whole GPU must be able to come back."""
+        config, total_bytes = self._config, self._gpu.total_bytes()
+        if alone:
+            return config.restore_margin_min_bytes if total_bytes >= _REAL_BYTES else 0
+        fraction = config.restore_margin_fraction
+        fixed_bytes = min(config.restore_margin_fixed_bytes, round(total_bytes * fraction))
+        return max(config.restore_margin_min_bytes, fixed_bytes + round(need_bytes * fraction))

@@ -36,6 +36,12 @@ class StoredGpu:
     def free_bytes(self) -> int:
         return self._gpu.free_bytes()
 
+    def total_bytes(self) -> int:
+        return self._gpu.total_bytes()
+
+    def names_users(self) -> bool:
+        return self._gpu.names_users()
+
     def bytes_by_pid(self) -> dict[int, int]:
         keepers = self._keepers.pids()
         return {pid: size for pid, size in self._gpu.bytes_by_pid().items() if pid not in keepers}

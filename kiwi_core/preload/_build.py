@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import site
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -65,11 +66,12 @@ def library(cache_dir: Path | None = None) -> Path:
     parent = cache_dir if cache_dir is not None else _default_cache_dir()
     target = parent / f"preload-{_fingerprint(header)}" / NAME
     _check_name(target, "Set XDG_CACHE_HOME to a directory whose path has none.")
-    if target.is_file():
-        return target
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        with open(parent / "preload.lock", "w") as lock:
+        _make_readable(parent)
+        _check_owner(parent, target.parent)
+        if target.is_file():
+            return target
+        with open(parent / "preload.lock", "w", opener=_for_this_user) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.is_file():
                 _build_beside(target, compiler, header)
@@ -79,6 +81,16 @@ def library(cache_dir: Path | None = None) -> Path:
             "Set XDG_CACHE_HOME to a directory that you may write to.",
         ) from e
     return target
+
+
+def _check_owner(*places: Path) -> None:
+    """Whoever can put a library into the cache has their code run by everybody who uses it.
+    Raises ``OSError``."""
+    for place in filter(os.path.lexists, places):
+        found = os.lstat(place)
+        ours = found.st_uid in (0, os.getuid()) and stat.S_ISDIR(found.st_mode)
+        if not ours or found.st_mode & stat.S_IWOTH:
+            raise PermissionError(f"others can put files into {place}")
 
 
 def _named(library: Path) -> Path:
@@ -161,13 +173,15 @@ def find_compiler() -> list[str]:
 
 
 def _zig() -> list[str]:
-    if find_spec("ziglang") is None:
+    spec = find_spec("ziglang")
+    if spec is None or spec.origin is None:
         raise Unavailable(
             "The in-process pager must be compiled once, and there is no C compiler here "
             "(looked for $CC, cc, gcc, clang and the Python package ziglang).",
             "Install one of them, for example: pip install ziglang",
         )
-    return [sys.executable, "-m", "ziglang", "cc"]
+    # Its program itself: ``python -m ziglang`` would import from the working directory.
+    return [str(Path(spec.origin).with_name("zig")), "cc"]
 
 
 def find_header() -> Path:
@@ -214,6 +228,18 @@ def _default_cache_dir() -> Path:
     return Path(base) / "kiwi"
 
 
+def _make_readable(directory: Path) -> None:
+    """Make ``directory`` and those above it; only its user may write, whatever the umask says:
+    programs load code from it."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o755, exist_ok=True)
+
+
+def _for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def _fingerprint(header: Path) -> str:
     options = (*FLAGS, *LINK_FLAGS, *LIBRARIES, sys.platform, os.uname().machine)
     digest = hashlib.sha256(" ".join(options).encode())
@@ -229,7 +255,8 @@ def _build_beside(target: Path, compiler: list[str], header: Path) -> None:
     work = Path(tempfile.mkdtemp(prefix="building-", dir=directory.parent))
     try:
         build(work / NAME, compiler, header)
-        work.chmod(0o755)
+        for made in (work / NAME, work):
+            made.chmod(0o755)
         shutil.rmtree(directory, ignore_errors=True)  # an incomplete one
         work.rename(directory)
     finally:

@@ -51,6 +51,18 @@ class Refusals(Struct, frozen=True, kw_only=True):
     count: Count
 
 
+class PeerUse(Struct, frozen=True, kw_only=True):
+    """Of one thing that peers can make the daemon hold (``peer_limits``): how much is held, how
+    much may be, by all and by one user, and how often more was asked for. ``most`` is ``None``
+    where users take turns."""
+
+    what: str
+    used: Count
+    most: Count | None
+    per_user: Count
+    refused: Count
+
+
 class GpuMetrics(Struct, frozen=True, kw_only=True):
     uuid: str
     index: int
@@ -117,3 +129,5 @@ class GpuMetrics(Struct, frozen=True, kw_only=True):
     journal_lines_lost: Count = 0
     policy: str = ""
     """Its name; "" where an older daemon does not say."""
+    peers: list[PeerUse] = field(default_factory=list)
+    log_lines_dropped: Count = 0

@@ -53,7 +53,8 @@ class Kiwi(Configurable):
     daemon_grace_s = Float(
         10.0,
         min=0.0,
-        help="Seconds without a daemon after which a waiting cell runs without Kiwi.",
+        help="Seconds without a daemon after which a waiting cell runs without Kiwi; and how long"
+        " the first GPU cell waits for a daemon that was here and is not just now.",
     ).tag(config=True)
 
     cpu_modules = List(

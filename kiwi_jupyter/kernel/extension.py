@@ -40,6 +40,7 @@ class Extension:
         )
         self.analyzer = Analyzer(libraries, self._transform)
         self.gate = Gate(shell, self.config, self.session, self.burst, self.analyzer)
+        self.session.joined = self.gate.joined
         self.around = Around(shell, self.gate)
         self._installed = False
 

@@ -17,11 +17,12 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from kiwi_core.errors import KiwiError
+from kiwi_core.client.patience import FULL_AGAIN_S
+from kiwi_core.errors import KiwiError, PeerError, is_full
 from kiwi_jupyter.kernel.analysis import Analyzer, Verdict
 from kiwi_jupyter.kernel.display import WaitingLine, screen_for
 from kiwi_jupyter.kernel.leftovers import Before
@@ -229,7 +230,7 @@ class Gate:
             return
         try:
             with _interruptible():
-                client = self._session.client()
+                client = self._client_for(run)
                 if client is not None:
                     self._wait(client, run)
         except KeyboardInterrupt:
@@ -255,7 +256,7 @@ class Gate:
         try:
             client = self._session.connected_client
             if client is None:
-                client = await loop.run_in_executor(None, self._session.client)
+                client = await self._await_client(run, loop)
             if client is not None:
                 await self._await(client, run)
         except (KeyboardInterrupt, asyncio.CancelledError):
@@ -266,6 +267,50 @@ class Gate:
             raise
         except Exception as error:  # noqa: BLE001
             self._failed(run, error)
+
+    def _client_for(self, run: CellRun) -> Client | None:
+        """Return the session's client. Shows the wait for a daemon, and for one that is full."""
+        line = self._line(run)
+        try:
+            while True:
+                try:
+                    return self._session.client(line.say)
+                except PeerError as error:
+                    if not is_full(error):
+                        raise
+                    line.say(str(error))
+                time.sleep(FULL_AGAIN_S)
+        finally:
+            line.close()
+
+    async def _await_client(self, run: CellRun, loop: asyncio.AbstractEventLoop) -> Client | None:
+        line = self._line(run)
+        try:
+            while True:
+                found = loop.run_in_executor(None, self._session.client)
+                while not (await asyncio.wait({found}, timeout=ASYNC_POLL_S))[0]:
+                    if words := self._session.wait:
+                        line.say(words)
+                try:
+                    return found.result()
+                except PeerError as error:
+                    if not is_full(error):
+                        raise
+                    line.say(str(error))
+                await asyncio.sleep(FULL_AGAIN_S)
+        finally:
+            line.close()
+
+    def joined(self, client: Client) -> None:
+        """A daemon came while cells run without one: they ask for the GPU and run on, so that it
+        takes them for what they are. Called in the session's thread."""
+        with self._lock:
+            members = list(self._running)
+        for member in members:
+            with suppress(KiwiError):
+                self._burst.join(client, member)
+            if member not in self._running:  # it ended meanwhile
+                self._burst.leave(member)
 
     def _start(self, token: int) -> CellRun | None:
         with self._lock:

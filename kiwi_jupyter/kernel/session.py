@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.config import socket_dir
-from kiwi_core.errors import CallerError, KiwiError, PeerError
+from kiwi_core.errors import CallerError, KiwiError, PeerError, is_full
 from kiwi_core.states import Notice
+from kiwi_core.units import format_duration_s
 from kiwi_jupyter.kernel.identity import kernel_id, notebook_name
 from kiwi_jupyter.kernel.words import SHOWN_NOTICES, told
 
@@ -21,17 +22,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from kiwi_core.client import Client
+    from kiwi_core.client.directory import Signs
     from kiwi_core.wire.messages import Emulation, GpuStatus, Told, Welcome
     from kiwi_jupyter.kernel.config import Kiwi
 
 RETRY_S: Final = 30.0
-"""After a failed attempt to get a daemon, cells run without one for this long."""
+"""After a failed attempt to get a daemon, none is started, or waited for, for this long."""
+
+JOIN_EVERY_S: Final = 1.0
+"""While there is none."""
+
+AWAY: Final = "Waiting for the Kiwi daemon, which was here and is not just now"
+STARTING: Final = "Waiting for the Kiwi daemon, which is being started"
 
 LOOK_AGAIN_S: Final = 5.0
 """A daemon that could be there is believed in for this long before the next look."""
-
-REVIVE_AFTER_S: Final = 3.0
-"""A daemon that crashes is started again by its supervisor within this time."""
 
 NOTICES_MAX: Final = 32
 
@@ -60,6 +65,15 @@ class Session:
         self._refused = False
         self._possible_until_s = 0.0
         self._said: set[str] = set()
+        self._absent = False
+        """The last attempt found no daemon at all: the next one costs nothing."""
+        self._in_vain: Signs = frozenset()
+        """Signs of a daemon that was waited for in vain."""
+        self._joiner: threading.Thread | None = None
+        self.wait = ""
+        """What ``client`` waits for, in words; "" while it does not."""
+        self.joined: Callable[[Client], None] = _joined_by_nobody
+        """Called in another thread when a daemon came that no cell has waited for."""
         self.mid_burst: Callable[[], bool] = bool
         """Whether a cell that was granted the GPU is under way."""
         self.lost = False
@@ -85,7 +99,7 @@ class Session:
         if self._refused:
             return False
         now_s = time.monotonic()
-        if now_s >= self._possible_until_s and (self._may_start() or _has_socket(self.directory)):
+        if now_s >= self._possible_until_s and (self._may_start() or _signs(self.directory)):
             self._possible_until_s = now_s + LOOK_AGAIN_S
         return now_s < self._possible_until_s
 
@@ -94,41 +108,121 @@ class Session:
             "KIWI_DAEMON_ARGS" in os.environ or any(map(os.path.exists, _GPU_DEVICES))
         )
 
-    def client(self) -> Client | None:
+    def client(self, show: Callable[[str], None] | None = None) -> Client | None:
         """The connected client; ``None`` if the cell has to run without Kiwi (said once, why).
 
-        Blocks while it connects, or while a daemon starts. A client whose daemon is away stays
-        the client: it reconnects by itself.
+        Blocks while it connects, while a daemon starts, or while one that was here is expected
+        back; ``show`` is then called several times a second with words about it, which are in
+        ``wait``, too. A client whose daemon is away stays the client: it reconnects by itself.
+        Raises ``PeerError`` where the daemon is there and has no place for this kernel
+        (``errors.is_full``): the cell waits and tries again.
         """
         client = self._client
         if client is not None and self._pid == os.getpid():
             return client
         with self._lock:
             if self._client is None and not self._refused and self._pid == os.getpid():
-                self._try()
+                self._try(show or _nowhere)
             return self._client
 
-    def _try(self) -> None:
-        if time.monotonic() < self._retry_at_s:
+    def _try(self, show: Callable[[str], None]) -> None:
+        again = time.monotonic() < self._retry_at_s
+        if again and not self._absent:
             return
         try:
-            self._client = self._connect()
+            self._client = self._connect(show)
             self.problem = ""
         except KiwiError as error:
-            self._retry_at_s = time.monotonic() + RETRY_S
+            if again and error.code == "no-daemon":  # it was only looked for
+                return
+            self._absent = error.code == "no-daemon"
             self.problem = str(error)
+            if is_full(error):
+                self.say_once(f"Kiwi: {error} This cell waits for that; interrupt it to give up.")
+                raise
+            self._retry_at_s = time.monotonic() + RETRY_S
             self.say_once(f"Kiwi: {error} Until then this notebook runs without Kiwi.")
+            if self._absent:
+                self._join_later()
+        finally:
+            self.wait = ""
 
-    def _connect(self) -> Client:
+    def _connect(self, show: Callable[[str], None]) -> Client:
         try:
             return self._connect_to(*self._choose())
         except KiwiError as error:
-            if error.code != "no-daemon" or not self._may_start():
+            if error.code != "no-daemon" or time.monotonic() < self._retry_at_s:
+                raise
+            if (client := self._expect_back(show)) is not None:
+                return client
+            if not self._may_start_here():
                 raise
         from kiwi_core.client.autostart import autostart
 
-        autostart(self.directory, timeout_s=self._config.autostart_timeout_s)
+        began_s = time.monotonic()
+        autostart(
+            self.directory,
+            timeout_s=self._config.autostart_timeout_s,
+            waiting=lambda: self._show_wait(show, STARTING, began_s),
+        )
         return self._connect_to(*self._choose())
+
+    def _may_start_here(self) -> bool:
+        from kiwi_core.client.directory import may_start_in
+
+        return self._may_start() and may_start_in(self.directory)
+
+    def _expect_back(self, show: Callable[[str], None]) -> Client | None:
+        """Wait for a daemon that was here: it may be restarting at this moment, and whoever touches
+        the GPU now does so without it, or without its emulated driver. ``None`` if there was none,
+        or it has not come; it is not waited for again."""
+        from kiwi_core.client.returning import REVIVED_WITHIN_S, await_return
+
+        within_s = self._config.daemon_grace_s
+        if self._may_start_here():
+            within_s = min(within_s, REVIVED_WITHIN_S)
+        began_s = time.monotonic()
+        client = await_return(
+            self.directory,
+            lambda: self._connect_to(*self._choose()),
+            within_s=within_s,
+            waiting=lambda _spent_s: self._show_wait(show, AWAY, began_s),
+            in_vain=self._in_vain,
+        )
+        if client is None:
+            self._in_vain = _signs(self.directory)
+        return client
+
+    def _show_wait(self, show: Callable[[str], None], words: str, began_s: float) -> None:
+        self.wait = f"{words} ({format_duration_s(time.monotonic() - began_s)})"
+        show(self.wait)
+
+    def _join_later(self) -> None:
+        """Look for a daemon from now on, also in the middle of a cell that began without one."""
+        if self._joiner is None or not self._joiner.is_alive():
+            self._joiner = threading.Thread(target=self._join, name="kiwi-join", daemon=True)
+            self._joiner.start()
+
+    def _join(self) -> None:
+        while self._is_alone():
+            time.sleep(JOIN_EVERY_S)
+            with self._lock:
+                client = self._join_now() if self._is_alone() and _signs(self.directory) else None
+            if client is not None:
+                self.joined(client)
+
+    def _is_alone(self) -> bool:
+        return self._client is None and not self._refused and self._config.enabled
+
+    def _join_now(self) -> Client | None:
+        try:
+            self._client = self._connect_to(*self._choose())
+        except KiwiError as error:
+            # One that cannot be had is not a reason to tell the user again and again.
+            self.problem = str(error)
+            return None
+        self.problem = ""
+        return self._client
 
     def _connect_to(self, path: Path, only: bool) -> Client:
         from kiwi_core.client import Client
@@ -164,8 +258,9 @@ class Session:
 
     def _revive(self, path: Path) -> None:
         from kiwi_core.client.autostart import autostart
+        from kiwi_core.client.returning import REVIVED_WITHIN_S
 
-        time.sleep(REVIVE_AFTER_S)
+        time.sleep(REVIVED_WITHIN_S)
         client = self._client
         if client is None or client.connected or not path.exists():
             return
@@ -179,6 +274,7 @@ class Session:
         chose it, or Kiwi that was told which. (Also where there is but one daemon: the machine may
         have GPUs that it does not serve.)"""
         from kiwi_core.client import discover
+        from kiwi_core.client.directory import why_no_sockets
 
         wanted = self._config.wanted_gpu()
         sockets = discover(self.directory, wanted)
@@ -186,7 +282,8 @@ class Session:
             for_gpu = f" for GPU {wanted}" if wanted else ""
             raise PeerError(
                 "no-daemon",
-                f"No Kiwi daemon{for_gpu} is running in {self.directory}.",
+                f"No Kiwi daemon{for_gpu} is running in {self.directory}."
+                f"{why_no_sockets(self.directory)}",
                 "Start one with `kiwi daemon`.",
             )
         return sockets[0], wanted is None or bool(self._config.named_gpu())
@@ -282,12 +379,18 @@ class Session:
         self._lock = threading.Lock()
 
 
-def _has_socket(directory: Path) -> bool:
-    try:
-        with os.scandir(directory) as entries:
-            return any(entry.name.endswith(".sock") for entry in entries)
-    except OSError:
-        return False
+def _signs(directory: Path) -> Signs:
+    from kiwi_core.client.directory import signs_of_a_daemon
+
+    return signs_of_a_daemon(directory)
+
+
+def _nowhere(_text: str) -> None:
+    pass
+
+
+def _joined_by_nobody(_client: Client) -> None:
+    pass
 
 
 def _is_own(directory: Path) -> bool:

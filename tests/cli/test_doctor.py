@@ -227,9 +227,9 @@ def test_the_socket_directory_is_ours_alone(tmp_path):
     directory.mkdir(mode=0o700)
     assert ownership(directory).level is Level.OK
     directory.chmod(0o777)
-    assert "chmod o-w" in ownership(directory).remedy
+    assert "chmod go-w" in ownership(directory).remedy
     directory.chmod(0o1777)
-    assert ownership(directory).level is Level.OK
+    assert ownership(directory).level is Level.FAIL
     link = tmp_path / "link"
     link.symlink_to(directory)
     assert ownership(link).level is Level.FAIL

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from kiwi_core.client import discover
+from kiwi_core.client import Client, discover
+from kiwi_core.client.directory import LEFT_LATELY_S, signs_of_a_daemon, why_no_sockets
+from kiwi_core.errors import PeerError
+from kiwi_core.wire.messages import Role
 from tests.client.scripted_daemon import ScriptedDaemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 A, B = "GPU-aaaa1111-0000", "GPU-aaab2222-0000"
 
@@ -75,6 +82,76 @@ def test_no_directory_no_sockets(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
 def test_another_users_socket_is_not_trusted(two: Path) -> None:
     os.chown(two / f"{A}.sock", 12345, 12345)
-    assert names(discover(two)) == [A, B], "root's directory: only root can have let it in"
-    os.chown(two, 12345, 12345)
     assert names(discover(two)) == [B]
+    os.chown(two, 12345, 12345)
+    assert names(discover(two)) == []
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o777, 0o770, 0o702])
+def test_a_directory_that_others_can_write_has_none(two: Path, mode: int) -> None:
+    two.chmod(mode)
+    assert discover(two) == []
+    assert "can be written by others" in why_no_sockets(two)
+    two.chmod(0o755)
+    assert names(discover(two)) == [A, B]
+    assert why_no_sockets(two) == ""
+
+
+def test_a_link_to_a_directory_has_none(two: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(two)
+    assert discover(link) == []
+    assert "a link is not followed" in why_no_sockets(link)
+
+
+LISTENER = """
+import os, socket, sys
+os.setgid(12345); os.setuid(12345)
+sock = socket.socket(socket.AF_UNIX)
+sock.bind(sys.argv[1]); sock.listen()
+print("ready", flush=True)
+while True:
+    peer = sock.accept()[0]
+    peer.sendall(b'{"type":"welcome"}\\n')
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_what_answers_must_be_ours_though_its_socket_looks_so(tmp_path: Path) -> None:
+    """As if the directory had been exchanged between the look and the connection."""
+    path = Path(tempfile.mkdtemp(prefix="kw-", dir="/tmp")) / f"{A}.sock"
+    os.chown(path.parent, 12345, 12345)
+    with subprocess.Popen(
+        [sys.executable, "-c", LISTENER, str(path)], stdout=subprocess.PIPE, cwd="/"
+    ) as stranger:
+        try:
+            assert stranger.stdout is not None
+            assert stranger.stdout.readline() == b"ready\n"
+            os.chown(path, 0, 0)
+            os.chown(path.parent, 0, 0)
+            assert discover(path.parent) == [path]
+            with pytest.raises(PeerError, match="belongs to another user") as caught:
+                Client(path, role=Role.OBSERVER).connect()
+            assert caught.value.code == "not-trusted"
+        finally:
+            stranger.kill()
+            shutil.rmtree(path.parent)
+
+
+def test_signs_of_a_daemon(two: Path) -> None:
+    before = signs_of_a_daemon(two)
+    assert {name for name, *_ in before} == {f"{A}.sock", f"{B}.sock"}
+    assert signs_of_a_daemon(two) == before
+    (two / f"{A}.sock").unlink()
+    assert signs_of_a_daemon(two) < before
+    lock = two / f"{A}.lock"
+    lock.write_text("")
+    assert f"{A}.lock" in {name for name, *_ in signs_of_a_daemon(two)}
+    long_ago_s = lock.stat().st_mtime - LEFT_LATELY_S - 60
+    os.utime(lock, (long_ago_s, long_ago_s))
+    assert signs_of_a_daemon(two) < before
+    (two / "start.lock").write_text("")
+    assert signs_of_a_daemon(two) < before
+    two.chmod(0o777)
+    assert signs_of_a_daemon(two) == frozenset()
+    assert signs_of_a_daemon(two / "none") == frozenset()

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from typing import TYPE_CHECKING
 
-from cuda_processes import Worker, WorkerError, wait_until
+from cuda_processes import Worker, end_on_a_gpu, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,31 +34,30 @@ class Platform:
 
     def __init__(self, environment: dict[str, str], preloaded: bool) -> None:
         self.preloaded = preloaded
-        self._environment = environment
+        self.environment = environment
         self._workers: list[Worker] = []
+        self._shared: dict[str, Worker] = {}
+
+    def shared(self, setup: str) -> Worker:
+        """A program that many tests use, made by ``setup``. A new one takes the place of one that
+        has ended, or that still owes an answer: a crash or a hang costs one test, not all."""
+        worker = self._shared.get(setup)
+        if worker is None or not worker.usable:
+            worker = self._shared[setup] = self.worker("init()")
+            worker.do(setup)
+        return worker
 
     def worker(self, setup: str = "init()") -> Worker:
-        worker = Worker(self._environment)
+        worker = Worker(self.environment)
         self._workers.append(worker)
         if setup:
             worker.do(setup)
         return worker
 
     def close(self) -> None:
-        """Brings back what is suspended before it ends: killing a restored process has hung hosts
-        (cuda-checkpoint #53), so nothing is killed that can end by itself."""
-        if not self._workers:
-            return
-        helper = Worker(self._environment)
-        for worker in self._workers:
-            for step in ("restore()", "unlock()"):
-                with contextlib.suppress(WorkerError):
-                    helper.do(f"checkpoint_of({worker.pid}).{step}")
-            with contextlib.suppress(BrokenPipeError):
-                worker.end_input()
-            worker.ended(20.0)
-            worker.close()
-        helper.close()
+        """End all programs, none of them by a kill while it runs on the GPU."""
+        if self._workers:
+            end_on_a_gpu(self._workers, self.environment)
 
 
 KINDS = [

@@ -167,6 +167,7 @@ def test_a_process_without_cuda_is_no_target(platform, controller):
     assert controller.get(f"name_of(driver.cuCheckpointProcessGetState, {bystander.pid})") in GONE
 
 
+@pytest.mark.kills
 def test_a_process_killed_while_checkpointed_leaves_nothing(worker, controller):
     worker.do("p = alloc(64 * MIB)")
     before = controller.get("device_used()")

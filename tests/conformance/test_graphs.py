@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from importlib import metadata
+
 import pytest
+from cuda_processes import WorkerGoneError
 from cuda_setups import GRAPHS
 
 MIB = 1 << 20
@@ -18,18 +22,15 @@ def forbidden(shared_platform):
     return "CUDA_SUCCESS" if shared_platform.preloaded else UNSUPPORTED
 
 
-@pytest.fixture(scope="module")
-def shared_worker(shared_platform):
-    worker = shared_platform.worker()
-    worker.do(GRAPHS + "p = alloc(4 * MIB); q = alloc(4 * MIB)")
-    return worker
+SETUP = GRAPHS + "p = alloc(4 * MIB); q = alloc(4 * MIB)\n"
 
 
 @pytest.fixture
-def worker(shared_worker):
+def worker(shared_platform):
     """One process for all tests here; each has its own streams, and the default mode."""
-    shared_worker.do("fresh()")
-    return shared_worker
+    worker = shared_platform.shared(SETUP)
+    worker.do("fresh()")
+    return worker
 
 
 def test_what_is_captured_happens_at_each_launch(worker):
@@ -58,16 +59,44 @@ def test_a_captured_copy_reads_the_host_when_it_is_launched(worker):
     worker.do("ck(driver.cuMemFreeHost(h))")
 
 
-def test_host_functions_are_captured(worker):
+@contextlib.contextmanager
+def naming_the_bindings():
+    """Say of a program that crashes which cuda-bindings it has: some crash by themselves."""
+    try:
+        yield
+    except WorkerGoneError as gone:
+        raise AssertionError(f"{gone}. {crash_words(metadata.version('cuda-bindings'))}") from gone
+
+
+def crash_words(version):
+    if tuple(map(int, version.split(".")[:2])) >= (13, 5):
+        return f"It has cuda-bindings {version}, which is not known to crash here."
+    return (
+        f"It has cuda-bindings {version}. Versions before 13.5.0 crash at the second launch of a "
+        "captured host function, whatever the driver: install 13.5.0 or newer."
+    )
+
+
+def test_a_crash_names_the_bindings():
+    with pytest.raises(AssertionError, match=r"gone\. It has cuda-bindings"), naming_the_bindings():
+        raise WorkerGoneError("worker 7 is gone")
+    assert "13.4.4. Versions before 13.5.0 crash" in crash_words("13.4.4")
+    assert "13.10.0, which is not known" in crash_words("13.10.0")
+
+
+def test_host_functions_are_captured(shared_platform):
+    """In a program of its own: see ``crash_words``."""
+    worker = shared_platform.worker()
     worker.do(
-        "calls = []; f = HOST_FUNCTION(lambda data: calls.append(data))\n"
+        SETUP + "calls = []; f = HOST_FUNCTION(lambda data: calls.append(data))\n"
         "fn = driver.CUhostFn(ctypes.cast(f, ctypes.c_void_p).value)\n"
         "begin(); ck(driver.cuLaunchHostFunc(s, fn, 5)); g = end(); e = instantiate(g)"
     )
     assert worker.get("calls") == []
-    worker.do("run(e); run(e)")
-    assert worker.get("calls") == [5, 5]
-    assert worker.get("types(g)") == ["HOST"]
+    with naming_the_bindings():
+        worker.do("run(e); run(e)")
+        assert worker.get("calls") == [5, 5]
+        assert worker.get("types(g)") == ["HOST"]
 
 
 def test_events_fork_a_capture_and_join_it(worker):

@@ -243,9 +243,9 @@ def test_whether_both_ways_at_once_pay(
     keeper = OverlapKeeper(setting, fed.append)
     keeper.begin()
     for speed in both:
-        keeper.measured(_speeds(speed))
+        keeper.measured(0, _speeds(speed))
     assert fed == [ev.OverlapKnown(pays=pays) for pays in told]
-    keeper.measured(PagerSpeeds(out_bytes_per_s=0, in_bytes_per_s=0, both_bytes_per_s=9))
+    keeper.measured(0, PagerSpeeds(out_bytes_per_s=0, in_bytes_per_s=0, both_bytes_per_s=9))
     assert len(fed) == len(told), "nonsense is no word"
 
 

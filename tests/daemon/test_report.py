@@ -97,11 +97,11 @@ def test_a_story_is_ones_own_only() -> None:
 
 def test_a_status_fits_one_line_however_long_the_names_are() -> None:
     """It says how many it leaves out, and that are not the reader's."""
-    world = Sessions(DEFAULTS.sessions_max - 1, "\N{SNOWMAN}" * 200)
+    world = Sessions(2047, "\N{SNOWMAN}" * 200)
     all_ = _read(world.reporter.status_line(BOB)).gpu
     assert any(session.mine for session in all_.sessions)
     shown = _read(world.reporter.status_line(ROOT)).gpu
-    hidden = DEFAULTS.sessions_max - len(shown.sessions)
+    hidden = 2048 - len(shown.sessions)
     assert hidden > 0
     assert shown.errors == [f"{hidden} sessions are not shown: there are too many."]
 

@@ -18,8 +18,10 @@ from kiwi_core.daemon.bookkeeper import THE_REST, Bookkeeper
 from kiwi_core.daemon.ledger import FINE_S, Ledger
 from kiwi_core.daemon.members import Known
 from kiwi_core.daemon.peers import Peer, Rights
+from kiwi_core.daemon.shares import Shares
 from kiwi_core.daemon.usage_report import ALL_OTHERS, ROWS_MAX, UsageReporter
 from kiwi_core.errors import CallerError
+from kiwi_core.peer_limits import USAGE_QUESTIONS
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.accounts import Account
 from kiwi_core.sched.scheduler import Scheduler
@@ -312,7 +314,9 @@ def reported(
         place = Place(path)
         rows = {Bucket(FINE_S * 5, uid, name): account for (uid, name), account in totals.items()}
         place.ledger.add(rows, FINE_S * 5)
-        reporter = UsageReporter(place.keeper, place.ledger, Rights(daemon_uid=1001))
+        reporter = UsageReporter(
+            place.keeper, place.ledger, Rights(daemon_uid=1001), Shares()[USAGE_QUESTIONS]
+        )
         return (await reporter.report(reader, GetUsage(by=by))).rows
 
     return asyncio.run(scene())
@@ -346,7 +350,9 @@ def test_who_may_see_whom(tmp_path: Path, by: UsageBy) -> None:
 def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     async def scene() -> None:
         place = Place(tmp_path / "gone" / "u")
-        reporter = UsageReporter(place.keeper, place.ledger, Rights(daemon_uid=0))
+        reporter = UsageReporter(
+            place.keeper, place.ledger, Rights(daemon_uid=0), Shares()[USAGE_QUESTIONS]
+        )
         with pytest.raises(CallerError) as refused:
             await reporter.report(ROOT, GetUsage())
         assert refused.value.code == "no-usage"

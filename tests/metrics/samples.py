@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kiwi_core.metrics.reading import GpuReading
 from kiwi_core.states import AntiThrash, Reason, SessionState
-from kiwi_core.wire.metrics import GpuMetrics, Histogram, MoveTotals, Refusals
+from kiwi_core.wire.metrics import GpuMetrics, Histogram, MoveTotals, PeerUse, Refusals
 
 SCRAPE_TIMEOUT_S = 30.0
 
@@ -35,7 +35,11 @@ def metrics(uuid: str = "GPU-a", index: int = 0, **changed: Any) -> GpuMetrics:
         "lost_out": 12, "lost_in": 13, "overdue": 14, "hints_begun": 15, "hints_declined": 16,
         "ignored_events": 17, "connections": 18, "connections_taken": 19,
         "connections_ended": {"malformed": 21}, "look_errors": 22, "journal_lines_lost": 23,
-        "policy": "interactive",
+        "policy": "interactive", "log_lines_dropped": 24,
+        "peers": [
+            PeerUse(what="sessions", used=25, most=26, per_user=27, refused=28),
+            PeerUse(what="requests", used=0, most=None, per_user=29, refused=30),
+        ],
     }  # fmt: skip
     return GpuMetrics(**{**fields, **changed})
 

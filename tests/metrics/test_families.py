@@ -139,7 +139,13 @@ EXPECTED = {
     ("kiwi_ignored_events_total", ()): 17, ("kiwi_journal_lines_lost_total", ()): 23,
     ("kiwi_connections", ()): 18, ("kiwi_connections_accepted_total", ()): 19,
     ("kiwi_connections_refused_total", (("code", "malformed"),)): 21,
-    ("kiwi_uptime_seconds", ()): 86400.5,
+    ("kiwi_peer_used", (("what", "sessions"),)): 25,
+    ("kiwi_peer_limit", (("what", "sessions"),)): 26,
+    ("kiwi_peer_share", (("what", "sessions"),)): 27,
+    ("kiwi_peer_refused_total", (("what", "sessions"),)): 28,
+    ("kiwi_peer_share", (("what", "requests"),)): 29,
+    ("kiwi_peer_refused_total", (("what", "requests"),)): 30,
+    ("kiwi_log_lines_dropped_total", ()): 24, ("kiwi_uptime_seconds", ()): 86400.5,
 }  # fmt: skip
 
 

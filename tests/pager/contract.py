@@ -51,6 +51,12 @@ class World(Protocol):
     """The most that a page-out leaves in the GPU; a second one takes that, too. Of what comes and
     goes beside the program's own memory (a self-test), too."""
 
+    slack_bytes: int
+    """By how much the driver's own numbers may differ from one time to the next: 0 where they are
+    exact."""
+    sizes_seen: bool
+    """Whether anybody can say how much a process that is in the GPU uses of it."""
+
     def start(self, size_bytes: int) -> Session: ...
 
     def hold_outside(self, free_bytes: int) -> None:
@@ -104,13 +110,17 @@ class PagerContract:
         session.touch()
         assert not session.touched(SOON_S)
 
+    def assert_as_free(self, world: World, free_bytes: int) -> None:
+        most = world.residue_bytes + world.slack_bytes
+        assert abs(world.free_bytes() - free_bytes) <= most
+
     def test_out_and_in_keeps_every_byte_at_its_address(self, world: World) -> None:
         session = world.start(3 * world.unit_bytes)
         before, free_before = session.digest(), world.free_bytes()
         out = moved(world.pager.page_out(session.target, soon_ns()))
         assert 3 * world.unit_bytes <= out.bytes_moved
         assert out.bytes_moved <= 3 * world.unit_bytes + world.overhead_bytes
-        assert world.free_bytes() >= free_before + 3 * world.unit_bytes
+        assert world.free_bytes() >= free_before + 3 * world.unit_bytes - world.slack_bytes
         back = moved(world.pager.page_in(session.target, soon_ns()))
         assert back.bytes_moved == out.bytes_moved
         assert session.digest() == before
@@ -118,12 +128,12 @@ class PagerContract:
     def test_again_and_again(self, world: World) -> None:
         session = world.start(world.unit_bytes)
         before = session.digest()
-        sizes = set()
+        sizes = []
         for _ in range(5):
-            sizes.add(moved(world.pager.page_out(session.target, soon_ns())).bytes_moved)
+            sizes.append(moved(world.pager.page_out(session.target, soon_ns())).bytes_moved)
             moved(world.pager.page_in(session.target, soon_ns()))
         assert session.digest() == before
-        assert len(sizes) == 1, "nothing is left behind in the GPU"
+        assert max(sizes) - min(sizes) <= world.slack_bytes, "nothing is left behind in the GPU"
 
     def test_what_is_paged_out_is_held_and_runs_after_the_page_in(self, world: World) -> None:
         session = world.start(world.unit_bytes)
@@ -138,7 +148,7 @@ class PagerContract:
         free_before = world.free_bytes()
         assert moved(world.pager.suspend(session.target, soon_ns())).bytes_moved == 0
         self.assert_held(session)
-        assert abs(world.free_bytes() - free_before) <= world.residue_bytes
+        self.assert_as_free(world, free_before)
         assert moved(world.pager.resume(session.target, soon_ns())).bytes_moved == 0
         assert session.touched(60.0)
         session.finish_touch()
@@ -187,24 +197,27 @@ class PagerContract:
 
     def test_observe_says_what_is(self, world: World) -> None:
         session = world.start(2 * world.unit_bytes)
+        about = world.residue_bytes + world.slack_bytes
         seen = self.look(world, session)
         size = seen.resident_bytes
-        assert 2 * world.unit_bytes <= size <= 2 * world.unit_bytes + world.overhead_bytes
+        least = 2 * world.unit_bytes if world.sizes_seen else 0
+        assert least <= size <= 2 * world.unit_bytes + world.overhead_bytes
         assert (seen.alive, seen.residency, seen.paged_out_bytes) == (True, Residency.RESIDENT, 0)
         assert [p.ref for p in seen.processes] == [session.target.root]
         moved(world.pager.suspend(session.target, soon_ns()))
         seen = self.look(world, session)
         assert seen.residency is Residency.LOCKED
-        assert abs(seen.resident_bytes - size) <= world.residue_bytes
+        assert abs(seen.resident_bytes - size) <= about
         moved(world.pager.page_out(session.target, soon_ns()))
         seen = self.look(world, session)
         assert seen.residency is Residency.PAGED_OUT
         assert seen.resident_bytes <= world.residue_bytes
-        assert size - world.residue_bytes <= seen.paged_out_bytes <= size
+        if world.sizes_seen:
+            assert size - about <= seen.paged_out_bytes <= size + world.slack_bytes
         moved(world.pager.page_in(session.target, soon_ns()))
         seen = self.look(world, session)
         assert seen.residency is Residency.RESIDENT
-        assert abs(seen.resident_bytes - size) <= world.residue_bytes
+        assert abs(seen.resident_bytes - size) <= about
         assert seen.paged_out_bytes == 0
 
     def test_a_session_that_does_not_use_the_gpu(self, world: World) -> None:
@@ -282,6 +295,7 @@ class PagerContract:
             assert outcome.detail
         assert self.look(world, session).residency is Residency.LOST
 
+    @pytest.mark.kills
     @pytest.mark.parametrize("before", ["nothing", "suspend", "page_out"])
     def test_a_process_that_ended(self, world: World, before: str) -> None:
         free_before = world.free_bytes()
@@ -293,8 +307,9 @@ class PagerContract:
             refused(getattr(world.pager, call)(session.target, soon_ns()), Reason.GONE)
         seen = self.look(world, session)
         assert (seen.alive, seen.resident_bytes, seen.paged_out_bytes) == (False, 0, 0)
-        assert world.free_bytes() >= free_before
+        assert world.free_bytes() >= free_before - world.slack_bytes
 
+    @pytest.mark.kills
     def test_footprints_are_those_of_what_is_out(self, world: World) -> None:
         one, other = world.start(world.unit_bytes), world.start(2 * world.unit_bytes)
         assert world.pager.export_footprints() == {}
@@ -414,7 +429,7 @@ class PartsContract(PagerContract):
         left, came = world.swap(out, into, soon_ns(2.0))
         refused(left, Reason.LOCK_TIMEOUT)
         refused(came, Reason.NO_ROOM)
-        assert abs(world.free_bytes() - free_before) <= world.residue_bytes
+        self.assert_as_free(world, free_before)
         assert self.look(world, into).residency is Residency.PAGED_OUT
         assert out.digest() == contents[1]
         moved(world.swap(out, into, soon_ns())[1])

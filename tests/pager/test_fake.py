@@ -58,7 +58,8 @@ class FakeWorld:
     unit_bytes = MIB
     memory_bytes = 100 * MIB
     overhead_bytes = 0
-    residue_bytes = 0
+    residue_bytes = slack_bytes = 0
+    sizes_seen = True
 
     def __init__(self, *, partial: bool = False, copy_bytes_per_s: int | None = None) -> None:
         self.pager = FakePager(

@@ -102,19 +102,17 @@ def train(steps):
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 def test_a_training_loop_does_not_notice(world: RealWorld) -> None:
     worker = Worker({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
-    try:
-        worker.do(TRAINING, within_s=300)
-        undisturbed = worker.get("train(2000)", within_s=300)
-        root = processes.ref_of(worker.pid)
-        assert root is not None
-        target = Target(SessionId("torch"), root)
-        worker.send("train(2000)")
-        swaps = 0
-        while not worker.answered(0.2):
-            moved(world.pager.page_out(target, soon_ns()))
-            moved(world.pager.page_in(target, soon_ns()))
-            swaps += 1
-        assert worker.answer() == undisturbed
-        assert swaps > 0
-    finally:
-        worker.close()
+    world.take(worker)
+    worker.do(TRAINING, within_s=300)
+    undisturbed = worker.get("train(2000)", within_s=300)
+    root = processes.ref_of(worker.pid)
+    assert root is not None
+    target = Target(SessionId("torch"), root)
+    worker.send("train(2000)")
+    swaps = 0
+    while not worker.answered(0.2):
+        moved(world.pager.page_out(target, soon_ns()))
+        moved(world.pager.page_in(target, soon_ns()))
+        swaps += 1
+    assert worker.answer() == undisturbed
+    assert swaps > 0

@@ -50,6 +50,7 @@ class Machine:
         self.sizes = {int(name[1:]): size for name, size in sizes.items()}
         self.total = 100 * MIB
         self.outside = 0
+        self.names = True
         self.states = dict.fromkeys(self.sizes, RUNNING)
         self.unlisted: set[int] = set()
         self.elsewhere: dict[int, str] = {}
@@ -98,6 +99,12 @@ class Machine:
     def free_bytes(self) -> int:
         self._check_nvml()
         return self.total - self.outside - sum(self._resident().values())
+
+    def total_bytes(self) -> int:
+        return self.total
+
+    def names_users(self) -> bool:
+        return self.names
 
     def bytes_by_pid(self) -> dict[int, int]:
         self._check_nvml()
@@ -471,9 +478,45 @@ def test_the_margin_counts_beside_others_and_not_alone() -> None:
 def test_the_margin_grows_with_the_need() -> None:
     machine = Machine()
     machine.total, machine.outside = 80 * 1024 * MIB, 1024 * MIB
-    need = 79 * 1024 * MIB * 100 // 101
+    need = (79 * 1024 - 32) * MIB * 100 // 101
     assert fits(room(machine), Reservation(need - MIB, []))
     assert not fits(room(machine), Reservation(need + MIB, []))
+
+
+def test_a_real_gpu_has_a_little_to_spare_even_for_one_that_is_alone() -> None:
+    """Processes take 5 MiB more than NVML says; a restore that fails is permanent."""
+    machine = Machine()
+    machine.total = 24 * 1024 * MIB
+    assert fits(room(machine), Reservation(machine.total - 4 * MIB, []))
+    assert not fits(room(machine), Reservation(machine.total - 3 * MIB, []))
+
+
+def test_a_small_need_has_32_mib_to_spare_beside_others() -> None:
+    machine = Machine()
+    machine.total = 24 * 1024 * MIB
+    machine.outside = machine.total - 200 * MIB
+    assert fits(room(machine), Reservation(166 * MIB, []))
+    assert not fits(room(machine), Reservation(167 * MIB, []))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_nobody_is_known_to_be_alone_where_nvml_names_nobody(named: bool) -> None:
+    """In a PID namespace: somebody whom NVML does not list uses 30 MiB of 100."""
+    machine = Machine()
+    machine.names = named
+    shared = room(machine)
+
+    def would_fit(need_bytes: int | None) -> bool:
+        reservation = Reservation(need_bytes, [])
+        with shared.reserved(reservation):
+            return fits(shared, reservation)
+
+    assert would_fit(100 * MIB), "it is as empty as it was ever seen"
+    machine.sizes, machine.states = {2: 30 * MIB}, {2: RUNNING}
+    machine.unlisted = {2}
+    assert would_fit(70 * MIB) is named
+    assert would_fit(66 * MIB)
+    assert would_fit(None) is named
 
 
 def test_room_is_promised_once_and_given_back() -> None:

@@ -3,6 +3,7 @@ own, and the pager in another one, so that anything can be killed at any point."
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shutil
 import tempfile
@@ -11,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cuda_processes import Worker, wait_until
+from cuda_processes import Program, Worker, end_on_a_gpu, wait_until
 from cuda_program import CudaProgram
 from linked_program import LinkedProgram
 from pager_process import PagerProcess
 
 from kiwi_core import emulator, preload
-from kiwi_core.gpu import processes
+from kiwi_core.gpu import nvml, processes
 from kiwi_core.pager.api import Target
 from kiwi_core.units import GIB, MIB, SessionId
 
@@ -51,11 +52,14 @@ class ProcessWorld:
 
     unit_bytes: int
     overhead_bytes: int
+    slack_bytes = 0
+    sizes_seen = True
     environment: dict[str, str]
     gpu_uuid: str
 
     def __init__(self) -> None:
         self._closing: list[Callable[[], None]] = []
+        self._programs: list[Program] = []
         self._holder: Worker | None = None
         self.pager = self.new_pager()
         self.memory_bytes = self.free_bytes()
@@ -76,8 +80,13 @@ class ProcessWorld:
             child_bytes=child_bytes,
             leader=leader,
         )
-        self._closing.append(session.close)
+        self.take(session)
         return session.born()
+
+    def take(self, program: Program) -> None:
+        """``close`` ends it, too."""
+        self._programs.append(program)
+        self._closing.append(program.close)
 
     def hold_outside(self, free_bytes: int) -> None:
         if self._holder is not None:
@@ -107,8 +116,9 @@ class ProcessWorld:
         return self.pager.finish_swap()
 
     def close(self) -> None:
-        for close in reversed(self._closing):
-            close()
+        with contextlib.ExitStack() as stack:  # each, whatever becomes of the others
+            for close in self._closing:
+                stack.callback(close)
 
 
 class EmulatedWorld(ProcessWorld):
@@ -224,18 +234,21 @@ class RealWorld(ProcessWorld):
     unit_bytes = 128 * MIB
     overhead_bytes = GIB
     residue_bytes = 0
+    slack_bytes = 64 * MIB
     left_bytes = 4 * GIB
 
     def __init__(self, gpu_uuid: str) -> None:
         self.environment = {}
         self.gpu_uuid = gpu_uuid
         super().__init__()
+        ballast = Worker(self.environment)
+        self._closing.append(ballast.close)
+        ballast.do("init()")
+        # In a PID namespace NVML names no process that anybody here knows.
+        self.sizes_seen = nvml.processes(gpu_uuid).get(ballast.pid, 0) > 0
         if self.memory_bytes > self.left_bytes:
-            ballast = Worker(self.environment)
-            self._closing.append(ballast.close)
-            ballast.do("init()")
             ballast.do(f"alloc(ck(driver.cuMemGetInfo())[0] - {self.left_bytes})")
-            self.memory_bytes = self.free_bytes()
+        self.memory_bytes = self.free_bytes()
 
     def free_bytes(self) -> int:
         """Once it has settled: the driver scrubs what was freed first."""
@@ -244,3 +257,7 @@ class RealWorld(ProcessWorld):
             time.sleep(0.2)
             last, now = now, super().free_bytes()
         return now
+
+    def close(self) -> None:
+        end_on_a_gpu(reversed(self._programs), self.environment)
+        super().close()

@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,8 @@ TIMES = 3
 """At least so often the program must have been moved out."""
 
 LIMIT_S = 240.0
+ENDS_WITHIN_S = 60.0
+"""For the daemon: it waits for operations that are under way."""
 
 PROGRAM = """
 import json, os, sys, time
@@ -75,6 +77,12 @@ class GpuDaemon(Daemon):
 
     def gpus(self) -> int:
         return 1
+
+    def stop(self) -> None:
+        """First as systemd does: then it brings back what it has moved out."""
+        with suppress(subprocess.TimeoutExpired):
+            self.terminate(ENDS_WITHIN_S)
+        super().stop()
 
 
 @dataclass

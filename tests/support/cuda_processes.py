@@ -11,14 +11,18 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 PATIENCE_S = 60.0
 """For one answer: the machines that run tests are small and busy."""
+ENDS_WITHIN_S = 20.0
+"""For a program whose input has ended: Python's end and the driver's, on a busy machine."""
 WORKER = Path(__file__).with_name("cuda_worker.py")
+EMULATED = "KIWI_EMULATOR_STATE"
+"""``emulator.ENV_STATE``. (Workers import this module, too, and may not find Kiwi.)"""
 
 
 class WorkerError(Exception):
@@ -42,7 +46,10 @@ class Worker:
             text=True,
             env=os.environ | environment,
         )
+        self.emulated = EMULATED in os.environ | environment
+        self._asked_to_end = False
         self._answers: list[dict[str, Any] | None] = []
+        self._owed = 0
         self._arrived = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -50,6 +57,10 @@ class Worker:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def pids(self) -> list[int]:
+        return [self.pid]
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -62,9 +73,15 @@ class Worker:
             self._answers.append(answer)
             self._arrived.notify_all()
 
+    @property
+    def usable(self) -> bool:
+        """Whether it lives and has answered all that it was asked."""
+        return self.returncode is None and self._owed == 0
+
     def send(self, code: str, kind: str = "eval") -> None:
         """Without waiting for the answer: ``answer()`` fetches it."""
         assert self._process.stdin is not None
+        self._owed += 1
         self._process.stdin.write(json.dumps({"kind": kind, "code": code}) + "\n")
         self._process.stdin.flush()
 
@@ -79,6 +96,7 @@ class Worker:
             answer = self._answers[0]
             if answer is not None:  # the mark of the end stays
                 self._answers.pop(0)
+                self._owed -= 1
         if answer is None:
             raise WorkerGoneError(f"worker {self.pid} is gone")
         if "error" in answer:
@@ -111,7 +129,16 @@ class Worker:
     def end_input(self) -> None:
         """Asks it to end the normal way."""
         assert self._process.stdin is not None
+        self._asked_to_end = True
         self._process.stdin.close()
+
+    def leave(self, within_s: float = ENDS_WITHIN_S) -> bool:
+        """End its input and wait for its end; whether it has ended. Asks only once."""
+        if not self._asked_to_end:
+            with contextlib.suppress(BrokenPipeError):
+                self.end_input()
+            self.ended(within_s)
+        return self.returncode is not None
 
     def ended(self, within_s: float) -> bool:
         try:
@@ -126,13 +153,52 @@ class Worker:
         return self._process.poll()
 
     def close(self) -> None:
-        if self._process.poll() is None:
+        """On a real GPU a program ends by itself if it can: to kill one that runs and was restored
+        has hung hosts (NVIDIA/cuda-checkpoint#53). See ``end_on_a_gpu`` for one that may be held.
+        The emulated driver has no such fault, and a kill is quicker."""
+        if self.returncode is None and (self.emulated or not self.leave()):
             self.kill()
         self._reader.join(PATIENCE_S)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
+
+
+class Program(Protocol):
+    """One process with its children."""
+
+    @property
+    def pids(self) -> list[int]: ...
+
+    def leave(self) -> bool: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def end_on_a_gpu(programs: Iterable[Program], environment: dict[str, str]) -> None:
+    """End programs, some of which may be locked or out, so that none is killed while it runs on the
+    GPU: a locked one is let go and ends by itself, one that is out may be killed, and one that does
+    not end is paged out first."""
+    helper = Worker(environment)
+    with contextlib.suppress(WorkerError, WorkerGoneError):  # a machine without a GPU
+        helper.do("ck(driver.cuInit(0))")
+    for program in programs:
+        if _out(helper, program, "let_go"):
+            program.kill()
+        elif not program.leave():
+            _out(helper, program, "put_away")
+        program.close()
+    helper.close()
+
+
+def _out(helper: Worker, program: Program, call: str) -> bool:
+    """Whether all of its memory is out of the GPU after ``call``; false where nobody can say."""
+    with contextlib.suppress(AssertionError, WorkerError, WorkerGoneError, BrokenPipeError):
+        return all(helper.get(f"{call}({pid})") for pid in program.pids)
+    return False
 
 
 def wait_until(condition: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:

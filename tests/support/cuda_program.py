@@ -8,10 +8,11 @@ over pipes by what is in ``cuda_processes.py``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
-from cuda_processes import Worker, wait_until
+from cuda_processes import ENDS_WITHIN_S, Worker, wait_until
 
 _SETUP = """
 def pieces(size, piece=16 * MIB):
@@ -90,6 +91,11 @@ class CudaProgram:
     def pid(self) -> int:
         return self._worker.pid
 
+    @property
+    def pids(self) -> list[int]:
+        """Its own and its child's."""
+        return [pid for pid in (self.pid, self.child_pid) if pid]
+
     def start_child(self, size_bytes: int, *, seed: int = 2) -> None:
         self.child_bytes = size_bytes
         self._worker.do(_CHILD.format(setup=_SETUP.format(size=size_bytes, seed=seed)))
@@ -141,9 +147,20 @@ class CudaProgram:
         """The program itself, not its child, without warning."""
         self._worker.kill()
 
+    def leave(self) -> bool:
+        """Ask it to end by itself, and its child with it; whether both have ended."""
+        return self._worker.leave() and self._child_ended()
+
+    def _child_ended(self) -> bool:
+        """Its input is a pipe of its parent's."""
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not _exists(self.child_pid), "the end of the child", ENDS_WITHIN_S)
+        return not _exists(self.child_pid)
+
     def close(self) -> None:
+        """See ``Worker.close``."""
         self._worker.close()
-        if self.child_pid:
+        if self.child_pid and (self._worker.emulated or not self._child_ended()):
             # It ends with its parent's pipe unless it is held.
             try:
                 os.kill(self.child_pid, signal.SIGKILL)

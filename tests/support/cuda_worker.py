@@ -132,6 +132,20 @@ def resume(pid: int) -> None:
     process.unlock()
 
 
+def let_go(pid: int) -> bool:
+    """Unlock a process that is locked; whether its memory is out (then it is left as it is)."""
+    process = checkpoint_of(pid)
+    if process.state == "locked":
+        process.unlock()
+    return bool(process.state == "checkpointed")
+
+
+def put_away(pid: int) -> bool:
+    """Page a process out, so that it may be killed; true: it is out."""
+    suspend(pid, timeout_ms=5_000)
+    return True
+
+
 class Loop:
     """Keeps adding 1 to every word on the device and checks that nothing else touched them."""
 

@@ -6,7 +6,6 @@ ends every process that it started, however the test went.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
@@ -14,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 from pagers import CHECKPOINT, PagerUnderTest
+from patience import PATIENCE_S, die_with_the_test, wait_until
 
 from kiwi_core import emulator
 from kiwi_core.client import Client
@@ -32,29 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kiwi_core.wire.messages import GpuStatus, SessionStatus
-
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
-
-PATIENCE_S = 30.0
-"""How long tests wait for what should take milliseconds: the machine may be busy."""
-
-
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
-    """The first true value of ``condition()``; ``AssertionError`` saying ``what`` did not come."""
-    ends_at = time.monotonic() + timeout_s
-    while time.monotonic() < ends_at:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.01)
-    raise AssertionError(f"not within {timeout_s:g} s: {what}")
-
-
-def die_with_the_test() -> None:
-    """For ``preexec_fn``: a test that takes too long is ended without any clean-up; what it has
-    started must end, too."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @dataclass

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import pagers
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import KernelManager
 
@@ -35,6 +34,10 @@ _NOT_INHERITED = (
     "JPY_SESSION_NAME",
     "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "PYTHONSTARTUP", "XDG_RUNTIME_DIR",
 )  # fmt: skip
+
+ROOT = Path(__file__).resolve().parents[2]
+EXTENSION = "--ext=kiwi_jupyter.kernel"
+"""What a user writes who has Kiwi on ``PYTHONPATH`` only (docs/notebooks.md)."""
 
 Message = dict[str, Any]
 
@@ -127,7 +130,7 @@ class Kernel:
 
     def __init__(self, directory: Path, env: Mapping[str, str], python: str) -> None:
         self.directory = directory
-        self.env = pagers.into(clean_environment(directory) | dict(env))
+        self.env = _with_pager(clean_environment(directory, python) | dict(env))
         self.manager = KernelManager(
             transport="ipc",
             ip=str(directory / "k"),
@@ -140,6 +143,7 @@ class Kernel:
             "ipykernel_launcher",
             "-f",
             "{connection_file}",
+            *(() if installed(python) else (EXTENSION,)),
         ]
         self.manager._kernel_spec = KernelSpec(argv=argv, display_name="test", language="python")
         self._cells: dict[str, Cell] = {}
@@ -295,9 +299,29 @@ class Kernel:
         raise AssertionError(f"no answer to {kind}")
 
 
-def clean_environment(directory: Path) -> dict[str, str]:
-    """An empty home, so that no profile or configuration of the machine's user plays a part."""
+def _with_pager(env: dict[str, str]) -> dict[str, str]:
+    """Imports Kiwi only for those who have not prepared ``env`` themselves: black-box tests do."""
+    if env.get("KIWI_PRELOAD") or not env.get("KIWI_PAGER"):
+        return env
+    import pagers
+
+    return pagers.into(env)
+
+
+def installed(python: str) -> bool:
+    """Whether kernels of this Python load Kiwi by themselves: a wheel has brought what does that.
+    Not in a checkout on ``PYTHONPATH``, nor after ``pip install --target``."""
+    places = (Path(python).parents[1] / "etc", Path("/usr/local/etc"), Path("/etc"))
+    return any((place / "ipython" / "ipython_kernel_config.py").exists() for place in places)
+
+
+def clean_environment(directory: Path, python: str = KERNEL_PYTHON) -> dict[str, str]:
+    """An empty home, so that no profile or configuration of the machine's user plays a part. Where
+    Kiwi is not installed, this checkout and what is carried along on ``PYTHONPATH`` stay there."""
     env = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    if not installed(python):
+        carried = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT), *carried]))
     places = {
         "HOME": "home", "IPYTHONDIR": "ipython", "JUPYTER_CONFIG_DIR": "config",
         "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime", "KIWI_SOCKET_DIR": "sockets",

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import nbformat
-from daemon import die_with_the_test, wait_until
 from gpu_cells import PRELUDE
 from kernels import clean_environment
+from patience import die_with_the_test, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,14 +42,15 @@ _SETTINGS = {
 LABEXTENSION = Path(sys.prefix) / "share/jupyter/labextensions/kiwi-jupyter"
 """Where the install puts it, and JupyterLab finds it by itself."""
 
-_MODULE = {"lab": "jupyterlab", "notebook": "notebook"}
+_MODULE = {"lab": "jupyterlab", "notebook": "notebook", "server": "jupyter_server"}
 _APP_CLASS = {"lab": "LabApp", "notebook": "JupyterNotebookApp"}
+"""Of those with pages."""
 _PAGE_CONFIG = {"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}
 
 
 @dataclass
 class Lab:
-    """Made by ``running_lab``. ``app`` is ``lab`` or ``notebook``."""
+    """Made by ``running_lab``. ``app`` is ``lab``, ``notebook``, or ``server``: without pages."""
 
     directory: Path
     env: dict[str, str]
@@ -78,8 +79,7 @@ class Lab:
             *self.prefix, sys.executable, "-m", _MODULE[self.app],
             "--no-browser", "--allow-root", f"--IdentityProvider.token={TOKEN}",
             f"--ServerApp.root_dir={self.notebooks}", "--ServerApp.ip=127.0.0.1",
-            f"--{_APP_CLASS[self.app]}.expose_app_in_browser=True",
-            *self.options,
+            *self._for_pages(), *self.options,
         ]  # fmt: skip
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
@@ -87,6 +87,10 @@ class Lab:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_the_test,
             )  # fmt: skip
         wait_until(self._answers, "an answer of the Jupyter server", START_WITHIN_S)
+
+    def _for_pages(self) -> list[str]:
+        app_class = _APP_CLASS.get(self.app)
+        return [f"--{app_class}.expose_app_in_browser=True"] if app_class else []
 
     def stop(self) -> None:
         if self.process is None or self.process.poll() is not None:
@@ -167,7 +171,9 @@ def running_lab(
     directory = Path(tempfile.mkdtemp(prefix="kw-lab-"))
     (directory / "notebooks").mkdir()
     (directory / "notebooks" / f"{MODULE}.py").write_text(PRELUDE)
-    assert LABEXTENSION.is_dir(), f"there is no {LABEXTENSION}: `make lab` builds and installs it"
+    assert app == "server" or LABEXTENSION.is_dir(), (
+        f"there is no {LABEXTENSION}: `make lab` builds and installs it"
+    )
     (directory / "tmp").mkdir()
     environment = clean_environment(directory) | {"TMPDIR": str(directory / "tmp")} | dict(env)
     _write_settings(directory, {**_SETTINGS, **(settings or {})})

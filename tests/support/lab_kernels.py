@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daemon import PATIENCE_S, wait_until
 from jupyter_client.blocking.client import BlockingKernelClient
+from patience import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from lab import Lab

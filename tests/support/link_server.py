@@ -13,6 +13,8 @@ from kiwi_core.config import DEFAULTS
 from kiwi_core.daemon.connection import Connection
 from kiwi_core.daemon.links import Links
 from kiwi_core.daemon.peers import process_of
+from kiwi_core.daemon.shares import Shares
+from kiwi_core.daemon.turns import Turns
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Target
 from kiwi_core.units import SessionId
@@ -58,8 +60,9 @@ class LinkServer:
 
     async def _serve(self, ready: threading.Event) -> None:
         self.links = Links(self._roots, self._gpu_bytes, lambda _link: None)  # type: ignore[arg-type]
+        turns = Turns(Shares())
         await asyncio.get_running_loop().create_unix_server(
-            lambda: Connection(self, DEFAULTS), path=self._path
+            lambda: Connection(self, DEFAULTS, turns), path=self._path
         )
         ready.set()
         await asyncio.Event().wait()
@@ -86,7 +89,7 @@ class LinkServer:
         elif isinstance(message, PagerState):
             self.links.told(self._link_of[connection], message)
         elif isinstance(message, PagerDone):
-            self._link_of[connection].done(message)
+            self.links.done(self._link_of[connection], message)
         elif isinstance(message, Ping):
             connection.send(Pong())
 

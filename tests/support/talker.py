@@ -17,7 +17,11 @@ class Talker:
     def __init__(self, path: Path, *, timeout_s: float = 30.0) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._timeout_s = timeout_s
-        self.socket.connect(str(path))  # blocking: waits where too many want in at once
+        try:
+            self.socket.connect(str(path))  # blocking: waits where too many want in at once
+        except OSError:
+            self.socket.close()
+            raise
         self.socket.settimeout(timeout_s)
         self._rest = b""
 

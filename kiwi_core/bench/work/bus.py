@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from kiwi_core.bench.work import pinning, vmm_calls
+from kiwi_core.bench.work import pinned, pinning, vmm_calls
 from kiwi_core.bench.work.hostmem import Mapped
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import memory
@@ -149,6 +149,12 @@ class Bus:
         self._held = _patiently(lambda: memory.allocate(size_bytes))
         self._held_bytes = size_bytes
         self.change()
+
+    def until_pinned(self, limit_s: float) -> int | None:
+        """Of what is held, how many bytes have pinned memory to go to, once that is all or
+        ``limit_s`` is over; ``None`` where the driver moves it."""
+        pinned_bytes = pinned.until_pinned(limit_s)
+        return pinned_bytes if pinned_bytes is None else min(pinned_bytes, self._held_bytes)
 
     def change(self) -> None:
         """Every byte of what is held gets another value; three windows get their own."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
+from kiwi_core import interpreter
 from kiwi_core.cli.checks.finding import Finding, ok, warn
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def ask() -> dict[str, Any] | None:
     started, and none needs to run."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _PROBE, SERVER_EXTENSION, LAB_EXTENSION],
+            interpreter.source(_PROBE, SERVER_EXTENSION, LAB_EXTENSION),
+            cwd=interpreter.DIRECTORY,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

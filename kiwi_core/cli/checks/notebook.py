@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import interpreter
 from kiwi_core.cli.checks.finding import Finding, fail, ok, warn
 from kiwi_core.config import ENV_DISABLE
 
@@ -93,7 +94,8 @@ def effective_extensions() -> list[str] | None:
     each kernel does."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _PROBE],
+            interpreter.source(_PROBE),
+            cwd=interpreter.DIRECTORY,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core import preload
+from kiwi_core import interpreter, preload
 from kiwi_core.cli.checks.finding import Finding, ok, warn
 from kiwi_core.config import CHECKPOINT, ENV_PAGER, INPROCESS
 
@@ -52,7 +52,8 @@ def loaded(library: Path) -> Finding:
     env = preload.environment(library, os.environ)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _PROBE],
+            interpreter.source(_PROBE),
+            cwd=interpreter.DIRECTORY,
             env={**os.environ, **env},
             capture_output=True,
             text=True,

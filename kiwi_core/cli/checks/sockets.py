@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core import __version__
 from kiwi_core.cli.checks.finding import Finding, fail, ok, warn
 from kiwi_core.cli.common import CONNECT_TIMEOUT_S, observer
+from kiwi_core.client.directory import why_unsafe
 from kiwi_core.daemon.places import SOCKET_PATH_MAX
 from kiwi_core.errors import KiwiError
 from kiwi_core.units import format_bytes
@@ -49,19 +50,14 @@ def directory(path: Path) -> Iterator[Finding]:
 
 
 def ownership(path: Path, info: os.stat_result) -> Finding:
-    """Whoever owns the directory can pose as a daemon."""
-    if not stat.S_ISDIR(info.st_mode):
-        return fail(
-            "sockets", f"{path} is not a directory (or is a link).", f"Remove it: rm {path}"
-        )
-    if info.st_uid not in (0, os.getuid()):
+    """Judge who could pose as a daemon there."""
+    if why := why_unsafe(info):
         return fail(
             "sockets",
-            f"{path} belongs to another user, who could pose as a daemon.",
-            "Set KIWI_SOCKET_DIR to a directory of your own.",
+            f"{path} {why}: others could pose as a daemon, so no program of yours uses it.",
+            f"Set KIWI_SOCKET_DIR to a directory of your own, or run `chmod go-w {path}` if this "
+            "one is.",
         )
-    if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
-        return fail("sockets", f"Everybody may write to {path}.", f"Run: chmod o-w {path}")
     return ok("sockets", f"{path} (mode {stat.S_IMODE(info.st_mode):o})")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     emulated_size = args.size if args.emulate or not _has_gpu() else None
     for size in (args.size, args.copy_rate):
         parse_size_bytes(size)
+    os.umask(0o077)  # what is made on the way is nobody else's business
     with stage(emulated_size, args.tq, args.copy_rate) as it:
         if args.headless:
             from kiwi_core.cli.demo.headless import play

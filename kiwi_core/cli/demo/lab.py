@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
+from kiwi_core import interpreter
 from kiwi_core.cli.demo.workspace import write_settings, write_workspace
 from kiwi_core.errors import CallerError
 
@@ -35,7 +35,7 @@ def open_lab(stage: Stage, *, browser: bool, port: int) -> int:
     write_workspace(workspaces, (first, second))
     settings = write_settings(stage.directory / "settings", stage.env)
     command = [
-        sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={stage.notebooks[0].parent}",
+        *interpreter.module("jupyterlab"), f"--ServerApp.root_dir={stage.notebooks[0].parent}",
         f"--port={port}", f"--LabApp.workspaces_dir={workspaces}",
     ]  # fmt: skip
     if os.getuid() == 0:
@@ -43,6 +43,6 @@ def open_lab(stage: Stage, *, browser: bool, port: int) -> int:
     if not browser:
         command.append("--no-browser")
     try:
-        return subprocess.call(command, env=stage.env | settings)
+        return subprocess.call(command, env=stage.env | settings, cwd=interpreter.DIRECTORY)
     except KeyboardInterrupt:
         return 0

@@ -2,10 +2,12 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -14,6 +16,7 @@
 
 #define THREAD_STACK (256u << 10)
 #define BACKLOG 64
+#define MEND_EVERY_MS 500 /* less often than a daemon looks for its own socket */
 
 static int listener = -1, directory = -1;
 static pid_t server_tid;
@@ -110,11 +113,18 @@ static int start_thread(void *(*fn)(void *), void *arg) {
     return rc;
 }
 
-static void *accept_all(void *arg) {
-    int fd = (int)(intptr_t)arg;
+static void mend_name(void);
+
+static void *accept_all(void *unused) {
+    (void)unused;
     __atomic_store_n(&server_tid, (pid_t)syscall(SYS_gettid), __ATOMIC_RELEASE);
     for (;;) {
-        int c = accept4(fd, NULL, NULL, SOCK_CLOEXEC);
+        struct pollfd polled = {.fd = listener, .events = POLLIN};
+        if (poll(&polled, 1, MEND_EVERY_MS) == 0) {
+            mend_name();
+            continue;
+        }
+        int c = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
         if (c < 0 && (errno == EBADF || errno == EINVAL)) return NULL;
         if (c < 0) {
             ke_sleep_ns(10000000); /* out of descriptors, say */
@@ -135,6 +145,40 @@ int ke_open_control(void) {
     return open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
 }
 
+static int bound(int dir) { /* a listening socket in `dir`, named by this process; -1: errno says why */
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    char name[16];
+    snprintf(name, sizeof name, "%d", getpid());
+    unlinkat(dir, name, 0); /* left behind by a killed process with the same pid */
+    snprintf(at.sun_path, sizeof at.sun_path, "/proc/self/fd/%d/%s", dir, name);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (fd < 0) return fd;
+    /* fchmod first: the file that bind makes has this mode, whatever the umask is. */
+    if (!fchmod(fd, 0600) && !bind(fd, (struct sockaddr *)&at, sizeof at) && !listen(fd, BACKLOG)) return fd;
+    int why = errno;
+    close(fd);
+    errno = why;
+    return -1;
+}
+
+/* The directory may have been removed and made again. The real driver is in no directory: what was there
+ * goes on being there. */
+static void mend_name(void) {
+    struct stat is, was;
+    int dir = ke_open_control();
+    if (dir < 0) return;
+    bool same = !fstat(dir, &is) && !fstat(directory, &was) && is.st_ino == was.st_ino && is.st_dev == was.st_dev;
+    int fd = same ? -1 : bound(dir);
+    if (fd < 0) {
+        close(dir);
+        return;
+    }
+    close(listener);
+    close(directory);
+    listener = fd;
+    directory = dir;
+}
+
 static CUresult listen_failed(const char *what) {
     fprintf(stderr, "kiwi emulated driver: no control socket in %s.d: %s: %s\n", ke_state_path(), what,
             strerror(errno));
@@ -144,19 +188,12 @@ static CUresult listen_failed(const char *what) {
 }
 
 CUresult ke_server_start(void) {
-    struct sockaddr_un at = {.sun_family = AF_UNIX};
-    char name[16];
     if (listener >= 0) return CUDA_SUCCESS;
     if (directory < 0) directory = ke_open_control();
     if (directory < 0) return listen_failed("opening the directory");
-    snprintf(name, sizeof name, "%d", getpid());
-    unlinkat(directory, name, 0); /* left behind by a killed process with the same pid */
-    snprintf(at.sun_path, sizeof at.sun_path, "/proc/self/fd/%d/%s", directory, name);
-    listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (listener < 0) return listen_failed("socket");
-    if (bind(listener, (struct sockaddr *)&at, sizeof at) != 0) return listen_failed("bind");
-    if (listen(listener, BACKLOG) != 0) return listen_failed("listen");
-    if (start_thread(accept_all, (void *)(intptr_t)listener) != 0) return listen_failed("thread");
+    listener = bound(directory);
+    if (listener < 0) return listen_failed("listening");
+    if (start_thread(accept_all, NULL) != 0) return listen_failed("thread");
     while (__atomic_load_n(&server_tid, __ATOMIC_ACQUIRE) == 0) ke_sleep_ns(100000);
     return CUDA_SUCCESS;
 }

@@ -3,7 +3,9 @@
 #include <ctype.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define API __attribute__((visibility("default")))
 
@@ -35,6 +37,12 @@ static const struct {
     {"cuGetProcAddress", 12000, (void (*)(void))cuGetProcAddress_v2},
 };
 
+/* Stands for the function that KIWI_EMULATOR_HANG names: the call never returns, and signals end the
+ * process as always. */
+static void hang(void) {
+    for (;;) pause();
+}
+
 /* The newest form that is not newer than the version asked for (nor than the driver claims to be). */
 API int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, unsigned long long flags,
                             int *status) {
@@ -53,7 +61,11 @@ API int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, unsigne
         }
     }
     *pfn = NULL;
-    if (best >= 0) memcpy(pfn, &entries[best].address, sizeof *pfn);
+    if (best >= 0) {
+        const char *hangs = getenv("KIWI_EMULATOR_HANG");
+        void (*address)(void) = hangs && strcmp(hangs, symbol) == 0 ? hang : entries[best].address;
+        memcpy(pfn, &address, sizeof *pfn);
+    }
     if (status) *status = found;
     return found == FOUND ? SUCCESS : NOT_FOUND;
 }

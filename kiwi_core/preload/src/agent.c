@@ -86,12 +86,16 @@ static void lose(int64_t now_ns) {
     try_later(now_ns);
 }
 
+static void distrust(void) {
+    kp_warn("the Kiwi daemon's socket %s may be another user's, and is not trusted: it and its directory must "
+            "belong to you or to root, and nobody else may write there. This program runs without Kiwi. Ask "
+            "who administers this machine, or set KIWI_SOCKET_DIR.",
+            path);
+}
+
 static bool may_dial(void) {
-    enum kp_trust trust = kp_place_trusted(directory, path);
-    if (trust == KP_TRUST_NO)
-        kp_warn("the Kiwi daemon's socket %s belongs neither to you nor to root, and is not trusted: this "
-                "program runs without Kiwi. Ask who administers this machine, or set KIWI_SOCKET_DIR.",
-                path);
+    enum kp_trust trust = kp_place_trusted(directory, path + strlen(directory) + 1);
+    if (trust == KP_TRUST_NO) distrust();
     return trust == KP_TRUST_YES;
 }
 
@@ -105,6 +109,7 @@ static void dial(int64_t now_ns) {
         if (!kp_talk_begin()) lose(now_ns);
         return;
     }
+    if (errno == EPERM) distrust();
     if (errno == EACCES)
         kp_warn("you may not use the Kiwi daemon's socket %s: this program runs without Kiwi. Ask who "
                 "administers this machine to add you to the group that owns it.",

@@ -1,7 +1,8 @@
 /* Host memory for what is paged out: pieces of at most 1 GiB, pinned in the background before they
  * are needed, handed out in units of 2 MiB.
  *
- * Nothing is pinned on the switch path: where no pinned piece is free, a pageable one is added.
+ * Nothing is pinned on the switch path: where no pinned piece is free, a pageable one is added.  If the
+ * copies in it are kept, it is pinned with them, in the background, when all memory is in the GPU again.
  */
 #ifndef KP_ARENA_H
 #define KP_ARENA_H
@@ -44,6 +45,8 @@ void kp_arena_aim(uint64_t bytes);
 void kp_arena_trim(uint64_t keep_bytes);
 
 void kp_arena_wake(void); /* there is a new context to prepare for */
+/* By a pass that is over: copies that it left in pageable memory may be pinned where they are. */
+void kp_arena_moved(void);
 
 bool kp_arena_take(struct kp_copy *copy, size_t bytes); /* false: nothing was taken */
 void kp_arena_give(struct kp_copy *copy);

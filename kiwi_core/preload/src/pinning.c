@@ -11,6 +11,7 @@
 #include "fault.h"
 #include "gate.h"
 #include "hash.h"
+#include "kiwi_preload.h"
 #include "link.h"
 #include "pieces.h"
 #include "real.h"
@@ -40,9 +41,22 @@ static bool pin(struct kp_piece *p, bool on) { /* slow: outside kp_arena_mu */
     return rc == CUDA_SUCCESS;
 }
 
-/* A free pageable piece, or a new one; NULL: there is nothing to pin, or nothing to pin it with. */
+/* A pageable piece with copies in it: made on a way out that came before anything was pinned.  Not while
+ * something is out: then the driver may be about to lock the program, and nothing of it is to be in a call. */
+static struct kp_piece *used_one(void) {
+    if (__atomic_load_n(&kp_totals.out, __ATOMIC_RELAXED)) return NULL;
+    for (struct kp_piece *p = kp_pieces; p; p = p->next) {
+        if (!p->pinned && !p->busy && p->free_units < p->units) return p;
+    }
+    return NULL;
+}
+
+/* A piece with copies, a free pageable one, or a new one; NULL: there is nothing to pin, or nothing to pin
+ * it with.  The first even where enough is pinned: those copies go out and in at half the speed. */
 static struct kp_piece *next_to_pin(void) {
-    if (!enabled || refused || kp_arena_totals.pinned >= aim) return NULL;
+    if (!enabled || refused) return NULL;
+    struct kp_piece *used = used_one();
+    if (used || kp_arena_totals.pinned >= aim) return used;
     for (struct kp_piece *p = kp_pieces; p; p = p->next) {
         if (!p->pinned && !p->busy && p->free_units == p->units) return p;
     }
@@ -55,9 +69,10 @@ static struct kp_piece *next_to_pin(void) {
 uint64_t kp_arena_most(void) { return kp_arena_totals.limit < allowed ? kp_arena_totals.limit : allowed; }
 
 static void pin_one(struct kp_piece *p) { /* kp_arena_mu held */
+    bool clear = p->free_units == p->units; /* touching writes; nothing is handed out of a busy piece */
     p->busy = true;
     pthread_mutex_unlock(&kp_arena_mu);
-    kp_host_touch(p->base, p->units * KP_ARENA_UNIT);
+    if (clear) kp_host_touch(p->base, p->units * KP_ARENA_UNIT);
     bool ok = pin(p, true);
     pthread_mutex_lock(&kp_arena_mu);
     p->busy = false;
@@ -192,6 +207,12 @@ void kp_arena_wake(void) {
     pthread_mutex_unlock(&kp_arena_mu);
 }
 
+void kp_arena_moved(void) {
+    pthread_mutex_lock(&kp_arena_mu);
+    if (started && enabled && kp_arena_totals.pageable) pthread_cond_signal(&wanted);
+    pthread_mutex_unlock(&kp_arena_mu);
+}
+
 void kp_arena_aim(uint64_t bytes) {
     if (bytes == __atomic_load_n(&aim, __ATOMIC_RELAXED)) return;
     pthread_mutex_lock(&kp_arena_mu);
@@ -200,4 +221,18 @@ void kp_arena_aim(uint64_t bytes) {
     if (kp_arena_totals.pinned > spare) keep = spare;
     if (enabled && (kp_arena_totals.pinned < bytes || kp_arena_totals.pinned > spare)) kp_pinning_wake();
     pthread_mutex_unlock(&kp_arena_mu);
+}
+
+/* How much host memory is pinned, how much is there and is not, and how much is to be pinned at last: all
+ * of what may have to go out, as far as this program may hold so much beforehand.  For a program that
+ * measures moves, and should not begin before.  1: pinning is under way or done; 0: nothing will come. */
+KP_API __attribute__((used)) int kiwi_preload_pinned(uint64_t *pinned, uint64_t *pageable, uint64_t *wanted) {
+    pthread_mutex_lock(&kp_arena_mu);
+    uint64_t most = kp_arena_most();
+    *pinned = kp_arena_totals.pinned;
+    *pageable = kp_arena_totals.pageable;
+    *wanted = aim < most ? aim : most;
+    int coming = !refused;
+    pthread_mutex_unlock(&kp_arena_mu);
+    return coming;
 }

@@ -1,8 +1,11 @@
 #define _GNU_SOURCE
 #include "place.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -34,11 +37,27 @@ bool kp_place_directory(char *directory, size_t room) {
     return length > 0 && (size_t)length < room;
 }
 
-enum kp_trust kp_place_trusted(const char *directory, const char *path) {
+static bool is_trusted(uid_t uid) { return uid == 0 || uid == getuid(); }
+
+static bool is_safe(const struct stat *place) {
+    return S_ISDIR(place->st_mode) && is_trusted(place->st_uid) && !(place->st_mode & (S_IWGRP | S_IWOTH));
+}
+
+enum kp_trust kp_place_trusted(const char *directory, const char *name) {
     struct stat place, found;
-    if (stat(directory, &place) || lstat(path, &found)) return KP_TRUST_NONE_THERE;
-    bool ours = found.st_uid == 0 || found.st_uid == getuid() || place.st_uid == 0;
-    return S_ISSOCK(found.st_mode) && ours ? KP_TRUST_YES : KP_TRUST_NO;
+    /* By descriptor, and no link is followed: anybody may put one into the temporary directory. */
+    int fd = open(directory, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) return errno == ENOTDIR || errno == ELOOP ? KP_TRUST_NO : KP_TRUST_NONE_THERE;
+    bool there = !fstat(fd, &place) && !fstatat(fd, name, &found, AT_SYMLINK_NOFOLLOW);
+    close(fd);
+    if (!there) return KP_TRUST_NONE_THERE;
+    return is_safe(&place) && S_ISSOCK(found.st_mode) && is_trusted(found.st_uid) ? KP_TRUST_YES : KP_TRUST_NO;
+}
+
+bool kp_place_peer_trusted(int fd) {
+    struct ucred peer;
+    socklen_t size = sizeof peer;
+    return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) && is_trusted(peer.uid);
 }
 
 void kp_place_uuid(const unsigned char b[16], char *text) {

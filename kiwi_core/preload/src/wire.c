@@ -8,6 +8,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "place.h"
+
 struct kp_descriptor kp_descriptor(int fd) {
     struct stat found;
     return (struct kp_descriptor){fd, fd >= 0 && !fstat(fd, &found) ? found.st_ino : 0};
@@ -45,8 +47,9 @@ bool kp_wire_open(struct kp_wire *wire, const char *path) {
     memcpy(address.sun_path, path, length + 1);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return false;
-    if (connect(fd, (struct sockaddr *)&address, sizeof address)) {
-        int why = errno;
+    bool connected = !connect(fd, (struct sockaddr *)&address, sizeof address);
+    if (!connected || !kp_place_peer_trusted(fd)) {
+        int why = connected ? EPERM : errno;
         close(fd);
         errno = why;
         return false;

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from contract import moved, refused, soon_ns
 from cuda_processes import Worker, wait_until
+from stopped import stopped
 from worlds import EmulatedWorld
 
 from kiwi_core.gpu import processes
@@ -247,12 +248,11 @@ def test_a_program_that_became_another_one_while_it_was_out(world: StoredWorld) 
 def test_a_keeper_that_does_not_answer_leaves_the_move_to_the_driver(world: StoredWorld) -> None:
     session = world.start(4 * MIB)
     before = session.digest()
-    os.kill(world.keeper_pid(session), signal.SIGSTOP)
-    pager = world.new_pager(keeper_within_s=1.0)
-    moved(pager.page_out(session.target, soon_ns()))
-    assert world.record(session) is None
-    moved(pager.page_in(session.target, soon_ns()))
-    os.kill(world.keeper_pid(session), signal.SIGCONT)
+    with stopped(world.keeper_pid(session)):
+        pager = world.new_pager(keeper_within_s=1.0)
+        moved(pager.page_out(session.target, soon_ns()))
+        assert world.record(session) is None
+        moved(pager.page_in(session.target, soon_ns()))
     assert session.digest() == before
 
 
@@ -260,21 +260,14 @@ def test_a_keeper_whose_queue_is_full_is_not_waited_for(world: StoredWorld) -> N
     """It has been stopped for long, and a daemon that asked it again and again has filled it."""
     session = world.start(4 * MIB)
     before = session.digest()
-    keeper = world.keeper_pid(session)
-    os.kill(keeper, signal.SIGSTOP)
-    waiting: list[socket.socket] = []
-    try:
+    with stopped(world.keeper_pid(session)), contextlib.ExitStack() as waiting:
         with contextlib.suppress(BlockingIOError):
             while True:
-                waiting.append(world.connect(session))
+                waiting.enter_context(world.connect(session))
         pager = world.new_pager(keeper_within_s=1.0)
         moved(pager.page_out(session.target, soon_ns()))
         assert world.record(session) is None
         moved(pager.page_in(session.target, soon_ns()))
-    finally:
-        for sock in waiting:
-            sock.close()
-        os.kill(keeper, signal.SIGCONT)
     assert session.digest() == before
 
 

@@ -62,6 +62,7 @@ def test_a_new_caller_finds_the_keeper(world: RealStoredWorld) -> None:
     assert session.digest() == before
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("call", ["page_out", "page_in"])
 def test_what_becomes_of_a_program_whose_keeper_is_killed(
     world: RealStoredWorld, call: str

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -278,8 +280,66 @@ def test_another_users_socket_is_not_trusted(stage: Stage) -> None:
     eventually(lambda: "not trusted" in stage.log)
     assert works(program)
     assert stage.daemon.peers == []
-    os.chown(stage.sockets, 0, 0)
+    os.chown(stage.sockets, 0, 0)  # root's directory alone does not make it root's socket
+    assert works(program)
+    assert stage.daemon.peers == []
+    os.chown(stage.daemon.path, 0, 0)
     stage.daemon.peer()
+
+
+@pytest.mark.parametrize("how", ["open to all", "a link"])
+def test_a_directory_where_others_can_be_first_is_not_trusted(stage: Stage, how: str) -> None:
+    aside = stage.sockets.with_name("aside")
+    if how == "a link":
+        stage.sockets.rename(aside)
+        stage.sockets.symlink_to(aside)
+    else:
+        stage.sockets.chmod(0o1777)
+    program = stage.program(FILLED.format(4))
+    eventually(lambda: "not trusted" in stage.log)
+    assert works(program)
+    assert stage.daemon.peers == []
+    if how == "a link":
+        stage.sockets.unlink()
+        aside.rename(stage.sockets)
+    stage.sockets.chmod(0o700)
+    stage.daemon.peer()
+
+
+LISTENER = """
+import os, socket, sys
+os.setgid(12345); os.setuid(12345)
+sock = socket.socket(socket.AF_UNIX)
+sock.bind(sys.argv[1]); sock.listen()
+print("ready", flush=True)
+while True:
+    peer = sock.accept()[0]
+    print("came", peer.recv(100), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_what_answers_must_be_ours_though_its_socket_looks_so(stage: Stage) -> None:
+    """As if the directory had been exchanged between the look and the connection."""
+    stage.daemon.stop()
+    stage.daemon.path.unlink()
+    stage.sockets.parent.chmod(0o755)
+    os.chown(stage.sockets, 12345, 12345)
+    with subprocess.Popen(
+        [sys.executable, "-c", LISTENER, str(stage.daemon.path)], stdout=subprocess.PIPE, cwd="/"
+    ) as stranger:
+        try:
+            assert stranger.stdout is not None
+            assert stranger.stdout.readline() == b"ready\n"
+            os.chown(stage.daemon.path, 0, 0)
+            os.chown(stage.sockets, 0, 0)
+            program = stage.program(FILLED.format(4))
+            eventually(lambda: "not trusted" in stage.log)
+            assert works(program)
+            stranger.kill()
+            assert b"hello" not in stranger.stdout.read()
+        finally:
+            stranger.kill()
 
 
 def test_no_socket_at_that_name(stage: Stage) -> None:

@@ -186,6 +186,48 @@ def test_where_nothing_can_be_pinned_pageable_memory_does(program):
     assert p.get("arena()['pinned']") == 0
 
 
+def test_copies_that_were_made_before_anything_was_pinned_are_pinned_later(program):
+    """Their bytes stay as they are, and no second piece is pinned beside each of theirs."""
+    p = program(KIWI_VERIFY="1")
+    p.do("fault('pin', 0, -1); prepare()")
+    p.do(HELD)
+    p.do("until_hashing(); swap(); swap(); same(*held)")
+    assert p.get("arena()['pinned']") == 0
+    assert p.get("arena()['used'] == books()['kept'] == books()['owned'] > 0")
+    before = p.get("arena()['pageable']")
+    p.do("fault('pin', 0, 0); prepare()")
+    p.do("until(lambda: arena()['pageable'] == 0, 'copies stay pageable')")
+    assert p.get("arena()['pinned']") <= before + 4 * MIB
+    copied = p.get("moved()['copied']")
+    p.do("swap(); same(*held); check()")
+    assert p.get("moved()['copied']") == copied, "the copies were right still"
+    assert p.get("moved()['differed']") == 0
+
+
+def test_what_goes_out_before_it_is_pinned_is_pinned_once_it_is_back(program):
+    p = program()
+    p.do("fault('pin', 0, -1); prepare()")
+    p.do(HELD)
+    p.do("until_hashing(); assert out() == 'moved'; fault('pin', 0, 0); prepare()")
+    p.do("assert back() == 'moved'; same(*held)")
+    p.do("until(lambda: arena()['pageable'] == 0, 'copies stay pageable')")
+    p.do("swap(); same(*held); check()")
+
+
+def test_who_measures_can_wait_until_all_is_pinned(program):
+    """As the bench does. Nobody pins anything before a daemon is there, or where it is refused."""
+    p = program()
+    p.do("from kiwi_core.bench.work.pinned import until_pinned")
+    p.do(HELD)
+    began = p.get("time.monotonic()")
+    assert p.get("until_pinned(0.2)") == 0
+    p.do("fault('pin', 0, -1); prepare(); until(lambda: arena()['refused'], 'nothing was tried')")
+    assert p.get("until_pinned(60)") == 0
+    assert p.get("time.monotonic()") - began < 30
+    p.do("fault('pin', 0, 0); prepare()")
+    assert p.get("until_pinned(60) >= books()['owned']")
+
+
 def test_a_lower_limit_gives_back_what_is_free(program):
     p = program()
     p.do("prepare()")

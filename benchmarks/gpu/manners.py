@@ -1,0 +1,46 @@
+"""A part of run_all.py: how this driver treats processes that are locked and checkpointed.
+
+``run`` has the probes that are safe for the machine: at worst a process made for the probe dies.
+``run_dangerous`` stops and kills processes, and makes a restore fail: its last probe keeps GPU
+memory until its process is killed. Both add to one table, ``manners.md`` in the results.
+``manners_emulator.json`` has what the emulator answers: an emulated run of both writes that file
+into its results, from where it is copied here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import manners_calls
+import manners_ends
+import manners_moves
+import manners_states
+from manners_book import Book
+
+if TYPE_CHECKING:
+    from stage import Stage
+
+
+def run(stage: Stage) -> None:
+    """Take about a minute: most of it is ``cuInit`` of the targets."""
+    book = Book(stage)
+    book.group("wrong_states", 10, manners_states.wrong_states)
+    book.group("strangers", 10, manners_states.strangers)
+    book.group("lock_limits", 15, manners_states.lock_limits)
+    book.group("memory", 10, manners_moves.memory)
+    book.group("queries", 15, manners_moves.queries_during_moves)
+    book.group("harmless_calls", 25, manners_calls.harmless_calls)
+    book.group("deadly_calls", 15, manners_calls.deadly_calls)
+    book.summary()
+
+
+def run_dangerous(stage: Stage) -> None:
+    """Take about a minute; the failed restore comes last."""
+    book = Book(stage)
+    book.group("exits", 15, manners_ends.exits)
+    book.group("signals", 15, manners_ends.signals)
+    book.group("stopped", 25, manners_ends.stopped)
+    book.group("killed_callers", 20, manners_moves.killed_callers)
+    book.group("killed_in_mid_move", 10, manners_moves.killed_in_mid_move)
+    book.group("failed_restore", 30, manners_ends.failed_restore)
+    book.summary()

@@ -1,0 +1,227 @@
+"""A deterministic loop like a training loop, to be suspended at random: what suspensions.py runs.
+
+    suspended_job.py driver|torch|cupy|jax --bytes N               rounds until its input ends
+    suspended_job.py driver|torch|cupy|jax --bytes N --marks A,B   A rounds, then B rounds, and ends
+
+A round ends with a copy to the host, as ``loss.item()`` is one; with ``--synchronise`` a bare wait
+for the GPU comes after it. Prints a JSON line when it is set up, and one at the end (at each mark):
+rounds, a digest of every round's result and of the state that they have left, and whether the
+ballast of N bytes, which no round touches, is what it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import os
+import struct
+import sys
+import threading
+import time
+from typing import Any
+
+from roundtrip_job import HOLDERS, check, said
+
+WARM_ROUNDS = 3
+BLOCK_BYTES = 1 << 16
+DRIVER_BYTES = 1 << 24
+SIDE = 2048
+THINK_S = 0.02
+
+
+class Driver:
+    """Each round writes a block that the last result decides, moves it about, and reads it back."""
+
+    def __init__(self, ballast: Any) -> None:
+        self.cu = ballast.cu
+        self.data = int(check(self.cu.cuMemAlloc(DRIVER_BYTES)))
+        check(self.cu.cuMemsetD32(self.data, 0x6B697769, DRIVER_BYTES // 4))
+        self.back = bytearray(BLOCK_BYTES)
+        self.rounds = 0
+
+    def round(self) -> bytes:
+        block = hashlib.shake_128(bytes(self.back)).digest(BLOCK_BYTES)
+        blocks = DRIVER_BYTES // BLOCK_BYTES
+        start = self.rounds * 7 % blocks
+        places = [self.data + (start + i * 11) % blocks * BLOCK_BYTES for i in range(4)]
+        check(self.cu.cuMemcpyHtoD(places[0], block, BLOCK_BYTES))
+        for source, target in itertools.pairwise(places):
+            half = BLOCK_BYTES // 2
+            check(self.cu.cuMemcpyDtoDAsync(target + half, source, half, 0))
+        check(self.cu.cuMemcpyDtoH(self.back, places[-1], BLOCK_BYTES))
+        self.rounds += 1
+        return bytes(self.back)
+
+    def synchronise(self) -> None:
+        check(self.cu.cuCtxSynchronize())
+
+    def state(self) -> bytes:
+        whole = bytearray(DRIVER_BYTES)
+        check(self.cu.cuMemcpyDtoH(whole, self.data, DRIVER_BYTES))
+        return bytes(whole)
+
+
+class Torch:
+    def __init__(self, _ballast: Any) -> None:
+        import torch
+        from torch import nn
+
+        torch.use_deterministic_algorithms(True)
+        torch.manual_seed(0)
+        self.torch = torch
+        layers = (nn.Linear(SIDE, 2 * SIDE), nn.GELU(), nn.Linear(2 * SIDE, SIDE))
+        self.model = nn.Sequential(*layers).cuda()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.x = torch.randn(1024, SIDE, device="cuda")
+        self.y = torch.roll(self.x, 1, dims=1)
+
+    def round(self) -> bytes:
+        self.optimizer.zero_grad()
+        loss = self.torch.nn.functional.mse_loss(self.model(self.x), self.y)
+        loss.backward()
+        self.optimizer.step()
+        return struct.pack("<d", loss.item())
+
+    def synchronise(self) -> None:
+        self.torch.cuda.synchronize()
+
+    def state(self) -> bytes:
+        return b"".join(p.detach().cpu().numpy().tobytes() for p in self.model.parameters())
+
+
+class Cupy:
+    def __init__(self, _ballast: Any) -> None:
+        import cupy
+        import numpy
+
+        noise = numpy.random.default_rng(0)
+        weights = noise.standard_normal((SIDE, SIDE), dtype=numpy.float32)
+        self.cupy = cupy
+        self.weights = cupy.asarray(weights) / numpy.float32(SIDE**0.5)
+        self.x = cupy.asarray(noise.standard_normal((1024, SIDE), dtype=numpy.float32))
+
+    def round(self) -> bytes:
+        y = self.cupy.tanh(self.x @ self.weights)
+        error = y - self.x
+        self.weights -= 1e-3 * (self.x.T @ (error * (1 - y * y))) / len(self.x)
+        return struct.pack("<d", float((error * error).mean().item()))
+
+    def synchronise(self) -> None:
+        self.cupy.cuda.Device().synchronize()
+
+    def state(self) -> bytes:
+        found: bytes = self.cupy.asnumpy(self.weights).tobytes()
+        return found
+
+
+class Jax:
+    def __init__(self, _ballast: Any) -> None:
+        import jax
+        import jax.numpy as jnp
+
+        one, other = jax.random.split(jax.random.PRNGKey(0))
+        self.jax = jax
+        self.weights = jax.random.normal(one, (SIDE, SIDE)) / SIDE**0.5
+        x = jax.random.normal(other, (1024, SIDE))
+
+        def loss_of(weights: Any) -> Any:
+            return jnp.mean((jnp.tanh(x @ weights) - x) ** 2)
+
+        gradient = jax.value_and_grad(loss_of)
+
+        def step(weights: Any) -> Any:
+            loss, slope = gradient(weights)
+            return weights - slope, loss
+
+        self.step = jax.jit(step)
+
+    def round(self) -> bytes:
+        self.weights, loss = self.step(self.weights)
+        return struct.pack("<d", float(loss))
+
+    def synchronise(self) -> None:
+        self.weights.block_until_ready()
+
+    def state(self) -> bytes:
+        found: bytes = self.jax.device_get(self.weights).tobytes()
+        return found
+
+
+LOOPS: dict[str, type[Any]] = {"driver": Driver, "torch": Torch, "cupy": Cupy, "jax": Jax}
+
+
+class Run:
+    """The rounds of one loop, hashed as they come."""
+
+    def __init__(self, kind: str, size: int, synchronise: bool) -> None:
+        self.ballast = HOLDERS[kind](size)
+        self.ballast_was = said(self.ballast)["digest"]
+        self.loop = LOOPS[kind](self.ballast)
+        self.synchronise = synchronise
+        self.results = hashlib.blake2b()
+        self.rounds = 0
+        for _ in range(WARM_ROUNDS):
+            self.round()
+
+    def round(self) -> None:
+        self.results.update(self.loop.round())
+        if self.synchronise:
+            time.sleep(
+                THINK_S
+            )  # so that most suspensions come before the wait, not before the copy
+            self.loop.synchronise()
+        self.rounds += 1
+
+    def say(self) -> None:
+        digest = self.results.copy()
+        digest.update(self.loop.state())
+        same = said(self.ballast)["digest"] == self.ballast_was
+        line = {"rounds": self.rounds, "digest": digest.hexdigest(), "ballast_same": same}
+        print(json.dumps(line), flush=True)
+
+
+def _until_told(run: Run, pace_s: float) -> None:
+    stop = threading.Event()
+
+    def wait() -> None:
+        sys.stdin.read()
+        stop.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    while not stop.is_set():
+        run.round()
+        time.sleep(pace_s)
+    run.say()
+
+
+def _to_marks(run: Run, marks: list[int]) -> None:
+    for mark in sorted(marks):
+        while run.rounds < mark:
+            run.round()
+        run.say()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("kind", choices=sorted(LOOPS))
+    parser.add_argument("--bytes", type=int, default=1 << 24)
+    parser.add_argument("--marks", type=lambda text: [int(word) for word in text.split(",")])
+    parser.add_argument("--pace", type=float, default=0.0, metavar="S", help="rest after a round")
+    parser.add_argument("--synchronise", action="store_true")
+    args = parser.parse_args()
+    # The same bits each time: no choice of a kernel by measuring, no workspace by chance.
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    os.environ["XLA_FLAGS"] = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    run = Run(args.kind, args.bytes, args.synchronise)
+    print(json.dumps({"ready": True}), flush=True)
+    if args.marks:
+        _to_marks(run, args.marks)
+    else:
+        _until_told(run, args.pace)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Two ways to suspend a job at random moments: from outside by the driver, and under a daemon."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from callers import HERE, START_S, Caller, see_off, within
+from stage import GIB, MIB, daemon
+from targets import ended
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from stage import Daemon, Program, Stage
+
+SEED = 20
+COUNT, EMULATED_COUNT = 100, 10
+GAP_S = (0.01, 0.2)
+"""How long a job runs between two suspensions: at random, some rounds."""
+OUT_S = (0.0, 0.05)
+MOVE_S = 20.0
+REFUSALS_MAX = 5
+"""A lock that comes too late in a long kernel is refused; more than a few are a finding."""
+READY_S = 60.0
+ENDS_S = 15.0
+"""For the last digest of a job, which hashes all that it holds."""
+TQ_S = 0.25
+LATE_S = 3.0
+"""For a program that is probably held, and for a call that is past its own limit."""
+PACE_S = 0.003
+"""A rest after each round, where a job would otherwise do more rounds than an undisturbed run of
+the same length has time for: under a daemon, and on the emulated driver."""
+
+
+@dataclass
+class Suspended:
+    """What became of one job: how often it was suspended, and what it said at its end."""
+
+    kind: str
+    name: str
+    count: int = 0
+    wanted: int = COUNT
+    out_s: list[float] = field(default_factory=list)
+    in_s: list[float] = field(default_factory=list)
+    moved_bytes: int = 0
+    refused: list[str] = field(default_factory=list)
+    trouble: str = ""
+    said: dict[str, Any] | None = None
+
+    def figures(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"suspensions": self.count, "moved_bytes": self.moved_bytes}
+        for name, seconds in (("out", self.out_s), ("in", self.in_s)):
+            if seconds:
+                found[f"mean_{name}_s"] = round(sum(seconds) / len(seconds), 4)
+                found[f"longest_{name}_s"] = round(max(seconds), 4)
+        if self.refused:
+            found["refused"] = self.refused
+        return found
+
+
+def command(kind: str, size: int, *words: str) -> list[str]:
+    return [sys.executable, str(HERE / "suspended_job.py"), kind, f"--bytes={size}", *words]
+
+
+def last_words(job: Suspended, program: Program, within_s: float) -> None:
+    """End a job's input and keep what it says, or how it died."""
+    try:
+        job.said = program.finish(within_s)
+    except TimeoutError:
+        job.trouble = job.trouble or f"it did not end in {within_s:.0f} s"
+    except RuntimeError:
+        job.trouble = f"{job.trouble}; it died: " if job.trouble else "it died: "
+        job.trouble += ended(program.end())
+
+
+# --- from outside, by the driver's checkpoint ---------------------------------------------------
+
+
+class Outside(threading.Thread):
+    """Suspends one job by Kiwi's checkpoint pager, through a helper process, until it has been
+    suspended ``count`` times or the time is up."""
+
+    def __init__(self, stage: Stage, kind: str, size: int, count: int, *words: str) -> None:
+        super().__init__(daemon=True)
+        self.stage, self.job = stage, Suspended(kind, kind, wanted=count)
+        self.caller = Caller(stage)
+        pace = [f"--pace={PACE_S}"] if stage.emulated else []
+        self.program = stage.spawn(command(kind, size, *pace, *words))
+        self.caller.start()
+        self._random = random.Random(f"{SEED} {kind}")
+        self.ends_s = 0.0
+
+    def prepare(self) -> None:
+        """Wait until the job is set up; the time for suspensions begins afterwards."""
+        try:
+            self.program.line(within(self.stage, READY_S))
+        except (TimeoutError, RuntimeError) as error:
+            self.job.trouble = f"it did not come up: {error}"
+
+    def run(self) -> None:
+        try:
+            while self._goes_on():
+                self._once()
+        except Exception as error:  # noqa: BLE001 - said in this job's row; others go on
+            self.job.trouble = f"{type(error).__name__}: {error}"[:300]
+
+    def close(self) -> None:
+        """End the job gently, and the helper."""
+        if self.job.trouble.startswith("it did not come up"):
+            self.program.end()
+        else:
+            held = self.job.trouble.startswith("page_")
+            last_words(self.job, self.program, within(self.stage, LATE_S if held else ENDS_S))
+        see_off(self.caller, self.program, 0.5)
+        self.caller.close()
+
+    def _goes_on(self) -> bool:
+        job = self.job
+        well = not job.trouble and len(job.refused) <= REFUSALS_MAX
+        return well and job.count < job.wanted and time.monotonic() < self.ends_s
+
+    def _once(self) -> None:
+        time.sleep(self._random.uniform(*GAP_S))
+        out = self._move("page_out")
+        if not out.ok:
+            self._failed("page_out", out, final=out.code is None)
+            return
+        time.sleep(self._random.uniform(*OUT_S))
+        back = self._move("page_in")
+        if not back.ok:
+            self._failed("page_in", back, final=True)
+            return
+        self.job.count += 1
+        self.job.out_s.append(out.value["seconds"])
+        self.job.in_s.append(back.value["seconds"])
+        self.job.moved_bytes += out.value["bytes"]
+
+    def _move(self, way: str) -> Any:
+        words = {"pid": self.program.pid, "uuid": self.stage.uuid, "within_s": MOVE_S}
+        return self.caller.ask(way, MOVE_S + LATE_S, **words)
+
+    def _failed(self, way: str, answer: Any, *, final: bool) -> None:
+        if final or self.program.status() is not None:
+            self.job.trouble = f"{way}: {answer}"
+        else:
+            self.job.refused.append(f"{way}: {answer}")
+
+
+def from_outside(
+    threads: Sequence[Outside], seconds: float, tell: Callable[[Suspended], None]
+) -> None:
+    """Suspend all jobs at the same time; ``tell`` hears of each from time to time, and of its end
+    before anything is compared. The caller closes them."""
+    for one in threads:
+        one.prepare()
+    ends_s = time.monotonic() + seconds
+    for one in threads:
+        one.ends_s = ends_s
+        one.start()
+    told_s = time.monotonic()
+    while any(one.is_alive() for one in threads) and time.monotonic() < ends_s + 2 * MOVE_S:
+        time.sleep(0.1)
+        if time.monotonic() > told_s + 3.0:
+            told_s = time.monotonic()
+            for one in threads:
+                tell(one.job)
+
+
+# --- under a daemon, by the in-process pager ----------------------------------------------------
+
+
+def under_a_daemon(
+    stage: Stage, kinds: Sequence[str], seconds: float, count: int
+) -> list[Suspended]:
+    """Let jobs take short turns, each moved by the library inside it. Another program fills the
+    GPU so far that they do not fit together: their memory really moves. (On a real GPU: contexts of
+    0.6 GiB each and the data of one job fit into what is left; those and two jobs' do not.)"""
+    leave, size = (96 * MIB, 48 * MIB) if stage.emulated else (5 * GIB, 3 * GIB // 2)
+    jobs = [Suspended(kind, kind, wanted=count) for kind in kinds]
+    if len(jobs) < 2:
+        jobs.append(Suspended("driver", "partner", wanted=count))
+    hog = stage.spawn([sys.executable, str(HERE / "manners_target.py"), f"--hog={leave}"])
+    try:
+        hog.line(within(stage, START_S))
+        with daemon(stage, TQ_S, "--anti-thrash", "always") as one:
+            programs = [
+                one.run(job.name, command(job.kind, size, f"--pace={PACE_S}"), "inprocess")
+                for job in jobs
+            ]
+            try:
+                _take_turns(stage, one, jobs, programs, seconds)
+            finally:
+                for program in programs:
+                    program.end()
+    finally:
+        hog.end()
+    return jobs
+
+
+def _take_turns(
+    stage: Stage, one: Daemon, jobs: list[Suspended], programs: list[Program], seconds: float
+) -> None:
+    for job, program in zip(jobs, programs, strict=True):
+        try:
+            program.line(within(stage, READY_S))
+        except (TimeoutError, RuntimeError) as error:
+            job.trouble = f"it did not come up: {error}"
+    ends_s = time.monotonic() + seconds
+    while time.monotonic() < ends_s and any(job.count < job.wanted for job in jobs):
+        time.sleep(0.25)
+        _look(one, jobs)
+    for job, program in zip(jobs, programs, strict=True):
+        if not job.trouble:
+            last_words(job, program, within(stage, ENDS_S + START_S))
+
+
+def _look(one: Daemon, jobs: list[Suspended]) -> None:
+    """What ``kiwi status --json`` says: suspensions by session, and the last moves."""
+    with suppress(Exception):  # a daemon that does not answer now answers the next time
+        status = one.status()
+        by_name = {session["name"]: session for session in status["sessions"]}
+        for job in jobs:
+            session = by_name.get(job.name)
+            if session is None:
+                continue
+            job.count = max(job.count, session["suspensions"])
+            moves = [
+                s for s in status["swaps"] if s["session"] == session["id"] and s["seconds"] > 0
+            ]
+            job.out_s = [s["seconds"] for s in moves if s["direction"] == "out"] or job.out_s
+            job.in_s = [s["seconds"] for s in moves if s["direction"] == "in"] or job.in_s
+            job.moved_bytes = sum(s["bytes_moved"] for s in moves) or job.moved_bytes

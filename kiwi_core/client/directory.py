@@ -1,0 +1,141 @@
+"""Whose directory the sockets lie in: whoever can put a socket there can pose as a daemon, and a
+daemon says which libraries a program loads.
+
+``kiwi_core/preload/src/place.c`` has the same rules.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""A link in the temporary directory, which everybody may put there, is not followed."""
+
+_WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
+LEFT_LATELY_S: Final = 60.0
+"""A daemon that left less long ago is probably being restarted."""
+
+Signs = frozenset[tuple[str, int, int]]
+"""Name, inode and time of files."""
+
+_UCRED: Final = struct.Struct("3i")
+
+
+def is_trusted(uid: int) -> bool:
+    """Return whether this process may be ordered about by what belongs to user ``uid``: root and
+    its own user could do so anyway."""
+    return uid in (0, os.getuid())
+
+
+def why_unsafe(found: os.stat_result) -> str:
+    """Return how others could put sockets into the directory ``found`` is of; "" if they cannot.
+
+    The sticky bit of /tmp does not help: others cannot remove what is there, but can be first.
+    """
+    if not stat.S_ISDIR(found.st_mode):
+        return "is not a directory (a link is not followed)"
+    if not is_trusted(found.st_uid):
+        return "belongs to another user"
+    if found.st_mode & _WRITABLE:
+        return "can be written by others"
+    return ""
+
+
+def may_start_in(path: Path) -> bool:
+    """Return whether a daemon of this user's belongs in ``path``: a directory of root's is for
+    root's daemon."""
+    try:
+        return os.lstat(path).st_uid == os.getuid()
+    except OSError:
+        return True
+
+
+def why_no_sockets(path: Path) -> str:
+    """Return, as a sentence to go behind another one, why nothing in ``path`` is used; "" if there
+    is nothing wrong with it."""
+    try:
+        why = why_unsafe(os.lstat(path))
+    except OSError:
+        return ""
+    return f" Nothing in that directory is used, for it {why}." if why else ""
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """Open the directory ``path``: its descriptor stays what it is, whatever the name becomes.
+    Raises ``OSError``, for a link, too."""
+    descriptor = os.open(path, _FLAGS)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def trusted_sockets(path: Path) -> list[str]:
+    """Return the names of the sockets in ``path`` that only root or this user can have put there,
+    in order. A directory that is missing, or that others can write, has none."""
+    try:
+        with opened(path) as directory:
+            if why_unsafe(os.fstat(directory)):
+                return []
+            names = sorted(name for name in os.listdir(directory) if name.endswith(".sock"))
+            return [name for name in names if _is_trusted_socket(name, directory)]
+    except OSError:
+        return []
+
+
+def signs_of_a_daemon(path: Path) -> Signs:
+    """Return what says that a daemon is, was or is to be in ``path``; two calls return the same
+    where nothing has changed.
+
+    A socket stays behind a daemon that was killed. One that was told to end removes it, but its
+    lock says when that was. A directory of root's is there for a daemon of root's.
+    """
+    signs: set[tuple[str, int, int]] = set()
+    try:
+        with opened(path) as directory:
+            place = os.fstat(directory)
+            if why_unsafe(place):
+                return frozenset()
+            for name in os.listdir(directory):
+                found = os.lstat(name, dir_fd=directory)
+                if _says_daemon(name, found):
+                    signs.add((name, found.st_ino, found.st_mtime_ns))
+            if place.st_uid != os.getuid():
+                signs.add((".", place.st_ino, 0))
+    except OSError:  # it, or a file in it, has just gone
+        pass
+    return frozenset(signs)
+
+
+def _says_daemon(name: str, found: os.stat_result) -> bool:
+    if name.endswith(".sock"):
+        return stat.S_ISSOCK(found.st_mode) and is_trusted(found.st_uid)
+    is_lock = name.endswith(".lock") and name.startswith(("GPU-", "MIG-"))
+    return is_lock and -1 < time.time() - found.st_mtime < LEFT_LATELY_S
+
+
+def _is_trusted_socket(name: str, directory: int) -> bool:
+    try:
+        found = os.lstat(name, dir_fd=directory)
+    except OSError:
+        return False
+    return stat.S_ISSOCK(found.st_mode) and is_trusted(found.st_uid)
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Return process and user at the other end of ``sock`` (``SO_PEERCRED``, unix(7)): the system
+    says it, whatever the path has led to. For a client that is who listens there."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, _gid = _UCRED.unpack(raw)
+    return pid, uid

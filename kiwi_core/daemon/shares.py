@@ -1,0 +1,74 @@
+"""Who holds how much of what is limited (``kiwi_core.peer_limits``). Everything runs in the
+loop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from kiwi_core.peer_limits import PEER_LIMITS, RESERVE
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from kiwi_core.peer_limits import PeerLimit
+
+
+class Share:
+    """How much of one thing each user (``uid``) holds. ``may`` asks, ``take`` and ``give_back``
+    count: what must be held all the same (a session that an earlier daemon had) is counted too."""
+
+    def __init__(self, limit: PeerLimit, privileged: Collection[int] = ()) -> None:
+        self.limit = limit
+        self.used = 0
+        self.refused = 0
+        """How often ``may`` said no."""
+        self._privileged = privileged
+        self._of: Counter[int] = Counter()
+
+    def of(self, uid: int) -> int:
+        return self._of[uid]
+
+    def may(self, uid: int, more: int = 1) -> bool:
+        """Whether ``uid`` may hold ``more`` of it. A refusal is counted."""
+        if self.free(uid, more):
+            return True
+        self.refused += 1
+        return False
+
+    def free(self, uid: int, more: int = 1) -> bool:
+        """Like ``may``, without counting."""
+        most = self.limit.most
+        privileged = uid in self._privileged
+        room = None if most is None else most - self.used
+        if privileged:
+            return room is None or more <= room + RESERVE
+        own = self._of[uid] + more
+        within_share = own <= self.limit.per_user
+        return within_share and (room is None or (more <= room and own <= max(room, 1)))
+
+    def take(self, uid: int, amount: int = 1) -> None:
+        if amount:
+            self._of[uid] += amount
+            self.used += amount
+
+    def give_back(self, uid: int, amount: int = 1) -> None:
+        self.used -= amount
+        self._of[uid] -= amount
+        if not self._of[uid]:
+            del self._of[uid]  # users without any are not remembered
+
+
+class Shares:
+    """One ``Share`` for each row of the table."""
+
+    def __init__(
+        self, limits: Iterable[PeerLimit] = PEER_LIMITS, privileged: Collection[int] = ()
+    ) -> None:
+        self._by_name = {limit.name: Share(limit, privileged) for limit in limits}
+
+    def __getitem__(self, name: str) -> Share:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[Share]:
+        return iter(self._by_name.values())

@@ -1,0 +1,35 @@
+"""Runs a module or a program text for Kiwi. Python is given this file's path: see ``interpreter``.
+
+``start.py MODULE WORD …`` is ``python -m MODULE WORD …``, and ``start.py -c TEXT WORD …`` is
+``python -c``, both without the working directory on ``sys.path``. Imports nothing of Kiwi.
+"""
+
+import os
+import sys
+
+HERE = os.path.dirname(os.path.realpath(__file__))
+
+
+def main() -> None:
+    # Python has put this directory first: its modules (errors, config …) would shadow others'.
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != HERE]
+    import importlib.util
+    import runpy
+
+    # The same Kiwi as the starter's, though PYTHONPATH may have named it from another directory.
+    spec = importlib.util.spec_from_file_location("kiwi_core", os.path.join(HERE, "__init__.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["kiwi_core"] = package = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+    if sys.argv[1] == "-c":
+        text = sys.argv[2]
+        sys.argv[:] = ["-c", *sys.argv[3:]]
+        exec(compile(text, "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv[:] = sys.argv[1:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

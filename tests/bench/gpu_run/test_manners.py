@@ -1,0 +1,108 @@
+"""The probes of a driver's manners: what they say of the emulated driver, of one that hangs, and of
+a target that dies."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kiwi_core import emulator
+
+
+@pytest.fixture
+def book(part, stage):
+    return part("manners_book").Book(stage)
+
+
+@pytest.fixture
+def _quick(part, monkeypatch):
+    """A call that waits is known as such sooner: the emulated driver has no other delays."""
+    monkeypatch.setattr(part("manners_calls"), "QUIET_S", 0.7)
+
+
+def answers(stage):
+    return {name: row["value"] for name, row in stage.rows.items()}
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(240)
+@pytest.mark.usefixtures("_quick")
+def test_the_safe_probes_say_of_the_emulator_what_the_table_says(stage, part, monkeypatch):
+    calls = part("manners_calls")
+    monkeypatch.setattr(calls, "HARMLESS", ("cuMemcpyDtoH", "cuMemFree", "read_pinned"))
+    monkeypatch.setattr(calls, "DEADLY", ("cuEventQuery", "cuCtxSynchronize"))
+    part("manners").run(stage)
+    assert not [name for name in stage.rows if name.startswith("group.")]
+    compared = [row for row in stage.rows.values() if "as_the_emulator" in row]
+    other = [row for row in compared if row["as_the_emulator"] != "same"]
+    assert len(compared) > 30
+    assert not other, "an emulated run of the part writes manners_emulator.json: copy it"
+    table = (stage.folder / "manners.md").read_text()
+    assert all(name in table for name in answers(stage) if name.startswith("state."))
+    assert "| SIGSEGV [G, 580 and 595] |" in table
+    assert f"as the emulator: {len(compared)} same, 0 different" in stage.rows["compared"]["value"]
+
+
+def test_every_row_of_the_table_is_the_name_of_a_probe(part):
+    known = part("manners_known").KNOWN
+    asked = part("manners_book").emulator_answers()
+    # These are asked only where the call before them has hung, as it does not on the emulator.
+    only_where_it_hangs = {name for name in known if name.startswith("stopped.state.")}
+    assert not set(known) - set(asked) - only_where_it_hangs
+
+
+def test_a_call_that_hangs_is_a_row_and_the_next_probes_run(stage, part, book, monkeypatch):
+    states = part("manners_states")
+    monkeypatch.setattr(states, "CALL_S", 1.5)
+    emulator.faults(stage.state).set("hang", operation="restore")
+    book.group("wrong_states", 5, states.wrong_states)
+    said = answers(stage)
+    assert said["state.running.restore"].startswith("hangs")
+    assert "restore hangs" in said["group.wrong_states"]
+    # The fault is used up, and the process that it hit is gone.
+    book.group("wrong_states_again", 5, states.wrong_states)
+    said = answers(stage)
+    assert said["state.running.restore"] == "401 ILLEGAL_STATE"
+    assert said["state.round_trip"] == "intact"
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_target_that_dies_of_a_call_is_a_row_and_is_replaced(stage, part, book, monkeypatch):
+    calls = part("manners_calls")
+    monkeypatch.setattr(calls, "DEADLY", ("crash", "cuMemGetInfo"))
+    book.group("deadly_calls", 5, calls.deadly_calls)
+    said = answers(stage)
+    assert said["locked.crash"] == said["checkpointed.crash"] == "SIGSEGV"
+    assert said["checkpointed.cuMemGetInfo"] == "waits, then 0 SUCCESS"
+    assert stage.rows["checkpointed.cuMemGetInfo"]["intact"] is True
+
+
+def test_stopped_processes_and_a_failed_restore(stage, part, book, monkeypatch):
+    ends = part("manners_ends")
+    monkeypatch.setattr(ends, "STOPPED_S", 0.7)
+    book.group("stopped", 5, ends.stopped)
+    book.group("failed_restore", 5, ends.failed_restore)
+    said = answers(stage)
+    assert said["stopped.lock"].startswith("hangs")
+    assert said["stopped.lock.healthy_same_caller"] == "0 SUCCESS"
+    assert said["stopped.jobs_afterwards"] == "intact"
+    assert said["failed_restore.restore"] == "2 OUT_OF_MEMORY"
+    assert said["failed_restore.again_with_room"] == "304 OPERATING_SYSTEM"
+    assert said["failed_restore.after_the_kill"] == "all is free again"
+
+
+def test_a_group_that_breaks_off_costs_the_others_nothing(stage, part, book):
+    def broken(_book, _caller):
+        raise RuntimeError("NVML is gone")
+
+    book.group("memory", 1, broken)
+    book.group("exits", 1, lambda book, _caller: book.note("exit.while_locked", "exit 1"))
+    book.group("signals", 10_000, lambda *_: pytest.fail("there is no time for it"))
+    said = answers(stage)
+    assert "NVML is gone" in said["group.memory"]
+    assert "left out" in said["group.signals"]
+    assert stage.rows["exit.while_locked"]["as_the_emulator"] == "different"
+    assert json.loads((stage.folder / "manners.json").read_text()) == {
+        "exit.while_locked": "exit 1"
+    }

@@ -1,0 +1,46 @@
+"""The bench with the in-process pager: its moves are timed once there is pinned memory for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benched import start_bench
+from leftovers import nothing_left
+
+from kiwi_core.bench.paging import words_on_pinned
+from kiwi_core.units import MIB
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The JSON."""
+    file: Path = tmp_path_factory.mktemp("bench") / "bench.json"
+    with pytest.MonkeyPatch.context() as patch, nothing_left(patch):
+        bench = start_bench(
+            "--emulate", "1x256MiB", "--json", str(file), skip_limits=True,
+            more="backends.BACKENDS = (backends.INPROCESS,)",
+        )  # fmt: skip
+        code, out, err = bench.finish()
+    assert code == 0, out + err
+    return dict(json.loads(file.read_text()))
+
+
+def test_rows_say_how_much_was_pinned(measured: dict[str, Any]) -> None:
+    rows = {row["name"]: row for row in measured["rows"]}
+    for name in ("page_out_inprocess", "page_in_inprocess", "page_out_again_inprocess"):
+        row = rows[name]
+        assert row["pinned_bytes"] == row["bytes"] > 0
+        assert "pinned" not in row["title"], "only where something is to be said"
+    assert rows["lease"]["pinned_bytes"] is None
+    assert {"switch_inprocess", "switch_overlap_inprocess"} <= set(rows)
+    assert not measured["left_out"]
+
+
+def test_too_little_is_said_in_the_title() -> None:
+    assert words_on_pinned(64 * MIB, None) == words_on_pinned(64 * MIB, 64 * MIB) == ""
+    assert "only 16 MiB of it" in words_on_pinned(64 * MIB, 16 * MIB)

@@ -1,0 +1,220 @@
+"""``kiwi daemon`` as its users meet it: the command, its sockets, the wire. Nothing of Kiwi is
+imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from emulated_gpu import EmulatedGpu
+from patience import die_with_the_test, wait_until
+from talker import Talker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+KIWI = Path(sys.executable).with_name("kiwi")
+"""The installed command."""
+
+READY_WITHIN_S = 120.0
+"""The emulated driver may have to be compiled first."""
+
+LEAVES_WITHIN_S = 90.0
+"""A daemon brings everybody back before it leaves."""
+
+
+class DaemonBox:
+    """One ``kiwi daemon`` on emulated GPUs, with a directory of its own (short: a socket's path has
+    107 bytes), as it is about the GPU number ``index``."""
+
+    def __init__(
+        self, directory: Path, sizes: str, args: Sequence[str] = (), index: int = 0
+    ) -> None:
+        self.directory = directory
+        self.log_path = directory / "daemon.log"
+        self._index = index
+        self._command = [
+            str(KIWI), "daemon", "--emulate", sizes, "--socket-dir", str(directory), *args,
+        ]  # fmt: skip
+        self.process: subprocess.Popen[bytes] | None = None
+        self._talker: Talker | None = None
+        self._gpu: EmulatedGpu | None = None
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What leads programs to it."""
+        return {"KIWI_SOCKET_DIR": str(self.directory)}
+
+    @property
+    def gpu(self) -> EmulatedGpu:
+        if self._gpu is None:
+            self._gpu = EmulatedGpu(self.directory / "emulated-gpus")
+        return self._gpu
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    # --- life
+
+    def start(self) -> None:
+        """Until it answers."""
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True, preexec_fn=die_with_the_test,
+                env={**os.environ, **self.env},
+            )  # fmt: skip
+        self.wait_answer()
+
+    def wait_answer(self, other_than: int = 0) -> int:
+        """The pid of the daemon process of the GPU that answers, once it is not ``other_than``."""
+
+        def look() -> int:
+            assert self.process is not None
+            if self.process.poll() is not None:
+                raise AssertionError(f"the daemon ended: {self.process.returncode}\n{self.log()}")
+            pid = int((self.status_or_none() or {}).get("daemon_pid", 0))
+            return pid if pid != other_than else 0
+
+        return int(wait_until(look, "an answer of the daemon", READY_WITHIN_S))
+
+    def pid(self) -> int:
+        """Of the daemon process of the GPU: the child of ``kiwi daemon``."""
+        return int(self.status()["daemon_pid"])
+
+    def helpers(self) -> list[psutil.Process]:
+        """Processes that work for it."""
+        return psutil.Process(self.pid()).children(recursive=True)
+
+    def leave(self) -> int:
+        """SIGTERM, as systemd does; the exit status."""
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(LEAVES_WITHIN_S)
+
+    def close(self) -> None:
+        """End everything, whatever has happened to it."""
+        self._hang_up()
+        if self._gpu is not None:
+            self._gpu.close()
+        if self.process is not None and self.process.poll() is None:
+            family = psutil.Process(self.process.pid).children(recursive=True)
+            for one in (self.process, *family):
+                with suppress(psutil.Error):
+                    one.kill()
+            self.process.wait()
+
+    # --- the wire
+
+    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """The answer to one request of an observer, whichever daemon runs now."""
+        try:
+            if self._talker is None:
+                self._talker = self._dial()
+            return self._talker.ask(kind, **fields)
+        except BaseException:  # half an answer may be left in it
+            self._hang_up()
+            raise
+
+    def _dial(self) -> Talker:
+        """An observer of this GPU's daemon. ``OSError`` where none is there yet."""
+        for path in sorted(self.directory.glob("GPU-*.sock")):
+            try:
+                talker = Talker(path)
+            except ConnectionRefusedError:
+                continue  # the file of one that was killed
+            try:
+                if talker.hello().get("gpu_index") == self._index:
+                    return talker
+            except BaseException:
+                talker.close()
+                raise
+            talker.close()
+        raise FileNotFoundError(f"no daemon of GPU {self._index} in {self.directory}")
+
+    def status(self) -> dict[str, Any]:
+        """One element of ``gpus`` of ``kiwi status --json``; survives a daemon that restarts."""
+        found: dict[str, Any] = wait_until(self.status_or_none, f"a status; {self.log()[-2000:]}")
+        return found
+
+    def status_or_none(self) -> dict[str, Any] | None:
+        try:
+            answer = self.ask("get-status")
+        except (OSError, ValueError, AssertionError):
+            return None
+        gpu: dict[str, Any] | None = answer.get("gpu")
+        return gpu
+
+    def wait_for(
+        self, condition: Callable[[dict[str, Any]], Any], what: str, within_s: float = 60.0
+    ) -> Any:
+        """The first true ``condition(status)``."""
+        last: list[Any] = [None]
+
+        def look() -> Any:
+            last[0] = self.status_or_none() or last[0]
+            return condition(last[0]) if last[0] else None
+
+        try:
+            return wait_until(look, what, within_s)
+        except AssertionError as error:
+            told = json.dumps(last[0])
+            raise AssertionError(f"{error}\n{told}\n{self.log()[-6000:]}") from None
+
+    def session(self, pid: int) -> dict[str, Any] | None:
+        return next((s for s in self.status()["sessions"] if s["pid"] == pid), None)
+
+    def wait_state(self, pid: int, *states: str) -> None:
+        self.wait_for(
+            lambda status: any(
+                s["pid"] == pid and s["state"] in states for s in status["sessions"]
+            ),
+            f"session of {pid} in {states}",
+        )
+
+    def set(self, **settings: Any) -> None:
+        answer = wait_until(lambda: self._try_set(settings), "the setting is taken")
+        assert answer["type"] == "ok", answer
+
+    def _try_set(self, settings: dict[str, Any]) -> dict[str, Any] | None:
+        try:
+            return self.ask("set", **settings)
+        except (OSError, ValueError, AssertionError):
+            return None
+
+    @contextmanager
+    def beside(self, index: int) -> Iterator[DaemonBox]:
+        """The same ``kiwi daemon``, about another of its GPUs."""
+        other = DaemonBox(self.directory, "", index=index)
+        other.process = self.process
+        other.wait_answer()
+        try:
+            yield other
+        finally:
+            other._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._talker is not None:
+            self._talker.close()
+            self._talker = None
+
+
+@contextmanager
+def running_daemon(sizes: str = "1x128MiB", *args: str) -> Iterator[DaemonBox]:
+    """Gone, with its files, at the end."""
+    directory = Path(tempfile.mkdtemp(prefix="kw-"))
+    box = DaemonBox(directory, sizes, args)
+    try:
+        box.start()
+        yield box
+    finally:
+        box.close()
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,293 @@
+"""Two notebooks that do not fit together, brought into any state while anybody may be killed.
+
+The GPU has 128 MiB. A is a notebook of a real Jupyter server and has a child process that uses the
+GPU, too: 48 + 16 MiB and two contexts. B, the neighbour, is a plain kernel with 72 MiB and a
+context. ``reach`` brings A into a state, and B is the other one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import family_cells
+import psutil
+from daemon_box import DaemonBox, running_daemon
+from kernels import running_kernel
+from lab import running_lab
+from patience import wait_until
+from served_kernel import ServedKernel
+
+if TYPE_CHECKING:
+    from kernels import Cell, Kernel
+
+MIB = 1 << 20
+SLOW = 50 * MIB
+"""Bytes per second: A's memory takes 1.3 s, B's 1.4 s, long enough to be met on the way."""
+
+A_MIB, CHILD_MIB, B_MIB = 48, 16, 72
+
+STATES = ("waiting", "running", "suspended", "paged-out", "paging-out", "paging-in")
+"""The slow ones last: the scheduler's quanta grow with the swaps that it has measured."""
+
+KILLED = ("kernel", "child", "daemon", "supervisor", "mover", "server")
+
+AGAIN_WITHIN_S = 60.0
+"""For whoever lives to use the GPU again. A kernel takes some seconds to start on a busy machine;
+nothing of Kiwi that would help by accident comes before (a quantum here is a minute, a notebook
+does without a daemon only after five)."""
+
+PATIENT = "c.Kiwi.daemon_grace_s = 300.0"
+
+
+class Stage:
+    """``pager`` is ``checkpoint`` or ``inprocess``."""
+
+    def __init__(self, pager: str) -> None:
+        self._stack = ExitStack()
+        self._working: dict[Kernel, Cell] = {}
+        self._seed = 0
+        self.child_pid = 0
+        try:
+            self._build(pager)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _build(self, pager: str) -> None:
+        self.directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="kw-")))
+        # Nobody has run for longer than a short quantum, whatever the swaps cost.
+        self.daemon: DaemonBox = self._stack.enter_context(
+            running_daemon("1x128MiB", "--tq", "60", "--swap-floor", "0")
+        )
+        theirs = {**self.daemon.env, "KIWI_PAGER": pager}
+        own = dict(theirs)
+        if pager == "inprocess":
+            own |= self.daemon.gpu.pager_environment()
+            theirs["KIWI_PRELOAD_LIBRARY"] = own["KIWI_PRELOAD_LIBRARY"]
+        self.lab = self._stack.enter_context(running_lab(
+            theirs, app="server", options=("--KernelRestarter.time_to_dead=0.3",)
+        ))  # fmt: skip
+        profile = Path(self.lab.env["IPYTHONDIR"]) / "profile_default"
+        profile.mkdir(parents=True, exist_ok=True)
+        (profile / "ipython_kernel_config.py").write_text(PATIENT)
+        self.b: Kernel = self._stack.enter_context(running_kernel(own, config=PATIENT))
+        self._take(self.b, B_MIB)
+        self._new_a()
+        for kernel in (self.a, self.b):
+            session = self.daemon.session(kernel.pid)
+            assert session is not None
+            assert session["pager"] == pager, session
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def leave_nothing(self) -> None:
+        """The programs end, and the GPU is empty; then the daemon leaves in good order."""
+        self.a.stop()
+        self.b.stop()
+        wait_until(self._nobody_holds, "the GPU is free again", AGAIN_WITHIN_S)
+        assert self.daemon.leave() == 0, self.daemon.log()
+
+    def _nobody_holds(self) -> bool:
+        return not any(self.daemon.gpu.used_bytes().values())
+
+    # --- programs
+
+    def _take(self, kernel: Kernel, mib: int) -> None:
+        self._seed += 1
+        kernel.check(family_cells.FAMILY)
+        kernel.check(f"memory = Memory({mib}, {self._seed})")
+
+    def _new_a(self) -> None:
+        self.a = ServedKernel(self.lab, "A.ipynb")
+        self._fill_a()
+
+    def _fill_a(self) -> None:
+        self._take(self.a, A_MIB)
+        self._new_child()
+
+    def _new_child(self) -> None:
+        text = self.a.check(family_cells.child(CHILD_MIB, self._seed)).text
+        self.child_pid = int(text)
+
+    def _file(self, kernel: Kernel, what: str) -> Path:
+        return self.directory / f"{what}-{'A' if kernel is self.a else 'B'}"
+
+    def work(self, kernel: Kernel) -> None:
+        """A loop until ``end``; each step is a beat."""
+        stop, beat = self._file(kernel, "stop"), self._file(kernel, "beat")
+        stop.unlink(missing_ok=True)
+        beat.touch()
+        self._working[kernel] = kernel.send(f"family_loop({str(stop)!r}, {str(beat)!r})")
+
+    def wait_beat(self, kernel: Kernel) -> None:
+        """A step that ends after this call."""
+        began_s = time.time()
+        beat = self._file(kernel, "beat")
+        wait_until(lambda: beat.stat().st_mtime > began_s, "the loop goes on", AGAIN_WITHIN_S)
+
+    def end_work(self) -> None:
+        """The loops end well."""
+        for kernel in self._working:
+            self._file(kernel, "stop").touch()
+        for kernel, cell in self._working.items():
+            kernel.finish(cell, AGAIN_WITHIN_S)
+            assert (cell.status, cell.text) == ("ok", "worked\n"), cell.outputs()
+        self._working.clear()
+
+    # --- states
+
+    def reach(self, state: str) -> None:
+        """Afterwards A is in ``state`` and, but for a quantum of a minute, stays in it."""
+        getattr(self, "_reach_" + state.replace("-", "_"))()
+        self.daemon.wait_state(self.a.pid, state)
+        self.daemon.set(tq_s=60)
+
+    def _runs(self, kernel: Kernel) -> None:
+        self.work(kernel)
+        self.daemon.wait_state(kernel.pid, "running")
+        self.wait_beat(kernel)
+
+    def _reach_waiting(self) -> None:
+        self._runs(self.b)
+        self.work(self.a)
+
+    def _reach_running(self) -> None:
+        self._runs(self.a)
+        self.work(self.b)
+        self.daemon.wait_state(self.b.pid, "waiting")
+
+    def _reach_suspended(self) -> None:
+        self._runs(self.a)
+        self.daemon.set(tq_s=0.3)
+        self.work(self.b)
+        pair = (self.a.pid, self.b.pid)
+        self.daemon.wait_for(
+            lambda status: (
+                [s["state"] for pid in pair for s in status["sessions"] if s["pid"] == pid]
+                == ["suspended", "running"]
+            ),
+            "A suspended, B running",
+        )
+
+    def _reach_paged_out(self) -> None:
+        self._runs(self.b)
+
+    def _reach_paging_out(self) -> None:
+        self._runs(self.a)
+        self.daemon.gpu.copy_at(SLOW)
+        self.daemon.set(tq_s=0.3)
+        self.work(self.b)
+
+    def _reach_paging_in(self) -> None:
+        self._runs(self.b)
+        self.daemon.gpu.copy_at(SLOW)
+        self.daemon.set(tq_s=0.3)
+        self.work(self.a)
+
+    # --- deaths
+
+    def kill(self, who: str) -> None:
+        """SIGKILL to ``who``, and what its surroundings do about it: systemd starts ``kiwi daemon``
+        again, a user starts the server again."""
+        getattr(self, f"_kill_{who}")()
+
+    def _kill_kernel(self) -> None:
+        self._forget_a()
+        self.a.kill()
+        self.daemon.gpu.copy_at(0)
+        self.a.connect()
+
+    def _kill_child(self) -> None:
+        os.kill(self.child_pid, signal.SIGKILL)
+        self.child_pid = 0
+        self.daemon.gpu.copy_at(0)
+
+    def _kill_daemon(self) -> None:
+        old = self.daemon.pid()
+        os.kill(old, signal.SIGKILL)
+        self.daemon.gpu.copy_at(0)
+        self.daemon.wait_answer(other_than=old)
+
+    def _kill_supervisor(self) -> None:
+        assert self.daemon.process is not None
+        self.daemon.process.kill()
+        self.daemon.process.wait()
+        self.daemon.gpu.copy_at(0)
+        self.daemon.start()
+
+    def _kill_mover(self) -> None:
+        """All processes that move memory for the daemon; where there is none, itself."""
+        movers = self.daemon.helpers()
+        if not movers:
+            self._kill_daemon()
+            return
+        for mover in movers:
+            mover.kill()
+        self.daemon.gpu.copy_at(0)
+
+    def _kill_server(self) -> None:
+        """With it go its kernels: a second later each sees that its parent is gone."""
+        assert self.lab.process is not None
+        self._forget_a()
+        self.a.hang_up()
+        self.lab.process.kill()
+        self.lab.process.wait()
+        wait_until(lambda: not psutil.pid_exists(self.a.pid), "the kernel ends, too")
+        self.daemon.gpu.copy_at(0)
+        for path in Path(self.lab.env["JUPYTER_RUNTIME_DIR"]).iterdir():
+            path.unlink()
+        self.lab.start()
+
+    def _forget_a(self) -> None:
+        self.child_pid = 0
+        self._working.pop(self.a, None)
+
+    # --- afterwards
+
+    def all_well(self, who: str) -> None:
+        """Nobody who lives has lost a byte, everybody can use the GPU, and nobody else has any."""
+        self.daemon.set(tq_s=0.3)
+        for kernel in list(self._working):
+            self.wait_beat(kernel)
+        self.end_work()
+        self._use(self.b, "INTACT")
+        if who == "server":
+            self._new_a()
+        elif who == "kernel":
+            self._fill_a()
+        self._use(self.a, "INTACT INTACT" if self.child_pid else "INTACT")
+        self._use(self.b, "INTACT")
+        wait_until(self._only_the_living_hold, f"only they use the GPU: {self._told()}")
+
+    def _use(self, kernel: Kernel, intact: str) -> None:
+        assert kernel.check(family_cells.STEP).text == "stepped\n"
+        assert kernel.check(family_cells.INTACT).text == f"{intact}\n"
+
+    def _only_the_living_hold(self) -> bool:
+        living = {self.a.pid, self.b.pid, self.child_pid} - {0}
+        holding = {pid for pid, size in self.daemon.gpu.used_bytes().items() if size}
+        return holding == living
+
+    def _told(self) -> str:
+        return f"{self.daemon.gpu.used_bytes()} of {self.a.pid, self.child_pid, self.b.pid}"
+
+    def ready_again(self) -> None:
+        """For the next case: a child, a long quantum, fast copies."""
+        if not self.child_pid:
+            self._new_child()
+        self.daemon.set(tq_s=60)
+
+    def described(self) -> str:
+        """For the report of a failure."""
+        parts = [self.daemon.log()[-6000:], str(self.daemon.status_or_none()), self._told()]
+        for kernel in (self.a, self.b):
+            alive = psutil.pid_exists(kernel.pid)
+            parts.append(f"{kernel.pid} {'lives' if alive else 'is dead'}: {kernel.log()[-1500:]}")
+        return "\n".join(parts)

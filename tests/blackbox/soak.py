@@ -1,0 +1,377 @@
+"""Hours of everything at once: bursts, restarts, interrupts, killed programs, killed daemons.
+
+    python tests/blackbox/soak.py --hours 24 [--seed 7]
+
+Two emulated GPUs. On each live two notebooks (one with each pager) and programs under ``kiwi run``.
+The daemon of GPU 0 is killed each minute; that of GPU 1 lives from the beginning to the end, and
+must not grow. Whatever a program reads back must be what it wrote. At the end the GPUs are empty
+and nothing is left. The seed decides who does what in which order, not when.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if __name__ == "__main__":
+    sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "support"))
+
+import gpu_cells
+import psutil
+import pytest
+from daemon_box import KIWI, DaemonBox, running_daemon
+from kernels import running_kernel
+from leftovers import nothing_left
+from patience import die_with_the_test, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kernels import Cell, Kernel
+
+MIB = 1 << 20
+GPUS = "2x128MiB"
+SIZES_MIB = (40, 56, 72)
+"""Of a program: two of the smallest fit, with their contexts; others do not."""
+
+KILL_EVERY_S = 60.0
+REPORT_EVERY_S = 60.0
+PATIENT = "c.Kiwi.daemon_grace_s = 600.0"
+CELL_WITHIN_S = 300.0
+"""A cell waits for turns of five others and for a daemon that starts again: half a minute on a busy
+machine. What takes ten times as long hangs."""
+
+GROWTH_BYTES = 24 * MIB
+"""Of the daemon that lives throughout, from its first minutes to its end: what its history, its
+sums and the allocator's pools may still come to."""
+MORE_DESCRIPTORS = 4
+MORE_THREADS = 8
+"""Than at the beginning, when nobody is connected: pools grow to what was once needed at once."""
+
+PROGRAM = f"""{gpu_cells.PRELUDE}
+memory = Memory(int(sys.argv[1]), int(sys.argv[2]))
+memory.work(steps=int(sys.argv[3]), write=True, pause=0.002)
+assert memory.intact(), "DAMAGED"
+print("INTACT")
+"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    hours: float
+    seed: int
+
+    @property
+    def seconds(self) -> float:
+        return self.hours * 3600
+
+    @property
+    def kill_every_s(self) -> float:
+        return min(KILL_EVERY_S, self.seconds / 4)
+
+    @property
+    def report_every_s(self) -> float:
+        return min(REPORT_EVERY_S, self.seconds / 4)
+
+
+class Run:
+    """What all actors share: when it ends, what they did, and the first thing that went wrong."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.began_s = time.monotonic()
+        self.stop = threading.Event()
+        self.counts: Counter[str] = Counter()
+        self.failures: list[str] = []
+
+    @property
+    def over(self) -> bool:
+        return self.stop.is_set() or self.elapsed_s > self.plan.seconds
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.began_s
+
+    def rest(self, seconds: float) -> None:
+        self.stop.wait(seconds)
+
+    def failed(self, who: str, why: str) -> None:
+        self.failures.append(f"{who} after {self.elapsed_s:.0f} s: {why}")
+        self.stop.set()
+
+    def start(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except BaseException:  # noqa: BLE001 - told in the verdict
+                self.failed(name, traceback.format_exc())
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
+
+
+class NotebookActor:
+    """Somebody at a notebook: works, thinks, interrupts, restarts the kernel."""
+
+    ACTIONS = ("burst", "burst", "burst", "think", "check", "interrupt", "restart")
+
+    def __init__(self, run: Run, name: str, env: dict[str, str]) -> None:
+        self._run, self._name, self._env = run, name, env
+        self._chance = random.Random(f"{run.plan.seed} {name}")
+        self._kernel: Kernel
+
+    def __call__(self) -> None:
+        with running_kernel(self._env, config=PATIENT) as self._kernel:
+            self._take()
+            while not self._run.over:
+                getattr(self, f"_{self._chance.choice(self.ACTIONS)}")()
+            self._check()
+
+    def _take(self) -> None:
+        self._ok(gpu_cells.PRELUDE)
+        size_mib, seed = self._chance.choice(SIZES_MIB), self._chance.randrange(1 << 30)
+        self._ok(gpu_cells.take(size_mib, seed))
+
+    def _ok(self, code: str) -> str:
+        cell = self._kernel.run(code, CELL_WITHIN_S)
+        assert cell.status == "ok", f"{code[-200:]!r}: {cell.traceback}\n{self._kernel.log()}"
+        return cell.text
+
+    def _burst(self) -> None:
+        steps = self._chance.randrange(1, 60)
+        self._ok(gpu_cells.work(steps=steps, write=True))
+        self._run.counts["bursts"] += 1
+
+    def _think(self) -> None:
+        self._run.rest(self._chance.uniform(0, 2))
+
+    def _check(self) -> None:
+        assert self._ok(gpu_cells.INTACT) == "INTACT\n", "bytes are damaged"
+        self._run.counts["checks"] += 1
+
+    def _interrupt(self) -> None:
+        """In the middle of a cell that only reads: where it stops nobody knows."""
+        cell: Cell = self._kernel.send(gpu_cells.work(30.0))
+        self._run.rest(self._chance.uniform(0.05, 1.5))
+        if not cell.done:
+            self._kernel.interrupt()
+        self._kernel.finish(cell, CELL_WITHIN_S)
+        if cell.error not in ("", "KeyboardInterrupt"):
+            raise AssertionError(f"an interrupted cell says {cell.traceback}")
+        self._run.counts["interrupts"] += 1
+
+    def _restart(self) -> None:
+        self._kernel.restart(now=self._chance.random() < 0.7)
+        self._take()
+        self._run.counts["restarts"] += 1
+
+
+class ProgramActor:
+    """Somebody who runs one program after the other under ``kiwi run``, and kills some of them."""
+
+    NO_DAEMON = "No Kiwi daemon"
+
+    def __init__(self, run: Run, name: str, env: dict[str, str]) -> None:
+        self._run, self._name, self._env = run, name, env
+        self._chance = random.Random(f"{run.plan.seed} {name}")
+
+    def __call__(self) -> None:
+        while not self._run.over:
+            self._one_program()
+            self._run.rest(self._chance.uniform(0, 2))
+
+    def _one_program(self) -> None:
+        pager = self._chance.choice(("checkpoint", "inprocess"))
+        size_mib, seed = self._chance.choice(SIZES_MIB), self._chance.randrange(1 << 30)
+        steps = self._chance.randrange(1, 200)
+        fate = self._chance.choice((None, None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL))
+        process = subprocess.Popen(
+            [str(KIWI), "run", "--require", "--pager", pager, "--",
+             sys.executable, "-c", PROGRAM, str(size_mib), str(seed), str(steps)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, **self._env}, start_new_session=True,
+            preexec_fn=die_with_the_test,
+        )  # fmt: skip
+        if fate is not None:
+            self._run.rest(self._chance.uniform(0.1, 4.0))
+            os.killpg(process.pid, fate)  # as a terminal or a batch system does: all of it
+        out, err = process.communicate(timeout=CELL_WITHIN_S)
+        self._judge(process.returncode, out, err, fate)
+
+    def _judge(self, code: int, out: str, err: str, fate: signal.Signals | None) -> None:
+        if code == 1 and self.NO_DAEMON in err:
+            self._run.counts["found no daemon"] += 1  # the one of GPU 0 starts again just now
+            return
+        ended_well = (code, out) == (0, "INTACT\n")
+        if not ended_well and (fate is None or "DAMAGED" in err or "damaged" in err):
+            raise AssertionError(f"kiwi run ended with {code} ({fate}):\n{out}\n{err}")
+        self._run.counts["programs" if fate is None else "killed programs"] += 1
+
+
+class Killer:
+    """Kills the daemon of GPU 0 again and again."""
+
+    def __init__(self, run: Run, box: DaemonBox) -> None:
+        self._run, self._box = run, box
+
+    def __call__(self) -> None:
+        while not self._run.over:
+            self._run.rest(self._run.plan.kill_every_s)
+            if self._run.over:
+                return
+            old = self._box.pid()
+            os.kill(old, signal.SIGKILL)
+            self._box.wait_answer(other_than=old)
+            self._run.counts["killed daemons"] += 1
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a process takes of the machine."""
+
+    resident_bytes: int
+    descriptors: int
+    threads: int
+
+    @classmethod
+    def of(cls, pid: int) -> Size:
+        process = psutil.Process(pid)
+        return cls(process.memory_info().rss, process.num_fds(), process.num_threads())
+
+    def __str__(self) -> str:
+        mib = self.resident_bytes // MIB
+        return f"{mib} MiB, {self.descriptors} descriptors, {self.threads} threads"
+
+
+class Watch:
+    """On the processes that live throughout: the supervisor, and the daemon of GPU 1."""
+
+    def __init__(self, box: DaemonBox) -> None:
+        assert box.process is not None
+        self.pids = {"supervisor": box.process.pid, "daemon": box.pid()}
+        self.empty = self.sizes()
+        self._warm: dict[str, Size] = {}
+
+    def sizes(self) -> dict[str, Size]:
+        return {name: Size.of(pid) for name, pid in self.pids.items()}
+
+    def look(self, run: Run) -> None:
+        """Once warm (a tenth of the time, an hour at most), this is what it is compared with."""
+        if not self._warm and run.elapsed_s > min(run.plan.seconds / 10, 3600):
+            self._warm = self.sizes()
+
+    def grown(self) -> str:
+        """What is not flat at the end, when nobody is connected any more; "": all is."""
+        wrong = []
+        for name, now in self.sizes().items():
+            before, warm = self.empty[name], self._warm.get(name, self.empty[name])
+            if (
+                now.resident_bytes > warm.resident_bytes + GROWTH_BYTES
+                or now.descriptors > before.descriptors + MORE_DESCRIPTORS
+                or now.threads > before.threads + MORE_THREADS
+            ):
+                wrong.append(f"the {name} has grown: empty {before}; warm {warm}; now {now}")
+        return "; ".join(wrong)
+
+
+def say(text: str) -> None:
+    print(f"soak: {text}", flush=True)
+
+
+def actors(run: Run, box: DaemonBox, preloaded: dict[str, str]) -> list[threading.Thread]:
+    threads = []
+    for gpu in ("0", "1"):
+        env = {**box.env, "KIWI_GPU": gpu}
+        inprocess = {**env, **preloaded, "KIWI_PAGER": "inprocess"}
+        crew = {
+            f"checkpoint notebook {gpu}": NotebookActor(run, f"checkpoint {gpu}", env),
+            f"inprocess notebook {gpu}": NotebookActor(run, f"inprocess {gpu}", inprocess),
+            f"programs {gpu}": ProgramActor(run, f"programs {gpu}", env),
+        }
+        threads += [run.start(name, act) for name, act in crew.items()]
+    return threads
+
+
+def watch_over(run: Run, watch: Watch) -> None:
+    while not run.over:
+        run.rest(min(run.plan.report_every_s, run.plan.seconds - run.elapsed_s))
+        watch.look(run)
+        done = ", ".join(f"{count} {what}" for what, count in sorted(run.counts.items()))
+        say(f"{run.elapsed_s:.0f} s: {done}; the daemon has {watch.sizes()['daemon']}")
+
+
+def soak(plan: Plan) -> list[str]:
+    """What went wrong."""
+    with ExitStack() as stack:
+        stack.enter_context(nothing_left(stack.enter_context(pytest.MonkeyPatch.context())))
+        box = stack.enter_context(running_daemon(GPUS, "--tq", "1"))
+        steady = stack.enter_context(box.beside(1))
+        watch = Watch(steady)
+        preloaded = box.gpu.pager_environment()
+        run = Run(plan)
+        threads = [*actors(run, box, preloaded), run.start("killer", Killer(run, box))]
+        watch_over(run, watch)
+        for thread in threads:
+            thread.join(2 * CELL_WITHIN_S)
+            if thread.is_alive():
+                run.failed(thread.name, "does not end")
+        if not run.failures:
+            run.failures += balance(box, steady, watch)
+        return [*run.failures, *([box.log()[-20_000:]] if run.failures else [])]
+
+
+def balance(box: DaemonBox, steady: DaemonBox, watch: Watch) -> list[str]:
+    """Nobody is left: the GPUs are empty, the daemons as small as before, and they end well."""
+    wrong: list[str] = []
+
+    def check(what: str, condition: Callable[[], bool]) -> None:
+        try:
+            wait_until(condition, what)
+        except AssertionError as error:
+            wrong.append(str(error))
+
+    check("the GPUs are empty", lambda: not any(box.gpu.used_bytes().values()))
+    check("no session is left", lambda: not box.status()["sessions"] + steady.status()["sessions"])
+    check("it is flat", lambda: not watch.grown())
+    wrong += [grown] if (grown := watch.grown()) else []
+    if (code := box.leave()) != 0:
+        wrong.append(f"the daemon ended with {code}")
+    wrong += [f"the daemon's log has {word!r}" for word in COMPLAINTS if word in box.log()]
+    return wrong
+
+
+COMPLAINTS = ("daemon crashed", "message not handled", "operation raised", "Traceback")
+"""What a daemon logs when it stumbles over itself."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Everything at once, for hours.")
+    parser.add_argument("--hours", type=float, default=24.0)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
+    options = parser.parse_args(arguments)
+    say(f"{options.hours:g} hours, --seed {options.seed}")
+    try:
+        wrong = soak(Plan(options.hours, options.seed))
+    except AssertionError as error:
+        wrong = [str(error)]
+    for line in wrong:
+        say(line)
+    say("FAILED" if wrong else "passed: every byte is right, and nothing is left")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

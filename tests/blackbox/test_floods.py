@@ -1,0 +1,68 @@
+"""Floods of every message by one user: another user's session is served, soon, every time.
+
+How soon exactly is measured by ``benchmarks/bench_floods.py``; no test judges a clock tightly.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from flooder import KINDS
+from unprivileged import (
+    RootDaemon,
+    bursts,
+    flood,
+    needs_other_users,
+    percentile,
+    root_daemon,
+    wait_for,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROTOCOL = Path(__file__).parents[2] / "docs/protocol.md"
+BURSTS = 40
+SOON_S = 2.0
+"""Before there were turns, it took up to six seconds, and some waited for ever."""
+
+TURNS = {"want-lease"}
+"""The first turn of a program of which nothing is known is for it alone, and lasts until the GPU
+has been idle for three seconds: that is a turn like anybody's, and not the flood's doing."""
+
+TURN_S = 15.0
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RootDaemon]:
+    needs_other_users()
+    with root_daemon() as one:
+        pid = one.status()["daemon_pid"]
+        yield one
+        assert one.status()["daemon_pid"] == pid, one.log()
+        assert "message not handled" not in one.log()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flood_keeps_nobody_waiting(daemon: RootDaemon, kind: str) -> None:
+    with flood(daemon, kind):
+        seen = bursts(daemon, BURSTS)
+    assert len(seen["grants_s"]) == BURSTS
+    assert seen["joined_s"] < TURN_S
+    typical_s = sorted(seen["grants_s"])[: -2 if kind in TURNS else None]
+    assert percentile(typical_s, 99) < SOON_S, seen
+    assert max(seen["grants_s"]) < TURN_S
+    wait_for(lambda: not daemon.status()["sessions"], "all sessions gone")
+
+
+def test_every_message_is_among_the_floods() -> None:
+    """The list is the protocol's own: what it says a client may send."""
+    page = PROTOCOL.read_text()
+    begin, end = page.index("## From client to daemon"), page.index("## From daemon to client")
+    messages = set(re.findall(r"^### `([\w-]+)`", page[begin:end], re.MULTILINE))
+    flooded = {word for kind in KINDS for word in re.findall(r"[a-z]+(?:-[a-z]+)*", kind)}
+    assert messages <= flooded, messages - flooded

@@ -1,0 +1,39 @@
+"""A short soak: everything at once for half a minute. ``make soak HOURS=24`` is the long one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOAK = Path(__file__).with_name("soak.py")
+SECONDS = 36
+
+
+@pytest.mark.timeout(400)
+def test_a_short_soak() -> None:
+    """Who does what in which order is always the same; when, and so what meets what, is not."""
+    done = subprocess.run(
+        [sys.executable, SOAK, "--hours", str(SECONDS / 3600), "--seed", "1"],
+        capture_output=True, text=True, timeout=360, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "soak: passed" in done.stdout
+    *_, last = re.findall(r"^soak: \d+ s: (.*)$", done.stdout, re.MULTILINE)
+    for what in ("bursts", "killed daemons"):
+        assert re.search(rf"[1-9]\d* {what}", last), done.stdout
+
+
+def test_a_failure_is_told() -> None:
+    """Where no daemon can run, the verdict says so, and the exit code, too."""
+    done = subprocess.run(
+        [sys.executable, SOAK, "--hours", "0.001", "--seed", "1"], env={"PATH": "/usr/bin:/bin",
+        "TMPDIR": "/tmp", "KIWI_STATE_DIR": "/proc/nowhere"},
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, f"{done.stdout}\n{done.stderr}"
+    assert done.stdout.endswith("soak: FAILED\n")
+    assert "Cannot create /proc/nowhere" in done.stdout

@@ -1,0 +1,86 @@
+"""Tests on a real GPU (``-m gpu``): how they find Kiwi, how long they may take, and their order.
+
+The GPU machine may be lent for minutes and have nothing installed but its own packages. So these
+tests run from a checkout, and one that hangs or crashes must not cost the others.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from collections.abc import Generator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+TEARDOWN_S = 150.0
+"""For the fixtures of a test that has failed: they end programs, 20 s each at most."""
+
+
+def pytest_configure() -> None:
+    """Let the programs that tests start find Kiwi, too, where it is not installed. (For pytest's
+    own process ``pythonpath`` in pyproject.toml does that.)"""
+    try:
+        metadata.distribution("kiwi-jupyter")
+    except metadata.PackageNotFoundError:
+        before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        paths = dict.fromkeys([str(ROOT), *filter(None, before)])
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Time GPU tests by a signal, which fails the one test (the method for all others ends pytest
+    itself). Run those last that kill a program which uses the GPU: that has hung hosts
+    (NVIDIA/cuda-checkpoint#53)."""
+    for item in filter(_on_a_gpu, items):
+        marked = item.get_closest_marker("timeout")
+        args, kwargs = (marked.args[:1], marked.kwargs) if marked else ((), {})
+        by_signal = pytest.mark.timeout(*args, **{**kwargs, "method": "signal"})
+        item.add_marker(by_signal, append=False)
+    items.sort(key=lambda item: _on_a_gpu(item) and item.get_closest_marker("kills") is not None)
+
+
+def _on_a_gpu(item: pytest.Item) -> bool:
+    return item.get_closest_marker("gpu") is not None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail a GPU test at once, with words, where there is no GPU."""
+    if _on_a_gpu(item) and (why_not := _why_no_gpu()):
+        pytest.fail(
+            f"This test needs an NVIDIA GPU, and none can be seen: {why_not}", pytrace=False
+        )
+
+
+@functools.cache
+def _why_no_gpu() -> str:
+    """Empty where there is one."""
+    from kiwi_core.errors import KiwiError
+    from kiwi_core.gpu import nvml
+
+    try:
+        return "" if nvml.gpus() else "NVML lists no GPU."
+    except KiwiError as error:
+        return str(error)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """Limit the teardown of a GPU test that has failed: pytest-timeout ends its timer then."""
+    if not _on_a_gpu(item) or signal.getitimer(signal.ITIMER_REAL)[0] > 0:
+        return (yield)
+    signal.signal(signal.SIGALRM, _late_teardown)
+    signal.setitimer(signal.ITIMER_REAL, TEARDOWN_S)
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _late_teardown(_number: int, _frame: object) -> None:
+    pytest.fail(f"The fixtures of this test did not end within {TEARDOWN_S:g} s.")

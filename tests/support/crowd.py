@@ -1,0 +1,101 @@
+"""Processes of one user that take what they can get, run by itself:
+
+``python -I -S crowd.py SOCKET ROLE COUNT [JSON…]``
+
+``COUNT`` processes say hello in ``ROLE`` one after the other, then each JSON line. Prints a JSON
+line with how many were welcomed and what the others were told, keeps all until its input ends.
+``ROLE`` "many": one process with ``COUNT`` observers. ``ROLE`` "silent": the same without a hello.
+Standard library only.
+"""
+
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+
+CHUNK = 1 << 16
+ANSWER_S = 30.0
+NAME = "\N{SNOWMAN}" * 200  # the longest
+
+
+def connect(path):
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(path)  # blocking: waits where too many want in at once
+    sock.settimeout(ANSWER_S)
+    return sock
+
+
+def hello(path, role, more):
+    """The socket, and "welcome" or the code of the error."""
+    sock = connect(path)
+    lines = [{"type": "hello", "protocol": 1, "role": role, "client": "crowd", "name": NAME}]
+    with suppress(OSError):  # it was turned away, and its words are there to be read
+        sock.sendall(b"".join(json.dumps(x).encode() + b"\n" for x in lines) + more)
+    try:
+        line = sock.makefile("rb").readline()
+    except OSError:
+        return sock, "closed"
+    if not line:
+        return sock, "closed"
+    said = json.loads(line)
+    return sock, said.get("code") or said["type"]
+
+
+def in_process(path, role, more, told):
+    _kept, said = hello(path, role, more)
+    os.write(told, said.encode() + b"\n")
+    signal.pause()
+
+
+def crowd(path, role, count, more):
+    hear, told = os.pipe()
+    heard = os.fdopen(hear)
+    children, said = [], []
+    for _ in range(count):
+        pid = os.fork()
+        if not pid:
+            try:
+                in_process(path, role, more, told)
+            finally:
+                os._exit(1)
+        children.append(pid)
+        said.append(heard.readline().strip())
+    return children, said
+
+
+def one(path, role, count, more):
+    kept, said = [], []
+    for _ in range(count):
+        if role == "silent":
+            kept.append(connect(path))
+            said.append("connected")
+        else:
+            sock, word = hello(path, "observer", more)
+            kept.append(sock)
+            said.append(word)
+    return kept, said
+
+
+def main():
+    path, role, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    more = b"".join(text.encode() + b"\n" for text in sys.argv[4:])
+    if role == "half":  # like "many", and each leaves a line unfinished
+        role, more = "many", b"x" * 65_000
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    separate = role in ("session", "pager")
+    kept, said = (crowd if separate else one)(path, role, count, more)
+    print(json.dumps({word: said.count(word) for word in set(said)}), flush=True)
+    sys.stdin.read()
+    if separate:
+        for child in kept:
+            os.kill(child, signal.SIGKILL)
+    time.sleep(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""The installed command ``kiwi`` as its users have it, for tests that import nothing of Kiwi.
+
+Every daemon lies in a short private directory (socket paths have 107 bytes) and ends with the test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+KIWI = Path(sys.executable).with_name("kiwi")
+
+PATIENCE_S = 60.0
+"""How long tests wait for what should take milliseconds: the machine may be busy."""
+
+ALICE, MALLORY = 54331, 54332
+"""Users without names; the system does not mind."""
+
+CAN_CHANGE_USER = os.geteuid() == 0 and shutil.which("setpriv") is not None
+
+needs_users = pytest.mark.skipif(
+    not CAN_CHANGE_USER and not os.environ.get("CI"),
+    reason="it acts as two users: that needs root and setpriv (in CI it fails without them)",
+)
+
+_NOT_INHERITED = (
+    "KIWI_DISABLE", "KIWI_GPU", "KIWI_PAGER", "KIWI_DAEMON_ARGS", "KIWI_RUN_SESSION",
+    "KIWI_SOCKET_DIR", "KIWI_STATE_DIR", "KIWI_EMULATOR_STATE", "XDG_RUNTIME_DIR",
+    "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "PYTHONSTARTUP", "LD_PRELOAD",
+)  # fmt: skip
+
+
+def eventually(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
+    """Return the first true value of ``condition()``; fail saying that ``what`` did not come."""
+    ends_s = time.monotonic() + timeout_s
+    while time.monotonic() < ends_s:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"not within {timeout_s:g} s: {what}")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return this process's environment without what would lead to another daemon."""
+    return {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED} | more
+
+
+def as_user(uid: int) -> list[str]:
+    """Return the words before a command that make it another user's. That user may read this
+    Python and this checkout, wherever they lie, and has no other privilege."""
+    assert CAN_CHANGE_USER, "this test needs root and setpriv"
+    return [
+        "setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups",
+        "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search",
+    ]  # fmt: skip
+
+
+def kiwi(
+    *words: str,
+    env: Mapping[str, str],
+    before: Sequence[str] = (),
+    cwd: Path | str = "/",
+    timeout_s: float = PATIENCE_S,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``kiwi WORDS`` to its end."""
+    return subprocess.run(
+        [*before, str(KIWI), *words], env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=timeout_s, check=False,
+    )  # fmt: skip
+
+
+@contextmanager
+def started(
+    command: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path | str = "/"
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start ``command``; end it and all processes that it started with the block."""
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            list(command), env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=file,
+            stderr=file, start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    family = [process.pid]
+    if process.poll() is None:
+        family += [p.pid for p in psutil.Process(process.pid).children(recursive=True)]
+    for pid in family:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.wait()
+
+
+def daemons_of(directory: Path) -> list[psutil.Process]:
+    """Return all processes that have ``directory`` in their command line or environment as their
+    socket directory, and are a daemon or its supervisor."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+        except psutil.Error:
+            continue
+        if any("daemon" in word for word in words) and str(directory) in "\0".join(words):
+            found.append(process)
+    return [one for one in found if one.status() != psutil.STATUS_ZOMBIE]
+
+
+def status(directory: Path, **more: str) -> list[Any]:
+    """Return the GPUs that ``kiwi status --json`` shows; empty while no daemon answers."""
+    env = environment(KIWI_SOCKET_DIR=str(directory), **more)
+    done = kiwi("status", "--json", env=env)
+    if done.returncode != 0:
+        return []
+    gpus: list[Any] = json.loads(done.stdout)["gpus"]
+    return gpus
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A short private directory. Every daemon that was started below it ends with the test."""
+    directory = Path(tempfile.mkdtemp(prefix="kw-", dir="/tmp"))
+    try:
+        yield directory
+    finally:
+        for process in daemons_of(directory):
+            process.kill()
+        shutil.rmtree(directory, ignore_errors=True)

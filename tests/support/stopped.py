@@ -1,0 +1,36 @@
+"""Stopping a process for a while."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_GUARD = """
+import os, signal, sys
+sys.stdin.read()
+os.kill(int(sys.argv[1]), signal.SIGCONT)
+"""
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """``pid`` stands still inside. It goes on afterwards, also if this test run is killed: a
+    process that ends by itself when its work is over never does while it is stopped."""
+    guard = subprocess.Popen(
+        [sys.executable, "-S", "-c", _GUARD, str(pid)],
+        stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+        guard.communicate()

@@ -1,0 +1,212 @@
+"""Users without rights against the installed ``kiwi``: a root daemon, and programs run as others.
+
+Nothing of Kiwi is imported here: what these helpers know, a user can know.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MALLORY, ALICE, BOB = 54330, 54331, 54332
+"""Users without names; the kernel does not mind. Mallory is the hostile one."""
+
+SUPPORT = Path(__file__).parent
+KIWI = Path(sys.executable).with_name("kiwi")
+PATIENCE_S = 60.0
+"""For what takes milliseconds: the machine may be busy."""
+
+
+def can_be_others() -> bool:
+    return os.geteuid() == 0 and shutil.which("setpriv") is not None
+
+
+def needs_other_users() -> None:
+    """Skips a test where no other user can be played; in CI that is a failure."""
+    if can_be_others():
+        return
+    why = "needs root and setpriv (util-linux), to act as other users"
+    if os.environ.get("CI"):
+        pytest.fail(why)
+    pytest.skip(why)
+
+
+def as_user(uid: int, command: list[str]) -> list[str]:
+    """``command`` as user ``uid``. It may read this Python, wherever it lies, and nothing more."""
+    return [
+        "setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups",
+        "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", *command,
+    ]  # fmt: skip
+
+
+def python(name: str, *args: object) -> list[str]:
+    """One of the programs beside this file."""
+    return [sys.executable, "-I", "-S", str(SUPPORT / name), *map(str, args)]
+
+
+class RootDaemon:
+    """``kiwi daemon`` on an emulated GPU, which every user can reach."""
+
+    def __init__(self, directory: Path, *args: str, descriptors: int | None = None) -> None:
+        self.directory = directory
+        self.log_path = directory / "daemon.log"
+        self.env = {**os.environ, "KIWI_SOCKET_DIR": str(directory)}
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [str(KIWI), "daemon", "--emulate", "1x256MiB",
+                 "--socket-dir", str(directory), *args],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env,
+                start_new_session=True, preexec_fn=_limit(descriptors),
+            )  # fmt: skip
+        wait_for(lambda: self.sockets() and "ready: GPU" in self.log(), "a daemon")
+
+    def sockets(self) -> list[Path]:
+        return sorted(self.directory.glob("*.sock"))
+
+    @property
+    def socket(self) -> Path:
+        return self.sockets()[0]
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def status(self, uid: int | None = None) -> Any:
+        """What ``kiwi status --json`` says, of the one GPU."""
+        command = [str(KIWI), "status", "--json"]
+        done = subprocess.run(
+            command if uid is None else as_user(uid, command),
+            env=self.env, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout)["gpus"][0]
+
+    def refused(self, what: str) -> int:
+        """How often the daemon has refused somebody more of ``what``, by its metrics."""
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(self.socket))  # blocking: waits where too many want in at once
+            sock.settimeout(PATIENCE_S)
+            hello = {"type": "hello", "protocol": 1, "role": "observer", "client": "test"}
+            lines = (json.dumps(hello), json.dumps({"type": "get-metrics"}))
+            sock.sendall("".join(line + "\n" for line in lines).encode())
+            file = sock.makefile()
+            file.readline()
+            peers = json.loads(file.readline())["metrics"]["peers"]
+        return next(one["refused"] for one in peers if one["what"] == what)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+
+
+def _limit(descriptors: int | None) -> Callable[[], None] | None:
+    if descriptors is None:
+        return None
+    both = (descriptors, descriptors)
+    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, both)
+
+
+@contextmanager
+def root_daemon(*args: str, descriptors: int | None = None) -> Iterator[RootDaemon]:
+    """``descriptors``: the hard limit of the daemon; with few its own limits are smaller."""
+    directory = Path(tempfile.mkdtemp(prefix="kw-"))
+    directory.chmod(0o755)
+    daemon = None
+    try:
+        daemon = RootDaemon(directory, *args, descriptors=descriptors)
+        yield daemon
+    finally:
+        if daemon is not None:
+            daemon.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def program(command: list[str], says: str) -> Iterator[subprocess.Popen[str]]:
+    """Runs ``command`` until the block ends; begins once it has said ``says``."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip().startswith(says), command
+        yield process
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.terminate()
+        process.wait(PATIENCE_S)
+        process.stdout.close()
+
+
+@contextmanager
+def flood(
+    daemon: RootDaemon, kind: str, *, uid: int = MALLORY, processes: int = 2, connections: int = 8
+) -> Iterator[subprocess.Popen[str]]:
+    command = python("flooder.py", daemon.socket, kind, processes, connections)
+    with program(as_user(uid, command), "begun") as process:
+        yield process
+
+
+@contextmanager
+def crowd(
+    daemon: RootDaemon, role: str, count: int, *more: dict[str, Any], uid: int = MALLORY
+) -> Iterator[dict[str, int]]:
+    """How many of the processes (connections) of ``uid`` heard what: "welcome", or an error."""
+    lines = [json.dumps(one) for one in more]
+    command = as_user(uid, python("crowd.py", daemon.socket, role, count, *lines))
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
+    )
+    try:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(PATIENCE_S)
+        process.stdout.close()
+
+
+def bursts(daemon: RootDaemon, count: int, pause_s: float = 0.005, *, uid: int = ALICE) -> Any:
+    """What a well-behaved user sees meanwhile: ``{"joined_s": …, "grants_s": […]}``."""
+    done = subprocess.run(
+        as_user(uid, python("victim.py", daemon.socket, count, pause_s)),
+        capture_output=True, text=True, cwd="/", timeout=2 * PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
+    ends_s = time.monotonic() + timeout_s
+    while time.monotonic() < ends_s:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"not within {timeout_s:g} s: {what}")
+
+
+def percentile(values: list[float], percent: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
