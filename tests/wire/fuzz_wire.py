@@ -15,6 +15,7 @@ import random
 import re
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,10 @@ import structlog
 from kiwi_core.config import DEFAULTS
 from kiwi_core.daemon.connection import Connection
 from kiwi_core.daemon.desk import Desk
-from kiwi_core.daemon.peers import Rights
+from kiwi_core.daemon.shares import Shares
+from kiwi_core.daemon.turns import Turns
 from kiwi_core.errors import CallerError
+from kiwi_core.peer_limits import PEER_LIMITS, REQUESTS
 from kiwi_core.wire import messages as m
 from kiwi_core.wire.framing import CLIENT_TYPES, decode_client, decode_daemon, encode
 
@@ -47,6 +50,12 @@ PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
 OWN = ".fuzz"
 """Where ``make fuzz`` keeps what it finds on the way."""
 GPU: Any = SimpleNamespace(uuid="GPU-5d0c", index=0, name="a GPU", total_bytes=1 << 30)
+
+
+AMPLE = [
+    replace(limit, per_user=1 << 40) if limit.name == REQUESTS else limit for limit in PEER_LIMITS
+]
+"""Nobody has to wait for the clock: how fast this machine is must not decide what is handled."""
 
 
 class Loop:
@@ -102,6 +111,9 @@ class Transport:
 
     resume_reading = pause_reading
 
+    def set_write_buffer_limits(self, high: int) -> None:
+        pass
+
 
 class Recorder:
     """Stands for every desk and reporter behind ``Desk``: it keeps the messages in their order.
@@ -134,6 +146,11 @@ class Recorder:
 
     def answer(self, _connection: Connection, message: m.GetUsage) -> None:
         self._take(message)
+
+    def connected(self, _connection: Connection) -> None:
+        pass
+
+    left = greeted = connected
 
     def of(self, _connection: Connection) -> None:
         return None
@@ -177,20 +194,22 @@ def conversation(data: bytes, cuts: random.Random, refuses: int) -> tuple[list[A
         transport = Transport(_SOCKETS[0], lambda: cuts.random() < 0.1)
         # A real one would have other collaborators for each; the recorder is all of them.
         anything: Any = recorder
+        shares = Shares(AMPLE)
         desk = Desk(
-            DEFAULTS, Rights.of_this_process(None), GPU, None,
+            shares, anything, GPU, None,
             sessions=anything, links=anything, settings=anything, wishes=anything,
         )  # fmt: skip
         answers: Any = Answers()
         desk.reporter = desk.history = desk.metrics = answers
         desk.usage = anything
-        connection = Connection(desk, DEFAULTS)
+        connection = Connection(desk, DEFAULTS, Turns(shares))
         connection.connection_made(transport)  # type: ignore[arg-type]
         transport.choke = connection.pause_writing
         for piece in _pieces(data, cuts):
             if transport.closing:
                 break  # nothing more is read from it
             connection.data_received(piece)
+            loop.run()
             assert connection._reader.held_bytes <= DEFAULTS.request_max_bytes
             while connection.choked:
                 connection.resume_writing()
