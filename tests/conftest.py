@@ -39,10 +39,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     (NVIDIA/cuda-checkpoint#53)."""
     for item in filter(_on_a_gpu, items):
         marked = item.get_closest_marker("timeout")
-        args, kwargs = (marked.args[:1], marked.kwargs) if marked else ((), {})
-        by_signal = pytest.mark.timeout(*args, **{**kwargs, "method": "signal"})
+        by_signal = pytest.mark.timeout(_limit_s(item, marked), method="signal")
         item.add_marker(by_signal, append=False)
     items.sort(key=lambda item: _on_a_gpu(item) and item.get_closest_marker("kills") is not None)
+
+
+def _limit_s(item: pytest.Item, marked: pytest.Mark | None) -> float:
+    """Return the marker's limit, at most ``--timeout`` where that was given: otherwise one test
+    that hangs takes all the time of a borrowed machine."""
+    asked = item.config.getoption("timeout", None)
+    default = asked if asked is not None else float(item.config.getini("timeout"))
+    own = (*marked.args, marked.kwargs.get("timeout"))[0] if marked else None
+    limits = [float(limit) for limit in (own, asked) if limit]
+    return min(limits, default=float(default))
 
 
 def _on_a_gpu(item: pytest.Item) -> bool:

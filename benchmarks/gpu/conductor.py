@@ -65,7 +65,9 @@ class Run:
         entry = {"answers": part.answers, "limit_s": round(limit_s, 1), "rows": []}
         self.results["parts"][part.name] = entry
         if left_s < part.least_s:
-            entry["status"] = f"left out: {left_s:.0f} s were left, it takes {part.least_s:.0f} s"
+            words = f"left out: {left_s:.0f} s were left, it takes {part.least_s:.0f} s"
+            entry["status"] = words
+            entry["rows"].append(_row(words, None))
         else:
             began_s = time.monotonic()
             entry["status"] = self._run(part, began_s + limit_s, entry)
@@ -140,8 +142,11 @@ class Run:
 def _fail(entry: dict[str, Any]) -> None:
     """Leave a row that counts: a part that was ended, or that crashed, did not pass."""
     if not any(row["name"] == "this part" for row in entry["rows"]):
-        row = {"name": "this part", "value": entry["status"], "unit": "", "target": ""}
-        entry["rows"].append(row | {"passed": False})
+        entry["rows"].append(_row(entry["status"], False))
+
+
+def _row(words: str, passed: bool | None) -> dict[str, Any]:
+    return {"name": "this part", "value": words, "unit": "", "target": "", "passed": passed}
 
 
 def sweep(mark: str, within_s: float = GRACE_S / 2) -> None:

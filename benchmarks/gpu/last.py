@@ -10,10 +10,14 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from pairs import PAGERS, ballast
-from stage import MIB, Program, Stage, daemon, job_command, wait_until
+from stage import GIB, MIB, Program, Stage, daemon, job_command, wait_until
 
 if TYPE_CHECKING:
     from stage import Daemon
+
+
+SMALL_BYTES = 6 * GIB
+"""Of a job whose neighbour is killed: a program outside Kiwi takes what would let both fit."""
 
 
 def full(stage: Stage) -> None:
@@ -59,10 +63,10 @@ print(json.dumps({"bytes": low << 20}))
 
 def killed(stage: Stage) -> None:
     """Kill the daemon, then a program, while memory is out; the others must go on, bytes right."""
-    size = stage.size(0.6)
+    size = min(stage.size(0.6), SMALL_BYTES)
     with ExitStack() as stack:
         ballast(stage, size, stack)
-        command = job_command("driver", bytes=size, rounds=30 if stage.emulated else 400)
+        command = job_command("driver", bytes=size, rounds=30 if stage.emulated else 8000)
         alone = stage.run(command)["digest"]
         for pager in PAGERS:
             for victim in ("daemon", "program"):
@@ -74,7 +78,7 @@ def killed(stage: Stage) -> None:
 def _killed(
     stage: Stage, command: list[str], alone: str, pager: str, victim: str, name: str
 ) -> None:
-    with daemon(stage, 0.5 if stage.emulated else 3.0) as one:
+    with daemon(stage, 0.5 if stage.emulated else 1.0) as one:
         pair = [one.run(who, command, pager) for who in ("a", "b")]
         try:
             for program in pair:  # before that, nobody knows what it needs

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from stage import Stage, daemon, job_command
 
-LOOPS = {"add": 4000, "matmul": 12}
+LOOPS = {"add": 4000, "matmul": 8}
 
 
 def run(stage: Stage) -> None:

@@ -113,6 +113,9 @@ def _while_stopped(
         hung = other.begin(call, pid=one.pid, **words)
         time.sleep(0.3)
         beside = other.answer(other.begin("state", pid=healthy.pid), SHORT_S)
+        second = other.begin("state", pid=one.pid)
+        time.sleep(0.3)
+        beside_two = other.answer(other.begin("state", pid=healthy.pid), SHORT_S)
         elsewhere = caller.ask("state", SHORT_S, pid=healthy.pid)
         answer = other.answer(hung, STOPPED_S)
     finally:
@@ -121,7 +124,9 @@ def _while_stopped(
     if answer.code is not None:
         return
     book.note(f"stopped.{call}.healthy_same_caller", str(beside), seconds=beside.seconds)
+    book.note(f"stopped.{call}.healthy_beside_two", str(beside_two), seconds=beside_two.seconds)
     book.note(f"stopped.{call}.healthy_other_caller", str(elsewhere), seconds=elsewhere.seconds)
+    other.answer(second, CALL_S)
     after = other.answer(hung, CALL_S)
     book.note(f"stopped.{call}.after_SIGCONT", str(after), seconds=after.seconds)
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from kiwi_core.pager.api import Target
 
 ROUNDS = 3
+SIZES = (4 * GIB, 16 * GIB, GIB, 256 * MIB, 40 * GIB)
+"""What matters most first: time may run out."""
+EMULATED_SIZES = (64 * MIB, 16 * MIB)
 BUS_LIMITED = ("page_out_inprocess", "page_in_inprocess")
 """Rows of ``kiwi bench`` whose limit is the bus; the checkpoint is as fast as the driver allows."""
 LEAST_SHARE = 0.9
@@ -54,10 +57,8 @@ print(json.dumps({"out_gb_s": rate(out), "in_gb_s": rate(into), "both_gb_s": rat
 
 def run(stage: Stage) -> None:
     """GB/s by size, as shares of the pinned copy before and after each; all bytes hashed."""
-    sizes = (
-        [16 * MIB, 64 * MIB] if stage.emulated else [256 * MIB, GIB, 4 * GIB, 16 * GIB, 40 * GIB]
-    )
-    for size in sizes:
+    bus = pinned_copy(stage)
+    for size in EMULATED_SIZES if stage.emulated else SIZES:
         if size > min(stage.total_bytes * 0.8, stage.ram_bytes * 0.6):
             continue
         # Moving 3 times out and in at 3 GB/s, hashing twice.
@@ -65,11 +66,11 @@ def run(stage: Stage) -> None:
             stage.row(f"{size // MIB} MiB", f"left out: {stage.left_s:.0f} s are left")
             continue
         with stage.attempt(f"{size // MIB} MiB"):
-            _size(stage, size)
+            bus = _size(stage, size, bus)
 
 
-def _size(stage: Stage, size: int) -> None:
-    before = pinned_copy(stage)
+def _size(stage: Stage, size: int, before: dict[str, float]) -> dict[str, float]:
+    """Measure one size; return the bus as it is afterwards."""
     program = stage.spawn(job_command("hold", bytes=size))
     try:
         first = program.line(stage.left_s)
@@ -90,6 +91,7 @@ def _size(stage: Stage, size: int) -> None:
             pinned_gb_s=round(pinned, 2), all_gb_s=[round(one, 3) for one in rates[way]],
         )  # fmt: skip
     stage.row(f"{name}: seconds of an operation of nothing", unchanged)
+    return after
 
 
 def _moves(stage: Stage, program: Program, size: int) -> tuple[dict[str, list[float]], float]:

@@ -61,7 +61,7 @@ def _can_run(stage: Stage, library: str) -> bool:
 
 
 def _start(stage: Stage, library: str, size: int) -> Program:
-    env = stage.env | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    env = stage.env | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_PLATFORMS": "cuda"}
     command = [sys.executable, str(HERE / "roundtrip_job.py"), library, f"--bytes={size}"]
     program: Program = stage.spawn(command, env)
     return program

@@ -84,7 +84,7 @@ class OfTorch:
         self.tensors = [
             torch.randn(size // 2 // 4, device="cuda"),
             torch.randint(0, 256, (size // 4,), dtype=torch.uint8, device="cuda"),
-            torch.randn(size // 4 // 2 + 1, device="cuda").to(torch.bfloat16),
+            torch.randn(size // 4 // 2 + 1, device="cuda", dtype=torch.bfloat16),
         ]
         self.torch = torch
 

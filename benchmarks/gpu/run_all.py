@@ -3,6 +3,7 @@
     python benchmarks/gpu/run_all.py FOLDER --set first       # safe: nothing that could hurt
     python benchmarks/gpu/run_all.py FOLDER --set second      # sharing and speed
     python benchmarks/gpu/run_all.py FOLDER --set third       # notebooks; then what may break
+    python benchmarks/gpu/run_all.py FOLDER --set fourth      # kills, and the project's tests
     python benchmarks/gpu/run_all.py FOLDER --only probe checkpoint
 
 Run it with the machine's own Python (the one with PyTorch) from a checkout. Nothing has to be
@@ -200,7 +201,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--budget-seconds", type=float, default=BUDGET_S, help="for the whole call")
     parser.add_argument("--part-seconds", type=float, help="a shorter limit for each part")
     parser.add_argument(
-        "--job-seconds", type=float, default=45.0, help="how long a job of a pair takes by itself"
+        "--job-seconds", type=float, default=32.0, help="how long a job of a pair takes by itself"
     )
     parser.add_argument(
         "--library", type=Path, metavar="FILE",

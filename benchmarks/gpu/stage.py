@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 JOB = str(Path(__file__).with_name("job.py"))
 MIB, GIB = 1 << 20, 1 << 30
 
-SPARE_S = 12.0
+SPARE_S = 16.0
 """A part stops this long before it is stopped: its programs need time to end by themselves."""
 END_S = 5.0
 """How long a program may take to end by itself, and again after SIGTERM."""
@@ -60,7 +60,7 @@ class Stage:
     total_bytes: int = 0
     ram_bytes: int = 0
     """System RAM that was available when the run began, cgroup limits included."""
-    job_s: float = 45.0
+    job_s: float = 32.0
     """How long a job of a pair takes by itself."""
     fault: str = ""
     """The self-test's; ``stopped-job`` and ``dying-job`` hit the first program of each part."""

@@ -30,7 +30,8 @@ REFUSALS_MAX = 5
 READY_S = 60.0
 ENDS_S = 15.0
 """For the last digest of a job, which hashes all that it holds."""
-TQ_S = 0.25
+TQ_S = 0.1
+"""The shortest that a daemon takes."""
 LATE_S = 3.0
 """For a program that is probably held, and for a call that is past its own limit."""
 PACE_S = 0.003
@@ -181,7 +182,7 @@ def under_a_daemon(
     """Let jobs take short turns, each moved by the library inside it. Another program fills the
     GPU so far that they do not fit together: their memory really moves. (On a real GPU: contexts of
     0.6 GiB each and the data of one job fit into what is left; those and two jobs' do not.)"""
-    leave, size = (96 * MIB, 48 * MIB) if stage.emulated else (5 * GIB, 3 * GIB // 2)
+    leave, size = (96 * MIB, 48 * MIB) if stage.emulated else (6 * GIB, 3 * GIB // 2)
     jobs = [Suspended(kind, kind, wanted=count) for kind in kinds]
     if len(jobs) < 2:
         jobs.append(Suspended("driver", "partner", wanted=count))

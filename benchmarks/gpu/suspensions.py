@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 LIBRARIES = ("torch", "cupy", "jax")
 SIZE, EMULATED_SIZE = 64 * MIB, 16 * MIB
 """Ballast of a job that is moved from outside: its floor, not its bytes, takes the time."""
-OUTSIDE_SHARE, INSIDE_SHARE = 0.4, 0.4
+OUTSIDE_SHARE, INSIDE_SHARE = 0.5, 0.55
 """Of the time that is left: for suspensions from outside; and then, of the rest, under a daemon.
 What remains is for the undisturbed run, which has the same rounds to do without the pauses."""
-OUTSIDE_MAX_S, INSIDE_MAX_S = 150.0, 70.0
+OUTSIDE_MAX_S, INSIDE_MAX_S = 170.0, 90.0
 DANGEROUS_S, DANGEROUS_COUNT = 20.0, 20
 
 Found = dict[str, list[Suspended]]

@@ -111,6 +111,9 @@ def targets(caller: Caller, count: int = 1, size: int = 0) -> Iterator[list[Targ
         yield found
     finally:
         let_go(caller, found)
+        for one in found:  # side by side
+            if not one.died and one.pid not in caller.hung_pids:
+                one.say("exit")
         for one in found:
             one.retire(caller)
 
