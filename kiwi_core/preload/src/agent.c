@@ -39,6 +39,7 @@ static bool was_connected;
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; /* for what follows */
 static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
 static bool begun, over; /* the first try has had its result; the thread has ended */
+static bool no_place;    /* the daemon is there and full: nobody may use the GPU beside it meanwhile */
 
 static void tell(bool *what) {
     pthread_mutex_lock(&mu);
@@ -64,10 +65,12 @@ static bool out(void) { return !strcmp(kp_pager_state(), "out"); }
 static void try_later(int64_t now_ns) {
     bool soon = out() || (was_connected && now_ns - lost_ns < RETRY_SOON_FOR_NS);
     int64_t most_ns = soon ? RETRY_SOON_NS : RETRY_NS;
-    if (!soon || kp_talk_regard == KP_REJECTED || retry_ns > most_ns) retry_ns = most_ns;
+    bool full = kp_talk_regard == KP_FULL;
+    if (!soon || kp_talk_regard == KP_REJECTED || full || retry_ns > most_ns) retry_ns = most_ns;
     next_try_ns = kp_talk_regard == KP_REPLACED ? INT64_MAX : now_ns + retry_ns;
     retry_ns *= 2;
-    if (!begun) tell(&begun);
+    if (!begun && !full) tell(&begun);
+    __atomic_store_n(&no_place, full, __ATOMIC_RELEASE);
 }
 
 static void lose(int64_t now_ns) {
@@ -101,6 +104,7 @@ static bool may_dial(void) {
 
 static void dial(int64_t now_ns) {
     dialled_ns = now_ns;
+    kp_talk_regard = KP_WELCOME_AGAIN; /* what another daemon said does not count */
     if (!may_dial()) {
         try_later(now_ns);
         return;
@@ -151,7 +155,10 @@ static void wait_for_something(void) {
     if (polled[0].revents) kp_link_woken();
     if (kp_wire.socket.fd < 0 || !polled[1].revents) return;
     if (!kp_wire_receive(&kp_wire, kp_talk_heard)) lose(kp_now_ns());
-    else if (kp_talk_caught_up() && !begun) tell(&begun);
+    else if (kp_talk_caught_up() && !begun) {
+        __atomic_store_n(&no_place, false, __ATOMIC_RELEASE);
+        tell(&begun);
+    }
 }
 
 static void once(void) {
@@ -207,6 +214,11 @@ static bool start_thread(void) {
     return good;
 }
 
+/* For as long as it takes: a program that went on would use the GPU beside those who wait their turn. */
+static void await_place(void) {
+    while (__atomic_load_n(&no_place, __ATOMIC_ACQUIRE) && !kp_link_ended()) await(&begun, SECOND);
+}
+
 void kp_link_start(const CUuuid *gpu) {
     static bool started;
     char uuid[41];
@@ -226,4 +238,5 @@ void kp_link_start(const CUuuid *gpu) {
         return;
     }
     await(&begun, FIRST_WORD_NS);
+    await_place();
 }

@@ -25,6 +25,7 @@ extern struct kp_wire kp_wire;
 enum kp_regard { /* of the daemon, after its last words */
     KP_WELCOME_AGAIN,
     KP_REJECTED, /* it does not want this process; it may be another daemon later */
+    KP_FULL,     /* it has no place for this process now: the program waits for one, as others do */
     KP_REPLACED, /* another connection of this process took over: never again */
 };
 extern enum kp_regard kp_talk_regard;

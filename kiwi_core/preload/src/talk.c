@@ -168,14 +168,21 @@ static void make_plain(char *text) {
         if ((unsigned char)*text < ' ' || *text == 0x7F) *text = ' ';
 }
 
+static enum kp_regard regard_of(const char *code) {
+    if (!strcmp(code, "superseded")) return KP_REPLACED;
+    return !welcomed && !strncmp(code, "too-many-", 9) ? KP_FULL : KP_REJECTED;
+}
+
 static bool hear_error(struct kp_message *m) {
     make_plain(m->code);
     make_plain(m->text);
     make_plain(m->remedy);
     kp_note("the daemon says %s: %s %s", m->code, m->text, m->remedy);
     if (!m->fatal) return true;
-    kp_talk_regard = strcmp(m->code, "superseded") ? KP_REJECTED : KP_REPLACED;
-    if (!welcomed)
+    kp_talk_regard = regard_of(m->code);
+    if (!welcomed && kp_talk_regard == KP_FULL)
+        kp_warn("this program waits for a place at the Kiwi daemon: %s %s", m->text, m->remedy);
+    else if (!welcomed)
         kp_warn("the Kiwi daemon turned this program away, which runs without Kiwi: %s %s", m->text, m->remedy);
     return false;
 }

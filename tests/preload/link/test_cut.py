@@ -6,6 +6,8 @@ import os
 import random
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -202,6 +204,25 @@ def test_a_daemon_that_refuses_says_why(stage: Stage) -> None:
     stage.daemon.peers[0].say("error", **refusal)
     eventually(lambda: "Ask." in stage.log)
     assert "\x07" not in stage.log
+    assert works(program)
+
+
+def test_a_daemon_that_is_full_is_waited_for(stage: Stage) -> None:
+    """A program that went on would use the GPU beside those who wait for their turn."""
+    stage.daemon.welcoming = False
+    full = {"code": "too-many-sessions", "message": "No place.", "remedy": "Wait.", "fatal": True}
+    with ThreadPoolExecutor() as pool:
+        starting = pool.submit(stage.program, FILLED.format(4))
+        for number in range(2):
+            eventually(lambda n=number: len(stage.daemon.peers) > n)
+            eventually(lambda n=number: stage.daemon.peers[n].of("hello"))
+            if number:
+                stage.daemon.welcoming = True
+            stage.daemon.peers[number].say("error", **full)
+            time.sleep(NOT_YET_S)
+            assert not starting.done()
+        program = starting.result(60)
+    assert "waits for a place" in stage.log
     assert works(program)
 
 
