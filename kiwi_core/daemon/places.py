@@ -194,6 +194,7 @@ def listen(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.unlink(missing_ok=True)
+        os.fchmod(sock.fileno(), 0o600)  # what bind makes has this mode from the beginning
         sock.bind(str(path))
         path.chmod(0o666 if os.getuid() == 0 else 0o600)
         sock.listen(BACKLOG)

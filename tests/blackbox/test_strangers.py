@@ -47,7 +47,8 @@ def shown(text: str) -> dict[str, str]:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a first daemon compiles, so that not each user has to wait for it."""
     directory = tmp_path_factory.mktemp("cache")
-    env = environment(XDG_CACHE_HOME=str(directory), KIWI_SOCKET_DIR="/nonexistent")
+    sockets = tmp_path_factory.mktemp("sockets")
+    env = environment(XDG_CACHE_HOME=str(directory), KIWI_SOCKET_DIR=str(sockets))
     kiwi("daemon", "--emulate", "1x64MiB", "--gpu", "9", env=env, timeout_s=300)
     assert list(directory.glob("kiwi/emulator-*"))
     return directory

@@ -214,11 +214,11 @@ class TestWithoutADaemon:
         assert (code, said["code"]) == (503, "no-daemon")
 
     async def test_a_machine_without_a_gpu_is_told_so(
-        self, ask: Any, monkeypatch: pytest.MonkeyPatch
+        self, ask: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        monkeypatch.setattr(upstream, "GPU_DEVICES", ("/nonexistent",))
+        monkeypatch.setattr(upstream, "GPU_DEVICES", (str(tmp_path / "nvidiactl"),))
         _, state = await ask("status")
-        assert problem(state) == "no-gpu"
+        assert problem(state) == "no-gpu", state["server"]
         assert "--emulate" in state["server"]["problem"]["remedy"]
 
     async def test_one_is_started_because_somebody_looks_and_not_before(
