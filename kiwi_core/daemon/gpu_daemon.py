@@ -198,6 +198,7 @@ class GpuDaemon:
         self._next_op = roster.next_op
         self._journal = journal
         shares = Shares.of_this_process(rights.daemon_uid)
+        self._shares_warning = shares.warning()
         self._turns = Turns(shares)
         self._admission = Admission(shares, self._turns)
         self._members = Members(self._died, shares[SESSIONS])
@@ -413,6 +414,8 @@ class GpuDaemon:
         errors = [self._observer.error] if self._observer.error else []
         if self._machine.storage is not None and self._machine.storage.note:
             errors.append(self._machine.storage.note)
+        if self._shares_warning:
+            errors.append(self._shares_warning)
         if self._roster.failing:
             errors.append("The state directory cannot be written; a crash could not be recovered.")
         if self._bookkeeper.failing:

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import resource
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from kiwi_core.peer_limits import PEER_LIMITS, RESERVE, fitted
+from kiwi_core.peer_limits import PEER_LIMITS, RESERVE, SESSIONS, fitted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from kiwi_core.peer_limits import PeerLimit
+
+
+FEW_SESSIONS: Final = 128
+"""Fewer than that are soon used up by one course or one team: the admin should know."""
 
 
 class Share:
@@ -73,6 +77,16 @@ class Shares:
         """As its limit of descriptors allows; root and the daemon's owner are privileged."""
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return Shares(fitted(descriptors), {0, daemon_uid})
+
+    def warning(self) -> str:
+        """Return a warning for the admin where descriptors limit the sessions, else ""."""
+        most = self[SESSIONS].limit.most or 0
+        if most >= FEW_SESSIONS:
+            return ""
+        return (
+            f"The limit of open files leaves room for {most} sessions. Raise it for the daemon"
+            " (LimitNOFILE= of systemd, `ulimit -Hn`)."
+        )
 
     def __getitem__(self, name: str) -> Share:
         return self._by_name[name]

@@ -102,6 +102,13 @@ def test_beyond_a_share_one_is_refused_and_others_are_served(
     wait_for(lambda: not daemon.status()["sessions"], "all sessions gone")
 
 
+def test_few_descriptors_are_said() -> None:
+    assert Shares().warning() == ""
+    few = Shares(fitted(300))
+    assert "open files" in few.warning()
+    assert f"{few[limits.SESSIONS].limit.most} sessions" in few.warning()
+
+
 def test_each_row_says_what_how_much_and_why() -> None:
     names = [limit.name for limit in PEER_LIMITS]
     assert len(set(names)) == len(names)
