@@ -19,7 +19,7 @@ from kiwi_core.daemon import storage
 from kiwi_core.daemon.child_options import ChildOptions
 from kiwi_core.daemon.gpu_daemon import run
 from kiwi_core.daemon.machine import Machine, this_machine
-from kiwi_core.errors import KiwiError
+from kiwi_core.errors import NO_MORE, KiwiError
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread that looks at the GPU may keep the interpreter from the loop."""
@@ -88,6 +88,12 @@ def _crash(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None
     """An error that nobody expected: state may be wrong, so end; the supervisor starts a fresh
     daemon, which asks the driver how things are."""
     error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in NO_MORE:
+        # Those who are connected must not pay for it.
+        structlog.get_logger(__name__).error(
+            "the system has no more to give", what=context.get("message"), why=error.strerror
+        )
+        return
     structlog.get_logger(__name__).critical(
         "daemon crashed", what=context.get("message"),
         exc_info=error if isinstance(error, BaseException) else None,

@@ -110,6 +110,7 @@ class Address:
             lock = OneDaemonLock(self._path.with_suffix(".lock"))
             if not lock.try_acquire():
                 return False
+            self._lock.close()
             self._lock = lock
         return True
 

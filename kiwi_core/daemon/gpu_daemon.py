@@ -128,10 +128,10 @@ class GpuDaemon:
             taken=self.stop,
         )
         address.open()
-        await claim.serve(lambda: self._is_reachable(address))
-        keeping = asyncio.create_task(address.keep())
+        claim.serve(lambda: self._is_reachable(address))
+        keeping = asyncio.create_task(address.keep(), name="keeping the address")
         keeping.add_done_callback(_must_not_end)
-        observing = asyncio.create_task(self._observer.run())
+        observing = asyncio.create_task(self._observer.run(), name="observing")
         observing.add_done_callback(_must_not_end)
         log.info("ready", gpu=self._options.gpu_uuid, socket=str(path))
         sys.stdout.write("ready\n")
@@ -444,11 +444,12 @@ class GpuDaemon:
 
 
 def _must_not_end(task: asyncio.Task[None]) -> None:
-    """A daemon without its observer is blind: as bad as a crash, so make it one."""
+    """A daemon without its observer is blind: as bad as a crash, so make it one, whatever the
+    cause. An ``OSError`` for want of a descriptor does not count as a crash elsewhere."""
     if not task.cancelled():
-        task.get_loop().call_exception_handler(
-            {"message": "the observer ended", "exception": task.exception()}
-        )
+        ended = RuntimeError(f"a task of the daemon ended: {task.get_name()}")
+        ended.__cause__ = task.exception()
+        task.get_loop().call_exception_handler({"message": str(ended), "exception": ended})
 
 
 async def run(options: ChildOptions, machine: Machine, config: Config = DEFAULTS) -> None:

@@ -102,6 +102,7 @@ class OneDaemonLock:
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES) and self._fd >= 0:
                 return False
+            self.close()
             raise CallerError(
                 "no-lock",
                 f"Cannot lock {self._path}: {error.strerror}.",
@@ -124,6 +125,12 @@ class OneDaemonLock:
             return os.path.samestat(os.fstat(self._fd), os.lstat(self._path))
         except OSError:
             return False
+
+    def close(self) -> None:
+        """Give the lock up."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
 
     def holder(self) -> str:
         with contextlib.suppress(OSError):
@@ -191,6 +198,17 @@ def listen(path: Path) -> socket.socket:
             f"The socket's path {path} is longer than {SOCKET_PATH_MAX} bytes.",
             "Name a shorter directory with --socket-dir or KIWI_SOCKET_DIR.",
         )
+    try:
+        return _listening(path)
+    except OSError as error:
+        raise CallerError(
+            "no-socket",
+            f"Cannot listen at {path}: {error.strerror}.",
+            "Remove what is there, or name another directory with --socket-dir or KIWI_SOCKET_DIR.",
+        ) from error
+
+
+def _listening(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.unlink(missing_ok=True)
@@ -198,12 +216,8 @@ def listen(path: Path) -> socket.socket:
         sock.bind(str(path))
         path.chmod(0o666 if os.getuid() == 0 else 0o600)
         sock.listen(BACKLOG)
-    except OSError as error:
+    except OSError:
         sock.close()
-        raise CallerError(
-            "no-socket",
-            f"Cannot listen at {path}: {error.strerror}.",
-            "Remove what is there, or name another directory with --socket-dir or KIWI_SOCKET_DIR.",
-        ) from error
+        raise
     sock.setblocking(False)
     return sock

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import resource
+import signal
 import socket
 import uuid
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kiwi_core.daemon import __main__ as process
 from kiwi_core.daemon import claim as claims
 from kiwi_core.daemon.claim import Claim
+from kiwi_core.daemon.gpu_daemon import _must_not_end
 from kiwi_core.daemon.places import OneDaemonLock, alone, already_running
 from kiwi_core.errors import CallerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 HERE, THERE = Path("/run/user/1/kiwi/GPU.sock"), Path("/tmp/kiwi-1/GPU.sock")
 
@@ -28,7 +38,7 @@ def name(gpu: str) -> str:
     return Claim(gpu, HERE)._name
 
 
-async def asked(second: Claim) -> bool:
+async def asked_by(second: Claim) -> bool:
     return await asyncio.to_thread(second.try_take)
 
 
@@ -41,20 +51,20 @@ async def _first_and_second(gpu: str) -> None:
     assert first.try_take()
     assert first.try_take()
     reached = True
-    await first.serve(lambda: reached)
-    assert not await asked(second)
+    first.serve(lambda: reached)
+    assert not await asked_by(second)
     assert (second.holder_pid, second.holder_path) == (os.getpid(), str(HERE))
     error = already_running(OneDaemonLock(THERE), second, THERE)
     assert f"pid {os.getpid()}" in error.message
     assert str(HERE) in error.message
     assert f"KIWI_SOCKET_DIR={HERE.parent}" in error.remedy
     reached = False  # it leaves
-    assert not await asked(second)
+    assert not await asked_by(second)
     assert second.holder_path == ""
     assert other.try_take(), "another GPU is free"
     other.close()
     first.close()
-    assert await asked(second)
+    assert await asked_by(second)
     second.close()
 
 
@@ -68,7 +78,7 @@ def test_a_daemon_that_starts_elsewhere_gives_up_and_says_why(
 async def _elsewhere(gpu: str, tmp_path: Path) -> None:
     first = Claim(gpu, HERE)
     assert first.try_take()
-    await first.serve(lambda: True)
+    first.serve(lambda: True)
     path = tmp_path / "GPU.sock"
     lock = OneDaemonLock(tmp_path / "GPU.lock")
 
@@ -114,3 +124,167 @@ def test_a_name_where_nobody_answers_is_not_believed_for_ever(
         queued.connect(name(gpu))
         claim = Claim(gpu, HERE)
         assert [claim.try_take() for _ in range(3)] == [False, False, True]
+
+
+def test_a_full_queue_is_not_taken_at_once(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every local user can fill it: the daemon has other things to do in between."""
+    monkeypatch.setattr(claims, "PAUSE_S", 3600.0)
+    asyncio.run(_full_queue(gpu))
+
+
+async def _full_queue(gpu: str) -> None:
+    first = Claim(gpu, HERE)
+    assert first.try_take()
+    answered = 0
+
+    def asked() -> bool:
+        nonlocal answered
+        answered += 1
+        return True
+
+    with ExitStack() as crowd:
+        for _ in range(claims.BACKLOG):
+            crowd.enter_context(connected(gpu))
+        first.serve(asked)
+        for _ in range(3 * claims.BACKLOG):
+            await asyncio.sleep(0)
+        assert answered == claims.TAKEN_MAX
+    first.close()
+
+
+@contextmanager
+def connected(gpu: str) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.settimeout(30)
+        one.connect(name(gpu))
+        yield one
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_whoever_connects_in_a_loop_keeps_no_daemon_from_its_answer(
+    gpu: str, *, blocking: bool
+) -> None:
+    first = Claim(gpu, HERE)
+    assert first.try_take()
+    flooder = os.fork()
+    if flooder == 0:
+        _flood(gpu, blocking=blocking)
+    try:
+        asyncio.run(_asked_in_a_flood(first, gpu))
+    finally:
+        os.kill(flooder, signal.SIGKILL)
+        os.waitpid(flooder, 0)
+
+
+def _flood(gpu: str, *, blocking: bool) -> None:
+    try:
+        while True:
+            with suppress(OSError), socket.socket(socket.AF_UNIX) as one:
+                one.setblocking(blocking)
+                one.connect(name(gpu))
+    finally:
+        os._exit(1)
+
+
+async def _asked_in_a_flood(first: Claim, gpu: str) -> None:
+    came = 0
+
+    def asked() -> bool:
+        nonlocal came
+        came += 1
+        return True
+
+    first.serve(asked)
+    while came < 10 * claims.BACKLOG:  # the test's time limit ends it if nobody floods
+        await asyncio.sleep(0.01)
+    second = Claim(gpu, THERE)
+    while not second.holder_path:
+        assert not await asked_by(second), "a second daemon for the GPU"
+    assert second.holder_path == str(HERE)
+    first.close()
+
+
+def test_who_waits_while_there_is_no_descriptor_is_answered_later(
+    gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.run(_no_descriptor(gpu, monkeypatch))
+
+
+async def _no_descriptor(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, errors, opened = asyncio.get_running_loop(), [], 0
+    loop.set_exception_handler(lambda _loop, context: errors.append(context))
+    first = Claim(gpu, HERE)
+    assert first.try_take()
+    again = claims._Answers._open
+
+    def count(answers: Any) -> None:
+        nonlocal opened
+        opened += 1
+        again(answers)
+
+    monkeypatch.setattr(claims._Answers, "_open", count)
+    with connected(gpu) as waits:
+        first.serve(lambda: True)
+        with no_descriptors():
+            while opened < 5:
+                await asyncio.sleep(0.01)
+        waits.settimeout(30)
+        said = await asyncio.to_thread(waits.recv, 4096)
+    assert said == os.fsencode(HERE) + b"\n"
+    assert not errors
+    first.close()
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+            socket.socket()
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def exit_status(do: Callable[[], object]) -> int:
+    """Of a process that has done ``do``."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            do()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(OSError(errno.EMFILE, "Too many open files"), 0), (OSError(errno.EPIPE, "broken"), 70),
+     (ValueError("wrong"), 70)],
+)  # fmt: skip
+def test_only_an_error_that_says_something_of_the_daemon_ends_it(
+    error: Exception, status: int
+) -> None:
+    async def fail() -> None:
+        process._crash(asyncio.get_running_loop(), {"message": "failed", "exception": error})
+
+    assert exit_status(lambda: asyncio.run(fail())) == status
+
+
+def test_a_task_that_must_not_end_ends_the_daemon_whatever_the_cause() -> None:
+    async def fail() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def run(handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]) -> None:
+        asyncio.get_running_loop().set_exception_handler(handler)
+        task = asyncio.create_task(fail(), name="observing")
+        task.add_done_callback(_must_not_end)
+        await asyncio.wait([task])
+        await asyncio.sleep(0)
+
+    said: list[str] = []
+    asyncio.run(run(lambda _loop, context: said.append(context["message"])))
+    assert said == ["a task of the daemon ended: observing"]
+    assert exit_status(lambda: asyncio.run(run(process._crash))) == 70

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from pathlib import Path
 
 import pytest
 
+from kiwi_core.daemon.address import Address
 from kiwi_core.daemon.places import (
     SOCKET_PATH_MAX,
     OneDaemonLock,
@@ -64,6 +66,33 @@ def test_a_lock_that_cannot_be_is_an_error_with_words(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists(), "links are not followed"
 
 
+def test_a_lock_that_is_closed_is_free(tmp_path: Path) -> None:
+    first, second = OneDaemonLock(tmp_path / "l"), OneDaemonLock(tmp_path / "l")
+    assert first.try_acquire()
+    first.close()
+    assert not first.is_in_place()
+    assert second.try_acquire()
+    second.close()
+    second.close()
+
+
+def test_an_address_that_is_made_again_keeps_no_descriptor_of_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "s.lock"
+    lock = OneDaemonLock(path)
+    assert lock.try_acquire()
+    address = Address(
+        tmp_path / "s.sock", lock, pytest.fail, restored=pytest.fail, taken=pytest.fail
+    )
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        path.unlink()
+        assert address._lock_again()
+        other = OneDaemonLock(path)
+        assert not other.try_acquire(), "the new one is held"
+        other.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_stale_socket_gives_way_and_a_live_one_answers() -> None:
     import shutil
     import tempfile
@@ -88,3 +117,16 @@ def test_a_path_that_no_socket_takes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CallerError, match="longer than") as caught:
         listen(path)
     assert "--socket-dir" in caught.value.remedy
+
+
+def test_no_descriptor_for_a_socket_is_an_error_that_can_be_waited_out(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(
+            CallerError, match=r"Cannot listen at .*: Too many open files"
+        ) as caught:
+            listen(tmp_path / "s")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert caught.value.code == "no-socket"
