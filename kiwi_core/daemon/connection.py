@@ -99,8 +99,9 @@ class Connection(asyncio.Protocol):
             if self._turns.now(self, began_ns):
                 line = self._reader.only_line(data)
                 if line is not None:  # as nearly always: spare the waiter the rest
+                    began_cpu_ns = time.thread_time_ns()
                     self._attempt(line)
-                    self._turns.paid(self, began_ns)
+                    self._turns.paid(self, began_ns, began_cpu_ns)
                     return
         self._unread += data
         self._line_up()
