@@ -74,7 +74,7 @@ PEER_LIMITS: Final = (
         per_s=100,
     ),
     PeerLimit(
-        REQUESTS, "requests; each 0.1 ms of the daemon's time counts as one", None, 20_000,
+        REQUESTS, "requests; each 0.1 ms of the daemon's CPU time counts as one", None, 20_000,
         "A cell is two requests. A thousand busy notebooks of one user (200 cells a second) take "
         "400 to 800 a second, and the benchmarks of a single lease some 10,000 in a few seconds. "
         "The rate is a fifth of a core. Who is above it is read more slowly, and loses nothing.",

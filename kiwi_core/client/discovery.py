@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.client.directory import trusted_sockets
-from kiwi_core.errors import KiwiError, is_full
+from kiwi_core.errors import KiwiError, PeerError, is_full
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,13 +19,14 @@ def discover(socket_dir: Path, gpu: str | None = None) -> list[Path]:
 
     ``gpu`` narrows them: a UUID, the beginning of one (with or without ``GPU-``), or an index
     (each daemon is asked; those that do not answer are left out). A missing directory has none.
-    Raises ``PeerError`` where a daemon is full and cannot be asked (``errors.is_full``).
+    Raises ``PeerError`` where no daemon has the index and one is full and cannot be asked
+    (``errors.is_full``): that one may have it.
     """
     sockets = [socket_dir / name for name in trusted_sockets(socket_dir)]
     if gpu is None:
         return sockets
     if gpu.isdecimal() and len(gpu) <= 3:
-        return [path for path in sockets if _index(path) == int(gpu)]
+        return _with_index(sockets, int(gpu))
     wanted = gpu.lower()
     return [
         path
@@ -34,7 +35,21 @@ def discover(socket_dir: Path, gpu: str | None = None) -> list[Path]:
     ]
 
 
+def _with_index(sockets: list[Path], index: int) -> list[Path]:
+    found, full = [], None
+    for path in sockets:
+        try:
+            if _index(path) == index:
+                found.append(path)
+        except PeerError as error:
+            full = error
+    if full is not None and not found:
+        raise full
+    return found
+
+
 def _index(path: Path) -> int | None:
+    """Ask the daemon. Raises ``PeerError`` where it is full."""
     from kiwi_core.client.client import Client
     from kiwi_core.wire.messages import Role
 

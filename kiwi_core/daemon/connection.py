@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 import structlog
 
 from kiwi_core.daemon.peers import Peer, peer_of
-from kiwi_core.errors import CallerError, KiwiError, PeerError
+from kiwi_core.errors import NO_MORE, CallerError, GpuError, KiwiError, PeerError
 from kiwi_core.peer_limits import INBOX_BYTES, OUTBOX_BYTES, UNHANDLED_LINE_BYTES
 from kiwi_core.units import KIB, NS_PER_S
 from kiwi_core.wire.framing import FrameReader, decode_client, encode
@@ -99,8 +99,9 @@ class Connection(asyncio.Protocol):
             if self._turns.now(self, began_ns):
                 line = self._reader.only_line(data)
                 if line is not None:  # as nearly always: spare the waiter the rest
+                    began_cpu_ns = time.thread_time_ns()
                     self._attempt(line)
-                    self._turns.paid(self, began_ns)
+                    self._turns.paid(self, began_ns, began_cpu_ns)
                     return
         self._unread += data
         self._line_up()
@@ -162,8 +163,12 @@ class Connection(asyncio.Protocol):
         except PeerError as error:
             log.info("peer broke the protocol", code=error.code, pid=self.peer.pid)
             self.end_with(error)
-        except Exception:
+        except Exception as error:
             # Whatever one client makes us stumble over must not cost the others their daemon.
+            if _is_shortage(error):
+                log.error("message refused in a shortage", why=str(error), pid=self.peer.pid)
+                self.end_with(_short())
+                return
             log.exception("message not handled", pid=self.peer.pid)
             self.end_with(PeerError("internal", "The daemon failed on this message."))
 
@@ -269,6 +274,22 @@ class _Held:
         self._bytes = held_bytes if may else 0
         self._share.take(uid, self._bytes)
         return may
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Return whether the daemon has no descriptor or no memory to spare just now."""
+    if isinstance(error, GpuError):
+        return error.code == "process-unreadable"
+    return isinstance(error, OSError) and error.errno in NO_MORE
+
+
+def _short() -> PeerError:
+    """Return an error that clients take for a full daemon: they wait, and do not go on without."""
+    return PeerError(
+        "too-many-connections",
+        "The daemon is short of descriptors or memory.",
+        "Kiwi tries again by itself.",
+    )
 
 
 def _too_much() -> PeerError:

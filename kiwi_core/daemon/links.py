@@ -21,7 +21,7 @@ import structlog
 from kiwi_core.daemon.link import Call, Link
 from kiwi_core.daemon.roster import RosterLink
 from kiwi_core.daemon.shares import Share, Shares
-from kiwi_core.errors import PeerError
+from kiwi_core.errors import GpuError, PeerError
 from kiwi_core.gpu import host, processes
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Refused, Target
@@ -199,7 +199,7 @@ class Links:
         """Takes its word, as far as it can be true: nobody has more GPU memory than the GPU has,
         and no process holds more system RAM than the kernel counts for it."""
         said_bytes = max(state.kept_bytes, state.arena_bytes, state.paged_out_bytes)
-        link.host_bytes = host.held_bytes(link.ref.pid) if said_bytes else 0
+        link.host_bytes = _held_bytes(link) if said_bytes else 0
         link.says(
             Told(
                 _RESIDENCY[state.state],
@@ -280,6 +280,15 @@ def above(ref: ProcessRef) -> tuple[ProcessRef, ...]:
     if leader is not None and processes.in_session_of(leader, ref.pid):
         found.append(leader)  # its parents may have ended
     return tuple(found)
+
+
+def _held_bytes(link: Link) -> int:
+    """Return the system RAM of the process; where it cannot be read now, what was read last."""
+    try:
+        return host.held_bytes(link.ref.pid)
+    except GpuError as error:
+        log.error("the RAM of a process cannot be read", pid=link.ref.pid, why=str(error))
+        return link.host_bytes
 
 
 def _entry(link: Link, session: SessionId) -> RosterLink:

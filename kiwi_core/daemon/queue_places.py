@@ -43,7 +43,8 @@ class QueuePlaces:
         """``runs``: it believes to hold the GPU already, so it cannot wait outside."""
         outside = self._outside.get(member.uid)
         if outside is not None and member in outside:
-            outside[member] = client_burst
+            # A call at a gate asks too: the burst that the client waits for serves both.
+            outside[member] = client_burst or outside[member]
         elif runs or self._has_place(member):
             self._enter(member, client_burst)
         else:

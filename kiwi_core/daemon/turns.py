@@ -36,7 +36,8 @@ TURNS_NS: Final = 2 * NS_PER_MS
 
 REQUEST_NS: Final = NS_PER_MS // 10
 """A message that takes longer counts as several requests: the status of a thousand sessions is not
-a ``ping``. An ordinary message takes half of this."""
+a ``ping``. An ordinary message takes half of this. Only the CPU time of the daemon's thread counts:
+a client is not to blame for programs that keep the daemon from running."""
 
 CONNECTION_PART: Final = 2
 """One connection has a user's stock and rate over this: a program that runs wild leaves the other
@@ -170,12 +171,13 @@ class Turns:
             and not talker.bucket.empty_ns(now_ns)
         )
 
-    def paid(self, talker: Talker, began_ns: int) -> int:
-        """A message of ``talker`` was handled; returns the time now."""
+    def paid(self, talker: Talker, began_ns: int, began_cpu_ns: int) -> int:
+        """Account for a message of ``talker`` that was handled, and return the time now. Both times
+        are of its beginning: ``began_cpu_ns`` is ``time.thread_time_ns()``."""
         now_ns = time.monotonic_ns()
         took_ns = now_ns - began_ns
         account = talker.account
-        amount = max(1.0, took_ns / REQUEST_NS)
+        amount = max(1.0, (time.thread_time_ns() - began_cpu_ns) / REQUEST_NS)
         account.bucket.spend(amount, now_ns)
         talker.bucket.spend(amount, now_ns)
         if not self._spent_ns:
@@ -244,8 +246,9 @@ class Turns:
             self._requests.refused += 1
             self._later(wait_ns, self.line_up, talker)
             return now_ns
+        began_cpu_ns = time.thread_time_ns()
         talker.handle_next()
-        now_ns = self.paid(talker, now_ns)
+        now_ns = self.paid(talker, now_ns, began_cpu_ns)
         if talker.ready():
             account.waiting.append(talker)
         else:

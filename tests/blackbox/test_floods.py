@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 PROTOCOL = Path(__file__).parents[2] / "docs/protocol.md"
 BURSTS = 40
-SOON_S = 2.0
-"""Before there were turns, it took up to six seconds, and some waited for ever."""
+SOON_S = 5.0
+"""Before there were turns, it took up to six seconds, and some waited for ever. The benchmarks
+judge how much shorter the waits are (0.25 s): here the machine may be busy."""
 
 TURNS = {"want-lease"}
 """Asks for the GPU itself: a grant is a turn of the hostile program, which lasts until the GPU has

@@ -15,8 +15,8 @@ import pytest
 
 from kiwi_core.client import Client, discover
 from kiwi_core.client.directory import LEFT_LATELY_S, signs_of_a_daemon, why_no_sockets
-from kiwi_core.errors import PeerError
-from kiwi_core.wire.messages import Role
+from kiwi_core.errors import PeerError, is_full
+from kiwi_core.wire.messages import Error, Role
 from tests.client.scripted_daemon import ScriptedDaemon
 
 if TYPE_CHECKING:
@@ -73,6 +73,30 @@ def test_a_dead_daemon_has_no_index(two: Path) -> None:
         dead.bind(str(two / "GPU-dead.sock"))
     assert names(discover(two, "0")) == [B]
     assert len(discover(two)) == 3
+
+
+FULL = Error(code="too-many-connections", message="Full.", remedy="Wait.", fatal=True)
+
+
+def full_daemon(path: Path) -> ScriptedDaemon:
+    """A daemon that has no place for anybody."""
+    daemon = ScriptedDaemon(path)
+    daemon.script = lambda peer, _message: peer.say(FULL)
+    daemon.start()
+    return daemon
+
+
+@pytest.mark.parametrize("name", ["GPU-aaaa0000", "GPU-zzzz0000"])
+def test_a_full_daemon_hides_no_other(two: Path, name: str) -> None:
+    daemon = full_daemon(two / f"{name}.sock")
+    try:
+        assert names(discover(two, "0")) == [B]
+        assert names(discover(two, "1")) == [A]
+        with pytest.raises(PeerError) as caught:
+            discover(two, "2")
+        assert is_full(caught.value), "it may be that one"
+    finally:
+        daemon.stop()
 
 
 def test_no_directory_no_sockets(tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+"""Who waits outside the queue, beyond its user's share of places."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kiwi_core.daemon.members import Member
+from kiwi_core.daemon.queue_places import QueuePlaces
+from kiwi_core.daemon.shares import Shares
+from kiwi_core.gpu.processes import ProcessRef
+from kiwi_core.peer_limits import QUEUE_PLACES
+from kiwi_core.units import SessionId
+
+UID, BURST, OWN = 1000, 7, 0
+
+
+def some_member(number: int) -> Member:
+    return Member(SessionId(f"k{number}"), ProcessRef(number, 1), UID)
+
+
+@pytest.mark.parametrize("asked", [(BURST, OWN), (OWN, BURST), (BURST, OWN, OWN)])
+def test_the_burst_of_the_client_is_lined_up_though_its_library_asks_too(
+    asked: tuple[int, ...],
+) -> None:
+    """Else nobody would ever grant the burst that the client waits for."""
+    lined_up: list[tuple[Member, int]] = []
+
+    def line_up(member: Member, client_burst: int) -> None:
+        member.waiting = True
+        lined_up.append((member, client_burst))
+
+    async def run() -> None:
+        share = Shares()[QUEUE_PLACES]
+        places = QueuePlaces(share, line_up)
+        first, *others = [some_member(n) for n in range(1, share.limit.per_user + 1)]
+        for member in (first, *others):
+            places.request(member, BURST)
+        assert len(lined_up) == share.limit.per_user
+        outside = some_member(share.limit.per_user + 1)
+        for client_burst in asked:
+            places.request(outside, client_burst)
+        assert len(lined_up) == share.limit.per_user, "it waits outside"
+        first.waiting = False
+        places.settle()
+        await asyncio.sleep(0)
+        assert lined_up[share.limit.per_user :] == [(outside, BURST)]
+
+    asyncio.run(run())

@@ -1,0 +1,70 @@
+"""What a message costs its user's stock of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from kiwi_core.daemon.shares import Shares
+from kiwi_core.daemon.turns import REQUEST_NS, Turns
+from kiwi_core.peer_limits import REQUESTS
+from kiwi_core.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+UID = 1000
+SLEEP_S = 0.5
+CPU_NS = NS_PER_S // 2
+
+
+class OneMessage:
+    """A connection with one message, which takes what ``handle`` takes."""
+
+    def __init__(self, turns: Turns, handle: Callable[[], None]) -> None:
+        self.account, self.bucket = turns.account(UID), turns.bucket()
+        self._handle = handle
+        self._left = 1
+        self.handled = asyncio.Event()
+
+    def ready(self) -> bool:
+        return self._left > 0
+
+    def handle_next(self) -> None:
+        self._left -= 1
+        self._handle()
+
+    def caught_up(self) -> None:
+        self.handled.set()
+
+
+def requests_charged(handle: Callable[[], None]) -> float:
+    """How many requests a message is charged that takes what ``handle`` takes."""
+
+    async def run() -> float:
+        turns = Turns(Shares())
+        talker = OneMessage(turns, handle)
+        turns.line_up(talker)
+        await talker.handled.wait()
+        limit = Shares()[REQUESTS].limit
+        bucket = talker.account.bucket
+        bucket.spend(limit.per_user, now_ns := time.monotonic_ns())  # so that what lacks shows
+        return bucket.empty_ns(now_ns) * limit.per_s / NS_PER_S
+
+    return asyncio.run(run())
+
+
+def burn() -> None:
+    until_ns = time.thread_time_ns() + CPU_NS
+    while time.thread_time_ns() < until_ns:
+        pass
+
+
+def test_a_message_is_charged_what_it_takes_of_the_cpu() -> None:
+    # Some of it has come back by the time that this looks: 2000 a second, against 10000 of CPU.
+    assert requests_charged(burn) > CPU_NS / REQUEST_NS / 2
+
+
+def test_a_message_is_not_charged_for_time_in_which_the_daemon_did_not_run() -> None:
+    assert requests_charged(lambda: time.sleep(SLEEP_S)) < SLEEP_S * NS_PER_S / REQUEST_NS / 10
