@@ -4,6 +4,7 @@ turn, is refused or has to wait, which is counted, and another user is served.""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 from typing import TYPE_CHECKING
 
@@ -39,8 +40,12 @@ FEW_DESCRIPTORS = 2000
 BY_NAME = {limit.name: limit for limit in fitted(FEW_DESCRIPTORS)}
 
 
+USERS_OF_EXCESS = itertools.count(54400)
+"""Each time another one: what a user has used up (new connections, requests) comes back slowly."""
+
+
 def more_of(role: str, count: int, *said: dict[str, object]) -> Excess:
-    return lambda daemon: crowd(daemon, role, count, *said)
+    return lambda daemon: crowd(daemon, role, count, *said, uid=next(USERS_OF_EXCESS))
 
 
 def beyond(name: str) -> int:
@@ -54,8 +59,12 @@ USERS = 7
 EXCESS: dict[str, Excess] = {
     limits.CONNECTIONS: more_of("many", beyond(limits.CONNECTIONS)),
     limits.SILENT: more_of("silent", beyond(limits.SILENT)),
-    limits.ARRIVALS: lambda daemon: flood(daemon, "(connect and close)"),
-    limits.REQUESTS: lambda daemon: flood(daemon, "ping", processes=1),
+    limits.ARRIVALS: lambda daemon: flood(
+        daemon, "(connect and close)", uid=next(USERS_OF_EXCESS)
+    ),
+    limits.REQUESTS: lambda daemon: flood(
+        daemon, "ping", processes=1, uid=next(USERS_OF_EXCESS)
+    ),
     limits.SESSIONS: more_of("session", beyond(limits.SESSIONS)),
     limits.QUEUE_PLACES: more_of(
         "session", beyond(limits.QUEUE_PLACES), {"type": "acquire", "burst": 1}
