@@ -55,6 +55,7 @@ class Address:
         self._waits = False
         """The address cannot be made again at the moment, and that was said."""
         self._look = asyncio.Event()
+        self._closed = False
 
     def open(self) -> None:
         """Listen. Raises ``CallerError``."""
@@ -67,6 +68,7 @@ class Address:
 
     def close(self) -> None:
         """Accept nobody any more, and leave no socket behind."""
+        self._closed = True  # before Python 3.12, wait_for can swallow the cancellation of keep
         self._lock.leave()
         if _identity(self._path) == self._identity:
             self._path.unlink(missing_ok=True)
@@ -84,7 +86,7 @@ class Address:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._look.wait(), LOOK_EVERY_S)
             self._look.clear()
-            if not self._is_there():
+            if not (self._closed or self._is_there()):
                 self._make_again()
 
     def _make_again(self) -> None:

@@ -87,10 +87,18 @@ def _check_owner(*places: Path) -> None:
     """Whoever can put a library into the cache has their code run by everybody who uses it.
     Raises ``OSError``."""
     for place in filter(os.path.lexists, places):
-        found = os.lstat(place)
-        ours = found.st_uid in (0, os.getuid()) and stat.S_ISDIR(found.st_mode)
-        if not ours or found.st_mode & stat.S_IWOTH:
-            raise PermissionError(f"others can put files into {place}")
+        if why := _why_unsafe(os.lstat(place)):
+            raise PermissionError(f"{place}: {why}")
+
+
+def _why_unsafe(found: os.stat_result) -> str:
+    if stat.S_ISLNK(found.st_mode):
+        return "it is a link"
+    if not stat.S_ISDIR(found.st_mode):
+        return "it is not a directory"
+    if found.st_uid not in (0, os.getuid()):
+        return "it belongs to another user"
+    return "others can write to it" if found.st_mode & stat.S_IWOTH else ""
 
 
 def _named(library: Path) -> Path:
@@ -229,8 +237,8 @@ def _default_cache_dir() -> Path:
 
 
 def _make_readable(directory: Path) -> None:
-    """Make ``directory`` and those above it; only its user may write, whatever the umask says:
-    programs load code from it."""
+    """Make ``directory`` and those above it, never with more than 0755: programs load code from it,
+    so only its user may write."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o755, exist_ok=True)

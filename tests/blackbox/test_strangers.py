@@ -231,15 +231,24 @@ def test_her_own_daemon_and_roots_are_used(
         assert said["KIWI_EMULATOR_STATE"] == str(sockets / "emulated-gpus")
 
 
-@pytest.mark.parametrize("how", ["hers first", "open to all"])
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [("hers first", "kiwi: it belongs to another user"),
+     ("open to all", "kiwi: others can write to it"),
+     ("a link to hers", "kiwi: it is a link")],
+)  # fmt: skip
 def test_a_library_in_a_shared_cache_is_not_loaded(
-    how: str, short: Path, alice: dict[str, str], cache: Path
+    how: str, why: str, short: Path, alice: dict[str, str], cache: Path
 ) -> None:
     """``XDG_CACHE_HOME=/tmp``: Mallory has filled ``kiwi`` there, where Alice's daemon loads its
     emulated driver from."""
     shared = directory_of(0, short / "tmp", 0o1777)
-    directory_of(*((MALLORY, shared / "kiwi", 0o755) if how == "hers first" else
-                   (0, shared / "kiwi", 0o1777)))  # fmt: skip
+    if how == "a link to hers":
+        (shared / "kiwi").symlink_to(directory_of(MALLORY, short / "hers"))
+    elif how == "hers first":
+        directory_of(MALLORY, shared / "kiwi")
+    else:
+        directory_of(0, shared / "kiwi", 0o1777)
     (found,) = cache.glob("kiwi/emulator-*")
     shutil.copytree(found, shared / "kiwi" / found.name)
     for name in (shared / "kiwi" / found.name, *(shared / "kiwi" / found.name).iterdir()):
@@ -249,7 +258,7 @@ def test_a_library_in_a_shared_cache_is_not_loaded(
         env=alice | {"XDG_CACHE_HOME": str(shared)}, before=as_user(ALICE),
     )  # fmt: skip
     assert done.returncode == 1, done.stdout
-    assert "others can put files into" in done.stderr
+    assert why in done.stderr
     assert "XDG_CACHE_HOME" in done.stderr
 
 

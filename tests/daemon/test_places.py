@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import socket
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kiwi_core.daemon.address import Address
+from kiwi_core.daemon.admission import Admission, Door
 from kiwi_core.daemon.places import (
     SOCKET_PATH_MAX,
     OneDaemonLock,
@@ -17,6 +19,8 @@ from kiwi_core.daemon.places import (
     listen,
     prepare_directory,
 )
+from kiwi_core.daemon.shares import Shares
+from kiwi_core.daemon.turns import Turns
 from kiwi_core.errors import CallerError
 
 
@@ -91,6 +95,39 @@ def test_an_address_that_is_made_again_keeps_no_descriptor_of_the_old_one(tmp_pa
         assert not other.try_acquire(), "the new one is held"
         other.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_an_address_that_is_closed_is_not_made_again(tmp_path: Path, turns: int) -> None:
+    """Somebody has asked for it just before: the wait that ends by that takes no cancellation."""
+    asyncio.run(_asked_for_and_closed(tmp_path / "s.sock", turns))
+
+
+async def _asked_for_and_closed(path: Path, turns: int) -> None:
+    lock = OneDaemonLock(path.with_suffix(".lock"))
+    assert lock.try_acquire()
+    shares = Shares.of_this_process(os.getuid())
+    admission = Admission(shares, Turns(shares))
+    address = Address(
+        path, lock, lambda sock: Door(sock, admission, pytest.fail),
+        restored=lambda: None, taken=pytest.fail,
+    )  # fmt: skip
+    address.open()
+    keeping = asyncio.create_task(address.keep())
+    await turn(5)
+    assert address.is_found()
+    await turn(turns)
+    keeping.cancel()
+    address.close()
+    await turn(10)
+    assert not path.exists()
+    assert keeping.cancelled() or not keeping.done()
+    lock.close()
+
+
+async def turn(times: int) -> None:
+    for _ in range(times):
+        await asyncio.sleep(0)
 
 
 def test_a_stale_socket_gives_way_and_a_live_one_answers() -> None:
