@@ -102,6 +102,22 @@ static bool may_dial(void) {
     return trust == KP_TRUST_YES;
 }
 
+/* Returns kp_wire_open's answer. Connecting takes long where the daemon has too many to accept: until it is
+ * known whether the daemon is full, the program's start waits as if it were. */
+static bool open_wire(void) {
+    bool waits = __atomic_exchange_n(&no_place, true, __ATOMIC_ACQ_REL);
+    if (!kp_wire_open(&kp_wire, path)) return false; /* try_later says whether there is a place */
+    __atomic_store_n(&no_place, waits, __ATOMIC_RELEASE);
+    return true;
+}
+
+static void crowded(void) {
+    kp_talk_regard = KP_FULL;
+    kp_warn("this program waits for a place at the Kiwi daemon: more programs connect to %s than it accepts. "
+            "Kiwi tries again by itself; see whether the daemon hangs if this lasts.",
+            path);
+}
+
 static void dial(int64_t now_ns) {
     dialled_ns = now_ns;
     kp_talk_regard = KP_WELCOME_AGAIN; /* what another daemon said does not count */
@@ -109,10 +125,11 @@ static void dial(int64_t now_ns) {
         try_later(now_ns);
         return;
     }
-    if (kp_wire_open(&kp_wire, path)) {
+    if (open_wire()) {
         if (!kp_talk_begin()) lose(now_ns);
         return;
     }
+    if (errno == EAGAIN) crowded();
     if (errno == EPERM) distrust();
     if (errno == EACCES)
         kp_warn("you may not use the Kiwi daemon's socket %s: this program runs without Kiwi. Ask who "
@@ -161,11 +178,17 @@ static void wait_for_something(void) {
     }
 }
 
+/* The daemon takes nothing more. Where it never welcomed us, its last words say why. */
+static void cut_off(int64_t now_ns) {
+    if (!kp_talk_welcomed()) kp_wire_receive(&kp_wire, kp_talk_heard);
+    lose(now_ns);
+}
+
 static void once(void) {
     int64_t now_ns = kp_now_ns();
     if (kp_wire.socket.fd < 0 && now_ns >= next_try_ns) dial(now_ns);
     if (kp_wire.socket.fd >= 0 && !kp_talk_welcomed() && now_ns > dialled_ns + WELCOME_NS) lose(now_ns);
-    if (kp_wire.socket.fd >= 0 && (!kp_talk_say(now_ns) || !kp_wire_flush(&kp_wire))) lose(now_ns);
+    if (kp_wire.socket.fd >= 0 && (!kp_talk_say(now_ns) || !kp_wire_flush(&kp_wire))) cut_off(now_ns);
     if (kp_alone_due_ns() <= now_ns && alone_ns() <= now_ns) kp_alone(now_ns);
     wait_for_something();
 }

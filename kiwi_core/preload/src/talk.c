@@ -168,9 +168,16 @@ static void make_plain(char *text) {
         if ((unsigned char)*text < ' ' || *text == 0x7F) *text = ' ';
 }
 
+static bool says_full(const char *code) { /* the same codes as in kiwi_core/errors.py */
+    static const char *const full[] = {"too-many-connections", "too-many-sessions", "too-much-unread", "silent"};
+    for (size_t i = 0; i < sizeof full / sizeof *full; i++)
+        if (!strcmp(code, full[i])) return true;
+    return false;
+}
+
 static enum kp_regard regard_of(const char *code) {
     if (!strcmp(code, "superseded")) return KP_REPLACED;
-    return !welcomed && !strncmp(code, "too-many-", 9) ? KP_FULL : KP_REJECTED;
+    return !welcomed && says_full(code) ? KP_FULL : KP_REJECTED;
 }
 
 static bool hear_error(struct kp_message *m) {

@@ -5,10 +5,13 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include "place.h"
+
+enum { CONNECT_S = 1 }; /* a daemon that is not stuck accepts within milliseconds; an exit waits no longer */
 
 struct kp_descriptor kp_descriptor(int fd) {
     struct stat found;
@@ -45,8 +48,11 @@ bool kp_wire_open(struct kp_wire *wire, const char *path) {
         return false;
     }
     memcpy(address.sun_path, path, length + 1);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return false;
+    /* Of connect() too, which waits while the daemon has too many to accept, and then says EAGAIN. All else
+     * has MSG_DONTWAIT. */
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &(struct timeval){.tv_sec = CONNECT_S}, sizeof(struct timeval));
     bool connected = !connect(fd, (struct sockaddr *)&address, sizeof address);
     if (!connected || !kp_place_peer_trusted(fd)) {
         int why = connected ? EPERM : errno;

@@ -1,4 +1,4 @@
-/* One connection to a daemon: whole lines in and out, never waiting. Used by the pager thread only;
+/* One connection to a daemon: whole lines in and out. Only kp_wire_open waits. Used by the pager thread only;
  * a forked child may close its copy. */
 #ifndef KP_WIRE_H
 #define KP_WIRE_H
@@ -38,7 +38,8 @@ struct kp_wire {
     char out[KP_LINE_MAX_BYTES];
 };
 
-bool kp_wire_open(struct kp_wire *wire, const char *path); /* false: errno says why */
+/* False: errno says why; EAGAIN: for a second the daemon had no place for a connection. */
+bool kp_wire_open(struct kp_wire *wire, const char *path);
 
 /* Where the next line may be written, and how much room there is for it; then `kp_wire_queue` it. */
 static inline char *kp_wire_next(struct kp_wire *wire) { return wire->out + wire->unsent; }

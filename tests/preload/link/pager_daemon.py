@@ -132,7 +132,8 @@ class Peer:
 class PagerDaemon:
     """``opens``: what the gate of a new peer is to be. ``deaf``: it hangs, as far as pings tell.
     ``grants_room``: the answer to each
-    ``want-room``; ``None``: none by itself."""
+    ``want-room``; ``None``: none by itself. ``turns_away``: the error that each new connection
+    gets, which is closed before anything is read from it; ``turned_away`` counts them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -140,6 +141,8 @@ class PagerDaemon:
         self.opens = True
         self.deaf = False
         self.grants_room: bool | None = False
+        self.turns_away: dict[str, Any] | None = None
+        self.turned_away = 0
         self.peers: list[Peer] = []
         self.faults: list[KiwiError] = []
         self._listener: socket.socket | None = None
@@ -183,6 +186,11 @@ class PagerDaemon:
                 sock, _ = listener.accept()
             except OSError:
                 return
+            if self.turns_away is not None:
+                with sock:
+                    sock.sendall(json.dumps({"type": "error", **self.turns_away}).encode() + b"\n")
+                self.turned_away += 1
+                continue
             peer = Peer(self, sock)
             self.peers.append(peer)
             self._spawn(peer.serve)

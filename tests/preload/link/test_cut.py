@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pager_daemon import eventually
 
 from kiwi_core import emulator
+from kiwi_core.preload import _build
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from conftest import Stage
     from cuda_processes import Worker
 
@@ -207,10 +213,14 @@ def test_a_daemon_that_refuses_says_why(stage: Stage) -> None:
     assert works(program)
 
 
+def refusal(code: str) -> dict[str, Any]:
+    return {"code": code, "message": "No place.", "remedy": "Wait.", "fatal": True}
+
+
 def test_a_daemon_that_is_full_is_waited_for(stage: Stage) -> None:
     """A program that went on would use the GPU beside those who wait for their turn."""
     stage.daemon.welcoming = False
-    full = {"code": "too-many-sessions", "message": "No place.", "remedy": "Wait.", "fatal": True}
+    full = refusal("too-many-sessions")
     with ThreadPoolExecutor() as pool:
         starting = pool.submit(stage.program, FILLED.format(4))
         for number in range(2):
@@ -223,6 +233,60 @@ def test_a_daemon_that_is_full_is_waited_for(stage: Stage) -> None:
             assert not starting.done()
         program = starting.result(60)
     assert "waits for a place" in stage.log
+    assert works(program)
+
+
+@pytest.mark.parametrize(
+    "code", ["too-many-connections", "too-many-sessions", "too-much-unread", "silent"]
+)
+def test_a_daemon_that_is_full_may_hang_up_before_the_hello(
+    stage: Stage, tmp_path: Path, code: str
+) -> None:
+    stage.daemon.turns_away = refusal(code)
+    shim = tmp_path / "slow_connect.so"
+    source = Path(__file__).with_name("slow_connect.c")
+    subprocess.run(
+        [*_build.find_compiler(), "-shared", "-fPIC", "-o", str(shim), str(source)], check=True
+    )
+    with ThreadPoolExecutor() as pool:
+        starting = pool.submit(stage.program, FILLED.format(4), before=str(shim))
+        eventually(lambda: stage.daemon.turned_away == 2)
+        assert not starting.done()
+        stage.daemon.turns_away = None
+        program = starting.result(60)
+    assert "waits for a place" in stage.log
+    stage.daemon.peer()
+    assert works(program)
+
+
+@contextmanager
+def full_backlog(path: Path) -> Iterator[None]:
+    """A daemon at ``path`` that accepts nobody, and has as many waiting as the kernel lets it."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(path))
+        listener.listen(0)
+        while True:
+            crowd = stack.enter_context(socket.socket(socket.AF_UNIX))
+            crowd.setblocking(False)
+            try:
+                crowd.connect(str(path))
+            except BlockingIOError:
+                break
+        yield
+
+
+def test_a_daemon_with_too_many_to_accept_is_waited_for(stage: Stage) -> None:
+    stage.daemon.stop()
+    stage.daemon.path.unlink()
+    with full_backlog(stage.daemon.path), ThreadPoolExecutor() as pool:
+        starting = pool.submit(stage.program, FILLED.format(4))
+        eventually(lambda: "waits for a place" in stage.log)
+        time.sleep(NOT_YET_S)
+        assert not starting.done()
+        stage.daemon.start()
+        program = starting.result(60)
+    stage.daemon.peer()
     assert works(program)
 
 
