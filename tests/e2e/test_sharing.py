@@ -44,7 +44,7 @@ def test_notebooks_that_fit_run_in_parallel(
     make_notebook: Callable[..., Notebook],
     kiwi: Callable[..., Result],
 ) -> None:
-    """anti-thrash ``always``: they never overlap in time; ``on`` and ``off``: they do, and nobody is
+    """anti-thrash ``always``: they never overlap; ``on`` and ``off``: they do, and nobody is
     suspended. Changed live, each time to another value: a setting that changes nothing leaves no
     entry in the journal."""
     daemon = make_daemon("1x256MiB", "--tq", "0.3")
