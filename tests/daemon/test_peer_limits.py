@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from unprivileged import (
+    ALICE,
     BOB,
     RootDaemon,
     bursts,
@@ -54,7 +55,8 @@ USERS = 7
 EXCESS: dict[str, Excess] = {
     limits.CONNECTIONS: more_of("many", beyond(limits.CONNECTIONS)),
     limits.SILENT: more_of("silent", beyond(limits.SILENT)),
-    limits.ARRIVALS: lambda daemon: flood(daemon, "(connect and close)"),
+    # By another user: whoever has used up these cannot open enough connections for what follows.
+    limits.ARRIVALS: lambda daemon: flood(daemon, "(connect and close)", uid=ALICE),
     limits.REQUESTS: lambda daemon: flood(daemon, "ping", processes=1),
     limits.SESSIONS: more_of("session", beyond(limits.SESSIONS)),
     limits.QUEUE_PLACES: more_of(
