@@ -27,6 +27,9 @@ MOST: Final = 8
 """Workers at any time, those that were killed and have not ended yet included: each has some 100 MB
 of RAM, and more than a few calls at a time only compete for one bus."""
 
+LONG_S: Final = 0.05
+"""A question takes a millisecond. A worker that is at it for longer does not count for others."""
+
 STARTS_WITHIN_S: Final = 60.0
 """``cuInit`` takes up to 2.7 s; the machine may be busy, and the driver waking up."""
 
@@ -52,6 +55,8 @@ class Movers:
         self._workers: set[Worker] = set()
         """All whose process may exist."""
         self._idle: deque[Worker] = deque()
+        self._long: set[Worker] = set()
+        """Those whose call has not been answered for ``LONG_S``."""
         self._starting: dict[Worker, asyncio.Task[None]] = {}
         self._waiting: deque[asyncio.Future[Worker]] = deque()
         self._failures = 0
@@ -77,6 +82,7 @@ class Movers:
         except asyncio.TimeoutError:
             raise busy(what, deadline_s) from None
         answered = False
+        long = loop.call_later(LONG_S, self._takes_long, worker)
         try:
             asked = worker.ask(Call(name, list(args)))
             value = await asyncio.wait_for(asked, max(0.0, ends_at_s - loop.time()))
@@ -91,6 +97,8 @@ class Movers:
             answered = True  # the call's own failure
             raise
         finally:
+            long.cancel()
+            self._long.discard(worker)
             self._give_back(worker) if answered else self._kill(worker)
         return value
 
@@ -112,12 +120,9 @@ class Movers:
 
     async def _take(self) -> Worker:
         if self._idle:
-            worker = self._idle.pop()  # the one that was used last: the others may be ended
-            self._start_enough()
-            return worker
+            return self._idle.pop()  # the one that was used last: the others may be ended
         place: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
         self._waiting.append(place)
-        self._start_enough()
         try:
             return await place
         except asyncio.CancelledError:
@@ -138,19 +143,21 @@ class Movers:
 
     def _retire(self) -> None:
         """End one that nobody needs. (There are as many looks as there were calls.)"""
-        if len(self._idle) > self._least:
+        if self._idle and len(self._workers) > self._least + len(self._long):
             self._kill(self._idle[0])
+
+    def _takes_long(self, worker: Worker) -> None:
+        """It moves memory, or hangs: another one is there for what comes."""
+        self._long.add(worker)
+        self._start_enough()
 
     # --- life -----------------------------------------------------------------------------------
 
     def _start_enough(self) -> None:
-        """One to spare for the next call, as far as there may be more of them."""
+        """``least`` for quick calls, beside those that make a long one."""
         if self._closed or self._again is not None:
             return
-        waiting = sum(not place.done() for place in self._waiting)
-        while len(self._workers) < self._most and (
-            len(self._workers) < self._least or len(self._idle) + len(self._starting) < 1 + waiting
-        ):
+        while len(self._workers) < min(self._most, self._least + len(self._long)):
             worker = Worker(self._ended)
             self._workers.add(worker)
             self._starting[worker] = asyncio.ensure_future(self._begin(worker))
@@ -189,7 +196,8 @@ class Movers:
         """It answers no more."""
         if worker in self._idle:
             self._idle.remove(worker)
-        if worker in self._workers:
+        if worker in self._workers and not worker.reaping:
+            worker.reaping = True
             self._reap(worker, 0)
 
     def _reap(self, worker: Worker, looks: int) -> None:

@@ -30,6 +30,8 @@ class Worker(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._answer: asyncio.Future[Answer] | None = None
+        self.reaping = False
+        """Its end is waited for."""
 
     @property
     def pid(self) -> int:

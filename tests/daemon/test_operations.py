@@ -1,27 +1,23 @@
-"""Operations in threads: outcomes, deadlines, hangs and faults of our own; with the fake pager."""
+"""Operations: outcomes, deadlines, hangs and faults of our own; with the fake pager."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from queue import Queue
 from typing import TYPE_CHECKING
 
 import pytest
-from daemon import wait_until
+from blocking import Loop
 
 from kiwi_core.daemon.leaving import NO_ANSWER, bring_back
 from kiwi_core.daemon.operations import Operations
-from kiwi_core.daemon.overlap import OverlapKeeper
-from kiwi_core.daemon.threads import in_thread
 from kiwi_core.pager.api import ProcessRef, Target
-from kiwi_core.pager.fake import BreakOff, FakePager, Hang, Lose, Raise, Refuse
+from kiwi_core.pager.fake import FakePager, Hang, Lose, Raise, Refuse
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import PageIn, PageOut, Resume, Suspend
-from kiwi_core.states import Overlap, Reason, Residency
+from kiwi_core.states import Reason, Residency
 from kiwi_core.units import MIB, NS_PER_S, OpId, SessionId
-from kiwi_core.wire.pager import PagerSpeeds
 
 if TYPE_CHECKING:
     from kiwi_core.sched.actions import Operation
@@ -29,11 +25,12 @@ if TYPE_CHECKING:
 S = SessionId("s")
 TARGET = Target(S, ProcessRef(10, 1))
 PATIENCE_S = 30.0
+LOOP = Loop()
 
 
 class World:
-    def __init__(self) -> None:
-        self.pager = FakePager(1024 * MIB)
+    def __init__(self, *, partial: bool = False) -> None:
+        self.pager = FakePager(1024 * MIB, partial=partial)
         self.pager.start(S, resident_bytes=100 * MIB)
         self.posted: Queue[ev.Event] = Queue()
         self.operations = Operations(self.pager, self.posted.put)
@@ -42,12 +39,14 @@ class World:
         self.start(kind, op, deadline_in_s)
         return self.posted.get(timeout=PATIENCE_S)
 
-    def start(self, kind: type[Operation], op: int = 1, deadline_in_s: float = 60) -> None:
+    def start(
+        self, kind: type[Operation], op: int = 1, deadline_in_s: float = 60, **more: int
+    ) -> None:
         deadline_ns = time.monotonic_ns() + round(deadline_in_s * NS_PER_S)
-        more = {"need_bytes": 100 * MIB} if kind is PageIn else {}
-        self.operations.start(
-            kind(op=OpId(op), session=S, deadline_ns=deadline_ns, cause="test", **more), TARGET
-        )
+        if kind is PageIn:
+            more["need_bytes"] = 100 * MIB
+        action = kind(op=OpId(op), session=S, deadline_ns=deadline_ns, cause="test", **more)
+        LOOP.call(lambda: self.operations.start(action, TARGET))
 
 
 @pytest.fixture
@@ -135,118 +134,15 @@ def test_the_nearest_deadline_is_the_next_one(world: World) -> None:
         hang.release()
 
 
-# --- a part, and beside --------------------------------------------------------------------------
-
-B = SessionId("b")
-TARGET_B = Target(B, ProcessRef(11, 1))
-
-
-class Crowded(World):
-    """``S`` has the GPU, which holds it or ``B``; ``B`` is out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pager = FakePager(150 * MIB, partial=True, copy_bytes_per_s=1000 * MIB)
-        self.operations = Operations(self.pager, self.posted.put)
-        self.pager.start(B, resident_bytes=100 * MIB)
-        self.pager.page_out(TARGET_B, self.soon_ns())
-        self.pager.start(S, resident_bytes=100 * MIB)
-
-    @staticmethod
-    def soon_ns() -> int:
-        return time.monotonic_ns() + round(PATIENCE_S * NS_PER_S)
-
-    def out(self, op: int, part_bytes: int = 0) -> None:
-        action = PageOut(op=OpId(op), session=S, deadline_ns=self.soon_ns(), bytes=part_bytes)
-        self.operations.start(action, TARGET)
-
-    def into(self, op: int, *beside: int) -> None:
-        ops = tuple(map(OpId, beside))
-        need = {"need_bytes": 100 * MIB, "beside": ops}
-        action = PageIn(op=OpId(op), session=B, deadline_ns=self.soon_ns(), **need)
-        self.operations.start(action, TARGET_B)
-
-    def two_outcomes(self) -> list[ev.Event]:
-        return [self.posted.get(timeout=PATIENCE_S) for _ in range(2)]
+# --- a part --------------------------------------------------------------------------------------
 
 
 def test_a_part_goes_out_and_what_is_left_is_told() -> None:
-    world = Crowded()
-    world.out(1, 30 * MIB)
+    world = World(partial=True)
+    world.start(PageOut, bytes=30 * MIB)
     out = world.posted.get(timeout=PATIENCE_S)
     assert isinstance(out, ev.PagedOut)
     assert (out.moved_bytes, out.left_bytes) == (30 * MIB, 70 * MIB)
-
-
-def test_one_that_comes_in_beside_reports_after_what_it_counted_on() -> None:
-    world = Crowded()
-    world.out(1)
-    world.into(2, 1)
-    out, into = world.two_outcomes()
-    assert isinstance(out, ev.PagedOut)
-    assert isinstance(into, ev.PagedIn)
-    assert into.moved_bytes == 100 * MIB
-    assert _residency(world.pager, TARGET_B) is Residency.RESIDENT
-
-
-def test_if_what_it_counted_on_is_refused_it_gives_back_first() -> None:
-    world = Crowded()
-    world.pager.script("page_out", BreakOff(60 * MIB), session=S)
-    world.out(1)
-    world.into(2, 1)
-    refusals = {type(event): event.reason for event in world.two_outcomes()}  # type: ignore[union-attr]
-    assert refusals == {ev.PageInRefused: Reason.NO_ROOM, ev.PageOutRefused: Reason.DRIVER}
-    assert world.pager.observe(TARGET).resident_bytes == 100 * MIB
-    assert world.pager.observe(TARGET_B).paged_out_bytes == 100 * MIB
-
-
-def test_what_has_reported_already_is_not_waited_for() -> None:
-    world = Crowded()
-    world.out(1)
-    assert isinstance(world.posted.get(timeout=PATIENCE_S), ev.PagedOut)
-    world.operations.finished(OpId(1))
-    world.into(2, 1)
-    assert isinstance(world.posted.get(timeout=PATIENCE_S), ev.PagedIn)
-
-
-def test_our_own_fault_in_a_page_out_ends_what_counts_on_it() -> None:
-    world = Crowded()
-    world.pager.script("page_out", Raise(RuntimeError("a bug")), session=S)
-    world.out(1)
-    world.into(2, 1)
-    kinds = {type(event) for event in world.two_outcomes()}
-    assert kinds == {ev.PageOutRefused, ev.PageInRefused}
-
-
-# --- whether it pays ------------------------------------------------------------------------------
-
-
-def _speeds(both: int) -> PagerSpeeds:
-    return PagerSpeeds(out_bytes_per_s=20, in_bytes_per_s=24, both_bytes_per_s=both)
-
-
-@pytest.mark.parametrize(
-    ("setting", "both", "told"),
-    [
-        (Overlap.AUTO, (), []),
-        (Overlap.AUTO, (29,), []),
-        (Overlap.AUTO, (30,), [True]),
-        (Overlap.AUTO, (40, 44, 25), [True, False]),
-        (Overlap.ON, (25,), [True]),
-        (Overlap.OFF, (48,), []),
-    ],
-)
-def test_whether_both_ways_at_once_pay(
-    setting: Overlap, both: tuple[int, ...], told: list[bool]
-) -> None:
-    fed: list[ev.Event] = []
-    keeper = OverlapKeeper(setting, fed.append)
-    keeper.begin()
-    for speed in both:
-        keeper.measured(0, _speeds(speed))
-    assert fed == [ev.OverlapKnown(pays=pays) for pays in told]
-    keeper.measured(0, PagerSpeeds(out_bytes_per_s=0, in_bytes_per_s=0, both_bytes_per_s=9))
-    assert len(fed) == len(told), "nonsense is no word"
 
 
 # --- leaving ------------------------------------------------------------------------------------
@@ -256,12 +152,12 @@ def _several(pager: FakePager, count: int) -> list[Target]:
     targets = [Target(SessionId(f"s{n}"), ProcessRef(100 + n, 1)) for n in range(count)]
     for target in targets:
         pager.start(target.session, resident_bytes=100 * MIB)
-        pager.page_out(target, time.monotonic_ns() + 60 * NS_PER_S)
+        LOOP.run(pager.page_out(target, time.monotonic_ns() + 60 * NS_PER_S))
     return targets
 
 
 def _residency(pager: FakePager, target: Target) -> Residency:
-    return pager.observe(target).residency
+    return LOOP.run(pager.observe(target)).residency
 
 
 def test_everybody_comes_back_as_far_as_there_is_room() -> None:
@@ -287,29 +183,3 @@ def test_one_that_hangs_keeps_no_other_out() -> None:
     }
     assert all(_residency(pager, target) is Residency.RESIDENT for target in targets[2:])
     hang.release()
-
-
-def test_hung_calls_do_not_use_up_the_threads() -> None:
-    """More of them than a shared pool has; the next call is answered all the same."""
-    release = threading.Event()
-
-    async def crowd() -> int:
-        hung = [asyncio.ensure_future(in_thread(release.wait, "hung")) for _ in range(100)]
-        answer = await asyncio.wait_for(in_thread(lambda: 42, "quick"), PATIENCE_S)
-        for task in hung:
-            task.cancel()
-        return answer
-
-    assert asyncio.run(crowd()) == 42
-    release.set()
-    wait_until(
-        lambda: not [t for t in threading.enumerate() if t.name == "hung"], "the threads' ends"
-    )
-
-
-def test_what_a_call_raises_is_raised() -> None:
-    def fail() -> None:
-        raise OSError(5, "why")
-
-    with pytest.raises(OSError, match="why"):
-        asyncio.run(in_thread(fail, "fails"))

@@ -5,22 +5,25 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
+from blocking import Blocking, Loop
 from contract import PagerContract, PartsContract, moved, refused, soon_ns
-from overlapping import swap
 
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Lost, Target
-from kiwi_core.pager.fake import BreakOff, FakePager, Hang, Lose, Raise, Refuse, Slow
+from kiwi_core.pager.fake import FakePager, Hang, Lose, Raise, Refuse, Slow
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import MIB, SessionId
 
-if TYPE_CHECKING:
-    from kiwi_core.pager.api import Outcome
-
 _numbers = itertools.count(1)
+LOOP = Loop()
+
+
+def fake_pager(total_bytes: int, **more: Any) -> FakePager:
+    """Its calls block."""
+    return Blocking(FakePager(total_bytes, **more), LOOP)  # type: ignore[return-value]
 
 
 class FakeSession:
@@ -62,7 +65,7 @@ class FakeWorld:
     sizes_seen = True
 
     def __init__(self, *, partial: bool = False, copy_bytes_per_s: int | None = None) -> None:
-        self.pager = FakePager(
+        self.pager = fake_pager(
             self.memory_bytes, partial=partial, copy_bytes_per_s=copy_bytes_per_s
         )
 
@@ -82,11 +85,6 @@ class FakeWorld:
     def free_bytes(self) -> int:
         return self.pager.free_bytes
 
-    def swap(
-        self, out: FakeSession, into: FakeSession, deadline_ns: int, part_bytes: int = 0
-    ) -> tuple[Outcome, Outcome]:
-        return swap(self.pager, out.target, into.target, deadline_ns, part_bytes)
-
 
 @pytest.fixture
 def world() -> FakeWorld:
@@ -101,20 +99,6 @@ class TestFakeInParts(PartsContract):
     @pytest.fixture
     def world(self) -> FakeWorld:
         return FakeWorld(partial=True)
-
-
-def test_a_way_out_that_breaks_off_comes_back_after_those_that_counted_on_it() -> None:
-    world = FakeWorld(partial=True, copy_bytes_per_s=1000 * MIB)
-    into, size = world.start(60 * MIB), 60 * MIB
-    moved(world.pager.page_out(into.target, soon_ns()))
-    out = world.start(size)
-    world.pager.script("page_out", BreakOff(50 * MIB), session=out.target.session)
-    left, came = world.swap(out, into, soon_ns())
-    refused(left, Reason.DRIVER)
-    refused(came, Reason.NO_ROOM)
-    assert world.pager.observe(out.target).resident_bytes == size
-    assert world.pager.observe(into.target).paged_out_bytes == size
-    assert world.pager.free_bytes == 40 * MIB
 
 
 def test_a_hang_lasts_until_released_and_stops_nobody_else(world: FakeWorld) -> None:
@@ -146,7 +130,7 @@ def test_faults_are_met_once_each_in_their_order(world: FakeWorld) -> None:
 
 
 def test_slow_and_bandwidth_take_time() -> None:
-    pager = FakePager(100 * MIB, copy_bytes_per_s=100 * MIB)
+    pager = fake_pager(100 * MIB, copy_bytes_per_s=100 * MIB)
     session = FakeSession(pager, 10 * MIB)
     pager.script("page_in", Slow(0.1))
     out = moved(pager.page_out(session.target, soon_ns()))
@@ -156,7 +140,7 @@ def test_slow_and_bandwidth_take_time() -> None:
 
 
 def test_killed_while_its_memory_is_moved() -> None:
-    pager = FakePager(100 * MIB, copy_bytes_per_s=10 * MIB)
+    pager = fake_pager(100 * MIB, copy_bytes_per_s=10 * MIB)
     session = FakeSession(pager, 100 * MIB)
     outcomes = []
     thread = threading.Thread(
@@ -175,7 +159,7 @@ def test_killed_while_its_memory_is_moved() -> None:
 
 
 def test_room_that_comes_in_time_is_waited_for() -> None:
-    pager = FakePager(10 * MIB, room_wait_ns=60_000_000_000)
+    pager = fake_pager(10 * MIB, room_wait_ns=60_000_000_000)
     session = FakeSession(pager, 6 * MIB)
     moved(pager.page_out(session.target, soon_ns()))
     pager.hold_outside(6 * MIB)

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
     from concurrent.futures import Future
 
 _T = TypeVar("_T")
@@ -26,8 +26,16 @@ class Loop:
     def begin(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
-    def run(self, coroutine: Coroutine[Any, Any, _T], within_s: float = PATIENCE_S) -> _T:
+    def run(self, coroutine: Coroutine[Any, Any, _T], within_s: float | None = PATIENCE_S) -> _T:
         return self.begin(coroutine).result(within_s)
+
+    def call(self, function: Callable[[], _T]) -> _T:
+        """What ``function`` returns in the loop's thread."""
+
+        async def called() -> _T:
+            return function()
+
+        return self.run(called())
 
     def close(self) -> None:
         self.run(_cancel_all())
@@ -41,3 +49,17 @@ async def _cancel_all() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+
+
+class Blocking:
+    """An object whose coroutines are called as functions; all else is as it is."""
+
+    def __init__(self, wrapped: Any, loop: Loop) -> None:
+        self._wrapped = wrapped
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._wrapped, name)
+        if not asyncio.iscoroutinefunction(found):
+            return found
+        return lambda *args, **named: self._loop.run(found(*args, **named), None)

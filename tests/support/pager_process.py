@@ -1,12 +1,12 @@
 """A pager in a process of its own, so that a test can kill the caller at any point.
 
 ``PagerProcess`` has the pager's five calls and hands each over to that process, which runs the real
-``CheckpointPager`` on the driver that its environment gives it.
+``CheckpointPager`` and its movers on the driver that its environment gives it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cuda_processes import Worker
 
@@ -23,14 +23,12 @@ from kiwi_core.pager.api import (
 )
 from kiwi_core.states import Reason, Residency
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from kiwi_core.pager.way_out import WayOut
-
 _SETUP = """
 import dataclasses
+from blocking import Blocking, Loop
 from kiwi_core.config import DEFAULTS
+from kiwi_core.movers import Movers, RemoteDriver, RemoteGpu
+from kiwi_core.movers.remote import gpus
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Target
 from kiwi_core.pager.checkpoint import CheckpointPager
@@ -38,13 +36,19 @@ from kiwi_core.units import SessionId
 
 roots = set()
 remembered = {{}}
-pager = CheckpointPager(
-    {uuid!r},
+loop = Loop()
+movers = Movers()
+loop.loop.call_soon_threadsafe(movers.start)
+gpu = next(gpu for gpu in loop.run(gpus(movers)) if gpu.uuid == {uuid!r})
+checkpoint = CheckpointPager(
+    RemoteDriver(movers),
+    RemoteGpu(movers, gpu.uuid, gpu.total_bytes),
     dataclasses.replace(DEFAULTS, **{config!r}),
     other_roots=lambda: roots,
-    remember=lambda target, sizes: remembered.update(sizes),
+    remember=lambda: remembered.update(checkpoint.export_footprints()),
     host_available_bytes=lambda pids: {host_bytes!r},
 )
+pager = Blocking(checkpoint, loop)
 
 def target_of(session, pid, ticks):
     return Target(SessionId(session), ProcessRef(pid, ticks))
@@ -56,12 +60,11 @@ def plain(value):
 
 _LINKED = """
 from link_server import LinkServer
-from overlapping import swap
-from kiwi_core.pager.inprocess import InProcessPager
+from kiwi_core.pager.sessions import SessionPager
 
-server = LinkServer({path!r}, {gpu_bytes})
-pager = InProcessPager(
-    pager, server.links, pager.room, dataclasses.replace(DEFAULTS, **{config!r})
+server = loop.run(LinkServer.serve({path!r}, {gpu_bytes}))
+pager = Blocking(
+    SessionPager(checkpoint, server.links, dataclasses.replace(DEFAULTS, **{config!r})), loop
 )
 """
 
@@ -92,31 +95,12 @@ class PagerProcess:
     def resume(self, target: Target, deadline_ns: int) -> Outcome:
         return self._call("resume", target, deadline_ns)
 
-    def page_out(
-        self,
-        target: Target,
-        deadline_ns: int,
-        at_least_bytes: int = 0,
-        way: WayOut | None = None,
-    ) -> Outcome:
-        assert way is None, "see swap"
+    def page_out(self, target: Target, deadline_ns: int, at_least_bytes: int = 0) -> Outcome:
         part = (at_least_bytes,) if at_least_bytes else ()
         return self._call("page_out", target, deadline_ns, *part)
 
-    def page_in(self, target: Target, deadline_ns: int, beside: Sequence[WayOut] = ()) -> Outcome:
-        assert not beside, "see swap"
+    def page_in(self, target: Target, deadline_ns: int) -> Outcome:
         return self._call("page_in", target, deadline_ns)
-
-    def begin_swap(
-        self, out: Target, into: Target, deadline_ns: int, part_bytes: int = 0, mark: str = ""
-    ) -> None:
-        """The one's page-out, and beside it the other's page-in; ``finish_swap`` gets both."""
-        both = f"{_expression(out)}, {_expression(into)}, {deadline_ns}, {part_bytes}, {mark!r}"
-        self.worker.send(f"[plain(one) for one in swap(pager, {both})]")
-
-    def finish_swap(self) -> tuple[Outcome, Outcome]:
-        out, into = self.worker.answer()
-        return _outcome(*out), _outcome(*into)
 
     def observe(self, target: Target) -> Observation:
         _, fields = self.worker.get(f"plain(pager.observe({_expression(target)}))")
