@@ -91,7 +91,6 @@ def _child_options(
         idle_after_ns=_ns(options.idle_after_s),
         swap_floor_factor=options.swap_floor,
         bring_back=options.bring_back,
-        overlap=options.overlap,
         storage=options.storage,
         emulation=emulation,
         emulated_state=hold_state(emulation) if emulation is not None else "",

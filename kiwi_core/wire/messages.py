@@ -23,7 +23,6 @@ from kiwi_core.wire.pager import (
     PagerDo,
     PagerDone,
     PagerLimits,
-    PagerSpeeds,
     PagerState,
     Room,
     WantLease,
@@ -205,7 +204,6 @@ ClientMessage = (
     | Ping
     | PagerState
     | PagerDone
-    | PagerSpeeds
     | WantLease
     | WantRoom
 )
