@@ -34,7 +34,6 @@ from kiwi_core.daemon.members import Member, Members
 from kiwi_core.daemon.metrics_report import MetricsReporter
 from kiwi_core.daemon.observer import Observer
 from kiwi_core.daemon.orphans import Orphans
-from kiwi_core.daemon.overlap import OverlapKeeper
 from kiwi_core.daemon.peers import Rights
 from kiwi_core.daemon.places import (
     OneDaemonLock,
@@ -114,7 +113,6 @@ class GpuDaemon:
         self._pager.import_footprints(
             {ProcessRef(pid, ticks): size for pid, ticks, size in roster.footprints}
         )
-        self._overlap.begin()
         await recover(roster, self._pager, self._members, self._found_again)
         self._roster.save()  # a crash from here on must find the settings
         address = Address(
@@ -217,7 +215,6 @@ class GpuDaemon:
             after_a_look=lambda target, go_on: self._observer.after_a_look(target, go_on),
             hurry=lambda: self._observer.hurry(),
         )
-        self._overlap = OverlapKeeper(options.overlap, self._feed_observation)
         self._sessions = SessionDesk(
             self._members, self._core, options.priorities, shares[QUEUE_PLACES]
         )
@@ -240,7 +237,6 @@ class GpuDaemon:
         reporter = Reporter(
             scheduler, self._members, rights, machine,
             libraries=self._libraries, held=self._limits.held, errors=self._errors,
-            overlap=lambda: (self._overlap.setting, self._overlap.pays),
             emulated=options.emulation is not None,
         )  # fmt: skip
         self._members.remembered = scheduler.remembered
@@ -280,8 +276,7 @@ class GpuDaemon:
         self._link_desk = self._sessions.links = LinkDesk(
             self._core, self._links, gates, self._members,
             admit=self._sessions.admit_linked, silent=self._sessions.expect_back,
-            dismiss=self._sessions.dismiss, speeds_told=self._overlap.measured,
-            state_told=self._limits.changed,
+            dismiss=self._sessions.dismiss, state_told=self._limits.changed,
         )  # fmt: skip
 
     def _libraries(self, session: SessionId) -> Libraries:

@@ -23,7 +23,6 @@ from kiwi_core.wire.pager import (
     PagerDo,
     PagerDone,
     PagerLimits,
-    PagerSpeeds,
     PagerState,
     Room,
     WantLease,
@@ -208,7 +207,6 @@ ClientMessage = (
     | Ping
     | PagerState
     | PagerDone
-    | PagerSpeeds
     | WantLease
     | WantRoom
 )
