@@ -262,6 +262,7 @@ class GpuDaemon:
         gates = Gates(
             self._core, self._links, self._members,
             lambda member: self._sessions.request(member, 0), shares[ROOM_REQUESTS],
+            lambda session: session not in self._observer.without_driver,
         )  # fmt: skip
         self._limits = self._links.ram = Limits(
             self._core, self._links, budget_bytes=self._host_budget_bytes,

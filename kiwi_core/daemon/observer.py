@@ -100,6 +100,8 @@ class Observer:
         """Runs exactly while a look is put off."""
         self._began_s: float | None = None
         self._error = ""
+        self.without_driver: set[SessionId] = set()
+        """Sessions of which the driver knew no process when they were looked at last."""
         self.failures = 0
         """Looks in which something could not be read."""
         self._budget_bytes = -1
@@ -157,6 +159,7 @@ class Observer:
                 interval_s = min(interval_s, LOOSE_INTERVAL_S)
             if time.monotonic() >= next_round_s:
                 self._round = deque(self._everybody())
+                self.without_driver &= {target.session for target in self._round}
                 next_round_s = time.monotonic() + QUIET_INTERVAL_S
             for _ in range(min(AT_ONCE, len(self._round))):
                 target = self._round.popleft()
@@ -175,13 +178,16 @@ class Observer:
     async def _look(self, targets: list[Target]) -> None:
         began_s = self._began_s = time.monotonic()
         try:
-            events, elsewhere, problem = await in_thread(partial(self._read, targets), "observer")
+            seen = await in_thread(partial(self._read, targets), "observer")
+            events, elsewhere, without_driver, problem = seen
         except (KiwiError, OSError) as error:
             self._note(str(error))
             return
         finally:
             self._began_s = None
         self._note(problem)
+        self.without_driver -= {target.session for target in targets}
+        self.without_driver |= without_driver
         for event in events:
             self._feed(event)
         for where in elsewhere:
@@ -193,9 +199,11 @@ class Observer:
             log.error("cannot read the GPU's memory", why=problem)
         self._error = problem
 
-    def _read(self, targets: list[Target]) -> tuple[list[ev.Event], list[ev.SessionJoined], str]:
-        """What was seen, who is not free in the GPU, and what went wrong with a single session:
-        that must not hide the rest."""
+    def _read(
+        self, targets: list[Target]
+    ) -> tuple[list[ev.Event], list[ev.SessionJoined], set[SessionId], str]:
+        """What was seen, who is not free in the GPU, of whom the driver knows nothing, and what
+        went wrong with a single session: that must not hide the rest."""
         began_ns = time.monotonic_ns()
         problem = ""
         resident: dict[SessionId, int] = {}
@@ -203,6 +211,7 @@ class Observer:
         at_large: list[SessionId] = []
         partial: list[SessionId] = []
         elsewhere: list[ev.SessionJoined] = []
+        without_driver: set[SessionId] = set()
         for target in targets:
             try:
                 one = self._pager.observe(target)
@@ -212,6 +221,8 @@ class Observer:
             if not one.alive:
                 continue
             resident[target.session] = one.resident_bytes
+            if not one.processes:
+                without_driver.add(target.session)
             if one.busy is not None:
                 busy[target.session] = one.busy
             if one.partial:
@@ -232,7 +243,7 @@ class Observer:
         if time.monotonic() >= self._budget_due_s:
             self._budget_due_s = time.monotonic() + BUDGET_INTERVAL_S
             events += self._budget()
-        return events, elsewhere, problem
+        return events, elsewhere, without_driver, problem
 
     def _budget(self) -> list[ev.Event]:
         budget_bytes = self._host_budget_bytes()
