@@ -53,6 +53,17 @@ _WORDS: dict[Notice, tuple[str, str]] = {
         "Waiting because programs outside Kiwi hold GPU memory that this notebook needs.",
         "`nvidia-smi` shows them; start them with `kiwi run` to let them share fairly.",
     ),
+    Notice.BLOCKED_UNGUARDED: (
+        (
+            "Waiting for a program that has no gate of Kiwi's, so it cannot be stopped in the "
+            "middle of its work: its turn lasts until that is done."
+        ),
+        "`kiwi status` names it if it is yours, and says how to start it with the gate.",
+    ),
+    Notice.STOPPED: (
+        "This program is stopped and takes no turn; it keeps its place in the queue.",
+        "It goes on with `fg` or `kill -CONT`, or when its debugger or freezer lets it go.",
+    ),
     Notice.STUCK: (
         "A driver call that moves the GPU memory of this notebook hangs; the others go on.",
         "If it stays so, restart this kernel.",
