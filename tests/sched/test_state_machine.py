@@ -112,7 +112,8 @@ class Machine(RuleBasedStateMachine):
         process that is stopped, unless it holds the lease."""
         session, stops = action.session, isinstance(action, (act.Suspend, act.PageOut))
         if session in self.stopped:
-            assert stops and session in self.holders
+            assert stops
+            assert session in self.holders
         if stops and session in self.unguarded:
             assert session not in self.holders
             view = self.scheduler.view(self.now_ns).session(session)
