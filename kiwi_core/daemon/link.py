@@ -108,6 +108,8 @@ class Link:
     """When the connection was lost, or a daemon began that knew of it from the last one."""
     pidfd: int = -1
     above: tuple[ProcessRef, ...] = ()
+    owns: bool = True
+    """Its library can move its memory. Else it is only the gate: the driver moves the memory."""
     next_op: Callable[[], int] = field(default=lambda: 0, repr=False)
 
     @property

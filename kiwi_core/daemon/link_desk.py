@@ -75,6 +75,7 @@ class LinkDesk:
         link = self._links.hello(ref, connection.peer.uid, hello.name)
         if link.uid != connection.peer.uid:
             raise PeerError("not-yours", f"Process {ref.pid} belongs to another user.")
+        link.owns = hello.owns
         self._settle_in(link)  # before it can be spoken to: nothing may come before the welcome
         old = link.attach(connection)
         if old is not None:

@@ -80,7 +80,9 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     ``burst`` and ``in_burst`` matter on reconnection: the burst that this process is in (it holds,
     or believes to hold, the lease for it), or the last one it had. ``kernel_id`` is Jupyter's.
     ``cuda_library`` is the path of the ``libcuda`` that this process has already loaded, if any:
-    a real driver and an emulating daemon do not mix.
+    a real driver and an emulating daemon do not mix. ``owns`` matters for a preloaded library: it
+    owns the program's GPU memory and can move it; without that it is only the gate, and the memory
+    is for the driver to move.
     """
 
     protocol: int
@@ -91,6 +93,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     burst: LastBurst = 0
     in_burst: bool = False
     cuda_library: PathText = ""
+    owns: bool = True
 
 
 class Acquire(Message, frozen=True, kw_only=True, tag="acquire"):

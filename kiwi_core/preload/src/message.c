@@ -102,7 +102,7 @@ void kp_message_read(const char *line, size_t length, struct kp_message *m) {
 
 /* ---- said ------------------------------------------------------------------------------------ */
 
-size_t kp_say_hello(char *line, size_t room, const char *client, const char *name) {
+size_t kp_say_hello(char *line, size_t room, const char *client, const char *name, bool owns) {
     struct kp_json_out out;
     kp_json_begin(&out, line, room);
     kp_json_text(&out, "type", "hello", SIZE_MAX);
@@ -110,6 +110,7 @@ size_t kp_say_hello(char *line, size_t room, const char *client, const char *nam
     kp_json_text(&out, "role", "pager", SIZE_MAX);
     kp_json_text(&out, "client", client, NAME_MAX_BYTES);
     kp_json_text(&out, "name", name, NAME_MAX_BYTES);
+    kp_json_bool(&out, "owns", owns);
     return kp_json_end(&out, line);
 }
 

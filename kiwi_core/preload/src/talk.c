@@ -45,7 +45,7 @@ bool kp_talk_begin(void) {
     kp_talk_regard = KP_WELCOME_AGAIN;
     /* The answer to the ping says that all there is to be said at first has been said. */
     return queue(kp_say_hello(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire), "kiwi-preload " KP_VERSION,
-                              program_invocation_short_name)) &&
+                              program_invocation_short_name, kp_owning())) &&
            queue(kp_say_ping(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire)));
 }
 
