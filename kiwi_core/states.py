@@ -22,15 +22,6 @@ class AntiThrash(str, Enum):
     OFF = "off"
 
 
-class Storage(str, Enum):
-    """Where memory goes that the driver's checkpoint moves out."""
-
-    DRIVER = "driver"
-    """To RAM that the driver takes in the program itself."""
-    CUSTOM = "custom"
-    """To a keeper's RAM, at the speed of the bus; CUDA 13.4 and newer, unproven on hardware."""
-
-
 class Priority(str, Enum):
     """A session's priority class; an admin's setting. What each is worth stands in ``Config``."""
 

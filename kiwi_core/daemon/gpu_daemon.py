@@ -50,7 +50,6 @@ from kiwi_core.daemon.roster import Roster, RosterFile
 from kiwi_core.daemon.session_desk import SessionDesk
 from kiwi_core.daemon.settings_desk import SettingsDesk
 from kiwi_core.daemon.shares import Shares
-from kiwi_core.daemon.threads import in_thread
 from kiwi_core.daemon.turns import Turns
 from kiwi_core.daemon.usage_report import UsageReporter
 from kiwi_core.daemon.wishes import Wishes
@@ -418,8 +417,6 @@ class GpuDaemon:
 
     def _errors(self) -> list[str]:
         errors = [self._observer.error] if self._observer.error else []
-        if self._machine.storage is not None and self._machine.storage.note:
-            errors.append(self._machine.storage.note)
         if self._shares_warning:
             errors.append(self._shares_warning)
         if self._roster.failing:
@@ -445,7 +442,6 @@ class GpuDaemon:
         self._roster.save()
         await self._bookkeeper.close(ACCOUNTS_WITHIN_S)
         self._journal.close()
-        await in_thread(self._machine.close, "keepers-end")
         log.info("ended", left_behind=len(left))
 
 

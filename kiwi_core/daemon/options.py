@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kiwi_core.states import Overlap, Storage
+from kiwi_core.states import Overlap
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,6 +41,5 @@ class DaemonOptions:
     swap_floor: float | None = None
     bring_back: bool = True
     overlap: Overlap = Overlap.AUTO
-    storage: Storage = Storage.DRIVER
     metrics: tuple[str, int] | None = None
     log_json: bool = False

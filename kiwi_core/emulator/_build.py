@@ -39,7 +39,6 @@ CUDA = (
     "checkpoint.c",
     "server.c",
     "control.c",
-    "custom.c",
     "table.c",
 )
 NVML = ("nvml.c",)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Kind = Literal["lock_timeout", "checkpoint_fail", "restore_fail", "restore_oom", "hang"]
-Operation = Literal["any", "lock", "checkpoint", "restore", "unlock", "get_state", "complete"]
+Operation = Literal["any", "lock", "checkpoint", "restore", "unlock", "get_state"]
 
 KINDS: dict[str, int] = {
     "lock_timeout": 1,
@@ -31,7 +31,6 @@ OPERATIONS: dict[str, int] = {
     "restore": 3,
     "unlock": 4,
     "get_state": 5,
-    "complete": 7,
 }
 UNLIMITED = -1
 

@@ -1,5 +1,4 @@
-/* The target's side of the checkpoint API: closes and opens the gate, moves memory out and in, or
- * lets the caller move it (custom storage). */
+/* The target's side of the checkpoint API: closes and opens the gate, moves memory out and in. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -14,7 +13,6 @@
 
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER; /* operations on this process */
 static bool restore_broken; /* a restore failed: it can never be repeated (cuda-checkpoint #44) */
-static bool in_custom_storage; /* the bytes are with whoever took them, not in a backup here */
 
 static void set_state(enum ke_process_state state) {
     ke_state_lock(ke.state);
@@ -143,27 +141,11 @@ static void give_back(void) {
     park(1);
 }
 
-/* Whoever wants to copy must have a primary context on each GPU that is, or was, in use here. */
-static bool caller_has_contexts(const struct ke_request *r) {
-    bool all = true;
-    ke_state_lock(ke.state);
-    bool out = ke.slot->state == KE_CHECKPOINTED;
-    for (unsigned i = 0; i < KE_GPUS_MAX; i++) {
-        uint64_t context = out ? parked_context[i] : ke.slot->context_bytes[i];
-        uint64_t data = out ? ke.slot->parked_bytes[i] : ke.slot->device_bytes[i];
-        if ((context || data) && !(r->contexts >> i & 1)) all = false;
-    }
-    ke_state_unlock(ke.state);
-    return all;
-}
-
-static CUresult do_checkpoint(const struct ke_request *r) {
+static CUresult do_checkpoint(void) {
     if (state_now() != KE_LOCKED) return CUDA_ERROR_ILLEGAL_STATE;
-    if (r->custom && !caller_has_contexts(r)) return CUDA_ERROR_INVALID_CONTEXT;
     if (fault(KE_FAULT_CHECKPOINT_FAIL)) return CUDA_ERROR_OPERATING_SYSTEM;
     bool tell = ke.state->driver_version >= KE_DRIVER_WITH_TRANSIENT_STATES;
-    if (tell || r->custom) set_state(KE_CHECKPOINTING);
-    if (r->custom) return CUDA_SUCCESS; /* ke_target_complete goes on from here */
+    if (tell) set_state(KE_CHECKPOINTING);
     struct ke_pace pace = {0};
     bool ok = true;
     ke_pace(&pace, 0);
@@ -228,62 +210,16 @@ static CUresult do_restore(const struct ke_request *r) {
     if (state_now() != KE_CHECKPOINTED) return CUDA_ERROR_ILLEGAL_STATE;
     if (restore_broken) return CUDA_ERROR_OPERATING_SYSTEM;
     if (maps_elsewhere(r)) return CUDA_ERROR_NOT_SUPPORTED;
-    if ((bool)r->custom != in_custom_storage) return CUDA_ERROR_ILLEGAL_STATE;
-    if (r->custom && !caller_has_contexts(r)) return CUDA_ERROR_INVALID_CONTEXT;
     if (fault(KE_FAULT_RESTORE_FAIL)) return fail_for_ever(CUDA_ERROR_OPERATING_SYSTEM, KE_FAILED);
     if (fault(KE_FAULT_RESTORE_OOM) || !take_room())
         return fail_for_ever(CUDA_ERROR_OUT_OF_MEMORY, KE_CHECKPOINTED);
     bool tell = ke.state->driver_version >= KE_DRIVER_WITH_TRANSIENT_STATES;
-    if (tell || r->custom) set_state(KE_RESTORING);
-    if (r->custom) return CUDA_SUCCESS; /* ke_target_complete goes on from here */
+    if (tell) set_state(KE_RESTORING);
     struct ke_pace pace = {0};
     bool ok = true;
     ke_pace(&pace, 0);
     for (struct ke_phys *p = ke.phys; p && ok; p = p->next) ok = copy_in(p, &pace);
     return ok ? arrive() : fail_for_ever(CUDA_ERROR_OPERATING_SYSTEM, KE_FAILED);
-}
-
-/* ---- custom storage: the caller copies between the two halves ---------------------------------------- */
-/* While it does, the state is CHECKPOINTING or RESTORING, in which every other request is illegal. */
-
-int ke_target_pieces(int *count) {
-    int fd = memfd_create("kiwi-emulated-pieces", MFD_CLOEXEC);
-    *count = 0;
-    for (struct ke_phys *p = ke.phys; p && fd >= 0; p = p->next) {
-        struct ke_piece piece = {ke.devices[p->dev].gpu, p->dev, p->offset, p->size};
-        if (write(fd, &piece, sizeof piece) != (ssize_t)sizeof piece) {
-            close(fd);
-            return -1;
-        }
-        ++*count;
-    }
-    return fd;
-}
-
-CUresult ke_target_complete(void) {
-    CUresult rc = CUDA_ERROR_ILLEGAL_STATE;
-    pthread_mutex_lock(&one_at_a_time);
-    ke_fault_hang(ke.state, getpid(), KE_OP_COMPLETE);
-    if (state_now() == KE_CHECKPOINTING) {
-        give_back();
-        in_custom_storage = true;
-        rc = CUDA_SUCCESS;
-    } else if (state_now() == KE_RESTORING) {
-        rc = arrive();
-        in_custom_storage = false;
-    }
-    pthread_mutex_unlock(&one_at_a_time);
-    return rc;
-}
-
-void ke_target_abandon(void) {
-    pthread_mutex_lock(&one_at_a_time);
-    if (state_now() == KE_CHECKPOINTING) set_state(KE_LOCKED);
-    if (state_now() == KE_RESTORING) {
-        give_memory_back();
-        park(0);
-    }
-    pthread_mutex_unlock(&one_at_a_time);
 }
 
 /* ---- a request ----------------------------------------------------------------------------------------- */
@@ -294,7 +230,7 @@ CUresult ke_target_serve(const struct ke_request *r) {
     CUresult rc;
     if (state_now() == KE_FAILED) rc = CUDA_ERROR_OPERATING_SYSTEM;
     else if (r->op == KE_OP_LOCK) rc = do_lock(r->timeout_ms);
-    else if (r->op == KE_OP_CHECKPOINT) rc = do_checkpoint(r);
+    else if (r->op == KE_OP_CHECKPOINT) rc = do_checkpoint();
     else if (r->op == KE_OP_RESTORE) rc = do_restore(r);
     else if (r->op == KE_OP_UNLOCK) rc = do_unlock();
     else rc = CUDA_ERROR_INVALID_VALUE;

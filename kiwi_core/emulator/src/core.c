@@ -48,7 +48,6 @@ static void after_fork_in_child(void) {
     ke.slot = NULL;
     for (unsigned i = 0; i < ke.device_count; i++) close(ke.devices[i].memfd);
     ke_server_forget();
-    ke_custom_forget();
 }
 
 /* CUDA_VISIBLE_DEVICES: indices or UUIDs (or their beginnings); ends at the first unknown one. */

@@ -134,28 +134,12 @@ typedef struct CUcheckpointLockArgs_st {
     unsigned int timeoutMs, reserved0;
     cuuint64_t reserved1[7];
 } CUcheckpointLockArgs;
-typedef struct CUcheckpointCustomStoragePerDeviceData_st {
-    CUdeviceptr devPtr;
-    size_t size;
-    CUstream stream;
-} CUcheckpointCustomStoragePerDeviceData;
-typedef struct CUIcheckpointOperation_st *CUcheckpointOperationHandle;
-typedef struct CUcheckpointCustomStorageInfo_st {
-    CUcheckpointOperationHandle handle;
-    CUcheckpointCustomStoragePerDeviceData *perDeviceData;
-    unsigned int deviceCount;
-} CUcheckpointCustomStorageInfo;
-typedef struct CUcheckpointCheckpointArgs_st {
-    CUcheckpointCustomStorageInfo **customStorageInfo_out;
-    char reserved[64 - sizeof(CUcheckpointCustomStorageInfo *)];
-} CUcheckpointCheckpointArgs;
+typedef struct CUcheckpointCheckpointArgs_st { cuuint64_t reserved[8]; } CUcheckpointCheckpointArgs;
 typedef struct CUcheckpointGpuPair_st { CUuuid oldUuid, newUuid; } CUcheckpointGpuPair;
 typedef struct CUcheckpointRestoreArgs_st {
     CUcheckpointGpuPair *gpuPairs;
-    unsigned int gpuPairsCount, padding0;
-    CUcheckpointCustomStorageInfo **customStorageInfo_out;
-    char reserved[64 - sizeof(CUcheckpointGpuPair *) - 2 * sizeof(unsigned int) -
-                  sizeof(CUcheckpointCustomStorageInfo **)];
+    unsigned int gpuPairsCount;
+    char reserved[64 - sizeof(CUcheckpointGpuPair *) - sizeof(unsigned int)];
 } CUcheckpointRestoreArgs;
 typedef struct CUcheckpointUnlockArgs_st { cuuint64_t reserved[8]; } CUcheckpointUnlockArgs;
 

@@ -32,8 +32,6 @@ struct ke_phys { /* memory of a GPU, wherever it is mapped */
     unsigned refs;         /* handles + mappings */
     unsigned handles;      /* of these, from cuMemCreate / cuMemRetainAllocationHandle */
     void *backup;          /* host copy while checkpointed */
-    bool foreign;          /* another process's, mapped by a custom-storage operation */
-    int foreign_memfd;     /* where that one's lies; in no list, on nobody's books here */
     CUmemAllocationProp prop;
 };
 
@@ -257,38 +255,18 @@ struct ke_request {
     uint32_t op; /* enum ke_op */
     uint32_t timeout_ms;
     uint32_t pairs;
-    uint32_t custom;   /* the caller copies the memory itself */
-    uint64_t contexts; /* with it: GPUs of which the caller has a primary context, one bit each */
     CUcheckpointGpuPair pair[KE_GPUS_MAX];
 };
-/* Begins a custom-storage operation: value is the number of pieces, and descriptors come with it:
- * the table of pieces, then the memory of each of the target's devices.  The connection stays open
- * until the operation is complete. */
 struct ke_answer {
     int32_t result, value;
-};
-#define KE_ANSWER_FDS_MAX (1 + KE_GPUS_MAX)
-struct ke_piece {
-    uint32_t gpu;    /* index in the state file */
-    uint32_t device; /* which of the descriptors after the first */
-    uint64_t offset, size;
 };
 
 /* ---- checkpoint.c: what a target does with a request ---- */
 CUresult ke_target_serve(const struct ke_request *r);
-int ke_target_pieces(int *count); /* a descriptor of the table; -1: there is no memory for it */
-CUresult ke_target_complete(void);
-void ke_target_abandon(void);
 
 /* ---- server.c: the thread that answers ---- */
 CUresult ke_server_start(void);
 void ke_server_stop(void);
 void ke_server_forget(void); /* in a forked child */
-
-/* ---- control.c, custom.c: the caller's side ---- */
-CUresult ke_connect(int pid, int *leader, int *fd);
-CUresult ke_ask(int fd, const struct ke_request *r, struct ke_answer *a, int *fds); /* fds or NULL */
-CUresult ke_custom_begin(int pid, struct ke_request *r, CUcheckpointCustomStorageInfo **out);
-void ke_custom_forget(void); /* in a forked child */
 
 #endif

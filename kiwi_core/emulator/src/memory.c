@@ -53,11 +53,6 @@ CUresult ke_phys_new(unsigned dev, uint64_t size, struct ke_phys **out) {
 
 void ke_phys_unref(struct ke_phys *p) {
     if (--p->refs) return;
-    if (p->foreign) {
-        close(p->foreign_memfd);
-        free(p);
-        return;
-    }
     struct ke_device *d = &ke.devices[p->dev];
     fallocate(d->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->offset, (off_t)p->size);
     ke_charge(ke.state, ke.slot, d->gpu, -(int64_t)p->size, 0);
@@ -150,8 +145,7 @@ CUresult ke_map_apply(const struct ke_map *m, int prot) {
         got = mmap(at, m->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     } else {
         off_t offset = (off_t)(m->phys->offset + m->phys_offset);
-        int fd = m->phys->foreign ? m->phys->foreign_memfd : ke.devices[m->phys->dev].memfd;
-        got = mmap(at, m->size, prot, MAP_SHARED | MAP_FIXED, fd, offset);
+        got = mmap(at, m->size, prot, MAP_SHARED | MAP_FIXED, ke.devices[m->phys->dev].memfd, offset);
     }
     if (got != at) return CUDA_ERROR_OUT_OF_MEMORY;
     madvise(at, m->size, MADV_DONTFORK);

@@ -45,44 +45,6 @@ static void answer(int fd, CUresult rc) { /* the caller may be gone; what was do
     send(fd, &a, sizeof a, MSG_NOSIGNAL);
 }
 
-/* The pieces of this process's memory, with the descriptors to map them by. */
-static bool hand_over(int fd) {
-    struct ke_answer a = {CUDA_SUCCESS, 0};
-    int fds[KE_ANSWER_FDS_MAX] = {ke_target_pieces(&a.value)};
-    unsigned count = 1 + ke.device_count;
-    if (fds[0] < 0) return false;
-    for (unsigned i = 0; i < ke.device_count; i++) fds[1 + i] = ke.devices[i].memfd;
-    _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof fds)];
-    memset(control, 0, sizeof control);
-    struct iovec text = {&a, sizeof a};
-    struct msghdr m = {.msg_iov = &text, .msg_iovlen = 1, .msg_control = control};
-    m.msg_controllen = CMSG_SPACE(count * sizeof *fds);
-    struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-    c->cmsg_level = SOL_SOCKET;
-    c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(count * sizeof *fds);
-    memcpy(CMSG_DATA(c), fds, count * sizeof *fds);
-    sendmsg(fd, &m, MSG_NOSIGNAL);
-    close(fds[0]);
-    return true;
-}
-
-/* Until the caller says that it has copied.  If it dies first, nothing happens any more: see
- * README.md, "Assumptions". */
-static void custom_operation(int fd, const struct ke_request *begin) {
-    CUresult rc = ke_target_serve(begin);
-    if (rc == CUDA_SUCCESS && hand_over(fd)) {
-        struct ke_request end;
-        if (recv(fd, &end, sizeof end, 0) != (ssize_t)sizeof end) return;
-        if (end.op == KE_OP_COMPLETE) rc = ke_target_complete();
-        else ke_target_abandon();
-    } else if (rc == CUDA_SUCCESS) {
-        ke_target_abandon();
-        rc = CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    answer(fd, rc);
-}
-
 static void *answer_one(void *arg) {
     int fd = (int)(intptr_t)arg;
     struct ke_request r;
@@ -90,7 +52,6 @@ static void *answer_one(void *arg) {
         struct ke_answer tid = {CUDA_SUCCESS, server_tid};
         if (!may_ask(fd)) answer(fd, CUDA_ERROR_NOT_PERMITTED);
         else if (r.op == KE_OP_RESTORE_TID) send(fd, &tid, sizeof tid, MSG_NOSIGNAL);
-        else if (r.custom) custom_operation(fd, &r);
         else answer(fd, ke_target_serve(&r));
     }
     note(fd, 0);

@@ -20,10 +20,8 @@
 #define KE_NAME_MAX 96
 #define KE_MUTEX_BYTES 64 /* room for a pthread_mutex_t on every architecture */
 
-/* Since this driver version a process under way says CHECKPOINTING / RESTORING, and the caller may
- * copy the memory itself. */
+/* Since this driver version a process under way says CHECKPOINTING / RESTORING. */
 #define KE_DRIVER_WITH_TRANSIENT_STATES 13040u
-#define KE_DRIVER_WITH_CUSTOM_STORAGE 13040u
 
 enum ke_fault_kind {
     KE_FAULT_NONE = 0,
@@ -42,8 +40,6 @@ enum ke_op { /* operations that can be made to hang, and requests on the control
     KE_OP_UNLOCK = 4,
     KE_OP_GET_STATE = 5,
     KE_OP_RESTORE_TID = 6,
-    KE_OP_COMPLETE = 7, /* of a custom-storage operation, on its own connection */
-    KE_OP_ABANDON = 8,  /* likewise: the caller could not map the memory; nobody can ask for it */
 };
 
 enum ke_process_state {

@@ -126,7 +126,7 @@ static bool whole(CUdeviceptr addr, size_t size) {
     CUdeviceptr at = addr;
     while (at < addr + size) {
         struct ke_map *m = ke_map_at(at);
-        if (!m || m->ctx || m->phys->foreign || m->addr != at) return false;
+        if (!m || m->ctx || m->addr != at) return false;
         at += m->size;
     }
     return size != 0 && at == addr + size;
@@ -190,7 +190,7 @@ KE_API CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *l
 static CUresult retain(CUmemGenericAllocationHandle *out, void *addr) {
     ke_mu_lock();
     struct ke_map *m = ke_map_at((CUdeviceptr)(uintptr_t)addr);
-    bool ok = m && !m->ctx && !m->phys->foreign && out;
+    bool ok = m && !m->ctx && out;
     if (ok) {
         m->phys->refs++;
         m->phys->handles++;
