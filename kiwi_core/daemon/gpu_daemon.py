@@ -23,6 +23,7 @@ from kiwi_core.daemon.connection import Connection
 from kiwi_core.daemon.core import Core
 from kiwi_core.daemon.desk import Desk
 from kiwi_core.daemon.gates import Gates
+from kiwi_core.daemon.guards import Guards
 from kiwi_core.daemon.history_report import HistoryReporter
 from kiwi_core.daemon.journal import Journal
 from kiwi_core.daemon.leaving import everybody_back
@@ -64,7 +65,7 @@ from kiwi_core.peer_limits import (
 )
 from kiwi_core.sched.replay import JournalHeader
 from kiwi_core.sched.scheduler import Scheduler
-from kiwi_core.states import Residency, SessionState
+from kiwi_core.states import MovedBy, Residency, SessionState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -218,6 +219,8 @@ class GpuDaemon:
         self._sessions = SessionDesk(
             self._members, self._core, options.priorities, shares[QUEUE_PLACES]
         )
+        self._guards = Guards(self._members, self._links, self._feed_observation)
+        self._sessions.guards = self._guards
         self._link_up(shares)
         self._orphans = Orphans(
             self._pager, self._core.operations, adopt=self._adopt, done=self._orphans_free
@@ -233,6 +236,7 @@ class GpuDaemon:
             waiting=lambda: scheduler.waiting,
             feed=self._feed_observation,
             found=self._found_elsewhere,
+            seen=self._guards.seen,
         )
         reporter = Reporter(
             scheduler, self._members, rights, machine,
@@ -283,6 +287,8 @@ class GpuDaemon:
     def _libraries(self, session: SessionId) -> Libraries:
         links = self._links
         pager = self._pager.moved_by(session)
+        if not any(link.owns for link in links.of(session)):
+            pager = MovedBy.CHECKPOINT  # the libraries are gates only
         return Libraries(links.connected(session), pager, links.unowned(session))
 
     def _link_died(self, link: Link) -> None:

@@ -164,6 +164,9 @@ class Reporter:
             problem=problem.value if problem else "",
             problem_text=problem_text,
             priority=view.priority,
+            guarded=view.guarded,
+            unguarded_text="" if view.guarded else words.unguarded(member if mine else None),
+            stopped=view.stopped,
         )
 
     # --- waiting --------------------------------------------------------------------------------

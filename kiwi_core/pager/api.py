@@ -123,6 +123,8 @@ class Observation:
     busy: bool | None = None
     processes: tuple[ProcessMemory, ...] = field(default=())
     partial: bool = False
+    stopped: str = ""
+    """Why a process of it does not run, for people ("stopped by Ctrl-Z: ..."); "": all do."""
 
 
 class Pager(Protocol):

@@ -41,6 +41,11 @@ class Linked(Protocol):
     @property
     def told(self) -> Told: ...
     @property
+    def owns(self) -> bool:
+        """Its library can move its memory. Else it is only the gate, and the driver moves it."""
+        ...
+
+    @property
     def connected(self) -> bool: ...
     @property
     def expected(self) -> bool:

@@ -90,12 +90,13 @@ class Together:
             links = self._hold_all(held)
             self._ask(self._checkpoint.suspend, self._rest())
             self._all_do(_unsure(links), "page-out")
-            todo = [link for link in links if _something_in(link)]
+            todo = [link for link in links if link.owns and _something_in(link)]
+            gates = {link.ref for link in links if not link.owns}
             if todo and at_least_bytes and self.in_parts():
                 self._part_out(todo, at_least_bytes)
             else:
                 self._all_do(todo, "page-out")
-                rest_bytes = self._ask(self._checkpoint.page_out, self._rest())
+                rest_bytes = self._ask(self._checkpoint.page_out, self._rest(but=gates))
             self._still_wanted()
         except Stop as stop:
             if self._over(stop) or self._undo_page_out(stop, found, held):
@@ -341,7 +342,7 @@ class Together:
 def in_parts(links: Sequence[Linked], processes: Sequence[ProcessMemory]) -> bool:
     """Do libraries that can move a part have all that a session has? ``processes`` are those that
     the driver knows, as it sees them."""
-    refs = {link.ref for link in links if link.connected and link.told.partial}
+    refs = {link.ref for link in links if link.connected and link.told.partial and link.owns}
     return len(refs) == len(links) > 0 and all(
         memory.ref in refs and memory.residency not in _HELD_BY_DRIVER for memory in processes
     )

@@ -35,7 +35,10 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
                 growth.seen(st, session, began_ns)
     for session_id, busy in event.busy.items():
         session = st.sessions.get(session_id)
-        if session is not None and session.want is Want.RUNNING:
+        if session is None:
+            continue
+        session.at_work = busy
+        if session.want is Want.RUNNING:
             _seen_busy(st, session, busy)
     if began_ns >= st.moved_at_ns and all(session.stuck for session in st.ops.values()):
         _seen_outside(st, event.free_bytes)

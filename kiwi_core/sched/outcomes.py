@@ -166,7 +166,10 @@ def _refused(
     words = f"{reason.value}: {detail}" if detail else reason.value
     st.chosen.pop(session.id, None)
     if running.stops_runner:
-        _runs_on(st, session)
+        if session.stopped:
+            bursts.stopped(st, session)  # it does not run: its turn is over all the same
+        else:
+            _runs_on(st, session)
     orders.back_off(st, session, longest=reason in HOPELESS)
     st.tell(session, "{} refused ({})", running.doing.value, words)
     if reason is not Reason.GONE:  # its loss is reported apart

@@ -98,6 +98,15 @@ class Session:
     moved_at_ns: int = -1
     """When its last operation reported; what was read before that is old."""
 
+    guarded: bool = True
+    """Kiwi's gate is in front of the driver in all its processes, as far as is known. Without it
+    the session is not stopped in mid-burst."""
+    at_work: bool = False
+    """The GPU worked for it at the last observation, or may still do so after its last burst. Only
+    matters for one without a gate that does not hold the lease."""
+    stopped: str = ""
+    """Why its process does not run at all just now (Ctrl-Z ...), for people; "": it runs."""
+
     want: Want = Want.NONE
     """QUEUED exactly while in ``State.queue``; RUNNING exactly while in ``State.runners``."""
     burst: int = 0

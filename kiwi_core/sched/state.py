@@ -319,9 +319,10 @@ class State:
 
 
 def is_astray(session: Session) -> bool:
-    """Held though it wants nothing (or leaves), or free though it was stopped in mid-burst."""
-    if session.op is not None or session.gone:
+    """Held though it wants nothing (or leaves), or free though it was stopped in mid-burst. A
+    stopped process is left alone, and one without a gate is not held in mid-burst."""
+    if session.op is not None or session.gone or session.stopped:
         return False
     if session.home is Home.HELD:
         return session.want is Want.NONE or session.leaving
-    return session.home is Home.IN and session.mid_burst
+    return session.home is Home.IN and session.mid_burst and session.guarded

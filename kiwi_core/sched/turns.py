@@ -64,6 +64,9 @@ def _coming_in(st: State, beside: Session) -> int:
 def _advance(st: State, waiter: Session) -> Step:
     if waiter.op is not None:
         return _under_way(st, waiter)
+    if waiter.stopped:
+        waiter.blocked, waiter.blocked_detail = Notice.STOPPED, waiter.stopped
+        return Step.GO_ON
     if waiter.backoff_until_ns > st.now_ns and waiter.home is not Home.IN:
         st.wake_at(waiter.backoff_until_ns)
         # (its user was told when that was refused)
@@ -185,6 +188,8 @@ def _granted_ns(session: Session) -> int:
 
 def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str] | None:
     """Stop ``runner``, or say why not: it goes on then, past its quantum."""
+    if not runner.guarded:
+        return Notice.BLOCKED_UNGUARDED, ""
     if runner.backoff_until_ns > st.now_ns:
         st.wake_at(runner.backoff_until_ns)
         return Notice.BLOCKED_REFUSED, runner.problem_detail
@@ -246,9 +251,11 @@ def _may_hit_the_wall_bytes(st: State) -> int:
 
 def thin_out(st: State) -> None:
     """The parallel runners have outgrown the GPU: stop the youngest, each not before its floor,
-    until the others fit or one is left."""
+    until the others fit or one is left. Those without a gate go on in any case."""
     youngest_first = sorted(st.runners.values(), key=_granted_ns, reverse=True)
-    for runner in youngest_first[:-1]:
+    guarded = [runner for runner in youngest_first if runner.guarded]
+    one_stays = len(guarded) < len(youngest_first)
+    for runner in guarded if one_stays else guarded[:-1]:
         short_bytes = st.margin_bytes - st.free_bytes - room.coming_bytes(st)
         if short_bytes <= 0:
             return

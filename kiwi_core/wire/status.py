@@ -91,6 +91,12 @@ class SessionStatus(Struct, frozen=True, kw_only=True):
     priority: Priority = Priority.NORMAL
     pager: MovedBy = MovedBy.CHECKPOINT
     unowned: dict[str, int] = field(default_factory=dict)
+    guarded: bool = True
+    """Kiwi's gate is in front of the driver in all its processes that use the GPU. Without it the
+    session is never stopped in mid-burst, and ``unguarded_text`` says why, and what to do."""
+    unguarded_text: str = ""
+    stopped: str = ""
+    """Why its process does not run (Ctrl-Z, a frozen control group, a debugger); "": it runs."""
 
 
 class GpuStatus(Struct, frozen=True, kw_only=True):

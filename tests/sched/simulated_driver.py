@@ -37,6 +37,7 @@ class Driver:
         assert action.deadline_ns > self.now_ns
         assert proc.flight is None, f"two operations on {proc.id}"
         assert not proc.lost, f"an operation on {proc.id}, whose memory is lost"
+        self._check_may_be_moved(proc, action)
         self.used_ops.add(action.op)
         if action.cause.endswith("about to be used"):
             self._check_hinted(proc, action)
@@ -65,6 +66,17 @@ class Driver:
             self._at(action.deadline_ns - self.now_ns, lambda: self._overdue(flight))
             took_ns = action.deadline_ns - self.now_ns + self.rng.randrange(30 * NS_PER_S)
         self._at(took_ns, lambda: self._land(proc, flight, took_ns))
+
+    def _check_may_be_moved(self, proc: Proc, action: act.Operation) -> None:
+        """Nobody without a gate is stopped in the middle of its work, and nothing is done to a
+        process that does not run, unless its turn ends."""
+        stops = isinstance(action, (act.PageOut, act.Suspend))
+        if stops and not proc.guarded:
+            assert proc.phase != "running", f"{proc.id} has no gate and was stopped in mid-burst"
+            assert proc.id not in self.scheduler._st.runners
+        if proc.stopped:
+            assert stops, f"an operation on {proc.id}, which is stopped"
+            assert proc.id in self.holders, f"an operation on {proc.id}, which is stopped"
 
     def _no_room(self, flight: Flight) -> None:
         """Somebody grew since memory was read: a fault, after which the bound is void."""
@@ -141,6 +153,7 @@ class Driver:
     def suspended(self, proc: Proc, action: act.Operation, verdict: str, took_ns: int) -> ev.Event:
         if verdict in ("refused", "gone", "lost"):
             self._go_on(proc)
+            self._turn_over_if_stopped(proc)
             self._left(proc)
             return ev.SuspendRefused(op=action.op, reason=self._reason(verdict))
         proc.held = True
@@ -166,6 +179,7 @@ class Driver:
         if verdict in ("refused", "gone"):
             if not proc.held:
                 self._go_on(proc)
+                self._turn_over_if_stopped(proc)
             if not proc.held and proc.home == "in":
                 self._left(proc)
             return ev.PageOutRefused(op=action.op, reason=self._reason(verdict))
@@ -178,6 +192,11 @@ class Driver:
         if proc.partial:
             moved = proc.host_bytes
         return ev.PagedOut(op=action.op, moved_bytes=moved, elapsed_ns=took_ns, left_bytes=left)
+
+    def _turn_over_if_stopped(self, proc: Proc) -> None:
+        """It does not run, so others need not wait for it."""
+        if proc.stopped:
+            self.holders.discard(proc.id)
 
     def _going_out_bytes(self, proc: Proc, action: act.PageOut) -> int:
         """What it was told, in whole pieces; everything where that was not told, or where it cannot

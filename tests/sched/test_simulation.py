@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 
 import pytest
-from simulation import Plan, Simulation, parted_plan_of
+from simulation import Plan, Simulation, parted_plan_of, unguarded_plan_of
 
 from kiwi_core.sched.policy import names
 from kiwi_core.sched.replay import JournalEntry, Replay, decode_line, encode_line
@@ -19,6 +19,7 @@ from kiwi_core.states import Notice
 CHUNKS = 16
 SEEDS_PER_CHUNK = 25
 PARTED_PER_CHUNK = 15
+UNGUARDED_PER_CHUNK = 15
 EVENTS_PER_SEED = 520
 
 
@@ -34,6 +35,12 @@ def test_invariants_hold_over_many_seeds(chunk):
 def test_they_hold_where_memory_moves_in_part(chunk):
     for seed in range(chunk * PARTED_PER_CHUNK, (chunk + 1) * PARTED_PER_CHUNK):
         run(seed, EVENTS_PER_SEED, parted_plan_of(seed))
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_they_hold_where_programs_have_no_gate_or_are_stopped(chunk):
+    for seed in range(chunk * UNGUARDED_PER_CHUNK, (chunk + 1) * UNGUARDED_PER_CHUNK):
+        run(seed, EVENTS_PER_SEED, unguarded_plan_of(seed))
 
 
 def run(seed, events, plan=None):
@@ -66,7 +73,8 @@ def test_the_simulation_reaches_what_it_is_for():
         "granted_in_parallel", "brought_back", "room_made", "room_denied",
     ):  # fmt: skip
         assert seen[name] > 2, name
-    assert set(notices) == set(Notice)
+    # (of those two: where programs have no gate; and who is stopped is shown, not told)
+    assert set(notices) == set(Notice) - {Notice.BLOCKED_UNGUARDED, Notice.STOPPED}
 
 
 def test_so_does_that_of_moves_in_part():
@@ -76,6 +84,18 @@ def test_so_does_that_of_moves_in_part():
         seen.update({name: n for name, n in vars(counts).items() if isinstance(n, int)})
     for name in ("parts", "rests", "lost", "overdue", "restarts"):
         assert seen[name] > 2, name
+
+
+def test_so_does_that_of_programs_without_a_gate():
+    seen = Counter()
+    notices = Counter()
+    for seed in range(40):
+        counts = Simulation(seed, unguarded_plan_of(seed)).run(300)
+        notices.update(counts.notices)
+        seen.update({name: n for name, n in vars(counts).items() if isinstance(n, int)})
+    for name in ("unguarded_grants", "stops", "suspensions", "page_ins", "restarts"):
+        assert seen[name] > 2, name
+    assert notices[Notice.BLOCKED_UNGUARDED] > 2
 
 
 @pytest.mark.parametrize("seed", range(6))

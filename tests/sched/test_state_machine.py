@@ -52,6 +52,8 @@ class Machine(RuleBasedStateMachine):
         self.used = {}  # when its burst was over
         self.back = {}  # when a hint's page-in was over
         self.partial = set()  # whose memory can be moved in part
+        self.unguarded = set()
+        self.stopped = set()  # whose process does not run
 
     def feed(self, event):
         for action in self.scheduler.handle(event, self.now_ns):
@@ -74,6 +76,7 @@ class Machine(RuleBasedStateMachine):
         if self.scheduler.view(self.now_ns).session(session).state.value == "lost":
             return
         assert session not in self.held
+        assert session not in self.stopped or session in self.holders
         assert not self.host.get(session)
         assert all(order.session != session for order in self.flying.values())
         if self.scheduler.view(self.now_ns).serialised and session not in self.holders:
@@ -88,6 +91,7 @@ class Machine(RuleBasedStateMachine):
     def ordered(self, action):
         assert action.op not in self.flying
         assert all(order.session != action.session for order in self.flying.values())
+        self.check_may_be_moved(action)
         if isinstance(action, act.PageIn):
             assert action.need_bytes >= self.host[action.session]
             taken = sum(self.device.values()) + self.coming_bytes()
@@ -98,6 +102,18 @@ class Machine(RuleBasedStateMachine):
             assert not view.queue
             self.check_not_too_often(action)
         self.flying[action.op] = action
+
+    def check_may_be_moved(self, action):
+        """Nobody without a gate is stopped in the middle of its burst, and nothing is done to a
+        process that is stopped, unless it holds the lease."""
+        session, stops = action.session, isinstance(action, (act.Suspend, act.PageOut))
+        if session in self.stopped:
+            assert stops
+            assert session in self.holders
+        if stops and session in self.unguarded:
+            assert session not in self.holders
+            view = self.scheduler.view(self.now_ns).session(session)
+            assert not view.mid_burst
 
     def coming_bytes(self):
         """What page-ins under way may take of what is free now."""
@@ -218,6 +234,33 @@ class Machine(RuleBasedStateMachine):
             self.partial ^= {session}
             self.look()
 
+    @precondition(lambda self: self.ids)
+    @rule(name=NAMES)
+    def gate_changes(self, name):
+        if (session := self.ids.get(name)) is not None:
+            self.unguarded ^= {session}
+            guarded = session not in self.unguarded
+            self.feed(ev.GuardChanged(session=session, guarded=guarded))
+
+    @precondition(lambda self: self.ids)
+    @rule(name=NAMES)
+    def stop_or_continue(self, name):
+        if (session := self.ids.get(name)) is None:
+            return
+        self.stopped ^= {session}
+        if session in self.stopped:
+            self.feed(ev.SessionStopped(session=session, why="stopped by Ctrl-Z"))
+        else:
+            self.feed(ev.SessionContinued(session=session))
+
+    @precondition(lambda self: self.ids)
+    @rule(name=NAMES)
+    def be_busy(self, name):
+        if (session := self.ids.get(name)) is not None:
+            busy = {session: session not in self.used}
+            free = TOTAL - sum(self.device.values())
+            self.feed(ev.MemoryObserved(free_bytes=free, busy=busy))
+
     @rule(seconds=st.sampled_from([1, 5, 11, 40]))
     def wait(self, seconds):
         self.now_ns += seconds * NS_PER_S
@@ -264,6 +307,8 @@ class Machine(RuleBasedStateMachine):
             event = (ev.PageOutLost if isinstance(order, act.PageOut) else ev.PageInLost)(op=op)
         else:
             reason = Reason.GONE if dead else data.draw(FAULTS)
+            if session in self.stopped and isinstance(order, (act.Suspend, act.PageOut)):
+                self.holders.discard(session)  # its turn is over all the same
             event = _REFUSED[type(order)](op=op, reason=reason)
         if dead:
             self.device.pop(session)
