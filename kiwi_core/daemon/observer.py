@@ -64,8 +64,9 @@ PATIENCE_S = 1.0
 class Observer:
     """``everybody``, ``runners`` and ``loose`` (asked in the loop) name whom to look at, and
     ``waiting`` says whether anybody waits for the GPU; ``feed`` takes the events. ``found`` is told
-    where each session is that is not in the GPU or not free, and when that look began. One that
-    something is being done to (``busy``) is not looked at: the driver would not answer."""
+    where each session is that is not in the GPU or not free, and when that look began; ``seen``
+    gets every observation, before the events that follow from it. A session that something is being
+    done to (``busy``) is not looked at: the driver would not answer."""
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class Observer:
         waiting: Callable[[], bool],
         feed: Callable[[ev.Event], None],
         found: Callable[[ev.SessionJoined, int], None] = lambda _where, _began_ns: None,
+        seen: Callable[[Target, Observation], None] = lambda _target, _seen: None,
         busy: Callable[[SessionId], bool] = lambda _session: False,
     ) -> None:
         self._interval_s = config.observe_interval_ns / NS_PER_S
@@ -92,6 +94,7 @@ class Observer:
         self._somebody_waits = waiting
         self._feed = feed
         self._found = found
+        self._seen = seen
         self._busy = busy
         self._late: dict[SessionId, asyncio.Task[Observation]] = {}
         """Looks that have not been answered in time; they go on."""
@@ -104,6 +107,8 @@ class Observer:
         """Runs exactly while a look is put off."""
         self._began_s: float | None = None
         self._error = ""
+        self.without_driver: set[SessionId] = set()
+        """Sessions of which the driver knew no process when they were looked at last."""
         self.failures = 0
         """Looks in which something could not be read."""
         self._budget_bytes = -1
@@ -161,6 +166,7 @@ class Observer:
                 interval_s = min(interval_s, LOOSE_INTERVAL_S)
             if time.monotonic() >= next_round_s:
                 self._round = deque(self._everybody())
+                self.without_driver &= {target.session for target in self._round}
                 next_round_s = time.monotonic() + QUIET_INTERVAL_S
             for _ in range(min(AT_ONCE, len(self._round))):
                 target = self._round.popleft()
@@ -179,8 +185,8 @@ class Observer:
     async def _look(self, targets: list[Target]) -> None:
         began_s = self._began_s = time.monotonic()
         try:
-            seen, problem = await self._seen(targets)
-            event = _observed(seen, await self._free_bytes(), round(began_s * NS_PER_S))
+            looked, problem = await self._observe(targets)
+            event = _observed(looked, await self._free_bytes(), round(began_s * NS_PER_S))
             budget = self._budget()
         except (KiwiError, OSError) as error:
             self._note(str(error))
@@ -188,15 +194,18 @@ class Observer:
         finally:
             self._began_s = None
         self._note(problem)
-        for one in (event, *budget):
-            self._feed(one)
-        for target, observation in seen.items():
-            if observation.residency is not Residency.RESIDENT:
-                self._found(where_it_is(target, observation), round(began_s * NS_PER_S))
+        for target, one in looked.items():
+            self._seen(target, one)
+            without = one.alive and not one.processes
+            (self.without_driver.add if without else self.without_driver.discard)(target.session)
+        for fact in (event, *budget):
+            self._feed(fact)
+        for target, one in looked.items():
+            if one.alive and one.residency is not Residency.RESIDENT:
+                self._found(where_it_is(target, one), round(began_s * NS_PER_S))
 
-    async def _seen(self, targets: list[Target]) -> tuple[dict[Target, Observation], str]:
-        """What was seen of those that live, and what went wrong with a single one: that must not
-        hide the rest."""
+    async def _observe(self, targets: list[Target]) -> tuple[dict[Target, Observation], str]:
+        """What was seen, and what went wrong with a single session: that must not hide the rest."""
         looks = {}
         for target in targets:
             if not self._busy(target.session) and target.session not in self._late:
@@ -212,7 +221,7 @@ class Observer:
                 look.add_done_callback(partial(self._answered, target.session))
             elif isinstance(error := look.exception(), (KiwiError, OSError)):
                 problem = f"{target.session}: {error}"
-            elif look.result().alive:
+            else:
                 seen[target] = look.result()
         return seen, problem
 
@@ -242,7 +251,7 @@ class Observer:
 def _observed(
     seen: Mapping[Target, Observation], free_bytes: int, began_ns: int
 ) -> ev.MemoryObserved:
-    sessions = {target.session: one for target, one in seen.items()}
+    sessions = {target.session: one for target, one in seen.items() if one.alive}
     return ev.MemoryObserved(
         free_bytes=free_bytes,
         resident_bytes={session: one.resident_bytes for session, one in sessions.items()},

@@ -354,7 +354,7 @@ class Mover:
 def in_parts(links: Sequence[Linked], processes: Sequence[ProcessMemory]) -> bool:
     """Do libraries that can move a part have all that a session has? ``processes`` are those that
     the driver knows, as it sees them."""
-    refs = {link.ref for link in links if link.connected and link.told.partial}
+    refs = {link.ref for link in links if link.connected and link.told.partial and link.owns}
     return len(refs) == len(links) > 0 and all(
         memory.ref in refs and memory.residency not in _HELD_BY_DRIVER for memory in processes
     )

@@ -376,3 +376,19 @@ class PartsContract(PagerContract):
         refused(outcome, Reason.LOCK_TIMEOUT)
         assert self.look(world, session).residency is Residency.RESIDENT
         assert session.digest() == before
+
+    def test_a_part_of_the_other_may_be_room_enough(self, world: World) -> None:
+        out = world.start(world.memory_bytes * 6 // 10 // world.unit_bytes * world.unit_bytes)
+        contents = [out.digest()]
+        moved(world.pager.page_out(out.target, soon_ns()))
+        into = world.start(world.memory_bytes * 6 // 10 // world.unit_bytes * world.unit_bytes)
+        contents.append(into.digest())
+        moved(world.pager.page_out(into.target, soon_ns()))
+        moved(world.pager.page_in(out.target, soon_ns()))
+        part_bytes = world.memory_bytes * 3 // 10
+        assert moved(world.pager.page_out(out.target, soon_ns(), part_bytes)).left_bytes > 0
+        moved(world.pager.page_in(into.target, soon_ns()))
+        assert into.digest() == contents[1]
+        moved(world.pager.page_out(into.target, soon_ns()))
+        moved(world.pager.page_in(out.target, soon_ns()))
+        assert out.digest() == contents[0]

@@ -245,8 +245,8 @@ static CUresult synchronize(CUcontext ctx) {
     ke_wait_context(ctx);
     return ctx->error;
 }
-KE_API CUresult cuCtxSynchronize(void) { KE_CALL(synchronize(NULL)); }
-KE_API CUresult cuCtxSynchronize_v2(CUcontext ctx) { KE_CALL(synchronize(ctx)); }
+KE_API CUresult cuCtxSynchronize(void) { KE_CALL_UNHELD(KE_SYNC_CRASHES, synchronize(NULL)); }
+KE_API CUresult cuCtxSynchronize_v2(CUcontext ctx) { KE_CALL_UNHELD(KE_SYNC_CRASHES, synchronize(ctx)); }
 
 static CUresult get_flags(unsigned *flags) {
     CUcontext c;
