@@ -5,30 +5,12 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Overlap(str, Enum):
-    """Whether one session's memory may come in while another's goes out."""
-
-    AUTO = "auto"
-    """Where measuring says that it pays."""
-    ON = "on"
-    OFF = "off"
-
-
 class AntiThrash(str, Enum):
     """When runners are serialised: only when they do not fit, always, or never (users' risk)."""
 
     ON = "on"
     ALWAYS = "always"
     OFF = "off"
-
-
-class Storage(str, Enum):
-    """Where memory goes that the driver's checkpoint moves out."""
-
-    DRIVER = "driver"
-    """To RAM that the driver takes in the program itself."""
-    CUSTOM = "custom"
-    """To a keeper's RAM, at the speed of the bus; CUDA 13.4 and newer, unproven on hardware."""
 
 
 class Priority(str, Enum):
@@ -124,6 +106,10 @@ class Notice(str, Enum):
     """Waits because another session's memory could not be moved out."""
     BLOCKED_OUTSIDE = "blocked-outside"
     """Waits because programs outside Kiwi hold memory that it needs."""
+    BLOCKED_UNGUARDED = "blocked-unguarded"
+    """Waits because a program without Kiwi's gate is at work, which cannot be stopped safely."""
+    STOPPED = "stopped"
+    """Its process is stopped (Ctrl-Z, a frozen control group, a debugger), so it takes no turn."""
     STUCK = "stuck"
     """A driver call on it hangs."""
     UNSTUCK = "unstuck"

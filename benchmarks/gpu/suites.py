@@ -13,7 +13,6 @@ INPROCESS = "tests/gpu/inprocess"
 GPU_TESTS = (
     "tests/bench/test_real.py",
     "tests/gpu",
-    "tests/pager/stored/test_real_gpu.py",
     "tests/pager/test_real_gpu.py",
     "tests/preload/owner/test_real_gpu.py",
 )

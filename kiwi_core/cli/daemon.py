@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from pathlib import Path
 
 from kiwi_core.cli.set_ import parse_anti_thrash, parse_policy, parse_priority, parse_tq_s
-from kiwi_core.config import DEFAULTS, ENV_OVERLAP, ENV_STORAGE
+from kiwi_core.config import DEFAULTS
 from kiwi_core.sched.policy import DEFAULT, names
 from kiwi_core.sched.policy.interactive import SHARES_MAX
-from kiwi_core.states import PRIORITIES, Overlap, Priority, Storage
+from kiwi_core.states import PRIORITIES, Priority
 from kiwi_core.units import parse_size_bytes
 
 _SECONDS_MIN, _SECONDS_MAX = 0.1, 3600.0
@@ -136,23 +135,6 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         "back to it and the GPU is free",
     )
     parser.add_argument(
-        "--overlap",
-        choices=list(Overlap),
-        type=Overlap,
-        metavar="auto|on|off",
-        help="whether one notebook's memory comes in while another's goes out; auto: where copying "
-        "both ways at once was measured to pay (default: $KIWI_OVERLAP, else auto)",
-    )
-    parser.add_argument(
-        "--storage",
-        choices=list(Storage),
-        type=Storage,
-        metavar="driver|custom",
-        help="where memory goes that the driver's checkpoint moves out: to the driver's own RAM, "
-        "or to that of processes of Kiwi's beside the programs (custom: CUDA 13.4 and newer, "
-        "UNPROVEN on hardware; default: $KIWI_STORAGE, else driver)",
-    )
-    parser.add_argument(
         "--socket-dir", metavar="DIR", type=Path, help="where the sockets go (see kiwi --help)"
     )
     parser.add_argument(
@@ -215,23 +197,10 @@ def run(args: argparse.Namespace) -> int:
             idle_after_s=args.idle_after,
             swap_floor=args.swap_floor,
             bring_back=args.bring_back,
-            overlap=args.overlap or overlap_named(os.environ.get(ENV_OVERLAP, "")),
-            storage=args.storage or storage_named(os.environ.get(ENV_STORAGE, "")),
             metrics=args.metrics,
             log_json=args.log_json,
         )
     )
-
-
-def overlap_named(value: str) -> Overlap:
-    """Of the environment, as ``storage_named``."""
-    return Overlap(value) if value in {one.value for one in Overlap} else Overlap.AUTO
-
-
-def storage_named(value: str) -> Storage:
-    """Of the environment: what is nothing Kiwi knows is as if it were not set (``kiwi doctor`` says
-    so); a notebook that starts a daemon must not fail for it."""
-    return Storage.CUSTOM if value == Storage.CUSTOM.value else Storage.DRIVER
 
 
 def _user_priority(text: str) -> tuple[str, Priority]:

@@ -7,7 +7,6 @@ import os
 import resource
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import structlog
@@ -15,7 +14,6 @@ import structlog
 from kiwi_core import emulator
 from kiwi_core.config import DEFAULTS, Config
 from kiwi_core.daemon import log as logs
-from kiwi_core.daemon import storage
 from kiwi_core.daemon.child_options import ChildOptions
 from kiwi_core.daemon.gpu_daemon import run
 from kiwi_core.daemon.machine import Machine, this_machine
@@ -41,10 +39,6 @@ def main() -> int:
             emulator.load(options.emulation.libcuda, options.emulation.libnvml)
         config = _config(options)
         machine = this_machine(options.gpu_uuid, config, options.host_budget_bytes)
-        keepers = Path(options.state) / f"{options.gpu_uuid}.keepers"
-        machine.storage = storage.chosen(options.storage, keepers)
-        if machine.storage.note:
-            log.warning(machine.storage.note)
         asyncio.run(_run(options, machine, config))
     except KiwiError as error:
         log.error("cannot run", gpu=options.gpu_uuid, code=error.code, why=str(error))

@@ -11,11 +11,9 @@ from kiwi_core.errors import CallerError
 from kiwi_core.wire.messages import Emulation
 
 
-def prepare(
-    sizes: str, directory: Path, copy_bytes_per_s: int | None, driver_version: int | None = None
-) -> Emulation:
+def prepare(sizes: str, directory: Path, copy_bytes_per_s: int | None) -> Emulation:
     """Builds the emulated driver (first use), makes or takes over the shared state in
-    ``directory``, and loads both into this process. ``driver_version``: 13040 is CUDA 13.4.
+    ``directory``, and loads both into this process.
 
     Programs that outlived an earlier daemon keep their memory in the state that is there, so one
     with the same GPUs is taken over; one with other GPUs that is in use is an error.
@@ -37,8 +35,6 @@ def prepare(
             ) from error
     elif driver is not None:
         emulator.set_driver(state, driver)
-    if driver_version is not None:
-        emulator.set_driver_version(state, driver_version)
     if copy_bytes_per_s is not None:
         emulator.set_copy_bandwidth(state, copy_bytes_per_s)
     emulator.activate(state, libraries)

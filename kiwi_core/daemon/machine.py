@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from kiwi_core.config import Config
-    from kiwi_core.daemon.storage import StorageChoice
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
@@ -31,29 +30,12 @@ class Machine:
     gpu: GpuInfo
     config: Config
     fixed_budget_bytes: int | None = None
-    storage: StorageChoice | None = None
-    """``None``: the driver's own."""
 
     def pager(self, remember: Remember, other_roots: OtherRoots, links: Links) -> InProcessPager:
-        if self.storage is None:
-            checkpoint = CheckpointPager(
-                self.gpu.uuid, self.config, remember=remember, other_roots=other_roots
-            )
-        else:
-            checkpoint = self.storage.pager(
-                self.gpu, self.config, links, self._whole_budget_bytes, remember, other_roots
-            )
+        checkpoint = CheckpointPager(
+            self.gpu.uuid, self.config, remember=remember, other_roots=other_roots
+        )
         return InProcessPager(checkpoint, links, checkpoint.room, self.config)
-
-    def close(self) -> None:
-        """The last thing that a daemon does."""
-        if self.storage is not None:
-            self.storage.close()
-
-    def _whole_budget_bytes(self, taken_bytes: int) -> int:
-        if self.fixed_budget_bytes is not None:
-            return self.fixed_budget_bytes
-        return host.host_budget_bytes(self.config.host_reserve_bytes, taken_bytes)
 
     def free_bytes(self) -> int:
         return nvml.memory(self.gpu.uuid).free_bytes
@@ -64,8 +46,6 @@ class Machine:
         if self.fixed_budget_bytes is not None:
             return self.fixed_budget_bytes
         taken_bytes = paged_out_bytes + reclaimable_bytes
-        if self.storage is not None:
-            taken_bytes += self.storage.idle_bytes()
         return host.host_budget_bytes(self.config.host_reserve_bytes, taken_bytes)
 
     def host_left_bytes(self, paged_out_bytes: int, reclaimable_bytes: int) -> int:

@@ -19,7 +19,6 @@ from kiwi_core.daemon.emulation import hold_state, prepare
 from kiwi_core.daemon.places import prepare_directory, sockets_mode
 from kiwi_core.errors import CallerError, KiwiError
 from kiwi_core.gpu import choice, nvml
-from kiwi_core.states import Storage
 from kiwi_core.units import format_bytes, seconds_to_ns
 
 if TYPE_CHECKING:
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.options import DaemonOptions
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.wire.messages import Emulation
-
-CUSTOM_STORAGE_DRIVER = 13_040
-"""CUDA 13.4."""
 
 CALM_S = 60.0
 """A daemon that ran this long before it crashed is started again at once."""
@@ -46,9 +42,7 @@ def main(options: DaemonOptions) -> int:
     prepare_directory(state)
     emulation = None
     if options.emulate is not None:
-        # Who tries custom storage wants a driver that has it.
-        version = CUSTOM_STORAGE_DRIVER if options.storage is Storage.CUSTOM else None
-        emulation = prepare(options.emulate, sockets, options.emulate_copy_bytes_per_s, version)
+        emulation = prepare(options.emulate, sockets, options.emulate_copy_bytes_per_s)
         _say("*** EMULATED GPU: control logic only, no real GPU is used, speeds mean nothing ***")
     gpus = _chosen(nvml.gpus(), options.gpus)
     wanted = [(gpu, _child_options(gpu, options, sockets, state, emulation)) for gpu in gpus]
@@ -91,8 +85,6 @@ def _child_options(
         idle_after_ns=_ns(options.idle_after_s),
         swap_floor_factor=options.swap_floor,
         bring_back=options.bring_back,
-        overlap=options.overlap,
-        storage=options.storage,
         emulation=emulation,
         emulated_state=hold_state(emulation) if emulation is not None else "",
         log_json=options.log_json,

@@ -4,8 +4,7 @@ Narrow typed functions; result codes become ``GpuError`` with a sentence and a r
 return are frozen snapshots. Importing this package, or any module in it, needs no driver and loads
 none: libraries are loaded by the first call that needs them.
 
-``driver``     checkpoint calls on other processes (``cuda.core``, ``cuda.bindings``);
-               ``custom_storage``: this process copies their memory itself (not in use yet)
+``driver``     checkpoint calls on other processes (``cuda.core``, ``cuda.bindings``)
 ``nvml``       the GPUs, their memory, and who uses how much of it (``pynvml``)
 ``processes``  process identity and process trees, from ``/proc``
 ``memory``     this process's own context, memory and copies; ``vmm`` its virtual memory (bench)

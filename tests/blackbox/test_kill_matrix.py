@@ -1,7 +1,7 @@
 """Anybody may be killed, in any state, with either pager: who lives loses nothing.
 
-A mover is a helper process of the daemon. With the default storage a daemon has none today, so
-these twelve cases kill the daemon that moves the memory itself.
+A mover is a helper process of the daemon. A daemon has none today, so these twelve
+cases kill the daemon that moves the memory itself.
 
 CI runs each killed process in each state once, the pagers in turn (36 cases); ``make blackbox``
 runs all 72.

@@ -34,9 +34,9 @@ def ran(directory: Path) -> str:
     return said.read_text() if said.exists() else ""
 
 
-def test_a_daemon_and_its_keepers(innocent: Path, short: Path) -> None:
+def test_a_daemon(innocent: Path, short: Path) -> None:
     log = innocent / "log"
-    command = [str(KIWI), "daemon", "--emulate", "1x64MiB", "--storage", "custom"]
+    command = [str(KIWI), "daemon", "--emulate", "1x64MiB"]
     with started([*command, "--socket-dir", str(short / "s")], log, environment(), cwd=innocent):
         eventually(lambda: b"ready" in log.read_bytes() or ran(innocent), "ready")
         assert status(short / "s"), log.read_text()

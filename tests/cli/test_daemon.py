@@ -9,7 +9,7 @@ import pytest
 from kiwi_core.daemon import supervisor
 from kiwi_core.daemon.options import DaemonOptions
 from kiwi_core.errors import CallerError
-from kiwi_core.states import AntiThrash, Priority, Storage
+from kiwi_core.states import AntiThrash, Priority
 from kiwi_core.units import GIB
 
 
@@ -114,19 +114,3 @@ def test_what_the_supervisor_cannot_do_is_a_sentence(kiwi, monkeypatch):
     monkeypatch.setattr(supervisor, "main", main)
     result = kiwi("daemon")
     assert (result.code, result.err) == (1, "kiwi: There is no GPU.\n      Use --emulate.\n")
-
-
-@pytest.mark.parametrize(
-    ("typed", "named", "storage"),
-    [
-        ([], "", Storage.DRIVER),
-        ([], "custom", Storage.CUSTOM),
-        ([], "costum", Storage.DRIVER),
-        (["--storage", "custom"], "", Storage.CUSTOM),
-        (["--storage", "driver"], "custom", Storage.DRIVER),
-    ],
-)
-def test_storage_is_the_drivers_unless_asked_for(kiwi, asked, monkeypatch, typed, named, storage):
-    monkeypatch.setenv("KIWI_STORAGE", named)
-    assert kiwi("daemon", *typed).code == 0
-    assert asked == [DaemonOptions(storage=storage)]

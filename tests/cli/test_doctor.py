@@ -150,24 +150,6 @@ def test_a_driver_that_cannot_checkpoint_is_a_failure():
     assert "570" in finding.remedy
 
 
-@pytest.mark.parametrize(
-    ("chosen", "missing", "levels", "words"),
-    [
-        ("", "", ["OK"], "unproven on hardware"),
-        ("", "It is too old.", ["OK"], "It is too old."),
-        ("driver", "", ["OK"], "the driver's own"),
-        ("custom", "", ["WARN"], "unproven on hardware"),
-        ("custom", "It is too old.", ["WARN"], "It is too old."),
-        ("costum", "", ["WARN", "OK"], "'costum'"),
-    ],
-)
-def test_custom_storage_is_said_to_be_unproven(chosen, missing, levels, words):
-    findings = list(gpu.storage(chosen, missing))
-    assert [finding.level.name for finding in findings] == levels
-    assert any(words in finding.text for finding in findings)
-    assert all(finding.remedy for finding in findings if finding.level is Level.WARN)
-
-
 def test_the_emulated_driver_is_told_apart_from_a_real_one(tmp_path):
     from kiwi_core import emulator
 

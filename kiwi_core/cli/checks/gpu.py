@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.cli.checks.finding import Finding, fail, ok, warn
-from kiwi_core.config import ENV_STORAGE
 from kiwi_core.emulator import ENV_STATE
 from kiwi_core.errors import GpuError
-from kiwi_core.gpu import custom_storage, driver, nvml
-from kiwi_core.states import Storage
+from kiwi_core.gpu import driver, nvml
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -38,7 +36,6 @@ def check(root: Path = Path("/")) -> Iterator[Finding]:
         return
     yield library(info.library)
     yield checkpoint(info)
-    yield from storage(os.environ.get(ENV_STORAGE, ""), custom_storage.why_not())
     yield from mps(root)
 
 
@@ -86,36 +83,6 @@ def checkpoint(info: driver.DriverInfo) -> Finding:
             f"Install a driver for {NEEDED} or newer.",
         )
     return ok("checkpoint", f"{text}: the driver can move a process's memory out and in")
-
-
-def storage(chosen: str, missing: str) -> Iterator[Finding]:
-    """``chosen`` is what ``KIWI_STORAGE`` says, ``missing`` why there is no custom storage here."""
-    if chosen not in ("", *(one.value for one in Storage)):
-        text = f"{ENV_STORAGE} is {chosen!r}, which is nothing Kiwi knows: as if it were not set."
-        yield warn("storage", text, f"{ENV_STORAGE}=driver, or custom")
-    wanted = chosen == Storage.CUSTOM.value
-    if missing and wanted:
-        yield warn(
-            "storage",
-            f"Custom storage was asked for, and this machine has none. {missing} The driver keeps "
-            "what is paged out.",
-            "Install a driver for CUDA 13.4 and cuda-bindings 13.4 or newer.",
-        )
-    elif wanted:
-        yield warn(
-            "storage",
-            "Custom storage was asked for: unproven on hardware. A keeper that is killed loses "
-            "what it keeps.",
-            f"Leave {ENV_STORAGE} out for the driver's own, which is the default.",
-        )
-    elif missing:
-        yield ok("storage", f"the driver's own; there is no custom storage. {missing}")
-    else:
-        yield ok(
-            "storage",
-            "the driver's own; custom storage is there, unproven on hardware "
-            "(kiwi daemon --storage custom)",
-        )
 
 
 def one(gpu: GpuInfo) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ void kp_hash_leaf(const void *leaf, const void *keys, struct kp_digest *out);
 void kp_hash_prepare(struct kp_ctx *ctx);
 bool kp_hash_ready(const struct kp_ctx *ctx);
 bool kp_hash_ready_everywhere(void);
-const char *kp_hash_text(void); /* the PTX */
+const char *kp_hash_text(void); /* the PTX, for tests */
 /* Submits to the pager's stream; the results are in kp_hash_result(ctx, first...) when that is done.
  * False: no room for that many. */
 bool kp_hash_room(const struct kp_ctx *ctx, size_t first, size_t leaves);

@@ -27,12 +27,18 @@ def test_it_introduces_itself_and_says_how_things_are(stage: Stage) -> None:
     assert (hello["role"], hello["protocol"]) == ("pager", 1)
     assert hello["client"].startswith("kiwi-preload ")
     assert hello["name"].startswith("python")
+    assert hello["owns"] is True
     assert (state["type"], state["state"]) == ("pager-state", "resident")
     program.do("p = alloc(8 * MIB)")
     eventually(lambda: peer.state["resident_bytes"] >= 8 * MIB)
     program.do("free(p)")
     eventually(lambda: peer.state["resident_bytes"] < 8 * MIB)
     assert len(stage.daemon.peers) == 1
+
+
+def test_it_says_that_it_is_only_the_gate(stage: Stage) -> None:
+    stage.program(KIWI_PRELOAD_OWN="0")
+    assert stage.daemon.peer().heard[0]["owns"] is False
 
 
 def test_changes_of_bytes_are_told_four_times_a_second_at_most(stage: Stage) -> None:
