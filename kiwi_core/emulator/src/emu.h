@@ -24,6 +24,7 @@
 #define KE_BIG_PAGE (2ull << 20) /* alignment of large allocations; granularity of the VMM calls */
 
 #define KE_CTX_STACK_MAX 64
+#define KE_LIMITS 10 /* CU_LIMIT_CIG_SHMEM_FALLBACK_ENABLED is the last */
 
 struct ke_phys { /* memory of a GPU, wherever it is mapped */
     struct ke_phys *next, *prev;
@@ -105,6 +106,7 @@ struct CUctx_st {
     unsigned dev, flags, version;
     uint64_t id;
     CUresult error; /* a kernel failed: every later call says so */
+    size_t limits[KE_LIMITS];
     CUstream null_stream;
     struct CUctx_st *next;
 };

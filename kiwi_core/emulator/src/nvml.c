@@ -133,11 +133,16 @@ API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count) {
     *count = state->gpu_count;
     return SUCCESS;
 }
+API nvmlReturn_t nvmlDeviceGetCount(unsigned *count) { return nvmlDeviceGetCount_v2(count); }
 API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device) {
     if (!users) return UNINITIALIZED;
     if (!device || index >= state->gpu_count) return INVALID_ARGUMENT;
     *device = &devices[index];
     return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *device) {
+    return nvmlDeviceGetHandleByIndex_v2(index, device);
 }
 
 static void spell_uuid(unsigned gpu, char *out) {
@@ -276,11 +281,43 @@ API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t d, unsigne
     return processes(d, count, infos);
 }
 
+/* The first form has no instances. */
+struct process_info_v1 {
+    unsigned pid;
+    unsigned long long used;
+};
+API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t d, unsigned *count,
+                                                      struct process_info_v1 *infos) {
+    struct process_info found[KE_PROCS_MAX];
+    unsigned n = KE_PROCS_MAX, room = infos && count ? *count : 0;
+    nvmlReturn_t rc = count ? processes(d, &n, found) : INVALID_ARGUMENT;
+    if (rc) return rc;
+    for (unsigned i = 0; i < n && i < room; i++) infos[i] = (struct process_info_v1){found[i].pid, found[i].used};
+    *count = n;
+    return n > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
 static nvmlReturn_t none(nvmlDevice_t d, unsigned *count) {
     return number_out(d, count, 0);
 }
+API nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses(nvmlDevice_t d, unsigned *count, void *infos) {
+    (void)infos;
+    return none(d, count);
+}
+API nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t d, unsigned *count, void *infos) {
+    (void)infos;
+    return none(d, count);
+}
 API nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t d, unsigned *count,
                                                           struct process_info *infos) {
+    (void)infos;
+    return none(d, count);
+}
+API nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses(nvmlDevice_t d, unsigned *count, void *infos) {
+    (void)infos;
+    return none(d, count);
+}
+API nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t d, unsigned *count, void *infos) {
     (void)infos;
     return none(d, count);
 }
