@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kiwi_core.errors import CallerError
 from kiwi_core.gpu import driver, host, nvml
 from kiwi_core.pager.checkpoint import CheckpointPager
+from kiwi_core.pager.fitness import unfit
 from kiwi_core.pager.inprocess import InProcessPager
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
+    from kiwi_core.pager.fitness import Unfit
     from kiwi_core.pager.linked import Links
 
     Remember = Callable[[Target, Mapping[ProcessRef, int]], None]
@@ -32,8 +34,18 @@ class Machine:
     fixed_budget_bytes: int | None = None
 
     def pager(self, remember: Remember, other_roots: OtherRoots, links: Links) -> InProcessPager:
+        def why_unfit(ref: ProcessRef) -> Unfit | None:
+            told = {
+                kind
+                for link in links.everybody()
+                if link.ref == ref
+                for kind, amount in link.told.unowned.items()
+                if amount
+            }
+            return unfit(ref, self.gpu.driver_version, gpu_uuid=self.gpu.uuid, told=told)
+
         checkpoint = CheckpointPager(
-            self.gpu.uuid, self.config, remember=remember, other_roots=other_roots
+            self.gpu.uuid, self.config, remember=remember, other_roots=other_roots, unfit=why_unfit
         )
         return InProcessPager(checkpoint, links, checkpoint.room, self.config)
 

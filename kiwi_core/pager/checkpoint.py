@@ -17,6 +17,7 @@ from kiwi_core.gpu import driver as real_driver
 from kiwi_core.gpu import host, processes
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.pager.api import Capabilities, Observation, ProcessMemory
+from kiwi_core.pager.fitness import Unmovable
 from kiwi_core.pager.holding import FREE, Parts
 from kiwi_core.pager.ports import NvmlGpu, Stop, refusal
 from kiwi_core.pager.room import Footprints, Room
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Moved, Outcome, Target
+    from kiwi_core.pager.fitness import Unfit
     from kiwi_core.pager.ports import Driver, Gpu
     from kiwi_core.pager.survey import Member, Usage
 
@@ -50,7 +52,8 @@ class CheckpointPager:
     ``remember(target, footprints)`` is called from the worker thread before a page-out moves
     anything, so that a daemon that takes over knows the sizes. ``other_roots()`` names the root
     processes of all sessions: one that was started inside another (``kiwi run -- jupyter lab``)
-    is not that one's descendant here. ``driver`` and ``gpu`` are for tests.
+    is not that one's descendant here. ``unfit`` says who must not be moved.
+    ``driver`` and ``gpu`` are for tests.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class CheckpointPager:
         remember: Callable[[Target, Mapping[ProcessRef, int]], None] | None = None,
         other_roots: Callable[[], Collection[ProcessRef]] = frozenset,
         host_available_bytes: Callable[[Collection[int]], int] = host.available_host_bytes,
+        unfit: Callable[[ProcessRef], Unfit | None] = lambda _ref: None,
         driver: Driver = real_driver,
         gpu: Gpu | None = None,
     ) -> None:
@@ -80,6 +84,7 @@ class CheckpointPager:
             config=config,
             host_available_bytes=host_available_bytes,
             remember=remember or (lambda _target, _sizes: None),
+            unmovable=Unmovable(unfit),
         )
 
     @property

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
+    from kiwi_core.pager.fitness import Unmovable
     from kiwi_core.pager.ports import Driver, Gpu
     from kiwi_core.pager.room import Footprints, Room
     from kiwi_core.pager.survey import Member, Survey
@@ -50,6 +51,7 @@ class Parts:
     config: Config
     host_available_bytes: Callable[[Collection[int]], int]
     remember: Callable[[Target, Mapping[ProcessRef, int]], None]
+    unmovable: Unmovable
 
 
 class Holding:
