@@ -86,6 +86,10 @@ class StatusView:
         if place is not None:
             rows.append(("Wait", f"{ordinal(place.position)} in line{_expected(place)}"))
         rows.append(("So far", _history(own)))
+        if own.stopped:
+            rows.append(("Stopped", own.stopped))
+        if not own.guarded:
+            rows.append(("Unguarded", own.unguarded_text))
         if own.problem:
             rows.append(("Problem", own.problem_text or own.problem))
         return rows
@@ -97,6 +101,9 @@ class StatusView:
         # (this notebook's own has a row of its own)
         others = (s for s in status.sessions if s.problem_text and s.id != self._mine)
         why = {s.id: f": {s.problem_text}" for s in others}
+        for session in status.sessions:
+            if session.id in status.holders and session.id != self._mine and not session.guarded:
+                rows.append(("Unguarded", f"{session.name}: {session.unguarded_text}"))
         for entry in status.queue:
             who = names.get(entry.session, entry.session)
             wait = _expected(entry) + why.get(entry.session, "")
