@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import pytest
+from blocking import Blocking, Loop
 from contract import moved, refused, soon_ns
 
 from kiwi_core.config import DEFAULTS
@@ -62,21 +63,22 @@ class Machine:
 
     # The driver.
 
-    def checkpoint_state(self, pid: int) -> CheckpointState:
+    async def checkpoint_state(self, pid: int) -> CheckpointState:
         self._fault("state", pid)
         return self.states.get(pid, CheckpointState.NOT_A_CUDA_PROCESS)
 
-    def lock(self, pid: int, timeout_ms: int) -> None:
+    async def lock(self, pid: int, timeout_ms: int) -> None:
         assert timeout_ms > 0
         self._move("lock", pid)
 
-    def checkpoint(self, pid: int) -> None:
+    async def checkpoint(self, pid: int, within_s: float) -> None:
+        assert within_s > 0
         self._move("checkpoint", pid)
 
-    def restore(self, pid: int) -> None:
+    async def restore(self, pid: int, within_s: float) -> None:
         self._move("restore", pid)
 
-    def unlock(self, pid: int) -> None:
+    async def unlock(self, pid: int) -> None:
         self._move("unlock", pid)
 
     def _move(self, call: str, pid: int) -> None:
@@ -97,25 +99,25 @@ class Machine:
 
     # The GPU.
 
-    def free_bytes(self) -> int:
+    async def free_bytes(self) -> int:
         self._check_nvml()
         return self.total - self.outside - sum(self._resident().values())
 
     def total_bytes(self) -> int:
         return self.total
 
-    def names_users(self) -> bool:
+    async def names_users(self) -> bool:
         return self.names
 
-    def bytes_by_pid(self) -> dict[int, int]:
+    async def bytes_by_pid(self) -> dict[int, int]:
         self._check_nvml()
         outside = {99: self.outside} if self.outside else {}
         return outside | {p: s for p, s in self._resident().items() if p not in self.unlisted}
 
-    def users_elsewhere(self) -> dict[int, str]:
+    async def users_elsewhere(self) -> dict[int, str]:
         return self.elsewhere
 
-    def samples(self, since_us: int) -> tuple[UtilisationSample, ...] | None:
+    async def samples(self, since_us: int) -> tuple[UtilisationSample, ...] | None:
         if self.now_samples is None:
             return None
         return tuple(s for s in self.now_samples if s.time_us > since_us)
@@ -169,14 +171,18 @@ def pager(machine: Machine) -> CheckpointPager:
     return new_pager(machine)
 
 
+LOOP = Loop()
+
+
 def new_pager(machine: Machine, **more: object) -> CheckpointPager:
-    return CheckpointPager(
-        "GPU-x",
+    """Its calls block."""
+    pager = CheckpointPager(
+        machine,
+        machine,
         CONFIG,
-        driver=machine,
-        gpu=machine,
         **{"host_available_bytes": lambda _pids: 1 << 50, **more},  # type: ignore[arg-type]
     )
+    return Blocking(pager, LOOP)  # type: ignore[return-value]
 
 
 # --- it failed in reporting, not in doing --------------------------------------------------------
@@ -525,7 +531,7 @@ def room(machine: Machine) -> Room:
 
 def fits(room: Room, reservation: Reservation) -> bool:
     try:
-        room.wait(reservation, 0, lambda: None)
+        LOOP.run(room.wait(reservation, 0, lambda: None))
     except Stop:
         return False
     return True
@@ -622,7 +628,7 @@ def test_waiting_for_room_is_given_up_when_nobody_wants_it() -> None:
         raise KeyError("gone")
 
     with pytest.raises(KeyError):
-        room(machine).wait(Reservation(MIB, []), time.monotonic_ns() + 10**12, unwanted)
+        LOOP.run(room(machine).wait(Reservation(MIB, []), time.monotonic_ns() + 10**12, unwanted))
 
 
 # --- who worked ----------------------------------------------------------------------------------
@@ -639,7 +645,7 @@ class Samples:
         self.meter.forget()
 
     def busy(self, session: str, *pids: int) -> bool | None:
-        return self.meter.busy(SessionId(session), pids, self.meter.read())
+        return self.meter.busy(SessionId(session), pids, LOOP.run(self.meter.read()))
 
 
 @pytest.fixture
@@ -675,14 +681,19 @@ def test_one_reading_serves_many_looks(machine: Machine, monkeypatch: pytest.Mon
     clock = [10**9]
     monkeypatch.setattr(time, "monotonic_ns", lambda: clock[0])
     readings = []
-    monkeypatch.setattr(machine, "bytes_by_pid", lambda: readings.append(1) or {})
+
+    async def read() -> dict[int, int]:
+        readings.append(1)
+        return {}
+
+    monkeypatch.setattr(machine, "bytes_by_pid", read)
     meter = UsageMeter(machine, Footprints())
     for _ in range(100):
-        meter.read()
+        LOOP.run(meter.read())
     assert len(readings) == 1
     clock[0] += 10**9
-    meter.read()
+    LOOP.run(meter.read())
     assert len(readings) == 2
     meter.forget()
-    meter.read()
+    LOOP.run(meter.read())
     assert len(readings) == 3
