@@ -36,8 +36,9 @@ _TOLD_MANAGED: Final = "managed"
 _NCCL_THREADS: Final = "pt_nccl_"
 """PyTorch's threads that watch an NCCL communicator: ``pt_nccl_watchdg``, ``pt_nccl_heartbt``."""
 
-_NCCL_DIES: Final = ("59",)
-"""Drivers 590 to 599. Seen on 595 only; 580 does no harm, 610 was not tried."""
+_NCCL_DIES_SINCE: Final = 590
+"""Of the driver's version. Seen on 595; 580 does no harm; nobody has told of 610, so the worst is
+assumed."""
 
 STICKY: Final = frozenset({700, 702, *range(709, 721)})
 """Errors after which a context answers every call with the same one, until its process ends."""
@@ -90,9 +91,15 @@ def unfit(
         return _shares(ref.pid)
     if _TOLD_MANAGED in told or _uvm_mappings(ref.pid, root) > _UVM_MAPPINGS:
         return _managed(ref.pid)
-    if driver_version.startswith(_NCCL_DIES) and _has_nccl(ref.pid, root):
+    if _major(driver_version) >= _NCCL_DIES_SINCE and _has_nccl(ref.pid, root):
         return _nccl(ref.pid, driver_version)
     return None
+
+
+def _major(driver_version: str) -> int:
+    """0 where nobody says."""
+    first = driver_version.split(".")[0]
+    return int(first) if first.isdigit() else 0
 
 
 def _shares(pid: int) -> Unfit:

@@ -59,7 +59,9 @@ def test_nccl_is_refused_where_the_driver_dies_of_it(tmp_path: Path, thread: str
     assert why is not None
     assert why.kind is Kind.NCCL
     assert PROPRIETARY_595 in why.sentence
+    assert unfit(REF, OPEN_610, root=root) is not None, "nobody has told: the worst is assumed"
     assert unfit(REF, PROPRIETARY_580, root=root) is None
+    assert unfit(REF, "", root=root) is None
 
 
 def test_what_a_library_tells_is_believed(tmp_path: Path) -> None:
