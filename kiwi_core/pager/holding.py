@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
+    from kiwi_core.pager.fitness import Unmovable
     from kiwi_core.pager.ports import Driver, Gpu
     from kiwi_core.pager.room import Footprints, Room
     from kiwi_core.pager.survey import Member, Survey
@@ -62,6 +63,7 @@ class Parts:
     host_available_bytes: Callable[[Collection[int]], int]
     make_room: Callable[[Target, int], Awaitable[None]]
     remember: Callable[[], None]
+    unmovable: Unmovable
 
 
 class Holding:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.gpu.results import OPERATING_SYSTEM, OUT_OF_MEMORY
+from kiwi_core.pager.api import Refused
 from kiwi_core.pager.holding import lost
 from kiwi_core.pager.ports import Stop, may_control, refusal
 from kiwi_core.pager.room import Reservation
+from kiwi_core.states import Reason
 from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ class Moving:
             return  # done after all, or the process is gone and needs nothing
         if state is CheckpointState.FAILED:
             raise Stop(lost(ref.pid, error)) from error
+        if (why := self._parts.unmovable.refused(ref, error)) is not None:
+            raise Stop(Refused(Reason.UNSUPPORTED, str(why))) from error
         raise Stop(refusal(error, ref.pid)) from error
 
     async def _free_scrubbed_bytes(self) -> int:

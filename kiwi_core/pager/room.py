@@ -11,13 +11,14 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Refused
 from kiwi_core.pager.ports import Stop
 from kiwi_core.states import Reason
 from kiwi_core.units import GIB, MIB, NS_PER_MS, NS_PER_S, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator
 
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
@@ -41,12 +42,18 @@ class Footprints:
 
     def __init__(self) -> None:
         self._bytes: dict[ProcessRef, int] = {}
+        self._learnt: dict[ProcessRef, int] = {}
+        """What each had when it went out last, also of those that are back."""
+
+    def learnt(self, ref: ProcessRef) -> int | None:
+        return self._learnt.get(ref)
 
     def get(self, ref: ProcessRef) -> int | None:
         return self._bytes.get(ref)
 
-    def put(self, sizes: Mapping[ProcessRef, int]) -> None:
+    def put(self, sizes: dict[ProcessRef, int]) -> None:
         self._bytes.update(sizes)
+        self._learnt = {r: n for r, n in self._learnt.items() if processes.alive(r)} | sizes
 
     def drop(self, refs: Collection[ProcessRef]) -> None:
         for ref in refs:

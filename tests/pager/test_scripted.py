@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import pytest
@@ -23,6 +23,7 @@ from kiwi_core.gpu.results import cuda_error
 from kiwi_core.pager import moving, ports
 from kiwi_core.pager.api import Lost, Target
 from kiwi_core.pager.checkpoint import CheckpointPager
+from kiwi_core.pager.fitness import Kind, Unfit
 from kiwi_core.pager.ports import Stop
 from kiwi_core.pager.room import Footprints, Reservation, Room
 from kiwi_core.pager.survey import UsageMeter
@@ -179,8 +180,7 @@ def new_pager(machine: Machine, **more: object) -> CheckpointPager:
         machine,
         machine,
         CONFIG,
-        host_available_bytes=lambda _pids: 1 << 50,
-        **more,  # type: ignore[arg-type]
+        **{"host_available_bytes": lambda _pids: 1 << 50, **more},  # type: ignore[arg-type]
     )
     return Blocking(pager, LOOP)  # type: ignore[return-value]
 
@@ -241,6 +241,72 @@ def test_a_refused_page_out_lets_everybody_run(
     refused(pager.page_out(TARGET, soon_ns()), reason)
     assert machine.states == {1: RUNNING, 2: RUNNING}
     assert pager.export_footprints() == {}
+
+
+@pytest.mark.parametrize("number", [2, 801, 719])
+def test_a_refusal_that_can_have_damaged_a_process_is_not_tried_again(
+    machine: Machine, pager: CheckpointPager, number: int
+) -> None:
+    machine.faults["checkpoint", 2] = [number]
+    answer = refused(pager.page_out(TARGET, soon_ns()), Reason.UNSUPPORTED)
+    assert machine.states == {1: RUNNING, 2: RUNNING}
+    machine.calls.clear()
+    assert refused(pager.page_out(TARGET, soon_ns()), Reason.UNSUPPORTED) == answer
+    assert machine.calls == [], "the driver is not asked"
+    del machine.states[2]
+    moved(pager.page_out(TARGET, soon_ns()))
+    assert machine.states == {1: OUT}, "the others go once it has ended"
+
+
+def test_what_is_known_beforehand_is_not_tried(machine: Machine) -> None:
+    why = Unfit(Kind.MANAGED, "It uses managed memory.", "Do without.")
+    pager = new_pager(machine, unfit=lambda ref: why if ref.pid == 2 else None)
+    answer = refused(pager.page_out(TARGET, soon_ns()), Reason.UNSUPPORTED)
+    assert answer.detail == "It uses managed memory. Do without."
+    assert machine.calls == []
+
+
+def test_what_is_out_already_comes_back_whatever_is_known(machine: Machine) -> None:
+    unfit: list[int] = []
+    why = Unfit(Kind.MANAGED, "It uses managed memory.", "Do without.")
+    pager = new_pager(machine, unfit=lambda ref: why if ref.pid in unfit else None)
+    out(machine, pager)
+    unfit += [1, 2]
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert set(machine.states.values()) == {RUNNING}
+
+
+@pytest.mark.parametrize(("host_mib", "fits"), [(40, True), (25, False)])
+def test_room_in_the_cgroup_is_looked_for_where_nvml_names_nobody(
+    machine: Machine, host_mib: int, *, fits: bool
+) -> None:
+    """Else the kernel would kill the process in the middle of its way out."""
+    machine.names, machine.unlisted = False, {1, 2}
+    asked: list[list[int]] = []
+
+    def available(pids: Collection[int]) -> int:
+        asked.append(sorted(pids))
+        return host_mib * MIB
+
+    pager = new_pager(machine, host_available_bytes=available)
+    if fits:
+        moved(pager.page_out(TARGET, soon_ns()))
+    else:
+        refused(pager.page_out(TARGET, soon_ns()), Reason.NO_HOST_MEMORY)
+        assert machine.calls == []
+    assert asked == [[1, 2]]
+
+
+def test_what_a_process_had_the_last_time_is_what_it_is_taken_to_need(machine: Machine) -> None:
+    """Not all that nobody is named for: others have some of that."""
+    machine.names, machine.unlisted = False, {1, 2, 99}
+    available_bytes = 100 * MIB
+    pager = new_pager(machine, host_available_bytes=lambda _pids: available_bytes)
+    out(machine, pager)
+    moved(pager.page_in(TARGET, soon_ns()))
+    machine.outside = 60 * MIB
+    available_bytes = 32 * MIB
+    moved(pager.page_out(TARGET, soon_ns()))
 
 
 def test_one_that_may_not_be_controlled(
