@@ -9,6 +9,6 @@ docs/preload.md says what it does.  Imports nothing of Kiwi, and nothing but the
 
 from __future__ import annotations
 
-from kiwi_core.preload._build import NAME, Unavailable, environment, library
+from kiwi_core.preload._build import NAME, Unavailable, environment, find_compiler, library
 
-__all__ = ["NAME", "Unavailable", "environment", "library"]
+__all__ = ["NAME", "Unavailable", "environment", "find_compiler", "library"]

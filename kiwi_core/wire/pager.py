@@ -37,7 +37,7 @@ class LinkState(str, Enum):
 
 class PagerAction(str, Enum):
     HOLD = "hold"
-    """Close the gate, let what is in flight end, synchronise."""
+    """Close the gate, let what is under way end, then shut it: no call comes through any more."""
     FREE = "free"
     """Open the gate again (as the last ``gate`` said)."""
     PAGE_OUT = "page-out"

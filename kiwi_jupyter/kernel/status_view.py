@@ -101,9 +101,8 @@ class StatusView:
         # (this notebook's own has a row of its own)
         others = (s for s in status.sessions if s.problem_text and s.id != self._mine)
         why = {s.id: f": {s.problem_text}" for s in others}
-        for session in status.sessions:
-            if session.id in status.holders and session.id != self._mine and not session.guarded:
-                rows.append(("Unguarded", f"{session.name}: {session.unguarded_text}"))
+        bare = (s for s in status.sessions if s.id in status.holders and not s.guarded)
+        rows += [("Unguarded", f"{s.name}: {s.unguarded_text}") for s in bare if s.id != self._mine]
         for entry in status.queue:
             who = names.get(entry.session, entry.session)
             wait = _expected(entry) + why.get(entry.session, "")

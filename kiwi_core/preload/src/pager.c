@@ -13,7 +13,7 @@
 
 static const int64_t WITHIN_MAX_NS = 3600 * (int64_t)1000000000;
 
-static bool held; /* the gate is closed and the GPU has done what it was given */
+static bool held; /* the gate is closed, and the GPU has done what it was given; shut by the daemon's order */
 static bool out;  /* and the memory is not in it */
 
 static void moved(struct kp_outcome *o, uint64_t bytes) {
@@ -30,7 +30,8 @@ static void let_go(void) {
     kp_gate_open();
 }
 
-static void hold(int64_t until_ns, struct kp_outcome *o) {
+/* Closes, and lets what is under way end. */
+static void settle(int64_t until_ns, struct kp_outcome *o) {
     moved(o, 0);
     if (held) return;
     if (!kp_gate_close(until_ns)) {
@@ -40,6 +41,14 @@ static void hold(int64_t until_ns, struct kp_outcome *o) {
     kp_move_settle(until_ns, o);
     held = o->what == KP_MOVED;
     if (!held) kp_gate_open();
+}
+
+/* From here to let_go the driver may have the process, and no thread of it may be in the driver. */
+static void hold(int64_t until_ns, struct kp_outcome *o) {
+    settle(until_ns, o);
+    if (!held || kp_gate_shut(until_ns)) return;
+    refused(o, "lock-timeout", "a wait, or another call of the program, did not end in time");
+    let_go();
 }
 
 static void page_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *o) {
@@ -52,7 +61,7 @@ static void page_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *
     }
     hold(until_ns, o);
     if (o->what != KP_MOVED) return;
-    kp_move_out(least_bytes, until_ns, o);
+    if (kp_owning()) kp_move_out(least_bytes, until_ns, o); /* else the driver may have the process already */
     /* A refusal brings back what it found in; where even that was refused, the gate stays closed. */
     out = o->what == KP_MOVED || (o->what == KP_REFUSED && (was_out || !kp_move_all_in()));
     kp_own_books(&books);
@@ -63,7 +72,7 @@ static void page_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *
 
 static void page_in(int64_t until_ns, struct kp_outcome *o) {
     moved(o, 0);
-    if (out) kp_move_in(until_ns, o);
+    if (out && kp_owning()) kp_move_in(until_ns, o);
     if (o->what == KP_REFUSED) return;
     out = false;
     if (held) let_go();
@@ -104,9 +113,11 @@ void kp_pager_do(const struct kp_message *order, struct kp_outcome *o, struct kp
 
 void kp_pager_gate(bool open) { kp_gate_arm(!open); }
 
+bool kp_pager_stands(void) { return held && !kp_owning(); }
+
 void kp_pager_lost(void) {
     kp_gate_arm(false);
-    if (held && !out) let_go();
+    if (held && !out && !kp_pager_stands()) let_go();
 }
 
 void kp_pager_leave(void) {
@@ -140,15 +151,15 @@ static bool idle(int64_t now_ns) {
 }
 
 int64_t kp_pager_idle_ns(int64_t now_ns) {
-    if (!kp_limits_may_clean() || !kp_gate_is_armed() || held || out) return INT64_MAX;
+    if (!kp_owning() || !kp_limits_may_clean() || !kp_gate_is_armed() || held || out) return INT64_MAX;
     if (idle(now_ns)) return next_slice_ns;
     return clean ? now_ns + QUIET_NS : quiet_since_ns + QUIET_NS;
 }
 
 void kp_pager_idle(int64_t now_ns) {
     struct kp_outcome o;
-    if (!kp_limits_may_clean() || !idle(now_ns) || now_ns < next_slice_ns) return;
-    hold(now_ns + SLICE_NS, &o);
+    if (!kp_owning() || !kp_limits_may_clean() || !idle(now_ns) || now_ns < next_slice_ns) return;
+    settle(now_ns + SLICE_NS, &o); /* not shut: the driver is not to have the process */
     bool more = o.what == KP_MOVED && kp_move_clean(SLICE_BYTES, now_ns + SLICE_NS, &o);
     if (held) let_go();
     clean = !more || o.what != KP_MOVED; /* until the program does something */

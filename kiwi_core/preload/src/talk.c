@@ -78,8 +78,8 @@ static bool say_state(int64_t now_ns) {
 
 static bool say_wishes(void) {
     uint64_t request, bytes;
-    /* Without an armed gate, whoever wanted a lease has been let through meanwhile. */
-    if (kp_link_take_lease() && kp_gate_is_armed()) {
+    /* Else whoever wanted a lease has been let through meanwhile. */
+    if (kp_link_take_lease() && (kp_gate_is_armed() || kp_gate_is_shut())) {
         lease_asked = true;
         if (!queue(kp_say_want_lease(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire)))) return false;
     }
@@ -150,6 +150,7 @@ static bool hear_welcome(const struct kp_message *m) {
         welcomed = true;
         kp_alone_over();
         kp_link_now_connected(true);
+        if (kp_gate_is_shut()) kp_gate_ask_again();
     }
     return true;
 }

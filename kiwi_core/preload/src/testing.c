@@ -12,6 +12,8 @@
 TEST(const char *) kiwi_preload_version(void) { return KP_VERSION; }
 
 TEST(int) kiwi_preload_test_close(int64_t within_ns) { return kp_gate_close(kp_now_ns() + within_ns); }
+TEST(int) kiwi_preload_test_shut(int64_t within_ns) { return kp_gate_shut(kp_now_ns() + within_ns); }
+TEST(unsigned) kiwi_preload_test_inside_any(void) { return kp_gate_inside_any(); }
 TEST(void) kiwi_preload_test_open(void) { kp_gate_open(); }
 TEST(void) kiwi_preload_test_arm(int armed) { kp_gate_arm(armed); }
 TEST(uint64_t) kiwi_preload_test_passed(void) { return kp_gate_passed(); }
