@@ -5,15 +5,6 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Overlap(str, Enum):
-    """Whether one session's memory may come in while another's goes out."""
-
-    AUTO = "auto"
-    """Where measuring says that it pays."""
-    ON = "on"
-    OFF = "off"
-
-
 class AntiThrash(str, Enum):
     """When runners are serialised: only when they do not fit, always, or never (users' risk)."""
 

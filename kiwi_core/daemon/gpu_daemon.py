@@ -35,7 +35,6 @@ from kiwi_core.daemon.members import Member, Members
 from kiwi_core.daemon.metrics_report import MetricsReporter
 from kiwi_core.daemon.observer import Observer
 from kiwi_core.daemon.orphans import Orphans
-from kiwi_core.daemon.overlap import OverlapKeeper
 from kiwi_core.daemon.peers import Rights
 from kiwi_core.daemon.places import (
     OneDaemonLock,
@@ -115,7 +114,6 @@ class GpuDaemon:
         self._pager.import_footprints(
             {ProcessRef(pid, ticks): size for pid, ticks, size in roster.footprints}
         )
-        self._overlap.begin()
         await recover(roster, self._pager, self._members, self._found_again)
         self._roster.save()  # a crash from here on must find the settings
         address = Address(
@@ -218,7 +216,6 @@ class GpuDaemon:
             after_a_look=lambda target, go_on: self._observer.after_a_look(target, go_on),
             hurry=lambda: self._observer.hurry(),
         )
-        self._overlap = OverlapKeeper(options.overlap, self._feed_observation)
         self._sessions = SessionDesk(
             self._members, self._core, options.priorities, shares[QUEUE_PLACES]
         )
@@ -244,7 +241,6 @@ class GpuDaemon:
         reporter = Reporter(
             scheduler, self._members, rights, machine,
             libraries=self._libraries, held=self._limits.held, errors=self._errors,
-            overlap=lambda: (self._overlap.setting, self._overlap.pays),
             emulated=options.emulation is not None,
         )  # fmt: skip
         self._members.remembered = scheduler.remembered
@@ -270,6 +266,7 @@ class GpuDaemon:
         gates = Gates(
             self._core, self._links, self._members,
             lambda member: self._sessions.request(member, 0), shares[ROOM_REQUESTS],
+            lambda session: session not in self._observer.without_driver,
         )  # fmt: skip
         self._limits = self._links.ram = Limits(
             self._core, self._links, budget_bytes=self._host_budget_bytes,
@@ -284,8 +281,7 @@ class GpuDaemon:
         self._link_desk = self._sessions.links = LinkDesk(
             self._core, self._links, gates, self._members,
             admit=self._sessions.admit_linked, silent=self._sessions.expect_back,
-            dismiss=self._sessions.dismiss, speeds_told=self._overlap.measured,
-            state_told=self._limits.changed,
+            dismiss=self._sessions.dismiss, state_told=self._limits.changed,
         )  # fmt: skip
 
     def _libraries(self, session: SessionId) -> Libraries:

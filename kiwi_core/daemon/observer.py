@@ -106,6 +106,8 @@ class Observer:
         """Runs exactly while a look is put off."""
         self._began_s: float | None = None
         self._error = ""
+        self.without_driver: set[SessionId] = set()
+        """Sessions of which the driver knew no process when they were looked at last."""
         self.failures = 0
         """Looks in which something could not be read."""
         self._budget_bytes = -1
@@ -163,6 +165,7 @@ class Observer:
                 interval_s = min(interval_s, LOOSE_INTERVAL_S)
             if time.monotonic() >= next_round_s:
                 self._round = deque(self._everybody())
+                self.without_driver &= {target.session for target in self._round}
                 next_round_s = time.monotonic() + QUIET_INTERVAL_S
             for _ in range(min(AT_ONCE, len(self._round))):
                 target = self._round.popleft()
@@ -192,6 +195,8 @@ class Observer:
         self._note(problem)
         for target, one in looked:
             self._seen(target, one)
+            without = one.alive and not one.processes
+            (self.without_driver.add if without else self.without_driver.discard)(target.session)
         for event in events:
             self._feed(event)
         for where in elsewhere:

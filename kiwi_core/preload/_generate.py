@@ -20,6 +20,8 @@ FOREIGN = ("pool", "managed", "array", "vmm", "ipc", "graph", "external", "legac
 WIDE_WORDS = 16
 """How many words a wrapper passes on for a form of a call that the header does not know."""
 WIDE_SLOTS = 48
+OTHER_SLOTS = 128
+"""The same for functions that are not gated, or that the header does not know at all."""
 PREPROCESS_TIMEOUT_S = 120.0
 
 _SUFFIXES = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
@@ -59,8 +61,8 @@ class Symbol:
         return self.since > 0
 
     @property
-    def gated(self) -> bool:
-        return self.call.kind in GATED and not self.hooked
+    def gate_kind(self) -> str:
+        return "KP_GATED" if self.call.kind in GATED else "KP_OTHER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,9 @@ def _symbols(found: list[Symbol], calls: dict[str, Call], header: Header) -> str
     lines += ["#ifndef KP_SYMBOLS_H", "#define KP_SYMBOLS_H", "enum {"]
     lines += [f"    KP_AT_{symbol.name} = {at}," for at, symbol in enumerate(found)]
     lines += [f"    KP_SYMBOLS = {len(found)},", f"    KP_CALLS = {len(calls)},"]
-    lines += [f"    KP_SPARES = {sum(s.gated for s in found)},", f"    KP_WIDES = {WIDE_SLOTS},"]
+    spares = sum(not symbol.hooked for symbol in found)
+    lines += [f"    KP_SPARES = {spares},", f"    KP_WIDES = {WIDE_SLOTS},"]
+    lines += [f"    KP_OTHERS = {OTHER_SLOTS},"]
     lines += [f"    KP_HEADER_VERSION = {header.version},"]
     lines += [f"    COUNT_{kind.upper()} = {at}," for at, kind in enumerate(FOREIGN)]
     kinds = ", ".join(f"KP_FOREIGN_{kind.upper()}" for kind in FOREIGN)
@@ -185,7 +189,7 @@ def _symbols(found: list[Symbol], calls: dict[str, Call], header: Header) -> str
 
 
 def _wrappers(found: list[Symbol]) -> str:
-    """A wrapper for each gated function, a spare one for each, and wide ones for what is newer.
+    """A wrapper for each function, a spare one for each, and wide ones for what is newer.
 
     The first stands for the function of that name, the spare for another address that
     ``cuGetProcAddress`` may return for the same call.
@@ -203,18 +207,21 @@ def _wrappers(found: list[Symbol]) -> str:
         n, kind = symbol.words, _foreign(symbol.call)
         if symbol.hooked:
             lines.append(f"extern void {symbol.name}(void);")
-        elif symbol.gated:
-            lines.append(
-                f"KP_API W {symbol.name}(D{n}) {{ PASS({n}, kp_symbols[{at}].real, {kind}) }}"
-            )
-            lines.append(
-                f"static W s{spare}(D{n}) {{ PASS({n}, kp_spares[{spare}].real, {kind}) }}"
-            )
+        else:
+            more = f"{kind}, {symbol.gate_kind}"
+            body = f"PASS({n}, kp_symbols[{at}].real, {more})"
+            lines.append(f"KP_API W {symbol.name}(D{n}) {{ {body} }}")
+            body = f"PASS({n}, kp_spares[{spare}].real, {more})"
+            lines.append(f"static W s{spare}(D{n}) {{ {body} }}")
             spare += 1
-    for i in range(WIDE_SLOTS):
-        body = f"PASS({WIDE_WORDS}, kp_wides[{i}].real, NOT_FOREIGN)"
-        lines.append(f"static W w{i}(D{WIDE_WORDS}) {{ {body} }}")
+    lines += _wide("w", "kp_wides", "KP_GATED", WIDE_SLOTS)
+    lines += _wide("o", "kp_others", "KP_OTHER", OTHER_SLOTS)
     return "\n".join(lines) + "\n"
+
+
+def _wide(letter: str, slots: str, kind: str, count: int) -> list[str]:
+    body = f"PASS({WIDE_WORDS}, {slots}[{{}}].real, NOT_FOREIGN, {kind})"
+    return [f"static W {letter}{i}(D{WIDE_WORDS}) {{ {body.format(i)} }}" for i in range(count)]
 
 
 def _tables(found: list[Symbol], calls: dict[str, Call]) -> str:
@@ -224,19 +231,19 @@ def _tables(found: list[Symbol], calls: dict[str, Call]) -> str:
     spares: list[str] = []
     for name in sorted(calls):
         mine = [symbol for symbol in found if symbol.call.name == name]
-        for symbol in mine:
-            wrapper = f"(void *){symbol.name}" if symbol.gated or symbol.hooked else "0"
-            table.append(f'    {{"{symbol.name}", {wrapper}, 0, {symbol.since}}},')
-        gated = sum(symbol.gated for symbol in mine)
-        spares += [f"    {{(void *)s{at_spare + i}, 0}}," for i in range(gated)]
+        table += [f'    {{"{one.name}", (void *){one.name}, 0, {one.since}}},' for one in mine]
+        typeless = sum(not symbol.hooked for symbol in mine)
+        spares += [f"    {{(void *)s{at_spare + i}, 0}}," for i in range(typeless)]
         flags = f"KP_CALL_{calls[name].kind.upper()}"
-        rows.append(f'    {{"{name}", {flags}, {at_symbol}, {len(mine)}, {at_spare}, {gated}}},')
+        rows.append(f'    {{"{name}", {flags}, {at_symbol}, {len(mine)}, {at_spare}, {typeless}}},')
         at_symbol += len(mine)
-        at_spare += gated
+        at_spare += typeless
     table += ["};", "const struct kp_call kp_calls[KP_CALLS] = {", *rows, "};"]
     table += ["struct kp_slot_ kp_spares[KP_SPARES] = {", *spares, "};"]
     table += ["struct kp_slot_ kp_wides[KP_WIDES] = {"]
     table += [f"    {{(void *)w{i}, 0}}," for i in range(WIDE_SLOTS)]
+    table += ["};", "struct kp_slot_ kp_others[KP_OTHERS] = {"]
+    table += [f"    {{(void *)o{i}, 0}}," for i in range(OTHER_SLOTS)]
     return "\n".join([*table, "};", ""])
 
 

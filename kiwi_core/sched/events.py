@@ -171,13 +171,6 @@ class HostBudgetObserved(_Event, frozen=True, kw_only=True):
     budget_bytes: int
 
 
-class OverlapKnown(_Event, frozen=True, kw_only=True):
-    """Whether it pays on this machine to move one session's memory in while another's moves out:
-    measured, or somebody's setting. Before this is told it does not."""
-
-    pays: bool
-
-
 class SettingsChanged(_Event, frozen=True, kw_only=True):
     """``None`` leaves a setting as it is."""
 
@@ -293,7 +286,6 @@ Event = (
     | RoomNoLongerWanted
     | MemoryObserved
     | HostBudgetObserved
-    | OverlapKnown
     | SettingsChanged
     | DeadlinePassed
     | Suspended

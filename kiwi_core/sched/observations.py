@@ -80,10 +80,6 @@ def host_budget(st: State, event: ev.HostBudgetObserved) -> None:
     st.host_budget_bytes = event.budget_bytes
 
 
-def overlap(st: State, event: ev.OverlapKnown) -> None:
-    st.overlaps = event.pays
-
-
 def settings(st: State, event: ev.SettingsChanged) -> None:
     if event.tq_ns is not None:
         st.terms.tq_ns = event.tq_ns
@@ -107,7 +103,6 @@ def deadline(st: State, event: ev.DeadlinePassed) -> None:
 HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
     ev.MemoryObserved: memory,
     ev.HostBudgetObserved: host_budget,
-    ev.OverlapKnown: overlap,
     ev.SettingsChanged: settings,
     ev.DeadlinePassed: deadline,
 }

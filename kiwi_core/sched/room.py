@@ -183,16 +183,11 @@ def _take(st: State, found: Survey, victim: Session, short_bytes: int) -> None:
     found.host_bytes += must_bytes
 
 
-def short_bytes(st: State, session: Session) -> int:
-    """What ``session`` lacks by the books as they stand; what is on its way out is not counted."""
-    return wanted_bytes(st, session) - session.counted_claim_bytes - st.free_bytes
-
-
 def make_room(st: State, session: Session, alone: bool) -> tuple[Room, Survey | None]:
     """Order whatever frees enough for ``session``. What it may grow by is left out where it cannot
     be had; ``alone`` (nobody holds the lease or is on the way in) what it needs as well."""
     held_bytes = session.counted_claim_bytes
-    short = short_bytes(st, session)
+    short = wanted_bytes(st, session) - held_bytes - st.free_bytes
     if short <= 0:
         return Room.READY, None
     coming = coming_bytes(st)

@@ -75,13 +75,6 @@ class Running:
     overdue: bool = False
     bytes: int = 0
     """Of a page-out: so much more is to go out, at least; 0: everything."""
-    beside: tuple[OpId, ...] = ()
-    """Of a page-in: the page-outs that make its room; some may have reported since."""
-    let_down: bool = False
-    """Of a page-in: one of ``beside`` did not come to a good end, so it may be refused. Of a
-    page-out: a page-in that counted on it was refused, and none counts on it again."""
-    void: bool = False
-    """Of a page-in: one of ``beside`` did not make its room, and nothing is reserved for it."""
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ from enum import Enum
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched import orders, overlap, room
+from kiwi_core.sched import orders, room
 from kiwi_core.sched.parts import part_bytes, ram_bytes
 from kiwi_core.sched.room import Room, Survey
 from kiwi_core.sched.session import Doing, Home, Want
@@ -91,17 +91,7 @@ def _advance(st: State, waiter: Session) -> Step:
         _block(st, waiter, *room.blocked_by(st, waiter, found))
         return Step.GO_ON
     _unblock(waiter)
-    _come_beside(st, waiter)
     return Step.WAIT
-
-
-def _come_beside(st: State, waiter: Session) -> None:
-    """Where it pays ``waiter`` comes in while others go out for it, be they idle or being stopped;
-    it runs when they have stopped."""
-    if st.overlaps and overlap.possible(waiter) and _may_restore(st):
-        others = st.holders - overlap.stopping(st) + _coming_in(st, beside=waiter)
-        if waiter.leaving or st.policy.may_join(waiter, others, st.serialised):
-            overlap.begin(st, waiter, alone=not others)
 
 
 def _under_way(st: State, waiter: Session) -> Step:
@@ -169,15 +159,7 @@ def _comes_for_nobody(session: Session) -> bool:
 
 
 def _await_turn(st: State, waiter: Session) -> Step:
-    """Somebody else has the lease."""
-    step = _have_way_made(st, waiter)
-    if step is Step.WAIT:
-        _come_beside(st, waiter)
-    return step
-
-
-def _have_way_made(st: State, waiter: Session) -> Step:
-    """Stop whoever has used up their quantum."""
+    """Stop the holders of the lease that have used up their quantum."""
     stopping = st.holders > len(st.runners)
     if st.anti_thrash is AntiThrash.OFF or stopping or _coming_in(st, beside=waiter):
         _unblock(waiter)

@@ -23,7 +23,6 @@ from kiwi_core.wire.pager import (
     PagerDo,
     PagerDone,
     PagerLimits,
-    PagerSpeeds,
     PagerState,
     Room,
     WantLease,
@@ -213,7 +212,6 @@ ClientMessage = (
     | Ping
     | PagerState
     | PagerDone
-    | PagerSpeeds
     | WantLease
     | WantRoom
 )

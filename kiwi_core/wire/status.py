@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from kiwi_core.states import AntiThrash, HistoryKind, MovedBy, Overlap, Priority, SessionState
+from kiwi_core.states import AntiThrash, HistoryKind, MovedBy, Priority, SessionState
 
 
 class MemoryStatus(Struct, frozen=True, kw_only=True):
@@ -35,9 +35,6 @@ class SchedulerStatus(Struct, frozen=True, kw_only=True):
     """Of so many of the last waits (a hundred at most, of a second or more) it is known what was
     shown first; ``foretold_well`` of them came within two seconds or a quarter of it."""
     foretold_well: int = 0
-    overlap: Overlap | None = None
-    """The setting; ``None``: an older daemon. ``overlaps`` is what follows from it here."""
-    overlaps: bool = False
 
 
 class PolicyStatus(Struct, frozen=True, kw_only=True):

@@ -182,9 +182,6 @@ class Mischief:
         proc.stopped = False
         self.tell(ev.SessionContinued(session=proc.id))
 
-    def _change_overlap(self) -> None:
-        self.tell(ev.OverlapKnown(pays=self.rng.random() < 0.7))
-
     def _restart(self) -> None:
         """The daemon is killed; operations under way end in the driver, nobody hears of it. The
         new daemon asks the driver, and the clients come back."""
@@ -192,8 +189,6 @@ class Mischief:
         self._all_end_unheard()
         self.holders.clear()
         self._new_scheduler(first_op=max(self.used_ops, default=0) + 1)
-        if self.plan.overlap:
-            self.tell(ev.OverlapKnown(pays=True))
         procs = list(self.procs.values())
         self.known_bytes = {p.id: p.device_bytes for p in procs}
         self.left_bytes = self.seen_outside_bytes = 0
@@ -215,8 +210,6 @@ class Mischief:
             proc = self.procs.get(flight.action.session)
             if proc is not None:
                 verdict = "refused" if flight.verdict == "no room" else "ok"
-                if flight.beside and proc.host_bytes > self.free_bytes() + flight.incoming_bytes:
-                    verdict = "refused"
                 OUTCOMES[type(flight.action)](self, proc, flight.action, verdict, FIXED_NS)
                 proc.flight = None
             del self.flights[flight.action.op]
@@ -269,7 +262,6 @@ MISCHIEF = (
 PARTED_MISCHIEF = (
     Mischief._another_process,
     Mischief._free_while_out,
-    Mischief._change_overlap,
 )
 
 UNGUARDED_MISCHIEF = (

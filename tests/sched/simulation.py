@@ -66,8 +66,6 @@ class Simulation(Notebooks, Driver, Mischief):
         for _ in range(self.plan.sessions):
             self._at(self.rng.randrange(NS_PER_S), self._arrive)
         self._at(0, self._observe)
-        if self.plan.overlap:
-            self._at(0, lambda: self.tell(ev.OverlapKnown(pays=True)))
 
     # --- the scheduler under test ---------------------------------------------------------------
 

@@ -52,10 +52,8 @@ class Machine(RuleBasedStateMachine):
         self.used = {}  # when its burst was over
         self.back = {}  # when a hint's page-in was over
         self.partial = set()  # whose memory can be moved in part
-        self.overlaps = False
         self.unguarded = set()
         self.stopped = set()  # whose process does not run
-        self.failed = set()  # page-outs that did not make their room
 
     def feed(self, event):
         for action in self.scheduler.handle(event, self.now_ns):
@@ -96,10 +94,8 @@ class Machine(RuleBasedStateMachine):
         self.check_may_be_moved(action)
         if isinstance(action, act.PageIn):
             assert action.need_bytes >= self.host[action.session]
-            room = TOTAL + sum(self.freed_by(op) for op in action.beside)
             taken = sum(self.device.values()) + self.coming_bytes()
-            assert taken + action.need_bytes <= room
-            assert not action.beside or self.overlaps
+            assert taken + action.need_bytes <= TOTAL
         if action.cause.endswith("about to be used"):
             view = self.scheduler.view(self.now_ns)
             assert not view.holders
@@ -119,19 +115,9 @@ class Machine(RuleBasedStateMachine):
             view = self.scheduler.view(self.now_ns).session(session)
             assert not view.mid_burst
 
-    def freed_by(self, op):
-        """What a page-out under way will free at least."""
-        order = self.flying[op]
-        assert isinstance(order, act.PageOut)
-        return order.bytes or self.device[order.session]
-
     def coming_bytes(self):
         """What page-ins under way may take of what is free now."""
-        return sum(
-            max(0, o.need_bytes - sum(self.freed_by(op) for op in o.beside if op in self.flying))
-            for o in self.flying.values()
-            if isinstance(o, act.PageIn)
-        )
+        return sum(o.need_bytes for o in self.flying.values() if isinstance(o, act.PageIn))
 
     def check_not_too_often(self, action):
         """However the hints come: what was used or brought back just now stays, and what was
@@ -275,11 +261,6 @@ class Machine(RuleBasedStateMachine):
             free = TOTAL - sum(self.device.values())
             self.feed(ev.MemoryObserved(free_bytes=free, busy=busy))
 
-    @rule(pays=st.booleans())
-    def know_overlap(self, pays):
-        self.overlaps = pays
-        self.feed(ev.OverlapKnown(pays=pays))
-
     @rule(seconds=st.sampled_from([1, 5, 11, 40]))
     def wait(self, seconds):
         self.now_ns += seconds * NS_PER_S
@@ -317,11 +298,7 @@ class Machine(RuleBasedStateMachine):
         session = order.session
         dead = session not in self.ids.values()
         copy = isinstance(order, (act.PageOut, act.PageIn))
-        if isinstance(order, act.PageOut) and outcome == "refused" and not dead:
-            self.failed.add(op)
-        if outcome == "done" and self.lacks_room(order):
-            event = ev.PageInRefused(op=op, reason=Reason.NO_ROOM)
-        elif outcome == "done":
+        if outcome == "done":
             event = self.done(order)
         elif outcome == "lost" and copy:
             self.device[session] = self.host[session] = 0
@@ -338,11 +315,6 @@ class Machine(RuleBasedStateMachine):
             self.host.pop(session)
         self.feed(event)
         self.feed(event)  # a second time it must change nothing
-
-    def lacks_room(self, order):
-        """One of those that it counts on has not made its room, or not yet (it is given up)."""
-        beside = getattr(order, "beside", ())
-        return any(op in self.failed or op in self.flying for op in beside)
 
     def done(self, order):
         session, op = order.session, order.op

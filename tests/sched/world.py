@@ -198,7 +198,6 @@ _MACHINE: dict[str, Callable[[World, list[str]], ev.Event]] = {
     "tq": lambda _, words: ev.SettingsChanged(tq_ns=round(float(words[0]) * NS_PER_S)),
     "mode": lambda _, words: ev.SettingsChanged(anti_thrash=AntiThrash(words[0])),
     "policy": lambda _, words: ev.SettingsChanged(policy=words[0]),
-    "overlap": lambda _, words: ev.OverlapKnown(pays=words[0] == "pays"),
     "time": lambda _world, _words: ev.DeadlinePassed(),
 }
 

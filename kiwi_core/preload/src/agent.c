@@ -60,7 +60,7 @@ static void await(const bool *what, int64_t for_ns) {
 
 /* ---- connecting ------------------------------------------------------------------------------ */
 
-static bool out(void) { return !strcmp(kp_pager_state(), "out"); }
+static bool out(void) { return !strcmp(kp_pager_state(), "out") || kp_pager_stands(); }
 
 static void try_later(int64_t now_ns) {
     bool soon = out() || (was_connected && now_ns - lost_ns < RETRY_SOON_FOR_NS);
@@ -197,7 +197,7 @@ static void *run(void *unused) {
     (void)unused;
     kp_gate_exempt();
     pthread_setname_np(pthread_self(), "kiwi-pager");
-    while (!kp_link_ended()) once();
+    while (!kp_link_ended() || kp_pager_stands()) once();
     kp_pager_leave();
     kp_descriptor_close(&kp_wire.socket);
     tell(&over);
@@ -215,11 +215,13 @@ static void in_child(void) {
     kp_descriptor_close(&kp_wire.socket);
 }
 
-/* The driver takes itself apart next: no move may be under way then, and no call may wait for one. */
+/* The driver takes itself apart next: no move may be under way then, and no call may wait for one. A gate
+ * that is shut for the driver stays so: calls of the program's last functions wait until the daemon opens it,
+ * for which the thread goes on, and a program that calls nothing more ends at once. */
 static void at_exit(void) {
     if (forked) return;
     kp_link_end();
-    await(&over, EXIT_NS);
+    if (!kp_gate_is_shut() || kp_owning()) await(&over, EXIT_NS);
 }
 
 static bool start_thread(void) {

@@ -40,7 +40,8 @@ void kp_alone_prepare(void) {
 
 int64_t kp_alone_silence_ns(void) { return silence_ns; }
 
-static bool out(void) { return !strcmp(kp_pager_state(), "out"); }
+static bool waits(void) { return !strcmp(kp_pager_state(), "out") || kp_pager_stands(); }
+static bool may_come_back(void) { return waits() && !kp_pager_stands(); }
 
 void kp_alone_since(int64_t now_ns) {
     alone = true;
@@ -59,8 +60,8 @@ int64_t kp_alone_due_ns(void) {
     int64_t due_ns = INT64_MAX;
     if (!alone) return due_ns;
     if (!given_up) due_ns = since_ns + GIVE_UP_NS;
-    if (out() && !said && since_ns + COMPLAIN_NS < due_ns) due_ns = since_ns + COMPLAIN_NS;
-    if (out() && next_try_ns < due_ns) due_ns = next_try_ns;
+    if (waits() && !said && since_ns + COMPLAIN_NS < due_ns) due_ns = since_ns + COMPLAIN_NS;
+    if (may_come_back() && next_try_ns < due_ns) due_ns = next_try_ns;
     return due_ns;
 }
 
@@ -93,7 +94,14 @@ void kp_alone(int64_t now_ns) {
         given_up = true;
         kp_limits_idle();
     }
-    if (!out()) return;
+    if (!waits()) return;
+    if (!said && now_ns >= since_ns + COMPLAIN_NS && kp_pager_stands()) {
+        said = true;
+        kp_warn("the Kiwi daemon is gone while the driver may have this program's GPU memory in system RAM. It "
+                "goes on as soon as a daemon is back: start one with `kiwi daemon`. Until then its calls to the "
+                "GPU wait.");
+    }
+    if (!may_come_back()) return;
     if (!said && now_ns >= since_ns + COMPLAIN_NS && now_ns < next_try_ns) {
         said = true;
         kp_warn("the Kiwi daemon is gone while this program's GPU memory is in system RAM. It goes on as "

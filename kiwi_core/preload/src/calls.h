@@ -19,7 +19,7 @@ enum kp_call_kind {
 
 struct kp_symbol { /* one function that the driver exports, by its full name */
     const char *name;
-    void *wrapper; /* NULL: it passes by */
+    void *wrapper;
     void *real;    /* in libcuda; filled when that is found */
     int since;     /* of a wrapper by hand: the version of the interface that first means this form */
 };
@@ -38,7 +38,7 @@ struct kp_call { /* one function by its plain name: what cuGetProcAddress is ask
 
 extern struct kp_symbol kp_symbols[];  /* grouped by call */
 extern const struct kp_call kp_calls[]; /* in the order of names */
-extern struct kp_slot_ kp_spares[], kp_wides[];
+extern struct kp_slot_ kp_spares[], kp_wides[], kp_others[]; /* the last for calls that are not gated */
 
 static inline void *kp_symbol_real(struct kp_symbol *symbol) {
     return __atomic_load_n(&symbol->real, __ATOMIC_RELAXED);
@@ -69,13 +69,14 @@ void kp_wrapped_foreign(int count);
 extern __thread struct kp_slow {
     void **slot;
     int foreign;
+    uint32_t kind;
 } kp_slow __attribute__((tls_model("initial-exec")));
 
-#define PASS(n, slot_, foreign_)                                                                     \
+#define PASS(n, slot_, foreign_, kind_)                                                              \
     void *real = __atomic_load_n(&slot_, __ATOMIC_RELAXED);                                          \
-    struct kp_seat *seat = real ? kp_gate_step_in() : NULL;                                          \
+    struct kp_seat *seat = real ? kp_gate_step_in(kind_) : NULL;                                     \
     if (__builtin_expect(!seat, 0)) {                                                                \
-        kp_slow = (struct kp_slow){&slot_, foreign_};                                                \
+        kp_slow = (struct kp_slow){&slot_, foreign_, kind_};                                         \
         return slow##n(P##n);                                                                        \
     }                                                                                                \
     W result = ((T##n)real)(P##n);                                                                   \
@@ -90,7 +91,7 @@ extern __thread struct kp_slow {
     W failed = real ? 0 : kp_no_such_call(slow.slot);                                                \
     if (failed) return failed;                                                                       \
     real = __atomic_load_n(slow.slot, __ATOMIC_RELAXED);                                             \
-    bool entered = kp_gate_enter();                                                                  \
+    bool entered = slow.kind == KP_GATED ? kp_gate_enter() : kp_gate_enter_other();                  \
     W result = ((T##n)real)(P##n);                                                                   \
     kp_gate_leave(entered);                                                                          \
     if (slow.foreign >= 0 && (int)result == 0) kp_wrapped_foreign(slow.foreign);                     \

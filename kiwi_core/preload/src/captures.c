@@ -72,6 +72,13 @@ void kp_capture_ended(CUstream stream) {
     kp_gate_leave(entered);                                                                          \
     return result
 
+#define END(call)                                                                                    \
+    bool entered = kp_gate_enter_other();                                                            \
+    CUresult result = call;                                                                          \
+    kp_capture_ended(stream); /* asks the driver */                                                  \
+    kp_gate_leave(entered);                                                                          \
+    return result
+
 #define EACH(name)                                                                                   \
     KP_API CUresult name(CUstream stream) {                                                          \
         DRIVER(name);                                                                                \
@@ -103,9 +110,7 @@ EACH(cuStreamBeginCaptureToGraph_ptsz)
 #define EACH(name)                                                                                   \
     KP_API CUresult name(CUstream stream, CUgraph *graph) {                                          \
         DRIVER(name);                                                                                \
-        CUresult result = real(stream, graph);                                                       \
-        kp_capture_ended(stream);                                                                    \
-        return result;                                                                               \
+        END(real(stream, graph));                                                                    \
     }
 EACH(cuStreamEndCapture)
 EACH(cuStreamEndCapture_ptsz)
@@ -124,9 +129,7 @@ EACH(cuStreamBeginCaptureToCig_ptsz)
 #define EACH(name)                                                                                   \
     KP_API CUresult name(CUstream stream) {                                                          \
         DRIVER(name);                                                                                \
-        CUresult result = real(stream);                                                              \
-        kp_capture_ended(stream);                                                                    \
-        return result;                                                                               \
+        END(real(stream));                                                                           \
     }
 EACH(cuStreamEndCaptureToCig)
 EACH(cuStreamEndCaptureToCig_ptsz)
@@ -147,7 +150,8 @@ EACH(cuStreamBeginRecaptureToGraph_ptsz)
 
 KP_API CUresult cuStreamDestroy_v2(CUstream stream) {
     DRIVER(cuStreamDestroy_v2);
-    CUresult result = real(stream);
+    CUresult result;
+    COUNTED(result, real(stream));
     if (result == CUDA_SUCCESS) kp_capture_dropped(stream);
     return result;
 }

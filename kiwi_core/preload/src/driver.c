@@ -40,7 +40,6 @@ static void fill(void *handle) {
         __atomic_store_n(&member[i], found, __ATOMIC_RELAXED);
     }
     for (int i = 0; i < KP_SYMBOLS; i++) {
-        if (!kp_symbols[i].wrapper) continue;
         void *found = kp_system_dlsym(handle, kp_symbols[i].name);
         __atomic_store_n(&kp_symbols[i].real, found, __ATOMIC_RELAXED);
     }

@@ -21,11 +21,11 @@
 #include "kiwi_preload.h"
 #include "link.h"
 
-/* In `kp_gate_state`. 0: the fast way. */
-#define CLOSED 1u
-#define ARMED 2u
-#define CLOSING 4u /* waits for open captures to end; calls pass, new captures wait */
-#define SLOW 8u    /* no membarrier here */
+#define CLOSED ((uint32_t)KP_GATE_CLOSED)
+#define ARMED ((uint32_t)KP_GATE_ARMED)
+#define CLOSING ((uint32_t)KP_GATE_CLOSING)
+#define SLOW ((uint32_t)KP_GATE_SLOW)
+#define SHUT ((uint32_t)KP_GATE_SHUT)
 
 /* From <linux/membarrier.h>, which old systems lack. */
 #define MEMBARRIER_EXPEDITED (1 << 3)
@@ -36,9 +36,11 @@
 static struct {
     uint32_t drained; /* a futex: changes when somebody leaves while the gate is shut */
     uint32_t asked;   /* the link was told that somebody waits for a lease */
+    uint32_t waiting; /* threads that are held up */
     int32_t captures;
     uint32_t seats; /* of these at most were ever taken */
-    struct kp_seat standing; /* for those without a seat: `inside` counts them */
+    struct kp_seat standing; /* for those without a seat: `inside` counts those in a gated call */
+    uint32_t standing_other; /* and this those in another one */
     struct kp_seat seat[SEATS];
 } gate;
 
@@ -47,7 +49,7 @@ uint32_t kp_gate_state __attribute__((aligned(64))) = SLOW; /* a futex */
 __thread struct kp_seat *kp_gate_seat __attribute__((tls_model("initial-exec")));
 static __thread struct {
     struct kp_seat *seat; /* its own, or the standing one; NULL: none yet */
-    uint8_t standing;     /* inside, without a seat of its own */
+    uint8_t standing;     /* KP_GATED, KP_OTHER: inside, without a seat of its own */
     uint8_t aside, exempt;
 } self __attribute__((tls_model("initial-exec")));
 
@@ -110,15 +112,19 @@ __attribute__((cold)) void kp_gate_left(void) {
     }
 }
 
-static inline void sit(struct kp_seat *seat) {
-    if (__builtin_expect(seat != &gate.standing, 1)) __atomic_store_n(&seat->inside, 1, __ATOMIC_RELAXED);
-    else __atomic_fetch_add(&seat->inside, 1, __ATOMIC_SEQ_CST);
+static inline uint32_t *standing(uint32_t kind) {
+    return kind == KP_GATED ? &gate.standing.inside : &gate.standing_other;
+}
+
+static inline void sit(struct kp_seat *seat, uint32_t kind) {
+    if (__builtin_expect(seat != &gate.standing, 1)) __atomic_store_n(&seat->inside, kind, __ATOMIC_RELAXED);
+    else __atomic_fetch_add(standing(kind), 1, __ATOMIC_SEQ_CST);
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
-static inline void rise(struct kp_seat *seat) {
+static inline void rise(struct kp_seat *seat, uint32_t kind) {
     if (__builtin_expect(seat != &gate.standing, 1)) __atomic_store_n(&seat->inside, 0, __ATOMIC_RELEASE);
-    else __atomic_fetch_sub(&seat->inside, 1, __ATOMIC_SEQ_CST);
+    else __atomic_fetch_sub(standing(kind), 1, __ATOMIC_SEQ_CST);
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
     if (__builtin_expect(__atomic_load_n(&kp_gate_state, __ATOMIC_ACQUIRE) == 0, 1)) return;
     kp_gate_left();
@@ -126,25 +132,30 @@ static inline void rise(struct kp_seat *seat) {
 
 /* ---- the program's side ---------------------------------------------------------------------------- */
 
-static bool shut(uint32_t state, uint32_t for_me) {
-    if ((state & for_me & ARMED) && GET(gate.captures) > 0) state &= ~ARMED;
-    return state & for_me;
+static bool held_up(uint32_t state, uint32_t minds) {
+    if ((state & minds & ARMED) && GET(gate.captures) > 0) state &= ~ARMED;
+    return state & minds;
 }
 
-/* Sits down once nothing of `for_me` shuts the gate. */
-static __attribute__((noinline)) void wait_to_enter(struct kp_seat *seat, uint32_t for_me) {
+static uint32_t kind_of(uint32_t minds) { return minds == SHUT ? KP_OTHER : KP_GATED; }
+
+/* Sits down once nothing of what it `minds` holds it up. */
+static __attribute__((noinline)) void wait_to_enter(struct kp_seat *seat, uint32_t minds) {
     for (;;) {
         uint32_t state = GET(kp_gate_state);
-        if (!shut(state, for_me)) {
-            sit(seat);
+        if (!held_up(state, minds)) {
+            sit(seat, kind_of(minds));
             __atomic_thread_fence(__ATOMIC_SEQ_CST);
-            if (!shut(GET(kp_gate_state), for_me)) return;
-            rise(seat);
+            if (!held_up(GET(kp_gate_state), minds)) return;
+            rise(seat, kind_of(minds));
             continue;
         }
-        /* Also for one that only minds CLOSED: its memory may be out, and nobody else asks for it. */
-        if ((state & ARMED) && !__atomic_exchange_n(&gate.asked, 1, __ATOMIC_SEQ_CST)) kp_link_want_lease();
+        /* Whatever holds it up: where the gate is shut, its memory may be out, and nobody else asks for it. */
+        __atomic_fetch_add(&gate.waiting, 1, __ATOMIC_SEQ_CST);
+        if ((state & (ARMED | SHUT)) && !__atomic_exchange_n(&gate.asked, 1, __ATOMIC_SEQ_CST))
+            kp_link_want_lease();
         futex_wait(&kp_gate_state, state, INT64_MAX);
+        __atomic_fetch_sub(&gate.waiting, 1, __ATOMIC_SEQ_CST);
     }
 }
 
@@ -154,23 +165,28 @@ static bool counted(void) {
     return self.seat && self.seat != &gate.standing && !kp_gate_seat;
 }
 
-static bool enter(uint32_t for_me) {
+static void count_passage(struct kp_seat *seat) {
+    if (seat != &gate.standing) __atomic_store_n(&seat->passed, seat->passed + 1, __ATOMIC_RELEASE);
+    else __atomic_fetch_add(&seat->passed, 1, __ATOMIC_RELEASE);
+}
+
+static bool enter(uint32_t minds) {
     if (counted()) return false;
     struct kp_seat *seat = my_seat();
-    bool own = seat != &gate.standing;
-    sit(seat);
+    uint32_t kind = kind_of(minds);
+    sit(seat, kind);
     if (__atomic_load_n(&kp_gate_state, __ATOMIC_ACQUIRE) != 0) {
-        rise(seat);
-        wait_to_enter(seat, for_me);
+        rise(seat, kind);
+        wait_to_enter(seat, minds);
     }
-    if (own) __atomic_store_n(&seat->passed, seat->passed + 1, __ATOMIC_RELEASE);
-    else __atomic_fetch_add(&seat->passed, 1, __ATOMIC_RELEASE);
+    if (kind == KP_GATED) count_passage(seat);
     kp_gate_seat = NULL;
-    self.standing = !own;
+    self.standing = seat == &gate.standing ? (uint8_t)kind : 0;
     return true;
 }
 
-bool kp_gate_enter(void) { return kp_gate_step_in() || enter(CLOSED | ARMED); }
+bool kp_gate_enter(void) { return kp_gate_step_in(KP_GATED) || enter(CLOSED | ARMED); }
+bool kp_gate_enter_other(void) { return kp_gate_step_in(KP_OTHER) || enter(SHUT); }
 bool kp_gate_enter_capture(void) { return enter(CLOSED | ARMED | CLOSING); }
 
 void kp_gate_leave(bool entered) {
@@ -180,14 +196,15 @@ void kp_gate_leave(bool entered) {
         kp_gate_step_out(seat);
         return;
     }
+    uint32_t kind = self.standing;
     self.standing = 0;
-    rise(seat);
+    rise(seat, kind);
 }
 
 void kp_gate_stand_aside(bool out) {
     if (self.exempt || !counted() || self.aside == out) return;
     self.aside = out;
-    if (out) rise(self.seat);
+    if (out) rise(self.seat, KP_GATED);
     else wait_to_enter(self.seat, CLOSED);
 }
 
@@ -198,11 +215,14 @@ void kp_gate_exempt(void) {
 
 /* ---- the pager's side ----------------------------------------------------------------------------- */
 
-unsigned kp_gate_inside(void) {
-    unsigned sum = GET(gate.standing.inside);
-    for (uint32_t i = 0, seats = GET(gate.seats); i < seats; i++) sum += GET(gate.seat[i].inside);
+static unsigned seated(uint32_t kind) {
+    unsigned sum = 0;
+    for (uint32_t i = 0, seats = GET(gate.seats); i < seats; i++) sum += GET(gate.seat[i].inside) == kind;
     return sum;
 }
+
+unsigned kp_gate_inside(void) { return GET(gate.standing.inside) + seated(KP_GATED); }
+unsigned kp_gate_inside_any(void) { return kp_gate_inside() + GET(gate.standing_other) + seated(KP_OTHER); }
 
 uint64_t kp_gate_passed(void) {
     uint64_t sum = GET(gate.standing.passed);
@@ -211,6 +231,7 @@ uint64_t kp_gate_passed(void) {
 }
 
 static bool nobody_inside(void) { return kp_gate_inside() == 0; }
+static bool nobody_at_all(void) { return kp_gate_inside_any() == 0; }
 static bool no_capture(void) { return GET(gate.captures) == 0; }
 
 static bool wait_until(bool (*come)(void), int64_t until_ns) {
@@ -249,9 +270,23 @@ bool kp_gate_close(int64_t until_ns) {
     return false;
 }
 
+bool kp_gate_shut(int64_t until_ns) {
+    if (kp_gate_is_shut()) return true;
+    set(SHUT);
+    bool good = wait_until(nobody_at_all, until_ns);
+    if (good) kp_gate_ask_again(); /* those that wait since it was closed, too */
+    else clear(SHUT);
+    return good;
+}
+
 void kp_gate_open(void) {
     __atomic_store_n(&gate.asked, 0, __ATOMIC_SEQ_CST); /* armed still: who waits asks again */
-    clear(CLOSED);
+    clear(CLOSED | SHUT);
+}
+
+void kp_gate_ask_again(void) {
+    __atomic_store_n(&gate.asked, 0, __ATOMIC_SEQ_CST);
+    if (GET(gate.waiting) > 0) kp_link_want_lease(); /* they sleep, or are about to, and do not look again */
 }
 
 void kp_gate_arm(bool armed) {
@@ -265,6 +300,7 @@ void kp_gate_arm(bool armed) {
 }
 
 bool kp_gate_is_closed(void) { return GET(kp_gate_state) & CLOSED; }
+bool kp_gate_is_shut(void) { return GET(kp_gate_state) & SHUT; }
 bool kp_gate_is_armed(void) { return GET(kp_gate_state) & ARMED; }
 
 bool kp_gate_capturing(void) { return !no_capture(); }

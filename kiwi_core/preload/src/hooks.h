@@ -21,6 +21,14 @@
         kp_gate_leave(entered_);                                                                     \
     } while (0)
 
+/* The same for calls of the classes free, wait and never. */
+#define COUNTED(result, call)                                                                        \
+    do {                                                                                             \
+        bool entered_ = kp_gate_enter_other();                                                       \
+        result = (call);                                                                             \
+        kp_gate_leave(entered_);                                                                     \
+    } while (0)
+
 CUresult kp_missing(void);
 
 /* captures.c: after the driver's answer. */

@@ -2,64 +2,69 @@
 #include "hooks.h"
 #include "real.h"
 
+/* Asks the driver, so it must be counted as the call that made the context is. */
+static CUresult made(CUresult result, CUcontext context, CUdevice device) {
+    if (result != CUDA_SUCCESS || kp_disabled()) return result;
+    kp_context_seen(device);
+    if (context) kp_own_context_seen(context, device);
+    return result;
+}
+
 /* cuCtxCreate leaves the new context current. */
 static CUresult created(CUresult result) {
     CUdevice device;
     CUcontext context;
     if (result != CUDA_SUCCESS || !kp_real.cuCtxGetDevice || !kp_real.cuCtxGetCurrent) return result;
     if (kp_real.cuCtxGetDevice(&device) != CUDA_SUCCESS) return result;
-    kp_context_seen(device);
-    if (kp_owning() && kp_real.cuCtxGetCurrent(&context) == CUDA_SUCCESS) kp_own_context_seen(context, device);
-    return result;
+    return made(result, kp_real.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : NULL, device);
 }
+
+/* The link starts outside of the call: it waits for the daemon, which may close the gate at once. */
+#define MAKES_A_CONTEXT(call)                                                                        \
+    CUresult result;                                                                                 \
+    GATED(result, call);                                                                             \
+    if (result == CUDA_SUCCESS) kp_context_told();                                                   \
+    return result
 
 KP_API CUresult cuInit(unsigned flags) {
     DRIVER(cuInit);
-    CUresult result = real(flags);
+    CUresult result;
+    COUNTED(result, real(flags));
     if (result == CUDA_SUCCESS) kp_driver_initialised();
     return result;
 }
 
 KP_API CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device) {
     DRIVER(cuCtxCreate_v2);
-    CUresult result;
-    GATED(result, real(context, flags, device));
-    return created(result);
+    MAKES_A_CONTEXT(created(real(context, flags, device)));
 }
 
 KP_API CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count, unsigned flags,
                                CUdevice device) {
     DRIVER(cuCtxCreate_v3);
-    CUresult result;
-    GATED(result, real(context, params, count, flags, device));
-    return created(result);
+    MAKES_A_CONTEXT(created(real(context, params, count, flags, device)));
 }
 
 KP_API CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned flags,
                                CUdevice device) {
     DRIVER(cuCtxCreate_v4);
-    CUresult result;
-    GATED(result, real(context, params, flags, device));
-    return created(result);
+    MAKES_A_CONTEXT(created(real(context, params, flags, device)));
+}
+
+static CUresult retained(CUresult result, CUcontext *context, CUdevice device) {
+    return made(result, result == CUDA_SUCCESS ? *context : NULL, device);
 }
 
 KP_API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     DRIVER(cuDevicePrimaryCtxRetain);
-    CUresult result;
-    GATED(result, real(context, device));
-    if (result != CUDA_SUCCESS) return result;
-    kp_context_seen(device);
-    if (kp_owning()) kp_own_context_seen(*context, device);
-    return result;
+    MAKES_A_CONTEXT(retained(real(context, device), context, device));
 }
 
 KP_API CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device,
                                  unsigned flags) {
     DRIVER(cuGreenCtxCreate);
-    CUresult result;
-    GATED(result, real(context, resources, device, flags));
-    if (result == CUDA_SUCCESS) kp_context_seen(device);
-    return result;
+    /* Synchronising its device's primary context waits for it, too. */
+    MAKES_A_CONTEXT(made(real(context, resources, device, flags), NULL, device));
 }
 
 KP_API CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
@@ -72,21 +77,27 @@ KP_API CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
     return result;
 }
 
-/* Not gated: the owner leaves the context first, and programs end with these. */
+/* Not gated, for programs end with these. Nobody of ours is in the context any more when it goes. */
 
 KP_API CUresult cuCtxDestroy_v2(CUcontext context) {
     DRIVER(cuCtxDestroy_v2);
-    return kp_owning() ? kp_own_context_destroy(context) : real(context);
+    CUresult result;
+    COUNTED(result, kp_disabled() ? real(context) : kp_own_context_destroy(context));
+    return result;
 }
 
 KP_API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     DRIVER(cuDevicePrimaryCtxRelease_v2);
-    return kp_owning() ? kp_own_primary_release(device) : real(device);
+    CUresult result;
+    COUNTED(result, kp_disabled() ? real(device) : kp_own_primary_release(device));
+    return result;
 }
 
 KP_API CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
     DRIVER(cuDevicePrimaryCtxReset_v2);
-    return kp_owning() ? kp_own_primary_reset(device) : real(device);
+    CUresult result;
+    COUNTED(result, kp_disabled() ? real(device) : kp_own_primary_reset(device));
+    return result;
 }
 
 KP_API CUresult cuDevicePrimaryCtxRelease(CUdevice device) { return cuDevicePrimaryCtxRelease_v2(device); }

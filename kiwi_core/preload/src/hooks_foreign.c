@@ -29,9 +29,11 @@ EACH(cuMemAllocFromPoolAsync_ptsz)
 #define EACH(name)                                                                                   \
     KP_API CUresult name(CUdeviceptr p, CUstream stream) {                                           \
         DRIVER(name);                                                                                \
-        if (kp_owning() && kp_own_has(p)) return kp_own_free_async(p, stream);                       \
-        kp_foreign_gone(KP_FOREIGN_POOL, p);                                                         \
-        return real(p, stream);                                                                      \
+        CUresult result;                                                                             \
+        bool ours = kp_owning() && kp_own_has(p);                                                    \
+        if (!ours) kp_foreign_gone(KP_FOREIGN_POOL, p);                                              \
+        COUNTED(result, ours ? kp_own_free_async(p, stream) : real(p, stream));                      \
+        return result;                                                                               \
     }
 EACH(cuMemFreeAsync)
 EACH(cuMemFreeAsync_ptsz)
@@ -91,13 +93,17 @@ KP_API CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY
 KP_API CUresult cuArrayDestroy(CUarray array) {
     DRIVER(cuArrayDestroy);
     kp_foreign_gone(KP_FOREIGN_ARRAY, (uintptr_t)array);
-    return real(array);
+    CUresult result;
+    COUNTED(result, real(array));
+    return result;
 }
 
 KP_API CUresult cuMipmappedArrayDestroy(CUmipmappedArray array) {
     DRIVER(cuMipmappedArrayDestroy);
     kp_foreign_gone(KP_FOREIGN_ARRAY, (uintptr_t)array);
-    return real(array);
+    CUresult result;
+    COUNTED(result, real(array));
+    return result;
 }
 
 /* ---- the program's own virtual memory management ---- */
@@ -116,7 +122,9 @@ KP_API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
 KP_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     DRIVER(cuMemRelease);
     kp_foreign_gone(KP_FOREIGN_VMM, handle);
-    return real(handle);
+    CUresult result;
+    COUNTED(result, real(handle));
+    return result;
 }
 
 /* ---- from elsewhere ---- */
@@ -152,7 +160,9 @@ EACH(cuIpcOpenMemHandle_v2)
 KP_API CUresult cuIpcCloseMemHandle(CUdeviceptr p) {
     DRIVER(cuIpcCloseMemHandle);
     kp_foreign_gone(KP_FOREIGN_IPC, p);
-    return real(p);
+    CUresult result;
+    COUNTED(result, real(p));
+    return result;
 }
 
 KP_API CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *d) {
@@ -166,5 +176,37 @@ KP_API CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTE
 KP_API CUresult cuDestroyExternalMemory(CUexternalMemory memory) {
     DRIVER(cuDestroyExternalMemory);
     kp_foreign_gone(KP_FOREIGN_EXTERNAL, (uintptr_t)memory);
-    return real(memory);
+    CUresult result;
+    COUNTED(result, real(memory));
+    return result;
+}
+
+/* ---- no memory, but arguments that a typeless wrapper cannot hand on ---- */
+
+KP_API CUresult cuIpcOpenEventHandle(CUevent *event, CUipcEventHandle handle) {
+    DRIVER(cuIpcOpenEventHandle);
+    CUresult result;
+    COUNTED(result, real(event, handle));
+    return result;
+}
+
+KP_API CUresult cuParamSetf(CUfunction function, int offset, float value) {
+    DRIVER(cuParamSetf);
+    CUresult result;
+    COUNTED(result, real(function, offset, value));
+    return result;
+}
+
+KP_API CUresult cuTexRefSetMipmapLevelBias(CUtexref texture, float bias) {
+    DRIVER(cuTexRefSetMipmapLevelBias);
+    CUresult result;
+    COUNTED(result, real(texture, bias));
+    return result;
+}
+
+KP_API CUresult cuTexRefSetMipmapLevelClamp(CUtexref texture, float least, float most) {
+    DRIVER(cuTexRefSetMipmapLevelClamp);
+    CUresult result;
+    COUNTED(result, real(texture, least, most));
+    return result;
 }

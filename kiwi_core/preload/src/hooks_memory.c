@@ -26,10 +26,10 @@ KP_API CUresult cuMemAllocPitch_v2(CUdeviceptr *p, size_t *pitch, size_t width, 
     return result;
 }
 
-/* Not gated: Python frees at exit, when nobody may be there any more to open the gate. */
 KP_API CUresult cuMemFree_v2(CUdeviceptr p) {
     DRIVER(cuMemFree_v2);
-    CUresult result = kp_owning() ? kp_own_free(p) : real(p);
+    CUresult result;
+    COUNTED(result, kp_owning() ? kp_own_free(p) : real(p));
     if (result == CUDA_SUCCESS) {
         kp_foreign_gone(KP_FOREIGN_POOL, p);
         kp_foreign_gone(KP_FOREIGN_MANAGED, p);
@@ -61,5 +61,7 @@ KP_API CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attr
 
 KP_API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
     DRIVER(cuMemGetInfo_v2);
-    return kp_owning() ? kp_own_mem_info(free_bytes, total_bytes) : real(free_bytes, total_bytes);
+    CUresult result;
+    COUNTED(result, kp_owning() ? kp_own_mem_info(free_bytes, total_bytes) : real(free_bytes, total_bytes));
+    return result;
 }

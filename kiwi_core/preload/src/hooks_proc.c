@@ -11,11 +11,15 @@ static CUresult answered(CUresult result, const char *name, void **address, int 
 
 KP_API CUresult cuGetProcAddress(const char *name, void **address, int version, cuuint64_t flags) {
     DRIVER(cuGetProcAddress);
-    return answered(real(name, address, version, flags), name, address, version, flags);
+    CUresult result;
+    COUNTED(result, answered(real(name, address, version, flags), name, address, version, flags));
+    return result;
 }
 
 KP_API CUresult cuGetProcAddress_v2(const char *name, void **address, int version, cuuint64_t flags,
                                     CUdriverProcAddressQueryResult *found) {
     DRIVER(cuGetProcAddress_v2);
-    return answered(real(name, address, version, flags, found), name, address, version, flags);
+    CUresult result;
+    COUNTED(result, answered(real(name, address, version, flags, found), name, address, version, flags));
+    return result;
 }

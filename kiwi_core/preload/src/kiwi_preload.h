@@ -24,8 +24,9 @@ static inline int64_t kp_now_ns(void) {
 bool kp_disabled(void);
 /* False: gate only (KIWI_PRELOAD_OWN=0). */
 bool kp_owning(void);
-/* A context came to be on this device: the link starts with the first one. */
+/* A context came to be on this device; then, outside of the driver: the link starts with the first one. */
 void kp_context_seen(int device);
+void kp_context_told(void);
 /* libcuda was found; cuInit succeeded. */
 void kp_driver_used(void);
 void kp_driver_initialised(void);

@@ -4,13 +4,15 @@
 
 #include "message.h"
 #include "move.h"
-#include "speeds.h"
 
 /* Performs `order`; `outcome` holds the texts that `done` points to. */
 void kp_pager_do(const struct kp_message *order, struct kp_outcome *outcome, struct kp_done *done);
 
 void kp_pager_gate(bool open);   /* the daemon's word: calls pass, or ask first */
-void kp_pager_lost(void);        /* no daemon any more: whose memory is in the GPU runs on without */
+/* The gate is shut and only the driver can have the memory: whether it has the process nobody here can ask
+ * without a call that may crash. Only a daemon's order opens such a gate. */
+bool kp_pager_stands(void);
+void kp_pager_lost(void);        /* no daemon any more: whose memory is in the GPU runs on without, unless it stands */
 void kp_pager_leave(void);       /* the process exits: nothing may wait for anything any more */
 const char *kp_pager_state(void); /* "resident", "held", "out" */
 
@@ -18,6 +20,5 @@ const char *kp_pager_state(void); /* "resident", "held", "out" */
  * page-out would copy may be copied already; INT64_MAX: not before something happens. */
 int64_t kp_pager_idle_ns(int64_t now_ns);
 void kp_pager_idle(int64_t now_ns); /* looks, and copies a little */
-const struct kp_speeds *kp_pager_speeds(void); /* measured while idle; NULL: not known */
 
 #endif

@@ -71,14 +71,26 @@ void kp_driver_initialised(void) { __atomic_store_n(&initialised, true, __ATOMIC
 
 /* ---- the link ---- */
 
+static CUuuid *first_gpu; /* whose daemon the link speaks to */
+
 void kp_context_seen(int device) {
-    static bool started;
     CUuuid gpu;
-    if (kp_disabled() || __atomic_load_n(&started, __ATOMIC_RELAXED)) return;
+    if (kp_disabled() || __atomic_load_n(&first_gpu, __ATOMIC_RELAXED)) return;
     if (!kp_real.cuDeviceGetUuid_v2 || kp_real.cuDeviceGetUuid_v2(&gpu, device) != CUDA_SUCCESS) return;
-    if (__atomic_exchange_n(&started, true, __ATOMIC_ACQ_REL)) return;
+    CUuuid *kept = malloc(sizeof gpu), *none = NULL;
+    if (!kept) return;
+    *kept = gpu;
+    if (!__atomic_compare_exchange_n(&first_gpu, &none, kept, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+        free(kept);
+        return;
+    }
     if (kp_owning()) kp_own_start(device);
-    kp_link_start(&gpu);
+}
+
+void kp_context_told(void) {
+    static bool started;
+    CUuuid *gpu = __atomic_load_n(&first_gpu, __ATOMIC_ACQUIRE);
+    if (gpu && !__atomic_exchange_n(&started, true, __ATOMIC_ACQ_REL)) kp_link_start(gpu);
 }
 
 /* ---- calls that found no function of the driver behind them ---- */

@@ -12,12 +12,6 @@ static unsigned unknown;
 
 unsigned kp_unknown_seen(void) { return __atomic_load_n(&unknown, __ATOMIC_RELAXED); }
 
-static void *passes_by(const char *name, void *real, int version) {
-    __atomic_fetch_add(&unknown, 1, __ATOMIC_RELAXED);
-    kp_note("%s (interface %d) is newer than this library: it passes by", name, version);
-    return real;
-}
-
 /* ---- by name ---- */
 
 static const struct kp_call *search(const char *name, size_t length) {
@@ -73,21 +67,26 @@ static void *slot_for(struct kp_slot_ *slots, int count, void *real) {
     return NULL;
 }
 
-/* A form of a known call that the header does not know: its arguments are unknown, too. */
+/* What the header does not know: a form of a known call, a function of another header (`count` is 0), or
+ * one that is altogether new (`call` is NULL). Its arguments are unknown, too. */
 static void *new_form(const struct kp_call *call, const char *name, void *real, int version) {
-    if (!kp_call_gated(call)) return real;
-    void *wrapper = slot_for(kp_wides, KP_WIDES, real);
-    if (!wrapper) return passes_by(name, real, version);
-    kp_note("%s (interface %d) is newer than this library: it passes the gate", name, version);
+    bool gated = call && kp_call_gated(call);
+    void *wrapper = gated ? slot_for(kp_wides, KP_WIDES, real) : slot_for(kp_others, KP_OTHERS, real);
+    if (!call) __atomic_fetch_add(&unknown, 1, __ATOMIC_RELAXED);
+    if (!wrapper) {
+        kp_note("%s (interface %d) passes by: there is no wrapper left for it", name, version);
+        return real;
+    }
+    if (!call || call->count)
+        kp_note("%s (interface %d) is newer than this library: it is held %s", name, version,
+                gated ? "at the closed gate" : "only while the gate is shut");
     return wrapper;
 }
 
 void *kp_wrapper_of_symbol(const char *name, void *real) {
     const struct kp_call *call = kp_call_of_symbol(name);
-    if (!call) return passes_by(name, real, 0);
-    struct kp_symbol *symbol = kp_symbol_named(name);
-    if (!symbol) return new_form(call, name, real, 0);
-    return symbol->wrapper ? symbol->wrapper : real;
+    struct kp_symbol *symbol = call ? kp_symbol_named(name) : NULL;
+    return symbol ? symbol->wrapper : new_form(call, name, real, 0);
 }
 
 /* ---- by cuGetProcAddress ---- */
@@ -125,20 +124,15 @@ static bool form_is_known(const char *name, void *real, int version, uint64_t fl
 
 void *kp_wrapper_of_call(const char *name, void *real, int version, uint64_t flags) {
     const struct kp_call *call = kp_call_named(name);
-    if (!call) return passes_by(name, real, version);
-    bool wanted = kp_call_gated(call);
+    if (!call || !call->count) return new_form(call, name, real, version);
     for (int i = 0; i < call->count; i++) {
         struct kp_symbol *symbol = &kp_symbols[call->first + i];
         /* A driver whose own table goes through its exported names has met ours. */
-        if (symbol->wrapper && real == symbol->wrapper) return real;
-        if (symbol->wrapper && kp_symbol_real(symbol) == real) return symbol->wrapper;
-        wanted |= symbol->since != 0;
+        if (real == symbol->wrapper || kp_symbol_real(symbol) == real) return symbol->wrapper;
     }
-    if (!wanted) return real;
     if (!form_is_known(name, real, version, flags)) return new_form(call, name, real, version);
     struct kp_symbol *symbol = by_hand(call, version, flags);
     if (symbol) return symbol->wrapper;
-    if (!kp_call_gated(call)) return real; /* an old form that nobody has to look into */
     void *wrapper = slot_for(&kp_spares[call->first_spare], call->spare_count, real);
     return wrapper ? wrapper : new_form(call, name, real, version);
 }

@@ -26,7 +26,7 @@
 
 /* ---- a gate and a mover ------------------------------------------------------------------------ */
 
-static bool closed, armed, out, leaving;
+static bool closed, shut, armed, out, leaving, owning;
 static const uint8_t *choices;
 static size_t choices_left;
 
@@ -42,9 +42,18 @@ bool kp_gate_close(int64_t until_ns) {
     closed = choose(4) != 3;
     return closed;
 }
+bool kp_gate_shut(int64_t until_ns) {
+    (void)until_ns;
+    MUST(closed);
+    shut = shut || choose(4) != 3;
+    return shut;
+}
+bool kp_gate_is_shut(void) { return shut; }
+void kp_gate_ask_again(void) { MUST(shut); }
+bool kp_owning(void) { return owning; }
 void kp_gate_open(void) {
     MUST(closed && (!out || leaving));
-    closed = false;
+    closed = shut = false;
 }
 void kp_gate_arm(bool now) { armed = now; }
 bool kp_gate_is_armed(void) { return armed; }
@@ -66,14 +75,10 @@ void kp_move_settle(int64_t until_ns, struct kp_outcome *o) {
 }
 void kp_move_out(uint64_t least, int64_t until_ns, struct kp_outcome *o) {
     (void)least, (void)until_ns;
-    MUST(closed);
+    MUST(closed && shut && owning);
     bool broken_off = out || choose(4) == 3; /* and not brought back */
     answer(o);
     out = o->what == KP_MOVED || (o->what == KP_REFUSED && broken_off);
-}
-bool kp_speeds_measure(struct kp_speeds *speeds) {
-    (void)speeds;
-    return false;
 }
 bool kp_move_clean(uint64_t most, int64_t until_ns, struct kp_outcome *o) {
     (void)most, (void)until_ns, (void)o;
@@ -85,11 +90,11 @@ void kp_arena_enable(bool on) { (void)on; }
 void kp_arena_allow(uint64_t bytes) { (void)bytes; }
 void kp_arena_books(struct kp_arena_books *books) { memset(books, 0, sizeof *books); }
 void kp_move_forget(uint64_t most_bytes) { (void)most_bytes; }
-void kp_move_in(uint64_t most, int64_t until_ns, struct kp_outcome *o) {
+void kp_move_in(int64_t until_ns, struct kp_outcome *o) {
     (void)until_ns;
-    MUST(closed && out);
+    MUST(closed && out && owning);
     answer(o);
-    out = o->what == KP_REFUSED || (o->what == KP_MOVED && most);
+    out = o->what == KP_REFUSED;
 }
 void kp_own_books(struct kp_books *books) {
     memset(books, 0, sizeof *books);
@@ -168,7 +173,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size < CHOICES + 1) return 0;
     choices = data + 1;
     choices_left = CHOICES;
-    closed = armed = out = leaving = false;
+    closed = shut = armed = out = leaving = false;
+    owning = choose(4) != 3;
     kp_wire.unsent = kp_wire.in.used = 0;
     MUST(kp_talk_begin());
     check_said();
@@ -179,10 +185,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     kp_talk_over();
     kp_pager_lost();
     kp_link_now_connected(false);
-    MUST(!armed && closed == out);
+    bool stood = kp_pager_stands();
+    MUST(!armed && closed == (out || stood));
     kp_alone_since(0);
     kp_alone(INT64_MAX);
-    MUST(!armed && closed == out);
+    MUST(!armed && closed == (out || stood) && kp_pager_stands() == stood);
     kp_alone_over();
     leaving = true;
     kp_pager_leave();

@@ -16,7 +16,6 @@
 #include "link.h"
 #include "move.h"
 #include "own.h"
-#include "speeds.h"
 
 #define MUST(condition)                                                                              \
     do {                                                                                             \
@@ -44,18 +43,13 @@ static void move(struct kp_outcome *o, bool was_out, bool is_out) {
     __atomic_store_n(&moving, 0, __ATOMIC_SEQ_CST);
 }
 void kp_move_settle(int64_t until_ns, struct kp_outcome *o) { (void)until_ns, move(o, false, false); }
+bool kp_owning(void) { return true; }
 void kp_move_out(uint64_t least, int64_t until_ns, struct kp_outcome *o) {
     (void)least, (void)until_ns;
+    MUST(kp_gate_is_shut());
     move(o, false, true);
 }
-void kp_move_in(uint64_t most, int64_t until_ns, struct kp_outcome *o) {
-    (void)until_ns;
-    move(o, true, most != 0);
-}
-bool kp_speeds_measure(struct kp_speeds *speeds) {
-    (void)speeds;
-    return false;
-}
+void kp_move_in(int64_t until_ns, struct kp_outcome *o) { (void)until_ns, move(o, true, false); }
 bool kp_move_clean(uint64_t most, int64_t until_ns, struct kp_outcome *o) {
     (void)most, (void)until_ns, (void)o;
     return false;
@@ -88,6 +82,9 @@ static void *work(void *seed_) {
             MUST(settled());
         }
         kp_link_books_changed();
+        kp_gate_leave(entered);
+        entered = kp_gate_enter_other(); /* it may come through while the gate is closed, not shut */
+        MUST(!__atomic_load_n(&out, __ATOMIC_SEQ_CST) || __atomic_load_n(&leaving, __ATOMIC_SEQ_CST));
         kp_gate_leave(entered);
         if (rand_r(&seed) % 4 == 0) nap(rand_r(&seed) % 200);
     }

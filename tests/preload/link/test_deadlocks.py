@@ -98,13 +98,17 @@ loop = Owner(); loop.itself = loop; gc.disable()
 
 @pytest.mark.parametrize("action", ["hold", "page-out"])
 @pytest.mark.parametrize("daemon", ["there", "gone"])
-def test_frees_at_exit_pass_a_closed_gate(stage: Stage, action: str, daemon: str) -> None:
-    program = stage.program(SETUP + AT_EXIT)
+def test_frees_at_exit_wait_at_a_shut_gate(stage: Stage, action: str, daemon: str) -> None:
+    """They ask for the lease; without a daemon the memory comes back first, and the gate opens."""
+    program = stage.program(SETUP + AT_EXIT, KIWI_PRELOAD_ALONE_S="1")
     peer = stage.daemon.peer()
     assert peer.do(action)["outcome"] == "moved"
     if daemon == "gone":
         stage.daemon.stop()
     program.end_input()
+    if daemon == "there":
+        peer.await_heard("want-lease")
+        peer.begin("free" if action == "hold" else "page-in")
     assert program.ended(30)
     assert program.returncode == 0
 

@@ -24,9 +24,10 @@
 static int (*init)(unsigned), (*fill)(unsigned long long, unsigned char, size_t);
 static int (*info)(size_t *, size_t *), (*synchronize)(void *), (*free_)(unsigned long long);
 static int (*begin_capture)(void *, int), (*end_capture)(void *, void **), (*destroy)(void *);
-static int (*close_gate)(int64_t);
+static int (*set_current)(void *), (*query)(void *);
+static int (*close_gate)(int64_t), (*shut_gate)(int64_t);
 static void (*open_gate)(void), (*arm)(int);
-static unsigned (*inside)(void);
+static unsigned (*inside)(void), (*inside_any)(void);
 static uint64_t (*passed)(void);
 static int *forbidden, *broken, *hold, *held;
 
@@ -63,18 +64,25 @@ struct caller {
     pid_t tid;
     unsigned long long p;
     int done;
+    int (*what)(void *); /* NULL: fill */
 };
 
 static void *call(void *arg) {
     struct caller *caller = arg;
     SET(&caller->tid, (pid_t)gettid());
-    fill(caller->p, 0, 1);
+    if (caller->what) caller->what((void *)(uintptr_t)caller->p);
+    else fill(caller->p, 0, 1);
     SET(&caller->done, 1);
     return NULL;
 }
 
 static void start(struct caller *caller, unsigned long long p) {
     *caller = (struct caller){.p = p};
+    pthread_create(&caller->thread, NULL, call, caller);
+}
+
+static void start_other(struct caller *caller, int (*what)(void *), unsigned long long p) {
+    *caller = (struct caller){.p = p, .what = what};
     pthread_create(&caller->thread, NULL, call, caller);
 }
 
@@ -139,6 +147,48 @@ static void armed(void) {
     waits(&a); /* back to armed */
     arm(0);
     goes_on(&a);
+}
+
+static int free_pointer(void *p) { return free_((unsigned long long)(uintptr_t)p); }
+
+/* Whatever its class, no call comes through; and all go on when it opens. */
+static void shut(void) {
+    struct caller a, b[4];
+    EXPECT(close_gate(LONG));
+    start(&a, 0);
+    waits(&a);
+    EXPECT(shut_gate(LONG) && shut_gate(LONG));
+    SET(forbidden, 1);
+    start_other(&b[0], synchronize, 0), start_other(&b[1], set_current, 0);
+    start_other(&b[2], free_pointer, 0), start_other(&b[3], query, 0);
+    waits(&a);
+    for (int i = 0; i < 4; i++) waits(&b[i]);
+    EXPECT(inside_any() == 0);
+    SET(forbidden, 0);
+    open_gate();
+    goes_on(&a);
+    for (int i = 0; i < 4; i++) goes_on(&b[i]);
+    EXPECT(GET(broken) == 0 && passed() == 1 && inside_any() == 0);
+}
+
+/* A thread in a wait counts for the shut, not for the close. */
+static void shut_drains(void) {
+    struct caller a, b;
+    SET(hold, 1);
+    start_other(&a, synchronize, 1);
+    AWAIT(GET(held));
+    EXPECT(inside() == 0 && inside_any() == 1);
+    EXPECT(close_gate(LONG));
+    EXPECT(!shut_gate(SOON)); /* it takes too long: closed as before */
+    start(&b, 0);
+    waits(&b);
+    EXPECT(query(NULL) == 0 && !GET(&a.done));
+    SET(hold, 0);
+    EXPECT(shut_gate(LONG));
+    goes_on(&a); /* it was inside, and comes out */
+    waits(&b);
+    open_gate();
+    goes_on(&b);
 }
 
 static volatile sig_atomic_t handled;
@@ -209,17 +259,27 @@ static void *hammer(void *count) {
     return NULL;
 }
 
-static void stress(void) {
+static void *hammer_all(void *count) {
+    while (!GET(&stop)) {
+        fill(0, 0, 20);
+        EXPECT(!synchronize(NULL) && !query(NULL) && !set_current(NULL) && !free_(0));
+        ++*(long *)count;
+    }
+    return NULL;
+}
+
+static void stress_with(void *(*work)(void *), int shuts) {
     enum { THREADS = 8 };
     pthread_t threads[THREADS];
     long counts[THREADS] = {0};
     uint64_t before = passed();
-    for (int i = 0; i < THREADS; i++) pthread_create(&threads[i], NULL, hammer, &counts[i]);
+    for (int i = 0; i < THREADS; i++) pthread_create(&threads[i], NULL, work, &counts[i]);
     for (int round = 0; round < 60; round++) {
         if (round % 3 == 1) arm(1);
         EXPECT(close_gate(LONG));
+        if (shuts) EXPECT(shut_gate(LONG));
         SET(forbidden, 1);
-        AWAIT(inside() == 0); /* who finds it shut is counted for an instant */
+        AWAIT((shuts ? inside_any() : inside()) == 0); /* who finds it shut is counted for an instant */
         nap();
         SET(forbidden, 0);
         open_gate();
@@ -231,8 +291,10 @@ static void stress(void) {
     long sum = 0;
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL), sum += counts[i];
     EXPECT(GET(broken) == 0);
-    EXPECT(inside() == 0 && passed() - before == (uint64_t)sum);
+    EXPECT(inside_any() == 0 && passed() - before == (uint64_t)sum);
 }
+static void stress(void) { stress_with(hammer, 0); }
+static void stress_shut(void) { stress_with(hammer_all, 1); }
 
 enum { CROWD = 1100 }; /* more than there are seats */
 static pthread_barrier_t all_met;
@@ -242,6 +304,7 @@ static void *call_twice(void *unused) {
     pthread_barrier_wait(&all_met);
     pthread_barrier_wait(&all_met);
     fill(0, 0, 1);
+    synchronize(NULL);
     return unused;
 }
 
@@ -254,14 +317,14 @@ static void crowd(void) {
     for (int i = 0; i < CROWD; i++) EXPECT(!pthread_create(&threads[i], &small, call_twice, NULL));
     pthread_barrier_wait(&all_met);
     EXPECT(passed() == CROWD && inside() == 0);
-    EXPECT(close_gate(LONG));
+    EXPECT(close_gate(LONG) && shut_gate(LONG));
     SET(forbidden, 1);
     pthread_barrier_wait(&all_met);
     for (int i = 0; i < 20; i++) nap();
     SET(forbidden, 0);
     open_gate();
     for (int i = 0; i < CROWD; i++) pthread_join(threads[i], NULL);
-    EXPECT(GET(broken) == 0 && passed() == 2 * CROWD && inside() == 0);
+    EXPECT(GET(broken) == 0 && passed() == 2 * CROWD && inside_any() == 0);
     struct caller a; /* their seats are free again: this thread gets one */
     start(&a, 0);
     goes_on(&a);
@@ -282,9 +345,9 @@ static void forbid_membarrier(void) {
 
 /* The child of a program that uses the driver: never held up, whatever the gate was. */
 static void forks(void) {
-    EXPECT(close_gate(LONG));
+    EXPECT(close_gate(LONG) && shut_gate(LONG));
     pid_t child = fork();
-    if (child == 0) _exit(fill(0, 0, 1) == 0 && free_(0) == 0 ? 7 : 8);
+    if (child == 0) _exit(fill(0, 0, 1) == 0 && free_(0) == 0 && synchronize(NULL) == 0 ? 7 : 8);
     int status;
     EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
     struct caller a;
@@ -332,7 +395,8 @@ int main(int argc, char **argv) {
     } scenarios[] = {{"closed", closed, 0},     {"drains", drains, 0}, {"armed", armed, 0},
                      {"signals", signals, 0},   {"captures", captures, 0}, {"stress", stress, 0},
                      {"forks", forks, 0},       {"forks-before", forks_before, 1}, {"exits", exits, 0},
-                     {"crowd", crowd, 0}};
+                     {"crowd", crowd, 0},      {"shut", shut, 0},   {"shut-drains", shut_drains, 0},
+                     {"stress-shut", stress_shut, 0}};
     if (argc == 3) forbid_membarrier(); /* before the library looks for it */
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     struct { void *to; const char *name; } needed[] = {
@@ -340,6 +404,8 @@ int main(int argc, char **argv) {
         {&synchronize, "cuStreamSynchronize"}, {&free_, "cuMemFree_v2"},
         {&begin_capture, "cuStreamBeginCapture_v2"}, {&end_capture, "cuStreamEndCapture"},
         {&destroy, "cuStreamDestroy_v2"}, {&close_gate, "kiwi_preload_test_close"},
+        {&set_current, "cuCtxSetCurrent"}, {&query, "cuStreamQuery"},
+        {&shut_gate, "kiwi_preload_test_shut"}, {&inside_any, "kiwi_preload_test_inside_any"},
         {&open_gate, "kiwi_preload_test_open"}, {&arm, "kiwi_preload_test_arm"},
         {&inside, "kiwi_preload_test_inside"}, {&passed, "kiwi_preload_test_passed"},
         {&forbidden, "odd_forbidden"}, {&broken, "odd_broken"}, {&hold, "odd_hold"}, {&held, "odd_held"}};

@@ -66,6 +66,11 @@ int main(void) {
     printf("new-call-by-name %s\n", whose(dlsym(driver, "cuBrandNewFunction")));
     printf("unknown %u\n", unknown() - so_far);
 
+    int (*old_call)(W) = (int (*)(W))proc("cuProfilerStart", 12000);
+    printf("old-elsewhere %s %d %s\n", whose((void *)old_call), old_call(100), words(1));
+    int (*clamp)(void *, float, float) = (int (*)(void *, float, float))dlsym(driver, "cuTexRefSetMipmapLevelClamp");
+    printf("floats %s %d\n", whose((void *)clamp), clamp(NULL, 0.25f, 8.5f));
+
     int (*copy)(unsigned long long, const void *, size_t) =
         (int (*)(unsigned long long, const void *, size_t))proc("cuMemcpyHtoD", 12000);
     before = passed();

@@ -1,0 +1,249 @@
+"""A gate that is shut: no call of the program comes through, whatever its class, each asks for the
+lease, and the library itself leaves the driver alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from pager_daemon import eventually
+
+if TYPE_CHECKING:
+    from conftest import Stage
+    from cuda_processes import Worker
+
+MIB = 1 << 20
+NOT_YET_S = 0.3
+GATE_ONLY = {"KIWI_PRELOAD_OWN": "0"}
+SETUP = """
+init(); p = alloc(4 * MIB); d = fill(p, 1, 4 * MIB); q = alloc(MIB)
+context = ck(driver.cuCtxGetCurrent())
+old = ck(driver.cuEventCreate(0)); ck(driver.cuEventRecord(old, 0)); sync()
+"""
+CALLS = {
+    "wait": "driver.cuStreamSynchronize(0)",
+    "old-event": "driver.cuEventSynchronize(old)",
+    "query": "driver.cuStreamQuery(0)",
+    "free": "driver.cuMemFree(q)",
+    "destroy": "driver.cuEventDestroy(old)",
+    "never": "driver.cuCtxSetCurrent(context)",
+    "question": "driver.cuMemGetInfo()",
+    "device": "driver.cuDeviceGetCount()",
+    "look-up": "driver.cuGetProcAddress(b'cuMemAlloc', 12000, 0)",
+    "gated": "driver.cuMemsetD8(q, 1, MIB)",
+}
+AT_EXIT = """
+import atexit
+atexit.register(free, alloc(MIB))
+"""
+
+
+class Controller:
+    """Who locks and checkpoints other processes: the daemon's part, without the library."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._worker = stage.program(KIWI_DISABLE="1")
+
+    def take(self, pid: int) -> None:
+        self._worker.do(
+            f"it = checkpoint_of({pid}); it.lock(timeout_ms=30000); it.checkpoint()",
+        )
+
+    def give_back(self, pid: int) -> None:
+        self._worker.do(f"it = checkpoint_of({pid}); it.restore(); it.unlock()")
+
+
+@pytest.fixture
+def controller(stage: Stage) -> Controller:
+    return Controller(stage)
+
+
+def held(stage: Stage, setup: str = SETUP, **more: str) -> Worker:
+    program = stage.program(setup, **more)
+    assert stage.daemon.peer().do("hold")["outcome"] == "moved"
+    assert stage.daemon.peer().state["state"] == "held"
+    return program
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("more", [GATE_ONLY, {}], ids=["gate-only", "owning"])
+def test_every_call_is_held_and_asks_for_the_lease(
+    stage: Stage, call: str, more: dict[str, str]
+) -> None:
+    program = held(stage, **more)
+    program.send(f"int({CALLS[call]}[0])")
+    stage.daemon.peer().await_heard("want-lease")
+    assert not program.answered(NOT_YET_S)
+    assert stage.daemon.peer().do("free")["outcome"] == "moved"
+    assert program.answer() == 0
+    assert program.get("digest(p, 4 * MIB) == d")
+
+
+def test_one_that_waits_since_before_it_was_shut_asks_too(stage: Stage) -> None:
+    """It stood at the closed gate, which asks for nothing, while the GPU was still busy."""
+    program = stage.program(SETUP, **GATE_ONLY)
+    peer = stage.daemon.peer()
+    program.do("launch('spin_ns', 800_000_000)")
+    op = peer.begin("hold")
+    program.send("int(driver.cuMemsetD8(q, 1, MIB)[0])")
+    assert peer.end(op)["outcome"] == "moved"
+    peer.await_heard("want-lease")
+    assert not program.answered(NOT_YET_S)
+    peer.do("free")
+    assert program.answer() == 0
+
+
+def test_work_that_does_not_end_in_time_opens_it_again(stage: Stage) -> None:
+    program = stage.program(SETUP, **GATE_ONLY)
+    peer = stage.daemon.peer()
+    program.do("launch('spin_ns', 3_000_000_000)")
+    program.send("sync()", "exec")
+    done = peer.do("hold", within_s=0.2)
+    assert (done["outcome"], done["reason"]) == ("refused", "lock-timeout")
+    assert peer.state["state"] == "resident"
+    program.answer()
+    program.do("free(q)")
+    assert peer.do("hold")["outcome"] == "moved", "the next time it has ended"
+    peer.do("free")
+
+
+def test_hold_once_more_is_nothing_new(stage: Stage, controller: Controller) -> None:
+    """Also for one whose process the driver has: a library that asked the driver would hang, or
+    crash there."""
+    program = held(stage, **GATE_ONLY)
+    controller.take(program.pid)
+    peer = stage.daemon.peer()
+    for _ in range(3):
+        assert peer.do("hold")["outcome"] == "moved"
+    controller.give_back(program.pid)
+    assert peer.do("free")["outcome"] == "moved"
+    assert program.get("digest(p, 4 * MIB) == d")
+
+
+def test_nothing_of_the_library_needs_the_driver_meanwhile(
+    stage: Stage, controller: Controller
+) -> None:
+    """Allowed to clean and to hold RAM, cut off and connected anew: its thread answers at once."""
+    program = held(stage, **GATE_ONLY)
+    controller.take(program.pid)
+    peer = stage.daemon.peer()
+    peer.say("gate", open=False)
+    peer.say("pager-limits", arena_bytes=-1, keep_bytes=-1, clean=True)
+    program.send("sync()", "exec")
+    peer.await_heard("want-lease")
+    assert not program.answered(3.0), "longer than a program is idle before it is cleaned"
+    stage.daemon.stop()
+    stage.daemon.start()
+    again = stage.daemon.peer(2)
+    assert again.state["state"] == "held"
+    again.await_heard("want-lease")
+    for action in ("hold", "page-out", "hold"):
+        assert again.do(action)["outcome"] == "moved"
+    controller.give_back(program.pid)
+    assert again.do("page-in")["outcome"] == "moved"
+    program.answer()
+    assert program.get("digest(p, 4 * MIB) == d")
+
+
+def test_without_a_daemon_it_stays_shut(stage: Stage, controller: Controller) -> None:
+    """It cannot know whether the driver has the process. Even where impatience is asked for."""
+    program = held(stage, **GATE_ONLY, KIWI_PRELOAD_ALONE_S="1")
+    controller.take(program.pid)
+    stage.daemon.stop()
+    program.send("sync()", "exec")
+    eventually(lambda: "the driver may have this program's GPU memory" in stage.log)
+    assert not program.answered(NOT_YET_S)
+    stage.daemon.start()
+    peer = stage.daemon.peer(2)
+    peer.await_heard("want-lease")
+    controller.give_back(program.pid)
+    assert peer.do("free")["outcome"] == "moved"
+    program.answer()
+    assert program.get("digest(p, 4 * MIB) == d")
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["there", "restarted"])
+def test_frees_at_exit_wait_until_it_opens(
+    stage: Stage, controller: Controller, *, again: bool
+) -> None:
+    program = held(stage, SETUP + AT_EXIT, **GATE_ONLY)
+    controller.take(program.pid)
+    program.end_input()
+    if again:
+        stage.daemon.stop()
+        stage.daemon.start()
+    peer = stage.daemon.peer(2 if again else 1)
+    peer.await_heard("want-lease")
+    assert not program.ended(NOT_YET_S)
+    controller.give_back(program.pid)
+    peer.say("pager-do", op=99, action="free", within_s=1.0)
+    assert program.ended(30)
+    assert program.returncode == 0
+
+
+def test_who_calls_nothing_any_more_ends_at_once(stage: Stage) -> None:
+    program = held(stage, **GATE_ONLY)
+    program.end_input()
+    assert program.ended(30)
+    assert program.returncode == 0
+    assert stage.daemon.peer().of("want-lease") == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_signals_end_it(stage: Stage, controller: Controller, number: int) -> None:
+    program = held(stage, **GATE_ONLY)
+    controller.take(program.pid)
+    program.send("sync()", "exec")
+    stage.daemon.peer().await_heard("want-lease")
+    os.kill(program.pid, number)
+    assert program.ended(30)
+    assert program.returncode == -number
+
+
+SPINNERS = """
+import random
+stop, rounds, wrong = False, [0, 0, 0], []
+def work(number):
+    ck(driver.cuCtxSetCurrent(context))
+    stream, event = ck(driver.cuStreamCreate(1)), ck(driver.cuEventCreate(0))
+    mine, chance = alloc(64 * 1024), random.Random(number)
+    ends = (
+        lambda: driver.cuStreamSynchronize(stream), lambda: driver.cuCtxSynchronize(),
+        lambda: driver.cuEventSynchronize(event), lambda: driver.cuEventQuery(event),
+        lambda: driver.cuStreamQuery(stream), lambda: driver.cuMemGetInfo(),
+    )
+    ck(driver.cuEventRecord(event, stream))
+    try:
+        while not stop:
+            value = chance.randrange(256)
+            ck(driver.cuMemsetD8Async(mine, value, 64 * 1024, stream))
+            assert int(chance.choice(ends)()[0]) in (0, 600)
+            ck(driver.cuEventRecord(event, stream))
+            ck(driver.cuStreamSynchronize(stream))
+            if set(read(mine, 4096)) != {value}: wrong.append(number)
+            rounds[number] += 1
+    except BaseException as error:
+        wrong.append(repr(error))
+threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+[thread.start() for thread in threads]
+"""
+
+
+def test_threads_that_synchronise_at_every_second_call(
+    stage: Stage, controller: Controller
+) -> None:
+    """200 times, at whatever they are doing, they are taken out of the GPU and put back."""
+    program = stage.program(SETUP + SPINNERS, **GATE_ONLY)
+    peer = stage.daemon.peer()
+    for _ in range(200):
+        assert peer.do("hold")["outcome"] == "moved"
+        controller.take(program.pid)
+        controller.give_back(program.pid)
+        assert peer.do("free")["outcome"] == "moved"
+    before = program.get("list(rounds)")
+    eventually(lambda: all(a > b for a, b in zip(program.get("rounds"), before, strict=True)))
+    program.do("stop = True\n[thread.join() for thread in threads]")
+    assert program.get("wrong") == []
+    assert program.get("digest(p, 4 * MIB) == d")
