@@ -1,14 +1,43 @@
-"""The library that is preloaded into programs, so that Kiwi owns and gates their GPU memory.
+"""The library that stands before the CUDA driver in programs: Kiwi's gate, which can also own their
+GPU memory.
 
 For whoever starts programs under Kiwi::
 
     program_env |= preload.environment(preload.library(), before=program_env)
 
-docs/preload.md says what it does.  Imports nothing of Kiwi, and nothing but the standard library.
+For a Python process itself, before anything in it has loaded the driver::
+
+    gate = preload.load_gate()
+
+docs/preload.md says what it does.  Imports nothing of Kiwi, and nothing but the standard library;
+what compiles is imported when it is needed, since kernels import this at their start.
 """
 
 from __future__ import annotations
 
-from kiwi_core.preload._build import NAME, Unavailable, environment, library
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["NAME", "Unavailable", "environment", "library"]
+from kiwi_core.preload._gate import Gate, GateState, load_gate
+from kiwi_core.preload._places import compiled_gate
+
+if TYPE_CHECKING:
+    from kiwi_core.preload._build import NAME, Unavailable, environment, library
+
+__all__ = [
+    "NAME",
+    "Gate",
+    "GateState",
+    "Unavailable",
+    "compiled_gate",
+    "environment",
+    "library",
+    "load_gate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(name)
+    from kiwi_core.preload import _build
+
+    return getattr(_build, name)
