@@ -6,10 +6,6 @@ another user's session asks for the GPU, has it for a moment and gives it back, 
 Beside each flood the same is measured without one, in the same run. Users are played by
 ``setpriv``, so it needs root.
 
-``want-lease`` asks for the GPU itself: each grant is a turn of the hostile program, for it alone,
-which lasts until the GPU was idle for three seconds. Who waits behind it waits for a turn, as
-behind any program that computes, and not for the daemon. It is shown, and has no target.
-
 A flood in which the target was missed is measured again, up to three times in all; the results have
 the best one, and the 99th percentiles of all.
 """
@@ -34,8 +30,7 @@ RUNS_MAX = 3
 FIRST_TURNS_S = 8.0
 """For the first turns of the hostile sessions."""
 
-TURNS = {"want-lease"}
-ASK_FOR_THE_GPU = {"want-lease", "acquire, end-burst", "acquire, withdraw"}
+ASK_FOR_THE_GPU = {"acquire, end-burst", "acquire, withdraw"}
 
 
 def samples(seen: dict[str, Any]) -> Samples:
@@ -66,8 +61,7 @@ def measure(daemon: RootDaemon, kind: str, args: Any) -> dict[str, Any]:
 def measured(daemon: RootDaemon, kind: str, args: Any) -> dict[str, Any]:
     """The best of up to three, with all of them: others who use the cores make any one late."""
     runs: list[dict[str, Any]] = []
-    most = 1 if kind in TURNS else RUNS_MAX
-    while len(runs) < most and all(late(one) for one in runs):
+    while len(runs) < RUNS_MAX and all(late(one) for one in runs):
         runs.append({**measure(daemon, kind, args), "load": round(os.getloadavg()[0], 2)})
     best = min(runs, key=lambda one: one["flooded"]["p99_ms"])
     return {**best, "p99_ms_of_runs": [one["flooded"]["p99_ms"] for one in runs]}
@@ -116,7 +110,6 @@ def main() -> int:
     targets = [
         target(f"grant, p99, flood of {kind}", one["flooded"]["p99_ms"] / 1e3, LIMIT_S, "s")
         for kind, one in found.items()
-        if kind not in TURNS
     ]
     report("floods", {"machine": where, "floods": found, "targets": targets}, args)
     return 0

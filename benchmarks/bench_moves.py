@@ -1,11 +1,11 @@
-"""What it gains that only what is short goes out, and that memory comes in beside it, simulated.
+"""What it gains that only what is short goes out, simulated.
 
     python benchmarks/bench_moves.py [--json FILE] [--quick]
 
 Five mixes (docs/simulate.md) at 5, 25 and 50 GB/s, pooled over seeds, each policy: the mean and the
 95th percentile of the waits of short cells (less than 30 s of GPU), the total time for the same
 work, and the bytes moved, as ratios to moves in one piece. Nobody computes faster or slower by it:
-in the simulator moves cost those who compute nothing, and both ways at once go at full speed.
+in the simulator moves cost those who compute nothing.
 """
 
 from __future__ import annotations
@@ -88,17 +88,15 @@ def main() -> None:
     args = arguments(__doc__)
     seeds, hours = (1, 0.5) if args.quick else (2, 3.0)
     rows = compared(summaries(seeds, hours, jobs=1))
-    for moves in (Moves.PART, Moves.BESIDE):
-        cells = [
-            [
-                row["mix"], f"{row['gbps']:g}", row["policy"], row["short_mean"], row["short_p95"],
-                row["total"], row["bytes"],
-            ]
-            for row in rows
-            if row["moves"] == moves.value
-        ]  # fmt: skip
-        print(f"\n{moves.value}, as ratios to moves in one piece, {seeds} seeds of {hours:g} h")
-        table(["mix", "GB/s", "policy", "mean wait", "95 %", "total time", "bytes"], cells)
+    cells = [
+        [
+            row["mix"], f"{row['gbps']:g}", row["policy"], row["short_mean"], row["short_p95"],
+            row["total"], row["bytes"],
+        ]
+        for row in rows
+    ]  # fmt: skip
+    print(f"\nin part, as ratios to moves in one piece, {seeds} seeds of {hours:g} h")
+    table(["mix", "GB/s", "policy", "mean wait", "95 %", "total time", "bytes"], cells)
     results = {
         "seeds": list(range(FIRST_SEED, FIRST_SEED + seeds)),
         "hours": hours,

@@ -17,7 +17,6 @@ ENV_STATE_DIR = "KIWI_STATE_DIR"
 ENV_DISABLE = "KIWI_DISABLE"
 ENV_GPU = "KIWI_GPU"
 ENV_PAGER = "KIWI_PAGER"
-ENV_OVERLAP = "KIWI_OVERLAP"
 
 CHECKPOINT = "checkpoint"
 """Of ``KIWI_PAGER``: the driver moves a program's GPU memory, from outside."""

@@ -5,15 +5,6 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Overlap(str, Enum):
-    """Whether one session's memory may come in while another's goes out."""
-
-    AUTO = "auto"
-    """Where measuring says that it pays."""
-    ON = "on"
-    OFF = "off"
-
-
 class AntiThrash(str, Enum):
     """When runners are serialised: only when they do not fit, always, or never (users' risk)."""
 
@@ -115,6 +106,10 @@ class Notice(str, Enum):
     """Waits because another session's memory could not be moved out."""
     BLOCKED_OUTSIDE = "blocked-outside"
     """Waits because programs outside Kiwi hold memory that it needs."""
+    BLOCKED_UNGUARDED = "blocked-unguarded"
+    """Waits because a program without Kiwi's gate is at work, which cannot be stopped safely."""
+    STOPPED = "stopped"
+    """Its process is stopped (Ctrl-Z, a frozen control group, a debugger), so it takes no turn."""
     STUCK = "stuck"
     """A driver call on it hangs."""
     UNSTUCK = "unstuck"

@@ -27,8 +27,7 @@ def add(root: Path, work: Path, build_data: dict[str, Any]) -> None:
     if not machine():
         return
     sys.path.insert(0, str(root))
-    from kiwi_core.preload._build import NAME, TARGETS, cross
-    from kiwi_core.preload._places import ALIAS_NAME, GATE_NAME
+    from kiwi_core.preload._build import ALIAS_NAME, GATE_NAME, NAME, TARGETS, cross
 
     if machine() not in TARGETS:
         raise RuntimeError(f"{MACHINE} is {machine()!r}; it may be {' or '.join(TARGETS)}.")

@@ -44,8 +44,7 @@ class Backend:
     one used.
     ``moved_by``: what a daemon must say of such a program, or it moves its memory in another way.
     ``from_driver``: works by the driver's checkpoint calls, which not every driver has.
-    ``overlap_args``: started with these instead, a daemon lets one program's memory come in while
-    the other's goes out. ``keeps_copies``: what did not change is not copied out again.
+    ``keeps_copies``: what did not change is not copied out again.
     ``usual_share``: of the pinned copy, what is to be expected; less than half gets a remedy.
     """
 
@@ -56,7 +55,6 @@ class Backend:
     daemon_args: tuple[str, ...] = ()
     moved_by: MovedBy | None = None
     from_driver: bool = False
-    overlap_args: tuple[str, ...] = ()
     keeps_copies: bool = False
     usual_share: float = 0.9
 
@@ -71,9 +69,7 @@ INPROCESS: Final = Backend(
     "inprocess",
     why_not=_no_library,
     program_env=_with_library,
-    daemon_args=("--overlap", "off"),
     moved_by=MovedBy.INPROCESS,
-    overlap_args=("--overlap", "on"),
     keeps_copies=True,
 )
 BACKENDS: Final = (CHECKPOINT, INPROCESS)

@@ -24,8 +24,6 @@ PAGEABLE_MAX: Final = 0.9
 FAST_GB_PER_S: Final = 15.0
 """Above it ordinary memory that is as fast is good news (NVLink to the CPU)."""
 
-OVERLAP_MIN: Final = 0.6
-"""Of either way alone while the other runs; below it overlapping them gains little."""
 
 PIN_MIN_GB_PER_S: Final = 1.0
 """Registering in one thread usually reaches 2 and more."""
@@ -115,13 +113,6 @@ def _bus(facts: Facts) -> Iterator[str]:
         yield (
             "Pinned memory is copied no faster than ordinary memory, as if the driver had to stage "
             "every copy: confidential computing and some virtual machines do that."
-        )
-    shares = [facts.ratio(f"pinned_both_{way}") for way in ("out", "in")]
-    worst = min((share for share in shares if share is not None), default=1.0)
-    if worst < OVERLAP_MIN:
-        yield (
-            f"With both ways at once one of them falls to {worst:.0%}: on this machine moving one "
-            "program out while another comes in gains little."
         )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def measure(bench: Bench, backend: Backend, daemon: Daemon, paged: Paged) -> None:
-    kinds = 1 + bool(backend.overlap_args) + backend.keeps_copies / 2  # that has one way only
+    kinds = 1 + backend.keeps_copies / 2  # that has one way only
     patience = replace(bench.patience, switch_s=bench.patience.switch_s / kinds)
     planned = plan.switch(bench.room, paged.round_trip_s_per_byte, patience, paged.context_bytes)
     if isinstance(planned, str):
@@ -30,15 +30,9 @@ def measure(bench: Bench, backend: Backend, daemon: Daemon, paged: Paged) -> Non
         bench.leave_out(f"switch_{backend.name}", title, planned)
         return
     changed, unchanged = _switches(bench, backend, daemon.socket(backend.daemon_args), planned)
-    _switch_rows(bench, backend, "switch", "switch A→B", planned.program_bytes, changed)
+    _switch_rows(bench, backend, planned.program_bytes, changed)
     if unchanged:
         _clean_row(bench, backend, unchanged)
-    if backend.overlap_args:
-        overlapping = replace(backend, keeps_copies=False)
-        socket = daemon.socket(backend.overlap_args)
-        found, _ = _switches(bench, overlapping, socket, planned)
-        words = "switch A→B, B's way in beside A's way out"
-        _switch_rows(bench, backend, "switch_overlap", words, planned.program_bytes, found)
 
 
 def _switches(
@@ -115,12 +109,7 @@ def _clean_row(bench: Bench, backend: Backend, found: list[dict[str, Any]]) -> N
 
 
 def _switch_rows(
-    bench: Bench,
-    backend: Backend,
-    kind: str,
-    words: str,
-    held_bytes: int,
-    found: list[dict[str, Any]],
+    bench: Bench, backend: Backend, held_bytes: int, found: list[dict[str, Any]]
 ) -> None:
     moved = _moves(found)
     least_bytes = 0 if backend.moved_by is MovedBy.INPROCESS else held_bytes  # it counts itself
@@ -128,13 +117,13 @@ def _switch_rows(
         way: max(least_bytes, sum(size for size, _ in moves) // len(found))
         for way, moves in moved.items()
     }
-    name, group = f"{kind}_{backend.name}", backend.name
+    name, group = f"switch_{backend.name}", backend.name
     speeds = {way: bench.value(f"pinned_{way}") for way in moved}
     limit = None
     if speeds["out"] and speeds["in"]:
         copies_s = sum(sizes[way] / 1e9 / (speeds[way] or 1.0) for way in moved)
         limit = Limit(copies_s, "the pinned copies out and in, one after the other")
-    title = f"{words}, {backend.name}, {format_bytes(sizes['in'])} each"
+    title = f"switch A→B, {backend.name}, {format_bytes(sizes['in'])} each"
     total = [one["seconds"] for one in found]
     bench.add(time_row(name, group, title, SECONDS, total, limit, sizes["in"]))
     for way, moves in moved.items():

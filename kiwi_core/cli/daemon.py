@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from pathlib import Path
 
 from kiwi_core.cli.set_ import parse_anti_thrash, parse_policy, parse_priority, parse_tq_s
-from kiwi_core.config import DEFAULTS, ENV_OVERLAP
+from kiwi_core.config import DEFAULTS
 from kiwi_core.sched.policy import DEFAULT, names
 from kiwi_core.sched.policy.interactive import SHARES_MAX
-from kiwi_core.states import PRIORITIES, Overlap, Priority
+from kiwi_core.states import PRIORITIES, Priority
 from kiwi_core.units import parse_size_bytes
 
 _SECONDS_MIN, _SECONDS_MAX = 0.1, 3600.0
@@ -136,14 +135,6 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         "back to it and the GPU is free",
     )
     parser.add_argument(
-        "--overlap",
-        choices=list(Overlap),
-        type=Overlap,
-        metavar="auto|on|off",
-        help="whether one notebook's memory comes in while another's goes out; auto: where copying "
-        "both ways at once was measured to pay (default: $KIWI_OVERLAP, else auto)",
-    )
-    parser.add_argument(
         "--socket-dir", metavar="DIR", type=Path, help="where the sockets go (see kiwi --help)"
     )
     parser.add_argument(
@@ -206,17 +197,10 @@ def run(args: argparse.Namespace) -> int:
             idle_after_s=args.idle_after,
             swap_floor=args.swap_floor,
             bring_back=args.bring_back,
-            overlap=args.overlap or overlap_named(os.environ.get(ENV_OVERLAP, "")),
             metrics=args.metrics,
             log_json=args.log_json,
         )
     )
-
-
-def overlap_named(value: str) -> Overlap:
-    """Return what the environment names. A value that Kiwi does not know counts as not set: a
-    notebook that starts a daemon must not fail for it."""
-    return Overlap(value) if value in {one.value for one in Overlap} else Overlap.AUTO
 
 
 def _user_priority(text: str) -> tuple[str, Priority]:

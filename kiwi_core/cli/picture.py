@@ -116,6 +116,10 @@ def _problems(gpu: GpuStatus) -> list[str]:
         if session.problem:
             words = printable(session.problem_text) or session.problem
             lines.append(f"{_who(session)}: {words}")
+        if session.stopped:
+            lines.append(f"{_who(session)}: {printable(session.stopped)}")
+        if not session.guarded:
+            lines.append(f"{_who(session)}: unguarded. {printable(session.unguarded_text)}")
     return lines
 
 
@@ -149,6 +153,8 @@ def _state(session: SessionStatus) -> str:
     text = session.state.value
     if session.lingering and session.state is SessionState.RUNNING:
         text += " (left over)"
+    text += ", unguarded" if not session.guarded else ""
+    text += ", stopped" if session.stopped else ""
     return text if session.connected else text + " (away)"
 
 

@@ -21,6 +21,7 @@ from kiwi_core.cli import child, exits
 from kiwi_core.cli.common import add_gpu, add_socket_dir, directory_of, no_daemon, warn
 from kiwi_core.cli.waiting import WaitingLine
 from kiwi_core.errors import KiwiError, PeerError, is_full
+from kiwi_core.preload import ready
 from kiwi_core.states import MovedBy, Notice
 
 if TYPE_CHECKING:
@@ -45,8 +46,12 @@ keeps others waiting for longer than it must: prefer a notebook, or split the pr
 One GPU is made visible to it (CUDA_VISIBLE_DEVICES), unless you have chosen one yourself. With a
 daemon of emulated GPUs it gets the emulated driver.
 
-With --pager inprocess (or KIWI_PAGER=inprocess) a library of Kiwi's is preloaded into it, which
-moves its GPU memory itself and asks for the GPU at each burst of GPU work: then the program keeps
+A library of Kiwi's is preloaded into it (LD_PRELOAD), the gate that lets Kiwi stop it safely in the
+middle of its work. A program that strips its environment, or is linked statically, has no gate: it
+keeps the GPU until its work is done, and `kiwi status` says so.
+
+With --pager inprocess (or KIWI_PAGER=inprocess) the library moves its GPU memory itself, and asks
+for the GPU at each burst of GPU work: then the program keeps
 nobody waiting while it does not compute. New, and not yet proven on real GPUs.
 
 Notebooks and `kiwi run`s that it starts belong to this session. Programs that leave for good
@@ -61,6 +66,14 @@ found; 130 if you gave up waiting with Ctrl-C; 1 if --require and there is no da
 
 ENV_INSIDE: Final = "KIWI_RUN_SESSION"
 """Set for the program: it already belongs to a session and must not wait for itself."""
+
+NO_GATE: Final = (
+    "The program runs without Kiwi's gate: it is never stopped in the middle of its work, so "
+    "others wait for its end."
+)
+
+ENV_OWN: Final = "KIWI_PRELOAD_OWN"
+"""Of the library: "0" means that it is the gate only, and leaves memory to the driver."""
 
 ENV_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ENV_DAEMON_ARGS: Final = "KIWI_DAEMON_ARGS"
@@ -130,10 +143,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _as_session(args: argparse.Namespace, path: str, command: list[str]) -> int:
     _leave_on_signals()
-    wants_library = (args.pager or os.environ.get(config.ENV_PAGER)) == config.INPROCESS
-    library = find_library() if wants_library else None
+    library, lacking = find_library()
+    owns = (args.pager or os.environ.get(config.ENV_PAGER)) == config.INPROCESS
     try:
-        client = _connect(args, args.name or " ".join(command)[:80])
+        client = _connect(args, args.name or " ".join(command)[:80], str(lacking or ""))
+        if lacking is not None:
+            warn(f"{lacking.message} {NO_GATE}", lacking.remedy)
         try:
             welcome = _wait_for_gpu(client)
         except BaseException:
@@ -148,7 +163,11 @@ def _as_session(args: argparse.Namespace, path: str, command: list[str]) -> int:
     watch = None
     if library is not None:
         env.update(preload.environment(library, env))
-        watch = LinkWatch(client)
+        if owns:
+            env.pop(ENV_OWN, None)
+            watch = LinkWatch(client)
+        else:
+            env[ENV_OWN] = "0"
     try:
         return child.run(path, command, env)
     except OSError as error:
@@ -161,14 +180,13 @@ def _as_session(args: argparse.Namespace, path: str, command: list[str]) -> int:
         client.close()
 
 
-def find_library() -> Path | None:
-    """The pager's; ``None``, and said, where there is none. Looked for before the GPU is asked for:
+def find_library() -> tuple[Path | None, preload.Unavailable | None]:
+    """Return the library with the gate, or why there is none. Called before the GPU is asked for:
     it may have to be compiled first, and nobody shall wait for that."""
     try:
-        return preload.library()
+        return ready.find() or ready.ensure(), None
     except preload.Unavailable as error:
-        warn(f"{error.message} The driver's checkpoint moves its memory.", error.remedy)
-        return None
+        return None, error
 
 
 class LinkWatch:
@@ -214,7 +232,7 @@ def _leave_on_signals() -> None:
             signal.signal(number, leave)
 
 
-def _connect(args: argparse.Namespace, name: str) -> Client:
+def _connect(args: argparse.Namespace, name: str, ungated: str = "") -> Client:
     """The connection to the daemon of the wanted GPU; starts a daemon if none answers and there
     could be a GPU."""
     from kiwi_core.client.directory import may_start_in
@@ -227,7 +245,7 @@ def _connect(args: argparse.Namespace, name: str) -> Client:
 
     def connect() -> Client:
         sockets = _sockets(directory, gpu, args.gpu)
-        client = _first_that_answers(sockets, name, verbose=args.verbose)
+        client = _first_that_answers(sockets, name, ungated, verbose=args.verbose)
         if client is None:
             raise no_daemon(directory, args.gpu)
         return client
@@ -263,7 +281,9 @@ def _sockets(directory: Path, gpu: str | None, named: str | None) -> list[Path]:
     return found
 
 
-def _first_that_answers(sockets: list[Path], name: str, *, verbose: bool) -> Client | None:
+def _first_that_answers(
+    sockets: list[Path], name: str, ungated: str, *, verbose: bool
+) -> Client | None:
     """``None`` if none does: a socket's file outlives a daemon that crashed. Other errors (no
     right, another version) leave."""
     from kiwi_core.client import Client
@@ -273,7 +293,9 @@ def _first_that_answers(sockets: list[Path], name: str, *, verbose: bool) -> Cli
             warn(told.text, told.remedy)
 
     for socket in sockets:
-        client = Client(socket, name=name, client="kiwi run", on_notice=tell)
+        client = Client(
+            socket, name=name, client="kiwi run", ungated=lambda: ungated, on_notice=tell
+        )
         try:
             welcome = _once_there_is_room(client)
         except PeerError as error:

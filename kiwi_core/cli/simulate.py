@@ -105,8 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--moves", nargs="+", choices=[how.value for how in Moves], metavar="HOW",
         help="how memory is moved, one or more of: whole (all that a session has), part (only what "
-        "is short), beside (and one comes in while the other goes out), each with each policy "
-        "(default: whole)",
+        "is short), each with each policy (default: whole)",
     )  # fmt: skip
     _add_machine(parser)
     parser.add_argument(

@@ -66,7 +66,8 @@ class Client:
     ``on_notice`` gets what the user must know, in whichever thread reads it; ``on_state`` gets
     true and false as the connection comes and goes, in the client's own thread. Both must be
     quick, and must not call the client's blocking functions. ``cuda_library`` is asked before each
-    hello. ``daemon_grace_s``: running time without a daemon after which nobody waits any longer.
+    hello, and so is ``ungated``: why this process has no gate; "": it has. ``daemon_grace_s``:
+    running time without a daemon after which nobody waits any longer.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Client:
         kernel_id: str = "",
         client: str = "kiwi",
         cuda_library: Callable[[], str] = loaded_cuda_library,
+        ungated: Callable[[], str] = str,
         on_notice: Callable[[Told], None] | None = None,
         on_state: Callable[[bool], None] | None = None,
         reconnect: bool = True,
@@ -90,6 +92,7 @@ class Client:
         self._kernel_id = clean_name(kernel_id)
         self._client = clean_name(client)
         self._cuda_library = cuda_library
+        self._ungated = ungated
         self._channel = Channel(
             socket_path,
             self._hello,
@@ -110,6 +113,7 @@ class Client:
             burst=book.burst,
             in_burst=book.in_burst,
             cuda_library=self._cuda_library(),
+            ungated=self._ungated(),
         )
 
     # --- opening and closing --------------------------------------------------------------------

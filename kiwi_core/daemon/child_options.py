@@ -8,7 +8,7 @@ import msgspec
 
 from kiwi_core.daemon.emulation import keep_state
 from kiwi_core.sched.policy import DEFAULT, names
-from kiwi_core.states import AntiThrash, Overlap, Priority
+from kiwi_core.states import AntiThrash, Priority
 from kiwi_core.wire.messages import Emulation
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):
     idle_after_ns: int | None = None
     swap_floor_factor: float | None = None
     bring_back: bool = True
-    overlap: Overlap = Overlap.AUTO
     emulation: Emulation | None = None
     emulated_state: str = ""
     """The emulated GPUs' state by a name that stays when its directory goes: the descriptor of the

@@ -104,9 +104,7 @@ class Core:
         self.feed(
             ev.SessionJoined(session=member.id, residency=Residency.RESIDENT, priority=priority)
         )
-        self._after_a_look(member.target, _nothing)
-        if self.scheduler.waiting:
-            self._hurry()
+        self.after_a_look(member, _nothing)
 
     def end_burst(self, member: Member, burst: int) -> None:
         """The burst is over; the scheduler hears of it once the memory that it leaves was read."""
@@ -115,7 +113,11 @@ class Core:
             if member.burst == burst:  # asking for the next one has ended it already
                 self.feed(ev.BurstEnded(session=member.id, burst=burst))
 
-        self._after_a_look(member.target, ended)
+        self.after_a_look(member, ended)
+
+    def after_a_look(self, member: Member, go_on: Callable[[], None]) -> None:
+        """Read the memory of ``member``, then call ``go_on``; at once if somebody waits."""
+        self._after_a_look(member.target, go_on)
         if self.scheduler.waiting:
             self._hurry()
 

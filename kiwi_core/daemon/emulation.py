@@ -19,20 +19,22 @@ def prepare(sizes: str, directory: Path, copy_bytes_per_s: int | None) -> Emulat
     with the same GPUs is taken over; one with other GPUs that is in use is an error.
     """
     try:
-        specs = emulator.parse_gpus(sizes)
+        specs, driver = emulator.parse_machine(sizes)
         libraries = emulator.build()
     except (ValueError, RuntimeError) as error:
         raise CallerError("emulator", str(error)) from error
     state = directory / "emulated-gpus"
     if not _can_take_over(state, [spec.total_bytes for spec in specs]):
         try:
-            emulator.create_state(state, specs)
+            emulator.create_state(state, specs, driver)
         except OSError as error:
             raise CallerError(
                 "emulator",
                 f"The emulated GPUs' state cannot be written to {state}: {error.strerror}.",
                 "Free some disk space, or name another directory with --socket-dir.",
             ) from error
+    elif driver is not None:
+        emulator.set_driver(state, driver)
     if copy_bytes_per_s is not None:
         emulator.set_copy_bandwidth(state, copy_bytes_per_s)
     emulator.activate(state, libraries)

@@ -2,19 +2,22 @@
 
 The gate of a linked process is open while its session holds the lease. A call that comes when it
 does not asks for it; the burst that it gets is the daemon's own, not the client's, and ends when
-the GPU has been idle for it long enough (it *lingers* from its grant on).
+the GPU has been idle for it long enough (it *lingers* from its grant on). A program that has not
+started the driver gives its burst up as soon as somebody waits: see ``empty_turns``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
+from kiwi_core.daemon.empty_turns import EmptyTurns
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import RoomDenied
+from kiwi_core.sched.actions import Grant, RoomDenied
 from kiwi_core.wire.pager import Gate, Room
 
 if TYPE_CHECKING:
@@ -50,7 +53,8 @@ class Asked(NamedTuple):
 
 class Gates:
     """``request_own`` asks for the lease, for a burst of our own. ``share`` counts the requests for
-    room, for their users."""
+    room, for their users. ``uses_driver`` says whether the driver knew a process of that session
+    when it was looked at last."""
 
     def __init__(
         self,
@@ -59,8 +63,18 @@ class Gates:
         members: Members,
         request_own: Callable[[Member], None],
         share: Share,
+        uses_driver: Callable[[SessionId], bool] = lambda _session: True,
     ) -> None:
         self._share = share
+        self._uses_driver = uses_driver
+        self._empty_turns = EmptyTurns()
+        self._on_trial: dict[SessionId, int] = {}
+        """Bursts of our own, by session, of which nobody knows yet that the program can use them.
+        """
+        self._looked_at: set[SessionId] = set()
+        """Those on trial that are being looked at, because somebody waits."""
+        self._put_off: set[SessionId] = set()
+        """Sessions whose request is made once their back-off is over."""
         self._core = core
         self._request_own = request_own
         self._links = links
@@ -86,6 +100,11 @@ class Gates:
             asyncio.get_running_loop().call_later(SWEEP_DELAY_S, self._sweep)
         if isinstance(event, ev.SessionDetached):
             self._detached(event.session)
+        if isinstance(event, (ev.SessionDetached, ev.SessionLost)):
+            self._empty_turns.forget(event.session)
+        self._put_on_trial(actions)
+        if self._on_trial and self._core.scheduler.waiting:
+            self._try_all()
 
     def _sweep(self) -> None:
         self._sweep_due = False
@@ -119,6 +138,45 @@ class Gates:
         member = self._members.get(session)
         if member is not None and member.in_burst and member.own_burst:
             member.in_burst = False
+            if self._on_trial.pop(session, None) is not None:
+                self._judge_after(session)
+
+    # --- empty turns ----------------------------------------------------------------------------
+
+    def _put_on_trial(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            member = self._members.get(action.session)
+            if isinstance(action, Grant) and member is not None and member.own_burst:
+                self._on_trial[action.session] = action.burst
+
+    def _try_all(self) -> None:
+        """Somebody waits: look whether those that are on trial can use their turns at all."""
+        for session, burst in tuple(self._on_trial.items()):
+            member = self._members.get(session)
+            if member is None or not member.in_burst or member.burst != burst:
+                del self._on_trial[session]
+            elif session not in self._looked_at:
+                self._looked_at.add(session)
+                self._core.after_a_look(member, partial(self._judge, session, burst))
+
+    def _judge(self, session: SessionId, burst: int) -> None:
+        """``session`` has just been looked at."""
+        self._looked_at.discard(session)
+        if self._on_trial.get(session) != burst:
+            return
+        if self._uses_driver(session):
+            del self._on_trial[session]
+            self._empty_turns.forget(session)
+        elif self._core.scheduler.waiting:
+            log.info("a turn of a program without the driver ends: others wait", session=session)
+            self._core.feed(ev.BurstEnded(session=session, burst=burst))
+
+    def _judge_after(self, session: SessionId) -> None:
+        """Its burst has ended, in whatever way; runners are looked at all the time."""
+        if self._uses_driver(session):
+            self._empty_turns.forget(session)
+        else:
+            self._empty_turns.was_empty(session, asyncio.get_running_loop().time())
 
     # --- the lease ------------------------------------------------------------------------------
 
@@ -138,8 +196,27 @@ class Gates:
         wanted = any(link.wants_lease for link in self._links.of(session))
         if member is None or not wanted or not self._core.scheduler.at_rest(session):
             return
+        if left_s := self._empty_turns.left_s(session, asyncio.get_running_loop().time()):
+            self._ask_later(member, left_s)
+            return
         log.info("a call at the gate asks for the lease", session=session)
         self._request_own(member)
+
+    def _ask_later(self, member: Member, left_s: float) -> None:
+        """After ``left_s``; after a look if that shows that it has started the driver."""
+        if member.id not in self._put_off:
+            self._put_off.add(member.id)
+            asyncio.get_running_loop().call_later(left_s, self._ask_again, member.id)
+            self._core.after_a_look(member, partial(self._ask_if_real, member.id))
+
+    def _ask_if_real(self, session: SessionId) -> None:
+        if self._uses_driver(session):
+            self._empty_turns.forget(session)
+            self._ask(session)
+
+    def _ask_again(self, session: SessionId) -> None:
+        self._put_off.discard(session)
+        self._ask(session)
 
     # --- room -----------------------------------------------------------------------------------
 

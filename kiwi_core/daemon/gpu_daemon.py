@@ -23,6 +23,7 @@ from kiwi_core.daemon.connection import Connection
 from kiwi_core.daemon.core import Core
 from kiwi_core.daemon.desk import Desk
 from kiwi_core.daemon.gates import Gates
+from kiwi_core.daemon.guards import Guards
 from kiwi_core.daemon.history_report import HistoryReporter
 from kiwi_core.daemon.journal import Journal
 from kiwi_core.daemon.leaving import everybody_back
@@ -34,7 +35,6 @@ from kiwi_core.daemon.members import Member, Members
 from kiwi_core.daemon.metrics_report import MetricsReporter
 from kiwi_core.daemon.observer import Observer
 from kiwi_core.daemon.orphans import Orphans
-from kiwi_core.daemon.overlap import OverlapKeeper
 from kiwi_core.daemon.peers import Rights
 from kiwi_core.daemon.places import (
     OneDaemonLock,
@@ -65,7 +65,7 @@ from kiwi_core.peer_limits import (
 )
 from kiwi_core.sched.replay import JournalHeader
 from kiwi_core.sched.scheduler import Scheduler
-from kiwi_core.states import Residency, SessionState
+from kiwi_core.states import MovedBy, Residency, SessionState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -114,7 +114,6 @@ class GpuDaemon:
         self._pager.import_footprints(
             {ProcessRef(pid, ticks): size for pid, ticks, size in roster.footprints}
         )
-        self._overlap.begin()
         await recover(roster, self._pager, self._members, self._found_again)
         self._roster.save()  # a crash from here on must find the settings
         address = Address(
@@ -217,10 +216,11 @@ class GpuDaemon:
             after_a_look=lambda target, go_on: self._observer.after_a_look(target, go_on),
             hurry=lambda: self._observer.hurry(),
         )
-        self._overlap = OverlapKeeper(options.overlap, self._feed_observation)
         self._sessions = SessionDesk(
             self._members, self._core, options.priorities, shares[QUEUE_PLACES]
         )
+        self._guards = Guards(self._members, self._links, self._feed_observation)
+        self._sessions.guards = self._guards
         self._link_up(shares)
         self._orphans = Orphans(
             self._pager, self._core.operations, adopt=self._adopt, done=self._orphans_free
@@ -236,11 +236,11 @@ class GpuDaemon:
             waiting=lambda: scheduler.waiting,
             feed=self._feed_observation,
             found=self._found_elsewhere,
+            seen=self._guards.seen,
         )
         reporter = Reporter(
             scheduler, self._members, rights, machine,
             libraries=self._libraries, held=self._limits.held, errors=self._errors,
-            overlap=lambda: (self._overlap.setting, self._overlap.pays),
             emulated=options.emulation is not None,
         )  # fmt: skip
         self._members.remembered = scheduler.remembered
@@ -266,6 +266,7 @@ class GpuDaemon:
         gates = Gates(
             self._core, self._links, self._members,
             lambda member: self._sessions.request(member, 0), shares[ROOM_REQUESTS],
+            lambda session: session not in self._observer.without_driver,
         )  # fmt: skip
         self._limits = self._links.ram = Limits(
             self._core, self._links, budget_bytes=self._host_budget_bytes,
@@ -280,13 +281,14 @@ class GpuDaemon:
         self._link_desk = self._sessions.links = LinkDesk(
             self._core, self._links, gates, self._members,
             admit=self._sessions.admit_linked, silent=self._sessions.expect_back,
-            dismiss=self._sessions.dismiss, speeds_told=self._overlap.measured,
-            state_told=self._limits.changed,
+            dismiss=self._sessions.dismiss, state_told=self._limits.changed,
         )  # fmt: skip
 
     def _libraries(self, session: SessionId) -> Libraries:
         links = self._links
         pager = self._pager.moved_by(session)
+        if not any(link.owns for link in links.of(session)):
+            pager = MovedBy.CHECKPOINT  # the libraries are gates only
         return Libraries(links.connected(session), pager, links.unowned(session))
 
     def _link_died(self, link: Link) -> None:

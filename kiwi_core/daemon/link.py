@@ -306,10 +306,7 @@ def _done_already(call: Call, told: Told) -> int | None:
     was done; a whole page-out tells them when it is asked again."""
     out = told.residency is Residency.PAGED_OUT
     if call.action is PagerAction.PAGE_IN:
-        if not out and told.residency is Residency.RESIDENT:
-            return call.out_bytes
-        back_bytes = call.out_bytes - told.paged_out_bytes
-        return back_bytes if call.part_bytes and out and back_bytes > 0 else None
+        return call.out_bytes if told.residency is Residency.RESIDENT else None
     if call.action is PagerAction.PAGE_OUT and call.part_bytes and out:
         enough = told.paged_out_bytes >= call.out_bytes + call.part_bytes
         return told.paged_out_bytes if enough else None

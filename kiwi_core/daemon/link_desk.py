@@ -10,7 +10,7 @@ from kiwi_core.daemon.peers import process_of
 from kiwi_core.errors import PeerError
 from kiwi_core.sched import events as ev
 from kiwi_core.states import Residency
-from kiwi_core.wire.pager import PagerDone, PagerSpeeds, PagerState, WantLease, WantRoom
+from kiwi_core.wire.pager import PagerDone, PagerState, WantLease, WantRoom
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-LinkMessage = PagerState | PagerDone | PagerSpeeds | WantLease | WantRoom
+LinkMessage = PagerState | PagerDone | WantLease | WantRoom
 
 
 class LinkDesk:
     """``admit`` makes a process a session, ``dismiss`` ends one whose process lives on; ``silent``
-    is told of one from which there is no word any more, ``speeds_told`` of what a user's library
-    measured, ``state_told`` when any library has said how things are."""
+    is told of one from which there is no word any more, ``state_told`` when any library has said
+    how things are."""
 
     def __init__(
         self,
@@ -45,7 +45,6 @@ class LinkDesk:
         admit: Callable[[ProcessRef, int, str], Member],
         silent: Callable[[Member], None],
         dismiss: Callable[[Member], None],
-        speeds_told: Callable[[int, PagerSpeeds], None],
         state_told: Callable[[], None],
     ) -> None:
         self._core = core
@@ -55,7 +54,6 @@ class LinkDesk:
         self._admit = admit
         self._silent = silent
         self._dismiss = dismiss
-        self._speeds_told = speeds_told
         self._state_told = state_told
         self._link_of: dict[Connection, Link] = {}
         self.answers_dropped = 0
@@ -106,8 +104,6 @@ class LinkDesk:
                 self.answers_dropped += 1
                 log.info("answer that nobody waits for", pid=link.ref.pid, op=message.op)
                 self._believe(link)
-        elif isinstance(message, PagerSpeeds):
-            self._speeds_told(link.uid, message)
         elif isinstance(message, WantLease):
             self._gates.lease_wanted(link)
         else:

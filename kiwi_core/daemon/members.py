@@ -60,6 +60,14 @@ class Member:
     waiting: bool = False
     priority: Priority | None = None
     by_link: bool = False
+    ungated: str = ""
+    """Why its own process has no gate, as its client says; "": it has one, or has not said."""
+    bare: frozenset[ProcessRef] = frozenset()
+    """Processes of it that were seen to use the GPU without a gate."""
+    guarded: bool = True
+    """What the scheduler was told last, from these two."""
+    stopped: str = ""
+    """Why a process of it does not run, as the scheduler was told last."""
     pidfd: int = -1
     forget: asyncio.TimerHandle | None = field(default=None, repr=False)
 
@@ -94,6 +102,7 @@ class Member:
             by_link=self.by_link,
             in_burst=self.in_burst,
             priority=self.priority,
+            guarded=self.guarded,
         )
 
 

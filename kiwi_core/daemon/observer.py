@@ -62,10 +62,14 @@ PATIENCE_S = 1.0
 """What waits for a look goes on without it after this: old numbers are better than no progress."""
 
 
+_Read = tuple["list[tuple[Target, Observation]]", "list[ev.Event]", "list[ev.SessionJoined]", str]
+
+
 class Observer:
     """``everybody``, ``runners`` and ``loose`` (asked in the loop) name whom to look at, and
     ``waiting`` says whether anybody waits for the GPU; ``feed`` takes the events. ``found`` is told
-    where each session is that is not in the GPU or not free, and when that look began."""
+    where each session is that is not in the GPU or not free, and when that look began; ``seen``
+    gets every observation, before the events that follow from it."""
 
     def __init__(
         self,
@@ -80,6 +84,7 @@ class Observer:
         waiting: Callable[[], bool],
         feed: Callable[[ev.Event], None],
         found: Callable[[ev.SessionJoined, int], None] = lambda _where, _began_ns: None,
+        seen: Callable[[Target, Observation], None] = lambda _target, _seen: None,
     ) -> None:
         self._interval_s = config.observe_interval_ns / NS_PER_S
         self._pager = pager
@@ -91,6 +96,7 @@ class Observer:
         self._somebody_waits = waiting
         self._feed = feed
         self._found = found
+        self._seen = seen
         self._wanted = asyncio.Event()
         self._round: deque[Target] = deque()
         """Who is still to be looked at in this round through everybody."""
@@ -100,6 +106,8 @@ class Observer:
         """Runs exactly while a look is put off."""
         self._began_s: float | None = None
         self._error = ""
+        self.without_driver: set[SessionId] = set()
+        """Sessions of which the driver knew no process when they were looked at last."""
         self.failures = 0
         """Looks in which something could not be read."""
         self._budget_bytes = -1
@@ -157,6 +165,7 @@ class Observer:
                 interval_s = min(interval_s, LOOSE_INTERVAL_S)
             if time.monotonic() >= next_round_s:
                 self._round = deque(self._everybody())
+                self.without_driver &= {target.session for target in self._round}
                 next_round_s = time.monotonic() + QUIET_INTERVAL_S
             for _ in range(min(AT_ONCE, len(self._round))):
                 target = self._round.popleft()
@@ -175,13 +184,19 @@ class Observer:
     async def _look(self, targets: list[Target]) -> None:
         began_s = self._began_s = time.monotonic()
         try:
-            events, elsewhere, problem = await in_thread(partial(self._read, targets), "observer")
+            looked, events, elsewhere, problem = await in_thread(
+                partial(self._read, targets), "observer"
+            )
         except (KiwiError, OSError) as error:
             self._note(str(error))
             return
         finally:
             self._began_s = None
         self._note(problem)
+        for target, one in looked:
+            self._seen(target, one)
+            without = one.alive and not one.processes
+            (self.without_driver.add if without else self.without_driver.discard)(target.session)
         for event in events:
             self._feed(event)
         for where in elsewhere:
@@ -193,9 +208,10 @@ class Observer:
             log.error("cannot read the GPU's memory", why=problem)
         self._error = problem
 
-    def _read(self, targets: list[Target]) -> tuple[list[ev.Event], list[ev.SessionJoined], str]:
+    def _read(self, targets: list[Target]) -> _Read:
         """What was seen, who is not free in the GPU, and what went wrong with a single session:
         that must not hide the rest."""
+        looked: list[tuple[Target, Observation]] = []
         began_ns = time.monotonic_ns()
         problem = ""
         resident: dict[SessionId, int] = {}
@@ -209,6 +225,7 @@ class Observer:
             except KiwiError as error:
                 problem = f"{target.session}: {error}"
                 continue
+            looked.append((target, one))
             if not one.alive:
                 continue
             resident[target.session] = one.resident_bytes
@@ -232,7 +249,7 @@ class Observer:
         if time.monotonic() >= self._budget_due_s:
             self._budget_due_s = time.monotonic() + BUDGET_INTERVAL_S
             events += self._budget()
-        return events, elsewhere, problem
+        return looked, events, elsewhere, problem
 
     def _budget(self) -> list[ev.Event]:
         budget_bytes = self._host_budget_bytes()

@@ -8,16 +8,15 @@ one that is late is first reported as overdue, and its outcome counts whenever i
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
 from kiwi_core.errors import KiwiError
 from kiwi_core.pager.api import Lost, Moved, Refused
-from kiwi_core.pager.way_out import WayOut
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Operation, PageIn, PageOut, Resume, Suspend
+from kiwi_core.sched.actions import Operation, PageOut, Resume, Suspend
 from kiwi_core.states import Reason, Residency
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ log = structlog.get_logger(__name__)
 class _Running:
     action: Operation
     overdue: bool = False
-    way: WayOut = field(default_factory=WayOut)
-    """Of a page-out, for those that come in beside it."""
 
 
 class Operations:
@@ -61,12 +58,9 @@ class Operations:
         return {running.action.session for running in self._running.values()}
 
     def start(self, action: Operation, target: Target) -> None:
-        running = self._running[action.op] = _Running(action)
-        # Here, in the order of the actions: when a page-in begins, what it counts on is there.
-        beside = action.beside if isinstance(action, PageIn) else ()
-        ways = [self._running[op].way for op in beside if op in self._running]
+        self._running[action.op] = _Running(action)
         threading.Thread(
-            target=self._perform, args=(running, target, ways), name=f"op-{action.op}", daemon=True
+            target=self._perform, args=(action, target), name=f"op-{action.op}", daemon=True
         ).start()
 
     def finished(self, op: OpId) -> None:
@@ -86,10 +80,9 @@ class Operations:
                 late.append(ev.OperationOverdue(op=running.action.op))
         return late
 
-    def _perform(self, running: _Running, target: Target, ways: list[WayOut]) -> None:
-        action = running.action
+    def _perform(self, action: Operation, target: Target) -> None:
         try:
-            outcome = self._call(running, target, ways)
+            outcome = self._call(action, target)
             event = outcome_event(action, outcome)
             if isinstance(event, ev.Suspended):
                 event = self._measured(event, target)
@@ -101,8 +94,6 @@ class Operations:
             refused = Refused(Reason.DRIVER, f"{type(error).__name__}: {error}")
             event = outcome_event(action, refused)
         self._post(event)
-        # Only now: who followed it may report, and its report must not come before this one.
-        running.way.end(made_room=isinstance(event, ev.PagedOut))
 
     def _measured(self, event: ev.Suspended, target: Target) -> ev.Suspended:
         """With what the held process has in the GPU; it cannot change while it is held."""
@@ -130,15 +121,15 @@ class Operations:
             paged_out_bytes=max(1, seen.paged_out_bytes),
         )
 
-    def _call(self, running: _Running, target: Target, ways: list[WayOut]) -> Outcome:
-        action, pager = running.action, self._pager
+    def _call(self, action: Operation, target: Target) -> Outcome:
+        pager = self._pager
         if isinstance(action, Suspend):
             return pager.suspend(target, action.deadline_ns)
         if isinstance(action, Resume):
             return pager.resume(target, action.deadline_ns)
         if isinstance(action, PageOut):
-            return pager.page_out(target, action.deadline_ns, action.bytes, running.way)
-        return pager.page_in(target, action.deadline_ns, ways)
+            return pager.page_out(target, action.deadline_ns, action.bytes)
+        return pager.page_in(target, action.deadline_ns)
 
 
 def outcome_event(action: Operation, outcome: Outcome) -> ev.Event:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kiwi_core.states import Overlap
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -40,6 +38,5 @@ class DaemonOptions:
     idle_after_s: float | None = None
     swap_floor: float | None = None
     bring_back: bool = True
-    overlap: Overlap = Overlap.AUTO
     metrics: tuple[str, int] | None = None
     log_json: bool = False

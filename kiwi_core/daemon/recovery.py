@@ -59,6 +59,7 @@ async def recover(
             by_link=entry.by_link,
             in_burst=entry.in_burst,
             priority=entry.priority,
+            guarded=entry.guarded,
         )
         try:
             members.add(member)
@@ -92,4 +93,5 @@ def _joined(entry: RosterEntry, seen: Observation) -> SessionJoined:
         where_it_is(Target(SessionId(entry.session), _ref(entry)), seen),
         mid_burst=entry.in_burst and seen.residency is not Residency.LOST,
         burst=entry.burst,
+        guarded=None if entry.guarded else False,
     )

@@ -20,7 +20,7 @@ from kiwi_core.daemon.peers import user_name
 from kiwi_core.errors import CallerError
 from kiwi_core.sched.policy import names
 from kiwi_core.sched.policy.registry import POLICIES
-from kiwi_core.states import MovedBy, Overlap
+from kiwi_core.states import MovedBy
 from kiwi_core.units import SessionId, ns_to_seconds
 from kiwi_core.wire import messages as m
 from kiwi_core.wire.framing import encode
@@ -58,7 +58,6 @@ class Reporter:
         machine: Machine,
         *,
         libraries: Callable[[SessionId], Libraries] = lambda _session: Libraries(),
-        overlap: Callable[[], tuple[Overlap, bool]] = lambda: (Overlap.AUTO, False),
         held: Callable[[], Held] = lambda: Held(0, 0, 0),
         errors: Callable[[], list[str]],
         emulated: bool,
@@ -69,7 +68,6 @@ class Reporter:
         self._machine = machine
         self._libraries = libraries
         self._held = held
-        self._overlap = overlap
         self._errors = errors
         self._emulated = emulated
         self._began_ns = time.monotonic_ns()
@@ -88,7 +86,7 @@ class Reporter:
                 index=gpu.index,
                 emulated=self._emulated,
                 memory=_memory(view, self._held()),
-                scheduler=_scheduler(view, *self._overlap()),
+                scheduler=_scheduler(view),
                 holders=list(view.holders),
                 queue=[_queue_entry(entry) for entry in view.queue],
                 sessions=[
@@ -166,6 +164,9 @@ class Reporter:
             problem=problem.value if problem else "",
             problem_text=problem_text,
             priority=view.priority,
+            guarded=view.guarded,
+            unguarded_text="" if view.guarded else words.unguarded(member if mine else None),
+            stopped=view.stopped,
         )
 
     # --- waiting --------------------------------------------------------------------------------
@@ -234,7 +235,7 @@ def _memory(view: GpuView, held: Held) -> m.MemoryStatus:
     )
 
 
-def _scheduler(view: GpuView, overlap: Overlap, overlaps: bool) -> m.SchedulerStatus:
+def _scheduler(view: GpuView) -> m.SchedulerStatus:
     return m.SchedulerStatus(
         tq_s=ns_to_seconds(view.tq_ns),
         anti_thrash=view.anti_thrash,
@@ -245,8 +246,6 @@ def _scheduler(view: GpuView, overlap: Overlap, overlaps: bool) -> m.SchedulerSt
         floor_s=ns_to_seconds(view.floor_ns),
         foretold=view.foretold,
         foretold_well=view.foretold_well,
-        overlap=overlap,
-        overlaps=overlaps,
     )
 
 

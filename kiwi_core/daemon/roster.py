@@ -46,6 +46,7 @@ class RosterEntry(msgspec.Struct, frozen=True, kw_only=True):
     by_link: bool = False
     in_burst: bool = False
     priority: Priority | None = None
+    guarded: bool = True
 
 
 class RosterLink(msgspec.Struct, frozen=True, kw_only=True):

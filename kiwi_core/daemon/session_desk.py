@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.daemon.connection import Connection
     from kiwi_core.daemon.core import Core
+    from kiwi_core.daemon.guards import Guards
     from kiwi_core.daemon.link_desk import LinkDesk
     from kiwi_core.daemon.members import Members
     from kiwi_core.daemon.shares import Share
@@ -56,6 +57,7 @@ class SessionDesk:
         self._leaving: dict[Member, Connection | None] = {}
         self.places = QueuePlaces(places, self._line_up)
         self.links: LinkDesk
+        self.guards: Guards
 
     # --- asked by the desk ----------------------------------------------------------------------
 
@@ -70,6 +72,7 @@ class SessionDesk:
             member = self.admit(ref, connection.peer.uid, hello.name, hello.kernel_id)
         self._name(member, hello.name, hello.kernel_id)
         member.by_link = False
+        self.guards.told(member, hello.ungated)
         self._bind(member, connection)
         return member
 

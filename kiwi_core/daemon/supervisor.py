@@ -85,7 +85,6 @@ def _child_options(
         idle_after_ns=_ns(options.idle_after_s),
         swap_floor_factor=options.swap_floor,
         bring_back=options.bring_back,
-        overlap=options.overlap,
         emulation=emulation,
         emulated_state=hold_state(emulation) if emulation is not None else "",
         log_json=options.log_json,

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kiwi_core.states import Notice, Reason
+
+if TYPE_CHECKING:
+    from kiwi_core.daemon.members import Member
 
 _REASONS = {
     Reason.LOCK_TIMEOUT: "it did not come to rest in time (a very long GPU kernel, perhaps)",
@@ -53,6 +58,17 @@ _WORDS: dict[Notice, tuple[str, str]] = {
         "Waiting because programs outside Kiwi hold GPU memory that this notebook needs.",
         "`nvidia-smi` shows them; start them with `kiwi run` to let them share fairly.",
     ),
+    Notice.BLOCKED_UNGUARDED: (
+        (
+            "Waiting for a program that has no gate of Kiwi's, so it cannot be stopped in the "
+            "middle of its work: its turn lasts until that is done."
+        ),
+        "`kiwi status` names it if it is yours, and says how to start it with the gate.",
+    ),
+    Notice.STOPPED: (
+        "This program is stopped and takes no turn; it keeps its place in the queue.",
+        "It goes on with `fg` or `kill -CONT`, or when its debugger or freezer lets it go.",
+    ),
     Notice.STUCK: (
         "A driver call that moves the GPU memory of this notebook hangs; the others go on.",
         "If it stays so, restart this kernel.",
@@ -74,6 +90,25 @@ def sentence(notice: Notice, detail: str = "") -> tuple[str, str]:
     if detail:
         text = f"{text} ({detail})"
     return text, remedy
+
+
+def unguarded(member: Member | None) -> str:
+    """Why a session has no gate, what follows, and what to do. ``None``: of another user."""
+    follows = "It is never stopped in the middle of its work, so others wait until that is done."
+    if member is None:
+        return f"A program of it uses the GPU without Kiwi's gate. {follows}"
+    if not member.bare:
+        why = member.ungated or "A process of it uses the GPU without Kiwi's gate."
+        return f"{why} {follows}"
+    pids = ", ".join(str(ref.pid) for ref in sorted(member.bare, key=lambda ref: ref.pid))
+    which = f"process {pids}" if len(member.bare) == 1 else f"processes {pids}"
+    if member.ungated and {ref.pid for ref in member.bare} == {member.ref.pid}:
+        return f"{member.ungated} {follows}"
+    return (
+        f"Without Kiwi's gate, the GPU is used by {which}: started with an environment that lacks "
+        f"Kiwi's LD_PRELOAD, linked statically, or by a driver that was loaded before Kiwi. "
+        f"{follows} Start it with `kiwi run`, and leave LD_PRELOAD as it is."
+    )
 
 
 def left_out(why: str) -> tuple[str, str]:

@@ -20,7 +20,9 @@ from __future__ import annotations
 from kiwi_core.emulator._build import BuildError, Libraries, build
 from kiwi_core.emulator._faults import Fault, Faults, faults
 from kiwi_core.emulator._load import activate, environment, library_path, load, loaded_libcuda
+from kiwi_core.emulator._manners import DEFAULT_DRIVER, DRIVERS, ENV_DRIVER, MANNERS
 from kiwi_core.emulator._state import (
+    ENV_RECORD,
     ENV_STATE,
     Books,
     GpuBooks,
@@ -29,10 +31,15 @@ from kiwi_core.emulator._state import (
     StateError,
     books,
     create_state,
+    has_manner,
+    host_down,
     parse_gpus,
+    parse_machine,
     set_context_bytes,
     set_copy_bandwidth,
+    set_driver,
     set_driver_version,
+    set_manner,
 )
 
 MODULE_IMAGE = b"kiwi-emulated-module\0"
@@ -45,7 +52,12 @@ Parameters: ``fill_u32(u64 ptr, u64 n, u32 value)``, ``add_u32(u64 ptr, u64 n, u
 """
 
 __all__ = [
+    "DEFAULT_DRIVER",
+    "DRIVERS",
+    "ENV_DRIVER",
+    "ENV_RECORD",
     "ENV_STATE",
+    "MANNERS",
     "MODULE_IMAGE",
     "Books",
     "BuildError",
@@ -62,11 +74,16 @@ __all__ = [
     "create_state",
     "environment",
     "faults",
+    "has_manner",
+    "host_down",
     "library_path",
     "load",
     "loaded_libcuda",
     "parse_gpus",
+    "parse_machine",
     "set_context_bytes",
     "set_copy_bandwidth",
+    "set_driver",
     "set_driver_version",
+    "set_manner",
 ]

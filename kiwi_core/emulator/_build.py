@@ -40,6 +40,7 @@ CUDA = (
     "server.c",
     "control.c",
     "table.c",
+    "names.c",
 )
 NVML = ("nvml.c",)
 FLAGS = (

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-Kind = Literal["lock_timeout", "checkpoint_fail", "restore_fail", "restore_oom", "hang"]
+Kind = Literal[
+    "lock_timeout", "checkpoint_fail", "restore_fail", "restore_oom", "hang", "checkpoint_poison",
+    "checkpoint_kill", "checkpoint_oom", "checkpoint_unsupported", "restore_invalid", "lock_kill",
+]  # fmt: skip
 Operation = Literal["any", "lock", "checkpoint", "restore", "unlock", "get_state"]
 
 KINDS: dict[str, int] = {
@@ -23,6 +26,12 @@ KINDS: dict[str, int] = {
     "restore_fail": 3,
     "restore_oom": 4,
     "hang": 5,
+    "checkpoint_poison": 6,
+    "checkpoint_kill": 7,
+    "checkpoint_oom": 8,
+    "checkpoint_unsupported": 9,
+    "restore_invalid": 10,
+    "lock_kill": 11,
 }
 OPERATIONS: dict[str, int] = {
     "any": 0,
@@ -58,6 +67,13 @@ class Faults:
       operation answers OPERATING_SYSTEM.
     - ``restore_oom``: a restore answers OUT_OF_MEMORY; the process stays CHECKPOINTED, and every
       later restore answers OPERATING_SYSTEM, as with the real driver (cuda-checkpoint #44).
+    - ``checkpoint_poison``: a checkpoint answers NOT_SUPPORTED, and the contexts are dead all the
+      same: once it is unlocked the process's calls answer LAUNCH_FAILED.
+    - ``checkpoint_kill``: the process is killed in a checkpoint, ``duration_s`` after its begin.
+    - ``checkpoint_oom``: a checkpoint answers OUT_OF_MEMORY, as with MIG; nothing is lost.
+    - ``checkpoint_unsupported``: a checkpoint answers NOT_SUPPORTED, as on arm64; nothing is lost.
+    - ``restore_invalid``: a restore answers INVALID_VALUE, and so does every later one.
+    - ``lock_kill``: a lock kills the process (SIGSEGV).
     - ``hang``: the operation does not begin for ``duration_s`` (0: until cleared).
     """
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 
 MAGIC = b"KIWIEMU1"
-LAYOUT = 1
+LAYOUT = 2
 GPUS_MAX = 16
 PROCS_MAX = 256
 FAULTS_MAX = 64
 NAME_MAX = 96
+DRIVER_MAX = 32
 
 
 class Gpu(ctypes.Structure):
@@ -34,6 +35,7 @@ class Proc(ctypes.Structure):
         ("busy_ns", ctypes.c_uint64 * GPUS_MAX),
         ("busy_since_ns", ctypes.c_uint64 * GPUS_MAX),
         ("parked_bytes", ctypes.c_uint64 * GPUS_MAX),
+        ("kept_bytes", ctypes.c_uint64 * GPUS_MAX),
     ]
 
 
@@ -59,6 +61,10 @@ class State(ctypes.Structure):
         ("context_bytes", ctypes.c_uint64),
         ("copy_bytes_per_s", ctypes.c_uint64),
         ("write_seq", ctypes.c_uint64),
+        ("manners", ctypes.c_uint32),
+        ("host_down", ctypes.c_int32),
+        ("stream_bytes", ctypes.c_uint64),
+        ("driver_name", ctypes.c_char * DRIVER_MAX),
         ("lock", ctypes.c_uint8 * 64),
         ("gpus", Gpu * GPUS_MAX),
         ("faults", FaultSlot * FAULTS_MAX),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kiwi_core.emulator import _layout
+from kiwi_core.emulator import _layout, _manners
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 ENV_STATE = "KIWI_EMULATOR_STATE"
 """Names the state file for the C libraries.  Required: there is no default path."""
 
-DRIVER_VERSION = 13000
+ENV_RECORD = "KIWI_EMULATOR_RECORD"
+"""Names a file to which each new state's path is added: tests look at all machines of theirs."""
+
 CONTEXT_BYTES = 8 << 20
 """What one context costs by default; 300-600 MB on a real GPU, scaled to emulated ones."""
 
+CHECKPOINTED = 2
 SNAPSHOT_TRIES = 200
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -58,12 +61,23 @@ class ProcessBooks:
     context_bytes: dict[int, int]
     parked_bytes: dict[int, int]
     """Device bytes that it had and will want back, while checkpointed."""
+    kept_bytes: dict[int, int]
+    """What a failed restore of it grabbed and keeps; NVML names no owner."""
     checkpoints: int
     restores: int
 
+    def holds(self, gpu: int) -> int:
+        return sum(h.get(gpu, 0) for h in (self.device_bytes, self.context_bytes, self.kept_bytes))
+
     def wants(self, gpu: int) -> bool:
         return any(
-            gpu in held for held in (self.device_bytes, self.context_bytes, self.parked_bytes)
+            gpu in held
+            for held in (
+                self.device_bytes,
+                self.context_bytes,
+                self.parked_bytes,
+                self.kept_bytes,
+            )
         )
 
 
@@ -102,8 +116,27 @@ def parse_gpus(text: str) -> list[GpuSpec]:
     return [GpuSpec(total) for _ in range(count)]
 
 
-def create_state(path: Path, gpus: Sequence[GpuSpec]) -> None:
+def parse_machine(text: str) -> tuple[list[GpuSpec], str | None]:
+    """``1x512MiB,driver=595``: the GPUs and the driver's name (None: not given).  Raises ValueError
+    that shows the form, or lists the drivers."""
+    sizes, *options = text.split(",")
+    driver = None
+    for option in options:
+        key, _, value = option.partition("=")
+        if key.strip() != "driver":
+            raise ValueError(
+                f"{option.strip()!r} says nothing about emulated GPUs: after the size there can be "
+                "driver=NAME, for example 1x512MiB,driver=595"
+            )
+        driver = value.strip()
+        _manners.profile(driver)
+    return parse_gpus(sizes), driver
+
+
+def create_state(path: Path, gpus: Sequence[GpuSpec], driver: str | None = None) -> None:
     """Makes the file (mode 0600, whole or not at all) and the directory of control sockets.
+
+    ``driver`` names a profile (``DRIVERS``); None: that of the environment, or the default one.
 
     An existing file is replaced; processes that have the old one mapped go on with that.
     """
@@ -114,9 +147,10 @@ def create_state(path: Path, gpus: Sequence[GpuSpec]) -> None:
         magic=_layout.MAGIC,
         layout=_layout.LAYOUT,
         gpu_count=len(gpus),
-        driver_version=DRIVER_VERSION,
         context_bytes=CONTEXT_BYTES,
+        stream_bytes=_manners.STREAM_BYTES,
     )
+    _put_driver(state, _manners.profile(driver))
     for index, spec in enumerate(gpus):
         gpu = state.gpus[index]
         identity = _uuid_of(path, index, spec)
@@ -128,6 +162,15 @@ def create_state(path: Path, gpus: Sequence[GpuSpec]) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(bytes(state))
     os.replace(temporary, path)
+    if record := os.environ.get(ENV_RECORD):
+        with open(record, "a") as record_file:
+            record_file.write(f"{path}\n")
+
+
+def _put_driver(state: _layout.State, profile: _manners.Profile) -> None:
+    state.manners = profile.bits
+    state.driver_version = profile.cuda_version
+    state.driver_name = f"{profile.driver}-kiwi-emulated".encode()
 
 
 def _uuid_of(path: Path, index: int, spec: GpuSpec) -> uuid.UUID:
@@ -182,6 +225,45 @@ def set_driver_version(path: Path, version: int) -> None:
         state.driver_version = version
 
 
+def set_driver(path: Path, driver: str) -> None:
+    """Give the machine another profile (``DRIVERS``), live.  Raises ValueError that lists them."""
+    profile = _manners.profile(driver)
+    with mapped(path) as state:
+        _put_driver(state, profile)
+
+
+def set_manner(path: Path, manner: str, on: bool = True) -> None:
+    """Switch one manner (``MANNERS``) on or off, live, whatever the profile says."""
+    bit = _manners.MANNERS[manner]
+    with mapped(path) as state:
+        state.manners = state.manners | bit if on else state.manners & ~bit
+
+
+def has_manner(path: Path, manner: str) -> bool:
+    with mapped(path) as state:
+        return bool(state.manners & _manners.MANNERS[manner])
+
+
+def host_down(path: Path) -> int:
+    """Return the pid of the process whose kill took the host down; 0: it is up.
+
+    With ``kill_takes_host_down`` a process that was restored, lives and is killed does that: it
+    must be suspended first, or end by itself (NVIDIA/cuda-checkpoint#53).
+    """
+    snapshot = _snapshot(path)
+    if snapshot.host_down or not snapshot.manners & _manners.MANNERS["kill_takes_host_down"]:
+        return int(snapshot.host_down)
+    killed = (
+        slot.pid
+        for slot in snapshot.procs
+        if slot.pid
+        and slot.restores
+        and slot.state != CHECKPOINTED
+        and _start_ticks(slot.pid) != slot.start_ticks
+    )
+    return int(next(killed, 0))
+
+
 def books(path: Path) -> Books:
     """A consistent snapshot of who holds what; the dead do not appear in it."""
     snapshot = _snapshot(path)
@@ -191,7 +273,7 @@ def books(path: Path) -> Books:
     for index in range(snapshot.gpu_count):
         gpu = snapshot.gpus[index]
         here = tuple(p for p in processes if p.wants(index))
-        used = sum(p.device_bytes.get(index, 0) + p.context_bytes.get(index, 0) for p in here)
+        used = sum(p.holds(index) for p in here)
         name = f"GPU-{uuid.UUID(bytes=bytes(gpu.uuid))}"
         gpus.append(GpuBooks(index, name, gpu.name.decode(), gpu.total_bytes, used, here))
     return Books(tuple(gpus), processes)
@@ -208,6 +290,7 @@ def _process(slot: _layout.Proc) -> ProcessBooks:
         device_bytes=held(slot.device_bytes),
         context_bytes=held(slot.context_bytes),
         parked_bytes=held(slot.parked_bytes),
+        kept_bytes=held(slot.kept_bytes),
         checkpoints=slot.checkpoints,
         restores=slot.restores,
     )

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 from kiwi_core.gpu.processes import ProcessRef
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from kiwi_core.pager.way_out import WayOut
     from kiwi_core.states import Reason, Residency
     from kiwi_core.units import SessionId
 
@@ -124,6 +123,8 @@ class Observation:
     busy: bool | None = None
     processes: tuple[ProcessMemory, ...] = field(default=())
     partial: bool = False
+    stopped: str = ""
+    """Why a process of it does not run, for people ("stopped by Ctrl-Z: ..."); "": all do."""
 
 
 class Pager(Protocol):
@@ -165,19 +166,8 @@ class Pager(Protocol):
 class PartialPager(Pager, Protocol):
     """One that can move a part of what a session has (``Observation.partial`` says of which)."""
 
-    def page_out(
-        self,
-        target: Target,
-        deadline_ns: int,
-        at_least_bytes: int = 0,
-        way: WayOut | None = None,
-    ) -> Outcome:
-        """At least so many bytes more than are out already, if there are as many; 0: all. The
-        session is held and counts as out, whatever is left. Of one that cannot be moved in part,
-        all is. ``way`` is told if it makes no room after all, before anything comes back."""
-        ...
-
-    def page_in(self, target: Target, deadline_ns: int, beside: Sequence[WayOut] = ()) -> Outcome:
-        """``beside``: page-outs that make its room. It comes in as they do, and is let go after all
-        of them have ended; if one of them fails it gives back what it took: ``NO_ROOM``."""
+    def page_out(self, target: Target, deadline_ns: int, at_least_bytes: int = 0) -> Outcome:
+        """Move out at least so many bytes more than are out already, if there are as many; 0: all.
+        The session is held and counts as out, whatever is left. Of a session that cannot be moved
+        in part, all is moved."""
         ...

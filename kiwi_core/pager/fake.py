@@ -29,15 +29,13 @@ from kiwi_core.pager.api import (
     Refused,
     Target,
 )
-from kiwi_core.pager.way_out import following
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import NS_PER_S, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from kiwi_core.pager.api import Outcome
-    from kiwi_core.pager.way_out import WayOut
     from kiwi_core.units import SessionId
 
 Call = Literal["suspend", "resume", "page_out", "page_in"]
@@ -48,15 +46,6 @@ class Refuse:
     """The call does nothing and says so."""
 
     reason: Reason
-    detail: str = "scripted"
-
-
-@dataclass(frozen=True)
-class BreakOff:
-    """A page-out does so much, then it cannot go on and brings it back."""
-
-    after_bytes: int
-    reason: Reason = Reason.DRIVER
     detail: str = "scripted"
 
 
@@ -96,12 +85,7 @@ class Hang:
         self._free.wait()
 
 
-Fault = Refuse | BreakOff | Lose | Slow | Raise | Hang
-
-_STEPS = 8
-"""A way out of a session that can be moved in part frees its memory in so many."""
-
-_STEP_S = 0.002
+Fault = Refuse | Lose | Slow | Raise | Hang
 
 
 @dataclass
@@ -210,7 +194,6 @@ class FakePager:
         target: Target,
         deadline_ns: int,  # noqa: ARG002
         at_least_bytes: int = 0,
-        way: WayOut | None = None,
     ) -> Outcome:
         at_least_bytes = at_least_bytes if self._partial else 0
 
@@ -218,30 +201,13 @@ class FakePager:
             return self._page_out(process, at_least_bytes)
 
         outcome = self._perform("page_out", target, operation)
-        if isinstance(outcome, Refused):
-            self._come_back(target, way)
         if not isinstance(outcome, Moved):
             return outcome
         with self._changed:
             return replace(outcome, left_bytes=self._process(target.session).left_bytes)
 
-    def page_in(self, target: Target, deadline_ns: int, beside: Sequence[WayOut] = ()) -> Outcome:
-        came_bytes = 0
-        with following(beside):
-            while not all(way.ended for way in beside):
-                if any(way.failed for way in beside) or time.monotonic_ns() >= deadline_ns:
-                    self._give_back(target, came_bytes)
-                    return Refused(Reason.NO_ROOM, "The room for it was not made.")
-                came_bytes += self._take_what_is_free(target)
-                time.sleep(_STEP_S)
-        if any(way.failed for way in beside):
-            self._give_back(target, came_bytes)
-            return Refused(Reason.NO_ROOM, "The room for it was not made.")
-        outcome = self._perform("page_in", target, lambda one: self._page_in(one, deadline_ns))
-        if isinstance(outcome, Moved):
-            return replace(outcome, bytes_moved=outcome.bytes_moved + came_bytes)
-        self._give_back(target, came_bytes)
-        return outcome
+    def page_in(self, target: Target, deadline_ns: int) -> Outcome:
+        return self._perform("page_in", target, lambda one: self._page_in(one, deadline_ns))
 
     def observe(self, target: Target) -> Observation:
         with self._changed:
@@ -312,10 +278,6 @@ class FakePager:
             raise fault.error
         if isinstance(fault, Refuse):
             return Refused(fault.reason, fault.detail)
-        if isinstance(fault, BreakOff):
-            with self._changed:
-                self._part_out(self._process(target.session), fault.after_bytes)
-            return Refused(fault.reason, fault.detail)
         if isinstance(fault, Lose):
             with self._changed:
                 self._process(target.session).residency = Residency.LOST
@@ -356,44 +318,11 @@ class FakePager:
             return 0
         if process.residency is Residency.RESIDENT:
             process.residency = Residency.LOCKED
-        self._part_out(process, min(at_least_bytes or process.left_bytes, process.left_bytes))
+        part_bytes = min(at_least_bytes or process.left_bytes, process.left_bytes)
+        self._copy(process, part_bytes)
+        process.out_bytes += part_bytes
         process.residency = Residency.PAGED_OUT
         return process.out_bytes
-
-    def _part_out(self, process: _Process, size_bytes: int) -> None:
-        steps = _STEPS if self._partial else 1
-        for step in range(steps):
-            part_bytes = size_bytes * (step + 1) // steps - size_bytes * step // steps
-            self._copy(process, part_bytes)
-            process.out_bytes += part_bytes
-            self._changed.notify_all()
-
-    def _come_back(self, target: Target, way: WayOut | None) -> None:
-        """Without the lock: those that have come in beside it give back what they took first."""
-        if way is not None:
-            way.fail()
-            way.wait_alone(time.monotonic_ns() + 60 * NS_PER_S)
-        with self._changed:
-            process = self._process(target.session)
-            if process.residency in (Residency.RESIDENT, Residency.LOCKED):
-                process.out_bytes = 0
-
-    def _take_what_is_free(self, target: Target) -> int:
-        with self._changed:
-            process = self._process(target.session)
-            if process.residency is not Residency.PAGED_OUT:
-                return 0
-            part_bytes = min(self._free(), process.out_bytes)
-            process.out_bytes -= part_bytes
-            self._copy(process, part_bytes)
-            return part_bytes
-
-    def _give_back(self, target: Target, came_bytes: int) -> None:
-        with self._changed:
-            process = self._process(target.session)
-            if process.residency is Residency.PAGED_OUT:
-                process.out_bytes += came_bytes
-                self._changed.notify_all()
 
     def _page_in(self, process: _Process, deadline_ns: int) -> int | Refused:
         if process.residency is not Residency.PAGED_OUT:

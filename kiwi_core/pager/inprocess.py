@@ -20,14 +20,12 @@ from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Capabilities, Refused
 from kiwi_core.pager.linked import all_out
 from kiwi_core.pager.ports import Stop, refusal
-from kiwi_core.pager.steps import Steps
 from kiwi_core.pager.together import Together, in_parts
-from kiwi_core.pager.way_out import following
 from kiwi_core.states import MovedBy, Reason, Residency
 from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from kiwi_core.pager.checkpoint import CheckpointPager
     from kiwi_core.pager.linked import Linked, Links, Told
     from kiwi_core.pager.room import Room
-    from kiwi_core.pager.way_out import WayOut
     from kiwi_core.units import SessionId
 
 SCRUBBED_NS = NS_PER_S // 2
@@ -76,28 +73,16 @@ class InProcessPager:
     def resume(self, target: Target, deadline_ns: int) -> Outcome:
         return self._run(target, deadline_ns, self._checkpoint.resume, Together.resume)
 
-    def page_out(
-        self,
-        target: Target,
-        deadline_ns: int,
-        at_least_bytes: int = 0,
-        way: WayOut | None = None,
-    ) -> Outcome:
+    def page_out(self, target: Target, deadline_ns: int, at_least_bytes: int = 0) -> Outcome:
         def together(one: Together) -> Moved:
-            return one.page_out(at_least_bytes, way)
+            return one.page_out(at_least_bytes)
 
         return self._run(target, deadline_ns, self._checkpoint.page_out, together)
 
-    def page_in(self, target: Target, deadline_ns: int, beside: Sequence[WayOut] = ()) -> Outcome:
+    def page_in(self, target: Target, deadline_ns: int) -> Outcome:
         """Where room is lacking, and other sessions that are out have left something in the GPU,
         that goes first."""
         patience_ns = self._config.room_wait_ns
-        if beside:
-            outcome = self._page_in_beside(target, deadline_ns, beside)
-            if not isinstance(outcome, Refused) or outcome.reason is not Reason.NO_ROOM:
-                return outcome
-            if any(way.failed or not way.ended for way in beside):
-                return outcome
         if any(other.session != target.session for other in self._links.paged_out()):
             outcome = self._page_in(target, deadline_ns, min(patience_ns, SCRUBBED_NS))
             if not isinstance(outcome, Refused) or outcome.reason is not Reason.NO_ROOM:
@@ -111,18 +96,6 @@ class InProcessPager:
 
         def together(one: Together) -> Moved:
             return one.page_in(room_wait_ns)
-
-        return self._run(target, deadline_ns, alone, together)
-
-    def _page_in_beside(self, target: Target, deadline_ns: int, ways: Sequence[WayOut]) -> Outcome:
-        def alone(target: Target, deadline_ns: int) -> Outcome:
-            steps = Steps(self._links, self._room, ways, deadline_ns, list, lambda: None)
-            with following(ways):
-                steps.follow(moving=False)
-            return self._checkpoint.page_in(target, deadline_ns)
-
-        def together(one: Together) -> Moved:
-            return one.page_in_beside(ways, min(self._config.room_wait_ns, SCRUBBED_NS))
 
         return self._run(target, deadline_ns, alone, together)
 

@@ -41,6 +41,11 @@ class Linked(Protocol):
     @property
     def told(self) -> Told: ...
     @property
+    def owns(self) -> bool:
+        """Its library can move its memory. Else it is only the gate, and the driver moves it."""
+        ...
+
+    @property
     def connected(self) -> bool: ...
     @property
     def expected(self) -> bool:
@@ -79,6 +84,5 @@ class Links(Protocol):
         "free" a little past ``deadline_ns`` at most, for a move longer (it may have to be undone).
         ``Refused(GONE)``: that process has ended. ``Refused(LOCK_TIMEOUT)``: it did not answer; it
         may still do what it was told (``moving``), and does nothing else before.
-        ``part_bytes`` other than 0: at least so much goes out, or at most so much comes in, which
-        leaves it out and held."""
+        ``part_bytes`` other than 0: a page-out moves at least so much."""
         ...

@@ -112,30 +112,6 @@ class Room:
         self._promised = [r for r in self._promised if not r.ended or r.still_moving()]
         return [r for r in self._promised if r is not but and r.need_bytes != 0]
 
-    @contextmanager
-    def part(
-        self,
-        own_pids: Collection[int],
-        least_bytes: int,
-        most_bytes: int,
-        still_moving: Callable[[], bool],
-    ) -> Iterator[int]:
-        """Of what is free now, between ``least_bytes`` and ``most_bytes``, promised while inside;
-        0: there is less. For what can fail for room and be tried again."""
-        reservation = Reservation(0, own_pids, can_fail=True, still_moving=still_moving)
-        with self.reserved(reservation):
-            with self._lock:
-                others = [r.need_bytes for r in self._others(reservation)]
-                free_bytes = 0
-                if None not in others:
-                    free_bytes = self._gpu.free_bytes() - sum(need or 0 for need in others)
-                part_bytes = min(free_bytes, most_bytes)
-                part_bytes = part_bytes if part_bytes >= least_bytes else 0
-                if part_bytes:
-                    reservation.need_bytes = part_bytes
-                    self._promised.append(reservation)
-            yield part_bytes
-
     def wait(
         self, reservation: Reservation, deadline_ns: int, still_wanted: Callable[[], None]
     ) -> None:

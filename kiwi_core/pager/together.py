@@ -7,7 +7,7 @@ ends up as the operation found it, as far as that can still be done.
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Lost, Moved, Refused
-from kiwi_core.pager.ports import Stop, refusal
+from kiwi_core.pager.ports import Stop
 from kiwi_core.pager.room import Reservation
-from kiwi_core.pager.steps import Steps
-from kiwi_core.pager.way_out import following
 from kiwi_core.states import Reason, Residency
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from kiwi_core.pager.checkpoint import CheckpointPager
     from kiwi_core.pager.linked import Linked, Links, Step
     from kiwi_core.pager.room import Room
-    from kiwi_core.pager.way_out import WayOut
 
 _ROUNDS_MAX: Final = 8
 """Looks for processes that came while others were being held."""
@@ -39,9 +36,8 @@ _HELD_BY_DRIVER: Final = frozenset({Residency.LOCKED, Residency.PAGED_OUT})
 
 
 class Together:
-    """``suspend``, ``resume``, ``page_out``, ``page_in`` or ``page_in_beside``, once; each may
-    raise ``Stop``, and ``GpuError`` where the driver is out of order. ``look`` finds the linked
-    processes."""
+    """``suspend``, ``resume``, ``page_out`` or ``page_in``, once; each may raise ``Stop``, and
+    ``GpuError`` where the driver is out of order. ``look`` finds the linked processes."""
 
     def __init__(
         self,
@@ -83,7 +79,7 @@ class Together:
         self._all_do(_in(links, Residency.LOCKED), "free")
         return self._moved(0)
 
-    def page_out(self, at_least_bytes: int = 0, way: WayOut | None = None) -> Moved:
+    def page_out(self, at_least_bytes: int = 0) -> Moved:
         """Of a session that is out already: what its libraries have left in the GPU, too, since
         whoever asks again is short of room."""
         self._check_first()
@@ -94,15 +90,15 @@ class Together:
             links = self._hold_all(held)
             self._ask(self._checkpoint.suspend, self._rest())
             self._all_do(_unsure(links), "page-out")
-            todo = [link for link in links if _something_in(link)]
+            todo = [link for link in links if link.owns and _something_in(link)]
+            gates = {link.ref for link in links if not link.owns}
             if todo and at_least_bytes and self.in_parts():
                 self._part_out(todo, at_least_bytes)
             else:
                 self._all_do(todo, "page-out")
-                rest_bytes = self._ask(self._checkpoint.page_out, self._rest())
+                rest_bytes = self._ask(self._checkpoint.page_out, self._rest(but=gates))
             self._still_wanted()
         except Stop as stop:
-            self._nobody_counts_on(way)
             if self._over(stop) or self._undo_page_out(stop, found, held):
                 raise
             return self._out_now()
@@ -111,35 +107,6 @@ class Together:
         if todo or rest_bytes or self._ask(self._checkpoint.page_out, self._target):
             return self._out_now()
         return self._moved(0)  # it was out already, with all that it has
-
-    def page_in_beside(self, ways: Sequence[WayOut], room_wait_ns: int) -> Moved:
-        """Comes in as the ways out make room, and is let go when all of them have ended."""
-        self._check_first()
-        steps = Steps(
-            self._links, self._room, ways, self._deadline_ns,
-            lambda: self._look(self._target), self._still_wanted,
-        )  # fmt: skip
-        try:
-            with following(ways), self._given_back(steps):
-                steps.follow(moving=self.in_parts())
-            self._began_ns = time.monotonic_ns() - steps.moving_ns  # waiting for room is not moving
-            with self._given_back(steps):
-                rest = self.page_in(room_wait_ns)
-        except Stop as stop:
-            self._over(stop)
-            raise
-        return replace(rest, bytes_moved=rest.bytes_moved + steps.moved_bytes)
-
-    @contextmanager
-    def _given_back(self, steps: Steps) -> Iterator[None]:
-        """What came in by steps, if the block ends early; not where all comes in anyway."""
-        try:
-            yield
-        except (Stop, GpuError) as error:
-            stop = error if isinstance(error, Stop) else Stop(refusal(error, self._target.root.pid))
-            if not stop.over:
-                stop.add(steps.give_back(self._undo_by_ns()))
-            raise stop from error
 
     def in_parts(self) -> bool:
         """Can a part of it be moved: do libraries have all of it, and know how?"""
@@ -211,12 +178,6 @@ class Together:
         with suppress(GpuError):
             return self._checkpoint.observe(self._target).resident_bytes
         return 0
-
-    def _nobody_counts_on(self, way: WayOut | None) -> None:
-        """Before anything comes back: those that came in beside it give back what they took."""
-        if way is not None:
-            way.fail()
-            way.wait_alone(self._undo_by_ns())
 
     def _hold_all(self, held: list[Linked]) -> list[Linked]:
         """Again and again until a look finds none that runs; ``held`` gets those held here."""
@@ -381,7 +342,7 @@ class Together:
 def in_parts(links: Sequence[Linked], processes: Sequence[ProcessMemory]) -> bool:
     """Do libraries that can move a part have all that a session has? ``processes`` are those that
     the driver knows, as it sees them."""
-    refs = {link.ref for link in links if link.connected and link.told.partial}
+    refs = {link.ref for link in links if link.connected and link.told.partial and link.owns}
     return len(refs) == len(links) > 0 and all(
         memory.ref in refs and memory.residency not in _HELD_BY_DRIVER for memory in processes
     )

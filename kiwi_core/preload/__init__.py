@@ -7,37 +7,24 @@ For whoever starts programs under Kiwi::
 
 For a Python process itself, before anything in it has loaded the driver::
 
-    gate = preload.load_gate()
+    gate = preload.load_gate("/usr/lib/x86_64-linux-gnu/libcuda.so.1")
 
-docs/preload.md says what it does.  Imports nothing of Kiwi, and nothing but the standard library;
-what compiles is imported when it is needed, since kernels import this at their start.
+docs/preload.md says what it does.  Imports nothing of Kiwi, and nothing but the standard library.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from kiwi_core.preload._gate import Gate, GateState, load_gate
-from kiwi_core.preload._places import compiled_gate
-
-if TYPE_CHECKING:
-    from kiwi_core.preload._build import NAME, Unavailable, environment, library
+from kiwi_core.preload._build import NAME, Unavailable, environment, find_compiler, library
+from kiwi_core.preload._gate import Gate, GateState, guarded, load_gate
 
 __all__ = [
     "NAME",
     "Gate",
     "GateState",
     "Unavailable",
-    "compiled_gate",
     "environment",
+    "find_compiler",
+    "guarded",
     "library",
     "load_gate",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(name)
-    from kiwi_core.preload import _build
-
-    return getattr(_build, name)

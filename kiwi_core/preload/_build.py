@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import site
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -18,22 +19,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiwi_core.preload import _generate
-from kiwi_core.preload._places import (
-    ALIAS_NAME,
-    ENV_LIBRARY,
-    GATE_NAME,
-    HERE,
-    SHIPPED,
-    SOURCES,
-    default_cache_dir,
-    note_gate,
-    why_unsafe,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 NAME = "libkiwi_preload.so"
+GATE_NAME = "libkiwi_gate.so"
+"""The same library under the driver's own SONAME, libcuda.so.1."""
+ALIAS_NAME = "libkiwi_gate_alias.so"
+"""An empty library with the SONAME libcuda.so, which needs libcuda.so.1: some programs ask for it
+by that name."""
+HERE = Path(__file__).parent
+SOURCES = HERE / "src"
+ENV_LIBRARY = "KIWI_PRELOAD_LIBRARY"
+SHIPPED = HERE / "lib"
+"""Where a wheel has the libraries, in a directory named by the machine."""
 FLAGS = (
     *("-std=gnu11", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-pthread"),
     "-fno-strict-aliasing",  # function pointers and driver handles go through words
@@ -72,20 +72,18 @@ def library(cache_dir: Path | None = None) -> Path:
         _check_name(shipped, "Install Kiwi into an environment whose path has none.")
         return shipped
     header, compiler = find_header(), find_compiler()
-    parent = cache_dir if cache_dir is not None else default_cache_dir()
+    parent = cache_dir if cache_dir is not None else _default_cache_dir()
     target = parent / f"preload-{_fingerprint(header)}" / NAME
     _check_name(target, "Set XDG_CACHE_HOME to a directory whose path has none.")
     try:
         _make_readable(parent)
         _check_owner(parent, target.parent)
         if target.is_file():
-            note_gate(parent, target)
             return target
         with open(parent / "preload.lock", "w", opener=_for_this_user) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.is_file():
                 _build_beside(target, compiler, header)
-        note_gate(parent, target)
     except OSError as e:
         raise Unavailable(
             f"The in-process pager cannot be built in {parent}: {e}.",
@@ -98,8 +96,18 @@ def _check_owner(*places: Path) -> None:
     """Whoever can put a library into the cache has their code run by everybody who uses it.
     Raises ``OSError``."""
     for place in filter(os.path.lexists, places):
-        if why := why_unsafe(os.lstat(place)):
+        if why := _why_unsafe(os.lstat(place)):
             raise PermissionError(f"{place}: {why}")
+
+
+def _why_unsafe(found: os.stat_result) -> str:
+    if stat.S_ISLNK(found.st_mode):
+        return "it is a link"
+    if not stat.S_ISDIR(found.st_mode):
+        return "it is not a directory"
+    if found.st_uid not in (0, os.getuid()):
+        return "it belongs to another user"
+    return "others can write to it" if found.st_mode & stat.S_IWOTH else ""
 
 
 def _named(library: Path) -> Path:
@@ -262,6 +270,11 @@ def _version(header: Path) -> int:
         return 0
     found = re.search(r"^\s*#\s*define\s+CUDA_VERSION\s+(\d+)", text, re.M)
     return int(found[1]) if found else 0
+
+
+def _default_cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "kiwi"
 
 
 def _make_readable(directory: Path) -> None:

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-import struct
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kiwi_core.preload._places import ALIAS_NAME, compiled_gate
+from kiwi_core.preload._build import ALIAS_NAME, GATE_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
 DRIVER = "libcuda.so.1"
-_CACHE = Path("/etc/ld.so.cache")
-_CACHE_MAGIC = b"glibc-ld.so.cache1.1"
-_CACHE_HEAD = struct.Struct("=20s2I5I")
-_CACHE_ENTRY = struct.Struct("=i3IQ")
-_CACHE_FLAGS = {"x86_64": 0x0303, "aarch64": 0x0A03}
-"""How the loader's cache marks libraries for glibc on this machine."""
+ALSO = "libcuda.so"
+"""What some programs ask for: the link that developers' packages have."""
 
 
 class GateState(Enum):
@@ -30,53 +24,73 @@ class GateState(Enum):
     TOO_LATE = "too-late"
     """The driver is loaded already: its functions may have been looked up."""
     UNAVAILABLE = "unavailable"
-    """There is no driver here, or no gate that could be loaded."""
+    """There is no gate that could be loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """``reason`` says in words why it is not loaded; ``driver`` is the real one behind the gate
-    (``None`` also where the program was started under the preloaded library)."""
+    """``reason`` says in words why it is not loaded."""
 
     state: GateState
     reason: str = ""
-    driver: Path | None = None
 
 
-def load_gate(real: Path | None = None, library: Path | None = None) -> Gate:
+def guarded() -> bool:
+    """Return whether this process has the gate, by ``load_gate`` or by LD_PRELOAD."""
+    if hasattr(ctypes.CDLL(None), "kiwi_preload_version"):
+        return True
+    there = _loaded(DRIVER)
+    return there is not None and _is_gate(there)
+
+
+def load_gate(real: Path | str, library: Path | None = None) -> Gate:
     """Put the gate in front of the CUDA driver of this process, before anybody loads that.
 
-    ``real`` is the driver's file; by default the one that the dynamic loader would find.
-    ``library`` is the gate; by default the compiled one (``compiled_gate``). Compiles nothing and
-    does not load the driver, which the program's first call does. Idempotent.
+    ``real`` is the driver's file. It is not loaded: the program's first call does that. Until then
+    another call of this function may name another one. ``library`` is the gate; by default the one
+    that was compiled with what ``ready.find`` finds. Nothing is compiled here.
     """
     if hasattr(ctypes.CDLL(None), "kiwi_preload_version"):
-        return Gate(GateState.LOADED, "The program was started under Kiwi's preloaded library.")
-    for name in (DRIVER, "libcuda.so"):
-        if (there := _loaded(name)) is not None and not hasattr(there, "kiwi_gate_start"):
-            return Gate(
-                GateState.TOO_LATE, "This program loaded the CUDA driver before Kiwi's gate."
-            )
-    driver = real or find_driver()
-    if driver is None:
-        return Gate(GateState.UNAVAILABLE, "There is no CUDA driver on this machine.")
-    library = library or compiled_gate()
+        return Gate(GateState.LOADED)
+    for name in (DRIVER, ALSO):
+        if (there := _loaded(name)) is not None and not _is_gate(there):
+            return _too_late()
+    library = library or _compiled()
     if library is None:
         return Gate(GateState.UNAVAILABLE, "Kiwi's gate has not been compiled on this machine.")
-    return _load(library, driver)
+    return _load(library, os.path.abspath(real))
 
 
-def _load(library: Path, driver: Path) -> Gate:
+def _load(library: Path, real: str) -> Gate:
     try:
         gate = ctypes.CDLL(str(library))  # local: nothing that is linked already finds it
-        if not gate.kiwi_gate_start(os.fsencode(driver.absolute())):
-            return Gate(GateState.TOO_LATE, "The gate stands before another CUDA driver already.")
+        if not gate.kiwi_gate_start(os.fsencode(real)):
+            return _too_late()
         alias = library.with_name(ALIAS_NAME)
-        if alias.is_file() and _loaded("libcuda.so") is None:
+        if _loaded(ALSO) is None:
             ctypes.CDLL(str(alias))
     except (OSError, AttributeError) as error:
         return Gate(GateState.UNAVAILABLE, f"Kiwi's gate cannot be loaded: {error}.")
-    return Gate(GateState.LOADED, driver=driver)
+    return Gate(GateState.LOADED)
+
+
+def _too_late() -> Gate:
+    reason = (
+        "This program had loaded the CUDA driver before Kiwi could put its gate in front of it."
+    )
+    return Gate(GateState.TOO_LATE, reason)
+
+
+def _compiled() -> Path | None:
+    from kiwi_core.preload import ready
+
+    library = ready.find()
+    gate = library.with_name(GATE_NAME) if library is not None else None
+    return gate if gate is not None and gate.is_file() else None
+
+
+def _is_gate(library: ctypes.CDLL) -> bool:
+    return hasattr(library, "kiwi_gate_start")
 
 
 def _loaded(name: str) -> ctypes.CDLL | None:
@@ -84,44 +98,3 @@ def _loaded(name: str) -> ctypes.CDLL | None:
         return ctypes.CDLL(name, os.RTLD_NOLOAD | os.RTLD_LAZY)
     except OSError:
         return None
-
-
-def find_driver() -> Path | None:
-    """The driver that the dynamic loader would find by its name."""
-    for path in _candidates():
-        if "/stubs/" not in str(path) and path.is_file():  # the toolkit's, for linking
-            return path
-    return None
-
-
-def _candidates() -> Iterator[Path]:
-    for directory in os.environ.get("LD_LIBRARY_PATH", "").replace(";", ":").split(":"):
-        if directory:
-            yield Path(directory) / DRIVER
-    yield from _in_cache()
-    machine = os.uname().machine
-    for home in ("/lib", "/usr/lib"):
-        yield from (Path(home + end) / DRIVER for end in (f"/{machine}-linux-gnu", "64", ""))
-    yield Path("/usr/lib/wsl/lib") / DRIVER
-
-
-def _in_cache() -> Iterator[Path]:
-    """Where ldconfig found it. A cache of another format counts as none."""
-    try:
-        data = _CACHE.read_bytes()
-    except OSError:
-        return
-    start = data.find(_CACHE_MAGIC)  # an old format may stand before it
-    if start < 0 or len(data) < start + _CACHE_HEAD.size:
-        return
-    count = _CACHE_HEAD.unpack_from(data, start)[1]
-    wanted = _CACHE_FLAGS.get(os.uname().machine)
-    end = start + _CACHE_HEAD.size + count * _CACHE_ENTRY.size
-    entries = data[start + _CACHE_HEAD.size : end]
-    if len(entries) % _CACHE_ENTRY.size:
-        return
-    name = DRIVER.encode() + b"\0"
-    for flags, key, value, _, _ in _CACHE_ENTRY.iter_unpack(entries):
-        if flags == wanted and data.startswith(name, start + key):
-            found = data[start + value : data.find(b"\0", start + value)]
-            yield Path(os.fsdecode(found))

@@ -79,10 +79,6 @@ class PageIn(_Operation, frozen=True, kw_only=True):
 
     need_bytes: int
     """What the restore takes in the GPU; the room for it is reserved in the scheduler's books."""
-    beside: tuple[OpId, ...] = ()
-    """Page-outs under way that make the room for it: it comes in as they release memory. It may
-    open the program and report only after all of them have reported. Where one of them does not
-    make its room it is refused (``NO_ROOM``), and has given back what it took."""
 
 
 Operation = Suspend | Resume | PageOut | PageIn

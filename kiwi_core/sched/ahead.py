@@ -131,9 +131,6 @@ class Run:
         if took_ns and op.doing in _MOVES:
             began_ns = max(began_ns, self._free_at_ns.get(op.doing, 0))
         ends_ns = max(self._now_ns, began_ns + took_ns)
-        if op.beside:
-            ends = (report[0] for report in self._reports if report[1] in op.beside)
-            ends_ns = max(ends_ns, *ends, 0)
         if op.doing in _MOVES:
             self._free_at_ns[op.doing] = ends_ns
         heapq.heappush(self._reports, (ends_ns, op.op, op, session))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched import bursts, growth, hints, orders
 from kiwi_core.sched import events as ev
+from kiwi_core.sched.fixed import must_stay
 from kiwi_core.sched.outcomes import mark_lost
 from kiwi_core.sched.session import Doing, Home, Session, Want
 from kiwi_core.states import Notice, Priority, Residency
@@ -48,6 +49,8 @@ def joined(st: State, event: ev.SessionJoined) -> None:
         session.leaving = False
         if session.want is Want.QUEUED:
             bursts.to_rest(st, session)
+    if event.guarded is not None:
+        session.guarded = event.guarded
     if session.op is None:
         _believe(st, session, event)
     if event.priority is not None:
@@ -186,10 +189,12 @@ def burst_lingered(st: State, event: ev.BurstLingered) -> None:
 
 
 def may_release(session: Session) -> bool:
-    """At rest, or on its way out already."""
+    """At rest and free to move, or on its way out already."""
     if session.want is not Want.NONE or session.leaving or session.gone:
         return False
-    return session.op is None or session.op.doing is Doing.PAGING_OUT
+    if session.op is not None:
+        return session.op.doing is Doing.PAGING_OUT
+    return not must_stay(session)
 
 
 def release_requested(st: State, event: ev.ReleaseRequested) -> None:

@@ -47,18 +47,9 @@ def _does(s: Session, doing: Doing) -> bool:
     return s.op is not None and s.op.doing is doing
 
 
-def _reserves(st: State, s: Session) -> bool:
-    """It comes in, and what it counts on (if anything) has not failed and does not hang."""
-    if s.op is None or s.op.doing is not Doing.PAGING_IN or s.op.void:
-        return False
-    return not any(op in st.ops and st.ops[op].stuck for op in s.op.beside)
-
-
 def _claim_bytes(st: State, s: Session) -> int:
     """What it holds; while it holds the lease or is on its way in also what it is expected to
     take, unless nobody asked for protection."""
-    if _does(s, Doing.PAGING_IN) and not _reserves(st, s):
-        return s.resident_bytes
     claim = _footprint_bytes(s) if _does(s, Doing.PAGING_IN) else s.resident_bytes
     if st.anti_thrash is AntiThrash.OFF or s.gone or s.leaving or s.stuck:
         return claim
@@ -133,17 +124,14 @@ def _check_sums(st: State) -> None:
 
 def _check_room(st: State) -> None:
     """No page-in without reserved room: when one is ordered, what is in the GPU and what all
-    page-ins under way add fits, at the latest when the page-outs that it counts on are over.
+    page-ins under way add fits.
     (Later a program outside may take what was free, and the pager looks again.)"""
-    arrivals = [s for s in st.sessions.values() if _reserves(st, s)]
+    arrivals = [s for s in st.sessions.values() if _does(s, Doing.PAGING_IN)]
     if not any(s.op is not None and s.op.started_ns == st.now_ns for s in arrivals):
         return
-    beside = {one for s in arrivals if s.op is not None for one in s.op.beside}
-    leaving = [s for op, s in st.ops.items() if op in beside]
-    freed_bytes = sum(s.op.bytes or s.resident_bytes for s in leaving if s.op is not None)
     added_bytes = sum(_footprint_bytes(s) - s.resident_bytes for s in arrivals)
     total_bytes = sum(s.resident_bytes for s in st.sessions.values()) + added_bytes
-    _true("a page-in has no room", total_bytes <= st.capacity_bytes + freed_bytes)
+    _true("a page-in has no room", total_bytes <= st.capacity_bytes)
 
 
 def _check_policy(st: State) -> None:

@@ -105,6 +105,7 @@ def end(st: State, session: Session, why: str) -> None:
     """The burst is over, whether it ran, or was stopped, or had not begun."""
     begun = session.want is Want.RUNNING or session.mid_burst
     _rest(st, session)
+    session.at_work = False
     if begun:
         needs.burst_ended(session, st.total_bytes)
     st.refresh(session)

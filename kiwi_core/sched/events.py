@@ -35,6 +35,8 @@ class SessionJoined(_Event, frozen=True, kw_only=True):
     burst: int = 0
     priority: Priority | None = None
     """``None``: normal, or what it was."""
+    guarded: bool | None = None
+    """See ``GuardChanged``; ``None``: it is, or what it was."""
 
 
 class PriorityChanged(_Event, frozen=True, kw_only=True):
@@ -54,6 +56,28 @@ class SessionLost(_Event, frozen=True, kw_only=True):
 class SessionDetached(_Event, frozen=True, kw_only=True):
     """The process lives on but leaves Kiwi (``%kiwi off``, clean goodbye). What is paged out or
     locked must come back before the session is forgotten."""
+
+    session: SessionId
+
+
+class GuardChanged(_Event, frozen=True, kw_only=True):
+    """Whether every process of the session that uses the GPU has Kiwi's gate in front of the
+    driver. Before this is told, it has. Without it the session is never stopped in mid-burst."""
+
+    session: SessionId
+    guarded: bool
+
+
+class SessionStopped(_Event, frozen=True, kw_only=True):
+    """A process of the session does not run (a signal, a frozen control group, a debugger).
+    ``why`` completes "it is ..." for people."""
+
+    session: SessionId
+    why: str
+
+
+class SessionContinued(_Event, frozen=True, kw_only=True):
+    """All processes of the session run again."""
 
     session: SessionId
 
@@ -145,13 +169,6 @@ class HostBudgetObserved(_Event, frozen=True, kw_only=True):
     """How many bytes of system RAM all paged-out memory together may take."""
 
     budget_bytes: int
-
-
-class OverlapKnown(_Event, frozen=True, kw_only=True):
-    """Whether it pays on this machine to move one session's memory in while another's moves out:
-    measured, or somebody's setting. Before this is told it does not."""
-
-    pays: bool
 
 
 class SettingsChanged(_Event, frozen=True, kw_only=True):
@@ -256,6 +273,9 @@ Event = (
     | PriorityChanged
     | SessionLost
     | SessionDetached
+    | GuardChanged
+    | SessionStopped
+    | SessionContinued
     | LeaseRequested
     | LeaseWithdrawn
     | BurstEnded
@@ -266,7 +286,6 @@ Event = (
     | RoomNoLongerWanted
     | MemoryObserved
     | HostBudgetObserved
-    | OverlapKnown
     | SettingsChanged
     | DeadlinePassed
     | Suspended

@@ -124,7 +124,8 @@ def _others_make_way(st: State, session: Session) -> bool:
     if session.want is not Want.RUNNING or st.anti_thrash is not AntiThrash.ON:
         return False
     st.outgrown = st.outgrown or len(st.runners) > 1
-    return st.holders > 1
+    makes_way = any(runner.guarded for runner in st.runners.values())
+    return st.holders > 1 and (makes_way or st.holders > len(st.runners))
 
 
 def _why_short(st: State, session: Session, found: room.Survey) -> str:

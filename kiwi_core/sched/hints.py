@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import orders
+from kiwi_core.sched.fixed import must_stay
 from kiwi_core.sched.parts import is_residue, part_bytes, ram_bytes
 from kiwi_core.sched.room import idle_ones
 from kiwi_core.sched.session import Home, Session, Want
@@ -71,6 +72,8 @@ def _too_soon(st: State, session: Session, now_ns: int) -> str:
 def _not_out(session: Session) -> str:
     if session.want is not Want.NONE or session.op is not None:
         return NOT_AT_REST
+    if session.stopped:
+        return f"its process is {session.stopped}"
     if session.home is Home.LOST:
         return "the contents of its memory are lost"
     return "its memory is in the GPU" if session.home is not Home.OUT else ""
@@ -110,7 +113,7 @@ def _plan(st: State, session: Session, now_ns: int) -> tuple[list[tuple[Session,
         part = part_bytes(st, victim, short_bytes)
         host_bytes_then = host_bytes + ram_bytes(st, victim, part)
         blocked = victim is session or victim.leaving or victim.backoff_until_ns > now_ns
-        if blocked or host_bytes_then > st.host_budget_bytes:
+        if blocked or must_stay(victim) or host_bytes_then > st.host_budget_bytes:
             continue
         if _protected(st, victim, now_ns):
             return [], "the room is taken by what was used or brought back just now"

@@ -35,7 +35,10 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
                 growth.seen(st, session, began_ns)
     for session_id, busy in event.busy.items():
         session = st.sessions.get(session_id)
-        if session is not None and session.want is Want.RUNNING:
+        if session is None:
+            continue
+        session.at_work = busy
+        if session.want is Want.RUNNING:
             _seen_busy(st, session, busy)
     if began_ns >= st.moved_at_ns and all(session.stuck for session in st.ops.values()):
         _seen_outside(st, event.free_bytes)
@@ -77,10 +80,6 @@ def host_budget(st: State, event: ev.HostBudgetObserved) -> None:
     st.host_budget_bytes = event.budget_bytes
 
 
-def overlap(st: State, event: ev.OverlapKnown) -> None:
-    st.overlaps = event.pays
-
-
 def settings(st: State, event: ev.SettingsChanged) -> None:
     if event.tq_ns is not None:
         st.terms.tq_ns = event.tq_ns
@@ -104,7 +103,6 @@ def deadline(st: State, event: ev.DeadlinePassed) -> None:
 HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
     ev.MemoryObserved: memory,
     ev.HostBudgetObserved: host_budget,
-    ev.OverlapKnown: overlap,
     ev.SettingsChanged: settings,
     ev.DeadlinePassed: deadline,
 }

@@ -92,16 +92,8 @@ def page_out(
     _start(st, session, Doing.PAGING_OUT, cause, hinted=hinted, part=part)
 
 
-def page_in(
-    st: State,
-    session: Session,
-    cause: str,
-    *,
-    hinted: bool = False,
-    beside: tuple[OpId, ...] = (),
-) -> None:
-    """``beside``: the page-outs under way that make its room."""
-    _start(st, session, Doing.PAGING_IN, cause, hinted=hinted, beside=beside)
+def page_in(st: State, session: Session, cause: str, *, hinted: bool = False) -> None:
+    _start(st, session, Doing.PAGING_IN, cause, hinted=hinted)
 
 
 def _start(
@@ -113,7 +105,6 @@ def _start(
     stops_runner: bool = False,
     hinted: bool = False,
     part: int = 0,
-    beside: tuple[OpId, ...] = (),
 ) -> None:
     op = OpId(st.next_op)
     st.next_op += 1
@@ -125,9 +116,8 @@ def _start(
         if doing is Doing.PAGING_OUT:
             moved_bytes = part or session.resident_bytes
         move_id = st.history.begin()
-    waits_bytes = sum(_on_its_way_out_bytes(st.ops[one]) for one in beside) if beside else 0
-    deadline_ns = st.now_ns + _allowed_ns(st, moved_bytes + waits_bytes)
-    session.op = Running(op, doing, st.now_ns, stops_runner, hinted, move_id, False, part, beside)
+    deadline_ns = st.now_ns + _allowed_ns(st, moved_bytes)
+    session.op = Running(op, doing, st.now_ns, stops_runner, hinted, move_id, False, part)
     st.moved_at_ns = st.now_ns
     st.ops[op] = session
     st.refresh(session)
@@ -146,16 +136,10 @@ def _start(
                 op=op,
                 deadline_ns=deadline_ns,
                 need_bytes=restore_bytes,
-                beside=beside,
                 cause=cause,
             )
         )
     st.tell(session, "{.value} begins ({})", doing, cause)
-
-
-def _on_its_way_out_bytes(session: Session) -> int:
-    op = session.op
-    return (op.bytes or session.resident_bytes) if op is not None else 0
 
 
 def _allowed_ns(st: State, moved_bytes: int) -> int:

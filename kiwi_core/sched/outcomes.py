@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched import bursts, hints, needs, orders, overlap
+from kiwi_core.sched import bursts, hints, needs, orders
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.history import MOVES
 from kiwi_core.sched.session import Doing, Home, Want
@@ -48,7 +48,6 @@ def _take(
         )  # fmt: skip
     if session.gone:
         st.forget(session)
-        overlap.reported(st, op, failed=True)
         return None
     if running.overdue:
         session.problem = None
@@ -117,8 +116,6 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
         _stopped(st, session, running)
         _record_swap(st, session, running, "out", moved_bytes, event.elapsed_ns, tells_speed)
         _succeeded(st, session)
-        if running.overdue:
-            overlap.reported(st, event.op)
 
 
 def paged_in(st: State, event: ev.PagedIn) -> None:
@@ -147,8 +144,7 @@ def _record_swap(
         session.moved_out_bytes += moved
     else:
         session.moved_in_bytes += moved
-    # A hang says nothing about speed, nor does one that waited for others on their way out.
-    if tells_speed and not running.overdue and not running.beside:
+    if tells_speed and not running.overdue:  # a hang says nothing about speed
         learn = st.speed.learn_out if direction == "out" else st.speed.learn_in
         learn(moved, elapsed_ns)
     st.swaps.append((session.id, direction, moved, elapsed_ns, st.now_ns))
@@ -170,7 +166,10 @@ def _refused(
     words = f"{reason.value}: {detail}" if detail else reason.value
     st.chosen.pop(session.id, None)
     if running.stops_runner:
-        _runs_on(st, session)
+        if session.stopped:
+            bursts.stopped(st, session)  # it does not run: its turn is over all the same
+        else:
+            _runs_on(st, session)
     orders.back_off(st, session, longest=reason in HOPELESS)
     st.tell(session, "{} refused ({})", running.doing.value, words)
     if reason is not Reason.GONE:  # its loss is reported apart
@@ -198,18 +197,12 @@ def suspend_refused(st: State, event: ev.SuspendRefused) -> None:
 
 def page_out_refused(st: State, event: ev.PageOutRefused) -> None:
     if (taken := _take(st, event.op, Doing.PAGING_OUT)) is not None:
-        overlap.reported(st, event.op, failed=True, has_room=False)
         _refused(st, *taken, Notice.PAGE_OUT_REFUSED, event.reason, event.detail)
 
 
 def page_in_refused(st: State, event: ev.PageInRefused) -> None:
     if (taken := _take(st, event.op, Doing.PAGING_IN)) is not None:
         session, running = taken
-        if event.reason is Reason.NO_ROOM and overlap.excuses(st, running):
-            st.chosen.pop(session.id, None)
-            st.tell(session, "paging in gave up: what was to make its room did not")
-            _leave_or_return(st, session)
-            return
         if event.reason is Reason.NO_ROOM:
             # The books were wrong about what is free: ask for more next time.
             session.extra_room_bytes += st.margin_bytes
@@ -228,7 +221,6 @@ def resume_failed(st: State, event: ev.ResumeFailed) -> None:
 
 def page_out_lost(st: State, event: ev.PageOutLost) -> None:
     if (taken := _take(st, event.op, Doing.PAGING_OUT)) is not None:
-        overlap.reported(st, event.op, failed=True)
         lost(st, *taken, event.detail)
 
 
@@ -270,7 +262,6 @@ def overdue(st: State, event: ev.OperationOverdue) -> None:
     session.op.overdue = True
     st.chosen.pop(session.id, None)
     st.refresh(session)
-    overlap.reported(st, event.op)
     if session.gone:
         return
     session.problem = Notice.STUCK

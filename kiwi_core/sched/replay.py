@@ -205,8 +205,6 @@ def describe_event(event: Event) -> str:
         left = f", {format_bytes(left_bytes)} left" if left_bytes else ""
         took = _seconds(event.elapsed_ns)
         return f"#{event.op} {verb} {format_bytes(event.moved_bytes)} in {took}{left}"
-    if isinstance(event, ev.OverlapKnown):
-        return f"moving in beside a way out {'pays' if event.pays else 'does not pay'}"
     fields = {name: getattr(event, name) for name in event.__struct_fields__}
     who = fields.pop("session", None) or f"#{fields.pop('op', '')}".rstrip("#")
     rest = ", ".join(f"{name} {_plain(value)}" for name, value in fields.items() if value)
@@ -232,8 +230,6 @@ def describe_action(action: Action) -> str:
 def _what(action: Operation) -> str:
     if isinstance(action, PageOut) and action.bytes:
         return f"{format_bytes(action.bytes)} of {action.session}"
-    if isinstance(action, PageIn) and action.beside:
-        return f"{action.session} beside {', '.join(f'#{op}' for op in action.beside)}"
     return str(action.session)
 
 

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched import orders
+from kiwi_core.sched.fixed import must_stay, why_it_stays
 from kiwi_core.sched.needs import unknown, wish_bytes
 from kiwi_core.sched.parts import (
     freed_bytes,
@@ -45,6 +46,8 @@ class Survey:
     host_bytes: int = 0
     """What they may take in system RAM."""
     refusing: Session | None = None
+    staying: Session | None = None
+    """See ``fixed.must_stay``."""
     over_budget: Session | None = None
     too_much_bytes: int = 0
     """What system RAM would have had to take of ``over_budget``."""
@@ -156,6 +159,9 @@ def _movable(st: State, beside: Session | None) -> Iterable[Session]:
 
 
 def _take(st: State, found: Survey, victim: Session, short_bytes: int) -> None:
+    if must_stay(victim):
+        found.staying = found.staying or victim
+        return
     if victim.backoff_until_ns > st.now_ns:
         st.wake_at(victim.backoff_until_ns)
         found.refusing = found.refusing or victim
@@ -177,16 +183,11 @@ def _take(st: State, found: Survey, victim: Session, short_bytes: int) -> None:
     found.host_bytes += must_bytes
 
 
-def short_bytes(st: State, session: Session) -> int:
-    """What ``session`` lacks by the books as they stand; what is on its way out is not counted."""
-    return wanted_bytes(st, session) - session.counted_claim_bytes - st.free_bytes
-
-
 def make_room(st: State, session: Session, alone: bool) -> tuple[Room, Survey | None]:
     """Order whatever frees enough for ``session``. What it may grow by is left out where it cannot
     be had; ``alone`` (nobody holds the lease or is on the way in) what it needs as well."""
     held_bytes = session.counted_claim_bytes
-    short = short_bytes(st, session)
+    short = wanted_bytes(st, session) - held_bytes - st.free_bytes
     if short <= 0:
         return Room.READY, None
     coming = coming_bytes(st)
@@ -216,6 +217,8 @@ def blocked_by(st: State, session: Session, found: Survey) -> tuple[Notice, str]
         return Notice.BLOCKED_HOST_MEMORY, words
     if (victim := found.refusing) is not None:
         return Notice.BLOCKED_REFUSED, victim.problem_detail or "another session cannot be moved"
+    if found.staying is not None:
+        return why_it_stays(found.staying)
     if any(other.stuck for other in st.ops.values()):
         return Notice.BLOCKED_REFUSED, "a driver call on another session hangs"
     words = f"it needs {format_bytes(session.footprint_bytes)}; programs outside Kiwi hold "

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.sched import arrivals, audit, hints, observations, outcomes
+from kiwi_core.sched import arrivals, audit, fixed, hints, observations, outcomes
 from kiwi_core.sched.accounts import account_of
 from kiwi_core.sched.outlook import Outlook
 from kiwi_core.sched.policy import DEFAULT
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
     from kiwi_core.sched.view import GpuView, HistoryView
     from kiwi_core.units import SessionId
 
-_HANDLERS = {**arrivals.HANDLERS, **outcomes.HANDLERS, **observations.HANDLERS}
+_HANDLERS = {
+    **arrivals.HANDLERS,
+    **fixed.HANDLERS,
+    **outcomes.HANDLERS,
+    **observations.HANDLERS,
+}
 
 
 class Scheduler:

@@ -75,13 +75,6 @@ class Running:
     overdue: bool = False
     bytes: int = 0
     """Of a page-out: so much more is to go out, at least; 0: everything."""
-    beside: tuple[OpId, ...] = ()
-    """Of a page-in: the page-outs that make its room; some may have reported since."""
-    let_down: bool = False
-    """Of a page-in: one of ``beside`` did not come to a good end, so it may be refused. Of a
-    page-out: a page-in that counted on it was refused, and none counts on it again."""
-    void: bool = False
-    """Of a page-in: one of ``beside`` did not make its room, and nothing is reserved for it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -104,6 +97,15 @@ class Session:
     """Its memory can be moved in part, by the last observation."""
     moved_at_ns: int = -1
     """When its last operation reported; what was read before that is old."""
+
+    guarded: bool = True
+    """Kiwi's gate is in front of the driver in all its processes, as far as is known. Without it
+    the session is not stopped in mid-burst."""
+    at_work: bool = False
+    """The GPU worked for it at the last observation, or may still do so after its last burst. Only
+    matters for one without a gate that does not hold the lease."""
+    stopped: str = ""
+    """Why its process does not run at all just now (Ctrl-Z ...), for people; "": it runs."""
 
     want: Want = Want.NONE
     """QUEUED exactly while in ``State.queue``; RUNNING exactly while in ``State.runners``."""

@@ -48,6 +48,7 @@ def _end_lingerers(st: State) -> None:
             st.wake_at(end_ns)
             if end_ns <= st.now_ns:
                 bursts.end(st, session, "left-over threads, nobody knows whether at work")
+                session.at_work = True  # if it has no gate, its memory stays: nothing would hold it
                 del st.lingerers[session.id]
 
 

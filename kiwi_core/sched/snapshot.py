@@ -136,7 +136,8 @@ def _activity(session: Session) -> str:
 def _session(st: State, session: Session, now_ns: int) -> SessionView:
     account = account_of(session, now_ns)
     time_left_ns = None
-    if session.want is Want.RUNNING and st.anti_thrash is not AntiThrash.OFF:
+    stoppable = st.anti_thrash is not AntiThrash.OFF and session.guarded
+    if session.want is Want.RUNNING and stoppable:
         time_left_ns = max(0, session.granted_ns + st.quantum_ns(session) - now_ns)
     return SessionView(
         id=session.id,
@@ -150,6 +151,8 @@ def _session(st: State, session: Session, now_ns: int) -> SessionView:
         mid_burst=session.mid_burst,
         lingering=session.lingering,
         priority=session.priority,
+        guarded=session.guarded,
+        stopped=session.stopped,
         leaving=session.leaving,
         peak_bytes=session.peak_bytes or None,
         expected_bytes=session.need_bytes,

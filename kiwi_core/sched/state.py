@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kiwi_core.sched.accounts import Account
     from kiwi_core.sched.actions import Action
     from kiwi_core.sched.policy.api import Policy
-    from kiwi_core.sched.session import Running, Wish
+    from kiwi_core.sched.session import Wish
     from kiwi_core.states import Notice
     from kiwi_core.units import OpId, SessionId
 
@@ -119,8 +119,6 @@ class State:
 
         self.knows_parts = False
         """There has been a session whose memory can be moved in part."""
-        self.overlaps = False
-        """Memory may come in while other memory goes out."""
         self.outgrown = False
         """The parallel runners outgrew the GPU: serialise until they are sorted out."""
         self.serialised = anti_thrash is AntiThrash.ALWAYS
@@ -175,10 +173,7 @@ class State:
             grows = not op.overdue and (op.stops_runner or op.doing is Doing.PAGING_IN)
             if op.doing is Doing.PAGING_IN:
                 grows = grows and want is not Want.NONE
-                if op.beside and not self.backed(op):
-                    grows = False
-                else:
-                    claim = footprint
+                claim = footprint
             elif op.doing is Doing.PAGING_OUT:
                 host += min(resident, op.bytes + self.grain_bytes) if op.bytes else resident
         if grows and need > claim and self.protects and not session.gone and not session.leaving:
@@ -218,13 +213,6 @@ class State:
             self.parted.pop(session.id, None)
         else:
             self.parted[session.id] = session
-
-    def backed(self, page_in: Running) -> bool:
-        """Will the page-outs that ``page_in`` counts on make its room, as far as is known? Where
-        not, it takes only what they release after all, and that is on their books until then."""
-        return not page_in.void and not any(
-            self.ops[op].stuck for op in page_in.beside if op in self.ops
-        )
 
     def now_runs(self, session: Session) -> None:
         """It holds the lease; out of the queue already."""
@@ -331,9 +319,10 @@ class State:
 
 
 def is_astray(session: Session) -> bool:
-    """Held though it wants nothing (or leaves), or free though it was stopped in mid-burst."""
-    if session.op is not None or session.gone:
+    """Held though it wants nothing (or leaves), or free though it was stopped in mid-burst. A
+    stopped process is left alone, and one without a gate is not held in mid-burst."""
+    if session.op is not None or session.gone or session.stopped:
         return False
     if session.home is Home.HELD:
         return session.want is Want.NONE or session.leaving
-    return session.home is Home.IN and session.mid_burst
+    return session.home is Home.IN and session.mid_burst and session.guarded

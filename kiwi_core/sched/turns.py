@@ -6,7 +6,7 @@ from enum import Enum
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched import orders, overlap, room
+from kiwi_core.sched import orders, room
 from kiwi_core.sched.parts import part_bytes, ram_bytes
 from kiwi_core.sched.room import Room, Survey
 from kiwi_core.sched.session import Doing, Home, Want
@@ -64,6 +64,9 @@ def _coming_in(st: State, beside: Session) -> int:
 def _advance(st: State, waiter: Session) -> Step:
     if waiter.op is not None:
         return _under_way(st, waiter)
+    if waiter.stopped:
+        waiter.blocked, waiter.blocked_detail = Notice.STOPPED, waiter.stopped
+        return Step.GO_ON
     if waiter.backoff_until_ns > st.now_ns and waiter.home is not Home.IN:
         st.wake_at(waiter.backoff_until_ns)
         # (its user was told when that was refused)
@@ -88,17 +91,7 @@ def _advance(st: State, waiter: Session) -> Step:
         _block(st, waiter, *room.blocked_by(st, waiter, found))
         return Step.GO_ON
     _unblock(waiter)
-    _come_beside(st, waiter)
     return Step.WAIT
-
-
-def _come_beside(st: State, waiter: Session) -> None:
-    """Where it pays ``waiter`` comes in while others go out for it, be they idle or being stopped;
-    it runs when they have stopped."""
-    if st.overlaps and overlap.possible(waiter) and _may_restore(st):
-        others = st.holders - overlap.stopping(st) + _coming_in(st, beside=waiter)
-        if waiter.leaving or st.policy.may_join(waiter, others, st.serialised):
-            overlap.begin(st, waiter, alone=not others)
 
 
 def _under_way(st: State, waiter: Session) -> Step:
@@ -166,15 +159,7 @@ def _comes_for_nobody(session: Session) -> bool:
 
 
 def _await_turn(st: State, waiter: Session) -> Step:
-    """Somebody else has the lease."""
-    step = _have_way_made(st, waiter)
-    if step is Step.WAIT:
-        _come_beside(st, waiter)
-    return step
-
-
-def _have_way_made(st: State, waiter: Session) -> Step:
-    """Stop whoever has used up their quantum."""
+    """Stop the holders of the lease that have used up their quantum."""
     stopping = st.holders > len(st.runners)
     if st.anti_thrash is AntiThrash.OFF or stopping or _coming_in(st, beside=waiter):
         _unblock(waiter)
@@ -203,6 +188,8 @@ def _granted_ns(session: Session) -> int:
 
 def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str] | None:
     """Stop ``runner``, or say why not: it goes on then, past its quantum."""
+    if not runner.guarded:
+        return Notice.BLOCKED_UNGUARDED, ""
     if runner.backoff_until_ns > st.now_ns:
         st.wake_at(runner.backoff_until_ns)
         return Notice.BLOCKED_REFUSED, runner.problem_detail
@@ -264,9 +251,11 @@ def _may_hit_the_wall_bytes(st: State) -> int:
 
 def thin_out(st: State) -> None:
     """The parallel runners have outgrown the GPU: stop the youngest, each not before its floor,
-    until the others fit or one is left."""
+    until the others fit or one is left. Those without a gate go on in any case."""
     youngest_first = sorted(st.runners.values(), key=_granted_ns, reverse=True)
-    for runner in youngest_first[:-1]:
+    guarded = [runner for runner in youngest_first if runner.guarded]
+    one_stays = len(guarded) < len(youngest_first)
+    for runner in guarded if one_stays else guarded[:-1]:
         short_bytes = st.margin_bytes - st.free_bytes - room.coming_bytes(st)
         if short_bytes <= 0:
             return

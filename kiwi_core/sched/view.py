@@ -30,6 +30,10 @@ class SessionView:
     mid_burst: bool
     lingering: bool
     priority: Priority
+    guarded: bool
+    """Without a gate it is not stopped in mid-burst: others wait until its burst ends."""
+    stopped: str
+    """Why its process does not run at all just now; "": it runs."""
     leaving: bool
     """Detached; shown until its memory is back."""
     peak_bytes: int | None
@@ -37,7 +41,8 @@ class SessionView:
     expected_bytes: int
     """What it is expected to take while it runs; the whole GPU while unknown."""
     time_left_ns: int | None
-    """Of the running quantum; ``None`` unless it holds the lease. 0: goes on until asked for."""
+    """Of the running quantum; ``None`` unless it holds the lease and can be stopped. 0: goes on
+    until asked for."""
     operation: OpId | None
     problem: Notice | None
     detail: str

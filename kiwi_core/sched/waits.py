@@ -57,7 +57,7 @@ def _left_ns(st: State, runner: Session, now_ns: int) -> int | None:
     run_ns = now_ns - runner.granted_ns
     usual_ns = _usual_burst_ns(runner)
     usual_left_ns = usual_ns - runner.attained_ns - run_ns if usual_ns is not None else None
-    if st.anti_thrash is AntiThrash.OFF:
+    if st.anti_thrash is AntiThrash.OFF or not runner.guarded:  # no quantum ends its turn
         return usual_left_ns if usual_left_ns is not None and usual_left_ns > 0 else None
     quantum_left_ns = max(0, st.quantum_ns(runner) - run_ns)
     if usual_left_ns is not None and 0 < usual_left_ns < quantum_left_ns:

@@ -41,8 +41,6 @@ class Flight:
     hangs: bool
     was_held: bool
     """The process was held before this operation began."""
-    beside: tuple[Flight, ...] = ()
-    """The page-outs that a page-in counts on; it ends after them."""
 
     @property
     def is_overdue(self) -> bool:
@@ -60,10 +58,9 @@ class Driver:
 
     def start(
         self, action: Operation, moved_bytes: int, room_bytes: int, held: bool, rng: Random,
-        now_ns: int, beside: tuple[Flight, ...] = (),
+        now_ns: int,
     ) -> Flight:  # fmt: skip
-        """``room_bytes`` is what is free in the GPU, or will be after ``beside``; the chances are
-        drawn from ``rng``."""
+        """``room_bytes`` is what is free in the GPU; the chances are drawn from ``rng``."""
         draw = rng.random() if self._faults.any else 1.0
         refused = draw < self._faults.refuse
         hangs = not refused and draw < self._faults.refuse + self._faults.hang
@@ -77,14 +74,7 @@ class Driver:
             ends_ns = action.deadline_ns + int(rng.expovariate(1.0) * HANG_NS)
         else:
             ends_ns = self._ends_ns(action, moved_bytes, rng, now_ns)
-        if beside and verdict is Verdict.DONE:
-            failed = [one.ends_ns for one in beside if one.verdict is not Verdict.DONE]
-            out_ns = min(failed) if failed else max(one.ends_ns for one in beside)
-            if failed or out_ns > action.deadline_ns:
-                verdict, ends_ns = Verdict.NO_ROOM, min(out_ns, action.deadline_ns)
-            else:
-                ends_ns = max(ends_ns, out_ns)
-        return Flight(action, moved_bytes, now_ns, ends_ns, verdict, hangs, held, beside)
+        return Flight(action, moved_bytes, now_ns, ends_ns, verdict, hangs, held)
 
     def _ends_ns(self, action: Operation, moved_bytes: int, rng: Random, now_ns: int) -> int:
         machine = self._machine

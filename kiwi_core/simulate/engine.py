@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kiwi_core.simulate.driver import Flight
     from kiwi_core.simulate.model import Faults, Machine, Setup
     from kiwi_core.simulate.trace import Cell, Trace
-    from kiwi_core.units import OpId, SessionId
+    from kiwi_core.units import SessionId
 
 PROGRESS_EVERY: Final = 4096
 """Steps between two calls of ``progress``."""
@@ -77,12 +77,8 @@ class Simulation:
         """How many wait or run."""
         self._wanting_since_ns = 0
         self._look_due = False
-        self._leaving: dict[OpId, Flight] = {}
-        """Page-outs under way."""
         self._requests = 0
         """For room, so far."""
-        self._lacking_bytes = 0
-        """What the page-in under way (there is one at a time) gets of those as they end."""
 
     def run(self) -> Measures:
         """Until the last cell is over. Raises ``CallerError("stalled")`` where nothing can ever
@@ -101,8 +97,6 @@ class Simulation:
     def begin(self) -> None:
         """Everybody is on the way; nothing has happened yet but a look at the empty GPU."""
         self._tell(ev.MemoryObserved(free_bytes=self.free_bytes))
-        if self._moves is Moves.BESIDE:
-            self._tell(ev.OverlapKnown(pays=True))
         for index, session in enumerate(self._trace.sessions):
             if session.cells:
                 self._unfinished += 1
@@ -327,8 +321,7 @@ class Simulation:
 
     def _start(self, action: Operation) -> None:
         proc = self._procs[action.session]
-        held, moved_bytes, room_bytes = proc.held, 0, self.free_bytes
-        beside: tuple[Flight, ...] = ()
+        held, moved_bytes = proc.held, 0
         if isinstance(action, (Suspend, PageOut)):
             if proc in self.compute:
                 left_ns = self.compute.stop(proc, self.now_ns)
@@ -340,17 +333,11 @@ class Simulation:
             moved_bytes = min(action.bytes or proc.resident_bytes, proc.resident_bytes)
         elif isinstance(action, PageIn):
             moved_bytes = proc.host_bytes
-            beside = tuple(self._leaving[op] for op in action.beside)
-            room_bytes += sum(one.moved_bytes for one in beside)
         flight = self._driver.start(
-            action, moved_bytes, room_bytes, held, proc.rng, self.now_ns, beside
+            action, moved_bytes, self.free_bytes, held, proc.rng, self.now_ns
         )
         if isinstance(action, PageIn) and flight.verdict is Verdict.DONE:
-            taken_bytes = min(moved_bytes, self.free_bytes)
-            self.free_bytes -= taken_bytes
-            self._lacking_bytes = moved_bytes - taken_bytes
-        elif isinstance(action, PageOut):
-            self._leaving[action.op] = flight
+            self.free_bytes -= moved_bytes
         proc.flight = flight
         self._at(flight.ends_ns, self._land, proc, flight)
         if flight.is_overdue:
@@ -358,7 +345,6 @@ class Simulation:
 
     def _land(self, proc: Proc, flight: Flight) -> None:
         proc.flight = None
-        self._leaving.pop(flight.action.op, None)
         action, counts = flight.action, self.measures.operations
         if flight.verdict is Verdict.DONE:
             counts[type(action).__name__] += 1
@@ -375,9 +361,7 @@ class Simulation:
         if isinstance(flight.action, PageOut):
             proc.resident_bytes -= moved_bytes
             proc.host_bytes += moved_bytes
-            passed_bytes = min(moved_bytes, self._lacking_bytes)
-            self._lacking_bytes -= passed_bytes
-            self.free_bytes += moved_bytes - passed_bytes
+            self.free_bytes += moved_bytes
         elif isinstance(flight.action, PageIn):
             proc.resident_bytes += moved_bytes
             proc.host_bytes -= moved_bytes

@@ -59,14 +59,12 @@ HANG_NS: Final = 60_000 * NS_PER_MS
 
 
 class Moves(Enum):
-    """How memory is moved; each can do what those before it can."""
+    """How memory is moved."""
 
     WHOLE = "whole"
     """All that a session has, as the driver's checkpoint does."""
     PART = "part"
     """Only what is short goes out."""
-    BESIDE = "beside"
-    """Memory comes in while the memory that makes its room goes out."""
 
 
 @dataclass(frozen=True)

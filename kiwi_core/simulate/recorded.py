@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Grant, Notify, PageIn, PageOut, RoomDenied, RoomMade, Suspend
+from kiwi_core.sched.actions import Grant, Notify, PageOut, RoomDenied, RoomMade, Suspend
 from kiwi_core.sched.moved import MovedBytes
 from kiwi_core.sched.replay import JournalHeader
 from kiwi_core.simulate.lives import Done, Life, as_trace, fill_measures, joined_ns, rounded_ns
@@ -79,8 +79,6 @@ class _Reader:
         self._computing: set[SessionId] = set()
         self._operations: dict[OpId, tuple[SessionId, bool]] = {}
         """Session, and whether it computed when the operation was ordered."""
-        self._beside: set[OpId] = set()
-        """Page-ins that waited for others on their way out: they say nothing about speed."""
         self._moved_bytes = MovedBytes()
         self._moves: dict[type, list[tuple[int, int]]] = {ev.PagedOut: [], ev.PagedIn: []}
         self._measures = Measures([])
@@ -101,7 +99,6 @@ class _Reader:
         self._clock_base_ns = None
         self._computing.clear()
         self._operations.clear()
-        self._beside.clear()
         self._moved_bytes = MovedBytes()
         for life in self._lives.values():
             life.moving = False
@@ -209,8 +206,7 @@ class _Reader:
         moved_bytes = event.moved_bytes
         if session is not None:
             moved_bytes = self._moved_bytes.of(session, event)
-        if event.op not in self._beside:
-            self._moves[type(event)].append((moved_bytes, event.elapsed_ns))
+        self._moves[type(event)].append((moved_bytes, event.elapsed_ns))
         if self._now_ns >= self._since_ns and moved_bytes:
             self._measures.moved(moved_bytes, event.elapsed_ns)
         if life is not None:
@@ -279,8 +275,6 @@ class _Reader:
         life.moving = True
         computed = action.session in self._computing
         self._operations[action.op] = (action.session, computed)
-        if isinstance(action, PageIn) and action.beside:
-            self._beside.add(action.op)
         if isinstance(action, (Suspend, PageOut)):
             self._computing.discard(action.session)
 

@@ -39,7 +39,7 @@ from kiwi_core.wire.messages import (
     Welcome,
     Withdraw,
 )
-from kiwi_core.wire.pager import PagerDone, PagerSpeeds, PagerState, WantLease, WantRoom
+from kiwi_core.wire.pager import PagerDone, PagerState, WantLease, WantRoom
 
 
 class State(Enum):
@@ -67,7 +67,7 @@ _LOOK: Final[tuple[type[ClientMessage], ...]] = (
 _STEER: Final[tuple[type[ClientMessage], ...]] = (*_LOOK, Set, Release, BringBack)
 _BURST: Final[tuple[type[ClientMessage], ...]] = (Acquire, Withdraw, EndBurst)
 _LINK: Final[tuple[type[ClientMessage], ...]] = (
-    PagerState, PagerDone, PagerSpeeds, WantLease, WantRoom, Ping,
+    PagerState, PagerDone, WantLease, WantRoom, Ping,
 )  # fmt: skip
 
 TABLE: Final[dict[State, dict[Move, State]]] = {

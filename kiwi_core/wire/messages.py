@@ -23,7 +23,6 @@ from kiwi_core.wire.pager import (
     PagerDo,
     PagerDone,
     PagerLimits,
-    PagerSpeeds,
     PagerState,
     Room,
     WantLease,
@@ -60,6 +59,9 @@ PathText = Annotated[str, Meta(max_length=4096)]
 """A path of this machine; Linux's own limit (``PATH_MAX``)."""
 
 
+Reasoning = Annotated[str, Meta(max_length=1024)]
+"""A few sentences for people, with the remedy."""
+
 PolicyName = Annotated[str, Meta(max_length=64)]
 """The daemon knows which there are; see ``docs/policies.md``."""
 
@@ -82,7 +84,8 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     ``cuda_library`` is the path of the ``libcuda`` that this process has already loaded, if any:
     a real driver and an emulating daemon do not mix. ``owns`` matters for a preloaded library: it
     owns the program's GPU memory and can move it; without that it is only the gate, and the memory
-    is for the driver to move.
+    is for the driver to move. ``ungated`` says why this process, which may come to use the GPU, has
+    no gate in front of the driver ("": it has one, or says nothing).
     """
 
     protocol: int
@@ -94,6 +97,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     in_burst: bool = False
     cuda_library: PathText = ""
     owns: bool = True
+    ungated: Reasoning = ""
 
 
 class Acquire(Message, frozen=True, kw_only=True, tag="acquire"):
@@ -208,7 +212,6 @@ ClientMessage = (
     | Ping
     | PagerState
     | PagerDone
-    | PagerSpeeds
     | WantLease
     | WantRoom
 )

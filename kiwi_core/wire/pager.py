@@ -85,15 +85,6 @@ class PagerDone(Message, frozen=True, kw_only=True, tag="pager-done"):
     elapsed_s: ShortSeconds = 0.0
 
 
-class PagerSpeeds(Message, frozen=True, kw_only=True, tag="pager-speeds"):
-    """How fast this machine copies pinned memory: out alone, in alone, and both ways at once (the
-    sum). Measured once, while the program idles. No answer."""
-
-    out_bytes_per_s: Count
-    in_bytes_per_s: Count
-    both_bytes_per_s: Count
-
-
 class WantLease(Message, frozen=True, kw_only=True, tag="want-lease"):
     """A call that uses the GPU waits at the gate. Answered by ``gate``, when its turn comes."""
 
@@ -118,9 +109,8 @@ class Gate(Message, frozen=True, kw_only=True, tag="gate"):
 class PagerDo(Message, frozen=True, kw_only=True, tag="pager-do"):
     """Do ``action`` within this time, or refuse. Answered by ``pager-done``.
 
-    ``bytes`` other than 0 asks for a part: "page-out" of at least so much more than is out already,
-    "page-in" of at most so much, after which the gate stays closed and the state "out". 0 for a
-    library that has not said ``partial``: it does not know this field.
+    ``bytes`` other than 0 asks for a "page-out" of a part: at least so much more than is out
+    already. 0 for a library that has not said ``partial``: it does not know this field.
     """
 
     op: Count

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from kiwi_core.states import AntiThrash, HistoryKind, MovedBy, Overlap, Priority, SessionState
+from kiwi_core.states import AntiThrash, HistoryKind, MovedBy, Priority, SessionState
 
 
 class MemoryStatus(Struct, frozen=True, kw_only=True):
@@ -35,9 +35,6 @@ class SchedulerStatus(Struct, frozen=True, kw_only=True):
     """Of so many of the last waits (a hundred at most, of a second or more) it is known what was
     shown first; ``foretold_well`` of them came within two seconds or a quarter of it."""
     foretold_well: int = 0
-    overlap: Overlap | None = None
-    """The setting; ``None``: an older daemon. ``overlaps`` is what follows from it here."""
-    overlaps: bool = False
 
 
 class PolicyStatus(Struct, frozen=True, kw_only=True):
@@ -94,6 +91,12 @@ class SessionStatus(Struct, frozen=True, kw_only=True):
     priority: Priority = Priority.NORMAL
     pager: MovedBy = MovedBy.CHECKPOINT
     unowned: dict[str, int] = field(default_factory=dict)
+    guarded: bool = True
+    """Kiwi's gate is in front of the driver in all its processes that use the GPU. Without it the
+    session is never stopped in mid-burst, and ``unguarded_text`` says why, and what to do."""
+    unguarded_text: str = ""
+    stopped: str = ""
+    """Why its process does not run (Ctrl-Z, a frozen control group, a debugger); "": it runs."""
 
 
 class GpuStatus(Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from kiwi_jupyter.kernel.burst import Burst
 from kiwi_jupyter.kernel.config import Kiwi, disabled_by_environment
 from kiwi_jupyter.kernel.gate import ASYNC_GATE, GATE, Gate
 from kiwi_jupyter.kernel.gcguard import GcGuard
+from kiwi_jupyter.kernel.loading import Gatekeeper
 from kiwi_jupyter.kernel.magics import KiwiMagics
 from kiwi_jupyter.kernel.override import rewrite_head
 from kiwi_jupyter.kernel.session import Session, say_on_stderr
@@ -32,7 +33,10 @@ class Extension:
         self.config = Kiwi(parent=shell)
         if disabled_by_environment():
             self.config.enabled = False
-        self.session = Session(self.config, shell.user_ns, say_on_stderr)
+        self.gatekeeper = Gatekeeper()
+        if self.config.enabled:
+            self.gatekeeper.prepare()
+        self.session = Session(self.config, shell.user_ns, say_on_stderr, self.gatekeeper)
         self.burst = Burst(GcGuard(enabled=self.config.gc_guard))
         self.session.mid_burst = lambda: self.burst.held
         libraries = Libraries(

@@ -16,6 +16,7 @@ from kiwi_core.errors import CallerError, KiwiError, PeerError, is_full
 from kiwi_core.states import Notice
 from kiwi_core.units import format_duration_s
 from kiwi_jupyter.kernel.identity import kernel_id, notebook_name
+from kiwi_jupyter.kernel.loading import Gatekeeper
 from kiwi_jupyter.kernel.words import SHOWN_NOTICES, told
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ JOIN_EVERY_S: Final = 1.0
 """While there is none."""
 
 AWAY: Final = "Waiting for the Kiwi daemon, which was here and is not just now"
+UNGUARDED: Final = (
+    "Until then cells of this notebook are never stopped in the middle, so others wait for them."
+)
+
 STARTING: Final = "Waiting for the Kiwi daemon, which is being started"
 
 LOOK_AGAIN_S: Final = 5.0
@@ -53,9 +58,14 @@ class Session:
     the user. ``client`` may be called by any thread; one connects, the others wait for it."""
 
     def __init__(
-        self, config: Kiwi, user_ns: Mapping[str, Any], say: Callable[[str], None]
+        self,
+        config: Kiwi,
+        user_ns: Mapping[str, Any],
+        say: Callable[[str], None],
+        gatekeeper: Gatekeeper | None = None,
     ) -> None:
         self._config = config
+        self._gatekeeper = gatekeeper if gatekeeper is not None else Gatekeeper()
         self._user_ns = user_ns
         self._say = say
         self._lock = threading.Lock()
@@ -232,6 +242,7 @@ class Session:
             name=notebook_name(self._user_ns),
             kernel_id=kernel_id(),
             client="kernel",
+            ungated=lambda: self._gatekeeper.why,
             on_notice=self._noticed,
             on_state=lambda connected: None if connected else self._daemon_away(path),
             daemon_grace_s=self._config.daemon_grace_s,
@@ -242,6 +253,8 @@ class Session:
                 _show_only(welcome)
             if welcome.emulation is not None:
                 self._emulate(welcome.emulation, welcome.gpu_name)
+            if why := self._gatekeeper.why:
+                self.say_once(f"Kiwi: {why} {UNGUARDED}")
         except BaseException:
             client.close()
             raise
@@ -309,6 +322,7 @@ class Session:
             emulation.libcuda, emulation.libnvml, before=os.environ.get("LD_LIBRARY_PATH", "")
         )
         try:
+            self._gatekeeper.before_driver(emulation.libcuda)
             emulator.load(emulation.libcuda, emulation.libnvml)
         except OSError as error:
             raise CallerError(

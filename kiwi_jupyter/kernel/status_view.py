@@ -86,6 +86,10 @@ class StatusView:
         if place is not None:
             rows.append(("Wait", f"{ordinal(place.position)} in line{_expected(place)}"))
         rows.append(("So far", _history(own)))
+        if own.stopped:
+            rows.append(("Stopped", own.stopped))
+        if not own.guarded:
+            rows.append(("Unguarded", own.unguarded_text))
         if own.problem:
             rows.append(("Problem", own.problem_text or own.problem))
         return rows
@@ -97,6 +101,8 @@ class StatusView:
         # (this notebook's own has a row of its own)
         others = (s for s in status.sessions if s.problem_text and s.id != self._mine)
         why = {s.id: f": {s.problem_text}" for s in others}
+        bare = (s for s in status.sessions if s.id in status.holders and not s.guarded)
+        rows += [("Unguarded", f"{s.name}: {s.unguarded_text}") for s in bare if s.id != self._mine]
         for entry in status.queue:
             who = names.get(entry.session, entry.session)
             wait = _expected(entry) + why.get(entry.session, "")

@@ -10,7 +10,7 @@ from jupyter_server.extension.application import ExtensionApp
 from traitlets import Bool, Enum, Float, List, TraitError, Unicode, Union, validate
 
 from kiwi_core import config
-from kiwi_jupyter.server_ext import metrics, settings, usage
+from kiwi_jupyter.server_ext import metrics, preloading, settings, usage
 from kiwi_jupyter.server_ext.documents import Documents
 from kiwi_jupyter.server_ext.handlers import ELSE, ROUTES
 from kiwi_jupyter.server_ext.placer import is_disabled
@@ -125,6 +125,7 @@ class KiwiServerApp(ExtensionApp):
         self.scrapes = Scrapes(self.service)
         metrics.register(self.scrapes.readings)
 
+        preloading.compile_ahead()
         install(self.serverapp, directory, places=self.place_kernels, pager=self.pager)
 
     def initialize_handlers(self) -> None:

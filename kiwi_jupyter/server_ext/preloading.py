@@ -1,15 +1,19 @@
-"""Kernels that bring their own pager along: the library that is loaded into them before anything
-else, and moves their GPU memory from inside (see docs/preload.md). Where it is not to be had, the
-kernel starts without it and the driver's checkpoint moves its memory."""
+"""Kernels that start with Kiwi's library, loaded into them before anything else (docs/preload.md).
+
+It is the gate in front of the driver, and on request also the owner of their GPU memory, which it
+then moves from inside. Where it is not to be had, the kernel starts without it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import preload
 from kiwi_core.config import ENV_PAGER, INPROCESS
+from kiwi_core.preload import ready
 from kiwi_jupyter.server_ext.placer import is_disabled
 
 if TYPE_CHECKING:
@@ -20,7 +24,12 @@ log = logging.getLogger("kiwi.preload")
 COMPILE_WITHIN_S: Final = 60.0
 """A kernel does not wait longer than this for a library that is compiled for the first time."""
 
+ENV_OWN: Final = "KIWI_PRELOAD_OWN"
+"""Of the library: "0" means that it is the gate only, and leaves memory to the driver."""
+
 _said: set[str] = set()
+_compiling: threading.Thread | None = None
+"""Once per server: what failed once fails again."""
 
 
 def wanted(env: MutableMapping[str, str], default: str) -> bool:
@@ -28,10 +37,39 @@ def wanted(env: MutableMapping[str, str], default: str) -> bool:
     return env.get(ENV_PAGER, default) == INPROCESS and not is_disabled(env)
 
 
+def add_gate(env: MutableMapping[str, str]) -> bool:
+    """Into what a kernel gets, if it takes no time. Else it is compiled for those that start later,
+    and the kernel itself tries once more before it first uses the GPU."""
+    if is_disabled(env):
+        return False
+    library = ready.find()
+    if library is None:
+        compile_ahead()
+        return False
+    env.update(preload.environment(library, env))
+    env[ENV_OWN] = "0"
+    return True
+
+
+def compile_ahead() -> None:
+    """Have the library compiled if it has to be; called when a server starts, too."""
+    global _compiling
+    if _compiling is None and ready.find() is None:
+        _compiling = threading.Thread(target=_compile, name="kiwi-compile", daemon=True)
+        _compiling.start()
+
+
+def _compile() -> None:
+    try:
+        ready.ensure()
+    except preload.Unavailable as error:
+        _say_once(f"{error.message} {error.remedy}")
+
+
 async def add(env: MutableMapping[str, str]) -> bool:
     """Into what a kernel gets. False, and said once, where the library is not to be had."""
     try:
-        library = await asyncio.wait_for(asyncio.to_thread(preload.library), COMPILE_WITHIN_S)
+        library = await asyncio.wait_for(asyncio.to_thread(ready.ensure), COMPILE_WITHIN_S)
     except preload.Unavailable as error:
         _say_once(f"{error.message} {error.remedy}")
         return False
@@ -45,4 +83,4 @@ async def add(env: MutableMapping[str, str]) -> bool:
 def _say_once(why: str) -> None:
     if why not in _said:
         _said.add(why)
-        log.warning("kernels start without Kiwi's own pager (checkpoints move them): %s", why)
+        log.warning("kernels start without Kiwi's library (docs/preload.md): %s", why)

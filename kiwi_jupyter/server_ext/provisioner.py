@@ -1,5 +1,5 @@
 """Starts local kernels as Jupyter does, after choosing a GPU for those whose user chose none, and
-with Kiwi's own pager where that is wanted."""
+with Kiwi's gate, or with its own pager where that is wanted."""
 
 from __future__ import annotations
 
@@ -81,6 +81,8 @@ class KiwiProvisioner(LocalProvisioner):
                 env[VISIBLE] = gpu
             if preloading.wanted(env, _pager):
                 await preloading.add(env)
+            else:
+                preloading.add_gate(env)
         except Exception:  # a kernel starts, whatever is wrong with Kiwi
             log.exception("kernel %s is started as if there were no Kiwi", self.kernel_id)
         return launch

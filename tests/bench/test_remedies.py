@@ -61,7 +61,6 @@ def test_a_good_machine_has_nothing_to_mend() -> None:
             "stage every copy",
         ),
         ({"pinned_out": (25.0, 63.0)}, {}, "copies out are much slower"),
-        ({"pinned_both_in": (20.0, 55.0)}, {}, "falls to 36%"),
         ({"pin_register": (0.4, 52.0)}, {}, "memory pressure"),
         ({"pin_register": (0.4, 52.0)}, {"huge_pages": "never"}, "transparent_hugepage"),
         ({"lease": (900.0, 25.0)}, {}, "36 bare round trips"),

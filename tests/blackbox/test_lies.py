@@ -85,7 +85,6 @@ def test_no_number_of_a_library_is_taken_as_it_comes(daemon: RootDaemon, library
         "pager-state", state="resident", resident_bytes=LARGEST, unowned_bytes=LARGEST,
         unowned={"managed": LARGEST}, arena_bytes=LARGEST, kept_bytes=LARGEST,
     )  # fmt: skip
-    library.say("pager-speeds", out_bytes_per_s=1, in_bytes_per_s=1, both_bytes_per_s=LARGEST)
     library.say("pager-done", op=LARGEST, outcome="moved", bytes=LARGEST, elapsed_s=1e15)
     library.say("want-room", request=LARGEST, bytes=LARGEST)
     assert library.hear("room")["granted"] is False

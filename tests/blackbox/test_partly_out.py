@@ -47,10 +47,9 @@ def two_of_which_the_second_is_partly_out(box: KiwiBox) -> tuple[Program, Progra
     return first, second
 
 
-@pytest.mark.parametrize("overlap", ["off", "on"])
-def test_room_taken_by_a_program_outside(overlap: str) -> None:
+def test_room_taken_by_a_program_outside() -> None:
     """While nothing fits nobody gets on; once that program has ended, everybody does."""
-    with running_box("1x256MiB", *ARGS, "--overlap", overlap) as box:
+    with running_box("1x256MiB", *ARGS) as box:
         first, second = two_of_which_the_second_is_partly_out(box)
         hog = box.outside(GREEDY)
         assert hog.answer() == "begun"

@@ -13,15 +13,13 @@ from daemon import wait_until
 
 from kiwi_core.daemon.leaving import NO_ANSWER, bring_back
 from kiwi_core.daemon.operations import Operations
-from kiwi_core.daemon.overlap import OverlapKeeper
 from kiwi_core.daemon.threads import in_thread
 from kiwi_core.pager.api import ProcessRef, Target
-from kiwi_core.pager.fake import BreakOff, FakePager, Hang, Lose, Raise, Refuse
+from kiwi_core.pager.fake import FakePager, Hang, Lose, Raise, Refuse
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import PageIn, PageOut, Resume, Suspend
-from kiwi_core.states import Overlap, Reason, Residency
+from kiwi_core.states import Reason, Residency
 from kiwi_core.units import MIB, NS_PER_S, OpId, SessionId
-from kiwi_core.wire.pager import PagerSpeeds
 
 if TYPE_CHECKING:
     from kiwi_core.sched.actions import Operation
@@ -135,118 +133,20 @@ def test_the_nearest_deadline_is_the_next_one(world: World) -> None:
         hang.release()
 
 
-# --- a part, and beside --------------------------------------------------------------------------
-
-B = SessionId("b")
-TARGET_B = Target(B, ProcessRef(11, 1))
-
-
-class Crowded(World):
-    """``S`` has the GPU, which holds it or ``B``; ``B`` is out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pager = FakePager(150 * MIB, partial=True, copy_bytes_per_s=1000 * MIB)
-        self.operations = Operations(self.pager, self.posted.put)
-        self.pager.start(B, resident_bytes=100 * MIB)
-        self.pager.page_out(TARGET_B, self.soon_ns())
-        self.pager.start(S, resident_bytes=100 * MIB)
-
-    @staticmethod
-    def soon_ns() -> int:
-        return time.monotonic_ns() + round(PATIENCE_S * NS_PER_S)
-
-    def out(self, op: int, part_bytes: int = 0) -> None:
-        action = PageOut(op=OpId(op), session=S, deadline_ns=self.soon_ns(), bytes=part_bytes)
-        self.operations.start(action, TARGET)
-
-    def into(self, op: int, *beside: int) -> None:
-        ops = tuple(map(OpId, beside))
-        need = {"need_bytes": 100 * MIB, "beside": ops}
-        action = PageIn(op=OpId(op), session=B, deadline_ns=self.soon_ns(), **need)
-        self.operations.start(action, TARGET_B)
-
-    def two_outcomes(self) -> list[ev.Event]:
-        return [self.posted.get(timeout=PATIENCE_S) for _ in range(2)]
+# --- a part ---------------------------------------------------------------------------------------
 
 
 def test_a_part_goes_out_and_what_is_left_is_told() -> None:
-    world = Crowded()
-    world.out(1, 30 * MIB)
+    world = World()
+    world.pager = FakePager(150 * MIB, partial=True)
+    world.operations = Operations(world.pager, world.posted.put)
+    world.pager.start(S, resident_bytes=100 * MIB)
+    deadline_ns = time.monotonic_ns() + round(PATIENCE_S * NS_PER_S)
+    action = PageOut(op=OpId(1), session=S, deadline_ns=deadline_ns, bytes=30 * MIB)
+    world.operations.start(action, TARGET)
     out = world.posted.get(timeout=PATIENCE_S)
     assert isinstance(out, ev.PagedOut)
     assert (out.moved_bytes, out.left_bytes) == (30 * MIB, 70 * MIB)
-
-
-def test_one_that_comes_in_beside_reports_after_what_it_counted_on() -> None:
-    world = Crowded()
-    world.out(1)
-    world.into(2, 1)
-    out, into = world.two_outcomes()
-    assert isinstance(out, ev.PagedOut)
-    assert isinstance(into, ev.PagedIn)
-    assert into.moved_bytes == 100 * MIB
-    assert _residency(world.pager, TARGET_B) is Residency.RESIDENT
-
-
-def test_if_what_it_counted_on_is_refused_it_gives_back_first() -> None:
-    world = Crowded()
-    world.pager.script("page_out", BreakOff(60 * MIB), session=S)
-    world.out(1)
-    world.into(2, 1)
-    refusals = {type(event): event.reason for event in world.two_outcomes()}  # type: ignore[union-attr]
-    assert refusals == {ev.PageInRefused: Reason.NO_ROOM, ev.PageOutRefused: Reason.DRIVER}
-    assert world.pager.observe(TARGET).resident_bytes == 100 * MIB
-    assert world.pager.observe(TARGET_B).paged_out_bytes == 100 * MIB
-
-
-def test_what_has_reported_already_is_not_waited_for() -> None:
-    world = Crowded()
-    world.out(1)
-    assert isinstance(world.posted.get(timeout=PATIENCE_S), ev.PagedOut)
-    world.operations.finished(OpId(1))
-    world.into(2, 1)
-    assert isinstance(world.posted.get(timeout=PATIENCE_S), ev.PagedIn)
-
-
-def test_our_own_fault_in_a_page_out_ends_what_counts_on_it() -> None:
-    world = Crowded()
-    world.pager.script("page_out", Raise(RuntimeError("a bug")), session=S)
-    world.out(1)
-    world.into(2, 1)
-    kinds = {type(event) for event in world.two_outcomes()}
-    assert kinds == {ev.PageOutRefused, ev.PageInRefused}
-
-
-# --- whether it pays ------------------------------------------------------------------------------
-
-
-def _speeds(both: int) -> PagerSpeeds:
-    return PagerSpeeds(out_bytes_per_s=20, in_bytes_per_s=24, both_bytes_per_s=both)
-
-
-@pytest.mark.parametrize(
-    ("setting", "both", "told"),
-    [
-        (Overlap.AUTO, (), []),
-        (Overlap.AUTO, (29,), []),
-        (Overlap.AUTO, (30,), [True]),
-        (Overlap.AUTO, (40, 44, 25), [True, False]),
-        (Overlap.ON, (25,), [True]),
-        (Overlap.OFF, (48,), []),
-    ],
-)
-def test_whether_both_ways_at_once_pay(
-    setting: Overlap, both: tuple[int, ...], told: list[bool]
-) -> None:
-    fed: list[ev.Event] = []
-    keeper = OverlapKeeper(setting, fed.append)
-    keeper.begin()
-    for speed in both:
-        keeper.measured(0, _speeds(speed))
-    assert fed == [ev.OverlapKnown(pays=pays) for pays in told]
-    keeper.measured(0, PagerSpeeds(out_bytes_per_s=0, in_bytes_per_s=0, both_bytes_per_s=9))
-    assert len(fed) == len(told), "nonsense is no word"
 
 
 # --- leaving ------------------------------------------------------------------------------------

@@ -24,11 +24,13 @@ MIB = 1 << 20
 class Machine:
     """An emulated machine: its state file, the processes on it, its books."""
 
-    def __init__(self, state: Path, libraries: emulator.Libraries, gpus: str) -> None:
+    def __init__(
+        self, state: Path, libraries: emulator.Libraries, gpus: str, driver: str | None
+    ) -> None:
         self.state = state
         self.libraries = libraries
         self._workers: list[Worker] = []
-        emulator.create_state(state, emulator.parse_gpus(gpus))
+        emulator.create_state(state, emulator.parse_gpus(gpus), driver)
         emulator.set_context_bytes(state, 2 * MIB)
 
     @property
@@ -73,12 +75,12 @@ def libraries() -> emulator.Libraries:
 
 
 @pytest.fixture
-def boot(tmp_path: Path, libraries: emulator.Libraries) -> Iterator[Callable[[str], Machine]]:
+def boot(tmp_path: Path, libraries: emulator.Libraries) -> Iterator[Callable[..., Machine]]:
     """Makes machines; their processes are ended and their books checked afterwards."""
     machines: list[Machine] = []
 
-    def make(gpus: str) -> Machine:
-        machines.append(Machine(tmp_path / f"gpus-{len(machines)}", libraries, gpus))
+    def make(gpus: str, driver: str | None = None) -> Machine:
+        machines.append(Machine(tmp_path / f"gpus-{len(machines)}", libraries, gpus, driver))
         return machines[-1]
 
     yield make
@@ -87,5 +89,5 @@ def boot(tmp_path: Path, libraries: emulator.Libraries) -> Iterator[Callable[[st
 
 
 @pytest.fixture
-def machine(boot: Callable[[str], Machine]) -> Machine:
+def machine(boot: Callable[..., Machine]) -> Machine:
     return boot("1x64MiB")

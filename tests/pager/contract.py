@@ -73,12 +73,6 @@ class World(Protocol):
 
     def free_bytes(self) -> int: ...
 
-    def swap(
-        self, out: Session, into: Session, deadline_ns: int, part_bytes: int = 0
-    ) -> tuple[Outcome, Outcome]:
-        """The one's page-out and the other's page-in beside it (partial pagers only)."""
-        ...
-
 
 def soon_ns(seconds: float = 60.0) -> int:
     return time.monotonic_ns() + round(seconds * NS_PER_S)
@@ -383,23 +377,6 @@ class PartsContract(PagerContract):
         assert self.look(world, session).residency is Residency.RESIDENT
         assert session.digest() == before
 
-    def test_one_comes_in_beside_the_others_way_out(self, world: World) -> None:
-        size = world.memory_bytes * 6 // 10 // world.unit_bytes * world.unit_bytes
-        first = world.start(size)
-        digests = [first.digest()]
-        moved(world.pager.page_out(first.target, soon_ns()))
-        second = world.start(size)
-        digests.append(second.digest())
-        for out, into, digest in ((second, first, digests[0]), (first, second, digests[1])):
-            left, came = world.swap(out, into, soon_ns())
-            assert (moved(left).bytes_moved, moved(left).left_bytes) == (size, 0)
-            assert moved(came).bytes_moved == size
-            assert into.digest() == digest
-            assert self.look(world, out).residency is Residency.PAGED_OUT
-        moved(world.pager.page_out(second.target, soon_ns()))
-        moved(world.pager.page_in(first.target, soon_ns()))
-        assert first.digest() == digests[0]
-
     def test_a_part_of_the_other_may_be_room_enough(self, world: World) -> None:
         out = world.start(world.memory_bytes * 6 // 10 // world.unit_bytes * world.unit_bytes)
         contents = [out.digest()]
@@ -409,28 +386,9 @@ class PartsContract(PagerContract):
         moved(world.pager.page_out(into.target, soon_ns()))
         moved(world.pager.page_in(out.target, soon_ns()))
         part_bytes = world.memory_bytes * 3 // 10
-        left, came = world.swap(out, into, soon_ns(), part_bytes)
-        assert moved(left).left_bytes > 0
-        moved(came)
+        assert moved(world.pager.page_out(out.target, soon_ns(), part_bytes)).left_bytes > 0
+        moved(world.pager.page_in(into.target, soon_ns()))
         assert into.digest() == contents[1]
         moved(world.pager.page_out(into.target, soon_ns()))
         moved(world.pager.page_in(out.target, soon_ns()))
         assert out.digest() == contents[0]
-
-    def test_where_the_way_out_is_refused_nothing_has_changed(self, world: World) -> None:
-        size = world.memory_bytes * 6 // 10 // world.unit_bytes * world.unit_bytes
-        into = world.start(size)
-        contents = [into.digest()]
-        moved(world.pager.page_out(into.target, soon_ns()))
-        out = world.start(size)
-        contents.append(out.digest())
-        free_before = world.free_bytes()
-        world.refuse_page_out(out)
-        left, came = world.swap(out, into, soon_ns(2.0))
-        refused(left, Reason.LOCK_TIMEOUT)
-        refused(came, Reason.NO_ROOM)
-        self.assert_as_free(world, free_before)
-        assert self.look(world, into).residency is Residency.PAGED_OUT
-        assert out.digest() == contents[1]
-        moved(world.swap(out, into, soon_ns())[1])
-        assert into.digest() == contents[0]

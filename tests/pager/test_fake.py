@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 from contract import PagerContract, PartsContract, moved, refused, soon_ns
-from overlapping import swap
 
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Lost, Target
-from kiwi_core.pager.fake import BreakOff, FakePager, Hang, Lose, Raise, Refuse, Slow
+from kiwi_core.pager.fake import FakePager, Hang, Lose, Raise, Refuse, Slow
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import MIB, SessionId
 
 if TYPE_CHECKING:
-    from kiwi_core.pager.api import Outcome
+    pass
 
 _numbers = itertools.count(1)
 
@@ -82,11 +81,6 @@ class FakeWorld:
     def free_bytes(self) -> int:
         return self.pager.free_bytes
 
-    def swap(
-        self, out: FakeSession, into: FakeSession, deadline_ns: int, part_bytes: int = 0
-    ) -> tuple[Outcome, Outcome]:
-        return swap(self.pager, out.target, into.target, deadline_ns, part_bytes)
-
 
 @pytest.fixture
 def world() -> FakeWorld:
@@ -101,20 +95,6 @@ class TestFakeInParts(PartsContract):
     @pytest.fixture
     def world(self) -> FakeWorld:
         return FakeWorld(partial=True)
-
-
-def test_a_way_out_that_breaks_off_comes_back_after_those_that_counted_on_it() -> None:
-    world = FakeWorld(partial=True, copy_bytes_per_s=1000 * MIB)
-    into, size = world.start(60 * MIB), 60 * MIB
-    moved(world.pager.page_out(into.target, soon_ns()))
-    out = world.start(size)
-    world.pager.script("page_out", BreakOff(50 * MIB), session=out.target.session)
-    left, came = world.swap(out, into, soon_ns())
-    refused(left, Reason.DRIVER)
-    refused(came, Reason.NO_ROOM)
-    assert world.pager.observe(out.target).resident_bytes == size
-    assert world.pager.observe(into.target).paged_out_bytes == size
-    assert world.pager.free_bytes == 40 * MIB
 
 
 def test_a_hang_lasts_until_released_and_stops_nobody_else(world: FakeWorld) -> None:

@@ -25,10 +25,7 @@ from kiwi_core.units import GIB, MIB, SessionId
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from contract import Session
-
     from kiwi_core.gpu.processes import ProcessRef
-    from kiwi_core.pager.api import Outcome
 
 _numbers = itertools.count(1)
 
@@ -108,12 +105,6 @@ class ProcessWorld:
         """As the driver says."""
         code = f"__import__('kiwi_core.gpu.driver').gpu.driver.checkpoint_state({pid}).name"
         return str(self.pager.worker.get(code))
-
-    def swap(
-        self, out: Session, into: Session, deadline_ns: int, part_bytes: int = 0
-    ) -> tuple[Outcome, Outcome]:
-        self.pager.begin_swap(out.target, into.target, deadline_ns, part_bytes)
-        return self.pager.finish_swap()
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:  # each, whatever becomes of the others

@@ -16,7 +16,7 @@ from simulated_world import (
 from kiwi_core.sched import actions as act
 from kiwi_core.sched import events as ev
 from kiwi_core.states import Reason
-from kiwi_core.units import NS_PER_MS, NS_PER_S
+from kiwi_core.units import NS_PER_S
 
 
 class Driver:
@@ -37,6 +37,7 @@ class Driver:
         assert action.deadline_ns > self.now_ns
         assert proc.flight is None, f"two operations on {proc.id}"
         assert not proc.lost, f"an operation on {proc.id}, whose memory is lost"
+        self._check_may_be_moved(proc, action)
         self.used_ops.add(action.op)
         if action.cause.endswith("about to be used"):
             self._check_hinted(proc, action)
@@ -47,11 +48,7 @@ class Driver:
             self._verify_room(proc, action)
             self.counts.page_ins += 1
             moved = proc.host_bytes
-            if action.beside:
-                self.counts.beside += 1
-                flight.beside = [self.flights[op] for op in action.beside]
-                flight.incoming_bytes = min(action.need_bytes, self.free_bytes())
-            elif action.need_bytes > self.free_bytes():
+            if action.need_bytes > self.free_bytes():
                 self._no_room(flight)
             else:
                 flight.incoming_bytes = action.need_bytes
@@ -69,6 +66,17 @@ class Driver:
             self._at(action.deadline_ns - self.now_ns, lambda: self._overdue(flight))
             took_ns = action.deadline_ns - self.now_ns + self.rng.randrange(30 * NS_PER_S)
         self._at(took_ns, lambda: self._land(proc, flight, took_ns))
+
+    def _check_may_be_moved(self, proc: Proc, action: act.Operation) -> None:
+        """Nobody without a gate is stopped in the middle of its work, and nothing is done to a
+        process that does not run, unless its turn ends."""
+        stops = isinstance(action, (act.PageOut, act.Suspend))
+        if stops and not proc.guarded:
+            assert proc.phase != "running", f"{proc.id} has no gate and was stopped in mid-burst"
+            assert proc.id not in self.scheduler._st.runners
+        if proc.stopped:
+            assert stops, f"an operation on {proc.id}, which is stopped"
+            assert proc.id in self.holders, f"an operation on {proc.id}, which is stopped"
 
     def _no_room(self, flight: Flight) -> None:
         """Somebody grew since memory was read: a fault, after which the bound is void."""
@@ -105,8 +113,7 @@ class Driver:
         return "ok"
 
     def _verify_room(self, proc: Proc, action: act.PageIn) -> None:
-        """By what the scheduler was told, there must be room for all restores under way, at the
-        latest when what this one counts on has gone out."""
+        """By what the scheduler was told, there must be room for all restores under way."""
         assert action.need_bytes >= proc.host_bytes, "a restore without room reserved for all of it"
         known = sum(self.known_bytes.values()) + self.left_bytes
         known += sum(
@@ -115,12 +122,6 @@ class Driver:
             if isinstance(flight.action, act.PageIn)
         )
         capacity = TOTAL_BYTES - self.seen_outside_bytes
-        for op in action.beside:
-            flight = self.flights[op]
-            assert isinstance(flight.action, act.PageOut), "counts on what makes no room"
-            assert not flight.overdue, "counts on a page-out that hangs"
-            assert self.scheduler._st.ops[op].partial, "counts on one that moves in one piece"
-            capacity += flight.action.bytes or self.known_bytes[flight.action.session]
         assert known + action.need_bytes <= capacity, "a page-in without reserved room"
 
     def _overdue(self, flight: Flight) -> None:
@@ -131,9 +132,8 @@ class Driver:
 
     def _land(self, proc: Proc, flight: Flight, took_ns: int) -> None:
         """The operation ends, in reality and then in a report."""
-        if flight.done or self._waits_for_others(proc, flight, took_ns):
+        if flight.done:
             return
-        self._tell_those_beside(proc, flight)
         flight.done = True
         del self.flights[flight.action.op]
         proc.flight = None
@@ -150,42 +150,10 @@ class Driver:
         if self.plan.mischief and self.rng.random() < 0.05:
             self.tell(outcome)  # reported twice: the second one must change nothing
 
-    def _waits_for_others(self, proc: Proc, flight: Flight, took_ns: int) -> bool:
-        """A page-in ends after what it counts on has ended; then its room must be there."""
-        if not flight.beside or flight.verdict == "no room":
-            return False
-        if any(not other.done for other in flight.beside):
-            if self.now_ns < flight.action.deadline_ns:
-                again_ns = took_ns + 20 * NS_PER_MS
-                self._at(20 * NS_PER_MS, lambda: self._land(proc, flight, again_ns))
-                return True
-            flight.verdict = "no room"
-            self.counts.let_down += 1
-        elif flight.incoming_bytes < flight.action.need_bytes:
-            missing_bytes = flight.action.need_bytes - flight.incoming_bytes
-            if missing_bytes <= self.free_bytes():
-                flight.incoming_bytes = flight.action.need_bytes
-            else:
-                self._no_room(flight)
-        return False
-
-    def _tell_those_beside(self, proc: Proc, flight: Flight) -> None:
-        """Those that count on a page-out that is refused give back what they took before it has its
-        own memory back; who hears of that first is open."""
-        refused = flight.verdict == "refused" and self.procs.get(proc.id) is proc
-        for other in [f for f in self.flights.values() if flight in f.beside and refused]:
-            other.incoming_bytes = 0
-            other.verdict = "no room"
-            self.counts.let_down += 1
-            whose = next(p for p in self._everybody() if p.flight is other)
-            if self.rng.random() < 0.5:
-                self._land(whose, other, FIXED_NS)
-            else:
-                self._at(NS_PER_MS, lambda w=whose, o=other: self._land(w, o, FIXED_NS))
-
     def suspended(self, proc: Proc, action: act.Operation, verdict: str, took_ns: int) -> ev.Event:
         if verdict in ("refused", "gone", "lost"):
             self._go_on(proc)
+            self._turn_over_if_stopped(proc)
             self._left(proc)
             return ev.SuspendRefused(op=action.op, reason=self._reason(verdict))
         proc.held = True
@@ -211,6 +179,7 @@ class Driver:
         if verdict in ("refused", "gone"):
             if not proc.held:
                 self._go_on(proc)
+                self._turn_over_if_stopped(proc)
             if not proc.held and proc.home == "in":
                 self._left(proc)
             return ev.PageOutRefused(op=action.op, reason=self._reason(verdict))
@@ -223,6 +192,11 @@ class Driver:
         if proc.partial:
             moved = proc.host_bytes
         return ev.PagedOut(op=action.op, moved_bytes=moved, elapsed_ns=took_ns, left_bytes=left)
+
+    def _turn_over_if_stopped(self, proc: Proc) -> None:
+        """It does not run, so others need not wait for it."""
+        if proc.stopped:
+            self.holders.discard(proc.id)
 
     def _going_out_bytes(self, proc: Proc, action: act.PageOut) -> int:
         """What it was told, in whole pieces; everything where that was not told, or where it cannot

@@ -20,7 +20,9 @@ class Mischief:
         if not self.winding_down and self.rng.random() < 0.5:
             self._look_at_a_notebook()
         if not self.winding_down and self.rng.random() < self.plan.mischief:
-            self.rng.choice(MISCHIEF + PARTED_MISCHIEF * bool(self.plan.partial))(self)
+            more = PARTED_MISCHIEF * bool(self.plan.partial)
+            more += UNGUARDED_MISCHIEF * bool(self.plan.unguarded)
+            self.rng.choice(MISCHIEF + more)(self)
 
     def _check_wishes(self) -> None:
         """Who runs alone, while nothing moves, hears soon whether there is room."""
@@ -37,6 +39,10 @@ class Mischief:
             self.seen_outside_bytes = self.outside_bytes
         resident = {p.id: p.device_bytes for p in self.procs.values()}
         busy = {p.id: self.rng.random() < 0.5 for p in resting.values() if self.rng.random() < 0.7}
+        if self.plan.unguarded and self.plan.calm:  # else idle memory would stay for no reason
+            busy = {
+                id_: works and self.procs[id_].phase == "running" for id_, works in busy.items()
+            }
         self.known_bytes.update({p.id: p.device_bytes for p in resting.values()})
         self.tell(
             ev.MemoryObserved(
@@ -157,8 +163,24 @@ class Mischief:
                 proc.device_bytes //= 2
                 proc.host_bytes //= 2
 
-    def _change_overlap(self) -> None:
-        self.tell(ev.OverlapKnown(pays=self.rng.random() < 0.7))
+    def _gate_changes(self) -> None:
+        """Another process of it uses the GPU now, or that one has ended."""
+        proc = self._someone()
+        if proc is not None:
+            proc.guarded = not proc.guarded
+            self.tell(ev.GuardChanged(session=proc.id, guarded=proc.guarded))
+
+    def _stop_someone(self) -> None:
+        proc = self._someone()
+        if proc is not None and not proc.stopped:
+            self.counts.stops += 1
+            proc.stopped = True
+            self.tell(ev.SessionStopped(session=proc.id, why="stopped by Ctrl-Z"))
+            self._at(self.rng.randrange(10 * NS_PER_S), lambda: self._continue(proc))
+
+    def _continue(self, proc: Proc) -> None:
+        proc.stopped = False
+        self.tell(ev.SessionContinued(session=proc.id))
 
     def _restart(self) -> None:
         """The daemon is killed; operations under way end in the driver, nobody hears of it. The
@@ -167,8 +189,6 @@ class Mischief:
         self._all_end_unheard()
         self.holders.clear()
         self._new_scheduler(first_op=max(self.used_ops, default=0) + 1)
-        if self.plan.overlap:
-            self.tell(ev.OverlapKnown(pays=True))
         procs = list(self.procs.values())
         self.known_bytes = {p.id: p.device_bytes for p in procs}
         self.left_bytes = self.seen_outside_bytes = 0
@@ -190,8 +210,6 @@ class Mischief:
             proc = self.procs.get(flight.action.session)
             if proc is not None:
                 verdict = "refused" if flight.verdict == "no room" else "ok"
-                if flight.beside and proc.host_bytes > self.free_bytes() + flight.incoming_bytes:
-                    verdict = "refused"
                 OUTCOMES[type(flight.action)](self, proc, flight.action, verdict, FIXED_NS)
                 proc.flight = None
             del self.flights[flight.action.op]
@@ -201,6 +219,7 @@ class Mischief:
 
     def _rejoin(self, proc: Proc) -> None:
         proc.brought_back_ns = -(10**18)  # the new daemon knows of no hint
+        proc.stopped = False
         residency = Residency.RESIDENT
         if proc.lost:
             residency = Residency.LOST
@@ -216,6 +235,7 @@ class Mischief:
                 paged_out_bytes=proc.host_bytes,
                 mid_burst=proc.phase in ("running", "lingering") and not proc.lost,
                 burst=proc.burst,
+                guarded=None if proc.guarded else False,
             )
         )
 
@@ -242,5 +262,10 @@ MISCHIEF = (
 PARTED_MISCHIEF = (
     Mischief._another_process,
     Mischief._free_while_out,
-    Mischief._change_overlap,
+)
+
+UNGUARDED_MISCHIEF = (
+    Mischief._gate_changes,
+    Mischief._stop_someone,
+    Mischief._stop_someone,
 )

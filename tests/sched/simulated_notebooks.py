@@ -26,6 +26,9 @@ class Notebooks:
         self.procs[proc.id] = proc
         self.known_bytes[proc.id] = 0
         self.tell(ev.SessionJoined(session=proc.id))
+        if self.plan.unguarded and self.rng.random() < self.plan.unguarded:
+            proc.guarded = False
+            self.tell(ev.GuardChanged(session=proc.id, guarded=False))
         self._think(proc)
 
     def _think(self, proc: Proc) -> None:
@@ -39,7 +42,11 @@ class Notebooks:
         token = proc.token
 
         def happening() -> None:
-            if proc.token == token and self.procs.get(proc.id) is proc and not self.winding_down:
+            if proc.token != token or self.procs.get(proc.id) is not proc or self.winding_down:
+                return
+            if proc.stopped:
+                self._at(50 * NS_PER_MS, happening)
+            else:
                 then(proc)
 
         return happening
@@ -53,6 +60,7 @@ class Notebooks:
         proc.asked_ns = self.now_ns
         proc.work_ns = int(self.rng.expovariate(1.0) * self.rng.choice((0.1, 1, 5)) * NS_PER_S)
         proc.bound_ns = self._bound_ns()
+        proc.overtime_ns = self._overtime_ns()
         self.tell(ev.LeaseRequested(session=proc.id, burst=proc.burst))
         if proc.phase == "waiting" and self.rng.random() < self.plan.mischief:
             self._at(self.rng.randrange(3 * NS_PER_S), self._guarded(proc, self._withdraw))
@@ -68,6 +76,12 @@ class Notebooks:
             others = len(st.queue) + st.holders + len(st.chosen) + 1
         terms = Terms(self.longest_tq_ns, CONFIG.min_run_ns, CONFIG.swap_floor_factor)
         return st.policy.bound_ns(terms, others, swap_ns + 2 * JITTER_NS)
+
+    def _overtime_ns(self) -> int:
+        """How long sessions without a gate have held the lease, which nobody could end. A waiter's
+        bound is longer by that."""
+        since = (proc.held_since_ns for proc in self.procs.values())
+        return self.past_overtime_ns + sum(self.now_ns - at for at in since if at is not None)
 
     def _withdraw(self, proc: Proc) -> None:
         if proc.phase == "waiting":
@@ -85,14 +99,19 @@ class Notebooks:
         assert proc.home == "in", f"{proc.id} was granted but its memory is {proc.home}"
         assert not proc.held, f"{proc.id} was granted but is held"
         assert proc.flight is None, f"{proc.id} was granted in mid-operation"
+        assert not proc.stopped or proc.id in self.holders, f"{proc.id} was granted but is stopped"
         assert action.burst == proc.burst
         others = {id_ for id_ in self.holders if id_ != proc.id and not self._excused(id_)}
         if self.scheduler._st.serialised and proc.id not in self.holders:
             assert not others, f"{proc.id} was granted beside {others} while serialised"
         self.counts.granted_in_parallel += bool(others)
         self.holders.add(proc.id)
+        if not proc.guarded and proc.held_since_ns is None:
+            proc.held_since_ns = self.now_ns
+            self.counts.unguarded_grants += 1
         if proc.bound_ns is not None and proc.phase == "waiting":
-            waited_ns = self.now_ns - proc.asked_ns
+            overtime_ns = self._overtime_ns() - proc.overtime_ns
+            waited_ns = self.now_ns - proc.asked_ns - overtime_ns
             assert waited_ns <= proc.bound_ns, f"{proc.id} waited {waited_ns}, {proc.bound_ns=}"
         if proc.phase == "waiting":
             proc.phase = "running"
@@ -169,7 +188,11 @@ class Notebooks:
 
     def _finish_lingering(self, proc: Proc) -> None:
         self.holders.discard(proc.id)
+        if proc.held_since_ns is not None:
+            self.past_overtime_ns += self.now_ns - proc.held_since_ns
+            proc.held_since_ns = None
         self._rests(proc)
+        proc.phase = "idle"
         self.tell(ev.BurstEnded(session=proc.id, burst=proc.burst))
         self._think(proc)
 

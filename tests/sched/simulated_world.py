@@ -56,8 +56,8 @@ class Plan:
     partial: float = 0.0
     """Chance that a session's memory can be moved in part; it may change."""
 
-    overlap: bool = False
-    """Memory may come in beside memory on its way out."""
+    unguarded: float = 0.0
+    """Chance that a program has no gate. It may change, and programs are stopped now and then."""
 
     @property
     def calm(self) -> bool:
@@ -91,8 +91,13 @@ def plan_of(seed: int) -> Plan:
 
 
 def parted_plan_of(seed: int) -> Plan:
-    """The same world, but memory moves in part and, in every other pair of them, side by side."""
-    return replace(plan_of(seed), partial=(0.6, 1.0)[seed % 2], overlap=seed // 2 % 2 == 0)
+    """The same world, but memory moves in part."""
+    return replace(plan_of(seed), partial=(0.6, 1.0)[seed % 2])
+
+
+def unguarded_plan_of(seed: int) -> Plan:
+    """The same world with programs that have no gate."""
+    return replace(plan_of(seed), unguarded=(0.3, 0.6, 1.0)[seed // 3 % 3])
 
 
 @dataclass(eq=False)
@@ -103,8 +108,6 @@ class Flight:
     verdict: str
     incoming_bytes: int = 0
     """Room that a page-in has for certain."""
-    beside: list[Flight] = field(default_factory=list)
-    """The page-outs that a page-in counts on."""
     done: bool = False
     overdue: bool = False
 
@@ -136,6 +139,12 @@ class Proc:
     brought_back_ns: int = -(10**18)
     lost: bool = False
     leaving: bool = False
+    guarded: bool = True
+    stopped: bool = False
+    held_since_ns: int | None = None
+    """Since when it holds the lease without a gate."""
+    overtime_ns: int = 0
+    """How long anybody had held the lease without a gate when this one asked."""
 
 
 @dataclass
@@ -158,6 +167,6 @@ class Counts:
     parts: int = 0
     rests: int = 0
     """Page-outs of what an earlier one had left."""
-    beside: int = 0
-    let_down: int = 0
+    unguarded_grants: int = 0
+    stops: int = 0
     notices: dict[Notice, int] = field(default_factory=dict)

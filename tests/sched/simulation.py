@@ -24,9 +24,11 @@ from simulated_world import (
     Proc,
     parted_plan_of,
     plan_of,
+    unguarded_plan_of,
 )
 
 from kiwi_core.sched import events as ev
+from kiwi_core.sched.fixed import must_stay
 from kiwi_core.sched.replay import JournalEntry, JournalHeader
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.sched.session import Home
@@ -35,7 +37,7 @@ from kiwi_core.units import NS_PER_S, OpId, SessionId
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Plan", "Simulation", "parted_plan_of", "plan_of"]
+__all__ = ["Plan", "Simulation", "parted_plan_of", "plan_of", "unguarded_plan_of"]
 
 
 class Simulation(Notebooks, Driver, Mischief):
@@ -58,13 +60,12 @@ class Simulation(Notebooks, Driver, Mischief):
         self.winding_down = False
         self.used_ops: set[OpId] = set()
         self.requests = 0
+        self.past_overtime_ns = 0
         self.limit = 0
         self._new_scheduler(first_op=1)
         for _ in range(self.plan.sessions):
             self._at(self.rng.randrange(NS_PER_S), self._arrive)
         self._at(0, self._observe)
-        if self.plan.overlap:
-            self._at(0, lambda: self.tell(ev.OverlapKnown(pays=True)))
 
     # --- the scheduler under test ---------------------------------------------------------------
 
@@ -125,7 +126,7 @@ class Simulation(Notebooks, Driver, Mischief):
             s.backoff_until_ns > self.now_ns
             and (s.home is not Home.IN or (s.resident_bytes > 0 and len(st.queue) > 1))
             for s in st.queue.values()
-            if not s.op
+            if not s.op and not must_stay(s)
         )
         return st.wake_ns is not None or not in_backoff
 

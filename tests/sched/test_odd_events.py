@@ -43,6 +43,15 @@ def test_an_outcome_of_the_wrong_kind_is_dropped():
     assert world.scheduler.view(world.now_ns).session("a").state is SessionState.PAGING_OUT
 
 
+@pytest.mark.parametrize("kind", [ev.PageOutLost, ev.PageInLost])
+def test_a_loss_that_belongs_to_no_operation_is_dropped(kind):
+    world = busy_world()
+    before = world.scheduler.view(world.now_ns)
+    assert world.scheduler.handle(kind(op=7), world.now_ns) == []
+    after = world.scheduler.view(world.now_ns)
+    assert (after.sessions, after.ignored_events) == (before.sessions, 1)
+
+
 def test_an_outcome_that_comes_twice_counts_once():
     world = busy_world()
     world.do(11, "time")

@@ -1,4 +1,4 @@
-"""Moves in part, and memory that comes in beside memory on its way out."""
+"""Moves in part."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kiwi_core.sched.futures import futures
 from kiwi_core.sched.moved import MovedBytes
 from kiwi_core.sched.parts import grain_bytes, part_bytes, part_that_fits_bytes
 from kiwi_core.sched.room import idle_ones, survey
-from kiwi_core.sched.session import Home, Session
+from kiwi_core.sched.session import Session
 from kiwi_core.sched.waits import expected_waits_ns
 from kiwi_core.units import GIB, MIB, NS_PER_S, OpId, SessionId
 
 S = NS_PER_S
 
 
-def two(line: str = "gpu 16 tq=30", *, overlap: bool = False) -> World:
+def two(line: str = "gpu 16 tq=30") -> World:
     """a and b have 9 GiB each and are known to need no more; b's are in the GPU, a has 2.5 out."""
     world = World(line)
     world.do(0, "a joins; b joins; memory")
@@ -34,8 +34,6 @@ def two(line: str = "gpu 16 tq=30", *, overlap: bool = False) -> World:
     world.do(13, "memory a=9 b=6.5 parts=ab; a ends 3; b asks 3")
     world.do(14, "#4 out 2.5 1s left=6.5")
     world.do(15, "#5 in 2.5 1s; memory a=6.5 b=9 parts=ab")
-    if overlap:
-        world.do(15, "overlap pays")
     return world
 
 
@@ -182,16 +180,6 @@ def test_nor_where_the_driver_takes_what_a_library_has_left(parts: str) -> None:
     assert session(world, "a").paged_out_bytes == session(world, "a").footprint_bytes == gib("9")
 
 
-def test_one_that_waited_for_others_says_nothing_about_speed() -> None:
-    world = two(overlap=True)
-    speed = world.scheduler._st.speed.in_ns_per_byte
-    world.do(20, "b ends 3; a asks 4")
-    world.do(21, "#6 out 2.5 1s left=6.5")
-    assert world.scheduler._st.ops[7].op.beside == (6,)
-    world.do(80, "#7 in 2.5 59s")
-    assert world.scheduler._st.speed.in_ns_per_byte == speed
-
-
 def test_stopping_costs_what_is_lacking() -> None:
     world = two()
     st = world.scheduler._st
@@ -206,76 +194,23 @@ def test_stopping_costs_what_is_lacking() -> None:
     assert st.stopping_bytes(b) == 9 * GIB
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_waits_know_of_parts_and_of_both_ways_at_once(overlap: bool) -> None:
-    world = two(overlap=overlap)
+def test_waits_know_of_parts() -> None:
+    world = two()
     world.do(16, "a asks 4")
     st = world.scheduler._st
     # b's bursts are of no length: it is there for its quantum
     stop_s = (session(world, "b").granted_ns + st.quantum_ns(session(world, "b"))) / S - 16
     out_s, in_s = st.speed.out_ns(gib("2.5")) / S, st.speed.in_ns(gib("2.5")) / S
     waits = futures(st, 16 * S).waits_ns[SessionId("a")]
-    together_s = max(out_s, in_s) if overlap else out_s + in_s
-    assert max(waits) / S == pytest.approx(stop_s + together_s, abs=0.1)
+    assert max(waits) / S == pytest.approx(stop_s + out_s + in_s, abs=0.1)
     roughly = expected_waits_ns(st, 16 * S)[SessionId("a")]
     assert roughly is not None
     assert roughly / S == pytest.approx(stop_s + out_s + in_s, abs=1)
     # ... and the same while it is under way.
     world.do(16 + stop_s, "time")
-    assert [type(order) for order in st.actions[1:]] == [PageOut, PageIn][: 1 + overlap]
+    assert [type(order) for order in st.actions[1:]] == [PageOut]
     waits = futures(st, world.now_ns).waits_ns[SessionId("a")]
-    assert max(waits) / S == pytest.approx(together_s, abs=0.1)
-
-
-# --- beside ---------------------------------------------------------------------------------------
-
-
-def test_nobody_comes_in_beside_what_moves_in_one_piece() -> None:
-    world = two(overlap=True)
-    world.do(20, "b ends 3; memory a=6.5 b=9 parts=a; a asks 4")
-    assert not any(isinstance(o, PageIn) and o.beside for o in world.orders.values())
-    answers = world.do(21, "#6 out 9 1s")
-    assert answers == ["#7 page in a (its turn)"]
-
-
-def test_nor_one_that_moves_in_one_piece() -> None:
-    world = two(overlap=True)
-    world.do(20, "b ends 3; memory a=6.5 b=9 parts=b")
-    assert world.do(21, "a asks 4") == ["#6 page out 2.5 GiB of b (room for a)"]
-
-
-def test_nor_what_leaves_beside_both_kinds_where_one_is_not_enough() -> None:
-    world = two(overlap=True)
-    world.do(20, "b ends 3; c joins resident 0.4; memory a=0.5 b=9 c=0.4 parts=ab")
-    st = world.scheduler._st
-    assert session(world, "a").home is Home.OUT
-    answers = world.do(21, "a asks 4")
-    assert answers[0].startswith("#6 page out")
-    assert all("beside" not in answer for answer in answers) or len(st.ops) == 2
-
-
-def test_what_leaves_kiwi_comes_back_beside_others_too() -> None:
-    world = two(overlap=True)
-    world.do(20, "b ends 3")
-    assert world.do(21, "a detaches") == [
-        "#6 page out 2 GiB of b (room for a)",
-        "#7 page in a beside #6 (leaves Kiwi)",
-    ]
-
-
-def test_it_need_not_pay_for_ever() -> None:
-    world = two(overlap=True)
-    world.do(20, "overlap costs; b ends 3")
-    assert world.do(21, "a asks 4") == ["#6 page out 2.5 GiB of b (room for a)"]
-
-
-def test_the_deadline_of_what_comes_in_beside_has_the_way_out_in_it() -> None:
-    plain, beside = two(), two(overlap=True)
-    for world in (plain, beside):
-        world.do(20, "b ends 3; a asks 4")
-    plain.do(20, "#6 out 2.5 1s left=6.5")
-    later_ns = beside.orders[7].deadline_ns - plain.orders[7].deadline_ns
-    assert later_ns == 2.5 * GIB * S // beside.scheduler._st.config.operation_deadline_bytes_per_s
+    assert max(waits) / S == pytest.approx(out_s + in_s, abs=0.1)
 
 
 def test_a_restarted_daemon_finds_what_is_partly_out() -> None:

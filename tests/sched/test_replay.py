@@ -114,13 +114,23 @@ def test_garbage_is_named(line):
     assert raised.value.code == "bad-journal"
 
 
+def test_an_event_of_before_is_named():
+    """One that this Kiwi does not know: what follows from it cannot be played again."""
+    line = (
+        b'{"journal":"entry","now_ns":7,"event":{"event":"OverlapKnown","pays":true},"actions":[]}'
+    )
+    with pytest.raises(CallerError, match="OverlapKnown") as raised:
+        decode_line(line)
+    assert raised.value.code == "bad-journal"
+
+
 def test_another_version_is_named():
     with pytest.raises(CallerError, match="version 99"):
         decode_line(encode_line(header(version=99)))
 
 
 def test_journals_of_before_there_were_partial_moves():
-    """Nothing was partial and nothing came in beside: what is not said is that."""
+    """Nothing was partial: what is not said is that."""
     line = (
         b'{"journal":"entry","now_ns":7,"event":{"event":"%s},"actions":['
         b'{"action":"PageOut","session":"a","op":1,"deadline_ns":5},'
@@ -128,8 +138,7 @@ def test_journals_of_before_there_were_partial_moves():
     )
     seen = decode_line(line % b'MemoryObserved","free_bytes":5,"resident_bytes":{"a":4}')
     assert seen.event == ev.MemoryObserved(free_bytes=5, resident_bytes={"a": 4})
-    page_out, page_in = seen.actions
-    assert (page_out.bytes, page_in.beside) == (0, ())
+    assert seen.actions[0].bytes == 0
     out = decode_line(line % b'PagedOut","op":1,"moved_bytes":4,"elapsed_ns":9')
     assert out.event.left_bytes == 0
 
@@ -144,8 +153,6 @@ def test_journals_of_before_there_were_partial_moves():
             ev.PagedOut(op=3, moved_bytes=GIB, elapsed_ns=NS_PER_S, left_bytes=2 * GIB),
             "#3 paged out 1 GiB in 1.0 s, 2 GiB left",
         ),
-        (ev.OverlapKnown(pays=True), "moving in beside a way out pays"),
-        (ev.OverlapKnown(pays=False), "moving in beside a way out does not pay"),
         (ev.Resumed(op=3), "#3 resumed"),
         (
             ev.PageInRefused(op=3, reason=Reason.NO_ROOM, detail="7 GiB free"),
@@ -170,10 +177,6 @@ def test_events_in_words(event, words):
         (Suspend(session="a", op=1, deadline_ns=5, cause="c"), "#1 suspend a (c)"),
         (Resume(session="a", op=1, deadline_ns=5), "#1 resume a"),
         (PageIn(session="a", op=1, deadline_ns=5, need_bytes=1), "#1 page in a"),
-        (
-            PageIn(session="a", op=4, deadline_ns=5, need_bytes=1, beside=(2, 3)),
-            "#4 page in a beside #2, #3",
-        ),
         (PageOut(session="a", op=1, deadline_ns=5), "#1 page out a"),
         (PageOut(session="a", op=1, deadline_ns=5, bytes=GIB), "#1 page out 1 GiB of a"),
     ],

@@ -52,8 +52,8 @@ class Machine(RuleBasedStateMachine):
         self.used = {}  # when its burst was over
         self.back = {}  # when a hint's page-in was over
         self.partial = set()  # whose memory can be moved in part
-        self.overlaps = False
-        self.failed = set()  # page-outs that did not make their room
+        self.unguarded = set()
+        self.stopped = set()  # whose process does not run
 
     def feed(self, event):
         for action in self.scheduler.handle(event, self.now_ns):
@@ -76,6 +76,7 @@ class Machine(RuleBasedStateMachine):
         if self.scheduler.view(self.now_ns).session(session).state.value == "lost":
             return
         assert session not in self.held
+        assert session not in self.stopped or session in self.holders
         assert not self.host.get(session)
         assert all(order.session != session for order in self.flying.values())
         if self.scheduler.view(self.now_ns).serialised and session not in self.holders:
@@ -90,12 +91,11 @@ class Machine(RuleBasedStateMachine):
     def ordered(self, action):
         assert action.op not in self.flying
         assert all(order.session != action.session for order in self.flying.values())
+        self.check_may_be_moved(action)
         if isinstance(action, act.PageIn):
             assert action.need_bytes >= self.host[action.session]
-            room = TOTAL + sum(self.freed_by(op) for op in action.beside)
             taken = sum(self.device.values()) + self.coming_bytes()
-            assert taken + action.need_bytes <= room
-            assert not action.beside or self.overlaps
+            assert taken + action.need_bytes <= TOTAL
         if action.cause.endswith("about to be used"):
             view = self.scheduler.view(self.now_ns)
             assert not view.holders
@@ -103,19 +103,21 @@ class Machine(RuleBasedStateMachine):
             self.check_not_too_often(action)
         self.flying[action.op] = action
 
-    def freed_by(self, op):
-        """What a page-out under way will free at least."""
-        order = self.flying[op]
-        assert isinstance(order, act.PageOut)
-        return order.bytes or self.device[order.session]
+    def check_may_be_moved(self, action):
+        """Nobody without a gate is stopped in the middle of its burst, and nothing is done to a
+        process that is stopped, unless it holds the lease."""
+        session, stops = action.session, isinstance(action, (act.Suspend, act.PageOut))
+        if session in self.stopped:
+            assert stops
+            assert session in self.holders
+        if stops and session in self.unguarded:
+            assert session not in self.holders
+            view = self.scheduler.view(self.now_ns).session(session)
+            assert not view.mid_burst
 
     def coming_bytes(self):
         """What page-ins under way may take of what is free now."""
-        return sum(
-            max(0, o.need_bytes - sum(self.freed_by(op) for op in o.beside if op in self.flying))
-            for o in self.flying.values()
-            if isinstance(o, act.PageIn)
-        )
+        return sum(o.need_bytes for o in self.flying.values() if isinstance(o, act.PageIn))
 
     def check_not_too_often(self, action):
         """However the hints come: what was used or brought back just now stays, and what was
@@ -232,10 +234,32 @@ class Machine(RuleBasedStateMachine):
             self.partial ^= {session}
             self.look()
 
-    @rule(pays=st.booleans())
-    def know_overlap(self, pays):
-        self.overlaps = pays
-        self.feed(ev.OverlapKnown(pays=pays))
+    @precondition(lambda self: self.ids)
+    @rule(name=NAMES)
+    def gate_changes(self, name):
+        if (session := self.ids.get(name)) is not None:
+            self.unguarded ^= {session}
+            guarded = session not in self.unguarded
+            self.feed(ev.GuardChanged(session=session, guarded=guarded))
+
+    @precondition(lambda self: self.ids)
+    @rule(name=NAMES)
+    def stop_or_continue(self, name):
+        if (session := self.ids.get(name)) is None:
+            return
+        self.stopped ^= {session}
+        if session in self.stopped:
+            self.feed(ev.SessionStopped(session=session, why="stopped by Ctrl-Z"))
+        else:
+            self.feed(ev.SessionContinued(session=session))
+
+    @precondition(lambda self: self.ids)
+    @rule(name=NAMES)
+    def be_busy(self, name):
+        if (session := self.ids.get(name)) is not None:
+            busy = {session: session not in self.used}
+            free = TOTAL - sum(self.device.values())
+            self.feed(ev.MemoryObserved(free_bytes=free, busy=busy))
 
     @rule(seconds=st.sampled_from([1, 5, 11, 40]))
     def wait(self, seconds):
@@ -274,11 +298,7 @@ class Machine(RuleBasedStateMachine):
         session = order.session
         dead = session not in self.ids.values()
         copy = isinstance(order, (act.PageOut, act.PageIn))
-        if isinstance(order, act.PageOut) and outcome == "refused" and not dead:
-            self.failed.add(op)
-        if outcome == "done" and self.lacks_room(order):
-            event = ev.PageInRefused(op=op, reason=Reason.NO_ROOM)
-        elif outcome == "done":
+        if outcome == "done":
             event = self.done(order)
         elif outcome == "lost" and copy:
             self.device[session] = self.host[session] = 0
@@ -287,17 +307,14 @@ class Machine(RuleBasedStateMachine):
             event = (ev.PageOutLost if isinstance(order, act.PageOut) else ev.PageInLost)(op=op)
         else:
             reason = Reason.GONE if dead else data.draw(FAULTS)
+            if session in self.stopped and isinstance(order, (act.Suspend, act.PageOut)):
+                self.holders.discard(session)  # its turn is over all the same
             event = _REFUSED[type(order)](op=op, reason=reason)
         if dead:
             self.device.pop(session)
             self.host.pop(session)
         self.feed(event)
         self.feed(event)  # a second time it must change nothing
-
-    def lacks_room(self, order):
-        """One of those that it counts on has not made its room, or not yet (it is given up)."""
-        beside = getattr(order, "beside", ())
-        return any(op in self.failed or op in self.flying for op in beside)
 
     def done(self, order):
         session, op = order.session, order.op

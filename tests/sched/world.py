@@ -198,7 +198,6 @@ _MACHINE: dict[str, Callable[[World, list[str]], ev.Event]] = {
     "tq": lambda _, words: ev.SettingsChanged(tq_ns=round(float(words[0]) * NS_PER_S)),
     "mode": lambda _, words: ev.SettingsChanged(anti_thrash=AntiThrash(words[0])),
     "policy": lambda _, words: ev.SettingsChanged(policy=words[0]),
-    "overlap": lambda _, words: ev.OverlapKnown(pays=words[0] == "pays"),
     "time": lambda _world, _words: ev.DeadlinePassed(),
 }
 
@@ -222,6 +221,10 @@ _SESSION: dict[str, Callable[[SessionId, list[str]], ev.Event]] = {
     "joins": _joins,
     "dies": lambda s, _: ev.SessionLost(session=s),
     "detaches": lambda s, _: ev.SessionDetached(session=s),
+    "guarded": lambda s, _: ev.GuardChanged(session=s, guarded=True),
+    "unguarded": lambda s, _: ev.GuardChanged(session=s, guarded=False),
+    "stops": lambda s, words: ev.SessionStopped(session=s, why=" ".join(words)),
+    "continues": lambda s, _: ev.SessionContinued(session=s),
     "releases": lambda s, _: ev.ReleaseRequested(session=s),
     "priority": lambda s, words: ev.PriorityChanged(session=s, priority=Priority(words[0])),
     "hinted": lambda s, _: ev.UseExpected(session=s),

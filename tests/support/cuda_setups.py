@@ -11,8 +11,6 @@ VMM = (
     "g = ck(driver.cuMemGetAllocationGranularity(prop, least)); size = 8 * g\n"
 )
 
-# Custom storage (CUDA 13.4): the caller copies a process's memory itself.  The bindings give the
-# driver's answer only as the address of a pointer.
 
 # Stream captures and graphs: two streams, and short names for what tests do most.
 GRAPHS = """

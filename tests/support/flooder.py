@@ -92,10 +92,6 @@ KINDS = {
         "pager",
         same("pager-done", op=1, outcome="moved", bytes=1 << 40, elapsed_s=1e15),
     ),
-    "pager-speeds": (
-        "pager",
-        same("pager-speeds", out_bytes_per_s=1, in_bytes_per_s=1, both_bytes_per_s=1 << 50),
-    ),
     "want-lease": ("pager", same("want-lease")),
     "want-room": ("pager", rooms),
     "(malformed)": (None, once_then_nothing(b"}{\n" * CHUNK_LINES)),

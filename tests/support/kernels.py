@@ -326,6 +326,8 @@ def clean_environment(directory: Path, python: str = KERNEL_PYTHON) -> dict[str,
         "HOME": "home", "IPYTHONDIR": "ipython", "JUPYTER_CONFIG_DIR": "config",
         "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime", "KIWI_SOCKET_DIR": "sockets",
     }  # fmt: skip
+    # What was compiled already is not compiled again by each kernel.
+    env.setdefault("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
     for name, place in places.items():
         (directory / place).mkdir(exist_ok=True, mode=0o700)
         env[name] = str(directory / place)

@@ -24,9 +24,8 @@ from kiwi_core.pager.api import (
 from kiwi_core.states import Reason, Residency
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    pass
 
-    from kiwi_core.pager.way_out import WayOut
 
 _SETUP = """
 import dataclasses
@@ -56,7 +55,6 @@ def plain(value):
 
 _LINKED = """
 from link_server import LinkServer
-from overlapping import swap
 from kiwi_core.pager.inprocess import InProcessPager
 
 server = LinkServer({path!r}, {gpu_bytes})
@@ -92,31 +90,12 @@ class PagerProcess:
     def resume(self, target: Target, deadline_ns: int) -> Outcome:
         return self._call("resume", target, deadline_ns)
 
-    def page_out(
-        self,
-        target: Target,
-        deadline_ns: int,
-        at_least_bytes: int = 0,
-        way: WayOut | None = None,
-    ) -> Outcome:
-        assert way is None, "see swap"
+    def page_out(self, target: Target, deadline_ns: int, at_least_bytes: int = 0) -> Outcome:
         part = (at_least_bytes,) if at_least_bytes else ()
         return self._call("page_out", target, deadline_ns, *part)
 
-    def page_in(self, target: Target, deadline_ns: int, beside: Sequence[WayOut] = ()) -> Outcome:
-        assert not beside, "see swap"
+    def page_in(self, target: Target, deadline_ns: int) -> Outcome:
         return self._call("page_in", target, deadline_ns)
-
-    def begin_swap(
-        self, out: Target, into: Target, deadline_ns: int, part_bytes: int = 0, mark: str = ""
-    ) -> None:
-        """The one's page-out, and beside it the other's page-in; ``finish_swap`` gets both."""
-        both = f"{_expression(out)}, {_expression(into)}, {deadline_ns}, {part_bytes}, {mark!r}"
-        self.worker.send(f"[plain(one) for one in swap(pager, {both})]")
-
-    def finish_swap(self) -> tuple[Outcome, Outcome]:
-        out, into = self.worker.answer()
-        return _outcome(*out), _outcome(*into)
 
     def observe(self, target: Target) -> Observation:
         _, fields = self.worker.get(f"plain(pager.observe({_expression(target)}))")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuda_processes import Worker
 
-from kiwi_core import emulator
+from kiwi_core import emulator, preload
 
 if TYPE_CHECKING:
     from daemon import Daemon
@@ -107,12 +107,24 @@ def stop_burst():
 
 
 class SessionProgram:
-    """``size_mib`` are taken in a first burst, which ends before this returns; 0: nothing yet."""
+    """``size_mib`` are taken in a first burst, which ends before this returns; 0: nothing yet.
+    ``guarded``: it has Kiwi's gate, which leaves its memory to the driver's checkpoint."""
 
-    def __init__(self, daemon: Daemon, size_mib: int = 0, *, name: str = "", seed: int = 1) -> None:
+    def __init__(
+        self,
+        daemon: Daemon,
+        size_mib: int = 0,
+        *,
+        name: str = "",
+        seed: int = 1,
+        guarded: bool = True,
+    ) -> None:
         (socket,) = daemon.sockets()
         libraries = emulator.build()
         environment = daemon.env | emulator.environment(daemon.state_path, libraries)
+        if guarded:
+            environment |= preload.environment(preload.library(), before=environment)
+            environment |= {"KIWI_PRELOAD_OWN": "0"}
         self.worker = Worker(environment)
         self.name = name or f"program {seed}"
         self.worker.do(_CONNECT.format(socket=str(socket), name=self.name))

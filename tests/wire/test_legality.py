@@ -31,7 +31,6 @@ from kiwi_core.wire.pager import (
     LinkState,
     PagerDone,
     PagerOutcome,
-    PagerSpeeds,
     PagerState,
     WantLease,
     WantRoom,
@@ -40,7 +39,6 @@ from kiwi_core.wire.pager import (
 LINK_SAYS = (
     PagerState(state=LinkState.RESIDENT),
     PagerDone(op=1, outcome=PagerOutcome.MOVED),
-    PagerSpeeds(out_bytes_per_s=3, in_bytes_per_s=2, both_bytes_per_s=4),
     WantLease(),
     WantRoom(request=1, bytes=1),
 )
@@ -182,7 +180,7 @@ def test_the_table_speaks_of_every_message_and_every_state() -> None:
 
 def test_every_question_has_an_answer() -> None:
     without = {kind for kind in KINDS if kind not in ANSWERS}
-    link = {PagerState, PagerDone, PagerSpeeds, WantLease, WantRoom}
+    link = {PagerState, PagerDone, WantLease, WantRoom}
     assert without == {Acquire, Withdraw, EndBurst} | link
 
 

@@ -1,9 +1,13 @@
 /* The target's side of the checkpoint API: closes and opens the gate, moves memory out and in. */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -12,6 +16,7 @@
 #define COPY_CHUNK (4ull << 20)
 
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER; /* operations on this process */
+static bool restore_refused; /* every restore is an invalid value, as an importer of CUDA IPC's was on 580 */
 static bool restore_broken; /* a restore failed: it can never be repeated (cuda-checkpoint #44) */
 
 static void set_state(enum ke_process_state state) {
@@ -28,6 +33,14 @@ static bool fault(enum ke_fault_kind kind) {
 
 /* ---- lock, unlock ----------------------------------------------------------------------------------- */
 
+/* The target dies of what a driver does to it. No core: it would hold all of the GPU's memory. */
+static void die(int number) {
+    prctl(PR_SET_DUMPABLE, 0);
+    signal(number, SIG_DFL);
+    kill(getpid(), number);
+    for (;;) pause();
+}
+
 static struct timespec in_ms(unsigned ms) {
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
@@ -37,14 +50,20 @@ static struct timespec in_ms(unsigned ms) {
     return t;
 }
 
+static void hold(enum ke_hold how) { /* ke.mu held */
+    ke.hold = how;
+    pthread_cond_broadcast(&ke.gate); /* calls that are not held back go on, or crash */
+}
+
 static void open_gate(void) { /* ke.mu held */
-    ke.locked = false;
+    ke.hold = KE_FREE;
     pthread_cond_broadcast(&ke.gate);
 }
 
 /* New calls wait from now on; calls and work under way come to their end, or the time is up. */
 static CUresult do_lock(unsigned timeout_ms) {
     if (state_now() != KE_RUNNING) return CUDA_ERROR_ILLEGAL_STATE;
+    if (fault(KE_FAULT_LOCK_KILL)) die(SIGSEGV);
     if (fault(KE_FAULT_LOCK_TIMEOUT)) {
         ke_sleep_ns((uint64_t)timeout_ms * 1000000u);
         return CUDA_ERROR_NOT_READY;
@@ -52,13 +71,17 @@ static CUresult do_lock(unsigned timeout_ms) {
     struct timespec until = in_ms(timeout_ms);
     CUresult rc = CUDA_SUCCESS;
     ke_mu_lock();
-    ke.locked = true;
+    ke.hold = KE_LOCKING;
     while (rc == CUDA_SUCCESS && (ke.inside || ke.pending)) {
         if (timeout_ms == 0) pthread_cond_wait(&ke.done, &ke.mu);
         else if (pthread_cond_timedwait(&ke.done, &ke.mu, &until) == ETIMEDOUT) rc = CUDA_ERROR_NOT_READY;
     }
-    if (rc == CUDA_SUCCESS) set_state(KE_LOCKED);
-    else open_gate();
+    if (rc == CUDA_SUCCESS) {
+        set_state(KE_LOCKED);
+        hold(KE_HELD);
+    } else {
+        open_gate();
+    }
     ke_mu_unlock();
     return rc;
 }
@@ -141,9 +164,55 @@ static void give_back(void) {
     park(1);
 }
 
+static void hold_calls(enum ke_hold how) {
+    ke_mu_lock();
+    hold(how);
+    ke_mu_unlock();
+}
+
+/* What managed memory did on driver 595: the checkpoint is refused, and the contexts are dead all the same. */
+static void poison(void) {
+    ke_mu_lock();
+    for (CUcontext c = ke.contexts; c; c = c->next) c->error = CUDA_ERROR_LAUNCH_FAILED;
+    ke_mu_unlock();
+}
+
+/* A group of NCCL has threads of these names. */
+static bool in_nccl_group(void) {
+    DIR *tasks = opendir("/proc/self/task");
+    bool found = false;
+    for (struct dirent *e; tasks && !found && (e = readdir(tasks));) {
+        char path[300], name[32] = "";
+        snprintf(path, sizeof path, "/proc/self/task/%s/comm", e->d_name);
+        FILE *f = fopen(path, "re");
+        if (f && fgets(name, sizeof name, f)) found = strncmp(name, "pt_nccl_", strlen("pt_nccl_")) == 0;
+        if (f) fclose(f);
+    }
+    if (tasks) closedir(tasks);
+    return found;
+}
+
+/* Why a checkpoint does not even begin. */
+static CUresult refusal(void) {
+    struct ke_fault *kill = ke_fault_take(ke.state, KE_FAULT_CHECKPOINT_KILL, getpid(), KE_OP_ANY);
+    if (kill) {
+        ke_sleep_ns(kill->duration_ns);
+        die(SIGKILL);
+    }
+    if (ke_has(KE_NCCL_KILLS) && in_nccl_group()) die(SIGABRT);
+    if (fault(KE_FAULT_CHECKPOINT_FAIL)) return CUDA_ERROR_OPERATING_SYSTEM;
+    if (ke_has(KE_MIG) || fault(KE_FAULT_CHECKPOINT_OOM)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (fault(KE_FAULT_CHECKPOINT_UNSUPPORTED)) return CUDA_ERROR_NOT_SUPPORTED;
+    if (!fault(KE_FAULT_CHECKPOINT_POISON)) return CUDA_SUCCESS;
+    poison();
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
 static CUresult do_checkpoint(void) {
     if (state_now() != KE_LOCKED) return CUDA_ERROR_ILLEGAL_STATE;
-    if (fault(KE_FAULT_CHECKPOINT_FAIL)) return CUDA_ERROR_OPERATING_SYSTEM;
+    CUresult rc = refusal();
+    if (rc != CUDA_SUCCESS) return rc;
+    hold_calls(KE_OUT);
     bool tell = ke.state->driver_version >= KE_DRIVER_WITH_TRANSIENT_STATES;
     if (tell) set_state(KE_CHECKPOINTING);
     struct ke_pace pace = {0};
@@ -153,10 +222,27 @@ static CUresult do_checkpoint(void) {
     if (!ok) { /* nothing has been given up yet */
         drop_backups();
         set_state(KE_LOCKED);
+        hold_calls(KE_HELD);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     give_back();
     return CUDA_SUCCESS;
+}
+
+/* A restore without room keeps what there is until its process ends, and nobody owns it. Lock held. */
+static void keep_what_is_free(void) {
+    for (unsigned i = 0; ke_has(KE_FAILED_RESTORE_KEEPS) && ke_proc_ours(ke.slot) && i < KE_GPUS_MAX; i++) {
+        uint64_t used = ke_gpu_used(ke.state, i), total = ke.state->gpus[i].total_bytes;
+        bool wanted = ke.slot->parked_bytes[i] || parked_context[i];
+        if (wanted && used < total) ke.slot->kept_bytes[i] += total - used;
+    }
+}
+
+static bool fail_for_room(void) {
+    ke_state_lock(ke.state);
+    keep_what_is_free();
+    ke_state_unlock(ke.state);
+    return true;
 }
 
 /* All GPUs' room at once, or none. */
@@ -173,6 +259,7 @@ static bool take_room(void) {
         ke.slot->context_bytes[i] = parked_context[i];
         ke.slot->parked_bytes[i] = 0;
     }
+    if (!fits) keep_what_is_free();
     ke_state_unlock(ke.state);
     return fits;
 }
@@ -203,6 +290,7 @@ static CUresult arrive(void) { /* the bytes are there: mappings, books, state */
         ke.slot->state = KE_LOCKED;
     }
     ke_state_unlock(ke.state);
+    hold_calls(KE_HELD);
     return CUDA_SUCCESS;
 }
 
@@ -211,7 +299,9 @@ static CUresult do_restore(const struct ke_request *r) {
     if (restore_broken) return CUDA_ERROR_OPERATING_SYSTEM;
     if (maps_elsewhere(r)) return CUDA_ERROR_NOT_SUPPORTED;
     if (fault(KE_FAULT_RESTORE_FAIL)) return fail_for_ever(CUDA_ERROR_OPERATING_SYSTEM, KE_FAILED);
-    if (fault(KE_FAULT_RESTORE_OOM) || !take_room())
+    restore_refused = restore_refused || fault(KE_FAULT_RESTORE_INVALID);
+    if (restore_refused) return CUDA_ERROR_INVALID_VALUE;
+    if ((fault(KE_FAULT_RESTORE_OOM) && fail_for_room()) || !take_room())
         return fail_for_ever(CUDA_ERROR_OUT_OF_MEMORY, KE_CHECKPOINTED);
     bool tell = ke.state->driver_version >= KE_DRIVER_WITH_TRANSIENT_STATES;
     if (tell) set_state(KE_RESTORING);
@@ -236,4 +326,12 @@ CUresult ke_target_serve(const struct ke_request *r) {
     else rc = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_unlock(&one_at_a_time);
     return rc;
+}
+
+int ke_target_state(void) {
+    bool waits = ke.state->driver_version < KE_DRIVER_WITH_TRANSIENT_STATES;
+    if (waits) pthread_mutex_lock(&one_at_a_time);
+    int state = (int)state_now();
+    if (waits) pthread_mutex_unlock(&one_at_a_time);
+    return state;
 }

@@ -5,6 +5,10 @@
 
 #define MAGIC 0xC0DE0001u
 
+/* By CUlimit: stack, printf and heap, nested launches (depth, count), L2 fetch granularity, persisting L2,
+ * and what has to do with CIG contexts, which are not here. */
+static const size_t default_limits[KE_LIMITS] = {1024, 1u << 20, 8u << 20, 2, 2048, 64, 0, 0, 0, 0};
+
 static __thread CUcontext stack[KE_CTX_STACK_MAX];
 static __thread int depth;
 
@@ -49,6 +53,7 @@ static CUcontext new_context(unsigned dev, unsigned flags, bool primary) {
     c->flags = flags;
     c->primary = primary;
     c->version = 3020;
+    memcpy(c->limits, default_limits, sizeof c->limits);
     c->id = ++ke.next_id;
     c->next = ke.contexts;
     ke.contexts = c;
@@ -245,8 +250,8 @@ static CUresult synchronize(CUcontext ctx) {
     ke_wait_context(ctx);
     return ctx->error;
 }
-KE_API CUresult cuCtxSynchronize(void) { KE_CALL(synchronize(NULL)); }
-KE_API CUresult cuCtxSynchronize_v2(CUcontext ctx) { KE_CALL(synchronize(ctx)); }
+KE_API CUresult cuCtxSynchronize(void) { KE_CALL_UNHELD(KE_SYNC_CRASHES, synchronize(NULL)); }
+KE_API CUresult cuCtxSynchronize_v2(CUcontext ctx) { KE_CALL_UNHELD(KE_SYNC_CRASHES, synchronize(ctx)); }
 
 static CUresult get_flags(unsigned *flags) {
     CUcontext c;
@@ -288,13 +293,12 @@ KE_API CUresult cuCtxGetStreamPriorityRange(int *leastPriority, int *greatestPri
 }
 
 static CUresult get_limit(size_t *value, CUlimit limit) {
-    static const size_t limits[] = {1024, 1u << 20, 8u << 20, 2, 2048};
     CUcontext c;
     if (!value) return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = ke_current(&c);
     if (rc != CUDA_SUCCESS) return rc;
-    if ((unsigned)limit >= sizeof limits / sizeof *limits) return CUDA_ERROR_UNSUPPORTED_LIMIT;
-    *value = limits[(unsigned)limit];
+    if ((unsigned)limit >= KE_LIMITS) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+    *value = c->limits[(unsigned)limit];
     return CUDA_SUCCESS;
 }
 KE_API CUresult cuCtxGetLimit(size_t *pvalue, CUlimit limit) { KE_CALL(get_limit(pvalue, limit)); }
@@ -303,10 +307,16 @@ static CUresult need_context(void) {
     CUcontext c;
     return ke_current(&c);
 }
-KE_API CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
-    (void)limit, (void)value;
-    KE_CALL(need_context());
+/* A limit is remembered, and limits nothing: kernels are built in. */
+static CUresult set_limit(CUlimit limit, size_t value) {
+    CUcontext c;
+    CUresult rc = ke_current(&c);
+    if (rc != CUDA_SUCCESS) return rc;
+    if ((unsigned)limit >= KE_LIMITS) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+    c->limits[(unsigned)limit] = value;
+    return CUDA_SUCCESS;
 }
+KE_API CUresult cuCtxSetLimit(CUlimit limit, size_t value) { KE_CALL(set_limit(limit, value)); }
 KE_API CUresult cuCtxSetCacheConfig(CUfunc_cache config) {
     (void)config;
     KE_CALL(need_context());

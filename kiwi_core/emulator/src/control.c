@@ -10,19 +10,50 @@
 
 #include "emu.h"
 
-/* Like the real driver, takes any thread id for its process.  A target that is not there is an
- * invalid value; one that has not initialised CUDA says so. */
+/* Two calls about other processes at a time, or one: nobody knows what the real driver allows. */
+static pthread_mutex_t one_call = PTHREAD_MUTEX_INITIALIZER;
+static __thread bool serialised;
+
+static void begin_call(void) {
+    struct ke_state *s = ke_state_get(NULL);
+    serialised = s && s->manners & KE_SERIALISED_CALLER;
+    if (serialised) pthread_mutex_lock(&one_call);
+}
+
+static CUresult end_call(CUresult rc) {
+    if (serialised) pthread_mutex_unlock(&one_call);
+    return rc;
+}
+
+void ke_control_forget(void) { one_call = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; }
+
+static CUresult not_there(const struct ke_state *s) {
+    return s->manners & KE_MISSING_IS_OS_ERROR ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Like the real driver, takes any thread id for its process.  A zombie and one that has not initialised
+ * CUDA are no targets. */
 static CUresult find_target(int pid, int *leader) {
     uint64_t ticks;
-    if (!ke_state_get(NULL)) return CUDA_ERROR_NO_DEVICE;
+    struct ke_state *s = ke_state_get(NULL);
+    if (!s) return CUDA_ERROR_NO_DEVICE;
     if (pid <= 0) return CUDA_ERROR_INVALID_VALUE;
     *leader = ke_process_leader(pid);
-    if (*leader <= 0 || ke_process_start(*leader, &ticks) != 0) return CUDA_ERROR_INVALID_VALUE;
-    struct ke_state *s = ke_state_get(NULL);
+    if (*leader <= 0) return not_there(s);
+    bool zombie = ke_process_start(*leader, &ticks) != 0;
+    if (zombie) return s->manners & KE_MISSING_IS_OS_ERROR ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_INVALID_VALUE;
     ke_state_lock(s);
     bool known = ke_proc_find(s, *leader) != NULL;
     ke_state_unlock(s);
     return known ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+/* The target does not answer: it has ended, or ends. */
+static CUresult gone_since(int leader) {
+    uint64_t ticks;
+    struct ke_state *s = ke_state_get(NULL);
+    bool ended = ke_process_start(leader, &ticks) != 0 && s->manners & KE_MISSING_IS_OS_ERROR;
+    return ended ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_NOT_INITIALIZED;
 }
 
 static CUresult connect_to(int pid, int *leader, int *fd) {
@@ -34,7 +65,7 @@ static CUresult connect_to(int pid, int *leader, int *fd) {
     *fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     snprintf(to.sun_path, sizeof to.sun_path, "/proc/self/fd/%d/%d", dir, *leader);
     if (*fd >= 0 && connect(*fd, (struct sockaddr *)&to, sizeof to) != 0) {
-        rc = errno == EACCES || errno == EPERM ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_NOT_INITIALIZED;
+        rc = errno == EACCES || errno == EPERM ? CUDA_ERROR_NOT_PERMITTED : gone_since(*leader);
         close(*fd);
         *fd = -1;
     }
@@ -55,26 +86,41 @@ static CUresult exchange(int fd, const struct ke_request *r, struct ke_answer *a
 static CUresult ask(int pid, const struct ke_request *r, int *value) {
     int leader, fd;
     struct ke_answer a;
+    begin_call();
     CUresult rc = connect_to(pid, &leader, &fd);
-    if (rc != CUDA_SUCCESS) return rc;
+    if (rc != CUDA_SUCCESS) return end_call(rc);
     rc = exchange(fd, r, &a);
     close(fd);
     if (value && rc == CUDA_SUCCESS) *value = a.value;
-    return rc;
+    return end_call(rc);
 }
 
-KE_API CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state) {
+/* What stands in the books: a driver without the manner answers even while the target cannot. */
+static CUresult look_up_state(int pid, int *state) {
     int leader;
-    if (!state) return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = find_target(pid, &leader);
     if (rc != CUDA_SUCCESS) return rc;
     struct ke_state *s = ke_state_get(NULL);
-    ke_fault_hang(s, leader, KE_OP_GET_STATE);
     ke_state_lock(s);
     struct ke_proc *p = ke_proc_find(s, leader);
-    if (p) *state = (CUprocessState)p->state;
+    if (p) *state = (int)p->state;
     ke_state_unlock(s);
-    return p ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return p ? CUDA_SUCCESS : not_there(s);
+}
+
+KE_API CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state) {
+    int leader, found = 0;
+    struct ke_state *s = ke_state_get(NULL);
+    struct ke_request r = {.op = KE_OP_GET_STATE};
+    if (!state) return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = find_target(pid, &leader);
+    if (rc != CUDA_SUCCESS) return rc;
+    begin_call();
+    ke_fault_hang(s, leader, KE_OP_GET_STATE);
+    end_call(CUDA_SUCCESS);
+    rc = s->manners & KE_STATE_WAITS ? ask(pid, &r, &found) : look_up_state(pid, &found);
+    if (rc == CUDA_SUCCESS) *state = (CUprocessState)found;
+    return rc;
 }
 
 KE_API CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid) {

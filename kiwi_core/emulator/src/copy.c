@@ -20,6 +20,30 @@ void ke_pace(struct ke_pace *pace, uint64_t bytes) {
     }
 }
 
+/* What this thread's job has looked at: should it be unmapped meanwhile, the job has failed. */
+#define TOUCHED_MAX 8 /* ranges; a built-in kernel has three, and a fill's rows are beside each other */
+static __thread struct {
+    CUdeviceptr at;
+    size_t n;
+    bool write;
+} touched[TOUCHED_MAX];
+static __thread unsigned touched_count;
+
+void ke_touch_nothing(void) { touched_count = 0; }
+
+static void touch(CUdeviceptr p, size_t n, bool write) {
+    unsigned i = touched_count < TOUCHED_MAX ? touched_count++ : TOUCHED_MAX - 1;
+    touched[i].at = p, touched[i].n = n, touched[i].write = write;
+}
+
+bool ke_touched_all_there(void) {
+    unsigned count = touched_count;
+    for (unsigned i = 0; i < count; i++) {
+        if (ke_place(touched[i].at, touched[i].n, touched[i].write) == KE_PLACE_BAD) return false;
+    }
+    return true;
+}
+
 /* Where [p, p + n) lies.  Device memory may span mappings that touch each other. */
 enum ke_place ke_place(CUdeviceptr p, size_t n, bool write) {
     if (p < KE_DEVICE_BASE || p >= KE_DEVICE_BASE + KE_DEVICE_SPAN) return KE_PLACE_HOST;
@@ -32,6 +56,7 @@ enum ke_place ke_place(CUdeviceptr p, size_t n, bool write) {
         at = m->addr + m->size;
     }
     ke_mu_unlock();
+    if (at >= end) touch(p, n, write);
     return at >= end ? KE_PLACE_DEVICE : KE_PLACE_BAD;
 }
 
@@ -160,12 +185,14 @@ struct fill {
     unsigned value, each;        /* bytes per element: 1, 2, 4 */
 };
 
+static bool fillable(CUdeviceptr at, size_t n) { return device_like(at, n, ke_place(at, n, true)); }
+
 static CUresult run_fill(CUcontext ctx, void *arg) {
     (void)ctx;
     struct fill *f = arg;
     for (size_t row = 0; row < f->height; row++) {
         CUdeviceptr at = f->dst + row * f->pitch;
-        if (ke_place(at, f->width * f->each, true) != KE_PLACE_DEVICE) return CUDA_ERROR_ILLEGAL_ADDRESS;
+        if (!fillable(at, f->width * f->each)) return CUDA_ERROR_ILLEGAL_ADDRESS;
         void *p = (void *)(uintptr_t)at;
         if (f->each == 1) memset(p, (int)f->value, f->width);
         for (size_t i = 0; f->each == 2 && i < f->width; i++) ((uint16_t *)p)[i] = (uint16_t)f->value;
@@ -179,7 +206,7 @@ static CUresult run_fill(CUcontext ctx, void *arg) {
 static CUresult check_fill(const struct fill *f) {
     if (f->dst % f->each) return CUDA_ERROR_INVALID_VALUE;
     size_t span = (f->height - 1) * f->pitch + f->width * f->each;
-    return ke_place(f->dst, span, true) == KE_PLACE_DEVICE ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return fillable(f->dst, span) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult ke_fill_work(CUdeviceptr dst, size_t pitch, unsigned value, unsigned each, size_t width, size_t height,

@@ -21,6 +21,20 @@ __thread bool ke_in_callback;
  * interpreter that frees its memory on the way out stands still until somebody unlocks it, as on
  * the real driver.  Signals and os._exit end it at once. */
 CUresult ke_enter(void) {
+    bool skip = false;
+    return ke_enter_unheld(0, &skip);
+}
+
+/* What killed real programs: the driver looks at memory that is not there. */
+static void crash(void) {
+    volatile uintptr_t nowhere = KE_PAGE;
+    for (;;) *(volatile char *)nowhere;
+}
+
+bool ke_has(enum ke_manner manner) { return ke.state->manners & manner; }
+
+CUresult ke_enter_unheld(enum ke_manner manner, bool *skip) {
+    bool in_time = false; /* it came before the lock was there: what follows the lock cannot crash it */
     if (ke_in_callback) return CUDA_ERROR_NOT_PERMITTED;
     if (__atomic_load_n(&ke.forked, __ATOMIC_RELAXED)) return CUDA_ERROR_NOT_INITIALIZED;
     pthread_mutex_lock(&ke.mu);
@@ -28,15 +42,24 @@ CUresult ke_enter(void) {
         pthread_mutex_unlock(&ke.mu);
         return CUDA_ERROR_NOT_INITIALIZED;
     }
-    while (ke.locked) pthread_cond_wait(&ke.gate, &ke.mu);
-    ke.inside++;
+    bool unheld = manner && ke_has(manner);
+    while (ke.hold != KE_FREE && !*skip) {
+        if (ke.hold == KE_LOCKING) in_time = true;
+        else if (unheld && ke.hold == KE_OUT && !in_time) {
+            pthread_mutex_unlock(&ke.mu);
+            crash();
+        } else if (unheld) *skip = true;
+        if (!*skip) pthread_cond_wait(&ke.gate, &ke.mu);
+    }
+    if (!*skip) ke.inside++;
     pthread_mutex_unlock(&ke.mu);
     return CUDA_SUCCESS;
 }
 
 void ke_leave(void) {
     pthread_mutex_lock(&ke.mu);
-    if (--ke.inside == 0 && ke.locked) pthread_cond_broadcast(&ke.done);
+    if (--ke.inside == 0 && ke.hold != KE_FREE) pthread_cond_broadcast(&ke.done);
+    if (ke.inside == 0 && ke.pending == 0) ke_maps_bury();
     pthread_mutex_unlock(&ke.mu);
     ke_user_objects_bury();
 }
@@ -48,6 +71,7 @@ static void after_fork_in_child(void) {
     ke.slot = NULL;
     for (unsigned i = 0; i < ke.device_count; i++) close(ke.devices[i].memfd);
     ke_server_forget();
+    ke_control_forget();
 }
 
 /* CUDA_VISIBLE_DEVICES: indices or UUIDs (or their beginnings); ends at the first unknown one. */
@@ -128,7 +152,7 @@ KE_API CUresult cuInit(unsigned int flags) {
 }
 
 KE_API const char *kiwi_emulator_version(void);
-KE_API const char *kiwi_emulator_version(void) { return "kiwi emulated CUDA driver, layout 1"; }
+KE_API const char *kiwi_emulator_version(void) { return "kiwi emulated CUDA driver, layout 2"; }
 
 /* At a normal exit the books are cleared at once; after a kill the next one who looks does it. */
 __attribute__((destructor)) static void at_exit(void) {

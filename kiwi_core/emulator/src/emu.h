@@ -24,6 +24,7 @@
 #define KE_BIG_PAGE (2ull << 20) /* alignment of large allocations; granularity of the VMM calls */
 
 #define KE_CTX_STACK_MAX 64
+#define KE_LIMITS 10 /* CU_LIMIT_CIG_SHMEM_FALLBACK_ENABLED is the last */
 
 struct ke_phys { /* memory of a GPU, wherever it is mapped */
     struct ke_phys *next, *prev;
@@ -69,6 +70,7 @@ struct CUstream_st {
     unsigned flags;
     int priority;
     uint64_t id;
+    uint64_t cost; /* GPU memory that it was charged */
     uint64_t submitted, completed; /* never go back, not even when the struct is used again */
     struct ke_job *head, *tail;
     pthread_cond_t more;
@@ -104,6 +106,7 @@ struct CUctx_st {
     unsigned dev, flags, version;
     uint64_t id;
     CUresult error; /* a kernel failed: every later call says so */
+    size_t limits[KE_LIMITS];
     CUstream null_stream;
     struct CUctx_st *next;
 };
@@ -119,13 +122,22 @@ struct ke_device {
     unsigned busy; /* kernels running now */
 };
 
+enum ke_hold { /* how the checkpoint API holds this process */
+    KE_FREE,
+    KE_LOCKING, /* a lock waits for calls and work under way */
+    KE_HELD,
+    KE_OUT, /* from the begin of a checkpoint to the end of a restore */
+};
+
 struct ke_process {
     pthread_mutex_t mu;
     pthread_cond_t gate; /* the gate opened */
     pthread_cond_t done; /* a job ended, or the last call left while somebody waits for that */
-    bool initialised, forked, locked;
+    bool initialised, forked;
+    enum ke_hold hold;
     unsigned inside;  /* calls past the gate */
     uint64_t pending; /* jobs submitted and not ended */
+    uint64_t unmaps;  /* that did not wait for them */
     uint64_t next_id;
     struct ke_state *state;
     struct ke_proc *slot;
@@ -153,6 +165,8 @@ static inline struct ke_work ke_work(ke_job_fn fn, const void *arg, size_t size,
 
 /* ---- core.c: initialisation, the gate ---- */
 CUresult ke_enter(void);
+CUresult ke_enter_unheld(enum ke_manner manner, bool *skip);
+bool ke_has(enum ke_manner manner);
 void ke_leave(void);
 int ke_open_control(void); /* directory of control sockets: an O_PATH descriptor */
 
@@ -164,6 +178,18 @@ int ke_open_control(void); /* directory of control sockets: an O_PATH descriptor
         ke_rc_ = (expr);               \
         ke_leave();                    \
         return ke_rc_;                 \
+    } while (0)
+
+/* The same for a wait or a question that a driver with this manner does not hold back: it returns at
+ * once while the process is locked, and crashes while it is checkpointed. */
+#define KE_CALL_UNHELD(manner, expr)                                  \
+    do {                                                              \
+        bool ke_skip_ = false;                                        \
+        CUresult ke_rc_ = ke_enter_unheld(manner, &ke_skip_);         \
+        if (ke_rc_ || ke_skip_) return ke_rc_;                        \
+        ke_rc_ = (expr);                                              \
+        ke_leave();                                                   \
+        return ke_rc_;                                                \
     } while (0)
 
 /* The same for a call that captures may forbid. */
@@ -186,6 +212,8 @@ void ke_range_drop(struct ke_range *r);
 struct ke_map *ke_map_at(CUdeviceptr addr); /* the mapping that holds addr */
 struct ke_map *ke_map_add(struct ke_map m); /* NULL: no host memory */
 void ke_map_drop(struct ke_map *m);         /* unmaps, gives up its reference */
+void ke_map_leave(struct ke_map *m);        /* the same, but work under way may still touch the addresses */
+void ke_maps_bury(void);                    /* nothing runs: unmaps what was left */
 CUresult ke_map_apply(const struct ke_map *m, int prot);
 size_t ke_map_count(void);
 struct ke_map *ke_map_index(size_t i);
@@ -200,6 +228,8 @@ bool ke_host_range(const void *p, void **base, size_t *size); /* ke.mu held */
 /* ---- copy.c ---- */
 enum ke_place { KE_PLACE_BAD, KE_PLACE_HOST, KE_PLACE_DEVICE };
 enum ke_place ke_place(CUdeviceptr p, size_t n, bool write);
+void ke_touch_nothing(void); /* a job begins */
+bool ke_touched_all_there(void);
 struct ke_pace {
     uint64_t start_ns, bytes;
 };
@@ -220,7 +250,7 @@ CUresult ke_wait_stream(CUstream s);
 CUresult ke_wait_default(CUcontext ctx); /* what a call on the legacy default stream waits for */
 void ke_wait_context(CUcontext ctx);     /* NULL: everything in the process */
 CUresult ke_stream_new(CUcontext ctx, unsigned flags, int priority, CUstream *out);
-void ke_streams_end(CUcontext ctx); /* ke.mu held; all idle */
+void ke_streams_end(CUcontext ctx); /* ke.mu held; all idle. Gives back what they cost */
 
 /* ---- capture.c ---- */
 /* About to do what a capture may forbid: its answer, and the capture is spoiled. They take ke.mu. */
@@ -263,10 +293,14 @@ struct ke_answer {
 
 /* ---- checkpoint.c: what a target does with a request ---- */
 CUresult ke_target_serve(const struct ke_request *r);
+int ke_target_state(void); /* waits for an operation under way, unless the driver shows those */
 
 /* ---- server.c: the thread that answers ---- */
 CUresult ke_server_start(void);
 void ke_server_stop(void);
 void ke_server_forget(void); /* in a forked child */
+
+/* ---- control.c: the caller's side ---- */
+void ke_control_forget(void); /* in a forked child */
 
 #endif

@@ -109,7 +109,7 @@ static CUresult query(CUevent e) {
     ke_mu_unlock();
     return rc == CUDA_SUCCESS ? e->ctx->error : rc;
 }
-KE_API CUresult cuEventQuery(CUevent hEvent) { KE_CALL(query(hEvent)); }
+KE_API CUresult cuEventQuery(CUevent hEvent) { KE_CALL_UNHELD(KE_QUERY_CRASHES, query(hEvent)); }
 
 static CUresult synchronize(CUevent e) {
     ke_mu_lock();
@@ -122,7 +122,9 @@ static CUresult synchronize(CUevent e) {
     ke_mu_unlock();
     return rc == CUDA_SUCCESS ? e->ctx->error : rc;
 }
-KE_API CUresult cuEventSynchronize(CUevent hEvent) { KE_CALL(synchronize(hEvent)); }
+KE_API CUresult cuEventSynchronize(CUevent hEvent) {
+    KE_CALL_UNHELD(KE_QUERY_CRASHES, synchronize(hEvent));
+}
 
 static CUresult elapsed(float *ms, CUevent a, CUevent b) {
     if (!ms) return CUDA_ERROR_INVALID_VALUE;

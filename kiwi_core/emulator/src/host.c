@@ -126,6 +126,31 @@ KE_API CUresult cuMemHostGetFlags(unsigned int *pFlags, void *p) { KE_CALL(host_
 
 /* ---- pointer attributes --------------------------------------------------------------------------- */
 
+static unsigned access_flags(const struct ke_map *m) {
+    if (!m || m->prot & PROT_WRITE) return CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE; /* host memory, too */
+    return m->prot & PROT_READ ? CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READ : CU_POINTER_ATTRIBUTE_ACCESS_FLAG_NONE;
+}
+
+/* What lies behind the address, rather than what was asked for. */
+static CUresult mapping_attribute(void *out, int what, CUdeviceptr p, const struct ke_map *m,
+                                  const struct pinned *h) {
+    bool there = m || h;
+    switch (what) {
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+        *(unsigned *)out = there ? access_flags(m) : CU_POINTER_ATTRIBUTE_ACCESS_FLAG_NONE;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: *(size_t *)out = m ? m->size : h ? h->size : 0; return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+        *(CUdeviceptr *)out = m ? m->addr : h ? (CUdeviceptr)(uintptr_t)h->base : p;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
+        *(unsigned long long *)out = m ? m->phys->offset / KE_PAGE + 1 : 0; /* offsets are never used twice */
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_LOCALITY_DOMAIN_ORDINAL: *(int *)out = -1; return CUDA_SUCCESS;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
+}
+
 /* ke.mu held.  Attributes of an unknown pointer are refused, or zero in the plural call. */
 static CUresult attribute(void *out, int what, CUdeviceptr p) {
     struct ke_map *m = ke_map_at(p);
@@ -151,6 +176,8 @@ static CUresult attribute(void *out, int what, CUdeviceptr p) {
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)out = m ? m->id : 1; return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned *)out = 0; return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: *(uint64_t *)out = 0; return CUDA_SUCCESS;
@@ -166,7 +193,7 @@ static CUresult attribute(void *out, int what, CUdeviceptr p) {
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
         *(CUmemoryPool *)out = m ? m->pool : NULL;
         return CUDA_SUCCESS;
-    default: return CUDA_ERROR_NOT_SUPPORTED;
+    default: return mapping_attribute(out, what, p, m, h);
     }
 }
 
@@ -185,8 +212,11 @@ static void clear(void *out, int what) {
     bool wide = what == CU_POINTER_ATTRIBUTE_CONTEXT || what == CU_POINTER_ATTRIBUTE_DEVICE_POINTER ||
                 what == CU_POINTER_ATTRIBUTE_HOST_POINTER || what == CU_POINTER_ATTRIBUTE_BUFFER_ID ||
                 what == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR || what == CU_POINTER_ATTRIBUTE_RANGE_SIZE ||
-                what == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES || what == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE;
+                what == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES || what == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE ||
+                what == CU_POINTER_ATTRIBUTE_MAPPING_SIZE || what == CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR ||
+                what == CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID;
     if (what == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) *(int *)out = -2; /* as the real one says */
+    else if (what == CU_POINTER_ATTRIBUTE_LOCALITY_DOMAIN_ORDINAL) *(int *)out = -1;
     else memset(out, 0, wide ? 8 : what == CU_POINTER_ATTRIBUTE_MAPPED ? 1 : 4);
 }
 

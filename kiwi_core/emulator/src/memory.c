@@ -163,12 +163,42 @@ struct ke_map *ke_map_add(struct ke_map m) {
     return &maps[i];
 }
 
-void ke_map_drop(struct ke_map *m) {
-    munmap((void *)(uintptr_t)m->addr, m->size);
+/* Unmapped while work was under way, which must not take this process down with it: the work's own end
+ * finds out that its memory is gone. */
+static struct left {
+    struct left *next;
+    CUdeviceptr addr;
+    uint64_t size;
+} *left_behind;
+
+static void forget(struct ke_map *m) {
     ke_phys_unref(m->phys);
     size_t i = (size_t)(m - maps);
     memmove(&maps[i], &maps[i + 1], (map_count - i - 1) * sizeof *maps);
     map_count--;
+}
+
+void ke_map_drop(struct ke_map *m) {
+    munmap((void *)(uintptr_t)m->addr, m->size);
+    forget(m);
+}
+
+void ke_map_leave(struct ke_map *m) {
+    struct left *l = malloc(sizeof *l);
+    if (l) {
+        *l = (struct left){left_behind, m->addr, m->size};
+        left_behind = l;
+    }
+    forget(m);
+}
+
+void ke_maps_bury(void) {
+    for (struct left *l; (l = left_behind); free(l)) {
+        left_behind = l->next;
+        for (CUdeviceptr at = l->addr; at < l->addr + l->size; at += KE_BIG_PAGE) {
+            if (!ke_map_at(at)) munmap((void *)(uintptr_t)at, KE_BIG_PAGE); /* else it is somebody else's by now */
+        }
+    }
 }
 
 /* ---- allocations ------------------------------------------------------------------------------- */

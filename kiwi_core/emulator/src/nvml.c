@@ -25,7 +25,6 @@ enum {
     UNKNOWN = 999,
 };
 
-#define DRIVER_VERSION "580.00-kiwi-emulated"
 #define MEMORY_V2 0x02000028u
 #define SAMPLE_NS 20000000ull /* a utilisation sample covers at least this much time */
 
@@ -101,10 +100,12 @@ static nvmlReturn_t text_out(char *out, unsigned length, const char *text) {
     return SUCCESS;
 }
 API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned length) {
-    return text_out(version, length, DRIVER_VERSION);
+    return text_out(version, length, state ? state->driver_name : NULL);
 }
 API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned length) {
-    return text_out(version, length, "13.580.00-kiwi-emulated");
+    char name[KE_DRIVER_MAX + 3];
+    snprintf(name, sizeof name, "13.%s", state ? state->driver_name : "");
+    return text_out(version, length, name);
 }
 API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) {
     if (!users) return UNINITIALIZED;
@@ -132,11 +133,16 @@ API nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count) {
     *count = state->gpu_count;
     return SUCCESS;
 }
+API nvmlReturn_t nvmlDeviceGetCount(unsigned *count) { return nvmlDeviceGetCount_v2(count); }
 API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device) {
     if (!users) return UNINITIALIZED;
     if (!device || index >= state->gpu_count) return INVALID_ARGUMENT;
     *device = &devices[index];
     return SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *device) {
+    return nvmlDeviceGetHandleByIndex_v2(index, device);
 }
 
 static void spell_uuid(unsigned gpu, char *out) {
@@ -187,9 +193,11 @@ API nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t d, unsigned *mode) {
 }
 API nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t d, unsigned *mode) { return number_out(d, mode, 0); }
 API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned *current, unsigned *pending) {
-    (void)current, (void)pending;
     nvmlReturn_t rc = check(d);
-    return rc ? rc : NOT_SUPPORTED;
+    if (rc == SUCCESS && (!current || !pending)) rc = INVALID_ARGUMENT;
+    if (rc == SUCCESS && !(state->manners & KE_MIG)) rc = NOT_SUPPORTED;
+    if (rc == SUCCESS) *current = *pending = 1;
+    return rc;
 }
 API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t d, int *major, int *minor) {
     nvmlReturn_t rc = check(d);
@@ -238,6 +246,14 @@ struct process_info {
     unsigned gpu_instance, compute_instance;
 };
 
+/* What stands in a process's row; 0: it has none. A small part of a context is in the GPU's figure alone. */
+static uint64_t shown(const struct ke_proc *p, unsigned gpu) {
+    uint64_t context = p->context_bytes[gpu], most = context / 8 * 7, hidden = KE_HIDDEN_BYTES;
+    if (state->manners & KE_NO_PROCESS_ROWS) return 0;
+    if (hidden > most) hidden = most; /* emulated contexts may be smaller than that: the row stays */
+    return p->device_bytes[gpu] + context - (state->manners & KE_HIDDEN_OVERHEAD ? hidden : 0);
+}
+
 static nvmlReturn_t processes(nvmlDevice_t d, unsigned *count, struct process_info *out) {
     may_hang("nvmlDeviceGetComputeRunningProcesses");
     nvmlReturn_t rc = check(d);
@@ -247,7 +263,7 @@ static nvmlReturn_t processes(nvmlDevice_t d, unsigned *count, struct process_in
     ke_reap(state);
     for (int i = 0; i < KE_PROCS_MAX; i++) {
         const struct ke_proc *p = &state->procs[i];
-        uint64_t used = p->device_bytes[d->gpu] + p->context_bytes[d->gpu];
+        uint64_t used = shown(p, d->gpu);
         if (p->pid == 0 || used == 0) continue;
         if (n < room) out[n] = (struct process_info){(unsigned)p->pid, used, ~0u, ~0u};
         n++;
@@ -265,11 +281,43 @@ API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t d, unsigne
     return processes(d, count, infos);
 }
 
+/* The first form has no instances. */
+struct process_info_v1 {
+    unsigned pid;
+    unsigned long long used;
+};
+API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t d, unsigned *count,
+                                                      struct process_info_v1 *infos) {
+    struct process_info found[KE_PROCS_MAX];
+    unsigned n = KE_PROCS_MAX, room = infos && count ? *count : 0;
+    nvmlReturn_t rc = count ? processes(d, &n, found) : INVALID_ARGUMENT;
+    if (rc) return rc;
+    for (unsigned i = 0; i < n && i < room; i++) infos[i] = (struct process_info_v1){found[i].pid, found[i].used};
+    *count = n;
+    return n > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
 static nvmlReturn_t none(nvmlDevice_t d, unsigned *count) {
     return number_out(d, count, 0);
 }
+API nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses(nvmlDevice_t d, unsigned *count, void *infos) {
+    (void)infos;
+    return none(d, count);
+}
+API nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v2(nvmlDevice_t d, unsigned *count, void *infos) {
+    (void)infos;
+    return none(d, count);
+}
 API nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t d, unsigned *count,
                                                           struct process_info *infos) {
+    (void)infos;
+    return none(d, count);
+}
+API nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses(nvmlDevice_t d, unsigned *count, void *infos) {
+    (void)infos;
+    return none(d, count);
+}
+API nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v2(nvmlDevice_t d, unsigned *count, void *infos) {
     (void)infos;
     return none(d, count);
 }
@@ -329,7 +377,7 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t d, struct sample *
     uint64_t now = ke_now_ns();
     for (int i = 0; i < KE_PROCS_MAX && n < *count; i++) {
         const struct ke_proc *p = &state->procs[i];
-        if (p->pid == 0 || p->context_bytes[d->gpu] == 0) continue;
+        if (p->pid == 0 || p->context_bytes[d->gpu] == 0 || shown(p, d->gpu) == 0) continue;
         const struct reading *r = read_process(d, i, now);
         if (r->stamp_us <= last_seen_us) continue;
         out[n++] = (struct sample){(unsigned)p->pid, r->stamp_us, r->percent, r->percent / 2, 0, 0};

@@ -40,8 +40,8 @@ static bool may_ask(int fd) {
     return peer.uid == 0 || peer.uid == geteuid();
 }
 
-static void answer(int fd, CUresult rc) { /* the caller may be gone; what was done stays done */
-    struct ke_answer a = {(int32_t)rc, 0};
+static void answer(int fd, CUresult rc, int value) { /* the caller may be gone; what was done stays done */
+    struct ke_answer a = {(int32_t)rc, value};
     send(fd, &a, sizeof a, MSG_NOSIGNAL);
 }
 
@@ -49,10 +49,10 @@ static void *answer_one(void *arg) {
     int fd = (int)(intptr_t)arg;
     struct ke_request r;
     if (recv(fd, &r, sizeof r, 0) == (ssize_t)sizeof r) {
-        struct ke_answer tid = {CUDA_SUCCESS, server_tid};
-        if (!may_ask(fd)) answer(fd, CUDA_ERROR_NOT_PERMITTED);
-        else if (r.op == KE_OP_RESTORE_TID) send(fd, &tid, sizeof tid, MSG_NOSIGNAL);
-        else answer(fd, ke_target_serve(&r));
+        if (!may_ask(fd)) answer(fd, CUDA_ERROR_NOT_PERMITTED, 0);
+        else if (r.op == KE_OP_RESTORE_TID) answer(fd, CUDA_SUCCESS, server_tid);
+        else if (r.op == KE_OP_GET_STATE) answer(fd, CUDA_SUCCESS, ke_target_state());
+        else answer(fd, ke_target_serve(&r), 0);
     }
     note(fd, 0);
     close(fd);

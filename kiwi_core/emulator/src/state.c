@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -182,10 +183,18 @@ void ke_proc_unregister(struct ke_state *s, struct ke_proc *p) {
     ke_state_unlock(s);
 }
 
+/* Killed while restored and live, which hung hosts (cuda-checkpoint #53): whoever ends by itself is not
+ * found here. */
+static bool took_host_down(const struct ke_state *s, const struct ke_proc *p) {
+    return s->manners & KE_KILL_TAKES_HOST_DOWN && p->restores && p->state != KE_CHECKPOINTED;
+}
+
 void ke_reap(struct ke_state *s) {
     for (int i = 0; i < KE_PROCS_MAX; i++) {
         struct ke_proc *p = &s->procs[i];
-        if (p->pid && !alive(p)) memset(p, 0, sizeof *p);
+        if (!p->pid || alive(p)) continue;
+        if (took_host_down(s, p) && !s->host_down) s->host_down = p->pid;
+        memset(p, 0, sizeof *p);
     }
 }
 
@@ -199,7 +208,8 @@ struct ke_proc *ke_proc_find(struct ke_state *s, int pid) {
 uint64_t ke_gpu_used(const struct ke_state *s, unsigned gpu) {
     uint64_t used = 0;
     for (int i = 0; i < KE_PROCS_MAX; i++) {
-        if (s->procs[i].pid) used += s->procs[i].device_bytes[gpu] + s->procs[i].context_bytes[gpu];
+        const struct ke_proc *p = &s->procs[i];
+        if (p->pid) used += p->device_bytes[gpu] + p->context_bytes[gpu] + p->kept_bytes[gpu];
     }
     return used;
 }

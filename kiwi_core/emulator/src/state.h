@@ -13,11 +13,12 @@
 #include <sys/types.h>
 
 #define KE_MAGIC "KIWIEMU1"
-#define KE_LAYOUT 1u
+#define KE_LAYOUT 2u
 #define KE_GPUS_MAX 16   /* as many as one machine commonly holds */
 #define KE_PROCS_MAX 256 /* processes with CUDA initialised at the same time, per emulated machine */
 #define KE_FAULTS_MAX 64
 #define KE_NAME_MAX 96
+#define KE_DRIVER_MAX 32
 #define KE_MUTEX_BYTES 64 /* room for a pthread_mutex_t on every architecture */
 
 /* Since this driver version a process under way says CHECKPOINTING / RESTORING. */
@@ -30,7 +31,34 @@ enum ke_fault_kind {
     KE_FAULT_RESTORE_FAIL = 3,
     KE_FAULT_RESTORE_OOM = 4,
     KE_FAULT_HANG = 5,
+    KE_FAULT_CHECKPOINT_POISON = 6,
+    KE_FAULT_CHECKPOINT_KILL = 7,
+    KE_FAULT_CHECKPOINT_OOM = 8,
+    KE_FAULT_CHECKPOINT_UNSUPPORTED = 9,
+    KE_FAULT_RESTORE_INVALID = 10,
+    KE_FAULT_LOCK_KILL = 11,
 };
+
+/* How real drivers treat programs: which of these a machine has is its profile's choice
+ * (_manners.py says what each means, and who saw it). */
+enum ke_manner {
+    KE_SYNC_CRASHES = 1u << 0,
+    KE_QUERY_CRASHES = 1u << 1,
+    KE_STATE_WAITS = 1u << 2,
+    KE_MISSING_IS_OS_ERROR = 1u << 3,
+    KE_FAILED_RESTORE_KEEPS = 1u << 4,
+    KE_HIDDEN_OVERHEAD = 1u << 5,
+    KE_UNMAP_DOES_NOT_WAIT = 1u << 6,
+    KE_STREAMS_COST = 1u << 7,
+    KE_NCCL_KILLS = 1u << 8,
+    KE_SERIALISED_CALLER = 1u << 9,
+    KE_KILL_TAKES_HOST_DOWN = 1u << 10,
+    KE_NO_PROCESS_ROWS = 1u << 11,
+    KE_MIG = 1u << 12,
+};
+
+/* Of a context, what NVML counts for nobody: 4,713 MiB came back where its row said 4,708. */
+#define KE_HIDDEN_BYTES (5ull << 20)
 
 enum ke_op { /* operations that can be made to hang, and requests on the control socket */
     KE_OP_ANY = 0,
@@ -69,6 +97,7 @@ struct ke_proc {
     uint64_t busy_ns[KE_GPUS_MAX];       /* kernels' time, finished busy periods */
     uint64_t busy_since_ns[KE_GPUS_MAX]; /* start of the current busy period, 0: idle */
     uint64_t parked_bytes[KE_GPUS_MAX];  /* device bytes while checkpointed */
+    uint64_t kept_bytes[KE_GPUS_MAX];    /* grabbed by a restore that failed; NVML names no owner */
 };
 
 struct ke_fault {
@@ -89,6 +118,10 @@ struct ke_state {
     uint64_t context_bytes;    /* what one context costs */
     uint64_t copy_bytes_per_s; /* 0: as fast as memory */
     uint64_t write_seq;        /* odd while a slot is being changed */
+    uint32_t manners;          /* enum ke_manner */
+    int32_t host_down;         /* whose kill took the host down; 0: it is up */
+    uint64_t stream_bytes;     /* what one stream costs, with KE_STREAMS_COST */
+    char driver_name[KE_DRIVER_MAX]; /* as NVML gives it */
     union {
         pthread_mutex_t mutex;
         char room[KE_MUTEX_BYTES];

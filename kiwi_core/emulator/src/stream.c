@@ -39,6 +39,20 @@ static void busy(CUcontext ctx, int change) { /* keeps the GPU's busy time, for 
     }
 }
 
+/* Work whose memory is unmapped meanwhile fails; the real one's does, too. ke.mu held. */
+static CUresult run(CUstream s, struct ke_job *j) {
+    uint64_t unmaps = ke.unmaps;
+    pthread_mutex_unlock(&ke.mu);
+    ke_touch_nothing();
+    CUresult rc = j->fn(s->ctx, j->arg);
+    pthread_mutex_lock(&ke.mu);
+    bool look = rc == CUDA_SUCCESS && unmaps != ke.unmaps;
+    pthread_mutex_unlock(&ke.mu);
+    if (look && !ke_touched_all_there()) rc = CUDA_ERROR_ILLEGAL_ADDRESS;
+    pthread_mutex_lock(&ke.mu);
+    return rc;
+}
+
 static void *work(void *arg) {
     CUstream s = arg;
     pthread_mutex_lock(&ke.mu);
@@ -52,16 +66,14 @@ static void *work(void *arg) {
         CUresult rc = CUDA_SUCCESS;
         if (j->fn) {
             if (j->flags & KE_JOB_KERNEL) busy(s->ctx, 1);
-            pthread_mutex_unlock(&ke.mu);
-            rc = j->fn(s->ctx, j->arg);
-            pthread_mutex_lock(&ke.mu);
+            rc = run(s, j);
             if (j->flags & KE_JOB_KERNEL) busy(s->ctx, -1);
         }
         if (rc != CUDA_SUCCESS && s->ctx->error == CUDA_SUCCESS) s->ctx->error = rc;
         s->head = j->next;
         if (!s->head) s->tail = NULL;
         s->completed++;
-        ke.pending--;
+        if (--ke.pending == 0 && ke.inside == 0) ke_maps_bury();
         free(j->deps);
         free(j);
         pthread_cond_broadcast(&ke.done);
@@ -198,10 +210,16 @@ CUresult ke_stream_new(CUcontext ctx, unsigned flags, int priority, CUstream *ou
     return CUDA_SUCCESS;
 }
 
+static void give_up(CUstream s) { /* ke.mu held */
+    s->alive = false;
+    ke_charge(ke.state, ke.slot, ke.devices[s->ctx->dev].gpu, 0, -(int64_t)s->cost);
+    s->cost = 0;
+}
+
 void ke_streams_end(CUcontext ctx) {
     for (CUstream s = ke.streams; s; s = s->next) {
         if (s->ctx != ctx) continue;
-        s->alive = false;
+        give_up(s);
         ke_capture_forget_stream(s);
     }
 }
@@ -238,8 +256,15 @@ static CUresult create(CUstream *out, unsigned flags, int priority) {
     if (!out || flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = ke_current(&ctx);
     if (rc != CUDA_SUCCESS) return rc;
+    uint64_t cost = ke_has(KE_STREAMS_COST) ? ke.state->stream_bytes : 0;
+    unsigned gpu = ke.devices[ctx->dev].gpu;
     ke_mu_lock();
-    rc = ke_stream_new(ctx, flags, priority, out);
+    if (ke_charge(ke.state, ke.slot, gpu, 0, (int64_t)cost) != 0) rc = CUDA_ERROR_OUT_OF_MEMORY;
+    if (rc == CUDA_SUCCESS) {
+        rc = ke_stream_new(ctx, flags, priority, out);
+        if (rc == CUDA_SUCCESS) (*out)->cost = cost;
+        else ke_charge(ke.state, ke.slot, gpu, 0, -(int64_t)cost);
+    }
     ke_mu_unlock();
     return rc;
 }
@@ -257,7 +282,7 @@ static CUresult destroy(CUstream handle) {
     CUresult rc = ke_stream_resolve(handle, &s);
     if (rc != CUDA_SUCCESS) return rc;
     ke_mu_lock();
-    s->alive = false;
+    give_up(s);
     ke_capture_forget_stream(s);
     ke_mu_unlock();
     return CUDA_SUCCESS;
@@ -270,7 +295,9 @@ static CUresult synchronize(CUstream handle) {
     if (rc == CUDA_SUCCESS) rc = ke_capture_touch_stream(s);
     return rc == CUDA_SUCCESS ? ke_wait_stream(s) : rc;
 }
-KE_API CUresult cuStreamSynchronize(CUstream hStream) { KE_CALL(synchronize(hStream)); }
+KE_API CUresult cuStreamSynchronize(CUstream hStream) {
+    KE_CALL_UNHELD(KE_SYNC_CRASHES, synchronize(hStream));
+}
 
 static CUresult query(CUstream handle) {
     CUstream s;
@@ -284,7 +311,7 @@ static CUresult query(CUstream handle) {
     ke_mu_unlock();
     return rc;
 }
-KE_API CUresult cuStreamQuery(CUstream hStream) { KE_CALL(query(hStream)); }
+KE_API CUresult cuStreamQuery(CUstream hStream) { KE_CALL_UNHELD(KE_QUERY_CRASHES, query(hStream)); }
 
 /* ---- host functions ------------------------------------------------------------------------------ */
 

@@ -9,7 +9,7 @@
 
 #define API __attribute__((visibility("default")))
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_FOUND = 500 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_FOUND = 500, NOT_SUPPORTED = 801 };
 enum { FOUND = 0, NO_SUCH_SYMBOL = 1, VERSION_NOT_SUFFICIENT = 2 };
 
 #define E(name, version, symbol) extern void symbol(void);
@@ -17,6 +17,7 @@ enum { FOUND = 0, NO_SUCH_SYMBOL = 1, VERSION_NOT_SUFFICIENT = 2 };
 #undef E
 
 API int cuDriverGetVersion(int *version);
+API int cuGetProcAddress(const char *symbol, void **pfn, int version, unsigned long long flags);
 API int cuGetErrorName(int error, const char **text);
 API int cuGetErrorString(int error, const char **text);
 API int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, unsigned long long flags,
@@ -34,8 +35,28 @@ static const struct {
     {"cuDriverGetVersion", 2020, (void (*)(void))cuDriverGetVersion},
     {"cuGetErrorName", 6000, (void (*)(void))cuGetErrorName},
     {"cuGetErrorString", 6000, (void (*)(void))cuGetErrorString},
+    {"cuGetProcAddress", 11030, (void (*)(void))cuGetProcAddress},
     {"cuGetProcAddress", 12000, (void (*)(void))cuGetProcAddress_v2},
 };
+
+/* Names that are known and not had. */
+static const struct {
+    const char *name;
+    int since;
+} names[] = {
+#define N(symbol, name, since) {name, since},
+#include "names.def"
+#undef N
+};
+
+static int refuse(void) { return NOT_SUPPORTED; }
+
+static int look_up_name(const char *symbol, int version) {
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(names[i].name, symbol) == 0) return names[i].since > version ? VERSION_NOT_SUFFICIENT : FOUND;
+    }
+    return NO_SUCH_SYMBOL;
+}
 
 /* Stands for the function that KIWI_EMULATOR_HANG names: the call never returns, and signals end the
  * process as always. */
@@ -61,13 +82,20 @@ API int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, unsigne
         }
     }
     *pfn = NULL;
-    if (best >= 0) {
+    if (found != FOUND) found = look_up_name(symbol, version); /* an older form, too, is known and not had */
+    if (found == FOUND) {
         const char *hangs = getenv("KIWI_EMULATOR_HANG");
-        void (*address)(void) = hangs && strcmp(hangs, symbol) == 0 ? hang : entries[best].address;
+        void (*address)(void) = best >= 0 ? entries[best].address : (void (*)(void))refuse;
+        if (hangs && strcmp(hangs, symbol) == 0) address = hang;
         memcpy(pfn, &address, sizeof *pfn);
     }
     if (status) *status = found;
     return found == FOUND ? SUCCESS : NOT_FOUND;
+}
+
+/* The form of 11.3, without a status. */
+API int cuGetProcAddress(const char *symbol, void **pfn, int version, unsigned long long flags) {
+    return cuGetProcAddress_v2(symbol, pfn, version, flags, NULL);
 }
 
 /* ---- names of results ---------------------------------------------------------------------------- */

@@ -134,11 +134,13 @@ static bool whole(CUdeviceptr addr, size_t size) {
 
 static CUresult unmap(CUdeviceptr addr, size_t size) {
     CUresult rc = CUDA_ERROR_INVALID_VALUE;
-    ke_wait_context(NULL);
+    bool waits = !ke_has(KE_UNMAP_DOES_NOT_WAIT);
+    if (waits) ke_wait_context(NULL);
     ke_mu_lock();
     if (whole(addr, size)) {
         struct ke_map *m;
-        while ((m = first_map_in(addr, size))) ke_map_drop(m);
+        while ((m = first_map_in(addr, size))) (waits ? ke_map_drop : ke_map_leave)(m);
+        ke.unmaps += !waits;
         rc = CUDA_SUCCESS;
     }
     ke_mu_unlock();

@@ -149,19 +149,6 @@ void kp_arena_give(struct kp_copy *copy) {
     pthread_mutex_unlock(&kp_arena_mu);
 }
 
-bool kp_arena_is_pinned(const struct kp_copy *copy) {
-    bool all = true;
-    pthread_mutex_lock(&kp_arena_mu);
-    for (unsigned i = 0; i < copy->count; i++) {
-        const char *at = copy->extents[i].at;
-        struct kp_piece *p = kp_pieces;
-        while (p && (at < p->base || at >= p->base + p->units * KP_ARENA_UNIT)) p = p->next;
-        all = all && p && p->pinned && !p->busy;
-    }
-    pthread_mutex_unlock(&kp_arena_mu);
-    return all;
-}
-
 size_t kp_copy_bytes(const struct kp_copy *copy) {
     size_t sum = 0;
     for (unsigned i = 0; i < copy->count; i++) sum += copy->extents[i].bytes;

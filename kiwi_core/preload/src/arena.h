@@ -52,7 +52,6 @@ bool kp_arena_take(struct kp_copy *copy, size_t bytes); /* false: nothing was ta
 void kp_arena_give(struct kp_copy *copy);
 uint64_t kp_arena_room(void); /* bytes that could be taken now */
 size_t kp_copy_bytes(const struct kp_copy *copy);
-bool kp_arena_is_pinned(const struct kp_copy *copy);
 void kp_arena_context_gone(CUcontext ctx);
 void kp_arena_books(struct kp_arena_books *out);
 

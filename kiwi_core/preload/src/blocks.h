@@ -21,7 +21,6 @@
 enum kp_where {
     KP_IN,       /* in the GPU */
     KP_ARRIVING, /* mapped, its bytes not known to be there: the host copy is what counts */
-    KP_READY,    /* in the GPU by a way in of a part: nothing has touched it, its copy is as good */
     KP_OUT,      /* in host memory */
 };
 
@@ -35,7 +34,6 @@ struct kp_chunk { /* one handle */
     struct kp_copy copy; /* host memory; complete unless where is KP_IN, but for what is blank */
     uint64_t blank[KP_BLANK_LEAVES / 64]; /* hints.h: leaves that hold nothing, here or there */
 };
-static inline bool kp_takes_room(enum kp_where where) { return where == KP_IN || where == KP_READY; }
 
 struct kp_slot {
     uint64_t id;      /* CU_POINTER_ATTRIBUTE_BUFFER_ID */

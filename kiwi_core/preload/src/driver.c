@@ -93,13 +93,11 @@ bool kp_in_this_library(const void *address) {
 static const char *driver_path;
 
 KP_API __attribute__((used)) int kiwi_gate_start(const char *path) {
-    char *kept = path ? strdup(path) : NULL;
-    const char *none = NULL;
-    if (kept && __atomic_compare_exchange_n(&driver_path, &none, kept, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-        return 1;
-    bool same = kept && strcmp(kept, __atomic_load_n(&driver_path, __ATOMIC_ACQUIRE)) == 0;
-    free(kept);
-    return same;
+    const char *before = __atomic_load_n(&driver_path, __ATOMIC_ACQUIRE);
+    if (!path || (before && strcmp(path, before) == 0)) return path != NULL;
+    char *kept = kp_real_ready() ? NULL : strdup(path); /* never freed: another thread may be using the last */
+    if (kept) __atomic_store_n(&driver_path, kept, __ATOMIC_RELEASE);
+    return kept != NULL;
 }
 
 bool kp_driver_find(void) {

@@ -155,16 +155,6 @@ static size_t say_only(char *line, size_t room, const char *type) {
 size_t kp_say_ping(char *line, size_t room) { return say_only(line, room, "ping"); }
 size_t kp_say_want_lease(char *line, size_t room) { return say_only(line, room, "want-lease"); }
 
-size_t kp_say_speeds(char *line, size_t room, uint64_t out_speed, uint64_t in_speed, uint64_t both) {
-    struct kp_json_out out;
-    kp_json_begin(&out, line, room);
-    kp_json_text(&out, "type", "pager-speeds", SIZE_MAX);
-    kp_json_integer(&out, "out_bytes_per_s", out_speed);
-    kp_json_integer(&out, "in_bytes_per_s", in_speed);
-    kp_json_integer(&out, "both_bytes_per_s", both);
-    return kp_json_end(&out, line);
-}
-
 size_t kp_say_want_room(char *line, size_t room, uint64_t request, uint64_t bytes) {
     struct kp_json_out out;
     kp_json_begin(&out, line, room);

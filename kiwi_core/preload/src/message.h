@@ -63,7 +63,6 @@ size_t kp_say_hello(char *line, size_t room, const char *client, const char *nam
 size_t kp_say_ping(char *line, size_t room);
 size_t kp_say_state(char *line, size_t room, const struct kp_report *report);
 size_t kp_say_done(char *line, size_t room, const struct kp_done *done);
-size_t kp_say_speeds(char *line, size_t room, uint64_t out, uint64_t in, uint64_t both);
 size_t kp_say_want_lease(char *line, size_t room);
 size_t kp_say_want_room(char *line, size_t room, uint64_t request, uint64_t bytes);
 

@@ -21,11 +21,10 @@ void kp_move_settle(int64_t until_ns, struct kp_outcome *outcome);
  * Refused: no-host-memory, driver.  Where all was in the GPU, all is brought back then; where even that
  * was refused (kp_move_all_in says so) the gate must stay closed until kp_move_in succeeds. */
 void kp_move_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *outcome);
-/* 0: everything.  Else at most so many bytes, in whole chunks, and the gate stays closed: what came in
- * that way can go out again without being copied.
+/* Brings everything in.
  * Refused: no-room, driver: nothing is in that was not, and it can be tried again.  Lost: the context
  * is broken. */
-void kp_move_in(uint64_t most_bytes, int64_t until_ns, struct kp_outcome *outcome);
+void kp_move_in(int64_t until_ns, struct kp_outcome *outcome);
 /* Closed and settled, as for a way out, but what is owned stays in the GPU: copies about so many bytes
  * that the next way out would have to copy, and remembers where it was.  True: there is more to look at.
  * Refused: no-host-memory, driver. */

@@ -27,12 +27,8 @@ static CUresult map_again(struct kp_pass *p, struct kp_flight f) {
 static CUresult send_in(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
     struct kp_flight landed;
     CUresult rc = CUDA_SUCCESS;
-    if (kp_takes_room(f.chunk->where)) return rc;
-    if (f.chunk->where == KP_OUT) {
-        if (f.chunk->bytes > p->want - p->chosen) return rc; /* a smaller one may still fit */
-        p->chosen += f.chunk->bytes;
-        rc = map_again(p, f); /* while earlier copies run */
-    }
+    if (f.chunk->where == KP_IN) return rc;
+    if (f.chunk->where == KP_OUT) rc = map_again(p, f); /* while earlier copies run */
     if (rc == CUDA_SUCCESS && kp_lane_full(lane)) rc = kp_lane_land(lane, p->until_ns, &landed);
     if (rc == CUDA_SUCCESS) rc = kp_lane_in(lane, f);
     if (rc == CUDA_SUCCESS) p->bytes += f.chunk->bytes;
@@ -54,12 +50,6 @@ static CUresult arrive(struct kp_pass *p, struct kp_lane *lane, struct kp_flight
     return CUDA_SUCCESS;
 }
 
-static CUresult be_ready(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
-    (void)p, (void)lane;
-    if (f.chunk->where == KP_ARRIVING) kp_bytes_moved(f.chunk, KP_READY);
-    return CUDA_SUCCESS;
-}
-
 static CUresult context_in(struct kp_pass *p, struct kp_ctx *ctx) {
     struct kp_lane lane;
     CUresult rc = kp_lane_open(&lane, ctx);
@@ -76,12 +66,10 @@ static CUresult context_in(struct kp_pass *p, struct kp_ctx *ctx) {
 CUresult kp_pass_all_in(struct kp_pass *p) {
     CUresult rc = CUDA_SUCCESS;
     size_t n = 0;
-    kp_chunk_fn done = p->want == UINT64_MAX ? arrive : be_ready;
-    p->chosen = 0;
     p->keep = kp_host_to_spare(0);
     while (n < p->context_count && (rc = context_in(p, p->contexts[n])) == CUDA_SUCCESS) n++;
     for (size_t i = 0; i < n; i++) /* the one that failed has put back its own */
-        kp_pass_each(p, NULL, p->contexts[i], rc == CUDA_SUCCESS ? done : back_out);
+        kp_pass_each(p, NULL, p->contexts[i], rc == CUDA_SUCCESS ? arrive : back_out);
     return rc;
 }
 
@@ -97,10 +85,9 @@ static bool broken(struct kp_pass *p) {
     return is;
 }
 
-static void move_in_once(uint64_t most_bytes, int64_t until_ns, struct kp_outcome *o) {
+static void move_in_once(int64_t until_ns, struct kp_outcome *o) {
     struct kp_pass p;
     bool good = kp_pass_begin(&p, until_ns, o);
-    if (most_bytes) p.want = most_bytes;
     CUresult rc = good ? kp_pass_all_in(&p) : CUDA_ERROR_UNKNOWN;
     if (rc == CUDA_ERROR_OUT_OF_MEMORY) {
         kp_pass_refuse(o, "no-room", "the GPU has not enough free memory", CUDA_SUCCESS);
@@ -127,12 +114,12 @@ static bool left_out(void) {
 
 /* A pass leaves out a context that is just ending. Where it does not end after all, because it is the
  * primary one and others use it, it must not be without its memory when the gate opens. */
-void kp_move_in(uint64_t most_bytes, int64_t until_ns, struct kp_outcome *o) {
+void kp_move_in(int64_t until_ns, struct kp_outcome *o) {
     uint64_t bytes = 0;
     for (;;) {
-        move_in_once(most_bytes, until_ns, o);
+        move_in_once(until_ns, o);
         o->bytes += bytes;
-        if (o->what != KP_MOVED || most_bytes || !left_out()) return;
+        if (o->what != KP_MOVED || !left_out()) return;
         bytes = o->bytes;
         if (kp_now_ns() >= until_ns) break;
         nanosleep(&(struct timespec){.tv_nsec = ENDING_STEP_NS}, NULL);

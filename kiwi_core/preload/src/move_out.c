@@ -5,7 +5,7 @@
  * In: all chunks change sides together, when every copy is complete.
  *
  * Of a part: what goes out is chosen by what it costs, and the state is as after a way out that was cut
- * short.  What came in as a part is KP_READY: both count, until the rest is in, too, and the gate opens. */
+ * short. */
 #include <stdio.h>
 
 #include "hints.h"
@@ -22,7 +22,7 @@ static uint64_t host_need(const struct kp_pass *p) {
         for (unsigned k = 0; k < p->blocks[i]->chunk_count; k++) {
             const struct kp_chunk *c = &p->blocks[i]->chunks[k];
             if (c->where == KP_IN && !c->copy.count && !kp_blank_all(c)) without += c->bytes;
-            else if (kp_takes_room(c->where)) with += c->bytes;
+            else if (c->where == KP_IN) with += c->bytes;
         }
     }
     uint64_t more = p->want > with ? p->want - with : 0;
@@ -168,7 +168,6 @@ void kp_move_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *o) {
                host || rc == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : rc);
         p.until_ns = kp_now_ns() + BRING_BACK_NS;
         p.bytes = 0;
-        p.want = UINT64_MAX;
         if (all_was_in && kp_pass_all_in(&p) != CUDA_SUCCESS) kp_note("page-out broken off; part of it stays out for now");
     }
     unused = unused_so_far() - unused;

@@ -57,7 +57,7 @@ static void page_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *
     if (out) {
         kp_own_books(&books);
         moved(o, books.out);
-        if (books.resident == 0) return; /* else only a part was out, or it has come in as a part */
+        if (books.resident == 0) return; /* else only a part was out */
     }
     hold(until_ns, o);
     if (o->what != KP_MOVED) return;
@@ -70,10 +70,10 @@ static void page_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *
     if (o->what == KP_LOST || (o->what == KP_REFUSED && !was_held && !out)) let_go();
 }
 
-static void page_in(uint64_t most_bytes, int64_t until_ns, struct kp_outcome *o) {
+static void page_in(int64_t until_ns, struct kp_outcome *o) {
     moved(o, 0);
-    if (out && kp_owning()) kp_move_in(most_bytes, until_ns, o);
-    if (o->what == KP_REFUSED || (o->what == KP_MOVED && most_bytes)) return;
+    if (out && kp_owning()) kp_move_in(until_ns, o);
+    if (o->what == KP_REFUSED) return;
     out = false;
     if (held) let_go();
 }
@@ -91,7 +91,7 @@ static void perform(const struct kp_message *order, struct kp_outcome *o) {
     case KP_DO_HOLD: hold(until_ns, o); break;
     case KP_DO_FREE: let_run(o); break;
     case KP_DO_PAGE_OUT: page_out((uint64_t)order->bytes, until_ns, o); break;
-    case KP_DO_PAGE_IN: page_in((uint64_t)order->bytes, until_ns, o); break;
+    case KP_DO_PAGE_IN: page_in(until_ns, o); break;
     case KP_DO_OTHER: refused(o, "unsupported", "this version of the preloaded library has no such action");
     }
 }
@@ -132,15 +132,11 @@ void kp_pager_leave(void) {
 #define PAUSE_NS ((int64_t)20000000)   /* between slices: most of the bus is for others */
 #define SLICE_BYTES ((uint64_t)64 << 20) /* a call that comes meanwhile waits for a millisecond or a few */
 #define SLICE_NS ((int64_t)500000000)
-#define MEASURINGS_MOST 100 /* slices in which there was no pinned memory yet, or another trouble */
 
 static uint64_t passed_then;
 static int64_t quiet_since_ns, next_slice_ns;
 static bool clean;
 static unsigned limits_then;
-static struct kp_speeds speeds;
-static bool speeds_known;
-static int measurings;
 
 static bool idle(int64_t now_ns) {
     uint64_t passed = kp_gate_passed();
@@ -160,19 +156,9 @@ int64_t kp_pager_idle_ns(int64_t now_ns) {
     return clean ? now_ns + QUIET_NS : quiet_since_ns + QUIET_NS;
 }
 
-/* Once, when the program idles and pinned memory is there. */
-static void measure(void) {
-    if (speeds_known || measurings >= MEASURINGS_MOST || kp_gate_capturing()) return;
-    measurings++;
-    speeds_known = kp_speeds_measure(&speeds);
-}
-
-const struct kp_speeds *kp_pager_speeds(void) { return speeds_known ? &speeds : NULL; }
-
 void kp_pager_idle(int64_t now_ns) {
     struct kp_outcome o;
     if (!kp_owning() || !kp_limits_may_clean() || !idle(now_ns) || now_ns < next_slice_ns) return;
-    measure();
     settle(now_ns + SLICE_NS, &o); /* not shut: the driver is not to have the process */
     bool more = o.what == KP_MOVED && kp_move_clean(SLICE_BYTES, now_ns + SLICE_NS, &o);
     if (held) let_go();

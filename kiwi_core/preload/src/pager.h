@@ -4,7 +4,6 @@
 
 #include "message.h"
 #include "move.h"
-#include "speeds.h"
 
 /* Performs `order`; `outcome` holds the texts that `done` points to. */
 void kp_pager_do(const struct kp_message *order, struct kp_outcome *outcome, struct kp_done *done);
@@ -21,6 +20,5 @@ const char *kp_pager_state(void); /* "resident", "held", "out" */
  * page-out would copy may be copied already; INT64_MAX: not before something happens. */
 int64_t kp_pager_idle_ns(int64_t now_ns);
 void kp_pager_idle(int64_t now_ns); /* looks, and copies a little */
-const struct kp_speeds *kp_pager_speeds(void); /* measured while idle; NULL: not known */
 
 #endif

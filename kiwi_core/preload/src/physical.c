@@ -148,8 +148,8 @@ CUresult kp_block_make(struct kp_ctx *ctx, size_t asked, struct kp_block **out) 
 /* Moves a chunk between the books' columns. */
 void kp_bytes_moved(struct kp_chunk *c, enum kp_where to) {
     int64_t bytes = (int64_t)c->bytes;
-    bool in = kp_takes_room(to);
-    if (kp_takes_room(c->where) != in) {
+    bool in = to == KP_IN;
+    if ((c->where == KP_IN) != in) {
         kp_books_add(&kp_totals.resident, in ? bytes : -bytes);
         kp_books_add(&kp_totals.out, in ? -bytes : bytes);
     }
@@ -168,7 +168,7 @@ void kp_block_end(struct kp_block *b) {
         struct kp_chunk *c = &b->chunks[i];
         if (c->where != KP_OUT) kp_real.cuMemUnmap(at, c->bytes);
         if (c->kept) kp_books_add(&kp_totals.kept, -(int64_t)c->bytes);
-        kp_books_add(kp_takes_room(c->where) ? &kp_totals.resident : &kp_totals.out, -(int64_t)c->bytes);
+        kp_books_add(c->where == KP_IN ? &kp_totals.resident : &kp_totals.out, -(int64_t)c->bytes);
         kp_arena_give(&c->copy);
         free(c->digests);
     }

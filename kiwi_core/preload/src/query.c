@@ -159,7 +159,7 @@ static void recount(struct kp_block *b, void *arg) {
     n->owned += b->chunk_count ? b->bytes : 0;
     for (unsigned i = 0; i < b->chunk_count; i++) {
         const struct kp_chunk *c = &b->chunks[i];
-        *(kp_takes_room(c->where) ? &n->resident : &n->out) += c->bytes;
+        *(c->where == KP_IN ? &n->resident : &n->out) += c->bytes;
         n->kept += c->kept ? c->bytes : 0;
     }
     n->small_overhead += kp_block_overhead(b);

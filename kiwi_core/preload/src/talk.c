@@ -24,7 +24,7 @@ enum kp_regard kp_talk_regard;
 static bool welcomed, caught_up;
 static const char *state_said; /* NULL: none yet on this connection */
 static int64_t state_said_ns;
-static bool bytes_unsaid, speeds_said;
+static bool bytes_unsaid;
 static bool lease_asked;
 static int64_t next_beat_ns = INT64_MAX;
 static unsigned unanswered;
@@ -38,7 +38,7 @@ static bool queue(size_t length) {
 }
 
 bool kp_talk_begin(void) {
-    welcomed = caught_up = bytes_unsaid = lease_asked = speeds_said = false;
+    welcomed = caught_up = bytes_unsaid = lease_asked = false;
     state_said = NULL;
     next_beat_ns = INT64_MAX;
     unanswered = 0;
@@ -74,14 +74,6 @@ static bool say_state(int64_t now_ns) {
     state_said_ns = now_ns;
     bytes_unsaid = false;
     return queue(kp_say_state(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire), &report));
-}
-
-static bool say_speeds(void) {
-    const struct kp_speeds *s = kp_pager_speeds();
-    if (!s || speeds_said) return true;
-    speeds_said = true;
-    return queue(kp_say_speeds(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire), sayable(s->out), sayable(s->in),
-                               sayable(s->both)));
 }
 
 static bool say_wishes(void) {
@@ -128,7 +120,7 @@ bool kp_talk_say(int64_t now_ns) {
     bytes_unsaid = kp_link_take_books() || bytes_unsaid;
     bool due = bytes_unsaid && now_ns >= state_said_ns + STATE_EVERY_NS;
     if ((state_said != kp_pager_state() || due) && !say_state(now_ns)) return false;
-    return say_speeds() && say_wishes();
+    return say_wishes();
 }
 
 int64_t kp_talk_due_ns(void) {

@@ -42,10 +42,3 @@ def crowd(*daemon_args: str) -> Iterator[CrowdedGpu]:
 def crowded() -> Iterator[CrowdedGpu]:
     with crowd() as gpu:
         yield gpu
-
-
-@pytest.fixture(scope="module")
-def overlapping() -> Iterator[CrowdedGpu]:
-    """One comes in while the other goes out, whether or not it pays here."""
-    with crowd("--overlap", "on") as gpu:
-        yield gpu

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kiwi_core import preload
-from kiwi_core.preload import _build, _places
+from kiwi_core.preload import _build
 
 
 def test_it_is_compiled_once(tmp_path, library, monkeypatch):
@@ -137,7 +137,7 @@ def test_importing_it_needs_nothing_but_the_standard_library():
 @pytest.mark.parametrize("machine", sorted(_build.TARGETS))
 def test_it_builds_for_an_old_glibc(tmp_path, machine):
     _build.cross(machine, tmp_path / machine / preload.NAME)
-    for name in (preload.NAME, _places.GATE_NAME, _places.ALIAS_NAME):
+    for name in (preload.NAME, _build.GATE_NAME, _build.ALIAS_NAME):
         done = subprocess.run(
             ["readelf", "-VhdW", tmp_path / machine / name],
             capture_output=True,
@@ -147,5 +147,5 @@ def test_it_builds_for_an_old_glibc(tmp_path, machine):
         found = re.findall(r"GLIBC_([\d.]+)", done.stdout)
         assert max((tuple(map(int, v.split("."))) for v in found), default=(0,)) <= (2, 17)
         assert {"x86_64": "X86-64", "aarch64": "AArch64"}[machine] in done.stdout
-        soname = {preload.NAME: preload.NAME, _places.GATE_NAME: "libcuda.so.1"}
+        soname = {preload.NAME: preload.NAME, _build.GATE_NAME: "libcuda.so.1"}
         assert f"[{soname.get(name, 'libcuda.so')}]" in done.stdout

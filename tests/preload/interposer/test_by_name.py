@@ -3,7 +3,6 @@ the driver afterwards, whichever way."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from preload_world import PATIENCE_S, World, compile_c
 
 from kiwi_core import preload
-from kiwi_core.preload import _build, _gate, _places
+from kiwi_core.preload import _build, ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +68,10 @@ for name in (b"cuMemAlloc", b"cuCtxSynchronize", b"cuDeviceGetCount", b"cuGetPro
     assert whose(found) == "gate", name
 """,
     "bindings": USE + "assert passed() >= 4, passed()",
-    "bindings-twice": "assert preload.load_gate(Path(os.environ['REAL'])) == gate\n" + USE,
+    "bindings-twice": """
+assert preload.load_gate(os.environ["REAL"], Path(os.environ["GATE"])) == gate
+"""
+    + USE,
     "linked": """
 needs = ctypes.CDLL(os.environ["NEEDS"])
 needs.needs_init.restype = ctypes.c_void_p
@@ -88,7 +90,7 @@ exec(os.environ["USE"])
 
 @pytest.fixture(scope="session")
 def gate(library: Path) -> Path:
-    return library.with_name(_places.GATE_NAME)
+    return library.with_name(_build.GATE_NAME)
 
 
 @pytest.fixture
@@ -122,9 +124,15 @@ def test_the_driver_is_loaded_when_it_is_needed(python: Callable[..., None]) -> 
     python(
         LOAD
         + """
-assert gate.driver == Path(os.environ["REAL"]) and not mapped(gate.driver)
-cuda = ctypes.CDLL("libcuda.so.1"); assert not mapped(gate.driver)
-assert cuda.cuInit(0) == 0 and mapped(gate.driver)
+assert not mapped(os.environ["REAL"]) and preload.guarded()
+cuda = ctypes.CDLL("libcuda.so.1"); assert not mapped(os.environ["REAL"])
+other = preload.load_gate("/elsewhere/libcuda.so.1", Path(os.environ["GATE"]))
+assert other.state is preload.GateState.LOADED, "not loaded yet: it may still change"
+gate = preload.load_gate(os.environ["REAL"], Path(os.environ["GATE"]))
+assert cuda.cuInit(0) == 0 and mapped(os.environ["REAL"])
+other = preload.load_gate("/elsewhere/libcuda.so.1", Path(os.environ["GATE"]))
+assert other.state is preload.GateState.TOO_LATE
+assert preload.load_gate(os.environ["REAL"], Path(os.environ["GATE"])) == gate
 """
     )
 
@@ -154,8 +162,8 @@ def test_a_program_under_the_preloaded_library_has_a_gate_already(
     python: Callable[..., None], library: Path
 ) -> None:
     python(
-        "from kiwi_core import preload\ngate = preload.load_gate()\n"
-        "assert gate.state is preload.GateState.LOADED and gate.driver is None, gate\n" + USE,
+        "from kiwi_core import preload\ngate = preload.load_gate('/nowhere/libcuda.so.1')\n"
+        "assert gate.state is preload.GateState.LOADED and preload.guarded(), gate\n" + USE,
         LD_PRELOAD=str(library),
     )
 
@@ -172,59 +180,22 @@ def test_a_driver_that_vanishes_is_a_machine_without_gpu(
     )
 
 
-def test_no_driver_or_no_gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(_gate, "_loaded", lambda name: None)
-    monkeypatch.setattr(_gate, "_candidates", lambda: iter([tmp_path / "libcuda.so.1"]))
-    no_driver = preload.load_gate()
-    assert no_driver.state is preload.GateState.UNAVAILABLE
-    assert "no CUDA driver" in no_driver.reason
-    (tmp_path / "libcuda.so.1").write_bytes(b"a driver")
-    monkeypatch.setattr(_gate, "compiled_gate", lambda: None)
-    assert "has not been compiled" in preload.load_gate().reason
+def test_no_gate(
+    python: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ready, "find", lambda: None)
+    missing = preload.load_gate(tmp_path / "libcuda.so.1")
+    assert missing.state is preload.GateState.UNAVAILABLE
+    assert "has not been compiled" in missing.reason
     broken = tmp_path / "libkiwi_gate.so"
     broken.write_bytes(b"no library")
-    unloadable = preload.load_gate(library=broken)
-    assert unloadable.state is preload.GateState.UNAVAILABLE
-    assert "cannot be loaded" in unloadable.reason
-
-
-def test_the_driver_that_the_loader_would_find(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in ("stubs", "first", "second"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "libcuda.so.1").touch()
-    path = ":".join(str(tmp_path / name) for name in ("none", "stubs", "first", "second"))
-    monkeypatch.setenv("LD_LIBRARY_PATH", path)
-    assert _gate.find_driver() == tmp_path / "first" / "libcuda.so.1"
-
-
-@pytest.mark.skipif(not Path("/etc/ld.so.cache").exists(), reason="the loader has no cache here")
-def test_the_loaders_cache_is_read_as_ldconfig_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True)
-    lines = [line.split() for line in listed.stdout.splitlines() if " => " in line]
-    expected = [line[-1] for line in lines if line[0] == "libc.so.6" and "hwcap" not in line]
-    monkeypatch.setattr(_gate, "DRIVER", "libc.so.6")
-    found = list(map(str, _gate._in_cache()))
-    assert found
-    assert set(found) <= set(expected)
-
-
-def test_the_compiled_one_is_found_without_its_sources(
-    library: Path, gate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = tmp_path / "cache" / "preload-x"
-    place.mkdir(parents=True)
-    for one in (library, gate):
-        (place / one.name).write_bytes(one.read_bytes())
-    assert preload.compiled_gate(tmp_path / "cache") is None
-    _places.note_gate(tmp_path / "cache", place / library.name)
-    assert preload.compiled_gate(tmp_path / "cache") == place / gate.name
-    place.chmod(0o777)  # anybody could have put it there
-    assert preload.compiled_gate(tmp_path / "cache") is None
-    place.chmod(0o755)
-    monkeypatch.setattr(_places, "_stamp", lambda: "other sources")
-    assert preload.compiled_gate(tmp_path / "cache") is None
+    python(
+        LOAD.replace("kiwi = ", "kiwi = None # ")
+        + "assert gate.state is preload.GateState.UNAVAILABLE and not preload.guarded()\n"
+        + "assert 'cannot be loaded' in gate.reason\n"
+        + USE,
+        GATE=str(broken),
+    )
 
 
 def test_it_exports_every_function_of_the_header(gate: Path) -> None:
@@ -235,20 +206,3 @@ def test_it_exports_every_function_of_the_header(gate: Path) -> None:
     exported = {line.split()[2] for line in done.stdout.splitlines()}
     assert set(header.words) <= exported
     assert "dlsym" not in exported
-
-
-def test_loading_it_imports_no_compiler(gate: Path) -> None:
-    code = (
-        "import sys; from kiwi_core import preload; preload.load_gate()\n"
-        "print(*(m for m in sys.modules if m.startswith(('kiwi', 'subprocess', 'msgspec'))))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code],
-        env=os.environ | {"PYTHONPATH": str(Path(preload.__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_S,
-    )
-    allowed = {"kiwi_core", "kiwi_core.preload", "kiwi_core.preload._gate"}
-    assert set(done.stdout.split()) <= allowed | {"kiwi_core.preload._places"}

@@ -53,7 +53,11 @@ class Stage:
         program = Worker(base if by_name else base | preload.environment(library, base))
         self._programs.append(program)
         if by_name:
-            program.do("from kiwi_core import preload\ngate = preload.load_gate()")
+            gate = library.with_name("libkiwi_gate.so")
+            program.do(
+                "from kiwi_core import preload; from pathlib import Path\n"
+                f"gate = preload.load_gate({str(self._libraries.libcuda)!r}, Path({str(gate)!r}))"
+            )
             assert program.get("gate.state.value") == "loaded"
         if setup:
             program.do(setup)

@@ -16,7 +16,6 @@
 #include "link.h"
 #include "move.h"
 #include "own.h"
-#include "speeds.h"
 
 #define MUST(condition)                                                                              \
     do {                                                                                             \
@@ -50,14 +49,7 @@ void kp_move_out(uint64_t least, int64_t until_ns, struct kp_outcome *o) {
     MUST(kp_gate_is_shut());
     move(o, false, true);
 }
-void kp_move_in(uint64_t most, int64_t until_ns, struct kp_outcome *o) {
-    (void)until_ns;
-    move(o, true, most != 0);
-}
-bool kp_speeds_measure(struct kp_speeds *speeds) {
-    (void)speeds;
-    return false;
-}
+void kp_move_in(int64_t until_ns, struct kp_outcome *o) { (void)until_ns, move(o, true, false); }
 bool kp_move_clean(uint64_t most, int64_t until_ns, struct kp_outcome *o) {
     (void)most, (void)until_ns, (void)o;
     return false;

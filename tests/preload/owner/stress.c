@@ -237,8 +237,8 @@ static void *page(void *arg) {
             kp_move_out(part, until, &o);
             out = out || o.what == KP_MOVED || !kp_move_all_in();
         } else {
-            kp_move_in(part, until, &o);
-            if (o.what == KP_MOVED && !part) out = false;
+            kp_move_in(until, &o);
+            if (o.what == KP_MOVED) out = false;
         }
         kp_fault_set(kind, 0, 0);
         MUST(o.what != KP_LOST);
@@ -289,7 +289,7 @@ static void move_with_something_free(void) {
     MUST(o.what == KP_MOVED);
     kp_move_out(0, until, &o);
     MUST(o.what == KP_MOVED);
-    kp_move_in(0, until, &o);
+    kp_move_in(until, &o);
     MUST(o.what == KP_MOVED);
     kp_gate_open();
 }

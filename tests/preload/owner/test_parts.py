@@ -1,9 +1,8 @@
-"""Out and in by parts: whole chunks, those that need no copying first, and never a lost byte."""
+"""Page-outs of a part: whole chunks, those that need no copying first, and never a lost byte."""
 
 from __future__ import annotations
 
 import pytest
-from cuda_processes import Worker
 
 from kiwi_core import emulator
 
@@ -28,16 +27,6 @@ def part_out(p, size):
     return now["out"]
 
 
-def part_in(p, size):
-    """At most so much comes in; returns what is in then."""
-    before = p.get("books()['resident']")
-    assert p.get(f"back(most={size})") == "moved"
-    now = p.get("books()['resident']")
-    assert now - before <= size
-    p.do("check()")
-    return now
-
-
 def test_a_part_goes_out_and_all_comes_back(program, world):
     p = program()
     p.do(HELD)
@@ -59,31 +48,6 @@ def test_part_after_part_until_all_is_out(program, world):
     p.do("same(*held); check()")
 
 
-def test_part_after_part_comes_in_whole_chunks(program, world):
-    p = program()
-    p.do(HELD)
-    assert p.get("out()") == "moved"
-    seen = [part_in(p, size * MIB) for size in (5, 5, 1, 3, 100)]
-    assert seen == [4 * MIB, 8 * MIB, 8 * MIB, 10 * MIB, OWNED]
-    assert used(p, world) == OWNED
-    assert p.get("back()") == "moved", "what is in is in; now the gate opens"
-    p.do("same(*held); check(); swap(); same(*held)")
-
-
-def test_what_came_in_as_a_part_goes_out_without_a_copy(program, world):
-    p = program()
-    p.do(HELD)
-    assert p.get("out()") == "moved"
-    part_in(p, 12 * MIB)
-    copied = p.get("moved()['copied']")
-    part_out(p, 3 * MIB)
-    assert p.get("out()") == "moved"
-    assert (used(p, world), p.get("moved()['copied']")) == (0, copied)
-    part_in(p, 9 * MIB)
-    assert p.get("back()") == "moved"
-    p.do("same(*held); check()")
-
-
 @pytest.mark.parametrize("kept", ["1", "0"])
 def test_what_is_clean_goes_first(program, kept):
     p = program(KIWI_PRELOAD_KEEP=kept)
@@ -101,42 +65,6 @@ def test_what_is_clean_goes_first(program, kept):
     assert p.get("moved()['copied']") - copied == now_copied + 4 * MIB
     assert p.get("back()") == "moved"
     p.do("same(*held); check(); swap(); same(*held)")
-
-
-def test_without_room_in_the_middle_the_parts_before_stay(program, world):
-    p = program()
-    p.do(HELD)
-    assert p.get("out()") == "moved"
-    with_the_rest = Worker(world.plain)
-    try:
-        with_the_rest.do("init(); taken = alloc(50 * MIB)")
-        inside = part_in(p, 8 * MIB)
-        for most in (12 * MIB, 0):
-            assert p.get(f"back(most={most})").startswith("refused no-room: ")
-            assert (used(p, world), inside) == (inside, 8 * MIB)
-            p.do("check()")
-        with_the_rest.do("free(taken)")
-    finally:
-        with_the_rest.close()
-    assert p.get("back()") == "moved"
-    p.do("same(*held); check()")
-
-
-@pytest.mark.parametrize("kind", ["create", "map", "copy_in"])
-def test_a_part_that_fails_can_be_tried_again(program, world, kind):
-    p = program()
-    p.do(HELD)
-    assert p.get("out()") == "moved"
-    part_in(p, 6 * MIB)
-    for skip in (0, 1, 2):
-        p.do(f"fault('{kind}', {skip}, -1)")
-        assert p.get(f"back(most={10 * MIB})").startswith("refused ")
-        assert used(p, world) == 6 * MIB
-        p.do("check()")
-    p.do(f"fault('{kind}', 0, 0)")
-    part_in(p, 10 * MIB)
-    assert p.get("back()") == "moved"
-    p.do("same(*held); check()")
 
 
 @pytest.mark.parametrize("kind", ["copy_out", "unmap"])
@@ -167,14 +95,12 @@ def test_host_memory_is_asked_for_the_part_only(program):
     p.do("same(*held); check()")
 
 
-def test_frees_while_a_part_is_in_or_out(program, world):
+def test_frees_while_a_part_is_out(program, world):
     p = program()
     p.do(HELD)
     part_out(p, 9 * MIB)
     p.do("drop(held.pop(1)); drop(held.pop(2)); check()")
     assert p.get("out()") == "moved"
-    part = p.get(f"back(most={6 * MIB})")
-    assert part == "moved"
     p.do("drop(held.pop(0)); drop(held.pop()); check()")
     assert p.get("back()") == "moved"
     p.do("same(*held); check()")

@@ -1,0 +1,52 @@
+"""Turns that a program got for a call at its gate, although it has not started the driver.
+
+No call of such a program can be inside the driver: the gate holds calls that come after ``cuInit``.
+Its turn uses nothing, and would still last until the GPU has been idle for it for seconds. So such
+a turn ends as soon as somebody waits, and the program's next request is put off. A program that
+has started the driver is never put off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from kiwi_core.units import SessionId
+
+BACKOFF_S: Final = 0.25
+"""Before the request after the first empty turn; doubles with each one. An honest program that is
+wrongly taken for one that asks for nothing loses no more than people notice."""
+
+BACKOFF_MAX_S: Final = 16.0
+"""The longest: then even a hundred such programs together cost others a look each, six times a
+second, and none waits for ever."""
+
+
+@dataclass
+class _Refrain:
+    count: int = 0
+    until_s: float = float("-inf")
+
+
+class EmptyTurns:
+    """What each session owes for its empty turns. ``now_s`` is any steady clock in seconds."""
+
+    def __init__(self) -> None:
+        self._refrains: dict[SessionId, _Refrain] = {}
+
+    def was_empty(self, session: SessionId, now_s: float) -> None:
+        """Record an empty turn that has just ended."""
+        refrain = self._refrains.setdefault(session, _Refrain())
+        refrain.until_s = now_s + min(BACKOFF_MAX_S, BACKOFF_S * 2.0**refrain.count)
+        if BACKOFF_S * 2.0**refrain.count < BACKOFF_MAX_S:
+            refrain.count += 1
+
+    def forget(self, session: SessionId) -> None:
+        """Forget the empty turns of a session that has used the GPU, or has left."""
+        self._refrains.pop(session, None)
+
+    def left_s(self, session: SessionId, now_s: float) -> float:
+        """Return how long the session's next request still has to wait; 0: not at all."""
+        refrain = self._refrains.get(session)
+        return max(0.0, refrain.until_s - now_s) if refrain is not None else 0.0

@@ -1,0 +1,95 @@
+"""How real drivers treat programs, as data: which driver has which manner.
+
+Collected in November 2026 from other people's runs; ``README.md`` names the source of each.  Where
+nobody knows, the worst is assumed: a program that survives that survives a kinder driver.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+ENV_DRIVER = "KIWI_EMULATOR_DRIVER"
+"""Names the profile of machines that are made without one: runs a test suite under another."""
+
+DEFAULT_DRIVER = "tame"
+"""The profile of machines that are made without one, where the environment names none."""
+
+STREAM_BYTES = 64 << 10
+"""What one stream costs with ``streams_cost``: real ones take some memory, nobody says how much."""
+
+MANNERS: dict[str, int] = {
+    "sync_crashes": 1 << 0,
+    "query_crashes": 1 << 1,
+    "state_waits": 1 << 2,
+    "missing_is_os_error": 1 << 3,
+    "failed_restore_keeps": 1 << 4,
+    "hidden_overhead": 1 << 5,
+    "unmap_does_not_wait": 1 << 6,
+    "streams_cost": 1 << 7,
+    "nccl_kills": 1 << 8,
+    "serialised_caller": 1 << 9,
+    "kill_takes_host_down": 1 << 10,
+    "no_process_rows": 1 << 11,
+    "mig": 1 << 12,
+}
+"""The bits of ``enum ke_manner``.
+
+- ``sync_crashes``: the target's context and stream synchronisation returns at once while it is
+  locked, and crashes while it is checkpointed.
+- ``query_crashes``: the same for event synchronisation and for stream and event queries.
+- ``state_waits``: a state query waits for an operation under way, and for ever on a stopped target.
+- ``missing_is_os_error``: a pid that does not exist answers OPERATING_SYSTEM, a zombie
+  NOT_INITIALIZED.
+- ``failed_restore_keeps``: a restore without room keeps all that was free until its process ends.
+- ``hidden_overhead``: 5 MiB of a process's context are not in its row of NVML.
+- ``unmap_does_not_wait``: ``cuMemUnmap`` takes memory away under a running kernel.
+- ``streams_cost``: a stream takes GPU memory.
+- ``nccl_kills``: a checkpoint of a process with an NCCL group aborts it.
+- ``serialised_caller``: one process's calls about others run one after the other.
+- ``kill_takes_host_down``: killing a process that was restored and lives; see ``host_down``.
+- ``no_process_rows``: NVML shows no processes, as in another PID namespace.
+- ``mig``: NVML says that MIG is on, and a checkpoint answers OUT_OF_MEMORY.
+"""
+
+_SEEN_ON_ALL = (
+    "sync_crashes", "query_crashes", "state_waits", "missing_is_os_error", "failed_restore_keeps",
+    "hidden_overhead", "unmap_does_not_wait", "streams_cost",
+)  # fmt: skip
+
+
+class Profile(NamedTuple):
+    manners: tuple[str, ...]
+    driver: str
+    """As NVML gives it."""
+    cuda_version: int
+    """As cuDriverGetVersion gives it."""
+
+    @property
+    def bits(self) -> int:
+        return sum(MANNERS[name] for name in self.manners)
+
+
+DRIVERS: dict[str, Profile] = {
+    "580": Profile(_SEEN_ON_ALL, "580.178.04", 13000),
+    "595": Profile((*_SEEN_ON_ALL, "nccl_kills"), "595.84", 13020),
+    "595-open": Profile((*_SEEN_ON_ALL, "nccl_kills", "kill_takes_host_down"), "595.71.05", 13020),
+    "610": Profile((*_SEEN_ON_ALL, "nccl_kills"), "610.57.04", 13030),
+    # Without ``kill_takes_host_down``: tests kill programs everywhere, and under it each would have
+    # to page them out first.  The last two belong to a machine, not to a driver.
+    "worst": Profile((*_SEEN_ON_ALL, "nccl_kills", "serialised_caller"), "595.84", 13020),
+    "tame": Profile((), "580.00", 13000),
+}
+"""``worst`` has what any of the others has. ``tame`` is no driver: none of the manners."""
+
+
+def profile(name: str | None) -> Profile:
+    """Return the profile ``name``; None: the environment's, or the default one.  Raises ValueError
+    that lists the names."""
+    chosen = name if name is not None else os.environ.get(ENV_DRIVER) or DEFAULT_DRIVER
+    found = DRIVERS.get(chosen)
+    if found is None:
+        raise ValueError(
+            f"{chosen!r} is no emulated driver: choose one of {', '.join(sorted(DRIVERS))}"
+        )
+    return found

@@ -1,0 +1,61 @@
+"""The library without a wait: found where it is there already, else built by somebody who has time.
+
+A kernel starts in a second and must not wait for a compiler. ``_build.library`` also looks for the
+newest header and hashes all sources, which takes longer than the whole start of Kiwi in a kernel
+may. So whoever has time calls ``ensure``, which leaves a pointer; ``find`` only follows it. Run as
+a module it does ``ensure``, with low priority.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from kiwi_core.preload import _build
+
+
+def find() -> Path | None:
+    """Return the library if it is there now: the named one, a wheel's, or the cached one."""
+    if named := os.environ.get(_build.ENV_LIBRARY):
+        return Path(named) if os.path.isfile(named) else None
+    shipped = _build.SHIPPED / os.uname().machine / _build.NAME
+    if shipped.is_file():
+        return shipped
+    pointer = _pointer()
+    with suppress(OSError):
+        found = Path(os.readlink(pointer))
+        # The same rule as for what is compiled: nobody else may be able to put code there.
+        _build._check_owner(pointer.parent, found.parent)
+        if found.parent.parent == pointer.parent and found.is_file():
+            return found
+    return None
+
+
+def ensure() -> Path:
+    """Return the library, compiled now if need be, so that ``find`` finds it from now on. Takes
+    seconds, the first time a minute. Raises ``Unavailable``."""
+    library = _build.library()
+    pointer = _pointer()
+    if library.parent.parent == pointer.parent:
+        beside = pointer.with_name(f"{pointer.name}.{os.getpid()}")
+        with suppress(OSError):  # then every kernel builds, and finds that it is there
+            beside.symlink_to(library)
+            beside.rename(pointer)
+    return library
+
+
+def _pointer() -> Path:
+    """Name what was built from these very sources, by their sizes and times: to read all of them
+    takes longer than a kernel has."""
+    digest = hashlib.sha256(os.uname().machine.encode())
+    for entry in sorted(os.scandir(_build.SOURCES), key=lambda one: one.name):
+        found = entry.stat()
+        digest.update(f"{entry.path} {found.st_size} {found.st_mtime_ns}\n".encode())
+    return _build._default_cache_dir() / f"ready-{digest.hexdigest()[:16]}"
+
+
+if __name__ == "__main__":
+    os.nice(10)
+    ensure()

@@ -1,0 +1,83 @@
+"""Sessions whose memory must stay where it is: programs without a gate, and stopped processes.
+
+The driver does not stop a program safely by itself. A program that has Kiwi's gate in front of the
+driver is *guarded*; any other one is *unguarded*. An unguarded session shares the GPU like others,
+and its memory moves while it idles, but nobody stops it in the middle of its work: its turn lasts
+until its burst ends. A *stopped* process (Ctrl-Z, a frozen control group, a debugger) does nothing
+at all, the driver's calls about it included. It takes no turn, and keeps its place in the queue.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.session import Home
+from kiwi_core.states import Notice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.sched.session import Session
+    from kiwi_core.sched.state import State
+    from kiwi_core.units import SessionId
+
+
+def must_stay(session: Session) -> bool:
+    """Return whether the memory of ``session``, which does not hold the lease, must not move."""
+    at_work = session.mid_burst or session.at_work
+    return bool(session.stopped) or (at_work and not session.guarded)
+
+
+def why_it_stays(session: Session) -> tuple[Notice, str]:
+    """Say what is in the way of those who need its room, in words that everybody may read."""
+    if session.stopped:
+        return Notice.BLOCKED_REFUSED, f"another session is {session.stopped}"
+    return Notice.BLOCKED_UNGUARDED, ""
+
+
+def _known(st: State, session_id: SessionId) -> Session | None:
+    session = st.sessions.get(session_id)
+    if session is None or session.gone:
+        st.ignored_events += 1
+        return None
+    return session
+
+
+def guard_changed(st: State, event: ev.GuardChanged) -> None:
+    session = _known(st, event.session)
+    if session is None or session.guarded is event.guarded:
+        return
+    session.guarded = event.guarded
+    st.refresh(session)
+    st.tell(session, "has the gate now" if event.guarded else "uses the GPU without a gate")
+
+
+def stopped(st: State, event: ev.SessionStopped) -> None:
+    session = _known(st, event.session)
+    if session is None:
+        return
+    session.stopped = event.why or "stopped"
+    st.refresh(session)
+    st.tell(session, "its process is {}", session.stopped)
+
+
+def continued(st: State, event: ev.SessionContinued) -> None:
+    """Its process runs again. If its turn ended meanwhile, the settle pass has it held at once."""
+    session = _known(st, event.session)
+    if session is None or not session.stopped:
+        return
+    session.stopped = ""
+    if session.blocked is Notice.STOPPED:
+        session.blocked, session.blocked_detail = None, ""
+    if session.mid_burst and session.home is Home.IN:
+        session.backoff_ns = session.backoff_until_ns = 0  # it was refused for being stopped
+    st.refresh(session)
+    st.tell(session, "its process goes on")
+
+
+HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
+    ev.GuardChanged: guard_changed,
+    ev.SessionStopped: stopped,
+    ev.SessionContinued: continued,
+}

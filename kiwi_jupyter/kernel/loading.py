@@ -1,0 +1,141 @@
+"""Puts Kiwi's gate in front of the driver in this kernel, before any user code runs.
+
+A library that is loaded first under the driver's SONAME is what every later look-up of
+``libcuda.so.1`` finds, so neither root nor LD_PRELOAD is needed. Where the server has started the
+kernel with LD_PRELOAD, the gate is there already. Children get it by LD_PRELOAD in either case.
+
+A kernel without a gate works as ever, but others have to wait until its cells are over. Its user is
+told why, and what to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core import interpreter
+from kiwi_core.client.cuda_library import loaded_cuda_library
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ENV_OWN: Final = "KIWI_PRELOAD_OWN"
+"""Of the library: "0" means that it is the gate only, and leaves memory to the driver."""
+
+SONAME: Final = "libcuda.so.1"
+LINKER_CACHE: Final = "/etc/ld.so.cache"
+DEFAULT_PLACES: Final = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
+"""The dynamic linker's own, for what is not in its cache."""
+
+NOT_COMPILED: Final = (
+    "Kiwi's gate is being compiled for the first time on this machine, and this kernel started"
+    " before that was done. Restart it in a minute."
+)
+
+_log = logging.getLogger("kiwi.kernel")
+
+
+class Gatekeeper:
+    """``prepare`` is called when the kernel starts; ``before_driver`` before Kiwi loads a driver
+    itself. ``why`` says why there is no gate; "": there is one, or nothing to put it before."""
+
+    def __init__(self) -> None:
+        self.why = ""
+
+    def prepare(self) -> None:
+        """Load the gate, where this machine has a driver to put it in front of."""
+        if not preloaded() and (real := _real_driver()):
+            self._guard(real)
+
+    def before_driver(self, real: str) -> None:
+        """Load the gate in front of ``real``, which Kiwi is about to load. Where the library was
+        being compiled when the kernel started, it may be there now."""
+        if preloaded():
+            self._load(real)  # the gate may stand before the machine's own driver until now
+        else:
+            self._guard(real)
+
+    def _guard(self, real: str) -> None:
+        library = self._find()
+        if library is None:
+            return
+        from kiwi_core import preload
+
+        os.environ.update(preload.environment(library, os.environ))  # for what it starts
+        os.environ.setdefault(ENV_OWN, "0")
+        self._load(real)
+
+    def _find(self) -> Path | None:
+        from kiwi_core.preload import Unavailable, ready
+
+        library = ready.find()
+        if library is None:
+            self.why = NOT_COMPILED
+            try:
+                _compile_ahead()
+            except Unavailable as error:
+                self.why = str(error)
+            except OSError as error:
+                self.why = f"Kiwi's gate could not be compiled: {error}."
+        return library
+
+    def _load(self, real: str) -> None:
+        from kiwi_core import preload
+
+        gate = preload.load_gate(real)
+        self.why = gate.reason
+        if gate.state is preload.GateState.TOO_LATE:
+            self.why = (
+                f"This kernel had loaded the CUDA driver ({loaded_cuda_library()}) before Kiwi"
+                " could put its gate in front of it. Restart the kernel, and load Kiwi before what"
+                " uses the GPU."
+            )
+
+
+def preloaded() -> bool:
+    """Return whether this process has Kiwi's library, however it came here."""
+    from kiwi_core.preload import guarded
+
+    return guarded()
+
+
+def _compile_ahead() -> None:
+    """Raises ``Unavailable`` where there is no compiler at all, and ``OSError``."""
+    from kiwi_core.preload import find_compiler
+
+    find_compiler()
+    subprocess.Popen(
+        interpreter.module("kiwi_core.preload.ready"),
+        cwd=interpreter.DIRECTORY,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C in this kernel is not for it, nor is the kernel's end
+    )
+
+
+def _real_driver() -> str:
+    """Return the path that the dynamic linker would load for ``libcuda.so.1``; "" for none. It is
+    only looked up: once loaded, it would be in front of the gate."""
+    places = [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
+    candidates = [os.path.join(place, SONAME) for place in places]
+    with suppress(OSError), open(LINKER_CACHE, "rb") as cache:
+        candidates += map(os.fsdecode, re.findall(rb"(/[^\0]*/libcuda\.so\.1)\0", cache.read()))
+    candidates += [f"{place}/{SONAME}" for place in DEFAULT_PLACES]
+    machine = _machine(sys.executable)
+    return next((path for path in candidates if _machine(path) == machine), "")
+
+
+def _machine(path: str) -> bytes:
+    """Return what kind of machine an ELF file is for: its class, byte order and number."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(20)
+    except OSError:
+        return b"none"
+    return head[:6] + head[18:20]

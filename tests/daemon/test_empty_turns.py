@@ -1,0 +1,193 @@
+"""Turns of programs that ask at a gate without having started the driver.
+
+The scheduler, the gates and the back-off are the real ones; the loop's looks at sessions are taken
+by hand, so that no test waits for a clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from kiwi_core.daemon.empty_turns import BACKOFF_MAX_S, BACKOFF_S, EmptyTurns
+from kiwi_core.daemon.gates import Gates
+from kiwi_core.daemon.link import Link
+from kiwi_core.daemon.members import Member
+from kiwi_core.daemon.shares import Shares
+from kiwi_core.gpu.processes import ProcessRef
+from kiwi_core.peer_limits import ROOM_REQUESTS
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.actions import Grant
+from kiwi_core.sched.scheduler import Scheduler
+from kiwi_core.states import Residency
+from kiwi_core.units import GIB, NS_PER_MS, SessionId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+FLOODER, OTHER = SessionId("flooder"), SessionId("other")
+
+
+# --- the back-off --------------------------------------------------------------------------------
+
+
+def test_the_back_off_doubles_up_to_its_bound_and_ends_with_a_real_use() -> None:
+    turns = EmptyTurns()
+    assert turns.left_s(FLOODER, 0.0) == 0, "nobody is put off before an empty turn"
+    waits = []
+    for _ in range(12):
+        turns.was_empty(FLOODER, 100.0)
+        waits.append(turns.left_s(FLOODER, 100.0))
+    assert waits[:4] == [BACKOFF_S, 2 * BACKOFF_S, 4 * BACKOFF_S, 8 * BACKOFF_S]
+    assert waits[-1] == max(waits) == BACKOFF_MAX_S
+    assert turns.left_s(OTHER, 100.0) == 0
+    assert turns.left_s(FLOODER, 100.0 + BACKOFF_MAX_S) == 0
+    turns.forget(FLOODER)
+    turns.was_empty(FLOODER, 200.0)
+    assert turns.left_s(FLOODER, 200.0) == BACKOFF_S
+
+
+# --- with the scheduler and the gates ------------------------------------------------------------
+
+
+class Stage:
+    """A scheduler and gates, with everything around them played. It stands for the core, the links,
+    and the members."""
+
+    def __init__(self) -> None:
+        self.scheduler = Scheduler(GIB, host_budget_bytes=GIB)
+        self.now_ns = 1
+        self.granted: list[SessionId] = []
+        self.looks: list[Callable[[], None]] = []
+        self.with_driver: set[SessionId] = set()
+        self.members = {
+            name: Member(name, ProcessRef(number, 1), 1000)
+            for number, name in enumerate((FLOODER, OTHER), start=1)
+        }
+        self.link = Link(ProcessRef(1, 1), 1000, session=FLOODER)
+        played: Any = self
+        self.gates = Gates(
+            played, played, played, self.request_own, Shares()[ROOM_REQUESTS],
+            self.with_driver.__contains__,
+        )  # fmt: skip
+        for name in self.members:
+            self.feed(ev.SessionJoined(session=name, residency=Residency.RESIDENT))
+
+    # --- the core ---
+
+    def feed(self, event: ev.Event) -> None:
+        self.now_ns += NS_PER_MS
+        actions = self.scheduler.handle(event, self.now_ns)
+        for action in actions:
+            if isinstance(action, Grant):
+                self.granted.append(action.session)
+                member = self.members[action.session]
+                member.in_burst, member.waiting = True, False
+        self.gates.after(event, actions)
+
+    def after_a_look(self, _member: Member, go_on: Callable[[], None]) -> None:
+        self.looks.append(go_on)
+
+    def look(self) -> None:
+        looks, self.looks = self.looks, []
+        for go_on in looks:
+            go_on()
+
+    # --- the links and the members ---
+
+    sessions = (FLOODER,)
+
+    def of(self, session: SessionId) -> Sequence[Link]:
+        return (self.link,) if session == FLOODER else ()
+
+    def get(self, session: SessionId) -> Member | None:
+        return self.members.get(session)
+
+    # --- what happens ---
+
+    def request_own(self, member: Member) -> None:
+        self._request(member, 0)
+
+    def other_asks(self, burst: int) -> None:
+        self._request(self.members[OTHER], burst)
+
+    def _request(self, member: Member, client_burst: int) -> None:
+        burst = member.number(client_burst)
+        member.waiting, member.in_burst = True, False
+        self.feed(ev.LeaseRequested(session=member.id, burst=burst))
+
+    def other_is_done(self) -> None:
+        member = self.members[OTHER]
+        member.in_burst = False
+        self.feed(ev.BurstEnded(session=OTHER, burst=member.burst))
+
+
+def staged(play: Callable[[Stage], None]) -> None:
+    async def run() -> None:
+        play(Stage())
+
+    asyncio.run(run())
+
+
+def test_a_turn_of_a_program_without_the_driver_ends_when_somebody_waits() -> None:
+    def play(stage: Stage) -> None:
+        stage.gates.lease_wanted(stage.link)
+        assert stage.granted == [FLOODER]
+        stage.look()
+        assert stage.scheduler.holders == (FLOODER,), "it disturbs nobody"
+        stage.other_asks(1)
+        assert stage.granted == [FLOODER], "its needs are unknown: it has the GPU for itself"
+        stage.look()
+        assert stage.granted == [FLOODER, OTHER]
+        assert stage.scheduler.holders == (OTHER,)
+
+    staged(play)
+
+
+def test_the_next_request_after_an_empty_turn_is_put_off() -> None:
+    def play(stage: Stage) -> None:
+        stage.gates.lease_wanted(stage.link)
+        stage.other_asks(1)
+        stage.look()
+        stage.other_is_done()
+        for _ in range(100):
+            stage.link.gate_open = False
+            stage.gates.lease_wanted(stage.link)
+        assert stage.granted == [FLOODER, OTHER], "not asked for before the back-off is over"
+        stage.other_asks(2)
+        assert stage.granted == [FLOODER, OTHER, OTHER], "nobody is in the way"
+
+    staged(play)
+
+
+def test_a_program_that_has_started_the_driver_keeps_its_turn() -> None:
+    """Perhaps a call of it is inside the driver, and makes the context."""
+
+    def play(stage: Stage) -> None:
+        stage.with_driver.add(FLOODER)
+        stage.gates.lease_wanted(stage.link)
+        stage.other_asks(1)
+        stage.look()
+        assert stage.scheduler.holders == (FLOODER,)
+        stage.other_asks(1)
+        assert not stage.looks, "once known, it is not looked at for this again"
+        stage.feed(ev.BurstEnded(session=FLOODER, burst=1))
+        stage.other_is_done()
+        stage.gates.lease_wanted(stage.link)
+        assert stage.granted == [FLOODER, OTHER, FLOODER], "nobody puts it off"
+
+    staged(play)
+
+
+def test_a_real_use_ends_the_back_off() -> None:
+    def play(stage: Stage) -> None:
+        stage.gates.lease_wanted(stage.link)
+        stage.feed(ev.BurstEnded(session=FLOODER, burst=1))  # it lingered until it counted as idle
+        stage.gates.lease_wanted(stage.link)
+        assert stage.granted == [FLOODER], "put off: that turn was empty, too"
+        stage.with_driver.add(FLOODER)
+        stage.look()
+        assert stage.granted == [FLOODER, FLOODER]
+
+    staged(play)

@@ -1,0 +1,174 @@
+"""Which programs have Kiwi's gate, and what becomes of those that do not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from gpu_cells import PRELUDE
+from patience import wait_until
+
+from kiwi_core import preload
+from kiwi_core.preload import ready
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daemon import Daemon
+    from notebooks import Notebook
+
+    from kiwi_core.wire.messages import SessionStatus
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+PROGRAM = """
+import sys, time
+from cuda.bindings import driver
+def ck(result):
+    assert result[0] == driver.CUresult.CUDA_SUCCESS, result
+    return result[1] if len(result) > 1 else None
+ck(driver.cuInit(0))
+ck(driver.cuCtxSetCurrent(ck(driver.cuDevicePrimaryCtxRetain(ck(driver.cuDeviceGet(0))))))
+size = int(sys.argv[1]) << 20
+pointer = ck(driver.cuMemAlloc(size))
+ck(driver.cuMemsetD8(pointer, 7, size))
+print("has it", flush=True)
+rounds, back = 0, bytearray(size)
+while not sys.stdin.readline().strip() == "end":
+    ck(driver.cuCtxSynchronize())
+    ck(driver.cuMemcpyDtoH(back, pointer, size))
+    assert back.count(7) == size, "wrong bytes"
+    print("right", flush=True)
+"""
+
+
+def python(source: str, mib: int) -> list[str]:
+    return [sys.executable, "-c", source, str(mib)]
+
+
+class Program:
+    """A program under ``kiwi run``; ``before`` is what starts it (``env -u LD_PRELOAD``)."""
+
+    def __init__(self, daemon: Daemon, name: str, mib: int, *before: str) -> None:
+        command = ["run", "--require", "--name", name, "--", *before]
+        self.daemon, self.name = daemon, name
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "kiwi_core.cli", *command, *python(PROGRAM, mib)],
+            env={**os.environ, **daemon.env},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def hear(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def say(self, word: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(word + "\n")
+        self.process.stdin.flush()
+
+    @property
+    def session(self) -> SessionStatus | None:
+        sessions = self.daemon.status().sessions
+        return next((one for one in sessions if one.name == self.name), None)
+
+    def end(self) -> int:
+        self.process.communicate("end\n", timeout=60)
+        return self.process.returncode
+
+
+@pytest.fixture(autouse=True)
+def compiled() -> None:
+    ready.ensure()
+
+
+@pytest.fixture
+def run(stack: Any) -> Callable[..., Program]:
+    def start(*args: Any) -> Program:
+        program = Program(*args)
+        stack.callback(program.process.wait, 60)
+        stack.callback(program.process.kill)
+        return program
+
+    return start
+
+
+def test_programs_under_kiwi_run_are_guarded_and_take_turns(
+    make_daemon: Callable[..., Daemon], run: Callable[..., Program]
+) -> None:
+    daemon = make_daemon("1x256MiB", "--tq", "0.5")
+    first, second = run(daemon, "first", 150), run(daemon, "second", 150)
+    assert first.hear() == "has it"
+    assert second.hear() == "has it"
+    for program in (first, second, first):
+        program.say("look")
+        assert program.hear() == "right"
+    for program in (first, second):
+        assert program.session is not None
+        assert program.session.guarded
+        assert program.session.unguarded_text == ""
+    wait_until(lambda: first.session and first.session.suspensions, "the first one was stopped")
+    # Whoever does not run hears the word when it is its turn again.
+    assert second.end() == 0
+    assert first.end() == 0
+
+
+def test_a_program_with_a_stripped_environment_keeps_the_gpu_until_it_is_done(
+    make_daemon: Callable[..., Daemon], run: Callable[..., Program], kiwi: Callable[..., Any]
+) -> None:
+    daemon = make_daemon("1x256MiB", "--tq", "0.5")
+    bare = run(daemon, "bare", 150, "env", "-u", "LD_PRELOAD")
+    assert bare.hear() == "has it"
+    wait_until(lambda: bare.session and not bare.session.guarded, "it is known to have no gate")
+    other = run(daemon, "other", 150)
+
+    def held_up() -> bool:
+        return other.session is not None and other.session.problem == "blocked-unguarded"
+
+    wait_until(held_up, "the other one is told why it waits")
+    for _ in range(20):
+        bare.say("look")
+        assert bare.hear() == "right"
+    assert bare.session is not None
+    assert bare.session.suspensions == 0
+    assert "LD_PRELOAD" in bare.session.unguarded_text
+    text = kiwi(daemon, "status").out
+    assert "unguarded" in text
+    assert "LD_PRELOAD" in text
+    assert bare.end() == 0
+    assert other.hear() == "has it"
+    assert other.session is not None
+    assert other.session.guarded
+    assert other.end() == 0
+
+
+CHILD = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", PROGRAM, "32"], stdin=subprocess.PIPE,
+                         stdout=subprocess.PIPE, text=True)
+print(child.stdout.readline().strip())
+"""
+
+
+@pytest.mark.parametrize("how", ["by LD_PRELOAD"])
+def test_a_notebook_and_its_children_are_guarded(
+    how: str, make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook]
+) -> None:
+    daemon = make_daemon("1x256MiB")
+    env = dict(daemon.env)
+    if how == "by LD_PRELOAD":
+        env |= preload.environment(preload.library(), env) | {"KIWI_PRELOAD_OWN": "0"}
+    kernel = make_notebook(daemon, "A", **env).kernel
+    kernel.check(PRELUDE)
+    kernel.check("memory = Memory(32, 1)")
+    kernel.check(f"PROGRAM = {PROGRAM!r}")
+    assert "has it" in kernel.check(CHILD).text
+    (session,) = daemon.status().sessions
+    assert session.guarded, session.unguarded_text
+    assert "Unguarded" not in kernel.check("%kiwi status").text
+    kernel.check("child.communicate('end\\n')")
