@@ -6,10 +6,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import pytest
+from blocking import Blocking, Loop
 from contract import moved, refused, soon_ns
 
 from kiwi_core.config import DEFAULTS
@@ -22,6 +23,7 @@ from kiwi_core.gpu.results import cuda_error
 from kiwi_core.pager import moving, ports
 from kiwi_core.pager.api import Lost, Target
 from kiwi_core.pager.checkpoint import CheckpointPager
+from kiwi_core.pager.fitness import Kind, Unfit
 from kiwi_core.pager.ports import Stop
 from kiwi_core.pager.room import Footprints, Reservation, Room
 from kiwi_core.pager.survey import UsageMeter
@@ -61,21 +63,22 @@ class Machine:
 
     # The driver.
 
-    def checkpoint_state(self, pid: int) -> CheckpointState:
+    async def checkpoint_state(self, pid: int) -> CheckpointState:
         self._fault("state", pid)
         return self.states.get(pid, CheckpointState.NOT_A_CUDA_PROCESS)
 
-    def lock(self, pid: int, timeout_ms: int) -> None:
+    async def lock(self, pid: int, timeout_ms: int) -> None:
         assert timeout_ms > 0
         self._move("lock", pid)
 
-    def checkpoint(self, pid: int) -> None:
+    async def checkpoint(self, pid: int, within_s: float) -> None:
+        assert within_s > 0
         self._move("checkpoint", pid)
 
-    def restore(self, pid: int) -> None:
+    async def restore(self, pid: int, within_s: float) -> None:
         self._move("restore", pid)
 
-    def unlock(self, pid: int) -> None:
+    async def unlock(self, pid: int) -> None:
         self._move("unlock", pid)
 
     def _move(self, call: str, pid: int) -> None:
@@ -96,25 +99,25 @@ class Machine:
 
     # The GPU.
 
-    def free_bytes(self) -> int:
+    async def free_bytes(self) -> int:
         self._check_nvml()
         return self.total - self.outside - sum(self._resident().values())
 
     def total_bytes(self) -> int:
         return self.total
 
-    def names_users(self) -> bool:
+    async def names_users(self) -> bool:
         return self.names
 
-    def bytes_by_pid(self) -> dict[int, int]:
+    async def bytes_by_pid(self) -> dict[int, int]:
         self._check_nvml()
         outside = {99: self.outside} if self.outside else {}
         return outside | {p: s for p, s in self._resident().items() if p not in self.unlisted}
 
-    def users_elsewhere(self) -> dict[int, str]:
+    async def users_elsewhere(self) -> dict[int, str]:
         return self.elsewhere
 
-    def samples(self, since_us: int) -> tuple[UtilisationSample, ...] | None:
+    async def samples(self, since_us: int) -> tuple[UtilisationSample, ...] | None:
         if self.now_samples is None:
             return None
         return tuple(s for s in self.now_samples if s.time_us > since_us)
@@ -168,15 +171,18 @@ def pager(machine: Machine) -> CheckpointPager:
     return new_pager(machine)
 
 
+LOOP = Loop()
+
+
 def new_pager(machine: Machine, **more: object) -> CheckpointPager:
-    return CheckpointPager(
-        "GPU-x",
+    """Its calls block."""
+    pager = CheckpointPager(
+        machine,
+        machine,
         CONFIG,
-        driver=machine,
-        gpu=machine,
-        host_available_bytes=lambda _pids: 1 << 50,
-        **more,  # type: ignore[arg-type]
+        **{"host_available_bytes": lambda _pids: 1 << 50, **more},  # type: ignore[arg-type]
     )
+    return Blocking(pager, LOOP)  # type: ignore[return-value]
 
 
 # --- it failed in reporting, not in doing --------------------------------------------------------
@@ -235,6 +241,72 @@ def test_a_refused_page_out_lets_everybody_run(
     refused(pager.page_out(TARGET, soon_ns()), reason)
     assert machine.states == {1: RUNNING, 2: RUNNING}
     assert pager.export_footprints() == {}
+
+
+@pytest.mark.parametrize("number", [2, 801, 719])
+def test_a_refusal_that_can_have_damaged_a_process_is_not_tried_again(
+    machine: Machine, pager: CheckpointPager, number: int
+) -> None:
+    machine.faults["checkpoint", 2] = [number]
+    answer = refused(pager.page_out(TARGET, soon_ns()), Reason.UNSUPPORTED)
+    assert machine.states == {1: RUNNING, 2: RUNNING}
+    machine.calls.clear()
+    assert refused(pager.page_out(TARGET, soon_ns()), Reason.UNSUPPORTED) == answer
+    assert machine.calls == [], "the driver is not asked"
+    del machine.states[2]
+    moved(pager.page_out(TARGET, soon_ns()))
+    assert machine.states == {1: OUT}, "the others go once it has ended"
+
+
+def test_what_is_known_beforehand_is_not_tried(machine: Machine) -> None:
+    why = Unfit(Kind.MANAGED, "It uses managed memory.", "Do without.")
+    pager = new_pager(machine, unfit=lambda ref: why if ref.pid == 2 else None)
+    answer = refused(pager.page_out(TARGET, soon_ns()), Reason.UNSUPPORTED)
+    assert answer.detail == "It uses managed memory. Do without."
+    assert machine.calls == []
+
+
+def test_what_is_out_already_comes_back_whatever_is_known(machine: Machine) -> None:
+    unfit: list[int] = []
+    why = Unfit(Kind.MANAGED, "It uses managed memory.", "Do without.")
+    pager = new_pager(machine, unfit=lambda ref: why if ref.pid in unfit else None)
+    out(machine, pager)
+    unfit += [1, 2]
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert set(machine.states.values()) == {RUNNING}
+
+
+@pytest.mark.parametrize(("host_mib", "fits"), [(40, True), (25, False)])
+def test_room_in_the_cgroup_is_looked_for_where_nvml_names_nobody(
+    machine: Machine, host_mib: int, *, fits: bool
+) -> None:
+    """Else the kernel would kill the process in the middle of its way out."""
+    machine.names, machine.unlisted = False, {1, 2}
+    asked: list[list[int]] = []
+
+    def available(pids: Collection[int]) -> int:
+        asked.append(sorted(pids))
+        return host_mib * MIB
+
+    pager = new_pager(machine, host_available_bytes=available)
+    if fits:
+        moved(pager.page_out(TARGET, soon_ns()))
+    else:
+        refused(pager.page_out(TARGET, soon_ns()), Reason.NO_HOST_MEMORY)
+        assert machine.calls == []
+    assert asked == [[1, 2]]
+
+
+def test_what_a_process_had_the_last_time_is_what_it_is_taken_to_need(machine: Machine) -> None:
+    """Not all that nobody is named for: others have some of that."""
+    machine.names, machine.unlisted = False, {1, 2, 99}
+    available_bytes = 100 * MIB
+    pager = new_pager(machine, host_available_bytes=lambda _pids: available_bytes)
+    out(machine, pager)
+    moved(pager.page_in(TARGET, soon_ns()))
+    machine.outside = 60 * MIB
+    available_bytes = 32 * MIB
+    moved(pager.page_out(TARGET, soon_ns()))
 
 
 def test_one_that_may_not_be_controlled(
@@ -459,7 +531,7 @@ def room(machine: Machine) -> Room:
 
 def fits(room: Room, reservation: Reservation) -> bool:
     try:
-        room.wait(reservation, 0, lambda: None)
+        LOOP.run(room.wait(reservation, 0, lambda: None))
     except Stop:
         return False
     return True
@@ -556,7 +628,7 @@ def test_waiting_for_room_is_given_up_when_nobody_wants_it() -> None:
         raise KeyError("gone")
 
     with pytest.raises(KeyError):
-        room(machine).wait(Reservation(MIB, []), time.monotonic_ns() + 10**12, unwanted)
+        LOOP.run(room(machine).wait(Reservation(MIB, []), time.monotonic_ns() + 10**12, unwanted))
 
 
 # --- who worked ----------------------------------------------------------------------------------
@@ -573,7 +645,7 @@ class Samples:
         self.meter.forget()
 
     def busy(self, session: str, *pids: int) -> bool | None:
-        return self.meter.busy(SessionId(session), pids, self.meter.read())
+        return self.meter.busy(SessionId(session), pids, LOOP.run(self.meter.read()))
 
 
 @pytest.fixture
@@ -609,14 +681,19 @@ def test_one_reading_serves_many_looks(machine: Machine, monkeypatch: pytest.Mon
     clock = [10**9]
     monkeypatch.setattr(time, "monotonic_ns", lambda: clock[0])
     readings = []
-    monkeypatch.setattr(machine, "bytes_by_pid", lambda: readings.append(1) or {})
+
+    async def read() -> dict[int, int]:
+        readings.append(1)
+        return {}
+
+    monkeypatch.setattr(machine, "bytes_by_pid", read)
     meter = UsageMeter(machine, Footprints())
     for _ in range(100):
-        meter.read()
+        LOOP.run(meter.read())
     assert len(readings) == 1
     clock[0] += 10**9
-    meter.read()
+    LOOP.run(meter.read())
     assert len(readings) == 2
     meter.forget()
-    meter.read()
+    LOOP.run(meter.read())
     assert len(readings) == 3
