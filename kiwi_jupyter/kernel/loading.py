@@ -10,7 +10,6 @@ told why, and what to do.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import re
@@ -56,7 +55,9 @@ class Gatekeeper:
     def before_driver(self, real: str) -> None:
         """Load the gate in front of ``real``, which Kiwi is about to load. Where the library was
         being compiled when the kernel started, it may be there now."""
-        if not preloaded():
+        if preloaded():
+            self._load(real)  # the gate may stand before the machine's own driver until now
+        else:
             self._guard(real)
 
     def _guard(self, real: str) -> None:
@@ -84,29 +85,23 @@ class Gatekeeper:
         return library
 
     def _load(self, real: str) -> None:
-        if loaded := loaded_cuda_library():
-            self.why = (
-                f"This kernel had loaded the CUDA driver ({loaded}) before Kiwi could put its gate"
-                " in front of it. Restart the kernel, and load Kiwi before what uses the GPU."
-            )
-            return
         from kiwi_core import preload
 
-        load_gate = getattr(preload, "load_gate", None)
-        if load_gate is None:
-            self.why = "This kernel was started without Kiwi's LD_PRELOAD."
-            return
-        try:
-            load_gate(real)
-        except (OSError, preload.Unavailable) as error:
-            self.why = f"Kiwi's gate could not be loaded: {error}."
-            return
-        self.why = ""
+        gate = preload.load_gate(real)
+        self.why = gate.reason
+        if gate.state is preload.GateState.TOO_LATE:
+            self.why = (
+                f"This kernel had loaded the CUDA driver ({loaded_cuda_library()}) before Kiwi"
+                " could put its gate in front of it. Restart the kernel, and load Kiwi before what"
+                " uses the GPU."
+            )
 
 
 def preloaded() -> bool:
     """Return whether this process has Kiwi's library, however it came here."""
-    return hasattr(ctypes.CDLL(None), "kiwi_preload_version")
+    from kiwi_core.preload import guarded
+
+    return guarded()
 
 
 def _compile_ahead() -> None:
