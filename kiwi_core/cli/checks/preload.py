@@ -29,8 +29,8 @@ def check() -> Iterator[Finding]:
     except preload.Unavailable as error:
         yield warn(
             AREA,
-            f"{error.message} Programs here are unguarded: they share the GPU, but are never stopped "
-            "in the middle of their work, so others wait until that is done.",
+            f"{error.message} Programs here are unguarded: they share the GPU, but are never "
+            "stopped in the middle of their work, so others wait until that is done.",
             error.remedy,
         )
         return
