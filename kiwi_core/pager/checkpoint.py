@@ -16,7 +16,7 @@ from kiwi_core.errors import GpuError
 from kiwi_core.gpu import host, processes
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.pager.api import Capabilities, Observation, ProcessMemory
-from kiwi_core.pager.fitness import Unmovable
+from kiwi_core.pager.fitness import RestoreFailures, Unmovable
 from kiwi_core.pager.holding import FREE, Parts, stopped
 from kiwi_core.pager.ports import Stop, refusal
 from kiwi_core.pager.room import Footprints, Room
@@ -88,6 +88,7 @@ class CheckpointPager:
             make_room=make_room,
             remember=remember,
             unmovable=Unmovable(unfit),
+            failures=RestoreFailures(),
         )
 
     @property

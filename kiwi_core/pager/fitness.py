@@ -9,6 +9,7 @@ Sources: DRIVER table A3 of the issue "the driver as it really is": public repor
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -47,6 +48,11 @@ _FINAL: Final = STICKY | {NOT_SUPPORTED, OUT_OF_MEMORY}
 """What a checkpoint answers where the next one would answer the same, or do more harm: on driver
 595 a checkpoint that was not supported leaves a dead context. OUT_OF_MEMORY is the answer on MIG;
 nothing needs GPU memory to go out of it."""
+
+
+_TRIES: Final = 3
+"""Restores with room that fail with the same error before the memory counts as lost. Driver 580
+answers INVALID_VALUE for ever where memory was shared; another error has been seen to pass."""
 
 
 class Kind(Enum):
@@ -177,6 +183,27 @@ class Unmovable:
         self._failed = {one: why for one, why in self._failed.items() if processes.alive(one)}
         found = self._failed[ref] = _failed(ref.pid, error)
         return found
+
+
+class RestoreFailures:
+    """Restores that failed in the same way although there was room."""
+
+    def __init__(self) -> None:
+        self._counts: dict[ProcessRef, Counter[int]] = {}
+
+    def is_final(self, ref: ProcessRef, error: GpuError) -> bool:
+        """Record that the restore of ``ref`` failed with ``error``. Return whether it has failed so
+        often in this way that it never succeeds."""
+        if error.driver_code is None:
+            return False  # nobody knows what the driver would have said
+        self._counts = {one: n for one, n in self._counts.items() if processes.alive(one)}
+        counts = self._counts.setdefault(ref, Counter())
+        counts[error.driver_code] += 1
+        return counts[error.driver_code] >= _TRIES
+
+    def forget(self, ref: ProcessRef) -> None:
+        """``ref`` is back."""
+        self._counts.pop(ref, None)
 
 
 def _failed(pid: int, error: GpuError) -> Unfit:

@@ -15,7 +15,7 @@ from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Refused
 from kiwi_core.pager.ports import Stop
 from kiwi_core.states import Reason
-from kiwi_core.units import GIB, MIB, NS_PER_MS, NS_PER_S, format_bytes
+from kiwi_core.units import MIB, NS_PER_MS, NS_PER_S, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -31,9 +31,6 @@ _SETTLES_BYTES: Final = 16 * MIB
 """By so much the free memory of an idle GPU differs from one time to the next. Where NVML cannot
 name its users, a GPU that is as empty as it was ever seen counts as one that nobody else uses:
 to wait for more would be to wait for ever."""
-
-_REAL_BYTES: Final = 2 * GIB
-"""Smaller GPUs are emulated, and what a process needs there is exact."""
 
 
 class Footprints:
@@ -170,11 +167,17 @@ class Room:
         )
 
     def _margin(self, need_bytes: int, alone: bool) -> int:
-        """With nobody else in the GPU a process fits as it did before, nearly without a margin:
-        what once filled the whole GPU must be able to come back."""
-        config, total_bytes = self._config, self._gpu.total_bytes()
-        if alone:
-            return config.restore_margin_min_bytes if total_bytes >= _REAL_BYTES else 0
+        """With nobody else in the GPU no more than an empty GPU has to spare: what once filled the
+        whole GPU must be able to come back."""
+        config = self._config
         fraction = config.restore_margin_fraction
-        fixed_bytes = min(config.restore_margin_fixed_bytes, round(total_bytes * fraction))
-        return max(config.restore_margin_min_bytes, fixed_bytes + round(need_bytes * fraction))
+        fixed_bytes = min(
+            config.restore_margin_fixed_bytes, round(self._gpu.total_bytes() * fraction)
+        )
+        margin_bytes = max(config.restore_margin_min_bytes, fixed_bytes)
+        margin_bytes += round(need_bytes * fraction)
+        if not alone:
+            return margin_bytes
+        spare_bytes = max(0, self._most_free_bytes - need_bytes)
+        least_bytes = min(config.restore_margin_min_bytes, spare_bytes)
+        return min(margin_bytes, max(least_bytes, spare_bytes - _SETTLES_BYTES))
