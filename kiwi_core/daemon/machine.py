@@ -10,6 +10,7 @@ from kiwi_core.gpu import host
 from kiwi_core.movers import Movers, RemoteDriver, RemoteGpu
 from kiwi_core.movers.remote import gpus
 from kiwi_core.pager.checkpoint import CheckpointPager
+from kiwi_core.pager.fitness import unfit
 from kiwi_core.pager.sessions import SessionPager
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
+    from kiwi_core.pager.fitness import Unfit
     from kiwi_core.pager.linked import Links
 
     MakeRoom = Callable[[Target, int], Awaitable[None]]
@@ -45,9 +47,19 @@ class Machine:
         remember: Callable[[], None],
         other_roots: OtherRoots,
     ) -> SessionPager:
+        def why_unfit(ref: ProcessRef) -> Unfit | None:
+            told = {
+                kind
+                for link in links.everybody()
+                if link.ref == ref
+                for kind, amount in link.told.unowned.items()
+                if amount
+            }
+            return unfit(ref, self.gpu.driver_version, gpu_uuid=self.gpu.uuid, told=told)
+
         checkpoint = CheckpointPager(
             RemoteDriver(self.movers), self._remote, self.config,
-            make_room=make_room, remember=remember, other_roots=other_roots,
+            make_room=make_room, remember=remember, other_roots=other_roots, unfit=why_unfit,
         )  # fmt: skip
         return SessionPager(checkpoint, links, self.config)
 

@@ -16,6 +16,7 @@ from kiwi_core.errors import GpuError
 from kiwi_core.gpu import host, processes
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.pager.api import Capabilities, Observation, ProcessMemory
+from kiwi_core.pager.fitness import RestoreFailures, Unmovable
 from kiwi_core.pager.holding import FREE, Parts, stopped
 from kiwi_core.pager.ports import Stop, refusal
 from kiwi_core.pager.room import Footprints, Room
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Moved, Outcome, Refused, Target
+    from kiwi_core.pager.fitness import Unfit
     from kiwi_core.pager.ports import Driver, Gpu
     from kiwi_core.pager.survey import Member, Usage
 
@@ -54,7 +56,8 @@ class CheckpointPager:
     ``make_room(target, size_bytes)`` has RAM made free before so much goes out. ``remember()`` is
     called before a page-out moves anything: a daemon that takes over must know the footprints.
     ``other_roots()`` names the root processes of all sessions: one that was started inside another
-    (``kiwi run -- jupyter lab``) is not that one's descendant here.
+    (``kiwi run -- jupyter lab``) is not that one's descendant here. ``unfit`` says who must
+    not be moved.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class CheckpointPager:
         remember: Callable[[], None] = lambda: None,
         other_roots: Callable[[], Collection[ProcessRef]] = frozenset,
         host_available_bytes: Callable[[Collection[int]], int] = host.available_host_bytes,
+        unfit: Callable[[ProcessRef], Unfit | None] = lambda _ref: None,
     ) -> None:
         self.room = Room(gpu, config)
         """Also for others that bring memory into this GPU."""
@@ -83,6 +87,8 @@ class CheckpointPager:
             host_available_bytes=host_available_bytes,
             make_room=make_room,
             remember=remember,
+            unmovable=Unmovable(unfit),
+            failures=RestoreFailures(),
         )
 
     @property

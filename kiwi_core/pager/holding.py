@@ -21,7 +21,7 @@ from kiwi_core.pager.api import Lost, Refused
 from kiwi_core.pager.ports import Stop, refusal
 from kiwi_core.pager.stopped import why_stopped
 from kiwi_core.states import Reason
-from kiwi_core.units import NS_PER_MS
+from kiwi_core.units import NS_PER_MS, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
+    from kiwi_core.pager.fitness import RestoreFailures, Unmovable
     from kiwi_core.pager.ports import Driver, Gpu
     from kiwi_core.pager.room import Footprints, Room
     from kiwi_core.pager.survey import Member, Survey
@@ -62,6 +63,8 @@ class Parts:
     host_available_bytes: Callable[[Collection[int]], int]
     make_room: Callable[[Target, int], Awaitable[None]]
     remember: Callable[[], None]
+    unmovable: Unmovable
+    failures: RestoreFailures
 
 
 class Holding:
@@ -228,6 +231,9 @@ def stopped(ref: ProcessRef) -> Refused:
     return Refused(Reason.STOPPED, f"Process {ref.pid} is {why_stopped(ref) or 'stopped'}.")
 
 
-def lost(pid: int, error: GpuError | None = None) -> Lost:
-    words = f" {error}" if error is not None else ""
+def lost(pid: int, error: GpuError | None = None, held_bytes: int = 0) -> Lost:
+    """``held_bytes``: what a failed restore has taken and does not give back."""
+    words = f" {error.message}" if error is not None else ""
+    if held_bytes:
+        words += f" It holds {format_bytes(held_bytes)} of GPU memory until it is restarted."
     return Lost(f"The driver cannot bring back the GPU memory of process {pid}.{words}")

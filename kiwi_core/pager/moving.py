@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.gpu.results import OPERATING_SYSTEM, OUT_OF_MEMORY
+from kiwi_core.pager.api import Refused
 from kiwi_core.pager.holding import lost
 from kiwi_core.pager.ports import Stop, may_control, refusal
 from kiwi_core.pager.room import Reservation
+from kiwi_core.states import Reason
 from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kiwi_core.gpu.processes import ProcessRef
+    from kiwi_core.pager.api import Lost
     from kiwi_core.pager.holding import Holding, Parts
     from kiwi_core.pager.survey import Member
 
@@ -57,6 +60,8 @@ class Moving:
             return  # done after all, or the process is gone and needs nothing
         if state is CheckpointState.FAILED:
             raise Stop(lost(ref.pid, error)) from error
+        if (why := self._parts.unmovable.refused(ref, error)) is not None:
+            raise Stop(Refused(Reason.UNSUPPORTED, str(why))) from error
         raise Stop(refusal(error, ref.pid)) from error
 
     async def _free_scrubbed_bytes(self) -> int:
@@ -111,17 +116,22 @@ class Moving:
 
     async def _restore(self, ref: ProcessRef, reservation: Reservation) -> None:
         await self._wait_for_room(reservation, self._hold.still_wanted)
-        error = await self._try_restore(ref)
+        free_bytes = await self._parts.gpu.free_bytes()
+        error = await self._try_restore(ref, free_bytes)
         if error is not None and error.driver_code == OUT_OF_MEMORY:
-            # Somebody was quicker. Drivers known today never restore after this (#44); asking
-            # once more is how to find out whether this one does.
-            await self._wait_for_room(reservation, self._hold.still_wanted)
-            error = await self._try_restore(ref)
-        if error is not None:
-            raise Stop(refusal(error, ref.pid)) from error
+            # Somebody was quicker. Drivers known today keep what they have taken, and never restore
+            # after this (#44); they say so when they are asked once more.
+            error = await self._try_restore(ref, free_bytes)
+        if error is None:
+            self._parts.failures.forget(ref)
+            return
+        if error.driver_code != OUT_OF_MEMORY and self._parts.failures.is_final(ref, error):
+            raise Stop(await self._lost(ref, error, free_bytes)) from error
+        raise Stop(refusal(error, ref.pid)) from error
 
-    async def _try_restore(self, ref: ProcessRef) -> GpuError | None:
-        """``None``: it is back, or has ended. Raises ``Stop`` if it can never come back."""
+    async def _try_restore(self, ref: ProcessRef, free_bytes: int) -> GpuError | None:
+        """``None``: it is back, or has ended. Raises ``Stop`` if it can never come back.
+        ``free_bytes`` were free before the first try."""
         try:
             await self._driver.restore(ref.pid, self._left_s())
         except GpuError as error:
@@ -130,9 +140,17 @@ class Moving:
                 return None
             stuck = error.driver_code == OPERATING_SYSTEM and may_control(ref.pid)
             if state is CheckpointState.FAILED or stuck:
-                raise Stop(lost(ref.pid, error)) from error
+                raise Stop(await self._lost(ref, error, free_bytes)) from error
             return error
         return None
+
+    async def _lost(self, ref: ProcessRef, error: GpuError, free_bytes: int) -> Lost:
+        """With what the failed restore has taken: NVML names nobody for it."""
+        held_bytes = max(0, free_bytes - await self._parts.gpu.free_bytes())
+        size_bytes = self._parts.footprints.get(ref)
+        if size_bytes is not None:
+            held_bytes = min(held_bytes, size_bytes)
+        return lost(ref.pid, error, held_bytes)
 
     async def _out_again(self, back: list[ProcessRef], stop: Stop) -> None:
         """Back to how they were found; except where the session as such is over."""

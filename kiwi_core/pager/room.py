@@ -11,13 +11,14 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Refused
 from kiwi_core.pager.ports import Stop
 from kiwi_core.states import Reason
-from kiwi_core.units import GIB, MIB, NS_PER_MS, NS_PER_S, format_bytes
+from kiwi_core.units import MIB, NS_PER_MS, NS_PER_S, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator
 
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
@@ -31,9 +32,6 @@ _SETTLES_BYTES: Final = 16 * MIB
 name its users, a GPU that is as empty as it was ever seen counts as one that nobody else uses:
 to wait for more would be to wait for ever."""
 
-_REAL_BYTES: Final = 2 * GIB
-"""Smaller GPUs are emulated, and what a process needs there is exact."""
-
 
 class Footprints:
     """Bytes that each paged-out process takes in the GPU, as measured while it was locked (so that
@@ -41,12 +39,18 @@ class Footprints:
 
     def __init__(self) -> None:
         self._bytes: dict[ProcessRef, int] = {}
+        self._learnt: dict[ProcessRef, int] = {}
+        """What each had when it went out last, also of those that are back."""
+
+    def learnt(self, ref: ProcessRef) -> int | None:
+        return self._learnt.get(ref)
 
     def get(self, ref: ProcessRef) -> int | None:
         return self._bytes.get(ref)
 
-    def put(self, sizes: Mapping[ProcessRef, int]) -> None:
+    def put(self, sizes: dict[ProcessRef, int]) -> None:
         self._bytes.update(sizes)
+        self._learnt = {r: n for r, n in self._learnt.items() if processes.alive(r)} | sizes
 
     def drop(self, refs: Collection[ProcessRef]) -> None:
         for ref in refs:
@@ -163,11 +167,17 @@ class Room:
         )
 
     def _margin(self, need_bytes: int, alone: bool) -> int:
-        """With nobody else in the GPU a process fits as it did before, nearly without a margin:
-        what once filled the whole GPU must be able to come back."""
-        config, total_bytes = self._config, self._gpu.total_bytes()
-        if alone:
-            return config.restore_margin_min_bytes if total_bytes >= _REAL_BYTES else 0
+        """With nobody else in the GPU no more than an empty GPU has to spare: what once filled the
+        whole GPU must be able to come back."""
+        config = self._config
         fraction = config.restore_margin_fraction
-        fixed_bytes = min(config.restore_margin_fixed_bytes, round(total_bytes * fraction))
-        return max(config.restore_margin_min_bytes, fixed_bytes + round(need_bytes * fraction))
+        fixed_bytes = min(
+            config.restore_margin_fixed_bytes, round(self._gpu.total_bytes() * fraction)
+        )
+        margin_bytes = max(config.restore_margin_min_bytes, fixed_bytes)
+        margin_bytes += round(need_bytes * fraction)
+        if not alone:
+            return margin_bytes
+        spare_bytes = max(0, self._most_free_bytes - need_bytes)
+        least_bytes = min(config.restore_margin_min_bytes, spare_bytes)
+        return min(margin_bytes, max(least_bytes, spare_bytes - _SETTLES_BYTES))

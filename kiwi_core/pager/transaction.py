@@ -112,22 +112,38 @@ class Transaction:
         """What can be known before the session is disturbed. The driver keeps paged-out memory in
         the target's own process, so that one's limits count, too."""
         members = await self._hold.settled()
+        still_in = [m.ref for m in members if m.state is not CheckpointState.CHECKPOINTED]
+        for ref in still_in:
+            if (why := self._parts.unmovable.why(ref)) is not None:
+                raise Stop(Refused(Reason.UNSUPPORTED, str(why)))
         usage = await self._parts.gpu.bytes_by_pid()
-        pids = [m.ref.pid for m in members if m.ref.pid in usage]
-        if not pids:
-            return
+        pids = [ref.pid for ref in still_in]
         for pid, gpu in (await self._parts.gpu.users_elsewhere()).items():
-            if pid in pids:
+            if pid in pids and pid in usage:
                 detail = f"Process {pid} uses {gpu} too; Kiwi moves processes of one GPU only."
                 raise Stop(Refused(Reason.UNSUPPORTED, detail))
-        need_bytes = sum(usage[pid] for pid in pids)
+        need_bytes = await self._need_bytes(still_in, usage)
         available_bytes = self._parts.host_available_bytes(pids)
-        if available_bytes < need_bytes:
+        if need_bytes and available_bytes < need_bytes:
             detail = (
                 f"{format_bytes(need_bytes)} would have to go to system RAM, which has "
                 f"{format_bytes(available_bytes)} left for it."
             )
             raise Stop(Refused(Reason.NO_HOST_MEMORY, detail))
+
+    async def _need_bytes(self, refs: list[ProcessRef], usage: dict[int, int]) -> int:
+        """What ``refs`` have in the GPU. Where NVML cannot name its users (a PID namespace), what
+        each had when it went out last; of others the most that they can have together."""
+        gpu = self._parts.gpu
+        named_bytes = sum(usage.get(ref.pid, 0) for ref in refs)
+        nameless = [ref for ref in refs if ref.pid not in usage]
+        if not nameless or await gpu.names_users():
+            return named_bytes
+        learnt = [self._parts.footprints.learnt(ref) for ref in nameless]
+        most_bytes = gpu.total_bytes() - await gpu.free_bytes() - sum(usage.values())
+        if None in learnt:
+            return named_bytes + max(0, most_bytes)
+        return named_bytes + sum(filter(None, learnt))
 
     async def _out(self, locked: list[ProcessRef], members: list[Member]) -> None:
         done: list[ProcessRef] = []
