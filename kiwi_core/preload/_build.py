@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,16 +24,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 NAME = "libkiwi_preload.so"
+GATE_NAME = "libkiwi_gate.so"
+"""The same library under the driver's own SONAME, libcuda.so.1."""
+ALIAS_NAME = "libkiwi_gate_alias.so"
+"""An empty library with the SONAME libcuda.so, which needs libcuda.so.1: some programs ask for it
+by that name."""
 HERE = Path(__file__).parent
 SOURCES = HERE / "src"
 ENV_LIBRARY = "KIWI_PRELOAD_LIBRARY"
 SHIPPED = HERE / "lib"
-"""Where a wheel has the library, in a directory named by the machine."""
+"""Where a wheel has the libraries, in a directory named by the machine."""
 FLAGS = (
     *("-std=gnu11", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-pthread"),
     "-fno-strict-aliasing",  # function pointers and driver handles go through words
 )
-LINK_FLAGS = ("-shared", "-Wl,-z,nodelete", "-Wl,-z,defs", f"-Wl,-soname,{NAME}")
+LINK_FLAGS = ("-shared", "-Wl,-z,nodelete", "-Wl,-z,defs")
+GATE_FLAGS = ("-DKP_GATE",)
+GATE_DIFFERS = ("driver.c", "find.c", "start.c")
+"""What is compiled anew, with ``GATE_FLAGS``, for the library under the driver's own name."""
 LIBRARIES = ("-ldl", "-pthread")  # of an older glibc; a newer one has them empty
 TARGETS = {"x86_64": "x86_64-linux-gnu.2.17", "aarch64": "aarch64-linux-gnu.2.17"}
 """Machine -> what ``zig cc`` calls it, with the oldest glibc that the library runs with."""
@@ -145,27 +154,59 @@ def build(
     header: Path | None = None,
     sanitize: str | None = None,
 ) -> None:
-    """Compiles the library into ``output``; ``sanitize`` is what ``-fsanitize=`` takes.
+    """Compiles the library into ``output``, and the gate (``GATE_NAME``) and its alias beside it;
+    with ``sanitize`` (what ``-fsanitize=`` takes) the library alone.
 
     Raises Unavailable.
     """
     compiler = list(compiler or find_compiler())
     header = header or find_header()
-    flags = ["-O1", "-g", f"-fsanitize={sanitize}"] if sanitize else ["-O2", "-Wl,--strip-debug"]
     with tempfile.TemporaryDirectory(prefix="kiwi-preload-") as work:
-        generated = Path(work)
         try:
-            known = _generate.read_header(compiler, header)
-            _generate.write(generated, _generate.read_calls(), known)
-            command = [*compiler, *FLAGS, *flags, "-isystem", str(header.parent)]
-            command += ["-iquote", str(SOURCES), "-iquote", work]  # link.h is the system's, too
-            command += [*LINK_FLAGS, "-o", str(output), str(generated / "calls.c")]
-            command += [*map(str, sources()), *LIBRARIES]
-            _run(command)
+            _Builder(compiler, header, Path(work), sanitize).build(output)
         except subprocess.CalledProcessError as e:
             raise _failed(compiler, e.stderr) from e
         except (OSError, subprocess.TimeoutExpired) as e:
             raise _failed(compiler, str(e)) from e
+
+
+class _Builder:
+    def __init__(self, compiler: list[str], header: Path, work: Path, sanitize: str | None) -> None:
+        self._compiler, self._header, self._work, self._sanitize = compiler, header, work, sanitize
+        self._more = ["-O1", "-g", f"-fsanitize={sanitize}"] if sanitize else ["-O2"]
+
+    def build(self, output: Path) -> None:
+        known = _generate.read_header(self._compiler, self._header)
+        _generate.write(self._work, _generate.read_calls(), known)
+        objects = self._compile([self._work / "calls.c", *sources()])
+        self._link(output, NAME, objects)
+        if self._sanitize:
+            return
+        again = self._compile([SOURCES / name for name in GATE_DIFFERS], *GATE_FLAGS)
+        same = [one for one in objects if one.with_suffix(".c").name not in GATE_DIFFERS]
+        gate = output.with_name(GATE_NAME)
+        self._link(gate, "libcuda.so.1", [*same, *again])
+        self._link(output.with_name(ALIAS_NAME), "libcuda.so", ["-Wl,--no-as-needed", gate])
+
+    def _compile(self, files: Sequence[Path], *flags: str) -> list[Path]:
+        directory = Path(tempfile.mkdtemp(dir=self._work))
+        common = [*self._compiler, *FLAGS, *self._more, *flags, "-isystem"]
+        common += [str(self._header.parent), "-iquote", str(SOURCES)]
+        common += ["-iquote", str(self._work), "-c"]  # (link.h is the system's, too)
+        objects = [directory / file.with_suffix(".o").name for file in files]
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            jobs = [
+                threads.submit(_run, [*common, str(file), "-o", str(made)])
+                for file, made in zip(files, objects, strict=True)
+            ]
+        for job in jobs:
+            job.result()
+        return objects
+
+    def _link(self, output: Path, soname: str, inputs: Sequence[Path | str]) -> None:
+        strip = [] if self._sanitize else ["-Wl,--strip-debug"]
+        command = [*self._compiler, *self._more, *strip, *LINK_FLAGS, f"-Wl,-soname,{soname}"]
+        _run([*command, "-o", str(output), *map(str, inputs), *LIBRARIES])
 
 
 def sources() -> list[Path]:
@@ -249,7 +290,7 @@ def _for_this_user(path: str, flags: int) -> int:
 
 
 def _fingerprint(header: Path) -> str:
-    options = (*FLAGS, *LINK_FLAGS, *LIBRARIES, sys.platform, os.uname().machine)
+    options = (*FLAGS, *LINK_FLAGS, *LIBRARIES, *GATE_FLAGS, sys.platform, os.uname().machine)
     digest = hashlib.sha256(" ".join(options).encode())
     inputs = [HERE / "_generate.py", header, *sorted(SOURCES.iterdir())]
     for source in inputs:
@@ -263,7 +304,7 @@ def _build_beside(target: Path, compiler: list[str], header: Path) -> None:
     work = Path(tempfile.mkdtemp(prefix="building-", dir=directory.parent))
     try:
         build(work / NAME, compiler, header)
-        for made in (work / NAME, work):
+        for made in (*work.iterdir(), work):
             made.chmod(0o755)
         shutil.rmtree(directory, ignore_errors=True)  # an incomplete one
         work.rename(directory)
