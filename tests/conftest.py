@@ -9,13 +9,17 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from collections.abc import Generator
+import sys
+from collections.abc import Generator, Iterator
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests/support"))
+
+import hosts  # noqa: E402
 
 TEARDOWN_S = 150.0
 """For the fixtures of a test that has failed: they end programs, 20 s each at most."""
@@ -30,6 +34,20 @@ def pytest_configure() -> None:
         before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         paths = dict.fromkeys([str(ROOT), *filter(None, before)])
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    hosts.record()
+
+
+@pytest.fixture(autouse=True)
+def hosts_stay_up(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that killed a program which no real host survives (``kill_takes_host_down``)."""
+    yield
+    down = hosts.fallen()
+    if down and request.node.get_closest_marker("host_goes_down") is None:
+        pytest.fail(
+            f"This would have taken the host down: {down} were restored, lived, and were killed. "
+            "Suspend such a program first, or let it end by itself.",
+            pytrace=False,
+        )
 
 
 @pytest.hookimpl(trylast=True)

@@ -3,8 +3,8 @@
 ``run`` has the probes that are safe for the machine: at worst a process made for the probe dies.
 ``run_dangerous`` stops and kills processes, and makes a restore fail: its last probe keeps GPU
 memory until its process is killed. Both add to one table, ``manners.md`` in the results.
-``manners_emulator.json`` has what the emulator answers: an emulated run of both writes that file
-into its results, from where it is copied here.
+``manners_emulator.json`` has what the emulator answers at its worst: an emulated run of both with
+``KIWI_EMULATOR_DRIVER=worst`` writes that file into its results, from where it is copied here.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ ENV_STATE = "KIWI_EMULATOR_STATE"
 """Names the state file for the C libraries.  Required: there is no default path."""
 
 ENV_RECORD = "KIWI_EMULATOR_RECORD"
-"""Names a file to which each new state's path is added: tests look at all machines of theirs."""
+"""Names a file to which the path of each state is added whose host can go down: tests look."""
 
 CONTEXT_BYTES = 8 << 20
 """What one context costs by default; 300-600 MB on a real GPU, scaled to emulated ones."""
@@ -162,9 +162,14 @@ def create_state(path: Path, gpus: Sequence[GpuSpec], driver: str | None = None)
     with os.fdopen(descriptor, "wb") as file:
         file.write(bytes(state))
     os.replace(temporary, path)
-    if record := os.environ.get(ENV_RECORD):
-        with open(record, "a") as record_file:
-            record_file.write(f"{path}\n")
+    _record(path, state)
+
+
+def _record(path: Path, state: _layout.State) -> None:
+    record = os.environ.get(ENV_RECORD)
+    if record and state.manners & _manners.MANNERS["kill_takes_host_down"]:
+        with open(record, "a") as file:
+            file.write(f"{os.path.abspath(path)}\n")
 
 
 def _put_driver(state: _layout.State, profile: _manners.Profile) -> None:
@@ -230,6 +235,7 @@ def set_driver(path: Path, driver: str) -> None:
     profile = _manners.profile(driver)
     with mapped(path) as state:
         _put_driver(state, profile)
+        _record(path, state)
 
 
 def set_manner(path: Path, manner: str, on: bool = True) -> None:

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 from cuda_processes import Worker, end_on_a_gpu, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
 MIB = 1 << 20
 
@@ -69,12 +70,12 @@ KINDS = [
 
 
 @contextlib.contextmanager
-def _running(kind: str, directory: Path) -> Iterator[Platform]:
+def _running(kind: str, directory: Path, driver: str | None = None) -> Iterator[Platform]:
     environment: dict[str, str] = {}
     emulated = kind.startswith("emulated")
     if emulated:
         state = directory / "gpus"
-        emulator.create_state(state, emulator.parse_gpus("1x512MiB"))
+        emulator.create_state(state, emulator.parse_gpus("1x512MiB"), driver)
         environment = emulator.environment(state, emulator.build())
     preloaded = kind.endswith("preloaded")
     if preloaded:
@@ -85,6 +86,12 @@ def _running(kind: str, directory: Path) -> Iterator[Platform]:
     platform.close()
     if emulated:
         wait_until(lambda: not emulator.books(state).processes, "the books balance")
+
+
+@pytest.fixture
+def running() -> Callable[..., AbstractContextManager[Platform]]:
+    """Makes a platform of a kind, in a directory, with a driver's name if it is emulated."""
+    return _running
 
 
 @pytest.fixture(params=KINDS)

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from typing import TYPE_CHECKING
 
-from cuda_processes import Worker, wait_until
+from cuda_processes import Worker, end_on_a_gpu, may_be_killed, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,8 +61,11 @@ class Machine:
 
     def close(self) -> None:
         self.faults.clear()
-        for worker in self._workers:
-            worker.close()
+        if may_be_killed(self.environment):
+            for worker in self._workers:
+                worker.close()
+        else:
+            end_on_a_gpu(self._workers, self.environment)
         wait_until(lambda: not emulator.books(self.state).processes, "all processes off the books")
         assert [gpu.used_bytes for gpu in emulator.books(self.state).gpus] == [0] * len(
             emulator.books(self.state).gpus

@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import contextmanager
 
+import hosts
 import pytest
 from cuda_processes import WorkerGoneError, wait_until
 from cuda_setups import VMM
@@ -388,7 +389,14 @@ def test_a_process_with_an_nccl_group_dies_of_a_checkpoint_on_595_and_later(mach
         assert answer == "CUDA_SUCCESS"
 
 
-@pytest.mark.parametrize("ending", ["killed", "put_away_first", "by_itself"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        pytest.param("killed", marks=pytest.mark.host_goes_down),
+        "put_away_first",
+        "by_itself",
+    ],
+)
 def test_killing_a_restored_process_takes_the_host_down_on_the_open_module(boot, ending):
     machine = boot("1x64MiB", "595-open")
     controller, target = caller(machine), machine.worker()
@@ -404,6 +412,16 @@ def test_killing_a_restored_process_takes_the_host_down_on_the_open_module(boot,
     assert emulator.host_down(machine.state) == (target.pid if ending == "killed" else 0)
     machine.worker()  # reaps what is dead
     assert emulator.host_down(machine.state) == (target.pid if ending == "killed" else 0)
+
+
+def test_a_test_that_took_its_host_down_is_told(boot):
+    machine = boot("1x64MiB", "595-open")
+    controller, target = caller(machine), machine.worker()
+    controller.do(f"suspend({target.pid}); resume({target.pid})")
+    assert hosts.fallen() == {}
+    target.kill()
+    assert hosts.fallen() == {machine.state: target.pid}
+    assert hosts.fallen() == {}, "each is told once"
 
 
 def test_other_drivers_let_a_restored_process_be_killed(worst):

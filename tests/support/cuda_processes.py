@@ -47,6 +47,7 @@ class Worker:
             env=os.environ | environment,
         )
         self.emulated = EMULATED in os.environ | environment
+        self._environment = environment
         self._asked_to_end = False
         self._answers: list[dict[str, Any] | None] = []
         self._owed = 0
@@ -152,17 +153,31 @@ class Worker:
         """``None``: it lives."""
         return self._process.poll()
 
+    @property
+    def may_be_killed(self) -> bool:
+        return self.emulated and may_be_killed(self._environment)
+
     def close(self) -> None:
         """On a real GPU a program ends by itself if it can: to kill one that runs and was restored
         has hung hosts (NVIDIA/cuda-checkpoint#53). See ``end_on_a_gpu`` for one that may be held.
-        The emulated driver has no such fault, and a kill is quicker."""
-        if self.returncode is None and (self.emulated or not self.leave()):
+        Most emulated drivers have no such fault, and a kill is quicker."""
+        if self.returncode is None and (self.may_be_killed or not self.leave()):
             self.kill()
         self._reader.join(PATIENCE_S)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
+
+
+def may_be_killed(environment: dict[str, str]) -> bool:
+    """Whether a program that runs and was restored may be killed: on a real GPU it may not."""
+    from kiwi_core import emulator
+
+    state = (os.environ | environment).get(EMULATED)
+    if not state or not os.path.exists(state):
+        return bool(state)
+    return not emulator.has_manner(Path(state), "kill_takes_host_down")
 
 
 class Program(Protocol):

@@ -160,7 +160,7 @@ class CudaProgram:
     def close(self) -> None:
         """See ``Worker.close``."""
         self._worker.close()
-        if self.child_pid and (self._worker.emulated or not self._child_ended()):
+        if self.child_pid and (self._worker.may_be_killed or not self._child_ended()):
             # It ends with its parent's pipe unless it is held.
             try:
                 os.kill(self.child_pid, signal.SIGKILL)

@@ -1,0 +1,222 @@
+"""What a driver does to programs that it holds: the cases that a real GPU can decide.
+
+The emulated driver answers as its profile says; on a real GPU each answer that others have seen, or
+that is kinder, passes, and anything else is news. ``benchmarks/gpu/manners.py`` asks more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cuda_processes import WorkerGoneError, wait_until
+
+from kiwi_core import emulator
+
+MIB = 1 << 20
+QUIET_S = 1.0
+"""A call that has not answered for so long waits."""
+
+PROFILES = [
+    *(pytest.param(("emulated", name), id=f"emulated-{name}") for name in ("580", "595", "610")),
+    pytest.param(("emulated", "595-open"), id="emulated-595-open"),
+    pytest.param(("emulated", "worst"), id="emulated-worst"),
+    pytest.param(("gpu", ""), id="gpu", marks=pytest.mark.gpu),
+]
+SETUP = (
+    "s = ck(driver.cuStreamCreate(1)); e = ck(driver.cuEventCreate(0)); p = alloc(16 * MIB)\n"
+    "expected = fill(p, 7, 16 * MIB); ck(driver.cuEventRecord(e, s)); sync()"
+)
+SYNCS = {
+    "cuCtxSynchronize": "name_of(driver.cuCtxSynchronize)",
+    "cuStreamSynchronize": "name_of(driver.cuStreamSynchronize, s)",
+    "cuEventSynchronize": "name_of(driver.cuEventSynchronize, e)",
+    "cuEventQuery": "name_of(driver.cuEventQuery, e)",
+    "cuStreamQuery": "name_of(driver.cuStreamQuery, s)",
+}
+OK, ILLEGAL, MISSING = "CUDA_SUCCESS", "CUDA_ERROR_ILLEGAL_STATE", "CUDA_ERROR_OPERATING_SYSTEM"
+
+
+@pytest.fixture(params=PROFILES)
+def machine(request, running, tmp_path):
+    """A platform, of which ``real`` says whether it is a real GPU."""
+    kind, driver = request.param
+    with running(kind, tmp_path, driver or None) as platform:
+        platform.real = kind == "gpu"
+        yield platform
+
+
+@pytest.fixture
+def target(machine):
+    target = machine.worker()
+    target.do(SETUP)
+    return target
+
+
+@pytest.fixture
+def controller(machine):
+    return machine.worker(
+        "ck(driver.cuInit(0)); import pynvml; pynvml.nvmlInit()\n"
+        "handle = pynvml.nvmlDeviceGetHandleByIndex(0)\n"
+        "def device_used(): return pynvml.nvmlDeviceGetMemoryInfo(handle).used\n"
+        "def row(pid): return {p.pid: p.usedGpuMemory for p in "
+        "pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}.get(pid, 0)"
+    )
+
+
+def call(controller, pid, what, args=", None"):
+    return controller.get(f"name_of(driver.cuCheckpointProcess{what}, {pid}{args})")
+
+
+def how_it_goes(target, code):
+    """What comes of a call while the process is held: its answer, "waits" or "dies"."""
+    target.send(code)
+    if not target.answered(QUIET_S):
+        return "waits"
+    try:
+        return target.answer()
+    except WorkerGoneError:
+        return "dies" if target.ended(30.0) else "closes its output"
+
+
+@pytest.mark.kills
+@pytest.mark.parametrize("name", SYNCS)
+def test_synchronising_while_held(machine, controller, target, name):
+    assert call(controller, target.pid, "Lock") == OK
+    locked = how_it_goes(target, SYNCS[name])
+    assert locked in ((OK, "waits") if machine.real else (OK,))
+    if locked == "waits":
+        controller.do(f"checkpoint_of({target.pid}).unlock()")
+        assert target.answer() == OK
+        assert call(controller, target.pid, "Lock") == OK
+    assert call(controller, target.pid, "Checkpoint") == OK
+    out = how_it_goes(target, SYNCS[name])
+    assert out in (("dies", "waits", OK) if machine.real else ("dies",))
+    if out == "dies":
+        assert target.returncode == -signal.SIGSEGV
+        return
+    controller.do(f"resume({target.pid})")
+    assert out == OK or target.answer() == OK
+    assert target.get("digest(p, 16 * MIB) == expected")
+
+
+@pytest.mark.parametrize("code", ["read(p, 4) != b''", "alloc(64) != 0", "launch_nothing()"])
+def test_other_calls_wait_while_it_is_out(controller, target, code):
+    target.do("def launch_nothing(): ck(driver.cuMemsetD8Async(p, 0, 1, s)); sync(); return True")
+    controller.do(f"suspend({target.pid})")
+    assert how_it_goes(target, code) == "waits"
+    controller.do(f"resume({target.pid})")
+    assert target.answer() is True
+
+
+def test_a_thread_that_is_inside_a_wait_returns_and_then_it_is_locked(controller, target):
+    target.do("big = alloc(64 * MIB)")
+    target.send(
+        "[ck(driver.cuMemsetD8Async(big, i % 256, 64 * MIB, s)) for i in range(200)]; sync()",
+        "exec",
+    )
+    controller.do(f"suspend({target.pid}); resume({target.pid})")
+    target.answer()
+    assert target.get("digest(p, 16 * MIB) == expected")
+
+
+def test_who_is_no_target(machine, controller):
+    bystander, ended = machine.worker(setup=""), machine.worker(setup="")
+    ended.kill()  # it never used the GPU
+    zombie = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    pids = (ended.pid, zombie.pid, bystander.pid)
+    found = [call(controller, pid, "GetState", "") for pid in pids]
+    zombie.wait()
+    assert found == [MISSING, "CUDA_ERROR_NOT_INITIALIZED", "CUDA_ERROR_NOT_INITIALIZED"]
+
+
+@pytest.mark.parametrize(("held", "what"), [("", "GetState"), ("", "Lock"), ("out", "Restore")])
+def test_a_stopped_target_answers_nothing_until_it_goes_on(controller, target, held, what):
+    args = {"GetState": "", "Lock": ", lock_args(500)", "Restore": ", None"}[what]
+    if held:
+        controller.do(f"suspend({target.pid})")
+    os.kill(target.pid, signal.SIGSTOP)
+    try:
+        controller.send(f"name_of(driver.cuCheckpointProcess{what}, {target.pid}{args})")
+        assert not controller.answered(2 * QUIET_S)
+    finally:
+        os.kill(target.pid, signal.SIGCONT)
+    assert controller.answer() == OK
+    if what != "GetState":
+        controller.do(f"checkpoint_of({target.pid}).unlock()")
+    assert target.get("digest(p, 16 * MIB) == expected")
+
+
+def test_no_less_comes_back_than_nvml_said(machine, controller, target):
+    said, before = controller.get(f"row({target.pid})"), controller.get("device_used()")
+    assert said >= 16 * MIB
+    controller.do(f"suspend({target.pid})")
+    assert controller.get(f"row({target.pid})") == 0
+    wait_until(lambda: before - controller.get("device_used()") >= said, "all is free again")
+    freed = before - controller.get("device_used()")
+    controller.do(f"resume({target.pid})")
+    assert freed - said == 5 * MIB or (machine.real and freed - said < 32 * MIB)
+
+
+@pytest.mark.kills
+def test_a_restore_without_room_is_final_and_keeps_memory_until_the_kill(
+    machine, controller, target
+):
+    controller.do(f"suspend({target.pid})")
+    empty = controller.get("device_used()")
+    hog = machine.worker()
+    hog.do(
+        "step, blocks = 1 << 36, []\n"
+        "while step >= MIB:\n"
+        "    rc, at = driver.cuMemAlloc(step)\n"
+        "    if int(rc) == 0: blocks.append(int(at))\n"
+        "    else: step //= 2\n"
+        "free(blocks.pop())"
+    )
+    assert call(controller, target.pid, "Restore") == "CUDA_ERROR_OUT_OF_MEMORY"
+    hog.do("while blocks: free(blocks.pop())")
+    assert hog.leave()
+    assert call(controller, target.pid, "Restore") == MISSING
+    assert [call(controller, target.pid, w) for w in ("Unlock", "Checkpoint")] == [ILLEGAL] * 2
+    kept = controller.get("device_used()") - empty
+    assert kept > 0 or machine.real
+    target.kill()
+    wait_until(lambda: controller.get("device_used()") - empty < MIB, "it is free again")
+
+
+def test_a_state_query_during_a_move_ends_with_it(machine, controller, target):
+    """However it comes: at once, or when the move has ended."""
+    target.do("big = alloc(256 * MIB)")
+    other = machine.worker("ck(driver.cuInit(0))")
+    controller.do(f"checkpoint_of({target.pid}).lock()")
+    for move, after in (("Checkpoint", 2), ("Restore", 1)):
+        with slow(machine):
+            controller.send(f"name_of(driver.cuCheckpointProcess{move}, {target.pid}, None)")
+            time.sleep(0.05)
+            other.send(f"int(ck(driver.cuCheckpointProcessGetState({target.pid})))")
+            waits = not other.answered(QUIET_S)
+        assert machine.real or waits
+        assert controller.answer() == OK
+        assert other.answer() in ((after,) if waits else (0, 1, 2))
+    controller.do(f"checkpoint_of({target.pid}).unlock()")
+
+
+@contextlib.contextmanager
+def slow(machine):
+    """Moves of the emulated driver take no time; a real one's do."""
+    if machine.real:
+        yield
+        return
+    state = Path(machine.environment[emulator.ENV_STATE])
+    emulator.set_copy_bandwidth(state, 1 << 20)
+    try:
+        yield
+    finally:
+        emulator.set_copy_bandwidth(state, 0)

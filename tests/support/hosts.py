@@ -1,0 +1,34 @@
+"""Emulated hosts that a test took down: on ``595-open``, a kill of a restored, live program."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+_told: set[Path] = set()
+
+
+def record() -> None:
+    """Let all emulated machines that this process and its programs make be known here."""
+    from kiwi_core.emulator import ENV_RECORD
+
+    directory = tempfile.mkdtemp(prefix="kiwi-emulated-hosts-")
+    os.environ[ENV_RECORD] = os.path.join(directory, "made")
+
+
+def fallen() -> dict[Path, int]:
+    """Return machines that are down and were not told before, each with the pid that was killed."""
+    from kiwi_core import emulator
+
+    try:
+        made = Path(os.environ.get(emulator.ENV_RECORD, "")).read_text().splitlines()
+    except OSError:
+        return {}  # none was made
+    down = {}
+    for path in {Path(line) for line in made} - _told:
+        pid = emulator.host_down(path) if path.exists() else 0
+        if pid:
+            down[path] = pid
+    _told.update(down)
+    return down
