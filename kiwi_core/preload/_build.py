@@ -13,12 +13,9 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from kiwi_core.preload import _generate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -176,6 +173,8 @@ class _Builder:
         self._more = ["-O1", "-g", f"-fsanitize={sanitize}"] if sanitize else ["-O2"]
 
     def build(self, output: Path) -> None:
+        from kiwi_core.preload import _generate  # kernels import this module at their start
+
         known = _generate.read_header(self._compiler, self._header)
         _generate.write(self._work, _generate.read_calls(), known)
         objects = self._compile([self._work / "calls.c", *sources()])
@@ -189,6 +188,8 @@ class _Builder:
         self._link(output.with_name(ALIAS_NAME), "libcuda.so", ["-Wl,--no-as-needed", gate])
 
     def _compile(self, files: Sequence[Path], *flags: str) -> list[Path]:
+        from concurrent.futures import ThreadPoolExecutor
+
         directory = Path(tempfile.mkdtemp(dir=self._work))
         common = [*self._compiler, *FLAGS, *self._more, *flags, "-isystem"]
         common += [str(self._header.parent), "-iquote", str(SOURCES)]
