@@ -16,8 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-<<<<<<< HEAD
-=======
 from kiwi_core.preload import _generate
 from kiwi_core.preload._places import (
     ALIAS_NAME,
@@ -32,7 +30,6 @@ from kiwi_core.preload._places import (
     default_cache_dir,
 )
 
->>>>>>> h
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -144,8 +141,6 @@ class _Builder:
         self._more = ["-O1", "-g", f"-fsanitize={sanitize}"] if sanitize else ["-O2"]
 
     def build(self, output: Path) -> None:
-        from kiwi_core.preload import _generate  # kernels import this module at their start
-
         known = _generate.read_header(self._compiler, self._header)
         _generate.write(self._work, _generate.read_calls(), known)
         objects = self._compile([self._work / "calls.c", *sources()])
