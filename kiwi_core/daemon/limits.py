@@ -190,7 +190,11 @@ class Limits:
         left_s = (deadline_ns - time.monotonic_ns()) / NS_PER_S
         within_s = max(0.0, min(GIVE_BACK_WITHIN_S, left_s / 2))
         claim = Claim(session, more_bytes)
-        await self._wait(claim, within_s)
+        try:
+            await self._wait(claim, within_s)
+        except asyncio.CancelledError:
+            self.done(claim)
+            raise
         return claim
 
     def done(self, claim: Claim | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -79,9 +78,9 @@ class Machine:
         await asyncio.wait_for(told(), 20.0)
 
     async def make_room(self, *args: Any) -> float:
-        """How long it took, from a thread as ever."""
+        """How long it took."""
         began_s = time.monotonic()
-        claim = await asyncio.to_thread(self.limits.make_room, *args)
+        claim = await self.limits.make_room(*args)
         took_s = time.monotonic() - began_s
         self.limits.done(claim)
         return took_s
@@ -191,10 +190,10 @@ def test_one_that_needs_none_waits_for_nobody() -> None:
         machine = Machine(50)
         frozen = machine.library("frozen", 30, held_gib=20)
         moving = machine.library("b", 25, held_gib=20)
-        claim = await asyncio.to_thread(machine.limits.before_page_out, [moving], 0, soon_ns())
+        claim = await machine.limits.before_page_out([moving], 0, soon_ns())
         assert claim is not None
         assert claim.more_bytes == 5 * GIB, "it uses what it holds"
-        part = await asyncio.to_thread(machine.limits.before_page_out, [moving], GIB, soon_ns())
+        part = await machine.limits.before_page_out([moving], GIB, soon_ns())
         assert part is None
         assert not [said for said in heard(frozen).limits if said.arena_bytes == 0]
 
@@ -226,9 +225,7 @@ def test_two_at_once_do_not_count_on_the_same_ram() -> None:
         rich = machine.library("rich", 30, held_gib=20)
         gives_back(rich)
         machine.library("b", 15), machine.library("c", 15)
-        first = await asyncio.to_thread(
-            machine.limits.make_room, SessionId("b"), 15 * GIB, soon_ns()
-        )
+        first = await machine.limits.make_room(SessionId("b"), 15 * GIB, soon_ns())
         assert rich.told.arena_bytes == 20 * GIB, "there was enough"
         await machine.make_room(SessionId("c"), 15 * GIB, soon_ns())
         assert rich.told.arena_bytes == 0
@@ -237,34 +234,18 @@ def test_two_at_once_do_not_count_on_the_same_ram() -> None:
     asyncio.run(story())
 
 
-def test_one_that_gave_up_before_the_loop_had_heard_of_it_holds_nobody_up() -> None:
+def test_one_that_gave_up_holds_nobody_up() -> None:
     async def story() -> None:
         machine = Machine(4)
         link = machine.library("idle", 2, held_gib=2)
-        limits, at_once_ns = machine.limits, time.monotonic_ns()
-        thread = threading.Thread(
-            target=lambda: limits.done(limits.make_room(SessionId("b"), GIB, at_once_ns))
-        )
-        thread.start()
-        thread.join(20)  # in the loop's thread: it is stuck for as long
-        assert not thread.is_alive()
-        limits.changed()
+        waiting = asyncio.ensure_future(machine.make_room(SessionId("b"), 4 * GIB, soon_ns()))
+        await machine.until_told(link, lambda said: said.arena_bytes == 0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        machine.limits.changed()
         await machine.until_told(link, lambda said: said.clean)
 
     asyncio.run(story())
-
-
-def test_a_loop_that_has_ended_is_not_waited_for() -> None:
-    async def story() -> Machine:
-        return Machine(1)
-
-    machine = asyncio.run(story())
-    thread = threading.Thread(
-        target=lambda: machine.limits.done(machine.limits.make_room(SessionId("a"), GIB, soon_ns()))
-    )
-    thread.start()
-    thread.join(20)
-    assert not thread.is_alive()
 
 
 # --- the daemon and the library ------------------------------------------------------------------
