@@ -12,12 +12,14 @@ PYTHON ?= python3
 export PYTHON
 BIN := .venv/bin
 OLD := .venvs/old
+CLIENTS := .venvs/clients
 STEP := .ci/step
 # In CI what fails is tried once more, and listed as rerun: on a busy machine one of 2,500 tests with
 # real processes may come too late. Here a failure is a failure.
 PYTEST := $(BIN)/python -m pytest -q $(if $(CI),--reruns 1)
 READY := .venv/.kiwi-ready
 OLD_READY := $(OLD)/.kiwi-ready
+CLIENTS_READY := $(CLIENTS)/.kiwi-ready
 LAB := labextension
 # npm writes it last, and the build of the package looks at it, too: one npm ci for both.
 NODE_READY := $(LAB)/node_modules/.package-lock.json
@@ -38,7 +40,7 @@ help:  ## list what can be made
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | \
 	  while IFS=$$'\t' read -r name text; do printf '  make %-18s %s\n' "$$name" "$$text"; done
 
-setup: $(READY) $(OLD_READY)  ## make both virtual environments (.venv, .venvs/old)
+setup: $(READY) $(OLD_READY) $(CLIENTS_READY)  ## make the virtual environments (.venv, .venvs/old, .venvs/clients)
 
 lab: $(LAB_READY)  ## build the labextension anew where its sources changed, and put it into .venv
 
@@ -70,7 +72,7 @@ core-tests: $(READY)  ## scheduler and protocol, with the gate: every branch cov
 	@COVERAGE_FILE=.coverage.core $(STEP) core-tests $(BIN)/coverage run -m pytest -q tests/sched tests/wire
 	@COVERAGE_FILE=.coverage.core $(STEP) core-coverage $(BIN)/coverage report --skip-covered
 
-unit-tests: $(READY)  ## everything that has no target of its own
+unit-tests: $(READY) $(CLIENTS_READY)  ## everything that has no target of its own
 	@$(STEP) unit-tests $(PYTEST) -n 3 tests --ignore=tests/sched --ignore=tests/wire --ignore=tests/kernel \
 	  --ignore=tests/server_ext --ignore=tests/e2e --ignore=tests/blackbox --ignore=tests/ui
 
@@ -128,11 +130,11 @@ format: $(READY) $(NODE_READY)  ## let ruff, prettier and eslint format and mend
 hooks: $(READY)  ## run lint and types before each commit (git hook)
 	@$(BIN)/pre-commit install
 
-lock: $(READY) $(OLD_READY)  ## write requirements/ from what is installed (after the tests passed)
+lock: $(READY) $(OLD_READY) $(CLIENTS_READY)  ## write requirements/ from what is installed (after the tests passed)
 	@version=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
-	for pair in dev:$(BIN) old:$(OLD)/bin; do \
+	for pair in dev:$(BIN) old:$(OLD)/bin clients:$(CLIENTS)/bin; do \
 	  { echo "# The versions that the tests passed with; written by: make lock"; \
-	    "$${pair#*:}/python" -m pip freeze --exclude-editable --exclude pip; \
+	    $(BIN)/python -m pip --python "$${pair#*:}/python" freeze --exclude-editable --exclude pip; \
 	  } > "requirements/$${pair%%:*}-py$$version.txt"; \
 	done
 
@@ -150,6 +152,11 @@ $(READY): pyproject.toml .ci/venv $(wildcard requirements/dev-*.txt)
 $(OLD_READY): pyproject.toml .ci/venv $(wildcard requirements/old-*.txt) | $(READY)
 	@KIWI_SKIP_LABEXTENSION=1 $(STEP) environment-old \
 	  .ci/venv $(OLD) old --group kernel-test 'ipykernel==6.29.*' 'ipython==8.12.*'
+	@touch $@
+
+# Programs of users and what they import, without Kiwi.
+$(CLIENTS_READY): pyproject.toml .ci/venv $(wildcard requirements/clients-*.txt) | $(READY)
+	@KIWI_PIP_FROM=$(BIN)/python $(STEP) environment-clients .ci/venv $(CLIENTS) clients --group clients
 	@touch $@
 
 # The package's build has done this already, unless the lock has changed since.

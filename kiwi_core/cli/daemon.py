@@ -6,6 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
+from kiwi_core import emulator
 from kiwi_core.cli.set_ import parse_anti_thrash, parse_policy, parse_priority, parse_tq_s
 from kiwi_core.config import DEFAULTS
 from kiwi_core.sched.policy import DEFAULT, names
@@ -164,7 +165,8 @@ def _add_emulation(parser: argparse.ArgumentParser) -> None:
         "--emulate",
         metavar="NxSIZE",
         type=parse_emulation,
-        help="serve N emulated GPUs of SIZE each, for example 2x512MiB; no real GPU is touched",
+        help="serve N emulated GPUs of SIZE each, for example 2x512MiB, or 2x512MiB,driver=595 for "
+        "the manners of that driver; no real GPU is touched",
     )
     parser.add_argument(
         "--emulate-copy-rate",
@@ -269,10 +271,15 @@ def parse_emulation(text: str) -> str:
     """Checks the form here, so that a typing error is told before anything starts; the emulator
     reads it. People also write the × of the documentation."""
     plain = text.strip().replace("×", "x")
-    match = re.fullmatch(r"([1-9]\d?)x(.+)", plain)
+    sizes = plain.partition(",")[0]
+    match = re.fullmatch(r"([1-9]\d?)x(.+)", sizes)
     if match is None:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not N×SIZE; write for example 2x512MiB for two GPUs of 512 MiB"
         )
     parse_size(match[2])
+    try:
+        emulator.parse_machine(plain)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     return plain

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import site
-import stat
 import subprocess
 import sys
 import sysconfig
@@ -17,20 +16,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+from kiwi_core.preload import _generate
+from kiwi_core.preload._places import (
+    ALIAS_NAME,
+    ENV_LIBRARY,
+    GATE_NAME,
+    HERE,
+    NAME,
+    SHIPPED,
+    SOURCES,
+    Unavailable,
+    check_owner,
+    default_cache_dir,
+)
 
-NAME = "libkiwi_preload.so"
-GATE_NAME = "libkiwi_gate.so"
-"""The same library under the driver's own SONAME, libcuda.so.1."""
-ALIAS_NAME = "libkiwi_gate_alias.so"
-"""An empty library with the SONAME libcuda.so, which needs libcuda.so.1: some programs ask for it
-by that name."""
-HERE = Path(__file__).parent
-SOURCES = HERE / "src"
-ENV_LIBRARY = "KIWI_PRELOAD_LIBRARY"
-SHIPPED = HERE / "lib"
-"""Where a wheel has the libraries, in a directory named by the machine."""
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
 FLAGS = (
     *("-std=gnu11", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-pthread"),
     "-fno-strict-aliasing",  # function pointers and driver handles go through words
@@ -48,14 +50,6 @@ OLDEST_HEADER = 12_060
 """CUDA_VERSION of the oldest header that has every type the sources name."""
 
 
-class Unavailable(RuntimeError):  # noqa: N818 (a state of this machine, not a mistake)
-    """There is no library for this machine, and none can be made here."""
-
-    def __init__(self, message: str, remedy: str) -> None:
-        super().__init__(f"{message} {remedy}")
-        self.message, self.remedy = message, remedy
-
-
 def library(cache_dir: Path | None = None) -> Path:
     """The shared object to preload: the named one, a wheel's, else compiled once and cached.
 
@@ -69,12 +63,12 @@ def library(cache_dir: Path | None = None) -> Path:
         _check_name(shipped, "Install Kiwi into an environment whose path has none.")
         return shipped
     header, compiler = find_header(), find_compiler()
-    parent = cache_dir if cache_dir is not None else _default_cache_dir()
+    parent = cache_dir if cache_dir is not None else default_cache_dir()
     target = parent / f"preload-{_fingerprint(header)}" / NAME
     _check_name(target, "Set XDG_CACHE_HOME to a directory whose path has none.")
     try:
         _make_readable(parent)
-        _check_owner(parent, target.parent)
+        check_owner(parent, target.parent)
         if target.is_file():
             return target
         with open(parent / "preload.lock", "w", opener=_for_this_user) as lock:
@@ -87,24 +81,6 @@ def library(cache_dir: Path | None = None) -> Path:
             "Set XDG_CACHE_HOME to a directory that you may write to.",
         ) from e
     return target
-
-
-def _check_owner(*places: Path) -> None:
-    """Whoever can put a library into the cache has their code run by everybody who uses it.
-    Raises ``OSError``."""
-    for place in filter(os.path.lexists, places):
-        if why := _why_unsafe(os.lstat(place)):
-            raise PermissionError(f"{place}: {why}")
-
-
-def _why_unsafe(found: os.stat_result) -> str:
-    if stat.S_ISLNK(found.st_mode):
-        return "it is a link"
-    if not stat.S_ISDIR(found.st_mode):
-        return "it is not a directory"
-    if found.st_uid not in (0, os.getuid()):
-        return "it belongs to another user"
-    return "others can write to it" if found.st_mode & stat.S_IWOTH else ""
 
 
 def _named(library: Path) -> Path:
@@ -125,14 +101,6 @@ def _check_name(library: Path, remedy: str) -> None:
             "no blank and no colon in it.",
             remedy,
         )
-
-
-def environment(library: Path, before: Mapping[str, str]) -> dict[str, str]:
-    """What to add to a program's environment so that it runs under the library; ``before`` is the
-    environment that it would have had."""
-    others = [name for name in re.split(r"[: ]+", before.get("LD_PRELOAD", "")) if name]
-    ours = [str(library), *(name for name in others if os.path.basename(name) != NAME)]
-    return {"LD_PRELOAD": ":".join(ours), "KIWI_PRELOAD": "1"}
 
 
 def cross(machine: str, output: Path) -> None:
@@ -173,8 +141,6 @@ class _Builder:
         self._more = ["-O1", "-g", f"-fsanitize={sanitize}"] if sanitize else ["-O2"]
 
     def build(self, output: Path) -> None:
-        from kiwi_core.preload import _generate  # kernels import this module at their start
-
         known = _generate.read_header(self._compiler, self._header)
         _generate.write(self._work, _generate.read_calls(), known)
         objects = self._compile([self._work / "calls.c", *sources()])
@@ -271,11 +237,6 @@ def _version(header: Path) -> int:
         return 0
     found = re.search(r"^\s*#\s*define\s+CUDA_VERSION\s+(\d+)", text, re.M)
     return int(found[1]) if found else 0
-
-
-def _default_cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "kiwi"
 
 
 def _make_readable(directory: Path) -> None:

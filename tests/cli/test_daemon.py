@@ -91,12 +91,23 @@ def test_what_is_no_factor_is_said_before_anything_starts(kiwi, asked, text):
     assert not asked
 
 
-@pytest.mark.parametrize("text", ["2", "x512MiB", "0x512MiB", "2x", "2xbig", "-1x1GiB"])
+@pytest.mark.parametrize(
+    "text", ["2", "x512MiB", "0x512MiB", "2x", "2xbig", "-1x1GiB", "1x1GiB,595"]
+)
 def test_what_is_no_emulation_is_said_before_anything_starts(kiwi, asked, text):
     result = kiwi("daemon", f"--emulate={text}")
     assert result.code == 2
     assert "--emulate" in result.err
     assert asked == []
+
+
+def test_an_emulated_driver_is_chosen_by_name(kiwi, asked):
+    assert kiwi("daemon", "--emulate", "1×512MiB,driver=595").code == 0
+    assert asked[0].emulate == "1x512MiB,driver=595"
+    result = kiwi("daemon", "--emulate", "1x512MiB,driver=470")
+    assert result.code == 2
+    assert "580, 595, 595-open, 610" in result.err
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "soon", "1e9"])

@@ -65,7 +65,6 @@ CUresult cuCheckpointProcessUnlock(int, CUcheckpointUnlockArgs *);
 
 CUresult cuMemcpyHtoD_v2(CUdeviceptr, const void *, size_t);
 CUresult cuMemcpyDtoHAsync_v2(void *, CUdeviceptr, size_t, CUstream);
-CUresult cuCheckpointOperationComplete(CUcheckpointOperationHandle);
 
 enum { THREADS = 3, ROUNDS = 60, SWAPS = 12, WORDS = 64 << 10 };
 static CUcontext context;

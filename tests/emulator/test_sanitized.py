@@ -29,7 +29,9 @@ def test_no_sanitizer_complains(tmp_path, sanitizers):
         flags += ["-DKE_DEVICE_BASE=0x4000000000ull", "-DKE_DEVICE_SPAN=0x2000000000ull"]
     command = [*compiler, *flags, *fatal, include, "-o", target, str(PROGRAM), *sources]
     subprocess.run(command, check=True)
-    emulator.create_state(tmp_path / "gpus", emulator.parse_gpus("1x64MiB"))
+    emulator.create_state(tmp_path / "gpus", emulator.parse_gpus("1x64MiB"), "worst")
+    for manner in ("sync_crashes", "query_crashes"):  # the program is swapped wherever it is
+        emulator.set_manner(tmp_path / "gpus", manner, on=False)
     environment = os.environ | {emulator.ENV_STATE: str(tmp_path / "gpus")}
     environment["ASAN_OPTIONS"] = "detect_leaks=0"  # what a process keeps for its life is no leak
     done = subprocess.run(

@@ -14,6 +14,7 @@ from cuda_processes import Worker
 
 from kiwi_core import emulator
 from kiwi_core.emulator import _build, _layout
+from kiwi_core.emulator._faults import KINDS
 from kiwi_core.preload._build import Unavailable, _version, find_header
 
 
@@ -84,6 +85,19 @@ def test_the_layout_in_python_is_the_one_in_c(tmp_path):
     subprocess.run([*compiler, include, "-o", program, str(tmp_path / "offsets.c")], check=True)
     printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout
     assert [int(line) for line in printed.split()] == expected
+
+
+def test_the_numbers_in_python_are_those_in_c():
+    header = (_build.SOURCES / "state.h").read_text()
+    manners = re.search(r"enum ke_manner \{(.*?)\};", header, re.DOTALL)
+    faults = re.search(r"enum ke_fault_kind \{(.*?)\};", header, re.DOTALL)
+    assert manners
+    assert faults
+    bits = re.findall(r"= 1u << (\d+)", manners[1])
+    assert [1 << int(bit) for bit in bits] == list(emulator.MANNERS.values())
+    kinds = dict(re.findall(r"KE_FAULT_(\w+) = (\d+)", faults[1]))
+    ours = {"NONE": 0} | {name.upper(): number for name, number in KINDS.items()}
+    assert {name: int(number) for name, number in kinds.items()} == ours
 
 
 @pytest.mark.timeout(300)

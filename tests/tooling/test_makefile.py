@@ -47,6 +47,7 @@ def commands_of_test() -> str:
     ready = [
         ".venv/.kiwi-ready",
         ".venvs/old/.kiwi-ready",
+        ".venvs/clients/.kiwi-ready",
         "labextension/node_modules/.package-lock.json",
         ".venv/.kiwi-lab-ready",
     ]

@@ -1,0 +1,88 @@
+"""Programs of users on the emulated driver, in an environment that has no Kiwi (.venvs/clients)."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from client_program import ClientProgram
+from daemon import Daemon, running_daemon
+from leftovers import nothing_left
+from pagers import BOTH, PagerUnderTest
+
+from kiwi_core import emulator, preload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).parents[2]
+CLIENTS = ROOT / ".venvs" / "clients" / "bin" / "python"
+
+
+@pytest.fixture(scope="session")
+def client_python() -> str:
+    """The Python that imports numba-cuda; the one that runs the tests has no numba."""
+    if not CLIENTS.exists():
+        pytest.fail(f"There is no {CLIENTS.relative_to(ROOT)}: make setup makes it.", pytrace=False)
+    return str(CLIENTS)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def libraries() -> emulator.Libraries:
+    """Built once beforehand, both: nobody shall wait for a compiler within a test."""
+    preload.library()
+    return emulator.build()
+
+
+@pytest.fixture(autouse=True)
+def private_tmp(libraries: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Temporary files of the test go here; it leaves neither files nor processes."""
+    with nothing_left(monkeypatch) as directory:
+        yield directory
+
+
+@pytest.fixture
+def stack(private_tmp: Path) -> Iterator[ExitStack]:
+    """Ends what a test started, the latest first, before ``private_tmp`` looks for leftovers."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def emulated_gpu(tmp_path: Path, libraries: emulator.Libraries) -> dict[str, str]:
+    """The environment of a program that has an emulated GPU of 512 MiB to itself, without Kiwi."""
+    state = tmp_path / "gpu"
+    emulator.create_state(state, emulator.parse_gpus("1x512MiB"))
+    return {**os.environ, **emulator.environment(state, libraries)}
+
+
+@pytest.fixture(params=BOTH, ids=str)
+def pager(request: pytest.FixtureRequest) -> PagerUnderTest:
+    """Whoever asks for it runs twice: the driver's checkpoint moves, then the library."""
+    found: PagerUnderTest = request.param
+    return found
+
+
+@pytest.fixture
+def make_daemon(stack: ExitStack, pager: PagerUnderTest) -> Callable[..., Daemon]:
+    """``make_daemon("1x256MiB", "--tq", "1")``: a running ``kiwi daemon``."""
+
+    def make(sizes: str, *args: str) -> Daemon:
+        return stack.enter_context(running_daemon(sizes, *args, pager=pager))
+
+    return make
+
+
+@pytest.fixture
+def start(stack: ExitStack, client_python: str) -> Callable[..., ClientProgram]:
+    """``start(daemon, "first", "numba_program.py", 60, 1)``: ``kiwi run -- python …``."""
+
+    def start(daemon: Daemon, name: str, script: str, *args: object) -> ClientProgram:
+        path = Path(__file__).with_name(script)
+        command = [client_python, str(path), *map(str, args)]
+        return stack.enter_context(ClientProgram(daemon, name, command))
+
+    return start

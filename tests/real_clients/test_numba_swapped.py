@@ -1,0 +1,87 @@
+"""Two programs with numba-cuda that do not fit together, swapped in the middle of their work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import ledger
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from client_program import ClientProgram
+    from daemon import Daemon
+    from pagers import PagerUnderTest
+
+    from kiwi_core.wire.messages import GpuStatus
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+MIB = 1 << 20
+GPU_MIB = 80
+EACH_MIB = 48
+SWAPS = 3
+"""How often each program is found moved out; each time its bytes are checked afterwards."""
+
+PROGRAM = "numba_program.py"
+
+
+def test_two_programs_are_swapped_in_the_middle_of_their_work(
+    make_daemon: Callable[..., Daemon], start: Callable[..., ClientProgram], pager: PagerUnderTest
+) -> None:
+    """Neither ever pauses: each time one has the GPU, the other was stopped in mid-burst. The
+    checksums are asked for while it is out, so they are the first thing it does when it is back."""
+    daemon = make_daemon(f"1x{GPU_MIB}MiB", "--tq", "0.3")
+    pair = [start(daemon, name, PROGRAM, EACH_MIB, seed) for seed, name in enumerate(("A", "B"))]
+    for program in pair:
+        assert "Emulated" in program.introduction()["gpu"]
+    rounds = {program.name: [0] for program in pair}
+    for _ in range(SWAPS):
+        for program in pair:
+            _wait_until_out(program, pager)
+            program.ask("sums")
+            found = program.answer()
+            assert found["gpu"] == found["host"], f"{program.name} came back with wrong bytes"
+            rounds[program.name].append(found["rounds"])
+    for program in pair:
+        assert program.session.suspensions >= SWAPS
+        assert sorted(set(rounds[program.name])) == rounds[program.name], "it worked in between"
+    _assert_the_journal_has_swaps(daemon, [program.session.id for program in pair])
+    for program in pair:
+        found = program.get("sums")
+        assert found["gpu"] == found["host"]
+        assert program.end() == 0
+
+
+def _wait_until_out(program: ClientProgram, pager: PagerUnderTest) -> None:
+    """By the daemon's status and by the driver's own books."""
+
+    def out(status: GpuStatus) -> bool:
+        (session,) = (s for s in status.sessions if s.name == program.name)
+        return session.paged_out_bytes >= EACH_MIB * MIB and pager.is_out(program.books)
+
+    program.daemon.wait_for(out, f"{program.name} is out", 90.0)
+
+
+def _assert_the_journal_has_swaps(daemon: Daemon, sessions: list[str]) -> None:
+    read = ledger.read(daemon.journal())
+    for session in sessions:
+        assert read.stops(session) >= SWAPS, f"stopped in mid-burst: {read.stopped}"
+        for way in ("out", "in"):
+            moves = [m for m in read.moved if m[:2] == (session, way) and m[2] >= EACH_MIB * MIB]
+            assert len(moves) >= SWAPS, f"moved: {read.moved}"
+    assert not read.overlaps(), "they do not fit together"
+
+
+def test_a_wrong_byte_in_the_gpu_is_noticed(
+    make_daemon: Callable[..., Daemon], start: Callable[..., ClientProgram]
+) -> None:
+    """The checksums that the test above trusts: one byte of an array makes them differ."""
+    program = start(make_daemon(f"1x{GPU_MIB}MiB"), "A", PROGRAM, 12, 1)
+    program.introduction()
+    sums = program.get("sums")
+    assert sums["gpu"] == sums["host"]
+    spoilt = program.get("spoilt_sums")
+    assert spoilt["gpu"][:-1] == spoilt["host"][:-1]
+    assert spoilt["gpu"][-1] != spoilt["host"][-1]

@@ -1,0 +1,77 @@
+"""A user's program under ``kiwi run``: asked by lines on its input, answers with lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from patience import die_with_the_test
+
+if TYPE_CHECKING:
+    from daemon import Daemon
+
+    from kiwi_core.emulator import ProcessBooks
+    from kiwi_core.wire.messages import SessionStatus
+
+ENDS_WITHIN_S = 60.0
+
+
+class ClientProgram:
+    def __init__(self, daemon: Daemon, name: str, command: list[str]) -> None:
+        self.daemon, self.name = daemon, name
+        self._run = subprocess.Popen(
+            [sys.executable, "-m", "kiwi_core.cli", "run", "--require", "--name", name, "--"]
+            + command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **daemon.env},
+            preexec_fn=die_with_the_test,
+        )
+        self.pid = 0
+
+    def __enter__(self) -> ClientProgram:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._run:
+            self._run.kill()
+
+    def introduction(self) -> Any:
+        """The first line of its output, which says its pid."""
+        said = self.answer()
+        self.pid = said["pid"]
+        return said
+
+    def ask(self, question: str) -> None:
+        """Without waiting for the answer: ``answer()`` fetches it."""
+        assert self._run.stdin is not None
+        self._run.stdin.write(question + "\n")
+        self._run.stdin.flush()
+
+    def answer(self) -> Any:
+        assert self._run.stdout is not None
+        line = self._run.stdout.readline()
+        assert line, f"{self.name} ended with {self._run.wait(ENDS_WITHIN_S)}; its error is above"
+        return json.loads(line)
+
+    def get(self, question: str) -> Any:
+        self.ask(question)
+        return self.answer()
+
+    def end(self) -> int:
+        """End its input; how ``kiwi run`` ended."""
+        self._run.communicate(timeout=ENDS_WITHIN_S)
+        return self._run.returncode
+
+    @property
+    def session(self) -> SessionStatus:
+        return next(s for s in self.daemon.status().sessions if s.name == self.name)
+
+    @property
+    def books(self) -> ProcessBooks:
+        """What the driver itself says of the program's process."""
+        return next(p for p in self.daemon.books().processes if p.pid == self.pid)
