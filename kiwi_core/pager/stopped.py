@@ -20,7 +20,7 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 
 def why_stopped(ref: ProcessRef) -> str:
     """Return why ``ref`` does not run, as the rest of a sentence; empty: it runs, or has ended."""
-    return why_halted(ref) or (BY_FREEZER if _frozen(ref.pid) else "")
+    return why_halted(ref) or why_frozen(ref)
 
 
 def why_halted(ref: ProcessRef) -> str:
@@ -40,9 +40,9 @@ def has_driver(ref: ProcessRef) -> bool:
         return False
 
 
-def _frozen(pid: int) -> bool:
+def why_frozen(ref: ProcessRef) -> str:
     """By the freezer of version 2, or of version 1, of control groups."""
-    return any(_says_frozen(place) for place in _places(pid))
+    return BY_FREEZER if any(_says_frozen(place) for place in _places(ref.pid)) else ""
 
 
 def _places(pid: int) -> list[Path]:

@@ -12,7 +12,7 @@ from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.movers import Busy, Hung
-from kiwi_core.pager.stopped import has_driver, why_halted
+from kiwi_core.pager.stopped import has_driver, why_frozen, why_halted
 from kiwi_core.units import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -137,7 +137,9 @@ class Survey:
         if usage is None:
             self._meter.forget()
             usage = await self._meter.read()
-        found = [await self.member(ref) for ref in self._all_of(target, usage)]
+        # One look at a control group for all: they are in the same one, nearly always.
+        frozen = why_frozen(target.root)
+        found = [await self.member(ref, frozen) for ref in self._all_of(target, usage)]
         return [m for m in found if m.state is not CheckpointState.NOT_A_CUDA_PROCESS or m.error]
 
     def refs(self, target: Target) -> list[ProcessRef]:
@@ -152,9 +154,9 @@ class Survey:
                 refs.setdefault(ref)
         return [ref for ref in refs if ref not in target.without]
 
-    async def member(self, ref: ProcessRef) -> Member:
+    async def member(self, ref: ProcessRef, frozen: str = "") -> Member:
         """One that is stopped is not asked about: the answer would not come."""
-        if stopped := why_halted(ref):
+        if stopped := why_halted(ref) or frozen:
             return self._unasked(ref, stopped)
         try:
             state = await self._driver.checkpoint_state(ref.pid)

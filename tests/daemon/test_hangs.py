@@ -1,0 +1,179 @@
+"""Driver calls and readings of NVML that hang, and programs that are stopped, in every state: the
+daemon answers throughout, the others go on, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import psutil
+import pytest
+from daemon import wait_until
+
+from kiwi_core import emulator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daemon import Daemon
+    from session_program import SessionProgram
+
+    Start = Callable[..., Daemon]
+    Program = Callable[..., SessionProgram]
+
+ARGS: Final = ("1x256MiB", "--tq", "0.5", "--lock-timeout", "1", "--stuck-after", "2")
+
+ANSWERS_S: Final = 10.0
+"""For one status. It takes milliseconds; a daemon that waits for the driver would not answer at
+all, and the machines that run tests are busy."""
+
+ASKS: Final = 10
+
+
+def answers(daemon: Daemon) -> None:
+    for _ in range(ASKS):
+        began_s = time.monotonic()
+        daemon.status()
+        assert time.monotonic() - began_s < ANSWERS_S
+        time.sleep(0.1)
+
+
+def works(one: SessionProgram) -> None:
+    one.start_burst()
+    wait_until(one.granted, f"{one.name} is granted")
+    before = one.rounds()
+    wait_until(lambda: one.rounds() > before, f"{one.name} goes on")
+    one.stop_burst()
+
+
+@pytest.mark.parametrize("operation", ["lock", "checkpoint", "get_state"])
+@pytest.mark.parametrize("state", ["idle", "running"])
+def test_on_its_way_out(start: Start, program: Program, operation: str, state: str) -> None:
+    daemon = start(*ARGS)
+    other, hung = program(daemon, 20), program(daemon, 200)
+    if state == "running":
+        hung.start_burst()
+        wait_until(hung.granted, "it computes")
+    faults = emulator.Faults(daemon.state_path)
+    faults.set("hang", pid=hung.pid, operation=operation, count=-1)
+    if state == "idle":
+        hung.worker.do("client.release()")
+    else:
+        big = program(daemon)
+        big.begin_take(100, 7)  # so that it has to make room
+    wait_until(lambda: faults.hanging() > 0, "it hangs")
+    answers(daemon)
+    if state == "idle":
+        works(other)
+    faults.clear()
+    if state == "running":
+        big.worker.answer()
+        hung.stop_burst()
+        assert big.intact()
+    assert hung.intact()
+    assert other.intact()
+
+
+@pytest.mark.parametrize("operation", ["restore", "unlock", "get_state"])
+def test_on_its_way_in(start: Start, program: Program, operation: str) -> None:
+    daemon = start(*ARGS)
+    other, hung = program(daemon, 20), program(daemon, 60)
+    hung.worker.do("client.release()")
+    daemon.wait_state(hung.pid, "paged-out")
+    faults = emulator.Faults(daemon.state_path)
+    faults.set("hang", pid=hung.pid, operation=operation, count=-1)
+    hung.start_burst()
+    wait_until(lambda: faults.hanging() > 0, "it hangs")
+    answers(daemon)
+    if operation != "get_state":
+        daemon.wait_for(lambda s: any(x.problem for x in s.sessions if x.pid == hung.pid), "shown")
+    works(other)
+    faults.clear()
+    wait_until(hung.granted, "it has come back", 120)
+    hung.stop_burst()
+    assert hung.intact()
+    assert other.intact()
+
+
+def test_nvml_hangs(start: Start, program: Program) -> None:
+    """Only workers read it. That nothing is known then is shown, and leases are given all the
+    same."""
+    daemon = start(*ARGS, env={"KIWI_EMULATOR_HANG": "nvmlDeviceGetComputeRunningProcesses"})
+    one = program(daemon)
+    answers(daemon)
+    one.worker.do("begin(); client.end_burst()")
+    daemon.wait_for(lambda s: bool(s.errors), "it is shown")
+    answers(daemon)
+
+
+def test_workers_that_are_killed_again_and_again(start: Start, program: Program) -> None:
+    daemon = start(*ARGS)
+    one, other = program(daemon, 150), program(daemon, 150)
+    for _ in range(5):
+        for child in psutil.Process(daemon.status().daemon_pid).children():
+            child.kill()
+        works(one)
+        works(other)
+    assert one.intact()
+    assert other.intact()
+
+
+# --- stopped programs -----------------------------------------------------------------------------
+
+
+def stands(pid: int) -> bool:
+    """Whether the process is stopped by a signal."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: stands(pid), "it stands still")
+
+
+@pytest.mark.parametrize("state", ["idle", "running"])
+def test_ctrl_z_on_one_that_has_the_gpu(start: Start, program: Program, state: str) -> None:
+    """Its turn ends, its memory goes out, and it stays stopped."""
+    daemon = start(*ARGS)
+    other, stopped = program(daemon, 150), program(daemon, 150)
+    if state == "running":
+        stopped.start_burst()
+        wait_until(stopped.granted, "it computes")
+    stop(stopped.pid)
+    works(other)
+    answers(daemon)
+    assert stands(stopped.pid)
+    daemon.wait_for(
+        lambda s: any("Ctrl-Z" in x.stopped for x in s.sessions if x.pid == stopped.pid), "shown"
+    )
+    os.kill(stopped.pid, signal.SIGCONT)
+    if state == "running":
+        before = stopped.rounds()
+        wait_until(lambda: stopped.rounds() > before, "it goes on by itself")
+        stopped.stop_burst()
+    assert stopped.intact()
+    assert other.intact()
+
+
+def test_ctrl_z_on_one_that_waits_with_its_memory_out(start: Start, program: Program) -> None:
+    """It takes no turn until it goes on."""
+    daemon = start(*ARGS)
+    stopped, other = program(daemon, 150), program(daemon, 150)
+    daemon.wait_state(stopped.pid, "paged-out")
+    other.start_burst()
+    wait_until(other.granted, "the other computes")
+    stopped.start_burst()
+    stop(stopped.pid)
+    before = other.rounds()
+    wait_until(lambda: other.rounds() > before + 100, "the other goes on")
+    answers(daemon)
+    other.stop_burst()
+    works(other)
+    os.kill(stopped.pid, signal.SIGCONT)
+    wait_until(stopped.granted, "its turn has come")
+    stopped.stop_burst()
+    assert stopped.intact()
+    assert other.intact()

@@ -1,0 +1,123 @@
+"""Programs that do not run: the driver would not answer about them, so it is not asked."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from contract import moved, refused, soon_ns
+from cuda_processes import wait_until
+from worlds import EmulatedWorld, LinkedWorld
+
+from kiwi_core.pager import stopped
+from kiwi_core.states import Reason, Residency
+from kiwi_core.units import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from worlds import RunningSession
+
+_PTRACE_ATTACH, _PTRACE_DETACH = 16, 17
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[LinkedWorld]:
+    """With the daemon's pager; the programs have no library."""
+    world = LinkedWorld(tmp_path / "gpus")
+    yield world
+    world.close()
+
+
+def start(world: LinkedWorld, size_bytes: int, child_bytes: int = 0) -> RunningSession:
+    return EmulatedWorld.start(world, size_bytes, child_bytes=child_bytes)
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@contextmanager
+def debugged(pid: int) -> Iterator[None]:
+    """A debugger, this thread, has stopped ``pid``."""
+    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+    ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+    assert ptrace(_PTRACE_ATTACH, pid, None, None) == 0, os.strerror(ctypes.get_errno())
+    wait_until(lambda: state(pid) == "t", "it stands still")
+    os.waitpid(pid, 0x40000000)  # __WALL
+    yield
+    assert ptrace(_PTRACE_DETACH, pid, None, None) == 0
+
+
+def goes_out_and_comes_back(world: LinkedWorld, session: RunningSession) -> None:
+    moved(world.pager.page_out(session.target, soon_ns()))
+    moved(world.pager.page_in(session.target, soon_ns()))
+
+
+def test_ctrl_z_hinders_no_page_out_and_keeps_its_program_stopped(world: LinkedWorld) -> None:
+    session = start(world, 4 * MIB, child_bytes=4 * MIB)
+    before = session.digest()
+    for pid in (session.pid, session.child_pid):
+        os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: state(session.pid) == state(session.child_pid) == "T", "both stand still")
+    assert "Ctrl-Z" in world.pager.observe(session.target).stopped
+    moved(world.pager.page_out(session.target, soon_ns()))
+    seen = world.pager.observe(session.target)
+    assert seen.residency is Residency.PAGED_OUT
+    assert state(session.pid) == state(session.child_pid) == "T"
+    assert (
+        "Ctrl-Z" in refused(world.pager.page_in(session.target, soon_ns()), Reason.STOPPED).detail
+    )
+    for pid in (session.pid, session.child_pid):
+        os.kill(pid, signal.SIGCONT)
+    moved(world.pager.page_in(session.target, soon_ns()))
+    assert world.pager.observe(session.target).stopped == ""
+    assert session.digest() == before
+
+
+@pytest.mark.parametrize("call", ["suspend", "page_out"])
+def test_a_debugger_keeps_what_it_has(world: LinkedWorld, call: str) -> None:
+    session, other = start(world, 4 * MIB), start(world, 4 * MIB)
+    before = session.digest()
+    with debugged(session.pid):
+        answer = refused(getattr(world.pager, call)(session.target, soon_ns()), Reason.STOPPED)
+        assert "debugger" in answer.detail
+        assert "debugger" in world.pager.observe(session.target).stopped
+        assert state(session.pid) == "t"
+        goes_out_and_comes_back(world, other)
+    assert session.digest() == before
+    goes_out_and_comes_back(world, session)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("cgroup.events", "populated 1\nfrozen 1\n"), ("freezer.state", "FROZEN\n")],
+    ids=["version-2", "version-1"],
+)
+def test_a_frozen_control_group(world: LinkedWorld, tmp_path: Path, name: str, text: str) -> None:
+    """The group's files are made up: a test cannot count on being allowed to freeze one."""
+    session = start(world, 4 * MIB)
+    place = tmp_path / name
+    place.write_text(text)
+    world.pager.worker.do(
+        "from pathlib import Path; import kiwi_core.pager.stopped as stopped;"
+        f" stopped._places = lambda pid: [Path({str(place)!r})]"
+    )
+    answer = refused(world.pager.page_out(session.target, soon_ns()), Reason.STOPPED)
+    assert "frozen" in answer.detail
+    assert "frozen" in world.pager.observe(session.target).stopped
+    place.write_text(text.replace("frozen 1", "frozen 0").replace("FROZEN", "THAWED"))
+    goes_out_and_comes_back(world, session)
+
+
+def test_where_the_groups_files_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(stopped, "_CGROUPS", tmp_path)
+    places = stopped._places(os.getpid())
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    assert bool(places) == any(line.split(":")[1] in ("", "freezer") for line in lines)
+    assert all(place.is_relative_to(tmp_path) for place in places)
