@@ -74,7 +74,7 @@ def examine(sockets: Path) -> Iterator[Finding]:
     yield from _within("machine", machine.check)
     yield from _within("driver", gpu.check)
     yield from _within("NVML", list_gpus)
-    yield from _within("killers", killers.check)
+    yield from _within("module", killers.check)
     yield from _within("memory", lambda: memory.check(gpus, [sockets, state, Path("/dev/shm")]))
     yield from _within("sockets", lambda: socket_checks.check(sockets))
     yield from _within("notebook", notebook.check)

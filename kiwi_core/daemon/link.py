@@ -154,11 +154,12 @@ class Link:
         return old if old is not connection else None
 
     def lost(self) -> None:
-        """The connection ended. A library that holds its program lets it go then."""
+        """The connection ended. A library that holds its program lets it go then; not so one that
+        is only a gate: it cannot know whether the driver has the process."""
         self.connection = None
         self.away_since_s = time.monotonic()
         self.gate_open, self.wants_lease = None, False
-        if self.told.residency is Residency.LOCKED:
+        if self.told.residency is Residency.LOCKED and self.owns:
             self.told = _as(self.told, Residency.RESIDENT)
         if self.call is not None:
             _later(RECONNECT_WITHIN_S, self._give_up_if_away, self.call)

@@ -51,14 +51,18 @@ def _began() -> Answer:
 
 def _heard(daemon: socket.socket) -> Call | None:
     head = _read(daemon, HEAD_BYTES)
-    return msgspec.msgpack.decode(_read(daemon, body_bytes(head)), type=Call) if head else None
+    body = _read(daemon, body_bytes(head)) if head else b""
+    return msgspec.msgpack.decode(body, type=Call) if body else None
 
 
 def _read(daemon: socket.socket, size: int) -> bytes:
     """``size`` bytes; none where the daemon has ended."""
     parts = bytearray()
     while len(parts) < size:
-        part = daemon.recv(size - len(parts))
+        try:
+            part = daemon.recv(size - len(parts))
+        except OSError:
+            return b""
         if not part:
             return b""
         parts += part
@@ -68,7 +72,7 @@ def _read(daemon: socket.socket, size: int) -> bytes:
 def _say(daemon: socket.socket, answer: Answer) -> None:
     try:
         daemon.sendall(frame(answer))
-    except BrokenPipeError:
+    except OSError:
         sys.exit(0)
 
 

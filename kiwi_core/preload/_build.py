@@ -12,7 +12,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -155,6 +154,8 @@ class _Builder:
         self._link(output.with_name(ALIAS_NAME), "libcuda.so", ["-Wl,--no-as-needed", gate])
 
     def _compile(self, files: Sequence[Path], *flags: str) -> list[Path]:
+        from concurrent.futures import ThreadPoolExecutor
+
         directory = Path(tempfile.mkdtemp(dir=self._work))
         common = [*self._compiler, *FLAGS, *self._more, *flags, "-isystem"]
         common += [str(self._header.parent), "-iquote", str(SOURCES)]

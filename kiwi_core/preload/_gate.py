@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kiwi_core.preload._places import ALIAS_NAME, GATE_NAME
 
@@ -27,8 +26,7 @@ class GateState(Enum):
     """There is no gate that could be loaded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
+class Gate(NamedTuple):
     """``reason`` says in words why it is not loaded."""
 
     state: GateState

@@ -12,7 +12,7 @@ import pytest
 from preload_world import PATIENCE_S, World, compile_c
 
 from kiwi_core import preload
-from kiwi_core.preload import _build, ready
+from kiwi_core.preload import _build, _generate, ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -199,7 +199,7 @@ def test_no_gate(
 
 
 def test_it_exports_every_function_of_the_header(gate: Path) -> None:
-    header = _build._generate.read_header(_build.find_compiler(), _build.find_header())
+    header = _generate.read_header(_build.find_compiler(), _build.find_header())
     done = subprocess.run(
         ["nm", "-D", "--defined-only", gate], capture_output=True, text=True, check=True
     )
