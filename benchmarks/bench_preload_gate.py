@@ -25,7 +25,16 @@ from kiwi_core.preload import _build
 from tests.support.preload_world import PROGRAMS
 
 LIMIT = 1.01
-CALLS = {"copy": "cuMemcpyHtoD, 4 bytes", "record": "cuEventRecord", "launch": "cuLaunchKernel"}
+CALLS = {
+    "copy": "cuMemcpyHtoD, 4 bytes",
+    "record": "cuEventRecord",
+    "wait": "cuStreamSynchronize, idle",
+    "launch": "cuLaunchKernel",
+}
+FROM_PYTHON = {
+    "python": "cuLaunchKernel from Python",
+    "python-wait": "the same, each followed by cuStreamSynchronize",
+}
 PYTHON = """
 import sys, time
 from cuda.bindings import driver
@@ -38,10 +47,11 @@ m = ck(driver.cuModuleLoadData(b"kiwi-emulated-module\\0"))
 f = ck(driver.cuModuleGetFunction(m, b"fill_u32"))
 import ctypes
 args = ((p, 1, 7), (None, ctypes.c_uint64, ctypes.c_uint32)); n = int(sys.argv[2])
+every = 1 if sys.argv[1] == "python-wait" else 64
 began = time.thread_time_ns()
 for i in range(n):
     driver.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, s, args, 0)
-    if i % 64 == 63: ck(driver.cuStreamSynchronize(s))
+    if i % every == every - 1: ck(driver.cuStreamSynchronize(s))
 ck(driver.cuStreamSynchronize(s))
 print((time.thread_time_ns() - began) / n)
 """
@@ -77,8 +87,8 @@ class Programs:
         return sum(costs.values()), library
 
     def _command(self, call: str, count: int) -> list[str]:
-        if call == "python":
-            return [sys.executable, "-c", PYTHON, "launch", str(count)]
+        if call in FROM_PYTHON:
+            return [sys.executable, "-c", PYTHON, call, str(count)]
         return [str(self._c), call, str(count)]
 
     def _run(self, command: list[str], how: str) -> subprocess.CompletedProcess[str]:
@@ -140,8 +150,8 @@ def main() -> None:
     results: dict[str, Any] = {"machine": where, "calls": {}}
     with tempfile.TemporaryDirectory() as directory:
         programs = Programs(Path(directory))
-        for call in (*CALLS, "python"):
-            several = count // 5 if call in ("launch", "python") else count
+        for call in (*CALLS, *FROM_PYTHON):
+            several = count // 5 if call in ("launch", *FROM_PYTHON) else count
             results["calls"][call] = measure(programs, call, several, rounds)
             if shutil.which("valgrind"):
                 few = 200 if args.quick else 2000
@@ -157,7 +167,7 @@ def main() -> None:
         counted = one.get("instructions", {})
         rows.append(
             (
-                CALLS.get(call, "cuLaunchKernel from Python"),
+                (CALLS | FROM_PYTHON)[call],
                 *(one[how]["median_ns"] for how in ("plain", "preloaded", "plain again")),
                 one["added_ns"],
                 *(counted.get(key, "–") for key in ("plain", "added")),
@@ -167,7 +177,8 @@ def main() -> None:
     table(head, rows)
     python, launch = results["calls"]["python"], results["calls"]["launch"]
     results["targets"] = [target("launch loop from Python, processor time", python["ratio"], LIMIT)]
-    for place, one in (("from Python", python), ("in C", launch)):
+    waits = results["calls"]["python-wait"]
+    for place, one in (("from Python", python), ("with waits", waits), ("in C", launch)):
         if counted := one.get("instructions"):
             results["targets"].append(
                 target(f"launch loop {place}, instructions", counted["ratio"], LIMIT)

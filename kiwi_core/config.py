@@ -65,9 +65,8 @@ class Config:
     """To be free beside that, but at most the same fraction of the GPU (small ones are emulated). A
     process takes more than NVML says of it: 5 MiB more were seen, and others may grow meanwhile."""
 
-    restore_margin_min_bytes: int = 4 * MIB
-    """The least of both: two of the driver's allocation units. It is all the margin of a process
-    that comes back to a GPU which nobody else uses: that may have filled the GPU before."""
+    restore_margin_min_bytes: int = 8 * MIB
+    """The least of the latter: what was seen, and one of the driver's allocation units."""
 
     observe_interval_ns: int = 500 * NS_PER_MS
     """How often the daemon reads memory and utilisation while somebody runs."""

@@ -85,6 +85,8 @@ class Reason(str, Enum):
     """Any other answer of the driver; the detail has its words."""
     GONE = "gone"
     """The process ended meanwhile."""
+    STOPPED = "stopped"
+    """The process does not run (Ctrl-Z, a debugger, a frozen control group)."""
 
 
 class Notice(str, Enum):

@@ -1,4 +1,4 @@
-"""Puts the in-process pager's library into a wheel, compiled for one machine and an old glibc.
+"""Puts the preloaded library and the gate into a wheel, compiled for one machine and an old glibc.
 
 Only where ``KIWI_WHEEL_MACHINE`` names the machine (``make wheels`` does): any other build is pure
 Python, and the library is compiled on first use where there is a compiler.
@@ -27,13 +27,14 @@ def add(root: Path, work: Path, build_data: dict[str, Any]) -> None:
     if not machine():
         return
     sys.path.insert(0, str(root))
-    from kiwi_core.preload import NAME
-    from kiwi_core.preload._build import TARGETS, cross
+    from kiwi_core.preload._build import ALIAS_NAME, GATE_NAME, NAME, TARGETS, cross
 
     if machine() not in TARGETS:
         raise RuntimeError(f"{MACHINE} is {machine()!r}; it may be {' or '.join(TARGETS)}.")
     library = work / machine() / NAME
     cross(machine(), library)
-    build_data["force_include"][str(library)] = f"kiwi_core/preload/lib/{machine()}/{NAME}"
+    for name in (NAME, GATE_NAME, ALIAS_NAME):
+        home = f"kiwi_core/preload/lib/{machine()}/{name}"
+        build_data["force_include"][str(library.with_name(name))] = home
     build_data["pure_python"] = False
     build_data["tag"] = f"py3-none-manylinux2014_{machine()}"  # that is glibc 2.17

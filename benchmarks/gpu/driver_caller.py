@@ -86,13 +86,11 @@ class PagerCalls:
 
     def _pager(self, uuid: str) -> Any:
         """Return the one pager of this GPU: it remembers how much each process had."""
-        from kiwi_core.gpu import driver
-        from kiwi_core.pager.checkpoint import CheckpointPager
+        from kiwi_core.bench.blocking import BlockingPager
 
         with self.lock:
             if uuid not in self.pagers:
-                driver.warm_up()
-                self.pagers[uuid] = CheckpointPager(uuid)
+                self.pagers[uuid] = BlockingPager(uuid)
             return self.pagers[uuid]
 
     def _move(self, way: str, pid: int, uuid: str, within_s: float) -> tuple[int, Any]:

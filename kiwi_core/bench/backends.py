@@ -61,7 +61,7 @@ class Backend:
 
 CHECKPOINT: Final = Backend(
     "checkpoint",
-    pager="kiwi_core.pager.checkpoint:CheckpointPager",
+    pager="kiwi_core.bench.blocking:BlockingPager",
     from_driver=True,
     usual_share=0.05,  # drivers 580 to 610 reach 3-10 GB/s of 26-55
 )

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 def examine(sockets: Path) -> Iterator[Finding]:
     """Every area, one after the other; one that hangs or breaks is a finding, not an end."""
-    from kiwi_core.cli.checks import gpu, jupyter, machine, memory, notebook, preload
+    from kiwi_core.cli.checks import gpu, jupyter, killers, machine, memory, notebook, preload
     from kiwi_core.cli.checks import sockets as socket_checks
 
     gpus: list[GpuInfo] = []
@@ -74,6 +74,7 @@ def examine(sockets: Path) -> Iterator[Finding]:
     yield from _within("machine", machine.check)
     yield from _within("driver", gpu.check)
     yield from _within("NVML", list_gpus)
+    yield from _within("module", killers.check)
     yield from _within("memory", lambda: memory.check(gpus, [sockets, state, Path("/dev/shm")]))
     yield from _within("sockets", lambda: socket_checks.check(sockets))
     yield from _within("notebook", notebook.check)

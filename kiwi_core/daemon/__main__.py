@@ -11,16 +11,15 @@ from dataclasses import replace
 import msgspec
 import structlog
 
-from kiwi_core import emulator
 from kiwi_core.config import DEFAULTS, Config
 from kiwi_core.daemon import log as logs
 from kiwi_core.daemon.child_options import ChildOptions
 from kiwi_core.daemon.gpu_daemon import run
-from kiwi_core.daemon.machine import Machine, this_machine
+from kiwi_core.daemon.machine import this_machine
 from kiwi_core.errors import NO_MORE, KiwiError
 
 SWITCH_INTERVAL_S = 0.0005
-"""How long a thread that looks at the GPU may keep the interpreter from the loop."""
+"""How long a thread that reads the usage's file may keep the interpreter from the loop."""
 
 EXIT_CANNOT = 78
 """EX_CONFIG of sysexits.h: starting it again would not help."""
@@ -35,11 +34,8 @@ def main() -> int:
     try:
         if options.restarted:
             options.keep_emulated_state()
-        if options.emulation is not None:
-            emulator.load(options.emulation.libcuda, options.emulation.libnvml)
         config = _config(options)
-        machine = this_machine(options.gpu_uuid, config, options.host_budget_bytes)
-        asyncio.run(_run(options, machine, config))
+        asyncio.run(_run(options, config))
     except KiwiError as error:
         log.error("cannot run", gpu=options.gpu_uuid, code=error.code, why=str(error))
         return EXIT_CANNOT
@@ -62,10 +58,11 @@ def _config(options: ChildOptions) -> Config:
     return replace(config, bring_back=options.bring_back)
 
 
-async def _run(options: ChildOptions, machine: Machine, config: Config) -> None:
+async def _run(options: ChildOptions, config: Config) -> None:
     asyncio.get_running_loop().set_exception_handler(_crash)
+    machine = await this_machine(options.gpu_uuid, config, options.host_budget_bytes)
     await run(options, machine, config)
-    # A hung driver call keeps its thread: do not wait for it.
+    # An operation that hangs keeps its task: do not wait for it.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from kiwi_core.daemon.ledger import Bucket, bucket_begin_s
-from kiwi_core.daemon.threads import in_thread
 from kiwi_core.sched.accounts import Account
 
 if TYPE_CHECKING:
@@ -135,7 +133,7 @@ class Bookkeeper:
     async def _put(self, batch: dict[Bucket, Account]) -> None:
         """Never cancelled: nobody could tell then whether it was written."""
         try:
-            await in_thread(partial(self._ledger.add, batch, self._wall_s()), "usage")
+            await asyncio.to_thread(self._ledger.add, batch, self._wall_s())
             self.failing = False
         except Exception as error:  # noqa: BLE001  (whatever the file is: not the daemon's end)
             if not self.failing:

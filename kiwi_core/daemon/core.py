@@ -1,6 +1,6 @@
 """The heart of the shell: feeds events to the scheduler and performs what it orders.
 
-Everything here runs in the loop's thread. There is exactly one timer: for the scheduler's next
+There is exactly one timer: for the scheduler's next
 deadline or the next operation that becomes overdue, whichever comes first.
 """
 
@@ -17,7 +17,7 @@ from kiwi_core.daemon.metrics import Tally
 from kiwi_core.daemon.operations import Operations
 from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Action, Grant, Notify, Operation, RoomDenied, RoomMade
+from kiwi_core.sched.actions import Action, Grant, Notify, Operation, PageOut, RoomDenied, RoomMade
 from kiwi_core.states import Residency
 from kiwi_core.units import NS_PER_S, ns_to_seconds
 from kiwi_core.wire.messages import Granted, Told
@@ -67,7 +67,7 @@ class Core:
         self._hurry = hurry
         self._granted = granted
         self._loop = asyncio.get_running_loop()
-        self.operations = Operations(pager, self._post)
+        self.operations = Operations(pager, self._finished)
         self.tally = Tally()
         self.answer_room: Callable[[RoomAnswer], None] = _nobody_asked
         """Tells the program that asked for room."""
@@ -190,7 +190,8 @@ class Core:
     def _operate(self, action: Operation) -> None:
         self.last_op = max(self.last_op, action.op)
         member = self._members.get(action.session)
-        self._before_operation()
+        if not isinstance(action, PageOut):  # the pager has that written once it knows the sizes
+            self._before_operation()
         self._journal.flush()
         log.info(
             "operation", op=action.op, what=type(action).__name__, session=action.session,
@@ -199,13 +200,6 @@ class Core:
         if member is None:
             raise AssertionError(f"operation for a session that is not a member: {action}")
         self.operations.start(action, member.target)
-
-    def _post(self, event: ev.Event) -> None:
-        """From an operation's thread: the outcome, into the loop."""
-        try:
-            self._loop.call_soon_threadsafe(self._finished, event)
-        except RuntimeError:
-            log.info("outcome after the loop had closed", outcome=type(event).__name__)
 
     def _finished(self, event: ev.Event) -> None:
         op = event.op  # type: ignore[union-attr]  # only outcomes are posted

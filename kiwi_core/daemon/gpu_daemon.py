@@ -65,10 +65,10 @@ from kiwi_core.peer_limits import (
 )
 from kiwi_core.sched.replay import JournalHeader
 from kiwi_core.sched.scheduler import Scheduler
-from kiwi_core.states import MovedBy, Residency, SessionState
+from kiwi_core.states import Residency, SessionState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from kiwi_core.daemon.child_options import ChildOptions
     from kiwi_core.daemon.link import Link
@@ -204,7 +204,10 @@ class GpuDaemon:
             self._members, machine.gpu.total_bytes, self._link_died, self._roster.save,
             shares[PROGRAMS],
         )  # fmt: skip
-        self._pager = machine.pager(self._before_a_move, self._members.refs, self._links)
+        self._pager = machine.pager(
+            self._links, make_room=self._make_room, remember=self._roster.save,
+            other_roots=self._members.refs,
+        )  # fmt: skip
         self._core = Core(
             scheduler,
             self._members,
@@ -237,6 +240,7 @@ class GpuDaemon:
             feed=self._feed_observation,
             found=self._found_elsewhere,
             seen=self._guards.seen,
+            busy=self._is_busy,
         )
         reporter = Reporter(
             scheduler, self._members, rights, machine,
@@ -287,8 +291,6 @@ class GpuDaemon:
     def _libraries(self, session: SessionId) -> Libraries:
         links = self._links
         pager = self._pager.moved_by(session)
-        if not any(link.owns for link in links.of(session)):
-            pager = MovedBy.CHECKPOINT  # the libraries are gates only
         return Libraries(links.connected(session), pager, links.unowned(session))
 
     def _link_died(self, link: Link) -> None:
@@ -354,7 +356,7 @@ class GpuDaemon:
             footprints=[(ref.pid, ref.start_ticks, size) for ref, size in footprints.items()],
         )
 
-    # --- the machine's RAM (from any thread) ----------------------------------------------------
+    # --- the machine's RAM ----------------------------------------------------------------------
 
     def _out_bytes(self) -> int:
         """Of what libraries say to have out, no more than their processes have."""
@@ -386,13 +388,10 @@ class GpuDaemon:
             log.error("the machine's RAM cannot be read", why=str(error))
         return self._read_last[what]
 
-    def _before_a_move(self, target: Target, footprints: Mapping[ProcessRef, int]) -> None:
-        """From an operation's thread, before the driver moves anything: there must be RAM for it,
-        and the sizes must be on disk."""
+    async def _make_room(self, target: Target, size_bytes: int) -> None:
+        """Before the driver moves anything out: there must be RAM for it."""
         deadline_ns = time.monotonic_ns() + self._config.lock_timeout_ns
-        claim = self._limits.make_room(target.session, sum(footprints.values()), deadline_ns)
-        self._limits.done(claim)
-        self._roster.before_a_move(target, footprints)
+        self._limits.done(await self._limits.make_room(target.session, size_bytes, deadline_ns))
 
     # --- who there is ---------------------------------------------------------------------------
 
@@ -400,6 +399,10 @@ class GpuDaemon:
         """All who may have memory in the GPU."""
         sessions = self._core.view().sessions
         return self._targets(s.id for s in sessions if s.state is not SessionState.LOST)
+
+    def _is_busy(self, session: SessionId) -> bool:
+        """Is something being done to it? Then the driver must not be asked about it."""
+        return session in self._core.operations.sessions or self._pager.busy(session)
 
     def _runners(self) -> list[Target]:
         return self._targets(self._core.scheduler.holders)
@@ -438,6 +441,7 @@ class GpuDaemon:
         self._roster.save()
         await self._bookkeeper.close(ACCOUNTS_WITHIN_S)
         self._journal.close()
+        await self._machine.movers.close()
         log.info("ended", left_behind=len(left))
 
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
-from kiwi_core.daemon.threads import in_thread
 from kiwi_core.daemon.words import reason
 from kiwi_core.errors import KiwiError
 from kiwi_core.pager.api import Lost, Moved
@@ -83,8 +81,7 @@ async def bring_back(pager: Pager, targets: list[Target], ends_at_s: float) -> d
     behind. Returns those that had to stay out, with the reason."""
     tasks: dict[SessionId, asyncio.Task[str]] = {}
     for target in targets:
-        call = partial(_bring_one_back, pager, target, ends_at_s)
-        task = asyncio.ensure_future(in_thread(call, f"back-{target.session}"))
+        task = asyncio.ensure_future(_bring_one_back(pager, target, ends_at_s))
         tasks[target.session] = task
         await asyncio.wait(
             [task], timeout=max(0.0, min(NEXT_AFTER_S, ends_at_s - time.monotonic()))
@@ -97,8 +94,7 @@ async def bring_back(pager: Pager, targets: list[Target], ends_at_s: float) -> d
 
 def _why(task: asyncio.Task[str]) -> str:
     if not task.done():
-        task.cancel()
-        return NO_ANSWER
+        return NO_ANSWER  # it goes on for as long as this process does
     error = task.exception()
     if error is None:
         return task.result()
@@ -107,12 +103,12 @@ def _why(task: asyncio.Task[str]) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _bring_one_back(pager: Pager, target: Target, ends_at_s: float) -> str:
+async def _bring_one_back(pager: Pager, target: Target, ends_at_s: float) -> str:
     """Why it had to stay out; "" if it is back, or there is nothing to bring back."""
-    seen = pager.observe(target)
+    seen = await pager.observe(target)
     if not seen.alive:
         return ""
-    outcome = pager.page_in(target, round(ends_at_s * NS_PER_S))
+    outcome = await pager.page_in(target, round(ends_at_s * NS_PER_S))
     if isinstance(outcome, Moved):
         return ""
     if isinstance(outcome, Lost):

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import TimeoutError as NotYet
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -66,8 +64,6 @@ class Claim:
     session: SessionId
     more_bytes: int
     left_then_bytes: int | None = None
-    over: bool = False
-    """It waits no longer: not even if it has not begun to, because the loop was stuck."""
 
     def due_bytes(self, left_bytes: int) -> int:
         """What it has still to take, as far as can be told from how much is left now."""
@@ -77,10 +73,8 @@ class Claim:
 
 
 class Limits:
-    """``budget_bytes`` and ``left_bytes`` are asked in any thread: what all paged-out memory
-    together may take, and how much RAM of it nobody has taken; ``others_bytes``: what is out, and
-    no library's. ``held``, ``make_room`` and ``before_page_out`` may be called from any thread, all
-    the rest in the loop's."""
+    """``budget_bytes``: what all paged-out memory together may take; ``left_bytes``: how much RAM
+    of it nobody has taken; ``others_bytes``: what is out, and no library's."""
 
     def __init__(
         self,
@@ -171,7 +165,7 @@ class Limits:
 
     # --- RAM for a page-out ---------------------------------------------------------------------
 
-    def before_page_out(
+    async def before_page_out(
         self, links: Sequence[Linked], part_bytes: int, deadline_ns: int
     ) -> Claim | None:
         """Of what ``links`` (of one session) own, at least ``part_bytes`` of each (0: all of it)
@@ -181,9 +175,13 @@ class Limits:
             moving_bytes = min(part_bytes or link.told.resident_bytes, link.told.resident_bytes)
             more_bytes += max(0, moving_bytes - _holder(link).reclaimable_bytes)
         session = next((link.session for link in links if isinstance(link, Link)), None)
-        return self.make_room(session, more_bytes, deadline_ns) if session is not None else None
+        if session is None:
+            return None
+        return await self.make_room(session, more_bytes, deadline_ns)
 
-    def make_room(self, session: SessionId, more_bytes: int, deadline_ns: int) -> Claim | None:
+    async def make_room(
+        self, session: SessionId, more_bytes: int, deadline_ns: int
+    ) -> Claim | None:
         """Waits, for a moment, until ``more_bytes`` of RAM are there for a page-out of ``session``.
         The claim counts until ``done``. Without success the page-out is tried all the same: its own
         check is the better one."""
@@ -192,27 +190,15 @@ class Limits:
         left_s = (deadline_ns - time.monotonic_ns()) / NS_PER_S
         within_s = max(0.0, min(GIVE_BACK_WITHIN_S, left_s / 2))
         claim = Claim(session, more_bytes)
-        waiting = self._wait(claim, within_s)
-        try:
-            asyncio.run_coroutine_threadsafe(waiting, self._loop).result(within_s + 1.0)
-        except NotYet:
-            log.error("the loop did not ask for memory back in time")
-        except RuntimeError:
-            waiting.close()
-            log.info("the daemon is ending; nobody is asked for memory back")
+        await self._wait(claim, within_s)
         return claim
 
     def done(self, claim: Claim | None) -> None:
         """Its memory is out, or will not be."""
-        if claim is None:
-            return
-        claim.over = True
-        with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._claims.discard, claim)
+        if claim is not None:
+            self._claims.discard(claim)
 
     async def _wait(self, claim: Claim, within_s: float) -> None:
-        if claim.over:
-            return
         self._claims.add(claim)
         ends_at_s = time.monotonic() + within_s
         asked: dict[Link, tuple[int, float]] = {}

@@ -1,11 +1,10 @@
 """One process that has Kiwi's library preloaded: its connection, its last word, and the one thing
-that it is doing. Everything here runs in the loop's thread; others only read ``told``."""
+that it is doing."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -58,20 +57,28 @@ _AFTER: Final = {
 _MOVES: Final = frozenset({PagerAction.PAGE_OUT, PagerAction.PAGE_IN})
 
 
+def _future() -> asyncio.Future[Outcome]:
+    return asyncio.get_running_loop().create_future()
+
+
 @dataclass(eq=False)
 class Call:
-    """Something that a worker thread wants of a library, and waits for."""
+    """Something that an operation wants of a library, and waits for."""
 
     action: PagerAction
     deadline_ns: int
     part_bytes: int = 0
     """Of a move; 0: everything."""
-    outcome: Future[Outcome] = field(default_factory=Future)
+    outcome: asyncio.Future[Outcome] = field(default_factory=_future)
     op: int | None = None
     """``None``: not sent yet."""
     out_bytes: int = 0
     """What was out when it was sent."""
     sent_ns: int = 0
+
+    def settle(self, outcome: Outcome) -> None:
+        if not self.outcome.done():  # whoever waited may have been cancelled
+            self.outcome.set_result(outcome)
 
 
 @dataclass(eq=False)
@@ -147,11 +154,12 @@ class Link:
         return old if old is not connection else None
 
     def lost(self) -> None:
-        """The connection ended. A library that holds its program lets it go then."""
+        """The connection ended. A library that holds its program lets it go then; not so one that
+        is only a gate: it cannot know whether the driver has the process."""
         self.connection = None
         self.away_since_s = time.monotonic()
         self.gate_open, self.wants_lease = None, False
-        if self.told.residency is Residency.LOCKED:
+        if self.told.residency is Residency.LOCKED and self.owns:
             self.told = _as(self.told, Residency.RESIDENT)
         if self.call is not None:
             _later(RECONNECT_WITHIN_S, self._give_up_if_away, self.call)
@@ -186,7 +194,7 @@ class Link:
     def begin(self, call: Call) -> None:
         if self.call is not None:  # (of the session that it belonged to before, perhaps)
             detail = f"Process {self.ref.pid} is busy with something else for Kiwi."
-            call.outcome.set_result(Refused(Reason.LOCK_TIMEOUT, detail))
+            call.settle(Refused(Reason.LOCK_TIMEOUT, detail))
             return
         self.call = call
         if self._is_another_program():
@@ -277,7 +285,7 @@ class Link:
     def _settle(self, call: Call, outcome: Outcome) -> None:
         self.call = None
         self.going_out = self.going_out and self.unanswered is not None
-        call.outcome.set_result(outcome)
+        call.settle(outcome)
 
 
 def _later(seconds: float, what: Callable[[Call], object], call: Call) -> None:

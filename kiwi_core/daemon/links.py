@@ -54,8 +54,7 @@ ANCESTORS_MAX: Final = 64
 
 
 class Links:
-    """``on_death`` is called when a linked process ends. ``of``, ``everybody``, ``paged_out`` and
-    ``perform`` may be called from any thread, all the rest in the loop's.
+    """``on_death`` is called when a linked process ends.
 
     ``gpu_bytes``: nobody has more than that, whatever it says. ``before_a_move`` is called before
     a page-out is sent, so that the roster on disk knows of it.
@@ -82,7 +81,7 @@ class Links:
         self.ram: Limits | None = None
         """Asked before a page-out for the RAM that it takes, if there is somebody to ask."""
 
-    # --- from any thread ------------------------------------------------------------------------
+    # --- for the pager --------------------------------------------------------------------------
 
     def of(self, session: SessionId) -> tuple[Link, ...]:
         return self._by_session.get(session, ())
@@ -98,27 +97,24 @@ class Links:
                 found.append(member.target)
         return tuple(found)
 
-    def perform(
+    async def perform(
         self, those: Sequence[Linked], step: Step, deadline_ns: int, part_bytes: int = 0
     ) -> list[Outcome]:
         if step != "page-out" or self.ram is None:
-            return self._perform(those, step, deadline_ns, part_bytes)
-        claim = self.ram.before_page_out(those, part_bytes, deadline_ns)
+            return await self._perform(those, step, deadline_ns, part_bytes)
+        claim = await self.ram.before_page_out(those, part_bytes, deadline_ns)
         try:
-            return self._perform(those, step, deadline_ns, part_bytes)
+            return await self._perform(those, step, deadline_ns, part_bytes)
         finally:
             self.ram.done(claim)
 
-    def _perform(
+    async def _perform(
         self, those: Sequence[Linked], step: Step, deadline_ns: int, part_bytes: int
     ) -> list[Outcome]:
         calls = [Call(PagerAction(step), deadline_ns, part_bytes) for _ in those]
         links = [self._by_ref.get(linked.ref) for linked in those]
-        try:
-            self._loop.call_soon_threadsafe(self._begin, list(zip(links, calls, strict=True)))
-        except RuntimeError:
-            return [Refused(Reason.DRIVER, "The daemon is ending.") for _ in those]
-        return [call.outcome.result() for call in calls]
+        self._begin(list(zip(links, calls, strict=True)))
+        return [await call.outcome for call in calls]
 
     def _begin(self, those: list[tuple[Link | None, Call]]) -> None:
         going = [link for link, call in those if call.action is PagerAction.PAGE_OUT]
@@ -128,7 +124,7 @@ class Links:
             self._before_a_move()
         for link, call in those:
             if link is None or self._by_ref.get(link.ref) is not link:
-                call.outcome.set_result(Refused(Reason.GONE, "The process has ended."))
+                call.settle(Refused(Reason.GONE, "The process has ended."))
             else:
                 link.begin(call)
 

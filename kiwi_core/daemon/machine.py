@@ -6,20 +6,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kiwi_core.errors import CallerError
-from kiwi_core.gpu import driver, host, nvml
+from kiwi_core.gpu import host
+from kiwi_core.movers import Movers, RemoteDriver, RemoteGpu
+from kiwi_core.movers.remote import gpus
 from kiwi_core.pager.checkpoint import CheckpointPager
-from kiwi_core.pager.inprocess import InProcessPager
+from kiwi_core.pager.fitness import unfit
+from kiwi_core.pager.sessions import SessionPager
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection
 
     from kiwi_core.config import Config
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
+    from kiwi_core.pager.fitness import Unfit
     from kiwi_core.pager.linked import Links
 
-    Remember = Callable[[Target, Mapping[ProcessRef, int]], None]
+    MakeRoom = Callable[[Target, int], Awaitable[None]]
     OtherRoots = Callable[[], Collection[ProcessRef]]
 
 
@@ -29,16 +33,38 @@ class Machine:
 
     gpu: GpuInfo
     config: Config
+    movers: Movers
     fixed_budget_bytes: int | None = None
 
-    def pager(self, remember: Remember, other_roots: OtherRoots, links: Links) -> InProcessPager:
-        checkpoint = CheckpointPager(
-            self.gpu.uuid, self.config, remember=remember, other_roots=other_roots
-        )
-        return InProcessPager(checkpoint, links, checkpoint.room, self.config)
+    def __post_init__(self) -> None:
+        self._remote = RemoteGpu(self.movers, self.gpu.uuid, self.gpu.total_bytes)
 
-    def free_bytes(self) -> int:
-        return nvml.memory(self.gpu.uuid).free_bytes
+    def pager(
+        self,
+        links: Links,
+        *,
+        make_room: MakeRoom,
+        remember: Callable[[], None],
+        other_roots: OtherRoots,
+    ) -> SessionPager:
+        def why_unfit(ref: ProcessRef) -> Unfit | None:
+            told = {
+                kind
+                for link in links.everybody()
+                if link.ref == ref
+                for kind, amount in link.told.unowned.items()
+                if amount
+            }
+            return unfit(ref, self.gpu.driver_version, gpu_uuid=self.gpu.uuid, told=told)
+
+        checkpoint = CheckpointPager(
+            RemoteDriver(self.movers), self._remote, self.config,
+            make_room=make_room, remember=remember, other_roots=other_roots, unfit=why_unfit,
+        )  # fmt: skip
+        return SessionPager(checkpoint, links, self.config)
+
+    async def free_bytes(self) -> int:
+        return await self._remote.free_bytes()
 
     def host_budget_bytes(self, paged_out_bytes: int, reclaimable_bytes: int = 0) -> int:
         """How much all paged-out memory together may take, ``paged_out_bytes`` included.
@@ -55,10 +81,11 @@ class Machine:
         return host.host_budget_bytes(self.config.host_reserve_bytes)
 
 
-def this_machine(gpu_uuid: str, config: Config, fixed_budget_bytes: int | None) -> Machine:
-    """Initialises the driver. Raises ``KiwiError`` where this machine cannot do it."""
-    driver.warm_up()
-    gpu = next((gpu for gpu in nvml.gpus() if gpu.uuid == gpu_uuid), None)
+async def this_machine(gpu_uuid: str, config: Config, fixed_budget_bytes: int | None) -> Machine:
+    """Start the movers. Raises ``KiwiError`` where this machine cannot do it."""
+    movers = Movers()
+    movers.start()
+    gpu = next((gpu for gpu in await gpus(movers) if gpu.uuid == gpu_uuid), None)
     if gpu is None:
         raise CallerError("no-such-gpu", f"There is no GPU {gpu_uuid} on this machine.")
-    return Machine(gpu, config, fixed_budget_bytes)
+    return Machine(gpu, config, movers, fixed_budget_bytes)

@@ -1,9 +1,9 @@
 """Looks at the GPU's and the sessions' memory now and then, and says what it saw.
 
 Looks often while somebody runs or waits, at once where a decision hangs on it (a burst ended, a
-process was held), and rarely when all is quiet. The looking itself happens in a thread, since NVML
-and the driver may be slow; one look at a time, and one that hangs shows up as an error in the
-status.
+process was held), and rarely when all is quiet. NVML and the driver may be slow, and so may the
+answer about one process: what does not come in time is left out, shows up as an error in the
+status, and is not asked for again before it has come.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from kiwi_core.daemon.threads import in_thread
 from kiwi_core.errors import KiwiError
 from kiwi_core.sched import events as ev
 from kiwi_core.states import Residency
 from kiwi_core.units import MIB, NS_PER_S, SessionId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from kiwi_core.config import Config
     from kiwi_core.pager.api import Observation, Pager, Target
@@ -62,21 +61,19 @@ PATIENCE_S = 1.0
 """What waits for a look goes on without it after this: old numbers are better than no progress."""
 
 
-_Read = tuple["list[tuple[Target, Observation]]", "list[ev.Event]", "list[ev.SessionJoined]", str]
-
-
 class Observer:
     """``everybody``, ``runners`` and ``loose`` (asked in the loop) name whom to look at, and
     ``waiting`` says whether anybody waits for the GPU; ``feed`` takes the events. ``found`` is told
     where each session is that is not in the GPU or not free, and when that look began; ``seen``
-    gets every observation, before the events that follow from it."""
+    gets every observation, before the events that follow from it. A session that something is being
+    done to (``busy``) is not looked at: the driver would not answer."""
 
     def __init__(
         self,
         config: Config,
         pager: Pager,
         *,
-        free_bytes: Callable[[], int],
+        free_bytes: Callable[[], Awaitable[int]],
         host_budget_bytes: Callable[[], int],
         everybody: Callable[[], list[Target]],
         runners: Callable[[], list[Target]],
@@ -85,6 +82,7 @@ class Observer:
         feed: Callable[[ev.Event], None],
         found: Callable[[ev.SessionJoined, int], None] = lambda _where, _began_ns: None,
         seen: Callable[[Target, Observation], None] = lambda _target, _seen: None,
+        busy: Callable[[SessionId], bool] = lambda _session: False,
     ) -> None:
         self._interval_s = config.observe_interval_ns / NS_PER_S
         self._pager = pager
@@ -97,6 +95,9 @@ class Observer:
         self._feed = feed
         self._found = found
         self._seen = seen
+        self._busy = busy
+        self._late: dict[SessionId, asyncio.Task[Observation]] = {}
+        """Looks that have not been answered in time; they go on."""
         self._wanted = asyncio.Event()
         self._round: deque[Target] = deque()
         """Who is still to be looked at in this round through everybody."""
@@ -184,23 +185,51 @@ class Observer:
     async def _look(self, targets: list[Target]) -> None:
         began_s = self._began_s = time.monotonic()
         try:
-            looked, events, elsewhere, problem = await in_thread(
-                partial(self._read, targets), "observer"
-            )
+            looked, problem = await self._observe(targets)
+            event = _observed(looked, await self._free_bytes(), round(began_s * NS_PER_S))
+            budget = self._budget()
         except (KiwiError, OSError) as error:
             self._note(str(error))
             return
         finally:
             self._began_s = None
         self._note(problem)
-        for target, one in looked:
+        for target, one in looked.items():
             self._seen(target, one)
             without = one.alive and not one.processes
             (self.without_driver.add if without else self.without_driver.discard)(target.session)
-        for event in events:
-            self._feed(event)
-        for where in elsewhere:
-            self._found(where, round(began_s * NS_PER_S))
+        for fact in (event, *budget):
+            self._feed(fact)
+        for target, one in looked.items():
+            if one.alive and one.residency is not Residency.RESIDENT:
+                self._found(where_it_is(target, one), round(began_s * NS_PER_S))
+
+    async def _observe(self, targets: list[Target]) -> tuple[dict[Target, Observation], str]:
+        """What was seen, and what went wrong with a single session: that must not hide the rest."""
+        looks = {}
+        for target in targets:
+            if not self._busy(target.session) and target.session not in self._late:
+                looks[target] = asyncio.ensure_future(self._pager.observe(target))
+        if looks:
+            await asyncio.wait(looks.values(), timeout=PATIENCE_S)
+        seen: dict[Target, Observation] = {}
+        problem = ""
+        for target, look in looks.items():
+            if not look.done():
+                problem = f"{target.session}: the driver does not answer."
+                self._late[target.session] = look
+                look.add_done_callback(partial(self._answered, target.session))
+            elif isinstance(error := look.exception(), (KiwiError, OSError)):
+                problem = f"{target.session}: {error}"
+            else:
+                seen[target] = look.result()
+        return seen, problem
+
+    def _answered(self, session: SessionId, look: asyncio.Task[Observation]) -> None:
+        """Too late: what it says is old."""
+        del self._late[session]
+        if not look.cancelled() and (error := look.exception()) is not None:
+            log.info("looked at in vain", session=session, why=str(error))
 
     def _note(self, problem: str) -> None:
         self.failures += bool(problem)
@@ -208,55 +237,34 @@ class Observer:
             log.error("cannot read the GPU's memory", why=problem)
         self._error = problem
 
-    def _read(self, targets: list[Target]) -> _Read:
-        """What was seen, who is not free in the GPU, and what went wrong with a single session:
-        that must not hide the rest."""
-        looked: list[tuple[Target, Observation]] = []
-        began_ns = time.monotonic_ns()
-        problem = ""
-        resident: dict[SessionId, int] = {}
-        busy: dict[SessionId, bool] = {}
-        at_large: list[SessionId] = []
-        partial: list[SessionId] = []
-        elsewhere: list[ev.SessionJoined] = []
-        for target in targets:
-            try:
-                one = self._pager.observe(target)
-            except KiwiError as error:
-                problem = f"{target.session}: {error}"
-                continue
-            looked.append((target, one))
-            if not one.alive:
-                continue
-            resident[target.session] = one.resident_bytes
-            if one.busy is not None:
-                busy[target.session] = one.busy
-            if one.partial:
-                partial.append(target.session)
-            if one.resident_bytes and one.residency is Residency.RESIDENT:
-                at_large.append(target.session)
-            if one.residency is not Residency.RESIDENT:
-                elsewhere.append(where_it_is(target, one))
-        seen = ev.MemoryObserved(
-            free_bytes=self._free_bytes(),
-            resident_bytes=resident,
-            busy=busy,
-            at_large=at_large,
-            partial=partial,
-            began_ns=began_ns,
-        )
-        events: list[ev.Event] = [seen]
-        if time.monotonic() >= self._budget_due_s:
-            self._budget_due_s = time.monotonic() + BUDGET_INTERVAL_S
-            events += self._budget()
-        return looked, events, elsewhere, problem
-
     def _budget(self) -> list[ev.Event]:
+        if time.monotonic() < self._budget_due_s:
+            return []
+        self._budget_due_s = time.monotonic() + BUDGET_INTERVAL_S
         budget_bytes = self._host_budget_bytes()
         if abs(budget_bytes - self._budget_bytes) < BUDGET_STEP_BYTES and self._budget_bytes >= 0:
             return []
         self._budget_bytes = budget_bytes
         return [ev.HostBudgetObserved(budget_bytes=budget_bytes)]
+
+
+def _observed(
+    seen: Mapping[Target, Observation], free_bytes: int, began_ns: int
+) -> ev.MemoryObserved:
+    sessions = {target.session: one for target, one in seen.items() if one.alive}
+    return ev.MemoryObserved(
+        free_bytes=free_bytes,
+        resident_bytes={session: one.resident_bytes for session, one in sessions.items()},
+        busy={session: one.busy for session, one in sessions.items() if one.busy is not None},
+        at_large=[session for session, one in sessions.items() if _at_large(one)],
+        partial=[session for session, one in sessions.items() if one.partial],
+        began_ns=began_ns,
+    )
+
+
+def _at_large(one: Observation) -> bool:
+    """Whether it has memory in the GPU and is free to use it."""
+    return one.residency is Residency.RESIDENT and one.resident_bytes > 0 and not one.stopped
 
 
 def where_it_is(target: Target, seen: Observation) -> ev.SessionJoined:

@@ -1,13 +1,12 @@
-"""Performs the scheduler's operations in threads of their own, and watches their deadlines.
+"""Performs the scheduler's operations, each as a task of its own, and watches their deadlines.
 
-A driver call may hang for ever and cannot be taken back, so each operation gets its own daemon
-thread: a hung one costs a thread, never the loop. Its outcome is posted to the loop as an event;
-one that is late is first reported as overdue, and its outcome counts whenever it comes.
+A driver call may hang for ever, so an operation may, too: that costs a task, never the loop. One
+that is late is first reported as overdue, and its outcome counts whenever it comes.
 """
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,11 +30,12 @@ log = structlog.get_logger(__name__)
 @dataclass
 class _Running:
     action: Operation
+    task: asyncio.Task[None]
     overdue: bool = False
 
 
 class Operations:
-    """``post`` takes an outcome event from any thread and hands it to the loop."""
+    """``post`` takes each outcome, as an event."""
 
     def __init__(self, pager: PartialPager, post: Callable[[ev.Event], None]) -> None:
         self._pager = pager
@@ -58,10 +58,8 @@ class Operations:
         return {running.action.session for running in self._running.values()}
 
     def start(self, action: Operation, target: Target) -> None:
-        self._running[action.op] = _Running(action)
-        threading.Thread(
-            target=self._perform, args=(action, target), name=f"op-{action.op}", daemon=True
-        ).start()
+        task = asyncio.ensure_future(self._perform(action, target))
+        self._running[action.op] = _Running(action, task)
 
     def finished(self, op: OpId) -> None:
         """The loop has taken the outcome of ``op``."""
@@ -80,35 +78,39 @@ class Operations:
                 late.append(ev.OperationOverdue(op=running.action.op))
         return late
 
-    def _perform(self, action: Operation, target: Target) -> None:
+    async def _perform(self, action: Operation, target: Target) -> None:
         try:
-            outcome = self._call(action, target)
-            event = outcome_event(action, outcome)
-            if isinstance(event, ev.Suspended):
-                event = self._measured(event, target)
-            elif isinstance(event, ev.ResumeFailed):
-                event = self._where_it_is(event, target)
+            event = await self._outcome(action, target)
         except Exception as error:
             # A fault of ours must not leave the scheduler waiting for an answer for ever.
             log.exception("operation raised", op=action.op, session=action.session)
             refused = Refused(Reason.DRIVER, f"{type(error).__name__}: {error}")
             event = outcome_event(action, refused)
-        self._post(event)
+        # Not from here: what taking it raises is for the loop to hear, not for this task.
+        asyncio.get_running_loop().call_soon(self._post, event)
 
-    def _measured(self, event: ev.Suspended, target: Target) -> ev.Suspended:
+    async def _outcome(self, action: Operation, target: Target) -> ev.Event:
+        event = outcome_event(action, await self._call(action, target))
+        if isinstance(event, ev.Suspended):
+            return await self._measured(event, target)
+        if isinstance(event, ev.ResumeFailed):
+            return await self._where_it_is(event, target)
+        return event
+
+    async def _measured(self, event: ev.Suspended, target: Target) -> ev.Suspended:
         """With what the held process has in the GPU; it cannot change while it is held."""
         try:
-            seen = self._pager.observe(target)
+            seen = await self._pager.observe(target)
         except KiwiError as error:
             log.warning("held, but its memory cannot be read", why=str(error))
             return event
         return ev.Suspended(op=event.op, resident_bytes=seen.resident_bytes)
 
-    def _where_it_is(self, event: ev.ResumeFailed, target: Target) -> ev.ResumeFailed:
+    async def _where_it_is(self, event: ev.ResumeFailed, target: Target) -> ev.ResumeFailed:
         """What a daemon that was killed had told the driver to do may come true after its successor
         has looked: what it saw held is out then, and no resume will ever succeed."""
         try:
-            seen = self._pager.observe(target)
+            seen = await self._pager.observe(target)
         except KiwiError as error:
             log.warning("not resumed, and nobody knows how it is", why=str(error))
             return event
@@ -121,15 +123,15 @@ class Operations:
             paged_out_bytes=max(1, seen.paged_out_bytes),
         )
 
-    def _call(self, action: Operation, target: Target) -> Outcome:
+    async def _call(self, action: Operation, target: Target) -> Outcome:
         pager = self._pager
         if isinstance(action, Suspend):
-            return pager.suspend(target, action.deadline_ns)
+            return await pager.suspend(target, action.deadline_ns)
         if isinstance(action, Resume):
-            return pager.resume(target, action.deadline_ns)
+            return await pager.resume(target, action.deadline_ns)
         if isinstance(action, PageOut):
-            return pager.page_out(target, action.deadline_ns, action.bytes)
-        return pager.page_in(target, action.deadline_ns)
+            return await pager.page_out(target, action.deadline_ns, action.bytes)
+        return await pager.page_in(target, action.deadline_ns)
 
 
 def outcome_event(action: Operation, outcome: Outcome) -> ev.Event:

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
-from kiwi_core.daemon.threads import in_thread
 from kiwi_core.pager.api import Refused
 from kiwi_core.states import Reason
 from kiwi_core.units import NS_PER_S
@@ -71,9 +69,8 @@ class Orphans:
     async def _lacks_room(self, target: Target) -> bool:
         """Tries once; whether it is worth another try."""
         deadline_ns = round((time.monotonic() + ONE_TRY_S) * NS_PER_S)
-        call = partial(self._pager.page_in, target, deadline_ns)
         try:
-            outcome = await in_thread(call, f"orphans-{target.session}")
+            outcome = await self._pager.page_in(target, deadline_ns)
         except Exception:
             log.exception("children left behind could not be let go", session=target.session)
             return False

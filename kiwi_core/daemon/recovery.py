@@ -7,7 +7,6 @@ in; what is held or paged out comes back in its turn, through the scheduler.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,7 +14,6 @@ import structlog
 
 from kiwi_core.daemon.members import Member, session_id
 from kiwi_core.daemon.observer import where_it_is
-from kiwi_core.daemon.threads import in_thread
 from kiwi_core.errors import KiwiError
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import ProcessRef, Target
@@ -80,8 +78,7 @@ def _ref(entry: RosterEntry) -> ProcessRef:
 async def _ask(pager: Pager, entry: RosterEntry) -> Observation | None:
     target = Target(SessionId(entry.session), _ref(entry))
     try:
-        answer = in_thread(partial(pager.observe, target), f"ask-{entry.session}")
-        return await asyncio.wait_for(answer, ANSWER_WITHIN_S)
+        return await asyncio.wait_for(pager.observe(target), ANSWER_WITHIN_S)
     except (asyncio.TimeoutError, KiwiError, OSError) as error:
         log.error("driver says nothing of a session", session=entry.session, why=str(error))
         return None

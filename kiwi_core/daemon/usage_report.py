@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -13,7 +12,6 @@ import structlog
 from kiwi_core.daemon.ledger import since_s
 from kiwi_core.daemon.members import ANOTHER_USER
 from kiwi_core.daemon.peers import user_name
-from kiwi_core.daemon.threads import in_thread
 from kiwi_core.errors import CallerError
 from kiwi_core.sched.accounts import Account
 from kiwi_core.units import ns_to_seconds
@@ -81,9 +79,10 @@ class UsageReporter:
     async def report(self, reader: Peer, message: m.GetUsage) -> m.UsageReport:
         """Raises ``CallerError("no-usage")`` where the file cannot be read."""
         complete = await self._bookkeeper.up_to_date(READ_WITHIN_S)
-        read = partial(self._read, reader, message)
         try:
-            began_s, rows = await asyncio.wait_for(in_thread(read, "usage"), READ_WITHIN_S)
+            began_s, rows = await asyncio.wait_for(
+                asyncio.to_thread(self._read, reader, message), READ_WITHIN_S
+            )
         except Exception as error:  # whatever lies in that file must not harm the daemon
             log.error("usage not read", why=str(error) or type(error).__name__)
             raise CallerError(

@@ -17,6 +17,7 @@ _REASONS = {
     Reason.NOT_PERMITTED: "the daemon has no permission to",
     Reason.DRIVER: "the driver refused",
     Reason.GONE: "the program ended meanwhile",
+    Reason.STOPPED: "it does not run",
 }
 
 _WORDS: dict[Notice, tuple[str, str]] = {

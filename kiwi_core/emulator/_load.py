@@ -52,11 +52,13 @@ def activate(state: Path, libs: Libraries) -> None:
     load(libs.libcuda, libs.libnvml)
 
 
-def load(libcuda: Path | str, libnvml: Path | str) -> None:
+def load(libcuda: Path | str | None, libnvml: Path | str) -> None:
     """Loads the two libraries into this process, whose environment must already name the state
-    file (for a child that its parent prepared).  Idempotent."""
+    file (for a child that its parent prepared).  ``None``: a library that stands in front of the
+    driver loads that itself.  Idempotent."""
     if not _handles:
-        _handles.append(ctypes.CDLL(str(libcuda), ctypes.RTLD_GLOBAL))
+        if libcuda is not None:
+            _handles.append(ctypes.CDLL(str(libcuda), ctypes.RTLD_GLOBAL))
         _handles.append(ctypes.CDLL(str(libnvml), ctypes.RTLD_GLOBAL))
 
 

@@ -1,11 +1,12 @@
 """The pager's interface: moves one session's GPU memory out and in.
 
-Every backend (``checkpoint``, ``fake``, later ``inprocess``) has these five calls and passes the
-contract suite in ``tests/pager/contract.py``. Calls block, may take as long as the driver takes,
-and are made by the daemon from worker threads, at most one at a time for one session.
+Every backend has these five coroutines and passes the contract suite in
+``tests/pager/contract.py``. They run in the daemon's loop, one task for each operation, and never
+block it: a driver call is made by a worker process. Calls for one session wait for each other.
 
 ``deadline_ns`` is on ``time.monotonic_ns()``'s clock. It bounds what *can* be bounded (waiting for
-the lock, waiting for room); a driver call that hangs cannot be taken back, the caller watches that.
+the lock, waiting for room, the time that a driver call gets). A driver call that hangs is given up
+then, but its operation ends only when the driver says how the process is: the caller watches that.
 """
 
 from __future__ import annotations
@@ -51,17 +52,8 @@ class Target:
 class Capabilities:
     """What a backend can do, as data, so that nobody asks which backend it is."""
 
-    name: str
-    suspends: bool = True
-    """Can hold a process without moving its memory."""
-    needs_cooperation: bool = False
-    """Only works for processes that loaded something of Kiwi's."""
     partial: bool = False
     """Can move a part of what a session has and leave the rest in the GPU."""
-    room_on_demand: bool = False
-    """A program that finds no GPU memory asks for room and waits, instead of failing."""
-    exact_leases: bool = False
-    """The first call that uses the GPU asks for the lease, whatever program makes it."""
 
 
 @dataclass(frozen=True)
@@ -124,27 +116,28 @@ class Observation:
     processes: tuple[ProcessMemory, ...] = field(default=())
     partial: bool = False
     stopped: str = ""
-    """Why a process of it does not run, for people ("stopped by Ctrl-Z: ..."); "": all do."""
+    """Why a process of it does not run ("stopped by Ctrl-Z …"): then nobody asks the driver about
+    it, since the answer would not come before it goes on. Empty: all run."""
 
 
 class Pager(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
-    def suspend(self, target: Target, deadline_ns: int) -> Outcome:
+    async def suspend(self, target: Target, deadline_ns: int) -> Outcome:
         """Hold every GPU process of the session; all or none."""
         ...
 
-    def resume(self, target: Target, deadline_ns: int) -> Outcome:
+    async def resume(self, target: Target, deadline_ns: int) -> Outcome:
         """Let go what ``suspend`` holds."""
         ...
 
-    def page_out(self, target: Target, deadline_ns: int) -> Outcome:
+    async def page_out(self, target: Target, deadline_ns: int) -> Outcome:
         """Hold and move out; all processes of the session or none. Works on a session that is
         already held, and finishes one that an earlier page-out left half-way."""
         ...
 
-    def page_in(self, target: Target, deadline_ns: int) -> Outcome:
+    async def page_in(self, target: Target, deadline_ns: int) -> Outcome:
         """Bring back and let go. Verifies free GPU memory first and never starts a restore that
         might fail for room (such a failure is permanent in the driver)."""
         ...
@@ -158,16 +151,17 @@ class Pager(Protocol):
         """What an earlier daemon kept."""
         ...
 
-    def observe(self, target: Target) -> Observation:
-        """Ask the driver and NVML; never a remembered flag. Quick (milliseconds)."""
+    async def observe(self, target: Target) -> Observation:
+        """Ask the driver and NVML; never a remembered flag. Quick (milliseconds), where no
+        operation on the session is under way: it waits for that. Raises ``GpuError``."""
         ...
 
 
 class PartialPager(Pager, Protocol):
     """One that can move a part of what a session has (``Observation.partial`` says of which)."""
 
-    def page_out(self, target: Target, deadline_ns: int, at_least_bytes: int = 0) -> Outcome:
-        """Move out at least so many bytes more than are out already, if there are as many; 0: all.
-        The session is held and counts as out, whatever is left. Of a session that cannot be moved
-        in part, all is moved."""
+    async def page_out(self, target: Target, deadline_ns: int, at_least_bytes: int = 0) -> Outcome:
+        """At least so many bytes more than are out already, if there are as many; 0: all. The
+        session is held and counts as out, whatever is left. Of one that cannot be moved in part,
+        all is."""
         ...

@@ -13,23 +13,25 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import GpuError
-from kiwi_core.gpu import driver as real_driver
 from kiwi_core.gpu import host, processes
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.pager.api import Capabilities, Observation, ProcessMemory
-from kiwi_core.pager.holding import FREE, Parts
-from kiwi_core.pager.ports import NvmlGpu, Stop, refusal
+from kiwi_core.pager.fitness import RestoreFailures, Unmovable
+from kiwi_core.pager.holding import FREE, Parts, stopped
+from kiwi_core.pager.ports import Stop, refusal
 from kiwi_core.pager.room import Footprints, Room
+from kiwi_core.pager.stopped import has_driver, why_stopped
 from kiwi_core.pager.survey import Survey, UsageMeter
 from kiwi_core.pager.transaction import Transaction
 from kiwi_core.states import Residency
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
-    from kiwi_core.pager.api import Moved, Outcome, Target
+    from kiwi_core.pager.api import Moved, Outcome, Refused, Target
+    from kiwi_core.pager.fitness import Unfit
     from kiwi_core.pager.ports import Driver, Gpu
     from kiwi_core.pager.survey import Member, Usage
 
@@ -44,33 +46,37 @@ _RESIDENCY = {
 _WORST_FIRST = (Residency.LOST, Residency.PAGED_OUT, Residency.LOCKED, Residency.RESIDENT)
 
 
-class CheckpointPager:
-    """Pages the sessions of one GPU. Thread-safe across sessions; one call at a time for each.
+async def _enough(_target: Target, _size_bytes: int) -> None:
+    pass
 
-    ``remember(target, footprints)`` is called from the worker thread before a page-out moves
-    anything, so that a daemon that takes over knows the sizes. ``other_roots()`` names the root
-    processes of all sessions: one that was started inside another (``kiwi run -- jupyter lab``)
-    is not that one's descendant here. ``driver`` and ``gpu`` are for tests.
+
+class CheckpointPager:
+    """Pages the sessions of one GPU; one call at a time for each.
+
+    ``make_room(target, size_bytes)`` has RAM made free before so much goes out. ``remember()`` is
+    called before a page-out moves anything: a daemon that takes over must know the footprints.
+    ``other_roots()`` names the root processes of all sessions: one that was started inside another
+    (``kiwi run -- jupyter lab``) is not that one's descendant here. ``unfit`` says who must
+    not be moved.
     """
 
     def __init__(
         self,
-        gpu_uuid: str,
+        driver: Driver,
+        gpu: Gpu,
         config: Config = DEFAULTS,
         *,
-        remember: Callable[[Target, Mapping[ProcessRef, int]], None] | None = None,
+        make_room: Callable[[Target, int], Awaitable[None]] = _enough,
+        remember: Callable[[], None] = lambda: None,
         other_roots: Callable[[], Collection[ProcessRef]] = frozenset,
         host_available_bytes: Callable[[Collection[int]], int] = host.available_host_bytes,
-        driver: Driver = real_driver,
-        gpu: Gpu | None = None,
+        unfit: Callable[[ProcessRef], Unfit | None] = lambda _ref: None,
     ) -> None:
-        gpu = gpu or NvmlGpu(gpu_uuid)
         self.room = Room(gpu, config)
         """Also for others that bring memory into this GPU."""
-        self._driver = driver
         self._footprints = Footprints()
         self._meter = UsageMeter(gpu, self._footprints)
-        self._survey = Survey(driver, self._meter, other_roots)
+        self._survey = Survey(driver, self._meter, self._footprints, other_roots)
         self._parts = Parts(
             driver=driver,
             gpu=gpu,
@@ -79,32 +85,37 @@ class CheckpointPager:
             room=self.room,
             config=config,
             host_available_bytes=host_available_bytes,
-            remember=remember or (lambda _target, _sizes: None),
+            make_room=make_room,
+            remember=remember,
+            unmovable=Unmovable(unfit),
+            failures=RestoreFailures(),
         )
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities("checkpoint")
+        return Capabilities()
 
-    def suspend(self, target: Target, deadline_ns: int) -> Outcome:
-        return self._run(target, Transaction(self._parts, target, deadline_ns).suspend)
+    async def suspend(self, target: Target, deadline_ns: int) -> Outcome:
+        return await self._run(target, Transaction(self._parts, target, deadline_ns).suspend)
 
-    def resume(self, target: Target, deadline_ns: int) -> Outcome:
-        return self._run(target, Transaction(self._parts, target, deadline_ns).resume)
+    async def resume(self, target: Target, deadline_ns: int) -> Outcome:
+        return await self._run(target, Transaction(self._parts, target, deadline_ns).resume)
 
-    def page_out(self, target: Target, deadline_ns: int) -> Outcome:
-        return self._run(target, Transaction(self._parts, target, deadline_ns).page_out)
+    async def page_out(self, target: Target, deadline_ns: int) -> Outcome:
+        return await self._run(target, Transaction(self._parts, target, deadline_ns).page_out)
 
-    def page_in(self, target: Target, deadline_ns: int, room_wait_ns: int | None = None) -> Outcome:
+    async def page_in(
+        self, target: Target, deadline_ns: int, room_wait_ns: int | None = None
+    ) -> Outcome:
         """``room_wait_ns``: shorter than the configuration says."""
         parts = self._parts
         if room_wait_ns is not None:
             parts = replace(parts, config=replace(parts.config, room_wait_ns=room_wait_ns))
-        return self._run(target, Transaction(parts, target, deadline_ns).page_in)
+        return await self._run(target, Transaction(parts, target, deadline_ns).page_in)
 
-    def _run(self, target: Target, operation: Callable[[], Moved]) -> Outcome:
+    async def _run(self, target: Target, operation: Callable[[], Awaitable[Moved]]) -> Outcome:
         try:
-            return operation()
+            return await operation()
         except Stop as stop:
             return stop.outcome
         except GpuError as error:
@@ -113,11 +124,11 @@ class CheckpointPager:
         finally:
             self._meter.forget()
 
-    def observe(self, target: Target) -> Observation:
+    async def observe(self, target: Target) -> Observation:
         """Raises ``GpuError`` only where the driver or NVML as a whole cannot be asked."""
         alive = processes.alive(target.root)
-        usage = self._meter.read()
-        members = self._survey.members(target, usage)
+        usage = await self._meter.read()
+        members = await self._survey.members(target, usage)
         seen = tuple(self._memory(member, usage) for member in members)
         busy = self._meter.busy(target.session, [m.ref.pid for m in members], usage)
         if not alive:
@@ -134,17 +145,29 @@ class CheckpointPager:
             ),
             busy=busy,
             processes=seen,
+            stopped=next((member.stopped for member in members if member.stopped), ""),
         )
 
-    def holds(self, refs: Iterable[ProcessRef]) -> frozenset[ProcessRef]:
+    async def holds(self, refs: Iterable[ProcessRef]) -> frozenset[ProcessRef]:
         """Those of ``refs`` that the driver holds at this moment, or has lost: a call that they
         make to the driver does not return. Raises ``GpuError`` as ``observe`` does."""
-        return frozenset(ref for ref in refs if self._holds(self._survey.member(ref)))
+        members = [await self._survey.member(ref) for ref in refs]
+        return frozenset(member.ref for member in members if self._holds(member))
 
     def _holds(self, member: Member) -> bool:
         if member.error is not None:
             return self._footprints.get(member.ref) is not None
         return member.state not in FREE
+
+    def using(self, target: Target) -> list[ProcessRef]:
+        """The processes of the session that may use the driver."""
+        return [ref for ref in self._survey.refs(target) if has_driver(ref)]
+
+    def why_stopped(self, target: Target) -> Refused | None:
+        """The refusal of an operation on a session of which a process does not run: the driver
+        would not answer before it goes on."""
+        halted = [ref for ref in self._survey.refs(target) if why_stopped(ref)]
+        return next((stopped(ref) for ref in halted if has_driver(ref)), None)
 
     def forget_readings(self) -> None:
         """Somebody else has moved memory."""
@@ -163,7 +186,7 @@ class CheckpointPager:
         sizes = self._footprints.all()
         if target is None:
             return sizes
-        refs = {member.ref for member in self._survey.members(target)}
+        refs = self._survey.refs(target)
         return {ref: size for ref, size in sizes.items() if ref in refs}
 
     def import_footprints(self, footprints: Mapping[ProcessRef, int]) -> None:

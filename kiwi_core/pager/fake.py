@@ -13,6 +13,7 @@ Passes the same contract suite as the real backends. It knows only the sessions 
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import deque
@@ -30,10 +31,10 @@ from kiwi_core.pager.api import (
     Target,
 )
 from kiwi_core.states import Reason, Residency
-from kiwi_core.units import NS_PER_S, format_bytes
+from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from kiwi_core.pager.api import Outcome
     from kiwi_core.units import SessionId
@@ -72,7 +73,8 @@ class Raise:
 
 @dataclass
 class Hang:
-    """The call does not begin until ``release()``. ``entered`` is set when it hangs."""
+    """The call does not begin until ``release()``. ``entered`` is set when it hangs. Both may come
+    from another thread than the loop's."""
 
     entered: threading.Event = field(default_factory=threading.Event)
     _free: threading.Event = field(default_factory=threading.Event)
@@ -80,12 +82,15 @@ class Hang:
     def release(self) -> None:
         self._free.set()
 
-    def wait(self) -> None:
+    async def wait(self) -> None:
         self.entered.set()
-        self._free.wait()
+        while not self._free.is_set():
+            await asyncio.sleep(_POLL_S)
 
 
 Fault = Refuse | Lose | Slow | Raise | Hang
+
+_POLL_S = 0.002
 
 
 @dataclass
@@ -104,7 +109,8 @@ class _Process:
 
 class FakePager:
     """``outside_bytes``: held by programs outside of Kiwi. ``copy_bytes_per_s`` makes moving take
-    time; ``None``: none. ``partial``: sessions can be moved in part. Thread-safe."""
+    time; ``None``: none. ``partial``: sessions can be moved in part. What is for the test may be
+    called from any thread."""
 
     def __init__(
         self,
@@ -127,7 +133,6 @@ class FakePager:
         self._room_wait_ns = room_wait_ns
         self._partial = partial
         self._alive = alive
-        self._changed = threading.Condition()
         self._processes: dict[SessionId, _Process] = {}
         self._faults: list[tuple[Call, SessionId | None, deque[Fault]]] = []
 
@@ -136,60 +141,50 @@ class FakePager:
     def start(self, session: SessionId, resident_bytes: int, busy: bool | None = None) -> None:
         """A session uses the GPU from now on, or uses more or less of it than before. Bytes that
         do not fit are a mistake of the test: ``ValueError``."""
-        with self._changed:
-            process = self._processes.setdefault(session, _Process(0))
-            grows_bytes = resident_bytes - process.size_bytes
-            if process.residency is Residency.RESIDENT and grows_bytes > self._free():
-                raise ValueError(f"{session} cannot grow by {format_bytes(grows_bytes)}")
-            process.size_bytes, process.busy = resident_bytes, busy
-            self._changed.notify_all()
+        process = self._processes.setdefault(session, _Process(0))
+        grows_bytes = resident_bytes - process.size_bytes
+        if process.residency is Residency.RESIDENT and grows_bytes > self._free():
+            raise ValueError(f"{session} cannot grow by {format_bytes(grows_bytes)}")
+        process.size_bytes, process.busy = resident_bytes, busy
 
     def end(self, session: SessionId) -> None:
         """Its process dies; its memory, wherever it is, is free."""
-        with self._changed:
-            self._process(session).alive = False  # for an operation that is moving it
-            self._processes[session] = _Process(0, alive=False)
-            self._changed.notify_all()
+        self._process(session).alive = False  # for an operation that is moving it
+        self._processes[session] = _Process(0, alive=False)
 
     def hold_outside(self, size_bytes: int) -> None:
         """Programs outside of Kiwi hold this much now."""
-        with self._changed:
-            self._outside_bytes = size_bytes
-            self._changed.notify_all()
+        self._outside_bytes = size_bytes
 
     def script(self, call: Call, *faults: Fault, session: SessionId | None = None) -> None:
         """What the next calls meet, one fault each; of ``session`` only, or of anybody."""
-        with self._changed:
-            self._faults.append((call, session, deque(faults)))
+        self._faults.append((call, session, deque(faults)))
 
     def residency(self, session: SessionId) -> Residency:
-        with self._changed:
-            return self._process(session).residency
+        return self._process(session).residency
 
     @property
     def free_bytes(self) -> int:
-        with self._changed:
-            return self._free()
+        return self._free()
 
     @property
     def paged_out_bytes(self) -> int:
-        with self._changed:
-            processes = self._processes.values()
-            return sum(p.out_bytes for p in processes if p.residency is Residency.PAGED_OUT)
+        processes = self._processes.values()
+        return sum(p.out_bytes for p in processes if p.residency is Residency.PAGED_OUT)
 
     # --- the pager -----------------------------------------------------------------------------
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities("fake", partial=self._partial)
+        return Capabilities(partial=self._partial)
 
-    def suspend(self, target: Target, deadline_ns: int) -> Outcome:  # noqa: ARG002
-        return self._perform("suspend", target, self._suspend)
+    async def suspend(self, target: Target, deadline_ns: int) -> Outcome:  # noqa: ARG002
+        return await self._perform("suspend", target, self._suspend)
 
-    def resume(self, target: Target, deadline_ns: int) -> Outcome:  # noqa: ARG002
-        return self._perform("resume", target, self._resume)
+    async def resume(self, target: Target, deadline_ns: int) -> Outcome:  # noqa: ARG002
+        return await self._perform("resume", target, self._resume)
 
-    def page_out(
+    async def page_out(
         self,
         target: Target,
         deadline_ns: int,  # noqa: ARG002
@@ -197,23 +192,23 @@ class FakePager:
     ) -> Outcome:
         at_least_bytes = at_least_bytes if self._partial else 0
 
-        def operation(process: _Process) -> int:
-            return self._page_out(process, at_least_bytes)
+        async def operation(process: _Process) -> int:
+            return await self._page_out(process, at_least_bytes)
 
-        outcome = self._perform("page_out", target, operation)
+        outcome = await self._perform("page_out", target, operation)
         if not isinstance(outcome, Moved):
             return outcome
-        with self._changed:
-            return replace(outcome, left_bytes=self._process(target.session).left_bytes)
+        return replace(outcome, left_bytes=self._process(target.session).left_bytes)
 
-    def page_in(self, target: Target, deadline_ns: int) -> Outcome:
-        return self._perform("page_in", target, lambda one: self._page_in(one, deadline_ns))
+    async def page_in(self, target: Target, deadline_ns: int) -> Outcome:
+        async def operation(process: _Process) -> int | Refused:
+            return await self._page_in(process, deadline_ns)
 
-    def observe(self, target: Target) -> Observation:
-        with self._changed:
-            process = replace(self._process(target.session))
-        alive = process.alive and self._alive(target.root)
-        if not alive:
+        return await self._perform("page_in", target, operation)
+
+    async def observe(self, target: Target) -> Observation:
+        process = self._process(target.session)
+        if not process.alive or not self._alive(target.root):
             return Observation(False, Residency.RESIDENT, 0, 0)
         in_ram = process.residency is Residency.PAGED_OUT
         resident_bytes = process.left_bytes
@@ -228,40 +223,38 @@ class FakePager:
             partial=self._partial and bool(process.size_bytes),
         )
 
+    def busy(self, session: SessionId) -> bool:  # noqa: ARG002
+        return False
+
     def export_footprints(self, target: Target | None = None) -> dict[ProcessRef, int]:
-        with self._changed:
-            return {
-                root: self._processes[session].out_bytes
-                for session, root in self._roots.items()
-                if self._process(session).residency is Residency.PAGED_OUT
-                and target in (None, Target(session, root))
-            }
+        return {
+            root: self._processes[session].out_bytes
+            for session, root in self._roots.items()
+            if self._process(session).residency is Residency.PAGED_OUT
+            and target in (None, Target(session, root))
+        }
 
     def import_footprints(self, footprints: Mapping[ProcessRef, int]) -> None:
         """Sizes are what the test said; this one only keeps what it was told."""
         self.imported = dict(footprints)
 
-    # --- inside (self._changed is held in what follows, except in _perform) --------------------
+    # --- inside ---------------------------------------------------------------------------------
 
-    def _perform(
+    async def _perform(
         self,
         call: Call,
         target: Target,
-        operation: Callable[[_Process], int | Refused],
+        operation: Callable[[_Process], Awaitable[int | Refused]],
     ) -> Outcome:
         began_ns = time.monotonic_ns()
-        with self._changed:
-            self.calls.append((call, target.session))
-            self._roots[target.session] = target.root
-            fault = self._take_fault(call, target.session)
-        outcome = self._meet(fault, target)
+        self.calls.append((call, target.session))
+        self._roots[target.session] = target.root
+        outcome = await self._meet(self._take_fault(call, target.session), target)
         if outcome is not None:
             return outcome
-        with self._changed:
-            process = self._process(target.session)
-            refused = self._stopped(process, target)
-            done = refused or operation(process)
-            gone = self._stopped(process, target)  # it may have died while its memory was moved
+        process = self._process(target.session)
+        done = self._stopped(process, target) or await operation(process)
+        gone = self._stopped(process, target)  # it may have died while its memory was moved
         if isinstance(done, (Refused, Lost)):
             return done
         return gone or Moved(done, time.monotonic_ns() - began_ns)
@@ -272,21 +265,18 @@ class FakePager:
                 return faults.popleft()
         return None
 
-    def _meet(self, fault: Fault | None, target: Target) -> Outcome | None:
-        """Without the lock: what hangs must not stop the others."""
+    async def _meet(self, fault: Fault | None, target: Target) -> Outcome | None:
         if isinstance(fault, Raise):
             raise fault.error
         if isinstance(fault, Refuse):
             return Refused(fault.reason, fault.detail)
         if isinstance(fault, Lose):
-            with self._changed:
-                self._process(target.session).residency = Residency.LOST
-                self._changed.notify_all()
+            self._process(target.session).residency = Residency.LOST
             return Lost(fault.detail)
         if isinstance(fault, Slow):
-            time.sleep(fault.duration_s)
+            await asyncio.sleep(fault.duration_s)
         if isinstance(fault, Hang):
-            fault.wait()
+            await fault.wait()
         return None
 
     def _process(self, session: SessionId) -> _Process:
@@ -302,47 +292,46 @@ class FakePager:
         used = sum(process.left_bytes for process in self._processes.values())
         return self.total_bytes - self._outside_bytes - used
 
-    def _suspend(self, process: _Process) -> int:
+    async def _suspend(self, process: _Process) -> int:
         if process.size_bytes and process.residency is Residency.RESIDENT:
             process.residency = Residency.LOCKED
         return 0
 
-    def _resume(self, process: _Process) -> int | Refused:
+    async def _resume(self, process: _Process) -> int | Refused:
         if process.residency is Residency.PAGED_OUT:
             return Refused(Reason.DRIVER, "Its memory is in system RAM.")
         process.residency = Residency.RESIDENT
         return 0
 
-    def _page_out(self, process: _Process, at_least_bytes: int) -> int:
+    async def _page_out(self, process: _Process, at_least_bytes: int) -> int:
         if not process.left_bytes:
             return 0
         if process.residency is Residency.RESIDENT:
             process.residency = Residency.LOCKED
         part_bytes = min(at_least_bytes or process.left_bytes, process.left_bytes)
-        self._copy(process, part_bytes)
+        await self._copy(process, part_bytes)
         process.out_bytes += part_bytes
         process.residency = Residency.PAGED_OUT
         return process.out_bytes
 
-    def _page_in(self, process: _Process, deadline_ns: int) -> int | Refused:
+    async def _page_in(self, process: _Process, deadline_ns: int) -> int | Refused:
         if process.residency is not Residency.PAGED_OUT:
-            return self._resume(process)
+            return await self._resume(process)
         until_ns = min(deadline_ns, time.monotonic_ns() + self._room_wait_ns)
         need_bytes = process.out_bytes
         while self._free() < need_bytes and process.alive:
-            left_ns = until_ns - time.monotonic_ns()
-            if left_ns <= 0:
+            if time.monotonic_ns() >= until_ns:
                 return Refused(Reason.NO_ROOM, f"Only {format_bytes(self._free())} are free.")
-            self._changed.wait(left_ns / NS_PER_S)
+            await asyncio.sleep(_POLL_S)
         process.residency = Residency.LOCKED  # its room is taken from here on
         process.out_bytes = 0
-        self._copy(process, need_bytes)
+        await self._copy(process, need_bytes)
         process.residency = Residency.RESIDENT
         return need_bytes
 
-    def _copy(self, process: _Process, size_bytes: int) -> None:
-        """As long as it takes, or it lives; others go on meanwhile."""
+    async def _copy(self, process: _Process, size_bytes: int) -> None:
+        """As long as it takes, or it lives."""
         if self._copy_bytes_per_s:
             until_s = time.monotonic() + size_bytes / self._copy_bytes_per_s
             while process.alive and (left_s := until_s - time.monotonic()) > 0:
-                self._changed.wait(left_s)
+                await asyncio.sleep(min(left_s, _POLL_S))

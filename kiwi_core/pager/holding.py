@@ -6,25 +6,30 @@ runs although its session is suspended; the scheduler sees its memory at the nex
 
 from __future__ import annotations
 
+import asyncio
 import time
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.driver import CheckpointState
+from kiwi_core.movers import Busy, Hung
 from kiwi_core.pager.api import Lost, Refused
 from kiwi_core.pager.ports import Stop, refusal
+from kiwi_core.pager.stopped import why_stopped
 from kiwi_core.states import Reason
-from kiwi_core.units import NS_PER_MS
+from kiwi_core.units import NS_PER_MS, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
+    from kiwi_core.pager.fitness import RestoreFailures, Unmovable
     from kiwi_core.pager.ports import Driver, Gpu
     from kiwi_core.pager.room import Footprints, Room
     from kiwi_core.pager.survey import Member, Survey
@@ -33,14 +38,21 @@ _ROUNDS_MAX: Final = 8
 """Looks for processes that started while others were being locked; a locked parent starts few."""
 
 _SETTLE_POLL_S: Final = 0.01
+_STOPPED_POLL_S: Final = 0.1
+
+_ASK_AGAIN_S: Final = (0.1, 1.0, 5.0, 20.0, 60.0)
+"""Between questions about a process on which a call hangs: each question takes a worker for as long
+as a question may take, and there may be several such processes."""
+
 _IN_TRANSIT: Final = frozenset({CheckpointState.CHECKPOINTING, CheckpointState.RESTORING})
 FREE: Final = frozenset({CheckpointState.RUNNING, CheckpointState.NOT_A_CUDA_PROCESS})
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What all operations of one pager share. ``remember`` stores footprints where they survive
-    this process; it is called before anything is moved out."""
+    """What all operations of one pager share. ``make_room`` has RAM made free for so many bytes
+    that are about to go out of a session. ``remember`` stores what is known where it survives this
+    process; it is called before anything is moved out."""
 
     driver: Driver
     gpu: Gpu
@@ -49,7 +61,10 @@ class Parts:
     room: Room
     config: Config
     host_available_bytes: Callable[[Collection[int]], int]
-    remember: Callable[[Target, Mapping[ProcessRef, int]], None]
+    make_room: Callable[[Target, int], Awaitable[None]]
+    remember: Callable[[], None]
+    unmovable: Unmovable
+    failures: RestoreFailures
 
 
 class Holding:
@@ -61,12 +76,14 @@ class Holding:
         self._target = target
         self._deadline_ns = deadline_ns
 
-    def settled(self) -> list[Member]:
+    async def settled(self) -> list[Member]:
         """Who is there. A call on a process that is under way, by an earlier caller that died
         perhaps, is waited for until the deadline."""
         while True:
-            members = self._parts.survey.members(self._target)
+            members = await self._parts.survey.members(self._target)
             for member in members:
+                if member.stopped:
+                    raise Stop(stopped(member.ref))
                 if member.error is not None:
                     raise Stop(refusal(member.error, member.ref.pid)) from member.error
             under_way = [m.ref.pid for m in members if m.state in _IN_TRANSIT]
@@ -75,23 +92,54 @@ class Holding:
             if time.monotonic_ns() >= self._deadline_ns:
                 detail = f"Another operation on process {under_way[0]} is still under way."
                 raise Stop(Refused(Reason.DRIVER, detail))
-            time.sleep(_SETTLE_POLL_S)
+            await asyncio.sleep(_SETTLE_POLL_S)
 
-    def state(self, ref: ProcessRef) -> CheckpointState | None:
+    async def state(self, ref: ProcessRef) -> CheckpointState | None:
         """What the driver says now (once it has settled); ``None`` where it says nothing. A process
         that has ended is ``NOT_A_CUDA_PROCESS``; ``Stop(GONE)`` if that is the root."""
-        state = self._asked(ref)
+        state = await self._asked(ref)
         while state in _IN_TRANSIT and time.monotonic_ns() < self._deadline_ns:
-            time.sleep(_SETTLE_POLL_S)
-            state = self._asked(ref)
+            await asyncio.sleep(_SETTLE_POLL_S)
+            state = await self._asked(ref)
+        return self._of_the_living(ref, state)
+
+    async def state_after(self, ref: ProcessRef, error: GpuError) -> CheckpointState | None:
+        """As ``state``, after a call on ``ref`` that raised ``error``. A call that was given up may
+        still be under way: until the driver says how the process is, nobody can go on with it."""
+        if not isinstance(error, Hung):
+            return await self.state(ref)
+        for pause_s in chain(_ASK_AGAIN_S, repeat(_ASK_AGAIN_S[-1])):
+            if not processes.alive(ref):
+                break
+            with suppress(Hung, Busy):
+                state = await self._said(ref)
+                if state not in _IN_TRANSIT:
+                    return self._of_the_living(ref, state)
+            await asyncio.sleep(pause_s)
+        return self._of_the_living(ref, None)
+
+    async def _said(self, ref: ProcessRef) -> CheckpointState | None:
+        """What the driver says, once the process runs. Raises ``Hung``, ``Busy``."""
+        while why_stopped(ref):
+            await asyncio.sleep(_STOPPED_POLL_S)
+        try:
+            return await self._driver.checkpoint_state(ref.pid)
+        except (Hung, Busy):
+            raise
+        except GpuError:
+            return None
+
+    def _of_the_living(
+        self, ref: ProcessRef, state: CheckpointState | None
+    ) -> CheckpointState | None:
         if processes.alive(ref):
             return state
         self.still_wanted()
         return CheckpointState.NOT_A_CUDA_PROCESS
 
-    def _asked(self, ref: ProcessRef) -> CheckpointState | None:
+    async def _asked(self, ref: ProcessRef) -> CheckpointState | None:
         try:
-            return self._driver.checkpoint_state(ref.pid)
+            return await self._driver.checkpoint_state(ref.pid)
         except GpuError:
             return None
 
@@ -105,78 +153,87 @@ class Holding:
     def gone(self) -> Refused:
         return Refused(Reason.GONE, f"Process {self._target.root.pid} has ended.")
 
-    @contextmanager
-    def all_held(self, present: Callable[[], list[Member]]) -> Iterator[list[Member]]:
+    @asynccontextmanager
+    async def all_held(
+        self, present: Callable[[], Awaitable[list[Member]]]
+    ) -> AsyncIterator[list[Member]]:
         """All processes held, or ``Stop``. Whatever ends the operation early, those that were
         locked here are unlocked again."""
         locked_here: list[ProcessRef] = []
         try:
-            yield self._lock_all(present, locked_here)
+            yield await self._lock_all(present, locked_here)
         except Stop as stop:
             if not stop.keep_held:
-                stop.add(self.unlock_quietly(locked_here))
+                stop.add(await self.unlock_quietly(locked_here))
             raise
         except BaseException:
-            self.unlock_quietly(locked_here)
+            await self.unlock_quietly(locked_here)
             raise
 
-    def _lock_all(
-        self, present: Callable[[], list[Member]], locked_here: list[ProcessRef]
+    async def _lock_all(
+        self, present: Callable[[], Awaitable[list[Member]]], locked_here: list[ProcessRef]
     ) -> list[Member]:
         """Again and again until a look finds nobody running: processes come and go meanwhile."""
         timeout_ns = self._parts.config.lock_timeout_ns
         until_ns = min(self._deadline_ns, time.monotonic_ns() + timeout_ns)
         for _ in range(_ROUNDS_MAX):
-            members = present()
+            members = await present()
             running = in_state(members, CheckpointState.RUNNING)
             if not running:
                 return members
             for ref in running:
-                self._lock(ref, until_ns)
+                await self._lock(ref, until_ns)
                 locked_here.append(ref)
         detail = "It keeps starting new processes that use the GPU."
         raise Stop(Refused(Reason.LOCK_TIMEOUT, detail))
 
-    def _lock(self, ref: ProcessRef, until_ns: int) -> None:
+    async def _lock(self, ref: ProcessRef, until_ns: int) -> None:
         left_ms = (until_ns - time.monotonic_ns()) // NS_PER_MS
         if left_ms <= 0:
             detail = f"No time was left to wait for process {ref.pid} to come to rest."
             raise Stop(Refused(Reason.LOCK_TIMEOUT, detail))
         try:
-            self._driver.lock(ref.pid, left_ms)
+            await self._driver.lock(ref.pid, left_ms)
         except GpuError as error:
             fine = (CheckpointState.LOCKED, CheckpointState.NOT_A_CUDA_PROCESS)
-            if self.state(ref) not in fine:
+            if await self.state_after(ref, error) not in fine:
                 raise Stop(refusal(error, ref.pid)) from error
 
-    def unlock_all(self, refs: Iterable[ProcessRef]) -> None:
-        failed = [ref for ref in dict.fromkeys(refs) if self._unlock(ref) is not None]
+    async def unlock_all(self, refs: Iterable[ProcessRef]) -> None:
+        failed = [ref for ref in dict.fromkeys(refs) if await self._unlock(ref) is not None]
         # Once more: an unlock has no side effect that a second one could do harm to.
-        errors = [(ref.pid, e) for ref in failed if (e := self._unlock(ref)) is not None]
+        errors = [(ref.pid, e) for ref in failed if (e := await self._unlock(ref)) is not None]
         self.still_wanted()
         for pid, error in errors:
             raise Stop(refusal(error, pid)) from error
 
-    def unlock_quietly(self, refs: Iterable[ProcessRef]) -> str:
+    async def unlock_quietly(self, refs: Iterable[ProcessRef]) -> str:
         """For undoing: returns words about what could not be undone."""
-        errors = ((ref.pid, self._unlock(ref)) for ref in refs)
+        errors = [(ref.pid, await self._unlock(ref)) for ref in refs]
         return " ".join(f"Process {pid} stays held: {e}" for pid, e in errors if e is not None)
 
-    def _unlock(self, ref: ProcessRef) -> GpuError | None:
+    async def _unlock(self, ref: ProcessRef) -> GpuError | None:
         try:
-            self._driver.unlock(ref.pid)
+            await self._driver.unlock(ref.pid)
         except GpuError as error:
-            return None if self._is_free(ref) else error
+            return None if await self._is_free(ref) else error
         return None
 
-    def _is_free(self, ref: ProcessRef) -> bool:
-        return not processes.alive(ref) or self._asked(ref) in FREE
+    async def _is_free(self, ref: ProcessRef) -> bool:
+        return not processes.alive(ref) or await self._asked(ref) in FREE
 
 
 def in_state(members: list[Member], state: CheckpointState) -> list[ProcessRef]:
     return [member.ref for member in members if member.state is state]
 
 
-def lost(pid: int, error: GpuError | None = None) -> Lost:
-    words = f" {error}" if error is not None else ""
+def stopped(ref: ProcessRef) -> Refused:
+    return Refused(Reason.STOPPED, f"Process {ref.pid} is {why_stopped(ref) or 'stopped'}.")
+
+
+def lost(pid: int, error: GpuError | None = None, held_bytes: int = 0) -> Lost:
+    """``held_bytes``: what a failed restore has taken and does not give back."""
+    words = f" {error.message}" if error is not None else ""
+    if held_bytes:
+        words += f" It holds {format_bytes(held_bytes)} of GPU memory until it is restarted."
     return Lost(f"The driver cannot bring back the GPU memory of process {pid}.{words}")

@@ -1,4 +1,4 @@
-"""What the in-process pager needs from the daemon: the processes that have Kiwi's library loaded,
+"""What the pager needs from the daemon: the processes that have Kiwi's library loaded,
 what each has told last, and a way to have it do something."""
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ class Linked(Protocol):
     @property
     def told(self) -> Told: ...
     @property
+    def connected(self) -> bool: ...
+    @property
     def owns(self) -> bool:
-        """Its library can move its memory. Else it is only the gate, and the driver moves it."""
+        """Its library owns the memory and moves it. Else it is only a gate: the driver moves the
+        memory, while the gate is shut."""
         ...
 
-    @property
-    def connected(self) -> bool: ...
     @property
     def expected(self) -> bool:
         """Not connected, but about to be: it can be told to do something, and waits a moment."""
@@ -65,7 +66,7 @@ def all_out(link: Linked) -> bool:
 
 
 class Links(Protocol):
-    """Called from any thread."""
+    """Called in the loop."""
 
     def of(self, session: SessionId) -> tuple[Linked, ...]:
         """The session's processes that have the library, or had it when they were last heard of."""
@@ -77,7 +78,7 @@ class Links(Protocol):
         """Sessions that have linked processes, each of which is out with all that it owns."""
         ...
 
-    def perform(
+    async def perform(
         self, those: Sequence[Linked], step: Step, deadline_ns: int, part_bytes: int = 0
     ) -> list[Outcome]:
         """Has each of ``those`` do ``step``, all at once, and waits for the answers: for "hold" and

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.gpu.results import OPERATING_SYSTEM, OUT_OF_MEMORY
+from kiwi_core.pager.api import Refused
 from kiwi_core.pager.holding import lost
 from kiwi_core.pager.ports import Stop, may_control, refusal
 from kiwi_core.pager.room import Reservation
+from kiwi_core.states import Reason
+from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kiwi_core.gpu.processes import ProcessRef
+    from kiwi_core.pager.api import Lost
     from kiwi_core.pager.holding import Holding, Parts
     from kiwi_core.pager.survey import Member
 
@@ -37,38 +42,40 @@ class Moving:
         self._driver = parts.driver
         self._deadline_ns = deadline_ns
 
-    def out(self, ref: ProcessRef, size_bytes: int | None) -> None:
+    async def out(self, ref: ProcessRef, size_bytes: int | None) -> None:
         """``ref`` is locked; ``size_bytes`` is ``None`` where NVML does not know the process (no
         context yet, or another PID namespace): then what the GPU gains is its footprint."""
-        free_before_bytes = self._parts.gpu.free_bytes() if size_bytes is None else 0
+        free_before_bytes = await self._parts.gpu.free_bytes() if size_bytes is None else 0
         try:
-            self._driver.checkpoint(ref.pid)
+            await self._driver.checkpoint(ref.pid, self._left_s())
         except GpuError as error:
-            self._check_out(ref, error)
+            await self._check_out(ref, error)
         if size_bytes is None:
-            gained_bytes = self._free_scrubbed_bytes() - free_before_bytes
+            gained_bytes = await self._free_scrubbed_bytes() - free_before_bytes
             self._parts.footprints.put({ref: max(0, gained_bytes)})
 
-    def _check_out(self, ref: ProcessRef, error: GpuError) -> None:
-        state = self._hold.state(ref)
+    async def _check_out(self, ref: ProcessRef, error: GpuError) -> None:
+        state = await self._hold.state_after(ref, error)
         if state in (CheckpointState.CHECKPOINTED, CheckpointState.NOT_A_CUDA_PROCESS):
             return  # done after all, or the process is gone and needs nothing
         if state is CheckpointState.FAILED:
             raise Stop(lost(ref.pid, error)) from error
+        if (why := self._parts.unmovable.refused(ref, error)) is not None:
+            raise Stop(Refused(Reason.UNSUPPORTED, str(why))) from error
         raise Stop(refusal(error, ref.pid)) from error
 
-    def _free_scrubbed_bytes(self) -> int:
+    async def _free_scrubbed_bytes(self) -> int:
         """Once it has stopped growing."""
         until_s = time.monotonic() + _SCRUBBED_AFTER_S
-        free_bytes = self._parts.gpu.free_bytes()
+        free_bytes = await self._parts.gpu.free_bytes()
         while time.monotonic() < until_s:
-            time.sleep(_SCRUBBED_POLL_S)
-            last_bytes, free_bytes = free_bytes, self._parts.gpu.free_bytes()
+            await asyncio.sleep(_SCRUBBED_POLL_S)
+            last_bytes, free_bytes = free_bytes, await self._parts.gpu.free_bytes()
             if free_bytes <= last_bytes:
                 break
         return free_bytes
 
-    def bring_back(self, out: list[ProcessRef], members: list[Member]) -> int:
+    async def bring_back(self, out: list[ProcessRef], members: list[Member]) -> int:
         """All of ``out``, or none (unless one is lost or the root is gone). Returns the bytes;
         afterwards they are locked. ``members`` are the session's."""
         if not out:
@@ -81,61 +88,83 @@ class Moving:
         with self._parts.room.reserved(reservation):
             try:
                 for ref, size_bytes in zip(out, sizes, strict=True):
-                    self._restore(ref, reservation)
+                    await self._restore(ref, reservation)
                     reservation.spend(size_bytes)
                     back.append(ref)
             except (Stop, GpuError) as error:
                 stop = error if isinstance(error, Stop) else Stop(refusal(error, out[0].pid))
-                self._out_again(back, stop)
+                await self._out_again(back, stop)
                 raise stop from error
         if need_bytes is None:
-            usage = self._parts.gpu.bytes_by_pid()
+            usage = await self._parts.gpu.bytes_by_pid()
             return sum(usage.get(ref.pid, 0) for ref in out)
         return need_bytes
 
-    def bring_back_alone(self, ref: ProcessRef, members: list[Member]) -> None:
+    async def bring_back_alone(self, ref: ProcessRef, members: list[Member]) -> None:
         """One process of a session that is over, without asking whether the root still lives."""
         size_bytes = self._parts.footprints.get(ref)
         reservation = Reservation(size_bytes, [m.ref.pid for m in members])
         with self._parts.room.reserved(reservation):
-            self._wait_for_room(reservation, lambda: None)
-            self._driver.restore(ref.pid)
+            await self._wait_for_room(reservation, lambda: None)
+            await self._driver.restore(ref.pid, self._left_s())
 
-    def _wait_for_room(self, reservation: Reservation, still_wanted: Callable[[], None]) -> None:
+    async def _wait_for_room(
+        self, reservation: Reservation, still_wanted: Callable[[], None]
+    ) -> None:
         until_ns = time.monotonic_ns() + self._parts.config.room_wait_ns
-        self._parts.room.wait(reservation, min(self._deadline_ns, until_ns), still_wanted)
+        await self._parts.room.wait(reservation, min(self._deadline_ns, until_ns), still_wanted)
 
-    def _restore(self, ref: ProcessRef, reservation: Reservation) -> None:
-        self._wait_for_room(reservation, self._hold.still_wanted)
-        error = self._try_restore(ref)
+    async def _restore(self, ref: ProcessRef, reservation: Reservation) -> None:
+        await self._wait_for_room(reservation, self._hold.still_wanted)
+        free_bytes = await self._parts.gpu.free_bytes()
+        error = await self._try_restore(ref, free_bytes)
         if error is not None and error.driver_code == OUT_OF_MEMORY:
-            # Somebody was quicker. Drivers known today never restore after this (#44); asking
-            # once more is how to find out whether this one does.
-            self._wait_for_room(reservation, self._hold.still_wanted)
-            error = self._try_restore(ref)
-        if error is not None:
-            raise Stop(refusal(error, ref.pid)) from error
+            # Somebody was quicker. Drivers known today keep what they have taken, and never restore
+            # after this (#44); they say so when they are asked once more.
+            error = await self._try_restore(ref, free_bytes)
+        if error is None:
+            self._parts.failures.forget(ref)
+            return
+        if error.driver_code != OUT_OF_MEMORY and self._parts.failures.is_final(ref, error):
+            raise Stop(await self._lost(ref, error, free_bytes)) from error
+        raise Stop(refusal(error, ref.pid)) from error
 
-    def _try_restore(self, ref: ProcessRef) -> GpuError | None:
-        """``None``: it is back, or has ended. Raises ``Stop`` if it can never come back."""
+    async def _try_restore(self, ref: ProcessRef, free_bytes: int) -> GpuError | None:
+        """``None``: it is back, or has ended. Raises ``Stop`` if it can never come back.
+        ``free_bytes`` were free before the first try."""
         try:
-            self._driver.restore(ref.pid)
+            await self._driver.restore(ref.pid, self._left_s())
         except GpuError as error:
-            state = self._hold.state(ref)
+            state = await self._hold.state_after(ref, error)
             if state in _IS_BACK:
                 return None
             stuck = error.driver_code == OPERATING_SYSTEM and may_control(ref.pid)
             if state is CheckpointState.FAILED or stuck:
-                raise Stop(lost(ref.pid, error)) from error
+                raise Stop(await self._lost(ref, error, free_bytes)) from error
             return error
         return None
 
-    def _out_again(self, back: list[ProcessRef], stop: Stop) -> None:
+    async def _lost(self, ref: ProcessRef, error: GpuError, free_bytes: int) -> Lost:
+        """With what the failed restore has taken: NVML names nobody for it."""
+        held_bytes = max(0, free_bytes - await self._parts.gpu.free_bytes())
+        size_bytes = self._parts.footprints.get(ref)
+        if size_bytes is not None:
+            held_bytes = min(held_bytes, size_bytes)
+        return lost(ref.pid, error, held_bytes)
+
+    async def _out_again(self, back: list[ProcessRef], stop: Stop) -> None:
         """Back to how they were found; except where the session as such is over."""
         if stop.over:
             return
         for ref in back:
             try:
-                self._driver.checkpoint(ref.pid)
+                await self._driver.checkpoint(ref.pid, self._undo_s())
             except GpuError as error:
                 stop.add(f"Process {ref.pid} is back in the GPU but held: {error}")
+
+    def _left_s(self) -> float:
+        return max(0.0, (self._deadline_ns - time.monotonic_ns()) / NS_PER_S)
+
+    def _undo_s(self) -> float:
+        """Undoing gets its own time: the operation's may be over."""
+        return self._parts.config.operation_deadline_min_ns / NS_PER_S

@@ -1,90 +1,59 @@
 """What the checkpoint backend needs from the driver and from NVML; and how an operation ends early.
 
-The real ones are ``kiwi_core.gpu.driver`` (the module itself) and ``NvmlGpu``; tests pass scripted
-ones to reach states that neither a real nor an emulated driver can be talked into.
+The real ones are ``kiwi_core.movers.RemoteDriver`` and ``RemoteGpu``; tests pass scripted ones to
+reach states that neither a real nor an emulated driver can be talked into.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from kiwi_core.errors import GpuError
-from kiwi_core.gpu import nvml, processes
+from kiwi_core.gpu import processes
 from kiwi_core.gpu.results import OPERATING_SYSTEM
 from kiwi_core.pager.api import Lost, Refused
 from kiwi_core.states import Reason
 
 if TYPE_CHECKING:
+    from kiwi_core.errors import GpuError
     from kiwi_core.gpu.driver import CheckpointState
     from kiwi_core.gpu.nvml import UtilisationSample
     from kiwi_core.pager.api import Outcome
 
 
 class Driver(Protocol):
-    """See ``kiwi_core.gpu.driver``. All raise ``GpuError``."""
+    """See ``kiwi_core.gpu.driver``. All raise ``GpuError``: ``Hung`` where nobody knows how the
+    call came out, ``Busy`` where it did not begin. ``within_s`` is the limit for a move."""
 
-    def checkpoint_state(self, pid: int) -> CheckpointState: ...
-    def lock(self, pid: int, timeout_ms: int) -> None: ...
-    def checkpoint(self, pid: int) -> None: ...
-    def restore(self, pid: int) -> None: ...
-    def unlock(self, pid: int) -> None: ...
+    async def checkpoint_state(self, pid: int) -> CheckpointState: ...
+    async def lock(self, pid: int, timeout_ms: int) -> None: ...
+    async def checkpoint(self, pid: int, within_s: float) -> None: ...
+    async def restore(self, pid: int, within_s: float) -> None: ...
+    async def unlock(self, pid: int) -> None: ...
 
 
 class Gpu(Protocol):
     """One GPU's memory. All raise ``GpuError``."""
 
-    def free_bytes(self) -> int: ...
+    async def free_bytes(self) -> int: ...
     def total_bytes(self) -> int: ...
 
-    def names_users(self) -> bool:
+    async def names_users(self) -> bool:
         """Whether ``bytes_by_pid`` can be trusted to name everybody who uses it."""
         ...
 
-    def bytes_by_pid(self) -> dict[int, int]:
+    async def bytes_by_pid(self) -> dict[int, int]:
         """Contexts included; only processes that NVML can tell."""
         ...
 
-    def users_elsewhere(self) -> dict[int, str]:
+    async def users_elsewhere(self) -> dict[int, str]:
         """Pids that use another GPU, and which."""
         ...
 
-    def samples(self, since_us: int) -> tuple[UtilisationSample, ...] | None:
+    async def samples(self, since_us: int) -> tuple[UtilisationSample, ...] | None:
         """``None`` where NVML cannot say who used the GPU."""
         ...
-
-
-class NvmlGpu:
-    def __init__(self, uuid: str) -> None:
-        self._uuid = uuid
-        self._others: tuple[str, ...] | None = None
-
-    def free_bytes(self) -> int:
-        return nvml.memory(self._uuid).free_bytes
-
-    def total_bytes(self) -> int:
-        return nvml.memory(self._uuid).total_bytes
-
-    def names_users(self) -> bool:
-        return nvml.names_processes() and nvml.all_sizes_known(self._uuid)
-
-    def bytes_by_pid(self) -> dict[int, int]:
-        return nvml.processes(self._uuid)
-
-    def users_elsewhere(self) -> dict[int, str]:
-        if self._others is None:
-            self._others = tuple(g.uuid for g in nvml.gpus() if g.uuid != self._uuid)
-        found: dict[int, str] = {}
-        for uuid in self._others:
-            # Another GPU that is out of order is no reason to stop work on this one.
-            with contextlib.suppress(GpuError):
-                found.update(dict.fromkeys(nvml.processes(uuid), uuid))
-        return found
-
-    def samples(self, since_us: int) -> tuple[UtilisationSample, ...] | None:
-        return nvml.utilisation_samples(self._uuid, since_us)
 
 
 class Stop(Exception):  # noqa: N818 - not an error: an answer

@@ -6,18 +6,19 @@ started unless NVML itself says that there is room, and no two restores count on
 
 from __future__ import annotations
 
-import threading
+import asyncio
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Refused
 from kiwi_core.pager.ports import Stop
 from kiwi_core.states import Reason
-from kiwi_core.units import GIB, MIB, NS_PER_MS, NS_PER_S, format_bytes
+from kiwi_core.units import MIB, NS_PER_MS, NS_PER_S, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator
 
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
@@ -31,34 +32,32 @@ _SETTLES_BYTES: Final = 16 * MIB
 name its users, a GPU that is as empty as it was ever seen counts as one that nobody else uses:
 to wait for more would be to wait for ever."""
 
-_REAL_BYTES: Final = 2 * GIB
-"""Smaller GPUs are emulated, and what a process needs there is exact."""
-
 
 class Footprints:
     """Bytes that each paged-out process takes in the GPU, as measured while it was locked (so that
-    it could not grow any more). Thread-safe; kept until its page-in has committed."""
+    it could not grow any more). Kept until its page-in has committed."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._bytes: dict[ProcessRef, int] = {}
+        self._learnt: dict[ProcessRef, int] = {}
+        """What each had when it went out last, also of those that are back."""
+
+    def learnt(self, ref: ProcessRef) -> int | None:
+        return self._learnt.get(ref)
 
     def get(self, ref: ProcessRef) -> int | None:
-        with self._lock:
-            return self._bytes.get(ref)
+        return self._bytes.get(ref)
 
-    def put(self, sizes: Mapping[ProcessRef, int]) -> None:
-        with self._lock:
-            self._bytes.update(sizes)
+    def put(self, sizes: dict[ProcessRef, int]) -> None:
+        self._bytes.update(sizes)
+        self._learnt = {r: n for r, n in self._learnt.items() if processes.alive(r)} | sizes
 
     def drop(self, refs: Collection[ProcessRef]) -> None:
-        with self._lock:
-            for ref in refs:
-                self._bytes.pop(ref, None)
+        for ref in refs:
+            self._bytes.pop(ref, None)
 
     def all(self) -> dict[ProcessRef, int]:
-        with self._lock:
-            return dict(self._bytes)
+        return dict(self._bytes)
 
 
 class Reservation:
@@ -94,7 +93,8 @@ class Room:
     def __init__(self, gpu: Gpu, config: Config) -> None:
         self._gpu = gpu
         self._config = config
-        self._lock = threading.Lock()
+        self._deciding = asyncio.Lock()
+        """Nobody else is promised room between a look at what is free and the promise."""
         self._promised: list[Reservation] = []
         self._most_free_bytes = 0
 
@@ -108,11 +108,11 @@ class Room:
             reservation.ended = True
 
     def _others(self, but: Reservation) -> list[Reservation]:
-        """What was promised and may yet be taken; the caller holds the lock."""
+        """What was promised and may yet be taken."""
         self._promised = [r for r in self._promised if not r.ended or r.still_moving()]
         return [r for r in self._promised if r is not but and r.need_bytes != 0]
 
-    def wait(
+    async def wait(
         self, reservation: Reservation, deadline_ns: int, still_wanted: Callable[[], None]
     ) -> None:
         """Until NVML says that what ``reservation`` still needs is free: freed memory shows up
@@ -120,28 +120,28 @@ class Room:
         ``still_wanted`` may raise its own."""
         until_ns = min(deadline_ns, time.monotonic_ns() + self._config.room_wait_ns)
         pause_ns = _POLL_MIN_NS
-        while (why := self._take(reservation)) is not None:
+        while (why := await self._take(reservation)) is not None:
             still_wanted()
             left_ns = until_ns - time.monotonic_ns()
             if left_ns <= 0:
                 raise Stop(Refused(Reason.NO_ROOM, why))
-            time.sleep(min(pause_ns, left_ns) / NS_PER_S)
+            await asyncio.sleep(min(pause_ns, left_ns) / NS_PER_S)
             pause_ns = min(2 * pause_ns, _POLL_MAX_NS)
 
-    def _take(self, reservation: Reservation) -> str | None:
+    async def _take(self, reservation: Reservation) -> str | None:
         """Promises the room if it is there; else says what is missing."""
-        with self._lock:
+        async with self._deciding:
             others = self._others(reservation)
-            why = self._missing(reservation, others)
+            why = await self._missing(reservation, others)
             if why is None and reservation not in self._promised:
                 self._promised.append(reservation)
             return why
 
-    def _missing(self, reservation: Reservation, others: list[Reservation]) -> str | None:
-        now_free_bytes = self._gpu.free_bytes()
+    async def _missing(self, reservation: Reservation, others: list[Reservation]) -> str | None:
+        now_free_bytes = await self._gpu.free_bytes()
         self._most_free_bytes = max(self._most_free_bytes, now_free_bytes)
-        alone = not others and set(self._gpu.bytes_by_pid()) <= reservation.own_pids
-        named = self._gpu.names_users()
+        alone = not others and set(await self._gpu.bytes_by_pid()) <= reservation.own_pids
+        named = await self._gpu.names_users()
         if reservation.need_bytes is None:
             return None if alone and named else self._of_unknown_size(named)
         if any(other.need_bytes is None for other in others):
@@ -167,11 +167,17 @@ class Room:
         )
 
     def _margin(self, need_bytes: int, alone: bool) -> int:
-        """With nobody else in the GPU a process fits as it did before, nearly without a margin:
-        what once filled the whole GPU must be able to come back."""
-        config, total_bytes = self._config, self._gpu.total_bytes()
-        if alone:
-            return config.restore_margin_min_bytes if total_bytes >= _REAL_BYTES else 0
+        """With nobody else in the GPU no more than an empty GPU has to spare: what once filled the
+        whole GPU must be able to come back."""
+        config = self._config
         fraction = config.restore_margin_fraction
-        fixed_bytes = min(config.restore_margin_fixed_bytes, round(total_bytes * fraction))
-        return max(config.restore_margin_min_bytes, fixed_bytes + round(need_bytes * fraction))
+        fixed_bytes = min(
+            config.restore_margin_fixed_bytes, round(self._gpu.total_bytes() * fraction)
+        )
+        margin_bytes = max(config.restore_margin_min_bytes, fixed_bytes)
+        margin_bytes += round(need_bytes * fraction)
+        if not alone:
+            return margin_bytes
+        spare_bytes = max(0, self._most_free_bytes - need_bytes)
+        least_bytes = min(config.restore_margin_min_bytes, spare_bytes)
+        return min(margin_bytes, max(least_bytes, spare_bytes - _SETTLES_BYTES))

@@ -3,7 +3,7 @@ of the GPU they use. Looked up anew for each operation; nothing about states is 
 
 from __future__ import annotations
 
-import threading
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.driver import CheckpointState
+from kiwi_core.movers import Busy, Hung
+from kiwi_core.pager.stopped import has_driver, why_halted
 from kiwi_core.units import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -32,11 +34,13 @@ _WINDOW_US: Final = 1_000_000
 
 @dataclass(frozen=True)
 class Member:
-    """A live process that the driver knows. ``error`` is set where it would not say the state."""
+    """A live process that the driver knows. ``error`` is set where it would not say the state.
+    ``stopped``: the process does not run, and why; so nobody has asked."""
 
     ref: ProcessRef
     state: CheckpointState
     error: GpuError | None = None
+    stopped: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,27 +57,31 @@ class Usage:
 
 class UsageMeter:
     """Reads NVML for many observers, and tells each whether a process worked since *its* last
-    look. Thread-safe."""
+    look."""
 
     def __init__(self, gpu: Gpu, footprints: Footprints) -> None:
         self._gpu = gpu
         self._footprints = footprints
-        self._lock = threading.Lock()
+        self._reading = asyncio.Lock()
         self._usage = Usage({}, {}, 0, {})
         self._fresh_until_ns = 0
         self._looked_us: dict[SessionId, int] = {}
 
     def forget(self, session: SessionId | None = None) -> None:
         """What was read is old (an operation moved memory); or a session is over."""
-        with self._lock:
-            self._fresh_until_ns = 0
-            if session is not None:
-                self._looked_us.pop(session, None)
+        self._fresh_until_ns = 0
+        if session is not None:
+            self._looked_us.pop(session, None)
 
-    def read(self) -> Usage:
-        with self._lock:
+    @property
+    def last(self) -> Usage:
+        """What was read last, however old."""
+        return self._usage
+
+    async def read(self) -> Usage:
+        async with self._reading:
             if time.monotonic_ns() >= self._fresh_until_ns:
-                self._usage = self._next(self._usage)
+                self._usage = await self._next(self._usage)
                 self._fresh_until_ns = time.monotonic_ns() + _FRESH_NS
             return self._usage
 
@@ -81,15 +89,14 @@ class UsageMeter:
         """Did one of ``pids`` use the GPU since the session's last look? ``None``: unknown."""
         if usage.busy_us is None:
             return None
-        with self._lock:
-            since_us = self._looked_us.get(session, usage.seen_us - _WINDOW_US)
-            self._looked_us[session] = usage.seen_us
+        since_us = self._looked_us.get(session, usage.seen_us - _WINDOW_US)
+        self._looked_us[session] = usage.seen_us
         return any(usage.busy_us.get(pid, -1) > since_us for pid in pids)
 
-    def _next(self, last: Usage) -> Usage:
-        bytes_by_pid = self._gpu.bytes_by_pid()
+    async def _next(self, last: Usage) -> Usage:
+        bytes_by_pid = await self._gpu.bytes_by_pid()
         # Asked from the newest sample seen, not from a clock: samples come in late.
-        samples = self._gpu.samples(last.seen_us)
+        samples = await self._gpu.samples(last.seen_us)
         if samples is None:
             return Usage(bytes_by_pid, None, last.seen_us, self._by_leader(bytes_by_pid))
         busy_us = {pid: at for pid, at in (last.busy_us or {}).items() if pid in bytes_by_pid}
@@ -115,34 +122,53 @@ class Survey:
         self,
         driver: Driver,
         meter: UsageMeter,
+        footprints: Footprints,
         other_roots: Callable[[], Collection[ProcessRef]],
     ) -> None:
         self._driver = driver
+        self._footprints = footprints
         self._meter = meter
         self._other_roots = other_roots
 
-    def members(self, target: Target, usage: Usage | None = None) -> list[Member]:
+    async def members(self, target: Target, usage: Usage | None = None) -> list[Member]:
         """The session's processes that use CUDA, the root first; ``usage`` only where an old one
         will do. If the root is gone, what it left behind: those in the terminal session that it
         led can still be told to be its."""
         if usage is None:
             self._meter.forget()
-            usage = self._meter.read()
-        others = self._other_roots()
-        refs = dict.fromkeys(processes.tree(target.root, others))
-        for ref in usage.by_leader.get(target.root.pid, ()):
-            if ref not in others and processes.in_session_of(target.root, ref.pid):
-                refs.setdefault(ref)
-        found = (self.member(ref) for ref in refs if ref not in target.without)
+            usage = await self._meter.read()
+        found = [await self.member(ref) for ref in self._all_of(target, usage)]
         return [m for m in found if m.state is not CheckpointState.NOT_A_CUDA_PROCESS or m.error]
 
-    def member(self, ref: ProcessRef) -> Member:
+    def refs(self, target: Target) -> list[ProcessRef]:
+        """All processes of the session, whether or not they use CUDA; by what was read last."""
+        return self._all_of(target, self._meter.last)
+
+    def _all_of(self, target: Target, usage: Usage) -> list[ProcessRef]:
+        others = self._other_roots()
+        refs = dict.fromkeys(processes.tree(target.root, others))
+        for ref in (*usage.by_leader.get(target.root.pid, ()), *self._footprints.all()):
+            if ref not in others and processes.in_session_of(target.root, ref.pid):
+                refs.setdefault(ref)
+        return [ref for ref in refs if ref not in target.without]
+
+    async def member(self, ref: ProcessRef) -> Member:
+        """One that is stopped is not asked about: the answer would not come."""
+        if stopped := why_halted(ref):
+            return self._unasked(ref, stopped)
         try:
-            state = self._driver.checkpoint_state(ref.pid)
+            state = await self._driver.checkpoint_state(ref.pid)
         except GpuError as error:
-            if error.driver_code is None:
+            if error.driver_code is None and not isinstance(error, (Busy, Hung)):
                 raise  # no driver at all: not this process's fault
             return Member(ref, CheckpointState.NOT_A_CUDA_PROCESS, error)
         if not processes.alive(ref):
             state = CheckpointState.NOT_A_CUDA_PROCESS
         return Member(ref, state)
+
+    def _unasked(self, ref: ProcessRef, stopped: str) -> Member:
+        """What was remembered, for want of better: it cannot have changed by itself."""
+        if self._footprints.get(ref) is not None:
+            return Member(ref, CheckpointState.CHECKPOINTED, stopped=stopped)
+        state = CheckpointState.RUNNING if has_driver(ref) else CheckpointState.NOT_A_CUDA_PROCESS
+        return Member(ref, state, stopped=stopped)

@@ -40,43 +40,43 @@ class Transaction:
         self._hold = Holding(parts, target, deadline_ns)
         self._move = Moving(parts, self._hold, deadline_ns)
 
-    def suspend(self) -> Moved:
-        with self._hold.all_held(self._present):
+    async def suspend(self) -> Moved:
+        async with self._hold.all_held(self._present):
             return self._moved(0)
 
-    def resume(self) -> Moved:
-        members = self._present()
+    async def resume(self) -> Moved:
+        members = await self._present()
         if in_state(members, CheckpointState.CHECKPOINTED):
             detail = "Its memory is in system RAM: it has to be paged in, not only resumed."
             raise Stop(Refused(Reason.DRIVER, detail))
-        self._hold.unlock_all(in_state(members, CheckpointState.LOCKED))
+        await self._hold.unlock_all(in_state(members, CheckpointState.LOCKED))
         return self._moved(0)
 
-    def page_out(self) -> Moved:
-        self._check_beforehand()
-        with self._hold.all_held(self._present) as members:
+    async def page_out(self) -> Moved:
+        await self._check_beforehand()
+        async with self._hold.all_held(self._present) as members:
             locked = in_state(members, CheckpointState.LOCKED)
             if not locked:
                 return self._moved(0)
             for _ in range(_ROUNDS_MAX):
-                self._out(locked, members)
-                members = self._hold.settled()
+                await self._out(locked, members)
+                members = await self._hold.settled()
                 locked = in_state(members, CheckpointState.LOCKED)
                 if not locked:
                     break
             out = in_state(members, CheckpointState.CHECKPOINTED)
             return self._moved(sum(self._parts.footprints.get(ref) or 0 for ref in out))
 
-    def page_in(self) -> Moved:
+    async def page_in(self) -> Moved:
         moved_bytes = 0
         for round_ in range(_ROUNDS_MAX):
-            members = self._present()
+            members = await self._present()
             out = in_state(members, CheckpointState.CHECKPOINTED)
-            moved_bytes += self._bring_back(out, members)
+            moved_bytes += await self._bring_back(out, members)
             try:
-                self._hold.unlock_all([*out, *in_state(members, CheckpointState.LOCKED)])
+                await self._hold.unlock_all([*out, *in_state(members, CheckpointState.LOCKED)])
             except Stop:
-                if round_ + 1 == _ROUNDS_MAX or not self._moved_meanwhile():
+                if round_ + 1 == _ROUNDS_MAX or not await self._moved_meanwhile():
                     raise
             else:
                 # Only now: until here a crash or a failure may still need to know.
@@ -84,103 +84,120 @@ class Transaction:
                 break
         return self._moved(moved_bytes)
 
-    def _bring_back(self, out: list[ProcessRef], members: list[Member]) -> int:
+    async def _bring_back(self, out: list[ProcessRef], members: list[Member]) -> int:
         try:
-            return self._move.bring_back(out, members)
+            return await self._move.bring_back(out, members)
         except Stop as stop:
             if stop.over:
-                self._let_go(members, stop)
+                await self._let_go(members, stop)
             raise
 
-    def _moved_meanwhile(self) -> bool:
+    async def _moved_meanwhile(self) -> bool:
         """Did the call of an earlier caller, killed in its middle, take effect only now?"""
-        return bool(in_state(self._hold.settled(), CheckpointState.CHECKPOINTED))
+        return bool(in_state(await self._hold.settled(), CheckpointState.CHECKPOINTED))
 
-    def _present(self) -> list[Member]:
+    async def _present(self) -> list[Member]:
         """The session's processes, once all have settled. If one is lost, or the root is gone, the
         others are let go first: nobody else will ever do that."""
-        members = self._hold.settled()
+        members = await self._hold.settled()
         failed = in_state(members, CheckpointState.FAILED)
         gone = not self._hold.root_alive()
         if failed or gone:
             stop = Stop(lost(failed[0].pid) if failed else self._hold.gone())
-            self._let_go(members, stop)
+            await self._let_go(members, stop)
             raise stop
         return members
 
-    def _check_beforehand(self) -> None:
+    async def _check_beforehand(self) -> None:
         """What can be known before the session is disturbed. The driver keeps paged-out memory in
         the target's own process, so that one's limits count, too."""
-        members = self._hold.settled()
-        usage = self._parts.gpu.bytes_by_pid()
-        pids = [m.ref.pid for m in members if m.ref.pid in usage]
-        if not pids:
-            return
-        for pid, gpu in self._parts.gpu.users_elsewhere().items():
-            if pid in pids:
+        members = await self._hold.settled()
+        still_in = [m.ref for m in members if m.state is not CheckpointState.CHECKPOINTED]
+        for ref in still_in:
+            if (why := self._parts.unmovable.why(ref)) is not None:
+                raise Stop(Refused(Reason.UNSUPPORTED, str(why)))
+        usage = await self._parts.gpu.bytes_by_pid()
+        pids = [ref.pid for ref in still_in]
+        for pid, gpu in (await self._parts.gpu.users_elsewhere()).items():
+            if pid in pids and pid in usage:
                 detail = f"Process {pid} uses {gpu} too; Kiwi moves processes of one GPU only."
                 raise Stop(Refused(Reason.UNSUPPORTED, detail))
-        need_bytes = sum(usage[pid] for pid in pids)
+        need_bytes = await self._need_bytes(still_in, usage)
         available_bytes = self._parts.host_available_bytes(pids)
-        if available_bytes < need_bytes:
+        if need_bytes and available_bytes < need_bytes:
             detail = (
                 f"{format_bytes(need_bytes)} would have to go to system RAM, which has "
                 f"{format_bytes(available_bytes)} left for it."
             )
             raise Stop(Refused(Reason.NO_HOST_MEMORY, detail))
 
-    def _out(self, locked: list[ProcessRef], members: list[Member]) -> None:
+    async def _need_bytes(self, refs: list[ProcessRef], usage: dict[int, int]) -> int:
+        """What ``refs`` have in the GPU. Where NVML cannot name its users (a PID namespace), what
+        each had when it went out last; of others the most that they can have together."""
+        gpu = self._parts.gpu
+        named_bytes = sum(usage.get(ref.pid, 0) for ref in refs)
+        nameless = [ref for ref in refs if ref.pid not in usage]
+        if not nameless or await gpu.names_users():
+            return named_bytes
+        learnt = [self._parts.footprints.learnt(ref) for ref in nameless]
+        most_bytes = gpu.total_bytes() - await gpu.free_bytes() - sum(usage.values())
+        if None in learnt:
+            return named_bytes + max(0, most_bytes)
+        return named_bytes + sum(filter(None, learnt))
+
+    async def _out(self, locked: list[ProcessRef], members: list[Member]) -> None:
         done: list[ProcessRef] = []
         try:
-            sizes = self._measure(locked)
+            sizes = await self._measure(locked)
             for ref in locked:
-                self._move.out(ref, sizes.get(ref))
+                await self._move.out(ref, sizes.get(ref))
                 done.append(ref)
             self._hold.still_wanted()
         except (Stop, GpuError) as error:
             stop = error if isinstance(error, Stop) else Stop(refusal(error, locked[0].pid))
             if stop.over:
-                self._let_go(members, stop)
+                await self._let_go(members, stop)
             else:
-                self._undo_out(done, locked, members, stop)
+                await self._undo_out(done, locked, members, stop)
             raise stop from error
 
-    def _measure(self, locked: list[ProcessRef]) -> dict[ProcessRef, int]:
+    async def _measure(self, locked: list[ProcessRef]) -> dict[ProcessRef, int]:
         """They are locked: this is what they will need again. Told before anything moves, so that
         a daemon that takes over knows it."""
-        usage = self._parts.gpu.bytes_by_pid()
+        usage = await self._parts.gpu.bytes_by_pid()
         sizes = {ref: usage[ref.pid] for ref in locked if ref.pid in usage}
+        await self._parts.make_room(self._target, sum(sizes.values()))
         self._parts.footprints.put(sizes)
-        self._parts.remember(self._target, sizes)
+        self._parts.remember()
         return sizes
 
-    def _undo_out(
+    async def _undo_out(
         self, done: list[ProcessRef], locked: list[ProcessRef], members: list[Member], stop: Stop
     ) -> None:
         """Brings back those already out: found held or running, they end up held here, and are
         unlocked by ``all_held`` if this operation locked them."""
         try:
-            self._move.bring_back(done, members)
+            await self._move.bring_back(done, members)
             self._parts.footprints.drop(locked)
         except (Stop, GpuError) as error:
             stop.keep_held = True
             stop.add(f"A part of it stays in system RAM until it can be paged in: {error}")
 
-    def _let_go(self, members: list[Member], stop: Stop) -> None:
+    async def _let_go(self, members: list[Member], stop: Stop) -> None:
         """The session as such is over (its root ended, or a part is lost): what can be brought
         back is, and everything runs on. Best effort: the outcome is known already, except that
         what a root that ended has left behind may have to wait for room."""
         for member in members:
             try:
-                if self._hold.state(member.ref) is CheckpointState.CHECKPOINTED:
-                    self._move.bring_back_alone(member.ref, members)
+                if await self._hold.state(member.ref) is CheckpointState.CHECKPOINTED:
+                    await self._move.bring_back_alone(member.ref, members)
                     self._parts.footprints.drop([member.ref])
             except Stop as failed:
                 if not isinstance(stop.outcome, Lost):
                     stop.lacks_room(failed.outcome)
             except GpuError:
                 continue
-        self._hold.unlock_quietly([m.ref for m in members])
+        await self._hold.unlock_quietly([m.ref for m in members])
 
     def _moved(self, moved_bytes: int) -> Moved:
         return Moved(moved_bytes, time.monotonic_ns() - self._began_ns)

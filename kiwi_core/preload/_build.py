@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import site
-import stat
 import subprocess
 import sys
 import sysconfig
@@ -18,21 +17,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiwi_core.preload import _generate
+from kiwi_core.preload._places import (
+    ALIAS_NAME,
+    ENV_LIBRARY,
+    GATE_NAME,
+    HERE,
+    NAME,
+    SHIPPED,
+    SOURCES,
+    Unavailable,
+    check_owner,
+    default_cache_dir,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-NAME = "libkiwi_preload.so"
-HERE = Path(__file__).parent
-SOURCES = HERE / "src"
-ENV_LIBRARY = "KIWI_PRELOAD_LIBRARY"
-SHIPPED = HERE / "lib"
-"""Where a wheel has the library, in a directory named by the machine."""
 FLAGS = (
     *("-std=gnu11", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-pthread"),
     "-fno-strict-aliasing",  # function pointers and driver handles go through words
 )
-LINK_FLAGS = ("-shared", "-Wl,-z,nodelete", "-Wl,-z,defs", f"-Wl,-soname,{NAME}")
+LINK_FLAGS = ("-shared", "-Wl,-z,nodelete", "-Wl,-z,defs")
+GATE_FLAGS = ("-DKP_GATE",)
+GATE_DIFFERS = ("driver.c", "find.c", "start.c")
+"""What is compiled anew, with ``GATE_FLAGS``, for the library under the driver's own name."""
 LIBRARIES = ("-ldl", "-pthread")  # of an older glibc; a newer one has them empty
 TARGETS = {"x86_64": "x86_64-linux-gnu.2.17", "aarch64": "aarch64-linux-gnu.2.17"}
 """Machine -> what ``zig cc`` calls it, with the oldest glibc that the library runs with."""
@@ -40,14 +48,6 @@ COMPILE_TIMEOUT_S = 300.0
 """Zig compiles its own C library on its very first use; that alone can take a minute."""
 OLDEST_HEADER = 12_060
 """CUDA_VERSION of the oldest header that has every type the sources name."""
-
-
-class Unavailable(RuntimeError):  # noqa: N818 (a state of this machine, not a mistake)
-    """There is no library for this machine, and none can be made here."""
-
-    def __init__(self, message: str, remedy: str) -> None:
-        super().__init__(f"{message} {remedy}")
-        self.message, self.remedy = message, remedy
 
 
 def library(cache_dir: Path | None = None) -> Path:
@@ -63,12 +63,12 @@ def library(cache_dir: Path | None = None) -> Path:
         _check_name(shipped, "Install Kiwi into an environment whose path has none.")
         return shipped
     header, compiler = find_header(), find_compiler()
-    parent = cache_dir if cache_dir is not None else _default_cache_dir()
+    parent = cache_dir if cache_dir is not None else default_cache_dir()
     target = parent / f"preload-{_fingerprint(header)}" / NAME
     _check_name(target, "Set XDG_CACHE_HOME to a directory whose path has none.")
     try:
         _make_readable(parent)
-        _check_owner(parent, target.parent)
+        check_owner(parent, target.parent)
         if target.is_file():
             return target
         with open(parent / "preload.lock", "w", opener=_for_this_user) as lock:
@@ -81,24 +81,6 @@ def library(cache_dir: Path | None = None) -> Path:
             "Set XDG_CACHE_HOME to a directory that you may write to.",
         ) from e
     return target
-
-
-def _check_owner(*places: Path) -> None:
-    """Whoever can put a library into the cache has their code run by everybody who uses it.
-    Raises ``OSError``."""
-    for place in filter(os.path.lexists, places):
-        if why := _why_unsafe(os.lstat(place)):
-            raise PermissionError(f"{place}: {why}")
-
-
-def _why_unsafe(found: os.stat_result) -> str:
-    if stat.S_ISLNK(found.st_mode):
-        return "it is a link"
-    if not stat.S_ISDIR(found.st_mode):
-        return "it is not a directory"
-    if found.st_uid not in (0, os.getuid()):
-        return "it belongs to another user"
-    return "others can write to it" if found.st_mode & stat.S_IWOTH else ""
 
 
 def _named(library: Path) -> Path:
@@ -121,14 +103,6 @@ def _check_name(library: Path, remedy: str) -> None:
         )
 
 
-def environment(library: Path, before: Mapping[str, str]) -> dict[str, str]:
-    """What to add to a program's environment so that it runs under the library; ``before`` is the
-    environment that it would have had."""
-    others = [name for name in re.split(r"[: ]+", before.get("LD_PRELOAD", "")) if name]
-    ours = [str(library), *(name for name in others if os.path.basename(name) != NAME)]
-    return {"LD_PRELOAD": ":".join(ours), "KIWI_PRELOAD": "1"}
-
-
 def cross(machine: str, output: Path) -> None:
     """Builds the library for ``machine`` (a key of TARGETS) and the oldest glibc, with ziglang.
 
@@ -145,27 +119,61 @@ def build(
     header: Path | None = None,
     sanitize: str | None = None,
 ) -> None:
-    """Compiles the library into ``output``; ``sanitize`` is what ``-fsanitize=`` takes.
+    """Compiles the library into ``output``, and the gate (``GATE_NAME``) and its alias beside it;
+    with ``sanitize`` (what ``-fsanitize=`` takes) the library alone.
 
     Raises Unavailable.
     """
     compiler = list(compiler or find_compiler())
     header = header or find_header()
-    flags = ["-O1", "-g", f"-fsanitize={sanitize}"] if sanitize else ["-O2", "-Wl,--strip-debug"]
     with tempfile.TemporaryDirectory(prefix="kiwi-preload-") as work:
-        generated = Path(work)
         try:
-            known = _generate.read_header(compiler, header)
-            _generate.write(generated, _generate.read_calls(), known)
-            command = [*compiler, *FLAGS, *flags, "-isystem", str(header.parent)]
-            command += ["-iquote", str(SOURCES), "-iquote", work]  # link.h is the system's, too
-            command += [*LINK_FLAGS, "-o", str(output), str(generated / "calls.c")]
-            command += [*map(str, sources()), *LIBRARIES]
-            _run(command)
+            _Builder(compiler, header, Path(work), sanitize).build(output)
         except subprocess.CalledProcessError as e:
             raise _failed(compiler, e.stderr) from e
         except (OSError, subprocess.TimeoutExpired) as e:
             raise _failed(compiler, str(e)) from e
+
+
+class _Builder:
+    def __init__(self, compiler: list[str], header: Path, work: Path, sanitize: str | None) -> None:
+        self._compiler, self._header, self._work, self._sanitize = compiler, header, work, sanitize
+        self._more = ["-O1", "-g", f"-fsanitize={sanitize}"] if sanitize else ["-O2"]
+
+    def build(self, output: Path) -> None:
+        known = _generate.read_header(self._compiler, self._header)
+        _generate.write(self._work, _generate.read_calls(), known)
+        objects = self._compile([self._work / "calls.c", *sources()])
+        self._link(output, NAME, objects)
+        if self._sanitize:
+            return
+        again = self._compile([SOURCES / name for name in GATE_DIFFERS], *GATE_FLAGS)
+        same = [one for one in objects if one.with_suffix(".c").name not in GATE_DIFFERS]
+        gate = output.with_name(GATE_NAME)
+        self._link(gate, "libcuda.so.1", [*same, *again])
+        self._link(output.with_name(ALIAS_NAME), "libcuda.so", ["-Wl,--no-as-needed", gate])
+
+    def _compile(self, files: Sequence[Path], *flags: str) -> list[Path]:
+        from concurrent.futures import ThreadPoolExecutor
+
+        directory = Path(tempfile.mkdtemp(dir=self._work))
+        common = [*self._compiler, *FLAGS, *self._more, *flags, "-isystem"]
+        common += [str(self._header.parent), "-iquote", str(SOURCES)]
+        common += ["-iquote", str(self._work), "-c"]  # (link.h is the system's, too)
+        objects = [directory / file.with_suffix(".o").name for file in files]
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            jobs = [
+                threads.submit(_run, [*common, str(file), "-o", str(made)])
+                for file, made in zip(files, objects, strict=True)
+            ]
+        for job in jobs:
+            job.result()
+        return objects
+
+    def _link(self, output: Path, soname: str, inputs: Sequence[Path | str]) -> None:
+        strip = [] if self._sanitize else ["-Wl,--strip-debug"]
+        command = [*self._compiler, *self._more, *strip, *LINK_FLAGS, f"-Wl,-soname,{soname}"]
+        _run([*command, "-o", str(output), *map(str, inputs), *LIBRARIES])
 
 
 def sources() -> list[Path]:
@@ -231,11 +239,6 @@ def _version(header: Path) -> int:
     return int(found[1]) if found else 0
 
 
-def _default_cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "kiwi"
-
-
 def _make_readable(directory: Path) -> None:
     """Make ``directory`` and those above it, never with more than 0755: programs load code from it,
     so only its user may write."""
@@ -249,7 +252,7 @@ def _for_this_user(path: str, flags: int) -> int:
 
 
 def _fingerprint(header: Path) -> str:
-    options = (*FLAGS, *LINK_FLAGS, *LIBRARIES, sys.platform, os.uname().machine)
+    options = (*FLAGS, *LINK_FLAGS, *LIBRARIES, *GATE_FLAGS, sys.platform, os.uname().machine)
     digest = hashlib.sha256(" ".join(options).encode())
     inputs = [HERE / "_generate.py", header, *sorted(SOURCES.iterdir())]
     for source in inputs:
@@ -263,7 +266,7 @@ def _build_beside(target: Path, compiler: list[str], header: Path) -> None:
     work = Path(tempfile.mkdtemp(prefix="building-", dir=directory.parent))
     try:
         build(work / NAME, compiler, header)
-        for made in (work / NAME, work):
+        for made in (*work.iterdir(), work):
             made.chmod(0o755)
         shutil.rmtree(directory, ignore_errors=True)  # an incomplete one
         work.rename(directory)

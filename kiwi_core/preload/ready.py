@@ -13,21 +13,21 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from kiwi_core.preload import _build
+from kiwi_core.preload import _places
 
 
 def find() -> Path | None:
     """Return the library if it is there now: the named one, a wheel's, or the cached one."""
-    if named := os.environ.get(_build.ENV_LIBRARY):
+    if named := os.environ.get(_places.ENV_LIBRARY):
         return Path(named) if os.path.isfile(named) else None
-    shipped = _build.SHIPPED / os.uname().machine / _build.NAME
+    shipped = _places.SHIPPED / os.uname().machine / _places.NAME
     if shipped.is_file():
         return shipped
     pointer = _pointer()
     with suppress(OSError):
         found = Path(os.readlink(pointer))
         # The same rule as for what is compiled: nobody else may be able to put code there.
-        _build._check_owner(pointer.parent, found.parent)
+        _places.check_owner(pointer.parent, found.parent)
         if found.parent.parent == pointer.parent and found.is_file():
             return found
     return None
@@ -36,6 +36,8 @@ def find() -> Path | None:
 def ensure() -> Path:
     """Return the library, compiled now if need be, so that ``find`` finds it from now on. Takes
     seconds, the first time a minute. Raises ``Unavailable``."""
+    from kiwi_core.preload import _build
+
     library = _build.library()
     pointer = _pointer()
     if library.parent.parent == pointer.parent:
@@ -50,10 +52,10 @@ def _pointer() -> Path:
     """Name what was built from these very sources, by their sizes and times: to read all of them
     takes longer than a kernel has."""
     digest = hashlib.sha256(os.uname().machine.encode())
-    for entry in sorted(os.scandir(_build.SOURCES), key=lambda one: one.name):
+    for entry in sorted(os.scandir(_places.SOURCES), key=lambda one: one.name):
         found = entry.stat()
         digest.update(f"{entry.path} {found.st_size} {found.st_mtime_ns}\n".encode())
-    return _build._default_cache_dir() / f"ready-{digest.hexdigest()[:16]}"
+    return _places.default_cache_dir() / f"ready-{digest.hexdigest()[:16]}"
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ def enqueue(st: State, session: Session, burst: int, mid_burst: bool = False) ->
     session.asked_ns = session.queued_ns = st.now_ns
     session.turn_id = st.history.begin()
     session.hinted_ns = None
+    session.unmovable = False
     needs.burst_began(session)
     st.refresh(session)
     st.line_up(session)

@@ -61,6 +61,7 @@ def _take(
 
 def _succeeded(st: State, session: Session) -> None:
     session.backoff_ns = session.backoff_until_ns = session.extra_room_bytes = 0
+    session.unmovable = False
     session.problem = None
     session.problem_detail = ""
     _leave_or_return(st, session)
@@ -170,12 +171,16 @@ def _refused(
             bursts.stopped(st, session)  # it does not run: its turn is over all the same
         else:
             _runs_on(st, session)
+    if reason is Reason.UNSUPPORTED and running.doing is Doing.PAGING_OUT:
+        session.unmovable = True
+    known = reason in HOPELESS and words == session.problem_detail
     orders.back_off(st, session, longest=reason in HOPELESS)
     st.tell(session, "{} refused ({})", running.doing.value, words)
     if reason is not Reason.GONE:  # its loss is reported apart
         session.problem = notice
         session.problem_detail = words
-        if not running.hinted or session.want is not Want.NONE:  # else nobody asked for it
+        asked = not running.hinted or session.want is not Want.NONE
+        if asked and not known:
             st.notify(session, notice, words)
     _leave_or_return(st, session)
 

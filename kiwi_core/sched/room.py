@@ -223,4 +223,6 @@ def blocked_by(st: State, session: Session, found: Survey) -> tuple[Notice, str]
         return Notice.BLOCKED_REFUSED, "a driver call on another session hangs"
     words = f"it needs {format_bytes(session.footprint_bytes)}; programs outside Kiwi hold "
     words += f"{format_bytes(st.outside_bytes)} of {format_bytes(st.total_bytes)}"
+    if any(other.home is Home.LOST for other in st.sessions.values()):
+        words += ", or a program whose GPU memory is lost, until it is restarted"
     return Notice.BLOCKED_OUTSIDE, words

@@ -186,6 +186,9 @@ class Session:
     """The last wait after a refusal; 0 after a success."""
     backoff_until_ns: int = 0
     """Nothing is tried on it before."""
+    unmovable: bool = False
+    """The driver cannot move its memory, or must not: while this burst goes on its program is not
+    stopped for that again."""
     extra_room_bytes: int = 0
     """Asked for beyond its need because a restore was refused for room; 0 after a success."""
 

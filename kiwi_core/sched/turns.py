@@ -206,6 +206,8 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
         return None
     if waiter.footprint_bytes - free_bytes > found.gain_bytes + movable_bytes:
         return room.blocked_by(st, waiter, found)
+    if runner.unmovable:
+        return Notice.BLOCKED_REFUSED, runner.problem_detail
     part = part_bytes(st, runner, short_bytes - found.gain_bytes)
     taken_bytes = st.host_claimed_bytes + (found.host_bytes if part else 0)
     must_bytes = ram_bytes(st, runner, part)
@@ -264,9 +266,10 @@ def thin_out(st: State) -> None:
         if may_ns > st.now_ns:
             st.wake_at(may_ns)
             continue
-        # Where system RAM is full, holding it at least stops its growth.
+        # Where system RAM is full, or it cannot be moved, holding it at least stops its growth.
         part = part_bytes(st, runner, short_bytes)
         fits = st.host_claimed_bytes + ram_bytes(st, runner, part) <= st.host_budget_bytes
+        fits = fits and not runner.unmovable
         doing = Doing.PAGING_OUT if fits else Doing.SUSPENDING
         cause = "the runners no longer fit together"
         orders.stop(st, runner, doing, cause, part if fits else 0)

@@ -11,7 +11,6 @@ told why, and what to do.
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import re
 import subprocess
@@ -19,8 +18,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core import interpreter
-from kiwi_core.client.cuda_library import loaded_cuda_library
+from kiwi_core import interpreter, preload
+from kiwi_core.preload import ready
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,12 +32,17 @@ LINKER_CACHE: Final = "/etc/ld.so.cache"
 DEFAULT_PLACES: Final = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
 """The dynamic linker's own, for what is not in its cache."""
 
+REMEDIES: Final = {
+    preload.GateState.TOO_LATE: (
+        "Restart this kernel, and let Kiwi's extension be loaded before anything uses the GPU."
+    ),
+    preload.GateState.UNAVAILABLE: "`kiwi doctor` says what this machine lacks.",
+}
+
 NOT_COMPILED: Final = (
     "Kiwi's gate is being compiled for the first time on this machine, and this kernel started"
     " before that was done. Restart it in a minute."
 )
-
-_log = logging.getLogger("kiwi.kernel")
 
 
 class Gatekeeper:
@@ -50,70 +54,48 @@ class Gatekeeper:
 
     def prepare(self) -> None:
         """Load the gate, where this machine has a driver to put it in front of."""
-        if not preloaded() and (real := _real_driver()):
+        if not preload.guarded() and (real := _real_driver()):
             self._guard(real)
 
-    def before_driver(self, real: str) -> None:
+    def before_driver(self, real: str) -> bool:
         """Load the gate in front of ``real``, which Kiwi is about to load. Where the library was
-        being compiled when the kernel started, it may be there now."""
-        if not preloaded():
-            self._guard(real)
+        being compiled when the kernel started, it may be there now. Return whether the gate loads
+        ``real`` by itself."""
+        return not _preloaded() and self._guard(real)
 
-    def _guard(self, real: str) -> None:
+    def _guard(self, real: str) -> bool:
         library = self._find()
         if library is None:
-            return
-        from kiwi_core import preload
-
-        os.environ.update(preload.environment(library, os.environ))  # for what it starts
+            return False
+        os.environ.update(preload.environment(library, os.environ))  # for what this starts
         os.environ.setdefault(ENV_OWN, "0")
-        self._load(real)
+        gate = preload.load_gate(real)
+        loaded = gate.state is preload.GateState.LOADED
+        remedy = REMEDIES.get(gate.state, "")
+        self.why = "" if loaded else f"{gate.reason} {remedy}"
+        return loaded
 
     def _find(self) -> Path | None:
-        from kiwi_core.preload import Unavailable, ready
-
         library = ready.find()
         if library is None:
             self.why = NOT_COMPILED
             try:
                 _compile_ahead()
-            except Unavailable as error:
+            except preload.Unavailable as error:
                 self.why = str(error)
             except OSError as error:
                 self.why = f"Kiwi's gate could not be compiled: {error}."
         return library
 
-    def _load(self, real: str) -> None:
-        if loaded := loaded_cuda_library():
-            self.why = (
-                f"This kernel had loaded the CUDA driver ({loaded}) before Kiwi could put its gate"
-                " in front of it. Restart the kernel, and load Kiwi before what uses the GPU."
-            )
-            return
-        from kiwi_core import preload
 
-        load_gate = getattr(preload, "load_gate", None)
-        if load_gate is None:
-            self.why = "This kernel was started without Kiwi's LD_PRELOAD."
-            return
-        try:
-            load_gate(real)
-        except (OSError, preload.Unavailable) as error:
-            self.why = f"Kiwi's gate could not be loaded: {error}."
-            return
-        self.why = ""
-
-
-def preloaded() -> bool:
-    """Return whether this process has Kiwi's library, however it came here."""
+def _preloaded() -> bool:
+    """Return whether LD_PRELOAD has brought the library."""
     return hasattr(ctypes.CDLL(None), "kiwi_preload_version")
 
 
 def _compile_ahead() -> None:
     """Raises ``Unavailable`` where there is no compiler at all, and ``OSError``."""
-    from kiwi_core.preload import find_compiler
-
-    find_compiler()
+    preload.find_compiler()
     subprocess.Popen(
         interpreter.module("kiwi_core.preload.ready"),
         cwd=interpreter.DIRECTORY,

@@ -322,8 +322,8 @@ class Session:
             emulation.libcuda, emulation.libnvml, before=os.environ.get("LD_LIBRARY_PATH", "")
         )
         try:
-            self._gatekeeper.before_driver(emulation.libcuda)
-            emulator.load(emulation.libcuda, emulation.libnvml)
+            gated = self._gatekeeper.before_driver(emulation.libcuda)
+            emulator.load(None if gated else emulation.libcuda, emulation.libnvml)
         except OSError as error:
             raise CallerError(
                 "no-emulator",

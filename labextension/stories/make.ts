@@ -38,6 +38,9 @@ export function session(id: string, changes: Partial<ISession> = {}): ISession {
     turn_ends_at: null,
     problem: '',
     problem_text: '',
+    guarded: true,
+    unguarded_text: '',
+    stopped: '',
     priority: 'normal',
     path: mine ? `work/${name}` : null,
     ...changes

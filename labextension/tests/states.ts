@@ -26,6 +26,9 @@ export function session(fields: Partial<ISession> = {}): ISession {
     turn_ends_at: null,
     problem: '',
     problem_text: '',
+    guarded: true,
+    unguarded_text: '',
+    stopped: '',
     priority: 'normal',
     path: `${id}.ipynb`,
     ...fields

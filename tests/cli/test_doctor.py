@@ -13,7 +13,7 @@ from scripted_daemon import status_of
 
 from kiwi_core import config
 from kiwi_core.cli import doctor
-from kiwi_core.cli.checks import gpu, jupyter, machine, memory, notebook, preload
+from kiwi_core.cli.checks import gpu, jupyter, killers, machine, memory, notebook, preload
 from kiwi_core.cli.checks import sockets as socket_checks
 from kiwi_core.cli.checks.finding import Finding, Level, fail, ok
 from kiwi_core.cli.terminal import Style
@@ -460,3 +460,61 @@ class FakeLibrary:
     def __init__(self, exports: bool) -> None:
         if exports:
             self.cuMemAlloc_v2 = object()
+
+
+# --- what kills programs that are moved -----------------------------------------------------------
+
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (dvs-builder)\n"
+PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Aug 14 2026\nGCC 13.3.0\n"
+
+
+def killed_by(tmp_path, version: str, **more) -> dict[str, Finding]:
+    write(tmp_path, "proc/driver/nvidia/version", version)
+    findings = killers.check(tmp_path, **{"machine": "x86_64", "environment": {}, **more})
+    return {finding.area: finding for finding in findings}
+
+
+def warned(findings) -> set[str]:
+    return {area for area, finding in findings.items() if finding.level is Level.WARN}
+
+
+def test_without_the_kernel_module_nothing_is_said(tmp_path):
+    assert list(killers.check(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "expected"),
+    [
+        (PROPRIETARY, "580.178.04", set()),
+        (OPEN, "580.95.05", set()),
+        (PROPRIETARY, "595.84", {"NCCL"}),
+        (OPEN, "595.71.05", {"NCCL", "module"}),
+        (PROPRIETARY, "610.57.04", {"NCCL", "NVML use"}),
+        (OPEN, "610.57.04", {"NCCL", "NVML use", "module"}),
+    ],
+)
+def test_known_killers_by_driver(tmp_path, text, number, expected):
+    findings = killed_by(tmp_path, text.format(number))
+    assert warned(findings) == expected
+    assert number in findings["module"].text
+    assert all(findings[area].remedy for area in expected)
+
+
+def test_a_version_that_cannot_be_told_is_no_crash(tmp_path):
+    assert warned(killed_by(tmp_path, "NVRM version: something else\n")) == set()
+
+
+def test_arm64_is_warned_of_checkpoints_that_are_not_supported(tmp_path):
+    findings = killed_by(tmp_path, PROPRIETARY.format("580.142"), machine="aarch64")
+    assert warned(findings) == {"arm64"}
+    assert "kiwi bench" in findings["arm64"].remedy
+
+
+def test_profilers(tmp_path):
+    version = PROPRIETARY.format("580.178.04")
+    found = killed_by(tmp_path, version, environment={"CUDA_INJECTION64_PATH": "/opt/libx.so"})
+    assert warned(found) == {"profilers"}
+    write(tmp_path, "proc/77/comm", "nsys\n")
+    found = killed_by(tmp_path, version)
+    assert warned(found) == {"profilers"}
+    assert "KIWI_DISABLE" in found["profilers"].remedy

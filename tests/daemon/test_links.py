@@ -488,19 +488,16 @@ def test_killed_in_the_middle_of_its_way_in(daemon: Daemon, linked: Linked) -> N
     assert other.digest()
 
 
-def test_one_that_is_stopped_does_not_stop_the_others(start: Start, linked: Linked) -> None:
+def test_one_that_is_stopped_goes_out_and_stays_stopped(start: Start, linked: Linked) -> None:
+    """It is continued for as long as it takes to hold it and move it out."""
     daemon = start(*QUICK, "--lock-timeout", "0.5")
     idle, other = pressed(daemon, linked)
     os.kill(idle.pid, signal.SIGSTOP)
     wait_until(lambda: stands_still(idle.pid), "else it may still answer the first order")
-    other.worker.send(f"library.take({40 * MIB}, 2)", "exec")
-    daemon.wait_for(
-        lambda s: any(x.problem for x in s.sessions if x.pid == idle.pid), "the refusal is shown"
-    )
-    third = linked(daemon)  # the loop goes on
-    assert daemon.session(third.pid) is not None
+    other.do(f"library.take({40 * MIB}, 2)")
+    assert daemon.wait_state(idle.pid, "paged-out")
+    assert stands_still(idle.pid)
     os.kill(idle.pid, signal.SIGCONT)
-    other.worker.answer()
     assert idle.digest()
 
 

@@ -23,6 +23,10 @@ def test_who_waits_for_what_others_hold_is_not_kept_waiting_for_the_next_round(
     assert asyncio.run(_looks(waits=waits, enough=5)) == (5 if waits else 1)
 
 
+async def _free_bytes() -> int:
+    return 64 * MIB
+
+
 async def _looks(*, waits: bool, enough: int) -> int:
     """How often it has looked when it is at rest for long, or has looked often enough."""
     looks = 0
@@ -37,7 +41,7 @@ async def _looks(*, waits: bool, enough: int) -> int:
     one = Observer(
         replace(DEFAULTS, observe_interval_ns=NS_PER_MS),
         FakePager(64 * MIB),
-        free_bytes=lambda: 64 * MIB,
+        free_bytes=_free_bytes,
         host_budget_bytes=lambda: 0,
         everybody=list,
         runners=list,

@@ -1,19 +1,17 @@
-"""Operations in threads: outcomes, deadlines, hangs and faults of our own; with the fake pager."""
+"""Operations: outcomes, deadlines, hangs and faults of our own; with the fake pager."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from queue import Queue
 from typing import TYPE_CHECKING
 
 import pytest
-from daemon import wait_until
+from blocking import Loop
 
 from kiwi_core.daemon.leaving import NO_ANSWER, bring_back
 from kiwi_core.daemon.operations import Operations
-from kiwi_core.daemon.threads import in_thread
 from kiwi_core.pager.api import ProcessRef, Target
 from kiwi_core.pager.fake import FakePager, Hang, Lose, Raise, Refuse
 from kiwi_core.sched import events as ev
@@ -27,11 +25,12 @@ if TYPE_CHECKING:
 S = SessionId("s")
 TARGET = Target(S, ProcessRef(10, 1))
 PATIENCE_S = 30.0
+LOOP = Loop()
 
 
 class World:
-    def __init__(self) -> None:
-        self.pager = FakePager(1024 * MIB)
+    def __init__(self, *, partial: bool = False) -> None:
+        self.pager = FakePager(1024 * MIB, partial=partial)
         self.pager.start(S, resident_bytes=100 * MIB)
         self.posted: Queue[ev.Event] = Queue()
         self.operations = Operations(self.pager, self.posted.put)
@@ -40,12 +39,14 @@ class World:
         self.start(kind, op, deadline_in_s)
         return self.posted.get(timeout=PATIENCE_S)
 
-    def start(self, kind: type[Operation], op: int = 1, deadline_in_s: float = 60) -> None:
+    def start(
+        self, kind: type[Operation], op: int = 1, deadline_in_s: float = 60, **more: int
+    ) -> None:
         deadline_ns = time.monotonic_ns() + round(deadline_in_s * NS_PER_S)
-        more = {"need_bytes": 100 * MIB} if kind is PageIn else {}
-        self.operations.start(
-            kind(op=OpId(op), session=S, deadline_ns=deadline_ns, cause="test", **more), TARGET
-        )
+        if kind is PageIn:
+            more["need_bytes"] = 100 * MIB
+        action = kind(op=OpId(op), session=S, deadline_ns=deadline_ns, cause="test", **more)
+        LOOP.call(lambda: self.operations.start(action, TARGET))
 
 
 @pytest.fixture
@@ -133,17 +134,12 @@ def test_the_nearest_deadline_is_the_next_one(world: World) -> None:
         hang.release()
 
 
-# --- a part ---------------------------------------------------------------------------------------
+# --- a part --------------------------------------------------------------------------------------
 
 
 def test_a_part_goes_out_and_what_is_left_is_told() -> None:
-    world = World()
-    world.pager = FakePager(150 * MIB, partial=True)
-    world.operations = Operations(world.pager, world.posted.put)
-    world.pager.start(S, resident_bytes=100 * MIB)
-    deadline_ns = time.monotonic_ns() + round(PATIENCE_S * NS_PER_S)
-    action = PageOut(op=OpId(1), session=S, deadline_ns=deadline_ns, bytes=30 * MIB)
-    world.operations.start(action, TARGET)
+    world = World(partial=True)
+    world.start(PageOut, bytes=30 * MIB)
     out = world.posted.get(timeout=PATIENCE_S)
     assert isinstance(out, ev.PagedOut)
     assert (out.moved_bytes, out.left_bytes) == (30 * MIB, 70 * MIB)
@@ -156,12 +152,12 @@ def _several(pager: FakePager, count: int) -> list[Target]:
     targets = [Target(SessionId(f"s{n}"), ProcessRef(100 + n, 1)) for n in range(count)]
     for target in targets:
         pager.start(target.session, resident_bytes=100 * MIB)
-        pager.page_out(target, time.monotonic_ns() + 60 * NS_PER_S)
+        LOOP.run(pager.page_out(target, time.monotonic_ns() + 60 * NS_PER_S))
     return targets
 
 
 def _residency(pager: FakePager, target: Target) -> Residency:
-    return pager.observe(target).residency
+    return LOOP.run(pager.observe(target)).residency
 
 
 def test_everybody_comes_back_as_far_as_there_is_room() -> None:
@@ -187,29 +183,3 @@ def test_one_that_hangs_keeps_no_other_out() -> None:
     }
     assert all(_residency(pager, target) is Residency.RESIDENT for target in targets[2:])
     hang.release()
-
-
-def test_hung_calls_do_not_use_up_the_threads() -> None:
-    """More of them than a shared pool has; the next call is answered all the same."""
-    release = threading.Event()
-
-    async def crowd() -> int:
-        hung = [asyncio.ensure_future(in_thread(release.wait, "hung")) for _ in range(100)]
-        answer = await asyncio.wait_for(in_thread(lambda: 42, "quick"), PATIENCE_S)
-        for task in hung:
-            task.cancel()
-        return answer
-
-    assert asyncio.run(crowd()) == 42
-    release.set()
-    wait_until(
-        lambda: not [t for t in threading.enumerate() if t.name == "hung"], "the threads' ends"
-    )
-
-
-def test_what_a_call_raises_is_raised() -> None:
-    def fail() -> None:
-        raise OSError(5, "why")
-
-    with pytest.raises(OSError, match="why"):
-        asyncio.run(in_thread(fail, "fails"))

@@ -155,7 +155,7 @@ print(child.stdout.readline().strip())
 """
 
 
-@pytest.mark.parametrize("how", ["by LD_PRELOAD"])
+@pytest.mark.parametrize("how", ["by LD_PRELOAD", "by the extension"])
 def test_a_notebook_and_its_children_are_guarded(
     how: str, make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook]
 ) -> None:

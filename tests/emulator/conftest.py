@@ -48,6 +48,12 @@ class Machine:
             worker.do(setup)
         return worker
 
+    @property
+    def missing(self) -> str:
+        """What calls about a process that does not exist answer."""
+        real = emulator.has_manner(self.state, "missing_is_os_error")
+        return "CUDA_ERROR_OPERATING_SYSTEM" if real else "CUDA_ERROR_INVALID_VALUE"
+
     def used(self, gpu: int = 0) -> int:
         return emulator.books(self.state).gpus[gpu].used_bytes
 

@@ -50,6 +50,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def test_what_the_driver_can_do(machine: Machine) -> None:
+    emulator.set_driver_version(machine.path, 13000)
     observer = machine.observer()
     info = observer.get("dataclasses.asdict(gd.capabilities())")
     assert info == {

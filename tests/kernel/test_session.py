@@ -275,10 +275,14 @@ def test_an_emulated_driver_is_loaded_before_the_first_call(
     kernel: Kernel, daemon: ScriptedDaemon, fake_driver: Path
 ) -> None:
     _emulating(daemon, fake_driver)
+    # By its name Kiwi's gate is found, which loads the driver itself at the first call.
     cell = kernel.check(
-        "import tripgpu, ctypes, os\nctypes.CDLL('libcuda.so.1').kiwi_test_marker()"
+        "import tripgpu, ctypes, os\ndriver = ctypes.CDLL('libcuda.so.1')\n"
+        "driver.cuInit(0)\nhasattr(driver, 'kiwi_gate_start')"
     )
-    assert cell.result == "42"
+    assert cell.result == "True"
+    cell_2 = kernel.check(f"ctypes.CDLL({str(fake_driver)!r}, os.RTLD_NOLOAD).kiwi_test_marker()")
+    assert cell_2.result == "42"
     assert "EMULATED GPU" in cell.stream("stderr")
     assert kernel.check("os.environ['KIWI_TEST_MARKER']").result == "'set'"
 

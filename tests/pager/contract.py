@@ -40,7 +40,7 @@ class Session(Protocol):
 
 class World(Protocol):
     pager: Any
-    """A ``Pager``; a ``PartialPager`` where the backend is one."""
+    """A ``Pager`` whose calls block; a ``PartialPager`` where the backend is one."""
     unit_bytes: int
     """A size that fits the GPU many times over, and more than what can be moved at once."""
     memory_bytes: int

@@ -213,18 +213,15 @@ def test_a_driver_call_that_hangs_stops_no_other_session(emulated: EmulatedWorld
     stuck, other = emulated.start(4 * MIB), emulated.start(4 * MIB)
     before = other.digest()
     emulated.hang("checkpoint", stuck.pid)
-    emulated.pager.worker.do("import threading; results = []")
-    call = f"pager.page_out(target_of('x', {stuck.root.pid}, {stuck.root.start_ticks}), 1 << 62)"
-    emulated.pager.worker.do(
-        f"thread = threading.Thread(target=lambda: results.append({call})); thread.start()"
-    )
+    target = f"target_of('x', {stuck.root.pid}, {stuck.root.start_ticks})"
+    emulated.pager.worker.do(f"result = loop.begin(checkpoint.page_out({target}, 1 << 62))")
     emulated.wait_hanging()
     moved(emulated.pager.page_out(other.target, soon_ns()))
     assert emulated.pager.observe(stuck.target).residency is Residency.LOCKED
     moved(emulated.pager.page_in(other.target, soon_ns()))
     assert other.digest() == before
     emulated.let_go()
-    assert emulated.pager.worker.get("(thread.join(), plain(results[0])[0])[1]") == "Moved"
+    assert emulated.pager.worker.get("plain(result.result())[0]") == "Moved"
     moved(emulated.pager.page_in(stuck.target, soon_ns()))
 
 

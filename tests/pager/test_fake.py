@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
+from blocking import Blocking, Loop
 from contract import PagerContract, PartsContract, moved, refused, soon_ns
 
 from kiwi_core.gpu.processes import ProcessRef
@@ -16,10 +17,13 @@ from kiwi_core.pager.fake import FakePager, Hang, Lose, Raise, Refuse, Slow
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import MIB, SessionId
 
-if TYPE_CHECKING:
-    pass
-
 _numbers = itertools.count(1)
+LOOP = Loop()
+
+
+def fake_pager(total_bytes: int, **more: Any) -> FakePager:
+    """Its calls block."""
+    return Blocking(FakePager(total_bytes, **more), LOOP)  # type: ignore[return-value]
 
 
 class FakeSession:
@@ -61,7 +65,7 @@ class FakeWorld:
     sizes_seen = True
 
     def __init__(self, *, partial: bool = False, copy_bytes_per_s: int | None = None) -> None:
-        self.pager = FakePager(
+        self.pager = fake_pager(
             self.memory_bytes, partial=partial, copy_bytes_per_s=copy_bytes_per_s
         )
 
@@ -126,7 +130,7 @@ def test_faults_are_met_once_each_in_their_order(world: FakeWorld) -> None:
 
 
 def test_slow_and_bandwidth_take_time() -> None:
-    pager = FakePager(100 * MIB, copy_bytes_per_s=100 * MIB)
+    pager = fake_pager(100 * MIB, copy_bytes_per_s=100 * MIB)
     session = FakeSession(pager, 10 * MIB)
     pager.script("page_in", Slow(0.1))
     out = moved(pager.page_out(session.target, soon_ns()))
@@ -136,7 +140,7 @@ def test_slow_and_bandwidth_take_time() -> None:
 
 
 def test_killed_while_its_memory_is_moved() -> None:
-    pager = FakePager(100 * MIB, copy_bytes_per_s=10 * MIB)
+    pager = fake_pager(100 * MIB, copy_bytes_per_s=10 * MIB)
     session = FakeSession(pager, 100 * MIB)
     outcomes = []
     thread = threading.Thread(
@@ -155,7 +159,7 @@ def test_killed_while_its_memory_is_moved() -> None:
 
 
 def test_room_that_comes_in_time_is_waited_for() -> None:
-    pager = FakePager(10 * MIB, room_wait_ns=60_000_000_000)
+    pager = fake_pager(10 * MIB, room_wait_ns=60_000_000_000)
     session = FakeSession(pager, 6 * MIB)
     moved(pager.page_out(session.target, soon_ns()))
     pager.hold_outside(6 * MIB)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cuda_processes import Program, Worker, end_on_a_gpu, wait_until
 from cuda_program import CudaProgram
-from linked_program import LinkedProgram
+from linked_program import GatedProgram, LinkedProgram
 from pager_process import PagerProcess
 
 from kiwi_core import emulator, preload
@@ -194,6 +194,22 @@ class LinkedWorld(EmulatedWorld):
 
     def break_page_in(self, session: LinkedProgram) -> None:  # type: ignore[override]
         session.script("page-in", "lose", "lose")
+
+
+class GatedWorld(LinkedWorld):
+    """Programs whose library is only a gate, and the driver that moves their memory."""
+
+    residue_bytes = 0
+
+    def start(self, size_bytes: int, **more: Any) -> LinkedProgram:  # type: ignore[override]
+        if not size_bytes:
+            return super().start(0)
+        program = GatedProgram(self.environment, self.socket, size_bytes, seed=next(_numbers))
+        self._closing.append(program.close)
+        return program
+
+    def break_page_in(self, session: LinkedProgram) -> None:  # type: ignore[override]
+        self.faults.set("restore_fail", pid=session.pid)
 
 
 class PreloadedWorld(LinkedWorld):

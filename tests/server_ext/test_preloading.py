@@ -52,6 +52,34 @@ def test_a_kernel_brings_its_pager_along(daemon: Daemon, server: Lab) -> None:
     wait_until(lambda: moved_by() is MovedBy.INPROCESS, "the daemon knows of the pager")
 
 
+def test_any_other_kernel_gets_the_gate(daemon: Daemon) -> None:
+    preloading.ready.ensure()
+    with running_lab(daemon.env) as server:
+        kernel = start(server)
+        assert run(server, kernel, LOADED) == "True"
+        assert run(server, kernel, USE).endswith("True")
+        (session,) = daemon.status().sessions
+        assert session.guarded, session.unguarded_text
+        assert session.pager is MovedBy.CHECKPOINT, "its memory is the driver's"
+
+
+def test_no_kernel_waits_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(preloading.ready, "find", lambda: None)
+    monkeypatch.setattr(preloading.ready, "ensure", lambda: begun.append("compiling"))
+    monkeypatch.setattr(preloading, "_compiling", None)
+    env = {"PATH": "/usr/bin"}
+    assert not preloading.add_gate(env)
+    assert not preloading.add_gate(env)
+    assert env == {"PATH": "/usr/bin"}
+    wait_until(lambda: begun == ["compiling"], "it is compiled beside, once")
+
+
+@pytest.mark.parametrize("env", [{"KIWI_DISABLE": "1"}])
+def test_who_switched_kiwi_off_gets_no_gate(env: dict[str, str]) -> None:
+    assert not preloading.add_gate(env)
+
+
 @pytest.mark.parametrize(
     ("env", "default", "wanted"),
     [
@@ -81,7 +109,7 @@ def test_where_there_is_none_the_kernel_starts_without(
     def none() -> Path:
         raise preload.Unavailable("There is no C compiler here.", "Install gcc.")
 
-    monkeypatch.setattr(preloading.preload, "library", none)
+    monkeypatch.setattr(preloading.ready, "ensure", none)
     env = {"PATH": "/usr/bin"}
     with caplog.at_level(logging.WARNING):
         assert not asyncio.run(preloading.add(env))

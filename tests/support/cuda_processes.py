@@ -177,7 +177,10 @@ def may_be_killed(environment: dict[str, str]) -> bool:
     state = (os.environ | environment).get(EMULATED)
     if not state or not os.path.exists(state):
         return bool(state)
-    return not emulator.has_manner(Path(state), "kill_takes_host_down")
+    try:
+        return not emulator.has_manner(Path(state), "kill_takes_host_down")
+    except emulator.StateError:
+        return True  # not a machine at all
 
 
 class Program(Protocol):

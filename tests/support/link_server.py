@@ -5,7 +5,6 @@ child's is its nearest linked ancestor's."""
 from __future__ import annotations
 
 import asyncio
-import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -45,27 +44,20 @@ class Roots:
 
 
 class LinkServer:
-    """Listens at ``path`` from a thread of its own, as long as the process lives."""
+    """Listens at a path, in the loop that runs."""
 
-    def __init__(self, path: str, gpu_bytes: int) -> None:
-        self._path, self._gpu_bytes = path, gpu_bytes
+    def __init__(self, gpu_bytes: int) -> None:
         self._roots = Roots()
         self._link_of: dict[Connection, Link] = {}
-        ready = threading.Event()
-        threading.Thread(target=self._run, args=(ready,), daemon=True).start()
-        ready.wait(60)
+        self.links = Links(self._roots, gpu_bytes, lambda _link: None)  # type: ignore[arg-type]
 
-    def _run(self, ready: threading.Event) -> None:
-        asyncio.run(self._serve(ready))
-
-    async def _serve(self, ready: threading.Event) -> None:
-        self.links = Links(self._roots, self._gpu_bytes, lambda _link: None)  # type: ignore[arg-type]
-        turns = Turns(Shares())
+    @classmethod
+    async def serve(cls, path: str, gpu_bytes: int) -> LinkServer:
+        server, turns = cls(gpu_bytes), Turns(Shares())
         await asyncio.get_running_loop().create_unix_server(
-            lambda: Connection(self, DEFAULTS, turns), path=self._path
+            lambda: Connection(server, DEFAULTS, turns), path=path
         )
-        ready.set()
-        await asyncio.Event().wait()
+        return server
 
     # --- Receiver -------------------------------------------------------------------------------
 
@@ -79,6 +71,7 @@ class LinkServer:
         if isinstance(message, Hello):
             ref = process_of(connection.peer)
             link = self.links.take(ref, connection.peer.uid, message.name)
+            link.owns = message.owns
             link.attach(connection)
             if link.session is None:
                 self.links.assign(link, self._roots.session_of(ref))

@@ -77,8 +77,11 @@ class Memory:
 
 
 class Library:
-    def __init__(self, path: str, *, unowned: dict[str, int] | None = None) -> None:
-        self.path, self.unowned = path, unowned or {}
+    def __init__(
+        self, path: str, *, unowned: dict[str, int] | None = None, owns: bool = True
+    ) -> None:
+        """Without ``owns`` it is only a gate."""
+        self.path, self.unowned, self.owns = path, unowned or {}, owns
         self.memories: list[Memory] = []
         self.faults: dict[str, list[str]] = {}
         """By action: what it meets the next times, in order; see ``_meet``."""
@@ -89,7 +92,7 @@ class Library:
         self.welcomes: list[dict[str, Any]] = []
         self.errors: list[str] = []
         self.reconnects = True
-        self.partial = True
+        self.partial = owns
         self._said = threading.Lock()
         self._changed = threading.Condition()
         self._held = self._out = self._armed = False
@@ -190,7 +193,7 @@ class Library:
                 self._socket = None
             with self._changed:
                 self._armed = False
-                if self._held and not self._out:
+                if self._held and not self._out and self.owns:
                     self._held = False
                 self._changed.notify_all()
             while not self.reconnects:
@@ -203,7 +206,7 @@ class Library:
             with self._said:
                 self._socket = connection
             hello = {"type": "hello", "protocol": 1, "role": "pager", "client": "test"}
-            self.say({**hello, "name": "linked"})
+            self.say({**hello, "name": "linked", "owns": self.owns})
             with connection.makefile("rb") as lines:
                 for line in lines:
                     self._hear(json.loads(line))

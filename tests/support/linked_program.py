@@ -79,3 +79,34 @@ class LinkedProgram:
 
     def close(self) -> None:
         self.worker.close()
+
+
+_GATED = """
+from linked_library import Library
+init()
+library = Library({path!r}, owns=False)
+p = alloc({size})
+fill(p, {seed}, {size})
+def digest_gated():
+    with library:
+        return f"{{p}} {{digest(p, {size})}}"
+"""
+
+
+class GatedProgram(LinkedProgram):
+    """Its library is only a gate: the driver moves its memory."""
+
+    def __init__(
+        self, environment: dict[str, str], path: Path, size_bytes: int, *, seed: int = 1
+    ) -> None:
+        self.worker = Worker(environment)
+        ref = processes.ref_of(self.worker.pid)
+        assert ref is not None
+        self.root = ref
+        self.worker.do(_GATED.format(path=str(path), size=size_bytes, seed=seed))
+
+    def digest(self) -> str:
+        return str(self.worker.get("digest_gated()"))
+
+    def touch(self) -> None:
+        self.worker.send("digest_gated()")

@@ -1,12 +1,12 @@
 """A pager in a process of its own, so that a test can kill the caller at any point.
 
 ``PagerProcess`` has the pager's five calls and hands each over to that process, which runs the real
-``CheckpointPager`` on the driver that its environment gives it.
+``CheckpointPager`` and its movers on the driver that its environment gives it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cuda_processes import Worker
 
@@ -23,13 +23,12 @@ from kiwi_core.pager.api import (
 )
 from kiwi_core.states import Reason, Residency
 
-if TYPE_CHECKING:
-    pass
-
-
 _SETUP = """
 import dataclasses
+from blocking import Blocking, Loop
 from kiwi_core.config import DEFAULTS
+from kiwi_core.movers import Movers, RemoteDriver, RemoteGpu
+from kiwi_core.movers.remote import gpus
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Target
 from kiwi_core.pager.checkpoint import CheckpointPager
@@ -37,13 +36,19 @@ from kiwi_core.units import SessionId
 
 roots = set()
 remembered = {{}}
-pager = CheckpointPager(
-    {uuid!r},
+loop = Loop()
+movers = Movers()
+loop.loop.call_soon_threadsafe(movers.start)
+gpu = next(gpu for gpu in loop.run(gpus(movers)) if gpu.uuid == {uuid!r})
+checkpoint = CheckpointPager(
+    RemoteDriver(movers),
+    RemoteGpu(movers, gpu.uuid, gpu.total_bytes),
     dataclasses.replace(DEFAULTS, **{config!r}),
     other_roots=lambda: roots,
-    remember=lambda target, sizes: remembered.update(sizes),
+    remember=lambda: remembered.update(checkpoint.export_footprints()),
     host_available_bytes=lambda pids: {host_bytes!r},
 )
+pager = Blocking(checkpoint, loop)
 
 def target_of(session, pid, ticks):
     return Target(SessionId(session), ProcessRef(pid, ticks))
@@ -55,11 +60,11 @@ def plain(value):
 
 _LINKED = """
 from link_server import LinkServer
-from kiwi_core.pager.inprocess import InProcessPager
+from kiwi_core.pager.sessions import SessionPager
 
-server = LinkServer({path!r}, {gpu_bytes})
-pager = InProcessPager(
-    pager, server.links, pager.room, dataclasses.replace(DEFAULTS, **{config!r})
+server = loop.run(LinkServer.serve({path!r}, {gpu_bytes}))
+pager = Blocking(
+    SessionPager(checkpoint, server.links, dataclasses.replace(DEFAULTS, **{config!r})), loop
 )
 """
 

@@ -180,5 +180,8 @@ def test_a_wheel_has_the_pagers_library_only_where_it_is_asked_for(
     assert [machine for machine, _ in compiled] == ["aarch64"]
     assert data["tag"] == "py3-none-manylinux2014_aarch64"
     assert data["pure_python"] is False
-    (place,) = data["force_include"].values()  # type: ignore[attr-defined]
-    assert place == "kiwi_core/preload/lib/aarch64/libkiwi_preload.so"
+    names = "libkiwi_preload.so", "libkiwi_gate.so", "libkiwi_gate_alias.so"
+    assert data["force_include"] == {
+        str(compiled[0][1].with_name(name)): f"kiwi_core/preload/lib/aarch64/{name}"
+        for name in names
+    }

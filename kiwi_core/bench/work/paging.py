@@ -13,7 +13,7 @@ from kiwi_core.pager.api import Moved, Target
 from kiwi_core.units import SessionId
 
 if TYPE_CHECKING:
-    from kiwi_core.pager.api import Pager
+    from kiwi_core.bench.blocking import BlockingPager
 
 
 class Paging:
@@ -21,7 +21,7 @@ class Paging:
     """Whom it has paged out it brings back first: nobody else would."""
 
     def __init__(self) -> None:
-        self._pager: Pager | None = None
+        self._pager: BlockingPager | None = None
         self._out: dict[int, Target] = {}
 
     def gpus(self) -> list[dict[str, Any]]:
@@ -45,7 +45,6 @@ class Paging:
 
     def start(self, pager: str, uuid: str) -> None:
         """``pager`` is ``module:class``."""
-        driver.warm_up()
         module, _, name = pager.partition(":")
         self._pager = getattr(import_module(module), name)(uuid)
 
@@ -79,6 +78,8 @@ class Paging:
         return {"bytes": outcome.bytes_moved, "seconds": took_s}
 
     def close(self) -> None:
+        if self._pager is None:
+            return
         for target in list(self._out.values()):
-            if self._pager is not None:
-                self._pager.page_in(target, time.monotonic_ns() + 30 * 10**9)
+            self._pager.page_in(target, time.monotonic_ns() + 30 * 10**9)
+        self._pager.close()

@@ -1,4 +1,4 @@
-"""Can Kiwi's own pager be loaded into programs here?"""
+"""Can Kiwi's gate, and its own pager, be loaded into programs here?"""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def check() -> Iterator[Finding]:
     except preload.Unavailable as error:
         yield warn(
             AREA,
-            f"{error.message} The driver's checkpoint moves all memory, as by default.",
+            f"{error.message} Programs here are unguarded: they share the GPU, but are never "
+            "stopped in the middle of their work, so others wait until that is done.",
             error.remedy,
         )
         return
@@ -63,7 +64,7 @@ def loaded(library: Path) -> Finding:
     except (OSError, subprocess.TimeoutExpired) as error:
         return _not_loaded(library, str(error))
     if done.returncode == 0 and done.stdout.strip() == "True":
-        return ok(AREA, f"{library} can be loaded into programs (KIWI_PAGER={INPROCESS})")
+        return ok(AREA, f"{library}, Kiwi's gate, can be loaded into programs")
     said = done.stderr.strip().splitlines()
     return _not_loaded(library, said[-1] if said else "it is not there")
 
@@ -73,7 +74,7 @@ def _not_loaded(library: Path, why: str) -> Finding:
     return warn(
         AREA,
         f"{library} is not loaded into {sys.executable} ({platform.machine()}, {libc}): {why}",
-        "Programs run without it, and the driver's checkpoint moves their memory. Is LD_PRELOAD "
+        "Programs run without it, unguarded: others wait until their work is done. Is LD_PRELOAD "
         "stripped, or is this another architecture or C library than Kiwi was installed for?",
     )
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core import preload
 from kiwi_core.client import Client
 from kiwi_core.client.private_daemon import PrivateDaemon
 from kiwi_core.errors import CallerError
+from kiwi_core.preload import ready
 from kiwi_core.wire.messages import Role
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ def stage(emulated_size: str | None, tq_s: float, copy_rate: str) -> Iterator[St
     sockets = directory / "run"
     sockets.mkdir(mode=0o700)
     arguments = ["--tq", str(tq_s)]
+    _compile_gate()
     if emulated_size is not None:
         arguments += ["--emulate", f"1x{emulated_size}", "--emulate-copy-rate", copy_rate]
         _shout("EMULATED GPU: no real GPU is used. It shows how Kiwi works, not how fast it is.")
@@ -68,6 +71,17 @@ def stage(emulated_size: str | None, tq_s: float, copy_rate: str) -> Iterator[St
         if daemon is not None:
             daemon.end()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _compile_gate() -> None:
+    """Without its gate a notebook is not stopped in the middle of a cell, which the demo shows."""
+    if ready.find() is not None:
+        return
+    print("Kiwi's library is compiled. This happens once, and takes up to a minute.", flush=True)
+    try:
+        ready.ensure()
+    except preload.Unavailable as error:
+        print(f"Notebooks run without Kiwi's gate: {error}", flush=True)
 
 
 def _copy_notebooks(directory: Path) -> tuple[Path, ...]:

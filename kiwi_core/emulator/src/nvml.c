@@ -1,5 +1,6 @@
 /* The part of NVML that nvidia-ml-py needs to show memory, processes and utilisation. */
 #define _GNU_SOURCE
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -248,10 +249,10 @@ struct process_info {
 
 /* What stands in a process's row; 0: it has none. A small part of a context is in the GPU's figure alone. */
 static uint64_t shown(const struct ke_proc *p, unsigned gpu) {
-    uint64_t context = p->context_bytes[gpu], most = context / 8 * 7, hidden = KE_HIDDEN_BYTES;
+    uint64_t context = p->context_bytes[gpu];
     if (state->manners & KE_NO_PROCESS_ROWS) return 0;
-    if (hidden > most) hidden = most; /* emulated contexts may be smaller than that: the row stays */
-    return p->device_bytes[gpu] + context - (state->manners & KE_HIDDEN_OVERHEAD ? hidden : 0);
+    bool hides = state->manners & KE_HIDDEN_OVERHEAD && context > KE_HIDDEN_BYTES; /* emulated ones may be small */
+    return p->device_bytes[gpu] + context - (hides ? KE_HIDDEN_BYTES : 0);
 }
 
 static nvmlReturn_t processes(nvmlDevice_t d, unsigned *count, struct process_info *out) {

@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "calls.h"
@@ -86,6 +87,35 @@ bool kp_in_this_library(const void *address) {
     return us && library_of(address) == us;
 }
 
+#ifdef KP_GATE
+/* By its own path: by its name the loader finds this library, which has it, too. Loaded when it is needed for
+ * the first time, since that takes a while and most programs never do. */
+static const char *driver_path;
+
+KP_API __attribute__((used)) int kiwi_gate_start(const char *path) {
+    const char *before = __atomic_load_n(&driver_path, __ATOMIC_ACQUIRE);
+    if (!path || (before && strcmp(path, before) == 0)) return path != NULL;
+    char *kept = kp_real_ready() ? NULL : strdup(path); /* never freed: another thread may be using the last */
+    if (kept) __atomic_store_n(&driver_path, kept, __ATOMIC_RELEASE);
+    return kept != NULL;
+}
+
+bool kp_driver_find(void) {
+    if (kp_real_ready()) return true;
+    const char *path = __atomic_load_n(&driver_path, __ATOMIC_ACQUIRE);
+    void *handle = path ? dlopen(path, RTLD_LAZY | RTLD_LOCAL) : NULL;
+    if (!handle) {
+        kp_warn("the CUDA driver %s cannot be loaded: %s", path ? path : "(none was named)",
+                path ? dlerror() : "kiwi_gate_start() was not called");
+        return false;
+    }
+    void *init = kp_system_dlsym(handle, "cuInit");
+    struct link_map *map = library_of(init);
+    bool found = map && !kp_in_this_library(init) && adopt(map);
+    dlclose(handle); /* it stays: see adopt */
+    return found;
+}
+#else
 bool kp_driver_find(void) {
     if (kp_real_ready()) return true;
     void *init = kp_system_dlsym(RTLD_NEXT, "cuInit"); /* the program is linked with it */
@@ -97,3 +127,4 @@ bool kp_driver_find(void) {
     dlclose(handle);
     return found;
 }
+#endif

@@ -1,4 +1,5 @@
-/* dlsym: who looks a function of the driver up gets its wrapper.
+/* dlsym: who looks a function of the driver up gets its wrapper. Not in the library that is loaded under
+ * libcuda's own name (KP_GATE): whoever looks there finds what it exports.
  *
  * One unversioned definition serves programs built against any glibc. What is not our business must
  * reach the system's dlsym as if we were not there: it looks at its return address to know what "the
@@ -14,6 +15,11 @@
 #include "kiwi_preload.h"
 #include "log.h"
 #include "wrap.h"
+
+#ifdef KP_GATE
+bool kp_system_dlsym_ready(void) { return true; }
+void *kp_system_dlsym(void *handle, const char *name) { return dlsym(handle, name); }
+#else
 
 typedef void *dlsym_fn(void *handle, const char *name);
 
@@ -126,3 +132,4 @@ EARLY struct answer kp_look_up(void *handle, const char *name, void *caller) {
     if (kp_disabled() || kp_of_driver(caller) || !kp_in_driver(real)) return (struct answer){real, 1};
     return (struct answer){kp_wrapper_of_symbol(name, real), 1};
 }
+#endif

@@ -41,7 +41,11 @@ bool kp_owning(void) {
     static int own; /* as `disabled` */
     int now = __atomic_load_n(&own, __ATOMIC_RELAXED);
     if (__builtin_expect(now == 0, 0)) {
+#ifdef KP_GATE
+        now = is_set("KIWI_PRELOAD_OWN", "1") ? 2 : 1; /* on request only */
+#else
         now = is_set("KIWI_PRELOAD_OWN", "0") ? 1 : 2;
+#endif
         __atomic_store_n(&own, now, __ATOMIC_RELAXED);
     }
     return now == 2 && !kp_disabled();
@@ -97,8 +101,12 @@ void kp_context_told(void) {
 
 CUresult kp_missing(void) {
     if (kp_real_ready()) return CUDA_ERROR_NOT_FOUND; /* an older driver */
+#ifdef KP_GATE
+    return CUDA_ERROR_NO_DEVICE; /* as where the driver's kernel module is missing */
+#else
     kp_warn("a function of the CUDA driver was called, and no libcuda is loaded");
     return CUDA_ERROR_NOT_INITIALIZED;
+#endif
 }
 
 void *kp_real_of(int symbol) {

@@ -94,6 +94,12 @@ export interface ISession {
   readonly turn_ends_at: number | null;
   readonly problem: string;
   readonly problem_text: string;
+  /** Kiwi's gate is in all its programs that use the GPU: its turn can be ended in mid-cell. */
+  readonly guarded: boolean;
+  /** Why it is not guarded, and what to do; "" where it is. */
+  readonly unguarded_text: string;
+  /** Why its process does not run (Ctrl-Z, a debugger); "": it runs. */
+  readonly stopped: string;
   readonly priority: Priority;
   /** The notebook's path on this server; null for others'. */
   readonly path: string | null;

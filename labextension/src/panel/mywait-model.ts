@@ -61,8 +61,9 @@ export function noNews(last: IMyWait): IMyWait {
 
 /** What is wrong with a session that does not wait is told after its state. */
 function withProblem(wait: IMyWait): IMyWait {
-  const text = wait.session?.problem_text ?? '';
-  return text === '' ? wait : { ...wait, details: [...wait.details, text] };
+  const { session } = wait;
+  const texts = [session?.problem_text, session?.stopped, session?.unguarded_text];
+  return { ...wait, details: [...wait.details, ...texts.filter(text => !!text)] as string[] };
 }
 
 // --- waiting ------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ export function Holders(props: IPart) {
         {gpu.holders.map(id => {
           const session = sessionOf(gpu, id);
           const endsAt = session?.turn_ends_at ?? null;
+          const guarded = session?.guarded ?? true;
           return (
             <li key={id} className="jp-Kiwi-person" data-kiwi="holder" data-session={id}>
               <div className="jp-Kiwi-line">
@@ -33,13 +34,34 @@ export function Holders(props: IPart) {
                     <TimeLeft store={store} at={endsAt} suffix=" left" over="turn is over" />
                   )}
                   {live && gpu.queue.length === 0 && 'until others ask'}
+                  {live && gpu.queue.length > 0 && !guarded && 'until it is done'}
                 </span>
               </div>
+              <Marks session={session} />
             </li>
           );
         })}
       </ul>
     </section>
+  );
+}
+
+/** What is unusual about how a session can be stopped: a word each, and why as its tooltip. */
+function Marks(props: { session: ISession | undefined }) {
+  const { session } = props;
+  return (
+    <>
+      {session?.guarded === false && (
+        <span className="jp-Kiwi-note" data-kiwi="unguarded" title={session.unguarded_text}>
+          unguarded
+        </span>
+      )}
+      {session?.stopped && (
+        <span className="jp-Kiwi-note" data-kiwi="stopped" title={session.stopped}>
+          stopped
+        </span>
+      )}
+    </>
   );
 }
 
@@ -96,6 +118,7 @@ function Waiting(props: IPart & { entry: IQueueEntry }) {
           {note}
         </span>
       )}
+      <Marks session={session} />
     </li>
   );
 }
@@ -176,6 +199,7 @@ function Idle(props: IPart & { session: ISession }) {
         </span>
       )}
       {wrong !== '' && <span className="jp-Kiwi-note">{wrong}</span>}
+      <Marks session={session} />
     </li>
   );
 }

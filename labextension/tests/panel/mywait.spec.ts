@@ -110,6 +110,13 @@ describe('my wait', () => {
     ]);
   });
 
+  it('of a notebook without a gate, or one that is stopped, says so after its state', () => {
+    const bare = session('a', { guarded: false, unguarded_text: 'No gate. Restart.' });
+    expect(myWait(gpu({ sessions: [bare] }), 'kernel-a').details).toContain('No gate. Restart.');
+    const stopped = session('a', { stopped: 'stopped by Ctrl-Z' });
+    expect(myWait(gpu({ sessions: [stopped] }), 'kernel-a').details).toContain('stopped by Ctrl-Z');
+  });
+
   it('promises nothing when it is only what was known last', () => {
     const a = session('a', { state: 'running', turn_ends_at: NOW + 21 });
     const wait = noNews(myWait(gpu({ sessions: [a], holders: ['a'] }), null));

@@ -137,12 +137,15 @@ def test_importing_it_needs_nothing_but_the_standard_library():
 @pytest.mark.parametrize("machine", sorted(_build.TARGETS))
 def test_it_builds_for_an_old_glibc(tmp_path, machine):
     _build.cross(machine, tmp_path / machine / preload.NAME)
-    done = subprocess.run(
-        ["readelf", "-VhW", tmp_path / machine / preload.NAME],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    needed = {tuple(map(int, v.split("."))) for v in re.findall(r"GLIBC_([\d.]+)", done.stdout)}
-    assert max(needed) <= (2, 17)
-    assert {"x86_64": "X86-64", "aarch64": "AArch64"}[machine] in done.stdout
+    for name in (preload.NAME, _build.GATE_NAME, _build.ALIAS_NAME):
+        done = subprocess.run(
+            ["readelf", "-VhdW", tmp_path / machine / name],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found = re.findall(r"GLIBC_([\d.]+)", done.stdout)
+        assert max((tuple(map(int, v.split("."))) for v in found), default=(0,)) <= (2, 17)
+        assert {"x86_64": "X86-64", "aarch64": "AArch64"}[machine] in done.stdout
+        soname = {preload.NAME: preload.NAME, _build.GATE_NAME: "libcuda.so.1"}
+        assert f"[{soname.get(name, 'libcuda.so')}]" in done.stdout

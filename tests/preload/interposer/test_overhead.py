@@ -14,13 +14,14 @@ MOST = 70
 
 
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind counts the instructions")
-def test_instructions_per_call(world, tmp_path):
+@pytest.mark.parametrize("call", ["copy", "wait"])
+def test_instructions_per_call(world, tmp_path, call):
     program = compile_c("overhead.c", tmp_path / "overhead", "-O2")
 
     def collected(environment, calls):
         command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
         command.append("--toggle-collect=main")
-        done = run(*command, program, "copy", str(calls), environment=environment)
+        done = run(*command, program, call, str(calls), environment=environment)
         assert done.returncode == 0, done.stderr
         return int(re.search(r"Collected : (\d+)", done.stderr)[1])
 

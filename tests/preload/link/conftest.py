@@ -40,14 +40,25 @@ class Stage:
         self.daemon = PagerDaemon(self.sockets / f"{self.uuid}.sock")
         self._programs: list[Worker] = []
 
-    def program(self, setup: str = "init()", *, before: str = "", **more: str) -> Worker:
-        """``before``: what is preloaded beside the library."""
+    def program(
+        self, setup: str = "init()", *, before: str = "", by_name: bool = False, **more: str
+    ) -> Worker:
+        """``before``: what is preloaded beside the library. ``by_name``: the gate is not preloaded,
+        but loaded under the driver's name."""
         base = emulator.environment(self.state, self._libraries) | more
         base |= {"KIWI_SOCKET_DIR": str(self.sockets), "KIWI_PRELOAD_LOG": str(self.log_path)}
         if before:
             base["LD_PRELOAD"] = before
-        program = Worker(base | preload.environment(preload.library(), base))
+        library = preload.library()
+        program = Worker(base if by_name else base | preload.environment(library, base))
         self._programs.append(program)
+        if by_name:
+            gate = library.with_name("libkiwi_gate.so")
+            program.do(
+                "from kiwi_core import preload; from pathlib import Path\n"
+                f"gate = preload.load_gate({str(self._libraries.libcuda)!r}, Path({str(gate)!r}))"
+            )
+            assert program.get("gate.state.value") == "loaded"
         if setup:
             program.do(setup)
         return program

@@ -60,8 +60,8 @@ def controller(stage: Stage) -> Controller:
     return Controller(stage)
 
 
-def held(stage: Stage, setup: str = SETUP, **more: str) -> Worker:
-    program = stage.program(setup, **more)
+def held(stage: Stage, setup: str = SETUP, *, by_name: bool = False, **more: str) -> Worker:
+    program = stage.program(setup, by_name=by_name, **more)
     assert stage.daemon.peer().do("hold")["outcome"] == "moved"
     assert stage.daemon.peer().state["state"] == "held"
     return program
@@ -202,6 +202,19 @@ def test_signals_end_it(stage: Stage, controller: Controller, number: int) -> No
     assert program.returncode == -number
 
 
+def test_the_gate_under_the_drivers_name_is_the_same(stage: Stage, controller: Controller) -> None:
+    program = held(stage, by_name=True)
+    assert stage.daemon.peer().heard[0]["owns"] is False
+    controller.take(program.pid)
+    program.send("sync()", "exec")
+    stage.daemon.peer().await_heard("want-lease")
+    assert not program.answered(NOT_YET_S)
+    controller.give_back(program.pid)
+    assert stage.daemon.peer().do("free")["outcome"] == "moved"
+    program.answer()
+    assert program.get("digest(p, 4 * MIB) == d")
+
+
 SPINNERS = """
 import random
 stop, rounds, wrong = False, [0, 0, 0], []
@@ -231,11 +244,12 @@ threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
 """
 
 
+@pytest.mark.parametrize("by_name", [False, True], ids=["preloaded", "by-name"])
 def test_threads_that_synchronise_at_every_second_call(
-    stage: Stage, controller: Controller
+    stage: Stage, controller: Controller, *, by_name: bool
 ) -> None:
     """200 times, at whatever they are doing, they are taken out of the GPU and put back."""
-    program = stage.program(SETUP + SPINNERS, **GATE_ONLY)
+    program = stage.program(SETUP + SPINNERS, by_name=by_name, **GATE_ONLY)
     peer = stage.daemon.peer()
     for _ in range(200):
         assert peer.do("hold")["outcome"] == "moved"

@@ -63,6 +63,8 @@ int main(int argc, char **argv) {
             if (i % 64 == 63) must(cuStreamSynchronize(stream));
         }
         must(cuStreamSynchronize(stream));
+    } else if (!strcmp(argv[1], "wait")) {
+        for (long i = 0; i < count; i++) must(cuStreamSynchronize(stream));
     } else if (!strcmp(argv[1], "record")) {
         for (long i = 0; i < count; i++) must(cuEventRecord(event, stream));
     } else {

@@ -1,7 +1,10 @@
 """One operation on one session that has linked processes: all of its processes, or none.
 
-The libraries' part and the checkpoint's come one after the other. Whatever goes wrong, each process
-ends up as the operation found it, as far as that can still be done.
+On the way out: gates, the driver's lock on what has no gate, the libraries' memory, the driver's
+checkpoint. A linked process is moved by the driver only while its gate is shut: a synchronise call
+in between would kill it. On the way back: what the libraries have, restore and unlock, and the
+gates last. Whatever goes wrong, each process ends up as the operation
+found it, as far as that can still be done.
 """
 
 from __future__ import annotations
@@ -20,14 +23,13 @@ from kiwi_core.pager.room import Reservation
 from kiwi_core.states import Reason, Residency
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Outcome, ProcessMemory, Target
     from kiwi_core.pager.checkpoint import CheckpointPager
     from kiwi_core.pager.linked import Linked, Links, Step
-    from kiwi_core.pager.room import Room
 
 _ROUNDS_MAX: Final = 8
 """Looks for processes that came while others were being held."""
@@ -35,15 +37,15 @@ _ROUNDS_MAX: Final = 8
 _HELD_BY_DRIVER: Final = frozenset({Residency.LOCKED, Residency.PAGED_OUT})
 
 
-class Together:
-    """``suspend``, ``resume``, ``page_out`` or ``page_in``, once; each may raise ``Stop``, and
-    ``GpuError`` where the driver is out of order. ``look`` finds the linked processes."""
+class Mover:
+    """``do`` one of ``suspend``, ``resume``, ``page_out`` and ``page_in``, once. It may raise
+    ``Stop``, and ``GpuError`` where the driver is out of order. ``look`` finds the linked
+    processes."""
 
     def __init__(
         self,
         checkpoint: CheckpointPager,
         links: Links,
-        room: Room,
         config: Config,
         target: Target,
         deadline_ns: int,
@@ -51,147 +53,156 @@ class Together:
     ) -> None:
         self._checkpoint = checkpoint
         self._links = links
-        self._room = room
+        self._room = checkpoint.room
         self._config = config
         self._target = target
         self._deadline_ns = deadline_ns
         self._look = look
         self._began_ns = time.monotonic_ns()
 
-    def suspend(self) -> Moved:
-        self._check_first()
+    async def do(self, operation: Callable[[Mover], Awaitable[Moved]]) -> Moved:
+        try:
+            self._check_first()
+            return await operation(self)
+        except Stop as stop:
+            await self._over(stop)
+            raise
+
+    async def suspend(self) -> Moved:
         held: list[Linked] = []
         try:
-            self._hold_all(held)
-            self._ask(self._checkpoint.suspend, self._rest())
+            await self._hold_all(held)
+            await self._ask(self._checkpoint.suspend, await self._rest())
         except Stop as stop:
-            self._undo_hold(stop, held)
+            await self._undo_hold(stop, held)
             raise
         return self._moved(0)
 
-    def resume(self) -> Moved:
-        self._check_first()
+    async def resume(self) -> Moved:
         links = self._look(self._target)
         if _in(links, Residency.PAGED_OUT):
             detail = "Its memory is in system RAM: it has to be paged in, not only resumed."
             raise Stop(Refused(Reason.DRIVER, detail))
-        self._ask(self._checkpoint.resume, self._target)
-        self._all_do(_in(links, Residency.LOCKED), "free")
+        await self._ask(self._checkpoint.resume, self._target)
+        await self._all_do(_in(links, Residency.LOCKED), "free")
         return self._moved(0)
 
-    def page_out(self, at_least_bytes: int = 0) -> Moved:
+    async def page_out(self, at_least_bytes: int = 0) -> Moved:
         """Of a session that is out already: what its libraries have left in the GPU, too, since
         whoever asks again is short of room."""
-        self._check_first()
-        found = self._found()
+        found = await self._found()
         held: list[Linked] = []
         rest_bytes = 0
         try:
-            links = self._hold_all(held)
-            self._ask(self._checkpoint.suspend, self._rest())
-            self._all_do(_unsure(links), "page-out")
+            links = await self._hold_all(held)
+            await self._ask(self._checkpoint.suspend, await self._rest())
+            await self._all_do(_unsure(links), "page-out")
             todo = [link for link in links if link.owns and _something_in(link)]
-            gates = {link.ref for link in links if not link.owns}
-            if todo and at_least_bytes and self.in_parts():
-                self._part_out(todo, at_least_bytes)
+            if todo and at_least_bytes and await self.in_parts():
+                await self._part_out(todo, at_least_bytes)
             else:
-                self._all_do(todo, "page-out")
-                rest_bytes = self._ask(self._checkpoint.page_out, self._rest(but=gates))
+                await self._all_do(todo, "page-out")
+                gates = {link.ref for link in links if not link.owns}
+                rest = await self._rest(but=gates)
+                rest_bytes = await self._ask(self._checkpoint.page_out, rest)
             self._still_wanted()
         except Stop as stop:
-            if self._over(stop) or self._undo_page_out(stop, found, held):
+            if await self._over(stop) or await self._undo_page_out(stop, found, held):
                 raise
-            return self._out_now()
+            return await self._out_now()
         if todo and not at_least_bytes:
-            self._take_what_is_large(links)
-        if todo or rest_bytes or self._ask(self._checkpoint.page_out, self._target):
-            return self._out_now()
+            await self._take_what_is_large(links)
+        if todo or rest_bytes or await self._ask(self._checkpoint.page_out, self._target):
+            return await self._out_now()
         return self._moved(0)  # it was out already, with all that it has
 
-    def in_parts(self) -> bool:
+    async def in_parts(self) -> bool:
         """Can a part of it be moved: do libraries have all of it, and know how?"""
         links = self._look(self._target)
-        return in_parts(links, self._checkpoint.observe(self._target).processes)
+        seen = await self._checkpoint.observe(self._target)
+        return in_parts(links, seen.processes)
 
-    def page_in(self, room_wait_ns: int) -> Moved:
-        self._check_first()
-        seen = self._checkpoint.observe(self._target)
+    async def page_in(self, room_wait_ns: int) -> Moved:
+        seen = await self._checkpoint.observe(self._target)
         links = self._look(self._target)
-        by_driver = self._checkpoint.holds(link.ref for link in links)
+        by_driver = await self._checkpoint.holds(link.ref for link in links)
         out = _in(links, Residency.PAGED_OUT)
         first = [link for link in out if link.ref not in by_driver]
         later = [link for link in out if link.ref in by_driver]
         own_pids = [m.ref.pid for m in seen.processes] + [link.ref.pid for link in links]
         reservation = _reservation(out, own_pids)
         back: list[Linked] = []
+        freed: list[Linked] = []
         rest_bytes = moved_bytes = 0
         with self._room.reserved(reservation):
             try:
-                moved_bytes += self._bring(first, reservation, room_wait_ns, back)
+                moved_bytes += await self._bring(first, reservation, room_wait_ns, back)
                 rest_in = partial(self._checkpoint.page_in, room_wait_ns=room_wait_ns)
-                rest_bytes = self._ask(rest_in, self._rest())
-                moved_bytes += self._bring(later, reservation, room_wait_ns, back)
-                self._all_do(_in(links, Residency.LOCKED), "free")
+                rest_bytes = await self._ask(rest_in, await self._rest())
+                moved_bytes += await self._bring(later, reservation, room_wait_ns, back)
+                await self._all_do(_in(links, Residency.LOCKED), "free", freed)
             except Stop as stop:
-                if not self._over(stop):
-                    self._undo_page_in(stop, back, by_driver if rest_bytes else None)
+                if not await self._over(stop):
+                    await self._undo(stop, freed, "hold", "runs")
+                    await self._undo_page_in(stop, back, by_driver if rest_bytes else None)
                 raise
         return self._moved(moved_bytes + rest_bytes)
 
     # --- steps ----------------------------------------------------------------------------------
 
-    def _ours(self) -> list[Linked]:
+    async def _ours(self) -> list[Linked]:
         """Return the linked processes that their libraries can be asked to move: those that the
         driver does not hold. A library whose process the driver holds would not return from its
         first call to it. Such a process is the driver's, until a page-in or resume lets it go."""
         links = self._look(self._target)
-        held = self._checkpoint.holds(link.ref for link in links)
+        held = await self._checkpoint.holds(link.ref for link in links)
         return [link for link in links if link.ref not in held]
 
-    def _found(self) -> _Found:
-        links = self._ours()
+    async def _found(self) -> _Found:
+        links = await self._ours()
+        rest = await self._checkpoint.observe(await self._rest())
         return _Found(
             held=_in(links, Residency.LOCKED),
             out={link.ref for link in _in(links, Residency.PAGED_OUT)},
-            rest_ran=self._checkpoint.observe(self._rest()).residency is Residency.RESIDENT,
+            rest_ran=rest.residency is Residency.RESIDENT,
         )
 
-    def _part_out(self, links: Sequence[Linked], at_least_bytes: int) -> None:
+    async def _part_out(self, links: Sequence[Linked], at_least_bytes: int) -> None:
         """First from those that have most of it in system RAM already."""
         for link in sorted(links, key=lambda one: one.told.kept_bytes, reverse=True):
             before_bytes = link.told.paged_out_bytes
             if at_least_bytes > 0 and link.told.resident_bytes:
-                self._all_do([link], "page-out", part_bytes=at_least_bytes)
+                await self._all_do([link], "page-out", part_bytes=at_least_bytes)
                 at_least_bytes -= link.told.paged_out_bytes - before_bytes
 
-    def _out_now(self) -> Moved:
+    async def _out_now(self) -> Moved:
         links = self._look(self._target)
         sizes = self._checkpoint.export_footprints(self._target)
         moved = self._moved(_out_bytes(links) + sum(sizes.values()))
-        left_bytes = sum(link.told.resident_bytes for link in self._ours())
-        stays_bytes = max(0, self._in_gpu_bytes() - left_bytes)
+        left_bytes = sum(link.told.resident_bytes for link in await self._ours())
+        stays_bytes = max(0, await self._in_gpu_bytes() - left_bytes)
         return replace(moved, left_bytes=left_bytes, stays_bytes=stays_bytes)
 
-    def _in_gpu_bytes(self) -> int:
+    async def _in_gpu_bytes(self) -> int:
         """By NVML. It has moved, whether or not that can be read: 0 then, until somebody looks."""
         self._checkpoint.forget_readings()
         with suppress(GpuError):
-            return self._checkpoint.observe(self._target).resident_bytes
+            return (await self._checkpoint.observe(self._target)).resident_bytes
         return 0
 
-    def _hold_all(self, held: list[Linked]) -> list[Linked]:
+    async def _hold_all(self, held: list[Linked]) -> list[Linked]:
         """Again and again until a look finds none that runs; ``held`` gets those held here."""
         until_ns = min(self._deadline_ns, time.monotonic_ns() + self._config.lock_timeout_ns)
         for _ in range(_ROUNDS_MAX):
-            links = self._ours()
+            links = await self._ours()
             running = _in(links, Residency.RESIDENT)
             if not running:
                 return links
-            self._all_do(running, "hold", held, until_ns)
+            await self._all_do(running, "hold", held, until_ns)
         detail = "It keeps starting new processes that use the GPU."
         raise Stop(Refused(Reason.LOCK_TIMEOUT, detail))
 
-    def _bring(
+    async def _bring(
         self,
         out: list[Linked],
         reservation: Reservation,
@@ -201,21 +212,21 @@ class Together:
         if not out:
             return 0
         until_ns = min(self._deadline_ns, time.monotonic_ns() + room_wait_ns)
-        self._room.wait(reservation, until_ns, self._still_wanted)
+        await self._room.wait(reservation, until_ns, self._still_wanted)
         sizes = _out_bytes(out)
-        moved_bytes = self._all_do(out, "page-in", back)
+        moved_bytes = await self._all_do(out, "page-in", back)
         reservation.spend(sizes)
         return moved_bytes
 
-    def _take_what_is_large(self, links: list[Linked]) -> None:
+    async def _take_what_is_large(self, links: list[Linked]) -> None:
         """What the libraries could not move, where it is worth the driver's time. Where the driver
         cannot move it either it stays in the GPU: the session is out all the same."""
         most_bytes = self._config.unowned_left_bytes
         large = {link.ref for link in links if link.told.unowned_bytes > most_bytes}
         if large:
-            self._checkpoint.page_out(self._rest(but=large), self._deadline_ns)
+            await self._checkpoint.page_out(await self._rest(but=large), self._deadline_ns)
 
-    def _all_do(
+    async def _all_do(
         self,
         links: Sequence[Linked],
         step: Step,
@@ -228,7 +239,7 @@ class Together:
         if not links:
             return 0
         until_ns = deadline_ns or self._deadline_ns
-        outcomes = self._links.perform(links, step, until_ns, part_bytes)
+        outcomes = await self._links.perform(links, step, until_ns, part_bytes)
         moved_bytes = 0
         failed: list[Outcome] = []
         for link, outcome in zip(links, outcomes, strict=True):
@@ -243,15 +254,15 @@ class Together:
             raise Stop(outcome)  # type: ignore[arg-type]  # no Moved is among them
         return moved_bytes
 
-    def _ask(self, call: Callable[[Target, int], Outcome], target: Target) -> int:
-        outcome = call(target, self._deadline_ns)
+    async def _ask(self, call: Callable[[Target, int], Awaitable[Outcome]], target: Target) -> int:
+        outcome = await call(target, self._deadline_ns)
         if not isinstance(outcome, Moved):
             raise Stop(outcome)
         return outcome.bytes_moved
 
-    def _rest(self, but: Collection[ProcessRef] = ()) -> Target:
+    async def _rest(self, but: Collection[ProcessRef] = ()) -> Target:
         """What the libraries do not move, and those of the linked processes in ``but``."""
-        linked = {link.ref for link in self._ours() if link.ref not in but}
+        linked = {link.ref for link in await self._ours() if link.ref not in but}
         return replace(self._target, without=self._target.without | linked)
 
     # --- the end --------------------------------------------------------------------------------
@@ -259,52 +270,50 @@ class Together:
     def _check_first(self) -> None:
         self._still_wanted()
         for link in _in(self._look(self._target), Residency.LOST):
-            lost = Stop(Lost(f"The GPU memory of process {link.ref.pid} was lost earlier."))
-            self._over(lost)
-            raise lost
+            raise Stop(Lost(f"The GPU memory of process {link.ref.pid} was lost earlier."))
 
     def _still_wanted(self) -> None:
-        if processes.alive(self._target.root):
-            return
-        gone = Stop(Refused(Reason.GONE, f"Process {self._target.root.pid} has ended."))
-        self._over(gone)
-        raise gone
+        if not processes.alive(self._target.root):
+            detail = f"Process {self._target.root.pid} has ended."
+            raise Stop(Refused(Reason.GONE, detail))
 
-    def _over(self, stop: Stop) -> bool:
+    async def _over(self, stop: Stop) -> bool:
         """Is the session as such at its end? Then what can be brought back is, and all runs on:
         nobody else will ever do that. Best effort, except that lack of room is told."""
         if not stop.over or stop.let_go:
             return stop.over
         stop.let_go = True
-        outcomes = [self._checkpoint.page_in(self._rest(), self._undo_by_ns())]
-        links = self._ours()  # with those that the driver has just brought back
+        outcomes = [await self._checkpoint.page_in(await self._rest(), self._undo_by_ns())]
+        links = await self._ours()  # with those that the driver has just brought back
         out = _in(links, Residency.PAGED_OUT)
-        outcomes += self._links.perform(out, "page-in", self._undo_by_ns())
-        self._links.perform(_in(links, Residency.LOCKED), "free", self._undo_by_ns())
+        outcomes += await self._links.perform(out, "page-in", self._undo_by_ns())
+        await self._links.perform(_in(links, Residency.LOCKED), "free", self._undo_by_ns())
         for outcome in outcomes:
             stop.lacks_room(outcome)
         return True
 
-    def _undo_hold(self, stop: Stop, held: list[Linked]) -> None:
-        if not self._over(stop):
-            self._undo(stop, held, "free", "stays held")
+    async def _undo_hold(self, stop: Stop, held: list[Linked]) -> None:
+        if not await self._over(stop):
+            await self._undo(stop, held, "free", "stays held")
 
-    def _undo_page_out(self, stop: Stop, found: _Found, held: list[Linked]) -> bool:
+    async def _undo_page_out(self, stop: Stop, found: _Found, held: list[Linked]) -> bool:
         """False: some of it must stay out, which is a page-out of a part after all. (Not where the
         driver has another part of the session: then it is told in words.)"""
         links = self._look(self._target)
         out = [link for link in _in(links, Residency.PAGED_OUT) if link.ref not in found.out]
-        self._bring_back(stop, out)
-        if _in(out, Residency.PAGED_OUT) and self.in_parts():
+        await self._bring_back(stop, out)
+        if _in(out, Residency.PAGED_OUT) and await self.in_parts():
             return False
-        self._undo(stop, [link for link in found.held if link in out], "hold", "runs")
-        self._undo(stop, _in(held, Residency.LOCKED), "free", "stays held")
+        await self._undo(stop, [link for link in found.held if link in out], "hold", "runs")
+        free = await self._ours()  # the gate of what the driver could not let go stays shut
+        held = [link for link in _in(held, Residency.LOCKED) if link in free]
+        await self._undo(stop, held, "free", "stays held")
         if found.rest_ran:
-            outcome = self._checkpoint.resume(self._rest(), self._undo_by_ns())
+            outcome = await self._checkpoint.resume(await self._rest(), self._undo_by_ns())
             stop.add(outcome.detail if not isinstance(outcome, Moved) else "")
         return True
 
-    def _bring_back(self, stop: Stop, out: list[Linked]) -> None:
+    async def _bring_back(self, stop: Stop, out: list[Linked]) -> None:
         """Into the room that it has just left: that shows up late, and others may be after it."""
         if not out:
             return
@@ -312,21 +321,24 @@ class Together:
         reservation = _reservation(out, pids)
         with self._room.reserved(reservation):
             with suppress(Stop):  # the libraries find out for themselves, and say it better
-                self._room.wait(reservation, self._undo_by_ns(), lambda: None)
-            self._undo(stop, out, "page-in", "stays in system RAM until it can be paged in")
+                await self._room.wait(reservation, self._undo_by_ns(), lambda: None)
+            await self._undo(stop, out, "page-in", "stays in system RAM until it can be paged in")
 
-    def _undo_page_in(
+    async def _undo_page_in(
         self, stop: Stop, back: list[Linked], rest_back: Collection[ProcessRef] | None
     ) -> None:
         """``rest_back``: the linked processes that the driver brought back, too; ``None``: it has
-        brought back nothing."""
-        self._undo(stop, back, "page-out", "is back in the GPU")
+        brought back nothing. One whose gate is open stays."""
+        await self._undo(stop, back, "page-out", "is back in the GPU")
         if rest_back is not None:
-            outcome = self._checkpoint.page_out(self._rest(but=rest_back), self._undo_by_ns())
+            links = self._look(self._target)
+            shut = {link.ref for link in links if link.told.residency is not Residency.RESIDENT}
+            rest = await self._rest(but=shut.intersection(rest_back))
+            outcome = await self._checkpoint.page_out(rest, self._undo_by_ns())
             stop.add(outcome.detail if not isinstance(outcome, Moved) else "")
 
-    def _undo(self, stop: Stop, links: list[Linked], step: Step, else_: str) -> None:
-        outcomes = self._links.perform(links, step, self._undo_by_ns())
+    async def _undo(self, stop: Stop, links: list[Linked], step: Step, else_: str) -> None:
+        outcomes = await self._links.perform(links, step, self._undo_by_ns())
         for link, outcome in zip(links, outcomes, strict=True):
             if not isinstance(outcome, Moved):
                 stop.add(f"Process {link.ref.pid} {else_}: {outcome.detail}")

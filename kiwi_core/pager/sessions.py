@@ -1,15 +1,16 @@
 """The daemon's pager: linked processes move their own memory, the driver's checkpoint all the rest.
 
-A *linked* process has Kiwi's library preloaded, which owns its allocations and moves them at the
-speed of the bus. What a page-out through the library leaves in the GPU (contexts, and what the
-library cannot own) stays there, unless it is large, or room is still short: then a second page-out,
-or somebody's page-in, has the driver's checkpoint move that, too. A session without linked
-processes is the checkpoint backend's alone.
+A *linked* process has Kiwi's library loaded: a gate in front of the driver, which on request also
+owns the memory and moves it at the speed of the bus. A process whose library is only a gate is
+moved by the driver, while that gate is shut. What a page-out through the library leaves in the GPU
+(contexts, and what the library cannot own) stays there, unless it is large, or room is still short:
+then a second page-out, or somebody's page-in, has the driver move that, too. A session without
+linked processes is the driver's alone.
 """
 
 from __future__ import annotations
 
-import threading
+import asyncio
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,21 +19,21 @@ from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Capabilities, Refused
+from kiwi_core.pager.continuing import continued
 from kiwi_core.pager.linked import all_out
+from kiwi_core.pager.mover import Mover, in_parts
 from kiwi_core.pager.ports import Stop, refusal
-from kiwi_core.pager.together import Together, in_parts
 from kiwi_core.states import MovedBy, Reason, Residency
 from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Moved, Observation, Outcome, ProcessMemory, Target
     from kiwi_core.pager.checkpoint import CheckpointPager
     from kiwi_core.pager.linked import Linked, Links, Told
-    from kiwi_core.pager.room import Room
     from kiwi_core.units import SessionId
 
 SCRUBBED_NS = NS_PER_S // 2
@@ -42,81 +43,74 @@ for another reason."""
 WORST_FIRST = (Residency.LOST, Residency.PAGED_OUT, Residency.LOCKED, Residency.RESIDENT)
 
 
-class InProcessPager:
-    """``checkpoint`` moves what is not linked; ``room`` is the one that it checks, too.
-    Thread-safe; calls for one session wait for each other."""
+class SessionPager:
+    """``checkpoint`` is the driver's part. Calls for one session wait for each other."""
 
     def __init__(
-        self, checkpoint: CheckpointPager, links: Links, room: Room, config: Config = DEFAULTS
+        self, checkpoint: CheckpointPager, links: Links, config: Config = DEFAULTS
     ) -> None:
         self._checkpoint = checkpoint
         self._links = links
-        self._room = room
         self._config = config
-        self._lock = threading.Lock()
-        self._busy: dict[SessionId, threading.Lock] = {}
+        self._busy: dict[SessionId, asyncio.Lock] = {}
         self._moved_by: dict[SessionId, MovedBy] = {}
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities("inprocess", partial=True, room_on_demand=True, exact_leases=True)
+        return Capabilities(partial=True)
 
     def moved_by(self, session: SessionId) -> MovedBy:
         """As it was when the session was last looked at."""
         return self._moved_by.get(session, MovedBy.CHECKPOINT)
 
+    def busy(self, session: SessionId) -> bool:
+        """Is an operation on it under way? Then the driver must not be asked about it."""
+        lock = self._busy.get(session)
+        return lock is not None and lock.locked()
+
     # --- the pager ------------------------------------------------------------------------------
 
-    def suspend(self, target: Target, deadline_ns: int) -> Outcome:
-        return self._run(target, deadline_ns, self._checkpoint.suspend, Together.suspend)
+    async def suspend(self, target: Target, deadline_ns: int) -> Outcome:
+        return await self._out(target, deadline_ns, self._checkpoint.suspend, Mover.suspend)
 
-    def resume(self, target: Target, deadline_ns: int) -> Outcome:
-        return self._run(target, deadline_ns, self._checkpoint.resume, Together.resume)
+    async def resume(self, target: Target, deadline_ns: int) -> Outcome:
+        return await self._run(target, deadline_ns, self._checkpoint.resume, Mover.resume)
 
-    def page_out(self, target: Target, deadline_ns: int, at_least_bytes: int = 0) -> Outcome:
-        def together(one: Together) -> Moved:
-            return one.page_out(at_least_bytes)
+    async def page_out(self, target: Target, deadline_ns: int, at_least_bytes: int = 0) -> Outcome:
+        async def linked(mover: Mover) -> Moved:
+            return await mover.page_out(at_least_bytes)
 
-        return self._run(target, deadline_ns, self._checkpoint.page_out, together)
+        return await self._out(target, deadline_ns, self._checkpoint.page_out, linked)
 
-    def page_in(self, target: Target, deadline_ns: int) -> Outcome:
+    async def page_in(self, target: Target, deadline_ns: int) -> Outcome:
         """Where room is lacking, and other sessions that are out have left something in the GPU,
         that goes first."""
         patience_ns = self._config.room_wait_ns
         if any(other.session != target.session for other in self._links.paged_out()):
-            outcome = self._page_in(target, deadline_ns, min(patience_ns, SCRUBBED_NS))
+            outcome = await self._page_in(target, deadline_ns, min(patience_ns, SCRUBBED_NS))
             if not isinstance(outcome, Refused) or outcome.reason is not Reason.NO_ROOM:
                 return outcome
-            self._clear_residues(target, deadline_ns)
-        return self._page_in(target, deadline_ns, patience_ns)
+            await self._clear_residues(target, deadline_ns)
+        return await self._page_in(target, deadline_ns, patience_ns)
 
-    def _page_in(self, target: Target, deadline_ns: int, room_wait_ns: int) -> Outcome:
-        def alone(target: Target, deadline_ns: int) -> Outcome:
-            return self._checkpoint.page_in(target, deadline_ns, room_wait_ns)
-
-        def together(one: Together) -> Moved:
-            return one.page_in(room_wait_ns)
-
-        return self._run(target, deadline_ns, alone, together)
-
-    def observe(self, target: Target) -> Observation:
+    async def observe(self, target: Target) -> Observation:
         """Raises ``GpuError`` only where the driver or NVML as a whole cannot be asked."""
-        seen = self._checkpoint.observe(target)
+        async with self._lock_of(target.session):
+            seen = await self._checkpoint.observe(target)
         links = self._living(target)
         linked = {link.ref: link.told for link in links}
         if not seen.alive:
-            with self._lock:
-                self._moved_by.pop(target.session, None)
+            self._moved_by.pop(target.session, None)
+            if not self.busy(target.session):
                 self._busy.pop(target.session, None)
         if not linked:
             self._moved_by.pop(target.session, None)
             return seen
-        told = tuple(linked.values())
         parts = tuple(_with_word(memory, linked.get(memory.ref)) for memory in seen.processes)
-        self._moved_by[target.session] = self._who_moves(parts, linked)
+        self._moved_by[target.session] = self._who_moves(parts, links)
         partial = self._moved_by[target.session] is MovedBy.INPROCESS
         partial = partial and in_parts(links, seen.processes)
-        residencies = {seen.residency, *(word.residency for word in told)}
+        residencies = {seen.residency, *(told.residency for told in linked.values())}
         in_gpu = {memory.ref: memory.resident_bytes for memory in seen.processes}
         out_bytes = sum(_still_out_bytes(link, in_gpu.get(link.ref, 0)) for link in links)
         return replace(
@@ -143,9 +137,9 @@ class InProcessPager:
     # --- inside ---------------------------------------------------------------------------------
 
     def _living(self, target: Target) -> list[Linked]:
-        """Linked processes of the session that live and can be moved by their library. One that
-        cannot be reached, but has its memory in the GPU, is the checkpoint's; not so in the moment
-        in which it reconnects, or the driver might take it in the middle of its library's work."""
+        """Linked processes of the session that live and can be spoken to. One that cannot be
+        reached, but has its memory in the GPU, is the driver's; not so in the moment in which it
+        reconnects, or the driver might take it in the middle of its library's work."""
         return [
             link
             for link in self._links.of(target.session)
@@ -154,61 +148,77 @@ class InProcessPager:
             and processes.alive(link.ref)
         ]
 
-    def _run(
+    async def _page_in(self, target: Target, deadline_ns: int, room_wait_ns: int) -> Outcome:
+        async def alone(target: Target, deadline_ns: int) -> Outcome:
+            return await self._checkpoint.page_in(target, deadline_ns, room_wait_ns)
+
+        async def linked(mover: Mover) -> Moved:
+            return await mover.page_in(room_wait_ns)
+
+        return await self._run(target, deadline_ns, alone, linked)
+
+    async def _out(
         self,
         target: Target,
         deadline_ns: int,
-        alone: Callable[[Target, int], Outcome],
-        together: Callable[[Together], Moved],
+        alone: Callable[[Target, int], Awaitable[Outcome]],
+        linked: Callable[[Mover], Awaitable[Moved]],
     ) -> Outcome:
-        busy = self._lock_of(target.session)
+        """As ``_run``; what Ctrl-Z has stopped runs meanwhile, so that its turn can end."""
+        async with continued(self._checkpoint.using(target)):
+            return await self._run(target, deadline_ns, alone, linked)
+
+    async def _run(
+        self,
+        target: Target,
+        deadline_ns: int,
+        alone: Callable[[Target, int], Awaitable[Outcome]],
+        linked: Callable[[Mover], Awaitable[Moved]],
+    ) -> Outcome:
+        lock = self._lock_of(target.session)
         left_s = max(0.0, (deadline_ns - time.monotonic_ns()) / NS_PER_S)
-        if not busy.acquire(timeout=left_s):
+        try:
+            await asyncio.wait_for(lock.acquire(), left_s)
+        except asyncio.TimeoutError:
             detail = "Another operation on this session is still under way."
             return Refused(Reason.LOCK_TIMEOUT, detail)
         try:
+            if (refused := self._checkpoint.why_stopped(target)) is not None:
+                return refused
             if not self._living(target):
-                return alone(target, deadline_ns)
-            return together(
-                Together(
-                    self._checkpoint, self._links, self._room, self._config, target, deadline_ns,
-                    self._living,
-                )
-            )  # fmt: skip
+                return await alone(target, deadline_ns)
+            mover = Mover(
+                self._checkpoint, self._links, self._config, target, deadline_ns, self._living
+            )
+            return await mover.do(linked)
         except Stop as stop:
             return stop.outcome
         except GpuError as error:
             return refusal(error, target.root.pid)
         finally:
-            busy.release()
+            lock.release()
 
-    def _lock_of(self, session: SessionId) -> threading.Lock:
-        with self._lock:
-            return self._busy.setdefault(session, threading.Lock())
+    def _lock_of(self, session: SessionId) -> asyncio.Lock:
+        return self._busy.setdefault(session, asyncio.Lock())
 
-    def _clear_residues(self, target: Target, deadline_ns: int) -> None:
+    async def _clear_residues(self, target: Target, deadline_ns: int) -> None:
         """The last resort: what sessions that are out have left in the GPU goes, too. One that the
         driver cannot move stays; so does one of which the library has a part in the GPU, since only
         the library can move that."""
         for other in self._links.paged_out():
-            busy = self._lock_of(other.session)
-            if other.session == target.session or not busy.acquire(blocking=False):
+            if other.session == target.session or self.busy(other.session):
                 continue
-            try:
-                if not all(map(all_out, self._living(other))):
-                    continue  # it came back just now, or may be on its way
-                self._checkpoint.page_out(other, deadline_ns)
-            except GpuError:
-                continue
-            finally:
-                busy.release()
+            async with self._lock_of(other.session):
+                if all(map(all_out, self._living(other))):  # else it is on its way back
+                    await self._checkpoint.page_out(other, deadline_ns)
 
-    def _who_moves(
-        self, parts: tuple[ProcessMemory, ...], linked: Mapping[ProcessRef, Told]
-    ) -> MovedBy:
+    def _who_moves(self, parts: tuple[ProcessMemory, ...], links: list[Linked]) -> MovedBy:
+        owned = {link.ref for link in links if link.owns}
+        if not owned:
+            return MovedBy.CHECKPOINT
         most_bytes = self._config.unowned_left_bytes
-        mixed = any(memory.ref not in linked for memory in parts)
-        mixed = mixed or any(told.unowned_bytes > most_bytes for told in linked.values())
+        mixed = any(memory.ref not in owned for memory in parts)
+        mixed = mixed or any(link.told.unowned_bytes > most_bytes for link in links)
         return MovedBy.BOTH if mixed else MovedBy.INPROCESS
 
 

@@ -1,0 +1,50 @@
+"""The checkpoint pager for programs that are not asynchronous: it runs in a loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kiwi_core.errors import CallerError
+from kiwi_core.movers import Movers, RemoteDriver, RemoteGpu
+from kiwi_core.movers.remote import gpus
+from kiwi_core.pager.checkpoint import CheckpointPager
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from kiwi_core.pager.api import Outcome, Target
+
+_T = TypeVar("_T")
+
+
+class BlockingPager:
+    """Moves processes' memory out of one GPU and back. Any thread may call; ``close`` at last."""
+
+    def __init__(self, gpu_uuid: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="pager", daemon=True).start()
+        self._movers = Movers()
+        self._pager = self._run(self._started(gpu_uuid))
+
+    def page_out(self, target: Target, deadline_ns: int) -> Outcome:
+        return self._run(self._pager.page_out(target, deadline_ns))
+
+    def page_in(self, target: Target, deadline_ns: int) -> Outcome:
+        return self._run(self._pager.page_in(target, deadline_ns))
+
+    def close(self) -> None:
+        self._run(self._movers.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    async def _started(self, gpu_uuid: str) -> CheckpointPager:
+        self._movers.start()
+        for gpu in await gpus(self._movers):
+            if gpu.uuid == gpu_uuid:
+                remote = RemoteGpu(self._movers, gpu_uuid, gpu.total_bytes)
+                return CheckpointPager(RemoteDriver(self._movers), remote)
+        raise CallerError("no-such-gpu", f"There is no GPU {gpu_uuid} on this machine.")
+
+    def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()

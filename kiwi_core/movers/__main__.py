@@ -1,0 +1,93 @@
+"""``python -m kiwi_core.movers PARENT``: a worker, started by a daemon only.
+
+Its standard input is one end of a socket pair. It ends with the daemon: the system kills it then,
+even in the middle of a call, and a worker that waits sees the end of its input.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+from typing import Final
+
+import msgspec
+
+from kiwi_core.errors import GpuError
+from kiwi_core.gpu import driver
+from kiwi_core.movers.calls import CALLS
+from kiwi_core.movers.messages import HEAD_BYTES, Answer, Call, Failure, body_bytes, frame
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def main() -> int:
+    die_with(int(sys.argv[1]))
+    with socket.socket(fileno=0) as daemon:
+        _say(daemon, _began())
+        while (call := _heard(daemon)) is not None:
+            _say(daemon, _done(call))
+    return 0
+
+
+def die_with(parent: int) -> None:
+    """Have the system kill this process when ``parent`` ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before that was set
+        sys.exit(0)
+
+
+def _began() -> Answer:
+    """``cuInit`` takes seconds on big machines: it is done before there is anything to do. Where
+    it fails, each call tries again and says why."""
+    try:
+        driver.warm_up()
+    except GpuError as error:
+        return Answer(failure=_failure(error))
+    return Answer()
+
+
+def _heard(daemon: socket.socket) -> Call | None:
+    head = _read(daemon, HEAD_BYTES)
+    body = _read(daemon, body_bytes(head)) if head else b""
+    return msgspec.msgpack.decode(body, type=Call) if body else None
+
+
+def _read(daemon: socket.socket, size: int) -> bytes:
+    """``size`` bytes; none where the daemon has ended."""
+    parts = bytearray()
+    while len(parts) < size:
+        try:
+            part = daemon.recv(size - len(parts))
+        except OSError:
+            return b""
+        if not part:
+            return b""
+        parts += part
+    return bytes(parts)
+
+
+def _say(daemon: socket.socket, answer: Answer) -> None:
+    try:
+        daemon.sendall(frame(answer))
+    except OSError:
+        sys.exit(0)
+
+
+def _done(call: Call) -> Answer:
+    try:
+        return Answer(CALLS[call.name](*call.args))
+    except GpuError as error:
+        return Answer(failure=_failure(error))
+    except Exception as error:  # noqa: BLE001 - the daemon tells it, and goes on
+        return Answer(failure=Failure("fault", f"{type(error).__name__}: {error}"))
+
+
+def _failure(error: GpuError) -> Failure:
+    return Failure(error.code, error.message, error.remedy, error.driver_code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

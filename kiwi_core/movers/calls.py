@@ -1,0 +1,48 @@
+"""The calls that a worker can be asked for: one driver call, or one reading of NVML, each."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+from kiwi_core.errors import GpuError
+from kiwi_core.gpu import driver, nvml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def users_elsewhere(gpu_uuid: str) -> dict[int, str]:
+    """Return the pids that use another GPU than ``gpu_uuid``, and which."""
+    found: dict[int, str] = {}
+    for other in nvml.gpus():
+        if other.uuid == gpu_uuid:
+            continue
+        # Another GPU that is out of order is no reason to stop work on this one.
+        with contextlib.suppress(GpuError):
+            found.update(dict.fromkeys(nvml.processes(other.uuid), other.uuid))
+    return found
+
+
+def names_users(gpu_uuid: str) -> bool:
+    """Whether NVML can be trusted to name everybody who uses the GPU, and how much."""
+    return nvml.names_processes() and nvml.all_sizes_known(gpu_uuid)
+
+
+def free_bytes(gpu_uuid: str) -> int:
+    return nvml.memory(gpu_uuid).free_bytes
+
+
+CALLS: Final[dict[str, Callable[..., Any]]] = {
+    "checkpoint_state": driver.checkpoint_state,
+    "lock": driver.lock,
+    "checkpoint": driver.checkpoint,
+    "restore": driver.restore,
+    "unlock": driver.unlock,
+    "gpus": nvml.gpus,
+    "free_bytes": free_bytes,
+    "names_users": names_users,
+    "processes": nvml.processes,
+    "users_elsewhere": users_elsewhere,
+    "samples": nvml.utilisation_samples,
+}

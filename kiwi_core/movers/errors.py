@@ -1,0 +1,33 @@
+"""What can become of a call beside an answer."""
+
+from __future__ import annotations
+
+from kiwi_core.errors import GpuError
+
+
+class Hung(GpuError):  # noqa: N818 - the word for what happened
+    """A call that began and was not answered: it passed its time limit, or its worker died. The
+    driver may have done the work, may still be at it, or may never do it: ask for the state."""
+
+
+class Busy(GpuError):  # noqa: N818
+    """A call that did not begin, since no worker became free in time. Nothing has changed."""
+
+
+def hung(what: str, within_s: float) -> Hung:
+    return Hung(
+        "driver-hangs",
+        f"The driver did not answer within {within_s:.3g} s ({what}).",
+        "If it stays so, restart the program that the call was about.",
+    )
+
+
+def died(what: str) -> Hung:
+    return Hung("mover-died", f"The process that asked the driver ended in mid-call ({what}).")
+
+
+def busy(what: str, within_s: float) -> Busy:
+    return Busy(
+        "driver-busy",
+        f"No worker was free within {within_s:.3g} s to ask the driver ({what}): others hang.",
+    )

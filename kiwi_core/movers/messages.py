@@ -1,0 +1,51 @@
+"""What daemon and worker say to each other: frames of msgpack behind four bytes of length."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+HEAD_BYTES: Final = 4
+
+FRAME_MAX_BYTES: Final = 16 << 20
+"""The largest answer lists a GPU's utilisation samples: some hundred bytes for each process."""
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """A function of ``calls.CALLS`` and its arguments."""
+
+    name: str
+    args: list[Any]
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A ``GpuError``, or a fault of ours, for which ``code`` is "fault"."""
+
+    code: str
+    message: str
+    remedy: str = ""
+    driver_code: int | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """The first one, that nobody asked for, says that the worker is ready."""
+
+    value: Any = None
+    failure: Failure | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def frame(message: Call | Answer) -> bytes:
+    body = _encoder.encode(message)
+    return len(body).to_bytes(HEAD_BYTES, "big") + body
+
+
+def body_bytes(head: bytes) -> int:
+    """Raises ``ValueError`` where no frame is so long."""
+    size = int.from_bytes(head, "big")
+    if size > FRAME_MAX_BYTES:
+        raise ValueError(f"a frame of {size} bytes")
+    return size

@@ -1,0 +1,210 @@
+"""The workers of one daemon: started ahead, handed out one call at a time, killed when they hang.
+
+Everything here runs in the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from kiwi_core.movers.errors import busy, died, hung
+from kiwi_core.movers.messages import Call
+from kiwi_core.movers.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+log = structlog.get_logger(__name__)
+
+LEAST: Final = 2
+"""Workers at any time: one makes a call that takes long, another answers questions."""
+
+MOST: Final = 8
+"""Workers at any time, those that were killed and have not ended yet included: each has some 100 MB
+of RAM, and more than a few calls at a time only compete for one bus."""
+
+LONG_S: Final = 0.05
+"""A question takes a millisecond. A worker that is at it for longer does not count for others."""
+
+STARTS_WITHIN_S: Final = 60.0
+"""``cuInit`` takes up to 2.7 s; the machine may be busy, and the driver waking up."""
+
+AGAIN_AFTER_S: Final = (0.2, 1.0, 5.0, 20.0)
+"""Before another worker is started after one that ended, or hung, before it was ready."""
+
+IDLE_S: Final = 60.0
+"""A worker beyond ``LEAST`` that has had nothing to do for so long is ended."""
+
+REAP_S: Final = (0.01, 0.1, 1.0)
+"""Between looks whether a killed worker has ended. One may be in the kernel, and not end."""
+
+
+class Movers:
+    """``environment`` is added to the daemon's own. Call ``start`` first and ``close`` at last."""
+
+    def __init__(
+        self, least: int = LEAST, most: int = MOST, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._least = least
+        self._most = most
+        self._environment = environment
+        self._workers: set[Worker] = set()
+        """All whose process may exist."""
+        self._idle: deque[Worker] = deque()
+        self._long: set[Worker] = set()
+        """Those whose call has not been answered for ``LONG_S``."""
+        self._starting: dict[Worker, asyncio.Task[None]] = {}
+        self._waiting: deque[asyncio.Future[Worker]] = deque()
+        self._failures = 0
+        self._again: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def pids(self) -> list[int]:
+        return [worker.pid for worker in self._workers]
+
+    def start(self) -> None:
+        self._start_enough()
+
+    async def call(self, name: str, *args: Any, deadline_s: float) -> Any:
+        """Return what ``calls.CALLS[name]`` returns, as msgpack has it. ``deadline_s``: from now,
+        with the wait for a worker. Raises ``GpuError``: the call's own, ``Busy`` where it did not
+        begin in time, and ``Hung`` where it began and nobody knows how it came out."""
+        what = f"{name} {' '.join(map(str, args))}"
+        loop = asyncio.get_running_loop()
+        ends_at_s = loop.time() + deadline_s
+        try:
+            worker = await asyncio.wait_for(self._take(), deadline_s)
+        except asyncio.TimeoutError:
+            raise busy(what, deadline_s) from None
+        answered = False
+        long = loop.call_later(LONG_S, self._takes_long, worker)
+        try:
+            asked = worker.ask(Call(name, list(args)))
+            value = await asyncio.wait_for(asked, max(0.0, ends_at_s - loop.time()))
+            answered = True
+        except asyncio.TimeoutError:
+            log.warning("a driver call hangs", what=what, seconds=deadline_s, mover=worker.pid)
+            raise hung(what, deadline_s) from None
+        except OSError as error:
+            log.warning("a mover ended in mid-call", what=what, mover=worker.pid, why=str(error))
+            raise died(what) from error
+        except Exception:
+            answered = True  # the call's own failure
+            raise
+        finally:
+            long.cancel()
+            self._long.discard(worker)
+            self._give_back(worker) if answered else self._kill(worker)
+        return value
+
+    async def close(self) -> None:
+        """Kill all. A worker that does not end is left to the system."""
+        self._closed = True
+        if self._again is not None:
+            self._again.cancel()
+        for task in list(self._starting.values()):
+            task.cancel()
+        for worker in list(self._workers):
+            self._kill(worker)
+        for pause_s in REAP_S:
+            if all(worker.exited for worker in self._workers):
+                break
+            await asyncio.sleep(pause_s)
+
+    # --- handing out ----------------------------------------------------------------------------
+
+    async def _take(self) -> Worker:
+        if self._idle:
+            return self._idle.pop()  # the one that was used last: the others may be ended
+        place: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        try:
+            return await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():
+                self._give_back(place.result())  # it came in the moment in which the wait ended
+            raise
+
+    def _give_back(self, worker: Worker) -> None:
+        if worker not in self._workers:
+            return  # it has ended meanwhile
+        while self._waiting:
+            place = self._waiting.popleft()
+            if not place.done():
+                place.set_result(worker)
+                return
+        self._idle.append(worker)
+        asyncio.get_running_loop().call_later(IDLE_S, self._retire)
+
+    def _retire(self) -> None:
+        """End one that nobody needs. (There are as many looks as there were calls.)"""
+        if self._idle and len(self._workers) > self._least + len(self._long):
+            self._kill(self._idle[0])
+
+    def _takes_long(self, worker: Worker) -> None:
+        """It moves memory, or hangs: another one is there for what comes."""
+        self._long.add(worker)
+        self._start_enough()
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def _start_enough(self) -> None:
+        """``least`` for quick calls, beside those that make a long one."""
+        if self._closed or self._again is not None:
+            return
+        while len(self._workers) < min(self._most, self._least + len(self._long)):
+            worker = Worker(self._ended)
+            self._workers.add(worker)
+            self._starting[worker] = asyncio.ensure_future(self._begin(worker))
+
+    async def _begin(self, worker: Worker) -> None:
+        try:
+            first = await asyncio.wait_for(worker.start(self._environment), STARTS_WITHIN_S)
+        except (OSError, asyncio.TimeoutError) as error:
+            self._not_started(worker, str(error) or "it does not say that it is ready")
+            return
+        finally:
+            self._starting.pop(worker, None)
+        if first.failure is not None:
+            log.error("the driver cannot be initialised", why=first.failure.message)
+        self._failures = 0
+        log.debug("mover ready", mover=worker.pid)
+        self._give_back(worker)
+
+    def _not_started(self, worker: Worker, why: str) -> None:
+        again_s = AGAIN_AFTER_S[min(self._failures, len(AGAIN_AFTER_S) - 1)]
+        self._failures += 1
+        log.error("a mover did not start", why=why, again_s=again_s)
+        if self._again is None and not self._closed:
+            self._again = asyncio.get_running_loop().call_later(again_s, self._try_again)
+        self._kill(worker)
+
+    def _try_again(self) -> None:
+        self._again = None
+        self._start_enough()
+
+    def _kill(self, worker: Worker) -> None:
+        worker.kill()
+        self._ended(worker)
+
+    def _ended(self, worker: Worker) -> None:
+        """It answers no more."""
+        if worker in self._idle:
+            self._idle.remove(worker)
+        if worker in self._workers and not worker.reaping:
+            worker.reaping = True
+            self._reap(worker, 0)
+
+    def _reap(self, worker: Worker, looks: int) -> None:
+        """Its place is free when its process is gone: one that hangs in the kernel keeps it."""
+        if worker.exited:
+            self._workers.discard(worker)
+            self._start_enough()
+        elif not self._closed:
+            pause_s = REAP_S[min(looks, len(REAP_S) - 1)]
+            asyncio.get_running_loop().call_later(pause_s, self._reap, worker, looks + 1)

@@ -1,0 +1,87 @@
+"""The driver's checkpoint calls and NVML's readings of one GPU, each made by a worker.
+
+All raise ``GpuError``; ``Hung`` and ``Busy`` are such errors, too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kiwi_core.gpu.driver import CheckpointState
+from kiwi_core.gpu.nvml import GpuInfo, UtilisationSample
+
+if TYPE_CHECKING:
+    from kiwi_core.movers.pool import Movers
+
+ANSWER_S: Final = 5.0
+"""For what takes a millisecond when all is well: a state, a reading, an unlock. A state query waits
+for an operation under way on its target, so no shorter limit would tell more."""
+
+AFTER_A_LOCK_S: Final = 5.0
+"""Beyond a lock's own time limit, which the driver keeps to the millisecond."""
+
+START_S: Final = 120.0
+"""For the first answer of all: a worker has to start, and the driver to wake up."""
+
+
+class RemoteDriver:
+    """``checkpoint`` and ``restore`` take the limit for the call in seconds, since how long a move
+    may take depends on its size."""
+
+    def __init__(self, movers: Movers) -> None:
+        self._movers = movers
+
+    async def checkpoint_state(self, pid: int) -> CheckpointState:
+        state = await self._movers.call("checkpoint_state", pid, deadline_s=ANSWER_S)
+        return CheckpointState(state)
+
+    async def lock(self, pid: int, timeout_ms: int) -> None:
+        within_s = timeout_ms / 1000 + AFTER_A_LOCK_S
+        await self._movers.call("lock", pid, timeout_ms, deadline_s=within_s)
+
+    async def checkpoint(self, pid: int, within_s: float) -> None:
+        await self._movers.call("checkpoint", pid, deadline_s=max(ANSWER_S, within_s))
+
+    async def restore(self, pid: int, within_s: float) -> None:
+        await self._movers.call("restore", pid, deadline_s=max(ANSWER_S, within_s))
+
+    async def unlock(self, pid: int) -> None:
+        await self._movers.call("unlock", pid, deadline_s=ANSWER_S)
+
+
+class RemoteGpu:
+    """One GPU's memory, and who uses it."""
+
+    def __init__(self, movers: Movers, uuid: str, total_bytes: int) -> None:
+        self._movers = movers
+        self._uuid = uuid
+        self._total_bytes = total_bytes
+
+    def total_bytes(self) -> int:
+        return self._total_bytes
+
+    async def free_bytes(self) -> int:
+        return int(await self._movers.call("free_bytes", self._uuid, deadline_s=ANSWER_S))
+
+    async def names_users(self) -> bool:
+        return bool(await self._movers.call("names_users", self._uuid, deadline_s=ANSWER_S))
+
+    async def bytes_by_pid(self) -> dict[int, int]:
+        found = await self._movers.call("processes", self._uuid, deadline_s=ANSWER_S)
+        return msgspec.convert(found, dict[int, int])
+
+    async def users_elsewhere(self) -> dict[int, str]:
+        found = await self._movers.call("users_elsewhere", self._uuid, deadline_s=ANSWER_S)
+        return msgspec.convert(found, dict[int, str])
+
+    async def samples(self, since_us: int) -> tuple[UtilisationSample, ...] | None:
+        found = await self._movers.call("samples", self._uuid, since_us, deadline_s=ANSWER_S)
+        return msgspec.convert(found, tuple[UtilisationSample, ...] | None)
+
+
+async def gpus(movers: Movers) -> tuple[GpuInfo, ...]:
+    """Return all GPUs of this machine, by index."""
+    found = await movers.call("gpus", deadline_s=START_S)
+    return msgspec.convert(found, tuple[GpuInfo, ...])

@@ -1,0 +1,50 @@
+"""Letting a program that Ctrl-Z has stopped run for as long as it takes to hold it and move it out.
+
+Only what a plain SIGSTOP or SIGTSTP stopped: a debugger and a freezer are left what they have.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+import structlog
+
+from kiwi_core.gpu import processes
+from kiwi_core.pager.stopped import BY_SIGNAL, why_stopped
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from kiwi_core.gpu.processes import ProcessRef
+
+log = structlog.get_logger(__name__)
+
+
+@asynccontextmanager
+async def continued(refs: Iterable[ProcessRef]) -> AsyncIterator[None]:
+    """Those of ``refs`` that are stopped run inside, and are stopped again at the end."""
+    going = [ref for ref in refs if why_stopped(ref) == BY_SIGNAL and _send(ref, signal.SIGCONT)]
+    if going:
+        log.info("continued to be held", pids=[ref.pid for ref in going])
+    try:
+        yield
+    finally:
+        for ref in going:
+            _send(ref, signal.SIGSTOP)
+
+
+def _send(ref: ProcessRef, number: signal.Signals) -> bool:
+    """False: not ours to do, or it has ended."""
+    with suppress(OSError):
+        descriptor = processes.open_pidfd(ref)
+        if descriptor is None:
+            return False
+        try:
+            signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)
+        return True
+    return False

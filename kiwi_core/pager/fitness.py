@@ -1,0 +1,222 @@
+"""Who must not be moved: programs that the driver's checkpoint kills, damages, or does not know.
+
+Read from ``/proc`` and from what libraries have told; no driver call, no NVML. Exported memory
+(CUDA IPC) leaves no trace in ``/proc``: only a program with Kiwi's library says that it has any.
+
+Sources: DRIVER table A3 of the issue "the driver as it really is": public reports on drivers 580,
+595 and 610, NVIDIA/cuda-checkpoint#42, #47.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from kiwi_core.gpu import processes
+from kiwi_core.gpu.results import NOT_SUPPORTED, OUT_OF_MEMORY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from kiwi_core.errors import GpuError
+    from kiwi_core.gpu.processes import ProcessRef
+
+_UVM: Final = "/dev/nvidia-uvm"
+_UVM_MAPPINGS: Final = 1
+"""A process with a context maps this device once, a worker without one not at all. Each managed
+allocation maps it again."""
+
+_TOLD_SHARED: Final = "ipc"
+"""What Kiwi's library calls memory that a program has exported, or imported from another."""
+
+_TOLD_MANAGED: Final = "managed"
+"""What it calls managed memory."""
+
+_NCCL_THREADS: Final = "pt_nccl_"
+"""PyTorch's threads that watch an NCCL communicator: ``pt_nccl_watchdg``, ``pt_nccl_heartbt``."""
+
+_NCCL_DIES_SINCE: Final = 590
+"""Of the driver's version. Seen on 595; 580 does no harm; nobody has told of 610, so the worst is
+assumed."""
+
+STICKY: Final = frozenset({700, 702, *range(709, 721)})
+"""Errors after which a context answers every call with the same one, until its process ends."""
+
+_FINAL: Final = STICKY | {NOT_SUPPORTED, OUT_OF_MEMORY}
+"""What a checkpoint answers where the next one would answer the same, or do more harm: on driver
+595 a checkpoint that was not supported leaves a dead context. OUT_OF_MEMORY is the answer on MIG;
+nothing needs GPU memory to go out of it."""
+
+
+_TRIES: Final = 3
+"""Restores with room that fail with the same error before the memory counts as lost. Driver 580
+answers INVALID_VALUE for ever where memory was shared; another error has been seen to pass."""
+
+
+class Kind(Enum):
+    MANAGED = "managed-memory"
+    NCCL = "nccl"
+    SHARED = "shared-memory"
+    MIG = "mig"
+    FAILED = "failed-before"
+
+
+class Unfit(NamedTuple):
+    """Why a process must not be moved."""
+
+    kind: Kind
+    sentence: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.sentence} {self.remedy}"
+
+
+def unfit(
+    ref: ProcessRef,
+    driver_version: str,
+    *,
+    gpu_uuid: str = "",
+    told: Collection[str] = (),
+    root: Path = Path("/"),
+) -> Unfit | None:
+    """Return why the driver must not move ``ref``; ``None``: nothing is known against it.
+
+    ``driver_version`` is NVML's ("595.71.05"). ``told`` are the kinds of memory that it has and
+    that its library cannot own. ``root`` is where ``/proc`` is; tests name another.
+    """
+    if gpu_uuid.startswith("MIG-"):
+        return Unfit(
+            Kind.MIG,
+            f"Process {ref.pid} runs on a MIG slice, and the driver cannot move such programs.",
+            "Switch MIG off (nvidia-smi -mig 0), or leave this GPU out of Kiwi.",
+        )
+    if _TOLD_SHARED in told:
+        return _shares(ref.pid)
+    if _TOLD_MANAGED in told or _uvm_mappings(ref.pid, root) > _UVM_MAPPINGS:
+        return _managed(ref.pid)
+    if _major(driver_version) >= _NCCL_DIES_SINCE and _has_nccl(ref.pid, root):
+        return _nccl(ref.pid, driver_version)
+    return None
+
+
+def _major(driver_version: str) -> int:
+    """0 where nobody says."""
+    first = driver_version.split(".")[0]
+    return int(first) if first.isdigit() else 0
+
+
+def _shares(pid: int) -> Unfit:
+    return Unfit(
+        Kind.SHARED,
+        f"Process {pid} shares GPU memory with another program (CUDA IPC). The driver cannot move "
+        "that, and the try can kill both.",
+        "It stays in the GPU until it ends. Pass tensors by host memory to make it movable.",
+    )
+
+
+def _managed(pid: int) -> Unfit:
+    return Unfit(
+        Kind.MANAGED,
+        f"Process {pid} uses managed memory, which the driver cannot move. The try would damage it "
+        "on some drivers.",
+        "It stays in the GPU until it ends. Ordinary device memory (cudaMalloc) can be moved.",
+    )
+
+
+def _nccl(pid: int, driver_version: str) -> Unfit:
+    return Unfit(
+        Kind.NCCL,
+        f"Process {pid} uses NCCL, and driver {driver_version} ends such a program when its memory "
+        "is moved.",
+        "Start a training for one GPU without a process group, call destroy_process_group() when "
+        "it is no longer needed, or use driver 580.",
+    )
+
+
+def _uvm_mappings(pid: int, root: Path) -> int:
+    try:
+        lines = (root / f"proc/{pid}/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return 0  # gone, or not ours to look at: the driver has the last word
+    # "7f12…-7f34… rw-s 00000000 00:06 812    /dev/nvidia-uvm"
+    return sum(line.split(maxsplit=5)[5:] == [_UVM] for line in lines)
+
+
+def _has_nccl(pid: int, root: Path) -> bool:
+    return any(_text(comm).startswith(_NCCL_THREADS) for comm in _threads(pid, root))
+
+
+def _threads(pid: int, root: Path) -> list[Path]:
+    try:
+        return [task / "comm" for task in (root / f"proc/{pid}/task").iterdir()]
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+class Unmovable:
+    """Processes that the driver has refused to move in a way that can have damaged them. ``known``
+    looks for what is known beforehand."""
+
+    def __init__(self, known: Callable[[ProcessRef], Unfit | None] = lambda _ref: None) -> None:
+        self._known = known
+        self._failed: dict[ProcessRef, Unfit] = {}
+
+    def why(self, ref: ProcessRef) -> Unfit | None:
+        """Return why ``ref`` must not be moved; ``None``: it may be tried."""
+        return self._failed.get(ref) or self._known(ref)
+
+    def refused(self, ref: ProcessRef, error: GpuError) -> Unfit | None:
+        """The driver has answered ``error`` to a checkpoint of ``ref``. ``None``: that may be
+        different the next time."""
+        if error.driver_code not in _FINAL:
+            return None
+        self._failed = {one: why for one, why in self._failed.items() if processes.alive(one)}
+        found = self._failed[ref] = _failed(ref.pid, error)
+        return found
+
+
+class RestoreFailures:
+    """Restores that failed in the same way although there was room."""
+
+    def __init__(self) -> None:
+        self._counts: dict[ProcessRef, Counter[int]] = {}
+
+    def is_final(self, ref: ProcessRef, error: GpuError) -> bool:
+        """Record that the restore of ``ref`` failed with ``error``. Return whether it has failed so
+        often in this way that it never succeeds."""
+        if error.driver_code is None:
+            return False  # nobody knows what the driver would have said
+        self._counts = {one: n for one, n in self._counts.items() if processes.alive(one)}
+        counts = self._counts.setdefault(ref, Counter())
+        counts[error.driver_code] += 1
+        return counts[error.driver_code] >= _TRIES
+
+    def forget(self, ref: ProcessRef) -> None:
+        """``ref`` is back."""
+        self._counts.pop(ref, None)
+
+
+def _failed(pid: int, error: GpuError) -> Unfit:
+    if error.driver_code in STICKY:
+        return Unfit(
+            Kind.FAILED,
+            f"The GPU code of process {pid} has failed before, and its memory cannot be moved any "
+            f"more ({error.message})",
+            "Restart it: none of its GPU calls works any longer.",
+        )
+    return Unfit(
+        Kind.FAILED,
+        f"The driver has refused to move process {pid}, and the try may have damaged it; Kiwi does "
+        f"not try again ({error.message})",
+        "If its GPU code fails now, restart it. It stays in the GPU until it ends.",
+    )

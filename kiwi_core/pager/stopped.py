@@ -1,0 +1,68 @@
+"""Whether a process runs at all: one that is stopped answers nothing, and a driver call about it
+hangs until it goes on. Read from ``/proc``; no driver call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.gpu import processes
+
+if TYPE_CHECKING:
+    from kiwi_core.gpu.processes import ProcessRef
+
+BY_SIGNAL: Final = "stopped by Ctrl-Z: it waits until it goes on"
+BY_DEBUGGER: Final = "stopped by a debugger: it waits until that lets it go on"
+BY_FREEZER: Final = "frozen with its control group: it waits until that is thawed"
+
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+
+
+def why_stopped(ref: ProcessRef) -> str:
+    """Return why ``ref`` does not run, as the rest of a sentence; empty: it runs, or has ended."""
+    return why_halted(ref) or (BY_FREEZER if _frozen(ref.pid) else "")
+
+
+def why_halted(ref: ProcessRef) -> str:
+    """As ``why_stopped``, without a look at its control group, which takes longer."""
+    stat = processes.stat_of(ref.pid)
+    if stat is None or stat.start_ticks != ref.start_ticks or stat.state not in ("T", "t"):
+        return ""
+    return BY_SIGNAL if stat.state == "T" else BY_DEBUGGER
+
+
+def has_driver(ref: ProcessRef) -> bool:
+    """Whether ``ref`` has loaded the CUDA driver. False also where that may not be looked at: the
+    driver does not let us move such a process either."""
+    try:
+        return "/libcuda.so" in Path(f"/proc/{ref.pid}/maps").read_text(errors="replace")
+    except OSError:
+        return False
+
+
+def _frozen(pid: int) -> bool:
+    """By the freezer of version 2, or of version 1, of control groups."""
+    return any(_says_frozen(place) for place in _places(pid))
+
+
+def _places(pid: int) -> list[Path]:
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if not controllers:
+            found.append(_CGROUPS / path.lstrip("/") / "cgroup.events")
+        elif "freezer" in controllers.split(","):
+            found.append(_CGROUPS / "freezer" / path.lstrip("/") / "freezer.state")
+    return found
+
+
+def _says_frozen(place: Path) -> bool:
+    try:
+        words = place.read_text().split()
+    except OSError:
+        return False
+    return words in (["FROZEN"], ["FREEZING"]) or "frozen 1" in " ".join(words)

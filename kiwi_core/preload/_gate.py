@@ -1,0 +1,98 @@
+"""Loading the gate into this process, under the driver's own name."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from kiwi_core.preload._places import ALIAS_NAME, GATE_NAME
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DRIVER = "libcuda.so.1"
+ALSO = "libcuda.so"
+"""What some programs ask for: the link that developers' packages have."""
+
+
+class GateState(Enum):
+    LOADED = "loaded"
+    """Every look-up of the driver by its name finds the gate."""
+    TOO_LATE = "too-late"
+    """The driver is loaded already: its functions may have been looked up."""
+    UNAVAILABLE = "unavailable"
+    """There is no gate that could be loaded."""
+
+
+class Gate(NamedTuple):
+    """``reason`` says in words why it is not loaded."""
+
+    state: GateState
+    reason: str = ""
+
+
+def guarded() -> bool:
+    """Return whether this process has the gate, by ``load_gate`` or by LD_PRELOAD."""
+    if hasattr(ctypes.CDLL(None), "kiwi_preload_version"):
+        return True
+    there = _loaded(DRIVER)
+    return there is not None and _is_gate(there)
+
+
+def load_gate(real: Path | str, library: Path | None = None) -> Gate:
+    """Put the gate in front of the CUDA driver of this process, before anybody loads that.
+
+    ``real`` is the driver's file. It is not loaded: the program's first call does that. Until then
+    another call of this function may name another one. ``library`` is the gate; by default the one
+    that was compiled with what ``ready.find`` finds. Nothing is compiled here.
+    """
+    if hasattr(ctypes.CDLL(None), "kiwi_preload_version"):
+        return Gate(GateState.LOADED)
+    for name in (DRIVER, ALSO):
+        if (there := _loaded(name)) is not None and not _is_gate(there):
+            return _too_late()
+    library = library or _compiled()
+    if library is None:
+        return Gate(GateState.UNAVAILABLE, "Kiwi's gate has not been compiled on this machine.")
+    return _load(library, os.path.abspath(real))
+
+
+def _load(library: Path, real: str) -> Gate:
+    try:
+        gate = ctypes.CDLL(str(library))  # local: nothing that is linked already finds it
+        if not gate.kiwi_gate_start(os.fsencode(real)):
+            return _too_late()
+        alias = library.with_name(ALIAS_NAME)
+        if _loaded(ALSO) is None:
+            ctypes.CDLL(str(alias))
+    except (OSError, AttributeError) as error:
+        return Gate(GateState.UNAVAILABLE, f"Kiwi's gate cannot be loaded: {error}.")
+    return Gate(GateState.LOADED)
+
+
+def _too_late() -> Gate:
+    reason = (
+        "This program had loaded the CUDA driver before Kiwi could put its gate in front of it."
+    )
+    return Gate(GateState.TOO_LATE, reason)
+
+
+def _compiled() -> Path | None:
+    from kiwi_core.preload import ready
+
+    library = ready.find()
+    gate = library.with_name(GATE_NAME) if library is not None else None
+    return gate if gate is not None and gate.is_file() else None
+
+
+def _is_gate(library: ctypes.CDLL) -> bool:
+    return hasattr(library, "kiwi_gate_start")
+
+
+def _loaded(name: str) -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(name, os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:
+        return None

@@ -1,0 +1,64 @@
+"""A program that the driver would kill if it moved it: refused beforehand, in everybody's sight.
+
+The emulated driver 595 ends a program with an NCCL communicator at its checkpoint, as the real one
+does.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from daemon import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daemon import Daemon
+    from session_program import SessionProgram
+
+    Start = Callable[..., Daemon]
+    Program = Callable[..., SessionProgram]
+
+DRIVER_595 = {"KIWI_EMULATOR_DRIVER": "595"}
+WITH_NCCL = "open('/proc/self/comm', 'w').write('pt_nccl_watchdg')"
+
+
+def test_a_program_with_nccl_is_left_where_it_is_and_everybody_sees_why(
+    start: Start, program: Program
+) -> None:
+    daemon = start("1x64MiB", env=DRIVER_595)
+    one = program(daemon, 40)
+    one.worker.do(WITH_NCCL)
+    other = program(daemon)
+    other.begin_take(40, 2)
+    shown = daemon.wait_for(
+        lambda s: next((x for x in s.sessions if x.pid == one.pid and x.problem), None), "refused"
+    )
+    assert shown.problem == "page-out-refused"
+    for words in ("uses NCCL", "595.84", "destroy_process_group"):
+        assert words in shown.problem_text
+    text, as_json = seen(daemon), json.loads(seen(daemon, "--json"))
+    assert "uses NCCL" in " ".join(text.split())
+    sessions = {x["pid"]: x for x in as_json["gpus"][0]["sessions"]}
+    assert "uses NCCL" in sessions[one.pid]["problem_text"]
+    assert "uses NCCL" in sessions[other.pid]["problem_text"], "it is told what it waits for"
+    wait_until(lambda: any("uses NCCL" in told for _, told in one.told()), "its user is told")
+    assert one.intact(), "the driver never had it"
+    one.close()
+    other.worker.answer()
+    assert other.intact()
+
+
+def seen(daemon: Daemon, *args: str) -> str:
+    command = [
+        sys.executable,
+        "-m",
+        "kiwi_core.cli",
+        "status",
+        "--socket-dir",
+        str(daemon.sockets()[0].parent),
+    ]
+    return subprocess.run([*command, *args], check=True, capture_output=True, text=True).stdout

@@ -1,0 +1,123 @@
+"""Who must not be moved, seen in a made-up /proc, and what the pager does about it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kiwi_core.gpu import processes
+from kiwi_core.gpu.processes import ProcessRef
+from kiwi_core.gpu.results import cuda_error
+from kiwi_core.pager.fitness import STICKY, Kind, Unmovable, unfit
+
+REF = ProcessRef(12, 1)
+UVM = "7f5c00000000-7f5c02000000 rw-s 7f5c00000000 00:06 812 {name:>30}\n"
+PROPRIETARY_580, PROPRIETARY_595, OPEN_610 = "580.178.04", "595.84", "610.57.04"
+
+
+def proc(
+    root: Path, *, uvm: int = 1, threads: tuple[str, ...] = ("python",), other: int = 3
+) -> Path:
+    directory = root / f"proc/{REF.pid}"
+    for number, name in enumerate(threads):
+        task = directory / f"task/{number}"
+        task.mkdir(parents=True)
+        (task / "comm").write_text(f"{name}\n")
+    lines = [UVM.format(name="/dev/nvidia-uvm")] * uvm
+    lines += [UVM.format(name="/dev/nvidiactl")] * other
+    lines += [UVM.format(name="/dev/nvidia-uvm-tools"), "7f00-7f01 rw-p 00000000 00:00 0\n"]
+    (directory / "maps").write_text("".join(lines))
+    return root
+
+
+@pytest.mark.parametrize("uvm", [0, 1])
+def test_an_ordinary_program_may_be_moved(tmp_path: Path, uvm: int) -> None:
+    assert unfit(REF, PROPRIETARY_595, root=proc(tmp_path, uvm=uvm)) is None
+
+
+def test_a_program_that_has_ended_may_be_moved(tmp_path: Path) -> None:
+    assert unfit(REF, PROPRIETARY_595, root=tmp_path) is None
+
+
+@pytest.mark.parametrize("driver", [PROPRIETARY_580, PROPRIETARY_595, OPEN_610, ""])
+def test_managed_memory_is_refused_on_every_driver(tmp_path: Path, driver: str) -> None:
+    why = unfit(REF, driver, root=proc(tmp_path, uvm=2))
+    assert why is not None
+    assert why.kind is Kind.MANAGED
+    assert "managed memory" in why.sentence
+    assert "cudaMalloc" in why.remedy
+
+
+@pytest.mark.parametrize("thread", ["pt_nccl_watchdg", "pt_nccl_heartbt"])
+def test_nccl_is_refused_where_the_driver_dies_of_it(tmp_path: Path, thread: str) -> None:
+    root = proc(tmp_path, threads=("python", "cuda-EvtHandlr", thread))
+    why = unfit(REF, PROPRIETARY_595, root=root)
+    assert why is not None
+    assert why.kind is Kind.NCCL
+    assert PROPRIETARY_595 in why.sentence
+    assert unfit(REF, OPEN_610, root=root) is not None, "nobody has told: the worst is assumed"
+    assert unfit(REF, PROPRIETARY_580, root=root) is None
+    assert unfit(REF, "", root=root) is None
+
+
+def test_what_a_library_tells_is_believed(tmp_path: Path) -> None:
+    root = proc(tmp_path)
+    why = unfit(REF, PROPRIETARY_580, told={"ipc", "pool"}, root=root)
+    assert why is not None
+    assert why.kind is Kind.SHARED
+    why = unfit(REF, PROPRIETARY_580, told={"managed"}, root=root)
+    assert why is not None
+    assert why.kind is Kind.MANAGED
+    assert unfit(REF, PROPRIETARY_580, told={"pool", "array"}, root=root) is None
+
+
+def test_a_mig_slice_is_refused(tmp_path: Path) -> None:
+    why = unfit(REF, PROPRIETARY_580, gpu_uuid="MIG-3a7f", root=proc(tmp_path))
+    assert why is not None
+    assert why.kind is Kind.MIG
+
+
+def test_a_real_program_is_looked_at() -> None:
+    """The names are where this code looks for them."""
+    renames = "open('/proc/self/task/%d/comm' % threading.get_native_id(), 'w').write('pt_nccl_x')"
+    code = f"import threading, sys; {renames}; print('named', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"named\n"
+        ref = processes.ref_of(child.pid)
+        assert ref is not None
+        why = unfit(ref, PROPRIETARY_595)
+        assert child.stdin is not None
+        child.stdin.close()
+    assert why is not None
+    assert why.kind is Kind.NCCL
+
+
+# --- what failed before --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [2, 801, 719, 700, 709, 720])
+def test_what_can_have_damaged_a_process_is_not_tried_again(number: int) -> None:
+    me = processes.ref_of(os.getpid())
+    assert me is not None
+    unmovable = Unmovable()
+    assert unmovable.why(me) is None
+    told = unmovable.refused(me, cuda_error("page-out", number))
+    assert told is not None
+    assert told == unmovable.why(me)
+    assert told.kind is Kind.FAILED
+    assert "estart it" in told.remedy
+    assert ("has failed before" in told.sentence) == (number in STICKY)
+    assert unmovable.why(ProcessRef(me.pid, me.start_ticks + 1)) is None, "another process"
+
+
+@pytest.mark.parametrize("number", [304, 401, 600, 800, 999])
+def test_what_may_be_different_the_next_time_is_tried_again(number: int) -> None:
+    unmovable = Unmovable()
+    assert unmovable.refused(REF, cuda_error("page-out", number)) is None
+    assert unmovable.why(REF) is None

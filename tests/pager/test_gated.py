@@ -1,0 +1,100 @@
+"""Programs whose library is only a gate: the driver moves them, and only while the gate is shut."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from contract import PagerContract, moved, refused, soon_ns
+from cuda_processes import wait_until
+from worlds import GatedWorld
+
+from kiwi_core.states import Reason, Residency
+from kiwi_core.units import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[GatedWorld]:
+    world = GatedWorld(tmp_path / "gpus")
+    yield world
+    world.close()
+
+
+class TestGated(PagerContract):
+    pass
+
+
+def test_a_suspended_one_is_held_by_its_gate_alone(world: GatedWorld) -> None:
+    session = world.start(4 * MIB)
+    moved(world.pager.suspend(session.target, soon_ns()))
+    assert world.state(session.pid) == "RUNNING", "the driver has nothing to do with it"
+    assert session.get("library.orders") == ["hold"]
+    assert world.pager.observe(session.target).residency is Residency.LOCKED
+    moved(world.pager.resume(session.target, soon_ns()))
+    assert session.get("library.orders") == ["hold", "free"]
+
+
+def test_the_gate_is_shut_before_the_driver_comes_and_opens_when_it_has_gone(
+    world: GatedWorld,
+) -> None:
+    session = world.start(4 * MIB)
+    before = session.digest()
+    world.hang("lock", session.pid)
+    world.pager.begin("page_out", session.target, soon_ns())
+    world.wait_hanging()
+    assert session.get("library.orders") == ["hold"]
+    assert session.get("library._held")
+    world.let_go()
+    moved(world.pager.finish())
+    world.hang("unlock", session.pid)
+    world.pager.begin("page_in", session.target, soon_ns())
+    world.wait_hanging()
+    assert session.get("library._held"), "it may not look through pointers yet"
+    world.let_go()
+    moved(world.pager.finish())
+    assert session.get("library.orders") == ["hold", "free"]
+    assert session.digest() == before
+
+
+def test_one_whose_gate_cannot_be_shut_is_not_touched(world: GatedWorld) -> None:
+    session = world.start(4 * MIB)
+    session.do("library.__enter__()")  # a thread inside the driver
+    refused(world.pager.page_out(session.target, soon_ns(1.0)), Reason.LOCK_TIMEOUT)
+    assert world.state(session.pid) == "RUNNING"
+    session.do("library.__exit__()")
+    moved(world.pager.page_out(session.target, soon_ns()))
+    moved(world.pager.page_in(session.target, soon_ns()))
+
+
+@pytest.mark.parametrize("operation", ["lock", "checkpoint"])
+def test_what_the_driver_refuses_opens_the_gate_again(world: GatedWorld, operation: str) -> None:
+    session = world.start(4 * MIB)
+    before = session.digest()
+    fault = "lock_timeout" if operation == "lock" else "checkpoint_fail"
+    world.faults.set(fault, pid=session.pid)
+    reason = Reason.LOCK_TIMEOUT if operation == "lock" else Reason.DRIVER
+    refused(world.pager.page_out(session.target, soon_ns(2.0)), reason)
+    assert session.get("library.orders") == ["hold", "free"]
+    assert session.digest() == before
+
+
+def test_a_library_that_comes_back_is_told_nothing_before_the_driver_has_let_go(
+    world: GatedWorld,
+) -> None:
+    """After a crash of the daemon: its first call to the driver might crash the program."""
+    session = world.start(4 * MIB)
+    before = session.digest()
+    moved(world.pager.page_out(session.target, soon_ns()))
+    welcomes = session.get("len(library.welcomes)")
+    session.do("library.drop()")
+    wait_until(lambda: session.get("len(library.welcomes)") > welcomes, "it is back")
+    assert world.pager.observe(session.target).residency is Residency.PAGED_OUT
+    moved(world.pager.suspend(session.target, soon_ns()))
+    assert session.get("library.orders") == ["hold"]
+    moved(world.pager.page_in(session.target, soon_ns()))
+    assert session.get("library.orders") == ["hold", "free"]
+    assert session.digest() == before
