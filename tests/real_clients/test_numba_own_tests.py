@@ -26,7 +26,7 @@ MODULES = """
     test_array_attr test_context_stack test_cuda_array_slicing test_cuda_auto_context
     test_cuda_devicerecord test_cuda_memory test_cuda_ndarray test_deallocations test_emm_plugins
     test_events test_host_alloc test_managed_alloc test_pinned test_profiler test_reset_device
-    test_select_device
+    test_select_device test_cuda_driver.TestCudaDriver.test_cuda_driver_basic
 """.split()
 """Those of numba.cuda.tests.cudadrv that need no kernel, but for single tests. Two are left out
 that start a dozen interpreters one after the other (test_init, test_detect)."""
@@ -34,13 +34,18 @@ that start a dozen interpreters one after the other (test_init, test_detect)."""
 MANY = 120
 """At least so many must pass: 147 do with numba-cuda 0.30.4."""
 
-NOT_HERE = {
-    "libnvrtc": "kernels are not compiled: their compiler is not installed beside numba-cuda",
-    "Call to cuMemAllocManaged results in CUDA_ERROR_NOT_SUPPORTED": "no managed memory",
-    "Call to cuProfilerStart results in CUDA_ERROR_NOT_SUPPORTED": "no profiler",
-    "No module named 'cupy'": "the test is of another package, too",
+REFUSED = {
+    "CUDA_ERROR_INVALID_IMAGE": "the code of a kernel",
+    "Call to cuMemAllocManaged results in CUDA_ERROR_NOT_SUPPORTED": "managed memory",
+    "Call to cuProfilerStart results in CUDA_ERROR_NOT_SUPPORTED": "the profiler",
 }
-"""What a failure may say, and what is missing then."""
+"""What a failure may say, and what the emulated driver refuses then."""
+
+NOT_INSTALLED = {
+    "libnvrtc": "the compiler of kernels, 450 MB",
+    "No module named 'cupy'": "another package",
+}
+"""What a failure may say, and what the environment lacks then."""
 
 SCRIPT = Path(__file__).with_name("numba_own_tests.py")
 
@@ -69,7 +74,9 @@ def _check(found: Any) -> None:
     unknown = {
         test: reason
         for test, reason in found["failed"].items()
-        if not any(words in reason for words in NOT_HERE)
+        if not any(words in reason for words in {**REFUSED, **NOT_INSTALLED})
     }
     assert not unknown
+    reasons = " ".join(found["failed"].values())
+    assert [words for words in REFUSED if words not in reasons] == [], "not refused any more"
     assert len(found["passed"]) >= MANY
