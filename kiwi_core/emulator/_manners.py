@@ -63,7 +63,7 @@ class Profile(NamedTuple):
     driver: str
     """As NVML gives it."""
     cuda_version: int
-    """As cuDriverGetVersion gives it."""
+    """As cuDriverGetVersion gives it; nobody has reported those of 595 and 610."""
 
     @property
     def bits(self) -> int:

@@ -433,7 +433,7 @@ def test_no_pager_is_no_failure(monkeypatch):
     monkeypatch.setattr(preload.preload, "library", none)
     finding = only(preload.check())
     assert (finding.level, finding.remedy) == (Level.WARN, "Install gcc.")
-    assert "checkpoint" in finding.text
+    assert "unguarded" in finding.text
 
 
 def test_a_library_for_another_machine(tmp_path):

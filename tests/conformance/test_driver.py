@@ -161,6 +161,7 @@ def test_what_a_pointer_is(worker):
     assert worker.get("int(ask(p + 9, 'RANGE_SIZE'))") == MIB
     assert worker.fails("ask(id(p), 'MEMORY_TYPE')") == "CUDA_ERROR_INVALID_VALUE"
     assert worker.get("[int(x) for x in ck(driver.cuMemGetAddressRange(p + 9))][0] == p")
+    assert worker.get("[int(x) for x in ck(driver.cuMemGetAddressRange(h + 9))] == [h, 4096]")
 
 
 def test_stream_ordered_memory(worker):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from gpu_cells import PRELUDE
 from patience import wait_until
 
-from kiwi_core import preload
+from kiwi_core import emulator, preload
 from kiwi_core.preload import ready
 
 if TYPE_CHECKING:
@@ -66,6 +68,13 @@ class Program:
     def hear(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
+
+    @property
+    def pid(self) -> int:
+        """Of the program itself, not of ``kiwi run``."""
+        of = self.process.pid
+        (pid,) = Path(f"/proc/{of}/task/{of}/children").read_text().split()
+        return int(pid)
 
     def say(self, word: str) -> None:
         assert self.process.stdin is not None
@@ -172,3 +181,44 @@ def test_a_notebook_and_its_children_are_guarded(
     assert session.guarded, session.unguarded_text
     assert "Unguarded" not in kernel.check("%kiwi status").text
     kernel.check("child.communicate('end\\n')")
+
+
+def test_a_kernel_that_had_loaded_the_driver_before_kiwi_is_unguarded_and_says_so(
+    make_daemon: Callable[..., Daemon], make_notebook: Callable[..., Notebook]
+) -> None:
+    daemon = make_daemon("1x256MiB")
+    kernel = make_notebook(daemon, "A").kernel
+    driver = str(emulator.build().libcuda)
+    kernel.check(f"%%kiwi cpu\nimport ctypes\nearly = ctypes.CDLL({driver!r}, ctypes.RTLD_GLOBAL)")
+    said = kernel.check(PRELUDE).stream("stderr")
+    said += kernel.check("memory = Memory(32, 1)").stream("stderr")
+    assert said.count("Restart this kernel") == 1, said
+
+    def unguarded() -> bool:
+        (session,) = daemon.status().sessions
+        return not session.guarded and "LD_PRELOAD" in session.unguarded_text
+
+    wait_until(unguarded, "the daemon sees it")
+    assert "Unguarded" in str(kernel.check("%kiwi status").outputs())
+    assert kernel.check("memory.intact()").result == "True"
+
+
+def test_a_program_that_is_stopped_while_it_runs_loses_its_turn_and_nothing_else(
+    make_daemon: Callable[..., Daemon], run: Callable[..., Program]
+) -> None:
+    daemon = make_daemon("1x256MiB", "--tq", "0.5")
+    first = run(daemon, "first", 150)
+    assert first.hear() == "has it"
+    os.kill(first.pid, signal.SIGSTOP)
+    second = run(daemon, "second", 150)
+    assert second.hear() == "has it", "the stopped one does not keep the GPU"
+    wait_until(lambda: first.session and first.session.stopped, "the status says so")
+    for _ in range(5):
+        second.say("look")
+        assert second.hear() == "right"
+    os.kill(first.pid, signal.SIGCONT)
+    wait_until(lambda: first.session and not first.session.stopped, "it goes on")
+    assert second.end() == 0
+    first.say("look")
+    assert first.hear() == "right"
+    assert first.end() == 0

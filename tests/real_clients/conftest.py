@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,11 +53,12 @@ def stack(private_tmp: Path) -> Iterator[ExitStack]:
 
 
 @pytest.fixture
-def emulated_gpu(tmp_path: Path, libraries: emulator.Libraries) -> dict[str, str]:
+def emulated_gpu(private_tmp: Path, libraries: emulator.Libraries) -> Iterator[dict[str, str]]:
     """The environment of a program that has an emulated GPU of 512 MiB to itself, without Kiwi."""
-    state = tmp_path / "gpu"
-    emulator.create_state(state, emulator.parse_gpus("1x512MiB"))
-    return {**os.environ, **emulator.environment(state, libraries)}
+    with tempfile.TemporaryDirectory() as directory:
+        state = Path(directory) / "gpu"
+        emulator.create_state(state, emulator.parse_gpus("1x512MiB"))
+        yield {**os.environ, **emulator.environment(state, libraries)}
 
 
 @pytest.fixture(params=BOTH, ids=str)

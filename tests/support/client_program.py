@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from patience import die_with_the_test
 
 if TYPE_CHECKING:
@@ -22,9 +23,9 @@ ENDS_WITHIN_S = 60.0
 class ClientProgram:
     def __init__(self, daemon: Daemon, name: str, command: list[str]) -> None:
         self.daemon, self.name = daemon, name
+        run = [sys.executable, "-m", "kiwi_core.cli", "run", "--require", "--name", name, "--"]
         self._run = subprocess.Popen(
-            [sys.executable, "-m", "kiwi_core.cli", "run", "--require", "--name", name, "--"]
-            + command,
+            [*run, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -37,8 +38,13 @@ class ClientProgram:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Kill the program, too: where a test has failed it may be held in a driver call."""
         with self._run:
-            self._run.kill()
+            family = (
+                [] if self._run.poll() is not None else psutil.Process(self._run.pid).children()
+            )
+            for process in (*family, self._run):
+                process.kill()
 
     def introduction(self) -> Any:
         """The first line of its output, which says its pid."""

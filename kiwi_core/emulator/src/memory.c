@@ -304,13 +304,19 @@ static CUresult info(size_t *free_bytes, size_t *total_bytes) {
 }
 KE_API CUresult cuMemGetInfo_v2(size_t *free, size_t *total) { KE_CALL(info(free, total)); }
 
+/* Pinned host memory is found, too: a device sees it at the same address. */
 static CUresult address_range(CUdeviceptr *base, size_t *size, CUdeviceptr addr) {
+    void *start = NULL;
+    size_t bytes = 0;
     ke_mu_lock();
     struct ke_map *m = ke_map_at(addr);
-    if (m && base) *base = m->addr;
-    if (m && size) *size = m->asked ? m->asked : m->size;
+    bool found = m || ke_host_range((void *)(uintptr_t)addr, &start, &bytes);
+    if (m) start = (void *)(uintptr_t)m->addr, bytes = m->asked ? m->asked : m->size;
     ke_mu_unlock();
-    return m ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+    if (!found) return CUDA_ERROR_NOT_FOUND;
+    if (base) *base = (CUdeviceptr)(uintptr_t)start;
+    if (size) *size = bytes;
+    return CUDA_SUCCESS;
 }
 KE_API CUresult cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr) {
     KE_CALL(address_range(pbase, psize, dptr));

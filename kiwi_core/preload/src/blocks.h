@@ -66,7 +66,7 @@ struct kp_ctx { /* a context that owns memory, or did work we must wait for */
     bool primary, going; /* going: it is being destroyed */
     bool owns;           /* memory was allocated in it; else only its work is waited for */
     unsigned users;      /* threads of ours that need it alive */
-    CUstream stream;     /* the pager's; made on first use */
+    CUstream stream;     /* the pager's; see kp_ctx_prepare */
     bool hash_tried;     /* the arena's thread only */
     struct kp_hasher *hasher; /* hash.c; NULL: no hashes in this context */
     struct kp_block *partial[KP_CLASSES];
@@ -114,6 +114,7 @@ struct kp_ctx *kp_ctx_hold_any(void); /* NULL: there is none */
 size_t kp_ctx_hold_all(struct kp_ctx ***list, bool owners);
 CUresult kp_ctx_push(struct kp_ctx *c);        /* current, and in relaxed capture mode */
 void kp_ctx_pop(struct kp_ctx *c);
+CUresult kp_ctx_prepare(struct kp_ctx *c); /* held: what a way out needs of the GPU */
 CUresult kp_ctx_synchronize(struct kp_ctx *c);
 
 /* ---- physical.c ---- */

@@ -86,7 +86,23 @@ size_t kp_ctx_hold_all(struct kp_ctx ***list, bool owners) {
 
 void kp_own_context_seen(CUcontext handle, CUdevice device) {
     struct kp_ctx *c = kp_forked ? NULL : kp_ctx_of(handle, device);
-    if (c) kp_ctx_let_go(c);
+    if (!c) return;
+    if (kp_owning()) kp_ctx_prepare(c);
+    kp_ctx_let_go(c);
+}
+
+/* A stream takes GPU memory, and a way out may begin when there is none left. */
+CUresult kp_ctx_prepare(struct kp_ctx *c) {
+    CUstream fresh = NULL, none = NULL;
+    if (__atomic_load_n(&c->stream, __ATOMIC_ACQUIRE)) return CUDA_SUCCESS;
+    CUresult rc = kp_ctx_push(c);
+    if (rc != CUDA_SUCCESS) return rc;
+    rc = kp_real.cuStreamCreate(&fresh, CU_STREAM_NON_BLOCKING);
+    if (rc == CUDA_SUCCESS &&
+        !__atomic_compare_exchange_n(&c->stream, &none, fresh, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        kp_real.cuStreamDestroy_v2(fresh); /* another thread was faster */
+    kp_ctx_pop(c);
+    return rc;
 }
 
 struct kp_ctx *kp_ctx_hold_any(void) {

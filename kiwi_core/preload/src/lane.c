@@ -13,10 +13,9 @@
 
 CUresult kp_lane_open(struct kp_lane *lane, struct kp_ctx *ctx) {
     *lane = (struct kp_lane){.ctx = ctx};
-    CUresult rc = kp_ctx_push(ctx);
+    CUresult rc = kp_ctx_prepare(ctx);
+    if (rc == CUDA_SUCCESS) rc = kp_ctx_push(ctx);
     if (rc != CUDA_SUCCESS) return rc;
-    if (!ctx->stream) rc = kp_real.cuStreamCreate(&ctx->stream, CU_STREAM_NON_BLOCKING);
-    if (rc != CUDA_SUCCESS) ctx->stream = NULL;
     for (int i = 0; i < KP_LANE_DEPTH && rc == CUDA_SUCCESS; i++)
         rc = kp_real.cuEventCreate(&lane->events[i], CU_EVENT_DISABLE_TIMING);
     if (rc != CUDA_SUCCESS) kp_lane_close(lane);

@@ -98,8 +98,10 @@ static CUresult send_changed(struct kp_pass *p, struct kp_lane *lane, struct kp_
 static CUresult send_new(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
     struct kp_chunk *c = f.chunk;
     if (c->where != KP_IN || c->kept || enough(p)) return CUDA_SUCCESS;
-    if (!c->copy.count && !kp_arena_take(&c->copy, c->bytes))
-        return CUDA_ERROR_OUT_OF_MEMORY; /* of the host: nothing on this way asks the GPU for any */
+    if (!c->copy.count && !kp_arena_take(&c->copy, c->bytes)) {
+        p->host_full = true;
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     kp_keep_hash(lane->ctx, f, &p->next_leaf);
     return send_out(p, lane, f);
 }
@@ -160,7 +162,7 @@ void kp_move_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *o) {
     }
     for (size_t i = 0; i < p.context_count && rc == CUDA_SUCCESS; i++) rc = context_out(&p, p.contexts[i]);
     if (rc != CUDA_SUCCESS) {
-        bool host = rc == CUDA_ERROR_OUT_OF_MEMORY;
+        bool host = p.host_full;
         kp_pass_refuse(o, host ? "no-host-memory" : "driver",
                host                         ? "system memory ran out on the way"
                : rc == CUDA_ERROR_NOT_READY ? "the time limit was over before everything was copied"

@@ -19,6 +19,7 @@ struct kp_pass {
     uint64_t want, chosen; /* no more chunks than make up `want`, of those `chosen` so far */
     bool keep; /* the machine can spare the memory of host copies that are not needed */
     size_t next_leaf;
+    bool host_full; /* system memory ran out, not the GPU's */
 };
 
 bool kp_pass_begin(struct kp_pass *p, int64_t until_ns, struct kp_outcome *o); /* false: no memory */

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from pager_daemon import eventually
 
+from kiwi_core import emulator
+
 if TYPE_CHECKING:
     from conftest import Stage
     from cuda_processes import Worker
@@ -53,6 +55,12 @@ class Controller:
 
     def give_back(self, pid: int) -> None:
         self._worker.do(f"it = checkpoint_of({pid}); it.restore(); it.unlock()")
+
+
+@pytest.fixture(autouse=True)
+def _without_mercy(stage: Stage) -> None:
+    """A thread that synchronises or asks while the driver has its process dies of it."""
+    emulator.set_driver(stage.state, "worst")
 
 
 @pytest.fixture
@@ -120,6 +128,21 @@ def test_hold_once_more_is_nothing_new(stage: Stage, controller: Controller) -> 
     controller.give_back(program.pid)
     assert peer.do("free")["outcome"] == "moved"
     assert program.get("digest(p, 4 * MIB) == d")
+
+
+def test_an_order_to_hold_what_the_driver_has_is_refused_and_crashes_nothing(
+    stage: Stage, controller: Controller
+) -> None:
+    """No daemon should say so: the process was taken while the gate was open."""
+    program = stage.program(SETUP, **GATE_ONLY)
+    controller.take(program.pid)
+    peer = stage.daemon.peer()
+    done = peer.do("hold", within_s=0.5)
+    assert (done["outcome"], done["reason"]) == ("refused", "lock-timeout")
+    controller.give_back(program.pid)
+    assert program.get("digest(p, 4 * MIB) == d")
+    assert peer.do("hold")["outcome"] == "moved"
+    peer.do("free")
 
 
 def test_nothing_of_the_library_needs_the_driver_meanwhile(

@@ -54,6 +54,23 @@ def test_a_way_out_that_fails_spoils_no_kept_copy(program, kind):
     assert p.get("moved()['differed']") == 0
 
 
+def test_a_way_out_of_a_full_gpu(program, world):
+    """Not a byte is left for what copying needs there."""
+    emulator.set_manner(world.state, "streams_cost")
+    p = program()
+    p.do(HELD)
+    p.do(
+        "streams = []\n"
+        "def more(): streams.append(ck(driver.cuStreamCreate(1)))\n"
+        "for take in (lambda: alloc(2 * MIB), more):\n"
+        "    try:\n"
+        "        for _ in range(1000): take()\n"
+        "    except CudaError as error: last = str(error)\n"
+    )
+    assert p.get("last, len(streams) < 1000") == ["CUDA_ERROR_OUT_OF_MEMORY", True]
+    p.do("swap(); same(*held)")
+
+
 def test_host_memory_that_runs_out_on_the_way(program):
     p = program()
     p.do(HELD)
