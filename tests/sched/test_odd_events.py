@@ -29,10 +29,21 @@ def test_nobody_is_ignored_and_counted():
     world = World()
     nobodys = (
         "joins; x dies; x dies; x asks 1; x ends 1; x withdraws 1; x lingers 1; x detaches; "
-        "x releases; #7 out 1 1s; #7 held; #7 resumed; #7 in 1 1s; #7 overdue"
+        "x releases; #7 out 1 1s; #7 held; #7 resumed; #7 in 1 1s; #7 overdue; "
+        "x unguarded; x stops stopped by Ctrl-Z; x continues; memory busy=x"
     )
     assert world.do(0, f"x {nobodys}") == []
-    assert ignored(world) == 12
+    assert ignored(world) == 15
+
+
+def test_what_is_told_twice_about_gates_and_stops_changes_nothing():
+    world = busy_world()
+    world.do(4, "a guarded; b continues")
+    world.do(5, "b stops stopped by Ctrl-Z; b stops held by a debugger; a unguarded; a unguarded")
+    view = world.scheduler.view(world.now_ns)
+    assert view.session("b").stopped == "held by a debugger"
+    assert not view.session("a").guarded
+    assert view.session("a").time_left_ns is None, "no quantum ends its turn"
 
 
 def test_an_outcome_of_the_wrong_kind_is_dropped():
