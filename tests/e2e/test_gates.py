@@ -95,7 +95,7 @@ class Executed:
         done = finish(self.process)
         assert done.code == 0, done.err
         last = json.loads(self.result.read_text())["cells"][-1]
-        return "".join(last["outputs"][0]["text"])
+        return "".join(itertools.chain(*(output.get("text", "") for output in last["outputs"])))
 
     def close(self) -> None:
         with self.process:
@@ -184,8 +184,10 @@ def _until_suspended(
 
 
 def _nobody_waits_for_more_than_a_turn(daemon: Daemon) -> None:
-    """Who was stopped has the GPU again before the other one is stopped a second time. (Not counted
-    are the first stops and the last ones: one of the two is not in its loop then.)"""
-    stopped = [session for session, _ in ledger.read(daemon.journal()).stopped]
-    runs = [len(list(same)) for _, same in itertools.groupby(stopped)]
-    assert set(runs[1:-1]) == {1}, stopped
+    """While one waits, the other one gets the GPU once at most. Counted in turns: the clock of a
+    busy machine proves nothing."""
+    read = ledger.read(daemon.journal())
+    turns = [
+        sum(wait.from_ns <= hold.from_ns < wait.to_ns for hold in read.holds) for wait in read.waits
+    ]
+    assert max(turns) <= 1, turns
