@@ -40,7 +40,7 @@ KILLED = ("kernel", "child", "daemon", "supervisor", "mover", "server")
 LEAST_MOVERS = 2
 """A daemon has so many at any time."""
 
-LOOKS = 5
+LONG_S = 0.1
 CUT_SHORT = "a mover ended in mid-call"
 """The daemon's log says so."""
 
@@ -61,6 +61,7 @@ class Stage:
         self._seed = 0
         self.child_pid = 0
         self._same_daemon = 0
+        self._ready_movers: set[psutil.Process] = set()
         try:
             self._build(pager)
         except BaseException:
@@ -153,6 +154,7 @@ class Stage:
 
     def reach(self, state: str) -> None:
         """Afterwards A is in ``state`` and, but for a quantum of a minute, stays in it."""
+        wait_until(self._movers_are_ready, "the daemon has movers", AGAIN_WITHIN_S)
         getattr(self, "_reach_" + state.replace("-", "_"))()
         self.daemon.wait_state(self.a.pid, state)
         self.daemon.set(tq_s=60)
@@ -241,12 +243,24 @@ class Stage:
         assert CUT_SHORT in self.daemon.log()[logged:], "its call had ended before"
 
     def _busy_mover(self) -> psutil.Process | None:
-        """A mover that makes the same call for a while: questions take a millisecond."""
-        busy = set(filter(makes_a_call, self.daemon.movers()))
-        for _ in range(LOOKS):
-            time.sleep(0.02)
-            busy = set(filter(makes_a_call, busy))
-        return min(busy, key=lambda mover: mover.pid, default=None)
+        """A mover that has been in one call for a while: questions take a millisecond."""
+        before = {mover: mover.num_ctx_switches().voluntary for mover in self._busy_movers()}
+        time.sleep(LONG_S)
+        for mover in self._busy_movers():
+            if mover.num_ctx_switches().voluntary == before.get(mover):
+                return mover
+        return None
+
+    def _busy_movers(self) -> list[psutil.Process]:
+        """Not those that are just being started."""
+        return [mover for mover in self._ready_movers if makes_a_call(mover)]
+
+    def _movers_are_ready(self) -> bool:
+        self._ready_movers = self._idle_movers()
+        return len(self._ready_movers) >= LEAST_MOVERS
+
+    def _idle_movers(self) -> set[psutil.Process]:
+        return {mover for mover in self.daemon.movers() if not makes_a_call(mover)}
 
     def _lose(self, movers: list[psutil.Process]) -> None:
         assert movers, "the daemon has no movers"
@@ -255,7 +269,7 @@ class Stage:
             mover.kill()
         self.daemon.gpu.copy_at(0)
         wait_until(
-            lambda: len(set(self.daemon.movers()) - set(movers)) >= LEAST_MOVERS,
+            lambda: len(self._idle_movers() - set(movers)) >= LEAST_MOVERS,
             "the daemon starts other movers", AGAIN_WITHIN_S,
         )  # fmt: skip
 
@@ -315,7 +329,7 @@ class Stage:
 
     def described(self) -> str:
         """For the report of a failure."""
-        parts = [self.daemon.log()[-6000:], str(self.daemon.status_or_none()), self._told()]
+        parts = [self.daemon.log()[-20000:], str(self.daemon.status_or_none()), self._told()]
         for kernel in (self.a, self.b):
             alive = psutil.pid_exists(kernel.pid)
             parts.append(f"{kernel.pid} {'lives' if alive else 'is dead'}: {kernel.log()[-1500:]}")
