@@ -8,8 +8,8 @@ The driver finishes what it had begun, and another worker can ask how that came 
 
 from __future__ import annotations
 
-from kiwi_core.movers.errors import Busy, Hung
+from kiwi_core.movers.errors import MOVER_DIED, Busy, Hung
 from kiwi_core.movers.pool import Movers
 from kiwi_core.movers.remote import RemoteDriver, RemoteGpu
 
-__all__ = ["Busy", "Hung", "Movers", "RemoteDriver", "RemoteGpu"]
+__all__ = ["MOVER_DIED", "Busy", "Hung", "Movers", "RemoteDriver", "RemoteGpu"]

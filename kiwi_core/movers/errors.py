@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kiwi_core.errors import GpuError
+
+MOVER_DIED: Final = "mover-died"
+"""The code of a ``Hung`` whose worker died, although the time limit had not passed."""
 
 
 class Hung(GpuError):  # noqa: N818 - the word for what happened
@@ -23,7 +28,7 @@ def hung(what: str, within_s: float) -> Hung:
 
 
 def died(what: str) -> Hung:
-    return Hung("mover-died", f"The process that asked the driver ended in mid-call ({what}).")
+    return Hung(MOVER_DIED, f"The process that asked the driver ended in mid-call ({what}).")
 
 
 def busy(what: str, within_s: float) -> Busy:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Final
 
@@ -142,6 +142,13 @@ class Holding:
             return await self._driver.checkpoint_state(ref.pid)
         except GpuError:
             return None
+
+    def own_pids(self, members: Iterable[Member]) -> set[int]:
+        """Return the pids of the session, with those that this operation leaves to libraries: what
+        they have in the GPU is nobody else's."""
+        whole = replace(self._target, without=frozenset())
+        refs = self._parts.survey.refs(whole)
+        return {ref.pid for ref in refs} | {member.ref.pid for member in members}
 
     def root_alive(self) -> bool:
         return processes.alive(self._target.root)

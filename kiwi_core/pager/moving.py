@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.gpu.results import OPERATING_SYSTEM, OUT_OF_MEMORY
+from kiwi_core.movers import MOVER_DIED, Hung
 from kiwi_core.pager.api import Refused
 from kiwi_core.pager.holding import lost
 from kiwi_core.pager.ports import Stop, may_control, refusal
@@ -47,12 +48,23 @@ class Moving:
         context yet, or another PID namespace): then what the GPU gains is its footprint."""
         free_before_bytes = await self._parts.gpu.free_bytes() if size_bytes is None else 0
         try:
-            await self._driver.checkpoint(ref.pid, self._left_s())
+            await self._checkpoint(ref)
         except GpuError as error:
             await self._check_out(ref, error)
         if size_bytes is None:
             gained_bytes = await self._free_scrubbed_bytes() - free_before_bytes
             self._parts.footprints.put({ref: max(0, gained_bytes)})
+
+    async def _checkpoint(self, ref: ProcessRef) -> None:
+        """Ask again where the worker died: the driver may still be at the first call, though it
+        says "locked" (before 13.4), and answers the second call when the first is over."""
+        try:
+            await self._driver.checkpoint(ref.pid, self._left_s())
+        except Hung as error:
+            state = await self._hold.state_after(ref, error)
+            if error.code != MOVER_DIED or state is not CheckpointState.LOCKED:
+                raise
+            await self._driver.checkpoint(ref.pid, self._left_s())
 
     async def _check_out(self, ref: ProcessRef, error: GpuError) -> None:
         state = await self._hold.state_after(ref, error)
@@ -83,7 +95,7 @@ class Moving:
         sizes = [self._parts.footprints.get(ref) for ref in out]
         known = [size for size in sizes if size is not None]
         need_bytes = sum(known) if len(known) == len(sizes) else None
-        reservation = Reservation(need_bytes, [m.ref.pid for m in members])
+        reservation = Reservation(need_bytes, self._hold.own_pids(members))
         back: list[ProcessRef] = []
         with self._parts.room.reserved(reservation):
             try:
@@ -103,7 +115,7 @@ class Moving:
     async def bring_back_alone(self, ref: ProcessRef, members: list[Member]) -> None:
         """One process of a session that is over, without asking whether the root still lives."""
         size_bytes = self._parts.footprints.get(ref)
-        reservation = Reservation(size_bytes, [m.ref.pid for m in members])
+        reservation = Reservation(size_bytes, self._hold.own_pids(members))
         with self._parts.room.reserved(reservation):
             await self._wait_for_room(reservation, lambda: None)
             await self._driver.restore(ref.pid, self._left_s())
@@ -118,6 +130,9 @@ class Moving:
         await self._wait_for_room(reservation, self._hold.still_wanted)
         free_bytes = await self._parts.gpu.free_bytes()
         error = await self._try_restore(ref, free_bytes)
+        if error is not None and error.code == MOVER_DIED:
+            # As for a checkpoint: the driver may still be at it, and says "checkpointed".
+            error = await self._try_restore(ref, free_bytes)
         if error is not None and error.driver_code == OUT_OF_MEMORY:
             # Somebody was quicker. Drivers known today keep what they have taken, and never restore
             # after this (#44); they say so when they are asked once more.

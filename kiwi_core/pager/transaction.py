@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu.driver import CheckpointState
+from kiwi_core.movers import Hung
 from kiwi_core.pager.api import Lost, Moved, Refused
 from kiwi_core.pager.holding import Holding, in_state, lost
 from kiwi_core.pager.moving import Moving
@@ -178,7 +179,9 @@ class Transaction:
         unlocked by ``all_held`` if this operation locked them."""
         try:
             await self._move.bring_back(done, members)
-            self._parts.footprints.drop(locked)
+            # After a call that was given up one may yet go out: its footprint will be needed.
+            if not isinstance(stop.__cause__, Hung):
+                self._parts.footprints.drop(locked)
         except (Stop, GpuError) as error:
             stop.keep_held = True
             stop.add(f"A part of it stays in system RAM until it can be paged in: {error}")

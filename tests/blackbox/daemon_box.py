@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 KIWI = Path(sys.executable).with_name("kiwi")
 """The installed command."""
 
+MOVER = "kiwi_core.movers"
+"""The argument that names a mover: a worker process that calls the driver for a daemon."""
+
 READY_WITHIN_S = 120.0
 """The emulated driver may have to be compiled first."""
 
@@ -90,9 +93,10 @@ class DaemonBox:
         """Of the daemon process of the GPU: the child of ``kiwi daemon``."""
         return int(self.status()["daemon_pid"])
 
-    def helpers(self) -> list[psutil.Process]:
-        """Processes that work for it."""
-        return psutil.Process(self.pid()).children(recursive=True)
+    def movers(self) -> list[psutil.Process]:
+        """Return its workers that call the driver, by pid."""
+        family = psutil.Process(self.pid()).children(recursive=True)
+        return sorted((one for one in family if _is_mover(one)), key=lambda one: one.pid)
 
     def leave(self) -> int:
         """SIGTERM, as systemd does; the exit status."""
@@ -205,6 +209,25 @@ class DaemonBox:
         if self._talker is not None:
             self._talker.close()
             self._talker = None
+
+
+def _is_mover(process: psutil.Process) -> bool:
+    try:
+        return MOVER in process.cmdline()
+    except psutil.Error:  # it has ended
+        return False
+
+
+def makes_a_call(mover: psutil.Process) -> bool:
+    """Return whether it does anything but wait for its standard input, on which it is asked.
+
+    A mover that was just started counts, too: it initialises the driver."""
+    try:
+        # "running", or the number of the system call and its arguments.
+        doing = Path(f"/proc/{mover.pid}/syscall").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return doing[1:2] != ["0x0"]
 
 
 @contextmanager

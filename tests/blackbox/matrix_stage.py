@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import family_cells
 import psutil
-from daemon_box import DaemonBox, running_daemon
+from daemon_box import DaemonBox, makes_a_call, running_daemon
 from kernels import running_kernel
 from lab import running_lab
 from patience import wait_until
@@ -37,6 +37,13 @@ STATES = ("waiting", "running", "suspended", "paged-out", "paging-out", "paging-
 
 KILLED = ("kernel", "child", "daemon", "supervisor", "mover", "server")
 
+LEAST_MOVERS = 2
+"""A daemon has so many at any time."""
+
+LONG_S = 0.1
+CUT_SHORT = "a mover ended in mid-call"
+"""The daemon's log says so."""
+
 AGAIN_WITHIN_S = 60.0
 """For whoever lives to use the GPU again. A kernel takes some seconds to start on a busy machine;
 nothing of Kiwi that would help by accident comes before (a quantum here is a minute, a notebook
@@ -53,6 +60,8 @@ class Stage:
         self._working: dict[Kernel, Cell] = {}
         self._seed = 0
         self.child_pid = 0
+        self._same_daemon = 0
+        self._ready_movers: set[psutil.Process] = set()
         try:
             self._build(pager)
         except BaseException:
@@ -145,6 +154,7 @@ class Stage:
 
     def reach(self, state: str) -> None:
         """Afterwards A is in ``state`` and, but for a quantum of a minute, stays in it."""
+        wait_until(self._movers_are_ready, "the daemon has movers", AGAIN_WITHIN_S)
         getattr(self, "_reach_" + state.replace("-", "_"))()
         self.daemon.wait_state(self.a.pid, state)
         self.daemon.set(tq_s=60)
@@ -196,7 +206,7 @@ class Stage:
     def kill(self, who: str) -> None:
         """SIGKILL to ``who``, and what its surroundings do about it: systemd starts ``kiwi daemon``
         again, a user starts the server again."""
-        getattr(self, f"_kill_{who}")()
+        getattr(self, "_kill_" + who.replace("-", "_"))()
 
     def _kill_kernel(self) -> None:
         self._forget_a()
@@ -223,14 +233,45 @@ class Stage:
         self.daemon.start()
 
     def _kill_mover(self) -> None:
-        """All processes that move memory for the daemon; where there is none, itself."""
-        movers = self.daemon.helpers()
-        if not movers:
-            self._kill_daemon()
-            return
+        """Kill all of them. The daemon goes on, and starts others."""
+        self._lose(self.daemon.movers())
+
+    def _kill_busy_mover(self) -> None:
+        """Kill the one that moves memory, in the middle of its call."""
+        logged = len(self.daemon.log())
+        self._lose([wait_until(self._busy_mover, "a mover makes a long call")])
+        assert CUT_SHORT in self.daemon.log()[logged:], "its call had ended before"
+
+    def _busy_mover(self) -> psutil.Process | None:
+        """A mover that has been in one call for a while: questions take a millisecond."""
+        before = {mover: mover.num_ctx_switches().voluntary for mover in self._busy_movers()}
+        time.sleep(LONG_S)
+        for mover in self._busy_movers():
+            if mover.num_ctx_switches().voluntary == before.get(mover):
+                return mover
+        return None
+
+    def _busy_movers(self) -> list[psutil.Process]:
+        """Not those that are just being started."""
+        return [mover for mover in self._ready_movers if makes_a_call(mover)]
+
+    def _movers_are_ready(self) -> bool:
+        self._ready_movers = self._idle_movers()
+        return len(self._ready_movers) >= LEAST_MOVERS
+
+    def _idle_movers(self) -> set[psutil.Process]:
+        return {mover for mover in self.daemon.movers() if not makes_a_call(mover)}
+
+    def _lose(self, movers: list[psutil.Process]) -> None:
+        assert movers, "the daemon has no movers"
+        self._same_daemon = self.daemon.pid()
         for mover in movers:
             mover.kill()
         self.daemon.gpu.copy_at(0)
+        wait_until(
+            lambda: len(self._idle_movers() - set(movers)) >= LEAST_MOVERS,
+            "the daemon starts other movers", AGAIN_WITHIN_S,
+        )  # fmt: skip
 
     def _kill_server(self) -> None:
         """With it go its kernels: a second later each sees that its parent is gone."""
@@ -265,6 +306,8 @@ class Stage:
         self._use(self.a, "INTACT INTACT" if self.child_pid else "INTACT")
         self._use(self.b, "INTACT")
         wait_until(self._only_the_living_hold, f"only they use the GPU: {self._told()}")
+        if who in ("mover", "busy-mover"):
+            assert self.daemon.pid() == self._same_daemon, "the daemon ended with its movers"
 
     def _use(self, kernel: Kernel, intact: str) -> None:
         assert kernel.check(family_cells.STEP).text == "stepped\n"
@@ -286,7 +329,7 @@ class Stage:
 
     def described(self) -> str:
         """For the report of a failure."""
-        parts = [self.daemon.log()[-6000:], str(self.daemon.status_or_none()), self._told()]
+        parts = [self.daemon.log()[-20000:], str(self.daemon.status_or_none()), self._told()]
         for kernel in (self.a, self.b):
             alive = psutil.pid_exists(kernel.pid)
             parts.append(f"{kernel.pid} {'lives' if alive else 'is dead'}: {kernel.log()[-1500:]}")

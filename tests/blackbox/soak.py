@@ -3,9 +3,10 @@
     python tests/blackbox/soak.py --hours 24 [--seed 7]
 
 Two emulated GPUs. On each live two notebooks (one with each pager) and programs under ``kiwi run``.
-The daemon of GPU 0 is killed each minute; that of GPU 1 lives from the beginning to the end, and
-must not grow. Whatever a program reads back must be what it wrote. At the end the GPUs are empty
-and nothing is left. The seed decides who does what in which order, not when.
+The daemon of GPU 0 is killed each minute; that of GPU 1 lives from the beginning to the end, loses
+one of its movers four times a minute, and must not grow. Whatever a program reads back must be what
+it wrote. At the end the GPUs are empty and nothing is left. The seed decides who does what in which
+order, not when.
 """
 
 from __future__ import annotations
@@ -238,6 +239,22 @@ class Killer:
             self._run.counts["killed daemons"] += 1
 
 
+class MoverKiller:
+    """Kills one of the movers of GPU 1 again and again; its daemon lives on."""
+
+    def __init__(self, run: Run, box: DaemonBox) -> None:
+        self._run, self._box = run, box
+        self._chance = random.Random(f"{run.plan.seed} movers")
+
+    def __call__(self) -> None:
+        while not self._run.over:
+            self._run.rest(self._run.plan.kill_every_s / 4)
+            movers = self._box.movers()
+            if movers and not self._run.over:
+                self._chance.choice(movers).kill()
+                self._run.counts["killed movers"] += 1
+
+
 @dataclass(frozen=True)
 class Size:
     """What a process takes of the machine."""
@@ -322,7 +339,9 @@ def soak(plan: Plan) -> list[str]:
         watch = Watch(steady)
         preloaded = box.gpu.pager_environment()
         run = Run(plan)
-        threads = [*actors(run, box, preloaded), run.start("killer", Killer(run, box))]
+        killers = {"killer": Killer(run, box), "mover killer": MoverKiller(run, steady)}
+        threads = actors(run, box, preloaded)
+        threads += [run.start(name, kill) for name, kill in killers.items()]
         watch_over(run, watch)
         for thread in threads:
             thread.join(2 * CELL_WITHIN_S)

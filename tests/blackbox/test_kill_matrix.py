@@ -1,10 +1,10 @@
 """Anybody may be killed, in any state, with either pager: who lives loses nothing.
 
-A mover is a helper process of the daemon. A daemon has none today, so these twelve
-cases kill the daemon that moves the memory itself.
+A mover is a worker process that calls the driver for the daemon. All of them are killed at once.
+While memory moves by the driver, there is also a case that kills only the one that makes the call.
 
 CI runs each killed process in each state once, the pagers in turn (36 cases); ``make blackbox``
-runs all 72.
+runs all 72, and the two of the busy mover.
 """
 
 from __future__ import annotations
@@ -83,6 +83,11 @@ class TestCheckpoint:
     @cases(first=0)
     def test_who_lives_loses_nothing(self, arena: Arena, state: str, who: str) -> None:
         arena.play(state, who)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("state", ["paging-out", "paging-in"])
+    def test_a_call_that_is_cut_short_loses_nothing(self, arena: Arena, state: str) -> None:
+        arena.play(state, "busy-mover")
 
 
 @pytest.mark.timeout(240)

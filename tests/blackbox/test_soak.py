@@ -23,7 +23,7 @@ def test_a_short_soak() -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "soak: passed" in done.stdout
     *_, last = re.findall(r"^soak: \d+ s: (.*)$", done.stdout, re.MULTILINE)
-    for what in ("bursts", "killed daemons"):
+    for what in ("bursts", "killed daemons", "killed movers"):
         assert re.search(rf"[1-9]\d* {what}", last), done.stdout
 
 

@@ -20,6 +20,7 @@ from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.gpu.nvml import UtilisationSample
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.gpu.results import cuda_error
+from kiwi_core.movers.errors import died, hung
 from kiwi_core.pager import moving, ports
 from kiwi_core.pager.api import Lost, Target
 from kiwi_core.pager.checkpoint import CheckpointPager
@@ -514,6 +515,60 @@ def test_a_mixture_that_a_crash_left(machine: Machine, pager: CheckpointPager) -
     pager.import_footprints({ProcessRef(1, 0): 10 * MIB})
     assert moved(pager.page_out(TARGET, soon_ns())).bytes_moved == 30 * MIB
     assert machine.states == {1: OUT, 2: OUT}
+
+
+# --- calls that were given up --------------------------------------------------------------------
+
+
+def given_up(error: GpuError) -> Callable[[], int]:
+    """A call of which nobody knows how it came out; the driver does not show that it is at it."""
+
+    def act() -> int:
+        raise error
+
+    return act
+
+
+DIED, HANGS = died("a call"), hung("a call", 1.0)
+
+
+def test_a_checkpoint_that_was_cut_short_is_asked_for_again(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    """The second call is answered when the first is over."""
+    machine.faults["checkpoint", 1] = [given_up(DIED), machine.does(1, OUT, 401)]
+    assert moved(pager.page_out(TARGET, soon_ns())).bytes_moved == 30 * MIB
+    assert moved(pager.page_in(TARGET, soon_ns())).bytes_moved == 30 * MIB
+
+
+def test_a_restore_that_was_cut_short_is_asked_for_again(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    out(machine, pager)
+    machine.faults["restore", 1] = [given_up(DIED), machine.does(1, LOCKED, 401)]
+    assert moved(pager.page_in(TARGET, soon_ns())).bytes_moved == 30 * MIB
+    assert machine.states == {1: RUNNING, 2: RUNNING}
+
+
+@pytest.mark.parametrize("error", [DIED, HANGS])
+def test_what_goes_out_after_its_call_was_given_up_comes_back_beside_others(
+    machine: Machine, pager: CheckpointPager, error: GpuError
+) -> None:
+    machine.faults["checkpoint", 1] = [given_up(error), given_up(error)]
+    refused(pager.page_out(TARGET, soon_ns()), Reason.DRIVER)
+    machine.states[1] = OUT
+    machine.outside = 30 * MIB
+    assert moved(pager.page_in(TARGET, soon_ns())).bytes_moved == 10 * MIB
+    assert pager.export_footprints() == {}
+
+
+def test_what_the_session_has_elsewhere_does_not_keep_an_unknown_size_out(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    """A library moves process 2, which is back in the GPU already."""
+    machine.states.update({1: OUT, 2: RUNNING})
+    target = replace(TARGET, without=frozenset({ProcessRef(2, 0)}))
+    assert moved(pager.page_in(target, soon_ns())).bytes_moved == 10 * MIB
 
 
 # --- states 4 and 5 ------------------------------------------------------------------------------
