@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.errors import GpuError
     from kiwi_core.gpu.processes import ProcessRef
+    from kiwi_core.pager.api import Lost
 
 _UVM: Final = "/dev/nvidia-uvm"
 _UVM_MAPPINGS: Final = 1
@@ -186,10 +187,12 @@ class Unmovable:
 
 
 class RestoreFailures:
-    """Restores that failed in the same way although there was room."""
+    """Restores that failed in the same way although there was room, and those that failed for
+    good."""
 
     def __init__(self) -> None:
         self._counts: dict[ProcessRef, Counter[int]] = {}
+        self._lost: dict[ProcessRef, Lost] = {}
 
     def is_final(self, ref: ProcessRef, error: GpuError) -> bool:
         """Record that the restore of ``ref`` failed with ``error``. Return whether it has failed so
@@ -200,6 +203,17 @@ class RestoreFailures:
         counts = self._counts.setdefault(ref, Counter())
         counts[error.driver_code] += 1
         return counts[error.driver_code] >= _TRIES
+
+    def lost(self, ref: ProcessRef, outcome: Lost) -> Lost:
+        """Record that ``ref`` can never come back, and return ``outcome``."""
+        self._lost = {one: said for one, said in self._lost.items() if processes.alive(one)}
+        self._lost[ref] = outcome
+        return outcome
+
+    def lost_before(self, ref: ProcessRef) -> Lost | None:
+        """Return how ``ref`` was lost, if it was. It holds the room that another try would wait
+        for."""
+        return self._lost.get(ref)
 
     def forget(self, ref: ProcessRef) -> None:
         """``ref`` is back."""

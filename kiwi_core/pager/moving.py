@@ -127,6 +127,8 @@ class Moving:
         await self._parts.room.wait(reservation, min(self._deadline_ns, until_ns), still_wanted)
 
     async def _restore(self, ref: ProcessRef, reservation: Reservation) -> None:
+        if (earlier := self._parts.failures.lost_before(ref)) is not None:
+            raise Stop(earlier)
         await self._wait_for_room(reservation, self._hold.still_wanted)
         free_bytes = await self._parts.gpu.free_bytes()
         error = await self._try_restore(ref, free_bytes)
@@ -165,7 +167,7 @@ class Moving:
         size_bytes = self._parts.footprints.get(ref)
         if size_bytes is not None:
             held_bytes = min(held_bytes, size_bytes)
-        return lost(ref.pid, error, held_bytes)
+        return self._parts.failures.lost(ref, lost(ref.pid, error, held_bytes))
 
     async def _out_again(self, back: list[ProcessRef], stop: Stop) -> None:
         """Back to how they were found; except where the session as such is over."""

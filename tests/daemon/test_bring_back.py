@@ -62,7 +62,6 @@ def test_room_is_made_only_of_what_has_been_idle_a_while(start: Start, program: 
     wait_until(lambda: one.worker.get("client.bring_back()")[0], "the other one has been idle")
     daemon.wait_state(one.pid, "idle")
     daemon.wait_state(other.pid, "paged-out")
-    assert one.worker.get("digest(p, size) == contents"), "in the GPU, without a lease"
     # And what has just been brought back is not sent out again for the next guess.
     begun, why = other.worker.get("client.bring_back()")
     assert not begun

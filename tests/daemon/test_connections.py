@@ -51,7 +51,7 @@ def test_a_living_process_without_a_connection_gets_time_and_then_leaves(
     start: Start, program: Program
 ) -> None:
     daemon = start("1x256MiB")
-    one = program(daemon, 60)
+    one = program(daemon, 60, guarded=False)  # a gate has a connection of its own
     one.worker.do("client.close()")
     daemon.wait_for(lambda s: [x.connected for x in s.sessions] == [False], "disconnected")
     one.worker.do("client.connect()")

@@ -209,22 +209,6 @@ def test_system_ram_that_cannot_hold_it(emulated: EmulatedWorld) -> None:
     assert emulated.state(session.pid) == "RUNNING"
 
 
-def test_a_driver_call_that_hangs_stops_no_other_session(emulated: EmulatedWorld) -> None:
-    stuck, other = emulated.start(4 * MIB), emulated.start(4 * MIB)
-    before = other.digest()
-    emulated.hang("checkpoint", stuck.pid)
-    target = f"target_of('x', {stuck.root.pid}, {stuck.root.start_ticks})"
-    emulated.pager.worker.do(f"result = loop.begin(checkpoint.page_out({target}, 1 << 62))")
-    emulated.wait_hanging()
-    moved(emulated.pager.page_out(other.target, soon_ns()))
-    assert emulated.pager.observe(stuck.target).residency is Residency.LOCKED
-    moved(emulated.pager.page_in(other.target, soon_ns()))
-    assert other.digest() == before
-    emulated.let_go()
-    assert emulated.pager.worker.get("plain(result.result())[0]") == "Moved"
-    moved(emulated.pager.page_in(stuck.target, soon_ns()))
-
-
 def test_a_thread_id_is_not_taken_for_its_process(emulated: EmulatedWorld) -> None:
     session = emulated.start(MIB)
     session.loop()
