@@ -16,6 +16,8 @@ BY_DEBUGGER: Final = "stopped by a debugger: it waits until that lets it go on"
 BY_FREEZER: Final = "frozen with its control group: it waits until that is thawed"
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")
+_BESIDE_VERSION_1: Final = "unified"
+"""Where systemd mounts version 2 on a machine that has both."""
 
 
 def why_stopped(ref: ProcessRef) -> str:
@@ -54,7 +56,8 @@ def _places(pid: int) -> list[Path]:
     for line in lines:
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if not controllers:
-            found.append(_CGROUPS / path.lstrip("/") / "cgroup.events")
+            events = Path(path.lstrip("/")) / "cgroup.events"
+            found += [_CGROUPS / events, _CGROUPS / _BESIDE_VERSION_1 / events]
         elif "freezer" in controllers.split(","):
             found.append(_CGROUPS / "freezer" / path.lstrip("/") / "freezer.state")
     return found

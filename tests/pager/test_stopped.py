@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from contract import moved, refused, soon_ns
 from cuda_processes import wait_until
+from halted import debugged
 from worlds import EmulatedWorld, LinkedWorld
 
 from kiwi_core.pager import stopped
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from worlds import RunningSession
-
-_PTRACE_ATTACH, _PTRACE_DETACH = 16, 17
 
 
 @pytest.fixture
@@ -40,18 +37,6 @@ def start(world: LinkedWorld, size_bytes: int, child_bytes: int = 0) -> RunningS
 
 def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-@contextmanager
-def debugged(pid: int) -> Iterator[None]:
-    """A debugger, this thread, has stopped ``pid``."""
-    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
-    ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
-    assert ptrace(_PTRACE_ATTACH, pid, None, None) == 0, os.strerror(ctypes.get_errno())
-    wait_until(lambda: state(pid) == "t", "it stands still")
-    os.waitpid(pid, 0x40000000)  # __WALL
-    yield
-    assert ptrace(_PTRACE_DETACH, pid, None, None) == 0
 
 
 def goes_out_and_comes_back(world: LinkedWorld, session: RunningSession) -> None:
@@ -121,3 +106,5 @@ def test_where_the_groups_files_are(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     assert bool(places) == any(line.split(":")[1] in ("", "freezer") for line in lines)
     assert all(place.is_relative_to(tmp_path) for place in places)
+    if any(line.startswith("0::") for line in lines):
+        assert any(place.is_relative_to(tmp_path / "unified") for place in places)
