@@ -218,16 +218,21 @@ def _is_mover(process: psutil.Process) -> bool:
         return False
 
 
+def system_call(process: psutil.Process) -> str:
+    """Return the number and the arguments of the one in which it waits; "running": it does not.
+    "": it has ended."""
+    try:
+        return Path(f"/proc/{process.pid}/syscall").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def makes_a_call(mover: psutil.Process) -> bool:
     """Return whether it does anything but wait for its standard input, on which it is asked.
 
     A mover that was just started counts, too: it initialises the driver."""
-    try:
-        # "running", or the number of the system call and its arguments.
-        doing = Path(f"/proc/{mover.pid}/syscall").read_text().split()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return doing[1:2] != ["0x0"]
+    doing = system_call(mover).split()
+    return bool(doing) and doing[1:2] != ["0x0"]
 
 
 @contextmanager

@@ -11,13 +11,13 @@ import os
 import signal
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import family_cells
 import psutil
-from daemon_box import DaemonBox, makes_a_call, running_daemon
+from daemon_box import DaemonBox, makes_a_call, running_daemon, system_call
 from kernels import running_kernel
 from lab import running_lab
 from patience import wait_until
@@ -52,6 +52,18 @@ does without a daemon only after five)."""
 PATIENT = "c.Kiwi.daemon_grace_s = 300.0"
 
 
+RUNS = ("running", 0)
+
+
+def _doing(mover: psutil.Process) -> tuple[str, int]:
+    """Its system call, and how often it has waited so far; ``RUNS`` where it does not wait, or
+    has ended."""
+    doing = system_call(mover)
+    with suppress(psutil.NoSuchProcess):
+        return doing, 0 if doing == RUNS[0] else mover.num_ctx_switches().voluntary
+    return RUNS
+
+
 class Stage:
     """``pager`` is ``checkpoint`` or ``inprocess``."""
 
@@ -61,7 +73,6 @@ class Stage:
         self._seed = 0
         self.child_pid = 0
         self._same_daemon = 0
-        self._ready_movers: set[psutil.Process] = set()
         try:
             self._build(pager)
         except BaseException:
@@ -154,7 +165,6 @@ class Stage:
 
     def reach(self, state: str) -> None:
         """Afterwards A is in ``state`` and, but for a quantum of a minute, stays in it."""
-        wait_until(self._movers_are_ready, "the daemon has movers", AGAIN_WITHIN_S)
         getattr(self, "_reach_" + state.replace("-", "_"))()
         self.daemon.wait_state(self.a.pid, state)
         self.daemon.set(tq_s=60)
@@ -240,24 +250,17 @@ class Stage:
         """Kill the one that moves memory, in the middle of its call."""
         logged = len(self.daemon.log())
         self._lose([wait_until(self._busy_mover, "a mover makes a long call")])
-        assert CUT_SHORT in self.daemon.log()[logged:], "its call had ended before"
+        wait_until(lambda: CUT_SHORT in self.daemon.log()[logged:], "its call is cut short")
 
     def _busy_mover(self) -> psutil.Process | None:
-        """A mover that has been in one call for a while: questions take a millisecond."""
-        before = {mover: mover.num_ctx_switches().voluntary for mover in self._busy_movers()}
+        """A mover that has waited for one answer of the driver for a while: most take a
+        millisecond. One that is just being started works, or waits for less time."""
+        before = {mover: _doing(mover) for mover in self.daemon.movers()}
         time.sleep(LONG_S)
-        for mover in self._busy_movers():
-            if mover.num_ctx_switches().voluntary == before.get(mover):
+        for mover, doing in before.items():
+            if makes_a_call(mover) and doing != RUNS and _doing(mover) == doing:
                 return mover
         return None
-
-    def _busy_movers(self) -> list[psutil.Process]:
-        """Not those that are just being started."""
-        return [mover for mover in self._ready_movers if makes_a_call(mover)]
-
-    def _movers_are_ready(self) -> bool:
-        self._ready_movers = self._idle_movers()
-        return len(self._ready_movers) >= LEAST_MOVERS
 
     def _idle_movers(self) -> set[psutil.Process]:
         return {mover for mover in self.daemon.movers() if not makes_a_call(mover)}
@@ -329,7 +332,7 @@ class Stage:
 
     def described(self) -> str:
         """For the report of a failure."""
-        parts = [self.daemon.log()[-20000:], str(self.daemon.status_or_none()), self._told()]
+        parts = [self.daemon.log()[-20_000:], str(self.daemon.status_or_none()), self._told()]
         for kernel in (self.a, self.b):
             alive = psutil.pid_exists(kernel.pid)
             parts.append(f"{kernel.pid} {'lives' if alive else 'is dead'}: {kernel.log()[-1500:]}")
