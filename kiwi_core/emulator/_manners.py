@@ -12,7 +12,7 @@ from typing import NamedTuple
 ENV_DRIVER = "KIWI_EMULATOR_DRIVER"
 """Names the profile of machines that are made without one: runs a test suite under another."""
 
-DEFAULT_DRIVER = "tame"
+DEFAULT_DRIVER = "worst"
 """The profile of machines that are made without one, where the environment names none."""
 
 STREAM_BYTES = 64 << 10

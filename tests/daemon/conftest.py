@@ -37,8 +37,11 @@ def program() -> Iterator[Callable[..., SessionProgram]]:
     """Makes session programs; all are ended."""
     made: list[SessionProgram] = []
 
-    def make(daemon: Daemon, size_mib: int = 0, *, seed: int = 0, name: str = "") -> SessionProgram:
-        one = SessionProgram(daemon, size_mib, seed=seed or len(made) + 1, name=name)
+    def make(
+        daemon: Daemon, size_mib: int = 0, *, seed: int = 0, name: str = "", guarded: bool = True
+    ) -> SessionProgram:
+        seed = seed or len(made) + 1
+        one = SessionProgram(daemon, size_mib, seed=seed, name=name, guarded=guarded)
         made.append(one)
         return one
 
