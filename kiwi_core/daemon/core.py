@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kiwi_core.sched.scheduler import Scheduler
     from kiwi_core.sched.view import GpuView
     from kiwi_core.states import Priority
+    from kiwi_core.units import SessionId
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +44,8 @@ class Core:
     """``before_operation`` is called before any operation begins, so that the roster on disk knows
     of it; ``changed`` after every event, ``granted`` after every grant. ``after_a_look`` reads a
     session's memory first: what a burst has taken must be known before others get the room;
-    ``hurry`` says that somebody waits for that."""
+    ``hurry`` says that somebody waits for that. ``stopped``: the process of a session under
+    operation does not run, with the words for it."""
 
     def __init__(
         self,
@@ -57,6 +59,7 @@ class Core:
         granted: Callable[[], None],
         after_a_look: Callable[[Target, Callable[[], None]], None],
         hurry: Callable[[], None],
+        stopped: Callable[[SessionId, str], None],
     ) -> None:
         self.scheduler = scheduler
         self._members = members
@@ -65,6 +68,7 @@ class Core:
         self._changed = changed
         self._after_a_look = after_a_look
         self._hurry = hurry
+        self._stopped = stopped
         self._granted = granted
         self._loop = asyncio.get_running_loop()
         self.operations = Operations(pager, self._finished)
@@ -210,7 +214,11 @@ class Core:
     # --- the one timer --------------------------------------------------------------------------
 
     def _rearm(self) -> None:
-        deadlines = (self.scheduler.next_deadline_ns(), self.operations.next_deadline_ns())
+        deadlines = (
+            self.scheduler.next_deadline_ns(),
+            self.operations.next_deadline_ns(),
+            self.operations.next_look_ns(),
+        )
         wanted_ns = min((d for d in deadlines if d is not None), default=None)
         if wanted_ns == self._timer_ns or self._winding_down:
             return
@@ -224,6 +232,8 @@ class Core:
     def _ring(self) -> None:
         self._timer = self._timer_ns = None
         now_ns = time.monotonic_ns()
+        for session, why in self.operations.look(now_ns).items():
+            self._stopped(session, why)
         for overdue in self.operations.take_overdue(now_ns):
             log.error("operation overdue", op=overdue.op)
             self.feed(overdue)

@@ -218,6 +218,7 @@ class GpuDaemon:
             granted=lambda: self._observer.somebody_runs(),
             after_a_look=lambda target, go_on: self._observer.after_a_look(target, go_on),
             hurry=lambda: self._observer.hurry(),
+            stopped=lambda session, why: self._guards.stopped(session, why),
         )
         self._sessions = SessionDesk(
             self._members, self._core, options.priorities, shares[QUEUE_PLACES]

@@ -55,6 +55,12 @@ class Guards:
         self._settle(member)
         self._settle_stopped(member, seen.stopped)
 
+    def stopped(self, session: SessionId, why: str) -> None:
+        """Take what was found of a session that cannot be looked at just now."""
+        member = self._members.get(session)
+        if member is not None:
+            self._settle_stopped(member, why)
+
     def _gated(self, session: SessionId) -> set[ProcessRef]:
         """The processes that have the library. A connection that was lost just now comes back; one
         that does not is that of a process which runs another program by now (exec)."""

@@ -7,16 +7,19 @@ that is late is first reported as overdue, and its outcome counts whenever it co
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from kiwi_core.errors import KiwiError
 from kiwi_core.pager.api import Lost, Moved, Refused
+from kiwi_core.pager.stopped import why_stopped
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Operation, PageOut, Resume, Suspend
 from kiwi_core.states import Reason, Residency
+from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,11 +30,17 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
+LOOK_EVERY_NS: Final = NS_PER_S
+"""Between looks whether the targets of operations still run. A move of a few GB takes as long."""
+
+
 @dataclass
 class _Running:
     action: Operation
+    target: Target
     task: asyncio.Task[None]
     overdue: bool = False
+    stopped: bool = False
 
 
 class Operations:
@@ -41,6 +50,7 @@ class Operations:
         self._pager = pager
         self._post = post
         self._running: dict[OpId, _Running] = {}
+        self._look_at_ns = 0
 
     @property
     def running(self) -> int:
@@ -58,8 +68,10 @@ class Operations:
         return {running.action.session for running in self._running.values()}
 
     def start(self, action: Operation, target: Target) -> None:
+        if not self.waiting_for:
+            self._look_at_ns = time.monotonic_ns() + LOOK_EVERY_NS
         task = asyncio.ensure_future(self._perform(action, target))
-        self._running[action.op] = _Running(action, task)
+        self._running[action.op] = _Running(action, target, task)
 
     def finished(self, op: OpId) -> None:
         """The loop has taken the outcome of ``op``."""
@@ -69,11 +81,30 @@ class Operations:
         deadlines = [r.action.deadline_ns for r in self._running.values() if not r.overdue]
         return min(deadlines, default=None)
 
+    def next_look_ns(self) -> int | None:
+        return self._look_at_ns if self.waiting_for else None
+
+    def look(self, now_ns: int) -> dict[SessionId, str]:
+        """Return the sessions whose process was stopped in the middle of their operation (by a
+        debugger, or with its control group), and the words for it. Nobody knows when it goes on.
+        Does nothing before ``next_look_ns``."""
+        if now_ns < self._look_at_ns:
+            return {}
+        self._look_at_ns = now_ns + LOOK_EVERY_NS
+        found: dict[SessionId, str] = {}
+        for running in self._running.values():
+            if not running.overdue and (why := why_stopped(running.target.root)):
+                running.stopped = True
+                found[running.action.session] = why
+        return found
+
     def take_overdue(self, now_ns: int) -> list[ev.OperationOverdue]:
-        """Those whose deadline has passed and that were not reported as overdue before."""
+        """Return those whose deadline has passed, or whose target ``look`` has found stopped. Each
+        is reported once."""
         late = []
         for running in self._running.values():
-            if not running.overdue and running.action.deadline_ns <= now_ns:
+            over = running.stopped or running.action.deadline_ns <= now_ns
+            if over and not running.overdue:
                 running.overdue = True
                 late.append(ev.OperationOverdue(op=running.action.op))
         return late
