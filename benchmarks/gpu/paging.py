@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stage import GIB, MIB, Program, Stage, job_command, kiwi
 
 if TYPE_CHECKING:
+    from kiwi_core.bench.blocking import BlockingPager
     from kiwi_core.pager.api import Target
 
 ROUNDS = 3
@@ -95,12 +96,20 @@ def _size(stage: Stage, size: int, before: dict[str, float]) -> dict[str, float]
 
 
 def _moves(stage: Stage, program: Program, size: int) -> tuple[dict[str, list[float]], float]:
-    from kiwi_core.gpu import driver
-    from kiwi_core.pager.api import Moved
-    from kiwi_core.pager.checkpoint import CheckpointPager
+    from kiwi_core.bench.blocking import BlockingPager
 
-    driver.init()
-    pager, target = CheckpointPager(stage.uuid), target_of(program.pid)
+    pager = BlockingPager(stage.uuid)
+    try:
+        return _moved(stage, pager, target_of(program.pid), size)
+    finally:
+        pager.close()
+
+
+def _moved(
+    stage: Stage, pager: BlockingPager, target: Target, size: int
+) -> tuple[dict[str, list[float]], float]:
+    from kiwi_core.pager.api import Moved
+
     rates: dict[str, list[float]] = {"out": [], "in": []}
     for _ in range(ROUNDS):
         for way, call in (("out", pager.page_out), ("in", pager.page_in)):

@@ -126,6 +126,7 @@ class GpuDaemon:
             taken=self.stop,
         )
         address.open()
+        self._links.address_open()
         claim.serve(lambda: self._is_reachable(address))
         keeping = asyncio.create_task(address.keep(), name="keeping the address")
         keeping.add_done_callback(_must_not_end)

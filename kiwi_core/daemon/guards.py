@@ -3,7 +3,7 @@
 A session is *guarded* while each of its processes that has memory in the GPU is linked: it has the
 library, which puts a gate in front of the driver. A process without GPU memory has nothing that
 could be stopped, so it leaves the session guarded. A client that knows that its own process has no
-gate says so in its hello; then the session is unguarded before it touches the GPU.
+gate says so in its hello; then the session is unguarded as soon as the driver knows the process.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Guards:
         # One whose memory is out has none in the GPU, and still no gate when it is back.
         earlier = {ref for ref in member.bare if processes.alive(ref)}
         member.bare = frozenset((using | earlier) - gated)
+        member.in_driver = bool(seen.processes)
         self._settle(member)
         self._settle_stopped(member, seen.stopped)
 
@@ -71,7 +72,9 @@ class Guards:
         }
 
     def _settle(self, member: Member) -> None:
-        guarded = not member.ungated and not member.bare
+        # What a client says of itself counts once its program uses the driver: without a gate it is
+        # never stopped, and one that only says so must not keep the GPU from others.
+        guarded = not (member.ungated and member.in_driver) and not member.bare
         if guarded is member.guarded:
             return
         member.guarded = guarded

@@ -64,8 +64,10 @@ class Member:
     """Why its own process has no gate, as its client says; "": it has one, or has not said."""
     bare: frozenset[ProcessRef] = frozenset()
     """Processes of it that were seen to use the GPU without a gate."""
+    in_driver: bool = False
+    """Whether the driver knew a process of it at the last look."""
     guarded: bool = True
-    """What the scheduler was told last, from these two."""
+    """What the scheduler was told last, from these three."""
     stopped: str = ""
     """Why a process of it does not run, as the scheduler was told last."""
     pidfd: int = -1

@@ -15,7 +15,6 @@ import structlog
 
 from kiwi_core.errors import KiwiError
 from kiwi_core.pager.api import Lost, Moved, Refused
-from kiwi_core.pager.stopped import why_stopped
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Operation, PageOut, Resume, Suspend
 from kiwi_core.states import Reason, Residency
@@ -93,7 +92,7 @@ class Operations:
         self._look_at_ns = now_ns + LOOK_EVERY_NS
         found: dict[SessionId, str] = {}
         for running in self._running.values():
-            if not running.overdue and (why := why_stopped(running.target.root)):
+            if not running.overdue and (why := self._pager.why_stopped(running.target)):
                 running.stopped = True
                 found[running.action.session] = why
         return found

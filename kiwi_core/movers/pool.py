@@ -157,10 +157,15 @@ class Movers:
         """``least`` for quick calls, beside those that make a long one."""
         if self._closed or self._again is not None:
             return
-        while len(self._workers) < min(self._most, self._least + len(self._long)):
+        while len(self._workers) < self._most and self._useful < self._least + len(self._long):
             worker = Worker(self._ended)
             self._workers.add(worker)
             self._starting[worker] = asyncio.ensure_future(self._begin(worker))
+
+    @property
+    def _useful(self) -> int:
+        """One that was killed may stay for long: it cannot end while it hangs in the kernel."""
+        return sum(not worker.reaping for worker in self._workers)
 
     async def _begin(self, worker: Worker) -> None:
         try:
@@ -199,6 +204,7 @@ class Movers:
         if worker in self._workers and not worker.reaping:
             worker.reaping = True
             self._reap(worker, 0)
+            self._start_enough()
 
     def _reap(self, worker: Worker, looks: int) -> None:
         """Its place is free when its process is gone: one that hangs in the kernel keeps it."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from kiwi_core.units import SessionId
 
 __all__ = [
-    "Capabilities",
     "Lost",
     "Moved",
     "Observation",
@@ -46,14 +45,6 @@ class Target:
     session: SessionId
     root: ProcessRef
     without: frozenset[ProcessRef] = frozenset()
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """What a backend can do, as data, so that nobody asks which backend it is."""
-
-    partial: bool = False
-    """Can move a part of what a session has and leave the rest in the GPU."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +112,10 @@ class Observation:
 
 
 class Pager(Protocol):
-    @property
-    def capabilities(self) -> Capabilities: ...
+    def why_stopped(self, target: Target) -> str:
+        """Return why a process of the session that may use the driver does not run; "": all run.
+        Read from ``/proc``."""
+        ...
 
     async def suspend(self, target: Target, deadline_ns: int) -> Outcome:
         """Hold every GPU process of the session; all or none."""

@@ -15,7 +15,7 @@ from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import host, processes
 from kiwi_core.gpu.driver import CheckpointState
-from kiwi_core.pager.api import Capabilities, Observation, ProcessMemory
+from kiwi_core.pager.api import Observation, ProcessMemory
 from kiwi_core.pager.fitness import RestoreFailures, Unmovable
 from kiwi_core.pager.holding import FREE, Parts, stopped
 from kiwi_core.pager.ports import Stop, refusal
@@ -91,10 +91,6 @@ class CheckpointPager:
             failures=RestoreFailures(),
         )
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities()
-
     async def suspend(self, target: Target, deadline_ns: int) -> Outcome:
         return await self._run(target, Transaction(self._parts, target, deadline_ns).suspend)
 
@@ -163,11 +159,17 @@ class CheckpointPager:
         """The processes of the session that may use the driver."""
         return [ref for ref in self._survey.refs(target) if has_driver(ref)]
 
-    def why_stopped(self, target: Target) -> Refused | None:
+    def refusal_of_stopped(self, target: Target) -> Refused | None:
         """The refusal of an operation on a session of which a process does not run: the driver
         would not answer before it goes on."""
+        return next(map(stopped, self._stopped(target)), None)
+
+    def why_stopped(self, target: Target) -> str:
+        return next(map(why_stopped, self._stopped(target)), "")
+
+    def _stopped(self, target: Target) -> list[ProcessRef]:
         halted = [ref for ref in self._survey.refs(target) if why_stopped(ref)]
-        return next((stopped(ref) for ref in halted if has_driver(ref)), None)
+        return [ref for ref in halted if has_driver(ref)]
 
     def forget_readings(self) -> None:
         """Somebody else has moved memory."""

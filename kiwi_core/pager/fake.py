@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from kiwi_core.pager.api import (
-    Capabilities,
     Lost,
     Moved,
     Observation,
@@ -174,9 +173,8 @@ class FakePager:
 
     # --- the pager -----------------------------------------------------------------------------
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(partial=self._partial)
+    def why_stopped(self, target: Target) -> str:  # noqa: ARG002
+        return ""
 
     async def suspend(self, target: Target, deadline_ns: int) -> Outcome:  # noqa: ARG002
         return await self._perform("suspend", target, self._suspend)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Lost, Moved, Refused
-from kiwi_core.pager.ports import Stop
+from kiwi_core.pager.ports import Stop, as_stop
 from kiwi_core.pager.room import Reservation
 from kiwi_core.states import Reason, Residency
 
@@ -73,9 +73,10 @@ class Mover:
         try:
             await self._hold_all(held)
             await self._ask(self._checkpoint.suspend, await self._rest())
-        except Stop as stop:
+        except (Stop, GpuError) as error:
+            stop = as_stop(error, self._target.root.pid)
             await self._undo_hold(stop, held)
-            raise
+            raise stop from error
         return self._moved(0)
 
     async def resume(self) -> Moved:
@@ -106,9 +107,10 @@ class Mover:
                 rest = await self._rest(but=gates)
                 rest_bytes = await self._ask(self._checkpoint.page_out, rest)
             self._still_wanted()
-        except Stop as stop:
+        except (Stop, GpuError) as error:
+            stop = as_stop(error, self._target.root.pid)
             if await self._over(stop) or await self._undo_page_out(stop, found, held):
-                raise
+                raise stop from error
             return await self._out_now()
         if todo and not at_least_bytes:
             await self._take_what_is_large(links)
@@ -141,11 +143,12 @@ class Mover:
                 rest_bytes = await self._ask(rest_in, await self._rest())
                 moved_bytes += await self._bring(later, reservation, room_wait_ns, back)
                 await self._all_do(_in(links, Residency.LOCKED), "free", freed)
-            except Stop as stop:
+            except (Stop, GpuError) as error:
+                stop = as_stop(error, self._target.root.pid)
                 if not await self._over(stop):
                     await self._undo(stop, freed, "hold", "runs")
                     await self._undo_page_in(stop, back, by_driver if rest_bytes else None)
-                raise
+                raise stop from error
         return self._moved(moved_bytes + rest_bytes)
 
     # --- steps ----------------------------------------------------------------------------------

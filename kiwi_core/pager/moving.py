@@ -12,7 +12,7 @@ from kiwi_core.gpu.results import OPERATING_SYSTEM, OUT_OF_MEMORY
 from kiwi_core.movers import MOVER_DIED, Hung
 from kiwi_core.pager.api import Refused
 from kiwi_core.pager.holding import lost
-from kiwi_core.pager.ports import Stop, may_control, refusal
+from kiwi_core.pager.ports import Stop, as_stop, may_control, refusal
 from kiwi_core.pager.room import Reservation
 from kiwi_core.states import Reason
 from kiwi_core.units import NS_PER_S
@@ -104,7 +104,7 @@ class Moving:
                     reservation.spend(size_bytes)
                     back.append(ref)
             except (Stop, GpuError) as error:
-                stop = error if isinstance(error, Stop) else Stop(refusal(error, out[0].pid))
+                stop = as_stop(error, out[0].pid)
                 await self._out_again(back, stop)
                 raise stop from error
         if need_bytes is None:
@@ -142,9 +142,12 @@ class Moving:
         if error is None:
             self._parts.failures.forget(ref)
             return
-        if error.driver_code != OUT_OF_MEMORY and self._parts.failures.is_final(ref, error):
+        refused = refusal(error, ref.pid)
+        may_be_final = error.driver_code != OUT_OF_MEMORY
+        may_be_final = may_be_final and refused.reason is not Reason.NOT_PERMITTED
+        if may_be_final and self._parts.failures.is_final(ref, error):
             raise Stop(await self._lost(ref, error, free_bytes)) from error
-        raise Stop(refusal(error, ref.pid)) from error
+        raise Stop(refused) from error
 
     async def _try_restore(self, ref: ProcessRef, free_bytes: int) -> GpuError | None:
         """``None``: it is back, or has ended. Raises ``Stop`` if it can never come back.

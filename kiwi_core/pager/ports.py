@@ -103,6 +103,11 @@ def refusal(error: GpuError, pid: int) -> Refused:
     return Refused(reason, str(error))
 
 
+def as_stop(error: Stop | GpuError, pid: int) -> Stop:
+    """Return ``error`` as the end of an operation on a target that is unchanged."""
+    return error if isinstance(error, Stop) else Stop(refusal(error, pid))
+
+
 def may_control(pid: int) -> bool:
     """Is it the same user's process, or are we root? (Others need CAP_SYS_PTRACE.)"""
     return os.geteuid() in (0, processes.owner_uid(pid))

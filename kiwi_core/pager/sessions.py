@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
-from kiwi_core.pager.api import Capabilities, Refused
+from kiwi_core.pager.api import Refused
 from kiwi_core.pager.continuing import continued
 from kiwi_core.pager.linked import all_out
 from kiwi_core.pager.mover import Mover, in_parts
@@ -55,13 +55,12 @@ class SessionPager:
         self._busy: dict[SessionId, asyncio.Lock] = {}
         self._moved_by: dict[SessionId, MovedBy] = {}
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(partial=True)
-
     def moved_by(self, session: SessionId) -> MovedBy:
         """As it was when the session was last looked at."""
         return self._moved_by.get(session, MovedBy.CHECKPOINT)
+
+    def why_stopped(self, target: Target) -> str:
+        return self._checkpoint.why_stopped(target)
 
     def busy(self, session: SessionId) -> bool:
         """Is an operation on it under way? Then the driver must not be asked about it."""
@@ -183,7 +182,7 @@ class SessionPager:
             detail = "Another operation on this session is still under way."
             return Refused(Reason.LOCK_TIMEOUT, detail)
         try:
-            if (refused := self._checkpoint.why_stopped(target)) is not None:
+            if (refused := self._checkpoint.refusal_of_stopped(target)) is not None:
                 return refused
             if not self._living(target):
                 return await alone(target, deadline_ns)

@@ -16,7 +16,7 @@ from kiwi_core.movers import Hung
 from kiwi_core.pager.api import Lost, Moved, Refused
 from kiwi_core.pager.holding import Holding, in_state, lost
 from kiwi_core.pager.moving import Moving
-from kiwi_core.pager.ports import Stop, refusal
+from kiwi_core.pager.ports import Stop, as_stop
 from kiwi_core.states import Reason
 from kiwi_core.units import format_bytes
 
@@ -155,7 +155,7 @@ class Transaction:
                 done.append(ref)
             self._hold.still_wanted()
         except (Stop, GpuError) as error:
-            stop = error if isinstance(error, Stop) else Stop(refusal(error, locked[0].pid))
+            stop = as_stop(error, locked[0].pid)
             if stop.over:
                 await self._let_go(members, stop)
             else:

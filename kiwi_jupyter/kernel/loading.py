@@ -14,7 +14,6 @@ import ctypes
 import os
 import re
 import subprocess
-import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -114,7 +113,7 @@ def _real_driver() -> str:
     with suppress(OSError), open(LINKER_CACHE, "rb") as cache:
         candidates += map(os.fsdecode, re.findall(rb"(/[^\0]*/libcuda\.so\.1)\0", cache.read()))
     candidates += [f"{place}/{SONAME}" for place in DEFAULT_PLACES]
-    machine = _machine(sys.executable)
+    machine = _machine("/proc/self/exe")
     return next((path for path in candidates if _machine(path) == machine), "")
 
 

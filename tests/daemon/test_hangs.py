@@ -53,7 +53,7 @@ def works(one: SessionProgram) -> None:
 @pytest.mark.parametrize("state", ["idle", "running"])
 def test_on_its_way_out(start: Start, program: Program, operation: str, state: str) -> None:
     daemon = start(*ARGS)
-    other, hung = program(daemon, 20), program(daemon, 200)
+    other, hung = program(daemon, 20), program(daemon, 110)
     if state == "running":
         hung.start_burst()
         wait_until(hung.granted, "it computes")
@@ -63,7 +63,7 @@ def test_on_its_way_out(start: Start, program: Program, operation: str, state: s
         hung.worker.do("client.release()")
     else:
         big = program(daemon)
-        big.begin_take(100, 7)  # so that it has to make room
+        big.begin_take(150, 7)  # so that it has to make room
     wait_until(lambda: faults.hanging() > 0, "it hangs")
     answers(daemon)
     if state == "idle":

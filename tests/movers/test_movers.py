@@ -96,7 +96,8 @@ def test_what_nvml_says(world: World) -> None:
     remote = RemoteGpu(movers, gpu.uuid, gpu.total_bytes)
     used = world.loop.run(remote.bytes_by_pid())
     assert used[program.pid] >= MIB
-    assert world.loop.run(remote.free_bytes()) == 64 * MIB - sum(used.values())
+    hidden_bytes = 64 * MIB - sum(used.values()) - world.loop.run(remote.free_bytes())
+    assert 0 <= hidden_bytes <= 5 * MIB, "NVML leaves out a part of the context"
     assert world.loop.run(remote.users_elsewhere()) == {}
     assert isinstance(world.loop.run(remote.names_users()), bool)
     samples = world.loop.run(remote.samples(0))

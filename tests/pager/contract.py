@@ -328,7 +328,6 @@ class PartsContract(PagerContract):
 
     def test_it_says_so(self, world: World) -> None:
         session = world.start(world.unit_bytes)
-        assert world.pager.capabilities.partial
         assert self.look(world, session).partial
 
     def test_a_part_goes_out_and_all_comes_back(self, world: World) -> None:

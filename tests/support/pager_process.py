@@ -12,7 +12,6 @@ from cuda_processes import Worker
 
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import (
-    Capabilities,
     Lost,
     Moved,
     Observation,
@@ -84,10 +83,6 @@ class PagerProcess:
     def link(self, path: str, gpu_bytes: int, **config: object) -> None:
         """From now on the in-process pager, for programs that connect at ``path``."""
         self.worker.do(_LINKED.format(path=path, gpu_bytes=gpu_bytes, config=config))
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(**self.worker.get("plain(pager.capabilities)")[1])
 
     def suspend(self, target: Target, deadline_ns: int) -> Outcome:
         return self._call("suspend", target, deadline_ns)

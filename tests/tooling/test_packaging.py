@@ -38,7 +38,7 @@ def test_the_kiwi_command_is_the_command_line() -> None:
 
 def test_locks_name_exact_versions_only() -> None:
     locks = sorted((ROOT / "requirements").glob("*.txt"))
-    assert {lock.name.split("-")[0] for lock in locks} == {"dev", "old"}
+    assert {lock.name.split("-")[0] for lock in locks} == {"clients", "dev", "old"}
     for lock in locks:
         lines = [line for line in lock.read_text().splitlines() if not line.startswith("#")]
         assert len(lines) > 30

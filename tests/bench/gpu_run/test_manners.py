@@ -90,6 +90,7 @@ def test_a_target_that_dies_of_a_call_is_a_row_and_is_replaced(stage, part, book
 
 def test_stopped_processes_and_a_failed_restore(stage, part, book, monkeypatch):
     ends = part("manners_ends")
+    emulator.set_driver(stage.state, "580")  # nobody knows whether a caller's calls wait in turn
     monkeypatch.setattr(ends, "STOPPED_S", 0.7)
     book.group("stopped", 5, ends.stopped)
     book.group("failed_restore", 5, ends.failed_restore)
