@@ -21,6 +21,9 @@ RUNNING, LOCKED, CHECKPOINTED = 0, 1, 2
 CONTEXT_BYTES: Final = 8 << 20
 """What the emulated driver takes for a context."""
 
+HIDDEN_BYTES: Final = 5 << 20
+"""What NVML leaves out of that: the emulated driver's ``hidden_overhead``."""
+
 HANDLE_MIB: Final = 2
 """What the library owns is a multiple of this."""
 

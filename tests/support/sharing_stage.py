@@ -66,13 +66,16 @@ class Stage:
         return json.loads(result.out)["gpus"][0]
 
     def connections(self) -> int:
-        """To the daemon, that are not a kernel's."""
+        """To the daemon, that are neither a kernel's nor its gate's."""
         status = self.daemon.status()
         (path,) = self.daemon.sockets()
         with open("/proc/net/unix") as table:
             rows = [line.split() for line in table]
         connected = [row for row in rows if row[-1] == str(path) and row[5] == "03"]
-        return len(connected) - sum(session.connected for session in status.sessions)
+        kernels = sum(session.connected for session in status.sessions)
+        # The gate of a program connects when that has its first memory in the GPU.
+        gates = sum(bool(s.resident_bytes or s.paged_out_bytes) for s in status.sessions)
+        return len(connected) - kernels - gates
 
 
 @dataclass(frozen=True)
