@@ -126,7 +126,6 @@ class GpuDaemon:
             taken=self.stop,
         )
         address.open()
-        self._links.address_open()
         claim.serve(lambda: self._is_reachable(address))
         keeping = asyncio.create_task(address.keep(), name="keeping the address")
         keeping.add_done_callback(_must_not_end)
@@ -308,6 +307,7 @@ class GpuDaemon:
             self._link_desk.left(target.session)
 
     def _found_again(self, member: Member, event: SessionJoined) -> None:
+        self._links.expect_all()  # asking the driver may have taken long
         priority = self._sessions.priority_of(member)
         self._core.feed(msgspec.structs.replace(event, priority=priority))
         self._sessions.expect_back(member)

@@ -236,15 +236,15 @@ class Links:
                 out_bytes = self._at_most(entry.paged_out_bytes)
                 link.told = Told(Residency.PAGED_OUT, paged_out_bytes=out_bytes)
             link.image = entry.image
-            link.away_since_s = float("inf")
+            link.away_since_s = time.monotonic()
             self.assign(link, SessionId(entry.session))
 
-    def address_open(self) -> None:
-        """From now on libraries can connect. Until here all that are known are expected: the
-        driver must not have a process whose gate is open only because its library could not
-        connect."""
+    def expect_all(self) -> None:
+        """Give the libraries that are known time to connect from now on. The driver must not get a
+        process whose gate is open only because its library could not connect yet."""
         for link in self._by_ref.values():
-            link.away_since_s = min(link.away_since_s, time.monotonic())
+            if not link.connected:
+                link.away_since_s = time.monotonic()
 
     def roster_off(self) -> list[tuple[int, int, int]]:
         links = self._by_ref.values()

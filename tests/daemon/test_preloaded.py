@@ -96,7 +96,7 @@ def test_a_context_that_stays_is_its_programs_and_stays(
 ) -> None:
     """Of one that is out: it counts as its own, and no newcomer, who may need the whole GPU, has it
     moved by the driver as well."""
-    daemon = start("1x128MiB", "--idle-after", "0.3")
+    daemon = start("1x144MiB", "--idle-after", "0.3")
     first, second = preloaded(daemon), preloaded(daemon)
     take(first, 80, 1)
     for seed in (2, 3):

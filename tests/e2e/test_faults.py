@@ -271,7 +271,7 @@ def test_a_page_out_that_fails_half_way(
     b = make_notebook(daemon, "B", mib=72)
     a = make_notebook(daemon, "A", mib=40)
     child_pid = int(a.check("%%kiwi gpu\n" + CHILD.format(prelude=gpu_cells.PRELUDE, mib=24)).text)
-    daemon.wait_for(lambda _: a.session.resident_bytes > 80 * MIB, "both processes are counted")
+    daemon.wait_for(lambda _: a.session.resident_bytes > 66 * MIB, "both processes are counted")
     faults = emulator.faults(daemon.state_path)
     for pid in (child_pid, a.pid):
         faults.set("checkpoint_fail", pid=pid)

@@ -24,6 +24,8 @@ from jupyter_client.connect import write_connection_file
 from kernels import running_kernel
 from notebooks import assert_books_agree
 
+from kiwi_core import preload
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import ExitStack
@@ -45,6 +47,8 @@ def empty_home(private_tmp: Path, monkeypatch: pytest.MonkeyPatch, stack: ExitSt
         place = home if name == "HOME" else home / name.lower()
         place.mkdir(mode=0o700)
         monkeypatch.setenv(name, str(place))
+    # A kernel with an empty home would have the library compiled in the background.
+    monkeypatch.setenv("KIWI_PRELOAD_LIBRARY", str(preload.library()))
 
 
 def test_notebooks_executed_by_tools_side_by_side(

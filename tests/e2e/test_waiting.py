@@ -10,7 +10,7 @@ import ledger
 import pytest
 from gpu_cells import CPU, CPU_PRINTS
 from notebooks import Notebook, assert_books_agree
-from pagers import CONTEXT_BYTES, LEFT_BYTES, RUNNING
+from pagers import CONTEXT_BYTES, LEFT_BYTES, RUNNING, told_of_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.usefixtures("pager")]
 
-CONTEXT_MIB = CONTEXT_BYTES >> 20
+CONTEXT_MIB = told_of_context(CONTEXT_BYTES) >> 20
 LONG_TQ = ("--tq", "600")
 
 

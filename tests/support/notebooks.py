@@ -8,7 +8,7 @@ import gpu_cells
 import psutil
 from daemon import wait_until
 from kernels import PATIENCE_S, Cell, Kernel
-from pagers import CHECKPOINTED, CONTEXT_BYTES, HIDDEN_BYTES
+from pagers import CHECKPOINTED, CONTEXT_BYTES, told_of_context
 
 from kiwi_core.states import MovedBy, SessionState
 
@@ -144,7 +144,7 @@ def assert_books_agree(daemon: Daemon, timeout_s: float = 15.0) -> None:
         for process in books.processes:
             root = _root_of(process.pid, ours)
             resident, out = theirs.get(root, (0, 0))
-            context_bytes = _told_of_context(process.context_bytes.get(0, 0))
+            context_bytes = told_of_context(process.context_bytes.get(0, 0))
             held = process.device_bytes.get(0, 0) + context_bytes
             theirs[root] = (resident + held, out + _driver_wants_back(process))
         for session in status.sessions:
@@ -191,9 +191,4 @@ def _driver_wants_back(process: ProcessBooks) -> int:
     """What a restore will take: the parked memory, and its context anew."""
     if process.state != CHECKPOINTED:
         return 0
-    return process.parked_bytes.get(0, 0) + _told_of_context(CONTEXT_BYTES)
-
-
-def _told_of_context(context_bytes: int) -> int:
-    """What NVML says of a context: real drivers leave out a part, and so do emulated ones."""
-    return context_bytes - HIDDEN_BYTES if context_bytes > HIDDEN_BYTES else context_bytes
+    return process.parked_bytes.get(0, 0) + told_of_context(CONTEXT_BYTES)

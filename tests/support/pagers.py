@@ -31,6 +31,11 @@ LEFT_BYTES: Final = 1 << 20
 """Of a program whose memory is out, besides its context: the library's own code in the GPU."""
 
 
+def told_of_context(context_bytes: int) -> int:
+    """What NVML says of a context: real drivers leave out a part, and so do emulated ones."""
+    return context_bytes - HIDDEN_BYTES if context_bytes > HIDDEN_BYTES else context_bytes
+
+
 @dataclass(frozen=True)
 class PagerUnderTest:
     """``driver_moves``: the driver's books tell who is held and who is out, and its faults can make

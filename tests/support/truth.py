@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from pagers import RUNNING
+from pagers import RUNNING, told_of_context
 
 from kiwi_core.states import SessionState
 
@@ -77,7 +77,8 @@ def _moment(status: GpuStatus) -> object:
 
 def _in_part(session: SessionStatus, process: ProcessBooks) -> bool:
     """A library moves out no more than others need: what it left is what the status says."""
-    in_gpu_bytes = process.device_bytes.get(0, 0) + process.context_bytes.get(0, 0)
+    context_bytes = told_of_context(process.context_bytes.get(0, 0))
+    in_gpu_bytes = process.device_bytes.get(0, 0) + context_bytes
     return process.state == RUNNING and in_gpu_bytes == session.resident_bytes
 
 
