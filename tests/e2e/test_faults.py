@@ -205,6 +205,8 @@ def test_driver_calls_that_hang(
     daemon = start("--tq", "0.3", "--lock-timeout", "0.5", "--stuck-after", "0.5")
     faults = emulator.faults(daemon.state_path)
     c = make_notebook(daemon, "C", mib=8)
+    for _ in range(3):
+        goes_on(c)  # until its needs are known: a newcomer gets half of the GPU, or waits
     b = make_notebook(daemon, "B", mib=72)
     a = make_notebook(daemon, "A", mib=72)
     hangs = "A driver call that moves the GPU memory of this notebook hangs; the others go on."
