@@ -97,8 +97,8 @@ def goes_on(notebook: Notebook, within_s: float = 10.0) -> None:
 @pytest.mark.usefixtures("pager")
 @pytest.mark.xfail(
     strict=False,
-    reason="about one run in three the memory that A takes in its first burst is not known when B asks,"
-    " so B is brought back first and the long kernel is over before A has to go",
+    reason="In one run in three A's first memory is not known when B asks: B is brought"
+    " back first, and the long kernel is over before A has to go.",
 )
 def test_a_lock_that_times_out(
     start: Callable[..., Daemon],
