@@ -1,6 +1,6 @@
 """The CUDA driver's checkpoint calls on other processes, by process id.
 
-Called by the pager from worker threads: the bindings release the GIL, and a call may take as long
+Called in worker processes (``kiwi_core/movers``), one call at a time: a call may take as long
 as the driver likes; only ``lock`` takes a limit. ``GpuError`` carries the driver's number.
 
 Source: CUDA driver API, "CUDA Checkpointing". The calls go through ``cuda.core.checkpoint``; the
