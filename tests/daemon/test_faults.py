@@ -119,15 +119,19 @@ def test_ram_that_is_used_up_blocks_with_words_and_loses_nothing(
     daemon.wait_state(second.pid, "paged-out")
     second.start_burst()  # it would fit only if the first, which is larger, went out as well
     wait_until(lambda: _blocked(daemon, second), "plain words in the status")
+    wait_until(lambda: _told(second, "blocked-host-memory"), "plain words to the one that waits")
     assert first.intact(), "it goes on as before"
     # Memory that is freed (here: with its process) lets the next one in.
     first.kill()
     wait_until(second.granted, "granted")
     second.stop_burst()
     assert second.intact()
-    words = [word for word in second.words() if word[2] == "blocked-host-memory"]
-    assert words
-    assert "system RAM" in words[0][3]
+    assert "system RAM" in _told(second, "blocked-host-memory")[0]
+
+
+def _told(one: SessionProgram, problem: str) -> list[str]:
+    """The details that it heard with this problem while it waited."""
+    return [word[3] for word in one.words() if word[2] == problem]
 
 
 def _blocked(daemon: Daemon, one: SessionProgram) -> bool:

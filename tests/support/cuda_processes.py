@@ -80,11 +80,12 @@ class Worker:
         return self.returncode is None and self._owed == 0
 
     def send(self, code: str, kind: str = "eval") -> None:
-        """Without waiting for the answer: ``answer()`` fetches it."""
+        """Without waiting for the answer: ``answer()`` fetches it, or says that it is gone."""
         assert self._process.stdin is not None
         self._owed += 1
-        self._process.stdin.write(json.dumps({"kind": kind, "code": code}) + "\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"kind": kind, "code": code}) + "\n")
+            self._process.stdin.flush()
 
     def answered(self, within_s: float = 0.0) -> bool:
         with self._arrived:
