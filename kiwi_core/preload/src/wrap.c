@@ -70,7 +70,7 @@ static void *slot_for(struct kp_slot_ *slots, int count, void *real) {
 /* What the header does not know: a form of a known call, a function of another header (`count` is 0), or
  * one that is altogether new (`call` is NULL). Its arguments are unknown, too. */
 static void *new_form(const struct kp_call *call, const char *name, void *real, int version) {
-    bool gated = call && kp_call_gated(call);
+    bool gated = call && call->gated;
     void *wrapper = gated ? slot_for(kp_wides, KP_WIDES, real) : slot_for(kp_others, KP_OTHERS, real);
     if (!call) __atomic_fetch_add(&unknown, 1, __ATOMIC_RELAXED);
     if (!wrapper) {
