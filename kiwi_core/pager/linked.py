@@ -26,7 +26,6 @@ class Told:
     residency: Residency = Residency.RESIDENT
     resident_bytes: int = 0
     paged_out_bytes: int = 0
-    kept_bytes: int = 0
     unowned_bytes: int = 0
     unowned: Mapping[str, int] = field(default_factory=dict)
     partial: bool = False

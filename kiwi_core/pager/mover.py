@@ -171,8 +171,7 @@ class Mover:
         )
 
     async def _part_out(self, links: Sequence[Linked], at_least_bytes: int) -> None:
-        """First from those that have most of it in system RAM already."""
-        for link in sorted(links, key=lambda one: one.told.kept_bytes, reverse=True):
+        for link in links:
             before_bytes = link.told.paged_out_bytes
             if at_least_bytes > 0 and link.told.resident_bytes:
                 await self._all_do([link], "page-out", part_bytes=at_least_bytes)

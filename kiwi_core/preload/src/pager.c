@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "allowed.h"
 #include "gate.h"
 #include "kiwi_preload.h"
 #include "link.h"
@@ -124,47 +123,6 @@ void kp_pager_leave(void) {
     kp_gate_arm(false);
     if (held) let_go();
     out = false;
-}
-
-/* ---- cleaning ---- */
-
-#define QUIET_NS ((int64_t)2000000000) /* without a lease and without a call: idle */
-#define PAUSE_NS ((int64_t)20000000)   /* between slices: most of the bus is for others */
-#define SLICE_BYTES ((uint64_t)64 << 20) /* a call that comes meanwhile waits for a millisecond or a few */
-#define SLICE_NS ((int64_t)500000000)
-
-static uint64_t passed_then;
-static int64_t quiet_since_ns, next_slice_ns;
-static bool clean;
-static unsigned limits_then;
-
-static bool idle(int64_t now_ns) {
-    uint64_t passed = kp_gate_passed();
-    bool others = limits_then != kp_limits_changes();
-    if (passed != passed_then || others || held || out || !kp_gate_is_armed()) {
-        passed_then = passed;
-        limits_then = kp_limits_changes();
-        quiet_since_ns = now_ns;
-        clean = false;
-    }
-    return !clean && now_ns >= quiet_since_ns + QUIET_NS;
-}
-
-int64_t kp_pager_idle_ns(int64_t now_ns) {
-    if (!kp_owning() || !kp_limits_may_clean() || !kp_gate_is_armed() || held || out) return INT64_MAX;
-    if (idle(now_ns)) return next_slice_ns;
-    return clean ? now_ns + QUIET_NS : quiet_since_ns + QUIET_NS;
-}
-
-void kp_pager_idle(int64_t now_ns) {
-    struct kp_outcome o;
-    if (!kp_owning() || !kp_limits_may_clean() || !idle(now_ns) || now_ns < next_slice_ns) return;
-    settle(now_ns + SLICE_NS, &o); /* not shut: the driver is not to have the process */
-    bool more = o.what == KP_MOVED && kp_move_clean(SLICE_BYTES, now_ns + SLICE_NS, &o);
-    if (held) let_go();
-    clean = !more || o.what != KP_MOVED; /* until the program does something */
-    next_slice_ns = kp_now_ns() + PAUSE_NS;
-    if (o.bytes) kp_link_books_changed();
 }
 
 const char *kp_pager_state(void) { return out ? "out" : held ? "held" : "resident"; }

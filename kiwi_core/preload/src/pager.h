@@ -16,9 +16,4 @@ void kp_pager_lost(void);        /* no daemon any more: whose memory is in the G
 void kp_pager_leave(void);       /* the process exits: nothing may wait for anything any more */
 const char *kp_pager_state(void); /* "resident", "held", "out" */
 
-/* Where the daemon allows cleaning: when to look again whether the session has been idle for long enough that what a
- * page-out would copy may be copied already; INT64_MAX: not before something happens. */
-int64_t kp_pager_idle_ns(int64_t now_ns);
-void kp_pager_idle(int64_t now_ns); /* looks, and copies a little */
-
 #endif

@@ -148,15 +148,15 @@ def test_an_order_to_hold_what_the_driver_has_is_refused_and_crashes_nothing(
 def test_nothing_of_the_library_needs_the_driver_meanwhile(
     stage: Stage, controller: Controller
 ) -> None:
-    """Allowed to clean and to hold RAM, cut off and connected anew: its thread answers at once."""
+    """Allowed to hold RAM, cut off and connected anew: its thread answers at once."""
     program = held(stage, **GATE_ONLY)
     controller.take(program.pid)
     peer = stage.daemon.peer()
     peer.say("gate", open=False)
-    peer.say("pager-limits", arena_bytes=-1, keep_bytes=-1, clean=True)
+    peer.say("pager-limits", arena_bytes=-1)
     program.send("sync()", "exec")
     peer.await_heard("want-lease")
-    assert not program.answered(3.0), "longer than a program is idle before it is cleaned"
+    assert not program.answered(3.0)
     stage.daemon.stop()
     stage.daemon.start()
     again = stage.daemon.peer(2)
