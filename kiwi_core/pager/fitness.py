@@ -92,8 +92,8 @@ def unfit(
 ) -> Unfit | None:
     """Return why the driver must not move ``ref``; ``None``: nothing is known against it.
 
-    ``driver_version`` is NVML's ("595.71.05"). ``mig``: that mode is on. ``told`` are the kinds of memory that it has and
-    that its library cannot own. ``root`` is where ``/proc`` is; tests name another.
+    ``driver_version`` is NVML's ("595.71.05"). ``mig``: that mode is on. ``told`` are the
+    kinds of memory that it has and that its library cannot own. ``root`` is where ``/proc`` is; tests name another.
     """
     if mig:
         return MIG

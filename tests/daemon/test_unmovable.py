@@ -54,6 +54,29 @@ def test_a_program_with_nccl_is_left_where_it_is_and_everybody_sees_why(
     assert other.intact()
 
 
+def test_a_program_whose_code_broke_is_tried_once_and_told_to_restart(
+    start: Start, program: Program
+) -> None:
+    """Without the owner of its memory nobody can give that back but its end."""
+    daemon = start("1x128MiB", "--idle-after", "0.3")
+    broken, beside = program(daemon, 40), program(daemon, 35)
+    error = broken.worker.fails("begin(); launch('fill_u32', 8, 1, 1); sync()")
+    assert error == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    broken.worker.do("client.end_burst()")
+    other = program(daemon)
+    other.begin_take(60, 3)
+    shown = daemon.wait_for(
+        lambda s: next((x for x in s.sessions if x.pid == broken.pid and x.problem), None), "tried"
+    )
+    for words in ("GPU code", "failed", "ILLEGAL_ADDRESS", "Restart it"):
+        assert words in shown.problem_text
+    wait_until(lambda: any("Restart it" in told for _, told in broken.told()), "its user is told")
+    assert beside.intact(), "who is in goes on"
+    broken.close()
+    other.worker.answer()
+    assert other.intact()
+
+
 def test_with_mig_no_move_is_ever_tried(start: Start, program: Program) -> None:
     """NVML says that MIG is on, so that the first checkpoint need not find it out."""
     daemon = start("1x128MiB")
