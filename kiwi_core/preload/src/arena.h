@@ -44,6 +44,10 @@ void kp_arena_aim(uint64_t bytes);
 /* Gives back what is free and above `keep` bytes, in the background. */
 void kp_arena_trim(uint64_t keep_bytes);
 
+/* By the pager: on, the arena's thread makes no call to the driver from here until it is off again. False
+ * at until_ns (CLOCK_MONOTONIC): it is in one still. */
+bool kp_arena_stop(bool on, int64_t until_ns);
+
 void kp_arena_wake(void); /* there is a new context to prepare for */
 /* By a pass that is over: copies that it left in pageable memory may be pinned where they are. */
 void kp_arena_moved(void);

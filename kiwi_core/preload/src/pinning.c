@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "blocks.h"
@@ -18,11 +19,13 @@
 
 #define BACKGROUND_NICE 10
 #define SMALLEST 8     /* part of a piece: a smaller one is not worth its registration */
+#define STOP_STEP_NS 1000000l /* a registration takes a tenth of a second or a few */
 #define SPARE_PIECES 2 /* pinned ones that may stay though nothing owned needs them */
 
 static pthread_cond_t wanted = PTHREAD_COND_INITIALIZER;
 static uint64_t aim, keep = UINT64_MAX, allowed = UINT64_MAX;
 static bool enabled, started, refused;
+static bool stopped, idle; /* it is to leave the driver alone; it sleeps */
 static unsigned wakes; /* times something was new */
 
 static bool pin(struct kp_piece *p, bool on) { /* slow: outside kp_arena_mu */
@@ -121,6 +124,12 @@ static void prepare_hashes(void) { /* slow: outside kp_arena_mu */
     free(list);
 }
 
+static void rest(void) { /* kp_arena_mu held */
+    idle = true;
+    pthread_cond_wait(&wanted, &kp_arena_mu);
+    idle = false;
+}
+
 static void *background(void *arg) {
     (void)arg;
     kp_gate_exempt();
@@ -131,6 +140,10 @@ static void *background(void *arg) {
     if (kp_arena_node < 0) kp_arena_node = node;
     for (;;) {
         struct kp_piece *p;
+        if (stopped) {
+            rest();
+            continue;
+        }
         if (enabled && prepared != wakes) {
             prepared = wakes;
             pthread_mutex_unlock(&kp_arena_mu);
@@ -139,9 +152,23 @@ static void *background(void *arg) {
         }
         if ((p = next_to_free())) free_one(p);
         else if ((p = next_to_pin())) pin_one(p);
-        else pthread_cond_wait(&wanted, &kp_arena_mu);
+        else rest();
     }
     return NULL;
+}
+
+bool kp_arena_stop(bool on, int64_t until_ns) {
+    pthread_mutex_lock(&kp_arena_mu);
+    stopped = on;
+    if (!on && started) pthread_cond_signal(&wanted);
+    while (on && started && !idle && kp_now_ns() < until_ns) {
+        pthread_mutex_unlock(&kp_arena_mu);
+        nanosleep(&(struct timespec){.tv_nsec = STOP_STEP_NS}, NULL);
+        pthread_mutex_lock(&kp_arena_mu);
+    }
+    bool good = !on || !started || idle;
+    pthread_mutex_unlock(&kp_arena_mu);
+    return good;
 }
 
 void kp_pinning_wake(void) { /* kp_arena_mu held */
