@@ -171,12 +171,13 @@ def is_bound(key: Key, told: Told) -> bool:
 def summary(key: Key, kind: str, waits: list[Told]) -> dict[str, Any]:
     mix, policy, gbps = key
     ranges = [told for told in waits if told.high_ns > told.low_ns]
+    loose = sorted(told.high_ns / told.took_ns for told in waits)
     widths_s = sorted(ns_to_seconds(told.high_ns - told.low_ns) for told in ranges)
     return {
         "mix": mix, "policy": policy, "gbps": gbps, "waits": kind, "n": len(waits),
         "right": _share(told.is_right() for told in waits),
         "holds": _share(told.holds() for told in waits),
-        "bound_by_wait_p50": round(sorted(t.high_ns / t.took_ns for t in waits)[len(waits) // 2], 2),
+        "bound_by_wait_p50": round(loose[len(loose) // 2], 2),
         "figure_right": _share(told.figure_is_right(told.expected_ns) for told in waits),
         "before_right": _share(told.figure_is_right(told.roughly_ns) for told in waits),
         "told_as_range": len(ranges) / max(1, len(waits)),
@@ -295,11 +296,11 @@ def report_accuracy(args: Any, seeds: int, hours: float) -> None:
     rows = accuracy(seeds, hours, args.jobs)
     print(f"share of waits over 1 s that were foretold right, {seeds} seeds of {hours:g} h")
     table(
-        ["", "n", "right", "holds", "bound/wait p50", "figure alone", "before", "told as range", "width p50", "too short",
-         "too long"],
+        ["", "n", "right", "holds", "bound/wait p50", "figure alone", "before", "told as range",
+         "width p50", "too short", "too long"],
         [[f"{r['mix']}, {r['policy']}, {r['gbps']:g} GB/s, {r['waits']}", r["n"], r["right"],
-          r["holds"], r["bound_by_wait_p50"], r["figure_right"], r["before_right"], r["told_as_range"], r["range_width_p50_s"],
-          r["too_short"], r["too_long"]] for r in rows],
+          r["holds"], r["bound_by_wait_p50"], r["figure_right"], r["before_right"],
+          r["told_as_range"], r["range_width_p50_s"], r["too_short"], r["too_long"]] for r in rows],
     )  # fmt: skip
     targets = [
         target(
