@@ -417,7 +417,9 @@ class GpuDaemon:
         return [member.target for member in members if member is not None]
 
     def _errors(self) -> list[str]:
-        errors = [self._observer.error] if self._observer.error else []
+        errors = self._machine.warnings()
+        if self._observer.error:
+            errors.append(self._observer.error)
         if self._shares_warning:
             errors.append(self._shares_warning)
         if self._roster.failing:

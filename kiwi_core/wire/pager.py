@@ -44,6 +44,9 @@ class PagerAction(str, Enum):
     """Hold if not held, then move out."""
     PAGE_IN = "page-in"
     """Move in, then open the gate (as the last ``gate`` said)."""
+    YIELD = "yield"
+    """Of a process whose gate is shut: make no call to the driver, which may take the process now,
+    until another move or ``free`` is ordered; not even when the daemon is gone."""
 
 
 class PagerOutcome(str, Enum):

@@ -218,7 +218,7 @@ static void in_child(void) {
 static void at_exit(void) {
     if (forked) return;
     kp_link_end();
-    if (!kp_gate_is_shut() || kp_owning()) await(&over, EXIT_NS);
+    if (!kp_pager_stands()) await(&over, EXIT_NS);
 }
 
 static bool start_thread(void) {

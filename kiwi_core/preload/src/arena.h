@@ -39,6 +39,10 @@ void kp_arena_allow(uint64_t bytes);
 void kp_arena_limit(uint64_t bytes);
 /* By the owner, when that changed: so much may have to go out.  Far more than that is given back. */
 void kp_arena_aim(uint64_t bytes);
+/* By the pager: on, the arena's thread makes no call to the driver from here until it is off again. False
+ * at until_ns (CLOCK_MONOTONIC): it is in one still. */
+bool kp_arena_stop(bool on, int64_t until_ns);
+
 void kp_arena_wake(void); /* there is a new context to prepare for */
 /* By a pass that is over: pageable pieces that it left free may be pinned. */
 void kp_arena_moved(void);

@@ -17,7 +17,8 @@ static bool all_found(const struct kp_json_field *fields, size_t count) {
 
 static enum kp_action action_of(const char *name) {
     static const char *const names[] = {[KP_DO_HOLD] = "hold", [KP_DO_FREE] = "free",
-                                        [KP_DO_PAGE_OUT] = "page-out", [KP_DO_PAGE_IN] = "page-in"};
+                                        [KP_DO_PAGE_OUT] = "page-out", [KP_DO_PAGE_IN] = "page-in",
+                                        [KP_DO_YIELD] = "yield"};
     for (size_t i = 1; i < LENGTH(names); i++)
         if (!strcmp(name, names[i])) return (enum kp_action)i;
     return KP_DO_OTHER;

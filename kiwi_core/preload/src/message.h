@@ -21,7 +21,7 @@ enum kp_heard {
     KP_HEARD_PONG,
 };
 
-enum kp_action { KP_DO_OTHER, KP_DO_HOLD, KP_DO_FREE, KP_DO_PAGE_OUT, KP_DO_PAGE_IN };
+enum kp_action { KP_DO_OTHER, KP_DO_HOLD, KP_DO_FREE, KP_DO_PAGE_OUT, KP_DO_PAGE_IN, KP_DO_YIELD };
 
 struct kp_message {
     enum kp_heard what;

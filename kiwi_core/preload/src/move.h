@@ -2,6 +2,7 @@
 #ifndef KP_MOVE_H
 #define KP_MOVE_H
 
+#include <cuda.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -15,9 +16,12 @@ struct kp_outcome {
     int64_t elapsed_ns;
 };
 
-/* Waits for the GPU.  Refused: lock-timeout, driver. */
+/* Errors that a context answers from then on to every call that works, until its process ends. */
+bool kp_move_sticky(CUresult rc);
+/* Waits for the GPU.  Of a context with such an error nothing is under way any more.  Refused: lock-timeout, driver. */
 void kp_move_settle(int64_t until_ns, struct kp_outcome *outcome);
 /* At least so many bytes, in whole chunks; 0: everything.
+ * Lost: a context is broken by a sticky error.  Its memory is given back without a copy: no call can read it.
  * Refused: no-host-memory, driver.  Where all was in the GPU, all is brought back then; where even that
  * was refused (kp_move_all_in says so) the gate must stay closed until kp_move_in succeeds. */
 void kp_move_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *outcome);

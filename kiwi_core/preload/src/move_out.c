@@ -85,10 +85,44 @@ static CUresult context_out(struct kp_pass *p, struct kp_ctx *ctx) {
     return rc;
 }
 
+/* A context with a sticky error can read nothing any more: room for others is all that its memory is good for. */
+static CUresult release(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
+    struct kp_chunk *c = f.chunk;
+    (void)lane;
+    if (c->where != KP_OUT) {
+        if (kp_physical_unmap(f.at, c->bytes) != CUDA_SUCCESS) return CUDA_SUCCESS; /* the others all the same */
+        p->bytes += c->bytes;
+    }
+    kp_arena_give(&c->copy);
+    kp_bytes_moved(c, KP_OUT);
+    return CUDA_SUCCESS;
+}
+
+/* Whether a context is broken: then its memory is gone, and the outcome says why. */
+static bool release_broken(struct kp_pass *p) {
+    CUresult error = CUDA_SUCCESS;
+    for (size_t i = 0; i < p->context_count; i++) {
+        CUresult rc = kp_ctx_synchronize(p->contexts[i]); /* all has settled: this only asks */
+        if (!kp_move_sticky(rc)) continue;
+        error = rc;
+        kp_pass_each(p, NULL, p->contexts[i], release);
+    }
+    if (error == CUDA_SUCCESS) return false;
+    char words[160];
+    snprintf(words, sizeof words, "the program's own GPU code failed with CUDA error %d, after which no call works", (int)error);
+    kp_pass_refuse(p->outcome, "driver", words, error);
+    p->outcome->what = KP_LOST;
+    return true;
+}
+
 void kp_move_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *o) {
     struct kp_pass p;
     if (!kp_pass_begin(&p, until_ns, o)) {
         kp_pass_refuse(o, "no-host-memory", "no memory to work with", CUDA_SUCCESS);
+        kp_pass_end(&p);
+        return;
+    }
+    if (release_broken(&p)) {
         kp_pass_end(&p);
         return;
     }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "arena.h"
 #include "gate.h"
 #include "kiwi_preload.h"
 #include "link.h"
@@ -12,8 +13,10 @@
 
 static const int64_t WITHIN_MAX_NS = 3600 * (int64_t)1000000000;
 
+/* Written by the pager thread only; atomics, because an exit asks whether the pager stands. */
 static bool held; /* the gate is closed, and the GPU has done what it was given; shut by the daemon's order */
-static bool out;  /* and the memory is not in it */
+static bool yielded; /* the driver may have the process: no call of ours until the daemon says otherwise */
+static bool out;  /* held, and the memory is not in the GPU */
 
 static void moved(struct kp_outcome *o, uint64_t bytes) {
     *o = (struct kp_outcome){.what = KP_MOVED, .reason = "", .bytes = bytes};
@@ -24,9 +27,30 @@ static void refused(struct kp_outcome *o, const char *reason, const char *detail
     snprintf(o->detail, sizeof o->detail, "%s", detail);
 }
 
+static void set(bool *what, bool to) { __atomic_store_n(what, to, __ATOMIC_RELEASE); }
+
 static void let_go(void) {
-    held = false;
+    set(&held, false);
     kp_gate_open();
+}
+
+/* The driver has let go of the process, by the daemon's word. */
+static void take_back(void) {
+    set(&yielded, false);
+    kp_arena_stop(false, 0);
+}
+
+/* The arena's thread must not be in the driver either: it passes the gate. */
+static void yield(int64_t until_ns, struct kp_outcome *o) {
+    moved(o, 0);
+    if (!held || !kp_gate_is_shut()) {
+        refused(o, "driver", "its gate is not shut: the driver must not have the process");
+    } else if (kp_owning() && !kp_arena_stop(true, until_ns)) {
+        kp_arena_stop(false, 0);
+        refused(o, "lock-timeout", "a call that prepares host memory did not end in time");
+    } else if (kp_owning()) {
+        set(&yielded, true);
+    }
 }
 
 /* Closes, and lets what is under way end. */
@@ -38,7 +62,7 @@ static void settle(int64_t until_ns, struct kp_outcome *o) {
         return;
     }
     kp_move_settle(until_ns, o);
-    held = o->what == KP_MOVED;
+    set(&held, o->what == KP_MOVED);
     if (!held) kp_gate_open();
 }
 
@@ -53,6 +77,7 @@ static void hold(int64_t until_ns, struct kp_outcome *o) {
 static void page_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *o) {
     struct kp_books books;
     bool was_held = held, was_out = out;
+    take_back();
     if (out) {
         kp_own_books(&books);
         moved(o, books.out);
@@ -71,6 +96,7 @@ static void page_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *
 
 static void page_in(int64_t until_ns, struct kp_outcome *o) {
     moved(o, 0);
+    take_back();
     if (out && kp_owning()) kp_move_in(until_ns, o);
     if (o->what == KP_REFUSED) return;
     out = false;
@@ -79,6 +105,7 @@ static void page_in(int64_t until_ns, struct kp_outcome *o) {
 
 static void let_run(struct kp_outcome *o) {
     moved(o, 0);
+    take_back();
     if (out) refused(o, "driver", "its memory is out of the GPU and has to be paged in first");
     else if (held) let_go();
 }
@@ -91,6 +118,7 @@ static void perform(const struct kp_message *order, struct kp_outcome *o) {
     case KP_DO_FREE: let_run(o); break;
     case KP_DO_PAGE_OUT: page_out((uint64_t)order->bytes, until_ns, o); break;
     case KP_DO_PAGE_IN: page_in(until_ns, o); break;
+    case KP_DO_YIELD: yield(until_ns, o); break;
     case KP_DO_OTHER: refused(o, "unsupported", "this version of the preloaded library has no such action");
     }
 }
@@ -112,7 +140,9 @@ void kp_pager_do(const struct kp_message *order, struct kp_outcome *o, struct kp
 
 void kp_pager_gate(bool open) { kp_gate_arm(!open); }
 
-bool kp_pager_stands(void) { return held && !kp_owning(); }
+bool kp_pager_stands(void) {
+    return __atomic_load_n(&held, __ATOMIC_ACQUIRE) && (!kp_owning() || __atomic_load_n(&yielded, __ATOMIC_ACQUIRE));
+}
 
 void kp_pager_lost(void) {
     kp_gate_arm(false);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "blocks.h"
@@ -17,11 +18,13 @@
 
 #define BACKGROUND_NICE 10
 #define SMALLEST 8     /* part of a piece: a smaller one is not worth its registration */
+#define STOP_STEP_NS 1000000l /* a registration takes a tenth of a second or a few */
 #define SPARE_PIECES 2 /* pinned ones that may stay though nothing owned needs them */
 
 static pthread_cond_t wanted = PTHREAD_COND_INITIALIZER;
 static uint64_t aim, keep = UINT64_MAX, allowed = UINT64_MAX;
 static bool enabled, started, refused;
+static bool stopped, idle; /* it is to leave the driver alone; it sleeps */
 
 static bool pin(struct kp_piece *p, bool on) { /* slow: outside kp_arena_mu */
     struct kp_ctx *ctx = kp_ctx_hold_any();
@@ -98,6 +101,12 @@ static void free_one(struct kp_piece *p) { /* kp_arena_mu held */
     kp_link_books_changed();
 }
 
+static void rest(void) { /* kp_arena_mu held */
+    idle = true;
+    pthread_cond_wait(&wanted, &kp_arena_mu);
+    idle = false;
+}
+
 static void *background(void *arg) {
     (void)arg;
     kp_gate_exempt();
@@ -107,11 +116,29 @@ static void *background(void *arg) {
     if (kp_arena_node < 0) kp_arena_node = node;
     for (;;) {
         struct kp_piece *p;
+        if (stopped) {
+            rest();
+            continue;
+        }
         if ((p = next_to_free())) free_one(p);
         else if ((p = next_to_pin())) pin_one(p);
-        else pthread_cond_wait(&wanted, &kp_arena_mu);
+        else rest();
     }
     return NULL;
+}
+
+bool kp_arena_stop(bool on, int64_t until_ns) {
+    pthread_mutex_lock(&kp_arena_mu);
+    stopped = on;
+    if (!on && started) pthread_cond_signal(&wanted);
+    while (on && started && !idle && kp_now_ns() < until_ns) {
+        pthread_mutex_unlock(&kp_arena_mu);
+        nanosleep(&(struct timespec){.tv_nsec = STOP_STEP_NS}, NULL);
+        pthread_mutex_lock(&kp_arena_mu);
+    }
+    bool good = !on || !started || idle;
+    pthread_mutex_unlock(&kp_arena_mu);
+    return good;
 }
 
 void kp_pinning_wake(void) { /* kp_arena_mu held */

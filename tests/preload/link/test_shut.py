@@ -13,7 +13,7 @@ from pager_daemon import eventually
 from kiwi_core import emulator
 
 if TYPE_CHECKING:
-    from conftest import Stage
+    from conftest import Controller, Stage
     from cuda_processes import Worker
 
 MIB = 1 << 20
@@ -42,30 +42,10 @@ atexit.register(free, alloc(MIB))
 """
 
 
-class Controller:
-    """Who locks and checkpoints other processes: the daemon's part, without the library."""
-
-    def __init__(self, stage: Stage) -> None:
-        self._worker = stage.program(KIWI_DISABLE="1")
-
-    def take(self, pid: int) -> None:
-        self._worker.do(
-            f"it = checkpoint_of({pid}); it.lock(timeout_ms=30000); it.checkpoint()",
-        )
-
-    def give_back(self, pid: int) -> None:
-        self._worker.do(f"it = checkpoint_of({pid}); it.restore(); it.unlock()")
-
-
 @pytest.fixture(autouse=True)
 def _without_mercy(stage: Stage) -> None:
     """A thread that synchronises or asks while the driver has its process dies of it."""
     emulator.set_driver(stage.state, "worst")
-
-
-@pytest.fixture
-def controller(stage: Stage) -> Controller:
-    return Controller(stage)
 
 
 def held(stage: Stage, setup: str = SETUP, *, by_name: bool = False, **more: str) -> Worker:

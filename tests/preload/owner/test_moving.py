@@ -28,6 +28,36 @@ def test_without_room_the_way_in_is_refused_and_can_be_tried_again(program, worl
         with_the_rest.close()
 
 
+def test_a_broken_context_gives_its_memory_back_without_a_copy(program, world):
+    """Its own code broke it. Nobody can read the bytes any more; others need the room."""
+    p = program()
+    p.do(HELD)
+    p.do("bad = lambda: (launch('fill_u32', 8, 1, 1), sync())")
+    assert p.fails("bad()") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    copied = p.get("moved()['copied']")
+    said = p.get("out()")
+    assert said.startswith("lost ")
+    assert "CUDA error 700" in said
+    assert "own GPU code" in said
+    assert p.get("moved()['copied']") == copied
+    assert emulator.books(world.state).process(p.pid).device_bytes.get(0, 0) == 0
+    assert p.get("arena()['used']") == 0, "nor does it keep system RAM"
+    p.do("check()")
+    assert p.fails("sync()") == "CUDA_ERROR_ILLEGAL_ADDRESS", "the gate is open: it sees its error"
+
+
+def test_of_two_contexts_only_the_broken_one_gives_its_memory_back(program, world):
+    p = program()
+    p.do(HELD)
+    p.do("device = ck(driver.cuCtxGetDevice()); healthy = ck(driver.cuCtxGetCurrent())")
+    p.do("other = ck(driver.cuCtxCreate(None, 0, device)); p = alloc(4 * MIB)")
+    assert p.fails("launch('fill_u32', 8, 1, 1), sync()") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    before = emulator.books(world.state).process(p.pid).device_bytes[0]
+    assert p.get("out()").startswith("lost ")
+    p.do("ck(driver.cuCtxSetCurrent(healthy)); same(*held); check()")
+    assert emulator.books(world.state).process(p.pid).device_bytes[0] == before - 4 * MIB
+
+
 @pytest.mark.parametrize("kind", ["copy_out", "unmap"])
 def test_a_way_out_that_fails_leaves_all_in_the_gpu(program, kind):
     p = program()
