@@ -44,7 +44,6 @@ class Call:
     hooks: dict[str, int] = field(default_factory=dict)
     """Symbol of a form that has a wrapper by hand -> the first interface version that means it."""
     foreign: str | None = None
-    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +101,9 @@ def _call(kind: str, name: str, more: list[str], where: str) -> Call:
             hooks[symbol] = int(since)
         elif what == "foreign" and value in FOREIGN:
             foreign = value
-        elif word != "elsewhere":
+        else:
             raise CallsError(f"{where}: what is {word!r}?")
-    return Call(name, kind, hooks, foreign, "elsewhere" in more)
+    return Call(name, kind, hooks, foreign)
 
 
 def read_header(compiler: list[str], header: Path) -> Header:
@@ -156,7 +155,6 @@ def write(directory: Path, calls: dict[str, Call], header: Header) -> None:
     """Writes real.h, symbols.h and calls.c into ``directory``."""
     found = symbols(calls, header)
     named = {symbol.call.name: symbol.call for symbol in found}
-    named |= {name: call for name, call in calls.items() if call.elsewhere}
     (directory / "real.h").write_text(_real(header))
     (directory / "symbols.h").write_text(_symbols(found, named, header))
     (directory / "calls.c").write_text(_wrappers(found) + _tables(found, named))

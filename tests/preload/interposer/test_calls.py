@@ -34,8 +34,7 @@ def test_the_header_is_the_one_that_the_tests_are_pinned_to(header):
 
 def test_every_name_of_the_list_is_in_the_header(calls, header):
     known = {_generate.base_name(symbol) for symbol in header.words}
-    missing = [name for name in calls if not fnmatch.filter(known, name)]
-    assert sorted(missing) == sorted(call.name for call in calls.values() if call.elsewhere)
+    assert [name for name in calls if not fnmatch.filter(known, name)] == []
 
 
 def test_each_pattern_stands_for_something_that_is_not_named_itself(calls, header):
@@ -88,7 +87,7 @@ def test_the_library_exports_what_it_wraps_and_nothing_else(calls, header, libra
     others = exported - wrapped - {"dlsym"}
     assert wrapped <= exported
     assert {"dlsym"} <= exported
-    assert all(name.startswith("kiwi_preload_") for name in others), sorted(others)
+    assert all(name.startswith("kiwi_") for name in others), sorted(others)
 
 
 def test_what_words_cannot_carry_has_no_wrapper_without_types(calls, header):
