@@ -43,9 +43,8 @@ from kiwi_core.daemon.places import (
     sockets_mode,
 )
 from kiwi_core.daemon.recovery import recover
-from kiwi_core.daemon.remembering import Remembering
 from kiwi_core.daemon.report import Libraries, Reporter
-from kiwi_core.daemon.roster import Roster, RosterFile
+from kiwi_core.daemon.roster import Remembering, Roster, RosterFile
 from kiwi_core.daemon.session_desk import SessionDesk
 from kiwi_core.daemon.settings_desk import SettingsDesk
 from kiwi_core.daemon.shares import Shares

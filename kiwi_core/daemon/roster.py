@@ -6,6 +6,7 @@ else changes. It says *which processes to ask about*; what state they are in, th
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from typing import TYPE_CHECKING, Annotated
@@ -19,12 +20,15 @@ from kiwi_core.gpu.processes import ProcessRef, boot_id
 from kiwi_core.states import AntiThrash, Priority
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 log = structlog.get_logger(__name__)
 
 VERSION = 1
 
+DELAY_S = 0.05
+"""Grants and ends reach the roster this much later; operations always find it up to date."""
 
 _Pid = Annotated[int, Meta(ge=1, lt=1 << 31)]
 _Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -140,3 +144,33 @@ class RosterFile:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
+
+
+class Remembering:
+    """When the roster is written: before anything moves, and soon after anything else changed.
+    ``gather`` says how things are."""
+
+    def __init__(self, file: RosterFile, gather: Callable[[], Roster]) -> None:
+        self._file = file
+        self._gather = gather
+        self._loop = asyncio.get_running_loop()
+        self._due: asyncio.TimerHandle | None = None
+
+    @property
+    def failing(self) -> bool:
+        return self._file.failing
+
+    def save(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        self._file.write(self._gather())
+
+    def save_anew(self) -> None:
+        """The file may be gone, so write it even if nothing has changed."""
+        self._file.forget()
+        self.save()
+
+    def save_soon(self) -> None:
+        if self._due is None:
+            self._due = self._loop.call_later(DELAY_S, self.save)

@@ -40,6 +40,13 @@ const struct kp_call *kp_call_named(const char *name);
 const struct kp_call *kp_call_of_symbol(const char *symbol);
 struct kp_symbol *kp_symbol_named(const char *symbol);
 
+/* Which wrapper stands for a function (wrap.c). `real` was found in libcuda under its full name. */
+void *kp_wrapper_of_symbol(const char *name, void *real);
+/* cuGetProcAddress(name, version, flags) returned `real`. */
+void *kp_wrapper_of_call(const char *name, void *real, int version, uint64_t flags);
+/* Functions handed out that Kiwi does not know: they pass by. */
+unsigned kp_unknown_seen(void);
+
 /* For a wrapper that is called before its function was looked up, by a program linked with libcuda.
  * NULL: there is no such function. */
 void *kp_real_of(int symbol);

@@ -14,7 +14,6 @@
 #include "driver.h"
 #include "kiwi_preload.h"
 #include "log.h"
-#include "wrap.h"
 
 #ifdef KP_GATE
 bool kp_system_dlsym_ready(void) { return true; }

@@ -36,7 +36,7 @@ void kp_capture_begun(CUstream stream);
 void kp_capture_ended(CUstream stream); /* perhaps: asks the driver */
 void kp_capture_dropped(CUstream stream);
 
-/* foreign.c: memory that Kiwi cannot own, by its address or handle. */
+/* hooks_foreign.c: memory that Kiwi cannot own, by its address or handle. */
 void kp_foreign_came(enum kp_foreign kind, uint64_t key, uint64_t bytes);
 void kp_foreign_gone(enum kp_foreign kind, uint64_t key); /* nothing happens if it never came */
 

@@ -1,6 +1,6 @@
 /* cuGetProcAddress: how every modern program finds the driver's functions. */
+#include "calls.h"
 #include "hooks.h"
-#include "wrap.h"
 
 /* A null pointer is the driver's answer for "not there", with or without an error. */
 static CUresult answered(CUresult result, const char *name, void **address, int version, cuuint64_t flags) {

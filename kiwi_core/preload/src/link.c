@@ -49,14 +49,6 @@ void kp_link_books_changed(void) {
     if (__atomic_load_n(&usable, __ATOMIC_ACQUIRE)) raise_flag(&books_changed);
 }
 
-bool kp_link_connected(void) {
-    if (!__atomic_load_n(&usable, __ATOMIC_ACQUIRE)) return false;
-    pthread_mutex_lock(&mu);
-    bool answer = connected;
-    pthread_mutex_unlock(&mu);
-    return answer;
-}
-
 static void forget(struct wish *wish) {
     struct wish **at = &wishes;
     while (*at != wish) at = &(*at)->next;

@@ -22,6 +22,5 @@ bool kp_link_want_room(uint64_t bytes, int64_t until_ns);
 /* kp_own_books() has something new to say; cheap enough for each allocation. */
 void kp_link_books_changed(void);
 
-bool kp_link_connected(void);
 
 #endif

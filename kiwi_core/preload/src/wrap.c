@@ -1,5 +1,4 @@
 /* From a name and an address of the driver to the wrapper that stands for them. */
-#include "wrap.h"
 
 #include <string.h>
 

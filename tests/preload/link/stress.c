@@ -99,7 +99,6 @@ int main(int argc, char **argv) {
     kp_link_start(&gpu);
     for (size_t i = 1; i <= THREADS; i++) MUST(!pthread_create(&thread, NULL, work, (void *)i));
     for (int64_t until_ns = kp_now_ns() + atoll(argv[1]) * 1000000000; kp_now_ns() < until_ns;) {
-        kp_link_connected();
         nap(1000);
     }
     printf("%lu\n", __atomic_load_n(&rounds, __ATOMIC_RELAXED));

@@ -34,6 +34,7 @@ def test_a_broken_context_gives_its_memory_back_without_a_copy(program, world):
     p.do(HELD)
     p.do("bad = lambda: (launch('fill_u32', 8, 1, 1), sync())")
     assert p.fails("bad()") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    p.do("fault('copy_out', 0, -1)")  # a copy would be refused, not lost
     said = p.get("out()")
     assert said.startswith("lost ")
     assert "CUDA error 700" in said

@@ -16,7 +16,7 @@ from kiwi_core.preload import _build, _generate
 PROGRAM = Path(__file__).with_name("stress.c")
 SOURCES = (
     *("own.c", "query.c", "contexts.c", "physical.c", "table.c", "slab.c", "arena.c", "pinning.c"),
-    *("host_memory.c", "lane.c", "pass.c", "move_out.c", "move_in.c", "settle.c"),
+    *("host_memory.c", "pass.c", "move_out.c", "move_in.c", "settle.c"),
     *("fault.c", "gate.c"),
 )
 STEPS = {"address,undefined": "120", "thread": "80"}
