@@ -65,93 +65,41 @@ void kp_capture_ended(CUstream stream) {
 /* ---- the driver's calls, each for both kinds of default stream ---- */
 
 /* A thread that has one open must not wait for its end, should it begin another. */
-#define BEGIN(call)                                                                                  \
-    bool entered = mine > 0 ? kp_gate_enter() : kp_gate_enter_capture();                             \
-    CUresult result = call;                                                                          \
-    if (result == CUDA_SUCCESS) kp_capture_begun(stream);                                            \
-    kp_gate_leave(entered);                                                                          \
-    return result
-
-#define END(call)                                                                                    \
-    bool entered = kp_gate_enter_other();                                                            \
-    CUresult result = call;                                                                          \
-    kp_capture_ended(stream); /* asks the driver */                                                  \
-    kp_gate_leave(entered);                                                                          \
-    return result
-
-#define EACH(name)                                                                                   \
-    KP_API CUresult name(CUstream stream) {                                                          \
+#define BEGINS(name, params, args)                                                                   \
+    KP_API CUresult name params {                                                                    \
         DRIVER(name);                                                                                \
-        BEGIN(real(stream));                                                                         \
+        bool entered = mine > 0 ? kp_gate_enter() : kp_gate_enter_capture();                         \
+        CUresult result = real args;                                                                 \
+        if (result == CUDA_SUCCESS) kp_capture_begun(stream);                                        \
+        kp_gate_leave(entered);                                                                      \
+        return result;                                                                               \
     }
-EACH(cuStreamBeginCapture)
-EACH(cuStreamBeginCapture_ptsz)
-#undef EACH
-
-#define EACH(name)                                                                                   \
-    KP_API CUresult name(CUstream stream, CUstreamCaptureMode mode) {                                \
+#define ENDS(name, params, args)                                                                     \
+    KP_API CUresult name params {                                                                    \
         DRIVER(name);                                                                                \
-        BEGIN(real(stream, mode));                                                                   \
+        bool entered = kp_gate_enter_other();                                                        \
+        CUresult result = real args;                                                                 \
+        kp_capture_ended(stream); /* asks the driver */                                              \
+        kp_gate_leave(entered);                                                                      \
+        return result;                                                                               \
     }
-EACH(cuStreamBeginCapture_v2)
-EACH(cuStreamBeginCapture_v2_ptsz)
-#undef EACH
+#define BOTH(what, name, params, args) what(name, params, args) what(name##_ptsz, params, args)
 
-#define EACH(name)                                                                                   \
-    KP_API CUresult name(CUstream stream, CUgraph graph, const CUgraphNode *nodes,                   \
-                         const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode) {     \
-        DRIVER(name);                                                                                \
-        BEGIN(real(stream, graph, nodes, edges, count, mode));                                       \
-    }
-EACH(cuStreamBeginCaptureToGraph)
-EACH(cuStreamBeginCaptureToGraph_ptsz)
-#undef EACH
-
-#define EACH(name)                                                                                   \
-    KP_API CUresult name(CUstream stream, CUgraph *graph) {                                          \
-        DRIVER(name);                                                                                \
-        END(real(stream, graph));                                                                    \
-    }
-EACH(cuStreamEndCapture)
-EACH(cuStreamEndCapture_ptsz)
-#undef EACH
-
+BOTH(BEGINS, cuStreamBeginCapture, (CUstream stream), (stream))
+BOTH(BEGINS, cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode), (stream, mode))
+BOTH(BEGINS, cuStreamBeginCaptureToGraph,
+     (CUstream stream, CUgraph graph, const CUgraphNode *nodes, const CUgraphEdgeData *edges, size_t count,
+      CUstreamCaptureMode mode),
+     (stream, graph, nodes, edges, count, mode))
+BOTH(ENDS, cuStreamEndCapture, (CUstream stream, CUgraph *graph), (stream, graph))
 #if CUDA_VERSION >= 13010
-#define EACH(name)                                                                                   \
-    KP_API CUresult name(CUstream stream, CUstreamCigCaptureParams *params) {                        \
-        DRIVER(name);                                                                                \
-        BEGIN(real(stream, params));                                                                 \
-    }
-EACH(cuStreamBeginCaptureToCig)
-EACH(cuStreamBeginCaptureToCig_ptsz)
-#undef EACH
-
-#define EACH(name)                                                                                   \
-    KP_API CUresult name(CUstream stream) {                                                          \
-        DRIVER(name);                                                                                \
-        END(real(stream));                                                                           \
-    }
-EACH(cuStreamEndCaptureToCig)
-EACH(cuStreamEndCaptureToCig_ptsz)
-#undef EACH
+BOTH(BEGINS, cuStreamBeginCaptureToCig, (CUstream stream, CUstreamCigCaptureParams *params), (stream, params))
+BOTH(ENDS, cuStreamEndCaptureToCig, (CUstream stream), (stream))
 #endif
-
 #if CUDA_VERSION >= 13030
-#define EACH(name)                                                                                   \
-    KP_API CUresult name(CUstream stream, CUstreamCaptureMode mode, CUgraph graph,                   \
-                         CUgraphRecaptureCallback callback, void *data) {                            \
-        DRIVER(name);                                                                                \
-        BEGIN(real(stream, mode, graph, callback, data));                                            \
-    }
-EACH(cuStreamBeginRecaptureToGraph)
-EACH(cuStreamBeginRecaptureToGraph_ptsz)
-#undef EACH
+BOTH(BEGINS, cuStreamBeginRecaptureToGraph,
+     (CUstream stream, CUstreamCaptureMode mode, CUgraph graph, CUgraphRecaptureCallback callback, void *data),
+     (stream, mode, graph, callback, data))
 #endif
 
-KP_API CUresult cuStreamDestroy_v2(CUstream stream) {
-    DRIVER(cuStreamDestroy_v2);
-    CUresult result;
-    COUNTED(result, real(stream));
-    if (result == CUDA_SUCCESS) kp_capture_dropped(stream);
-    return result;
-}
+HOOK(COUNTED, cuStreamDestroy_v2, (CUstream stream), real(stream), if (result == CUDA_SUCCESS) kp_capture_dropped(stream))

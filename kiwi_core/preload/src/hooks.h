@@ -29,6 +29,16 @@
         kp_gate_leave(entered_);                                                                     \
     } while (0)
 
+/* A whole wrapper: `call` goes through the gate as GATED, COUNTED or the like say; then come the rest. */
+#define HOOK(gate, name, params, call, ...)                                                          \
+    KP_API CUresult name params {                                                                    \
+        DRIVER(name);                                                                                \
+        CUresult result;                                                                             \
+        gate(result, call);                                                                          \
+        __VA_ARGS__;                                                                                 \
+        return result;                                                                               \
+    }
+
 CUresult kp_missing(void);
 
 /* captures.c: after the driver's answer. */

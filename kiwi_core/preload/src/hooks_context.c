@@ -20,85 +20,42 @@ static CUresult created(CUresult result) {
 }
 
 /* The link starts outside of the call: it waits for the daemon, which may close the gate at once. */
-#define MAKES_A_CONTEXT(call)                                                                        \
-    CUresult result;                                                                                 \
-    GATED(result, call);                                                                             \
-    if (result == CUDA_SUCCESS) kp_context_told();                                                   \
-    return result
+#define MAKES_A_CONTEXT(name, params, call)                                                          \
+    HOOK(GATED, name, params, call, if (result == CUDA_SUCCESS) kp_context_told())
 
-KP_API CUresult cuInit(unsigned flags) {
-    DRIVER(cuInit);
-    CUresult result;
-    COUNTED(result, real(flags));
-    if (result == CUDA_SUCCESS) kp_driver_initialised();
-    return result;
-}
+HOOK(COUNTED, cuInit, (unsigned flags), real(flags), if (result == CUDA_SUCCESS) kp_driver_initialised())
 
-KP_API CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device) {
-    DRIVER(cuCtxCreate_v2);
-    MAKES_A_CONTEXT(created(real(context, flags, device)));
-}
-
-KP_API CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count, unsigned flags,
-                               CUdevice device) {
-    DRIVER(cuCtxCreate_v3);
-    MAKES_A_CONTEXT(created(real(context, params, count, flags, device)));
-}
-
-KP_API CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned flags,
-                               CUdevice device) {
-    DRIVER(cuCtxCreate_v4);
-    MAKES_A_CONTEXT(created(real(context, params, flags, device)));
-}
+MAKES_A_CONTEXT(cuCtxCreate_v2, (CUcontext *context, unsigned flags, CUdevice device),
+                created(real(context, flags, device)))
+MAKES_A_CONTEXT(cuCtxCreate_v3,
+                (CUcontext *context, CUexecAffinityParam *params, int count, unsigned flags, CUdevice device),
+                created(real(context, params, count, flags, device)))
+MAKES_A_CONTEXT(cuCtxCreate_v4, (CUcontext *context, CUctxCreateParams *params, unsigned flags, CUdevice device),
+                created(real(context, params, flags, device)))
 
 static CUresult retained(CUresult result, CUcontext *context, CUdevice device) {
     return made(result, result == CUDA_SUCCESS ? *context : NULL, device);
 }
 
-KP_API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
-    DRIVER(cuDevicePrimaryCtxRetain);
-    MAKES_A_CONTEXT(retained(real(context, device), context, device));
+MAKES_A_CONTEXT(cuDevicePrimaryCtxRetain, (CUcontext *context, CUdevice device),
+                retained(real(context, device), context, device))
+/* Synchronising its device's primary context waits for it, too. */
+MAKES_A_CONTEXT(cuGreenCtxCreate,
+                (CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned flags),
+                made(real(context, resources, device, flags), NULL, device))
+
+static CUresult enabled(CUresult result, CUcontext peer) {
+    return result == CUDA_SUCCESS && kp_owning() ? kp_own_peer_enabled(peer) : result;
 }
 
-KP_API CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device,
-                                 unsigned flags) {
-    DRIVER(cuGreenCtxCreate);
-    /* Synchronising its device's primary context waits for it, too. */
-    MAKES_A_CONTEXT(made(real(context, resources, device, flags), NULL, device));
-}
-
-KP_API CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
-    DRIVER(cuCtxEnablePeerAccess);
-    CUresult result;
-    bool entered = kp_gate_enter();
-    result = real(peer, flags);
-    if (result == CUDA_SUCCESS && kp_owning()) result = kp_own_peer_enabled(peer);
-    kp_gate_leave(entered);
-    return result;
-}
+HOOK(GATED, cuCtxEnablePeerAccess, (CUcontext peer, unsigned flags), enabled(real(peer, flags), peer))
 
 /* Not gated, for programs end with these. Nobody of ours is in the context any more when it goes. */
 
-KP_API CUresult cuCtxDestroy_v2(CUcontext context) {
-    DRIVER(cuCtxDestroy_v2);
-    CUresult result;
-    COUNTED(result, kp_disabled() ? real(context) : kp_own_context_destroy(context));
-    return result;
-}
-
-KP_API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
-    DRIVER(cuDevicePrimaryCtxRelease_v2);
-    CUresult result;
-    COUNTED(result, kp_disabled() ? real(device) : kp_own_primary_release(device));
-    return result;
-}
-
-KP_API CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
-    DRIVER(cuDevicePrimaryCtxReset_v2);
-    CUresult result;
-    COUNTED(result, kp_disabled() ? real(device) : kp_own_primary_reset(device));
-    return result;
-}
-
+HOOK(COUNTED, cuCtxDestroy_v2, (CUcontext context), kp_disabled() ? real(context) : kp_own_context_destroy(context))
+HOOK(COUNTED, cuDevicePrimaryCtxRelease_v2, (CUdevice device),
+     kp_disabled() ? real(device) : kp_own_primary_release(device))
+HOOK(COUNTED, cuDevicePrimaryCtxReset_v2, (CUdevice device),
+     kp_disabled() ? real(device) : kp_own_primary_reset(device))
 KP_API CUresult cuDevicePrimaryCtxRelease(CUdevice device) { return cuDevicePrimaryCtxRelease_v2(device); }
 KP_API CUresult cuDevicePrimaryCtxReset(CUdevice device) { return cuDevicePrimaryCtxReset_v2(device); }

@@ -52,32 +52,36 @@ void kp_wrapped_foreign(int count) {
 
 /* ---- the calls ---- */
 
-#define EACH(name)                                                                                   \
-    KP_API CUresult name(CUdeviceptr *p, size_t bytes, CUstream stream) {                            \
+/* `args` of the driver's call; what it gives is known by `key`. */
+#define CAME(name, params, args, kind, key, bytes)                                                   \
+    HOOK(GATED, name, params, real args,                                                             \
+         if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_##kind, (uint64_t)(key), bytes))
+
+/* Forgotten before the driver may hand the same address out again. */
+#define GONE(name, type, kind)                                                                       \
+    KP_API CUresult name(type it) {                                                                  \
         DRIVER(name);                                                                                \
         CUresult result;                                                                             \
-        GATED(result, real(p, bytes, stream));                                                       \
-        if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_POOL, *p, bytes);                     \
+        kp_foreign_gone(KP_FOREIGN_##kind, (uint64_t)it);                                            \
+        COUNTED(result, real(it));                                                                   \
         return result;                                                                               \
     }
-EACH(cuMemAllocAsync)
-EACH(cuMemAllocAsync_ptsz)
-#undef EACH
 
-#define EACH(name)                                                                                   \
-    KP_API CUresult name(CUdeviceptr *p, size_t bytes, CUmemoryPool pool, CUstream stream) {         \
-        DRIVER(name);                                                                                \
-        CUresult result;                                                                             \
-        GATED(result, real(p, bytes, pool, stream));                                                 \
-        if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_POOL, *p, bytes);                     \
-        return result;                                                                               \
-    }
-EACH(cuMemAllocFromPoolAsync)
-EACH(cuMemAllocFromPoolAsync_ptsz)
-#undef EACH
+#define BOTH(name)                                                                                   \
+    CAME(name, (CUdeviceptr *p, size_t bytes, CUstream stream), (p, bytes, stream), POOL, *p, bytes)
+BOTH(cuMemAllocAsync)
+BOTH(cuMemAllocAsync_ptsz)
+#undef BOTH
 
-/* Also frees what cuMemAlloc gave. Forgotten before the driver may hand the same address out again. */
-#define EACH(name)                                                                                   \
+#define BOTH(name)                                                                                   \
+    CAME(name, (CUdeviceptr *p, size_t bytes, CUmemoryPool pool, CUstream stream),                   \
+         (p, bytes, pool, stream), POOL, *p, bytes)
+BOTH(cuMemAllocFromPoolAsync)
+BOTH(cuMemAllocFromPoolAsync_ptsz)
+#undef BOTH
+
+/* Also frees what cuMemAlloc gave. */
+#define BOTH(name)                                                                                   \
     KP_API CUresult name(CUdeviceptr p, CUstream stream) {                                           \
         DRIVER(name);                                                                                \
         CUresult result;                                                                             \
@@ -86,17 +90,11 @@ EACH(cuMemAllocFromPoolAsync_ptsz)
         COUNTED(result, ours ? kp_own_free_async(p, stream) : real(p, stream));                      \
         return result;                                                                               \
     }
-EACH(cuMemFreeAsync)
-EACH(cuMemFreeAsync_ptsz)
-#undef EACH
+BOTH(cuMemFreeAsync)
+BOTH(cuMemFreeAsync_ptsz)
+#undef BOTH
 
-KP_API CUresult cuMemAllocManaged(CUdeviceptr *p, size_t bytes, unsigned flags) {
-    DRIVER(cuMemAllocManaged);
-    CUresult result;
-    GATED(result, real(p, bytes, flags));
-    if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_MANAGED, *p, bytes);
-    return result;
-}
+CAME(cuMemAllocManaged, (CUdeviceptr *p, size_t bytes, unsigned flags), (p, bytes, flags), MANAGED, *p, bytes)
 
 /* ---- arrays ---- */
 
@@ -113,70 +111,32 @@ static uint64_t bytes_3d(const CUDA_ARRAY3D_DESCRIPTOR *d) {
     return array_bytes(d->Width, d->Height, d->Depth, d->Format, d->NumChannels);
 }
 
-KP_API CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d) {
-    DRIVER(cuArrayCreate_v2);
-    CUresult result;
-    GATED(result, real(array, d));
-    if (result == CUDA_SUCCESS)
-        kp_foreign_came(KP_FOREIGN_ARRAY, (uintptr_t)*array,
-                        array_bytes(d->Width, d->Height, 0, d->Format, d->NumChannels));
-    return result;
+static uint64_t bytes_2d(const CUDA_ARRAY_DESCRIPTOR *d) {
+    return array_bytes(d->Width, d->Height, 0, d->Format, d->NumChannels);
 }
 
-KP_API CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *d) {
-    DRIVER(cuArray3DCreate_v2);
-    CUresult result;
-    GATED(result, real(array, d));
-    if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_ARRAY, (uintptr_t)*array, bytes_3d(d));
-    return result;
+/* All levels together: at most a third more than the first. */
+static uint64_t bytes_of_levels(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) {
+    return bytes_3d(d) + (levels > 1 ? bytes_3d(d) / 3 : 0);
 }
 
-KP_API CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *d,
-                                       unsigned levels) {
-    DRIVER(cuMipmappedArrayCreate);
-    CUresult result;
-    GATED(result, real(array, d, levels));
-    if (result == CUDA_SUCCESS) /* all levels together: at most a third more than the first */
-        kp_foreign_came(KP_FOREIGN_ARRAY, (uintptr_t)*array, bytes_3d(d) + (levels > 1 ? bytes_3d(d) / 3 : 0));
-    return result;
-}
-
-KP_API CUresult cuArrayDestroy(CUarray array) {
-    DRIVER(cuArrayDestroy);
-    kp_foreign_gone(KP_FOREIGN_ARRAY, (uintptr_t)array);
-    CUresult result;
-    COUNTED(result, real(array));
-    return result;
-}
-
-KP_API CUresult cuMipmappedArrayDestroy(CUmipmappedArray array) {
-    DRIVER(cuMipmappedArrayDestroy);
-    kp_foreign_gone(KP_FOREIGN_ARRAY, (uintptr_t)array);
-    CUresult result;
-    COUNTED(result, real(array));
-    return result;
-}
+CAME(cuArrayCreate_v2, (CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d), (array, d), ARRAY, *array, bytes_2d(d))
+CAME(cuArray3DCreate_v2, (CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *d), (array, d), ARRAY, *array, bytes_3d(d))
+CAME(cuMipmappedArrayCreate, (CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels),
+     (array, d, levels), ARRAY, *array, bytes_of_levels(d, levels))
+GONE(cuArrayDestroy, CUarray, ARRAY)
+GONE(cuMipmappedArrayDestroy, CUmipmappedArray, ARRAY)
 
 /* ---- the program's own virtual memory management ---- */
 
-KP_API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
-                            const CUmemAllocationProp *prop, unsigned long long flags) {
-    DRIVER(cuMemCreate);
-    CUresult result;
-    GATED(result, real(handle, bytes, prop, flags));
-    if (result == CUDA_SUCCESS && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-        kp_foreign_came(KP_FOREIGN_VMM, *handle, bytes);
-    return result;
-}
+HOOK(GATED, cuMemCreate,
+     (CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags),
+     real(handle, bytes, prop, flags),
+     if (result == CUDA_SUCCESS && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+         kp_foreign_came(KP_FOREIGN_VMM, *handle, bytes))
 
 /* The memory goes with its last mapping, which as a rule has been undone by now. */
-KP_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
-    DRIVER(cuMemRelease);
-    kp_foreign_gone(KP_FOREIGN_VMM, handle);
-    CUresult result;
-    COUNTED(result, real(handle));
-    return result;
-}
+GONE(cuMemRelease, CUmemGenericAllocationHandle, VMM)
 
 /* ---- from elsewhere ---- */
 
@@ -196,68 +156,20 @@ KP_API CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr p) {
 }
 
 /* Another process' memory: counted as one, for its bytes are on that process' books. */
-#define EACH(name)                                                                                   \
-    KP_API CUresult name(CUdeviceptr *p, CUipcMemHandle handle, unsigned flags) {                    \
-        DRIVER(name);                                                                                \
-        CUresult result;                                                                             \
-        GATED(result, real(p, handle, flags));                                                       \
-        if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_IPC, *p, 1);                          \
-        return result;                                                                               \
-    }
-EACH(cuIpcOpenMemHandle)
-EACH(cuIpcOpenMemHandle_v2)
-#undef EACH
+#define BOTH(name)                                                                                   \
+    CAME(name, (CUdeviceptr *p, CUipcMemHandle handle, unsigned flags), (p, handle, flags), IPC, *p, 1)
+BOTH(cuIpcOpenMemHandle)
+BOTH(cuIpcOpenMemHandle_v2)
+#undef BOTH
+GONE(cuIpcCloseMemHandle, CUdeviceptr, IPC)
 
-KP_API CUresult cuIpcCloseMemHandle(CUdeviceptr p) {
-    DRIVER(cuIpcCloseMemHandle);
-    kp_foreign_gone(KP_FOREIGN_IPC, p);
-    CUresult result;
-    COUNTED(result, real(p));
-    return result;
-}
-
-KP_API CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *d) {
-    DRIVER(cuImportExternalMemory);
-    CUresult result;
-    GATED(result, real(memory, d));
-    if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_EXTERNAL, (uintptr_t)*memory, d->size);
-    return result;
-}
-
-KP_API CUresult cuDestroyExternalMemory(CUexternalMemory memory) {
-    DRIVER(cuDestroyExternalMemory);
-    kp_foreign_gone(KP_FOREIGN_EXTERNAL, (uintptr_t)memory);
-    CUresult result;
-    COUNTED(result, real(memory));
-    return result;
-}
+CAME(cuImportExternalMemory, (CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *d), (memory, d),
+     EXTERNAL, *memory, d->size)
+GONE(cuDestroyExternalMemory, CUexternalMemory, EXTERNAL)
 
 /* ---- no memory, but arguments that a typeless wrapper cannot hand on ---- */
 
-KP_API CUresult cuIpcOpenEventHandle(CUevent *event, CUipcEventHandle handle) {
-    DRIVER(cuIpcOpenEventHandle);
-    CUresult result;
-    COUNTED(result, real(event, handle));
-    return result;
-}
-
-KP_API CUresult cuParamSetf(CUfunction function, int offset, float value) {
-    DRIVER(cuParamSetf);
-    CUresult result;
-    COUNTED(result, real(function, offset, value));
-    return result;
-}
-
-KP_API CUresult cuTexRefSetMipmapLevelBias(CUtexref texture, float bias) {
-    DRIVER(cuTexRefSetMipmapLevelBias);
-    CUresult result;
-    COUNTED(result, real(texture, bias));
-    return result;
-}
-
-KP_API CUresult cuTexRefSetMipmapLevelClamp(CUtexref texture, float least, float most) {
-    DRIVER(cuTexRefSetMipmapLevelClamp);
-    CUresult result;
-    COUNTED(result, real(texture, least, most));
-    return result;
-}
+HOOK(COUNTED, cuIpcOpenEventHandle, (CUevent *event, CUipcEventHandle handle), real(event, handle))
+HOOK(COUNTED, cuParamSetf, (CUfunction function, int offset, float value), real(function, offset, value))
+HOOK(COUNTED, cuTexRefSetMipmapLevelBias, (CUtexref texture, float bias), real(texture, bias))
+HOOK(COUNTED, cuTexRefSetMipmapLevelClamp, (CUtexref texture, float least, float most), real(texture, least, most))

@@ -9,17 +9,8 @@ static CUresult answered(CUresult result, const char *name, void **address, int 
     return result;
 }
 
-KP_API CUresult cuGetProcAddress(const char *name, void **address, int version, cuuint64_t flags) {
-    DRIVER(cuGetProcAddress);
-    CUresult result;
-    COUNTED(result, answered(real(name, address, version, flags), name, address, version, flags));
-    return result;
-}
-
-KP_API CUresult cuGetProcAddress_v2(const char *name, void **address, int version, cuuint64_t flags,
-                                    CUdriverProcAddressQueryResult *found) {
-    DRIVER(cuGetProcAddress_v2);
-    CUresult result;
-    COUNTED(result, answered(real(name, address, version, flags, found), name, address, version, flags));
-    return result;
-}
+HOOK(COUNTED, cuGetProcAddress, (const char *name, void **address, int version, cuuint64_t flags),
+     answered(real(name, address, version, flags), name, address, version, flags))
+HOOK(COUNTED, cuGetProcAddress_v2,
+     (const char *name, void **address, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *found),
+     answered(real(name, address, version, flags, found), name, address, version, flags))
