@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from kiwi_core.sched.session import Session
     from kiwi_core.sched.state import State
-    from kiwi_core.units import SessionId
 
 
 def must_stay(session: Session) -> bool:
@@ -36,16 +35,8 @@ def why_it_stays(session: Session) -> tuple[Notice, str]:
     return Notice.BLOCKED_UNGUARDED, ""
 
 
-def _known(st: State, session_id: SessionId) -> Session | None:
-    session = st.sessions.get(session_id)
-    if session is None or session.gone:
-        st.ignored_events += 1
-        return None
-    return session
-
-
 def guard_changed(st: State, event: ev.GuardChanged) -> None:
-    session = _known(st, event.session)
+    session = st.known(event.session)
     if session is None or session.guarded is event.guarded:
         return
     session.guarded = event.guarded
@@ -54,7 +45,7 @@ def guard_changed(st: State, event: ev.GuardChanged) -> None:
 
 
 def stopped(st: State, event: ev.SessionStopped) -> None:
-    session = _known(st, event.session)
+    session = st.known(event.session)
     if session is None:
         return
     session.stopped = event.why or "stopped"
@@ -64,7 +55,7 @@ def stopped(st: State, event: ev.SessionStopped) -> None:
 
 def continued(st: State, event: ev.SessionContinued) -> None:
     """Its process runs again. If its turn ended meanwhile, the settle pass has it held at once."""
-    session = _known(st, event.session)
+    session = st.known(event.session)
     if session is None or not session.stopped:
         return
     session.stopped = ""

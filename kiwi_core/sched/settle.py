@@ -47,7 +47,7 @@ def _end_lingerers(st: State) -> None:
             end_ns = session.granted_ns + st.quantum_ns(session)
             st.wake_at(end_ns)
             if end_ns <= st.now_ns:
-                bursts.end(st, session, "left-over threads, nobody knows whether at work")
+                bursts.end(st, session, "left-over threads, perhaps at work", st.now_ns)
                 session.at_work = True  # if it has no gate, its memory stays: nothing would hold it
                 del st.lingerers[session.id]
 

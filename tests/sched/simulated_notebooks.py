@@ -193,7 +193,8 @@ class Notebooks:
             proc.held_since_ns = None
         self._rests(proc)
         proc.phase = "idle"
-        self.tell(ev.BurstEnded(session=proc.id, burst=proc.burst))
+        ended_ns = self.now_ns if self.rng.random() < 0.2 else None  # the look did not come
+        self.tell(ev.BurstEnded(session=proc.id, burst=proc.burst, ended_ns=ended_ns))
         self._think(proc)
 
     def _rests(self, proc: Proc) -> None:

@@ -57,7 +57,7 @@ class Simulation(Notebooks, Driver, Mischief):
         self.next_id = 0
         self.seq = 0
         self.heap: list[tuple[int, int, Callable[[], None]]] = []
-        self.winding_down = False
+        self.winding_down = self.reading = False
         self.used_ops: set[OpId] = set()
         self.requests = 0
         self.past_overtime_ns = 0
@@ -104,6 +104,15 @@ class Simulation(Notebooks, Driver, Mischief):
             self._perform(action)
         self._check_physics()
         self._check_work_conserving()
+        if self.scheduler.waiting and self.scheduler.unread and not self.reading:
+            self.reading = True
+            self._at(self.rng.randrange(JITTER_NS), self._read_unread)
+
+    def _read_unread(self) -> None:
+        """Somebody may wait for what a session has left in the GPU. Mostly the look comes."""
+        self.reading = False
+        if self.plan.calm or self.rng.random() < 0.9:
+            self._report_memory()
 
     # --- invariants -----------------------------------------------------------------------------
 
@@ -113,10 +122,15 @@ class Simulation(Notebooks, Driver, Mischief):
     def _check_work_conserving(self) -> None:
         st = self.scheduler._st
         busy = st.runners or any(not s.stuck for s in st.ops.values())
-        if st.queue and not busy and st.observed:
+        if st.queue and not busy and st.observed and not self._awaits_reading():
             idle_for = [s.id for s in st.queue.values() if s.blocked is None]
             assert not idle_for, f"idle GPU, nothing under way, and {idle_for} wait unblocked"
             assert self._will_wake(), "all waiters are blocked and nobody will look again"
+
+    def _awaits_reading(self) -> bool:
+        st = self.scheduler._st
+        patience_ns = st.config.reading_patience_ns
+        return any(s.left_ns + patience_ns > self.now_ns for s in st.unread.values())
 
     def _will_wake(self) -> bool:
         """Either a deadline is set, or only an observation or an outcome can change anything."""

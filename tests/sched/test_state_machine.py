@@ -356,7 +356,9 @@ class Machine(RuleBasedStateMachine):
         if hasattr(self, "scheduler"):
             st = self.scheduler._st
             busy = st.runners or any(not session.stuck for session in st.ops.values())
-            if st.observed and not busy:
+            patience_ns = st.config.reading_patience_ns
+            awaits = any(s.left_ns + patience_ns > self.now_ns for s in st.unread.values())
+            if st.observed and not busy and not awaits:
                 assert all(waiter.blocked is not None for waiter in st.queue.values())
 
     @invariant()
