@@ -100,6 +100,7 @@ class Simulation(Notebooks, Driver, Mischief):
         actions = self.scheduler.handle(event, self.now_ns)
         self.counts.events += 1
         self.journal.append(JournalEntry(now_ns=self.now_ns, event=event, actions=actions))
+        self._note_turns_left_where_they_are()
         for action in actions:
             self._perform(action)
         self._check_physics()
@@ -107,6 +108,13 @@ class Simulation(Notebooks, Driver, Mischief):
         if self.scheduler.waiting and self.scheduler.unread and not self.reading:
             self.reading = True
             self._at(self.rng.randrange(JITTER_NS), self._read_unread)
+
+    def _note_turns_left_where_they_are(self) -> None:
+        """One without a gate that is stopped holds nothing any more once others wait."""
+        for proc in self.procs.values():
+            if proc.stopped and not proc.guarded and proc.id not in self.scheduler._st.runners:
+                self.holders.discard(proc.id)
+                self._stops_holding_ungated(proc)
 
     def _read_unread(self) -> None:
         """Somebody may wait for what a session has left in the GPU. Mostly the look comes."""
