@@ -93,7 +93,8 @@ def unfit(
     """Return why the driver must not move ``ref``; ``None``: nothing is known against it.
 
     ``driver_version`` is NVML's ("595.71.05"). ``mig``: that mode is on. ``told`` are the
-    kinds of memory that it has and that its library cannot own. ``root`` is where ``/proc`` is; tests name another.
+    kinds of memory that it has and that its library cannot own. ``root`` is where ``/proc`` is;
+    tests name another.
     """
     if mig:
         return MIG
