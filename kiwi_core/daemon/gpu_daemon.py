@@ -274,8 +274,8 @@ class GpuDaemon:
             lambda session: session not in self._observer.without_driver,
         )  # fmt: skip
         self._limits = self._links.ram = Limits(
-            self._core, self._links, budget_bytes=self._host_budget_bytes,
-            others_bytes=self._others_bytes, left_bytes=self._host_left_bytes,
+            self._links, budget_bytes=self._host_budget_bytes, others_bytes=self._others_bytes,
+            left_bytes=self._host_left_bytes,
         )  # fmt: skip
 
         def after(event: Event, actions: Sequence[Action]) -> None:

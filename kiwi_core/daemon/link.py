@@ -323,7 +323,7 @@ def _done_already(call: Call, told: Told) -> int | None:
 
 def _moved(told: Told, action: PagerAction, moved_bytes: int) -> Told:
     """As its answer has it, where it has not said so itself."""
-    if told.residency is _AFTER[action]:
+    if action is PagerAction.YIELD or told.residency is _AFTER[action]:
         return told
     owned_bytes = max(told.resident_bytes + told.paged_out_bytes, moved_bytes)
     out = action is PagerAction.PAGE_OUT

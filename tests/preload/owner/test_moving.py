@@ -71,17 +71,16 @@ def test_a_way_out_that_fails_leaves_all_in_the_gpu(program, kind):
 
 
 @pytest.mark.parametrize("kind", ["copy_out", "unmap"])
-def test_a_way_out_that_fails_spoils_no_kept_copy(program, kind):
-    p = program(KIWI_VERIFY="1")
+def test_a_way_out_that_fails_after_others_went_well(program, kind):
+    p = program()
     p.do(HELD)
-    p.do("prepare(); until_hashing()")
+    p.do("prepare()")
     for skip in (0, 1, 3):
         p.do("swap()")
         p.do(f"write(held[3], {skip}); write(held[4], {skip}, 3 * MIB, 9 * MIB)")
         p.do(f"fault('{kind}', {skip})")
         assert p.get("out()").startswith("refused driver: ")
         p.do("same(*held); check(); swap(); same(*held)")
-    assert p.get("moved()['differed']") == 0
 
 
 def test_a_way_out_of_a_full_gpu(program, world):
@@ -219,7 +218,7 @@ def test_host_memory_is_pinned_before_it_is_needed_and_given_back_on_demand(prog
     assert p.get("arena()['used']") == 0
     p.do("swap(); same(*held)")
     assert p.get("arena()['pageable']") == 0  # nothing was added on the way
-    p.do("library.kiwi_preload_test_forget(); library.kiwi_preload_test_trim(ctypes.c_uint64(0))")
+    p.do("library.kiwi_preload_test_allow(ctypes.c_uint64(0))")
     p.do("until(lambda: arena()['pinned'] == 0, 'nothing was given back')")
     p.do("swap(); same(*held); check()")
 
@@ -233,29 +232,11 @@ def test_where_nothing_can_be_pinned_pageable_memory_does(program):
     assert p.get("arena()['pinned']") == 0
 
 
-def test_copies_that_were_made_before_anything_was_pinned_are_pinned_later(program):
-    """Their bytes stay as they are, and no second piece is pinned beside each of theirs."""
-    p = program(KIWI_VERIFY="1")
-    p.do("fault('pin', 0, -1); prepare()")
-    p.do(HELD)
-    p.do("until_hashing(); swap(); swap(); same(*held)")
-    assert p.get("arena()['pinned']") == 0
-    assert p.get("arena()['used'] == books()['kept'] == books()['owned'] > 0")
-    before = p.get("arena()['pageable']")
-    p.do("fault('pin', 0, 0); prepare()")
-    p.do("until(lambda: arena()['pageable'] == 0, 'copies stay pageable')")
-    assert p.get("arena()['pinned']") <= before + 4 * MIB
-    copied = p.get("moved()['copied']")
-    p.do("swap(); same(*held); check()")
-    assert p.get("moved()['copied']") == copied, "the copies were right still"
-    assert p.get("moved()['differed']") == 0
-
-
 def test_what_goes_out_before_it_is_pinned_is_pinned_once_it_is_back(program):
     p = program()
     p.do("fault('pin', 0, -1); prepare()")
     p.do(HELD)
-    p.do("until_hashing(); assert out() == 'moved'; fault('pin', 0, 0); prepare()")
+    p.do("assert out() == 'moved'; fault('pin', 0, 0); prepare()")
     p.do("assert back() == 'moved'; same(*held)")
     p.do("until(lambda: arena()['pageable'] == 0, 'copies stay pageable')")
     p.do("swap(); same(*held); check()")
