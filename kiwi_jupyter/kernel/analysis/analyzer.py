@@ -3,7 +3,7 @@
 Two proofs that it does not. While no library that can reach a GPU is in the process, and no code
 so far could have brought one in, it is enough that this cell brings none in either (``clean``).
 Otherwise every name that it reaches must lead to what stays on the CPU. What cannot be proved
-counts as using the GPU.
+counts as using the GPU, unless the process cannot use it at all: see ``plain``.
 
 What is trusted: that the libraries on the CPU list stay there whatever state they were left in
 (an exotic logging handler, a display formatter), and that code of other threads is not the
@@ -28,6 +28,7 @@ from kiwi_jupyter.kernel.analysis.names import (
     Imported,
     Meaning,
 )
+from kiwi_jupyter.kernel.analysis.plain import PlainChecker
 from kiwi_jupyter.kernel.analysis.steps import Reading, Step, read
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 STATEMENTS_MAX: Final = 2_000
 """A cell with more top-level statements is generated; it counts as using the GPU."""
+
+
+NOT_PLAIN: Final = "it does not plainly go for the GPU"
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,16 @@ class Analyzer:
             self._note_patches(step, run.names)
         return self._verdict(found, "everything that it reaches stays on the CPU")
 
+    def plainly(
+        self, tree: ast.Module, space: Mapping[str, Any], source: Hashable | None = None
+    ) -> Verdict:
+        """Whether the cell plainly goes for the GPU. ``analyse`` has said that it may use it, and
+        has noted what it does to later cells."""
+        if len(tree.body) > STATEMENTS_MAX:
+            return Verdict(False, NOT_PLAIN)
+        run = _Pass(self, space, clean=False, plain=True)
+        return self._verdict(run.first_fault(self._reading.steps(tree, source)), NOT_PLAIN)
+
     def preview(self, tree: ast.Module, space: Mapping[str, Any]) -> Verdict:
         """Like ``analyse`` for code that is not going to run: nothing is remembered of it."""
         tainted, patched = self._tainted, set(self._patched)
@@ -134,20 +148,22 @@ class Analyzer:
 
 
 class _Pass:
-    """One look at a cell, in one of the two ways."""
+    """One look at a cell, in one of the three ways."""
 
-    def __init__(self, analyzer: Analyzer, space: Mapping[str, Any], *, clean: bool) -> None:
+    def __init__(
+        self, analyzer: Analyzer, space: Mapping[str, Any], *, clean: bool, plain: bool = False
+    ) -> None:
         self._transform = analyzer._transform
         self._space = space
         self._clean = clean
         self.names = CellNames(space)
         self.taint: Fault | None = None
-        self._checker = Checker(
-            analyzer.libraries,
-            clean=clean,
-            patched=analyzer._patched,
-            magic=Magics(self._body),
-        )
+        magic = Magics(self._body)
+        if plain:
+            self._checker: Checker = PlainChecker(analyzer.libraries, magic=magic)
+        else:
+            libraries, patched = analyzer.libraries, analyzer._patched
+            self._checker = Checker(libraries, clean=clean, patched=patched, magic=magic)
 
     def first_fault(self, steps: list[Step]) -> tuple[int, Fault] | None:
         """Index and reason of the first statement that may use the GPU.

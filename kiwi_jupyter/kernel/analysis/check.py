@@ -25,12 +25,14 @@ _MISSING: Final = object()
 @dataclass(frozen=True)
 class Fault:
     """Why code may use the GPU: the first thing found. ``taints``: it may also change what later
-    cells do without a trace in them (imports, ``exec``), so "nothing can reach a GPU" is over."""
+    cells do without a trace in them (imports, ``exec``), so "nothing can reach a GPU" is over.
+    ``plain``: it goes for the GPU by name (``plain.py``)."""
 
     line: int
     subject: str
     why: str
     taints: bool = True
+    plain: bool = False
 
 
 class Checker:
@@ -244,7 +246,7 @@ class Checker:
     ) -> Fault | None:
         """Naming a class that already exists does nothing, whatever library it is from."""
         for meaning in names.meanings(name):
-            if harmless(_already_there(meaning, chain)):
+            if harmless(already_there(meaning, chain)):
                 continue
             fault = self._meaning(name, chain, line, names, meaning)
             if fault is not None:
@@ -266,7 +268,7 @@ def _of_library(value: object, module: str) -> bool:
     return top == module.partition(".")[0] and top not in ("functools", "collections", "types")
 
 
-def _already_there(meaning: Meaning, chain: Chain) -> object:
+def already_there(meaning: Meaning, chain: Chain) -> object:
     """What ``chain`` leads to through loaded modules, without running anything; or a miss."""
     if isinstance(meaning, Existing):
         value: object = meaning.value

@@ -24,6 +24,14 @@ GPU_LIBRARIES: Final = frozenset(
 )
 """Known to drive a GPU, or to do so when asked."""
 
+SELDOM_GPU: Final = frozenset(
+    "catboost cv2 lightgbm numba onnxruntime polars pynvml ray thinc xgboost".split()
+)
+"""Of these, the libraries that mostly work on the CPU: naming one is no plain use of the GPU."""
+
+PLAINLY_GPU: Final = ("numba.cuda", "cv2.cuda")
+"""What of them is."""
+
 ACCELERATORS: Final = frozenset({"cudf", "cuml", "legate", "cunumeric", "cupynumeric", "modin"})
 """Libraries that replace *other* libraries in place: once one is loaded, only the standard
 library is still what its name says."""
@@ -187,11 +195,24 @@ class Libraries:
     ) -> None:
         self.gpu = (GPU_LIBRARIES | gpu) - cpu
         self.cpu = (CPU_LIBRARIES | cpu) - self.gpu
+        self._seldom = SELDOM_GPU - gpu
         self._trusted_modules: dict[str, tuple[int, bool]] = {}
 
     def is_gpu(self, module: str) -> bool:
         """Whether ``module`` belongs to a library that is known to reach a GPU."""
         return module.partition(".")[0] in self.gpu
+
+    def is_plainly_gpu(self, module: str) -> bool:
+        """Whether ``module`` belongs to a library that is there to drive a GPU."""
+        top = module.partition(".")[0]
+        return top in self.gpu and (top not in self._seldom or module.startswith(PLAINLY_GPU))
+
+    def is_users(self, module: str) -> bool:
+        """Whether ``module`` is the notebook or a file of its user's, not part of a package."""
+        if module == "__main__":
+            return True
+        loaded = sys.modules.get(module.partition(".")[0])
+        return loaded is not None and not self._is_installed(module.partition(".")[0], loaded)
 
     def is_cpu(self, module: str) -> bool:
         """Whether ``module`` belongs, by name, to what stays on the CPU (all or part of it)."""
@@ -212,6 +233,9 @@ class Libraries:
         loaded = sys.modules.get(top)
         if loaded is None:
             return not _shadowed(top)
+        return self._is_installed(top, loaded)
+
+    def _is_installed(self, top: str, loaded: object) -> bool:
         known = self._trusted_modules.get(top)
         if known is None or known[0] != id(loaded):
             known = (id(loaded), _comes_from_environment(loaded))

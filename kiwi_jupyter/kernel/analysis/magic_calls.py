@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kiwi_jupyter.kernel.analysis.check import Fault
@@ -132,7 +133,8 @@ class Magics:
         fault = self._body(source, "-i" not in words)
         if fault is None:
             return None
-        return Fault(0, subject, f"it reaches `{fault.subject}` in line {fault.line}: {fault.why}")
+        why = f"it reaches `{fault.subject}` in line {fault.line}: {fault.why}"
+        return Fault(0, subject, why, plain=fault.plain)
 
 
 def parse(code: str, transform: Callable[[str], str]) -> ast.Module | None:
@@ -157,4 +159,4 @@ def _without_options(line: str) -> str:
 
 
 def _at(fault: Fault, line: int) -> Fault:
-    return Fault(line, fault.subject, fault.why, fault.taints)
+    return replace(fault, line=line)
