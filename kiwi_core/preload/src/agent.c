@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +20,6 @@
 #include "pager.h"
 #include "place.h"
 
-enum { STACK_BYTES = 1 << 20 }; /* the driver's calls run on it; only what is touched takes memory */
 static const int64_t MS = 1000000, SECOND = 1000000000;
 static const int64_t FIRST_WORD_NS = 250 * MS;    /* how long the program's start waits for the daemon */
 static const int64_t WELCOME_NS = 30 * SECOND;    /* a daemon that says nothing for so long hangs */
@@ -221,21 +219,6 @@ static void at_exit(void) {
     if (!kp_pager_stands()) await(&over, EXIT_NS);
 }
 
-static bool start_thread(void) {
-    sigset_t all, before;
-    pthread_t thread;
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* the program's signals are for its own threads */
-    bool good = !pthread_create(&thread, &attributes, run, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
-    return good;
-}
-
 /* For as long as it takes: a program that went on would use the GPU beside those who wait their turn. */
 static void await_place(void) {
     while (__atomic_load_n(&no_place, __ATOMIC_ACQUIRE) && !kp_link_ended()) await(&begun, SECOND);
@@ -253,7 +236,7 @@ void kp_link_start(const CUuuid *gpu) {
     }
     snprintf(path, sizeof path, "%s/%s.sock", directory, uuid);
     kp_alone_prepare();
-    if (!kp_link_prepare() || pthread_atfork(NULL, NULL, in_child) || atexit(at_exit) || !start_thread()) {
+    if (!kp_link_prepare() || pthread_atfork(NULL, NULL, in_child) || atexit(at_exit) || !kp_start_thread(run)) {
         kp_link_forked();
         kp_warn("the system has no thread or descriptor to spare for Kiwi: this program runs without it.");
         return;

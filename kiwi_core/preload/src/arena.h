@@ -43,10 +43,8 @@ void kp_arena_aim(uint64_t bytes);
  * at until_ns (CLOCK_MONOTONIC): it is in one still. */
 bool kp_arena_stop(bool on, int64_t until_ns);
 
-void kp_arena_wake(void); /* there is a new context to prepare for */
-/* By a pass that is over: pageable pieces that it left free may be pinned. */
-void kp_arena_moved(void);
-
+/* There is a new context, or a pass is over: pageable pieces that it left free may be pinned. */
+void kp_arena_wake(void);
 bool kp_arena_take(struct kp_copy *copy, size_t bytes); /* false: nothing was taken */
 void kp_arena_give(struct kp_copy *copy);
 uint64_t kp_arena_room(void); /* bytes that could be taken now */

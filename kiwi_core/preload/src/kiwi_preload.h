@@ -2,6 +2,8 @@
 #ifndef KIWI_PRELOAD_H
 #define KIWI_PRELOAD_H
 
+#include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -16,6 +18,23 @@ static inline int64_t kp_now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Starts a thread that nobody waits for. Signals are for the program's own threads; a driver's calls run on its
+ * stack, of which only what is touched takes memory. */
+static inline bool kp_start_thread(void *(*run)(void *)) {
+    sigset_t all, before;
+    pthread_t thread;
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, 1 << 20);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool good = !pthread_create(&thread, &attributes, run, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    return good;
 }
 
 /* start.c: the life of the library in this process. */

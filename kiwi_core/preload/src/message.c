@@ -9,12 +9,6 @@ enum { NAME_MAX_BYTES = 200, DETAIL_MAX_BYTES = 500 };
 
 /* ---- heard ----------------------------------------------------------------------------------- */
 
-static bool all_found(const struct kp_json_field *fields, size_t count) {
-    for (size_t i = 0; i < count; i++)
-        if (!fields[i].found) return false;
-    return true;
-}
-
 static enum kp_action action_of(const char *name) {
     static const char *const names[] = {[KP_DO_HOLD] = "hold", [KP_DO_FREE] = "free",
                                         [KP_DO_PAGE_OUT] = "page-out", [KP_DO_PAGE_IN] = "page-in",
@@ -24,79 +18,65 @@ static enum kp_action action_of(const char *name) {
     return KP_DO_OTHER;
 }
 
-static enum kp_heard read_welcome(const char *line, size_t length, struct kp_message *m) {
-    struct kp_json_field fields[] = {{"protocol", KP_JSON_INTEGER, &m->protocol, 0, false}};
-    bool good = kp_json_read(line, length, fields, LENGTH(fields)) && all_found(fields, LENGTH(fields));
-    return good ? KP_HEARD_WELCOME : KP_HEARD_GARBAGE;
-}
+/* The members that this version reads of each message. */
+static const struct member {
+    enum kp_heard what;
+    const char *name;
+    enum kp_json_kind kind;
+    size_t into, room;
+    bool needed;
+} members[] = {
+#define MEMBER(what, name, kind, field, needed)                                                      \
+    {KP_HEARD_##what, name, KP_JSON_##kind, offsetof(struct kp_message, field),                      \
+     sizeof(((struct kp_message *)0)->field), needed}
+    MEMBER(WELCOME, "protocol", INTEGER, protocol, true),
+    MEMBER(ERROR, "code", TEXT, code, true),
+    MEMBER(ERROR, "message", TEXT, text, true),
+    MEMBER(ERROR, "remedy", TEXT, remedy, false),
+    MEMBER(ERROR, "fatal", BOOL, fatal, false),
+    MEMBER(GATE, "open", BOOL, open, true),
+    MEMBER(DO, "op", INTEGER, op, true),
+    MEMBER(DO, "action", TEXT, action_name, true),
+    MEMBER(DO, "within_s", SECONDS, within_ns, true),
+    MEMBER(DO, "bytes", INTEGER, bytes, false), /* not from every daemon */
+    MEMBER(ROOM, "request", INTEGER, request, true),
+    MEMBER(ROOM, "granted", BOOL, granted, true),
+    MEMBER(ROOM, "detail", TEXT, text, false),
+    MEMBER(LIMITS, "arena_bytes", INTEGER, arena_bytes, true),
+#undef MEMBER
+};
 
-static enum kp_heard read_error(const char *line, size_t length, struct kp_message *m) {
-    struct kp_json_field fields[] = {
-        {"code", KP_JSON_TEXT, m->code, sizeof m->code, false},
-        {"message", KP_JSON_TEXT, m->text, sizeof m->text, false},
-        {"remedy", KP_JSON_TEXT, m->remedy, sizeof m->remedy, false},
-        {"fatal", KP_JSON_BOOL, &m->fatal, 0, false},
-    };
-    bool good = kp_json_read(line, length, fields, LENGTH(fields)) && all_found(fields, 2);
-    return good ? KP_HEARD_ERROR : KP_HEARD_GARBAGE;
-}
-
-static enum kp_heard read_gate(const char *line, size_t length, struct kp_message *m) {
-    struct kp_json_field fields[] = {{"open", KP_JSON_BOOL, &m->open, 0, false}};
-    bool good = kp_json_read(line, length, fields, LENGTH(fields)) && all_found(fields, LENGTH(fields));
-    return good ? KP_HEARD_GATE : KP_HEARD_GARBAGE;
-}
-
-static enum kp_heard read_do(const char *line, size_t length, struct kp_message *m) {
-    char action[32] = "";
-    struct kp_json_field fields[] = {
-        {"op", KP_JSON_INTEGER, &m->op, 0, false},
-        {"action", KP_JSON_TEXT, action, sizeof action, false},
-        {"within_s", KP_JSON_SECONDS, &m->within_ns, 0, false},
-        {"bytes", KP_JSON_INTEGER, &m->bytes, 0, false}, /* not from every daemon */
-    };
-    bool good = kp_json_read(line, length, fields, LENGTH(fields)) && all_found(fields, 3);
-    m->action = action_of(action);
-    return good && m->op >= 0 && m->bytes >= 0 ? KP_HEARD_DO : KP_HEARD_GARBAGE;
-}
-
-static enum kp_heard read_room(const char *line, size_t length, struct kp_message *m) {
-    struct kp_json_field fields[] = {
-        {"request", KP_JSON_INTEGER, &m->request, 0, false},
-        {"granted", KP_JSON_BOOL, &m->granted, 0, false},
-        {"detail", KP_JSON_TEXT, m->text, sizeof m->text, false},
-    };
-    bool good = kp_json_read(line, length, fields, LENGTH(fields)) && all_found(fields, 2);
-    return good ? KP_HEARD_ROOM : KP_HEARD_GARBAGE;
-}
-
-static enum kp_heard read_limits(const char *line, size_t length, struct kp_message *m) {
-    struct kp_json_field fields[] = {
-        {"arena_bytes", KP_JSON_INTEGER, &m->arena_bytes, 0, false},
-    };
-    bool good = kp_json_read(line, length, fields, LENGTH(fields)) && all_found(fields, LENGTH(fields));
-    return good && m->arena_bytes >= -1 ? KP_HEARD_LIMITS : KP_HEARD_GARBAGE;
-}
-
-static enum kp_heard read_pong(const char *line, size_t length, struct kp_message *m) {
-    (void)line, (void)length, (void)m;
-    return KP_HEARD_PONG;
+static bool read_members(const char *line, size_t length, struct kp_message *m) {
+    struct kp_json_field fields[LENGTH(members)];
+    bool needed[LENGTH(members)];
+    size_t count = 0;
+    for (const struct member *one = members; one < members + LENGTH(members); one++) {
+        if (one->what != m->what) continue;
+        needed[count] = one->needed;
+        fields[count++] = (struct kp_json_field){one->name, one->kind, (char *)m + one->into, one->room, false};
+    }
+    if (!kp_json_read(line, length, fields, count)) return false;
+    for (size_t i = 0; i < count; i++)
+        if (needed[i] && !fields[i].found) return false;
+    m->action = action_of(m->action_name);
+    return m->op >= 0 && m->bytes >= 0 && m->arena_bytes >= -1;
 }
 
 void kp_message_read(const char *line, size_t length, struct kp_message *m) {
     static const struct {
         const char *type;
-        enum kp_heard (*read)(const char *, size_t, struct kp_message *);
-    } kinds[] = {{"welcome", read_welcome}, {"error", read_error}, {"gate", read_gate},
-                 {"pager-do", read_do},     {"room", read_room},   {"pong", read_pong},
-                 {"pager-limits", read_limits}};
+        enum kp_heard what;
+    } kinds[] = {{"welcome", KP_HEARD_WELCOME}, {"error", KP_HEARD_ERROR}, {"gate", KP_HEARD_GATE},
+                 {"pager-do", KP_HEARD_DO},     {"room", KP_HEARD_ROOM},   {"pong", KP_HEARD_PONG},
+                 {"pager-limits", KP_HEARD_LIMITS}};
     char type[64] = "";
     struct kp_json_field tag[] = {{"type", KP_JSON_TEXT, type, sizeof type, false}};
     memset(m, 0, sizeof *m);
     if (!kp_json_read(line, length, tag, 1) || !tag->found) return;
     m->what = KP_HEARD_OTHER;
     for (size_t i = 0; i < LENGTH(kinds); i++)
-        if (!strcmp(type, kinds[i].type)) m->what = kinds[i].read(line, length, m);
+        if (!strcmp(type, kinds[i].type)) m->what = kinds[i].what;
+    if (!read_members(line, length, m)) m->what = KP_HEARD_GARBAGE;
 }
 
 /* ---- said ------------------------------------------------------------------------------------ */

@@ -28,6 +28,7 @@ struct kp_message {
     int64_t protocol;                         /* welcome */
     bool open;                                /* gate */
     int64_t op, within_ns, bytes;             /* pager-do */
+    char action_name[32];
     enum kp_action action;
     int64_t request;                          /* room */
     bool granted;

@@ -43,7 +43,7 @@ void kp_pass_end(struct kp_pass *p) {
     free(p->contexts);
     free(p->blocks);
     kp_own_bury(NULL);
-    kp_arena_moved();
+    kp_arena_wake();
     p->outcome->bytes = p->bytes;
     p->outcome->elapsed_ns = kp_now_ns() - p->began_ns;
 }

@@ -1,7 +1,6 @@
 /* The arena's thread: pins what may be needed, gives back what is not; all of it slow, none of it
  * on the switch path. */
 #define _GNU_SOURCE
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -142,20 +141,8 @@ bool kp_arena_stop(bool on, int64_t until_ns) {
 }
 
 void kp_pinning_wake(void) { /* kp_arena_mu held */
-    if (started || kp_forked || !kp_gpu.known) {
-        pthread_cond_signal(&wanted);
-        return;
-    }
-    pthread_t thread;
-    pthread_attr_t a;
-    sigset_t all, old;
-    pthread_attr_init(&a);
-    pthread_attr_setdetachstate(&a, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all); /* signals stay with the program's own threads */
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    started = pthread_create(&thread, &a, background, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    pthread_attr_destroy(&a);
+    if (started || kp_forked || !kp_gpu.known) pthread_cond_signal(&wanted);
+    else started = kp_start_thread(background);
 }
 
 void kp_arena_enable(bool on) {
@@ -186,12 +173,6 @@ void kp_arena_limit(uint64_t bytes) {
 void kp_arena_wake(void) {
     pthread_mutex_lock(&kp_arena_mu);
     if (enabled) kp_pinning_wake();
-    pthread_mutex_unlock(&kp_arena_mu);
-}
-
-void kp_arena_moved(void) {
-    pthread_mutex_lock(&kp_arena_mu);
-    if (started && enabled && kp_arena_totals.pageable) pthread_cond_signal(&wanted);
     pthread_mutex_unlock(&kp_arena_mu);
 }
 

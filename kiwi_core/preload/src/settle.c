@@ -5,7 +5,6 @@
  * with a time limit.  A helper that is stuck is asked again, never replaced. */
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -86,18 +85,7 @@ static void prepare(void) {
 static bool start(void) { /* mu held */
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, prepare);
-    if (started) return true;
-    pthread_t thread;
-    pthread_attr_t a;
-    sigset_t all, old;
-    pthread_attr_init(&a);
-    pthread_attr_setdetachstate(&a, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    started = pthread_create(&thread, &a, helper, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    pthread_attr_destroy(&a);
-    return started;
+    return started = started || kp_start_thread(helper);
 }
 
 void kp_move_settle(int64_t until_ns, struct kp_outcome *o) {
