@@ -17,7 +17,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kiwi_core.preload._gate import Gate, GateState, guarded, load_gate
+from kiwi_core.preload._gate import (
+    Gate,
+    GateState,
+    find_untouched,
+    guarded,
+    load_gate,
+)
 from kiwi_core.preload._places import NAME, Unavailable, environment
 
 if TYPE_CHECKING:
@@ -30,6 +36,7 @@ __all__ = [
     "Unavailable",
     "environment",
     "find_compiler",
+    "find_untouched",
     "guarded",
     "library",
     "load_gate",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kiwi_core.preload._places import ALIAS_NAME, GATE_NAME
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 DRIVER = "libcuda.so.1"
@@ -57,6 +58,20 @@ def load_gate(real: Path | str, library: Path | None = None) -> Gate:
     if library is None:
         return Gate(GateState.UNAVAILABLE, "Kiwi's gate has not been compiled on this machine.")
     return _load(library, os.path.abspath(real))
+
+
+def find_untouched() -> Callable[[], int] | None:
+    """Return the library's ``kiwi_preload_driver_untouched``, or ``None`` without a gate.
+
+    It answers 1 as long as no call of this process has initialised the driver and every call has
+    to pass the gate."""
+    everything = ctypes.PyDLL(None)  # it waits for nobody, so the interpreter's lock is kept
+    if hasattr(everything, "kiwi_preload_version"):
+        return getattr(everything, "kiwi_preload_driver_untouched", None)
+    there = _loaded(DRIVER)
+    if there is None or not _is_gate(there):
+        return None
+    return getattr(ctypes.PyDLL(DRIVER, os.RTLD_NOLOAD), "kiwi_preload_driver_untouched", None)
 
 
 def _load(library: Path, real: str) -> Gate:

@@ -21,6 +21,7 @@ from kiwi_core import interpreter, preload
 from kiwi_core.preload import ready
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 ENV_OWN: Final = "KIWI_PRELOAD_OWN"
@@ -50,17 +51,40 @@ class Gatekeeper:
 
     def __init__(self) -> None:
         self.why = ""
+        self._in_front = False
+        """The gate is there, and so is the driver behind it, loaded or not."""
+        self._ask: Callable[[], int] | None = None
+
+    @property
+    def in_front(self) -> bool:
+        """Whether the gate stands in front of the driver that this process is going to use."""
+        return self._in_front
+
+    def untouched(self) -> bool:
+        """Return whether nothing in this process has initialised the driver, and whoever does so
+        passes the gate: then nothing in it can use the GPU unseen. Takes some microseconds."""
+        if not self._in_front:
+            return False
+        if self._ask is None:
+            self._ask = preload.find_untouched()
+            self._in_front = self._ask is not None
+        return self._ask is not None and self._ask() == 1
 
     def prepare(self) -> None:
         """Load the gate, where this machine has a driver to put it in front of."""
-        if not preload.guarded() and (real := _real_driver()):
+        if not (real := _real_driver()):
+            return
+        if not preload.guarded():
             self._guard(real)
+        self._in_front = preload.guarded()
 
     def before_driver(self, real: str) -> bool:
         """Load the gate in front of ``real``, which Kiwi is about to load. Where the library was
         being compiled when the kernel started, it may be there now. Return whether the gate loads
         ``real`` by itself."""
-        return not _preloaded() and self._guard(real)
+        gated = not _preloaded() and self._guard(real)
+        self._in_front = preload.guarded()
+        return gated
 
     def _guard(self, real: str) -> bool:
         library = self._find()

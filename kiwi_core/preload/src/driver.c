@@ -115,7 +115,21 @@ bool kp_driver_find(void) {
     dlclose(handle); /* it stays: see adopt */
     return found;
 }
+
+/* Called for each library that is loaded: is it a driver, and not the one behind us? */
+static int is_other(struct dl_phdr_info *info, size_t size, void *known) {
+    (void)size;
+    const char *slash = strrchr(info->dlpi_name, '/'), *file = slash ? slash + 1 : info->dlpi_name;
+    if (strncmp(file, "libcuda.so", strlen("libcuda.so")) != 0) return 0;
+    return !known || strcmp(info->dlpi_name, ((struct link_map *)known)->l_name) != 0;
+}
+
+/* Whoever loads the driver by its path passes us by. */
+bool kp_driver_beside(void) { return dl_iterate_phdr(is_other, __atomic_load_n(&driver, __ATOMIC_ACQUIRE)); }
 #else
+/* Before everything else in the program: whoever looks a function up finds ours. */
+bool kp_driver_beside(void) { return false; }
+
 bool kp_driver_find(void) {
     if (kp_real_ready()) return true;
     void *init = kp_system_dlsym(RTLD_NEXT, "cuInit"); /* the program is linked with it */

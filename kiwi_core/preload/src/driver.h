@@ -16,5 +16,7 @@ bool kp_of_driver(const void *address);
 bool kp_in_this_library(const void *address);
 /* Looks for a libcuda that is loaded though nobody asked us for it. */
 bool kp_driver_find(void);
+/* A libcuda is loaded whose calls pass this library by. */
+bool kp_driver_beside(void);
 
 #endif

@@ -206,3 +206,43 @@ def test_it_exports_every_function_of_the_header(gate: Path) -> None:
     exported = {line.split()[2] for line in done.stdout.splitlines()}
     assert set(header.words) <= exported
     assert "dlsym" not in exported
+
+
+UNTOUCHED = """
+find = preload.find_untouched
+assert gate.state is preload.GateState.LOADED and find()() == 1
+cuda = ctypes.CDLL("libcuda.so.1")
+assert find()() == 1, "looking it up is no use of it"
+cuda.cuGetErrorName(0, ctypes.byref(ctypes.c_char_p()))
+assert mapped(os.environ["REAL"]) and find()() == 1, "nor is a call before cuInit"
+assert cuda.cuInit(0) == 0
+assert find()() == 0
+child = os.fork()
+if child == 0:
+    os._exit(7 if find()() == 0 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+
+
+def test_whether_the_driver_was_initialised(python: Callable[..., None]) -> None:
+    python(LOAD + UNTOUCHED)
+
+
+def test_a_driver_that_the_gate_does_not_see_counts_as_used(python: Callable[..., None]) -> None:
+    python(LOAD + "ctypes.CDLL(os.environ['REAL'])\nassert preload.find_untouched()() == 0")
+
+
+def test_switched_off_the_gate_answers_for_nothing(python: Callable[..., None]) -> None:
+    python(LOAD + "assert preload.find_untouched()() == 0", KIWI_DISABLE="1")
+
+
+def test_without_a_gate_nobody_can_say(python: Callable[..., None]) -> None:
+    python("from kiwi_core import preload\nassert preload.find_untouched() is None")
+
+
+def test_a_preloaded_library_knows_it_too(world: World, library: Path) -> None:
+    code = "from kiwi_core import preload\nask = preload.find_untouched()\nassert ask() == 1\n"
+    code += USE + "assert ask() == 0"
+    environment = world.plain | {"LD_PRELOAD": str(library), "KIWI_PRELOAD_OWN": "0"}
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, env=environment, timeout=PATIENCE_S, check=True)
