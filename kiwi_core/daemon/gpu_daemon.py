@@ -226,8 +226,10 @@ class GpuDaemon:
         self._sessions.guards = self._guards
         self._link_up(shares)
         self._orphans = Orphans(
-            self._pager, self._core.operations, adopt=self._adopt, done=self._orphans_free
-        )
+            self._pager, self._core.operations, adopt=self._adopt, done=self._orphans_free,
+            shut=self._links.shut,
+        )  # fmt: skip
+        self._sessions.has_left = self._has_left
         self._observer = Observer(
             config,
             self._pager,
@@ -300,6 +302,14 @@ class GpuDaemon:
     def _adopt(self, target: Target) -> None:
         if not self._leaving:
             self._link_desk.orphaned(target.session)
+
+    def _has_left(self, target: Target) -> None:
+        """It is over with Kiwi, and by the books whole. A move that failed can have left its gate
+        shut all the same."""
+        if self._links.shut(target.session):
+            self._orphans.let_go(target, was_leaving=True)
+        else:
+            self._link_desk.left(target.session)
 
     def _orphans_free(self, target: Target) -> None:
         if not self._leaving:

@@ -49,6 +49,8 @@ _RESIDENCY = {
     LinkState.OUT: Residency.PAGED_OUT,
 }
 
+_SHUT: Final = frozenset({Residency.LOCKED, Residency.PAGED_OUT})
+
 ANCESTORS_MAX: Final = 64
 """Of a process: shells in shells in launchers come to a dozen."""
 
@@ -141,6 +143,10 @@ class Links:
     def connected(self, session: SessionId) -> bool:
         """Is there word from a process of ``session``?"""
         return any(link.connected for link in self.of(session))
+
+    def shut(self, session: SessionId) -> bool:
+        """Does a library of ``session`` hold its program, or have its memory out?"""
+        return any(link.told.residency in _SHUT for link in self.of(session))
 
     def unowned(self, session: SessionId) -> dict[str, int]:
         """What the libraries of its processes cannot move, by kind."""

@@ -1,5 +1,6 @@
-"""After a session's death: the children that it left behind are let go.
+"""After a session's end: the processes that it left behind are let go.
 
+A session that leaves Kiwi is one of them if a move that failed has left its gate shut.
 Those that have the preloaded library can be sessions of their own: they come back when they are
 used, in their turn (``LinkDesk.orphaned``). The others cannot say so: a kernel that is killed while
 the driver holds it may leave a child (a worker, a script) that is held, too, and that nobody would
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.daemon.operations import Operations
     from kiwi_core.pager.api import Pager, Target
+    from kiwi_core.units import SessionId
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +38,7 @@ ONE_TRY_S = 60.0
 class Orphans:
     """One task per death; most find nothing to do within milliseconds. ``adopt`` is told when
     nothing moves any more, unless the session was leaving Kiwi; ``done`` when there is nothing more
-    to do for it."""
+    to do for it. ``shut`` says whether a library of it still holds its program."""
 
     def __init__(
         self,
@@ -45,10 +47,12 @@ class Orphans:
         *,
         adopt: Callable[[Target], None],
         done: Callable[[Target], None],
+        shut: Callable[[SessionId], bool],
     ) -> None:
         self._pager = pager
         self._adopt = adopt
         self._done = done
+        self._shut = shut
         self._operations = operations
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -62,16 +66,18 @@ class Orphans:
             await asyncio.sleep(0.1)
         if not was_leaving:
             self._adopt(target)
-        while await self._lacks_room(target):
+        while await self._worth_another_try(target):
             await asyncio.sleep(AGAIN_AFTER_S)
         self._done(target)
 
-    async def _lacks_room(self, target: Target) -> bool:
-        """Tries once; whether it is worth another try."""
+    async def _worth_another_try(self, target: Target) -> bool:
+        """Tries once. No program is left shut for ever, whatever is in the way now."""
         deadline_ns = round((time.monotonic() + ONE_TRY_S) * NS_PER_S)
         try:
             outcome = await self._pager.page_in(target, deadline_ns)
         except Exception:
             log.exception("children left behind could not be let go", session=target.session)
             return False
-        return isinstance(outcome, Refused) and outcome.reason is Reason.NO_ROOM
+        if not isinstance(outcome, Refused) or outcome.reason is Reason.GONE:
+            return False
+        return outcome.reason is Reason.NO_ROOM or self._shut(target.session)

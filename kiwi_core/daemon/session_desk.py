@@ -17,7 +17,7 @@ from kiwi_core.states import Notice, SessionState
 from kiwi_core.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from kiwi_core.daemon.connection import Connection
     from kiwi_core.daemon.core import Core
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.members import Members
     from kiwi_core.daemon.shares import Share
     from kiwi_core.gpu.processes import ProcessRef
+    from kiwi_core.pager.api import Target
     from kiwi_core.states import Priority
     from kiwi_core.units import SessionId
 
@@ -57,6 +58,8 @@ class SessionDesk:
         self._leaving: dict[Member, Connection | None] = {}
         self.places = QueuePlaces(places, self._line_up)
         self.links: LinkDesk
+        self.has_left: Callable[[Target], None]
+        """Told of a session that has left Kiwi and lives on."""
         self.guards: Guards
 
     # --- asked by the desk ----------------------------------------------------------------------
@@ -260,7 +263,7 @@ class SessionDesk:
         """``asked`` is the connection that said goodbye, if one did. A newer one (the process came
         back meanwhile) is closed without an answer: it connects again and is a session anew."""
         self._members.remove(member)
-        self.links.left(member.id)
+        self.has_left(member.target)
         log.info("session left", session=member.id, pid=member.ref.pid)
         connection = member.connection
         if connection is not None:

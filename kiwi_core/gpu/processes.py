@@ -48,9 +48,17 @@ class Stat:
 
     state: str
     parent: int
+    group: int
     session: int
+    terminal_group: int
+    """The process group in the foreground of its terminal; -1: it has no terminal."""
     flags: int
     start_ticks: int
+
+    @property
+    def in_foreground(self) -> bool:
+        """Whether its job is the one that its shell has in the foreground."""
+        return self.terminal_group == self.group
 
     @property
     def dead(self) -> bool:
@@ -66,7 +74,8 @@ def parse_stat(text: str) -> Stat:
     fields = tail.split()
     if not bracket or not head or len(fields) < 20:
         raise ValueError("not a /proc/<pid>/stat line")
-    return Stat(fields[0], int(fields[1]), int(fields[3]), int(fields[6]), int(fields[19]))
+    parent, group, session, _, terminal_group, flags = map(int, fields[1:7])
+    return Stat(fields[0], parent, group, session, terminal_group, flags, int(fields[19]))
 
 
 def stat_of(pid: int) -> Stat | None:

@@ -25,15 +25,28 @@ log = structlog.get_logger(__name__)
 
 @asynccontextmanager
 async def continued(refs: Iterable[ProcessRef]) -> AsyncIterator[None]:
-    """Those of ``refs`` that are stopped run inside, and are stopped again at the end."""
-    going = [ref for ref in refs if why_stopped(ref) == BY_SIGNAL and _send(ref, signal.SIGCONT)]
+    """Those of ``refs`` that are stopped run inside, and are stopped again at the end, unless their
+    user has brought them to the foreground of their terminal meanwhile (``fg``). Nothing tells of
+    another SIGCONT to a process that runs already (``bg``, ``kill``)."""
+    going = {}
+    for ref in refs:
+        if why_stopped(ref) == BY_SIGNAL:
+            foreground = _in_foreground(ref)
+            if _send(ref, signal.SIGCONT):
+                going[ref] = foreground
     if going:
         log.info("continued to be held", pids=[ref.pid for ref in going])
     try:
         yield
     finally:
-        for ref in going:
-            _send(ref, signal.SIGSTOP)
+        for ref, was_in_foreground in going.items():
+            if was_in_foreground or not _in_foreground(ref):
+                _send(ref, signal.SIGSTOP)
+
+
+def _in_foreground(ref: ProcessRef) -> bool:
+    stat = processes.stat_of(ref.pid)
+    return stat is not None and stat.in_foreground
 
 
 def _send(ref: ProcessRef, number: signal.Signals) -> bool:

@@ -188,6 +188,27 @@ def test_a_program_that_leaves_kiwi_runs_on(daemon: Daemon, program: Any) -> Non
     assert gates(notebook)[-1] is True
 
 
+@pytest.mark.parametrize("refusals", [1, 2])
+def test_one_whose_gate_a_failed_move_left_shut_leaves_kiwi_and_runs_on(
+    start: Start, program: Any, refusals: int
+) -> None:
+    daemon = start(*QUICK)
+    notebook = program(daemon)
+    into(notebook, daemon)
+    notebook.worker.do(f"begin(); library.take({4 * MIB}, 1); client.end_burst()")
+    daemon.wait_state(notebook.pid, "idle")
+    refuse = ["refuse driver"] * refusals
+    notebook.worker.do(f"library.faults.update({{'page-out': {refuse[:1]}, 'free': {refuse}}})")
+    notebook.worker.do("client.release()")
+    problem = "page-out-refused"
+    daemon.wait_for(lambda s: s.sessions[0].problem == problem, "its page-out was refused")
+    assert notebook.worker.get("library._held"), "nobody could open its gate"
+    notebook.worker.do("client.goodbye(60.0)")
+    daemon.wait_for(lambda s: not s.sessions, "it has left")
+    notebook.worker.do("with library: pass")
+    assert gates(notebook)[-1] is True
+
+
 def test_one_that_left_kiwi_stays_out_of_it_when_the_daemon_is_killed(
     start: Start, program: Any
 ) -> None:
