@@ -10,8 +10,9 @@ from kiwi_core.gpu import host
 from kiwi_core.movers import Movers, RemoteDriver, RemoteGpu
 from kiwi_core.movers.remote import gpus
 from kiwi_core.pager.checkpoint import CheckpointPager
-from kiwi_core.pager.fitness import MIG, unfit
+from kiwi_core.pager.fitness import MIG, unfit, unreached
 from kiwi_core.pager.sessions import SessionPager
+from kiwi_core.states import Residency
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
     from kiwi_core.pager.fitness import Unfit
-    from kiwi_core.pager.linked import Links
+    from kiwi_core.pager.linked import Linked, Links
 
     MakeRoom = Callable[[Target, int], Awaitable[None]]
     OtherRoots = Callable[[], Collection[ProcessRef]]
@@ -48,20 +49,25 @@ class Machine:
         other_roots: OtherRoots,
     ) -> SessionPager:
         def why_unfit(ref: ProcessRef) -> Unfit | None:
-            told = {
-                kind
-                for link in links.everybody()
-                if link.ref == ref
-                for kind, amount in link.told.unowned.items()
-                if amount
-            }
-            return unfit(ref, self.gpu.driver_version, mig=self.gpu.mig, told=told)
+            its = next((link for link in links.everybody() if link.ref == ref), None)
+            return self._unfit(ref, its)
 
         checkpoint = CheckpointPager(
             RemoteDriver(self.movers), self._remote, self.config,
             make_room=make_room, remember=remember, other_roots=other_roots, unfit=why_unfit,
         )  # fmt: skip
         return SessionPager(checkpoint, links, self.config)
+
+    def _unfit(self, ref: ProcessRef, link: Linked | None) -> Unfit | None:
+        """``link``: that of its library, if it was ever heard of."""
+        unowned = link.told.unowned if link is not None else {}
+        told = {kind for kind, amount in unowned.items() if amount}
+        why = unfit(ref, self.gpu.driver_version, mig=self.gpu.mig, told=told)
+        # A gate that was shut when its connection was lost stays so: the driver may have it.
+        reached = link is not None and (
+            link.connected or link.told.residency is not Residency.RESIDENT
+        )
+        return why or (None if reached else unreached(ref))
 
     def warnings(self) -> list[str]:
         """Return what keeps Kiwi from sharing this GPU fully, in sentences."""
