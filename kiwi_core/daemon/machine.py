@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kiwi_core.errors import CallerError
-from kiwi_core.gpu import host
 from kiwi_core.movers import Movers, RemoteDriver, RemoteGpu
 from kiwi_core.movers.remote import gpus
 from kiwi_core.pager.checkpoint import CheckpointPager
@@ -44,6 +43,7 @@ class Machine:
         self,
         links: Links,
         *,
+        available_bytes: Callable[[Collection[int]], int],
         make_room: MakeRoom,
         remember: Callable[[], None],
         other_roots: OtherRoots,
@@ -55,6 +55,7 @@ class Machine:
         checkpoint = CheckpointPager(
             RemoteDriver(self.movers), self._remote, self.config,
             make_room=make_room, remember=remember, other_roots=other_roots, unfit=why_unfit,
+            host_available_bytes=available_bytes,
         )  # fmt: skip
         return SessionPager(checkpoint, links, self.config)
 
@@ -75,20 +76,6 @@ class Machine:
 
     async def free_bytes(self) -> int:
         return await self._remote.free_bytes()
-
-    def host_budget_bytes(self, paged_out_bytes: int, reclaimable_bytes: int = 0) -> int:
-        """How much all paged-out memory together may take, ``paged_out_bytes`` included.
-        ``reclaimable_bytes``: what is taken, but would be given back for it."""
-        if self.fixed_budget_bytes is not None:
-            return self.fixed_budget_bytes
-        taken_bytes = paged_out_bytes + reclaimable_bytes
-        return host.host_budget_bytes(self.config.host_reserve_bytes, taken_bytes)
-
-    def host_left_bytes(self, paged_out_bytes: int, reclaimable_bytes: int) -> int:
-        """How much of that nobody has taken."""
-        if self.fixed_budget_bytes is not None:
-            return max(0, self.fixed_budget_bytes - paged_out_bytes - reclaimable_bytes)
-        return host.host_budget_bytes(self.config.host_reserve_bytes)
 
 
 async def this_machine(gpu_uuid: str, config: Config, fixed_budget_bytes: int | None) -> Machine:
