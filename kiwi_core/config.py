@@ -78,6 +78,10 @@ class Config:
     observe_interval_ns: int = 500 * NS_PER_MS
     """How often the daemon reads memory and utilisation while somebody runs."""
 
+    reading_patience_ns: int = 1 * NS_PER_S
+    """How long others wait for a reading of what a session has left in the GPU: milliseconds
+    unless the driver hangs, and then old numbers are better than no progress."""
+
     lingering_idle_ns: int = 3 * NS_PER_S
     """Threads left over by a cell, and bursts that a program's library began, count as finished
     when the GPU saw nothing of them this long."""

@@ -61,8 +61,10 @@ def load_gate(real: Path | str, library: Path | None = None) -> Gate:
 
 
 def find_untouched() -> Callable[[], int] | None:
-    """Return the library's ``kiwi_preload_driver_untouched``: 1 as long as no call of this process has
-    initialised the driver and every call has to pass the gate. ``None`` without a gate."""
+    """Return the library's ``kiwi_preload_driver_untouched``, or ``None`` without a gate.
+
+    It answers 1 as long as no call of this process has initialised the driver and every call has
+    to pass the gate."""
     everything = ctypes.PyDLL(None)  # it waits for nobody, so the interpreter's lock is kept
     if hasattr(everything, "kiwi_preload_version"):
         return getattr(everything, "kiwi_preload_driver_untouched", None)
