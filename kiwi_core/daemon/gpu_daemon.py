@@ -25,6 +25,7 @@ from kiwi_core.daemon.desk import Desk
 from kiwi_core.daemon.gates import Gates
 from kiwi_core.daemon.guards import Guards
 from kiwi_core.daemon.history_report import HistoryReporter
+from kiwi_core.daemon.host_budget import HostBudget
 from kiwi_core.daemon.journal import Journal
 from kiwi_core.daemon.leaving import everybody_back
 from kiwi_core.daemon.ledger import Ledger
@@ -51,7 +52,7 @@ from kiwi_core.daemon.shares import Shares
 from kiwi_core.daemon.turns import Turns
 from kiwi_core.daemon.usage_report import UsageReporter
 from kiwi_core.daemon.wishes import Wishes
-from kiwi_core.errors import CallerError, GpuError
+from kiwi_core.errors import CallerError
 from kiwi_core.gpu.processes import boot_id
 from kiwi_core.pager.api import ProcessRef
 from kiwi_core.peer_limits import (
@@ -67,12 +68,13 @@ from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.states import Residency, SessionState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from kiwi_core.daemon.child_options import ChildOptions
     from kiwi_core.daemon.link import Link
     from kiwi_core.daemon.machine import Machine
     from kiwi_core.pager.api import Target
+    from kiwi_core.pager.sessions import SessionPager
     from kiwi_core.sched.actions import Action
     from kiwi_core.sched.events import Event, SessionJoined
     from kiwi_core.units import SessionId
@@ -92,7 +94,6 @@ class GpuDaemon:
         self._config = config
         self._stop = asyncio.Event()
         self._leaving = False
-        self._read_last: dict[str, int] = {}
 
     def stop(self) -> None:
         self._stop.set()
@@ -166,8 +167,11 @@ class GpuDaemon:
 
     def _assemble(self, roster: Roster) -> None:
         options, machine, config = self._options, self._machine, self._config
+        rights = Rights.of_this_process(options.admin_group)
+        shares = Shares.of_this_process(rights.daemon_uid)
         tq_ns, anti_thrash, policy = options.settings(roster, config)
-        budget_bytes = machine.host_budget_bytes(0)
+        self._assemble_pager(shares)
+        budget_bytes = self._budget.budget_bytes()
         scheduler = Scheduler(
             machine.gpu.total_bytes,
             config=config,
@@ -191,22 +195,11 @@ class GpuDaemon:
         journal = Journal(
             Path(options.state) / f"{options.gpu_uuid}.journal", header, config.journal_max_bytes
         )
-        rights = Rights.of_this_process(options.admin_group)
         self._next_op = roster.next_op
         self._journal = journal
-        shares = Shares.of_this_process(rights.daemon_uid)
         self._shares_warning = shares.warning()
         self._turns = Turns(shares)
         self._admission = Admission(shares, self._turns)
-        self._members = Members(self._died, shares[SESSIONS])
-        self._links = Links(
-            self._members, machine.gpu.total_bytes, self._link_died, self._roster.save,
-            shares[PROGRAMS],
-        )  # fmt: skip
-        self._pager = machine.pager(
-            self._links, make_room=self._make_room, remember=self._roster.save,
-            other_roots=self._members.refs,
-        )  # fmt: skip
         self._core = Core(
             scheduler,
             self._members,
@@ -234,7 +227,7 @@ class GpuDaemon:
             config,
             self._pager,
             free_bytes=machine.free_bytes,
-            host_budget_bytes=self._host_budget_bytes,
+            host_budget_bytes=self._budget.budget_bytes,
             everybody=self._everybody,
             runners=self._runners,
             loose=self._loose,
@@ -246,11 +239,11 @@ class GpuDaemon:
         )
         reporter = Reporter(
             scheduler, self._members, rights, machine,
-            libraries=self._libraries, held=self._limits.held, errors=self._errors,
+            libraries=self._libraries, held=self._budget.held, errors=self._errors,
             emulated=options.emulation is not None,
         )  # fmt: skip
         self._members.remembered = scheduler.remembered
-        self._desk = Desk(
+        self._desk: Desk = Desk(
             shares, self._admission, machine.gpu, options.emulation,
             sessions=self._sessions, links=self._link_desk,
             settings=SettingsDesk(config, self._members, rights, self._core, self._roster.save),
@@ -259,7 +252,7 @@ class GpuDaemon:
         self._desk.reporter = reporter
         self._desk.history = HistoryReporter(scheduler, self._members, rights)
         self._desk.metrics = MetricsReporter(
-            machine.gpu, self._core, self._desk, self._observer, journal, self._limits,
+            machine.gpu, self._core, self._desk, self._observer, journal, self._budget,
             emulated=options.emulation is not None,
         )  # fmt: skip
         ledger = Ledger(Path(options.state) / f"{options.gpu_uuid}.usage")
@@ -267,16 +260,30 @@ class GpuDaemon:
         self._desk.usage = UsageReporter(self._bookkeeper, ledger, rights, shares[USAGE_QUESTIONS])
         self._announcer = Announcer(self._desk, reporter)
 
+    def _assemble_pager(self, shares: Shares) -> None:
+        """Who there is, what system RAM they may take, and what moves their memory."""
+        machine, config = self._machine, self._config
+        self._members = Members(self._died, shares[SESSIONS])
+        self._links = Links(
+            self._members, machine.gpu.total_bytes, self._link_died, self._roster.save,
+            shares[PROGRAMS],
+        )  # fmt: skip
+        self._budget = HostBudget(
+            self._links, lambda: self._pager.export_footprints(),
+            config.host_reserve_bytes, machine.fixed_budget_bytes,
+        )  # fmt: skip
+        self._limits = self._links.ram = Limits(self._links, self._budget)
+        self._pager: SessionPager = machine.pager(
+            self._links, available_bytes=self._budget.available_bytes, make_room=self._make_room,
+            remember=self._roster.save, other_roots=self._members.refs,
+        )  # fmt: skip
+
     def _link_up(self, shares: Shares) -> None:
         """The preloaded libraries: their desk, and their gates."""
         gates = Gates(
             self._core, self._links, self._members,
             lambda member: self._sessions.request(member, 0), shares[ROOM_REQUESTS],
             lambda session: session not in self._observer.without_driver,
-        )  # fmt: skip
-        self._limits = self._links.ram = Limits(
-            self._links, budget_bytes=self._host_budget_bytes, others_bytes=self._others_bytes,
-            left_bytes=self._host_left_bytes,
         )  # fmt: skip
 
         def after(event: Event, actions: Sequence[Action]) -> None:
@@ -368,36 +375,6 @@ class GpuDaemon:
         )
 
     # --- the machine's RAM ----------------------------------------------------------------------
-
-    def _out_bytes(self) -> int:
-        """Of what libraries say to have out, no more than their processes have."""
-        said_bytes = sum(self._pager.export_footprints().values())
-        links = self._links.everybody()
-        untrue_bytes = sum(
-            max(0, x.told.paged_out_bytes - x.host_bytes) for x in links if x.greeted
-        )
-        return max(0, said_bytes - untrue_bytes)
-
-    def _others_bytes(self) -> int:
-        """Out, and no library's."""
-        ours = sum(link.told.paged_out_bytes for link in self._links.everybody())
-        return max(0, self._out_bytes() - ours)
-
-    def _host_budget_bytes(self) -> int:
-        return self._host_bytes("budget", self._machine.host_budget_bytes)
-
-    def _host_left_bytes(self) -> int:
-        return self._host_bytes("left", self._machine.host_left_bytes)
-
-    def _host_bytes(self, what: str, read: Callable[[int, int], int]) -> int:
-        """As it was read last where it cannot be read now (no descriptor left)."""
-        try:
-            self._read_last[what] = read(self._out_bytes(), self._limits.held().reclaimable_bytes)
-        except GpuError as error:
-            if what not in self._read_last:
-                raise
-            log.error("the machine's RAM cannot be read", why=str(error))
-        return self._read_last[what]
 
     async def _make_room(self, target: Target, size_bytes: int) -> None:
         """Before the driver moves anything out: there must be RAM for it."""

@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import structlog
 
-from kiwi_core.daemon.host_share import Holder, divide, who_gives_back
+from kiwi_core.daemon.host_budget import holder
+from kiwi_core.daemon.host_share import divide, who_gives_back
 from kiwi_core.daemon.link import Link
 from kiwi_core.units import NS_PER_S
 from kiwi_core.wire.pager import PagerLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from kiwi_core.daemon.connection import Connection
+    from kiwi_core.daemon.host_budget import HostBudget
     from kiwi_core.daemon.links import Links
     from kiwi_core.pager.linked import Linked
     from kiwi_core.units import SessionId
@@ -42,14 +44,6 @@ LOOK_AGAIN_S = 0.02
 """While a page-out waits for that."""
 
 
-class Held(NamedTuple):
-    """By all libraries together. ``arena_bytes``: with what is out; ``reclaimable_bytes``: only for
-    speed."""
-
-    arena_bytes: int
-    reclaimable_bytes: int
-
-
 @dataclass(eq=False)
 class Claim:
     """A page-out that waits for RAM, or takes it now. ``left_then_bytes``: how much there was when
@@ -67,35 +61,13 @@ class Claim:
 
 
 class Limits:
-    """``budget_bytes``: what all paged-out memory together may take; ``left_bytes``: how much RAM
-    of it nobody has taken; ``others_bytes``: what is out, and no library's."""
-
-    def __init__(
-        self,
-        links: Links,
-        *,
-        budget_bytes: Callable[[], int],
-        others_bytes: Callable[[], int],
-        left_bytes: Callable[[], int],
-    ) -> None:
+    def __init__(self, links: Links, budget: HostBudget) -> None:
         self._links = links
-        self._budget_bytes = budget_bytes
-        self._others_bytes = others_bytes
-        self._left_bytes = left_bytes
+        self._budget = budget
         self._loop = asyncio.get_running_loop()
         self._told: dict[Link, tuple[Connection, PagerLimits]] = {}
         self._due: asyncio.TimerHandle | None = None
         self._claims: set[Claim] = set()
-
-    # --- what there is --------------------------------------------------------------------------
-
-    def held(self) -> Held:
-        links = self._links.everybody()
-        holders = [_holder(link) for link in links]
-        return Held(
-            sum(one.held_bytes for one in holders),
-            sum(one.reclaimable_bytes for one in holders),
-        )
 
     # --- when something changed -----------------------------------------------------------------
 
@@ -112,12 +84,11 @@ class Limits:
         links = self._links.everybody()
         self._told = {link: said for link in links if (said := self._told.get(link)) is not None}
         inside = [link for link in links if link.session is not None]
-        holders = [_holder(link) for link in inside]
-        shares = dict(
-            zip(inside, divide(self._budget_bytes(), self._others_bytes(), holders), strict=True)
-        )
+        holders = [holder(link) for link in inside]
+        budget_bytes, others_bytes = self._budget.budget_bytes(), self._budget.others_bytes()
+        shares = dict(zip(inside, divide(budget_bytes, others_bytes, holders), strict=True))
         for link in self._squeezed(inside):
-            shares[link] = _holder(link).out_bytes
+            shares[link] = holder(link).out_bytes
         for link in links:
             self._tell(link, PagerLimits(arena_bytes=shares.get(link, 0)))
 
@@ -139,7 +110,7 @@ class Limits:
         more_bytes = 0
         for link in links:
             moving_bytes = min(part_bytes or link.told.resident_bytes, link.told.resident_bytes)
-            more_bytes += max(0, moving_bytes - _holder(link).reclaimable_bytes)
+            more_bytes += max(0, moving_bytes - holder(link).reclaimable_bytes)
         session = next((link.session for link in links if isinstance(link, Link)), None)
         if session is None:
             return None
@@ -177,7 +148,7 @@ class Limits:
             if not self._ask_back(asked):
                 break  # nobody holds anything that could be given back
             await asyncio.sleep(LOOK_AGAIN_S)
-        claim.left_then_bytes = self._left_bytes()
+        claim.left_then_bytes = self._budget.left_bytes()
         self.changed()
 
     def _ask_back(self, asked: dict[Link, tuple[int, float]]) -> bool:
@@ -185,7 +156,7 @@ class Limits:
         squeezed = self._squeezed(self._links.everybody())
         now_s = time.monotonic()
         for link in squeezed:
-            holds_bytes = _holder(link).reclaimable_bytes
+            holds_bytes = holder(link).reclaimable_bytes
             held_bytes, since_s = asked.get(link, (holds_bytes + 1, now_s))
             if holds_bytes < held_bytes:
                 asked[link] = holds_bytes, now_s
@@ -197,7 +168,7 @@ class Limits:
     def _lacking_bytes(self) -> int:
         if all(claim.left_then_bytes is not None for claim in self._claims):
             return 0  # nobody waits
-        left_bytes = self._left_bytes()
+        left_bytes = self._budget.left_bytes()
         return sum(claim.due_bytes(left_bytes) for claim in self._claims) - left_bytes
 
     def _squeezed(self, links: Iterable[Link]) -> list[Link]:
@@ -207,12 +178,4 @@ class Limits:
             return []
         claimants = {claim.session for claim in self._claims}
         others = [link for link in links if link.connected and link.session not in claimants]
-        return [others[i] for i in who_gives_back(lacking_bytes, [_holder(x) for x in others])]
-
-
-def _holder(link: Linked) -> Holder:
-    told = link.told
-    held_bytes = max(told.arena_bytes, told.paged_out_bytes)
-    if isinstance(link, Link) and link.doubted:
-        held_bytes = told.paged_out_bytes
-    return Holder(told.resident_bytes + told.paged_out_bytes, told.paged_out_bytes, held_bytes)
+        return [others[i] for i in who_gives_back(lacking_bytes, [holder(x) for x in others])]

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kiwi_core.errors import CallerError
-from kiwi_core.gpu import host
 from kiwi_core.movers import Movers, RemoteDriver, RemoteGpu
 from kiwi_core.movers.remote import gpus
 from kiwi_core.pager.checkpoint import CheckpointPager
-from kiwi_core.pager.fitness import MIG, unfit
+from kiwi_core.pager.fitness import MIG, unfit, unreached
 from kiwi_core.pager.sessions import SessionPager
+from kiwi_core.states import Residency
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
     from kiwi_core.pager.fitness import Unfit
-    from kiwi_core.pager.linked import Links
+    from kiwi_core.pager.linked import Linked, Links
 
     MakeRoom = Callable[[Target, int], Awaitable[None]]
     OtherRoots = Callable[[], Collection[ProcessRef]]
@@ -43,25 +43,32 @@ class Machine:
         self,
         links: Links,
         *,
+        available_bytes: Callable[[Collection[int]], int],
         make_room: MakeRoom,
         remember: Callable[[], None],
         other_roots: OtherRoots,
     ) -> SessionPager:
         def why_unfit(ref: ProcessRef) -> Unfit | None:
-            told = {
-                kind
-                for link in links.everybody()
-                if link.ref == ref
-                for kind, amount in link.told.unowned.items()
-                if amount
-            }
-            return unfit(ref, self.gpu.driver_version, mig=self.gpu.mig, told=told)
+            its = next((link for link in links.everybody() if link.ref == ref), None)
+            return self._unfit(ref, its)
 
         checkpoint = CheckpointPager(
             RemoteDriver(self.movers), self._remote, self.config,
             make_room=make_room, remember=remember, other_roots=other_roots, unfit=why_unfit,
+            host_available_bytes=available_bytes,
         )  # fmt: skip
         return SessionPager(checkpoint, links, self.config)
+
+    def _unfit(self, ref: ProcessRef, link: Linked | None) -> Unfit | None:
+        """``link``: that of its library, if it was ever heard of."""
+        unowned = link.told.unowned if link is not None else {}
+        told = {kind for kind, amount in unowned.items() if amount}
+        why = unfit(ref, self.gpu.driver_version, mig=self.gpu.mig, told=told)
+        # A gate that was shut when its connection was lost stays so: the driver may have it.
+        reached = link is not None and (
+            link.connected or link.told.residency is not Residency.RESIDENT
+        )
+        return why or (None if reached else unreached(ref))
 
     def warnings(self) -> list[str]:
         """Return what keeps Kiwi from sharing this GPU fully, in sentences."""
@@ -69,20 +76,6 @@ class Machine:
 
     async def free_bytes(self) -> int:
         return await self._remote.free_bytes()
-
-    def host_budget_bytes(self, paged_out_bytes: int, reclaimable_bytes: int = 0) -> int:
-        """How much all paged-out memory together may take, ``paged_out_bytes`` included.
-        ``reclaimable_bytes``: what is taken, but would be given back for it."""
-        if self.fixed_budget_bytes is not None:
-            return self.fixed_budget_bytes
-        taken_bytes = paged_out_bytes + reclaimable_bytes
-        return host.host_budget_bytes(self.config.host_reserve_bytes, taken_bytes)
-
-    def host_left_bytes(self, paged_out_bytes: int, reclaimable_bytes: int) -> int:
-        """How much of that nobody has taken."""
-        if self.fixed_budget_bytes is not None:
-            return max(0, self.fixed_budget_bytes - paged_out_bytes - reclaimable_bytes)
-        return host.host_budget_bytes(self.config.host_reserve_bytes)
 
 
 async def this_machine(gpu_uuid: str, config: Config, fixed_budget_bytes: int | None) -> Machine:

@@ -15,8 +15,8 @@ from kiwi_core.wire.metrics import GpuMetrics, PeerUse, Refusals
 if TYPE_CHECKING:
     from kiwi_core.daemon.core import Core
     from kiwi_core.daemon.desk import Desk
+    from kiwi_core.daemon.host_budget import HostBudget
     from kiwi_core.daemon.journal import Journal
-    from kiwi_core.daemon.limits import Limits
     from kiwi_core.daemon.observer import Observer
     from kiwi_core.gpu.nvml import GpuInfo
 
@@ -29,7 +29,7 @@ class MetricsReporter:
         desk: Desk,
         observer: Observer,
         journal: Journal,
-        limits: Limits,
+        budget: HostBudget,
         *,
         emulated: bool,
     ) -> None:
@@ -38,7 +38,7 @@ class MetricsReporter:
         self._desk = desk
         self._observer = observer
         self._journal = journal
-        self._limits = limits
+        self._budget = budget
         self._emulated = emulated
         self._began_ns = time.monotonic_ns()
 
@@ -51,7 +51,7 @@ class MetricsReporter:
         traffic, scheduler = self._desk.traffic, self._core.scheduler
         view = scheduler.view(now_ns)
         running = operations.running
-        held = self._limits.held()
+        held = self._budget.held()
         return GpuMetrics(
             uuid=gpu.uuid,
             index=gpu.index,

@@ -14,7 +14,7 @@ import msgspec
 
 from kiwi_core import __version__
 from kiwi_core.daemon import words
-from kiwi_core.daemon.limits import Held
+from kiwi_core.daemon.host_budget import Held
 from kiwi_core.daemon.members import ANOTHER_USER
 from kiwi_core.daemon.peers import user_name
 from kiwi_core.errors import CallerError

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.results import NOT_SUPPORTED, OUT_OF_MEMORY
+from kiwi_core.states import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -28,6 +29,9 @@ _UVM: Final = "/dev/nvidia-uvm"
 _UVM_MAPPINGS: Final = 1
 """A process with a context maps this device once, a worker without one not at all. Each managed
 allocation maps it again."""
+
+_OUR_LIBRARY: Final = "/libkiwi_"
+"""In the path of Kiwi's library, preloaded or loaded as a gate. What it maps it has loaded."""
 
 _TOLD_SHARED: Final = "ipc"
 """What Kiwi's library calls memory that a program has exported, or imported from another."""
@@ -62,14 +66,16 @@ class Kind(Enum):
     SHARED = "shared-memory"
     MIG = "mig"
     FAILED = "failed-before"
+    UNREACHED = "not-connected"
 
 
 class Unfit(NamedTuple):
-    """Why a process must not be moved."""
+    """Why a process must not be moved. ``reason`` says how soon that may be different."""
 
     kind: Kind
     sentence: str
     remedy: str
+    reason: Reason = Reason.UNSUPPORTED
 
     def __str__(self) -> str:
         return f"{self.sentence} {self.remedy}"
@@ -107,6 +113,20 @@ def unfit(
     return None
 
 
+def unreached(ref: ProcessRef, *, root: Path = Path("/")) -> Unfit | None:
+    """Return why the driver must not move ``ref``, whose library is not connected, if it has one:
+    its gate is open, and a synchronise call would crash it while the driver has it."""
+    if not any(_OUR_LIBRARY in name for name in _mapped(ref.pid, root)):
+        return None
+    return Unfit(
+        Kind.UNREACHED,
+        f"Process {ref.pid} has Kiwi's library, which is not connected to the daemon, so that "
+        "nobody can shut its gate.",
+        "It connects by itself as a rule. If this lasts, restart the program.",
+        Reason.LOCK_TIMEOUT,
+    )
+
+
 def _major(driver_version: str) -> int:
     """0 where nobody says."""
     first = driver_version.split(".")[0]
@@ -142,12 +162,17 @@ def _nccl(pid: int, driver_version: str) -> Unfit:
 
 
 def _uvm_mappings(pid: int, root: Path) -> int:
+    return _mapped(pid, root).count(_UVM)
+
+
+def _mapped(pid: int, root: Path) -> list[str]:
+    """Return the name behind each mapping that has one."""
     try:
         lines = (root / f"proc/{pid}/maps").read_text(errors="replace").splitlines()
     except OSError:
-        return 0  # gone, or not ours to look at: the driver has the last word
+        return []  # gone, or not ours to look at: the driver has the last word
     # "7f12…-7f34… rw-s 00000000 00:06 812    /dev/nvidia-uvm"
-    return sum(line.split(maxsplit=5)[5:] == [_UVM] for line in lines)
+    return [name for line in lines for name in line.split(maxsplit=5)[5:]]
 
 
 def _has_nccl(pid: int, root: Path) -> bool:

@@ -116,7 +116,7 @@ class Transaction:
         still_in = [m.ref for m in members if m.state is not CheckpointState.CHECKPOINTED]
         for ref in still_in:
             if (why := self._parts.unmovable.why(ref)) is not None:
-                raise Stop(Refused(Reason.UNSUPPORTED, str(why)))
+                raise Stop(Refused(why.reason, str(why)))
         usage = await self._parts.gpu.bytes_by_pid()
         pids = [ref.pid for ref in still_in]
         for pid, gpu in (await self._parts.gpu.users_elsewhere()).items():

@@ -12,6 +12,7 @@ from cuda_processes import Worker
 from talker import Talker
 
 from kiwi_core import emulator, preload
+from kiwi_core.daemon.host_budget import HostBudget
 from kiwi_core.daemon.limits import Limits
 from kiwi_core.daemon.link import Link
 from kiwi_core.gpu.processes import ProcessRef
@@ -44,6 +45,20 @@ class Heard:
         self.heeds(message)
 
 
+class Budget(HostBudget):
+    """The machine's, less what libraries hold."""
+
+    def __init__(self, machine: Machine, links: Any) -> None:
+        super().__init__(links, dict, 0)
+        self._machine = machine
+
+    def budget_bytes(self) -> int:
+        return self._machine.budget_bytes
+
+    def left_bytes(self) -> int:
+        return self.budget_bytes() - self.held().arena_bytes
+
+
 class Machine:
     """Libraries that hold memory of a machine with so much of it."""
 
@@ -51,10 +66,7 @@ class Machine:
         self.budget_bytes = budget_gib * GIB
         self.links: list[Link] = []
         there: Any = SimpleNamespace(everybody=lambda: tuple(self.links))
-        self.limits = Limits(
-            there, budget_bytes=lambda: self.budget_bytes, others_bytes=lambda: 0,
-            left_bytes=lambda: self.budget_bytes - self.limits.held().arena_bytes,
-        )  # fmt: skip
+        self.limits = Limits(there, Budget(self, there))
 
     def library(self, name: str, resident_gib: int, *, out_gib: int = 0, held_gib: int = 0) -> Link:
         link = Link(ProcessRef(len(self.links) + 1, 1), 0, session=SessionId(name))

@@ -12,11 +12,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from daemon import wait_until
+from session_program import SessionProgram
 
 from kiwi_core import emulator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from daemon import Daemon
     from session_program import SessionProgram
@@ -75,6 +77,30 @@ def test_a_program_whose_code_broke_is_tried_once_and_told_to_restart(
     broken.close()
     other.worker.answer()
     assert other.intact()
+
+
+def test_a_program_whose_library_is_not_connected_is_left_to_itself(
+    start: Start, program: Program, tmp_path: Path
+) -> None:
+    """Its gate is open, and only its library could shut it: the driver must not have it."""
+    daemon = start("1x64MiB", "--idle-after", "0.3")
+    tried = emulator.faults(daemon.state_path)
+    tried.set("checkpoint_fail", count=-1)
+    elsewhere = {"KIWI_SOCKET_DIR": str(tmp_path)}
+    one = SessionProgram(daemon, 40, environment=elsewhere)
+    try:
+        other = program(daemon)
+        other.begin_take(40, 2)
+        shown = daemon.wait_for(
+            lambda s: next((x for x in s.sessions if x.pid == one.pid and x.problem), None), "seen"
+        )
+        assert "has Kiwi's library, which is not connected" in shown.problem_text
+        assert one.intact()
+    finally:
+        one.close()
+    other.worker.answer()
+    assert other.intact()
+    assert tried.hits("checkpoint_fail") == 0
 
 
 def test_with_mig_no_move_is_ever_tried(start: Start, program: Program) -> None:

@@ -12,7 +12,8 @@ import pytest
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.gpu.results import cuda_error
-from kiwi_core.pager.fitness import STICKY, Kind, Unmovable, unfit
+from kiwi_core.pager.fitness import STICKY, Kind, Unmovable, unfit, unreached
+from kiwi_core.states import Reason
 
 REF = ProcessRef(12, 1)
 UVM = "7f5c00000000-7f5c02000000 rw-s 7f5c00000000 00:06 812 {name:>30}\n"
@@ -79,6 +80,18 @@ def test_where_mig_is_on_everybody_is_refused(tmp_path: Path) -> None:
     why = unfit(REF, PROPRIETARY_580, mig=True, root=proc(tmp_path))
     assert why is not None
     assert why.kind is Kind.MIG
+
+
+def test_a_program_with_our_library_is_known_by_its_mappings(tmp_path: Path) -> None:
+    root = proc(tmp_path)
+    assert unreached(REF, root=root) is None
+    maps = root / f"proc/{REF.pid}/maps"
+    line = "7f10-7f11 r-xp 00000000 08:01 77    /opt/my env/kiwi_core/preload/libkiwi_gate.so\n"
+    maps.write_text(maps.read_text() + line)
+    why = unreached(REF, root=root)
+    assert why is not None
+    assert why.kind is Kind.UNREACHED
+    assert why.reason is Reason.LOCK_TIMEOUT, "it may connect at any moment"
 
 
 def test_a_real_program_is_looked_at() -> None:

@@ -118,14 +118,15 @@ class SessionProgram:
         name: str = "",
         seed: int = 1,
         guarded: bool = True,
+        environment: dict[str, str] | None = None,
     ) -> None:
         (socket,) = daemon.sockets()
         libraries = emulator.build()
-        environment = daemon.env | emulator.environment(daemon.state_path, libraries)
+        env = daemon.env | emulator.environment(daemon.state_path, libraries)
         if guarded:
-            environment |= preload.environment(preload.library(), before=environment)
-            environment |= {"KIWI_PRELOAD_OWN": "0"}
-        self.worker = Worker(environment)
+            env |= preload.environment(preload.library(), before=env)
+            env |= {"KIWI_PRELOAD_OWN": "0"}
+        self.worker = Worker(env | (environment or {}))
         self.name = name or f"program {seed}"
         self.worker.do(_CONNECT.format(socket=str(socket), name=self.name))
         if size_mib:
