@@ -32,17 +32,18 @@ void kp_foreign_came(enum kp_foreign kind, uint64_t key, uint64_t bytes) {
     pthread_mutex_unlock(&mu);
 }
 
-void kp_foreign_gone(enum kp_foreign kind, uint64_t key) {
-    if (kp_disabled()) return;
+bool kp_foreign_gone(enum kp_foreign kind, uint64_t key) {
+    if (kp_disabled()) return false;
     pthread_mutex_lock(&mu);
     struct item **at = bucket_of(key);
     while (*at && ((*at)->key != key || (*at)->kind != kind)) at = &(*at)->next;
     struct item *found = *at;
     if (found) *at = found->next;
     pthread_mutex_unlock(&mu);
-    if (!found) return;
+    if (!found) return false;
     kp_own_seen_foreign(kind, -(int64_t)found->bytes);
     free(found);
+    return true;
 }
 
 /* The generated wrappers know no types, so not the owner's names either. */

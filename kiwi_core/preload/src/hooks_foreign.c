@@ -1,11 +1,35 @@
 /* Calls that give memory which Kiwi cannot own, and their counterparts. */
 #include "hooks.h"
 
+#include "blocks.h"
+#include "real.h"
+#include "room.h"
+
+static bool here(CUdevice device) { return __atomic_load_n(&kp_gpu.known, __ATOMIC_ACQUIRE) && device == kp_gpu.device; }
+
+static bool current_is_here(void) {
+    CUdevice device;
+    return kp_real.cuCtxGetDevice(&device) == CUDA_SUCCESS && here(device);
+}
+
+/* `call` gives about so many bytes of the GPU's memory: where there is none, the daemon is asked for room, as
+ * for owned memory. Not for a call from inside another: the driver holds locks of its own there. */
+#define ROOMED(result, bytes_, here_, call)                                                          \
+    do {                                                                                             \
+        bool entered_ = kp_gate_enter();                                                             \
+        struct kp_room room_ = {.bytes = (bytes_), .asks = entered_ && kp_owning()};                 \
+        while ((result = (call)) == CUDA_ERROR_OUT_OF_MEMORY) {                                      \
+            room_.elsewhere = !(here_);                                                              \
+            if (!kp_room_again(&room_, result)) break;                                               \
+        }                                                                                            \
+        kp_gate_leave(entered_);                                                                     \
+    } while (0)
+
 #define EACH(name)                                                                                   \
     KP_API CUresult name(CUdeviceptr *p, size_t bytes, CUstream stream) {                            \
         DRIVER(name);                                                                                \
         CUresult result;                                                                             \
-        GATED(result, real(p, bytes, stream));                                                       \
+        ROOMED(result, bytes, current_is_here(), real(p, bytes, stream));                            \
         if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_POOL, *p, bytes);                     \
         return result;                                                                               \
     }
@@ -17,7 +41,7 @@ EACH(cuMemAllocAsync_ptsz)
     KP_API CUresult name(CUdeviceptr *p, size_t bytes, CUmemoryPool pool, CUstream stream) {         \
         DRIVER(name);                                                                                \
         CUresult result;                                                                             \
-        GATED(result, real(p, bytes, pool, stream));                                                 \
+        ROOMED(result, bytes, current_is_here(), real(p, bytes, pool, stream));                      \
         if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_POOL, *p, bytes);                     \
         return result;                                                                               \
     }
@@ -58,24 +82,31 @@ static uint64_t array_bytes(size_t width, size_t height, size_t depth, CUarray_f
     return (uint64_t)width * (height ? height : 1) * (depth ? depth : 1) * element * (channels ? channels : 1);
 }
 
+static uint64_t bytes_2d(const CUDA_ARRAY_DESCRIPTOR *d) {
+    return d ? array_bytes(d->Width, d->Height, 0, d->Format, d->NumChannels) : 0;
+}
+
 static uint64_t bytes_3d(const CUDA_ARRAY3D_DESCRIPTOR *d) {
-    return array_bytes(d->Width, d->Height, d->Depth, d->Format, d->NumChannels);
+    return d ? array_bytes(d->Width, d->Height, d->Depth, d->Format, d->NumChannels) : 0;
+}
+
+/* All levels together are at most a third more than the first. */
+static uint64_t bytes_mipmapped(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) {
+    return bytes_3d(d) + (levels > 1 ? bytes_3d(d) / 3 : 0);
 }
 
 KP_API CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d) {
     DRIVER(cuArrayCreate_v2);
     CUresult result;
-    GATED(result, real(array, d));
-    if (result == CUDA_SUCCESS)
-        kp_foreign_came(KP_FOREIGN_ARRAY, (uintptr_t)*array,
-                        array_bytes(d->Width, d->Height, 0, d->Format, d->NumChannels));
+    ROOMED(result, bytes_2d(d), current_is_here(), real(array, d));
+    if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_ARRAY, (uintptr_t)*array, bytes_2d(d));
     return result;
 }
 
 KP_API CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *d) {
     DRIVER(cuArray3DCreate_v2);
     CUresult result;
-    GATED(result, real(array, d));
+    ROOMED(result, bytes_3d(d), current_is_here(), real(array, d));
     if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_ARRAY, (uintptr_t)*array, bytes_3d(d));
     return result;
 }
@@ -84,9 +115,9 @@ KP_API CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY
                                        unsigned levels) {
     DRIVER(cuMipmappedArrayCreate);
     CUresult result;
-    GATED(result, real(array, d, levels));
-    if (result == CUDA_SUCCESS) /* all levels together: at most a third more than the first */
-        kp_foreign_came(KP_FOREIGN_ARRAY, (uintptr_t)*array, bytes_3d(d) + (levels > 1 ? bytes_3d(d) / 3 : 0));
+    ROOMED(result, bytes_mipmapped(d, levels), current_is_here(), real(array, d, levels));
+    if (result == CUDA_SUCCESS)
+        kp_foreign_came(KP_FOREIGN_ARRAY, (uintptr_t)*array, bytes_mipmapped(d, levels));
     return result;
 }
 
@@ -112,16 +143,27 @@ KP_API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
                             const CUmemAllocationProp *prop, unsigned long long flags) {
     DRIVER(cuMemCreate);
     CUresult result;
-    GATED(result, real(handle, bytes, prop, flags));
+    ROOMED(result, bytes, prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE && here(prop->location.id),
+           real(handle, bytes, prop, flags));
     if (result == CUDA_SUCCESS && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
         kp_foreign_came(KP_FOREIGN_VMM, *handle, bytes);
+    return result;
+}
+
+/* A handle of memory that is mapped, for handing on to other processes: what Kiwi owns must not be moved from
+ * behind it. */
+KP_API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
+    DRIVER(cuMemRetainAllocationHandle);
+    CUresult result;
+    GATED(result, real(handle, address));
+    if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_IPC, *handle, 1);
     return result;
 }
 
 /* The memory goes with its last mapping, which as a rule has been undone by now. */
 KP_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     DRIVER(cuMemRelease);
-    kp_foreign_gone(KP_FOREIGN_VMM, handle);
+    if (!kp_foreign_gone(KP_FOREIGN_IPC, handle)) kp_foreign_gone(KP_FOREIGN_VMM, handle);
     CUresult result;
     COUNTED(result, real(handle));
     return result;
