@@ -34,6 +34,10 @@ ANSWER_GRACE_S = 2.0
 RECONNECT_WITHIN_S = 5.0
 """A library that lost its connection comes back within a second, if the process can run at all."""
 
+EXEC_WITHIN_S = 1.0
+"""A program that is replaced by another one (exec) closes its connection. The kernel shows the new
+one within milliseconds."""
+
 MOVE_GRACE_S = 90.0
 """Beyond its own time limit, for a library in the middle of a move: it first brings back what it
 has begun to move out, for which it takes 60 s at most, and ends copies that are under way. After
@@ -152,6 +156,7 @@ class Link:
     def attach(self, connection: Connection) -> Connection | None:
         """A new connection; the one that it replaces, if any."""
         old, self.connection = self.connection, connection
+        self._forget_old_program()
         self.image = processes.image_of(self.ref)
         self.greeted, self.gate_open, self.wants_lease = False, None, False
         self.opening = None
@@ -167,6 +172,7 @@ class Link:
             self.told = _as(self.told, Residency.RESIDENT)
         if self.call is not None:
             _later(RECONNECT_WITHIN_S, self._give_up_if_away, self.call)
+        asyncio.get_running_loop().call_later(EXEC_WITHIN_S, self.forget_if_replaced)
 
     def died(self) -> None:
         self.connection = None
@@ -205,25 +211,33 @@ class Link:
             detail = f"Process {self.ref.pid} is busy with something else for Kiwi."
             call.settle(Refused(Reason.LOCK_TIMEOUT, detail))
             return
+        if self.forget_if_replaced():
+            call.settle(self._gone())
+            return
         self.call = call
-        if self._is_another_program():
-            self.told = Told(Residency.LOST)
-            detail = (
-                f"Process {self.ref.pid} replaced its program by another one (exec) while its GPU "
-                "memory was paged out. That went with the program that it belonged to."
-            )
-            self._settle(call, Lost(detail))
-        elif self.greeted and self.connected and self.unanswered is None:
+        if self.greeted and self.connected and self.unanswered is None:
             self._send(call)
         else:
             _later(RECONNECT_WITHIN_S, self._give_up_if_away, call)
             _later(self._left_s(call) + _grace_s(call), self._overdue, call)
 
-    def _is_another_program(self) -> bool:
-        """What was out is gone then, and nobody will answer: only its library knew of it."""
-        if self.connected or self.told.residency is not Residency.PAGED_OUT or not self.image:
+    def forget_if_replaced(self) -> bool:
+        """Whether the process has replaced its program by another one (``exec``), which has not
+        connected. What was told is of the old one then. That has ended, and its memory and its gate
+        ended with it."""
+        return not self.connected and self._forget_old_program()
+
+    def _forget_old_program(self) -> bool:
+        if not self.image or processes.image_of(self.ref) in ("", self.image):
             return False
-        return processes.image_of(self.ref) not in ("", self.image)
+        log.info("another program", pid=self.ref.pid, was=self.told.residency.value)
+        self.image, self.told, self.unanswered = "", Told(), None
+        if self.call is not None:
+            self._settle(self.call, self._gone())
+        return True
+
+    def _gone(self) -> Refused:
+        return Refused(Reason.GONE, f"Process {self.ref.pid} has replaced its program.")
 
     def done(self, answer: PagerDone) -> bool:
         """False: nobody waits for this answer."""

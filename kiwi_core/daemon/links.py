@@ -242,6 +242,7 @@ class Links:
                 link.told = Told(Residency.PAGED_OUT, paged_out_bytes=out_bytes)
             link.image = entry.image
             link.away_since_s = time.monotonic()
+            link.forget_if_replaced()
             self.assign(link, SessionId(entry.session))
 
     def expect_all(self) -> None:

@@ -258,6 +258,7 @@ def _observed(
         busy={session: one.busy for session, one in sessions.items() if one.busy is not None},
         at_large=[session for session, one in sessions.items() if _at_large(one)],
         partial=[session for session, one in sessions.items() if one.partial],
+        nowhere=[session for session, one in sessions.items() if _nowhere(one)],
         began_ns=began_ns,
     )
 
@@ -265,6 +266,10 @@ def _observed(
 def _at_large(one: Observation) -> bool:
     """Whether it has memory in the GPU and is free to use it."""
     return one.residency is Residency.RESIDENT and one.resident_bytes > 0 and not one.stopped
+
+
+def _nowhere(one: Observation) -> bool:
+    return one.residency is Residency.RESIDENT and not (one.processes or one.paged_out_bytes)
 
 
 def where_it_is(target: Target, seen: Observation) -> ev.SessionJoined:

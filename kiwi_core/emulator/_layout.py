@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 MAGIC = b"KIWIEMU1"
-LAYOUT = 2
+LAYOUT = 3
 GPUS_MAX = 16
 PROCS_MAX = 256
 FAULTS_MAX = 64
@@ -27,6 +27,7 @@ class Proc(ctypes.Structure):
         ("pid", ctypes.c_int32),
         ("state", ctypes.c_uint32),
         ("start_ticks", ctypes.c_uint64),
+        ("image", ctypes.c_uint64),
         ("since_ns", ctypes.c_uint64),
         ("checkpoints", ctypes.c_uint32),
         ("restores", ctypes.c_uint32),

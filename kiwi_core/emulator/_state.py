@@ -31,6 +31,7 @@ CONTEXT_BYTES = 8 << 20
 
 CHECKPOINTED = 2
 SNAPSHOT_TRIES = 200
+AUXV_MAX_BYTES = 1024  # of state.c; Linux has some 350
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _GPUS = re.compile(r"\s*(?:(\d+)\s*[x×*]\s*)?(\d+(?:\.\d+)?)\s*([KMGT]i?B|B|)\s*", re.IGNORECASE)
@@ -262,10 +263,7 @@ def host_down(path: Path) -> int:
     killed = (
         slot.pid
         for slot in snapshot.procs
-        if slot.pid
-        and slot.restores
-        and slot.state != CHECKPOINTED
-        and _start_ticks(slot.pid) != slot.start_ticks
+        if slot.pid and slot.restores and slot.state != CHECKPOINTED and not _lives(slot)
     )
     return int(next(killed, 0))
 
@@ -273,7 +271,7 @@ def host_down(path: Path) -> int:
 def books(path: Path) -> Books:
     """A consistent snapshot of who holds what; the dead do not appear in it."""
     snapshot = _snapshot(path)
-    slots = [p for p in snapshot.procs if p.pid and _start_ticks(p.pid) == p.start_ticks]
+    slots = [p for p in snapshot.procs if p.pid and _lives(p)]
     processes = tuple(_process(p) for p in slots)
     gpus = []
     for index in range(snapshot.gpu_count):
@@ -313,6 +311,26 @@ def _snapshot(path: Path) -> _layout.State:
                 return copy
             time.sleep(0.0005)
         return copy
+
+
+def _lives(slot: _layout.Proc) -> bool:
+    """Return whether its process lives and runs the program that it ran (``state.c``: alive)."""
+    if _start_ticks(slot.pid) != slot.start_ticks:
+        return False
+    image = _image(slot.pid) if slot.image else 0
+    return image in (0, slot.image)
+
+
+def _image(pid: int) -> int:
+    """Return the hash of ``state.c``; 0 where the process may not be looked at."""
+    try:
+        vector = Path(f"/proc/{pid}/auxv").read_bytes()[:AUXV_MAX_BYTES]
+    except OSError:
+        return 0
+    found = 0xCBF29CE484222325
+    for byte in vector:
+        found = (found ^ byte) * 0x100000001B3 % (1 << 64)
+    return found if vector else 0
 
 
 def _start_ticks(pid: int) -> int | None:

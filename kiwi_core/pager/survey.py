@@ -140,6 +140,8 @@ class Survey:
         # One look at a control group for all: they are in the same one, nearly always.
         frozen = why_frozen(target.root)
         found = [await self.member(ref, frozen) for ref in self._all_of(target, usage)]
+        # It has ended, or replaced its program by another one: what was out went with the old one.
+        self._footprints.drop([m.ref for m in found if _has_nothing(m)])
         return [m for m in found if m.state is not CheckpointState.NOT_A_CUDA_PROCESS or m.error]
 
     def refs(self, target: Target) -> list[ProcessRef]:
@@ -190,3 +192,7 @@ def _belongs(pid: int, roots: Collection[ProcessRef]) -> bool:
     stat = processes.stat_of(pid)
     leaders = [root for root in roots if stat is not None and root.pid == stat.session]
     return any(processes.in_session_of(root, pid) for root in leaders)
+
+
+def _has_nothing(member: Member) -> bool:
+    return member.state is CheckpointState.NOT_A_CUDA_PROCESS and member.error is None

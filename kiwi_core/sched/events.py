@@ -159,13 +159,15 @@ class MemoryObserved(_Event, frozen=True, kw_only=True):
     ``free_bytes`` is the whole GPU's. ``began_ns`` is when the reading began, on the clock of
     ``handle``'s ``now_ns``, if that is not just now: numbers from before an operation's end are
     old. ``at_large`` are those that have memory in the GPU and that the driver does not hold;
-    ``partial``, of those in ``resident_bytes``, the ones whose memory can be moved in part."""
+    ``partial``, of those in ``resident_bytes``, the ones whose memory can be moved in part.
+    ``nowhere``: those that have memory neither in the GPU nor anywhere else."""
 
     free_bytes: int
     resident_bytes: dict[SessionId, int] = {}
     busy: dict[SessionId, bool] = {}
     at_large: list[SessionId] = []
     partial: list[SessionId] = []
+    nowhere: list[SessionId] = []
     began_ns: int | None = None
 
 

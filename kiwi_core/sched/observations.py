@@ -24,6 +24,8 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
         if session is not None and _at_rest_since(session, began_ns):
             if session_id in event.at_large and session.home in (Home.HELD, Home.OUT):
                 _slipped(st, session)
+            if session_id in event.nowhere and session.home is Home.OUT and session.paged_out_bytes:
+                _vanished(st, session)
             session.resident_bytes = resident_bytes
             session.left_bytes = min(session.left_bytes, resident_bytes)
             session.partial = session_id in event.partial
@@ -60,6 +62,14 @@ def _slipped(st: State, session: Session) -> None:
     session.home = Home.IN
     session.paged_out_bytes = session.restore_bytes = session.left_bytes = 0
     st.tell(session, "uses the GPU though it was to wait: the driver does not hold it")
+
+
+def _vanished(st: State, session: Session) -> None:
+    """What was out of it exists no longer: the program that it belonged to has ended, or has been
+    replaced by another one in the same process."""
+    session.home = Home.IN
+    session.paged_out_bytes = session.restore_bytes = session.left_bytes = 0
+    st.tell(session, "has nothing in system RAM any more: its program was replaced")
 
 
 def _at_rest_since(session: Session, began_ns: int) -> bool:

@@ -22,12 +22,12 @@ Start = "Callable[..., Daemon]"
 
 
 @pytest.fixture
-def preloaded() -> Iterator[Callable[[Daemon], Worker]]:
+def preloaded() -> Iterator[Callable[..., Worker]]:
     """Makes plain CUDA programs under the library; all are ended."""
     made: list[Worker] = []
 
-    def make(daemon: Daemon) -> Worker:
-        environment = daemon.env | emulator.environment(daemon.state_path, emulator.build())
+    def make(daemon: Daemon, **more: str) -> Worker:
+        environment = daemon.env | emulator.environment(daemon.state_path, emulator.build()) | more
         environment |= preload.environment(preload.library(), environment)
         one = Worker(environment)
         made.append(one)
@@ -48,7 +48,7 @@ def intact(worker: Worker, size_mib: int) -> bool:
 
 
 def test_two_that_do_not_fit_take_turns_and_each_asks_by_itself(
-    start: Start, preloaded: Callable[[Daemon], Worker]
+    start: Start, preloaded: Callable[..., Worker]
 ) -> None:
     daemon = start("1x128MiB", "--tq", "0.5")
     first, second = preloaded(daemon), preloaded(daemon)
@@ -63,7 +63,7 @@ def test_two_that_do_not_fit_take_turns_and_each_asks_by_itself(
 
 
 def test_room_is_made_while_an_allocation_waits(
-    start: Start, preloaded: Callable[[Daemon], Worker]
+    start: Start, preloaded: Callable[..., Worker]
 ) -> None:
     """Issue 4's case: one idles with 70 % of the GPU, the other grows from 10 % to 90 %."""
     daemon = start("1x256MiB")
@@ -78,7 +78,7 @@ def test_room_is_made_while_an_allocation_waits(
 
 
 def test_memory_of_a_program_whose_code_broke_goes_out_without_a_copy(
-    start: Start, preloaded: Callable[[Daemon], Worker]
+    start: Start, preloaded: Callable[..., Worker]
 ) -> None:
     """Its context answers each call with the same error from then on: the others go on."""
     daemon = start("1x128MiB")
@@ -97,7 +97,7 @@ def test_memory_of_a_program_whose_code_broke_goes_out_without_a_copy(
     assert intact(other, 80)
 
 
-def test_over_a_crash_of_the_daemon(start: Start, preloaded: Callable[[Daemon], Worker]) -> None:
+def test_over_a_crash_of_the_daemon(start: Start, preloaded: Callable[..., Worker]) -> None:
     daemon = start("1x128MiB")
     first, second = preloaded(daemon), preloaded(daemon)
     take(first, 80, 1)
@@ -112,7 +112,7 @@ def test_over_a_crash_of_the_daemon(start: Start, preloaded: Callable[[Daemon], 
 
 
 def test_a_context_that_stays_is_its_programs_and_stays(
-    start: Start, preloaded: Callable[[Daemon], Worker]
+    start: Start, preloaded: Callable[..., Worker]
 ) -> None:
     """Of one that is out: it counts as its own, and no newcomer, who may need the whole GPU, has it
     moved by the driver as well."""
@@ -131,3 +131,47 @@ def test_a_context_that_stays_is_its_programs_and_stays(
     swaps = daemon.status().swaps
     assert {swap.direction for swap in swaps} == {"out", "in"}
     assert min(s.bytes_moved for s in swaps if s.session == out.id) > 16 * MIB, "no context"
+
+
+@pytest.mark.parametrize("own", ["0", "1"], ids=["gate-only", "owning"])
+@pytest.mark.parametrize("crash", [False, True], ids=["", "and-the-daemon-is-killed"])
+def test_a_program_that_becomes_another_one_while_it_is_out(
+    start: Start, preloaded: Callable[..., Worker], own: str, *, crash: bool
+) -> None:
+    """Its memory, its gate and all that the driver had of it went with the old program (exec). The
+    new one takes its turns like any other."""
+    daemon = start("1x128MiB", "--idle-after", "0.3")
+    first, second = (preloaded(daemon, KIWI_PRELOAD_OWN=own) for _ in range(2))
+    take(first, 80, 1)
+    daemon.wait_state(first.pid, "idle")
+    take(second, 80, 2)
+    daemon.wait_state(first.pid, "paged-out")
+    if crash:
+        old = daemon.kill_child()
+    first.do("become_anew()")
+    if crash:
+        daemon.wait_for(lambda s: s.daemon_pid != old, "a new daemon")
+    first.do("init()")
+    take(first, 72, 3)
+    daemon.wait_state(second.pid, "paged-out")
+    assert daemon.wait_state(first.pid, "idle").paged_out_bytes == 0
+    assert intact(second, 80)
+    daemon.wait_state(first.pid, "paged-out")
+    assert intact(first, 72)
+
+
+def test_a_program_that_becomes_one_without_a_gpu(
+    start: Start, preloaded: Callable[..., Worker]
+) -> None:
+    """What was out of the old one counts no longer: it is nowhere."""
+    daemon = start("1x128MiB", "--idle-after", "0.3")
+    first, second = (preloaded(daemon, KIWI_PRELOAD_OWN="0") for _ in range(2))
+    take(first, 80, 1)
+    daemon.wait_state(first.pid, "idle")
+    take(second, 80, 2)
+    daemon.wait_state(first.pid, "paged-out")
+    first.do("become_anew()")
+    wait_until(
+        lambda: all(s.paged_out_bytes == 0 for s in daemon.status().sessions), "nothing is out"
+    )
+    assert intact(second, 80)

@@ -321,3 +321,22 @@ def test_moving_to_another_gpu_is_refused_not_faked(boot):
             f"checkpoint_of({target.pid}).restore({{a: b, b: a}})"
         )
     controller.do(f"resume({target.pid})")
+
+
+@pytest.mark.parametrize("way", ["running", "locked", "checkpointed"])
+def test_another_program_in_the_same_process_begins_anew(machine, controller, way):
+    """What the driver had of the old program went with it (exec closes the driver's files)."""
+    target = machine.worker("init(); p = alloc(24 * MIB)")
+    process = f"checkpoint_of({target.pid})"
+    if way != "running":
+        controller.do(f"{process}.lock(1000)")
+    if way == "checkpointed":
+        controller.do(f"{process}.checkpoint()")
+    target.do("become_anew()")
+    wait_until(lambda: not machine.used(), "the memory is free")
+    assert "NOT_INITIALIZED" in controller.fails(f"{process}.unlock()")
+    target.do("init(); p = alloc(8 * MIB); before = fill(p, 1, 8 * MIB)")
+    assert state(controller, target) == "running"
+    assert machine.device_bytes(target) == 8 * MIB
+    controller.do(f"suspend({target.pid}); resume({target.pid})")
+    assert target.get("digest(p, 8 * MIB) == before")

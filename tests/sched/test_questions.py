@@ -31,6 +31,17 @@ def test_one_that_could_not_be_held_is_loose_until_it_has_memory() -> None:
     assert not scheduler.loose
 
 
+def test_what_was_out_of_a_program_that_was_replaced_counts_no_longer() -> None:
+    scheduler = Scheduler(8 * GIB, host_budget_bytes=64 * GIB, tq_ns=NS_PER_S, checks=True)
+    scheduler.handle(
+        ev.SessionJoined(session=A, residency=Residency.PAGED_OUT, paged_out_bytes=5 * GIB), 1
+    )
+    nowhere = ev.MemoryObserved(free_bytes=8 * GIB, resident_bytes={A: 0}, nowhere=[A])
+    scheduler.handle(nowhere, 3)
+    assert scheduler.view(3).sessions[0].paged_out_bytes == 0
+    assert not scheduler.handle(ev.LeaseRequested(session=A, burst=1), 4)[1:], "granted at once"
+
+
 def test_holders_waiting_and_settings_are_those_of_the_view() -> None:
     scheduler = Scheduler(8 * GIB, host_budget_bytes=64 * GIB, tq_ns=NS_PER_S, checks=True)
     now_ns = 0

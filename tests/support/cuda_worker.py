@@ -182,6 +182,15 @@ class Loop:
         return self.rounds
 
 
+def become_anew(*before: str) -> None:
+    """Replace this program by itself, started anew (exec): the process is the same, and has not
+    used CUDA yet. ``before``: arguments of the interpreter. Answers the test first."""
+    answers.write(json.dumps({"value": None}) + "\n")
+    answers.flush()
+    os.dup2(answers.fileno(), 1)
+    os.execv(sys.executable, [sys.executable, *before, __file__])
+
+
 def main() -> None:
     space = globals()
     for line in sys.stdin:

@@ -15,7 +15,7 @@ from cuda.bindings import driver
 
 MIB = 1 << 20
 WITHIN_NS = 20_000_000_000
-FAULTS = ("create", "map", "unmap", "copy_out", "copy_in", "pin", "host", "stall")
+FAULTS = ("create", "map", "unmap", "copy_out", "copy_in", "pin", "host", "stall", "reserve")
 KINDS = ("pool", "managed", "array", "vmm", "ipc", "graph", "external", "legacy", "gpu", "plain")
 library = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[0])
 library.kiwi_preload_test_check.restype = ctypes.c_char_p

@@ -68,11 +68,31 @@ int ke_process_leader(int tid) {
     return leader;
 }
 
+/* A hash (FNV-1a) of the addresses that the kernel chose for its program; 0: it may not be looked at. */
+static uint64_t image_of(int pid) {
+    char path[64];
+    unsigned char vector[1024];
+    uint64_t hash = 0xcbf29ce484222325u;
+    snprintf(path, sizeof path, "/proc/%d/auxv", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    ssize_t n = read(fd, vector, sizeof vector);
+    close(fd);
+    for (ssize_t i = 0; i < n; i++) hash = (hash ^ vector[i]) * 0x100000001b3u;
+    return n > 0 ? hash : 0;
+}
+
+/* Exec closes the driver's files: what the driver had of the old program goes with it. */
+static int same_program(const struct ke_proc *p) {
+    uint64_t image = p->image ? image_of(p->pid) : 0;
+    return !image || image == p->image;
+}
+
 /* Whoever asks may have no descriptor left: only the kernel's word that it has ended counts as that. */
 static int alive(const struct ke_proc *p) {
     uint64_t ticks;
     errno = 0;
-    if (ke_process_start(p->pid, &ticks) == 0) return ticks == p->start_ticks;
+    if (ke_process_start(p->pid, &ticks) == 0) return ticks == p->start_ticks && same_program(p);
     return errno != 0 && errno != ENOENT && errno != ESRCH;
 }
 
@@ -162,12 +182,14 @@ struct ke_proc *ke_proc_register(struct ke_state *s) {
     ke_process_start(getpid(), &ticks);
     ke_state_lock(s);
     ke_reap(s);
-    for (int i = 0; i < KE_PROCS_MAX && !p; i++) {
-        if (s->procs[i].pid == 0) p = &s->procs[i];
+    for (int i = 0; i < KE_PROCS_MAX; i++) { /* where addresses are not randomised, exec is seen only here */
+        if (s->procs[i].pid == getpid()) memset(&s->procs[i], 0, sizeof s->procs[i]);
+        if (!p && s->procs[i].pid == 0) p = &s->procs[i];
     }
     if (p) {
         memset(p, 0, sizeof *p);
         p->start_ticks = ticks;
+        p->image = image_of(getpid());
         p->since_ns = ke_now_ns();
         p->pid = getpid(); /* last: a slot with a pid is complete */
     }

@@ -13,7 +13,7 @@
 #include <sys/types.h>
 
 #define KE_MAGIC "KIWIEMU1"
-#define KE_LAYOUT 2u
+#define KE_LAYOUT 3u
 #define KE_GPUS_MAX 16   /* as many as one machine commonly holds */
 #define KE_PROCS_MAX 256 /* processes with CUDA initialised at the same time, per emulated machine */
 #define KE_FAULTS_MAX 64
@@ -91,6 +91,7 @@ struct ke_proc {
     int32_t pid; /* 0: the slot is free */
     uint32_t state;
     uint64_t start_ticks; /* field 22 of /proc/pid/stat: tells a reused pid apart */
+    uint64_t image;       /* of /proc/pid/auxv: tells the program apart that it becomes by exec; 0: unknown */
     uint64_t since_ns;    /* CLOCK_MONOTONIC when CUDA was initialised */
     uint32_t checkpoints, restores;
     uint64_t device_bytes[KE_GPUS_MAX];

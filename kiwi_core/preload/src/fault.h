@@ -13,6 +13,7 @@ enum kp_fault {
     KP_FAULT_PIN,      /* host memory cannot be registered */
     KP_FAULT_HOST,     /* no host memory */
     KP_FAULT_STALL,    /* a copy out is not seen to end */
+    KP_FAULT_RESERVE,  /* no addresses */
     KP_FAULTS
 };
 

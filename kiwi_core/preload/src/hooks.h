@@ -48,6 +48,6 @@ void kp_capture_dropped(CUstream stream);
 
 /* hooks_foreign.c: memory that Kiwi cannot own, by its address or handle. */
 void kp_foreign_came(enum kp_foreign kind, uint64_t key, uint64_t bytes);
-void kp_foreign_gone(enum kp_foreign kind, uint64_t key); /* nothing happens if it never came */
+bool kp_foreign_gone(enum kp_foreign kind, uint64_t key); /* false: it never came */
 
 #endif

@@ -6,6 +6,10 @@
 
 #include "hooks.h"
 
+#include "blocks.h"
+#include "real.h"
+#include "room.h"
+
 #define BUCKETS 1024
 
 static struct item {
@@ -31,17 +35,18 @@ void kp_foreign_came(enum kp_foreign kind, uint64_t key, uint64_t bytes) {
     pthread_mutex_unlock(&mu);
 }
 
-void kp_foreign_gone(enum kp_foreign kind, uint64_t key) {
-    if (kp_disabled()) return;
+bool kp_foreign_gone(enum kp_foreign kind, uint64_t key) {
+    if (kp_disabled()) return false;
     pthread_mutex_lock(&mu);
     struct item **at = bucket_of(key);
     while (*at && ((*at)->key != key || (*at)->kind != kind)) at = &(*at)->next;
     struct item *found = *at;
     if (found) *at = found->next;
     pthread_mutex_unlock(&mu);
-    if (!found) return;
+    if (!found) return false;
     kp_own_seen_foreign(kind, -(int64_t)found->bytes);
     free(found);
+    return true;
 }
 
 /* The generated wrappers know no types, so not the owner's names either. */
@@ -52,10 +57,35 @@ void kp_wrapped_foreign(int count) {
 
 /* ---- the calls ---- */
 
+static bool here(CUdevice device) { return __atomic_load_n(&kp_gpu.known, __ATOMIC_ACQUIRE) && device == kp_gpu.device; }
+
+static bool current_is_here(void) {
+    CUdevice device;
+    return kp_real.cuCtxGetDevice(&device) == CUDA_SUCCESS && here(device);
+}
+
+/* `call` gives about so many bytes of the GPU's memory: where there is none, the daemon is asked for room, as
+ * for owned memory. Not for a call from inside another: the driver holds locks of its own there. */
+#define ROOMED(result, bytes_, here_, call)                                                          \
+    do {                                                                                             \
+        bool entered_ = kp_gate_enter();                                                             \
+        struct kp_room room_ = {.bytes = (bytes_), .asks = entered_ && kp_owning()};                 \
+        while ((result = (call)) == CUDA_ERROR_OUT_OF_MEMORY) {                                      \
+            room_.elsewhere = !(here_);                                                              \
+            if (!kp_room_again(&room_, result)) break;                                               \
+        }                                                                                            \
+        kp_gate_leave(entered_);                                                                     \
+    } while (0)
+
 /* `args` of the driver's call; what it gives is known by `key`. */
 #define CAME(name, params, args, kind, key, bytes)                                                   \
-    HOOK(GATED, name, params, real args,                                                             \
-         if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_##kind, (uint64_t)(key), bytes))
+    KP_API CUresult name params {                                                                    \
+        DRIVER(name);                                                                                \
+        CUresult result;                                                                             \
+        ROOMED(result, bytes, current_is_here(), real args);                                         \
+        if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_##kind, (uint64_t)(key), bytes);      \
+        return result;                                                                               \
+    }
 
 /* Forgotten before the driver may hand the same address out again. */
 #define GONE(name, type, kind)                                                                       \
@@ -107,12 +137,12 @@ static uint64_t array_bytes(size_t width, size_t height, size_t depth, CUarray_f
     return (uint64_t)width * (height ? height : 1) * (depth ? depth : 1) * element * (channels ? channels : 1);
 }
 
-static uint64_t bytes_3d(const CUDA_ARRAY3D_DESCRIPTOR *d) {
-    return array_bytes(d->Width, d->Height, d->Depth, d->Format, d->NumChannels);
+static uint64_t bytes_2d(const CUDA_ARRAY_DESCRIPTOR *d) {
+    return d ? array_bytes(d->Width, d->Height, 0, d->Format, d->NumChannels) : 0;
 }
 
-static uint64_t bytes_2d(const CUDA_ARRAY_DESCRIPTOR *d) {
-    return array_bytes(d->Width, d->Height, 0, d->Format, d->NumChannels);
+static uint64_t bytes_3d(const CUDA_ARRAY3D_DESCRIPTOR *d) {
+    return d ? array_bytes(d->Width, d->Height, d->Depth, d->Format, d->NumChannels) : 0;
 }
 
 /* All levels together: at most a third more than the first. */
@@ -129,14 +159,35 @@ GONE(cuMipmappedArrayDestroy, CUmipmappedArray, ARRAY)
 
 /* ---- the program's own virtual memory management ---- */
 
-HOOK(GATED, cuMemCreate,
-     (CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags),
-     real(handle, bytes, prop, flags),
-     if (result == CUDA_SUCCESS && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-         kp_foreign_came(KP_FOREIGN_VMM, *handle, bytes))
+KP_API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
+                            const CUmemAllocationProp *prop, unsigned long long flags) {
+    DRIVER(cuMemCreate);
+    CUresult result;
+    ROOMED(result, bytes, prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE && here(prop->location.id),
+           real(handle, bytes, prop, flags));
+    if (result == CUDA_SUCCESS && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+        kp_foreign_came(KP_FOREIGN_VMM, *handle, bytes);
+    return result;
+}
+
+/* A handle of memory that is mapped, for handing on to other processes: what Kiwi owns must not be moved from
+ * behind it. */
+KP_API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
+    DRIVER(cuMemRetainAllocationHandle);
+    CUresult result;
+    GATED(result, real(handle, address));
+    if (result == CUDA_SUCCESS) kp_foreign_came(KP_FOREIGN_IPC, *handle, 1);
+    return result;
+}
 
 /* The memory goes with its last mapping, which as a rule has been undone by now. */
-GONE(cuMemRelease, CUmemGenericAllocationHandle, VMM)
+KP_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+    DRIVER(cuMemRelease);
+    if (!kp_foreign_gone(KP_FOREIGN_IPC, handle)) kp_foreign_gone(KP_FOREIGN_VMM, handle);
+    CUresult result;
+    COUNTED(result, real(handle));
+    return result;
+}
 
 /* ---- from elsewhere ---- */
 

@@ -2,21 +2,13 @@
 #include "own.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 #include "blocks.h"
 #include "gate.h"
 #include "kiwi_preload.h"
 #include "link.h"
 #include "real.h"
-
-/* Room may mean that another notebook's burst ends first; the daemon says no earlier than this. */
-#define ROOM_WAIT_NS (15ll * 60 * 1000000000)
-/* Room that was made can be taken by others before we have it: asked for again, but not for ever. */
-#define ROOM_TRIES 32
-/* The driver scrubs freed memory before it can be had again. */
-#define SCRUB_WAIT_NS 200000000ll
-#define SCRUB_STEP_NS 5000000ll
+#include "room.h"
 
 bool kp_moving, kp_forked;
 struct kp_books kp_totals;
@@ -36,7 +28,10 @@ void kp_own_start(CUdevice device) {
 
 /* Passed on to the driver, and counted under what keeps it from being ours. */
 static CUresult foreign(CUdeviceptr *p, size_t bytes, enum kp_foreign kind) {
-    CUresult rc = kp_real.cuMemAlloc_v2(p, bytes);
+    struct kp_room room = {.bytes = bytes, .asks = true, .elsewhere = kind == KP_FOREIGN_GPU};
+    CUresult rc;
+    do rc = kp_real.cuMemAlloc_v2(p, bytes);
+    while (kp_room_again(&room, rc));
     if (rc != CUDA_SUCCESS) return rc;
     kp_own_seen_foreign(kind, (int64_t)bytes);
     struct kp_block *b = calloc(1, sizeof *b);
@@ -87,7 +82,7 @@ static CUresult new_slab(struct kp_ctx *ctx, int slot_class, size_t bytes, CUdev
     pthread_mutex_unlock(&kp_table_mu);
     if (ok) kp_books_add(&kp_totals.small_overhead, (int64_t)b->bytes - (int64_t)bytes);
     else kp_block_end(b);
-    return ok ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return ok ? CUDA_SUCCESS : CUDA_ERROR_MAP_FAILED;
 }
 
 static CUresult new_large(struct kp_ctx *ctx, size_t bytes, CUdeviceptr *p) {
@@ -112,21 +107,11 @@ static CUresult attempt(struct kp_ctx *ctx, size_t bytes, CUdeviceptr *p) {
     return *p ? CUDA_SUCCESS : new_slab(ctx, slot_class, bytes, p);
 }
 
-/* While it waits for room this thread holds nothing of ours and does not count as in flight: what it
- * owns already may be paged out meanwhile. */
 static CUresult with_room(struct kp_ctx *ctx, size_t bytes, CUdeviceptr *p) {
-    size_t g = kp_gpu.granularity, want = (bytes + g - 1) / g * g;
-    int64_t until = kp_now_ns() + ROOM_WAIT_NS;
-    CUresult rc = attempt(ctx, bytes, p);
-    for (int i = 0; rc == CUDA_ERROR_OUT_OF_MEMORY && want <= kp_gpu.total_bytes && i < ROOM_TRIES; i++) {
-        if (!kp_link_want_room(want, until)) break;
-        int64_t scrubbed = kp_now_ns() + SCRUB_WAIT_NS;
-        do {
-            rc = attempt(ctx, bytes, p);
-            if (rc == CUDA_ERROR_OUT_OF_MEMORY)
-                nanosleep(&(struct timespec){.tv_nsec = SCRUB_STEP_NS}, NULL);
-        } while (rc == CUDA_ERROR_OUT_OF_MEMORY && kp_now_ns() < scrubbed);
-    }
+    struct kp_room room = {.bytes = bytes, .asks = true};
+    CUresult rc;
+    do rc = attempt(ctx, bytes, p);
+    while (kp_room_again(&room, rc));
     return rc;
 }
 

@@ -115,15 +115,17 @@ static struct kp_block *lay_out(struct kp_ctx *ctx, size_t asked) {
     return b;
 }
 
-/* Everything of it, or nothing.  Not yet in the table. */
+/* Everything of it, or nothing.  Not yet in the table.  OUT_OF_MEMORY means the GPU's: where the process has
+ * no memory or no addresses left, room in the GPU would not help, and the driver's own call says what is wrong. */
 CUresult kp_block_make(struct kp_ctx *ctx, size_t asked, struct kp_block **out) {
     if (asked > kp_gpu.total_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
     struct kp_block *b = lay_out(ctx, asked);
-    if (!b) return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult rc = kp_real.cuMemAddressReserve(&b->addr, b->bytes, 0, 0, 0);
+    if (!b) return CUDA_ERROR_MAP_FAILED;
+    CUresult rc = kp_fault(KP_FAULT_RESERVE) ? CUDA_ERROR_OUT_OF_MEMORY
+                                             : kp_real.cuMemAddressReserve(&b->addr, b->bytes, 0, 0, 0);
     if (rc != CUDA_SUCCESS) {
         free(b);
-        return rc;
+        return rc == CUDA_ERROR_OUT_OF_MEMORY ? CUDA_ERROR_MAP_FAILED : rc;
     }
     size_t done = 0;
     for (unsigned i = 0; i < b->chunk_count && rc == CUDA_SUCCESS; i++) {

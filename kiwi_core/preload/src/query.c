@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "blocks.h"
+#include "link.h"
 #include "log.h"
 #include "real.h"
 
@@ -141,7 +142,9 @@ void kp_books_add(uint64_t *field, int64_t bytes) {
 }
 
 void kp_own_seen_foreign(enum kp_foreign kind, int64_t bytes_or_count) {
-    if ((unsigned)kind < KP_FOREIGN_KINDS) kp_books_add(&kp_totals.unowned[kind], bytes_or_count);
+    if ((unsigned)kind >= KP_FOREIGN_KINDS) return;
+    kp_books_add(&kp_totals.unowned[kind], bytes_or_count);
+    kp_link_books_changed(); /* the daemon must know soon what must not be moved */
 }
 
 void kp_own_books(struct kp_books *out) {

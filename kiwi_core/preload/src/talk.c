@@ -58,6 +58,7 @@ static bool say_state(int64_t now_ns) {
     struct kp_count counts[KP_FOREIGN_KINDS];
     struct kp_report report = {.state = kp_pager_state(), .counts = counts, .kinds = KP_FOREIGN_KINDS};
     struct kp_arena_books host;
+    kp_link_take_books(); /* first: what changes from here on is said the next time */
     kp_own_books(&books);
     kp_arena_books(&host);
     for (size_t i = 0; i < KP_FOREIGN_KINDS; i++) {
@@ -115,7 +116,7 @@ bool kp_talk_say(int64_t now_ns) {
     if (!welcomed) return true;
     if (!beat(now_ns)) return false;
     if (kp_wire_room(&kp_wire) < LINE_ROOM) return true; /* later */
-    bytes_unsaid = kp_link_take_books() || bytes_unsaid;
+    bytes_unsaid = bytes_unsaid || kp_link_take_books(); /* left raised meanwhile: nobody wakes us again */
     bool due = bytes_unsaid && now_ns >= state_said_ns + STATE_EVERY_NS;
     if ((state_said != kp_pager_state() || due) && !say_state(now_ns)) return false;
     return say_wishes();

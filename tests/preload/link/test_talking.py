@@ -262,6 +262,59 @@ def test_room_that_was_made_is_used(stage: Stage) -> None:
     assert other.get("digest(q, 128 * MIB) == d")
 
 
+VMM = """
+props = driver.CUmemAllocationProp()
+props.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+props.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+"""
+NOT_OWNED = {
+    "pool": "int(driver.cuMemAllocAsync(100 * MIB, 0)[0])",
+    "named-pool": "int(driver.cuMemAllocFromPoolAsync(100 * MIB, pool, 0)[0])",
+    "vmm": "int(driver.cuMemCreate(100 * MIB, props, 0)[0])",
+}
+
+
+@pytest.mark.parametrize("kind", NOT_OWNED)
+def test_room_is_asked_for_by_what_cannot_be_owned_too(stage: Stage, kind: str) -> None:
+    stage.daemon.grants_room = None
+    stage.program("init(); q = alloc(128 * MIB)")
+    other_peer = stage.daemon.peer(1)
+    program = stage.program("init(); p = alloc(64 * MIB)")
+    program.do(VMM + "pool = ck(driver.cuDeviceGetDefaultMemPool(0))")
+    peer = stage.daemon.peer(2)
+    program.send(NOT_OWNED[kind])
+    [asked] = peer.await_heard("want-room")
+    assert asked["bytes"] == 100 * MIB
+    assert not program.answered(NOT_YET_S)
+    assert other_peer.do("page-out")["outcome"] == "moved"
+    peer.say("room", request=asked["request"], granted=True, detail="")
+    assert program.answer() == 0
+    program.send(NOT_OWNED[kind])
+    second = peer.await_heard("want-room", 2)[-1]
+    peer.say("room", request=second["request"], granted=False, detail="")
+    assert program.answer() == 2, "out of memory, by the daemon's word"
+
+
+def test_no_room_is_asked_for_where_the_process_has_no_addresses_left(stage: Stage) -> None:
+    """That is out of memory, too, but no room in the GPU helps: the driver's own call decides."""
+    program = stage.program(
+        "init(); import ctypes, os; kiwi = ctypes.CDLL(os.environ['LD_PRELOAD'].split(':')[0])"
+    )
+    peer = stage.daemon.peer()
+    program.do("kiwi.kiwi_preload_test_fault(8, 0, 1); p = alloc(8 * MIB)")
+    eventually(lambda: peer.state["unowned"].get("plain") == 8 * MIB)
+    assert peer.of("want-room") == []
+
+
+def test_a_handle_of_owned_memory_is_for_sharing_it(stage: Stage) -> None:
+    program = stage.program("init(); p = alloc(8 * MIB)")
+    peer = stage.daemon.peer()
+    program.do("h = ck(driver.cuMemRetainAllocationHandle(p))")
+    eventually(lambda: peer.state["unowned"].get("ipc") == 1)
+    program.do("ck(driver.cuMemRelease(h))")
+    eventually(lambda: not peer.state["unowned"].get("ipc"))
+
+
 def test_who_waits_for_room_can_be_paged_out(stage: Stage) -> None:
     """Else two programs that outgrow the GPU together would wait for each other for ever."""
     stage.daemon.grants_room = None
