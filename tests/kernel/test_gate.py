@@ -72,6 +72,8 @@ def test_the_waiting_line_tells_and_leaves_nothing(
         "Waiting for the GPU: 2nd in line, <b>x</b>.ipynb has it, about 12 s"
     )
     assert 'role="status"' in shown["text/html"]
+    assert "Is this CPU work?" in shown["text/html"]
+    assert "%%kiwi cpu" in shown["text/html"]
     assert "<b>" not in shown["text/html"]
     grant(daemon)
     gpu_kernel.finish(cell)

@@ -1,4 +1,5 @@
-/* Contexts: the first one starts the link, and one that ends must let the pager out first. */
+/* Contexts: the first one starts the link (before it is made, or after it where memory is owned), and one
+ * that ends must let the pager out first. */
 #include "hooks.h"
 #include "real.h"
 
@@ -20,8 +21,9 @@ static CUresult created(CUresult result) {
 }
 
 /* The link starts outside of the call: it waits for the daemon, which may close the gate at once. */
-#define MAKES_A_CONTEXT(call)                                                                        \
+#define MAKES_A_CONTEXT(device, call)                                                                \
     CUresult result;                                                                                 \
+    kp_context_wanted(device);                                                                       \
     GATED(result, call);                                                                             \
     if (result == CUDA_SUCCESS) kp_context_told();                                                   \
     return result
@@ -36,19 +38,19 @@ KP_API CUresult cuInit(unsigned flags) {
 
 KP_API CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device) {
     DRIVER(cuCtxCreate_v2);
-    MAKES_A_CONTEXT(created(real(context, flags, device)));
+    MAKES_A_CONTEXT(device, created(real(context, flags, device)));
 }
 
 KP_API CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count, unsigned flags,
                                CUdevice device) {
     DRIVER(cuCtxCreate_v3);
-    MAKES_A_CONTEXT(created(real(context, params, count, flags, device)));
+    MAKES_A_CONTEXT(device, created(real(context, params, count, flags, device)));
 }
 
 KP_API CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned flags,
                                CUdevice device) {
     DRIVER(cuCtxCreate_v4);
-    MAKES_A_CONTEXT(created(real(context, params, flags, device)));
+    MAKES_A_CONTEXT(device, created(real(context, params, flags, device)));
 }
 
 static CUresult retained(CUresult result, CUcontext *context, CUdevice device) {
@@ -57,14 +59,14 @@ static CUresult retained(CUresult result, CUcontext *context, CUdevice device) {
 
 KP_API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     DRIVER(cuDevicePrimaryCtxRetain);
-    MAKES_A_CONTEXT(retained(real(context, device), context, device));
+    MAKES_A_CONTEXT(device, retained(real(context, device), context, device));
 }
 
 KP_API CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device,
                                  unsigned flags) {
     DRIVER(cuGreenCtxCreate);
     /* Synchronising its device's primary context waits for it, too. */
-    MAKES_A_CONTEXT(made(real(context, resources, device, flags), NULL, device));
+    MAKES_A_CONTEXT(device, made(real(context, resources, device, flags), NULL, device));
 }
 
 KP_API CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
