@@ -33,7 +33,7 @@ LAB_SOURCES := $(shell find $(LAB)/src $(LAB)/schema $(LAB)/style -type f) \
 unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
 
 .PHONY: help setup lab test fast lint types imports ts core-tests unit-tests server-tests kernel-tests \
-        kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox soak fuzz demo bench wheels format \
+        kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles soak fuzz demo bench wheels format \
         hooks lock clean
 
 help:  ## list what can be made
@@ -98,6 +98,11 @@ ui-tests: $(LAB_READY)  ## JupyterLab and Notebook in a real browser (needs Chro
 
 blackbox: $(READY)  ## the same with all cases: each victim in each state with each pager
 	@$(STEP) blackbox $(PYTEST) -m 'slow or not slow' -n 2 --dist loadscope tests/blackbox
+
+# A test whose subject is a kill is marked host_goes_down: on 595-open it would hang a real host.
+profiles: $(READY)  ## pager, daemon and e2e-tests on each named emulated driver (DRIVERS="580 595-open")
+	@for driver in $(or $(DRIVERS),580 595 595-open 610); do \
+	  KIWI_EMULATOR_DRIVER=$$driver $(STEP) "driver-$$driver" $(PYTEST) -n 2 tests/pager tests/daemon tests/e2e; done
 
 soak: $(READY)  ## everything at once for HOURS=24 (0.05, say, too); SEED= repeats one
 	@$(BIN)/python tests/blackbox/soak.py --hours $(or $(HOURS),24) $(if $(SEED),--seed $(SEED))

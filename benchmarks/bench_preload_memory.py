@@ -63,27 +63,6 @@ def memory(directory: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def second_way_out(directory: Path) -> dict[str, int]:
-    """Bytes copied by the first and the second way out, of which a hundredth changed between."""
-    world = World(directory, preload.library(), "1x512MiB")
-    program = world.worker("init(); from owner_calls import *", PYTHONPATH=str(SUPPORT))
-    try:
-        program.do("prepare(); a = make(200 * MIB, 1); until_hashing(); swap()")
-        first = program.get("moved()")
-        host = program.get("arena()")
-        program.do("write(a, 2, 50 * MIB, 2 * MIB); swap(); same(a)")
-        second = program.get("moved()")
-        return {
-            "owned_bytes": 200 * MIB,
-            "first_copied_bytes": first["copied"],
-            "changed_bytes": 2 * MIB,
-            "second_copied_bytes": second["copied"] - first["copied"],
-            "host_bytes": host["pinned"] + host["pageable"],
-        }
-    finally:
-        world.close()
-
-
 def instructions(directory: Path, size: int, count: int) -> float:
     """In the library, of one allocation and its free."""
     program = directory / "allocations"
@@ -118,7 +97,6 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as scratch:
         results["memory"] = memory(room())
-        results["second_way_out"] = second_way_out(room())
         if shutil.which("valgrind"):
             count = 20 if args.quick else 40
             results["instructions"] = {
@@ -130,10 +108,7 @@ def main() -> None:
         for one in results["memory"]
     ]
     table(("", "asked KiB", "overhead KiB", "share"), rows)
-    for name, value in (
-        *results["second_way_out"].items(),
-        *results.get("instructions", {}).items(),
-    ):
+    for name, value in results.get("instructions", {}).items():
         print(f"{name}: {value}")
     report("preload_memory", results, args, gpu="emulated")
 

@@ -22,8 +22,7 @@ def _no_library() -> str:
 
 
 def _with_library(env: Mapping[str, str]) -> dict[str, str]:
-    """What has changed shall be copied when that is measured, not beforehand."""
-    return {**preload.environment(preload.library(), env), "KIWI_PRELOAD_CLEAN": "0"}
+    return preload.environment(preload.library(), env)
 
 
 def _always() -> str:
@@ -44,7 +43,6 @@ class Backend:
     one used.
     ``moved_by``: what a daemon must say of such a program, or it moves its memory in another way.
     ``from_driver``: works by the driver's checkpoint calls, which not every driver has.
-    ``keeps_copies``: what did not change is not copied out again.
     ``usual_share``: of the pinned copy, what is to be expected; less than half gets a remedy.
     """
 
@@ -55,7 +53,6 @@ class Backend:
     daemon_args: tuple[str, ...] = ()
     moved_by: MovedBy | None = None
     from_driver: bool = False
-    keeps_copies: bool = False
     usual_share: float = 0.9
 
 
@@ -70,6 +67,5 @@ INPROCESS: Final = Backend(
     why_not=_no_library,
     program_env=_with_library,
     moved_by=MovedBy.INPROCESS,
-    keeps_copies=True,
 )
 BACKENDS: Final = (CHECKPOINT, INPROCESS)

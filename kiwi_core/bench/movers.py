@@ -94,9 +94,9 @@ class Mover(Protocol):
 
     def drop(self) -> None: ...
 
-    def there_and_back(self, change: bool = True) -> dict[str, Any]:
-        """``bytes`` and ``seconds`` of the ways ``out`` and ``in``, after every byte was changed
-        or none. Raises if a byte is lost: then the speed does not matter."""
+    def there_and_back(self) -> dict[str, Any]:
+        """``bytes`` and ``seconds`` of the ways ``out`` and ``in``, after every byte was
+        changed. Raises if a byte is lost: then the speed does not matter."""
         ...
 
 
@@ -117,9 +117,8 @@ class ByPager:
     def drop(self) -> None:
         self._program.ask("drop")
 
-    def there_and_back(self, change: bool = True) -> dict[str, Any]:
-        if change:
-            self._program.ask("change")
+    def there_and_back(self) -> dict[str, Any]:
+        self._program.ask("change")
         args = {"pid": self._program.pid, "timeout_s": MOVE_S}
         moved = {
             "out": self._pager.ask("page_out", MOVE_S + 5, **args),
@@ -154,9 +153,8 @@ class ByDaemon:
     def drop(self) -> None:
         self._program.ask("last_cell", MOVE_S, timeout_s=CELL_S)
 
-    def there_and_back(self, change: bool = True) -> dict[str, Any]:
-        if change:
-            self._program.ask("cell", MOVE_S, timeout_s=CELL_S, change=True)
+    def there_and_back(self) -> dict[str, Any]:
+        self._program.ask("cell", MOVE_S, timeout_s=CELL_S, change=True)
         out = self._program.ask("move_out", MOVE_S, timeout_s=CELL_S)
         done = self._program.ask("cell", MOVE_S, timeout_s=CELL_S, change=False)
         check_intact(done["intact"])

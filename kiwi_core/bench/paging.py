@@ -66,9 +66,8 @@ def measure(bench: Bench, backend: Backend, daemon: Daemon) -> list[Paged]:
         bench.listener.step(f"page-out and page-in, {backend.name}, {format_bytes(size)}")
         held = Held(size, mover.hold(size))
         rounds = [mover.there_and_back() for _ in range(_ROUNDS)]
-        again = mover.there_and_back(change=False)
         mover.drop()
-    _paged_rows(bench, backend, held, rounds, again)
+    _paged_rows(bench, backend, held, rounds)
     took_s = sum(one["out"]["seconds"] + one["in"]["seconds"] for one in rounds)
     in_all = sum(_size(one, "out", size) for one in rounds)
     return [Paged(took_s / in_all, first.context_bytes)]
@@ -90,17 +89,11 @@ def _size(moved: dict[str, Any], way: str, held_bytes: int) -> int:
     return max(int(moved[way]["bytes"]), held_bytes)
 
 
-def _paged_rows(
-    bench: Bench, backend: Backend, held: Held, rounds: list[dict[str, Any]], again: dict[str, Any]
-) -> None:
+def _paged_rows(bench: Bench, backend: Backend, held: Held, rounds: list[dict[str, Any]]) -> None:
     for way in ("out", "in"):
         seconds = [one[way]["seconds"] for one in rounds]
         in_all = _size(rounds[0], way, held.size_bytes)
         bench.add(_row(bench, backend, f"page_{way}", f"page-{way}", way, held, in_all, seconds))
-    words = "page-out of what has not changed"
-    in_all = _size(again, "out", held.size_bytes)
-    seconds = [again["out"]["seconds"]]
-    bench.add(_row(bench, backend, "page_out_again", words, "out", held, in_all, seconds))
 
 
 def _row(

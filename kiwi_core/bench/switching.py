@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kiwi_core.bench import plan
@@ -22,24 +21,21 @@ if TYPE_CHECKING:
 
 
 def measure(bench: Bench, backend: Backend, daemon: Daemon, paged: Paged) -> None:
-    kinds = 1 + backend.keeps_copies / 2  # that has one way only
-    patience = replace(bench.patience, switch_s=bench.patience.switch_s / kinds)
-    planned = plan.switch(bench.room, paged.round_trip_s_per_byte, patience, paged.context_bytes)
+    planned = plan.switch(
+        bench.room, paged.round_trip_s_per_byte, bench.patience, paged.context_bytes
+    )
     if isinstance(planned, str):
         title = f"switch between two programs, {backend.name}"
         bench.leave_out(f"switch_{backend.name}", title, planned)
         return
-    changed, unchanged = _switches(bench, backend, daemon.socket(backend.daemon_args), planned)
+    changed = _switches(bench, backend, daemon.socket(backend.daemon_args), planned)
     _switch_rows(bench, backend, planned.program_bytes, changed)
-    if unchanged:
-        _clean_row(bench, backend, unchanged)
 
 
 def _switches(
     bench: Bench, backend: Backend, socket: str, planned: plan.Switch
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Between programs that change all they have in each turn; and then, of a backend that keeps
-    copies, between the same that change nothing."""
+) -> list[dict[str, Any]]:
+    """Between programs that change all they have in each turn."""
     with (
         bench.worker("bus") as rest,
         bench.worker("session", backend.program_env(bench.env)) as a,
@@ -51,14 +47,10 @@ def _switches(
         b.ask("first_cell", MOVE_S, **_cell(bench, planned))
         until_pinned(b, planned.program_bytes)
         changed = [one_switch((a, b)[number % 2]) for number in range(planned.runs)]
-        unchanged = []
-        if backend.keeps_copies:
-            turns = [(a, b)[number % 2] for number in range(planned.runs, 2 * planned.runs + 1)]
-            unchanged = [one_switch(program, change=False) for program in turns][1:]
         quietly(lambda: rest.ask("drop"))
         for program in (a, b):
             quietly(lambda one=program: one.ask("last_cell", MOVE_S, timeout_s=CELL_S))  # type: ignore[misc]
-    return changed, unchanged
+    return changed
 
 
 def _cell(bench: Bench, planned: plan.Switch) -> dict[str, Any]:
@@ -77,9 +69,9 @@ def _crowd(bench: Bench, planned: plan.Switch, rest: Worker, a: Worker) -> None:
         rest.ask("occupy", size_bytes=surplus)
 
 
-def one_switch(program: Worker, *, change: bool = True) -> dict[str, Any]:
+def one_switch(program: Worker) -> dict[str, Any]:
     """The other one idles, and has the memory. Raises if nothing had to be moved for it."""
-    done: dict[str, Any] = program.ask("cell", MOVE_S, timeout_s=CELL_S, change=change)
+    done: dict[str, Any] = program.ask("cell", MOVE_S, timeout_s=CELL_S, change=True)
     ways = {way for way, _, _ in done["moves"]}
     if ways != {"out", "in"}:
         raise GpuError("no-switch", "The daemon did not have to move one program for the other.")
@@ -94,18 +86,6 @@ def _moves(found: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
         for way, size, seconds in one["moves"]:
             moved[way].append((size, seconds))
     return moved
-
-
-def _clean_row(bench: Bench, backend: Backend, found: list[dict[str, Any]]) -> None:
-    """What A has did not change since it came in: the way in is all that takes time."""
-    moves = _moves(found)["in"]
-    size = sum(size for size, _ in moves) // len(found)
-    pinned = bench.value("pinned_in")
-    limit = Limit(size / 1e9 / pinned, "the pinned copy in") if pinned else None
-    name = f"switch_clean_{backend.name}"
-    title = f"switch A→B, what A has did not change, {backend.name}, {format_bytes(size)} in"
-    total = [one["seconds"] for one in found]
-    bench.add(time_row(name, backend.name, title, SECONDS, total, limit, size))
 
 
 def _switch_rows(

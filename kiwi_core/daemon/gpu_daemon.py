@@ -274,8 +274,8 @@ class GpuDaemon:
             lambda session: session not in self._observer.without_driver,
         )  # fmt: skip
         self._limits = self._links.ram = Limits(
-            self._core, self._links, budget_bytes=self._host_budget_bytes,
-            others_bytes=self._others_bytes, left_bytes=self._host_left_bytes,
+            self._links, budget_bytes=self._host_budget_bytes, others_bytes=self._others_bytes,
+            left_bytes=self._host_left_bytes,
         )  # fmt: skip
 
         def after(event: Event, actions: Sequence[Action]) -> None:
@@ -417,7 +417,9 @@ class GpuDaemon:
         return [member.target for member in members if member is not None]
 
     def _errors(self) -> list[str]:
-        errors = [self._observer.error] if self._observer.error else []
+        errors = self._machine.warnings()
+        if self._observer.error:
+            errors.append(self._observer.error)
         if self._shares_warning:
             errors.append(self._shares_warning)
         if self._roster.failing:

@@ -2,8 +2,7 @@
 who gives back first when somebody's page-out needs the memory. Pure.
 
 What is out of the GPU must be somewhere. Everything else that libraries hold in system RAM is only
-for speed: memory pinned before it is needed, and copies kept of what is in the GPU again. It is
-theirs as long as nobody needs it.
+for speed: memory pinned before it is needed. It is theirs as long as nobody needs it.
 """
 
 from __future__ import annotations
@@ -40,52 +39,24 @@ class Holder:
         return max(0, self.held_bytes - self.out_bytes)
 
 
-@dataclass(frozen=True)
-class Share:
-    """``arena_bytes`` bounds all that it may hold without need, what is out included;
-    ``keep_bytes`` the copies that it keeps of what is in the GPU."""
+def divide(budget_bytes: int, others_bytes: int, holders: Sequence[Holder]) -> list[int]:
+    """The bytes that each may hold without need, what is out included.
 
-    arena_bytes: int
-    keep_bytes: int
-
-
-NOTHING: Final = Share(0, 0)
-
-
-def divide(budget_bytes: int, others_bytes: int, holders: Sequence[Holder]) -> list[Share]:
-    """Each may hold what it owns. Where the budget does not reach so far, all get the same, but
+    Each may hold what it owns. Where the budget does not reach so far, all get the same, but
     none more than it owns: a small program is as quick to come and go as if it were alone.
 
     ``others_bytes``: what is out, and no library's.
     """
-    may_bytes = budget_bytes - budget_bytes // SPARED - others_bytes
-    wanted = [_rounded_up(max(one.owned_bytes, one.out_bytes)) for one in holders]
-    level = _level(may_bytes, wanted, holders)
-    shares = []
-    for holder, most_bytes in zip(holders, wanted, strict=True):
-        share_bytes = min(most_bytes, level)
-        shares.append(Share(max(holder.out_bytes, share_bytes), share_bytes))
+    shares = [one.out_bytes for one in holders]
+    left_bytes = max(0, budget_bytes - budget_bytes // SPARED - others_bytes - sum(shares))
+    wanted = sorted(
+        (_rounded_up(one.owned_bytes - one.out_bytes), i) for i, one in enumerate(holders)
+    )
+    for done, (most_bytes, i) in enumerate(wanted):
+        equal_bytes = left_bytes // (len(wanted) - done) // STEP_BYTES * STEP_BYTES
+        shares[i] += min(most_bytes, equal_bytes)
+        left_bytes -= min(most_bytes, equal_bytes)
     return shares
-
-
-def _level(may_bytes: int, wanted: Sequence[int], holders: Sequence[Holder]) -> int:
-    """The largest that all can have."""
-
-    def needed(level: int) -> int:
-        pairs = zip(wanted, holders, strict=True)
-        return sum(max(holder.out_bytes, min(most, level)) for most, holder in pairs)
-
-    highest = max(wanted, default=0)
-    if needed(highest) <= may_bytes:
-        return highest
-    low, high = 0, highest // STEP_BYTES  # low is possible, as far as anything is; high is not
-    while high - low > 1:
-        middle = (low + high) // 2
-        if needed(middle * STEP_BYTES) <= may_bytes:
-            low = middle
-        else:
-            high = middle
-    return low * STEP_BYTES
 
 
 def _rounded_up(size_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""What the preloaded libraries may hold of the machine's RAM without need, and when they may clean.
+"""What the preloaded libraries may hold of the machine's RAM without need.
 
 Who holds what they say themselves; how it is divided, ``host_share`` says. A page-out for which the
 RAM is not there waits, for a moment, until others have given back what they hold only for speed.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from kiwi_core.daemon.host_share import NOTHING, Holder, Share, divide, who_gives_back
+from kiwi_core.daemon.host_share import Holder, divide, who_gives_back
 from kiwi_core.daemon.link import Link
 from kiwi_core.units import NS_PER_S
 from kiwi_core.wire.pager import PagerLimits
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from kiwi_core.daemon.connection import Connection
-    from kiwi_core.daemon.core import Core
     from kiwi_core.daemon.links import Links
     from kiwi_core.pager.linked import Linked
     from kiwi_core.units import SessionId
@@ -31,10 +30,6 @@ log = structlog.get_logger(__name__)
 
 REVIEW_S = 0.25
 """Between reviews: libraries tell what they hold no more often."""
-
-QUIET_S = 1.0
-"""Nobody has waited and nothing has moved for so long: cleaning is in nobody's way. A queue that
-forms again and again, for a moment, must not turn it on and off."""
 
 GIVE_BACK_WITHIN_S = 5.0
 """Giving back a pinned gibibyte takes some ten milliseconds. Who has not by then is frozen."""
@@ -49,10 +44,9 @@ LOOK_AGAIN_S = 0.02
 
 class Held(NamedTuple):
     """By all libraries together. ``arena_bytes``: with what is out; ``reclaimable_bytes``: only for
-    speed; ``kept_bytes``: that part of it which is copies of what is in the GPU."""
+    speed."""
 
     arena_bytes: int
-    kept_bytes: int
     reclaimable_bytes: int
 
 
@@ -78,14 +72,12 @@ class Limits:
 
     def __init__(
         self,
-        core: Core,
         links: Links,
         *,
         budget_bytes: Callable[[], int],
         others_bytes: Callable[[], int],
         left_bytes: Callable[[], int],
     ) -> None:
-        self._core = core
         self._links = links
         self._budget_bytes = budget_bytes
         self._others_bytes = others_bytes
@@ -93,8 +85,6 @@ class Limits:
         self._loop = asyncio.get_running_loop()
         self._told: dict[Link, tuple[Connection, PagerLimits]] = {}
         self._due: asyncio.TimerHandle | None = None
-        self._quiet: asyncio.TimerHandle | None = None
-        self._may_clean = False
         self._claims: set[Claim] = set()
 
     # --- what there is --------------------------------------------------------------------------
@@ -104,7 +94,6 @@ class Limits:
         holders = [_holder(link) for link in links]
         return Held(
             sum(one.held_bytes for one in holders),
-            sum(link.told.kept_bytes for link in links),
             sum(one.reclaimable_bytes for one in holders),
         )
 
@@ -113,27 +102,8 @@ class Limits:
     def changed(self) -> None:
         """A library told something new, or an event was handled. Costs nothing where nobody is
         linked."""
-        if not self._links:
-            return
-        self._watch_for_quiet()
-        if self._due is None:
+        if self._links and self._due is None:
             self._due = self._loop.call_later(REVIEW_S, self._review)
-
-    def _watch_for_quiet(self) -> None:
-        busy = self._core.scheduler.waiting or bool(self._core.operations.sessions)
-        if busy and self._quiet is not None:
-            self._quiet.cancel()
-            self._quiet = None
-        if busy and self._may_clean:
-            self._may_clean = False
-            self._loop.call_soon(self._review)  # what was decided goes out first
-        elif not busy and not self._may_clean and self._quiet is None:
-            self._quiet = self._loop.call_later(QUIET_S, self._is_quiet)
-
-    def _is_quiet(self) -> None:
-        self._quiet = None
-        self._may_clean = True
-        self._review()
 
     def _review(self) -> None:
         if self._due is not None:
@@ -147,13 +117,9 @@ class Limits:
             zip(inside, divide(self._budget_bytes(), self._others_bytes(), holders), strict=True)
         )
         for link in self._squeezed(inside):
-            shares[link] = Share(_holder(link).out_bytes, 0)
+            shares[link] = _holder(link).out_bytes
         for link in links:
-            share = shares.get(link, NOTHING)
-            clean = self._may_clean and share.keep_bytes > 0 and not self._claims
-            self._tell(link, PagerLimits(
-                arena_bytes=share.arena_bytes, keep_bytes=share.keep_bytes, clean=clean,
-            ))  # fmt: skip
+            self._tell(link, PagerLimits(arena_bytes=shares.get(link, 0)))
 
     def _tell(self, link: Link, limits: PagerLimits) -> None:
         """If that is not what it was told last, and once it has said how things are."""
@@ -246,7 +212,7 @@ class Limits:
 
 def _holder(link: Linked) -> Holder:
     told = link.told
-    held_bytes = max(told.arena_bytes, told.paged_out_bytes + told.kept_bytes)
+    held_bytes = max(told.arena_bytes, told.paged_out_bytes)
     if isinstance(link, Link) and link.doubted:
         held_bytes = told.paged_out_bytes
     return Holder(told.resident_bytes + told.paged_out_bytes, told.paged_out_bytes, held_bytes)

@@ -194,14 +194,13 @@ class Links:
     def told(self, link: Link, state: PagerState) -> None:
         """Takes its word, as far as it can be true: nobody has more GPU memory than the GPU has,
         and no process holds more system RAM than the kernel counts for it."""
-        said_bytes = max(state.kept_bytes, state.arena_bytes, state.paged_out_bytes)
+        said_bytes = max(state.arena_bytes, state.paged_out_bytes)
         link.host_bytes = _held_bytes(link) if said_bytes else 0
         link.says(
             Told(
                 _RESIDENCY[state.state],
                 self._at_most(state.resident_bytes),
                 self._at_most(state.paged_out_bytes),
-                min(self._at_most(state.kept_bytes), link.host_bytes),
                 self._at_most(state.unowned_bytes),
                 {kind: self._at_most(amount) for kind, amount in state.unowned.items()},
                 state.partial,

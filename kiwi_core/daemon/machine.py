@@ -10,7 +10,7 @@ from kiwi_core.gpu import host
 from kiwi_core.movers import Movers, RemoteDriver, RemoteGpu
 from kiwi_core.movers.remote import gpus
 from kiwi_core.pager.checkpoint import CheckpointPager
-from kiwi_core.pager.fitness import unfit
+from kiwi_core.pager.fitness import MIG, unfit
 from kiwi_core.pager.sessions import SessionPager
 
 if TYPE_CHECKING:
@@ -55,13 +55,17 @@ class Machine:
                 for kind, amount in link.told.unowned.items()
                 if amount
             }
-            return unfit(ref, self.gpu.driver_version, gpu_uuid=self.gpu.uuid, told=told)
+            return unfit(ref, self.gpu.driver_version, mig=self.gpu.mig, told=told)
 
         checkpoint = CheckpointPager(
             RemoteDriver(self.movers), self._remote, self.config,
             make_room=make_room, remember=remember, other_roots=other_roots, unfit=why_unfit,
         )  # fmt: skip
         return SessionPager(checkpoint, links, self.config)
+
+    def warnings(self) -> list[str]:
+        """Return what keeps Kiwi from sharing this GPU fully, in sentences."""
+        return [f"{MIG} Who fits runs; the others wait."] if self.gpu.mig else []
 
     async def free_bytes(self) -> int:
         return await self._remote.free_bytes()

@@ -67,7 +67,6 @@ class MetricsReporter:
             paged_out_bytes=view.paged_out_bytes,
             host_budget_bytes=view.host_budget_bytes,
             arena_bytes=held.arena_bytes,
-            kept_bytes=held.kept_bytes,
             tq_s=ns_to_seconds(view.tq_ns),
             anti_thrash=view.anti_thrash,
             serialised=view.serialised,

@@ -58,7 +58,7 @@ class Reporter:
         machine: Machine,
         *,
         libraries: Callable[[SessionId], Libraries] = lambda _session: Libraries(),
-        held: Callable[[], Held] = lambda: Held(0, 0, 0),
+        held: Callable[[], Held] = lambda: Held(0, 0),
         errors: Callable[[], list[str]],
         emulated: bool,
     ) -> None:
@@ -231,7 +231,6 @@ def _memory(view: GpuView, held: Held) -> m.MemoryStatus:
         host_budget_bytes=view.host_budget_bytes,
         outside_bytes=view.outside_bytes,
         arena_bytes=held.arena_bytes,
-        kept_bytes=held.kept_bytes,
     )
 
 

@@ -76,10 +76,7 @@ _WORDS: dict[Notice, tuple[str, str]] = {
     ),
     Notice.UNSTUCK: ("The driver call that hung came back; this notebook goes on.", ""),
     Notice.LOST: (
-        (
-            "The contents of this notebook's GPU memory are lost: the driver could not bring them "
-            "back."
-        ),
+        "The contents of this notebook's GPU memory are lost.",
         "Restart this kernel and run its cells again; its files and the other notebooks are safe.",
     ),
 }

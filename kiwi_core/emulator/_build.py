@@ -34,7 +34,6 @@ CUDA = (
     "capture.c",
     "capture_info.c",
     "launch.c",
-    "hash.c",
     "device.c",
     "checkpoint.c",
     "server.c",

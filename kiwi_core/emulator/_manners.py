@@ -32,6 +32,7 @@ MANNERS: dict[str, int] = {
     "kill_takes_host_down": 1 << 10,
     "no_process_rows": 1 << 11,
     "mig": 1 << 12,
+    "broken_stays": 1 << 13,
 }
 """The bits of ``enum ke_manner``.
 
@@ -50,11 +51,12 @@ MANNERS: dict[str, int] = {
 - ``kill_takes_host_down``: killing a process that was restored and lives; see ``host_down``.
 - ``no_process_rows``: NVML shows no processes, as in another PID namespace.
 - ``mig``: NVML says that MIG is on, and a checkpoint answers OUT_OF_MEMORY.
+- ``broken_stays``: a checkpoint of a process with a broken context answers that context's error.
 """
 
-_SEEN_ON_ALL = (
+_ON_ALL = (
     "sync_crashes", "query_crashes", "state_waits", "missing_is_os_error", "failed_restore_keeps",
-    "hidden_overhead", "unmap_does_not_wait", "streams_cost",
+    "hidden_overhead", "unmap_does_not_wait", "streams_cost", "broken_stays",
 )  # fmt: skip
 
 
@@ -71,13 +73,13 @@ class Profile(NamedTuple):
 
 
 DRIVERS: dict[str, Profile] = {
-    "580": Profile(_SEEN_ON_ALL, "580.178.04", 13000),
-    "595": Profile((*_SEEN_ON_ALL, "nccl_kills"), "595.84", 13020),
-    "595-open": Profile((*_SEEN_ON_ALL, "nccl_kills", "kill_takes_host_down"), "595.71.05", 13020),
-    "610": Profile((*_SEEN_ON_ALL, "nccl_kills"), "610.57.04", 13030),
+    "580": Profile(_ON_ALL, "580.178.04", 13000),
+    "595": Profile((*_ON_ALL, "nccl_kills"), "595.84", 13020),
+    "595-open": Profile((*_ON_ALL, "nccl_kills", "kill_takes_host_down"), "595.71.05", 13020),
+    "610": Profile((*_ON_ALL, "nccl_kills"), "610.57.04", 13030),
     # Without ``kill_takes_host_down``: tests kill programs everywhere, and under it each would have
     # to page them out first.  The last two belong to a machine, not to a driver.
-    "worst": Profile((*_SEEN_ON_ALL, "nccl_kills", "serialised_caller"), "595.84", 13020),
+    "worst": Profile((*_ON_ALL, "nccl_kills", "serialised_caller"), "595.84", 13020),
     "tame": Profile((), "580.00", 13000),
 }
 """``worst`` has what any of the others has. ``tame`` is no driver: none of the manners."""

@@ -203,11 +203,6 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "System RAM that preloaded libraries hold, for what is out and for speed.",
         lambda m: m.arena_bytes,
     ),
-    _gauge(
-        "kiwi_memory_kept_bytes",
-        "Of that, copies of GPU memory that is in the GPU.",
-        lambda m: m.kept_bytes,
-    ),
     # --- settings ---------------------------------------------------------------------------------
     _gauge("kiwi_time_quantum_seconds", "The time quantum (TQ).", lambda m: m.tq_s),
     _gauge(

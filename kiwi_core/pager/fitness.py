@@ -75,25 +75,29 @@ class Unfit(NamedTuple):
         return f"{self.sentence} {self.remedy}"
 
 
+MIG: Final = Unfit(
+    Kind.MIG,
+    "MIG is on, and the driver cannot move programs on MIG slices.",
+    "Switch it off (nvidia-smi -mig 0), or leave this GPU out of Kiwi (kiwi daemon --gpu).",
+)
+
+
 def unfit(
     ref: ProcessRef,
     driver_version: str,
     *,
-    gpu_uuid: str = "",
+    mig: bool = False,
     told: Collection[str] = (),
     root: Path = Path("/"),
 ) -> Unfit | None:
     """Return why the driver must not move ``ref``; ``None``: nothing is known against it.
 
-    ``driver_version`` is NVML's ("595.71.05"). ``told`` are the kinds of memory that it has and
-    that its library cannot own. ``root`` is where ``/proc`` is; tests name another.
+    ``driver_version`` is NVML's ("595.71.05"). ``mig``: that mode is on. ``told`` are the
+    kinds of memory that it has and that its library cannot own. ``root`` is where ``/proc`` is;
+    tests name another.
     """
-    if gpu_uuid.startswith("MIG-"):
-        return Unfit(
-            Kind.MIG,
-            f"Process {ref.pid} runs on a MIG slice, and the driver cannot move such programs.",
-            "Switch MIG off (nvidia-smi -mig 0), or leave this GPU out of Kiwi.",
-        )
+    if mig:
+        return MIG
     if _TOLD_SHARED in told:
         return _shares(ref.pid)
     if _TOLD_MANAGED in told or _uvm_mappings(ref.pid, root) > _UVM_MAPPINGS:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from kiwi_core.pager.api import Moved
 from kiwi_core.states import Residency
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from kiwi_core.pager.api import Outcome, Target
     from kiwi_core.units import SessionId
 
-Step = Literal["hold", "free", "page-out", "page-in"]
+Step = Literal["hold", "free", "page-out", "page-in", "yield"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,6 @@ class Told:
     residency: Residency = Residency.RESIDENT
     resident_bytes: int = 0
     paged_out_bytes: int = 0
-    kept_bytes: int = 0
     unowned_bytes: int = 0
     unowned: Mapping[str, int] = field(default_factory=dict)
     partial: bool = False
@@ -81,9 +81,19 @@ class Links(Protocol):
     async def perform(
         self, those: Sequence[Linked], step: Step, deadline_ns: int, part_bytes: int = 0
     ) -> list[Outcome]:
-        """Has each of ``those`` do ``step``, all at once, and waits for the answers: for "hold" and
-        "free" a little past ``deadline_ns`` at most, for a move longer (it may have to be undone).
-        ``Refused(GONE)``: that process has ended. ``Refused(LOCK_TIMEOUT)``: it did not answer; it
-        may still do what it was told (``moving``), and does nothing else before.
+        """Has each of ``those`` do ``step``, all at once, and waits for the answers: for "hold",
+        "free" and "yield" a little past ``deadline_ns`` at most, for a move longer (it may have to
+        be undone). ``Refused(GONE)``: that process has ended. ``Refused(LOCK_TIMEOUT)``: it did not
+        answer; it may still do what it was told (``moving``), and does nothing else before.
         ``part_bytes`` other than 0: a page-out moves at least so much."""
         ...
+
+
+async def all_yield(links: Links, those: Sequence[Linked], deadline_ns: int) -> set[ProcessRef]:
+    """Tell those libraries to leave the driver alone, and return the processes of which it may take
+    the rest of their memory now. A library that does not know of this might bring its memory back
+    by itself when it has lost its daemon, and a call into the driver would kill the program then.
+    """
+    outcomes = await links.perform(those, "yield", deadline_ns)
+    pairs = zip(those, outcomes, strict=True)
+    return {link.ref for link, outcome in pairs if isinstance(outcome, Moved)}

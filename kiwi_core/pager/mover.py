@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Lost, Moved, Refused
+from kiwi_core.pager.linked import all_yield
 from kiwi_core.pager.ports import Stop, as_stop
 from kiwi_core.pager.room import Reservation
 from kiwi_core.states import Reason, Residency
@@ -103,6 +104,7 @@ class Mover:
                 await self._part_out(todo, at_least_bytes)
             else:
                 await self._all_do(todo, "page-out")
+                links = await self._still_held(links, held)
                 gates = {link.ref for link in links if not link.owns}
                 rest = await self._rest(but=gates)
                 rest_bytes = await self._ask(self._checkpoint.page_out, rest)
@@ -114,7 +116,7 @@ class Mover:
             return await self._out_now()
         if todo and not at_least_bytes:
             await self._take_what_is_large(links)
-        if todo or rest_bytes or await self._ask(self._checkpoint.page_out, self._target):
+        if todo or rest_bytes or await self._ask(self._checkpoint.page_out, await self._yielded()):
             return await self._out_now()
         return self._moved(0)  # it was out already, with all that it has
 
@@ -171,8 +173,7 @@ class Mover:
         )
 
     async def _part_out(self, links: Sequence[Linked], at_least_bytes: int) -> None:
-        """First from those that have most of it in system RAM already."""
-        for link in sorted(links, key=lambda one: one.told.kept_bytes, reverse=True):
+        for link in links:
             before_bytes = link.told.paged_out_bytes
             if at_least_bytes > 0 and link.told.resident_bytes:
                 await self._all_do([link], "page-out", part_bytes=at_least_bytes)
@@ -205,6 +206,12 @@ class Mover:
         detail = "It keeps starting new processes that use the GPU."
         raise Stop(Refused(Reason.LOCK_TIMEOUT, detail))
 
+    async def _still_held(self, links: list[Linked], held: list[Linked]) -> list[Linked]:
+        """Before the driver comes: a gate may be open again, since its program was replaced (exec)
+        for instance, and a program may have come whose gate is open. Those are held, too."""
+        running = _in(self._look(self._target), Residency.RESIDENT)
+        return await self._hold_all(held) if running else links
+
     async def _bring(
         self,
         out: list[Linked],
@@ -225,9 +232,14 @@ class Mover:
         """What the libraries could not move, where it is worth the driver's time. Where the driver
         cannot move it either it stays in the GPU: the session is out all the same."""
         most_bytes = self._config.unowned_left_bytes
-        large = {link.ref for link in links if link.told.unowned_bytes > most_bytes}
-        if large:
-            await self._checkpoint.page_out(await self._rest(but=large), self._deadline_ns)
+        large = [link for link in links if link.told.unowned_bytes > most_bytes]
+        if refs := await all_yield(self._links, large, self._deadline_ns):
+            await self._checkpoint.page_out(await self._rest(but=refs), self._deadline_ns)
+
+    async def _yielded(self) -> Target:
+        """Return the target without those whose libraries may still make calls to the driver."""
+        refs = await all_yield(self._links, await self._ours(), self._deadline_ns)
+        return await self._rest(but=refs)
 
     async def _all_do(
         self,
@@ -335,8 +347,10 @@ class Mover:
         await self._undo(stop, back, "page-out", "is back in the GPU")
         if rest_back is not None:
             links = self._look(self._target)
-            shut = {link.ref for link in links if link.told.residency is not Residency.RESIDENT}
-            rest = await self._rest(but=shut.intersection(rest_back))
+            shut = [link for link in links if link.told.residency is not Residency.RESIDENT]
+            again = [link for link in shut if link.ref in rest_back]
+            refs = await all_yield(self._links, again, self._undo_by_ns())
+            rest = await self._rest(but=refs)
             outcome = await self._checkpoint.page_out(rest, self._undo_by_ns())
             stop.add(outcome.detail if not isinstance(outcome, Moved) else "")
 

@@ -20,7 +20,7 @@ from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Refused
 from kiwi_core.pager.continuing import continued
-from kiwi_core.pager.linked import all_out
+from kiwi_core.pager.linked import all_out, all_yield
 from kiwi_core.pager.mover import Mover, in_parts
 from kiwi_core.pager.ports import Stop, refusal
 from kiwi_core.states import MovedBy, Reason, Residency
@@ -208,7 +208,11 @@ class SessionPager:
             if other.session == target.session or self.busy(other.session):
                 continue
             async with self._lock_of(other.session):
-                if all(map(all_out, self._living(other))):  # else it is on its way back
+                links = self._living(other)
+                if not all(map(all_out, links)):
+                    continue  # it is on its way back
+                refs = await all_yield(self._links, links, deadline_ns)
+                if len(refs) == len(links):
                     await self._checkpoint.page_out(other, deadline_ns)
 
     def _who_moves(self, parts: tuple[ProcessMemory, ...], links: list[Linked]) -> MovedBy:

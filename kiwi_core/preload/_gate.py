@@ -61,15 +61,17 @@ def load_gate(real: Path | str, library: Path | None = None) -> Gate:
 
 
 def find_untouched() -> Callable[[], int] | None:
-    """Return the library's ``kiwi_driver_untouched``: 1 as long as no call of this process has
-    initialised the driver and every call has to pass the gate. ``None`` without a gate."""
+    """Return the library's ``kiwi_preload_driver_untouched``, or ``None`` without a gate.
+
+    It answers 1 as long as no call of this process has initialised the driver and every call has
+    to pass the gate."""
     everything = ctypes.PyDLL(None)  # it waits for nobody, so the interpreter's lock is kept
     if hasattr(everything, "kiwi_preload_version"):
-        return getattr(everything, "kiwi_driver_untouched", None)
+        return getattr(everything, "kiwi_preload_driver_untouched", None)
     there = _loaded(DRIVER)
     if there is None or not _is_gate(there):
         return None
-    return getattr(ctypes.PyDLL(DRIVER, os.RTLD_NOLOAD), "kiwi_driver_untouched", None)
+    return getattr(ctypes.PyDLL(DRIVER, os.RTLD_NOLOAD), "kiwi_preload_driver_untouched", None)
 
 
 def _load(library: Path, real: str) -> Gate:

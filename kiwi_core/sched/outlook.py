@@ -4,6 +4,10 @@
 why, only where the whole new range is longer than what is shown, by more than "about" allows, and
 has been for a second.
 
+*Bounds.* Where the policy lets newcomers overtake a stopped burst, that burst is told an upper
+bound ("up to 2 min"): the longest future, multiplied by what would have covered almost all
+earlier waits of this kind.
+
 *Calibrated.* Of each wait that ended it is kept by how much it fell outside the futures that had
 been foreseen. New futures are multiplied by such factors of the last hundred waits of their kind.
 """
@@ -47,6 +51,12 @@ FACTOR_MAX: Final = 20.0
 POINTS: Final = 27
 """Futures times factors: what one range is made of."""
 
+HOLDS: Final = 0.98
+"""The share of earlier waits that an upper bound would have covered; 95 % are promised."""
+
+BOUND_FACTOR: Final = 4.0
+"""An upper bound, in longest foreseen waits, while too few waits are known."""
+
 GOOD: Final = 0.92
 """If a smaller share was right lately, ranges are chosen carefully; more than the 85 % that are
 promised."""
@@ -89,15 +99,18 @@ class Promise:
     """What was shown then: it is not told more than that."""
     why: str = ""
     longer_since_ns: int | None = None
+    bound: bool = False
+    """Only ``high_ns`` is told, as an upper bound."""
 
     def told(self, now_ns: int) -> Likely:
-        return self.fresh.later(now_ns - self.looked_ns).no_longer_than(self.most)
+        told = self.fresh.later(now_ns - self.looked_ns).no_longer_than(self.most)
+        return told._replace(low_ns=0) if self.bound else told
 
     def renew(self, fresh: Likely, unlucky_ns: int, standing: Standing) -> None:
         """What may well still be is not ruled out, however short the last figure was."""
         fresh = fresh._replace(high_ns=max(fresh.high_ns, unlucky_ns))
         now_ns = standing.now_ns
-        self.most = self.told(now_ns)
+        self.most = self.fresh.later(now_ns - self.looked_ns).no_longer_than(self.most)
         if not fresh.contradicts(self.most):
             self.longer_since_ns = None
         elif self.longer_since_ns is None:
@@ -142,6 +155,14 @@ class Record:
         some = [self._ordered[(2 * n + 1) * known // (2 * count)] for n in range(count)]
         careful = sum(self._right) < GOOD * len(self._right)
         return likely([round(ns * by) for ns in futures_ns for by in some], careful=careful)
+
+    def bound(self, futures_ns: list[int]) -> Likely:
+        """Return a range whose high end is an upper bound for almost all waits of this kind."""
+        known = len(self._ordered)
+        factor = self._ordered[int(HOLDS * known)] if known >= FACTORS else BOUND_FACTOR
+        low_ns, high_ns = min(futures_ns), max(futures_ns)
+        high_ns = round((high_ns + NS_PER_S) * max(1.0, factor))
+        return Likely(low_ns, sorted(futures_ns)[len(futures_ns) // 2], high_ns)
 
 
 class Outlook:
@@ -190,7 +211,7 @@ class Outlook:
             if waiter.blocked is not None:
                 self._promises.pop(waiter.id, None)
             elif found is not None:
-                fresh = self._record(_kind(st, waiter)).likely(found)
+                fresh = self._foresee(st, waiter, found)
                 if last is None or fresh.expected_ns > last.expected_ns:
                     last = fresh
                 unlucky_ns = ahead.unlucky_ns.get(waiter.id, 0)
@@ -198,10 +219,17 @@ class Outlook:
                 self._tell(st, waiter, fresh, ends_ns, unlucky_ns, standing)
             elif last is not None and waiter.id in tail:
                 further_ns = last.expected_ns + tail[waiter.id]
-                fresh = last.times(further_ns / max(1, last.expected_ns))
+                if _bounded(st, waiter):
+                    fresh = self._foresee(st, waiter, [further_ns])
+                else:
+                    fresh = last.times(further_ns / max(1, last.expected_ns))
                 self._tell(st, waiter, fresh, (further_ns, further_ns), 0, standing)
             elif tail or not ahead.has_tail:
                 self._promises.pop(waiter.id, None)
+
+    def _foresee(self, st: State, waiter: Session, futures_ns: list[int]) -> Likely:
+        record = self._record(_kind(st, waiter))
+        return record.bound(futures_ns) if _bounded(st, waiter) else record.likely(futures_ns)
 
     def _due_tail(self, st: State, ahead: Futures, now_ns: int) -> dict[SessionId, int]:
         """Empty while what those further down were told is young enough."""
@@ -230,8 +258,9 @@ class Outlook:
             return
         kind, now_ns = _kind(st, waiter), standing.now_ns
         self._promises[waiter.id] = Promise(
-            kind, waiter.queued_ns, now_ns, fresh, *ends_ns, standing, fresh, now_ns, fresh
-        )
+            kind, waiter.queued_ns, now_ns, fresh, *ends_ns, standing, fresh, now_ns, fresh,
+            bound=_bounded(st, waiter),
+        )  # fmt: skip
 
     # --- what came ------------------------------------------------------------------------------
 
@@ -257,3 +286,7 @@ class Outlook:
 
 def _kind(st: State, waiter: Session) -> _Kind:
     return st.policy.name, waiter.mid_burst
+
+
+def _bounded(st: State, waiter: Session) -> bool:
+    return st.policy.overtakes and waiter.mid_burst

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Final
 
 from kiwi_core.config import DEFAULTS, Config
+from kiwi_core.sched.policy import DEFAULT
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import GIB, NS_PER_MS, TIB
 
@@ -71,7 +72,7 @@ class Moves(Enum):
 class Setup:
     """What is compared: a policy and its settings."""
 
-    policy: str = "round-robin"
+    policy: str = DEFAULT
     tq_ns: int = DEFAULTS.tq_ns
     anti_thrash: AntiThrash = AntiThrash.ON
     config: Config = DEFAULTS

@@ -82,8 +82,6 @@ class GpuMetrics(Struct, frozen=True, kw_only=True):
     host_budget_bytes: int
     arena_bytes: int
     """System RAM that preloaded libraries hold."""
-    kept_bytes: int
-    """Of that, copies of what is in the GPU."""
 
     tq_s: float
     anti_thrash: AntiThrash

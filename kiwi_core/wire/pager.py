@@ -44,6 +44,9 @@ class PagerAction(str, Enum):
     """Hold if not held, then move out."""
     PAGE_IN = "page-in"
     """Move in, then open the gate (as the last ``gate`` said)."""
+    YIELD = "yield"
+    """Of a process whose gate is shut: make no call to the driver, which may take the process now,
+    until another move or ``free`` is ordered; not even when the daemon is gone."""
 
 
 class PagerOutcome(str, Enum):
@@ -61,12 +64,11 @@ class PagerState(Message, frozen=True, kw_only=True, tag="pager-state"):
     """How things are in this process: right after ``welcome``, at each change of ``state``, and now
     and then when bytes changed. ``unowned`` is what the library cannot move, by kind; ``partial``:
     it heeds ``bytes`` of ``pager-do``; ``arena_bytes``: all the system RAM that it holds, with what
-    is out, what is kept, and what is held beforehand. No answer."""
+    is out and what is held beforehand. No answer."""
 
     state: LinkState
     resident_bytes: Count = 0
     paged_out_bytes: Count = 0
-    kept_bytes: Count = 0
     unowned_bytes: Count = 0
     unowned: Annotated[dict[Kind, Count], Meta(max_length=KINDS_MAX)] = field(default_factory=dict)
     partial: bool = False
@@ -120,13 +122,10 @@ class PagerDo(Message, frozen=True, kw_only=True, tag="pager-do"):
 
 
 class PagerLimits(Message, frozen=True, kw_only=True, tag="pager-limits"):
-    """What the library may take beside what it needs. ``arena_bytes``: system RAM that it may hold
-    without need; ``keep_bytes``: copies of what is in the GPU; what is above is given back soon.
-    -1: the library's own rule. ``clean``: it may copy what idles ahead of time. No answer."""
+    """``arena_bytes``: the system RAM that the library may hold without need, what is out included;
+    what is above is given back soon. -1: the library's own rule. No answer."""
 
     arena_bytes: Limit
-    keep_bytes: Limit
-    clean: bool
 
 
 class Room(Message, frozen=True, kw_only=True, tag="room"):

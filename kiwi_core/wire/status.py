@@ -17,8 +17,6 @@ class MemoryStatus(Struct, frozen=True, kw_only=True):
     """Held by programs that are not Kiwi's."""
     arena_bytes: int = 0
     """System RAM that preloaded libraries hold: what is out through them, and what is for speed."""
-    kept_bytes: int = 0
-    """Of that, copies of what is in the GPU."""
 
 
 class SchedulerStatus(Struct, frozen=True, kw_only=True):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_jupyter.kernel.gcguard import GcGuard
 from kiwi_jupyter.kernel.leftovers import Leftovers
-from kiwi_jupyter.kernel.unused import UnusedMemory
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -26,7 +25,7 @@ WATCH_EVERY_S: Final = 0.25
 class Burst:
     """Any thread may call it; none of its methods but ``wait`` blocks."""
 
-    def __init__(self, guard: GcGuard | None = None, unused: UnusedMemory | None = None) -> None:
+    def __init__(self, guard: GcGuard | None = None) -> None:
         self._lock = threading.RLock()
         self._members: set[Hashable] = set()
         self._client: Client | None = None
@@ -36,7 +35,6 @@ class Burst:
         self._leftovers = Leftovers()
         self._watcher: threading.Thread | None = None
         self._guard = guard or GcGuard(enabled=False)
-        self._unused = unused or UnusedMemory()
 
     @property
     def held(self) -> bool:
@@ -113,8 +111,6 @@ class Burst:
             return
         self._guard.burst_ended()
         lingering = self._leftovers.alive
-        if not lingering:
-            self._unused.burst_ended()  # before others may ask for the room
         client.end_burst(lingering=lingering)
         if lingering and (self._watcher is None or not self._watcher.is_alive()):
             self._watcher = threading.Thread(target=self._watch, name="kiwi-leftovers", daemon=True)

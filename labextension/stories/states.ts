@@ -145,7 +145,7 @@ function pagedOut(): IGpu {
 
 function lost(): IGpu {
   const text =
-    'The contents of this notebook’s GPU memory are lost: the driver could not bring them back. ' +
+    'The contents of this notebook’s GPU memory are lost. ' +
     'Restart its kernel.';
   return gpu({
     sessions: [session('train', { state: 'lost', problem: 'lost', problem_text: text })],

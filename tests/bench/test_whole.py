@@ -162,5 +162,4 @@ def test_the_preloaded_library(alone: Path, tmp_path: Path) -> None:
         return
     for name in ("page_out_inprocess", "page_in_inprocess"):
         assert 0.4 * GB_PER_S <= found[name]["spread"]["median"] <= 1.1 * GB_PER_S, name
-    for name in ("switch_inprocess", "switch_clean_inprocess"):
-        assert found[name]["spread"]["runs"] >= 1, name
+    assert found["switch_inprocess"]["spread"]["runs"] >= 1

@@ -41,7 +41,10 @@ class ServedKernel(Kernel):
 
     def connect(self) -> None:
         """To the process that runs now; also after the server has restarted it."""
-        self._pid = int(wait_until(self._running, "a running kernel", STARTS_WITHIN_S))
+        try:
+            self._pid = int(wait_until(self._running, "a running kernel", STARTS_WITHIN_S))
+        except AssertionError as e:
+            raise AssertionError(f"{e}; the server's log:\n{self.log()}") from e
         runtime = Path(self._server.env["JUPYTER_RUNTIME_DIR"])
         path = runtime / f"kernel-{self.kernel_id}.json"
         self.client = BlockingKernelClient(connection_file=str(path))

@@ -65,7 +65,7 @@ def test_everything_typed_arrives(kiwi, asked):
 @pytest.mark.parametrize(
     ("option", "text", "words"),
     [
-        ("--policy", "best", "there are: round-robin, interactive"),
+        ("--policy", "best", "there are: interactive, round-robin"),
         ("--priority", "ann", "USER=CLASS"),
         ("--priority", "=high", "USER=CLASS"),
         ("--priority", "ann=royal", "there are: low, normal, high, training"),

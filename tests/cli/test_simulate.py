@@ -49,8 +49,8 @@ def journal(tmp_path: Path) -> Path:
 def test_quanta_side_by_side(kiwi: Kiwi) -> None:
     result = kiwi("simulate", "--mix", "6+1", "--hours", "0.5", "--tq", "10", "30")
     assert result.code == 0
-    head = next(line for line in result.out.splitlines() if "round-robin" in line)
-    assert head.split() == "round-robin, TQ 10 s round-robin, TQ 30 s".split()
+    head = next(line for line in result.out.splitlines() if "interactive, TQ" in line)
+    assert head.split() == "interactive, TQ 10 s interactive, TQ 30 s".split()
     for row in ("wait, cells under 30 s of GPU", "  95 %", "useful share", "fairness (Jain)"):
         assert any(line.startswith(row) for line in result.out.splitlines()), row
     assert "6 interactive sessions and 1 training, 25 GB/s" in result.out
@@ -83,7 +83,7 @@ def test_files_hold_everything(kiwi: Kiwi, tmp_path: Path) -> None:
     assert told["machine"]["out_gbps"] == 8.0
     assert told["machine"]["total_bytes"] == 40 * GIB
     (only,) = told["results"]
-    assert (only["policy"], only["tq_s"], only["anti_thrash"]) == ("round-robin", 30.0, "on")
+    assert (only["policy"], only["tq_s"], only["anti_thrash"]) == ("interactive", 30.0, "on")
     assert only["killed"] > 0
     assert {"p50", "p95", "p99", "max"} <= set(only["short"]["wait_s"])
     assert only["classes"][0]["cells"] == "under 2 s"

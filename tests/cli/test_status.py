@@ -291,7 +291,7 @@ def test_set_sends_policy_and_priority(kiwi, daemon):
         assert kiwi("set", *wrong).code in (1, 2)
     result = kiwi("set", "policy=best")
     assert result.code == 2
-    assert "there are: round-robin, interactive" in result.err
+    assert "there are: interactive, round-robin" in result.err
 
 
 def test_set_refused_is_code_1_with_the_daemons_words(kiwi, daemon):

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kiwi_core.daemon.host_share import SPARED, STEP_BYTES, Holder, Share, divide, who_gives_back
+from kiwi_core.daemon.host_share import SPARED, STEP_BYTES, Holder, divide, who_gives_back
 from kiwi_core.units import GIB
 
 
@@ -17,28 +17,27 @@ def holder(owned_gib: float, out_gib: float = 0.0, held_gib: float | None = None
 
 def test_where_there_is_enough_each_may_hold_what_it_owns() -> None:
     assert divide(64 * GIB, 0, [holder(20), holder(10, 10), holder(0)]) == [
-        Share(20 * GIB, 20 * GIB),
-        Share(10 * GIB, 10 * GIB),
-        Share(0, 0),
+        20 * GIB,
+        10 * GIB,
+        0,
     ]
 
 
 def test_where_there_is_not_small_ones_get_all_and_large_ones_the_same() -> None:
     small, large, larger = divide(32 * GIB, 0, [holder(2), holder(30), holder(60)])
-    assert small == Share(2 * GIB, 2 * GIB)
-    assert large == larger == Share(13 * GIB, 13 * GIB)  # of the 28 that are divided
+    assert small == 2 * GIB
+    assert large == larger == 13 * GIB  # of the 28 that are divided
 
 
 def test_what_is_out_counts_first_and_is_nobody_elses() -> None:
     out, other = divide(32 * GIB, 4 * GIB, [holder(20, 20), holder(20)])
-    assert out.arena_bytes == 20 * GIB
-    assert out.keep_bytes == other.arena_bytes == 4 * GIB
+    assert (out, other) == (20 * GIB, 4 * GIB)
 
 
 def test_where_nothing_is_left_nobody_holds_anything_without_need() -> None:
     for budget_gib, others_gib in ((0, 0), (8, 20), (16, 0)):
         shares = divide(budget_gib * GIB, others_gib * GIB, [holder(30, 14), holder(5)])
-        assert shares == [Share(14 * GIB, 0), Share(0, 0)]
+        assert shares == [14 * GIB, 0]
     assert divide(0, 0, []) == []
 
 
@@ -54,14 +53,9 @@ def test_together_they_stay_within_the_budget(seed: int) -> None:
     shares = divide(budget, others, holders)
     must = sum(one.out_bytes for one in holders) + others
     may = budget - budget // SPARED
-    assert sum(share.arena_bytes for share in shares) + others <= max(must, may)
+    assert sum(shares) + others <= max(must, may)
     for one, share in zip(holders, shares, strict=True):
-        assert one.out_bytes <= share.arena_bytes
-        assert (
-            share.keep_bytes
-            <= share.arena_bytes
-            <= max(one.owned_bytes, one.out_bytes) + STEP_BYTES
-        )
+        assert one.out_bytes <= share <= max(one.owned_bytes, one.out_bytes) + STEP_BYTES
 
 
 def test_who_holds_most_gives_back_first_and_no_more_than_it_takes() -> None:

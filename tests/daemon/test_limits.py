@@ -50,12 +50,9 @@ class Machine:
     def __init__(self, budget_gib: int) -> None:
         self.budget_bytes = budget_gib * GIB
         self.links: list[Link] = []
-        self.core: Any = SimpleNamespace(
-            scheduler=SimpleNamespace(waiting=False), operations=SimpleNamespace(sessions=set())
-        )
         there: Any = SimpleNamespace(everybody=lambda: tuple(self.links))
         self.limits = Limits(
-            self.core, there, budget_bytes=lambda: self.budget_bytes, others_bytes=lambda: 0,
+            there, budget_bytes=lambda: self.budget_bytes, others_bytes=lambda: 0,
             left_bytes=lambda: self.budget_bytes - self.limits.held().arena_bytes,
         )  # fmt: skip
 
@@ -64,7 +61,7 @@ class Machine:
         link.connection, link.greeted = Heard(), True  # type: ignore[assignment]
         link.told = Told(
             Residency.PAGED_OUT if out_gib else Residency.RESIDENT,
-            resident_gib * GIB, out_gib * GIB, kept_bytes=held_gib * GIB - out_gib * GIB,
+            resident_gib * GIB, out_gib * GIB,
             arena_bytes=held_gib * GIB,
         )  # fmt: skip
         self.links.append(link)
@@ -97,7 +94,7 @@ def gives_back(link: Link) -> None:
     def heed(limits: PagerLimits) -> None:
         left = min(link.told.arena_bytes, limits.arena_bytes)
         told = Told(link.told.residency, link.told.resident_bytes, link.told.paged_out_bytes,
-                    min(link.told.kept_bytes, limits.keep_bytes), arena_bytes=left)  # fmt: skip
+                    arena_bytes=left)  # fmt: skip
         asyncio.get_running_loop().call_later(0.05, setattr, link, "told", told)
 
     heard(link).heeds = heed
@@ -113,9 +110,6 @@ def test_each_is_told_its_share_once() -> None:
         link = machine.library("a", 10)
         machine.limits.changed()
         await machine.until_told(link, lambda said: said.arena_bytes == 10 * GIB)
-        assert heard(link).limits[-1].keep_bytes == 10 * GIB
-        machine.limits.changed()
-        await machine.until_told(link, lambda said: said.clean)
         told = len(heard(link).limits)
         for _ in range(3):
             machine.limits.changed()
@@ -146,23 +140,7 @@ def test_who_has_left_kiwi_holds_nothing() -> None:
         link.session = None
         machine.limits.changed()
         await machine.until_told(link, lambda said: True)
-        assert heard(link).limits == [PagerLimits(arena_bytes=0, keep_bytes=0, clean=False)]
-
-    asyncio.run(story())
-
-
-def test_cleaning_is_off_as_soon_as_somebody_waits_and_on_when_all_has_been_quiet() -> None:
-    async def story() -> None:
-        machine = Machine(64)
-        link = machine.library("a", 10)
-        for _ in range(2):
-            machine.core.scheduler.waiting = False
-            machine.limits.changed()
-            await machine.until_told(link, lambda said: said.clean)
-            machine.core.scheduler.waiting = True
-            machine.limits.changed()
-            await asyncio.sleep(0)
-            assert not heard(link).limits[-1].clean, "at once"
+        assert heard(link).limits == [PagerLimits(arena_bytes=0)]
 
     asyncio.run(story())
 
@@ -174,13 +152,13 @@ def test_a_page_out_that_needs_ram_gets_what_others_hold_for_speed() -> None:
             machine.library("rich", 30, held_gib=20),
             machine.library("poor", 5, held_gib=5),
         )
-        out, moving = machine.library("out", 0, out_gib=4, held_gib=4), machine.library("b", 30)
+        out = machine.library("out", 0, out_gib=4, held_gib=4)
+        machine.library("b", 30)
         for link in (rich, poor, out):
             gives_back(link)
         await machine.make_room(SessionId("b"), 20 * GIB, soon_ns())
         assert rich.told.arena_bytes == 0, "who holds most gives back"
         assert (poor.told.arena_bytes, out.told.arena_bytes) == (5 * GIB, 4 * GIB)
-        assert heard(moving).limits == [] or heard(moving).limits[-1].clean is False
 
     asyncio.run(story())
 
@@ -243,7 +221,7 @@ def test_one_that_gave_up_holds_nobody_up() -> None:
         waiting.cancel()
         await asyncio.wait([waiting])
         machine.limits.changed()
-        await machine.until_told(link, lambda said: said.clean)
+        await machine.until_told(link, lambda said: said.arena_bytes == 2 * GIB)
 
     asyncio.run(story())
 
@@ -281,16 +259,14 @@ def release(daemon: Daemon, worker: Worker) -> dict[str, Any]:
         return observer.ask("release", session=session.id)
 
 
-def test_what_idles_is_cleaned_and_what_is_held_for_it_is_in_nobodys_way(
+def test_what_is_held_beforehand_is_in_nobodys_way(
     start: Start, preloaded: Callable[..., Worker]
 ) -> None:
-    """System RAM may take 256 MiB: copies of what is in the GPU make room for what goes out."""
+    """System RAM may take 256 MiB: what is pinned beforehand makes room for what goes out."""
     args = ("--host-budget", "256MiB", "--anti-thrash", "off", "--idle-after", "0.3")
     daemon = start("1x512MiB", *args)
     first, second = preloaded(daemon, 128), preloaded(daemon, 160)
-    daemon.wait_for(lambda s: s.memory.kept_bytes >= 64 * MIB, "cleaned, as far as there is room")
-    held = daemon.status().memory
-    assert held.kept_bytes <= held.arena_bytes
+    daemon.wait_for(lambda s: s.memory.arena_bytes >= 64 * MIB, "pinned, as far as there is room")
     assert release(daemon, second)["type"] == "ok"
     daemon.wait_state(second.pid, "paged-out")
     daemon.wait_for(lambda s: 160 * MIB <= s.memory.arena_bytes <= 256 * MIB, "within the budget")

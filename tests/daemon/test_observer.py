@@ -11,7 +11,7 @@ import pytest
 from kiwi_core.config import DEFAULTS
 from kiwi_core.daemon import observer
 from kiwi_core.daemon.observer import Observer
-from kiwi_core.pager.fake import FakePager
+from kiwi_core.testing.fake_pager import FakePager
 from kiwi_core.units import MIB, NS_PER_MS
 
 

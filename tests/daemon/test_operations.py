@@ -13,10 +13,10 @@ from blocking import Loop
 from kiwi_core.daemon.leaving import NO_ANSWER, bring_back
 from kiwi_core.daemon.operations import Operations
 from kiwi_core.pager.api import ProcessRef, Target
-from kiwi_core.pager.fake import FakePager, Hang, Lose, Raise, Refuse
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import PageIn, PageOut, Resume, Suspend
 from kiwi_core.states import Reason, Residency
+from kiwi_core.testing.fake_pager import FakePager, Hang, Lose, Raise, Refuse
 from kiwi_core.units import MIB, NS_PER_S, OpId, SessionId
 
 if TYPE_CHECKING:

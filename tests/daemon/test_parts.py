@@ -30,7 +30,6 @@ def preloaded() -> Iterator[Callable[[Daemon, int], Worker]]:
     def make(daemon: Daemon, seed: int) -> Worker:
         environment = daemon.env | emulator.environment(daemon.state_path, emulator.build())
         environment |= preload.environment(preload.library(), environment)
-        environment["KIWI_PRELOAD_CLEAN"] = "0"  # what idles is to have something to copy
         one = Worker(environment)
         made.append(one)
         one.do("init()")

@@ -77,6 +77,26 @@ def test_room_is_made_while_an_allocation_waits(
     assert intact(idle, 176)
 
 
+def test_memory_of_a_program_whose_code_broke_goes_out_without_a_copy(
+    start: Start, preloaded: Callable[[Daemon], Worker]
+) -> None:
+    """Its context answers each call with the same error from then on: the others go on."""
+    daemon = start("1x128MiB")
+    broken, other = preloaded(daemon), preloaded(daemon)
+    take(broken, 80, 1)
+    assert broken.fails("launch('fill_u32', 8, 1, 1); sync()") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    daemon.wait_state(broken.pid, "idle")
+    take(other, 80, 2)
+    shown = daemon.wait_state(broken.pid, "lost")
+    for words in ("CUDA error 700", "own GPU code", "lost"):
+        assert words in shown.problem_text
+    assert "Restart this kernel" in shown.problem_text
+    assert intact(other, 80)
+    assert broken.fails("sync()") == "CUDA_ERROR_ILLEGAL_ADDRESS", "it waits for nothing"
+    broken.close()
+    assert intact(other, 80)
+
+
 def test_over_a_crash_of_the_daemon(start: Start, preloaded: Callable[[Daemon], Worker]) -> None:
     daemon = start("1x128MiB")
     first, second = preloaded(daemon), preloaded(daemon)

@@ -111,13 +111,13 @@ def test_what_a_program_holds_stays_known() -> None:
         assert ref is not None
         links = Links(Members(lambda _member: None), GIB, lambda _link: None)
         link = links.take(ref, os.getuid(), "test")
-        state = PagerState(state=LinkState.RESIDENT, kept_bytes=64 * KIB)
+        state = PagerState(state=LinkState.RESIDENT, arena_bytes=64 * KIB)
         links.told(link, state)
         known_bytes = link.host_bytes
         assert known_bytes >= 64 * KIB
         with no_descriptor_left():
             links.told(link, state)
-        assert (link.host_bytes, link.told.kept_bytes) == (known_bytes, 64 * KIB)
+        assert (link.host_bytes, link.told.arena_bytes) == (known_bytes, 64 * KIB)
         asyncio.get_running_loop().remove_reader(link.pidfd)
         os.close(link.pidfd)
 
@@ -144,7 +144,7 @@ def talking(daemon: Daemon) -> Iterator[Talker]:
 @pytest.mark.parametrize("role", ["session", "pager"])
 def test_a_daemon_that_runs_out_of_them(start: Start, role: str) -> None:
     daemon = start("1x64MiB")
-    state = {"state": "resident", "resident_bytes": 0, "paged_out_bytes": 0, "kept_bytes": 4096}
+    state = {"state": "resident", "resident_bytes": 0, "paged_out_bytes": 0, "arena_bytes": 4096}
     with talking(daemon) as early, talking(daemon) as linked:
         welcome = linked.hello(role="pager", name="linked")
         assert welcome["type"] == "welcome", "and the one before it is accepted, too"

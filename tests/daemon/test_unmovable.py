@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from daemon import wait_until
 
+from kiwi_core import emulator
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -50,6 +52,62 @@ def test_a_program_with_nccl_is_left_where_it_is_and_everybody_sees_why(
     one.close()
     other.worker.answer()
     assert other.intact()
+
+
+def test_a_program_whose_code_broke_is_tried_once_and_told_to_restart(
+    start: Start, program: Program
+) -> None:
+    """Without the owner of its memory nobody can give that back but its end."""
+    daemon = start("1x128MiB", "--idle-after", "0.3")
+    broken, beside = program(daemon, 40), program(daemon, 35)
+    error = broken.worker.fails("begin(); launch('fill_u32', 8, 1, 1); sync()")
+    assert error == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    broken.worker.do("client.end_burst()")
+    other = program(daemon)
+    other.begin_take(60, 3)
+    shown = daemon.wait_for(
+        lambda s: next((x for x in s.sessions if x.pid == broken.pid and x.problem), None), "tried"
+    )
+    for words in ("GPU code", "failed", "ILLEGAL_ADDRESS", "Restart it"):
+        assert words in shown.problem_text
+    wait_until(lambda: any("Restart it" in told for _, told in broken.told()), "its user is told")
+    assert beside.intact(), "who is in goes on"
+    broken.close()
+    other.worker.answer()
+    assert other.intact()
+
+
+def test_with_mig_no_move_is_ever_tried(start: Start, program: Program) -> None:
+    """NVML says that MIG is on, so that the first checkpoint need not find it out."""
+    daemon = start("1x128MiB")
+    emulator.set_manner(daemon.state_path, "mig")
+    tried = emulator.faults(daemon.state_path)
+    tried.set("checkpoint_fail", count=-1)  # counts each checkpoint that reaches a program
+    killed = daemon.kill_child()
+    daemon.wait_for(lambda s: s.daemon_pid != killed, "a daemon that has seen it")
+    assert any("MIG" in error and "-mig 0" in error for error in daemon.status().errors)
+    assert "MIG" in seen(daemon)
+    one, beside = program(daemon, 40), program(daemon, 35)
+    one.start_burst()
+    beside.start_burst()
+    wait_until(lambda: one.rounds() and beside.rounds(), "who fits runs beside the other")
+    one.stop_burst()
+    beside.stop_burst()
+    other = program(daemon)
+    other.begin_take(60, 3)
+    shown = daemon.wait_for(
+        lambda s: next((x for x in s.sessions if x.pid == one.pid and x.problem), None), "refused"
+    )
+    assert shown.problem == "page-out-refused"
+    assert "MIG" in shown.problem_text
+    assert "-mig 0" in shown.problem_text
+    told = lambda s: any(x.pid == other.pid and "MIG" in x.problem_text for x in s.sessions)  # noqa: E731
+    daemon.wait_for(told, "it is told what it waits for")
+    assert beside.intact(), "who is in runs all the same"
+    one.close()
+    other.worker.answer()
+    assert other.intact()
+    assert tried.hits("checkpoint_fail") == 0
 
 
 def seen(daemon: Daemon, *args: str) -> str:

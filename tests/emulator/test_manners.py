@@ -451,6 +451,15 @@ def test_a_checkpoint_that_refuses_and_poisons(worst, pair):
         assert target.fails(code) == "CUDA_ERROR_LAUNCH_FAILED"
 
 
+def test_a_checkpoint_of_a_broken_context_answers_its_error(worst, pair):
+    controller, target = pair
+    assert target.fails("launch('fill_u32', 8, 1, 1); sync()") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert call(controller, target.pid, "Lock") == "CUDA_SUCCESS"
+    assert call(controller, target.pid, "Checkpoint") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert call(controller, target.pid, "Unlock") == "CUDA_SUCCESS"
+    assert target.fails("sync()") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+
+
 @pytest.mark.parametrize("delay_s", [0.0, 1.0])
 def test_a_checkpoint_that_kills(worst, pair, delay_s):
     controller, target = pair

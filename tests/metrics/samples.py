@@ -21,7 +21,7 @@ def metrics(uuid: str = "GPU-a", index: int = 0, **changed: Any) -> GpuMetrics:
         "driver_version": "580.65", "daemon_version": "0.1.0", "uptime_s": 86400.5,
         "total_bytes": 80_000, "free_bytes": 20_000, "resident_bytes": 59_000,
         "outside_bytes": 1_000, "paged_out_bytes": 42_000, "host_budget_bytes": 256_000,
-        "arena_bytes": 50_000, "kept_bytes": 8_000,
+        "arena_bytes": 50_000,
         "tq_s": 30.0, "anti_thrash": AntiThrash.ALWAYS, "serialised": True, "holders": 1,
         "queue_length": 2, "sessions": {SessionState.RUNNING: 1, SessionState.WAITING: 2},
         "operations_running": 4, "operations_stuck": 3, "held_s": 3600.25,

@@ -36,6 +36,7 @@ AFTERWARDS = {
 }
 
 
+@pytest.mark.host_goes_down
 @pytest.mark.parametrize(("call", "operation"), STAGES)
 @pytest.mark.parametrize("child_bytes", [0, 4 * MIB], ids=["one", "two"])
 def test_the_target_killed_at_each_stage(

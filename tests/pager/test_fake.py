@@ -13,8 +13,8 @@ from contract import PagerContract, PartsContract, moved, refused, soon_ns
 
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Lost, Target
-from kiwi_core.pager.fake import FakePager, Hang, Lose, Raise, Refuse, Slow
 from kiwi_core.states import Reason, Residency
+from kiwi_core.testing.fake_pager import FakePager, Hang, Lose, Raise, Refuse, Slow
 from kiwi_core.units import MIB, SessionId
 
 _numbers = itertools.count(1)

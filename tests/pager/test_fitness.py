@@ -75,8 +75,8 @@ def test_what_a_library_tells_is_believed(tmp_path: Path) -> None:
     assert unfit(REF, PROPRIETARY_580, told={"pool", "array"}, root=root) is None
 
 
-def test_a_mig_slice_is_refused(tmp_path: Path) -> None:
-    why = unfit(REF, PROPRIETARY_580, gpu_uuid="MIG-3a7f", root=proc(tmp_path))
+def test_where_mig_is_on_everybody_is_refused(tmp_path: Path) -> None:
+    why = unfit(REF, PROPRIETARY_580, mig=True, root=proc(tmp_path))
     assert why is not None
     assert why.kind is Kind.MIG
 

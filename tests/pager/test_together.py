@@ -236,6 +236,7 @@ def test_much_of_it_goes_through_the_driver(world: LinkedWorld) -> None:
     before = session.digest()
     out = moved(pager.page_out(session.target, soon_ns()))
     assert world.state(session.pid) == "CHECKPOINTED"
+    assert session.get("library.orders")[-2:] == ["page-out", "yield"], "it leaves the driver alone"
     assert pager.observe(session.target).resident_bytes == 0
     assert out.bytes_moved == 8 * MIB  # its own, the unowned, and the context
     assert moved(pager.page_in(session.target, soon_ns())).bytes_moved == out.bytes_moved
@@ -250,9 +251,22 @@ def test_a_second_page_out_takes_what_the_first_left(world: LinkedWorld) -> None
     again = moved(world.pager.page_out(session.target, soon_ns()))
     assert again.bytes_moved == 6 * MIB, "all that is out now: its own, and its context"
     assert again.stays_bytes == 0
+    assert session.get("library.orders")[-1] == "yield"
     assert sum(world.pager.export_footprints().values()) == 6 * MIB
     assert world.pager.observe(session.target).paged_out_bytes == 6 * MIB
     assert moved(world.pager.page_in(session.target, soon_ns())).bytes_moved == 6 * MIB
+    assert session.digest() == before
+
+
+def test_the_driver_leaves_alone_whose_library_does_not_yield(world: LinkedWorld) -> None:
+    """Its library might call the driver, which would kill the program if it was checkpointed."""
+    session = world.start(4 * MIB)
+    before = session.digest()
+    moved(world.pager.page_out(session.target, soon_ns()))
+    session.script("yield", "refuse lock-timeout")
+    assert moved(world.pager.page_out(session.target, soon_ns())).bytes_moved == 0
+    assert world.state(session.pid) == "RUNNING"
+    moved(world.pager.page_in(session.target, soon_ns()))
     assert session.digest() == before
 
 
@@ -285,6 +299,7 @@ def test_what_others_left_in_the_gpu_goes_when_room_is_short(world: LinkedWorld)
     world.hold_outside(free_bytes=7 * MIB)
     moved(world.pager.page_in(one.target, soon_ns()))
     assert world.state(other.pid) == "CHECKPOINTED"
+    assert other.get("library.orders")[-1] == "yield"
     assert one.digest() == contents[0]
     world.hold_outside(free_bytes=world.memory_bytes)
     moved(world.pager.page_in(other.target, soon_ns()))

@@ -121,6 +121,7 @@ def test_a_child_killed_during_a_page_out_is_left_out(
     assert emulated.state(session.pid) == "RUNNING"
 
 
+@pytest.mark.host_goes_down
 @pytest.mark.parametrize("operation", ["restore", "unlock"])
 def test_a_child_killed_during_a_page_in_is_left_out(
     emulated: EmulatedWorld, operation: str
@@ -160,6 +161,7 @@ def test_a_child_found_while_the_parent_is_being_locked(emulated: EmulatedWorld)
     assert states(emulated, session) == ("CHECKPOINTED", "CHECKPOINTED")
 
 
+@pytest.mark.host_goes_down
 @pytest.mark.parametrize("stage", ["running", "suspend", "page_out"])
 def test_what_a_dead_kernel_leaves_behind_is_let_go(emulated: EmulatedWorld, stage: str) -> None:
     """A worker whose parents have ended is still in the kernel's terminal session."""
@@ -177,6 +179,7 @@ def test_what_a_dead_kernel_leaves_behind_is_let_go(emulated: EmulatedWorld, sta
     wait_until(lambda: emulated.used_bytes() == 0, "the memory is free")
 
 
+@pytest.mark.host_goes_down
 def test_an_orphan_of_a_living_kernel_moves_with_it(emulated: EmulatedWorld) -> None:
     session = emulated.start(4 * MIB, leader=True)
     # A child's child whose parent ends at once.

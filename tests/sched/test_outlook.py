@@ -144,19 +144,48 @@ def test_a_longer_quantum_is_told_with_the_reason() -> None:
     assert wait_s(look(world, 72))[2] < 5 + swap_s(world)
 
 
-def test_others_who_go_first_are_the_reason() -> None:
-    """Under the interactive policy, a long burst that was stopped waits behind short ones."""
+def test_a_stopped_burst_that_newcomers_overtake_is_told_an_upper_bound() -> None:
+    """The bound allows for a few newcomers: it does not rise when they come."""
+    world = stopped()
+    low_s, _, before_s = wait_s(look(world, 61))
+    assert low_s == 0
+    world.do(61.1, "c joins; c asks 1; d joins; d asks 1; e joins; e asks 1")
+    look(world, 61.5)
+    after = look(world, 63)
+    assert wait_s(after)[2] <= before_s
+    assert after.expected_why == ""
+
+
+def test_a_bound_covers_almost_all_earlier_waits_of_its_kind() -> None:
+    record = outlook.Record()
+    assert record.bound([20 * S]).high_ns == round(21 * S * outlook.BOUND_FACTOR)
+    for n in range(COUNTED):
+        record.learn(promise(20), (20 if n % 20 else 62) * S)
+    assert record.bound([10 * S, 20 * S]) == (10 * S, 20 * S, 63 * S)
+    for _ in range(COUNTED):
+        record.learn(promise(20), 1 * S)
+    assert record.bound([20 * S]).high_ns == 21 * S, "never less than what is foreseen"
+
+
+def stopped() -> World:
+    """Under the interactive policy, b is stopped in mid-burst and waits to go on."""
     world = World("gpu 10 tq=30 ram=64 policy=interactive")
     world.do(0, "a joins; b joins; memory")
     world.do(1, "b asks 1; memory b=8")
     world.do(2, "a asks 1")
     world.do(60, "time; #1 out 8 1s; memory a=8")
     assert state(world).queue[B].mid_burst
-    before = wait_s(look(world, 61))
-    world.do(61.1, "c joins; c asks 1; d joins; d asks 1; e joins; e asks 1")
-    look(world, 61.5)
-    after = look(world, 63)
-    assert wait_s(after)[0] > before[2]
+    return world
+
+
+def test_many_who_go_first_are_the_reason() -> None:
+    world = stopped()
+    before_s = wait_s(look(world, 61))[2]
+    crowd = [f"c{n}" for n in range(40)]
+    world.do(61.1, "; ".join(f"{id_} joins; {id_} asks 1" for id_ in crowd))
+    for n in range(8):
+        after = look(world, 63 + n)
+    assert wait_s(after)[2] > before_s
     assert after.expected_why == "others go first"
 
 

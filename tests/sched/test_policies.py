@@ -30,8 +30,8 @@ A, B = SessionId("a"), SessionId("b")
 
 
 def test_the_default_is_named_first() -> None:
-    assert names() == ("round-robin", "interactive")
-    assert Scheduler(GIB, host_budget_bytes=GIB).policy == "round-robin"
+    assert names() == ("interactive", "round-robin")
+    assert Scheduler(GIB, host_budget_bytes=GIB).policy == "interactive"
     assert all(policy.summary for policy in registry.POLICIES.values())
 
 
@@ -39,7 +39,7 @@ def test_an_unknown_policy_is_an_error_that_lists_those_that_there_are() -> None
     with pytest.raises(CallerError, match="'best'") as raised:
         check_name("best")
     assert raised.value.code == "unknown-policy"
-    assert "round-robin, interactive" in raised.value.remedy
+    assert "interactive, round-robin" in raised.value.remedy
     with pytest.raises(CallerError, match="'best'"):
         Scheduler(GIB, host_budget_bytes=GIB, policy="best")
 
@@ -88,7 +88,7 @@ def test_a_policy_is_added_by_registering_it(monkeypatch: pytest.MonkeyPatch) ->
         def order(self, scene):  # type: ignore[no-untyped-def]
             return reversed(scene.queue.values())
 
-    assert names() == ("round-robin", "interactive", "last-first")
+    assert names() == ("interactive", "last-first", "round-robin")
     assert LastFirst().bound_ns(Terms(NS_PER_S, 0, 1.0), 3, NS_PER_S) is None
     world = World("gpu 10 policy=last-first")
     world.do(0, "memory outside=0; a joins; b joins; c joins")
@@ -112,7 +112,11 @@ def play(world: World, at_s: float, words: str) -> list[str]:
     for answer in tuple(answers):
         if answer.startswith("#"):
             number, verb = answer.split()[0], answer.split(" ", 1)[1]
-            outcome = "resumed" if verb.startswith("resume") else "held"
+            outcome = "resumed"
+            if verb.startswith("suspend"):
+                held = world.scheduler.view(world.now_ns).session(SessionId(verb.split()[1]))
+                assert held is not None
+                outcome = f"held {held.resident_bytes / GIB}"
             if verb.startswith("page"):
                 outcome = "in 6 1s" if verb.startswith("page in") else "out 6 1s"
             answers += play(world, at_s, f"{number} {outcome}")

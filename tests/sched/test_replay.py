@@ -34,7 +34,7 @@ def header(**changes):
 
 def recorded(*events):
     """Entries as a daemon would have written them, one second apart."""
-    scheduler = Scheduler(10 * GIB, host_budget_bytes=64 * GIB)
+    scheduler = Scheduler(10 * GIB, host_budget_bytes=64 * GIB, policy="round-robin")
     entries = []
     for second, event in enumerate(events, start=100):
         now_ns = second * NS_PER_S

@@ -24,7 +24,7 @@ from kiwi_core.simulate.trace import Cell, SessionTrace, Trace
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import GIB, MIB, NS_PER_S, seconds_to_ns
 
-RR = Setup()
+RR = Setup(policy="round-robin")
 
 
 def run(work: Trace, machine: Machine, setup: Setup = RR, **more: object) -> Measures:
@@ -107,7 +107,7 @@ def test_two_jobs_that_move_in_part(exact: Machine) -> None:
     B runs until 66.1, its part is out at 70.45, A in at 76.55 (all of it was out). A runs until
     106.55; B comes back for its last 10 s at 115.25, A for its last 40 s at 133.95."""
     work = trace(session("a", cell(100.0)), session("b", cell(40.0), starts_s=1.0))
-    measures = run(work, exact, Setup(moves=Moves.PART))
+    measures = run(work, exact, Setup(policy="round-robin", moves=Moves.PART))
     assert seconds(measures.response_ns) == [124.25, 173.95]
     assert measures.swapped_bytes == (60 + 42.5 + 60 + 4 * 42.5) * GIB
     assert measures.out_of_memory == 0
@@ -121,7 +121,7 @@ def test_who_moves_in_part_asks_for_room(exact: Machine) -> None:
         session("a", cell(1.0, gib=30.0), cell(0.5, gib=30.0), cell(0.5, gib=30.0, think_s=40.0)),
         session("b", *small, cell(10.0, gib=70.0, think_s=80.0), starts_s=10.0),
     )
-    measures = run(work, exact, Setup(moves=Moves.PART))
+    measures = run(work, exact, Setup(policy="round-robin", moves=Moves.PART))
     assert measures.out_of_memory == 0
     assert seconds(measures.response_ns)[-1] > 12.0
     assert seconds(measures.wait_ns)[-1] == 0.0
@@ -279,7 +279,7 @@ def test_any_trace_comes_to_its_end(
     work: Trace, mode: AntiThrash, faults: Faults, contention: float, moves: Moves
 ) -> None:
     machine = Machine(contention=contention)
-    setup = Setup(anti_thrash=mode, moves=moves)
+    setup = Setup(policy="round-robin", anti_thrash=mode, moves=moves)
     simulation = Simulation(work, machine, setup, faults=faults, checks=True)
     measures = simulation.run()
     conserved(work, measures)
@@ -315,7 +315,9 @@ def test_an_unknown_policy_is_an_error_with_a_remedy(exact: Machine) -> None:
 
 def test_settings_are_the_schedulers_own(exact: Machine) -> None:
     config = replace(DEFAULTS, tq_ns=7 * NS_PER_S)
-    setup = Setup(tq_ns=11 * NS_PER_S, anti_thrash=AntiThrash.ALWAYS, config=config)
+    setup = Setup(
+        policy="round-robin", tq_ns=11 * NS_PER_S, anti_thrash=AntiThrash.ALWAYS, config=config
+    )
     scheduler = Simulation(trace(session("a", cell(1.0))), exact, setup).scheduler
     assert scheduler.tq_ns == 11 * NS_PER_S
     assert scheduler.anti_thrash is AntiThrash.ALWAYS

@@ -141,7 +141,7 @@ def recorded(work: Trace, machine: Machine, **more: object) -> list[JournalHeade
     def record(now_ns: int, event: ev.Event, actions: list[Action]) -> None:
         entries.append(JournalEntry(now_ns=now_ns + 10**12, event=event, actions=actions))
 
-    Simulation(work, machine, Setup(), record=record, **more).run()  # type: ignore[arg-type]
+    Simulation(work, machine, Setup(policy="round-robin"), record=record, **more).run()  # type: ignore[arg-type]
     return entries
 
 
@@ -162,7 +162,7 @@ def test_the_journal_of_a_simulation_tells_its_waits(mix: str, moves: Moves) -> 
     work, machine = generate(mix, hours=0.5, seed=2), replace(Machine(), look_ns=0)
     entries: list[JournalHeader | JournalEntry] = [HEADER]
     simulation = Simulation(
-        work, machine, Setup(moves=moves),
+        work, machine, Setup(policy="round-robin", moves=moves),
         record=lambda now_ns, event, actions: entries.append(
             JournalEntry(now_ns=now_ns, event=event, actions=actions)
         ),

@@ -286,6 +286,8 @@ class Library:
             return {"bytes": moved}
         if action == "free":
             self._open()
+        if action == "yield" and not self._held:
+            return {"outcome": "refused", "reason": "driver", "detail": "the gate is open"}
         return {"bytes": 0}
 
     def _out_bytes(self) -> int:

@@ -14,16 +14,11 @@ from typing import Any
 from cuda.bindings import driver
 
 MIB = 1 << 20
-LEAF = 2 * MIB
-KEY_BYTES = 40_992
 WITHIN_NS = 20_000_000_000
-FAULTS = ("create", "map", "unmap", "copy_out", "copy_in", "pin", "host", "stall", "hash")
+FAULTS = ("create", "map", "unmap", "copy_out", "copy_in", "pin", "host", "stall")
 KINDS = ("pool", "managed", "array", "vmm", "ipc", "graph", "external", "legacy", "gpu", "plain")
 library = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[0])
 library.kiwi_preload_test_check.restype = ctypes.c_char_p
-library.kiwi_preload_test_ptx.restype = ctypes.c_char_p
-library.kiwi_preload_test_clean.restype = ctypes.c_int64
-library.kiwi_preload_passed.restype = ctypes.c_uint64
 
 
 class CudaError(Exception):
@@ -44,18 +39,13 @@ def _numbers(function: Any, names: tuple[str, ...]) -> dict[str, int]:
 
 def books() -> dict[str, int]:
     unowned = tuple(f"unowned_{kind}" for kind in KINDS)
-    names = ("owned", "resident", "out", "kept", *unowned, "overhead")
+    names = ("owned", "resident", "out", *unowned, "overhead")
     return _numbers(library.kiwi_preload_test_books, names)
 
 
 def arena() -> dict[str, int]:
     names = ("pinned", "pageable", "used", "limit", "refused")
     return _numbers(library.kiwi_preload_test_arena_books, names)
-
-
-def moved() -> dict[str, int]:
-    names = ("copied", "skipped", "verified", "differed", "unused")
-    return _numbers(library.kiwi_preload_test_move_books, names)
 
 
 def check() -> None:
@@ -80,38 +70,10 @@ def back(within_ns: int = WITHIN_NS) -> str:
     return page(library.kiwi_preload_test_in, within_ns)
 
 
-def clean_slice(most: int) -> tuple[int, bool]:
-    """Of background cleaning: the bytes copied (-1: refused), and whether there is more."""
-    more = ctypes.c_int()
-    size, within = ctypes.c_uint64(most), ctypes.c_int64(WITHIN_NS)
-    copied = int(library.kiwi_preload_test_clean(size, within, ctypes.byref(more)))
-    return copied, bool(more)
-
-
-def clean() -> int:
-    """All of it at once."""
-    copied, more = clean_slice(1 << 40)
-    assert not more
-    return copied
-
-
 def swap() -> None:
     for way in (out, back):
         assert (said := way()) == "moved", said
     check()
-
-
-def passed() -> int:
-    return int(library.kiwi_preload_passed())
-
-
-def unused(*ranges: tuple[int, int], since: int | None = None) -> bool:
-    """Says that nobody will read these (address, size); whether the library takes it."""
-    columns = zip(*ranges, strict=True)
-    addresses, sizes = ((ctypes.c_uint64 * len(ranges))(*column) for column in columns)
-    token = ctypes.c_uint64(passed() if since is None else since)
-    count = ctypes.c_size_t(len(ranges))
-    return bool(library.kiwi_preload_free_ranges(token, count, addresses, sizes))
 
 
 def fault(kind: str, skip: int = 0, count: int = 1) -> None:
@@ -119,7 +81,7 @@ def fault(kind: str, skip: int = 0, count: int = 1) -> None:
 
 
 def prepare(limit: int = 2**63) -> None:
-    """Pins and loads the hash in the background, as when a daemon is there."""
+    """Pin in the background, as when a daemon is there."""
     library.kiwi_preload_test_arena(1, ctypes.c_uint64(limit))
 
 
@@ -128,10 +90,6 @@ def until(what: Any, said: str, within_s: float = 60.0) -> None:
     while not what():
         assert time.monotonic() < end, said
         time.sleep(0.01)
-
-
-def until_hashing() -> None:
-    until(library.kiwi_preload_test_hashing, "no hash was loaded")
 
 
 @dataclass
@@ -236,35 +194,3 @@ class Stuck:
     def end(self) -> None:
         self._go.set()
         ck(driver.cuStreamSynchronize(self._stream))
-
-
-def device_hash(data: bytes, keys: bytes) -> list[tuple[int, int]]:
-    """What the library's PTX (on the emulator: its built-in kernel) makes of whole leaves."""
-    module = ck(driver.cuModuleLoadData(library.kiwi_preload_test_ptx() + b"\0"))
-    function = ck(driver.cuModuleGetFunction(module, b"kiwi_hash_leaves"))
-    n = len(data) // LEAF
-    at, digests, key = (int(ck(driver.cuMemAlloc(size))) for size in (len(data), 16 * n, len(keys)))
-    ck(driver.cuMemcpyHtoD(at, data, len(data)))
-    ck(driver.cuMemcpyHtoD(key, keys, len(keys)))
-    types = (ctypes.c_uint64,) * 3
-    ck(driver.cuLaunchKernel(function, n, 1, 1, 256, 1, 1, 0, 0, ((at, digests, key), types), 0))
-    answer = (ctypes.c_uint64 * (2 * n))()
-    ck(driver.cuMemcpyDtoH(answer, digests, 16 * n))
-    for address in (at, digests, key):
-        ck(driver.cuMemFree(address))
-    return [(answer[2 * i], answer[2 * i + 1]) for i in range(n)]
-
-
-def cpu_hash(leaf: bytes, keys: bytes) -> tuple[int, int]:
-    answer = (ctypes.c_uint64 * 2)()
-    aligned = ctypes.create_string_buffer(KEY_BYTES + 16)
-    where = (ctypes.addressof(aligned) + 15) // 16 * 16
-    ctypes.memmove(where, keys, KEY_BYTES)
-    library.kiwi_preload_test_hash(leaf, ctypes.c_void_p(where), answer)
-    return answer[0], answer[1]
-
-
-def random_keys(seed: int) -> bytes:
-    rng = random.Random(seed)
-    second = b"".join(rng.randrange(2**61 - 1).to_bytes(8, "little") for _ in range(4096))
-    return rng.randbytes(2056 * 4) + second

@@ -137,17 +137,17 @@ def test_the_order_is_chosen_in_the_sidebar(stage: Stage, make_pair: Callable[..
     pair = make_pair(stage, tq_s=600)
     panel = pair.page.panel()
     order = panel.root.get_by_label("Order")
-    expect(order).to_have_value("round-robin")
-    expect(order.locator("option")).to_have_text(["By arrival", "Short cells first"])
+    expect(order).to_have_value("interactive")
+    expect(order.locator("option")).to_have_text(["Short cells first", "By arrival"])
     pair.b_waits()
-    order.select_option(label="Short cells first")
-    expect(order).to_have_accessible_description(re.compile("Short cells hardly wait"))
-    assert stage.status_json()["scheduler"]["policy"] == "round-robin", "not before it is applied"
+    order.select_option(label="By arrival")
+    expect(order).to_have_accessible_description(re.compile("Everybody gets a whole turn"))
+    assert stage.status_json()["scheduler"]["policy"] == "interactive", "not before it is applied"
     panel.part("apply").click()
     expect(panel.part("apply")).to_have_count(0)
-    assert stage.status_json()["scheduler"]["policy"] == "interactive"
-    stage.set(policy="round-robin")
-    expect(order).to_have_value("round-robin")
+    assert stage.status_json()["scheduler"]["policy"] == "round-robin"
+    stage.set(policy="interactive")
+    expect(order).to_have_value("interactive")
     pair.enough()
 
 

@@ -192,6 +192,15 @@ static bool in_nccl_group(void) {
     return found;
 }
 
+/* The error of a context that is broken; nobody knows what a real checkpoint does then. */
+static CUresult broken(void) {
+    CUresult rc = CUDA_SUCCESS;
+    ke_mu_lock();
+    for (CUcontext c = ke.contexts; c && rc == CUDA_SUCCESS; c = c->next) rc = c->alive ? c->error : CUDA_SUCCESS;
+    ke_mu_unlock();
+    return rc;
+}
+
 /* Why a checkpoint does not even begin. */
 static CUresult refusal(void) {
     struct ke_fault *kill = ke_fault_take(ke.state, KE_FAULT_CHECKPOINT_KILL, getpid(), KE_OP_ANY);
@@ -203,6 +212,7 @@ static CUresult refusal(void) {
     if (fault(KE_FAULT_CHECKPOINT_FAIL)) return CUDA_ERROR_OPERATING_SYSTEM;
     if (ke_has(KE_MIG) || fault(KE_FAULT_CHECKPOINT_OOM)) return CUDA_ERROR_OUT_OF_MEMORY;
     if (fault(KE_FAULT_CHECKPOINT_UNSUPPORTED)) return CUDA_ERROR_NOT_SUPPORTED;
+    if (ke_has(KE_BROKEN_STAYS) && broken() != CUDA_SUCCESS) return broken();
     if (!fault(KE_FAULT_CHECKPOINT_POISON)) return CUDA_SUCCESS;
     poison();
     return CUDA_ERROR_NOT_SUPPORTED;

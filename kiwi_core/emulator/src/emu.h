@@ -274,11 +274,6 @@ void ke_user_objects_bury(void); /* without ke.mu: runs destructors that are due
 /* ---- launch.c ---- */
 CUresult ke_launch_work(CUfunction f, const unsigned *dims, void **params, void **extra, struct ke_work *out);
 
-/* ---- hash.c ---- */
-uint64_t ke_hash_leaf_bytes(void);
-uint64_t ke_hash_key_bytes(void);
-void ke_hash_leaf(const void *leaf, const void *keys, uint64_t digest[2]);
-
 /* ---- the control socket ---- */
 
 struct ke_request {

@@ -82,23 +82,10 @@ static CUresult spin_ns(const uint64_t *p) { /* keeps the stream busy */
     }
 }
 
-/* The number of blocks, one for each leaf, comes after the parameters. */
-static CUresult hash_leaves(const uint64_t *p) { /* digests[i] = hash of leaf i under the keys */
-    const char *data;
-    uint64_t *digests;
-    const void *keys;
-    CUresult rc = words(p[0], p[3], ke_hash_leaf_bytes(), false, &data);
-    if (rc == CUDA_SUCCESS) rc = words(p[1], 2 * p[3], 8, true, &digests);
-    if (rc == CUDA_SUCCESS) rc = words(p[2], ke_hash_key_bytes() / 8, 8, false, &keys);
-    for (uint64_t i = 0; rc == CUDA_SUCCESS && i < p[3]; i++)
-        ke_hash_leaf(data + i * ke_hash_leaf_bytes(), keys, digests + 2 * i);
-    return rc;
-}
-
 static const struct kernel kernels[] = {
     {"fill_u32", 3, {8, 8, 4}, fill_u32},         {"add_u32", 3, {8, 8, 4}, add_u32},
     {"xorshift_u32", 3, {8, 8, 4}, xorshift_u32}, {"checksum_u64", 3, {8, 8, 8}, checksum_u64},
-    {"spin_ns", 1, {8}, spin_ns},                 {"kiwi_hash_leaves", 3, {8, 8, 8}, hash_leaves},
+    {"spin_ns", 1, {8}, spin_ns},
 };
 #define KERNEL_COUNT (sizeof kernels / sizeof *kernels)
 

@@ -55,6 +55,7 @@ enum ke_manner {
     KE_KILL_TAKES_HOST_DOWN = 1u << 10,
     KE_NO_PROCESS_ROWS = 1u << 11,
     KE_MIG = 1u << 12,
+    KE_BROKEN_STAYS = 1u << 13,
 };
 
 /* Of a context, what NVML counts for nobody: 4,713 MiB came back where its row said 4,708. */

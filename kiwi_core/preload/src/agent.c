@@ -13,7 +13,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "allowed.h"
 #include "alone.h"
 #include "gate.h"
 #include "kiwi_preload.h"
@@ -155,7 +154,6 @@ static int patience_ms(int64_t now_ns) {
                       : kp_talk_welcomed() ? kp_talk_due_ns()
                                            : dialled_ns + WELCOME_NS;
     if (more_ns < until_ns) until_ns = more_ns;
-    if (kp_pager_idle_ns(now_ns) < until_ns) until_ns = kp_pager_idle_ns(now_ns);
     if (until_ns > now_ns + LOOK_NS) until_ns = now_ns + LOOK_NS;
     return until_ns <= now_ns ? 0 : (int)((until_ns - now_ns) / MS) + 1;
 }
@@ -166,7 +164,6 @@ static void wait_for_something(void) {
         {.fd = kp_wire.socket.fd, .events = (short)(POLLIN | (kp_wire.unsent ? POLLOUT : 0))}};
     if (poll(polled, 2, patience_ms(kp_now_ns())) <= 0) {
         kp_link_woken(); /* it may be that nobody can wake us any more */
-        if (kp_talk_welcomed()) kp_pager_idle(kp_now_ns());
         return;
     }
     if (polled[0].revents) kp_link_woken();
@@ -221,7 +218,7 @@ static void in_child(void) {
 static void at_exit(void) {
     if (forked) return;
     kp_link_end();
-    if (!kp_gate_is_shut() || kp_owning()) await(&over, EXIT_NS);
+    if (!kp_pager_stands()) await(&over, EXIT_NS);
 }
 
 static bool start_thread(void) {
@@ -256,7 +253,6 @@ void kp_link_start(const CUuuid *gpu) {
     }
     snprintf(path, sizeof path, "%s/%s.sock", directory, uuid);
     kp_alone_prepare();
-    kp_limits_prepare();
     if (!kp_link_prepare() || pthread_atfork(NULL, NULL, in_child) || atexit(at_exit) || !start_thread()) {
         kp_link_forked();
         kp_warn("the system has no thread or descriptor to spare for Kiwi: this program runs without it.");

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "allowed.h"
+#include "arena.h"
 #include "kiwi_preload.h"
 #include "link.h"
 #include "log.h"
@@ -52,7 +52,7 @@ void kp_alone_since(int64_t now_ns) {
 }
 
 void kp_alone_over(void) {
-    if (given_up) kp_limits_own();
+    if (given_up) kp_arena_allow(UINT64_MAX);
     alone = given_up = false;
 }
 
@@ -92,7 +92,7 @@ void kp_alone(int64_t now_ns) {
     if (!alone) return;
     if (!given_up && now_ns >= since_ns + GIVE_UP_NS) {
         given_up = true;
-        kp_limits_idle();
+        kp_arena_allow(0);
     }
     if (!waits()) return;
     if (!said && now_ns >= since_ns + COMPLAIN_NS && kp_pager_stands()) {

@@ -1,8 +1,8 @@
 /* Host memory for what is paged out: pieces of at most 1 GiB, pinned in the background before they
  * are needed, handed out in units of 2 MiB.
  *
- * Nothing is pinned on the switch path: where no pinned piece is free, a pageable one is added.  If the
- * copies in it are kept, it is pinned with them, in the background, when all memory is in the GPU again.
+ * Nothing is pinned on the switch path: where no pinned piece is free, a pageable one is added, which is
+ * pinned in the background when all memory is in the GPU again.
  */
 #ifndef KP_ARENA_H
 #define KP_ARENA_H
@@ -37,21 +37,19 @@ void kp_arena_enable(bool on);
 void kp_arena_allow(uint64_t bytes);
 /* By tests: never more than that, whatever it is for. */
 void kp_arena_limit(uint64_t bytes);
-/* By the link: the NUMA node of the GPU, where the system does not say it. */
-void kp_arena_numa(int node);
 /* By the owner, when that changed: so much may have to go out.  Far more than that is given back. */
 void kp_arena_aim(uint64_t bytes);
-/* Gives back what is free and above `keep` bytes, in the background. */
-void kp_arena_trim(uint64_t keep_bytes);
+/* By the pager: on, the arena's thread makes no call to the driver from here until it is off again. False
+ * at until_ns (CLOCK_MONOTONIC): it is in one still. */
+bool kp_arena_stop(bool on, int64_t until_ns);
 
 void kp_arena_wake(void); /* there is a new context to prepare for */
-/* By a pass that is over: copies that it left in pageable memory may be pinned where they are. */
+/* By a pass that is over: pageable pieces that it left free may be pinned. */
 void kp_arena_moved(void);
 
 bool kp_arena_take(struct kp_copy *copy, size_t bytes); /* false: nothing was taken */
 void kp_arena_give(struct kp_copy *copy);
 uint64_t kp_arena_room(void); /* bytes that could be taken now */
-size_t kp_copy_bytes(const struct kp_copy *copy);
 void kp_arena_context_gone(CUcontext ctx);
 void kp_arena_books(struct kp_arena_books *out);
 

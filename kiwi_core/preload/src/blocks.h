@@ -15,8 +15,6 @@
 
 #define KP_CLASSES 27
 #define KP_NO_SLOT UINT16_MAX
-#define KP_NO_LEAF SIZE_MAX
-#define KP_BLANK_LEAVES 128 /* of the largest chunk; of larger ones none is blank */
 
 enum kp_where {
     KP_IN,       /* in the GPU */
@@ -27,12 +25,7 @@ enum kp_where {
 struct kp_chunk { /* one handle */
     size_t bytes;
     enum kp_where where;
-    bool kept;           /* KP_IN, and `copy` is what it held when it came in: counted in the books */
-    bool sent;           /* a copy out has begun to write into `copy` */
-    size_t first_leaf;   /* of its hashes among this pass's results; KP_NO_LEAF: none */
-    struct kp_digest *digests; /* of `copy`, leaf by leaf; NULL: not known */
-    struct kp_copy copy; /* host memory; complete unless where is KP_IN, but for what is blank */
-    uint64_t blank[KP_BLANK_LEAVES / 64]; /* hints.h: leaves that hold nothing, here or there */
+    struct kp_copy copy; /* host memory; complete unless where is KP_IN */
 };
 
 struct kp_slot {
@@ -67,8 +60,6 @@ struct kp_ctx { /* a context that owns memory, or did work we must wait for */
     bool owns;           /* memory was allocated in it; else only its work is waited for */
     unsigned users;      /* threads of ours that need it alive */
     CUstream stream;     /* the pager's; see kp_ctx_prepare */
-    bool hash_tried;     /* the arena's thread only */
-    struct kp_hasher *hasher; /* hash.c; NULL: no hashes in this context */
     struct kp_block *partial[KP_CLASSES];
 };
 

@@ -1,7 +1,7 @@
 /* The contexts that own memory.  One that a thread of ours needs is held; its destruction waits. */
 #include <stdlib.h>
 
-#include "hints.h"
+#include "blocks.h"
 #include "real.h"
 
 static struct kp_ctx *contexts;
@@ -178,7 +178,6 @@ static void end_all(struct kp_block *b) {
 
 static void drop_all(struct kp_ctx *c) {
     struct gathering g = {c, NULL};
-    kp_hints_forget();
     pthread_mutex_lock(&kp_table_mu);
     kp_table_each(gather, &g);
     for (struct kp_block *b = g.first; b; b = b->next_dead) {
@@ -194,7 +193,6 @@ static void drop_all(struct kp_ctx *c) {
     end_all(g.first);
     end_all(freed);
     kp_arena_context_gone(c->handle);
-    free(c->hasher);
     free(c);
 }
 

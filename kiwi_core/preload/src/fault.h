@@ -13,7 +13,6 @@ enum kp_fault {
     KP_FAULT_PIN,      /* host memory cannot be registered */
     KP_FAULT_HOST,     /* no host memory */
     KP_FAULT_STALL,    /* a copy out is not seen to end */
-    KP_FAULT_HASH,     /* a leaf that changed is said to be unchanged */
     KP_FAULTS
 };
 

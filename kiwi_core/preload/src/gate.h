@@ -98,7 +98,7 @@ static inline __attribute__((always_inline)) struct kp_seat *kp_gate_step_in(uin
         kp_gate_seat = seat;
         return NULL;
     }
-    /* Released: whoever counts this call sees what its thread did before it (hints.h). */
+    /* Released: whoever counts this call sees what its thread did before it. */
     if (kind == KP_GATED) __atomic_store_n(&seat->passed, seat->passed + 1, __ATOMIC_RELEASE);
     return seat;
 }

@@ -21,16 +21,12 @@ struct kp_lane {
 CUresult kp_lane_open(struct kp_lane *lane, struct kp_ctx *ctx); /* makes its context current */
 void kp_lane_close(struct kp_lane *lane);
 bool kp_lane_full(const struct kp_lane *lane);
-/* Submits the copy of a chunk: all of it, or on the way out what `changed` says (leaf by leaf; NULL:
- * all).  An error may leave part of it submitted. */
-typedef bool (*kp_changed_fn)(const struct kp_ctx *ctx, const struct kp_chunk *chunk, size_t leaf);
-CUresult kp_lane_out(struct kp_lane *lane, struct kp_flight flight, kp_changed_fn changed);
+/* Each submits the copy of a chunk. An error may leave part of it submitted. */
+CUresult kp_lane_out(struct kp_lane *lane, struct kp_flight flight);
 CUresult kp_lane_in(struct kp_lane *lane, struct kp_flight flight);
 /* Waits for the oldest.  NOT_READY: not by until_ns, and it is still the oldest. */
 CUresult kp_lane_land(struct kp_lane *lane, int64_t until_ns, struct kp_flight *flight);
-/* Waits until nothing submitted here is under way; what was sent stays to be landed. */
-CUresult kp_lane_wait(struct kp_lane *lane, int64_t until_ns);
-/* The same, and nothing is to be landed any more. */
+/* Waits until nothing submitted here is under way; nothing is to be landed any more. */
 CUresult kp_lane_drain(struct kp_lane *lane, int64_t until_ns);
 
 #endif

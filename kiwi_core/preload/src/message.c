@@ -17,7 +17,8 @@ static bool all_found(const struct kp_json_field *fields, size_t count) {
 
 static enum kp_action action_of(const char *name) {
     static const char *const names[] = {[KP_DO_HOLD] = "hold", [KP_DO_FREE] = "free",
-                                        [KP_DO_PAGE_OUT] = "page-out", [KP_DO_PAGE_IN] = "page-in"};
+                                        [KP_DO_PAGE_OUT] = "page-out", [KP_DO_PAGE_IN] = "page-in",
+                                        [KP_DO_YIELD] = "yield"};
     for (size_t i = 1; i < LENGTH(names); i++)
         if (!strcmp(name, names[i])) return (enum kp_action)i;
     return KP_DO_OTHER;
@@ -72,11 +73,9 @@ static enum kp_heard read_room(const char *line, size_t length, struct kp_messag
 static enum kp_heard read_limits(const char *line, size_t length, struct kp_message *m) {
     struct kp_json_field fields[] = {
         {"arena_bytes", KP_JSON_INTEGER, &m->arena_bytes, 0, false},
-        {"keep_bytes", KP_JSON_INTEGER, &m->keep_bytes, 0, false},
-        {"clean", KP_JSON_BOOL, &m->clean, 0, false},
     };
     bool good = kp_json_read(line, length, fields, LENGTH(fields)) && all_found(fields, LENGTH(fields));
-    return good && m->arena_bytes >= -1 && m->keep_bytes >= -1 ? KP_HEARD_LIMITS : KP_HEARD_GARBAGE;
+    return good && m->arena_bytes >= -1 ? KP_HEARD_LIMITS : KP_HEARD_GARBAGE;
 }
 
 static enum kp_heard read_pong(const char *line, size_t length, struct kp_message *m) {
@@ -121,7 +120,6 @@ size_t kp_say_state(char *line, size_t room, const struct kp_report *report) {
     kp_json_text(&out, "state", report->state, SIZE_MAX);
     kp_json_integer(&out, "resident_bytes", report->resident);
     kp_json_integer(&out, "paged_out_bytes", report->out);
-    kp_json_integer(&out, "kept_bytes", report->kept);
     kp_json_integer(&out, "arena_bytes", report->arena);
     kp_json_integer(&out, "unowned_bytes", report->unowned);
     kp_json_bool(&out, "partial", true); /* this version heeds `bytes` */

@@ -21,7 +21,7 @@ enum kp_heard {
     KP_HEARD_PONG,
 };
 
-enum kp_action { KP_DO_OTHER, KP_DO_HOLD, KP_DO_FREE, KP_DO_PAGE_OUT, KP_DO_PAGE_IN };
+enum kp_action { KP_DO_OTHER, KP_DO_HOLD, KP_DO_FREE, KP_DO_PAGE_OUT, KP_DO_PAGE_IN, KP_DO_YIELD };
 
 struct kp_message {
     enum kp_heard what;
@@ -31,8 +31,7 @@ struct kp_message {
     enum kp_action action;
     int64_t request;                          /* room */
     bool granted;
-    int64_t arena_bytes, keep_bytes;          /* pager-limits; below 0: the library's own rule */
-    bool clean;
+    int64_t arena_bytes;                      /* pager-limits; below 0: the library's own rule */
     bool fatal;                               /* error */
     char code[64], text[512], remedy[512];
 };
@@ -46,7 +45,7 @@ struct kp_count { /* one kind of memory that is not owned */
 
 struct kp_report { /* pager-state */
     const char *state;
-    uint64_t resident, out, kept, arena, unowned;
+    uint64_t resident, out, arena, unowned;
     const struct kp_count *counts;
     size_t kinds;
 };

@@ -2,6 +2,7 @@
 #ifndef KP_MOVE_H
 #define KP_MOVE_H
 
+#include <cuda.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -15,9 +16,12 @@ struct kp_outcome {
     int64_t elapsed_ns;
 };
 
-/* Waits for the GPU.  Refused: lock-timeout, driver. */
+/* Errors that a context answers from then on to every call that works, until its process ends. */
+bool kp_move_sticky(CUresult rc);
+/* Waits for the GPU.  Of a context with such an error nothing is under way any more.  Refused: lock-timeout, driver. */
 void kp_move_settle(int64_t until_ns, struct kp_outcome *outcome);
-/* At least so many bytes, in whole chunks, those first that need no copying; 0: everything.
+/* At least so many bytes, in whole chunks; 0: everything.
+ * Lost: a context is broken by a sticky error.  Its memory is given back without a copy: no call can read it.
  * Refused: no-host-memory, driver.  Where all was in the GPU, all is brought back then; where even that
  * was refused (kp_move_all_in says so) the gate must stay closed until kp_move_in succeeds. */
 void kp_move_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *outcome);
@@ -25,23 +29,6 @@ void kp_move_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *outc
  * Refused: no-room, driver: nothing is in that was not, and it can be tried again.  Lost: the context
  * is broken. */
 void kp_move_in(int64_t until_ns, struct kp_outcome *outcome);
-/* Closed and settled, as for a way out, but what is owned stays in the GPU: copies about so many bytes
- * that the next way out would have to copy, and remembers where it was.  True: there is more to look at.
- * Refused: no-host-memory, driver. */
-bool kp_move_clean(uint64_t most_bytes, int64_t until_ns, struct kp_outcome *outcome);
-/* Gives back host copies that are kept of what is in the GPU, until at most so many bytes of them are
- * left.  The pager thread only. */
-void kp_move_forget(uint64_t most_bytes);
-/* Since the start: bytes copied out, bytes whose kept copy was still right, leaves compared byte by
- * byte, and those that differed; of what went out, the bytes that the program had said to be free: they
- * count as skipped, too. */
-struct kp_move_books {
-    uint64_t copied, skipped, verified, differed, unused;
-};
-void kp_move_books(struct kp_move_books *out);
-void kp_move_count(uint64_t copied, uint64_t skipped);
-void kp_move_unused(uint64_t bytes);
-void kp_move_verified(bool same);
 bool kp_move_all_in(void); /* nothing that is owned is in host memory only */
 
 #endif

@@ -46,7 +46,7 @@ static CUresult arrive(struct kp_pass *p, struct kp_lane *lane, struct kp_flight
     (void)lane;
     if (f.chunk->where == KP_IN || f.chunk->where == KP_OUT) return CUDA_SUCCESS;
     kp_bytes_moved(f.chunk, KP_IN);
-    kp_keep_arrived(f.chunk, p->keep);
+    kp_arena_give(&f.chunk->copy);
     return CUDA_SUCCESS;
 }
 
@@ -66,7 +66,6 @@ static CUresult context_in(struct kp_pass *p, struct kp_ctx *ctx) {
 CUresult kp_pass_all_in(struct kp_pass *p) {
     CUresult rc = CUDA_SUCCESS;
     size_t n = 0;
-    p->keep = kp_host_to_spare(0);
     while (n < p->context_count && (rc = context_in(p, p->contexts[n])) == CUDA_SUCCESS) n++;
     for (size_t i = 0; i < n; i++) /* the one that failed has put back its own */
         kp_pass_each(p, NULL, p->contexts[i], rc == CUDA_SUCCESS ? arrive : back_out);

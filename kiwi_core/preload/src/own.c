@@ -6,8 +6,6 @@
 
 #include "blocks.h"
 #include "gate.h"
-#include "hints.h"
-#include "keep.h"
 #include "kiwi_preload.h"
 #include "link.h"
 #include "real.h"
@@ -26,10 +24,7 @@ static struct kp_block *graveyard; /* kp_table_mu */
 
 static void forked(void) { kp_forked = true; }
 
-static void once(void) {
-    kp_keep_prepare();
-    pthread_atfork(NULL, NULL, forked);
-}
+static void once(void) { pthread_atfork(NULL, NULL, forked); }
 
 void kp_own_start(CUdevice device) {
     static pthread_once_t guard = PTHREAD_ONCE_INIT;
@@ -281,7 +276,6 @@ CUresult kp_own_free(CUdeviceptr p) {
     struct kp_block *b = kp_table_at(p);
     struct kp_slot *slot = b && b->slots ? kp_slab_slot(b, p, &start) : NULL;
     CUresult rc;
-    if (b) kp_hints_freed(b->addr, b->bytes);
     if (slot && start == p) {
         rc = free_small(b, slot);
     } else if (b && b->ctx && !b->slots && b->addr == p) {

@@ -59,7 +59,6 @@ struct kp_books {
     uint64_t owned;    /* physical bytes behind live allocations, wherever they are */
     uint64_t resident; /* of these, in the GPU */
     uint64_t out;      /* of these, in host memory only */
-    uint64_t kept;     /* host copies of what is in the GPU */
     uint64_t unowned[KP_FOREIGN_KINDS];
     uint64_t small_overhead; /* owned, but not asked for: rounding and free slots */
 };

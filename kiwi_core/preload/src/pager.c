@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "allowed.h"
+#include "arena.h"
 #include "gate.h"
 #include "kiwi_preload.h"
 #include "link.h"
@@ -13,8 +13,10 @@
 
 static const int64_t WITHIN_MAX_NS = 3600 * (int64_t)1000000000;
 
+/* Written by the pager thread only; atomics, because an exit asks whether the pager stands. */
 static bool held; /* the gate is closed, and the GPU has done what it was given; shut by the daemon's order */
-static bool out;  /* and the memory is not in it */
+static bool yielded; /* the driver may have the process: no call of ours until the daemon says otherwise */
+static bool out;  /* held, and the memory is not in the GPU */
 
 static void moved(struct kp_outcome *o, uint64_t bytes) {
     *o = (struct kp_outcome){.what = KP_MOVED, .reason = "", .bytes = bytes};
@@ -25,9 +27,30 @@ static void refused(struct kp_outcome *o, const char *reason, const char *detail
     snprintf(o->detail, sizeof o->detail, "%s", detail);
 }
 
+static void set(bool *what, bool to) { __atomic_store_n(what, to, __ATOMIC_RELEASE); }
+
 static void let_go(void) {
-    held = false;
+    set(&held, false);
     kp_gate_open();
+}
+
+/* The driver has let go of the process, by the daemon's word. */
+static void take_back(void) {
+    set(&yielded, false);
+    kp_arena_stop(false, 0);
+}
+
+/* The arena's thread must not be in the driver either: it passes the gate. */
+static void yield(int64_t until_ns, struct kp_outcome *o) {
+    moved(o, 0);
+    if (!held || !kp_gate_is_shut()) {
+        refused(o, "driver", "its gate is not shut: the driver must not have the process");
+    } else if (kp_owning() && !kp_arena_stop(true, until_ns)) {
+        kp_arena_stop(false, 0);
+        refused(o, "lock-timeout", "a call that prepares host memory did not end in time");
+    } else if (kp_owning()) {
+        set(&yielded, true);
+    }
 }
 
 /* Closes, and lets what is under way end. */
@@ -39,7 +62,7 @@ static void settle(int64_t until_ns, struct kp_outcome *o) {
         return;
     }
     kp_move_settle(until_ns, o);
-    held = o->what == KP_MOVED;
+    set(&held, o->what == KP_MOVED);
     if (!held) kp_gate_open();
 }
 
@@ -54,6 +77,7 @@ static void hold(int64_t until_ns, struct kp_outcome *o) {
 static void page_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *o) {
     struct kp_books books;
     bool was_held = held, was_out = out;
+    take_back();
     if (out) {
         kp_own_books(&books);
         moved(o, books.out);
@@ -72,6 +96,7 @@ static void page_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *
 
 static void page_in(int64_t until_ns, struct kp_outcome *o) {
     moved(o, 0);
+    take_back();
     if (out && kp_owning()) kp_move_in(until_ns, o);
     if (o->what == KP_REFUSED) return;
     out = false;
@@ -80,6 +105,7 @@ static void page_in(int64_t until_ns, struct kp_outcome *o) {
 
 static void let_run(struct kp_outcome *o) {
     moved(o, 0);
+    take_back();
     if (out) refused(o, "driver", "its memory is out of the GPU and has to be paged in first");
     else if (held) let_go();
 }
@@ -92,6 +118,7 @@ static void perform(const struct kp_message *order, struct kp_outcome *o) {
     case KP_DO_FREE: let_run(o); break;
     case KP_DO_PAGE_OUT: page_out((uint64_t)order->bytes, until_ns, o); break;
     case KP_DO_PAGE_IN: page_in(until_ns, o); break;
+    case KP_DO_YIELD: yield(until_ns, o); break;
     case KP_DO_OTHER: refused(o, "unsupported", "this version of the preloaded library has no such action");
     }
 }
@@ -113,7 +140,9 @@ void kp_pager_do(const struct kp_message *order, struct kp_outcome *o, struct kp
 
 void kp_pager_gate(bool open) { kp_gate_arm(!open); }
 
-bool kp_pager_stands(void) { return held && !kp_owning(); }
+bool kp_pager_stands(void) {
+    return __atomic_load_n(&held, __ATOMIC_ACQUIRE) && (!kp_owning() || __atomic_load_n(&yielded, __ATOMIC_ACQUIRE));
+}
 
 void kp_pager_lost(void) {
     kp_gate_arm(false);
@@ -124,47 +153,6 @@ void kp_pager_leave(void) {
     kp_gate_arm(false);
     if (held) let_go();
     out = false;
-}
-
-/* ---- cleaning ---- */
-
-#define QUIET_NS ((int64_t)2000000000) /* without a lease and without a call: idle */
-#define PAUSE_NS ((int64_t)20000000)   /* between slices: most of the bus is for others */
-#define SLICE_BYTES ((uint64_t)64 << 20) /* a call that comes meanwhile waits for a millisecond or a few */
-#define SLICE_NS ((int64_t)500000000)
-
-static uint64_t passed_then;
-static int64_t quiet_since_ns, next_slice_ns;
-static bool clean;
-static unsigned limits_then;
-
-static bool idle(int64_t now_ns) {
-    uint64_t passed = kp_gate_passed();
-    bool others = limits_then != kp_limits_changes();
-    if (passed != passed_then || others || held || out || !kp_gate_is_armed()) {
-        passed_then = passed;
-        limits_then = kp_limits_changes();
-        quiet_since_ns = now_ns;
-        clean = false;
-    }
-    return !clean && now_ns >= quiet_since_ns + QUIET_NS;
-}
-
-int64_t kp_pager_idle_ns(int64_t now_ns) {
-    if (!kp_owning() || !kp_limits_may_clean() || !kp_gate_is_armed() || held || out) return INT64_MAX;
-    if (idle(now_ns)) return next_slice_ns;
-    return clean ? now_ns + QUIET_NS : quiet_since_ns + QUIET_NS;
-}
-
-void kp_pager_idle(int64_t now_ns) {
-    struct kp_outcome o;
-    if (!kp_owning() || !kp_limits_may_clean() || !idle(now_ns) || now_ns < next_slice_ns) return;
-    settle(now_ns + SLICE_NS, &o); /* not shut: the driver is not to have the process */
-    bool more = o.what == KP_MOVED && kp_move_clean(SLICE_BYTES, now_ns + SLICE_NS, &o);
-    if (held) let_go();
-    clean = !more || o.what != KP_MOVED; /* until the program does something */
-    next_slice_ns = kp_now_ns() + PAUSE_NS;
-    if (o.bytes) kp_link_books_changed();
 }
 
 const char *kp_pager_state(void) { return out ? "out" : held ? "held" : "resident"; }

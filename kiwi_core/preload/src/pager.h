@@ -9,16 +9,12 @@
 void kp_pager_do(const struct kp_message *order, struct kp_outcome *outcome, struct kp_done *done);
 
 void kp_pager_gate(bool open);   /* the daemon's word: calls pass, or ask first */
-/* The gate is shut and only the driver can have the memory: whether it has the process nobody here can ask
- * without a call that may crash. Only a daemon's order opens such a gate. */
+/* The gate is shut and the driver may have the process: whether it has nobody here can ask without a call
+ * that may crash. Only a daemon's order opens such a gate. So it is with each library that only is a gate,
+ * and with one that owns memory since the daemon told it to yield. By any thread. */
 bool kp_pager_stands(void);
 void kp_pager_lost(void);        /* no daemon any more: whose memory is in the GPU runs on without, unless it stands */
 void kp_pager_leave(void);       /* the process exits: nothing may wait for anything any more */
 const char *kp_pager_state(void); /* "resident", "held", "out" */
-
-/* Where the daemon allows cleaning: when to look again whether the session has been idle for long enough that what a
- * page-out would copy may be copied already; INT64_MAX: not before something happens. */
-int64_t kp_pager_idle_ns(int64_t now_ns);
-void kp_pager_idle(int64_t now_ns); /* looks, and copies a little */
 
 #endif

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "hints.h"
 #include "kiwi_preload.h"
 #include "real.h"
 
@@ -31,7 +30,6 @@ bool kp_pass_begin(struct kp_pass *p, int64_t until_ns, struct kp_outcome *o) {
         kp_moving = true;
     }
     pthread_mutex_unlock(&kp_table_mu);
-    if (p->blocks) kp_hints_mark(p->blocks, p->block_count);
     return p->blocks != NULL;
 }
 
@@ -68,28 +66,4 @@ CUresult kp_pass_each(struct kp_pass *p, struct kp_lane *lane, struct kp_ctx *ct
             rc = fn(p, lane, (struct kp_flight){b, &b->chunks[k], at});
     }
     return rc;
-}
-
-/* ---- books -------------------------------------------------------------------------------------------- */
-
-static struct kp_move_books done;
-
-void kp_move_count(uint64_t copied, uint64_t skipped) {
-    kp_books_add(&done.copied, (int64_t)copied);
-    kp_books_add(&done.skipped, (int64_t)skipped);
-}
-
-void kp_move_unused(uint64_t bytes) { kp_books_add(&done.unused, (int64_t)bytes); }
-
-void kp_move_verified(bool same) {
-    kp_books_add(&done.verified, 1);
-    kp_books_add(&done.differed, !same);
-}
-
-void kp_move_books(struct kp_move_books *out) {
-    out->copied = __atomic_load_n(&done.copied, __ATOMIC_RELAXED);
-    out->skipped = __atomic_load_n(&done.skipped, __ATOMIC_RELAXED);
-    out->verified = __atomic_load_n(&done.verified, __ATOMIC_RELAXED);
-    out->differed = __atomic_load_n(&done.differed, __ATOMIC_RELAXED);
-    out->unused = __atomic_load_n(&done.unused, __ATOMIC_RELAXED);
 }

@@ -2,7 +2,7 @@
 #ifndef KP_PASS_H
 #define KP_PASS_H
 
-#include "keep.h"
+#include "lane.h"
 #include "move.h"
 
 #define KP_SECOND_NS 1000000000ll
@@ -17,8 +17,6 @@ struct kp_pass {
     size_t block_count;
     uint64_t bytes;
     uint64_t want, chosen; /* no more chunks than make up `want`, of those `chosen` so far */
-    bool keep; /* the machine can spare the memory of host copies that are not needed */
-    size_t next_leaf;
     bool host_full; /* system memory ran out, not the GPU's */
 };
 

@@ -167,10 +167,8 @@ void kp_block_end(struct kp_block *b) {
     for (unsigned i = 0; i < b->chunk_count; at += b->chunks[i++].bytes) {
         struct kp_chunk *c = &b->chunks[i];
         if (c->where != KP_OUT) kp_real.cuMemUnmap(at, c->bytes);
-        if (c->kept) kp_books_add(&kp_totals.kept, -(int64_t)c->bytes);
         kp_books_add(c->where == KP_IN ? &kp_totals.resident : &kp_totals.out, -(int64_t)c->bytes);
         kp_arena_give(&c->copy);
-        free(c->digests);
     }
     if (b->chunk_count) {
         kp_books_add(&kp_totals.owned, -(int64_t)b->bytes);

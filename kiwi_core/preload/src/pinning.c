@@ -1,16 +1,16 @@
-/* The arena's thread: pins what may be needed, gives back what is not, loads the hash; all of it slow,
- * none of it on the switch path. */
+/* The arena's thread: pins what may be needed, gives back what is not; all of it slow, none of it
+ * on the switch path. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "blocks.h"
 #include "fault.h"
 #include "gate.h"
-#include "hash.h"
 #include "kiwi_preload.h"
 #include "link.h"
 #include "pieces.h"
@@ -18,12 +18,13 @@
 
 #define BACKGROUND_NICE 10
 #define SMALLEST 8     /* part of a piece: a smaller one is not worth its registration */
+#define STOP_STEP_NS 1000000l /* a registration takes a tenth of a second or a few */
 #define SPARE_PIECES 2 /* pinned ones that may stay though nothing owned needs them */
 
 static pthread_cond_t wanted = PTHREAD_COND_INITIALIZER;
 static uint64_t aim, keep = UINT64_MAX, allowed = UINT64_MAX;
 static bool enabled, started, refused;
-static unsigned wakes; /* times something was new */
+static bool stopped, idle; /* it is to leave the driver alone; it sleeps */
 
 static bool pin(struct kp_piece *p, bool on) { /* slow: outside kp_arena_mu */
     struct kp_ctx *ctx = kp_ctx_hold_any();
@@ -41,22 +42,12 @@ static bool pin(struct kp_piece *p, bool on) { /* slow: outside kp_arena_mu */
     return rc == CUDA_SUCCESS;
 }
 
-/* A pageable piece with copies in it: made on a way out that came before anything was pinned.  Not while
- * something is out: then the driver may be about to lock the program, and nothing of it is to be in a call. */
-static struct kp_piece *used_one(void) {
-    if (__atomic_load_n(&kp_totals.out, __ATOMIC_RELAXED)) return NULL;
-    for (struct kp_piece *p = kp_pieces; p; p = p->next) {
-        if (!p->pinned && !p->busy && p->free_units < p->units) return p;
-    }
-    return NULL;
-}
-
-/* A piece with copies, a free pageable one, or a new one; NULL: there is nothing to pin, or nothing to pin
- * it with.  The first even where enough is pinned: those copies go out and in at half the speed. */
+/* A free pageable piece, or a new one; NULL: there is nothing to pin, or nothing to pin it with. Nothing while
+ * something is out: the pieces that hold it are free and pinned later, and the driver may be about to lock
+ * the program. */
 static struct kp_piece *next_to_pin(void) {
-    if (!enabled || refused) return NULL;
-    struct kp_piece *used = used_one();
-    if (used || kp_arena_totals.pinned >= aim) return used;
+    if (!enabled || refused || kp_arena_totals.pinned >= aim) return NULL;
+    if (__atomic_load_n(&kp_totals.out, __ATOMIC_RELAXED)) return NULL;
     for (struct kp_piece *p = kp_pieces; p; p = p->next) {
         if (!p->pinned && !p->busy && p->free_units == p->units) return p;
     }
@@ -69,10 +60,9 @@ static struct kp_piece *next_to_pin(void) {
 uint64_t kp_arena_most(void) { return kp_arena_totals.limit < allowed ? kp_arena_totals.limit : allowed; }
 
 static void pin_one(struct kp_piece *p) { /* kp_arena_mu held */
-    bool clear = p->free_units == p->units; /* touching writes; nothing is handed out of a busy piece */
     p->busy = true;
     pthread_mutex_unlock(&kp_arena_mu);
-    if (clear) kp_host_touch(p->base, p->units * KP_ARENA_UNIT);
+    kp_host_touch(p->base, p->units * KP_ARENA_UNIT);
     bool ok = pin(p, true);
     pthread_mutex_lock(&kp_arena_mu);
     p->busy = false;
@@ -111,14 +101,10 @@ static void free_one(struct kp_piece *p) { /* kp_arena_mu held */
     kp_link_books_changed();
 }
 
-static void prepare_hashes(void) { /* slow: outside kp_arena_mu */
-    struct kp_ctx **list;
-    size_t n = kp_ctx_hold_all(&list, true);
-    for (size_t i = 0; i < n; i++) {
-        kp_hash_prepare(list[i]);
-        kp_ctx_let_go(list[i]);
-    }
-    free(list);
+static void rest(void) { /* kp_arena_mu held */
+    idle = true;
+    pthread_cond_wait(&wanted, &kp_arena_mu);
+    idle = false;
 }
 
 static void *background(void *arg) {
@@ -126,26 +112,36 @@ static void *background(void *arg) {
     kp_gate_exempt();
     setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), BACKGROUND_NICE);
     int node = kp_host_numa_node(kp_gpu.device);
-    unsigned prepared = 0;
     pthread_mutex_lock(&kp_arena_mu);
     if (kp_arena_node < 0) kp_arena_node = node;
     for (;;) {
         struct kp_piece *p;
-        if (enabled && prepared != wakes) {
-            prepared = wakes;
-            pthread_mutex_unlock(&kp_arena_mu);
-            prepare_hashes();
-            pthread_mutex_lock(&kp_arena_mu);
+        if (stopped) {
+            rest();
+            continue;
         }
         if ((p = next_to_free())) free_one(p);
         else if ((p = next_to_pin())) pin_one(p);
-        else pthread_cond_wait(&wanted, &kp_arena_mu);
+        else rest();
     }
     return NULL;
 }
 
+bool kp_arena_stop(bool on, int64_t until_ns) {
+    pthread_mutex_lock(&kp_arena_mu);
+    stopped = on;
+    if (!on && started) pthread_cond_signal(&wanted);
+    while (on && started && !idle && kp_now_ns() < until_ns) {
+        pthread_mutex_unlock(&kp_arena_mu);
+        nanosleep(&(struct timespec){.tv_nsec = STOP_STEP_NS}, NULL);
+        pthread_mutex_lock(&kp_arena_mu);
+    }
+    bool good = !on || !started || idle;
+    pthread_mutex_unlock(&kp_arena_mu);
+    return good;
+}
+
 void kp_pinning_wake(void) { /* kp_arena_mu held */
-    wakes++;
     if (started || kp_forked || !kp_gpu.known) {
         pthread_cond_signal(&wanted);
         return;
@@ -184,20 +180,6 @@ void kp_arena_limit(uint64_t bytes) {
     kp_arena_totals.limit = bytes;
     refused = false;
     kp_pinning_wake();
-    pthread_mutex_unlock(&kp_arena_mu);
-}
-
-void kp_arena_trim(uint64_t keep_bytes) {
-    pthread_mutex_lock(&kp_arena_mu);
-    keep = keep_bytes;
-    if (aim > keep_bytes) aim = keep_bytes; /* nor is it pinned again at once */
-    kp_pinning_wake();
-    pthread_mutex_unlock(&kp_arena_mu);
-}
-
-void kp_arena_numa(int node) {
-    pthread_mutex_lock(&kp_arena_mu);
-    kp_arena_node = node;
     pthread_mutex_unlock(&kp_arena_mu);
 }
 

@@ -148,7 +148,6 @@ void kp_own_books(struct kp_books *out) {
     out->owned = __atomic_load_n(&kp_totals.owned, __ATOMIC_RELAXED);
     out->resident = __atomic_load_n(&kp_totals.resident, __ATOMIC_RELAXED);
     out->out = __atomic_load_n(&kp_totals.out, __ATOMIC_RELAXED);
-    out->kept = __atomic_load_n(&kp_totals.kept, __ATOMIC_RELAXED);
     out->small_overhead = __atomic_load_n(&kp_totals.small_overhead, __ATOMIC_RELAXED);
     for (int i = 0; i < KP_FOREIGN_KINDS; i++)
         out->unowned[i] = __atomic_load_n(&kp_totals.unowned[i], __ATOMIC_RELAXED);
@@ -160,7 +159,6 @@ static void recount(struct kp_block *b, void *arg) {
     for (unsigned i = 0; i < b->chunk_count; i++) {
         const struct kp_chunk *c = &b->chunks[i];
         *(c->where == KP_IN ? &n->resident : &n->out) += c->bytes;
-        n->kept += c->kept ? c->bytes : 0;
     }
     n->small_overhead += kp_block_overhead(b);
 }
@@ -175,7 +173,6 @@ const char *kp_own_check(void) {
     return n.owned != said.owned                      ? "owned"
            : n.resident != said.resident              ? "resident"
            : n.out != said.out                        ? "out"
-           : n.kept != said.kept                      ? "kept"
            : n.small_overhead != said.small_overhead  ? "small_overhead"
                                                       : NULL;
 }

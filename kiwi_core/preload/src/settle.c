@@ -38,13 +38,20 @@ static CUresult synchronise(struct kp_ctx *c) {
     return rc;
 }
 
+/* Those of which NVIDIA says that the process must be terminated (719 and its like), or that the context cannot be
+ * used any more (710).  Their neighbours in number (709, 711 to 713, 720) are answers to one call. */
+bool kp_move_sticky(CUresult rc) {
+    int n = (int)rc;
+    return n == 700 || n == 702 || n == 710 || (n >= 714 && n <= 719);
+}
+
 static CUresult synchronise_all(void) {
     struct kp_ctx **list;
     CUresult rc = CUDA_SUCCESS;
     size_t n = kp_ctx_hold_all(&list, false);
     for (size_t i = 0; i < n; i++) {
         CUresult one = synchronise(list[i]);
-        if (rc == CUDA_SUCCESS) rc = one;
+        if (rc == CUDA_SUCCESS && !kp_move_sticky(one)) rc = one;
         kp_ctx_let_go(list[i]);
     }
     free(list);

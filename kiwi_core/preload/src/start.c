@@ -73,7 +73,7 @@ void kp_driver_used(void) {
 
 /* 1: nothing in this process can use the GPU without a call through this library, and no such call has
  * initialised the driver. A front end asks it before it lets code run that nobody foresaw. */
-KP_API __attribute__((used)) int kiwi_driver_untouched(void) {
+KP_API __attribute__((used)) int kiwi_preload_driver_untouched(void) {
     return !__atomic_load_n(&initialised, __ATOMIC_RELAXED) && !kp_disabled() && !kp_driver_beside();
 }
 

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "agent.h"
-#include "allowed.h"
 #include "alone.h"
 #include "arena.h"
 #include "gate.h"
@@ -68,7 +67,6 @@ static bool say_state(int64_t now_ns) {
     report.unowned = sayable(report.unowned);
     report.resident = sayable(books.resident);
     report.out = sayable(books.out);
-    report.kept = sayable(books.kept);
     report.arena = sayable(host.pinned + host.pageable);
     state_said = report.state;
     state_said_ns = now_ns;
@@ -132,7 +130,7 @@ bool kp_talk_welcomed(void) { return welcomed; }
 bool kp_talk_caught_up(void) { return caught_up; }
 
 void kp_talk_over(void) {
-    if (welcomed) kp_limits_own(); /* one that never answered had no say, and ends nothing that was given up */
+    if (welcomed) kp_arena_allow(UINT64_MAX); /* one that never answered had no say, and ends nothing that was given up */
     welcomed = false;
 }
 
@@ -221,7 +219,7 @@ bool kp_talk_heard(const char *line, size_t length) {
         caught_up = true;
         unanswered = 0;
         return true;
-    case KP_HEARD_LIMITS: kp_limits_heard(m.arena_bytes, m.keep_bytes, m.clean); return true;
+    case KP_HEARD_LIMITS: kp_arena_allow(m.arena_bytes < 0 ? UINT64_MAX : (uint64_t)m.arena_bytes); return true;
     case KP_HEARD_ROOM: kp_link_answer_room((uint64_t)m.request, m.granted); return true;
     default: return true;
     }

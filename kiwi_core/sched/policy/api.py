@@ -88,6 +88,9 @@ class Policy:
     """As it is written in ``--policy``."""
     summary: ClassVar[str]
     """What it does, in a few words for people."""
+    overtakes: ClassVar[bool] = False
+    """Whether newcomers go before a burst that was stopped and waits to go on. Nobody can foresee
+    who comes, so such waits are told as an upper bound."""
 
     def bound_ns(self, terms: Terms, others: int, swap_ns: int) -> int | None:  # noqa: ARG002
         """The longest that anybody waits with so many ``others`` that wait or hold, where a swap

@@ -90,6 +90,7 @@ NEVER_NS: Final = 1 << 62
 class Interactive(Policy):
     name = "interactive"
     summary = "short cells first; who has had little lately goes before who has had much"
+    overtakes = True
 
     def __init__(self) -> None:
         self._lanes: list[dict[SessionId, Session]] = [{} for _ in range(LAST + 1)]

@@ -9,7 +9,7 @@ from kiwi_core.errors import CallerError
 if TYPE_CHECKING:
     from kiwi_core.sched.policy.api import Policy
 
-DEFAULT: Final = "round-robin"
+DEFAULT: Final = "interactive"
 
 POLICIES: Final[dict[str, type[Policy]]] = {}
 

@@ -42,15 +42,15 @@ export function modeOf(value: AntiThrash): IChoice<AntiThrash> {
 
 const POLICIES: readonly IChoice[] = [
   {
-    value: 'round-robin',
-    label: 'By arrival',
-    explanation: 'Everybody gets a whole turn, in the order in which they came.'
-  },
-  {
     value: 'interactive',
     label: 'Short cells first',
     explanation:
       'Short cells hardly wait: long ones make way for them, and wait longer at a stretch.'
+  },
+  {
+    value: 'round-robin',
+    label: 'By arrival',
+    explanation: 'Everybody gets a whole turn, in the order in which they came.'
   }
 ];
 

@@ -80,16 +80,11 @@ void kp_move_out(uint64_t least, int64_t until_ns, struct kp_outcome *o) {
     answer(o);
     out = o->what == KP_MOVED || (o->what == KP_REFUSED && broken_off);
 }
-bool kp_move_clean(uint64_t most, int64_t until_ns, struct kp_outcome *o) {
-    (void)most, (void)until_ns, (void)o;
-    return false;
-}
-uint64_t kp_gate_passed(void) { return 0; }
 bool kp_move_all_in(void) { return !out; }
 void kp_arena_enable(bool on) { (void)on; }
 void kp_arena_allow(uint64_t bytes) { (void)bytes; }
 void kp_arena_books(struct kp_arena_books *books) { memset(books, 0, sizeof *books); }
-void kp_move_forget(uint64_t most_bytes) { (void)most_bytes; }
+bool kp_arena_stop(bool on, int64_t until_ns) { return !on || until_ns > 0; }
 void kp_move_in(int64_t until_ns, struct kp_outcome *o) {
     (void)until_ns;
     MUST(closed && out && owning);

@@ -90,3 +90,21 @@ def stage() -> Iterator[Stage]:
         stage.close()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+class Controller:
+    """Who locks and checkpoints other processes: the daemon's part, without the library."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._worker = stage.program(KIWI_DISABLE="1")
+
+    def take(self, pid: int) -> None:
+        self._worker.do(f"it = checkpoint_of({pid}); it.lock(timeout_ms=30000); it.checkpoint()")
+
+    def give_back(self, pid: int) -> None:
+        self._worker.do(f"it = checkpoint_of({pid}); it.restore(); it.unlock()")
+
+
+@pytest.fixture
+def controller(stage: Stage) -> Controller:
+    return Controller(stage)

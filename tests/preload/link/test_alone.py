@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 from pager_daemon import eventually
 
+from kiwi_core import emulator
+
 if TYPE_CHECKING:
-    from conftest import Stage
+    from conftest import Controller, Stage
     from cuda_processes import Worker
 
 MIB = 1 << 20
@@ -105,6 +107,74 @@ def test_a_daemon_that_starts_at_that_very_moment(stage: Stage) -> None:
         assert program.answer() is True
         assert peer.state["state"] == "resident"
         assert peer.state["paged_out_bytes"] == 0
+
+
+# --- while the driver has the process ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mib", [0, 16], ids=["owns-nothing", "owns-some"])
+def test_it_waits_for_a_daemon(stage: Stage, controller: Controller, mib: int) -> None:
+    """The library has been told that the driver takes the process. A synchronise call would kill
+    it, so nothing comes back, and no call passes, without a daemon."""
+    emulator.set_driver(stage.state, "worst")
+    program = stage.program(FILLED.format(mib) if mib else "init()", **SOON)
+    page_out(stage)
+    peer = stage.daemon.peer()
+    assert peer.do("yield")["outcome"] == "moved"
+    controller.take(program.pid)
+    stage.daemon.stop()
+    program.send("sync()", "exec")
+    eventually(lambda: "the driver may have this program's GPU memory" in stage.log)
+    assert not program.answered(1.5)
+    stage.daemon.start()
+    again = stage.daemon.peer(2)
+    assert again.state["state"] == "out"
+    again.await_heard("want-lease")
+    controller.give_back(program.pid)
+    assert again.do("page-in")["outcome"] == "moved"
+    program.answer()
+    if mib:
+        assert program.get(f"digest(p, {mib} * MIB) == d")
+
+
+@pytest.mark.parametrize("action", ["page-in", "page-out"])
+def test_once_the_driver_has_let_it_go_it_helps_itself_again(stage: Stage, action: str) -> None:
+    program = stage.program(FILLED.format(16), **SOON)
+    page_out(stage)
+    peer = stage.daemon.peer()
+    assert peer.do("yield")["outcome"] == "moved"
+    assert peer.do(action)["outcome"] == "moved"
+    page_out(stage)
+    stage.daemon.stop()
+    asks(program, 16)
+    assert program.answer() is True
+
+
+def test_a_program_that_runs_cannot_be_left_to_the_driver(stage: Stage) -> None:
+    program = stage.program(FILLED.format(16))
+    done = stage.daemon.peer().do("yield")
+    assert (done["outcome"], done["reason"]) == ("refused", "driver")
+    assert program.get(f"digest(p, {16 * MIB}) == d")
+
+
+def test_one_that_ends_meanwhile_waits_in_its_last_frees(
+    stage: Stage, controller: Controller
+) -> None:
+    emulator.set_driver(stage.state, "worst")
+    program = stage.program(
+        FILLED.format(16) + "; import atexit; atexit.register(lambda: (sync(), free(p)))", **SOON
+    )
+    page_out(stage)
+    peer = stage.daemon.peer()
+    assert peer.do("yield")["outcome"] == "moved"
+    controller.take(program.pid)
+    program.end_input()
+    peer.await_heard("want-lease")
+    assert not program.ended(NOT_YET_S)
+    controller.give_back(program.pid)
+    peer.begin("page-in")
+    assert program.ended(30)
+    assert program.returncode == 0
 
 
 # --- hangs ---------------------------------------------------------------------------------------

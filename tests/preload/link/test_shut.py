@@ -13,7 +13,7 @@ from pager_daemon import eventually
 from kiwi_core import emulator
 
 if TYPE_CHECKING:
-    from conftest import Stage
+    from conftest import Controller, Stage
     from cuda_processes import Worker
 
 MIB = 1 << 20
@@ -42,30 +42,10 @@ atexit.register(free, alloc(MIB))
 """
 
 
-class Controller:
-    """Who locks and checkpoints other processes: the daemon's part, without the library."""
-
-    def __init__(self, stage: Stage) -> None:
-        self._worker = stage.program(KIWI_DISABLE="1")
-
-    def take(self, pid: int) -> None:
-        self._worker.do(
-            f"it = checkpoint_of({pid}); it.lock(timeout_ms=30000); it.checkpoint()",
-        )
-
-    def give_back(self, pid: int) -> None:
-        self._worker.do(f"it = checkpoint_of({pid}); it.restore(); it.unlock()")
-
-
 @pytest.fixture(autouse=True)
 def _without_mercy(stage: Stage) -> None:
     """A thread that synchronises or asks while the driver has its process dies of it."""
     emulator.set_driver(stage.state, "worst")
-
-
-@pytest.fixture
-def controller(stage: Stage) -> Controller:
-    return Controller(stage)
 
 
 def held(stage: Stage, setup: str = SETUP, *, by_name: bool = False, **more: str) -> Worker:
@@ -148,15 +128,15 @@ def test_an_order_to_hold_what_the_driver_has_is_refused_and_crashes_nothing(
 def test_nothing_of_the_library_needs_the_driver_meanwhile(
     stage: Stage, controller: Controller
 ) -> None:
-    """Allowed to clean and to hold RAM, cut off and connected anew: its thread answers at once."""
+    """Allowed to hold RAM, cut off and connected anew: its thread answers at once."""
     program = held(stage, **GATE_ONLY)
     controller.take(program.pid)
     peer = stage.daemon.peer()
     peer.say("gate", open=False)
-    peer.say("pager-limits", arena_bytes=-1, keep_bytes=-1, clean=True)
+    peer.say("pager-limits", arena_bytes=-1)
     program.send("sync()", "exec")
     peer.await_heard("want-lease")
-    assert not program.answered(3.0), "longer than a program is idle before it is cleaned"
+    assert not program.answered(3.0)
     stage.daemon.stop()
     stage.daemon.start()
     again = stage.daemon.peer(2)

@@ -19,7 +19,7 @@ from pager_daemon import PagerDaemon, Peer
 from sanitizing import SOURCES, compile_with
 
 PROGRAM = Path(__file__).with_name("stress.c")
-PARTS = "gate log json json_write message place wire pager link talk alone allowed agent".split()
+PARTS = "gate log json json_write message place wire pager link talk alone agent".split()
 SECONDS = 3
 
 
@@ -42,8 +42,7 @@ def act(draw: random.Random, daemon: PagerDaemon) -> None:
         case _:
             action = draw.choice(["hold", "free", "page-out", "page-in", "page-in"])
             if draw.random() < 0.2:
-                limits = {"arena_bytes": draw.randrange(-1, 9), "keep_bytes": draw.randrange(-1, 9)}
-                peer.say("pager-limits", clean=draw.random() < 0.5, **limits)
+                peer.say("pager-limits", arena_bytes=draw.randrange(-1, 9))
             op = peer.begin(action, within_s=draw.choice([0.0, 0.001, 1.0]))
             if draw.random() < 0.8:
                 while not peer.ended and not any(m["op"] == op for m in peer.of("pager-done")):

@@ -7,13 +7,13 @@ from cuda_setups import GRAPHS
 
 
 @pytest.mark.parametrize("blocking", [0, 1], ids=["blocking", "non-blocking"])
-def test_pinning_and_loading_the_hash_beside_a_capture(program, blocking):
+def test_pinning_beside_a_capture(program, blocking):
     """A blocking stream would not bear work on the legacy default stream, in whatever mode."""
     p = program()
     p.do(
         GRAPHS + "from owner_calls import *\na = make(20 * MIB, 1)\n"
         f"x = ck(driver.cuStreamCreate({blocking})); begin(x); put(a.address, 7, MIB, x)\n"
-        "prepare(); until_hashing(); until(lambda: arena()['pinned'], 'nothing was pinned')"
+        "prepare(); until(lambda: arena()['pinned'], 'nothing was pinned')"
     )
     assert p.get("status(x)") == 1
     p.do("run(instantiate(end(x)), x)")

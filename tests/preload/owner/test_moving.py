@@ -28,6 +28,34 @@ def test_without_room_the_way_in_is_refused_and_can_be_tried_again(program, worl
         with_the_rest.close()
 
 
+def test_a_broken_context_gives_its_memory_back_without_a_copy(program, world):
+    """Its own code broke it. Nobody can read the bytes any more; others need the room."""
+    p = program()
+    p.do(HELD)
+    p.do("bad = lambda: (launch('fill_u32', 8, 1, 1), sync())")
+    assert p.fails("bad()") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    said = p.get("out()")
+    assert said.startswith("lost ")
+    assert "CUDA error 700" in said
+    assert "own GPU code" in said
+    assert emulator.books(world.state).process(p.pid).device_bytes.get(0, 0) == 0
+    assert p.get("arena()['used']") == 0, "nor does it keep system RAM"
+    p.do("check()")
+    assert p.fails("sync()") == "CUDA_ERROR_ILLEGAL_ADDRESS", "the gate is open: it sees its error"
+
+
+def test_of_two_contexts_only_the_broken_one_gives_its_memory_back(program, world):
+    p = program()
+    p.do(HELD)
+    p.do("device = ck(driver.cuCtxGetDevice()); healthy = ck(driver.cuCtxGetCurrent())")
+    p.do("other = ck(driver.cuCtxCreate(None, 0, device)); p = alloc(4 * MIB)")
+    assert p.fails("launch('fill_u32', 8, 1, 1), sync()") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    before = emulator.books(world.state).process(p.pid).device_bytes[0]
+    assert p.get("out()").startswith("lost ")
+    p.do("ck(driver.cuCtxSetCurrent(healthy)); same(*held); check()")
+    assert emulator.books(world.state).process(p.pid).device_bytes[0] == before - 4 * MIB
+
+
 @pytest.mark.parametrize("kind", ["copy_out", "unmap"])
 def test_a_way_out_that_fails_leaves_all_in_the_gpu(program, kind):
     p = program()
@@ -41,17 +69,16 @@ def test_a_way_out_that_fails_leaves_all_in_the_gpu(program, kind):
 
 
 @pytest.mark.parametrize("kind", ["copy_out", "unmap"])
-def test_a_way_out_that_fails_spoils_no_kept_copy(program, kind):
-    p = program(KIWI_VERIFY="1")
+def test_a_way_out_that_fails_after_others_went_well(program, kind):
+    p = program()
     p.do(HELD)
-    p.do("prepare(); until_hashing()")
+    p.do("prepare()")
     for skip in (0, 1, 3):
         p.do("swap()")
         p.do(f"write(held[3], {skip}); write(held[4], {skip}, 3 * MIB, 9 * MIB)")
         p.do(f"fault('{kind}', {skip})")
         assert p.get("out()").startswith("refused driver: ")
         p.do("same(*held); check(); swap(); same(*held)")
-    assert p.get("moved()['differed']") == 0
 
 
 def test_a_way_out_of_a_full_gpu(program, world):
@@ -189,7 +216,7 @@ def test_host_memory_is_pinned_before_it_is_needed_and_given_back_on_demand(prog
     assert p.get("arena()['used']") == 0
     p.do("swap(); same(*held)")
     assert p.get("arena()['pageable']") == 0  # nothing was added on the way
-    p.do("library.kiwi_preload_test_forget(); library.kiwi_preload_test_trim(ctypes.c_uint64(0))")
+    p.do("library.kiwi_preload_test_allow(ctypes.c_uint64(0))")
     p.do("until(lambda: arena()['pinned'] == 0, 'nothing was given back')")
     p.do("swap(); same(*held); check()")
 
@@ -203,29 +230,11 @@ def test_where_nothing_can_be_pinned_pageable_memory_does(program):
     assert p.get("arena()['pinned']") == 0
 
 
-def test_copies_that_were_made_before_anything_was_pinned_are_pinned_later(program):
-    """Their bytes stay as they are, and no second piece is pinned beside each of theirs."""
-    p = program(KIWI_VERIFY="1")
-    p.do("fault('pin', 0, -1); prepare()")
-    p.do(HELD)
-    p.do("until_hashing(); swap(); swap(); same(*held)")
-    assert p.get("arena()['pinned']") == 0
-    assert p.get("arena()['used'] == books()['kept'] == books()['owned'] > 0")
-    before = p.get("arena()['pageable']")
-    p.do("fault('pin', 0, 0); prepare()")
-    p.do("until(lambda: arena()['pageable'] == 0, 'copies stay pageable')")
-    assert p.get("arena()['pinned']") <= before + 4 * MIB
-    copied = p.get("moved()['copied']")
-    p.do("swap(); same(*held); check()")
-    assert p.get("moved()['copied']") == copied, "the copies were right still"
-    assert p.get("moved()['differed']") == 0
-
-
 def test_what_goes_out_before_it_is_pinned_is_pinned_once_it_is_back(program):
     p = program()
     p.do("fault('pin', 0, -1); prepare()")
     p.do(HELD)
-    p.do("until_hashing(); assert out() == 'moved'; fault('pin', 0, 0); prepare()")
+    p.do("assert out() == 'moved'; fault('pin', 0, 0); prepare()")
     p.do("assert back() == 'moved'; same(*held)")
     p.do("until(lambda: arena()['pageable'] == 0, 'copies stay pageable')")
     p.do("swap(); same(*held); check()")

@@ -1,4 +1,4 @@
-"""Page-outs of a part: whole chunks, those that need no copying first, and never a lost byte."""
+"""Page-outs of a part: whole chunks, and never a lost byte."""
 
 from __future__ import annotations
 
@@ -46,25 +46,6 @@ def test_part_after_part_until_all_is_out(program, world):
     assert used(p, world) == 0
     assert p.get("back()") == "moved"
     p.do("same(*held); check()")
-
-
-@pytest.mark.parametrize("kept", ["1", "0"])
-def test_what_is_clean_goes_first(program, kept):
-    p = program(KIWI_PRELOAD_KEEP=kept)
-    p.do("prepare()")
-    p.do(HELD)
-    if kept == "1":
-        p.do("until_hashing(); swap(); write(held[3], 7); write(held[4], 8, 0, 6 * MIB)")
-    else:
-        p.do("swap()")
-    copied = p.get("moved()['copied']")
-    part_out(p, 20 * MIB)
-    now_copied = p.get("moved()['copied']") - copied
-    assert now_copied == (0 if kept == "1" else 20 * MIB), "20 MiB of it did not change"
-    part_out(p, 4 * MIB)
-    assert p.get("moved()['copied']") - copied == now_copied + 4 * MIB
-    assert p.get("back()") == "moved"
-    p.do("same(*held); check(); swap(); same(*held)")
 
 
 @pytest.mark.parametrize("kind", ["copy_out", "unmap"])

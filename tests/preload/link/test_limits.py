@@ -1,0 +1,56 @@
+"""How much RAM the daemon allows a library to hold beforehand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pager_daemon import eventually
+
+if TYPE_CHECKING:
+    from conftest import Stage
+    from pager_daemon import Peer
+
+MIB = 1 << 20
+SUPPORT = str(Path(__file__).parents[2] / "support")
+
+
+def allow(peer: Peer, arena_bytes: int) -> None:
+    peer.say("pager-limits", arena_bytes=arena_bytes)
+
+
+def test_what_is_not_allowed_is_given_back(stage: Stage) -> None:
+    program = stage.program("init()", PYTHONPATH=SUPPORT)
+    peer = stage.daemon.peer()
+    program.do("from owner_calls import *; a = make(40 * MIB, 1)")
+    eventually(lambda: peer.state["arena_bytes"] >= 40 * MIB)
+    allow(peer, arena_bytes=0)
+    eventually(lambda: peer.state["arena_bytes"] == 0)
+    assert peer.do("page-out")["outcome"] == "moved", "takes what it needs all the same"
+    assert peer.state["arena_bytes"] >= 40 * MIB
+    assert peer.do("page-in")["outcome"] == "moved"
+    eventually(lambda: peer.state["arena_bytes"] == 0)
+    program.do("same(a); check()")
+
+
+def test_no_more_is_pinned_beforehand_than_is_allowed(stage: Stage) -> None:
+    program = stage.program("init()", PYTHONPATH=SUPPORT)
+    peer = stage.daemon.peer()
+    allow(peer, arena_bytes=20 * MIB)
+    program.do("from owner_calls import *; a = make(60 * MIB, 1)")
+    eventually(lambda: program.get("arena()['pinned']") == 20 * MIB)
+    assert peer.state["arena_bytes"] <= 20 * MIB
+    allow(peer, arena_bytes=60 * MIB)
+    eventually(lambda: program.get("arena()['pinned']") >= 56 * MIB)
+    eventually(lambda: 56 * MIB <= peer.state["arena_bytes"] <= 60 * MIB)
+
+
+def test_limits_end_with_their_connection(stage: Stage) -> None:
+    program = stage.program("init()", PYTHONPATH=SUPPORT)
+    peer = stage.daemon.peer()
+    allow(peer, arena_bytes=0)
+    program.do("from owner_calls import *; a = make(40 * MIB, 1)")
+    assert program.get("arena()['pinned']") == 0
+    peer.drop()
+    stage.daemon.peer(2)
+    eventually(lambda: program.get("arena()['pinned']") >= 40 * MIB)
