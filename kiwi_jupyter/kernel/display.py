@@ -30,6 +30,16 @@ _TRACK: Final = (
     "height:4px;margin-top:4px;border-radius:2px;overflow:hidden;"
     "background:var(--jp-border-color2,rgba(128,128,128,.3))"
 )
+_HINT: Final = (
+    "margin-top:4px;font-family:var(--jp-ui-font-family,sans-serif);"
+    "font-size:var(--jp-ui-font-size0,11px);color:var(--jp-ui-font-color2,inherit)"
+)
+CPU_WORK: Final = (
+    "Is this CPU work? Interrupt the wait (■), write <code>%%kiwi cpu</code> above the cell, and"
+    " run it again."
+)
+"""Below each wait, so that who needs the override finds it."""
+
 _BAR: Final = "height:100%;background:var(--jp-brand-color1,#2196f3)"
 
 
@@ -42,7 +52,8 @@ def as_html(text: str, share: float | None) -> str:
             f' aria-valuenow="{percent}" aria-label="Wait for the GPU">'
             f'<div style="{_BAR};width:{percent}%"></div></div>'
         )
-    return f'<div role="status" style="{_STYLE}">{html.escape(text)}{bar}</div>'
+    hint = f'<div style="{_HINT}">{CPU_WORK}</div>'
+    return f'<div role="status" style="{_STYLE}">{html.escape(text)}{bar}</div>{hint}'
 
 
 class WaitingLine:

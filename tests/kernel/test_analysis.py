@@ -323,8 +323,8 @@ CASES: list[tuple[str, str, int | None]] = [
     ("_ = t", "_", 0),
     # --- out of reach of the proof, or of the budget: the GPU it is
     ("big = [[i] for i in range(200_000)]", "big[0]", 0),
-    ("import io\nf = io.StringIO()", "f.getvalue()", 0),
-    ("import matplotlib.pyplot as plt\nfig, ax = plt.subplots()", "ax.plot([1])", 0),
+    ("import io\nf = io.StringIO()", "f.getvalue()", CPU),
+    ("import matplotlib.pyplot as plt\nfig, ax = plt.subplots()", "ax.plot([1])", CPU),
     ("import re\np = re.compile('a')", "p.match('a')", CPU),
 ]  # fmt: skip
 

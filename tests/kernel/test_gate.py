@@ -72,6 +72,8 @@ def test_the_waiting_line_tells_and_leaves_nothing(
         "Waiting for the GPU: 2nd in line, <b>x</b>.ipynb has it, about 12 s"
     )
     assert 'role="status"' in shown["text/html"]
+    assert "Is this CPU work?" in shown["text/html"]
+    assert "%%kiwi cpu" in shown["text/html"]
     assert "<b>" not in shown["text/html"]
     grant(daemon)
     gpu_kernel.finish(cell)
@@ -153,9 +155,9 @@ def test_an_async_cell_does_not_hold_up_the_loop(
         "%%timeit -n 3 -r 2\ntripgpu.use()",
         "%%capture out\ntripgpu.use()",
         "%run script.py",
-        "!python -c 'print(1)'",
-        "%%bash\npython -c 'print(1)'",
-        "out = !python -c 'print(1)'",
+        "!python -m calendar",
+        "%%bash\npython -m calendar",
+        "out = !python -m calendar",
         "get_ipython().run_cell('tripgpu.use()')",
         "%%kiwi gpu\n1 + 1",
         "%%kiwi gpu\n%%time\n1 + 1",

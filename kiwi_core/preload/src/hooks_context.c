@@ -1,4 +1,5 @@
-/* Contexts: the first one starts the link, and one that ends must let the pager out first. */
+/* Contexts: the first one starts the link (before it is made, or after it where memory is owned), and one
+ * that ends must let the pager out first. */
 #include "hooks.h"
 #include "real.h"
 
@@ -21,7 +22,14 @@ static CUresult created(CUresult result) {
 
 /* The link starts outside of the call: it waits for the daemon, which may close the gate at once. */
 #define MAKES_A_CONTEXT(name, params, call)                                                          \
-    HOOK(GATED, name, params, call, if (result == CUDA_SUCCESS) kp_context_told())
+    KP_API CUresult name params {                                                                    \
+        DRIVER(name);                                                                                \
+        CUresult result;                                                                             \
+        kp_context_wanted(device);                                                                   \
+        GATED(result, call);                                                                         \
+        if (result == CUDA_SUCCESS) kp_context_told();                                               \
+        return result;                                                                               \
+    }
 
 HOOK(COUNTED, cuInit, (unsigned flags), real(flags), if (result == CUDA_SUCCESS) kp_driver_initialised())
 

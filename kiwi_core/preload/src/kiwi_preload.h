@@ -43,6 +43,9 @@ static inline bool kp_start_thread(void *(*run)(void *)) {
 bool kp_disabled(void);
 /* False: gate only (KIWI_PRELOAD_OWN=0). */
 bool kp_owning(void);
+/* A context is about to be made, outside of the driver. It takes room in the GPU, so whoever owns no memory
+ * hears before it whose turn it is. */
+void kp_context_wanted(int device);
 /* A context came to be on this device; then, outside of the driver: the link starts with the first one. */
 void kp_context_seen(int device);
 void kp_context_told(void);

@@ -83,18 +83,28 @@ void kp_driver_initialised(void) { __atomic_store_n(&initialised, true, __ATOMIC
 
 static CUuuid *first_gpu; /* whose daemon the link speaks to */
 
-void kp_context_seen(int device) {
+/* True for whoever is the first to name one. */
+static bool name_gpu(int device) {
     CUuuid gpu;
-    if (kp_disabled() || __atomic_load_n(&first_gpu, __ATOMIC_RELAXED)) return;
-    if (!kp_real.cuDeviceGetUuid_v2 || kp_real.cuDeviceGetUuid_v2(&gpu, device) != CUDA_SUCCESS) return;
+    if (kp_disabled() || __atomic_load_n(&first_gpu, __ATOMIC_RELAXED)) return false;
+    if (!kp_real.cuDeviceGetUuid_v2 || kp_real.cuDeviceGetUuid_v2(&gpu, device) != CUDA_SUCCESS) return false;
     CUuuid *kept = malloc(sizeof gpu), *none = NULL;
-    if (!kept) return;
+    if (!kept) return false;
     *kept = gpu;
-    if (!__atomic_compare_exchange_n(&first_gpu, &none, kept, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
-        free(kept);
-        return;
-    }
-    if (kp_owning()) kp_own_start(device);
+    if (__atomic_compare_exchange_n(&first_gpu, &none, kept, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return true;
+    free(kept);
+    return false;
+}
+
+void kp_context_wanted(int device) {
+    if (kp_disabled() || kp_owning() || __atomic_load_n(&first_gpu, __ATOMIC_RELAXED)) return;
+    bool entered = kp_gate_enter_other(), first = name_gpu(device);
+    kp_gate_leave(entered);
+    if (first) kp_context_told();
+}
+
+void kp_context_seen(int device) {
+    if (name_gpu(device) && kp_owning()) kp_own_start(device);
 }
 
 void kp_context_told(void) {

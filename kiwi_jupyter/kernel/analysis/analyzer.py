@@ -101,15 +101,15 @@ class Analyzer:
         steps = self._reading.steps(tree, source)
         self._note_callbacks(steps)
         if self.tainted is None:
-            run = _Pass(self, space, clean=True)
-            found = run.first_fault(steps)
+            with _Pass(self, space, clean=True) as run:
+                found = run.first_fault(steps)
             if run.taint is None:
                 return self._verdict(found, "nothing in this kernel can reach a GPU")
             self._tainted = f"line {run.taint.line}: `{run.taint.subject}`: {run.taint.why}"
-        run = _Pass(self, space, clean=False)
-        found = run.first_fault(steps)
-        for step in steps:
-            self._note_patches(step, run.names)
+        with _Pass(self, space, clean=False) as run:
+            found = run.first_fault(steps)
+            for step in steps:
+                self._note_patches(step, run.names)
         return self._verdict(found, "everything that it reaches stays on the CPU")
 
     def plainly(
@@ -119,8 +119,9 @@ class Analyzer:
         has noted what it does to later cells."""
         if len(tree.body) > STATEMENTS_MAX:
             return Verdict(False, NOT_PLAIN)
-        run = _Pass(self, space, clean=False, plain=True)
-        return self._verdict(run.first_fault(self._reading.steps(tree, source)), NOT_PLAIN)
+        with _Pass(self, space, clean=False, plain=True) as run:
+            found = run.first_fault(self._reading.steps(tree, source))
+        return self._verdict(found, NOT_PLAIN)
 
     def preview(self, tree: ast.Module, space: Mapping[str, Any]) -> Verdict:
         """Like ``analyse`` for code that is not going to run: nothing is remembered of it."""
@@ -170,7 +171,8 @@ class Analyzer:
 
 
 class _Pass:
-    """One look at a cell, in one of the three ways."""
+    """One look at a cell, in one of the three ways. At its end it lets go of the user's objects:
+    it is part of a cycle, and what the cell deletes shall be gone at once."""
 
     def __init__(
         self, analyzer: Analyzer, space: Mapping[str, Any], *, clean: bool, plain: bool = False
@@ -193,6 +195,13 @@ class _Pass:
                 magic=magic,
                 callbacks=analyzer._callbacks,
             )
+
+    def __enter__(self) -> _Pass:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._checker.forget()
+        self.names.forget()
 
     def first_fault(self, steps: list[Step]) -> tuple[int, Fault] | None:
         """Index and reason of the first statement that may use the GPU.

@@ -60,6 +60,10 @@ class Checker:
         self._judge = Judge(libraries, self, clean=clean, callbacks=callbacks)
         self._in_progress: set[int] = set()
 
+    def forget(self) -> None:
+        """Let go of everything that was looked at."""
+        self._judge.forget()
+
     def check(self, needs: Needs, names: Names) -> Fault | None:
         """The first reason, by line, why code that reaches ``needs`` may use the GPU."""
         faults = [fault for fault in self._faults(needs, names) if fault is not None]

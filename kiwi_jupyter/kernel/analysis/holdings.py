@@ -92,11 +92,19 @@ class Holdings:
         self._value = value
         self._kinds: dict[type, str] = {}
         self._looked_at = 0
+        self._root: object = None
         self._seen: set[int] = set()
         """Objects that are harmless, if what is being looked at is."""
 
     def why_not(self, value: object) -> str | None:
         """Why ``value`` may lead to a GPU; ``None`` if it cannot."""
+        outer, self._root = self._root, value
+        try:
+            return self._walk(value)
+        finally:
+            self._root = outer
+
+    def _walk(self, value: object) -> str | None:
         seen = self._seen
         seen.add(id(value))
         layer: list[Any] = [value]
@@ -147,8 +155,13 @@ class Holdings:
             return _ASK
         if module == "sqlite3" and self._callbacks:
             return _ASK
-        trusted = module.startswith(_QUIET_MODULES) or self._libraries.is_trusted(module)
+        trusted = module.startswith(_QUIET_MODULES) or self._is_allowed(module, kind)
         return _FOLLOW if trusted else _ASK
+
+    def _is_allowed(self, module: str, kind: type) -> bool:
+        if not self._libraries.is_trusted(module):
+            return False
+        return self._libraries.allows_origin(module, kind.__qualname__.partition(".")[0])
 
     @staticmethod
     def _has_its_own_way(module: str, kind: type) -> bool:
@@ -191,13 +204,17 @@ class Holdings:
             return f"a running {kind.__name__}"
         if kind.__module__ == "sqlite3" or _is_opaque(kind):
             return f"it is a {_name(kind)}, and nobody can see what that holds"
-        return None if self._is_bare(kind) else self._value(item)
+        if self._is_bare(kind):
+            return None
+        if item is self._root:  # the judge has asked, and cannot be asked back
+            return f"it is a {_name(kind)}, which may hold anything"
+        return self._value(item)
 
     def _is_bare(self, kind: type) -> bool:
         """Whether it is a library's object that cannot hold others."""
         module = kind.__module__
         bare = kind.__flags__ & _HAS_REFERENTS == 0 and not self._has_its_own_way(module, kind)
-        return bare and kind.__name__ != "void" and self._libraries.is_trusted(module)
+        return bare and kind.__name__ != "void" and self._is_allowed(module, kind)
 
     def _module(self, name: object) -> str | None:
         if isinstance(name, str) and (_is_stdlib(name) or self._libraries.is_trusted(name)):

@@ -61,6 +61,11 @@ class Judge:
         self._depth = 0
         self._steps = 0
 
+    def forget(self) -> None:
+        """Let go of everything that was looked at."""
+        self._known.clear()
+        self._keep.clear()
+
     def value(self, value: object) -> str | None:
         """Why ``value`` may lead to a GPU; ``None`` if it cannot."""
         kind = type(value)
@@ -200,7 +205,9 @@ class Judge:
             if self._libraries.is_other_stdlib(module):
                 return f"it is a function of {module}, which can lead anywhere"
             if self._libraries.is_trusted(module) and loaded and loaded.__dict__ is space:
-                return self._trusted_origin(module, function.__name__)
+                why = self._trusted_origin(module, function.__name__)
+                made_there = self._clean or self._is_where_it_says(function, function.__module__)
+                return why or (None if made_there else self._holdings.why_not(function))
         if self._clean:
             return None
         names = FunctionNames(space, function)
@@ -258,12 +265,16 @@ class Judge:
             return None
         return self._checker.classes.why_not_class(cls, self)
 
-    def _is_where_it_says(self, cls: type, module: str) -> bool:
+    def _is_where_it_says(self, made: Any, module: object) -> bool:
+        """Whether a class or function of a library is that library's own, and not one that it
+        made for its caller (a decorator did)."""
+        if not isinstance(module, str) or not self._libraries.is_trusted(module):
+            return False
         found: object = sys.modules.get(module)
-        for part in cls.__qualname__.split("."):
+        for part in made.__qualname__.split("."):
             space = getattr(found, "__dict__", {})
             found = space.get(part, _MISSING)
-        return found is cls
+        return getattr(found, "__func__", found) is made
 
     def _instance(self, value: Any, kind: type) -> str | None:
         return self._checker.classes.why_not_instance(value, kind, self)

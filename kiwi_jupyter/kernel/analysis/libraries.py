@@ -130,7 +130,8 @@ PARTLY_CPU: Final[dict[str, frozenset[str]]] = {
     "pickle": frozenset({"dump", "dumps", "HIGHEST_PROTOCOL", "DEFAULT_PROTOCOL", "PickleError"}),
     "sqlite3": frozenset(
         """
-        connect Row Error DatabaseError IntegrityError OperationalError ProgrammingError
+        connect Connection Cursor Statement Blob Row Error DatabaseError IntegrityError
+        OperationalError ProgrammingError
         PARSE_DECLTYPES PARSE_COLNAMES sqlite_version version
         """.split()
     ),

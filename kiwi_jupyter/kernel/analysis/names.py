@@ -119,6 +119,10 @@ class CellNames:
         self._bound[name] = [meaning]
         self._replaced.add(name)
 
+    def forget(self) -> None:
+        """Let go of the objects that names were found to mean."""
+        self._bound.clear()
+
     def old_value(self, name: str) -> object:
         """What binding ``name`` lets go of, from before the cell; ``None`` if nothing."""
         if name in self._replaced:

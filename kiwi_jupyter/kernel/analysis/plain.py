@@ -40,6 +40,10 @@ class PlainChecker(Checker):
         self._known: dict[int, str | None] = {}
         self._keep: list[object] = []
 
+    def forget(self) -> None:
+        self._known.clear()
+        self._keep.clear()
+
     def _faults(self, needs: Needs, names: Names) -> Iterator[Fault | None]:
         for module, line in needs.imports.items():
             yield self._import(module, line)
@@ -72,10 +76,9 @@ class PlainChecker(Checker):
         if isinstance(meaning, Defined):
             fault = self._defined(meaning, (), line, names)
             return None if fault is None else replace(fault, plain=True)
-        if isinstance(meaning, Imported) and self.libraries.is_plainly_gpu(
-            ".".join((meaning.module, *meaning.chain, *chain))
-        ):
-            return _fault(line, name, f"{meaning.module} uses the GPU")
+        module = _module_name(meaning)
+        if module and self.libraries.is_plainly_gpu(".".join((module, *chain))):
+            return _fault(line, name, f"{module.partition('.')[0]} uses the GPU")
         why = self._leads(already_there(meaning, chain)) or self._holder(meaning, chain)
         return None if why is None else _fault(line, name, why)
 
@@ -148,6 +151,15 @@ class PlainChecker(Checker):
     def _is_users(self, module: object) -> bool:
         """Whether it is the notebook's own code or of a file of its user's, not of a package."""
         return isinstance(module, str) and self.libraries.is_users(module)
+
+
+def _module_name(meaning: Meaning) -> str:
+    """The module that a name means, and what was taken of it; "" for anything else."""
+    if isinstance(meaning, Imported):
+        return ".".join((meaning.module, *meaning.chain))
+    if isinstance(meaning, Existing) and type(meaning.value) is ModuleType:
+        return str(vars(meaning.value).get("__name__", ""))
+    return ""
 
 
 def _fault(line: int, subject: str, why: str) -> Fault:

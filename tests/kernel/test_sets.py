@@ -1,0 +1,111 @@
+"""Whole notebooks' worth of cells, in real kernels beside a real daemon on the emulated driver."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kiwi_core.preload import ready
+from tests.kernel.sets import data_science, idioms, tricky
+from tests.support.daemon import Daemon, running_daemon
+from tests.support.kernels import Cell, Kernel, running_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.timeout(300)
+
+DATA_SCIENCE_FLAGGED_MAX = 2
+IDIOMS_FLAGGED_MAX = 3
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("no C compiler")
+    ready.ensure()
+    with running_daemon() as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def kernel(daemon: Daemon) -> Iterator[Kernel]:
+    with running_kernel(daemon.env) as kernel:
+        yield kernel
+
+
+def run(kernel: Kernel, code: str) -> Cell:
+    cell = kernel.send(code, allow_stdin=True)
+    if "input(" in code:
+        kernel.until(lambda: cell.of_type("input_request"), "the question")
+        kernel.client.input("Ada")
+    kernel.finish(cell)
+    assert cell.status == "ok", f"{code!r}\n{cell.traceback}"
+    return cell
+
+
+def flagged(kernel: Kernel, cells: list[str]) -> list[str]:
+    """Run ``cells``; those that take their turn before they run, each with the reason."""
+    found = []
+    for code in cells:
+        run(kernel, code)
+        why = kernel.check("%kiwi why").text
+        if "may use the GPU" in why.splitlines()[0]:
+            found.append(f"{code}\n{why}")
+    return found
+
+
+def leases(daemon: Daemon, kernel: Kernel) -> float:
+    """How long the kernel has held the GPU and waited for it, as the daemon has it."""
+    session = daemon.session(kernel.pid)
+    return 0.0 if session is None else session.held_s + session.waited_s
+
+
+def test_the_sets_are_as_large_as_they_are_said_to_be() -> None:
+    assert len(data_science.CELLS) == 25
+    assert len(idioms.IDIOMS) == 60
+    assert len(tricky.WAYS) == 46
+
+
+def test_data_science_without_cuda_never_takes_a_turn(daemon: Daemon, kernel: Kernel) -> None:
+    for _ in range(2):
+        assert flagged(kernel, data_science.CELLS) == []
+    assert leases(daemon, kernel) == 0.0
+
+
+def test_idioms_without_cuda_never_take_a_turn(daemon: Daemon, kernel: Kernel) -> None:
+    kernel.check(idioms.SETUP)
+    assert flagged(kernel, idioms.IDIOMS) == []
+    assert leases(daemon, kernel) == 0.0
+
+
+def test_data_science_beside_cuda(kernel: Kernel) -> None:
+    kernel.check(tricky.CUDA)
+    for _ in range(2):
+        found = flagged(kernel, data_science.CELLS)
+        assert len(found) <= DATA_SCIENCE_FLAGGED_MAX, "\n".join(found)
+
+
+def test_idioms_beside_cuda(kernel: Kernel) -> None:
+    kernel.check(idioms.SETUP)
+    kernel.check(tricky.CUDA)
+    found = flagged(kernel, idioms.IDIOMS)
+    assert len(found) <= IDIOMS_FLAGGED_MAX, "\n".join(found)
+
+
+def test_no_tricky_way_to_the_gpu_is_missed(kernel: Kernel) -> None:
+    kernel.check(tricky.SETUP)
+    missed = []
+    for before, code in tricky.WAYS:
+        if before:
+            kernel.check(before)
+        kernel.check("%%kiwi cpu\ntouched = 0")
+        kernel.run(code)
+        why = kernel.check("%kiwi why").text
+        reached = kernel.check("%%kiwi cpu\nprint(touched)").text
+        assert reached != "0\n", f"{code!r} does not reach the GPU"
+        if "may use the GPU" not in why.splitlines()[0]:
+            missed.append(f"{code}\n{why}")
+    assert missed == []
