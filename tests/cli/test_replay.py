@@ -32,6 +32,7 @@ class Recorder:
             anti_thrash=AntiThrash.ALWAYS,
             host_budget_bytes=200 * GIB,
             checks=True,
+            policy="round-robin",
         )
         self._file.write(
             encode_line(
@@ -44,6 +45,7 @@ class Recorder:
                     wall_time_s=1_700_000_000.0,
                     first_op=1,
                     config=DEFAULTS,
+                    policy="round-robin",
                 )
             )
         )

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,7 +103,8 @@ class Daemon:
         assert self.process is not None
         family = psutil.Process(self.process.pid).children(recursive=True)
         for process in (self.process, *family):
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # movers end by themselves, too
+                process.kill()
         self.process.wait()
         wait_until(lambda: all(map(_ended, family)), "its daemons end")
 
