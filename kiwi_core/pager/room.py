@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Refused
 from kiwi_core.pager.ports import Stop
+from kiwi_core.pager.stopped import why_stopped
 from kiwi_core.states import Reason
 from kiwi_core.units import MIB, NS_PER_MS, NS_PER_S, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
@@ -79,12 +80,31 @@ class Reservation:
         self.own_pids = set(own_pids)
         self.can_fail = can_fail
         self.still_moving = still_moving
+        self.had_bytes = 0
+        """What its processes had in the GPU when it was promised, and have got back since."""
         self.ended = False
 
     def spend(self, size_bytes: int | None) -> None:
         """One process is back; NVML counts it from here on."""
         if self.need_bytes is not None and size_bytes is not None:
             self.need_bytes = max(0, self.need_bytes - size_bytes)
+            self.had_bytes += size_bytes
+
+    def to_come_bytes(self, bytes_by_pid: Mapping[int, int], used_bytes: int) -> int:
+        """What it may yet take. Of processes that stand still (a debugger, a freezer) nobody knows
+        when they go on: what NVML counts for them by now is not to be left free once more.
+        ``used_bytes``: of the whole GPU; less than all processes are said to have is a reading
+        from before it was taken."""
+        need_bytes = self.need_bytes or 0
+        if used_bytes < sum(bytes_by_pid.values()) or not _stands_still(self.own_pids):
+            return need_bytes
+        has_bytes = sum(bytes_by_pid.get(pid, 0) for pid in self.own_pids)
+        return max(0, need_bytes - max(0, has_bytes - self.had_bytes))
+
+
+def _stands_still(pids: Collection[int]) -> bool:
+    refs = map(processes.ref_of, pids)
+    return any(ref is not None and why_stopped(ref) for ref in refs)
 
 
 class Room:
@@ -136,13 +156,16 @@ class Room:
             others = self._others(reservation)
             why = await self._missing(reservation, others)
             if why is None and reservation not in self._promised:
+                usage = await self._gpu.bytes_by_pid()
+                reservation.had_bytes = sum(usage.get(pid, 0) for pid in reservation.own_pids)
                 self._promised.append(reservation)
             return why
 
     async def _missing(self, reservation: Reservation, others: list[Reservation]) -> str | None:
         now_free_bytes = await self._gpu.free_bytes()
         self._most_free_bytes = max(self._most_free_bytes, now_free_bytes)
-        alone = not others and set(await self._gpu.bytes_by_pid()) <= reservation.own_pids
+        usage = await self._gpu.bytes_by_pid()
+        alone = not others and set(usage) <= reservation.own_pids
         named = await self._gpu.names_users()
         if reservation.need_bytes is None:
             return None if alone and named else self._of_unknown_size(named)
@@ -150,7 +173,8 @@ class Room:
             return "A process of unknown size is being brought back."
         if alone and not named:
             alone = self._as_empty_as_ever(now_free_bytes)
-        free_bytes = now_free_bytes - sum(other.need_bytes or 0 for other in others)
+        used_bytes = self._gpu.total_bytes() - now_free_bytes
+        free_bytes = now_free_bytes - sum(r.to_come_bytes(usage, used_bytes) for r in others)
         margin_bytes = 0 if reservation.can_fail else self._margin(reservation.need_bytes, alone)
         if free_bytes >= reservation.need_bytes + margin_bytes:
             return None

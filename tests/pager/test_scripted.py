@@ -22,6 +22,7 @@ from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.gpu.results import cuda_error
 from kiwi_core.movers.errors import died, hung
 from kiwi_core.pager import moving, ports
+from kiwi_core.pager import room as room_module
 from kiwi_core.pager.api import Lost, Target
 from kiwi_core.pager.checkpoint import CheckpointPager
 from kiwi_core.pager.fitness import Kind, Unfit
@@ -724,6 +725,24 @@ def test_nobody_is_known_to_be_alone_where_nvml_names_nobody(named: bool) -> Non
     assert not would_fit(70 * MIB), "an empty GPU has more to spare"
     assert would_fit(61 * MIB)
     assert would_fit(None) is named
+
+
+@pytest.mark.parametrize("halted", [True, False])
+def test_what_one_that_stands_still_has_taken_does_not_count_twice(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, halted: bool
+) -> None:
+    """Frozen in the middle of its restore: NVML counts 60 MiB for it, and it has not reported."""
+    machine.total = 200 * MIB
+    machine.sizes, machine.states = {1: 60 * MIB, 2: 10 * MIB}, {1: OUT, 2: RUNNING}
+    shared = room(machine)
+    one, two = Reservation(60 * MIB, [1]), Reservation(100 * MIB, [2])
+    with shared.reserved(one), shared.reserved(two):
+        assert fits(shared, one)
+        monkeypatch.setattr(room_module, "why_stopped", lambda _ref: "frozen" if halted else "")
+        monkeypatch.setattr(processes, "ref_of", lambda pid: ProcessRef(pid, 0))
+        assert fits(shared, two), "beside the 60 that are to come"
+        machine.states[1] = RUNNING
+        assert fits(shared, two) is halted
 
 
 def test_room_is_promised_once_and_given_back() -> None:
