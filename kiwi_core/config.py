@@ -68,8 +68,19 @@ class Config:
     restore_margin_min_bytes: int = 8 * MIB
     """The least of the latter: what was seen, and one of the driver's allocation units."""
 
+    restore_claim_bytes: int = 256 * MIB
+    """Where programs outside Kiwi use the GPU, a restore needs so much more for a moment: it is
+    allocated with the footprint, and given up, just before. What others found to be enough."""
+
+    restore_claim_share: int = 32
+    """Of the GPU, one part in so many is the most of that (matters on small, emulated ones)."""
+
     observe_interval_ns: int = 500 * NS_PER_MS
     """How often the daemon reads memory and utilisation while somebody runs."""
+
+    reading_patience_ns: int = 1 * NS_PER_S
+    """How long others wait for a reading of what a session has left in the GPU: milliseconds
+    unless the driver hangs, and then old numbers are better than no progress."""
 
     lingering_idle_ns: int = 3 * NS_PER_S
     """Threads left over by a cell, and bursts that a program's library began, count as finished

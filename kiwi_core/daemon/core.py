@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -80,6 +81,9 @@ class Core:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns: int | None = None
         self._flush_due = False
+        self._reading: set[SessionId] = set()
+        """Those that are being looked at because the scheduler does not know what they have left.
+        """
         self._winding_down = False
         self.last_op = 0
 
@@ -95,12 +99,21 @@ class Core:
         self._rearm()
         self._changed()
         if self.scheduler.waiting:
+            self._read_unread()
             self._hurry()
         if not self._flush_due:
             # After the grant has left, and the next request of a quick loop of them: writing the
             # journal is not the waiter's business.
             self._flush_due = True
             self._loop.call_later(JOURNAL_DELAY_S, self._flush)
+
+    def _read_unread(self) -> None:
+        """Those that wait may do so for what a session has left in the GPU."""
+        for session in self.scheduler.unread:
+            member = self._members.get(session)
+            if member is not None and session not in self._reading:
+                self._reading.add(session)
+                self._after_a_look(member.target, partial(self._reading.discard, session))
 
     def joined(self, member: Member, priority: Priority | None) -> None:
         """A new session. What it has in the GPU already must soon be known to be its own: until
@@ -113,9 +126,11 @@ class Core:
     def end_burst(self, member: Member, burst: int) -> None:
         """The burst is over; the scheduler hears of it once the memory that it leaves was read."""
 
+        ended_ns = time.monotonic_ns()
+
         def ended() -> None:
             if member.burst == burst:  # asking for the next one has ended it already
-                self.feed(ev.BurstEnded(session=member.id, burst=burst))
+                self.feed(ev.BurstEnded(session=member.id, burst=burst, ended_ns=ended_ns))
 
         self.after_a_look(member, ended)
 

@@ -47,31 +47,16 @@ def divide(budget_bytes: int, others_bytes: int, holders: Sequence[Holder]) -> l
 
     ``others_bytes``: what is out, and no library's.
     """
-    may_bytes = budget_bytes - budget_bytes // SPARED - others_bytes
-    wanted = [_rounded_up(max(one.owned_bytes, one.out_bytes)) for one in holders]
-    level = _level(may_bytes, wanted, holders)
-    pairs = zip(wanted, holders, strict=True)
-    return [max(holder.out_bytes, min(most, level)) for most, holder in pairs]
-
-
-def _level(may_bytes: int, wanted: Sequence[int], holders: Sequence[Holder]) -> int:
-    """The largest that all can have."""
-
-    def needed(level: int) -> int:
-        pairs = zip(wanted, holders, strict=True)
-        return sum(max(holder.out_bytes, min(most, level)) for most, holder in pairs)
-
-    highest = max(wanted, default=0)
-    if needed(highest) <= may_bytes:
-        return highest
-    low, high = 0, highest // STEP_BYTES  # low is possible, as far as anything is; high is not
-    while high - low > 1:
-        middle = (low + high) // 2
-        if needed(middle * STEP_BYTES) <= may_bytes:
-            low = middle
-        else:
-            high = middle
-    return low * STEP_BYTES
+    shares = [one.out_bytes for one in holders]
+    left_bytes = max(0, budget_bytes - budget_bytes // SPARED - others_bytes - sum(shares))
+    wanted = sorted(
+        (_rounded_up(one.owned_bytes - one.out_bytes), i) for i, one in enumerate(holders)
+    )
+    for done, (most_bytes, i) in enumerate(wanted):
+        equal_bytes = left_bytes // (len(wanted) - done) // STEP_BYTES * STEP_BYTES
+        shares[i] += min(most_bytes, equal_bytes)
+        left_bytes -= min(most_bytes, equal_bytes)
+    return shares
 
 
 def _rounded_up(size_bytes: int) -> int:

@@ -113,6 +113,9 @@ class Link:
     unanswered: int | None = None
     """The move that nobody waits for any more, and whose answer has not come. Until it has, nothing
     else is sent: an order that waits behind it would be carried out when nobody expects it."""
+    opening: int | None = None
+    """An order to open its gate that was not answered in time. Until it is, or the connection that
+    it was sent on has ended, the gate counts as open: it may open at any moment."""
     going_out: bool = False
     """A page-out is ordered, and perhaps not sent yet."""
     away_since_s: float = float("-inf")
@@ -156,6 +159,7 @@ class Link:
         self._forget_old_program()
         self.image = processes.image_of(self.ref)
         self.greeted, self.gate_open, self.wants_lease = False, None, False
+        self.opening = None
         return old if old is not connection else None
 
     def lost(self) -> None:
@@ -163,7 +167,7 @@ class Link:
         is only a gate: it cannot know whether the driver has the process."""
         self.connection = None
         self.away_since_s = time.monotonic()
-        self.gate_open, self.wants_lease = None, False
+        self.gate_open, self.wants_lease, self.opening = None, False, None
         if self.told.residency is Residency.LOCKED and self.owns:
             self.told = _as(self.told, Residency.RESIDENT)
         if self.call is not None:
@@ -181,7 +185,7 @@ class Link:
         """Its state. The first word on a connection also says how an operation came out whose
         answer was lost with the last one."""
         if self.told.residency is not Residency.LOST:  # nothing brings that back
-            self.told = told
+            self.told = self._as_far_as_known(told)
         if self.greeted:
             return
         self.greeted, self.unanswered = True, None
@@ -194,6 +198,11 @@ class Link:
             self._settle(call, Moved(moved_bytes, elapsed_ns))
         else:
             self._send(call)  # again, if need be: each action may be repeated
+
+    def _as_far_as_known(self, told: Told) -> Told:
+        """It says "held" of a hold that was answered late before it comes to the order to open."""
+        held = told.residency is Residency.LOCKED
+        return _as(told, Residency.RESIDENT) if held and self.opening is not None else told
 
     # --- its work -------------------------------------------------------------------------------
 
@@ -233,6 +242,9 @@ class Link:
     def done(self, answer: PagerDone) -> bool:
         """False: nobody waits for this answer."""
         call = self.call
+        if answer.op == self.opening:
+            self.opening = None
+            return False
         if answer.op == self.unanswered:
             self._answered_late()
             return False
@@ -280,14 +292,21 @@ class Link:
         if call.op is not None and call.action in _MOVES:
             # It may be in the middle of it: only its own word says how that comes out.
             self.unanswered = call.op
-        elif (
-            call.op is not None and call.action is PagerAction.HOLD and self.connection is not None
-        ):
-            # Queued behind: whenever it gets to it, it lets go at once.
-            free = PagerDo(op=self.next_op(), action=PagerAction.FREE, within_s=0.0)
-            self.connection.send(free)
+        elif call.op is not None and self.connection is not None:
+            self._opens_late(call, self.connection)
         detail = f"Process {self.ref.pid} did not answer in time (stopped, perhaps)."
         self._settle(call, Refused(Reason.LOCK_TIMEOUT, detail))
+
+    def _opens_late(self, call: Call, connection: Connection) -> None:
+        """After a ``hold`` or ``free`` that was not answered in time."""
+        if call.action is PagerAction.FREE:
+            self.opening = call.op
+        elif call.action is PagerAction.HOLD:
+            # Queued behind: whenever it gets to it, it lets go at once.
+            self.opening = self.next_op()
+            free = PagerDo(op=self.opening, action=PagerAction.FREE, within_s=0.0)
+            connection.send(free)
+        self.told = self._as_far_as_known(self.told)
 
     def _give_up_if_away(self, call: Call) -> bool:
         if call is not self.call or self.connected:

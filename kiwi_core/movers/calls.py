@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.errors import GpuError
-from kiwi_core.gpu import driver, nvml
+from kiwi_core.gpu import claims, driver, nvml
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +38,7 @@ CALLS: Final[dict[str, Callable[..., Any]]] = {
     "lock": driver.lock,
     "checkpoint": driver.checkpoint,
     "restore": driver.restore,
+    "claimed_restore": claims.claimed_restore,
     "unlock": driver.unlock,
     "gpus": nvml.gpus,
     "free_bytes": free_bytes,

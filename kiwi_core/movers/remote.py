@@ -13,6 +13,8 @@ from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.gpu.nvml import GpuInfo, UtilisationSample
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kiwi_core.movers.pool import Movers
 
 ANSWER_S: Final = 5.0
@@ -75,6 +77,11 @@ class RemoteGpu:
     async def users_elsewhere(self) -> dict[int, str]:
         found = await self._movers.call("users_elsewhere", self._uuid, deadline_s=ANSWER_S)
         return msgspec.convert(found, dict[int, str])
+
+    async def claimed_restore(self, pid: int, claims_bytes: Sequence[int], within_s: float) -> None:
+        """As ``RemoteDriver.restore``, once one of ``claims_bytes`` of this GPU could be had."""
+        args = (pid, self._uuid, list(claims_bytes))
+        await self._movers.call("claimed_restore", *args, deadline_s=max(ANSWER_S, within_s))
 
     async def samples(self, since_us: int) -> tuple[UtilisationSample, ...] | None:
         found = await self._movers.call("samples", self._uuid, since_us, deadline_s=ANSWER_S)

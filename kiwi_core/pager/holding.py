@@ -150,6 +150,10 @@ class Holding:
         refs = self._parts.survey.refs(whole)
         return {ref.pid for ref in refs} | {member.ref.pid for member in members}
 
+    def outside(self, pids: Iterable[int]) -> list[int]:
+        """Return those of ``pids`` that belong to no session."""
+        return self._parts.survey.outside(self._target, pids)
+
     def root_alive(self) -> bool:
         return processes.alive(self._target.root)
 

@@ -104,6 +104,7 @@ class Mover:
                 await self._part_out(todo, at_least_bytes)
             else:
                 await self._all_do(todo, "page-out")
+                links = await self._still_held(links, held)
                 gates = {link.ref for link in links if not link.owns}
                 rest = await self._rest(but=gates)
                 rest_bytes = await self._ask(self._checkpoint.page_out, rest)
@@ -204,6 +205,12 @@ class Mover:
             await self._all_do(running, "hold", held, until_ns)
         detail = "It keeps starting new processes that use the GPU."
         raise Stop(Refused(Reason.LOCK_TIMEOUT, detail))
+
+    async def _still_held(self, links: list[Linked], held: list[Linked]) -> list[Linked]:
+        """Before the driver comes: a gate may be open again, since its program was replaced (exec)
+        for instance, and a program may have come whose gate is open. Those are held, too."""
+        running = _in(self._look(self._target), Residency.RESIDENT)
+        return await self._hold_all(held) if running else links
 
     async def _bring(
         self,

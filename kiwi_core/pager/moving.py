@@ -18,7 +18,7 @@ from kiwi_core.states import Reason
 from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Lost
@@ -118,7 +118,7 @@ class Moving:
         reservation = Reservation(size_bytes, self._hold.own_pids(members))
         with self._parts.room.reserved(reservation):
             await self._wait_for_room(reservation, lambda: None)
-            await self._driver.restore(ref.pid, self._left_s())
+            await self._call_restore(ref, await self._claims_bytes(ref))
 
     async def _wait_for_room(
         self, reservation: Reservation, still_wanted: Callable[[], None]
@@ -131,7 +131,7 @@ class Moving:
             raise Stop(earlier)
         await self._wait_for_room(reservation, self._hold.still_wanted)
         free_bytes = await self._parts.gpu.free_bytes()
-        error = await self._try_restore(ref, free_bytes)
+        error = await self._try_restore(ref, free_bytes, await self._claims_bytes(ref))
         if error is not None and error.code == MOVER_DIED:
             # As for a checkpoint: the driver may still be at it, and says "checkpointed".
             error = await self._try_restore(ref, free_bytes)
@@ -149,11 +149,28 @@ class Moving:
             raise Stop(await self._lost(ref, error, free_bytes)) from error
         raise Stop(refused) from error
 
-    async def _try_restore(self, ref: ProcessRef, free_bytes: int) -> GpuError | None:
-        """``None``: it is back, or has ended. Raises ``Stop`` if it can never come back.
-        ``free_bytes`` were free before the first try."""
-        try:
+    async def _claims_bytes(self, ref: ProcessRef) -> list[int]:
+        """Return how much room to claim for ``ref``, see ``Room``. One of unknown size comes back
+        only into a GPU that nobody else uses."""
+        size_bytes = self._parts.footprints.get(ref)
+        if size_bytes is None:
+            return []
+        return await self._parts.room.claims_bytes(size_bytes, self._hold.outside)
+
+    async def _call_restore(self, ref: ProcessRef, claims_bytes: Sequence[int] = ()) -> None:
+        if claims_bytes:
+            await self._parts.gpu.claimed_restore(ref.pid, claims_bytes, self._left_s())
+        else:
             await self._driver.restore(ref.pid, self._left_s())
+
+    async def _try_restore(
+        self, ref: ProcessRef, free_bytes: int, claims_bytes: Sequence[int] = ()
+    ) -> GpuError | None:
+        """``None``: it is back, or has ended. Raises ``Stop`` if it can never come back.
+        ``free_bytes`` were free before the first try. Only that one claims room: after it, the
+        driver may have taken it for ``ref``."""
+        try:
+            await self._call_restore(ref, claims_bytes)
         except GpuError as error:
             state = await self._hold.state_after(ref, error)
             if state in _IS_BACK:

@@ -10,12 +10,14 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from kiwi_core.gpu import processes
+from kiwi_core.gpu import claims, processes
 from kiwi_core.gpu.results import OPERATING_SYSTEM
 from kiwi_core.pager.api import Lost, Refused
 from kiwi_core.states import Reason
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kiwi_core.errors import GpuError
     from kiwi_core.gpu.driver import CheckpointState
     from kiwi_core.gpu.nvml import UtilisationSample
@@ -49,6 +51,11 @@ class Gpu(Protocol):
 
     async def users_elsewhere(self) -> dict[int, str]:
         """Pids that use another GPU, and which."""
+        ...
+
+    async def claimed_restore(self, pid: int, claims_bytes: Sequence[int], within_s: float) -> None:
+        """``Driver.restore`` of ``pid`` into room that was allocated for a moment before: the first
+        of ``claims_bytes`` that could be had. "no-room-to-claim": none; nothing was tried."""
         ...
 
     async def samples(self, since_us: int) -> tuple[UtilisationSample, ...] | None:
@@ -88,6 +95,7 @@ class Stop(Exception):  # noqa: N818 - not an error: an answer
 _REASONS = {
     "lock-timeout": Reason.LOCK_TIMEOUT,
     "no-gpu-memory": Reason.NO_ROOM,
+    claims.NO_ROOM: Reason.NO_ROOM,
     "not-permitted": Reason.NOT_PERMITTED,
     "unsupported": Reason.UNSUPPORTED,
     "driver-too-old": Reason.UNSUPPORTED,

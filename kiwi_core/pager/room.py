@@ -97,6 +97,8 @@ class Room:
         """Nobody else is promised room between a look at what is free and the promise."""
         self._promised: list[Reservation] = []
         self._most_free_bytes = 0
+        self._most_explained_bytes = 0
+        """The most that was ever free or had an owner's name. Less now: somebody has no name."""
 
     @contextmanager
     def reserved(self, reservation: Reservation) -> Iterator[None]:
@@ -147,7 +149,7 @@ class Room:
         if any(other.need_bytes is None for other in others):
             return "A process of unknown size is being brought back."
         if alone and not named:
-            alone = now_free_bytes >= self._most_free_bytes - _SETTLES_BYTES
+            alone = self._as_empty_as_ever(now_free_bytes)
         free_bytes = now_free_bytes - sum(other.need_bytes or 0 for other in others)
         margin_bytes = 0 if reservation.can_fail else self._margin(reservation.need_bytes, alone)
         if free_bytes >= reservation.need_bytes + margin_bytes:
@@ -165,6 +167,36 @@ class Room:
             "It is not known how much it needs, nor who uses the GPU (NVML cannot name processes "
             "here: a PID namespace?), so it cannot be brought back safely."
         )
+
+    async def claims_bytes(
+        self, size_bytes: int, outside: Callable[[Collection[int]], Collection[int]]
+    ) -> list[int]:
+        """Return how much to claim before a restore of ``size_bytes``: the first of these that can
+        be had; none: only sessions use the GPU. ``outside`` picks those pids that are no session's.
+        """
+        usage = await self._gpu.bytes_by_pid()
+        free_bytes = await self._gpu.free_bytes()
+        if not await self._gpu.names_users():
+            shared = not self._as_empty_as_ever(free_bytes)
+        else:
+            shared = self._somebody_nameless(free_bytes, usage) or bool(outside(usage))
+        if not shared:
+            return []
+        config = self._config
+        more_bytes = self._gpu.total_bytes() // config.restore_claim_share
+        more_bytes = min(config.restore_claim_bytes, more_bytes)
+        margin_bytes = self._margin(size_bytes, alone=False)
+        return [size_bytes + max(more_bytes, margin_bytes), size_bytes + margin_bytes]
+
+    def _as_empty_as_ever(self, free_bytes: int) -> bool:
+        return free_bytes >= self._most_free_bytes - _SETTLES_BYTES
+
+    def _somebody_nameless(self, free_bytes: int, usage: dict[int, int]) -> bool:
+        """Whether memory has gone that NVML names nobody for."""
+        explained_bytes = free_bytes + sum(usage.values())
+        self._most_explained_bytes = max(self._most_explained_bytes, explained_bytes)
+        hidden_bytes = self._config.restore_margin_min_bytes * len(usage)
+        return explained_bytes + _SETTLES_BYTES + hidden_bytes < self._most_explained_bytes
 
     def _margin(self, need_bytes: int, alone: bool) -> int:
         """With nobody else in the GPU no more than an empty GPU has to spare: what once filled the

@@ -16,7 +16,7 @@ from kiwi_core.pager.stopped import has_driver, why_frozen, why_halted
 from kiwi_core.units import NS_PER_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
@@ -148,6 +148,11 @@ class Survey:
         """All processes of the session, whether or not they use CUDA; by what was read last."""
         return self._all_of(target, self._meter.last)
 
+    def outside(self, target: Target, pids: Iterable[int]) -> list[int]:
+        """Return those of ``pids`` that belong to no session."""
+        roots = {*self._other_roots(), target.root}
+        return [pid for pid in pids if not _belongs(pid, roots)]
+
     def _all_of(self, target: Target, usage: Usage) -> list[ProcessRef]:
         others = self._other_roots()
         refs = dict.fromkeys(processes.tree(target.root, others))
@@ -180,3 +185,14 @@ class Survey:
 
 def _has_nothing(member: Member) -> bool:
     return member.state is CheckpointState.NOT_A_CUDA_PROCESS and member.error is None
+
+
+def _belongs(pid: int, roots: Collection[ProcessRef]) -> bool:
+    ref = processes.ref_of(pid)
+    if ref is None:
+        return True  # it has ended
+    if ref in roots or any(parent in roots for parent in processes.ancestors(ref)):
+        return True
+    stat = processes.stat_of(pid)
+    leaders = [root for root in roots if stat is not None and root.pid == stat.session]
+    return any(processes.in_session_of(root, pid) for root in leaders)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 CALLS = Path(__file__).parent / "src" / "calls.def"
-CLASSES = ("submit", "allocate", "inspect", "free", "wait", "never")
-GATED = frozenset(("submit", "allocate", "inspect"))
+GATED = "gated"
+CLASSES = (GATED, "free", "wait", "never")
 FOREIGN = ("pool", "managed", "array", "vmm", "ipc", "graph", "external", "legacy")
 WIDE_WORDS = 16
 """How many words a wrapper passes on for a form of a call that the header does not know."""
@@ -43,7 +44,6 @@ class Call:
     hooks: dict[str, int] = field(default_factory=dict)
     """Symbol of a form that has a wrapper by hand -> the first interface version that means it."""
     foreign: str | None = None
-    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Symbol:
 
     @property
     def gate_kind(self) -> str:
-        return "KP_GATED" if self.call.kind in GATED else "KP_OTHER"
+        return "KP_GATED" if self.call.kind == GATED else "KP_OTHER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,9 @@ def _call(kind: str, name: str, more: list[str], where: str) -> Call:
             hooks[symbol] = int(since)
         elif what == "foreign" and value in FOREIGN:
             foreign = value
-        elif word != "elsewhere":
+        else:
             raise CallsError(f"{where}: what is {word!r}?")
-    return Call(name, kind, hooks, foreign, "elsewhere" in more)
+    return Call(name, kind, hooks, foreign)
 
 
 def read_header(compiler: list[str], header: Path) -> Header:
@@ -136,27 +136,28 @@ def _count(arguments: str) -> int:
 
 
 def symbols(calls: dict[str, Call], header: Header) -> list[Symbol]:
-    """Every function of the header that ``calls`` knows, grouped by call, in the order of names."""
+    """Every function of the header, grouped by call, in the order of names."""
     found = []
     for name in sorted(header.words, key=lambda symbol: (base_name(symbol), symbol)):
-        call = calls.get(base_name(name))
-        if call is not None:
-            since = call.hooks.get(re.sub(r"_pt[sd][sz]$", "", name), 0)
-            found.append(Symbol(name, call, header.words[name], since))
+        call = call_of(calls, base_name(name))
+        since = call.hooks.get(re.sub(r"_pt[sd][sz]$", "", name), 0)
+        found.append(Symbol(name, call, header.words[name], since))
     return found
 
 
-def unknown(calls: dict[str, Call], header: Header) -> list[str]:
-    """Functions of the header that ``calls`` does not name: they would pass by."""
-    return sorted({base_name(name) for name in header.words} - set(calls))
+def call_of(calls: dict[str, Call], name: str) -> Call:
+    """Return what the list says of ``name``; what nobody has named is gated."""
+    fitting = (call for pattern, call in calls.items() if fnmatchcase(name, pattern))
+    return replace(calls.get(name) or next(fitting, Call(name, GATED)), name=name)
 
 
 def write(directory: Path, calls: dict[str, Call], header: Header) -> None:
     """Writes real.h, symbols.h and calls.c into ``directory``."""
     found = symbols(calls, header)
+    named = {symbol.call.name: symbol.call for symbol in found}
     (directory / "real.h").write_text(_real(header))
-    (directory / "symbols.h").write_text(_symbols(found, calls, header))
-    (directory / "calls.c").write_text(_wrappers(found) + _tables(found, calls))
+    (directory / "symbols.h").write_text(_symbols(found, named, header))
+    (directory / "calls.c").write_text(_wrappers(found) + _tables(found, named))
 
 
 def _real(header: Header) -> str:
@@ -234,8 +235,8 @@ def _tables(found: list[Symbol], calls: dict[str, Call]) -> str:
         table += [f'    {{"{one.name}", (void *){one.name}, 0, {one.since}}},' for one in mine]
         typeless = sum(not symbol.hooked for symbol in mine)
         spares += [f"    {{(void *)s{at_spare + i}, 0}}," for i in range(typeless)]
-        flags = f"KP_CALL_{calls[name].kind.upper()}"
-        rows.append(f'    {{"{name}", {flags}, {at_symbol}, {len(mine)}, {at_spare}, {typeless}}},')
+        gated = int(calls[name].kind == GATED)
+        rows.append(f'    {{"{name}", {gated}, {at_symbol}, {len(mine)}, {at_spare}, {typeless}}},')
         at_symbol += len(mine)
         at_spare += typeless
     table += ["};", "const struct kp_call kp_calls[KP_CALLS] = {", *rows, "};"]

@@ -26,14 +26,6 @@ _HOMES = {
 }
 
 
-def _known(st: State, session_id: SessionId) -> Session | None:
-    session = st.sessions.get(session_id)
-    if session is None or session.gone:
-        st.ignored_events += 1
-        return None
-    return session
-
-
 def joined(st: State, event: ev.SessionJoined) -> None:
     """New, or known already (then the driver's word replaces what was remembered)."""
     session = st.sessions.get(event.session)
@@ -77,7 +69,7 @@ def _prioritise(st: State, session: Session, priority: Priority) -> None:
 
 
 def priority_changed(st: State, event: ev.PriorityChanged) -> None:
-    session = _known(st, event.session)
+    session = st.known(event.session)
     if session is not None:
         _prioritise(st, session, event.priority)
         st.tell(session, "priority is now {.value}", event.priority)
@@ -106,7 +98,7 @@ def _believe(st: State, session: Session, event: ev.SessionJoined) -> None:
 
 
 def lost(st: State, event: ev.SessionLost) -> None:
-    session = _known(st, event.session)
+    session = st.known(event.session)
     if session is None:
         return
     growth.drop_all(st, session)
@@ -120,11 +112,11 @@ def lost(st: State, event: ev.SessionLost) -> None:
 
 
 def detached(st: State, event: ev.SessionDetached) -> None:
-    session = _known(st, event.session)
+    session = st.known(event.session)
     if session is None or session.leaving:
         return
     if session.want is not Want.NONE:
-        bursts.end(st, session, "left Kiwi")
+        bursts.end(st, session, "left Kiwi", st.now_ns)
     session.leaving = True
     growth.drop_all(st, session)
     if session.op is not None or session.home is Home.HELD:
@@ -136,7 +128,7 @@ def detached(st: State, event: ev.SessionDetached) -> None:
 
 
 def requested(st: State, event: ev.LeaseRequested) -> None:
-    session = _known(st, event.session)
+    session = st.known(event.session)
     if session is None:
         return
     if session.leaving or event.burst < session.burst:
@@ -150,13 +142,13 @@ def requested(st: State, event: ev.LeaseRequested) -> None:
             orders.grant_again(st, session)
     else:
         if session.want is not Want.NONE:
-            bursts.end(st, session, "the next one begins")
+            bursts.end(st, session, "the next one begins", st.now_ns)
         bursts.enqueue(st, session, event.burst)
 
 
 def _in_burst(st: State, session_id: SessionId, burst: int) -> Session | None:
     """The session, if it is in (or waits for) exactly this burst."""
-    session = _known(st, session_id)
+    session = st.known(session_id)
     if session is None:
         return None
     if session.want is Want.NONE or session.leaving or session.burst != burst:
@@ -167,12 +159,12 @@ def _in_burst(st: State, session_id: SessionId, burst: int) -> Session | None:
 
 def withdrawn(st: State, event: ev.LeaseWithdrawn) -> None:
     if (session := _in_burst(st, event.session, event.burst)) is not None:
-        bursts.end(st, session, "withdrawn")
+        bursts.end(st, session, "withdrawn", st.now_ns)
 
 
 def burst_ended(st: State, event: ev.BurstEnded) -> None:
     if (session := _in_burst(st, event.session, event.burst)) is not None:
-        bursts.end(st, session, "done")
+        bursts.end(st, session, "done", event.ended_ns)
 
 
 def burst_lingered(st: State, event: ev.BurstLingered) -> None:
@@ -199,7 +191,7 @@ def may_release(session: Session) -> bool:
 
 def release_requested(st: State, event: ev.ReleaseRequested) -> None:
     """Out of the GPU now, if it is there, at rest, and system RAM can take it."""
-    session = _known(st, event.session)
+    session = st.known(event.session)
     if session is None or not may_release(session) or session.op is not None:
         return
     if session.home not in (Home.IN, Home.HELD) and not session.left_bytes:
@@ -217,7 +209,7 @@ def release_requested(st: State, event: ev.ReleaseRequested) -> None:
 
 
 def use_expected(st: State, event: ev.UseExpected) -> None:
-    session = _known(st, event.session)
+    session = st.known(event.session)
     if session is not None and not hints.hindrance(st, session.id, st.now_ns):
         st.hinted = session
 

@@ -102,9 +102,12 @@ def _stop_waiting(st: State, session: Session) -> None:
         session.turn_id = 0
 
 
-def end(st: State, session: Session, why: str) -> None:
-    """The burst is over, whether it ran, or was stopped, or had not begun."""
+def end(st: State, session: Session, why: str, left_ns: int | None = None) -> None:
+    """The burst is over, whether it ran, or was stopped, or had not begun. ``left_ns``: when its
+    program left the GPU; ``None``: what it has left there is known."""
     begun = session.want is Want.RUNNING or session.mid_burst
+    if left_ns is not None and (session.want is Want.RUNNING or session.stopping):
+        left(st, session, left_ns)
     _rest(st, session)
     session.at_work = False
     if begun:
@@ -114,6 +117,20 @@ def end(st: State, session: Session, why: str) -> None:
         st.tell(session, "burst {} ended ({})", session.burst, why)
     else:
         st.tell(session, "burst {} left the queue ({})", session.burst, why)
+
+
+def left(st: State, session: Session, left_ns: int) -> None:
+    """It does not use the GPU any more, and nobody has read what it has there."""
+    session.left_ns = left_ns
+    if session.unread and st.read_ns < left_ns:
+        st.unread[session.id] = session
+
+
+def read(st: State, session: Session, at_ns: int) -> None:
+    """Its memory was read at ``at_ns``."""
+    session.read_ns = max(session.read_ns, at_ns)
+    if not session.unread:
+        st.unread.pop(session.id, None)
 
 
 def lose(st: State, session: Session) -> None:

@@ -101,10 +101,14 @@ class LeaseWithdrawn(_Event, frozen=True, kw_only=True):
 
 
 class BurstEnded(_Event, frozen=True, kw_only=True):
-    """The GPU cell is over. The memory may stay in the GPU until somebody needs the room."""
+    """The GPU cell is over. The memory may stay in the GPU until somebody needs the room.
+
+    ``ended_ns`` is when its program said so, on the clock of ``handle``'s ``now_ns``: a reading of
+    its memory that began earlier is old. ``None``: what the books say is what it has left."""
 
     session: SessionId
     burst: int
+    ended_ns: int | None = None
 
 
 class BurstLingered(_Event, frozen=True, kw_only=True):

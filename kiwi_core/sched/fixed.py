@@ -9,9 +9,10 @@ at all, the driver's calls about it included. It takes no turn, and keeps its pl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched import events as ev
+from kiwi_core.sched import orders
 from kiwi_core.sched.session import Home
 from kiwi_core.states import Notice
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
     from kiwi_core.sched.session import Session
     from kiwi_core.sched.state import State
-    from kiwi_core.units import SessionId
+
+
+CANNOT_BE_HELD: Final = "it goes on, and cannot be held"
 
 
 def must_stay(session: Session) -> bool:
@@ -36,16 +39,8 @@ def why_it_stays(session: Session) -> tuple[Notice, str]:
     return Notice.BLOCKED_UNGUARDED, ""
 
 
-def _known(st: State, session_id: SessionId) -> Session | None:
-    session = st.sessions.get(session_id)
-    if session is None or session.gone:
-        st.ignored_events += 1
-        return None
-    return session
-
-
 def guard_changed(st: State, event: ev.GuardChanged) -> None:
-    session = _known(st, event.session)
+    session = st.known(event.session)
     if session is None or session.guarded is event.guarded:
         return
     session.guarded = event.guarded
@@ -54,7 +49,7 @@ def guard_changed(st: State, event: ev.GuardChanged) -> None:
 
 
 def stopped(st: State, event: ev.SessionStopped) -> None:
-    session = _known(st, event.session)
+    session = st.known(event.session)
     if session is None:
         return
     session.stopped = event.why or "stopped"
@@ -63,17 +58,28 @@ def stopped(st: State, event: ev.SessionStopped) -> None:
 
 
 def continued(st: State, event: ev.SessionContinued) -> None:
-    """Its process runs again. If its turn ended meanwhile, the settle pass has it held at once."""
-    session = _known(st, event.session)
+    """Its process runs again. If its turn ended meanwhile, the settle pass has it held at once. One
+    without a gate cannot be held: it has the GPU again, beside whoever else has it now."""
+    session = st.known(event.session)
     if session is None or not session.stopped:
         return
     session.stopped = ""
     if session.blocked is Notice.STOPPED:
         session.blocked, session.blocked_detail = None, ""
-    if session.mid_burst and session.home is Home.IN:
-        session.backoff_ns = session.backoff_until_ns = 0  # it was refused for being stopped
-    st.refresh(session)
     st.tell(session, "its process goes on")
+    if session.mid_burst and session.home is Home.IN and session.op is None:
+        session.backoff_ns = session.backoff_until_ns = 0  # it was refused for being stopped
+        if not session.guarded:
+            orders.grant(st, session, CANNOT_BE_HELD)
+    st.refresh(session)
+
+
+def leave_those_that_stand(st: State) -> None:
+    """The turn of a runner without a gate ends when it is stopped and others wait: they go on, as
+    far as they fit beside it. One with a gate is held at the end of its quantum like any other."""
+    for runner in tuple(st.runners.values()):
+        if runner.stopped and not runner.guarded:
+            orders.leave_where_it_is(st, runner, f"it is {runner.stopped}, and others wait")
 
 
 HANDLERS: dict[type[ev.Event], Callable[..., None]] = {

@@ -89,13 +89,13 @@ def burst_ended(session: Session, total_bytes: int) -> None:
     _learn(session, total_bytes)
 
 
-def seen(session: Session, total_bytes: int, in_burst: bool) -> None:
+def seen(session: Session, total_bytes: int, in_burst: bool, of_last: bool = False) -> None:
     """Its memory was observed. What it holds after a burst was held in the burst, too: short
-    bursts are over before anybody looks."""
+    bursts are over before anybody looks. ``of_last``: also if the next one has begun."""
     resident = session.resident_bytes
     if in_burst:
         session.burst_peak_bytes = max(session.burst_peak_bytes, resident)
-    elif session.peaks_bytes and resident > session.peak_bytes:
+    if (of_last or not in_burst) and session.peaks_bytes and resident > session.peak_bytes:
         session.peaks_bytes[-1] = resident
         _learn(session, total_bytes)
 

@@ -29,9 +29,7 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
             session.resident_bytes = resident_bytes
             session.left_bytes = min(session.left_bytes, resident_bytes)
             session.partial = session_id in event.partial
-            needs.seen(
-                session, st.total_bytes, in_burst=session.want is Want.RUNNING or session.mid_burst
-            )
+            _learn(st, session, began_ns)
             st.refresh(session)
             if session.asked_bytes:
                 growth.seen(st, session, began_ns)
@@ -45,6 +43,16 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
     if began_ns >= st.moved_at_ns and all(session.stuck for session in st.ops.values()):
         _seen_outside(st, event.free_bytes)
         st.observed = True
+        _seen_all(st, began_ns)
+
+
+def _learn(st: State, session: Session, began_ns: int) -> None:
+    """What nobody saw before its last burst ended was held in that burst, too, although the next
+    one has begun meanwhile."""
+    in_burst = session.want is Want.RUNNING or session.mid_burst
+    of_last = session.unread and not session.mid_burst and not session.attained_ns
+    needs.seen(session, st.total_bytes, in_burst=in_burst, of_last=of_last)
+    bursts.read(st, session, began_ns)
 
 
 def _slipped(st: State, session: Session) -> None:
@@ -84,6 +92,14 @@ def _seen_outside(st: State, free_bytes: int) -> None:
     for hung in st.ops.values():
         held_bytes += hung.counted_claim_bytes - hung.resident_bytes
     st.outside_bytes = max(0, st.total_bytes - free_bytes - held_bytes)
+
+
+def _seen_all(st: State, began_ns: int) -> None:
+    """What a session has left without telling counts as somebody else's, until it is read."""
+    st.read_ns = max(st.read_ns, began_ns)
+    for session in tuple(st.unread.values()):
+        if session.left_ns <= began_ns:
+            del st.unread[session.id]
 
 
 def host_budget(st: State, event: ev.HostBudgetObserved) -> None:

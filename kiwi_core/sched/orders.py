@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched.actions import Grant, PageIn, PageOut, Resume, Suspend
-from kiwi_core.sched.bursts import count_wait
+from kiwi_core.sched.bursts import count_wait, stopped
 from kiwi_core.sched.history import MOVES
 from kiwi_core.sched.session import Doing, Running, Session, Want
 from kiwi_core.states import HistoryKind, Notice
@@ -75,6 +75,18 @@ def stop(st: State, session: Session, doing: Doing, cause: str, part: int = 0) -
     st.notify(session, Notice.SUSPENDED, cause=cause)
     _start(st, session, doing, cause, stops_runner=True, part=part)
     st.line_up(session)
+
+
+def leave_where_it_is(st: State, session: Session, cause: str) -> None:
+    """The turn of a runner ends though nothing is done to it: it does not run anyhow."""
+    st.runs_no_more(session)
+    session.want = Want.QUEUED
+    session.mid_burst = True
+    stopped(st, session)
+    st.notify(session, Notice.SUSPENDED, cause=cause)
+    st.refresh(session)
+    st.line_up(session)
+    st.tell(session, "its turn is over ({})", cause)
 
 
 def suspend(st: State, session: Session, cause: str) -> None:

@@ -92,6 +92,9 @@ def suspended(st: State, event: ev.Suspended) -> None:
         if event.resident_bytes is not None:
             session.resident_bytes = event.resident_bytes
             needs.seen(session, st.total_bytes, in_burst=session.want is not Want.NONE)
+            bursts.read(st, session, st.now_ns)
+        elif session.read_ns < 0:  # else it was looked at while it ran
+            bursts.left(st, session, st.now_ns)
         _stopped(st, session, running)
         st.tell(session, "held; its memory stays in the GPU")
         _succeeded(st, session)
@@ -114,6 +117,7 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
             session.resident_bytes += event.stays_bytes
         st.knows_parts = st.knows_parts or event.left_bytes > 0
         session.home = Home.OUT
+        bursts.read(st, session, st.now_ns)
         _stopped(st, session, running)
         _record_swap(st, session, running, "out", moved_bytes, event.elapsed_ns, tells_speed)
         _succeeded(st, session)

@@ -17,7 +17,7 @@ from kiwi_core.sched.parts import (
     part_that_fits_bytes,
     ram_bytes,
 )
-from kiwi_core.sched.session import Doing, Home
+from kiwi_core.sched.session import Doing, Home, Want
 from kiwi_core.states import AntiThrash, Notice
 from kiwi_core.units import format_bytes
 
@@ -183,9 +183,25 @@ def _take(st: State, found: Survey, victim: Session, short_bytes: int) -> None:
     found.host_bytes += must_bytes
 
 
+def _awaits_reading(st: State, beside: Session) -> bool:
+    """Somebody else gave up the lease, and may have left more in the GPU than the books say. Not
+    for ever: a driver that does not answer keeps nobody out, and a page-in is verified anyhow."""
+    awaits = False
+    for session in st.unread.values():
+        until_ns = session.left_ns + st.config.reading_patience_ns
+        if session is beside or session.want is Want.RUNNING or session.op is not None:
+            continue
+        if until_ns > st.now_ns:
+            st.wake_at(until_ns)
+            awaits = True
+    return awaits
+
+
 def make_room(st: State, session: Session, alone: bool) -> tuple[Room, Survey | None]:
     """Order whatever frees enough for ``session``. What it may grow by is left out where it cannot
     be had; ``alone`` (nobody holds the lease or is on the way in) what it needs as well."""
+    if st.unread and _awaits_reading(st, session):
+        return Room.COMING, None
     held_bytes = session.counted_claim_bytes
     short = wanted_bytes(st, session) - held_bytes - st.free_bytes
     if short <= 0:

@@ -105,6 +105,11 @@ class Scheduler:
         return tuple(session.id for session in queue if session.mid_burst and session.loose)
 
     @property
+    def unread(self) -> tuple[SessionId, ...]:
+        """Those that gave up the lease and were not looked at since: others may wait for that."""
+        return tuple(self._st.unread)
+
+    @property
     def waiting(self) -> bool:
         """Does anybody wait for the lease, or to be brought back?"""
         return bool(self._st.queue)

@@ -98,6 +98,12 @@ class Session:
     moved_at_ns: int = -1
     """When its last operation reported; what was read before that is old."""
 
+    read_ns: int = -1
+    """When the last reading of its memory began."""
+    left_ns: int = -1
+    """When it last gave up the lease without telling what it has left in the GPU. A reading that
+    began earlier is old."""
+
     guarded: bool = True
     """Kiwi's gate is in front of the driver in all its processes, as far as is known. Without it
     the session is not stopped in mid-burst."""
@@ -219,6 +225,11 @@ class Session:
         """How long its present turn has lasted; 0 unless it holds the lease."""
         holds = self.want is Want.RUNNING or self.stopping
         return now_ns - self.granted_ns if holds else 0
+
+    @property
+    def unread(self) -> bool:
+        """Its memory has not been read since it gave up the lease."""
+        return self.read_ns < self.left_ns
 
     @property
     def partly_in(self) -> bool:

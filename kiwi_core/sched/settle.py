@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched import bursts, growth, hints, orders, turns
+from kiwi_core.sched import bursts, fixed, growth, hints, orders, turns
 from kiwi_core.sched.session import Home, Want
 from kiwi_core.states import AntiThrash, Notice
 
@@ -23,6 +23,7 @@ def settle(st: State) -> None:
         _end_lingerers(st)
     _choose_mode(st)
     if st.queue:
+        fixed.leave_those_that_stand(st)
         turns.admit(st)
     if st.runners:
         turns.shelter(st)
@@ -47,7 +48,7 @@ def _end_lingerers(st: State) -> None:
             end_ns = session.granted_ns + st.quantum_ns(session)
             st.wake_at(end_ns)
             if end_ns <= st.now_ns:
-                bursts.end(st, session, "left-over threads, nobody knows whether at work")
+                bursts.end(st, session, "left-over threads, perhaps at work", st.now_ns)
                 session.at_work = True  # if it has no gate, its memory stays: nothing would hold it
                 del st.lingerers[session.id]
 

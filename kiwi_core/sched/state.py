@@ -94,6 +94,10 @@ class State:
         self.lingerers: dict[SessionId, Session] = {}
         """At least those that run and linger; settle drops the others."""
 
+        self.unread: dict[SessionId, Session] = {}
+        """Those that gave up the lease, and nothing has been read since that tells what they have
+        left in the GPU."""
+
         self.wishes: dict[tuple[SessionId, int], Wish] = {}
         """By session and number of the request, oldest first."""
 
@@ -102,6 +106,8 @@ class State:
 
         self.observed = False
         """Memory has been read at least once; before that nothing may be restored."""
+        self.read_ns = -1
+        """When the last reading began that told what programs outside Kiwi hold."""
         self.moved_at_ns = -1
         """When an operation last began or reported."""
         self.outside_bytes = 0
@@ -214,6 +220,14 @@ class State:
         else:
             self.parted[session.id] = session
 
+    def known(self, session_id: SessionId) -> Session | None:
+        """The living session of that id; where there is none, its event is counted and ignored."""
+        session = self.sessions.get(session_id)
+        if session is None or session.gone:
+            self.ignored_events += 1
+            return None
+        return session
+
     def now_runs(self, session: Session) -> None:
         """It holds the lease; out of the queue already."""
         session.want = Want.RUNNING
@@ -254,6 +268,7 @@ class State:
         session.resident_bytes = session.paged_out_bytes = session.left_bytes = 0
         session.gone = True
         self.refresh(session)
+        self.unread.pop(session.id, None)
         del self.sessions[session.id]
         self.stories.end(session.id)
 

@@ -12,6 +12,7 @@ from kiwi_jupyter.kernel.analysis import Analyzer, Libraries
 from kiwi_jupyter.kernel.around import Around
 from kiwi_jupyter.kernel.burst import Burst
 from kiwi_jupyter.kernel.config import Kiwi, disabled_by_environment
+from kiwi_jupyter.kernel.decision import Decider
 from kiwi_jupyter.kernel.gate import ASYNC_GATE, GATE, Gate
 from kiwi_jupyter.kernel.gcguard import GcGuard
 from kiwi_jupyter.kernel.loading import Gatekeeper
@@ -43,7 +44,8 @@ class Extension:
             cpu=frozenset(self.config.cpu_modules), gpu=frozenset(self.config.gpu_modules)
         )
         self.analyzer = Analyzer(libraries, self._transform)
-        self.gate = Gate(shell, self.config, self.session, self.burst, self.analyzer)
+        decider = Decider(shell, self.session, self.analyzer, self.gatekeeper)
+        self.gate = Gate(shell, self.config, self.session, self.burst, decider)
         self.session.joined = self.gate.joined
         self.around = Around(shell, self.gate)
         self._installed = False

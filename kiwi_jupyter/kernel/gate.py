@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.client.patience import FULL_AGAIN_S
 from kiwi_core.errors import KiwiError, PeerError, is_full
-from kiwi_jupyter.kernel.analysis import Analyzer, Verdict
 from kiwi_jupyter.kernel.display import WaitingLine, screen_for
 from kiwi_jupyter.kernel.leftovers import Before
 from kiwi_jupyter.kernel.override import take_override
@@ -34,8 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
     from kiwi_core.client import Client
+    from kiwi_jupyter.kernel.analysis import Verdict
     from kiwi_jupyter.kernel.burst import Burst
     from kiwi_jupyter.kernel.config import Kiwi
+    from kiwi_jupyter.kernel.decision import Decider, Decision
     from kiwi_jupyter.kernel.session import Session
 
 GATE: Final = "__kiwi_gate__"
@@ -79,6 +80,8 @@ class CellRun:
 
     member: int
     silent: bool
+    otherwise: Verdict | None = None
+    """See ``Decision``."""
     before: Before = field(default_factory=Before.now)
 
 
@@ -87,13 +90,13 @@ class Gate:
     ``awaiting`` by the cells."""
 
     def __init__(
-        self, shell: Any, config: Kiwi, session: Session, burst: Burst, analyzer: Analyzer
+        self, shell: Any, config: Kiwi, session: Session, burst: Burst, decider: Decider
     ) -> None:
         self._shell = shell
         self._config = config
         self._session = session
         self._burst = burst
-        self._analyzer = analyzer
+        self._decider = decider
         self._lock = threading.RLock()
         self._tokens = itertools.count(1)
         self._pending: dict[int, CellRun] = {}
@@ -119,41 +122,28 @@ class Gate:
         if not isinstance(node, ast.Module) or cells_on_stack() != 1 or not node.body:
             return node
         if not self._config.enabled or not self._session.possible() or os.getpid() != self._pid:
-            self._analyzer.taint("cells ran while Kiwi was not looking")
+            self._decider.not_looked()
             self.last_verdict = None
             return node
-        verdict = self._decide(node, override, source)
+        decision = self._decider.decide(node, override, source)
         if not _is_about_kiwi(node):
-            self.last_verdict = verdict
-        if verdict.gpu:
-            self._insert(node, verdict)
+            self.last_verdict = decision.verdict
+        if decision.verdict.gpu:
+            self._insert(node, decision)
+        if decision.connect:
+            self._session.connect_soon()
         return node
 
     def judge(self, tree: ast.Module) -> Verdict:
         """The verdict on code that is not going to run (``%kiwi why CODE``)."""
-        with self._lock:
-            return self._analyzer.preview(tree, self._shell.user_ns)
+        return self._decider.preview(tree)
 
-    def _decide(self, node: ast.Module, override: str | None, source: Hashable | None) -> Verdict:
-        try:
-            with self._lock:
-                verdict = self._analyzer.analyse(node, self._shell.user_ns, source)
-        except Exception as error:  # noqa: BLE001
-            _log.exception("Kiwi could not analyse a cell; it counts as using the GPU")
-            self._analyzer.taint("a cell could not be analysed")
-            verdict = Verdict(True, f"it could not be analysed ({type(error).__name__})", 1, 0)
-        if override == "cpu":
-            return Verdict(False, "%%kiwi cpu says so")
-        if override == "gpu":
-            return Verdict(True, "%%kiwi gpu says so", 1, _first_real_statement(node))
-        return verdict
-
-    def _insert(self, node: ast.Module, verdict: Verdict) -> None:
+    def _insert(self, node: ast.Module, decision: Decision) -> None:
         token = next(self._tokens)
         with self._lock:
             while len(self._pending) >= PENDING_MAX:
                 del self._pending[next(iter(self._pending))]
-            self._pending[token] = CellRun(threading.get_ident(), is_silent())
+            self._pending[token] = CellRun(threading.get_ident(), is_silent(), decision.otherwise)
         awaited = self._runs_as_coroutine(node)
         call: ast.expr = ast.Call(
             func=ast.Name(id=ASYNC_GATE if awaited else GATE, ctx=ast.Load()),
@@ -161,12 +151,12 @@ class Gate:
             keywords=[],
         )
         statement = ast.Expr(value=ast.Await(value=call) if awaited else call)
-        line = node.body[verdict.first_statement].lineno
+        line = node.body[decision.verdict.first_statement].lineno
         for part in ast.walk(statement):
             if isinstance(part, ast.expr | ast.stmt):
                 part.lineno = part.end_lineno = line
                 part.col_offset = part.end_col_offset = 0
-        node.body.insert(verdict.first_statement, statement)
+        node.body.insert(decision.verdict.first_statement, statement)
 
     def _runs_as_coroutine(self, node: ast.Module) -> bool:
         """Whether IPython runs this cell on the event loop: decided as IPython does it."""
@@ -186,7 +176,7 @@ class Gate:
             self._config.enabled
             and os.getpid() == self._pid
             and self._session.connected_client is not None
-            and self._analyzer.tainted is not None
+            and self._decider.must_look()
         )
 
     @contextmanager
@@ -231,7 +221,7 @@ class Gate:
         try:
             with _interruptible():
                 client = self._client_for(run)
-                if client is not None:
+                if client is not None and not self._runs_at_once(run):
                     self._wait(client, run)
         except KeyboardInterrupt:
             self._give_up(run)
@@ -257,7 +247,7 @@ class Gate:
             client = self._session.connected_client
             if client is None:
                 client = await self._await_client(run, loop)
-            if client is not None:
+            if client is not None and not self._runs_at_once(run):
                 await self._await(client, run)
         except (KeyboardInterrupt, asyncio.CancelledError):
             self._give_up(run)
@@ -267,6 +257,14 @@ class Gate:
             raise
         except Exception as error:  # noqa: BLE001
             self._failed(run, error)
+
+    def _runs_at_once(self, run: CellRun) -> bool:
+        """Whether it needs no turn, as has become known with the connection."""
+        if run.otherwise is None or not self._decider.untouched():
+            return False
+        self.last_verdict = run.otherwise
+        self._give_up(run)
+        return True
 
     def _client_for(self, run: CellRun) -> Client | None:
         """Return the session's client. Shows the wait for a daemon, and for one that is full."""
@@ -426,15 +424,6 @@ def _is_about_kiwi(node: ast.Module) -> bool:
     name = call.args[0] if call.args else None
     is_kiwi = isinstance(name, ast.Constant) and name.value == "kiwi"
     return is_kiwi and call.func.attr == "run_line_magic"
-
-
-def _first_real_statement(node: ast.Module) -> int:
-    """``from __future__`` must stay first, and a docstring may stand before it."""
-    index = 0
-    for number, statement in enumerate(node.body):
-        if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
-            index = number + 1
-    return min(index, len(node.body) - 1)
 
 
 @contextmanager

@@ -80,6 +80,7 @@ class Session:
         self._in_vain: Signs = frozenset()
         """Signs of a daemon that was waited for in vain."""
         self._joiner: threading.Thread | None = None
+        self._connector: threading.Thread | None = None
         self.wait = ""
         """What ``client`` waits for, in words; "" while it does not."""
         self.joined: Callable[[Client], None] = _joined_by_nobody
@@ -134,6 +135,18 @@ class Session:
             if self._client is None and not self._refused and self._pid == os.getpid():
                 self._try(show or _nowhere)
             return self._client
+
+    def connect_soon(self) -> None:
+        """Connect in another thread, if there is a daemon or one can be started."""
+        if self._client is None and (self._connector is None or not self._connector.is_alive()):
+            self._connector = threading.Thread(
+                target=self._connect_quietly, name="kiwi-connect", daemon=True
+            )
+            self._connector.start()
+
+    def _connect_quietly(self) -> None:
+        with suppress(KiwiError):  # said already, and asked again by the next cell that waits
+            self.client()
 
     def _try(self, show: Callable[[str], None]) -> None:
         again = time.monotonic() < self._retry_at_s

@@ -77,10 +77,9 @@ class KiwiServerApp(ExtensionApp):
         [config.CHECKPOINT, config.INPROCESS],
         default_value=config.CHECKPOINT,
         help="What moves the GPU memory of the kernels that this server starts. checkpoint: the"
-        " driver, from outside. inprocess: a library of Kiwi's that is preloaded into the kernel;"
-        " it makes room for a kernel that grows and takes the lease for any code; new, and not"
-        " yet proven on real GPUs. KIWI_PAGER in a kernelspec's or the server's environment goes"
-        " first.",
+        " driver, from outside. inprocess: Kiwi's library in the kernel owns its memory and"
+        " moves it; it makes room for a kernel that grows; new, and not yet proven on real GPUs."
+        " KIWI_PAGER in a kernelspec's or the server's environment goes first.",
     ).tag(config=True)
 
     service: Service

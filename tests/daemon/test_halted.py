@@ -132,3 +132,30 @@ def test_one_that_ctrl_z_stopped_makes_room_for_one_that_does_not_fit_beside_it(
         stage.target.stop_burst()
     for one in (stage.target, stage.big, stage.small):
         assert one.intact()
+
+
+@pytest.mark.parametrize("way", ["ctrl-z", pytest.param("debugger", marks=pytest.mark.slow)])
+def test_one_without_a_gate_that_is_stopped_in_its_turn_is_left_where_it_is(
+    start: Start, program: Program, way: str
+) -> None:
+    """It could not be stopped in mid-burst, but it does not run: who fits beside it has the GPU."""
+    daemon = start("1x256MiB", *QUICK, "--anti-thrash", "always", env=WORST)
+    big, small = program(daemon, 150, name="big"), program(daemon, 20, name="small")
+    target = program(daemon, 120, name="target", guarded=False)
+    daemon.wait_for(lambda _: not daemon.session(target.pid).guarded, "it is unguarded")
+    target.start_burst()
+    wait_until(target.granted, "it runs")
+    with answering(daemon), WAYS[way](target.pid):
+        for _ in range(2):
+            turn(small)
+        daemon.wait_for(lambda _: WORDS[way] in stopped(daemon, target), "the words")
+        assert daemon.session(target.pid).state.value == "suspended"
+        big.start_burst()
+        wait_until(lambda: any(WORDS[way] in word[3] for word in big.words()), "who waits is told")
+        assert not big.granted()
+    works(target)
+    target.stop_burst()
+    wait_until(big.granted, "now there is room")
+    big.stop_burst()
+    for one in (target, big, small):
+        assert one.intact()

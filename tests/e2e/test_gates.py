@@ -137,7 +137,9 @@ def _suspended(
     executed: Callable[..., Executed],
 ) -> None:
     """One kernel as VS Code starts it, one that nbclient starts; both run the same loop."""
-    daemon = make_daemon("1x128MiB", "--tq", "0.2", "--swap-floor", "0", **WORST)
+    daemon = make_daemon(
+        "1x128MiB", "--tq", "0.2", "--swap-floor", "0", "--policy", "round-robin", **WORST
+    )
     stop = daemon.directory / "stop"
     ours = make_notebook(daemon, "A")
     for code in (PRELUDE, sync_cells.SYNCHRONISING, sync_cells.make(MIB_EACH, 1)):

@@ -193,7 +193,7 @@ def test_a_program_shares_fairly_with_a_notebook(
 ) -> None:
     """``kiwi run -- python script.py``: both make progress, in turns; its exit code is passed on;
     Ctrl-C while it waits, and while it runs, leaves the notebook alone with the GPU."""
-    daemon = make_daemon("1x128MiB", "--tq", "0.3")
+    daemon = make_daemon("1x128MiB", "--tq", "0.3", "--policy", "round-robin")
     script, enough = daemon.directory / "script.py", daemon.directory / "enough"
     script.write_text(PROGRAM)
     notebook = make_notebook(daemon, "A", mib=75)

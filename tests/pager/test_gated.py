@@ -60,6 +60,30 @@ def test_the_gate_is_shut_before_the_driver_comes_and_opens_when_it_has_gone(
     assert session.digest() == before
 
 
+CHILD = (
+    "from cuda_processes import Worker; child = Worker({}); child.do('init(); c = alloc(1 << 20)')"
+)
+
+
+def test_a_gate_that_opens_while_others_are_locked_is_shut_again(world: GatedWorld) -> None:
+    """The driver must not take a program whose gate is open: a synchronise call would kill it."""
+    session = world.start(4 * MIB)
+    before = session.digest()
+    session.do(CHILD)
+    child = int(session.get("child.pid"))
+    world.hang("lock", child)
+    world.pager.begin("page_out", session.target, soon_ns())
+    world.wait_hanging()
+    session.do("library._open(); library.tell()")
+    world.let_go()
+    moved(world.pager.finish())
+    assert session.get("library.orders") == ["hold", "hold"]
+    assert session.get("library._held")
+    moved(world.pager.page_in(session.target, soon_ns()))
+    assert session.digest() == before
+    session.do("child.close()")
+
+
 def test_one_whose_gate_cannot_be_shut_is_not_touched(world: GatedWorld) -> None:
     session = world.start(4 * MIB)
     session.do("library.__enter__()")  # a thread inside the driver

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,7 +15,7 @@ from contract import moved, refused, soon_ns
 
 from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import GpuError
-from kiwi_core.gpu import processes
+from kiwi_core.gpu import claims, processes
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.gpu.nvml import UtilisationSample
 from kiwi_core.gpu.processes import ProcessRef
@@ -53,6 +53,9 @@ class Machine:
         self.sizes = {int(name[1:]): size for name, size in sizes.items()}
         self.total = 100 * MIB
         self.outside = 0
+        self.nameless = 0
+        """What is taken of the GPU without NVML naming anybody."""
+        self.claims: list[Sequence[int]] = []
         self.names = True
         self.states = dict.fromkeys(self.sizes, RUNNING)
         self.unlisted: set[int] = set()
@@ -102,7 +105,7 @@ class Machine:
 
     async def free_bytes(self) -> int:
         self._check_nvml()
-        return self.total - self.outside - sum(self._resident().values())
+        return self.total - self.outside - self.nameless - sum(self._resident().values())
 
     def total_bytes(self) -> int:
         return self.total
@@ -117,6 +120,12 @@ class Machine:
 
     async def users_elsewhere(self) -> dict[int, str]:
         return self.elsewhere
+
+    async def claimed_restore(self, pid: int, claims_bytes: Sequence[int], within_s: float) -> None:
+        self.claims.append(claims_bytes)
+        if await self.free_bytes() < min(claims_bytes):
+            raise GpuError(claims.NO_ROOM, "no room")
+        await self.restore(pid, within_s)
 
     async def samples(self, since_us: int) -> tuple[UtilisationSample, ...] | None:
         if self.now_samples is None:
@@ -257,6 +266,20 @@ def test_a_refusal_that_can_have_damaged_a_process_is_not_tried_again(
     del machine.states[2]
     moved(pager.page_out(TARGET, soon_ns()))
     assert machine.states == {1: OUT}, "the others go once it has ended"
+
+
+def test_memory_that_nobody_is_named_for_has_room_claimed(
+    machine: Machine, pager: CheckpointPager
+) -> None:
+    out(machine, pager)
+    moved(pager.page_in(TARGET, soon_ns()))
+    assert machine.claims == []
+    out(machine, pager)
+    machine.nameless = 45 * MIB
+    moved(pager.page_in(TARGET, soon_ns()))
+    first, second = machine.claims
+    assert min(first) > 10 * MIB
+    assert min(second) > 20 * MIB
 
 
 def test_what_is_known_beforehand_is_not_tried(machine: Machine) -> None:

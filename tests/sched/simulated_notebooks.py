@@ -8,6 +8,7 @@ from simulated_world import BYTES_PER_S, CONFIG, FIXED_NS, JITTER_NS, TOTAL_BYTE
 
 from kiwi_core.sched import actions as act
 from kiwi_core.sched import events as ev
+from kiwi_core.sched.fixed import CANNOT_BE_HELD
 from kiwi_core.sched.policy.api import Terms
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import NS_PER_MS, NS_PER_S, SessionId
@@ -102,7 +103,8 @@ class Notebooks:
         assert not proc.stopped or proc.id in self.holders, f"{proc.id} was granted but is stopped"
         assert action.burst == proc.burst
         others = {id_ for id_ in self.holders if id_ != proc.id and not self._excused(id_)}
-        if self.scheduler._st.serialised and proc.id not in self.holders:
+        unheld = action.cause == CANNOT_BE_HELD and not proc.guarded
+        if self.scheduler._st.serialised and proc.id not in self.holders and not unheld:
             assert not others, f"{proc.id} was granted beside {others} while serialised"
         self.counts.granted_in_parallel += bool(others)
         self.holders.add(proc.id)
@@ -188,13 +190,17 @@ class Notebooks:
 
     def _finish_lingering(self, proc: Proc) -> None:
         self.holders.discard(proc.id)
+        self._stops_holding_ungated(proc)
+        self._rests(proc)
+        proc.phase = "idle"
+        ended_ns = self.now_ns if self.rng.random() < 0.2 else None  # the look did not come
+        self.tell(ev.BurstEnded(session=proc.id, burst=proc.burst, ended_ns=ended_ns))
+        self._think(proc)
+
+    def _stops_holding_ungated(self, proc: Proc) -> None:
         if proc.held_since_ns is not None:
             self.past_overtime_ns += self.now_ns - proc.held_since_ns
             proc.held_since_ns = None
-        self._rests(proc)
-        proc.phase = "idle"
-        self.tell(ev.BurstEnded(session=proc.id, burst=proc.burst))
-        self._think(proc)
 
     def _rests(self, proc: Proc) -> None:
         st = self.scheduler._st

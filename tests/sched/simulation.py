@@ -57,7 +57,7 @@ class Simulation(Notebooks, Driver, Mischief):
         self.next_id = 0
         self.seq = 0
         self.heap: list[tuple[int, int, Callable[[], None]]] = []
-        self.winding_down = False
+        self.winding_down = self.reading = False
         self.used_ops: set[OpId] = set()
         self.requests = 0
         self.past_overtime_ns = 0
@@ -100,10 +100,27 @@ class Simulation(Notebooks, Driver, Mischief):
         actions = self.scheduler.handle(event, self.now_ns)
         self.counts.events += 1
         self.journal.append(JournalEntry(now_ns=self.now_ns, event=event, actions=actions))
+        self._note_turns_left_where_they_are()
         for action in actions:
             self._perform(action)
         self._check_physics()
         self._check_work_conserving()
+        if self.scheduler.waiting and self.scheduler.unread and not self.reading:
+            self.reading = True
+            self._at(self.rng.randrange(JITTER_NS), self._read_unread)
+
+    def _note_turns_left_where_they_are(self) -> None:
+        """One without a gate that is stopped holds nothing any more once others wait."""
+        for proc in self.procs.values():
+            if proc.stopped and not proc.guarded and proc.id not in self.scheduler._st.runners:
+                self.holders.discard(proc.id)
+                self._stops_holding_ungated(proc)
+
+    def _read_unread(self) -> None:
+        """Somebody may wait for what a session has left in the GPU. Mostly the look comes."""
+        self.reading = False
+        if self.plan.calm or self.rng.random() < 0.9:
+            self._report_memory()
 
     # --- invariants -----------------------------------------------------------------------------
 
@@ -113,10 +130,15 @@ class Simulation(Notebooks, Driver, Mischief):
     def _check_work_conserving(self) -> None:
         st = self.scheduler._st
         busy = st.runners or any(not s.stuck for s in st.ops.values())
-        if st.queue and not busy and st.observed:
+        if st.queue and not busy and st.observed and not self._awaits_reading():
             idle_for = [s.id for s in st.queue.values() if s.blocked is None]
             assert not idle_for, f"idle GPU, nothing under way, and {idle_for} wait unblocked"
             assert self._will_wake(), "all waiters are blocked and nobody will look again"
+
+    def _awaits_reading(self) -> bool:
+        st = self.scheduler._st
+        patience_ns = st.config.reading_patience_ns
+        return any(s.left_ns + patience_ns > self.now_ns for s in st.unread.values())
 
     def _will_wake(self) -> bool:
         """Either a deadline is set, or only an observation or an outcome can change anything."""

@@ -112,7 +112,11 @@ def play(world: World, at_s: float, words: str) -> list[str]:
     for answer in tuple(answers):
         if answer.startswith("#"):
             number, verb = answer.split()[0], answer.split(" ", 1)[1]
-            outcome = "resumed" if verb.startswith("resume") else "held"
+            outcome = "resumed"
+            if verb.startswith("suspend"):
+                held = world.scheduler.view(world.now_ns).session(SessionId(verb.split()[1]))
+                assert held is not None
+                outcome = f"held {held.resident_bytes / GIB}"
             if verb.startswith("page"):
                 outcome = "in 6 1s" if verb.startswith("page in") else "out 6 1s"
             answers += play(world, at_s, f"{number} {outcome}")

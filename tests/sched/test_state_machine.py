@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kiwi_core.sched import actions as act
 from kiwi_core.sched import events as ev
+from kiwi_core.sched.fixed import CANNOT_BE_HELD
 from kiwi_core.sched.policy import names
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.states import AntiThrash, Priority, Reason, Residency
@@ -56,7 +57,10 @@ class Machine(RuleBasedStateMachine):
         self.stopped = set()  # whose process does not run
 
     def feed(self, event):
-        for action in self.scheduler.handle(event, self.now_ns):
+        actions = self.scheduler.handle(event, self.now_ns)
+        # The turn of one that is stopped and has no gate is over once others wait.
+        self.holders -= (self.stopped & self.unguarded) - set(self.scheduler.holders)
+        for action in actions:
             if isinstance(action, act.Grant):
                 self.granted(action)
             elif isinstance(action, act.RoomAnswer):
@@ -79,7 +83,9 @@ class Machine(RuleBasedStateMachine):
         assert session not in self.stopped or session in self.holders
         assert not self.host.get(session)
         assert all(order.session != session for order in self.flying.values())
-        if self.scheduler.view(self.now_ns).serialised and session not in self.holders:
+        unheld = action.cause == CANNOT_BE_HELD and session in self.unguarded
+        serialised = self.scheduler.view(self.now_ns).serialised
+        if serialised and session not in self.holders and not unheld:
             stuck = {
                 s.id
                 for s in self.scheduler.view(self.now_ns).sessions
@@ -356,7 +362,9 @@ class Machine(RuleBasedStateMachine):
         if hasattr(self, "scheduler"):
             st = self.scheduler._st
             busy = st.runners or any(not session.stuck for session in st.ops.values())
-            if st.observed and not busy:
+            patience_ns = st.config.reading_patience_ns
+            awaits = any(s.left_ns + patience_ns > self.now_ns for s in st.unread.values())
+            if st.observed and not busy and not awaits:
                 assert all(waiter.blocked is not None for waiter in st.queue.values())
 
     @invariant()

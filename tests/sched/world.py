@@ -230,7 +230,11 @@ _SESSION: dict[str, Callable[[SessionId, list[str]], ev.Event]] = {
     "hinted": lambda s, _: ev.UseExpected(session=s),
     "asks": lambda s, words: ev.LeaseRequested(session=s, burst=int(words[0])),
     "withdraws": lambda s, words: ev.LeaseWithdrawn(session=s, burst=int(words[0])),
-    "ends": lambda s, words: ev.BurstEnded(session=s, burst=int(words[0])),
+    "ends": lambda s, words: ev.BurstEnded(
+        session=s,
+        burst=int(words[0]),
+        ended_ns=round(float(words[1]) * NS_PER_S) if words[1:] else None,
+    ),
     "wants": lambda s, words: ev.RoomWanted(
         session=s, bytes=gib(words[0]), request=int(words[1]) if words[1:] else 1
     ),

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 CELL_WITHIN_S: Final = 300.0
 """A cell of the demo takes seconds; with swaps on a loaded machine, a minute."""
 
+ENDS_WITHIN_S: Final = 60.0
+"""For a kernel whose memory is out to get its turn and end, before it is killed after all."""
+
 
 class Notebook(threading.Thread):
     """Runs when started, after ``delay_s``. ``say`` takes lines for the audience.
@@ -54,10 +57,14 @@ class Notebook(threading.Thread):
         self.pid = int(self._manager.provisioner.pid)
 
     def close(self) -> None:
+        """End the kernel by asking it to: killing a program that was moved out and back has hung
+        hosts (NVIDIA/cuda-checkpoint#53)."""
         if self._client is not None:
             self._client.stop_channels()
         if self._manager is not None:
-            self._manager.shutdown_kernel(now=True)
+            self._manager.shutdown_wait_time = ENDS_WITHIN_S
+            self._manager.interrupt_kernel()  # the demo may end in the middle of a cell
+            self._manager.shutdown_kernel(now=False)
 
     def run(self) -> None:
         time.sleep(self._delay_s)

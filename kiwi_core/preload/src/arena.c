@@ -149,12 +149,6 @@ void kp_arena_give(struct kp_copy *copy) {
     pthread_mutex_unlock(&kp_arena_mu);
 }
 
-size_t kp_copy_bytes(const struct kp_copy *copy) {
-    size_t sum = 0;
-    for (unsigned i = 0; i < copy->count; i++) sum += copy->extents[i].bytes;
-    return sum;
-}
-
 uint64_t kp_arena_room(void) {
     pthread_mutex_lock(&kp_arena_mu);
     uint64_t room = kp_arena_growth();

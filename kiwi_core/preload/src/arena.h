@@ -50,7 +50,6 @@ void kp_arena_moved(void);
 bool kp_arena_take(struct kp_copy *copy, size_t bytes); /* false: nothing was taken */
 void kp_arena_give(struct kp_copy *copy);
 uint64_t kp_arena_room(void); /* bytes that could be taken now */
-size_t kp_copy_bytes(const struct kp_copy *copy);
 void kp_arena_context_gone(CUcontext ctx);
 void kp_arena_books(struct kp_arena_books *out);
 

@@ -8,15 +8,6 @@
 #include "kiwi_preload.h"
 #include "symbols.h"
 
-enum kp_call_kind {
-    KP_CALL_SUBMIT,
-    KP_CALL_ALLOCATE,
-    KP_CALL_INSPECT,
-    KP_CALL_FREE,
-    KP_CALL_WAIT,
-    KP_CALL_NEVER,
-};
-
 struct kp_symbol { /* one function that the driver exports, by its full name */
     const char *name;
     void *wrapper;
@@ -31,7 +22,7 @@ struct kp_slot_ { /* a wrapper that can stand for any address */
 
 struct kp_call { /* one function by its plain name: what cuGetProcAddress is asked for */
     const char *name;
-    uint8_t kind;
+    bool gated;
     uint16_t first, count;             /* its symbols */
     uint16_t first_spare, spare_count; /* its spare wrappers */
 };
@@ -43,7 +34,6 @@ extern struct kp_slot_ kp_spares[], kp_wides[], kp_others[]; /* the last for cal
 static inline void *kp_symbol_real(struct kp_symbol *symbol) {
     return __atomic_load_n(&symbol->real, __ATOMIC_RELAXED);
 }
-static inline bool kp_call_gated(const struct kp_call *call) { return call->kind <= KP_CALL_INSPECT; }
 
 /* NULL: none of that name. The second strips version and default-stream suffix. */
 const struct kp_call *kp_call_named(const char *name);

@@ -67,17 +67,28 @@ static void *slot_for(struct kp_slot_ *slots, int count, void *real) {
     return NULL;
 }
 
-/* What the header does not know: a form of a known call, a function of another header (`count` is 0), or
- * one that is altogether new (`call` is NULL). Its arguments are unknown, too. */
+/* Is it declared in cudaGL.h, cudaEGL.h, cudaVDPAU.h or cudaProfiler.h? */
+static bool of_another_header(const char *name) {
+    static const char *const begin[] = {"cuGL", "cuEGL", "cuVDPAU", "cuProfiler", "cuEventCreateFromEGL",
+                                        "cuGraphicsGL", "cuGraphicsEGL", "cuGraphicsVDPAU",
+                                        "cuGraphicsResourceGetMappedEgl"};
+    for (size_t i = 0; i < sizeof begin / sizeof *begin; i++)
+        if (!strncmp(name, begin[i], strlen(begin[i]))) return true;
+    return false;
+}
+
+/* What the header does not know: a form of a known call, or a function that is new or of another header
+ * (`call` is NULL). Its arguments are unknown, too. */
 static void *new_form(const struct kp_call *call, const char *name, void *real, int version) {
-    bool gated = call && kp_call_gated(call);
+    bool gated = call && call->gated;
     void *wrapper = gated ? slot_for(kp_wides, KP_WIDES, real) : slot_for(kp_others, KP_OTHERS, real);
-    if (!call) __atomic_fetch_add(&unknown, 1, __ATOMIC_RELAXED);
+    bool is_new = call || !of_another_header(name);
+    if (!call && is_new) __atomic_fetch_add(&unknown, 1, __ATOMIC_RELAXED);
     if (!wrapper) {
         kp_note("%s (interface %d) passes by: there is no wrapper left for it", name, version);
         return real;
     }
-    if (!call || call->count)
+    if (is_new)
         kp_note("%s (interface %d) is newer than this library: it is held %s", name, version,
                 gated ? "at the closed gate" : "only while the gate is shut");
     return wrapper;
@@ -124,7 +135,7 @@ static bool form_is_known(const char *name, void *real, int version, uint64_t fl
 
 void *kp_wrapper_of_call(const char *name, void *real, int version, uint64_t flags) {
     const struct kp_call *call = kp_call_named(name);
-    if (!call || !call->count) return new_form(call, name, real, version);
+    if (!call) return new_form(call, name, real, version);
     for (int i = 0; i < call->count; i++) {
         struct kp_symbol *symbol = &kp_symbols[call->first + i];
         /* A driver whose own table goes through its exported names has met ours. */

@@ -3,7 +3,7 @@
 Two proofs that it does not. While no library that can reach a GPU is in the process, and no code
 so far could have brought one in, it is enough that this cell brings none in either (``clean``).
 Otherwise every name that it reaches must lead to what stays on the CPU. What cannot be proved
-counts as using the GPU.
+counts as using the GPU, unless the process cannot use it at all: see ``plain``.
 
 What is trusted: that the libraries on the CPU list stay there whatever state they were left in
 (an exotic logging handler, a display formatter), and that code of other threads is not the
@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_jupyter.kernel.analysis.check import Checker, Fault
+from kiwi_jupyter.kernel.analysis.holdings import CALLBACKS
 from kiwi_jupyter.kernel.analysis.libraries import Libraries
 from kiwi_jupyter.kernel.analysis.magic_calls import Magics, parse
 from kiwi_jupyter.kernel.analysis.names import (
@@ -28,6 +29,7 @@ from kiwi_jupyter.kernel.analysis.names import (
     Imported,
     Meaning,
 )
+from kiwi_jupyter.kernel.analysis.plain import PlainChecker
 from kiwi_jupyter.kernel.analysis.steps import Reading, Step, read
 
 if TYPE_CHECKING:
@@ -38,6 +40,12 @@ if TYPE_CHECKING:
 
 STATEMENTS_MAX: Final = 2_000
 """A cell with more top-level statements is generated; it counts as using the GPU."""
+
+
+RUNS_ANYTHING: Final = frozenset({"exec", "eval", "compile", "__import__", "getattr", "execfile"})
+"""Names by which code runs that stands nowhere in the cell."""
+
+NOT_PLAIN: Final = "it does not plainly go for the GPU"
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,8 @@ class Analyzer:
         self._transform = transform
         self._tainted: str | None = None
         self._patched: set[str] = set()
+        self._callbacks = False
+        """See ``Holdings``."""
         self._harmless_modules: set[str] = set()
         self._reading = Reading()
 
@@ -75,6 +85,7 @@ class Analyzer:
     def taint(self, why: str) -> None:
         """Code ran that this analyzer has not seen."""
         self._tainted = self._tainted or why
+        self._callbacks = True
 
     def analyse(
         self, tree: ast.Module, space: Mapping[str, Any], source: Hashable | None = None
@@ -88,6 +99,7 @@ class Analyzer:
             self.taint("a cell was too long to be looked at")
             return Verdict(True, "the cell is too long to be looked at", 1, 0)
         steps = self._reading.steps(tree, source)
+        self._note_callbacks(steps)
         if self.tainted is None:
             run = _Pass(self, space, clean=True)
             found = run.first_fault(steps)
@@ -100,13 +112,23 @@ class Analyzer:
             self._note_patches(step, run.names)
         return self._verdict(found, "everything that it reaches stays on the CPU")
 
+    def plainly(
+        self, tree: ast.Module, space: Mapping[str, Any], source: Hashable | None = None
+    ) -> Verdict:
+        """Whether the cell plainly goes for the GPU. ``analyse`` has said that it may use it, and
+        has noted what it does to later cells."""
+        if len(tree.body) > STATEMENTS_MAX:
+            return Verdict(False, NOT_PLAIN)
+        run = _Pass(self, space, clean=False, plain=True)
+        return self._verdict(run.first_fault(self._reading.steps(tree, source)), NOT_PLAIN)
+
     def preview(self, tree: ast.Module, space: Mapping[str, Any]) -> Verdict:
         """Like ``analyse`` for code that is not going to run: nothing is remembered of it."""
-        tainted, patched = self._tainted, set(self._patched)
+        before = self._tainted, set(self._patched), self._callbacks
         try:
             return self.analyse(tree, space)
         finally:
-            self._tainted, self._patched = tainted, patched
+            self._tainted, self._patched, self._callbacks = before
 
     def _verdict(self, found: tuple[int, Fault] | None, why_not: str) -> Verdict:
         if found is None:
@@ -125,6 +147,20 @@ class Analyzer:
             self._harmless_modules.add(name)
         return None
 
+    def _note_callbacks(self, steps: list[Step]) -> None:
+        self._callbacks = self._callbacks or any(map(self._may_give_callbacks, steps))
+
+    def _may_give_callbacks(self, step: Step) -> bool:
+        """Whether a statement gives functions to what does not show them, or runs code that
+        nobody has read."""
+        return any(
+            not CALLBACKS.isdisjoint(needs.words())
+            or not RUNS_ANYTHING.isdisjoint(name for name, _ in needs.reads)
+            or any(not self.libraries.is_known(module) for module in needs.imports)
+            for needs in (step.now, step.later)
+            if needs is not None
+        )
+
     def _note_patches(self, step: Step, names: CellNames) -> None:
         for needs in (step.now, step.later):
             for name, chain, attribute in needs.patches if needs is not None else ():
@@ -134,20 +170,29 @@ class Analyzer:
 
 
 class _Pass:
-    """One look at a cell, in one of the two ways."""
+    """One look at a cell, in one of the three ways."""
 
-    def __init__(self, analyzer: Analyzer, space: Mapping[str, Any], *, clean: bool) -> None:
+    def __init__(
+        self, analyzer: Analyzer, space: Mapping[str, Any], *, clean: bool, plain: bool = False
+    ) -> None:
         self._transform = analyzer._transform
+        self._note_callbacks = analyzer._note_callbacks
         self._space = space
         self._clean = clean
         self.names = CellNames(space)
         self.taint: Fault | None = None
-        self._checker = Checker(
-            analyzer.libraries,
-            clean=clean,
-            patched=analyzer._patched,
-            magic=Magics(self._body),
-        )
+        magic = Magics(self._body)
+        if plain:
+            self._checker: Checker = PlainChecker(analyzer.libraries, magic=magic)
+        else:
+            libraries, patched = analyzer.libraries, analyzer._patched
+            self._checker = Checker(
+                libraries,
+                clean=clean,
+                patched=patched,
+                magic=magic,
+                callbacks=analyzer._callbacks,
+            )
 
     def first_fault(self, steps: list[Step]) -> tuple[int, Fault] | None:
         """Index and reason of the first statement that may use the GPU.
@@ -204,6 +249,7 @@ class _Pass:
         if fresh:
             self.names = CellNames({})
         steps = [read(statement) for statement in tree.body]
+        self._note_callbacks(steps)
         try:
             for step in steps:
                 fault = self._step(step) or self._later(step)

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final, Generic, Protocol
 
 from kiwi_jupyter.kernel.analysis.classes import Classes
+from kiwi_jupyter.kernel.analysis.from_ast import LOADS
 from kiwi_jupyter.kernel.analysis.judge import ORIGINAL_BUILTINS, Judge
 from kiwi_jupyter.kernel.analysis.libraries import Libraries, attribute_is_harmless
 from kiwi_jupyter.kernel.analysis.names import Computed, Defined, Existing, Imported
@@ -25,12 +26,14 @@ _MISSING: Final = object()
 @dataclass(frozen=True)
 class Fault:
     """Why code may use the GPU: the first thing found. ``taints``: it may also change what later
-    cells do without a trace in them (imports, ``exec``), so "nothing can reach a GPU" is over."""
+    cells do without a trace in them (imports, ``exec``), so "nothing can reach a GPU" is over.
+    ``plain``: it goes for the GPU by name (``plain.py``)."""
 
     line: int
     subject: str
     why: str
     taints: bool = True
+    plain: bool = False
 
 
 class Checker:
@@ -47,13 +50,14 @@ class Checker:
         clean: bool,
         patched: frozenset[str] | set[str] = frozenset(),
         magic: Callable[[MagicCall], Fault | None] | None = None,
+        callbacks: bool = False,
     ) -> None:
         self.libraries = libraries
         self.classes = Classes()
         self._clean = clean
         self._patched = patched
         self._magic = magic
-        self._judge = Judge(libraries, self, clean=clean)
+        self._judge = Judge(libraries, self, clean=clean, callbacks=callbacks)
         self._in_progress: set[int] = set()
 
     def check(self, needs: Needs, names: Names) -> Fault | None:
@@ -182,6 +186,8 @@ class Checker:
         return Fault(line, f"import {module}", why)
 
     def _module(self, name: str, chain: Chain, line: int) -> Fault | None:
+        if chain and chain[-1] == LOADS:
+            return self._loads(name, chain, line)
         loaded = sys.modules.get(name)
         if loaded is not None:
             return self._module_object(name, loaded, chain, line, name)
@@ -190,6 +196,12 @@ class Checker:
         if not self.libraries.is_trusted(name):
             return Fault(line, name, f"{name} is not known to stay on the CPU")
         return self._trusted_chain(name, chain, line)
+
+    def _loads(self, name: str, chain: Chain, line: int) -> Fault | None:
+        """A call of ``load`` that asks for nothing but data. Of numpy it brings nothing else."""
+        if name == "numpy" and len(chain) == 1 and self.libraries.is_trusted("numpy"):
+            return None
+        return self._module(name, (*chain[:-1], "load"), line)
 
     def _trusted_chain(self, name: str, chain: Chain, line: int) -> Fault | None:
         """A trusted module that is not loaded yet, or that loads its parts late."""
@@ -205,6 +217,8 @@ class Checker:
     def _module_object(
         self, name: str, module: object, chain: Chain, line: int, said: str
     ) -> Fault | None:
+        if chain and chain[-1] == LOADS and sys.modules.get(name) is module:
+            return self._loads(name, chain, line)
         if self.libraries.is_gpu(name):
             return Fault(line, said, f"{name} may use the GPU")
         if sys.modules.get(name) is not module:
@@ -244,7 +258,7 @@ class Checker:
     ) -> Fault | None:
         """Naming a class that already exists does nothing, whatever library it is from."""
         for meaning in names.meanings(name):
-            if harmless(_already_there(meaning, chain)):
+            if harmless(already_there(meaning, chain)):
                 continue
             fault = self._meaning(name, chain, line, names, meaning)
             if fault is not None:
@@ -266,7 +280,7 @@ def _of_library(value: object, module: str) -> bool:
     return top == module.partition(".")[0] and top not in ("functools", "collections", "types")
 
 
-def _already_there(meaning: Meaning, chain: Chain) -> object:
+def already_there(meaning: Meaning, chain: Chain) -> object:
     """What ``chain`` leads to through loaded modules, without running anything; or a miss."""
     if isinstance(meaning, Existing):
         value: object = meaning.value

@@ -8,6 +8,8 @@ import types
 import typing
 from typing import TYPE_CHECKING, Any, Final
 
+from kiwi_jupyter.kernel.analysis.holdings import told_of_its_end
+
 if TYPE_CHECKING:
     from kiwi_jupyter.kernel.analysis.judge import Judge
 
@@ -78,7 +80,7 @@ class Classes:
         why = judge.value(kind)
         if why is not None:
             return why
-        why = self._why_not_payload(value, kind, judge)
+        why = self._why_not_payload(value, kind, judge) or judge.value(told_of_its_end(value))
         if why is not None:
             return why
         for base in kind.__mro__:

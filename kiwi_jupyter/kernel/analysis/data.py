@@ -6,6 +6,7 @@ already; nothing is imported here.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from itertools import chain
 from types import ModuleType
@@ -107,7 +108,17 @@ def why_not_array(array: Any, value: Callable[[object], str | None]) -> str | No
 
 def _is_plain_base(base: object) -> bool:
     kind = type(base)
+    if kind.__name__ == "PyCapsule":
+        return _capsule_name(base) == b"arrow::Buffer"
     return (kind.__module__, kind.__name__) in {("mmap", "mmap"), ("array", "array")}
+
+
+def _capsule_name(capsule: object) -> bytes | None:
+    """What is in it, as its maker says: Arrow's memory, or a tensor of some other library."""
+    ask = ctypes.pythonapi.PyCapsule_GetName
+    ask.restype, ask.argtypes = ctypes.c_char_p, (ctypes.py_object,)
+    name: bytes | None = ask(capsule)
+    return name
 
 
 _COLUMNS: Final = frozenset(

@@ -158,17 +158,24 @@ class _Reader:
             name = node.args[1]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
                 self.patch(node.args[0], name.value, scope)
-        if not self._harmless_query(node):
-            self.visit(function, scope)
-        else:
-            assert isinstance(function, ast.Attribute)
-            self.visit(function.value, scope)
+        self._called(node, scope)
         for argument in node.args:
             self.visit(argument, scope)
         for keyword in node.keywords:
             if keyword.arg == "allow_pickle":
                 self.needs.doors.append((node.lineno, "allow_pickle: pickles run what they hold"))
             self.visit(keyword.value, scope)
+
+    def _called(self, node: ast.Call, scope: Scope) -> None:
+        """The function itself."""
+        function = node.func
+        if isinstance(function, ast.Attribute) and _plain_load(node):
+            assert isinstance(function.value, ast.Name)
+            self.load(function.value.id, (LOADS,), node.lineno, scope)
+        elif isinstance(function, ast.Attribute) and self._harmless_query(node):
+            self.visit(function.value, scope)
+        else:
+            self.visit(function, scope)
 
     def _constant_attribute(self, node: ast.Call) -> bool:
         """``getattr(x, "name"[, default])``, with the name noted; ``x`` is no bare module then,
@@ -339,6 +346,20 @@ _HANDLERS: Final[dict[type[ast.AST], Callable[..., None]]] = {
     ast.MatchClass: _Reader.pattern,
     ast.Constant: lambda _reader, _node, _scope: None,
 }
+
+
+LOADS: Final = "(load)"
+"""The attribute ``load``, called so that numpy unpickles nothing."""
+
+
+def _plain_load(node: ast.Call) -> bool:
+    """``np.load(path)``, without anything that could stand for ``allow_pickle``."""
+    function = node.func
+    if not isinstance(function, ast.Attribute) or function.attr != "load":
+        return False
+    plain = len(node.args) <= 2 and not any(isinstance(a, ast.Starred) for a in node.args)
+    named = all(keyword.arg in ("mmap_mode", "encoding") for keyword in node.keywords)
+    return plain and named and isinstance(function.value, ast.Name)
 
 
 _MAGIC_METHODS: Final = frozenset({"run_line_magic", "run_cell_magic", "system", "getoutput"})

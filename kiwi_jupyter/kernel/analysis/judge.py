@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_jupyter.kernel.analysis import data
 from kiwi_jupyter.kernel.analysis.from_code import needs_of_code
+from kiwi_jupyter.kernel.analysis.holdings import Holdings
 from kiwi_jupyter.kernel.analysis.libraries import SAFE_BUILTINS, Libraries
 from kiwi_jupyter.kernel.analysis.names import FunctionNames
 
@@ -29,6 +30,9 @@ STEPS_MAX: Final = 4_000
 
 ORIGINAL_BUILTINS: Final = dict(vars(builtins))
 """As they were when Kiwi was loaded, before the user's first cell."""
+
+ASKS: Final = frozenset({"raw_input", "getpass"})
+"""What ipykernel puts in the place of ``input`` and ``getpass``: methods of the kernel."""
 
 _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
 _MAPPINGS: Final = (dict, OrderedDict, Counter, defaultdict, types.MappingProxyType)
@@ -45,10 +49,13 @@ _MISSING: Final = object()
 class Judge:
     """Judges values for one cell; knows the world only as it is now. Not thread-safe."""
 
-    def __init__(self, libraries: Libraries, checker: Checker, *, clean: bool) -> None:
+    def __init__(
+        self, libraries: Libraries, checker: Checker, *, clean: bool, callbacks: bool = False
+    ) -> None:
         self._libraries = libraries
         self._checker = checker
         self._clean = clean
+        self._holdings = Holdings(libraries, self.value, callbacks=callbacks)
         self._known: dict[int, str | None] = {}
         self._keep: list[object] = []
         self._depth = 0
@@ -125,7 +132,7 @@ class Judge:
                 return self._pandas(value, kind, space)
         except Exception as error:  # noqa: BLE001 - a half-built frame may raise anything
             return f"looking at it failed ({type(error).__name__})"
-        return f"it is a {name}, which may hold anything"
+        return self._holdings.why_not(value)
 
     def _compiled(self, function: Any) -> str | None:
         """A function compiled by Cython: as good as the library that it is from."""
@@ -139,7 +146,7 @@ class Judge:
             return data.why_not_frame(value, self.value)
         if kind in (space.get("Index"), space.get("MultiIndex"), space.get("CategoricalIndex")):
             return data.why_not_index(value, self.value)
-        return f"it is a {kind.__module__}.{kind.__qualname__}, which may hold anything"
+        return self._holdings.why_not(value)
 
     # --- containers and holders
 
@@ -171,6 +178,8 @@ class Judge:
         return self._all(value.func, value.args, value.keywords, value.__dict__)
 
     def _method(self, value: Any) -> str | None:
+        if value.__func__.__module__ == "ipykernel.kernelbase" and value.__name__ in ASKS:
+            return None
         return self._all(value.__func__, value.__self__)
 
     def _property(self, value: Any) -> str | None:

@@ -6,6 +6,7 @@ traits ``Kiwi.cpu_modules`` and ``Kiwi.gpu_modules`` extend them.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from typing import Final
@@ -24,6 +25,17 @@ GPU_LIBRARIES: Final = frozenset(
 )
 """Known to drive a GPU, or to do so when asked."""
 
+SELDOM_GPU: Final = frozenset(
+    "catboost cv2 lightgbm numba onnxruntime polars pynvml ray thinc xgboost".split()
+)
+"""Of these, the libraries that mostly work on the CPU: naming one is no plain use of the GPU."""
+
+PLAINLY_GPU: Final = ("numba.cuda", "cv2.cuda")
+"""What of them is."""
+
+GPU_PARTS: Final = ("pyarrow.cuda", "pyarrow._cuda")
+"""What reaches a GPU in libraries that otherwise stay on the CPU."""
+
 ACCELERATORS: Final = frozenset({"cudf", "cuml", "legate", "cunumeric", "cupynumeric", "modin"})
 """Libraries that replace *other* libraries in place: once one is loaded, only the standard
 library is still what its name says."""
@@ -32,13 +44,13 @@ CPU_LIBRARIES: Final = frozenset(
     """
     IPython PIL altair annotated_types anyio arrow attr attrs babel bokeh bs4 certifi chardet
     charset_normalizer colorama comm contourpy cycler dateutil decorator docutils et_xmlfile
-    folium fontTools graphviz h5py httpx idna imageio ipywidgets jedi jinja2 jsonschema kiwi_core
-    kiwi_jupyter kiwisolver lxml markdown markupsafe matplotlib matplotlib_inline mpl_toolkits
-    msgspec narwhals numpy openpyxl packaging pandas parso patsy platformdirs plotly psutil
-    pydantic pydantic_core pygments pyparsing pytz regex requests rich seaborn scipy shapely
-    simplejson six skimage sklearn sortedcontainers soupsieve statsmodels tabulate tenacity
-    termcolor threadpoolctl tornado tqdm traitlets typing_extensions tzdata tzlocal urllib3
-    wcwidth wordcloud xarray xlrd yaml zmq
+    folium fontTools graphviz h5py httpx idna imageio ipywidgets jedi jinja2 joblib jsonschema
+    kiwi_core kiwi_jupyter kiwisolver lxml markdown markupsafe matplotlib matplotlib_inline
+    mpl_toolkits msgspec narwhals networkx numpy openpyxl packaging pandas parso patsy
+    platformdirs plotly psutil pyarrow pydantic pydantic_core pygments pyparsing pytz regex
+    requests rich seaborn scipy shapely simplejson six skimage sklearn sortedcontainers soupsieve
+    sqlalchemy statsmodels tabulate tenacity termcolor threadpoolctl tokenizers tornado tqdm
+    traitlets typing_extensions tzdata tzlocal urllib3 wcwidth wordcloud xarray xlrd yaml zmq
     """.split()
 )
 """Third-party libraries that stay on the CPU whatever they are given, as long as that does."""
@@ -93,7 +105,10 @@ PARTLY_CPU: Final[dict[str, frozenset[str]]] = {
         """.split()
     ),
     "threading": frozenset(
-        "Thread Lock RLock Event Timer Semaphore BoundedSemaphore Barrier Condition".split()
+        """
+        Thread Lock RLock Event Timer Semaphore BoundedSemaphore Barrier Condition allocate_lock
+        lock
+        """.split()
     ),
     "concurrent": frozenset(),
     "concurrent.futures": frozenset(
@@ -101,23 +116,48 @@ PARTLY_CPU: Final[dict[str, frozenset[str]]] = {
     ),
     "queue": frozenset({"Queue", "LifoQueue", "PriorityQueue", "SimpleQueue", "Empty", "Full"}),
     "IPython": frozenset({"display", "version_info"}),
+    "IPython.core.interactiveshell": frozenset({"open"}),  # what it puts in the place of open
+    "IPython.core.display": frozenset(
+        """
+        HTML Markdown Math Latex SVG JSON GeoJSON Javascript Image Video Pretty Code ProgressBar
+        DisplayObject TextDisplayObject set_matplotlib_formats
+        """.split()
+    ),
+    "IPython.core.display_functions": frozenset(
+        "display clear_output update_display publish_display_data DisplayHandle".split()
+    ),
+    "IPython.lib.display": frozenset("Audio FileLink FileLinks IFrame YouTubeVideo Code".split()),
+    "pickle": frozenset({"dump", "dumps", "HIGHEST_PROTOCOL", "DEFAULT_PROTOCOL", "PickleError"}),
+    "sqlite3": frozenset(
+        """
+        connect Row Error DatabaseError IntegrityError OperationalError ProgrammingError
+        PARSE_DECLTYPES PARSE_COLNAMES sqlite_version version
+        """.split()
+    ),
+    "traceback": frozenset({"print_exc", "format_exc"}),
+    "inspect": frozenset(
+        """
+        getdoc getsource getsourcelines getfile signature cleandoc isfunction isclass ismethod
+        iscoroutinefunction Parameter Signature
+        """.split()
+    ),
 }
 """Modules of which only these names stay on the CPU. The rest starts programs, shows frames,
 other people's threads or the table of modules."""
 
 SAME_AS: Final = {
     "posix": "os", "_operator": "operator", "_thread": "threading", "_asyncio": "asyncio",
-    "_queue": "queue",
+    "_queue": "queue", "_pickle": "pickle", "_sqlite3": "sqlite3",
 }  # fmt: skip
 """Under which name the rules for a C module are found."""
 
 LOADED_WITHOUT_HARM: Final = frozenset(
     """
-    _cffi_backend _plotly_utils bottleneck cffi cython_runtime debugpy defusedxml executing
-    google ipykernel joblib jupyter_client jupyter_core numexpr pexpect pickleshare
-    prompt_toolkit ptyprocess pure_eval pyarrow pydevconsole pydevd pydevd_file_utils
-    pydevd_plugins pydevd_tracing pydev_ipython sitecustomize usercustomize stack_data asttokens
-    backcall nest_asyncio appnope kiwi_jupyter mesonpy pytest _pytest pluggy hypothesis xdist
+    _cffi_backend _plotly_utils bottleneck cffi cython_runtime debugpy defusedxml executing google
+    ipykernel joblib jupyter_client jupyter_core numexpr pexpect pickleshare prompt_toolkit
+    ptyprocess pure_eval pyarrow pydevconsole pydevd pydevd_file_utils pydevd_plugins
+    pydevd_tracing pydev_ipython sitecustomize usercustomize stack_data asttokens backcall
+    greenlet nest_asyncio appnope kiwi_jupyter mesonpy pytest _pytest pluggy hypothesis xdist
     """.split()
 )
 """Loaded by the kernel and by CPU libraries; using them directly is another matter."""
@@ -134,6 +174,10 @@ DENIED_IN: Final[dict[str, frozenset[str]]] = {
     "sklearn": frozenset({"externals"}),
     "matplotlib": frozenset({"use"}),
     "scipy": frozenset({"LowLevelCallable"}),
+    "joblib": frozenset("load Memory externals memory numpy_pickle parallel_config".split()),
+    "pyarrow": frozenset("cuda deserialize read_serialized foreign_buffer".split()),
+    "networkx": frozenset({"config", "read_gpickle"}),
+    "sqlalchemy": frozenset({"event", "PickleType"}),
     "logging": frozenset({"config", "handlers"}),
     "tqdm": frozenset({"contrib"}),
     "plotly": frozenset({"io"}),
@@ -187,11 +231,29 @@ class Libraries:
     ) -> None:
         self.gpu = (GPU_LIBRARIES | gpu) - cpu
         self.cpu = (CPU_LIBRARIES | cpu) - self.gpu
+        self._seldom = SELDOM_GPU - gpu
         self._trusted_modules: dict[str, tuple[int, bool]] = {}
 
     def is_gpu(self, module: str) -> bool:
         """Whether ``module`` belongs to a library that is known to reach a GPU."""
-        return module.partition(".")[0] in self.gpu
+        return module.partition(".")[0] in self.gpu or module.startswith(GPU_PARTS)
+
+    def is_plainly_gpu(self, module: str) -> bool:
+        """Whether ``module`` belongs to a library that is there to drive a GPU."""
+        top = module.partition(".")[0]
+        return top in self.gpu and (top not in self._seldom or module.startswith(PLAINLY_GPU))
+
+    def is_known(self, module: str) -> bool:
+        """Whether ``module`` is of the standard library or of one in the lists."""
+        top = module.partition(".")[0]
+        return top in sys.stdlib_module_names or top in self.cpu or top in self.gpu
+
+    def is_users(self, module: str) -> bool:
+        """Whether ``module`` is the notebook or a file of its user's, not part of a package."""
+        if module == "__main__":
+            return True
+        loaded = sys.modules.get(module.partition(".")[0])
+        return loaded is not None and not self._is_installed(module.partition(".")[0], loaded)
 
     def is_cpu(self, module: str) -> bool:
         """Whether ``module`` belongs, by name, to what stays on the CPU (all or part of it)."""
@@ -209,9 +271,14 @@ class Libraries:
         if not self.is_cpu(module):
             return False
         top = module.partition(".")[0]
+        if module.startswith(GPU_PARTS) or (top == "networkx" and _installed("nx_cugraph")):
+            return False
         loaded = sys.modules.get(top)
         if loaded is None:
             return not _shadowed(top)
+        return self._is_installed(top, loaded)
+
+    def _is_installed(self, top: str, loaded: object) -> bool:
         known = self._trusted_modules.get(top)
         if known is None or known[0] != id(loaded):
             known = (id(loaded), _comes_from_environment(loaded))
@@ -231,6 +298,10 @@ class Libraries:
         top = module.partition(".")[0]
         if top in self.gpu:
             return False
+        if top == module and top not in sys.stdlib_module_names:
+            # Cython registers modules under short names; their spec has the whole one.
+            spec = getattr(sys.modules.get(module), "__spec__", None)
+            top = getattr(spec, "name", module).partition(".")[0]
         return (
             top in sys.stdlib_module_names
             or top in self._third_party()
@@ -301,6 +372,14 @@ def _comes_from_environment(module: object) -> bool:
 
 def _is_editable_kiwi(module: object) -> bool:
     return getattr(module, "__name__", "").partition(".")[0] in ("kiwi_core", "kiwi_jupyter")
+
+
+def _installed(top: str) -> bool:
+    """Whether a library is there that takes over others' work when it is called."""
+    try:
+        return importlib.util.find_spec(top) is not None
+    except (ImportError, ValueError):
+        return True
 
 
 def _shadowed(top: str) -> bool:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import ast
 import os
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kiwi_jupyter.kernel.analysis.check import Fault
-from kiwi_jupyter.kernel.analysis.shell_commands import may_use_gpu
+from kiwi_jupyter.kernel.analysis.shell_commands import may_use_gpu, python_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kiwi_jupyter.kernel.analysis.needs import MagicCall
+    from kiwi_jupyter.kernel.analysis.shell_commands import PythonProgram
 
 HARMLESS_LINE: Final = frozenset(
     """
@@ -21,7 +23,7 @@ HARMLESS_LINE: Final = frozenset(
     config connect_info cp dhist dirs doctest_mode env hist history kiwi less lf lk ll load
     ls lsmagic lx magic man matplotlib micromamba mkdir more mv notebook pip
     popd precision pushd pwd pycat quickref rehashx rm rmdir set_env
-    subshell unalias unset_env uv who_ls writefile
+    subshell unalias unset_env uv who who_ls writefile
     """.split()
 )
 HARMLESS_CELL: Final = frozenset(
@@ -76,6 +78,8 @@ class Magics:
             return Fault(0, f"%{name} {line}", "it imports what Kiwi does not know")
         if name == "run":
             return self._run(line)
+        if name == "store" and not {"-r", "-d", "-z"} & set(line.split()):
+            return self._stored(line)
         if name in HARMLESS_LINE:
             return None
         return Fault(0, f"%{name}", "Kiwi does not know this magic", taints=True)
@@ -100,10 +104,27 @@ class Magics:
         fault = self._expansions(script) if expand else None
         if fault is not None:
             return fault
-        command = may_use_gpu(_EXPANSION.sub("x", script) if expand else script)
+        plain = _EXPANSION.sub("x", script) if expand else script
+        python = None if _EXPANSION.search(script) else python_program(plain)
+        if python is not None:
+            return self._python(script.strip(), python)
+        command = may_use_gpu(plain)
         if command is None:
             return None
         return Fault(0, f"!{command}", "a program may use the GPU", taints=False)
+
+    def _python(self, script: str, program: PythonProgram) -> Fault | None:
+        """A Python program in a process of its own: what it imports is all that it has."""
+        source = program.source
+        if source is None:
+            source, fault = _read(program.path, f"!{script}")
+            if source is None:
+                return fault
+        fault = self._body(source, True)
+        if fault is None:
+            return None
+        why = f"it reaches `{fault.subject}` in line {fault.line}: {fault.why}"
+        return Fault(0, f"!{script}", why, taints=False, plain=fault.plain)
 
     def _expansions(self, line: str) -> Fault | None:
         """IPython puts ``{expression}`` and ``$name`` into the line: that prints them."""
@@ -112,6 +133,11 @@ class Magics:
             if fault is not None:
                 return fault
         return None
+
+    def _stored(self, line: str) -> Fault | None:
+        """``%store a b >file``: writes down what the names mean."""
+        names = [word for word in line.partition(">")[0].split() if word.isidentifier()]
+        return self._body("\n".join(names), False) if names else None
 
     def _run(self, line: str) -> Fault | None:
         words = line.split()
@@ -122,17 +148,24 @@ class Magics:
         subject = f"%run {path}"
         if {"-m", "-d", "-p"} & set(words) or path.endswith(".ipynb"):
             return Fault(0, subject, "Kiwi does not look into that kind of run")
-        try:
-            if os.path.getsize(path) > SCRIPT_MAX_BYTES:
-                return Fault(0, subject, "the script is too long to be looked at")
-            with open(path, encoding="utf-8") as file:
-                source = file.read()
-        except (OSError, UnicodeDecodeError) as error:
-            return Fault(0, subject, f"it cannot be read ({type(error).__name__})")
+        source, fault = _read(path, subject)
+        if source is None:
+            return fault
         fault = self._body(source, "-i" not in words)
         if fault is None:
             return None
-        return Fault(0, subject, f"it reaches `{fault.subject}` in line {fault.line}: {fault.why}")
+        why = f"it reaches `{fault.subject}` in line {fault.line}: {fault.why}"
+        return Fault(0, subject, why, plain=fault.plain)
+
+
+def _read(path: str, subject: str) -> tuple[str | None, Fault | None]:
+    try:
+        if os.path.getsize(path) > SCRIPT_MAX_BYTES:
+            return None, Fault(0, subject, "the script is too long to be looked at")
+        with open(path, encoding="utf-8") as file:
+            return file.read(), None
+    except (OSError, UnicodeDecodeError) as error:
+        return None, Fault(0, subject, f"it cannot be read ({type(error).__name__})")
 
 
 def parse(code: str, transform: Callable[[str], str]) -> ast.Module | None:
@@ -157,4 +190,4 @@ def _without_options(line: str) -> str:
 
 
 def _at(fault: Fault, line: int) -> Fault:
-    return Fault(line, fault.subject, fault.why, fault.taints)
+    return replace(fault, line=line)

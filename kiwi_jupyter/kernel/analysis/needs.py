@@ -13,7 +13,10 @@ attributes that directly follow (``Needs.reads``), and a module that is passed a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Chain = tuple[str, ...]
 """The attributes read directly off a name: ``("linalg", "norm")`` in ``np.linalg.norm(x)``."""
@@ -60,6 +63,13 @@ class Needs:
 
     def read(self, name: str, chain: Chain, line: int) -> None:
         self.reads.setdefault((name, chain), line)
+
+    def words(self) -> Iterator[str]:
+        """Every attribute that it reads."""
+        yield from self.attributes
+        for of in (self.reads, self.cells, self.modules):
+            for _, chain in of:
+                yield from chain
 
     def absorb(self, other: Needs, line: int | None = None) -> None:
         """Add what ``other`` needs; at ``line`` if given, for code that stands elsewhere."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Final
+from typing import Final, NamedTuple
 
 HARMLESS: Final = frozenset(
     """
@@ -26,6 +26,41 @@ _RUN_OTHERS: Final = re.compile(
 
 _SUBSTITUTION: Final = re.compile(r"`|\$\(|<\(|>\(|\beval\b")
 _SEPARATORS: Final = re.compile(r"\|\||&&|[;|&\n]")
+
+
+_PYTHON: Final = re.compile(r"python(3(\.\d+)?)?\Z")
+_QUIET_OPTIONS: Final = frozenset("-u -B -E -O -OO -q -s -S -I".split())
+"""Options of Python that bring nothing else to run."""
+
+
+class PythonProgram(NamedTuple):
+    """``source`` is what stands after ``-c``, or ``path`` names a script."""
+
+    source: str | None
+    path: str
+
+
+def python_program(script: str) -> PythonProgram | None:
+    """The Python program that ``script`` runs, if that is all that it does."""
+    if _SUBSTITUTION.search(script) or "\n" in script.strip():
+        return None
+    try:
+        words = list(shlex.shlex(script.strip(), posix=True, punctuation_chars=True))
+        parts = shlex.split(script, comments=True)
+    except ValueError:
+        return None
+    if any(set(word) <= set("();<>|&") for word in words if word):
+        return None  # more than one command, or its output goes somewhere
+    if not parts or not _PYTHON.match(parts[0].rpartition("/")[2]):
+        return None
+    rest = parts[1:]
+    while rest and rest[0] in _QUIET_OPTIONS:
+        rest = rest[1:]
+    if len(rest) >= 2 and rest[0] == "-c":
+        return PythonProgram(rest[1], "")
+    if rest and rest[0].endswith(".py") and not rest[0].startswith("-"):
+        return PythonProgram(None, rest[0])
+    return None
 
 
 def may_use_gpu(script: str) -> str | None:

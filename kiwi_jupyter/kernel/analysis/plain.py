@@ -1,0 +1,154 @@
+"""Does a cell plainly go for the GPU? For a process that has not initialised the driver.
+
+Such a process cannot use the GPU, and what initialises the driver passes Kiwi's gate. So nothing
+has to be proved here: a cell takes its turn beforehand if what it imports, or what its names lead
+to, is of a library that is there to drive a GPU. Whatever is overlooked waits at the gate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from kiwi_jupyter.kernel.analysis import data
+from kiwi_jupyter.kernel.analysis.check import Checker, Fault, already_there
+from kiwi_jupyter.kernel.analysis.from_code import needs_of_code
+from kiwi_jupyter.kernel.analysis.names import Defined, Existing, FunctionNames, Imported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kiwi_jupyter.kernel.analysis.libraries import Libraries
+    from kiwi_jupyter.kernel.analysis.names import Meaning, Names
+    from kiwi_jupyter.kernel.analysis.needs import Chain, MagicCall, Needs
+
+STEPS_MAX: Final = 400
+"""Values looked at for one cell: a millisecond or so."""
+
+ELEMENTS_MAX: Final = 32
+"""Of one container: a list of tensors starts with one."""
+
+
+class PlainChecker(Checker):
+    """One per cell. Finds nothing but plain uses; everything that is only possible passes."""
+
+    def __init__(
+        self, libraries: Libraries, *, magic: Callable[[MagicCall], Fault | None] | None = None
+    ) -> None:
+        super().__init__(libraries, clean=False, magic=magic)
+        self._known: dict[int, str | None] = {}
+        self._keep: list[object] = []
+
+    def _faults(self, needs: Needs, names: Names) -> Iterator[Fault | None]:
+        for module, line in needs.imports.items():
+            yield self._import(module, line)
+        for (module, chain), line in needs.modules.items():
+            yield self._of(module, Imported(module, chain), (), line, names)
+        for (name, chain), line in needs.reads.items():
+            for meaning in names.meanings(name):
+                yield self._of(name, meaning, chain, line, names)
+        for (name, chain), line in needs.cells.items():
+            for meaning in names.cell(name):
+                yield self._of(name, meaning, chain, line, names)
+        for magic in needs.magics:
+            fault = self._magic(magic) if self._magic else None
+            yield fault if fault is not None and fault.plain else None
+
+    def stored(self, name: str, old: object, line: int) -> Fault | None:  # noqa: ARG002
+        return None
+
+    def let_go(self, value: object) -> str | None:  # noqa: ARG002
+        return None
+
+    def _import(self, module: str, line: int) -> Fault | None:
+        if not self.libraries.is_plainly_gpu(module):
+            return None
+        return _fault(line, f"import {module}", "it uses the GPU")
+
+    def _of(
+        self, name: str, meaning: Meaning, chain: Chain, line: int, names: Names
+    ) -> Fault | None:
+        if isinstance(meaning, Defined):
+            fault = self._defined(meaning, (), line, names)
+            return None if fault is None else replace(fault, plain=True)
+        if isinstance(meaning, Imported) and self.libraries.is_plainly_gpu(
+            ".".join((meaning.module, *meaning.chain, *chain))
+        ):
+            return _fault(line, name, f"{meaning.module} uses the GPU")
+        why = self._leads(already_there(meaning, chain)) or self._holder(meaning, chain)
+        return None if why is None else _fault(line, name, why)
+
+    def _holder(self, meaning: Meaning, chain: Chain) -> str | None:
+        """For ``trainer.fit``: what ``trainer`` is, where that is no module."""
+        if not chain or not isinstance(meaning, Existing) or type(meaning.value) is ModuleType:
+            return None
+        return self._leads(meaning.value)
+
+    # --- values
+
+    def _leads(self, value: Any) -> str | None:
+        kind = type(value)
+        if kind in data.LEAVES:
+            return None
+        key = id(value)
+        if key not in self._known and len(self._known) < STEPS_MAX:
+            self._known[key] = None  # on a cycle
+            self._keep.append(value)
+            self._known[key] = self._look(value, kind)
+        return self._known.get(key)
+
+    def _look(self, value: Any, kind: type) -> str | None:
+        if issubclass(kind, ModuleType):
+            name = str(vars(value).get("__name__", ""))
+            return f"{name} uses the GPU" if self.libraries.is_plainly_gpu(name) else None
+        if kind is FunctionType:
+            return self._function_leads(value)
+        if kind is MethodType:
+            return self._any((value.__self__, value.__func__))
+        if kind is BuiltinFunctionType:
+            return self._said(value.__module__, "it is a function of")
+        if kind in (list, tuple, set, frozenset):
+            return self._any([item for item, _ in zip(value, range(ELEMENTS_MAX), strict=False)])
+        if kind is dict:
+            return self._any(list(value.values())[:ELEMENTS_MAX])
+        return self._object_leads(value, value if issubclass(kind, type) else kind)
+
+    def _object_leads(self, value: Any, cls: type) -> str | None:
+        for base in cls.__mro__:
+            why = self._said(
+                base.__module__, f"it is {'' if base is cls else 'based on '}a class of"
+            )
+            if why is not None:
+                return why
+        if not self._is_users(cls.__module__):
+            return None
+        members = [m for base in cls.__mro__[:-1] for m in list(vars(base).values())]
+        held = () if cls is value else getattr(value, "__dict__", ())
+        return self._any([m for m in members if type(m) is FunctionType]) or (
+            self._any(list(held.values())[:ELEMENTS_MAX]) if type(held) is dict else None
+        )
+
+    def _function_leads(self, function: Any) -> str | None:
+        why = self._said(function.__module__, "it is a function of")
+        if why is not None or not self._is_users(function.__globals__.get("__name__")):
+            return why
+        names = FunctionNames(function.__globals__, function)
+        fault = self.check(needs_of_code(function.__code__), names)
+        return None if fault is None else f"it reaches `{fault.subject}`, and {fault.why}"
+
+    def _any(self, values: Any) -> str | None:
+        return next((why for value in values if (why := self._leads(value)) is not None), None)
+
+    def _said(self, module: object, how: str) -> str | None:
+        if not isinstance(module, str) or not self.libraries.is_plainly_gpu(module):
+            return None
+        return f"{how} {module}, which uses the GPU"
+
+    def _is_users(self, module: object) -> bool:
+        """Whether it is the notebook's own code or of a file of its user's, not of a package."""
+        return isinstance(module, str) and self.libraries.is_users(module)
+
+
+def _fault(line: int, subject: str, why: str) -> Fault:
+    return Fault(line, subject, why, taints=False, plain=True)

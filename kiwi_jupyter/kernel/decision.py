@@ -1,0 +1,117 @@
+"""Does a cell take its turn before it runs? What the analysis says, the user, and the gate.
+
+A process that has not initialised the driver cannot use the GPU. There, only cells that plainly go
+for it wait beforehand; every other cell runs at once, and if it reaches the driver after all, the
+gate in front of it asks for the turn at that call.
+"""
+
+from __future__ import annotations
+
+import ast
+import logging
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kiwi_jupyter.kernel.analysis import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from kiwi_jupyter.kernel.analysis import Analyzer
+    from kiwi_jupyter.kernel.loading import Gatekeeper
+    from kiwi_jupyter.kernel.session import Session
+
+UNTOUCHED: Final = (
+    "nothing in this kernel has started the CUDA driver, and the cell does not plainly go for the"
+    " GPU; should it reach the GPU all the same, it waits for its turn there (the doubt: {doubt})"
+)
+
+_log = logging.getLogger("kiwi.kernel")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``otherwise`` is the verdict in case that the gate turns out to be in front of the driver
+    and the driver untouched, once there is a connection: with an emulating daemon both come with
+    it. ``connect``: nobody waits for that, but the daemon shall know this notebook by its name if
+    the cell reaches the driver."""
+
+    verdict: Verdict
+    otherwise: Verdict | None = None
+    connect: bool = False
+
+
+class Decider:
+    """One per kernel. Any thread may call it."""
+
+    def __init__(
+        self, shell: Any, session: Session, analyzer: Analyzer, gatekeeper: Gatekeeper
+    ) -> None:
+        self._shell = shell
+        self._session = session
+        self._analyzer = analyzer
+        self._gatekeeper = gatekeeper
+        self._lock = threading.Lock()
+
+    def untouched(self) -> bool:
+        """Return whether this process cannot use the GPU without a call that Kiwi sees."""
+        return self._gatekeeper.untouched()
+
+    def must_look(self) -> bool:
+        """Return whether code that is not a cell could use the GPU at all."""
+        return self._analyzer.tainted is not None and not self.untouched()
+
+    def not_looked(self) -> None:
+        """Note that a cell ran without a decision."""
+        self._analyzer.taint("cells ran while Kiwi was not looking")
+
+    def preview(self, tree: ast.Module) -> Verdict:
+        """Decide about code that is not going to run."""
+        with self._lock:
+            verdict = self._analyzer.preview(tree, self._shell.user_ns)
+            return self._decide(tree, verdict, None).verdict
+
+    def decide(self, node: ast.Module, override: str | None, source: Hashable | None) -> Decision:
+        """Decide about a cell that is about to run. ``override`` is what its user says."""
+        try:
+            with self._lock:
+                verdict = self._analyzer.analyse(node, self._shell.user_ns, source)
+                decision = self._decide(node, verdict, source)
+        except Exception as error:  # noqa: BLE001
+            _log.exception("Kiwi could not analyse a cell; it counts as using the GPU")
+            self._analyzer.taint("a cell could not be analysed")
+            why = f"it could not be analysed ({type(error).__name__})"
+            decision = Decision(Verdict(True, why, 1, 0))
+        if override == "cpu":
+            return Decision(Verdict(False, "%%kiwi cpu says so"))
+        if override == "gpu":
+            return Decision(Verdict(True, "%%kiwi gpu says so", 1, _first_real_statement(node)))
+        return decision
+
+    def _decide(self, node: ast.Module, verdict: Verdict, source: Hashable | None) -> Decision:
+        if not verdict.gpu:
+            return Decision(verdict)
+        untouched = self.untouched()
+        if not untouched and not self._driver_may_come():
+            return Decision(verdict)
+        plain = self._analyzer.plainly(node, self._shell.user_ns, source)
+        if plain.gpu:
+            return Decision(plain if untouched else verdict)
+        at_once = Verdict(False, UNTOUCHED.format(doubt=verdict.why))
+        if untouched:
+            return Decision(at_once, connect=self._session.connected_client is None)
+        return Decision(verdict, otherwise=at_once)
+
+    def _driver_may_come(self) -> bool:
+        """Return whether the first connection may bring the driver, and the gate in front of it."""
+        return not self._gatekeeper.in_front and self._session.connected_client is None
+
+
+def _first_real_statement(node: ast.Module) -> int:
+    """``from __future__`` must stay first, and a docstring may stand before it."""
+    index = 0
+    for number, statement in enumerate(node.body):
+        if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
+            index = number + 1
+    return min(index, len(node.body) - 1)

@@ -1,0 +1,158 @@
+"""Room for a restore is claimed where programs outside Kiwi may take it after the look.
+
+On the emulated driver, as on real ones, a restore that finds too little memory keeps what there is
+and can never be repeated.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from blocking import Blocking, Loop
+from cuda_processes import Worker
+from cuda_program import CudaProgram
+
+from kiwi_core import emulator
+from kiwi_core.gpu import processes
+from kiwi_core.movers import Movers, RemoteDriver, RemoteGpu
+from kiwi_core.pager.api import Lost, Moved, Refused, Target
+from kiwi_core.pager.checkpoint import CheckpointPager
+from kiwi_core.states import Reason
+from kiwi_core.units import MIB, NS_PER_S, SessionId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+SIZE_MIB = 24
+
+
+class Stage:
+    """One program as a session, one outside Kiwi, and a pager whose looks at the free memory can be
+    followed by something. ``calls`` are the names of the workers' calls."""
+
+    def __init__(self, path: Path) -> None:
+        libraries = emulator.build()
+        emulator.create_state(path, emulator.parse_gpus("1x64MiB"))
+        emulator.set_context_bytes(path, 2 * MIB)
+        self.environment = emulator.environment(path, libraries)
+        self.path = path
+        self.loop = Loop()
+        self.movers = Movers(environment=self.environment)
+        self.loop.loop.call_soon_threadsafe(self.movers.start)
+        self.outsider = Worker(self.environment)
+        self.program = CudaProgram(self.environment, SIZE_MIB * MIB)
+        self.contents = self.program.digest()
+        self.after_a_look: Callable[[], None] = lambda: None
+        self.calls: list[str] = []
+        self.named = True
+        ref = processes.ref_of(self.program.pid)
+        assert ref is not None
+        self.target = Target(SessionId("s"), ref)
+        self.pager = Blocking(self._pager(), self.loop)
+
+    def _pager(self) -> CheckpointPager:
+        stage, gpu = self, emulator.books(self.path).gpus[0]
+
+        class Watched(RemoteGpu):
+            async def free_bytes(self) -> int:
+                free_bytes = await super().free_bytes()
+                stage.after_a_look()
+                return free_bytes
+
+            async def names_users(self) -> bool:
+                return stage.named
+
+        call = self.movers.call
+
+        async def counted(name: str, *args: object, deadline_s: float) -> object:
+            self.calls.append(name)
+            return await call(name, *args, deadline_s=deadline_s)
+
+        self.movers.call = counted  # type: ignore[method-assign]
+        made = Watched(self.movers, gpu.uuid, gpu.total_bytes)
+        return CheckpointPager(RemoteDriver(self.movers), made)
+
+    def take(self, mib: int) -> None:
+        self.outsider.do(f"q = alloc({mib * MIB})")
+
+    def out(self) -> None:
+        assert isinstance(self.pager.page_out(self.target, soon_ns()), Moved)
+        self.calls.clear()
+
+    def back(self) -> Moved | Refused | Lost:
+        outcome: Moved | Refused | Lost = self.pager.page_in(self.target, soon_ns())
+        return outcome
+
+    def close(self) -> None:
+        self.program.close()
+        self.outsider.close()
+        self.loop.run(self.movers.close())
+        self.loop.close()
+
+
+def soon_ns() -> int:
+    return time.monotonic_ns() + 30 * NS_PER_S
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path / "gpus")
+    yield made
+    made.close()
+
+
+def test_who_grabs_memory_after_the_look_costs_a_wait_and_not_the_contents(stage: Stage) -> None:
+    stage.outsider.do("init()")
+    stage.out()
+    taken = []
+
+    def grab() -> None:
+        if not taken:
+            taken.append(stage.take(40))
+
+    stage.after_a_look = grab
+    outcome = stage.back()
+    assert isinstance(outcome, Refused), outcome
+    assert outcome.reason is Reason.NO_ROOM
+    assert taken
+    assert "restore" not in stage.calls
+    stage.outsider.do("free(q)")
+    outcome = stage.back()
+    assert isinstance(outcome, Moved), outcome
+    assert stage.program.digest() == stage.contents
+
+
+def test_what_was_claimed_is_given_back(stage: Stage) -> None:
+    stage.outsider.do("init()")
+    stage.take(4)
+    before = emulator.books(stage.path).gpus[0].used_bytes
+    stage.out()
+    assert isinstance(stage.back(), Moved)
+    assert "claimed_restore" in stage.calls
+    assert stage.program.digest() == stage.contents
+    assert emulator.books(stage.path).gpus[0].used_bytes == before
+
+
+def test_nobody_outside_no_claim(stage: Stage) -> None:
+    """A claim needs a context, which costs time and memory."""
+    stage.out()
+    assert isinstance(stage.back(), Moved)
+    assert "restore" in stage.calls
+    assert "claimed_restore" not in stage.calls
+
+
+def test_where_nobody_can_be_named_room_is_claimed(stage: Stage) -> None:
+    emulator.set_manner(stage.path, "no_process_rows")
+    stage.named = False
+    stage.out()
+    assert isinstance(stage.back(), Moved)
+    assert "claimed_restore" not in stage.calls, "the GPU is as empty as it ever was"
+    stage.outsider.do("init()")
+    stage.take(20)
+    stage.out()
+    assert isinstance(stage.back(), Moved)
+    assert "claimed_restore" in stage.calls
+    assert stage.program.digest() == stage.contents
