@@ -165,6 +165,76 @@ def test_no_less_comes_back_than_nvml_said(machine, controller, target):
     assert freed - said == 5 * MIB or (machine.real and freed - said < 32 * MIB)
 
 
+def test_contexts_and_streams_cost_memory(machine, controller, target):
+    """A context costs on every GPU. A stream may be served from memory that the driver has already;
+    it gives none back before the context ends."""
+    before = controller.get("device_used()")
+    second = machine.worker()
+    wait_until(lambda: controller.get("device_used()") - before >= MIB, "its context costs")
+    with_context = controller.get("device_used()")
+    second.do("streams = [ck(driver.cuStreamCreate(1)) for _ in range(64)]; sync()")
+    assert controller.get("device_used()") >= with_context + (0 if machine.real else 64 * 65536)
+    assert second.leave()
+    wait_until(lambda: controller.get("device_used()") <= before, "all is free again")
+
+
+UNMAP_UNDER_WORK = """
+props = driver.CUmemAllocationProp()
+props.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+props.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+size = 64 * MIB
+at = ck(driver.cuMemAddressReserve(size, 0, 0, 0))
+ck(driver.cuMemMap(at, size, 0, ck(driver.cuMemCreate(size, props, 0)), 0))
+access = driver.CUmemAccessDesc()
+access.location = props.location
+access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+ck(driver.cuMemSetAccess(at, size, [access], 1))
+for i in range(300): ck(driver.cuMemsetD8Async(at, i % 256, size, s))
+ck(driver.cuMemUnmap(at, size))
+"""
+
+
+def test_unmapping_is_not_a_way_to_wait(machine, target):
+    """Work that uses the memory may be under way when the call returns: it then fails, or was done.
+    Whoever unmaps must synchronise first."""
+    target.do(UNMAP_UNDER_WORK)
+    answers = (OK, "CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED")
+    assert target.get("name_of(driver.cuCtxSynchronize)") in answers
+
+
+@pytest.mark.parametrize(("move", "after"), [("Checkpoint", 2), ("Restore", 1)])
+def test_a_controller_that_is_killed_in_mid_move(machine, controller, target, move, after):
+    """What it began is completed, and stays so until somebody else goes on: after a restore the
+    target is locked. (The controller has no context: killing it harms no GPU.)"""
+    target.do("big = alloc(256 * MIB)")
+    controller.do(f"checkpoint_of({target.pid}).lock()")
+    if move == "Restore":
+        controller.do(f"checkpoint_of({target.pid}).checkpoint()")
+    doomed = machine.worker("ck(driver.cuInit(0))")
+    with slow(machine):
+        doomed.send(f"name_of(driver.cuCheckpointProcess{move}, {target.pid}, None)")
+        time.sleep(0.1)
+        doomed.kill()
+    question = f"int(ck(driver.cuCheckpointProcessGetState({target.pid})))"
+    wait_until(lambda: controller.get(question) == after, "it is completed")
+    if move == "Checkpoint":
+        controller.do(f"checkpoint_of({target.pid}).restore()")
+    controller.do(f"checkpoint_of({target.pid}).unlock()")
+    assert target.get("digest(p, 16 * MIB) == expected")
+
+
+def test_another_program_in_a_process_that_is_out_begins_anew(controller, target):
+    controller.do(f"suspend({target.pid})")
+    empty = controller.get("device_used()")
+    target.do("become_anew()")
+    gone = "CUDA_ERROR_NOT_INITIALIZED"
+    wait_until(lambda: call(controller, target.pid, "Unlock") == gone, "the old program is gone")
+    target.do("init(); p = alloc(8 * MIB); before = fill(p, 1, 8 * MIB)")
+    assert controller.get("device_used()") >= empty + 8 * MIB
+    controller.do(f"suspend({target.pid}); resume({target.pid})")
+    assert target.get("digest(p, 8 * MIB) == before")
+
+
 @pytest.mark.kills
 def test_a_restore_without_room_is_final_and_keeps_memory_until_the_kill(
     machine, controller, target
