@@ -188,7 +188,7 @@ def test_status_as_text_and_html(kernel: Kernel, daemon: ScriptedDaemon) -> None
     shown = kernel.check("%kiwi status").of_type("execute_result")[0]["content"]["data"]
     assert "Test GPU" in shown["text/plain"]
     assert "quantum 30 s" in shown["text/plain"]
-    assert "policy interactive" in shown["text/plain"]
+    assert "policy round-robin" in shown["text/plain"]
     assert "<table" in shown["text/html"]
 
 
