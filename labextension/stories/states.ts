@@ -144,9 +144,7 @@ function pagedOut(): IGpu {
 }
 
 function lost(): IGpu {
-  const text =
-    'The contents of this notebook’s GPU memory are lost. ' +
-    'Restart its kernel.';
+  const text = 'The contents of this notebook’s GPU memory are lost. Restart its kernel.';
   return gpu({
     sessions: [session('train', { state: 'lost', problem: 'lost', problem_text: text })],
     errors: ['The state directory cannot be written; a crash could not be recovered.']
