@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kiwi_core.sched.actions import PageIn
 from kiwi_core.sched.history import MOVES, turn_of
 from kiwi_core.sched.needs import need_bytes
 from kiwi_core.sched.parts import grain_bytes
@@ -127,8 +128,8 @@ def _check_room(st: State) -> None:
     page-ins under way add fits.
     (Later a program outside may take what was free, and the pager looks again.)"""
     arrivals = [s for s in st.sessions.values() if _does(s, Doing.PAGING_IN)]
-    if not any(s.op is not None and s.op.started_ns == st.now_ns for s in arrivals):
-        return
+    if not any(isinstance(action, PageIn) for action in st.actions):
+        return  # the GPU may have filled up since, even within the same nanosecond
     added_bytes = sum(_footprint_bytes(s) - s.resident_bytes for s in arrivals)
     total_bytes = sum(s.resident_bytes for s in st.sessions.values()) + added_bytes
     _true("a page-in has no room", total_bytes <= st.capacity_bytes)
