@@ -62,7 +62,7 @@ async def test_settings_take_effect_and_are_in_the_log(
     daemon: Daemon, gpu: str, ask: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    rest = {"anti_thrash": "on", "policy": "round-robin"}
+    rest = {"anti_thrash": "on", "policy": "interactive"}
     assert await ask(gpu, "PATCH", {"tq_s": 7.5}) == (200, {"tq_s": 7.5, **rest})
     said = await ask(gpu, "PATCH", {"anti_thrash": "always", "tq_s": 8})
     assert said == (200, {"tq_s": 8.0, **rest, "anti_thrash": "always"})
@@ -140,7 +140,7 @@ async def test_names_from_outside_do_not_write_the_log(
 
 
 async def test_the_policy_is_one_that_the_daemon_has(daemon: Daemon, gpu: str, ask: Any) -> None:
-    for policy in ("interactive", "round-robin"):
+    for policy in ("round-robin", "interactive"):
         code, said = await ask(gpu, "PATCH", {"policy": policy})
         assert (code, said["policy"]) == (200, policy)
         assert daemon.status().scheduler.policy == policy
