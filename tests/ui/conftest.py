@@ -157,13 +157,15 @@ def _keep(place: Path, opened: list[tuple[LabPage, Stage]]) -> None:
 @pytest.fixture
 def make_pair(open_lab: Callable[..., LabPage]) -> Iterator[Callable[..., Pair]]:
     """``make_pair(stage, tq_s=600)``: both notebooks are open, and hold their memory; B used the
-    GPU last and is in front, the sidebar is open."""
+    GPU last and is in front, the sidebar is open. Under ``round-robin`` B waits for a whole turn."""
     made: list[Path] = []
 
-    def make(stage: Stage, *, tq_s: float = 600.0, **options: Any) -> Pair:
+    def make(
+        stage: Stage, *, tq_s: float = 600.0, policy: str = "round-robin", **options: Any
+    ) -> Pair:
         enough = stage.enough_path()
         made.append(enough)
-        stage.set(tq_s=tq_s, anti_thrash=AntiThrash.ON)
+        stage.set(tq_s=tq_s, anti_thrash=AntiThrash.ON, policy=policy)
         write_pair(stage, enough)
         page = open_lab(stage, **options)
         page.panel()

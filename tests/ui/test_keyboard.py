@@ -78,5 +78,5 @@ def test_quantum_and_release_by_keyboard(stage: Stage, open_lab: Callable[..., L
     page.page.keyboard.press("ArrowDown")
     _tab_to(page, "apply")
     page.page.keyboard.press("Space")
-    stage.daemon.wait_for(lambda s: s.scheduler.policy == "interactive", "the policy")
+    stage.daemon.wait_for(lambda s: s.scheduler.policy == "round-robin", "the policy")
     work.run(USE)

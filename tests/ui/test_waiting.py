@@ -134,7 +134,7 @@ def test_a_shorter_quantum_from_the_sidebar_ends_a_wait(
 def test_the_order_is_chosen_in_the_sidebar(stage: Stage, make_pair: Callable[..., Pair]) -> None:
     """The daemon's policies in words, each explained, also while somebody waits; what another
     surface sets is shown."""
-    pair = make_pair(stage, tq_s=600)
+    pair = make_pair(stage, policy="interactive")
     panel = pair.page.panel()
     order = panel.root.get_by_label("Order")
     expect(order).to_have_value("interactive")
