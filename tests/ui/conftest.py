@@ -157,7 +157,7 @@ def _keep(place: Path, opened: list[tuple[LabPage, Stage]]) -> None:
 @pytest.fixture
 def make_pair(open_lab: Callable[..., LabPage]) -> Iterator[Callable[..., Pair]]:
     """``make_pair(stage, tq_s=600)``: both notebooks are open, and hold their memory; B used the
-    GPU last and is in front, the sidebar is open. Under ``round-robin`` B waits for a whole turn."""
+    GPU last and is in front, the sidebar is open. Under ``round-robin`` B waits a whole turn."""
     made: list[Path] = []
 
     def make(
