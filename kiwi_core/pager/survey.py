@@ -170,7 +170,8 @@ class Survey:
         except GpuError as error:
             if error.driver_code is None and not isinstance(error, (Busy, Hung)):
                 raise  # no driver at all: not this process's fault
-            return Member(ref, CheckpointState.NOT_A_CUDA_PROCESS, error)
+            ended = not processes.alive(ref)  # meanwhile, which drivers call an error
+            return Member(ref, CheckpointState.NOT_A_CUDA_PROCESS, None if ended else error)
         if not processes.alive(ref):
             state = CheckpointState.NOT_A_CUDA_PROCESS
         return Member(ref, state)

@@ -367,6 +367,25 @@ def test_memory_that_is_unmapped_under_a_running_kernel_costs_the_context_not_th
     assert machine.device_bytes(target) == 0
 
 
+def test_what_moves_into_the_addresses_of_unmapped_memory_stays(machine):
+    target = machine.worker()
+    target.do(
+        VMM + "small = 64 << 10\n"
+        "h = ck(driver.cuMemCreate(size, prop, 0))\n"
+        "at = int(ck(driver.cuMemAddressReserve(size, 0, 0, 0)))\n"
+        "ck(driver.cuMemMap(at, size, 0, h, 0)); ck(driver.cuMemSetAccess(at, size, [desc], 1))\n"
+        "s = ck(driver.cuStreamCreate(1)); launch('spin_ns', 1_000_000_000, stream=s)\n"
+        "ck(driver.cuMemUnmap(at, size)); ck(driver.cuMemAddressFree(at, size))\n"
+        "first = alloc(small)\n"
+        "while first < at: first = alloc(small)\n"
+        "second = alloc(small); launch('fill_u32', second, small // 4, 7, stream=s)\n"
+        "free(first)\n"  # waits for the kernels: now what was unmapped under them goes
+        "back = read(second, 4)"
+    )
+    assert target.get("first == at and second < at + size")
+    assert target.get("list(back)") == [7, 0, 0, 0]
+
+
 # --- who dies of it -----------------------------------------------------------------------------
 
 

@@ -516,7 +516,7 @@ def test_lost_in_a_page_out(machine: Machine, pager: CheckpointPager) -> None:
     assert machine.states == {1: RUNNING, 2: FAILED}
 
 
-@pytest.mark.parametrize("call", ["restore", "unlock"])
+@pytest.mark.parametrize("call", ["state", "restore", "unlock"])
 def test_a_child_that_ends_meanwhile_is_no_error(
     machine: Machine, pager: CheckpointPager, call: str
 ) -> None:

@@ -195,8 +195,14 @@ void ke_map_leave(struct ke_map *m) {
 void ke_maps_bury(void) {
     for (struct left *l; (l = left_behind); free(l)) {
         left_behind = l->next;
-        for (CUdeviceptr at = l->addr; at < l->addr + l->size; at += KE_BIG_PAGE) {
-            if (!ke_map_at(at)) munmap((void *)(uintptr_t)at, KE_BIG_PAGE); /* else it is somebody else's by now */
+        CUdeviceptr at = l->addr, end = l->addr + l->size;
+        while (at < end) { /* what has a mapping is somebody else's by now */
+            struct ke_map *m = ke_map_at(at);
+            size_t next = map_after(at);
+            CUdeviceptr until = next < map_count && maps[next].addr < end ? maps[next].addr : end;
+            if (m) until = m->addr + m->size;
+            else munmap((void *)(uintptr_t)at, until - at);
+            at = until;
         }
     }
 }
