@@ -1,8 +1,8 @@
 """Each driver call about a program hangs in turn, in each state of it: ``kiwi status`` is answered
 all the time, others go on, and when the call comes back nothing is lost.
 
-What is in the GPU is locked, checkpointed and asked about; what is out is restored, unlocked and asked
-about. The daemon makes no other call about a program in such a state.
+What is in the GPU is locked, checkpointed and asked about; what is out is restored, unlocked and
+asked about. The daemon makes no other call about a program in such a state.
 """
 
 from __future__ import annotations
