@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import grp
 import os
 import signal
 import sys
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kiwi_core import config, interpreter
-from kiwi_core.daemon import peers
 from kiwi_core.daemon.__main__ import EXIT_CANNOT
 from kiwi_core.daemon.child_options import ChildOptions
 from kiwi_core.daemon.emulation import hold_state, prepare
@@ -36,7 +36,7 @@ CALM_S = 60.0
 def main(options: DaemonOptions) -> int:
     """Runs in the foreground until SIGTERM or SIGINT. Returns the exit status."""
     if options.admin_group is not None:
-        peers.check_group(options.admin_group)
+        _check_group(options.admin_group)
     # Absolute: daemons run in another directory, and programs hear of these paths.
     sockets = (options.socket_dir or config.socket_dir()).absolute()
     state = (options.state_dir or config.state_dir(sockets)).absolute()
@@ -52,6 +52,19 @@ def main(options: DaemonOptions) -> int:
     if options.metrics is not None:
         _serve_metrics(*options.metrics, gpus, sockets)
     return asyncio.run(_supervise(wanted))
+
+
+def _check_group(name: str) -> None:
+    """Raise ``CallerError`` if this machine knows no group ``name``: a misspelt one would make
+    nobody an administrator, without a word."""
+    try:
+        grp.getgrnam(name)
+    except KeyError:
+        raise CallerError(
+            "no-such-group",
+            f"This machine has no group {name!r}.",
+            "See which there are with getent group; a user's own with id.",
+        ) from None
 
 
 def _serve_metrics(host: str, port: int, gpus: Sequence[GpuInfo], sockets: Path) -> None:
