@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from kiwi_core.bench.results import GB_PER_S, MICROSECONDS
 from kiwi_core.cli.terminal import printable, table
 from kiwi_core.units import format_bytes
@@ -19,6 +21,9 @@ _GROUPS: Final = {
     "calls": "This machine: driver calls",
     "lease": "Kiwi: the lease",
 }
+_NEEDS_NO_GPU: Final = "lease"
+"""The only group whose ratios an emulated GPU does not make up."""
+
 EMULATED: Final = "EMULATED GPU: its speeds mean nothing."
 
 
@@ -49,6 +54,8 @@ def report_lines(report: Report, style: Style) -> list[str]:
         title = _GROUPS.get(group, f"Kiwi: moving memory, backend {group}")
         lines += ["", style.bold(title)]
         rows = [row for row in report.rows if row.group == group]
+        if report.emulated and group != _NEEDS_NO_GPU:
+            rows = [msgspec.structs.replace(row, limit=None) for row in rows]
         lines += [f"  {line}" for line in _rows(rows)]
     if report.left_out:
         lines += ["", style.bold("Not measured")]

@@ -35,7 +35,7 @@ examples:
                                            for all users of a shared machine
 
 A notebook starts a daemon for its own user if there is none. For a shared machine install
-packaging/systemd/kiwi.service. Whether this machine is fit: kiwi doctor.
+the systemd unit: kiwi doctor --print systemd. Whether this machine is fit: kiwi doctor.
 
 Time quantum, mode, policy and priorities can be changed live: kiwi set --help.
 """

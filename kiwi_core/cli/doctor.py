@@ -31,7 +31,12 @@ JSON: {"fit": true|false, "findings": [{"level": "ok|warn|fail", "area", "text",
 examples:
   kiwi doctor
   kiwi doctor --json | jq '.findings[] | select(.level != "ok")'
+  kiwi doctor --print systemd    the unit for /etc/systemd/system/kiwi.service
+  kiwi doctor --print grafana    the dashboard for Kiwi's metrics
 """
+
+FILES: Final = {"systemd": "kiwi.service", "grafana": "kiwi-dashboard.json"}
+"""What ``--print`` has, beside this module."""
 
 AREA_TIMEOUT_S: Final = 45.0
 """Starting the driver takes up to 3 s on big machines, IPython's configuration a few; a call that
@@ -40,10 +45,18 @@ takes longer than all that hangs."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument(
+        "--print",
+        choices=FILES,
+        help="print a file for administrators instead: the systemd unit, the Grafana dashboard",
+    )
     add_socket_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.print is not None:
+        print((Path(__file__).with_name("files") / FILES[args.print]).read_text(), end="")
+        return exits.OK
     findings = examine(directory_of(args))
     if args.json:
         found = list(findings)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from kiwi_core.cli.history import Run, Span
     from kiwi_core.sched.replay import JournalEntry, JournalHeader, ReplayLine
 
+_NAMED_MAX = 20
+"""Sessions that an error message lists: a screenful."""
+
 DESCRIPTION = """\
 Reads a daemon's journal and tells what happened: each event and what the scheduler ordered, then
 who held the GPU when, who waited for how long, and what was moved. Each decision is made again by
@@ -50,13 +53,15 @@ def run(args: argparse.Namespace) -> int:
     only: str | None = args.session
     quiet = args.summary or args.json
     runs: list[Run] = []
+    filtering = Filter(only)
     with journals.opened(args.journal) as file:
-        for part in _tell(journals.records(file), only):
+        for part in _tell(journals.records(file), filtering):
             if not isinstance(part, ReplayPart):
                 if not quiet:
                     print(_painted(part))
                 continue
             runs.append(part.run)
+    filtering.check()
     if args.json:
         print(_json(runs))
     else:
@@ -72,14 +77,13 @@ class ReplayPart:
 
 
 def _tell(
-    records: Iterator[JournalHeader | JournalEntry], only: str | None
+    records: Iterator[JournalHeader | JournalEntry], filtering: Filter
 ) -> Iterator[ReplayLine | ReplayPart]:
     from kiwi_core.cli.history import Historian
     from kiwi_core.sched.replay import JournalHeader, Replay, goes_on
 
     player: Replay | None = None
     historian: Historian | None = None
-    filtering = Filter(only)
     for record in records:
         if isinstance(record, JournalHeader):
             if player is not None and goes_on(record):
@@ -106,15 +110,30 @@ class Filter:
     def __init__(self, only: str | None) -> None:
         self._only = only
         self._operations: set[int] = set()
+        self._seen: dict[str, None] = {}
+
+    def check(self) -> None:
+        """Raise ``CallerError`` if the journal does not have the session at all."""
+        if self._only is None or self._only in self._seen:
+            return
+        names = list(map(printable, self._seen))
+        more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+        has = f"It has {', '.join(names[:_NAMED_MAX])}{more}." if names else "It has none."
+        what = f"The journal has no session {printable(self._only)}."
+        raise CallerError("no-such-session", what, has)
 
     def concerns(self, entry: JournalEntry) -> bool:
+        about = getattr(entry.event, "session", None)
+        self._seen |= dict.fromkeys(action.session for action in entry.actions)
+        if about is not None:
+            self._seen[about] = None
         if self._only is None:
             return True
         mine = [action for action in entry.actions if action.session == self._only]
         self._operations |= {action.op for action in mine if hasattr(action, "op")}
-        event = entry.event
-        about = getattr(event, "session", None) == self._only
-        return bool(mine) or about or getattr(event, "op", None) in self._operations
+        if mine or about == self._only:
+            return True
+        return getattr(entry.event, "op", None) in self._operations
 
     def keep(self, run: Run) -> Run:
         if self._only is not None:

@@ -19,7 +19,7 @@ from kiwi_core.simulate.fleet import Plan, Work
 from kiwi_core.simulate.fleet import run as run_fleet
 from kiwi_core.simulate.measure import Measures, summarise
 from kiwi_core.simulate.mixes import MIXES
-from kiwi_core.simulate.model import GB, Faults, Machine, Moves, Setup
+from kiwi_core.simulate.model import GB, Faults, Machine, Setup
 from kiwi_core.simulate.picture import waits_svg
 from kiwi_core.simulate.recorded import read
 from kiwi_core.simulate.trace import Recorded, Trace, from_lines, to_lines
@@ -101,11 +101,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--anti-thrash", choices=[mode.value for mode in AntiThrash],
         help="when sessions are run one at a time (default: the journal's, else on)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--moves", nargs="+", choices=[how.value for how in Moves], metavar="HOW",
-        help="how memory is moved, one or more of: whole (all that a session has), part (only what "
-        "is short), each with each policy (default: whole)",
     )  # fmt: skip
     _add_machine(parser)
     parser.add_argument(
@@ -253,7 +248,6 @@ def _plans(args: argparse.Namespace, work: Work) -> list[Plan]:
                 policy=policy,
                 tq_ns=seconds_to_ns(tq_s),
                 anti_thrash=AntiThrash(mode),
-                moves=Moves(how),
             ),
             faults=Faults(refuse=args.refuse, hang=args.hang, kill=args.kill),
             seed=args.seed,
@@ -261,7 +255,6 @@ def _plans(args: argparse.Namespace, work: Work) -> list[Plan]:
         )
         for policy in dict.fromkeys(args.policy or _policies(recorded))
         for tq_s in dict.fromkeys(quanta_s)
-        for how in dict.fromkeys(args.moves or [Moves.WHOLE.value])
     ]
 
 

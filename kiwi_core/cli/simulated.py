@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kiwi_core.cli.terminal import printable, table
-from kiwi_core.simulate.model import GB, Moves
+from kiwi_core.simulate.model import GB
 from kiwi_core.units import NS_PER_S, format_bytes, format_duration_s, ns_to_seconds
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ Column = tuple["Setup | None", "Summary"]
 def column_name(setup: Setup | None) -> str:
     if setup is None:
         return "as it was"
-    how = f", {setup.moves.value}" if setup.moves is not Moves.WHOLE else ""
-    return f"{setup.policy}, TQ {setup.tq_ns / NS_PER_S:g} s{how}"
+    return f"{setup.policy}, TQ {setup.tq_ns / NS_PER_S:g} s"
 
 
 def table_lines(
@@ -135,7 +134,6 @@ def report_json(plan: Plan, columns: Sequence[Column]) -> bytes:
                 "policy": setup.policy,
                 "tq_s": ns_to_seconds(setup.tq_ns),
                 "anti_thrash": setup.anti_thrash.value,
-                "moves": setup.moves.value,
                 **msgspec.structs.asdict(summary),
             }
             for setup, summary in columns

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.daemon.journal import Journal
     from kiwi_core.daemon.members import Member, Members
-    from kiwi_core.pager.api import PartialPager, Target
+    from kiwi_core.pager.api import Pager, Target
     from kiwi_core.sched.actions import RoomAnswer
     from kiwi_core.sched.scheduler import Scheduler
     from kiwi_core.sched.view import GpuView
@@ -52,7 +52,7 @@ class Core:
         self,
         scheduler: Scheduler,
         members: Members,
-        pager: PartialPager,
+        pager: Pager,
         journal: Journal,
         *,
         before_operation: Callable[[], None],

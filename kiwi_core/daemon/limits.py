@@ -102,15 +102,12 @@ class Limits:
 
     # --- RAM for a page-out ---------------------------------------------------------------------
 
-    async def before_page_out(
-        self, links: Sequence[Linked], part_bytes: int, deadline_ns: int
-    ) -> Claim | None:
-        """Of what ``links`` (of one session) own, at least ``part_bytes`` of each (0: all of it)
-        will be moved out. What they hold already is used for that."""
+    async def before_page_out(self, links: Sequence[Linked], deadline_ns: int) -> Claim | None:
+        """All that ``links`` (of one session) own will be moved out. What they hold already is used
+        for that."""
         more_bytes = 0
         for link in links:
-            moving_bytes = min(part_bytes or link.told.resident_bytes, link.told.resident_bytes)
-            more_bytes += max(0, moving_bytes - holder(link).reclaimable_bytes)
+            more_bytes += max(0, link.told.resident_bytes - holder(link).reclaimable_bytes)
         session = next((link.session for link in links if isinstance(link, Link)), None)
         if session is None:
             return None

@@ -71,8 +71,6 @@ class Call:
 
     action: PagerAction
     deadline_ns: int
-    part_bytes: int = 0
-    """Of a move; 0: everything."""
     outcome: asyncio.Future[Outcome] = field(default_factory=_future)
     op: int | None = None
     """``None``: not sent yet."""
@@ -251,8 +249,7 @@ class Link:
         if call is None or call.op != answer.op:
             return False
         if answer.outcome is PagerOutcome.MOVED:
-            if not call.part_bytes:  # else only its own word says what is where
-                self.told = _moved(self.told, call.action, answer.bytes)
+            self.told = _moved(self.told, call.action, answer.bytes)
             outcome: Outcome = Moved(answer.bytes, _elapsed_ns(call, answer))
         elif answer.outcome is PagerOutcome.LOST:
             self.told = _as(self.told, Residency.LOST)
@@ -274,7 +271,7 @@ class Link:
         call.op, call.out_bytes = self.next_op(), self.told.paged_out_bytes
         call.sent_ns = time.monotonic_ns()
         assert self.connection is not None
-        order = PagerDo(op=call.op, action=call.action, within_s=left_s, bytes=call.part_bytes)
+        order = PagerDo(op=call.op, action=call.action, within_s=left_s)
         self.connection.send(order)
         _later(left_s + _grace_s(call), self._overdue, call)
 
@@ -344,14 +341,9 @@ def _as(told: Told, residency: Residency) -> Told:
 
 def _done_already(call: Call, told: Told) -> int | None:
     """The bytes that ``call`` moved, if its answer got lost and ``told``, said since, shows that it
-    was done; a whole page-out tells them when it is asked again."""
-    out = told.residency is Residency.PAGED_OUT
-    if call.action is PagerAction.PAGE_IN:
-        return call.out_bytes if told.residency is Residency.RESIDENT else None
-    if call.action is PagerAction.PAGE_OUT and call.part_bytes and out:
-        enough = told.paged_out_bytes >= call.out_bytes + call.part_bytes
-        return told.paged_out_bytes if enough else None
-    return None
+    was done; a page-out tells them when it is asked again."""
+    came_in = call.action is PagerAction.PAGE_IN and told.residency is Residency.RESIDENT
+    return call.out_bytes if came_in else None
 
 
 def _moved(told: Told, action: PagerAction, moved_bytes: int) -> Told:

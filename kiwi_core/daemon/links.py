@@ -99,21 +99,19 @@ class Links:
                 found.append(member.target)
         return tuple(found)
 
-    async def perform(
-        self, those: Sequence[Linked], step: Step, deadline_ns: int, part_bytes: int = 0
-    ) -> list[Outcome]:
+    async def perform(self, those: Sequence[Linked], step: Step, deadline_ns: int) -> list[Outcome]:
         if step != "page-out" or self.ram is None:
-            return await self._perform(those, step, deadline_ns, part_bytes)
-        claim = await self.ram.before_page_out(those, part_bytes, deadline_ns)
+            return await self._perform(those, step, deadline_ns)
+        claim = await self.ram.before_page_out(those, deadline_ns)
         try:
-            return await self._perform(those, step, deadline_ns, part_bytes)
+            return await self._perform(those, step, deadline_ns)
         finally:
             self.ram.done(claim)
 
     async def _perform(
-        self, those: Sequence[Linked], step: Step, deadline_ns: int, part_bytes: int
+        self, those: Sequence[Linked], step: Step, deadline_ns: int
     ) -> list[Outcome]:
-        calls = [Call(PagerAction(step), deadline_ns, part_bytes) for _ in those]
+        calls = [Call(PagerAction(step), deadline_ns) for _ in those]
         links = [self._by_ref.get(linked.ref) for linked in those]
         self._begin(list(zip(links, calls, strict=True)))
         return [await call.outcome for call in calls]
@@ -209,7 +207,6 @@ class Links:
                 self._at_most(state.paged_out_bytes),
                 self._at_most(state.unowned_bytes),
                 {kind: self._at_most(amount) for kind, amount in state.unowned.items()},
-                state.partial,
                 min(state.arena_bytes, link.host_bytes),
             )
         )

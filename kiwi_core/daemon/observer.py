@@ -257,7 +257,7 @@ def _observed(
         resident_bytes={session: one.resident_bytes for session, one in sessions.items()},
         busy={session: one.busy for session, one in sessions.items() if one.busy is not None},
         at_large=[session for session, one in sessions.items() if _at_large(one)],
-        partial=[session for session, one in sessions.items() if one.partial],
+        owned=[session for session, one in sessions.items() if one.owned],
         nowhere=[session for session, one in sessions.items() if _nowhere(one)],
         began_ns=began_ns,
     )

@@ -23,7 +23,7 @@ from kiwi_core.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kiwi_core.pager.api import Outcome, PartialPager, Target
+    from kiwi_core.pager.api import Outcome, Pager, Target
     from kiwi_core.units import OpId, SessionId
 
 log = structlog.get_logger(__name__)
@@ -45,7 +45,7 @@ class _Running:
 class Operations:
     """``post`` takes each outcome, as an event."""
 
-    def __init__(self, pager: PartialPager, post: Callable[[ev.Event], None]) -> None:
+    def __init__(self, pager: Pager, post: Callable[[ev.Event], None]) -> None:
         self._pager = pager
         self._post = post
         self._running: dict[OpId, _Running] = {}
@@ -160,7 +160,7 @@ class Operations:
         if isinstance(action, Resume):
             return await pager.resume(target, action.deadline_ns)
         if isinstance(action, PageOut):
-            return await pager.page_out(target, action.deadline_ns, action.bytes)
+            return await pager.page_out(target, action.deadline_ns)
         return await pager.page_in(target, action.deadline_ns)
 
 
@@ -196,7 +196,6 @@ def _done(action: Operation, outcome: Moved) -> ev.Event:
             op=action.op,
             moved_bytes=moved_bytes,
             elapsed_ns=elapsed_ns,
-            left_bytes=outcome.left_bytes,
             stays_bytes=outcome.stays_bytes,
         )
     return ev.PagedIn(op=action.op, moved_bytes=moved_bytes, elapsed_ns=elapsed_ns)

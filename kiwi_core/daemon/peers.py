@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.errors import PeerError
+from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.gpu import processes
 
 if TYPE_CHECKING:
@@ -119,6 +119,19 @@ class Rights:
     @staticmethod
     def of_this_process(admin_group: str | None) -> Rights:
         return Rights(daemon_uid=os.getuid(), admin_group=admin_group)
+
+
+def check_group(name: str) -> None:
+    """Raise ``CallerError`` if this machine knows no group ``name``: a misspelt one would make
+    nobody an administrator, without a word."""
+    try:
+        grp.getgrnam(name)
+    except KeyError:
+        raise CallerError(
+            "no-such-group",
+            f"This machine has no group {name!r}.",
+            "See which there are with getent group; a user's own with id.",
+        ) from None
 
 
 @lru_cache(NAMES_MAX)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kiwi_core import config, interpreter
+from kiwi_core.daemon import peers
 from kiwi_core.daemon.__main__ import EXIT_CANNOT
 from kiwi_core.daemon.child_options import ChildOptions
 from kiwi_core.daemon.emulation import hold_state, prepare
@@ -34,6 +35,8 @@ CALM_S = 60.0
 
 def main(options: DaemonOptions) -> int:
     """Runs in the foreground until SIGTERM or SIGINT. Returns the exit status."""
+    if options.admin_group is not None:
+        peers.check_group(options.admin_group)
     # Absolute: daemons run in another directory, and programs hear of these paths.
     sockets = (options.socket_dir or config.socket_dir()).absolute()
     state = (options.state_dir or config.state_dir(sockets)).absolute()

@@ -28,7 +28,6 @@ __all__ = [
     "Observation",
     "Outcome",
     "Pager",
-    "PartialPager",
     "ProcessMemory",
     "ProcessRef",
     "Refused",
@@ -51,12 +50,10 @@ class Target:
 class Moved:
     """It is done. ``bytes_moved`` is 0 where there was nothing to move (or only a hold). A page-out
     that finished an earlier one reports all that is out now, so that it is what a page-in needs;
-    ``left_bytes`` is what a page-out of a part has left in the GPU, ``stays_bytes`` what is there
-    besides and only the driver can move: contexts, mostly."""
+    ``stays_bytes`` is what it has left in the GPU: mostly contexts, which only the driver moves."""
 
     bytes_moved: int
     elapsed_ns: int
-    left_bytes: int = 0
     stays_bytes: int = 0
 
 
@@ -96,7 +93,7 @@ class Observation:
 
     ``residency`` is the worst of the processes': LOST > PAGED_OUT > LOCKED > RESIDENT. A mixture of
     PAGED_OUT and RESIDENT (a page-out cut short) is reported as PAGED_OUT with both byte counts.
-    ``alive`` is false when the root process is gone. ``partial``: a part of it can be moved.
+    ``alive`` is false when the root process is gone. ``owned``: libraries own and move its memory.
     """
 
     alive: bool
@@ -105,7 +102,7 @@ class Observation:
     paged_out_bytes: int
     busy: bool | None = None
     processes: tuple[ProcessMemory, ...] = field(default=())
-    partial: bool = False
+    owned: bool = False
     stopped: str = ""
     """Why a process of it does not run ("stopped by Ctrl-Z …"): then nobody asks the driver about
     it, since the answer would not come before it goes on. Empty: all run."""
@@ -147,14 +144,4 @@ class Pager(Protocol):
     async def observe(self, target: Target) -> Observation:
         """Ask the driver and NVML; never a remembered flag. Quick (milliseconds), where no
         operation on the session is under way: it waits for that. Raises ``GpuError``."""
-        ...
-
-
-class PartialPager(Pager, Protocol):
-    """One that can move a part of what a session has (``Observation.partial`` says of which)."""
-
-    async def page_out(self, target: Target, deadline_ns: int, at_least_bytes: int = 0) -> Outcome:
-        """At least so many bytes more than are out already, if there are as many; 0: all. The
-        session is held and counts as out, whatever is left. Of one that cannot be moved in part,
-        all is."""
         ...

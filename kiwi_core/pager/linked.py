@@ -22,14 +22,13 @@ Step = Literal["hold", "free", "page-out", "page-in", "yield"]
 @dataclass(frozen=True)
 class Told:
     """The last word of one library: where the memory is that it owns, and how much. ``unowned`` has
-    by kind what it cannot move; ``partial``: it can move a part."""
+    by kind what it cannot move."""
 
     residency: Residency = Residency.RESIDENT
     resident_bytes: int = 0
     paged_out_bytes: int = 0
     unowned_bytes: int = 0
     unowned: Mapping[str, int] = field(default_factory=dict)
-    partial: bool = False
     arena_bytes: int = 0
 
 
@@ -78,14 +77,11 @@ class Links(Protocol):
         """Sessions that have linked processes, each of which is out with all that it owns."""
         ...
 
-    async def perform(
-        self, those: Sequence[Linked], step: Step, deadline_ns: int, part_bytes: int = 0
-    ) -> list[Outcome]:
+    async def perform(self, those: Sequence[Linked], step: Step, deadline_ns: int) -> list[Outcome]:
         """Has each of ``those`` do ``step``, all at once, and waits for the answers: for "hold",
         "free" and "yield" a little past ``deadline_ns`` at most, for a move longer (it may have to
         be undone). ``Refused(GONE)``: that process has ended. ``Refused(LOCK_TIMEOUT)``: it did not
-        answer; it may still do what it was told (``moving``), and does nothing else before.
-        ``part_bytes`` other than 0: a page-out moves at least so much."""
+        answer; it may still do what it was told (``moving``), and does nothing else before."""
         ...
 
 

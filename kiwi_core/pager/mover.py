@@ -89,7 +89,7 @@ class Mover:
         await self._all_do(_in(links, Residency.LOCKED), "free")
         return self._moved(0)
 
-    async def page_out(self, at_least_bytes: int = 0) -> Moved:
+    async def page_out(self) -> Moved:
         """Of a session that is out already: what its libraries have left in the GPU, too, since
         whoever asks again is short of room."""
         found = await self._found()
@@ -100,31 +100,22 @@ class Mover:
             await self._ask(self._checkpoint.suspend, await self._rest())
             await self._all_do(_unsure(links), "page-out")
             todo = [link for link in links if link.owns and _something_in(link)]
-            if todo and at_least_bytes and await self.in_parts():
-                await self._part_out(todo, at_least_bytes)
-            else:
-                await self._all_do(todo, "page-out")
-                links = await self._still_held(links, held)
-                gates = {link.ref for link in links if not link.owns}
-                rest = await self._rest(but=gates)
-                rest_bytes = await self._ask(self._checkpoint.page_out, rest)
+            await self._all_do(todo, "page-out")
+            links = await self._still_held(links, held)
+            gates = {link.ref for link in links if not link.owns}
+            rest = await self._rest(but=gates)
+            rest_bytes = await self._ask(self._checkpoint.page_out, rest)
             self._still_wanted()
         except (Stop, GpuError) as error:
             stop = as_stop(error, self._target.root.pid)
             if await self._over(stop) or await self._undo_page_out(stop, found, held):
                 raise stop from error
             return await self._out_now()
-        if todo and not at_least_bytes:
+        if todo:
             await self._take_what_is_large(links)
         if todo or rest_bytes or await self._ask(self._checkpoint.page_out, await self._yielded()):
             return await self._out_now()
         return self._moved(0)  # it was out already, with all that it has
-
-    async def in_parts(self) -> bool:
-        """Can a part of it be moved: do libraries have all of it, and know how?"""
-        links = self._look(self._target)
-        seen = await self._checkpoint.observe(self._target)
-        return in_parts(links, seen.processes)
 
     async def page_in(self, room_wait_ns: int) -> Moved:
         seen = await self._checkpoint.observe(self._target)
@@ -172,20 +163,11 @@ class Mover:
             rest_ran=rest.residency is Residency.RESIDENT,
         )
 
-    async def _part_out(self, links: Sequence[Linked], at_least_bytes: int) -> None:
-        for link in links:
-            before_bytes = link.told.paged_out_bytes
-            if at_least_bytes > 0 and link.told.resident_bytes:
-                await self._all_do([link], "page-out", part_bytes=at_least_bytes)
-                at_least_bytes -= link.told.paged_out_bytes - before_bytes
-
     async def _out_now(self) -> Moved:
         links = self._look(self._target)
         sizes = self._checkpoint.export_footprints(self._target)
         moved = self._moved(_out_bytes(links) + sum(sizes.values()))
-        left_bytes = sum(link.told.resident_bytes for link in await self._ours())
-        stays_bytes = max(0, await self._in_gpu_bytes() - left_bytes)
-        return replace(moved, left_bytes=left_bytes, stays_bytes=stays_bytes)
+        return replace(moved, stays_bytes=await self._in_gpu_bytes())
 
     async def _in_gpu_bytes(self) -> int:
         """By NVML. It has moved, whether or not that can be read: 0 then, until somebody looks."""
@@ -247,14 +229,13 @@ class Mover:
         step: Step,
         done: list[Linked] | None = None,
         deadline_ns: int | None = None,
-        part_bytes: int = 0,
     ) -> int:
         """The bytes that all of them moved. ``done`` gets those that did, whatever the others did.
         One that has ended needs nothing any more, unless it is the root."""
         if not links:
             return 0
         until_ns = deadline_ns or self._deadline_ns
-        outcomes = await self._links.perform(links, step, until_ns, part_bytes)
+        outcomes = await self._links.perform(links, step, until_ns)
         moved_bytes = 0
         failed: list[Outcome] = []
         for link, outcome in zip(links, outcomes, strict=True):
@@ -312,12 +293,12 @@ class Mover:
             await self._undo(stop, held, "free", "stays held")
 
     async def _undo_page_out(self, stop: Stop, found: _Found, held: list[Linked]) -> bool:
-        """False: some of it must stay out, which is a page-out of a part after all. (Not where the
-        driver has another part of the session: then it is told in words.)"""
+        """Return false where some of it must stay out: then the session counts as out, with the
+        rest in the GPU. (Not where the driver moves some of it: then the outcome says so.)"""
         links = self._look(self._target)
         out = [link for link in _in(links, Residency.PAGED_OUT) if link.ref not in found.out]
         await self._bring_back(stop, out)
-        if _in(out, Residency.PAGED_OUT) and await self.in_parts():
+        if _in(out, Residency.PAGED_OUT) and await self._is_owned():
             return False
         await self._undo(stop, [link for link in found.held if link in out], "hold", "runs")
         free = await self._ours()  # the gate of what the driver could not let go stays shut
@@ -327,6 +308,10 @@ class Mover:
             outcome = await self._checkpoint.resume(await self._rest(), self._undo_by_ns())
             stop.add(outcome.detail if not isinstance(outcome, Moved) else "")
         return True
+
+    async def _is_owned(self) -> bool:
+        seen = await self._checkpoint.observe(self._target)
+        return is_owned(self._look(self._target), seen.processes)
 
     async def _bring_back(self, stop: Stop, out: list[Linked]) -> None:
         """Into the room that it has just left: that shows up late, and others may be after it."""
@@ -368,10 +353,10 @@ class Mover:
         return Moved(moved_bytes, time.monotonic_ns() - self._began_ns)
 
 
-def in_parts(links: Sequence[Linked], processes: Sequence[ProcessMemory]) -> bool:
-    """Do libraries that can move a part have all that a session has? ``processes`` are those that
-    the driver knows, as it sees them."""
-    refs = {link.ref for link in links if link.connected and link.told.partial and link.owns}
+def is_owned(links: Sequence[Linked], processes: Sequence[ProcessMemory]) -> bool:
+    """Do libraries own and move all that a session has? ``processes`` are those that the driver
+    knows, as it sees them."""
+    refs = {link.ref for link in links if link.connected and link.owns}
     return len(refs) == len(links) > 0 and all(
         memory.ref in refs and memory.residency not in _HELD_BY_DRIVER for memory in processes
     )

@@ -21,7 +21,7 @@ from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Refused
 from kiwi_core.pager.continuing import continued
 from kiwi_core.pager.linked import all_out, all_yield
-from kiwi_core.pager.mover import Mover, in_parts
+from kiwi_core.pager.mover import Mover, is_owned
 from kiwi_core.pager.ports import Stop, refusal
 from kiwi_core.states import MovedBy, Reason, Residency
 from kiwi_core.units import NS_PER_S
@@ -75,11 +75,8 @@ class SessionPager:
     async def resume(self, target: Target, deadline_ns: int) -> Outcome:
         return await self._run(target, deadline_ns, self._checkpoint.resume, Mover.resume)
 
-    async def page_out(self, target: Target, deadline_ns: int, at_least_bytes: int = 0) -> Outcome:
-        async def linked(mover: Mover) -> Moved:
-            return await mover.page_out(at_least_bytes)
-
-        return await self._out(target, deadline_ns, self._checkpoint.page_out, linked)
+    async def page_out(self, target: Target, deadline_ns: int) -> Outcome:
+        return await self._out(target, deadline_ns, self._checkpoint.page_out, Mover.page_out)
 
     async def page_in(self, target: Target, deadline_ns: int) -> Outcome:
         """Where room is lacking, and other sessions that are out have left something in the GPU,
@@ -107,8 +104,7 @@ class SessionPager:
             return seen
         parts = tuple(_with_word(memory, linked.get(memory.ref)) for memory in seen.processes)
         self._moved_by[target.session] = self._who_moves(parts, links)
-        partial = self._moved_by[target.session] is MovedBy.INPROCESS
-        partial = partial and in_parts(links, seen.processes)
+        by_libraries = self._moved_by[target.session] is MovedBy.INPROCESS
         residencies = {seen.residency, *(told.residency for told in linked.values())}
         in_gpu = {memory.ref: memory.resident_bytes for memory in seen.processes}
         out_bytes = sum(_still_out_bytes(link, in_gpu.get(link.ref, 0)) for link in links)
@@ -117,7 +113,7 @@ class SessionPager:
             residency=next(one for one in WORST_FIRST if one in residencies),
             paged_out_bytes=seen.paged_out_bytes + out_bytes,
             processes=parts,
-            partial=partial,
+            owned=by_libraries and is_owned(links, seen.processes),
         )
 
     def export_footprints(self, target: Target | None = None) -> dict[ProcessRef, int]:

@@ -8,7 +8,6 @@
 ``arrivals``, ``observations``,
 ``outcomes``                        one function per event: they only record what happened
 ``settle``, ``turns``, ``room``     one pass after each event: they decide
-``parts``                           how much goes out
 ``orders``                          one function per action: they order
 ``policy/``                         who is next, who goes out, for how long
 ``snapshot``, ``view``, ``story``,

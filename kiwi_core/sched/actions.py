@@ -67,11 +67,8 @@ class Resume(_Operation, frozen=True, kw_only=True):
 
 
 class PageOut(_Operation, frozen=True, kw_only=True):
-    """Hold the process and move its GPU memory to system RAM: all of it, or at least ``bytes`` more
-    than is out already. It cannot run before a ``PageIn`` either way."""
-
-    bytes: int = 0
-    """0: everything. Only of a session whose memory can be moved in part."""
+    """Hold the process and move all its GPU memory to system RAM. It cannot run before a
+    ``PageIn``."""
 
 
 class PageIn(_Operation, frozen=True, kw_only=True):

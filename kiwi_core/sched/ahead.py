@@ -157,9 +157,7 @@ class Run:
 
 def _cost_ns(st: State, session: Session, doing: Doing) -> int:
     if doing is Doing.PAGING_OUT:
-        op = session.op
-        part = op.bytes if op is not None else 0
-        return st.speed.out_ns(part or session.resident_bytes)
+        return st.speed.out_ns(session.resident_bytes)
     if doing is Doing.PAGING_IN:
         return st.speed.in_ns(session.footprint_bytes - session.resident_bytes)
     return HOLD_NS
@@ -168,11 +166,8 @@ def _cost_ns(st: State, session: Session, doing: Doing) -> int:
 def _outcome(op: Running, session: Session, now_ns: int) -> ev.Event:
     elapsed_ns = now_ns - op.started_ns
     if op.doing is Doing.PAGING_OUT:
-        left_bytes = session.resident_bytes - op.bytes if op.bytes else 0
-        moved_bytes = session.paged_out_bytes + session.resident_bytes - left_bytes
-        return ev.PagedOut(
-            op=op.op, moved_bytes=moved_bytes, elapsed_ns=elapsed_ns, left_bytes=left_bytes
-        )
+        moved_bytes = session.paged_out_bytes + session.resident_bytes
+        return ev.PagedOut(op=op.op, moved_bytes=moved_bytes, elapsed_ns=elapsed_ns)
     if op.doing is Doing.PAGING_IN:
         moved_bytes = session.footprint_bytes - session.resident_bytes
         return ev.PagedIn(op=op.op, moved_bytes=moved_bytes, elapsed_ns=elapsed_ns)

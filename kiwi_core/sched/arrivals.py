@@ -83,7 +83,6 @@ def _believe(st: State, session: Session, event: ev.SessionJoined) -> None:
         session.resident_bytes = event.resident_bytes
     session.paged_out_bytes = event.paged_out_bytes
     session.restore_bytes = event.resident_bytes + event.paged_out_bytes
-    session.left_bytes = 0  # (nobody has told how much of it can be moved)
     if session.home is Home.LOST:
         if session.want is not Want.NONE:
             bursts.to_rest(st, session)
@@ -194,7 +193,7 @@ def release_requested(st: State, event: ev.ReleaseRequested) -> None:
     session = st.known(event.session)
     if session is None or not may_release(session) or session.op is not None:
         return
-    if session.home not in (Home.IN, Home.HELD) and not session.left_bytes:
+    if session.home not in (Home.IN, Home.HELD):
         return
     left_bytes = st.host_budget_bytes - st.host_claimed_bytes
     if session.resident_bytes > left_bytes:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from kiwi_core.sched.actions import PageIn
 from kiwi_core.sched.history import MOVES, turn_of
 from kiwi_core.sched.needs import need_bytes
-from kiwi_core.sched.parts import grain_bytes
 from kiwi_core.sched.session import Doing, Home, Session, Want
 from kiwi_core.sched.state import is_astray
 from kiwi_core.states import AntiThrash
@@ -59,11 +58,10 @@ def _claim_bytes(st: State, s: Session) -> int:
     return max(claim, s.need_bytes) if grows else claim
 
 
-def _host_claim_bytes(st: State, s: Session) -> int:
+def _host_claim_bytes(s: Session) -> int:
     claim = s.paged_out_bytes
     if s.op is not None and s.op.doing is Doing.PAGING_OUT:
-        part = s.op.bytes + grain_bytes(st.total_bytes) if s.op.bytes else s.resident_bytes
-        claim += min(part, s.resident_bytes)
+        claim += s.resident_bytes
     return claim
 
 
@@ -75,7 +73,7 @@ def _check_session(st: State, s: Session) -> None:
     _equal(f"footprint of {s.id}", s.footprint_bytes, _footprint_bytes(s))
     _equal(f"need of {s.id}", s.need_bytes, need_bytes(s, st.total_bytes))
     _equal(f"claim of {s.id}", s.counted_claim_bytes, _claim_bytes(st, s))
-    _equal(f"host claim of {s.id}", s.counted_host_bytes, _host_claim_bytes(st, s))
+    _equal(f"host claim of {s.id}", s.counted_host_bytes, _host_claim_bytes(s))
     _equal(f"active need of {s.id}", s.counted_active_bytes, s.need_bytes if _active(s) else 0)
     _true(f"{s.id} has bytes in RAM but is {s.home}", s.home is Home.OUT or not s.paged_out_bytes)
     _true(f"{s.id} runs but is {s.home}", s.want is not Want.RUNNING or s.home is Home.IN)
@@ -88,8 +86,6 @@ def _check_session(st: State, s: Session) -> None:
     _equal(f"turn of {s.id} in the history", bool(s.turn_id), turn_of(s) is not None)
     moves = s.op is not None and s.op.doing in MOVES
     _equal(f"move of {s.id} in the history", s.op is not None and bool(s.op.move_id), moves)
-    _true(f"{s.id} has some left but is {s.home}", s.home is Home.OUT or not s.left_bytes)
-    _true(f"{s.id} has more left than it has", s.left_bytes <= s.resident_bytes)
     _true(f"negative bytes of {s.id}", min(s.resident_bytes, s.paged_out_bytes) >= 0)
 
 
@@ -100,10 +96,9 @@ def _check_places(st: State) -> None:
     idle = {s.id for s in sessions if s.want is Want.NONE and s.resident_bytes and not s.gone}
     _equal("idle", set(st.idle), idle)
     waiting = [s for s in sessions if s.want is Want.QUEUED and s.resident_bytes]
-    partly = {s.id for s in waiting if s.partial and s.home is Home.OUT}
+    partly = {s.id for s in waiting if s.owned and s.home is Home.OUT}
     _equal("waiting partly in", set(st.waiting_partly_in), partly)
     _equal("waiting in", set(st.waiting_in), {s.id for s in waiting} - partly)
-    _equal("parted", set(st.parted), {s.id for s in sessions if s.left_bytes})
     _equal("astray", set(st.astray), {s.id for s in sessions if is_astray(s)})
     _equal("ops", dict(st.ops), {s.op.op: s for s in sessions if s.op is not None})
     _equal("stories", st.stories.present(), set(st.sessions))
@@ -117,7 +112,7 @@ def _check_sums(st: State) -> None:
     sessions = st.sessions.values()
     _equal("claimed", st.claimed_bytes, sum(_claim_bytes(st, s) for s in sessions))
     _equal("resident", st.resident_bytes, sum(s.resident_bytes for s in sessions))
-    _equal("host claimed", st.host_claimed_bytes, sum(_host_claim_bytes(st, s) for s in sessions))
+    _equal("host claimed", st.host_claimed_bytes, sum(_host_claim_bytes(s) for s in sessions))
     active = [s for s in sessions if _active(s)]
     _equal("active", st.active, len(active))
     _equal("active need", st.active_need_bytes, sum(s.need_bytes for s in active))

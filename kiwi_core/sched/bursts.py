@@ -137,5 +137,4 @@ def lose(st: State, session: Session) -> None:
     """The driver says that the contents are gone: nothing of it is anywhere any more."""
     session.home = Home.LOST
     session.resident_bytes = session.paged_out_bytes = session.restore_bytes = 0
-    session.left_bytes = 0
     st.refresh(session)

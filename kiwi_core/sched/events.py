@@ -159,14 +159,14 @@ class MemoryObserved(_Event, frozen=True, kw_only=True):
     ``free_bytes`` is the whole GPU's. ``began_ns`` is when the reading began, on the clock of
     ``handle``'s ``now_ns``, if that is not just now: numbers from before an operation's end are
     old. ``at_large`` are those that have memory in the GPU and that the driver does not hold;
-    ``partial``, of those in ``resident_bytes``, the ones whose memory can be moved in part.
+    ``owned``, of those in ``resident_bytes``, the ones whose memory their libraries own and move.
     ``nowhere``: those that have memory neither in the GPU nor anywhere else."""
 
     free_bytes: int
     resident_bytes: dict[SessionId, int] = {}
     busy: dict[SessionId, bool] = {}
     at_large: list[SessionId] = []
-    partial: list[SessionId] = []
+    owned: list[SessionId] = []
     nowhere: list[SessionId] = []
     began_ns: int | None = None
 
@@ -212,16 +212,15 @@ class SuspendRefused(_Outcome, frozen=True, kw_only=True):
 
 
 class PagedOut(_Outcome, frozen=True, kw_only=True):
-    """Answers ``PageOut``: what was asked for is in system RAM, the process is held.
+    """Answers ``PageOut``: the memory is in system RAM, the process is held.
 
     ``moved_bytes`` is all that is out now, whatever an earlier page-out of it had moved already.
-    ``left_bytes`` is in the GPU still; only where a part was asked for. ``stays_bytes`` is there
-    besides, and takes the driver to move: contexts, and what a library cannot own.
+    ``stays_bytes`` is in the GPU still: mostly contexts and what a library cannot own, which takes
+    the driver to move.
     """
 
     moved_bytes: int
     elapsed_ns: int
-    left_bytes: int = 0
     stays_bytes: int = 0
 
 

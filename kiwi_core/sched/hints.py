@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched import orders
 from kiwi_core.sched.fixed import must_stay
-from kiwi_core.sched.parts import is_residue, part_bytes, ram_bytes
-from kiwi_core.sched.room import idle_ones
+from kiwi_core.sched.room import is_residue
 from kiwi_core.sched.session import Home, Session, Want
 from kiwi_core.units import format_bytes
 
@@ -50,8 +49,8 @@ def tend(st: State, session: Session) -> None:
     elif victims:
         st.hinted = session
         cause = f"room for {session.id}, about to be used"
-        for victim, part in victims:
-            orders.page_out(st, victim, cause, hinted=True, part=part)
+        for victim in victims:
+            orders.page_out(st, victim, cause, hinted=True)
     else:
         orders.page_in(st, session, "about to be used", hinted=True)
 
@@ -89,36 +88,34 @@ def _in_the_way(st: State, session: Session) -> str:
     return "the memory of another session moves" if st.ops else ""
 
 
-def _plan(st: State, session: Session, now_ns: int) -> tuple[list[tuple[Session, int]], str]:
-    """Who has to go out for it, with how much (0: everything), or why room cannot be had. Room for
-    what comes back, not for what it may grow by: that others can keep theirs matters more than a
-    guess."""
+def _plan(st: State, session: Session, now_ns: int) -> tuple[list[Session], str]:
+    """Who has to go out for it, or why room cannot be had. Room for what comes back, not for what
+    it may grow by: that others can keep theirs matters more than a guess."""
     if not st.observed:
         return [], "the GPU's memory has not been read yet"
     if session.backoff_until_ns > now_ns:
         return [], "bringing it back failed a moment ago"
     footprint = session.footprint_bytes
     with_margin = footprint + st.margin_bytes + session.extra_room_bytes
-    residues = {s.id: s.resident_bytes for s in idle_ones(st) if is_residue(st, s)}
+    residues = {s.id: s.resident_bytes for s in st.idle.values() if is_residue(st, s)}
     residues.pop(session.id, None)
     wanted = max(footprint, min(with_margin, st.capacity_bytes - sum(residues.values())))
     short_bytes = wanted - session.counted_claim_bytes - st.free_bytes
     host_bytes = st.host_claimed_bytes
-    victims: list[tuple[Session, int]] = []
-    for victim in st.policy.victims(idle_ones(st), ()):
+    victims: list[Session] = []
+    for victim in st.policy.victims(st.idle.values(), ()):
         if short_bytes <= 0:
             break
         if victim.id in residues:
             continue  # the driver's work of seconds: for nothing less than a cell
-        part = part_bytes(st, victim, short_bytes)
-        host_bytes_then = host_bytes + ram_bytes(st, victim, part)
+        host_bytes_then = host_bytes + victim.resident_bytes
         blocked = victim is session or victim.leaving or victim.backoff_until_ns > now_ns
         if blocked or must_stay(victim) or host_bytes_then > st.host_budget_bytes:
             continue
         if _protected(st, victim, now_ns):
             return [], "the room is taken by what was used or brought back just now"
-        victims.append((victim, part))
-        short_bytes -= part or victim.counted_claim_bytes
+        victims.append(victim)
+        short_bytes -= victim.counted_claim_bytes
         host_bytes = host_bytes_then
     if short_bytes > 0:
         return [], f"there is no room: {format_bytes(short_bytes)} more would have to be free"

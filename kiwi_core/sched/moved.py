@@ -1,7 +1,7 @@
 """How much each move moved, for those who add up what journals and events tell.
 
-What goes out part by part, or has the driver take what its library had left, reports all that is
-out by then (that is what has to come back), so the sum would count the first part several times.
+Where the driver takes what a library had left, the page-out reports all that is out by then (that
+is what has to come back), so the sum would count the first page-out twice.
 """
 
 from __future__ import annotations

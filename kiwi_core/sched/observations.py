@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def memory(st: State, event: ev.MemoryObserved) -> None:
     began_ns = st.now_ns if event.began_ns is None else event.began_ns
-    st.knows_parts = st.knows_parts or bool(event.partial)
+    st.knows_owned = st.knows_owned or bool(event.owned)
     for session_id, resident_bytes in event.resident_bytes.items():
         session = st.sessions.get(session_id)
         if session is not None and _at_rest_since(session, began_ns):
@@ -27,8 +27,7 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
             if session_id in event.nowhere and session.home is Home.OUT and session.paged_out_bytes:
                 _vanished(st, session)
             session.resident_bytes = resident_bytes
-            session.left_bytes = min(session.left_bytes, resident_bytes)
-            session.partial = session_id in event.partial
+            session.owned = session_id in event.owned
             _learn(st, session, began_ns)
             st.refresh(session)
             if session.asked_bytes:
@@ -60,7 +59,7 @@ def _slipped(st: State, session: Session) -> None:
     nothing that the driver could hold it by, and has some now (or somebody else let it go). Where
     it is not its turn, the settle pass has it held again."""
     session.home = Home.IN
-    session.paged_out_bytes = session.restore_bytes = session.left_bytes = 0
+    session.paged_out_bytes = session.restore_bytes = 0
     st.tell(session, "uses the GPU though it was to wait: the driver does not hold it")
 
 
@@ -68,7 +67,7 @@ def _vanished(st: State, session: Session) -> None:
     """What was out of it exists no longer: the program that it belonged to has ended, or has been
     replaced by another one in the same process."""
     session.home = Home.IN
-    session.paged_out_bytes = session.restore_bytes = session.left_bytes = 0
+    session.paged_out_bytes = session.restore_bytes = 0
     st.tell(session, "has nothing in system RAM any more: its program was replaced")
 
 

@@ -64,16 +64,15 @@ def grant_lost(st: State, session: Session) -> None:
     )
 
 
-def stop(st: State, session: Session, doing: Doing, cause: str, part: int = 0) -> None:
+def stop(st: State, session: Session, doing: Doing, cause: str) -> None:
     """A runner makes way: it is queued again at the tail at this moment, and holds until the
-    operation has reported. It is told now: once held it may not be able to show anything.
-    ``part`` of its memory goes out, if any; 0: everything."""
+    operation has reported. It is told now: once held it may not be able to show anything."""
     st.runs_no_more(session)
     session.want = Want.QUEUED
     session.mid_burst = True
     session.queued_ns = st.now_ns
     st.notify(session, Notice.SUSPENDED, cause=cause)
-    _start(st, session, doing, cause, stops_runner=True, part=part)
+    _start(st, session, doing, cause, stops_runner=True)
     st.line_up(session)
 
 
@@ -97,11 +96,8 @@ def resume(st: State, session: Session, cause: str) -> None:
     _start(st, session, Doing.RESUMING, cause)
 
 
-def page_out(
-    st: State, session: Session, cause: str, *, hinted: bool = False, part: int = 0
-) -> None:
-    """At least ``part`` of its memory; 0: everything."""
-    _start(st, session, Doing.PAGING_OUT, cause, hinted=hinted, part=part)
+def page_out(st: State, session: Session, cause: str, *, hinted: bool = False) -> None:
+    _start(st, session, Doing.PAGING_OUT, cause, hinted=hinted)
 
 
 def page_in(st: State, session: Session, cause: str, *, hinted: bool = False) -> None:
@@ -116,7 +112,6 @@ def _start(
     *,
     stops_runner: bool = False,
     hinted: bool = False,
-    part: int = 0,
 ) -> None:
     op = OpId(st.next_op)
     st.next_op += 1
@@ -124,12 +119,10 @@ def _start(
     restore_bytes = session.footprint_bytes - session.resident_bytes
     moved_bytes = move_id = 0
     if doing in MOVES:
-        moved_bytes = restore_bytes
-        if doing is Doing.PAGING_OUT:
-            moved_bytes = part or session.resident_bytes
+        moved_bytes = session.resident_bytes if doing is Doing.PAGING_OUT else restore_bytes
         move_id = st.history.begin()
     deadline_ns = st.now_ns + _allowed_ns(st, moved_bytes)
-    session.op = Running(op, doing, st.now_ns, stops_runner, hinted, move_id, False, part)
+    session.op = Running(op, doing, st.now_ns, stops_runner, hinted, move_id)
     st.moved_at_ns = st.now_ns
     st.ops[op] = session
     st.refresh(session)
@@ -138,9 +131,7 @@ def _start(
     elif doing is Doing.RESUMING:
         st.actions.append(Resume(session=session.id, op=op, deadline_ns=deadline_ns, cause=cause))
     elif doing is Doing.PAGING_OUT:
-        st.actions.append(
-            PageOut(session=session.id, op=op, deadline_ns=deadline_ns, bytes=part, cause=cause)
-        )
+        st.actions.append(PageOut(session=session.id, op=op, deadline_ns=deadline_ns, cause=cause))
     else:
         st.actions.append(
             PageIn(

@@ -108,14 +108,11 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
     if (taken := _take(st, event.op, Doing.PAGING_OUT, moved_bytes)) is not None:
         session, running = taken
         # What its library had left for good is the driver's, whose speed is another one.
-        tells_speed = session.home is not Home.OUT or session.left_bytes > 0
+        tells_speed = session.home is not Home.OUT
         # What was in system RAM before (a page-out cut short) is part of what has to come back.
         session.restore_bytes = max(session.footprint_bytes, event.moved_bytes)
         session.paged_out_bytes = max(session.paged_out_bytes, event.moved_bytes)
-        session.resident_bytes = session.left_bytes = event.left_bytes
-        if session.partial:
-            session.resident_bytes += event.stays_bytes
-        st.knows_parts = st.knows_parts or event.left_bytes > 0
+        session.resident_bytes = event.stays_bytes if session.owned else 0
         session.home = Home.OUT
         bursts.read(st, session, st.now_ns)
         _stopped(st, session, running)
@@ -127,7 +124,7 @@ def paged_in(st: State, event: ev.PagedIn) -> None:
     if (taken := _take(st, event.op, Doing.PAGING_IN, event.moved_bytes)) is not None:
         session, running = taken
         session.resident_bytes = max(session.footprint_bytes, event.moved_bytes)
-        session.paged_out_bytes = session.restore_bytes = session.left_bytes = 0
+        session.paged_out_bytes = session.restore_bytes = 0
         session.home = Home.IN
         _record_swap(st, session, running, "in", event.moved_bytes, event.elapsed_ns)
         if running.hinted and session.want is Want.NONE:
@@ -224,7 +221,7 @@ def resume_failed(st: State, event: ev.ResumeFailed) -> None:
             session = taken[0]
             session.home = Home.OUT
             session.paged_out_bytes = session.restore_bytes = event.paged_out_bytes
-            session.resident_bytes = session.left_bytes = 0
+            session.resident_bytes = 0
         _refused(st, *taken, Notice.PAGE_IN_REFUSED, event.reason, event.detail)
 
 

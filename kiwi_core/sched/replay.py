@@ -19,7 +19,6 @@ from kiwi_core.sched.actions import (
     Action,
     Grant,
     Notify,
-    Operation,
     PageIn,
     PageOut,
     Resume,
@@ -201,10 +200,8 @@ def describe_event(event: Event) -> str:
         return ""
     if isinstance(event, (ev.PagedOut, ev.PagedIn)):
         verb = "paged out" if isinstance(event, ev.PagedOut) else "paged in"
-        left_bytes = event.left_bytes if isinstance(event, ev.PagedOut) else 0
-        left = f", {format_bytes(left_bytes)} left" if left_bytes else ""
         took = _seconds(event.elapsed_ns)
-        return f"#{event.op} {verb} {format_bytes(event.moved_bytes)} in {took}{left}"
+        return f"#{event.op} {verb} {format_bytes(event.moved_bytes)} in {took}"
     fields = {name: getattr(event, name) for name in event.__struct_fields__}
     who = fields.pop("session", None) or f"#{fields.pop('op', '')}".rstrip("#")
     rest = ", ".join(f"{name} {_plain(value)}" for name, value in fields.items() if value)
@@ -223,14 +220,8 @@ def describe_action(action: Action) -> str:
     elif isinstance(action, RoomDenied):
         text = f"no room for {action.session}, request {action.request}: {action.detail}"
     else:
-        text = f"#{action.op} {_ORDERS[type(action)]} {_what(action)}"
+        text = f"#{action.op} {_ORDERS[type(action)]} {action.session}"
     return text + why
-
-
-def _what(action: Operation) -> str:
-    if isinstance(action, PageOut) and action.bytes:
-        return f"{format_bytes(action.bytes)} of {action.session}"
-    return str(action.session)
 
 
 _ORDERS: Final[dict[type, str]] = {

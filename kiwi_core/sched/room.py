@@ -5,18 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched import orders
 from kiwi_core.sched.fixed import must_stay, why_it_stays
 from kiwi_core.sched.needs import unknown, wish_bytes
-from kiwi_core.sched.parts import (
-    freed_bytes,
-    is_residue,
-    part_bytes,
-    part_that_fits_bytes,
-    ram_bytes,
-)
 from kiwi_core.sched.session import Doing, Home, Want
 from kiwi_core.states import AntiThrash, Notice
 from kiwi_core.units import format_bytes
@@ -26,6 +19,10 @@ if TYPE_CHECKING:
 
     from kiwi_core.sched.session import Session
     from kiwi_core.sched.state import State
+
+
+RESIDUE_SHARE: Final = 8
+"""Of the GPU: contexts, and what a library cannot own, take no more (1 of 8 GB; few have less)."""
 
 
 class Room(Enum):
@@ -40,8 +37,7 @@ class Room(Enum):
 class Survey:
     """Who could go out now, and who would have to but cannot."""
 
-    victims: list[tuple[Session, int]] = field(default_factory=list)
-    """With how much of it; 0: everything."""
+    victims: list[Session] = field(default_factory=list)
     gain_bytes: int = 0
     host_bytes: int = 0
     """What they may take in system RAM."""
@@ -49,8 +45,14 @@ class Survey:
     staying: Session | None = None
     """See ``fixed.must_stay``."""
     over_budget: Session | None = None
-    too_much_bytes: int = 0
-    """What system RAM would have had to take of ``over_budget``."""
+    """System RAM cannot take it."""
+
+
+def is_residue(st: State, session: Session) -> bool:
+    """Is all that it has in the GPU what its library cannot move (contexts)? The driver can, but
+    slowly, and again at each turn: only for somebody who really lacks room. What is larger is
+    taken for what a page-out cut short has left."""
+    return session.partly_in and session.resident_bytes <= st.total_bytes // RESIDUE_SHARE
 
 
 def wanted_bytes(st: State, session: Session) -> int:
@@ -99,23 +101,12 @@ def coming_bytes(st: State) -> int:
     for session in st.ops.values():
         op = session.op
         if op is not None and op.doing is Doing.PAGING_OUT and not op.overdue:
-            coming += freed_bytes(session, op)
+            coming += session.counted_claim_bytes
     return coming
 
 
 def _queued_ns(session: Session) -> int:
     return session.queued_ns
-
-
-def idle_ones(st: State) -> Iterable[Session]:
-    """In the order in which their memory goes out: first the rest of those that have to be brought
-    back anyhow, then the least recently used."""
-    if not st.parted:
-        return st.idle.values()
-    return chain(
-        (session for session in st.parted.values() if session.id in st.idle),
-        (session for session in st.idle.values() if not session.left_bytes),
-    )
 
 
 def survey(
@@ -130,16 +121,16 @@ def survey(
         return found
     spared: list[Session] = []
     for victim in _movable(st, beside):
-        if st.knows_parts and is_residue(st, victim):
+        if st.knows_owned and is_residue(st, victim):
             spared.append(victim)
             continue
-        _take(st, found, victim, short_bytes)
+        _take(st, found, victim)
         if found.gain_bytes >= short_bytes:
             return found
     for victim in spared:
         if found.gain_bytes >= lacking_bytes:
             break
-        _take(st, found, victim, lacking_bytes)
+        _take(st, found, victim)
     return found
 
 
@@ -151,14 +142,14 @@ def _movable(st: State, beside: Session | None) -> Iterable[Session]:
         waiters = sorted(both, key=_queued_ns)
     elif st.waiting_in:
         waiters = sorted(st.waiting_in.values(), key=_queued_ns)
-    for victim in st.policy.victims(idle_ones(st), waiters):
+    for victim in st.policy.victims(st.idle.values(), waiters):
         if victim is beside or victim.op is not None:
             continue
         if not victim.leaving and victim.home is not Home.LOST:
             yield victim
 
 
-def _take(st: State, found: Survey, victim: Session, short_bytes: int) -> None:
+def _take(st: State, found: Survey, victim: Session) -> None:
     if must_stay(victim):
         found.staying = found.staying or victim
         return
@@ -166,21 +157,13 @@ def _take(st: State, found: Survey, victim: Session, short_bytes: int) -> None:
         st.wake_at(victim.backoff_until_ns)
         found.refusing = found.refusing or victim
         return
-    part, must_bytes = 0, victim.resident_bytes
-    if victim.partial:
-        part = part_bytes(st, victim, short_bytes - found.gain_bytes)
-        must_bytes = ram_bytes(st, victim, part)
     left_bytes = st.host_budget_bytes - st.host_claimed_bytes - found.host_bytes
-    if must_bytes > left_bytes:
-        if found.over_budget is None:
-            found.over_budget, found.too_much_bytes = victim, must_bytes
-        part = part_that_fits_bytes(st, victim, left_bytes)
-        if not part:
-            return
-        must_bytes = ram_bytes(st, victim, part)
-    found.victims.append((victim, part))
-    found.gain_bytes += part or victim.counted_claim_bytes
-    found.host_bytes += must_bytes
+    if victim.resident_bytes > left_bytes:
+        found.over_budget = found.over_budget or victim
+        return
+    found.victims.append(victim)
+    found.gain_bytes += victim.counted_claim_bytes
+    found.host_bytes += victim.resident_bytes
 
 
 def _awaits_reading(st: State, beside: Session) -> bool:
@@ -220,16 +203,16 @@ def make_room(st: State, session: Session, alone: bool) -> tuple[Room, Survey | 
 
 
 def evict(st: State, found: Survey, cause: str) -> None:
-    for victim, part in found.victims:
-        orders.page_out(st, victim, cause, part=part)
+    for victim in found.victims:
+        orders.page_out(st, victim, cause)
 
 
 def blocked_by(st: State, session: Session, found: Survey) -> tuple[Notice, str]:
     """Why room cannot be had, in words that everybody may read (no names)."""
-    if found.over_budget is not None:
-        must_bytes, left_bytes = found.too_much_bytes, st.host_budget_bytes - st.host_claimed_bytes
-        words = f"{format_bytes(must_bytes)} of another session would have to go to system RAM, "
-        words += f"which can take {format_bytes(max(0, left_bytes))} more"
+    if (victim := found.over_budget) is not None:
+        can_bytes = max(0, st.host_budget_bytes - st.host_claimed_bytes)
+        words = f"{format_bytes(victim.resident_bytes)} of another session would have to go to "
+        words += f"system RAM, which can take {format_bytes(can_bytes)} more"
         return Notice.BLOCKED_HOST_MEMORY, words
     if (victim := found.refusing) is not None:
         return Notice.BLOCKED_REFUSED, victim.problem_detail or "another session cannot be moved"

@@ -73,8 +73,6 @@ class Running:
     move_id: int = 0
     """Of its entry in the history; 0 unless it moves memory."""
     overdue: bool = False
-    bytes: int = 0
-    """Of a page-out: so much more is to go out, at least; 0: everything."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,18 +81,17 @@ class Session:
 
     home: Home = Home.IN
     resident_bytes: int = 0
-    """In the GPU, by the last observation or outcome. Often 0 when ``home`` is OUT, but a page-out
-    in part leaves some, so does one cut short, and a process that had nothing to hold may
-    allocate."""
-    left_bytes: int = 0
-    """Of that, what a page-out in part has left though it can be moved; 0 unless OUT."""
+    """In the GPU, by the last observation or outcome. Often 0 when ``home`` is OUT, but a library
+    leaves what it cannot own, a page-out cut short leaves some, and a process that had nothing to
+    hold may allocate."""
     paged_out_bytes: int = 0
     """In system RAM; counts against the host budget. 0 unless OUT."""
     restore_bytes: int = 0
     """What bringing it back takes in the GPU (contexts included). Only meaningful while OUT."""
     op: Running | None = None
-    partial: bool = False
-    """Its memory can be moved in part, by the last observation."""
+    owned: bool = False
+    """Libraries in its processes own its memory and move it, by the last observation. They can ask
+    for room, and what they cannot own stays in the GPU when the session is out."""
     moved_at_ns: int = -1
     """When its last operation reported; what was read before that is old."""
 
@@ -234,7 +231,7 @@ class Session:
     @property
     def partly_in(self) -> bool:
         """It is out, cannot run, and has something in the GPU all the same."""
-        return self.partial and self.home is Home.OUT and self.resident_bytes > 0
+        return self.owned and self.home is Home.OUT and self.resident_bytes > 0
 
     @property
     def loose(self) -> bool:

@@ -13,7 +13,6 @@ from kiwi_core.sched.accounts import account_of
 from kiwi_core.sched.actions import Notify
 from kiwi_core.sched.history import History
 from kiwi_core.sched.needs import need_bytes
-from kiwi_core.sched.parts import LEAST_SHARE, grain_bytes
 from kiwi_core.sched.policy import make
 from kiwi_core.sched.policy.api import Terms
 from kiwi_core.sched.session import Doing, Home, Session, Want
@@ -54,7 +53,6 @@ class State:
         self.margin_bytes: Final = max(
             config.room_margin_min_bytes, int(total_bytes * config.room_margin_fraction)
         )
-        self.grain_bytes: Final = grain_bytes(total_bytes)
         self.policy: Policy = make(policy)
         self.terms = Terms(tq_ns, config.min_run_ns, config.swap_floor_factor)
         self.anti_thrash = anti_thrash
@@ -85,8 +83,6 @@ class State:
         """Those of the queue that hold GPU memory and need not be brought in before they run."""
         self.waiting_partly_in: dict[SessionId, Session] = {}
         """Those of the queue that hold GPU memory but are out (``Session.partly_in``)."""
-        self.parted: dict[SessionId, Session] = {}
-        """Those that a page-out in part has left something (``Session.left_bytes``)."""
         self.astray: dict[SessionId, Session] = {}
         """Those that need an operation outside the queue's order: see ``settle.tend_astray``."""
         self.ops: dict[OpId, Session] = {}
@@ -123,8 +119,8 @@ class State:
         self.active = 0
         """How many those are."""
 
-        self.knows_parts = False
-        """There has been a session whose memory can be moved in part."""
+        self.knows_owned = False
+        """There has been a session whose memory libraries own."""
         self.outgrown = False
         """The parallel runners outgrew the GPU: serialise until they are sorted out."""
         self.serialised = anti_thrash is AntiThrash.ALWAYS
@@ -181,7 +177,7 @@ class State:
                 grows = grows and want is not Want.NONE
                 claim = footprint
             elif op.doing is Doing.PAGING_OUT:
-                host += min(resident, op.bytes + self.grain_bytes) if op.bytes else resident
+                host += resident
         if grows and need > claim and self.protects and not session.gone and not session.leaving:
             claim = need
         self.resident_bytes += resident - session.counted_resident_bytes
@@ -202,23 +198,19 @@ class State:
             self.waiting_in[session.id] = session
         elif self.waiting_in:
             self.waiting_in.pop(session.id, None)
-        if self.knows_parts:
-            self._place_part(session, want)
+        if self.knows_owned:
+            self._place_partly_in(session, want)
         held_or_stopped = session.home is Home.HELD or session.mid_burst
         if held_or_stopped and is_astray(session):
             self.astray[session.id] = session
         elif self.astray:
             self.astray.pop(session.id, None)
 
-    def _place_part(self, session: Session, want: Want | None) -> None:
+    def _place_partly_in(self, session: Session, want: Want | None) -> None:
         self.waiting_partly_in.pop(session.id, None)
         if want is Want.QUEUED and session.partly_in:
             del self.waiting_in[session.id]
             self.waiting_partly_in[session.id] = session
-        if not session.left_bytes:
-            self.parted.pop(session.id, None)
-        else:
-            self.parted[session.id] = session
 
     def known(self, session_id: SessionId) -> Session | None:
         """The living session of that id; where there is none, its event is counted and ignored."""
@@ -265,7 +257,7 @@ class State:
         self.departed.append((session.id, account_of(session, self.now_ns)))
         session.want = Want.NONE
         session.home = Home.IN
-        session.resident_bytes = session.paged_out_bytes = session.left_bytes = 0
+        session.resident_bytes = session.paged_out_bytes = 0
         session.gone = True
         self.refresh(session)
         self.unread.pop(session.id, None)
@@ -293,23 +285,11 @@ class State:
         """What stopping ``session`` costs: out and back in; nothing while all fit together."""
         if self.active_need_bytes + self.margin_bytes + self.outside_bytes <= self.total_bytes:
             return 0
-        partial = session.partial  # (asked many times per event)
-        return self.speed.round_trip_ns(
-            self.stopping_bytes(session) if partial else session.footprint_bytes
-        )
-
-    def stopping_bytes(self, session: Session) -> int:
-        """What goes out to stop ``session`` where those that want the GPU do not fit: all of it,
-        or what they lack together."""
-        if not session.partial:
-            return session.footprint_bytes
-        lacking_bytes = self.active_need_bytes + self.margin_bytes - self.capacity_bytes
-        part = max(lacking_bytes, self.total_bytes // LEAST_SHARE)
-        return min(session.footprint_bytes, part)
+        return self.speed.round_trip_ns(session.footprint_bytes)
 
     def moving_ns(self, session: Session) -> int:
-        """Out and in of what is not in the GPU anyhow, whether or not it has to move just now."""
-        return self.speed.round_trip_ns(session.footprint_bytes - session.left_bytes)
+        """Out and in of all that it has, whether or not it has to move just now."""
+        return self.speed.round_trip_ns(session.footprint_bytes)
 
     def fit_together(self, one: Session, other: Session) -> bool:
         """Is there room for both, if everybody else goes out?"""

@@ -7,7 +7,6 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched import orders, room
-from kiwi_core.sched.parts import part_bytes, ram_bytes
 from kiwi_core.sched.room import Room, Survey
 from kiwi_core.sched.session import Doing, Home, Want
 from kiwi_core.states import AntiThrash, Notice
@@ -208,14 +207,9 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
         return room.blocked_by(st, waiter, found)
     if runner.unmovable:
         return Notice.BLOCKED_REFUSED, runner.problem_detail
-    part = part_bytes(st, runner, short_bytes - found.gain_bytes)
-    taken_bytes = st.host_claimed_bytes + (found.host_bytes if part else 0)
-    must_bytes = ram_bytes(st, runner, part)
-    if taken_bytes + must_bytes > st.host_budget_bytes:
-        return room.blocked_by(st, waiter, Survey(over_budget=runner, too_much_bytes=must_bytes))
-    if part:
-        room.evict(st, found, f"room for {waiter.id}")
-    orders.stop(st, runner, Doing.PAGING_OUT, cause, part)
+    if st.host_claimed_bytes + runner.resident_bytes > st.host_budget_bytes:
+        return room.blocked_by(st, waiter, Survey(over_budget=runner))
+    orders.stop(st, runner, Doing.PAGING_OUT, cause)
     return None
 
 
@@ -246,7 +240,7 @@ def shelter(st: State) -> None:
 def _may_hit_the_wall_bytes(st: State) -> int:
     """What is short of the margin in the GPU itself, whatever is reserved, for one that runs alone
     and cannot ask for room."""
-    if any(runner.partial for runner in st.runners.values()):
+    if any(runner.owned for runner in st.runners.values()):
         return 0
     return st.margin_bytes - (st.capacity_bytes - st.resident_bytes)
 
@@ -267,12 +261,9 @@ def thin_out(st: State) -> None:
             st.wake_at(may_ns)
             continue
         # Where system RAM is full, or it cannot be moved, holding it at least stops its growth.
-        part = part_bytes(st, runner, short_bytes)
-        fits = st.host_claimed_bytes + ram_bytes(st, runner, part) <= st.host_budget_bytes
-        fits = fits and not runner.unmovable
-        doing = Doing.PAGING_OUT if fits else Doing.SUSPENDING
-        cause = "the runners no longer fit together"
-        orders.stop(st, runner, doing, cause, part if fits else 0)
+        fits = st.host_claimed_bytes + runner.resident_bytes <= st.host_budget_bytes
+        doing = Doing.PAGING_OUT if fits and not runner.unmovable else Doing.SUSPENDING
+        orders.stop(st, runner, doing, "the runners no longer fit together")
 
 
 def _block(st: State, waiter: Session, notice: Notice, detail: str) -> None:

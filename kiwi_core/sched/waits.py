@@ -35,7 +35,7 @@ def expected_waits_ns(st: State, now_ns: int) -> dict[SessionId, int | None]:
         waits[waiter.id] = serial_ns
         if st.serialised:
             serial_ns += _usual_run_ns(st, waiter)
-            serial_ns += st.speed.out_ns(st.stopping_bytes(waiter)) if swaps else 0
+            serial_ns += st.speed.out_ns(waiter.footprint_bytes) if swaps else 0
     return waits
 
 
@@ -83,7 +83,7 @@ def _bring_in_ns(st: State, waiter: Session, now_ns: int) -> int:
         return _op_left_ns(st, waiter, now_ns)
     on_its_way_out = waiter.op is not None and waiter.op.doing is Doing.PAGING_OUT
     if waiter.home is Home.OUT or on_its_way_out:
-        return st.speed.in_ns(waiter.footprint_bytes - waiter.left_bytes)
+        return st.speed.in_ns(waiter.footprint_bytes)
     return 0
 
 
@@ -94,7 +94,7 @@ def _op_left_ns(st: State, session: Session, now_ns: int) -> int:
         return 0
     cost_ns = 0
     if op.doing is Doing.PAGING_OUT:
-        cost_ns = st.speed.out_ns(op.bytes or session.footprint_bytes)
+        cost_ns = st.speed.out_ns(session.footprint_bytes)
     elif op.doing is Doing.PAGING_IN:
-        cost_ns = st.speed.in_ns(session.footprint_bytes - session.left_bytes)
+        cost_ns = st.speed.in_ns(session.footprint_bytes)
     return max(0, cost_ns - (now_ns - op.started_ns))

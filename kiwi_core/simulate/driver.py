@@ -101,9 +101,7 @@ def outcome_of(flight: Flight, resident_bytes: int, host_bytes: int) -> ev.Event
     done = flight.verdict is Verdict.DONE
     if isinstance(action, PageOut):
         if done:
-            return ev.PagedOut(
-                op=op, moved_bytes=host_bytes, elapsed_ns=elapsed_ns, left_bytes=resident_bytes
-            )
+            return ev.PagedOut(op=op, moved_bytes=host_bytes, elapsed_ns=elapsed_ns)
         return ev.PageOutRefused(op=op, reason=Reason.LOCK_TIMEOUT)
     if isinstance(action, PageIn):
         if done:

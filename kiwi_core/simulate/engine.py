@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Grant, Operation, PageIn, PageOut, RoomDenied, RoomMade, Suspend
+from kiwi_core.sched.actions import Grant, Operation, PageIn, PageOut, Suspend
 from kiwi_core.simulate.compute import NEVER_NS, Compute
 from kiwi_core.simulate.driver import Driver, Verdict, outcome_of
 from kiwi_core.simulate.measure import Measures
-from kiwi_core.simulate.model import NO_FAULTS, RESTART_NS, Moves
+from kiwi_core.simulate.model import NO_FAULTS, RESTART_NS
 from kiwi_core.simulate.policies import scheduler_for
 from kiwi_core.simulate.process import Phase, Proc
 from kiwi_core.units import NS_PER_S
@@ -63,7 +63,6 @@ class Simulation:
         self._trace = trace
         self._machine = machine
         self._config = setup.config
-        self._moves = setup.moves
         self._seed = seed
         self._kill = faults.kill
         self._driver = Driver(machine, faults, setup.config.lock_timeout_ns)
@@ -77,7 +76,6 @@ class Simulation:
         """How many wait or run."""
         self._wanting_since_ns = 0
         self._look_due = False
-        self._requests = 0
         """For room, so far."""
 
     def run(self) -> Measures:
@@ -150,8 +148,6 @@ class Simulation:
                 self._granted(action)
             elif isinstance(action, Operation):
                 self._start(action)
-            elif isinstance(action, (RoomMade, RoomDenied)):
-                self._room_answered(action)
 
     # --- notebooks ------------------------------------------------------------------------------
 
@@ -220,46 +216,17 @@ class Simulation:
         and goes on with what it has, so that the work stays the same."""
         more_bytes = proc.cells[proc.next_cell].peak_bytes - proc.resident_bytes
         if more_bytes > self.free_bytes:
-            if self._moves is not Moves.WHOLE:
-                self._ask_for_room(proc, more_bytes)
-                return
             self.measures.out_of_memory += 1
         else:
-            self._take(proc, more_bytes)
+            self.free_bytes -= more_bytes
+            proc.resident_bytes += more_bytes
+            self._look_later()
         self._go_on(proc)
 
-    def _take(self, proc: Proc, more_bytes: int) -> None:
-        self.free_bytes -= more_bytes
-        proc.resident_bytes += more_bytes
-        self._look_later()
-
-    def _ask_for_room(self, proc: Proc, more_bytes: int) -> None:
-        """What can move memory in part asks for room, and waits, where there is none."""
-        proc.asks_bytes = more_bytes
-        self._requests += 1
-        self._tell(ev.RoomWanted(session=proc.id, request=self._requests, bytes=more_bytes))
-
-    def _room_answered(self, action: RoomMade | RoomDenied) -> None:
-        proc = self._procs[action.session]
-        more_bytes, proc.asks_bytes = proc.asks_bytes, 0
-        if isinstance(action, RoomDenied):
-            self.measures.out_of_memory += 1
-        elif more_bytes > self.free_bytes:  # somebody else was quicker
-            self._at(self.now_ns + self._machine.hold_ns, self._ask_again, proc, more_bytes)
-            proc.asks_bytes = more_bytes
-            return
-        else:
-            self._take(proc, more_bytes)
-        self._continue(proc)
-
-    def _ask_again(self, proc: Proc, more_bytes: int) -> None:
-        if proc.id in self._procs:
-            self._ask_for_room(proc, more_bytes)
-
     def _continue(self, proc: Proc) -> None:
-        """If it neither is held nor waits for room, and has something to do."""
+        """If it is not held and has something to do."""
         idle = proc.phase is Phase.RUNNING and proc not in self.compute
-        if idle and not proc.held and not proc.asks_bytes:
+        if idle and not proc.held:
             self._go_on(proc)
 
     def _finished(self, proc: Proc) -> None:
@@ -312,10 +279,7 @@ class Simulation:
         self._tell(self._seen(resident))
 
     def _seen(self, resident: dict[SessionId, int]) -> ev.MemoryObserved:
-        partial = list(resident) if self._moves is not Moves.WHOLE else []
-        return ev.MemoryObserved(
-            free_bytes=self.free_bytes, resident_bytes=resident, partial=partial
-        )
+        return ev.MemoryObserved(free_bytes=self.free_bytes, resident_bytes=resident)
 
     # --- operations -----------------------------------------------------------------------------
 
@@ -327,10 +291,9 @@ class Simulation:
                 left_ns = self.compute.stop(proc, self.now_ns)
                 proc.milestones[-1] = (left_ns, proc.milestones[-1][1])
                 self.measures.suspensions += 1
-            self.measures.suspensions += proc.asks_bytes > 0
             proc.held = True
         if isinstance(action, PageOut):
-            moved_bytes = min(action.bytes or proc.resident_bytes, proc.resident_bytes)
+            moved_bytes = proc.resident_bytes
         elif isinstance(action, PageIn):
             moved_bytes = proc.host_bytes
         flight = self._driver.start(

@@ -59,8 +59,6 @@ class Life:
     held_bytes: int = 0
     """By the last word, wherever the memory is."""
     out: bool = False
-    left_bytes: int = 0
-    """Of that, what a page-out in part has left in the GPU."""
     moving: bool = False
     cells: list[Done] = field(default_factory=list)
     closed: Done | None = None
@@ -78,12 +76,9 @@ class Life:
             self.held_bytes = resident_bytes
 
     def moved(self, event: ev.PagedOut | ev.PagedIn) -> None:
-        """Out or in; what was left in the GPU is not among what comes back."""
         self.out = isinstance(event, ev.PagedOut)
-        left_bytes = event.left_bytes if isinstance(event, ev.PagedOut) else self.left_bytes
         if event.moved_bytes:
-            self.held_bytes = event.moved_bytes + left_bytes
-        self.left_bytes = left_bytes if self.out else 0
+            self.held_bytes = event.moved_bytes
 
     def settle(self) -> None:
         """Nothing more will be learned of the last cell."""

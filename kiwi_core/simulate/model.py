@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
 from kiwi_core.config import DEFAULTS, Config
@@ -59,15 +58,6 @@ HANG_NS: Final = 60_000 * NS_PER_MS
 """Mean time by which a hanging call outlasts its deadline."""
 
 
-class Moves(Enum):
-    """How memory is moved."""
-
-    WHOLE = "whole"
-    """All that a session has, as the driver's checkpoint does."""
-    PART = "part"
-    """Only what is short goes out."""
-
-
 @dataclass(frozen=True)
 class Setup:
     """What is compared: a policy and its settings."""
@@ -76,4 +66,3 @@ class Setup:
     tq_ns: int = DEFAULTS.tq_ns
     anti_thrash: AntiThrash = AntiThrash.ON
     config: Config = DEFAULTS
-    moves: Moves = Moves.WHOLE

@@ -26,7 +26,7 @@ class Proc:
     """One kernel process as it really is, whatever the scheduler believes."""
 
     __slots__ = (
-        "asked_ns", "asks_bytes", "burst", "cells", "flight", "granted_ns", "held", "host_bytes",
+        "asked_ns", "burst", "cells", "flight", "granted_ns", "held", "host_bytes",
         "id", "index", "milestones", "next_cell", "phase", "resident_bytes", "rng",
     )  # fmt: skip
 
@@ -44,7 +44,5 @@ class Proc:
         """The pieces that the cell's GPU part still has, the next one last: how much work, and
         what happens at its end."""
         self.resident_bytes = self.host_bytes = 0
-        self.asks_bytes = 0
-        """What it has found no room for and waits for."""
         self.held = False
         self.flight: Flight | None = None

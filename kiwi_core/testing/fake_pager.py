@@ -17,7 +17,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from kiwi_core.pager.api import (
@@ -108,8 +108,7 @@ class _Process:
 
 class FakePager:
     """``outside_bytes``: held by programs outside of Kiwi. ``copy_bytes_per_s`` makes moving take
-    time; ``None``: none. ``partial``: sessions can be moved in part. What is for the test may be
-    called from any thread."""
+    time; ``None``: none. What is for the test may be called from any thread."""
 
     def __init__(
         self,
@@ -118,7 +117,6 @@ class FakePager:
         outside_bytes: int = 0,
         copy_bytes_per_s: int | None = None,
         room_wait_ns: int = 0,
-        partial: bool = False,
         alive: Callable[[ProcessRef], bool] = lambda _ref: True,
     ) -> None:
         self.total_bytes = total_bytes
@@ -130,7 +128,6 @@ class FakePager:
         self._outside_bytes = outside_bytes
         self._copy_bytes_per_s = copy_bytes_per_s
         self._room_wait_ns = room_wait_ns
-        self._partial = partial
         self._alive = alive
         self._processes: dict[SessionId, _Process] = {}
         self._faults: list[tuple[Call, SessionId | None, deque[Fault]]] = []
@@ -182,21 +179,8 @@ class FakePager:
     async def resume(self, target: Target, deadline_ns: int) -> Outcome:  # noqa: ARG002
         return await self._perform("resume", target, self._resume)
 
-    async def page_out(
-        self,
-        target: Target,
-        deadline_ns: int,  # noqa: ARG002
-        at_least_bytes: int = 0,
-    ) -> Outcome:
-        at_least_bytes = at_least_bytes if self._partial else 0
-
-        async def operation(process: _Process) -> int:
-            return await self._page_out(process, at_least_bytes)
-
-        outcome = await self._perform("page_out", target, operation)
-        if not isinstance(outcome, Moved):
-            return outcome
-        return replace(outcome, left_bytes=self._process(target.session).left_bytes)
+    async def page_out(self, target: Target, deadline_ns: int) -> Outcome:  # noqa: ARG002
+        return await self._perform("page_out", target, self._page_out)
 
     async def page_in(self, target: Target, deadline_ns: int) -> Outcome:
         async def operation(process: _Process) -> int | Refused:
@@ -218,7 +202,6 @@ class FakePager:
             paged_out_bytes=process.out_bytes if in_ram else 0,
             busy=process.busy,
             processes=(memory,) if process.size_bytes else (),
-            partial=self._partial and bool(process.size_bytes),
         )
 
     def busy(self, session: SessionId) -> bool:  # noqa: ARG002
@@ -301,14 +284,13 @@ class FakePager:
         process.residency = Residency.RESIDENT
         return 0
 
-    async def _page_out(self, process: _Process, at_least_bytes: int) -> int:
+    async def _page_out(self, process: _Process) -> int:
         if not process.left_bytes:
             return 0
         if process.residency is Residency.RESIDENT:
             process.residency = Residency.LOCKED
-        part_bytes = min(at_least_bytes or process.left_bytes, process.left_bytes)
-        await self._copy(process, part_bytes)
-        process.out_bytes += part_bytes
+        await self._copy(process, process.left_bytes)
+        process.out_bytes = process.size_bytes
         process.residency = Residency.PAGED_OUT
         return process.out_bytes
 

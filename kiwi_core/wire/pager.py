@@ -62,16 +62,15 @@ class PagerOutcome(str, Enum):
 
 class PagerState(Message, frozen=True, kw_only=True, tag="pager-state"):
     """How things are in this process: right after ``welcome``, at each change of ``state``, and now
-    and then when bytes changed. ``unowned`` is what the library cannot move, by kind; ``partial``:
-    it heeds ``bytes`` of ``pager-do``; ``arena_bytes``: all the system RAM that it holds, with what
-    is out and what is held beforehand. No answer."""
+    and then when bytes changed. ``unowned`` is what the library cannot move, by kind;
+    ``arena_bytes``: all the system RAM that it holds, with what is out and what is held beforehand.
+    No answer."""
 
     state: LinkState
     resident_bytes: Count = 0
     paged_out_bytes: Count = 0
     unowned_bytes: Count = 0
     unowned: Annotated[dict[Kind, Count], Meta(max_length=KINDS_MAX)] = field(default_factory=dict)
-    partial: bool = False
     arena_bytes: Count = 0
 
 
@@ -109,16 +108,11 @@ class Gate(Message, frozen=True, kw_only=True, tag="gate"):
 
 
 class PagerDo(Message, frozen=True, kw_only=True, tag="pager-do"):
-    """Do ``action`` within this time, or refuse. Answered by ``pager-done``.
-
-    ``bytes`` other than 0 asks for a "page-out" of a part: at least so much more than is out
-    already. 0 for a library that has not said ``partial``: it does not know this field.
-    """
+    """Do ``action`` within this time, or refuse. Answered by ``pager-done``."""
 
     op: Count
     action: PagerAction
     within_s: ShortSeconds
-    bytes: Count = 0
 
 
 class PagerLimits(Message, frozen=True, kw_only=True, tag="pager-limits"):

@@ -9,7 +9,7 @@ from kiwi_core.states import MovedBy
 from kiwi_core.units import format_bytes, format_duration_s, format_wait_s, ordinal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from kiwi_core.wire.messages import GpuStatus, QueueEntry, SessionStatus, SwapStatus, Told
 
@@ -48,7 +48,8 @@ class StatusView:
             rows.append(("Kiwi", self._problem or "There is no daemon."))
             return rows
         rows += self._gpu(self.status) + self._own(self.status) + self._others(self.status)
-        rows += [("Swap", _swap(swap)) for swap in self.status.swaps[-SWAPS_SHOWN:]]
+        names = self._names(self.status)
+        rows += [("Swap", _swap(swap, names)) for swap in self.status.swaps[-SWAPS_SHOWN:]]
         rows += [("Error", error) for error in self.status.errors]
         rows += [("Notice", f"{n.text} {n.remedy}".rstrip()) for n in self._notices[-SWAPS_SHOWN:]]
         return rows
@@ -94,8 +95,11 @@ class StatusView:
             rows.append(("Problem", own.problem_text or own.problem))
         return rows
 
+    def _names(self, status: GpuStatus) -> dict[str, str]:
+        return {s.id: "this notebook" if s.id == self._mine else s.name for s in status.sessions}
+
     def _others(self, status: GpuStatus) -> Rows:
-        names = {s.id: "this notebook" if s.id == self._mine else s.name for s in status.sessions}
+        names = self._names(status)
         holders = [names.get(h, h) for h in status.holders]
         rows = [("Has the GPU", ", ".join(holders) if holders else "nobody")]
         # (this notebook's own has a row of its own)
@@ -145,9 +149,10 @@ def _expected(entry: QueueEntry) -> str:
     return f", {format_wait_s(entry.expected_wait_s, low_s, high_s, entry.expected_why)}"
 
 
-def _swap(swap: SwapStatus) -> str:
+def _swap(swap: SwapStatus, names: Mapping[str, str]) -> str:
     speed = f" ({swap.bytes_moved / swap.seconds / 1e9:.1f} GB/s)" if swap.seconds > 0 else ""
     return (
+        f"{names.get(swap.session, 'a program that has ended')}: "
         f"{format_bytes(swap.bytes_moved)} {'out' if swap.direction == 'out' else 'back'} in "
         f"{format_duration_s(swap.seconds)}{speed}, {format_duration_s(swap.ago_s)} ago"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from kiwi_core.bench.results import (
@@ -82,6 +83,14 @@ def test_the_table() -> None:
     assert "lease: The daemon did not start." in text
     assert "→ Turn it on." in text
     assert EMULATED not in text
+
+
+def test_an_emulated_gpu_is_compared_with_nothing_but_its_lease() -> None:
+    emulated = msgspec.structs.replace(report(COPY, PAGED, LEASE), emulated=True)
+    text = "\n".join(report_lines(emulated, Style(False)))
+    assert EMULATED in text
+    assert "pinned copy" not in text
+    assert "3.00 × the round trip" in text
 
 
 def test_calls_stand_beside_each_other_by_size() -> None:

@@ -125,3 +125,10 @@ def test_what_the_supervisor_cannot_do_is_a_sentence(kiwi, monkeypatch):
     monkeypatch.setattr(supervisor, "main", main)
     result = kiwi("daemon")
     assert (result.code, result.err) == (1, "kiwi: There is no GPU.\n      Use --emulate.\n")
+
+
+def test_a_group_that_the_machine_does_not_have_is_refused(kiwi, tmp_path):
+    result = kiwi("daemon", "--admin-group", "no-such-group", "--socket-dir", str(tmp_path / "s"))
+    assert result.code == 1
+    assert "This machine has no group 'no-such-group'." in result.err
+    assert not (tmp_path / "s").exists()

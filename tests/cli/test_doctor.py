@@ -518,3 +518,12 @@ def test_profilers(tmp_path):
     found = killed_by(tmp_path, version)
     assert warned(found) == {"profilers"}
     assert "KIWI_DISABLE" in found["profilers"].remedy
+
+
+@pytest.mark.parametrize(("name", "words"), [("systemd", "ExecStart="), ("grafana", '"panels"')])
+def test_prints_the_files_that_administrators_install(kiwi, name, words):
+    result = kiwi("doctor", "--print", name)
+    assert result.code == 0
+    assert words in result.out
+    assert "\nFit" not in result.out  # nothing was looked at
+    assert "\nNot fit" not in result.out

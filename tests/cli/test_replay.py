@@ -122,6 +122,14 @@ def test_one_session_only(kiwi, journal):
     assert " a held" not in out
 
 
+def test_a_session_that_the_journal_does_not_have_is_refused(kiwi, journal):
+    result = kiwi("replay", str(journal), "--session", "c")
+    assert result.code == 1
+    assert "The journal has no session c." in result.err
+    assert "It has a, b." in result.err
+    assert "held" not in result.out
+
+
 def test_a_journal_that_was_altered_is_found_out(kiwi, journal):
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(line for line in lines if b"PageOut" not in line))

@@ -1,5 +1,9 @@
 """Each driver call about a program hangs in turn, in each state of it: ``kiwi status`` is answered
-all the time, others go on, and when the call comes back nothing is lost."""
+all the time, others go on, and when the call comes back nothing is lost.
+
+What is in the GPU is locked, checkpointed and asked about; what is out is restored, unlocked and
+asked about. The daemon makes no other call about a program in such a state.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from answering import answering, turn, works
 from daemon import wait_until
 
 from kiwi_core import emulator
+from kiwi_core.states import AntiThrash, Priority
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +78,92 @@ def test_a_call_that_hangs(
             works(target)
             target.stop_burst()
     for one in (target, big, small):
+        assert one.intact()
+
+
+class Stage:
+    """``target`` is brought into a state, and a call about it is made that hangs. ``big`` does not
+    fit beside it, ``small`` does. Who is in ``over`` has a burst to end."""
+
+    def __init__(self, daemon: Daemon, program: Program) -> None:
+        self.daemon = daemon
+        self.big, self.small = program(daemon, 150, name="big"), program(daemon, 20, name="small")
+        self.target = program(daemon, 120, name="target")
+        self.over: list[SessionProgram] = []
+
+    def waiting(self, arm: Callable[[], None]) -> None:
+        """Its memory is in the GPU, and goes out for one that is served first."""
+        client = self.daemon.client()
+        client.set(tq_s=60, anti_thrash=AntiThrash.ALWAYS)
+        big = self.daemon.wait_state(self.big.pid, "paged-out")
+        client.set(session=big.id, priority=Priority.HIGH)
+        self.small.start_burst()
+        wait_until(self.small.granted, "another one runs")
+        for one in (self.target, self.big):
+            one.start_burst()
+            self.daemon.wait_state(one.pid, "waiting")
+        self.over = [self.big, self.target]
+        arm()
+        self.small.stop_burst()
+
+    def suspended(self, arm: Callable[[], None]) -> None:
+        """In mid-burst, and comes back."""
+        self.target.start_burst()
+        wait_until(self.target.granted, "it runs")
+        self.big.start_burst()
+        wait_until(self.big.granted, "another one has its turn")
+        self.daemon.client().set(tq_s=60)
+        self.daemon.wait_state(self.target.pid, "suspended")
+        self.over = [self.target]
+        arm()
+        self.big.stop_burst()
+
+    def paging_out(self, arm: Callable[[], None]) -> None:
+        arm()
+        self.target.worker.send("client.release()", "exec")
+        self.daemon.wait_state(self.target.pid, "paging-out")
+
+    def paging_in(self, arm: Callable[[], None]) -> None:
+        paged_out(self.daemon, self.target)
+        arm()
+        self.target.start_burst()
+        self.over = [self.target]
+        self.daemon.wait_state(self.target.pid, "paging-in")
+
+
+OUT, IN = ("lock", "checkpoint", "get_state"), ("restore", "unlock", "get_state")
+
+
+@pytest.mark.parametrize(
+    ("state", "call"),
+    [
+        *[(state, call) for state in ("waiting", "paging_out") for call in OUT],
+        *[(state, call) for state in ("suspended", "paging_in") for call in IN],
+    ],
+)
+def test_a_call_that_hangs_while_it_waits_or_moves(
+    start: Start, program: Program, state: str, call: str
+) -> None:
+    daemon = start("1x256MiB", *QUICK, env=WORST)
+    stage = Stage(daemon, program)
+    faults = emulator.Faults(daemon.state_path)
+    pid = stage.target.pid
+    with answering(daemon):
+        getattr(stage, state)(
+            lambda: faults.set("hang", pid=pid, operation=call, count=-1)  # type: ignore[arg-type]
+        )
+        wait_until(lambda: faults.hits("hang"), "the call hangs")
+        for _ in range(2):
+            turn(stage.small)
+        faults.clear("hang")
+        daemon.client().set(tq_s=0.3, anti_thrash=AntiThrash.ON)
+        if state == "paging_out":
+            stage.target.worker.answer()
+        for one in stage.over:
+            wait_until(one.granted, f"{one.name} goes on")
+            works(one)
+            one.stop_burst()
+    for one in (stage.target, stage.big, stage.small):
         assert one.intact()
 
 

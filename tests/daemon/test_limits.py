@@ -180,11 +180,11 @@ def test_one_that_needs_none_waits_for_nobody() -> None:
         machine = Machine(50)
         frozen = machine.library("frozen", 30, held_gib=20)
         moving = machine.library("b", 25, held_gib=20)
-        claim = await machine.limits.before_page_out([moving], 0, soon_ns())
+        claim = await machine.limits.before_page_out([moving], soon_ns())
         assert claim is not None
         assert claim.more_bytes == 5 * GIB, "it uses what it holds"
-        part = await machine.limits.before_page_out([moving], GIB, soon_ns())
-        assert part is None
+        rich = machine.library("c", 5, held_gib=20)
+        assert await machine.limits.before_page_out([rich], soon_ns()) is None
         assert not [said for said in heard(frozen).limits if said.arena_bytes == 0]
 
     asyncio.run(story())

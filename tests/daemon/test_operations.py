@@ -29,8 +29,8 @@ LOOP = Loop()
 
 
 class World:
-    def __init__(self, *, partial: bool = False) -> None:
-        self.pager = FakePager(1024 * MIB, partial=partial)
+    def __init__(self) -> None:
+        self.pager = FakePager(1024 * MIB)
         self.pager.start(S, resident_bytes=100 * MIB)
         self.posted: Queue[ev.Event] = Queue()
         self.operations = Operations(self.pager, self.posted.put)
@@ -132,17 +132,6 @@ def test_the_nearest_deadline_is_the_next_one(world: World) -> None:
     assert 0 < left_ns <= 20 * NS_PER_S
     for hang in hangs:
         hang.release()
-
-
-# --- a part --------------------------------------------------------------------------------------
-
-
-def test_a_part_goes_out_and_what_is_left_is_told() -> None:
-    world = World(partial=True)
-    world.start(PageOut, bytes=30 * MIB)
-    out = world.posted.get(timeout=PATIENCE_S)
-    assert isinstance(out, ev.PagedOut)
-    assert (out.moved_bytes, out.left_bytes) == (30 * MIB, 70 * MIB)
 
 
 # --- leaving ------------------------------------------------------------------------------------

@@ -114,7 +114,8 @@ def test_what_kiwi_says_in_each_state(
     assert own_pager == daemon.pager.leaves_context, own
     assert own["GPU"].startswith("EMULATED GPU, no real one"), own
     assert own["Has the GPU"] == "nobody"
-    assert re.search(rf"\b{out} MiB out in", own["Swap"]), own
+    assert re.search(rf": {out} MiB out in", own["Swap"]), own
+    assert own["Swap"].startswith(("A.ipynb: ", "this notebook: ")), own
     loop = a.work(until=enough)
     a.wait_state("running")
     now = _status(b)

@@ -40,7 +40,7 @@ class Session(Protocol):
 
 class World(Protocol):
     pager: Any
-    """A ``Pager`` whose calls block; a ``PartialPager`` where the backend is one."""
+    """A ``Pager`` whose calls block."""
     unit_bytes: int
     """A size that fits the GPU many times over, and more than what can be moved at once."""
     memory_bytes: int
@@ -315,79 +315,3 @@ class PagerContract:
         assert world.pager.export_footprints() == one_only
         one.kill()
         assert world.pager.export_footprints() == {}
-
-
-class PartsContract(PagerContract):
-    """Of a backend that can move a part of what a session has."""
-
-    def assert_partly_out(self, world: World, session: Session, left_bytes: int) -> None:
-        seen = self.look(world, session)
-        assert (seen.residency, seen.partial) == (Residency.PAGED_OUT, True)
-        assert left_bytes <= seen.resident_bytes <= left_bytes + world.overhead_bytes
-        assert seen.paged_out_bytes > 0
-
-    def test_it_says_so(self, world: World) -> None:
-        session = world.start(world.unit_bytes)
-        assert self.look(world, session).partial
-
-    def test_a_part_goes_out_and_all_comes_back(self, world: World) -> None:
-        session = world.start(4 * world.unit_bytes)
-        before, free_before = session.digest(), world.free_bytes()
-        out = moved(world.pager.page_out(session.target, soon_ns(), 2 * world.unit_bytes))
-        assert 2 * world.unit_bytes <= out.bytes_moved <= 3 * world.unit_bytes
-        assert out.bytes_moved + out.left_bytes == 4 * world.unit_bytes
-        assert world.free_bytes() >= free_before + out.bytes_moved - world.residue_bytes
-        self.assert_partly_out(world, session, out.left_bytes)
-        self.assert_held(session)
-        back = moved(world.pager.page_in(session.target, soon_ns()))
-        assert (back.bytes_moved, back.left_bytes) == (out.bytes_moved, 0)
-        assert session.touched(60.0)
-        session.finish_touch()
-        assert session.digest() == before
-
-    def test_part_after_part_until_nothing_is_left(self, world: World) -> None:
-        session = world.start(4 * world.unit_bytes)
-        before = session.digest()
-        out_bytes = 0
-        for _ in range(4):
-            out = moved(world.pager.page_out(session.target, soon_ns(), world.unit_bytes))
-            assert out.bytes_moved >= out_bytes + world.unit_bytes
-            assert out.left_bytes == 4 * world.unit_bytes - out.bytes_moved
-            out_bytes = out.bytes_moved
-        assert out.left_bytes == 0
-        assert moved(world.pager.page_in(session.target, soon_ns())).bytes_moved == out_bytes
-        assert session.digest() == before
-
-    def test_the_rest_goes_out_when_all_is_wanted(self, world: World) -> None:
-        session = world.start(4 * world.unit_bytes)
-        before = session.digest()
-        moved(world.pager.page_out(session.target, soon_ns(), world.unit_bytes))
-        out = moved(world.pager.page_out(session.target, soon_ns()))
-        assert (out.bytes_moved, out.left_bytes) == (4 * world.unit_bytes, 0)
-        moved(world.pager.page_in(session.target, soon_ns()))
-        assert session.digest() == before
-
-    def test_a_refused_part_leaves_it_running(self, world: World) -> None:
-        session = world.start(2 * world.unit_bytes)
-        before = session.digest()
-        world.refuse_page_out(session)
-        outcome = world.pager.page_out(session.target, soon_ns(2.0), world.unit_bytes)
-        refused(outcome, Reason.LOCK_TIMEOUT)
-        assert self.look(world, session).residency is Residency.RESIDENT
-        assert session.digest() == before
-
-    def test_a_part_of_the_other_may_be_room_enough(self, world: World) -> None:
-        out = world.start(world.memory_bytes * 6 // 10 // world.unit_bytes * world.unit_bytes)
-        contents = [out.digest()]
-        moved(world.pager.page_out(out.target, soon_ns()))
-        into = world.start(world.memory_bytes * 6 // 10 // world.unit_bytes * world.unit_bytes)
-        contents.append(into.digest())
-        moved(world.pager.page_out(into.target, soon_ns()))
-        moved(world.pager.page_in(out.target, soon_ns()))
-        part_bytes = world.memory_bytes * 3 // 10
-        assert moved(world.pager.page_out(out.target, soon_ns(), part_bytes)).left_bytes > 0
-        moved(world.pager.page_in(into.target, soon_ns()))
-        assert into.digest() == contents[1]
-        moved(world.pager.page_out(into.target, soon_ns()))
-        moved(world.pager.page_in(out.target, soon_ns()))
-        assert out.digest() == contents[0]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from blocking import Blocking, Loop
-from contract import PagerContract, PartsContract, moved, refused, soon_ns
+from contract import PagerContract, moved, refused, soon_ns
 
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Lost, Target
@@ -64,10 +64,8 @@ class FakeWorld:
     residue_bytes = slack_bytes = 0
     sizes_seen = True
 
-    def __init__(self, *, partial: bool = False, copy_bytes_per_s: int | None = None) -> None:
-        self.pager = fake_pager(
-            self.memory_bytes, partial=partial, copy_bytes_per_s=copy_bytes_per_s
-        )
+    def __init__(self, *, copy_bytes_per_s: int | None = None) -> None:
+        self.pager = fake_pager(self.memory_bytes, copy_bytes_per_s=copy_bytes_per_s)
 
     def start(self, size_bytes: int) -> FakeSession:
         return FakeSession(self.pager, size_bytes)
@@ -93,12 +91,6 @@ def world() -> FakeWorld:
 
 class TestFake(PagerContract):
     pass
-
-
-class TestFakeInParts(PartsContract):
-    @pytest.fixture
-    def world(self) -> FakeWorld:
-        return FakeWorld(partial=True)
 
 
 def test_a_hang_lasts_until_released_and_stops_nobody_else(world: FakeWorld) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from contract import PartsContract
+from contract import PagerContract
 from worlds import LinkedWorld, PreloadedWorld
 
 if TYPE_CHECKING:
@@ -20,5 +20,5 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LinkedWorl
     world.close()
 
 
-class TestLinked(PartsContract):
+class TestLinked(PagerContract):
     pass

@@ -224,7 +224,7 @@ def test_what_the_root_leaves_behind_is_let_go(world: LinkedWorld, tmp_path: Pat
 def test_a_little_that_the_library_cannot_move_stays(world: LinkedWorld) -> None:
     session = world.start(4 * MIB, unowned_bytes=2 * MIB)
     out = moved(world.pager.page_out(session.target, soon_ns()))
-    assert (out.left_bytes, out.stays_bytes) == (0, 4 * MIB), "with the context"
+    assert out.stays_bytes == 4 * MIB, "with the context"
     seen = world.pager.observe(session.target)
     assert (seen.residency, seen.resident_bytes) == (Residency.PAGED_OUT, 4 * MIB)
     assert world.state(session.pid) == "RUNNING"
@@ -361,18 +361,36 @@ def test_two_operations_on_one_session_wait_for_each_other(world: LinkedWorld) -
 # --- who holds a process: its library or the driver ----------------------------------------------
 
 
-def part_out(world: LinkedWorld, session: LinkedProgram, mib: int) -> None:
-    moved(world.pager.page_out(session.target, soon_ns(), mib * MIB))
+def half_out(world: LinkedWorld, session: LinkedProgram) -> None:
+    """Its library fails half-way and can bring back nothing: of 8 MiB 4 are out."""
+    session.script("page-out", "stick no-host-memory")
+    session.script("page-in", "refuse driver")
+    out = moved(world.pager.page_out(session.target, soon_ns()))
+    assert (out.bytes_moved, out.stays_bytes) == (4 * MIB, 6 * MIB), "with the context"
     seen = world.pager.observe(session.target)
-    assert (seen.residency, seen.paged_out_bytes) == (Residency.PAGED_OUT, mib * MIB)
+    assert (seen.residency, seen.paged_out_bytes) == (Residency.PAGED_OUT, 4 * MIB)
+    assert (seen.resident_bytes, seen.owned) == (6 * MIB, True)
 
 
-def test_the_driver_takes_nobody_whose_library_has_only_a_part_out(world: LinkedWorld) -> None:
+def test_what_a_page_out_cut_short_has_left_goes_with_the_next_one(world: LinkedWorld) -> None:
+    session = world.start(8 * MIB)
+    before = session.digest()
+    half_out(world, session)
+    again = moved(world.pager.page_out(session.target, soon_ns()))
+    assert (again.bytes_moved, again.stays_bytes) == (8 * MIB, 2 * MIB)
+    assert world.state(session.pid) == "RUNNING", "its library moved it, not the driver"
+    assert moved(world.pager.page_in(session.target, soon_ns())).bytes_moved == 8 * MIB
+    half_out(world, session)
+    assert moved(world.pager.page_in(session.target, soon_ns())).bytes_moved == 4 * MIB
+    assert session.digest() == before
+
+
+def test_the_driver_takes_nobody_whose_library_has_only_half_out(world: LinkedWorld) -> None:
     """The rest is the library's to move, whose first call to the driver would never return."""
     one, other = world.start(8 * MIB), world.start(8 * MIB)
     contents = one.digest(), other.digest()
     moved(world.pager.page_out(one.target, soon_ns()))
-    part_out(world, other, 4)
+    half_out(world, other)
     world.hold_outside(free_bytes=7 * MIB)
     refused(world.pager.page_in(one.target, soon_ns(5.0)), Reason.NO_ROOM)
     assert world.state(other.pid) == "RUNNING"
@@ -384,15 +402,17 @@ def test_the_driver_takes_nobody_whose_library_has_only_a_part_out(world: Linked
 
 
 @pytest.mark.parametrize("how", ["locked", "out"])
-@pytest.mark.parametrize("part", ["all", "part", "none"])
+@pytest.mark.parametrize("out", ["all", "half", "none"])
 def test_what_the_driver_holds_is_not_asked_of_its_library(
-    world: LinkedWorld, how: str, part: str
+    world: LinkedWorld, how: str, out: str
 ) -> None:
     """However it came about: another tool, a call left behind by a daemon that was killed."""
     session = world.start(8 * MIB)
     before = session.digest()
-    if part != "none":
-        moved(world.pager.page_out(session.target, soon_ns(), 4 * MIB if part == "part" else 0))
+    if out == "all":
+        moved(world.pager.page_out(session.target, soon_ns()))
+    elif out == "half":
+        half_out(world, session)
     orders = session.get("library.orders")
     code = "__import__('kiwi_core.gpu.driver').gpu.driver"
     world.pager.worker.do(f"{code}.lock({session.pid}, 5000)")

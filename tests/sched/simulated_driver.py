@@ -6,8 +6,8 @@ from simulated_world import (
     BYTES_PER_S,
     CONFIG,
     FIXED_NS,
-    GRAIN_BYTES,
     REASONS,
+    RESIDUE_BYTES,
     TOTAL_BYTES,
     Flight,
     Proc,
@@ -56,9 +56,6 @@ class Driver:
             self._rest(proc)  # the lock comes first
         if isinstance(action, act.PageOut):
             self.counts.rests += proc.home == "out"
-            if action.bytes:
-                self.counts.parts += 1
-                moved = action.bytes
         proc.flight = self.flights[action.op] = flight
         is_copy = isinstance(action, (act.PageOut, act.PageIn))
         took_ns = FIXED_NS + (moved * NS_PER_S // BYTES_PER_S if is_copy else 0)
@@ -183,27 +180,33 @@ class Driver:
             if not proc.held and proc.home == "in":
                 self._left(proc)
             return ev.PageOutRefused(op=action.op, reason=self._reason(verdict))
-        moved = self._going_out_bytes(proc, action)
+        moved = proc.device_bytes - self._staying_bytes(proc)
         proc.host_bytes += moved
         proc.device_bytes -= moved
         proc.home, proc.held = "out", True
-        self.known_bytes[proc.id] = left = proc.device_bytes
+        session = self.scheduler._st.sessions.get(proc.id)
+        believes = session is not None and session.owned
+        self.known_bytes[proc.id] = proc.device_bytes if believes else 0
         self._stopped(proc)
-        if proc.partial:
+        if proc.owned:
             moved = proc.host_bytes
-        return ev.PagedOut(op=action.op, moved_bytes=moved, elapsed_ns=took_ns, left_bytes=left)
+        return ev.PagedOut(
+            op=action.op, moved_bytes=moved, elapsed_ns=took_ns, stays_bytes=proc.device_bytes
+        )
 
     def _turn_over_if_stopped(self, proc: Proc) -> None:
         """It does not run, so others need not wait for it."""
         if proc.stopped:
             self.holders.discard(proc.id)
 
-    def _going_out_bytes(self, proc: Proc, action: act.PageOut) -> int:
-        """What it was told, in whole pieces; everything where that was not told, or where it cannot
-        be moved in part any more."""
-        if not action.bytes or not proc.partial:
-            return proc.device_bytes
-        return min(proc.device_bytes, action.bytes + self.rng.randrange(GRAIN_BYTES))
+    def _staying_bytes(self, proc: Proc) -> int:
+        """What a library leaves in the GPU: its context, and now and then what a page-out cut short
+        could not move either. The next page-out takes it."""
+        if not proc.owned or proc.home == "out":
+            return 0
+        if self.plan.refuse and self.rng.random() < 0.1:
+            return proc.device_bytes // 2
+        return min(proc.device_bytes, self.rng.randrange(RESIDUE_BYTES))
 
     def paged_in(self, proc: Proc, action: act.Operation, verdict: str, took_ns: int) -> ev.Event:
         if verdict == "lost":

@@ -20,7 +20,7 @@ class Mischief:
         if not self.winding_down and self.rng.random() < 0.5:
             self._look_at_a_notebook()
         if not self.winding_down and self.rng.random() < self.plan.mischief:
-            more = PARTED_MISCHIEF * bool(self.plan.partial)
+            more = OWNED_MISCHIEF * bool(self.plan.owned)
             more += UNGUARDED_MISCHIEF * bool(self.plan.unguarded)
             self.rng.choice(MISCHIEF + more)(self)
 
@@ -49,7 +49,7 @@ class Mischief:
                 free_bytes=self.free_bytes(),
                 resident_bytes=resident,
                 busy=busy,
-                partial=[p.id for p in self.procs.values() if p.partial],
+                owned=[p.id for p in self.procs.values() if p.owned],
             )
         )
         for proc in self.procs.values():
@@ -151,10 +151,10 @@ class Mischief:
             self._at(self.rng.randrange(10 * NS_PER_S), lambda: self._outside_ends(size))
 
     def _another_process(self) -> None:
-        """That can only be moved in one piece (or such a one has ended)."""
+        """Whose memory no library owns (or such a one has ended)."""
         proc = self._someone()
         if proc is not None and proc.flight is None:
-            proc.partial = not proc.partial
+            proc.owned = not proc.owned
 
     def _free_while_out(self) -> None:
         """A program may free memory (at any time) though it is to do nothing."""
@@ -259,7 +259,7 @@ MISCHIEF = (
     Mischief._restart,
 )
 
-PARTED_MISCHIEF = (
+OWNED_MISCHIEF = (
     Mischief._another_process,
     Mischief._free_while_out,
 )

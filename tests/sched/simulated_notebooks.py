@@ -23,7 +23,7 @@ class Notebooks:
             return
         self.next_id += 1
         proc = Proc(SessionId(f"s{self.next_id}"))
-        proc.partial = bool(self.plan.partial) and self.rng.random() < self.plan.partial
+        proc.owned = bool(self.plan.owned) and self.rng.random() < self.plan.owned
         self.procs[proc.id] = proc
         self.known_bytes[proc.id] = 0
         self.tell(ev.SessionJoined(session=proc.id))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.sched.parts import grain_bytes
 from kiwi_core.sched.policy import names
 from kiwi_core.states import AntiThrash, Notice, Reason
 from kiwi_core.units import MIB, NS_PER_MS, NS_PER_S, SessionId
@@ -24,7 +23,7 @@ CONFIG = replace(
     hint_protect_ns=NS_PER_S,
     room_patience_ns=3 * NS_PER_S,
 )
-GRAIN_BYTES = grain_bytes(TOTAL_BYTES)
+RESIDUE_BYTES = 20 * MIB
 BYTES_PER_S = 2000 * MIB
 FIXED_NS = 2 * NS_PER_MS
 JITTER_NS = 5 * NS_PER_MS
@@ -53,8 +52,8 @@ class Plan:
     asks_for_room: bool = False
     """Programs that find no room for an allocation ask for it."""
 
-    partial: float = 0.0
-    """Chance that a session's memory can be moved in part; it may change."""
+    owned: float = 0.0
+    """Chance that a library owns a session's memory: a page-out leaves some; it may change."""
 
     unguarded: float = 0.0
     """Chance that a program has no gate. It may change, and programs are stopped now and then."""
@@ -90,9 +89,9 @@ def plan_of(seed: int) -> Plan:
     )
 
 
-def parted_plan_of(seed: int) -> Plan:
-    """The same world, but memory moves in part."""
-    return replace(plan_of(seed), partial=(0.6, 1.0)[seed % 2])
+def owned_plan_of(seed: int) -> Plan:
+    """The same world with libraries that own the memory."""
+    return replace(plan_of(seed), owned=(0.6, 1.0)[seed % 2])
 
 
 def unguarded_plan_of(seed: int) -> Plan:
@@ -119,7 +118,7 @@ class Proc:
     id: SessionId
     home: str = "in"
     held: bool = False
-    partial: bool = False
+    owned: bool = False
     device_bytes: int = 0
     host_bytes: int = 0
     flight: Flight | None = None
@@ -164,7 +163,6 @@ class Counts:
     room_denied: int = 0
     granted_in_parallel: int = 0
     brought_back: int = 0
-    parts: int = 0
     rests: int = 0
     """Page-outs of what an earlier one had left."""
     unguarded_grants: int = 0

@@ -22,7 +22,7 @@ from simulated_world import (
     Flight,
     Plan,
     Proc,
-    parted_plan_of,
+    owned_plan_of,
     plan_of,
     unguarded_plan_of,
 )
@@ -37,7 +37,7 @@ from kiwi_core.units import NS_PER_S, OpId, SessionId
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Plan", "Simulation", "parted_plan_of", "plan_of", "unguarded_plan_of"]
+__all__ = ["Plan", "Simulation", "owned_plan_of", "plan_of", "unguarded_plan_of"]
 
 
 class Simulation(Notebooks, Driver, Mischief):

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 
 import pytest
-from simulation import Plan, Simulation, parted_plan_of, unguarded_plan_of
+from simulation import Plan, Simulation, owned_plan_of, unguarded_plan_of
 
 from kiwi_core.sched.policy import names
 from kiwi_core.sched.replay import JournalEntry, Replay, decode_line, encode_line
@@ -18,7 +18,7 @@ from kiwi_core.states import Notice
 
 CHUNKS = 16
 SEEDS_PER_CHUNK = 25
-PARTED_PER_CHUNK = 15
+OWNED_PER_CHUNK = 15
 UNGUARDED_PER_CHUNK = 15
 EVENTS_PER_SEED = 520
 
@@ -32,9 +32,9 @@ def test_invariants_hold_over_many_seeds(chunk):
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_they_hold_where_memory_moves_in_part(chunk):
-    for seed in range(chunk * PARTED_PER_CHUNK, (chunk + 1) * PARTED_PER_CHUNK):
-        run(seed, EVENTS_PER_SEED, parted_plan_of(seed))
+def test_they_hold_where_libraries_own_the_memory(chunk):
+    for seed in range(chunk * OWNED_PER_CHUNK, (chunk + 1) * OWNED_PER_CHUNK):
+        run(seed, EVENTS_PER_SEED, owned_plan_of(seed))
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -77,12 +77,12 @@ def test_the_simulation_reaches_what_it_is_for():
     assert set(notices) == set(Notice) - {Notice.BLOCKED_UNGUARDED, Notice.STOPPED}
 
 
-def test_so_does_that_of_moves_in_part():
+def test_so_does_that_of_libraries_that_own_the_memory():
     seen = Counter()
     for seed in range(40):
-        counts = Simulation(seed, parted_plan_of(seed)).run(300)
+        counts = Simulation(seed, owned_plan_of(seed)).run(300)
         seen.update({name: n for name, n in vars(counts).items() if isinstance(n, int)})
-    for name in ("parts", "rests", "lost", "overdue", "restarts"):
+    for name in ("rests", "lost", "overdue", "restarts"):
         assert seen[name] > 2, name
 
 
@@ -96,14 +96,6 @@ def test_so_does_that_of_programs_without_a_gate():
     for name in ("unguarded_grants", "stops", "suspensions", "page_ins", "restarts"):
         assert seen[name] > 2, name
     assert notices[Notice.BLOCKED_UNGUARDED] > 2
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_nothing_goes_out_in_part_where_all_moves_in_one_piece(seed):
-    simulation = Simulation(seed)
-    simulation.run(300)
-    orders = [action for entry in simulation.journal for action in entry.actions]
-    assert not any(getattr(order, "bytes", 0) for order in orders)
 
 
 @pytest.mark.parametrize("policy", names())

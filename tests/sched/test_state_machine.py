@@ -19,6 +19,7 @@ from kiwi_core.states import AntiThrash, Priority, Reason, Residency
 from kiwi_core.units import GIB, NS_PER_S
 
 TOTAL = 10 * GIB
+CONTEXT = GIB // 8
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 SIZES = st.integers(0, 7).map(lambda gib: gib * GIB)
 FAULTS = st.sampled_from([Reason.LOCK_TIMEOUT, Reason.UNSUPPORTED, Reason.DRIVER])
@@ -52,7 +53,7 @@ class Machine(RuleBasedStateMachine):
         self.holders = set()
         self.used = {}  # when its burst was over
         self.back = {}  # when a hint's page-in was over
-        self.partial = set()  # whose memory can be moved in part
+        self.owned = set()  # whose memory a library owns
         self.unguarded = set()
         self.stopped = set()  # whose process does not run
 
@@ -226,7 +227,7 @@ class Machine(RuleBasedStateMachine):
             ev.MemoryObserved(
                 free_bytes=TOTAL - sum(self.device.values()),
                 resident_bytes=present,
-                partial=[session for session in present if session in self.partial],
+                owned=[session for session in present if session in self.owned],
             )
         )
         running = set(self.scheduler.view(self.now_ns).holders)
@@ -234,10 +235,10 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.ids)
     @rule(name=NAMES)
-    def moves_in_part(self, name):
+    def a_library_owns_its_memory(self, name):
         """From now on, or no longer."""
         if (session := self.ids.get(name)) is not None:
-            self.partial ^= {session}
+            self.owned ^= {session}
             self.look()
 
     @precondition(lambda self: self.ids)
@@ -332,17 +333,19 @@ class Machine(RuleBasedStateMachine):
             self.held.discard(session)
             return ev.Resumed(op=op)
         if isinstance(order, act.PageOut):
-            moved = self.device[session]
-            if order.bytes and session in self.partial:
-                moved = min(moved, order.bytes)
+            # A library leaves a context; who asks again has the driver take that, too.
+            known = self.scheduler._st.sessions.get(session)
+            owned = known is not None and known.owned
+            stays = CONTEXT if owned and not self.host[session] else 0
+            stays = min(stays, self.device[session])
+            moved = self.device[session] - stays
             self.host[session] += moved
-            self.device[session] -= moved
-            left = self.device[session]
+            self.device[session] = stays
             self.held.add(session)
             self.holders.discard(session)
-            if session in self.partial:
+            if owned:
                 moved = self.host[session]
-            return ev.PagedOut(op=op, moved_bytes=moved, elapsed_ns=NS_PER_S, left_bytes=left)
+            return ev.PagedOut(op=op, moved_bytes=moved, elapsed_ns=NS_PER_S, stays_bytes=stays)
         if order.cause == "about to be used" and session not in self.waiting():
             self.back[session] = self.now_ns
         moved = self.host[session]
@@ -375,7 +378,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def the_history_adds_up(self):
-        """To what the view counts in another way; and in parts to the same as whole."""
+        """To what the view counts in another way; and in pieces to the same as whole."""
         if not hasattr(self, "scheduler"):
             return
         entries = self.scheduler.history(0, self.now_ns)

@@ -82,8 +82,8 @@ class World:
         if verb in ("out", "in"):
             kind = ev.PagedOut if verb == "out" else ev.PagedIn
             elapsed_ns = round(float(rest[1].rstrip("s")) * NS_PER_S)
-            left = {f"{name}_bytes": gib(size) for name, size in (w.split("=") for w in rest[2:])}
-            return kind(op=op, moved_bytes=gib(rest[0]), elapsed_ns=elapsed_ns, **left)
+            more = {f"{name}_bytes": gib(size) for name, size in (w.split("=") for w in rest[2:])}
+            return kind(op=op, moved_bytes=gib(rest[0]), elapsed_ns=elapsed_ns, **more)
         if verb == "refuses":
             refusal = _REFUSALS[type(self.orders[op])]
             return refusal(op=op, reason=Reason(rest[0]), detail=" ".join(rest[1:]))
@@ -97,12 +97,12 @@ class World:
         }[verb]
 
     def memory(self, words: list[str]) -> ev.Event:
-        """``memory a=6 b=1 outside=2 busy=a idle=b large=a parts=ab at=3``: everything else is
+        """``memory a=6 b=1 outside=2 busy=a idle=b large=a owned=ab at=3``: everything else is
         free."""
         resident: dict[SessionId, int] = {}
         busy: dict[SessionId, bool] = {}
         at_large: list[SessionId] = []
-        partial: list[SessionId] = []
+        owned: list[SessionId] = []
         outside = 0
         began_ns = None
         for word in words:
@@ -113,8 +113,8 @@ class World:
                 began_ns = round(float(value) * NS_PER_S)
             elif name == "large":
                 at_large.append(SessionId(value))
-            elif name == "parts":
-                partial += map(SessionId, value)
+            elif name == "owned":
+                owned += map(SessionId, value)
             elif name in ("busy", "idle"):
                 busy[SessionId(value)] = name == "busy"
             else:
@@ -125,7 +125,7 @@ class World:
             resident_bytes=resident,
             busy=busy,
             at_large=at_large,
-            partial=partial,
+            owned=owned,
             began_ns=began_ns,
         )
 

@@ -18,7 +18,7 @@ from kiwi_core.simulate.driver import Verdict
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.measure import Measures, summarise
 from kiwi_core.simulate.mixes import MIXES, generate
-from kiwi_core.simulate.model import Faults, Machine, Moves, Setup
+from kiwi_core.simulate.model import Faults, Machine, Setup
 from kiwi_core.simulate.process import Proc
 from kiwi_core.simulate.trace import Cell, SessionTrace, Trace
 from kiwi_core.states import AntiThrash
@@ -97,34 +97,6 @@ def test_the_quantum_is_at_least_a_round_trip(exact: Machine) -> None:
     # A stops at 30 (nothing is known yet), is out at 90.1; B runs 110 s in one piece until 200.1.
     assert seconds(measures.response_ns)[0] == 199.1
     assert measures.suspensions == 1
-
-
-def test_two_jobs_that_move_in_part(exact: Machine) -> None:
-    """The same two. B's needs are unknown at first, so all of A goes out (until 36.1). From then on
-    both have 60 of 80 GiB, and 42.5 (with the margin, in whole grains) change places, in 4.35 s
-    each way.
-
-    B runs until 66.1, its part is out at 70.45, A in at 76.55 (all of it was out). A runs until
-    106.55; B comes back for its last 10 s at 115.25, A for its last 40 s at 133.95."""
-    work = trace(session("a", cell(100.0)), session("b", cell(40.0), starts_s=1.0))
-    measures = run(work, exact, Setup(policy="round-robin", moves=Moves.PART))
-    assert seconds(measures.response_ns) == [124.25, 173.95]
-    assert measures.swapped_bytes == (60 + 42.5 + 60 + 4 * 42.5) * GIB
-    assert measures.out_of_memory == 0
-
-
-def test_who_moves_in_part_asks_for_room(exact: Machine) -> None:
-    """B, for whom nothing has to move, grows from 10 to 70 GiB beside 30 that are idle: 22.5 of
-    those go out before it goes on."""
-    small = [cell(1.0, gib=10.0) for _ in range(4)]
-    work = trace(
-        session("a", cell(1.0, gib=30.0), cell(0.5, gib=30.0), cell(0.5, gib=30.0, think_s=40.0)),
-        session("b", *small, cell(10.0, gib=70.0, think_s=80.0), starts_s=10.0),
-    )
-    measures = run(work, exact, Setup(policy="round-robin", moves=Moves.PART))
-    assert measures.out_of_memory == 0
-    assert seconds(measures.response_ns)[-1] > 12.0
-    assert seconds(measures.wait_ns)[-1] == 0.0
 
 
 def test_two_that_fit_share_the_time(exact: Machine) -> None:
@@ -273,13 +245,12 @@ works = st.lists(st.lists(cells, min_size=1, max_size=6), min_size=1, max_size=5
     st.sampled_from(list(AntiThrash)),
     st.sampled_from([Faults(), Faults(refuse=0.2, hang=0.1, kill=0.1)]),
     st.sampled_from([0.0, 0.5, 1.0]),
-    st.sampled_from(list(Moves)),
 )
 def test_any_trace_comes_to_its_end(
-    work: Trace, mode: AntiThrash, faults: Faults, contention: float, moves: Moves
+    work: Trace, mode: AntiThrash, faults: Faults, contention: float
 ) -> None:
     machine = Machine(contention=contention)
-    setup = Setup(policy="round-robin", anti_thrash=mode, moves=moves)
+    setup = Setup(policy="round-robin", anti_thrash=mode)
     simulation = Simulation(work, machine, setup, faults=faults, checks=True)
     measures = simulation.run()
     conserved(work, measures)

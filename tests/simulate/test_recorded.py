@@ -18,7 +18,7 @@ from kiwi_core.sched.replay import JournalEntry, JournalHeader
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.lives import ROUND_BYTES, ROUND_NS
 from kiwi_core.simulate.mixes import generate
-from kiwi_core.simulate.model import Faults, Machine, Moves, Setup
+from kiwi_core.simulate.model import Faults, Machine, Setup
 from kiwi_core.simulate.recorded import read, trace_of
 from kiwi_core.simulate.trace import Cell, SessionTrace, Trace, from_lines, to_lines
 from kiwi_core.states import AntiThrash, Reason
@@ -154,15 +154,14 @@ def test_the_journal_of_a_simulation_is_its_trace(mix: str) -> None:
     the_same_work(work, again)
 
 
-@pytest.mark.parametrize("moves", Moves)
 @pytest.mark.parametrize("mix", ["6+2", "heavy", "small"])
-def test_the_journal_of_a_simulation_tells_its_waits(mix: str, moves: Moves) -> None:
+def test_the_journal_of_a_simulation_tells_its_waits(mix: str) -> None:
     """What really came of it is what the simulation has measured, cell by cell (the last one is
     left out, see below)."""
     work, machine = generate(mix, hours=0.5, seed=2), replace(Machine(), look_ns=0)
     entries: list[JournalHeader | JournalEntry] = [HEADER]
     simulation = Simulation(
-        work, machine, Setup(policy="round-robin", moves=moves),
+        work, machine, Setup(policy="round-robin"),
         record=lambda now_ns, event, actions: entries.append(
             JournalEntry(now_ns=now_ns, event=event, actions=actions)
         ),

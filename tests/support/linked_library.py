@@ -92,7 +92,6 @@ class Library:
         self.welcomes: list[dict[str, Any]] = []
         self.errors: list[str] = []
         self.reconnects = True
-        self.partial = owns
         self._said = threading.Lock()
         self._changed = threading.Condition()
         self._held = self._out = self._armed = False
@@ -173,7 +172,7 @@ class Library:
         self.say({
             "type": "pager-state", "state": state,
             "resident_bytes": owned - self._out_bytes(),
-            "paged_out_bytes": self._out_bytes(), "partial": self.partial,
+            "paged_out_bytes": self._out_bytes(),
             "unowned_bytes": sum(self.unowned.values()), "unowned": self.unowned,
         })  # fmt: skip
 
@@ -247,6 +246,10 @@ class Library:
         word, _, reason = fault.partition(" ")
         if word == "refuse":
             return {"outcome": "refused", "reason": reason, "detail": "scripted"}
+        if word == "stick":  # refuses half-way, and cannot go back either
+            self._close(order["within_s"])
+            self._go_out(len(self.memories) // 2)
+            return {"outcome": "refused", "reason": reason, "detail": "scripted"}
         if word == "lose":
             return {"outcome": "lost", "detail": "scripted"}
         if word == "die":
@@ -272,17 +275,15 @@ class Library:
         must_close = action in ("hold", "page-out") and not self._held
         if must_close and not self._close(order["within_s"]):
             return {"outcome": "refused", "reason": "lock-timeout", "detail": "a call goes on"}
-        part = order.get("bytes", 0) if self.partial else 0
         if action == "page-out":
-            self._go_out(part or 1 << 60)
+            self._go_out()
             return {"bytes": self._out_bytes()}
         if action == "page-in":
-            moved = self._come_in(part or 1 << 60) if self._out else 0
+            moved = self._come_in() if self._out else 0
             if moved is None:
                 return {"outcome": "refused", "reason": "no-room", "detail": "no memory"}
-            if not part:
-                self._out = False
-                self._open()
+            self._out = False
+            self._open()
             return {"bytes": moved}
         if action == "free":
             self._open()
@@ -293,18 +294,16 @@ class Library:
     def _out_bytes(self) -> int:
         return sum(memory.size for memory in self.memories if memory.handle is None)
 
-    def _go_out(self, least: int) -> None:
-        enough = self._out_bytes() + least
+    def _go_out(self, most: int | None = None) -> None:
         self._out = True
-        for memory in self.memories:
-            if memory.handle is not None and self._out_bytes() < enough:
+        for memory in self.memories[:most]:
+            if memory.handle is not None:
                 memory.away()
 
-    def _come_in(self, most: int) -> int | None:
+    def _come_in(self) -> int | None:
         came: list[Memory] = []
         for memory in self.memories:
-            size = sum(one.size for one in came) + memory.size
-            if memory.handle is not None or size > most:
+            if memory.handle is not None:
                 continue
             if not memory.back():
                 for one in came:

@@ -53,16 +53,16 @@ def check() -> None:
     assert (wrong := library.kiwi_preload_test_check()) == b"", wrong
 
 
-def page(function: Any, within_ns: int, *size: ctypes.c_uint64) -> str:
+def page(function: Any, within_ns: int) -> str:
     """ "moved", or the reason and words of a refusal."""
     words = ctypes.create_string_buffer(400)
-    what = function(ctypes.c_int64(within_ns), words, ctypes.c_size_t(400), *size)
+    what = function(ctypes.c_int64(within_ns), words, ctypes.c_size_t(400))
     return "moved" if what == 0 else ("", "refused ", "lost ")[what] + words.value.decode()
 
 
-def out(within_ns: int = WITHIN_NS, least: int = 0) -> str:
-    """All of it, or at least so many bytes."""
-    return page(library.kiwi_preload_test_out, within_ns, ctypes.c_uint64(least))
+def out(within_ns: int = WITHIN_NS) -> str:
+    """Move all of it out."""
+    return page(library.kiwi_preload_test_out, within_ns)
 
 
 def back(within_ns: int = WITHIN_NS) -> str:

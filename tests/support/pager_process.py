@@ -90,9 +90,8 @@ class PagerProcess:
     def resume(self, target: Target, deadline_ns: int) -> Outcome:
         return self._call("resume", target, deadline_ns)
 
-    def page_out(self, target: Target, deadline_ns: int, at_least_bytes: int = 0) -> Outcome:
-        part = (at_least_bytes,) if at_least_bytes else ()
-        return self._call("page_out", target, deadline_ns, *part)
+    def page_out(self, target: Target, deadline_ns: int) -> Outcome:
+        return self._call("page_out", target, deadline_ns)
 
     def page_in(self, target: Target, deadline_ns: int) -> Outcome:
         return self._call("page_in", target, deadline_ns)

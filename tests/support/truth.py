@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from pagers import RUNNING, told_of_context
+from pagers import RUNNING
 
 from kiwi_core.states import SessionState
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from daemon import Daemon
     from pagers import PagerUnderTest
 
-    from kiwi_core.emulator import Books, ProcessBooks
-    from kiwi_core.wire.messages import GpuStatus, SessionStatus
+    from kiwi_core.emulator import Books
+    from kiwi_core.wire.messages import GpuStatus
 
 MUST_BE_KNOWN = frozenset({SessionState.PAGED_OUT, SessionState.SUSPENDED})
 QUEUED = frozenset({SessionState.WAITING, SessionState.SUSPENDED})
@@ -75,13 +75,6 @@ def _moment(status: GpuStatus) -> object:
     ]
 
 
-def _in_part(session: SessionStatus, process: ProcessBooks) -> bool:
-    """A library moves out no more than others need: what it left is what the status says."""
-    context_bytes = told_of_context(process.context_bytes.get(0, 0))
-    in_gpu_bytes = process.device_bytes.get(0, 0) + context_bytes
-    return process.state == RUNNING and in_gpu_bytes == session.resident_bytes
-
-
 def lies(status: GpuStatus, books: Books, pager: PagerUnderTest) -> list[str]:
     """What ``status`` says that is not so, or contradicts itself."""
     found = []
@@ -92,7 +85,7 @@ def lies(status: GpuStatus, books: Books, pager: PagerUnderTest) -> list[str]:
                 found.append(f"{session.name} is {session.state}, the driver does not know it")
             continue
         out = session.paged_out_bytes > 0
-        gone = pager.is_out(process) or (not pager.driver_moves and _in_part(session, process))
+        gone = pager.is_out(process)
         right = {
             SessionState.RUNNING: process.state == RUNNING and not out,
             SessionState.IDLE: process.state == RUNNING and not out,

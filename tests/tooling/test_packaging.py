@@ -17,7 +17,7 @@ import kiwi_core
 from kiwi_core.cli import main
 
 ROOT = Path(__file__).parents[2]
-UNIT = ROOT / "packaging/systemd/kiwi.service"
+UNIT = ROOT / "kiwi_core/cli/files/kiwi.service"
 
 
 def unit() -> configparser.ConfigParser:

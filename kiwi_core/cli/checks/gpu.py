@@ -139,7 +139,7 @@ def compiler() -> Finding:
     return warn(
         "emulator",
         "No C compiler: emulated GPUs (kiwi daemon --emulate) cannot be built.",
-        "Only if you want them: pip install 'kiwi-jupyter[emulator]', or install gcc.",
+        "Only if you want them: pip install ziglang, or install gcc.",
     )
 
 

@@ -17,7 +17,7 @@ SERVER_EXTENSION: Final = "kiwi_jupyter"
 LAB_EXTENSION: Final = "kiwi-jupyter"
 PROBE_TIMEOUT_S: Final = 30.0
 
-_AGAIN: Final = "pip install --force-reinstall --no-deps kiwi-jupyter"
+_AGAIN: Final = "Install Kiwi again: pip install --force-reinstall --no-deps . in a checkout of it."
 
 _PROBE: Final = """
 import importlib, json, sys

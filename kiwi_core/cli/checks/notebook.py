@@ -43,7 +43,8 @@ def check(prefix: Path | None = None) -> Iterator[Finding]:
         yield fail(
             "notebook",
             f"kiwi_jupyter is not installed in {prefix}: its notebooks do not take part.",
-            "pip install kiwi-jupyter in the environment that the notebooks' kernels run in.",
+            "Install Kiwi in the environment that the notebooks' kernels run in: "
+            "pip install . in a checkout of it.",
         )
         return
     yield configuration(prefix / "etc" / "ipython" / CONFIG_NAME)
@@ -66,8 +67,8 @@ def configuration(path: Path) -> Finding:
     return warn(
         "notebook",
         f"{path} does not name {EXTENSION}: kernels do not load Kiwi by themselves.",
-        "Install again (pip install --force-reinstall --no-deps kiwi-jupyter; not with --user), "
-        "or run %load_ext kiwi_jupyter.kernel in the notebook.",
+        "Install again (pip install --force-reinstall --no-deps . in a checkout of Kiwi; not with "
+        "--user), or run %load_ext kiwi_jupyter.kernel in the notebook.",
     )
 
 

@@ -38,7 +38,6 @@ static const struct member {
     MEMBER(DO, "op", INTEGER, op, true),
     MEMBER(DO, "action", TEXT, action_name, true),
     MEMBER(DO, "within_s", SECONDS, within_ns, true),
-    MEMBER(DO, "bytes", INTEGER, bytes, false), /* not from every daemon */
     MEMBER(ROOM, "request", INTEGER, request, true),
     MEMBER(ROOM, "granted", BOOL, granted, true),
     MEMBER(ROOM, "detail", TEXT, text, false),
@@ -59,7 +58,7 @@ static bool read_members(const char *line, size_t length, struct kp_message *m) 
     for (size_t i = 0; i < count; i++)
         if (needed[i] && !fields[i].found) return false;
     m->action = action_of(m->action_name);
-    return m->op >= 0 && m->bytes >= 0 && m->arena_bytes >= -1;
+    return m->op >= 0 && m->arena_bytes >= -1;
 }
 
 void kp_message_read(const char *line, size_t length, struct kp_message *m) {
@@ -102,7 +101,6 @@ size_t kp_say_state(char *line, size_t room, const struct kp_report *report) {
     kp_json_integer(&out, "paged_out_bytes", report->out);
     kp_json_integer(&out, "arena_bytes", report->arena);
     kp_json_integer(&out, "unowned_bytes", report->unowned);
-    kp_json_bool(&out, "partial", true); /* this version heeds `bytes` */
     kp_json_open(&out, "unowned");
     for (size_t i = 0; i < report->kinds; i++)
         if (report->counts[i].count) kp_json_integer(&out, report->counts[i].kind, report->counts[i].count);

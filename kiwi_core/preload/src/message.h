@@ -27,7 +27,7 @@ struct kp_message {
     enum kp_heard what;
     int64_t protocol;                         /* welcome */
     bool open;                                /* gate */
-    int64_t op, within_ns, bytes;             /* pager-do */
+    int64_t op, within_ns;                    /* pager-do */
     char action_name[32];
     enum kp_action action;
     int64_t request;                          /* room */

@@ -20,11 +20,11 @@ struct kp_outcome {
 bool kp_move_sticky(CUresult rc);
 /* Waits for the GPU.  Of a context with such an error nothing is under way any more.  Refused: lock-timeout, driver. */
 void kp_move_settle(int64_t until_ns, struct kp_outcome *outcome);
-/* At least so many bytes, in whole chunks; 0: everything.
+/* Everything.
  * Lost: a context is broken by a sticky error.  Its memory is given back without a copy: no call can read it.
  * Refused: no-host-memory, driver.  Where all was in the GPU, all is brought back then; where even that
  * was refused (kp_move_all_in says so) the gate must stay closed until kp_move_in succeeds. */
-void kp_move_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *outcome);
+void kp_move_out(int64_t until_ns, struct kp_outcome *outcome);
 /* Brings everything in.
  * Refused: no-room, driver: nothing is in that was not, and it can be tried again.  Lost: the context
  * is broken. */

@@ -14,14 +14,11 @@
 #define BRING_BACK_NS (60 * KP_SECOND_NS)
 
 static uint64_t host_need(const struct kp_pass *p) {
-    uint64_t need = 0, chosen = 0;
+    uint64_t need = 0;
     for (size_t i = 0; i < p->block_count; i++) {
         const struct kp_block *b = p->blocks[i];
-        for (unsigned k = 0; k < b->chunk_count && chosen < p->want; k++) {
-            if (b->chunks[k].where == KP_OUT) continue;
-            chosen += b->chunks[k].bytes;
-            if (!b->chunks[k].copy.count) need += b->chunks[k].bytes;
-        }
+        for (unsigned k = 0; k < b->chunk_count; k++)
+            if (b->chunks[k].where != KP_OUT && !b->chunks[k].copy.count) need += b->chunks[k].bytes;
     }
     return need;
 }
@@ -50,8 +47,7 @@ static CUresult land_out(struct kp_pass *p, struct kp_lane *lane) {
 
 static CUresult send_out(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
     struct kp_chunk *c = f.chunk;
-    if (c->where == KP_OUT || p->chosen >= p->want) return CUDA_SUCCESS;
-    p->chosen += c->bytes;
+    if (c->where == KP_OUT) return CUDA_SUCCESS;
     if (c->where == KP_ARRIVING) return leave(p, f); /* a way in that was broken off: the copy is what counts */
     if (kp_now_ns() >= p->until_ns) return CUDA_ERROR_NOT_READY;
     CUresult rc = kp_lane_full(lane) ? land_out(p, lane) : CUDA_SUCCESS;
@@ -115,7 +111,7 @@ static bool release_broken(struct kp_pass *p) {
     return true;
 }
 
-void kp_move_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *o) {
+void kp_move_out(int64_t until_ns, struct kp_outcome *o) {
     struct kp_pass p;
     if (!kp_pass_begin(&p, until_ns, o)) {
         kp_pass_refuse(o, "no-host-memory", "no memory to work with", CUDA_SUCCESS);
@@ -127,7 +123,6 @@ void kp_move_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *o) {
         return;
     }
     CUresult rc = CUDA_SUCCESS;
-    if (least_bytes) p.want = least_bytes;
     bool all_was_in = all_in(&p);
     if (host_need(&p) > kp_arena_room()) {
         kp_pass_refuse(o, "no-host-memory", "system memory cannot hold what is in the GPU", CUDA_SUCCESS);

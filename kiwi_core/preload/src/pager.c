@@ -74,18 +74,18 @@ static void hold(int64_t until_ns, struct kp_outcome *o) {
     let_go();
 }
 
-static void page_out(uint64_t least_bytes, int64_t until_ns, struct kp_outcome *o) {
+static void page_out(int64_t until_ns, struct kp_outcome *o) {
     struct kp_books books;
     bool was_held = held, was_out = out;
     take_back();
     if (out) {
         kp_own_books(&books);
         moved(o, books.out);
-        if (books.resident == 0) return; /* else only a part was out */
+        if (books.resident == 0) return; /* else a way out was cut short */
     }
     hold(until_ns, o);
     if (o->what != KP_MOVED) return;
-    if (kp_owning()) kp_move_out(least_bytes, until_ns, o); /* else the driver may have the process already */
+    if (kp_owning()) kp_move_out(until_ns, o); /* else the driver may have the process already */
     /* A refusal brings back what it found in; where even that was refused, the gate stays closed. */
     out = o->what == KP_MOVED || (o->what == KP_REFUSED && (was_out || !kp_move_all_in()));
     kp_own_books(&books);
@@ -116,7 +116,7 @@ static void perform(const struct kp_message *order, struct kp_outcome *o) {
     switch (order->action) {
     case KP_DO_HOLD: hold(until_ns, o); break;
     case KP_DO_FREE: let_run(o); break;
-    case KP_DO_PAGE_OUT: page_out((uint64_t)order->bytes, until_ns, o); break;
+    case KP_DO_PAGE_OUT: page_out(until_ns, o); break;
     case KP_DO_PAGE_IN: page_in(until_ns, o); break;
     case KP_DO_YIELD: yield(until_ns, o); break;
     case KP_DO_OTHER: refused(o, "unsupported", "this version of the preloaded library has no such action");

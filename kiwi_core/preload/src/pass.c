@@ -22,7 +22,7 @@ static void remember(struct kp_block *b, void *arg) {
 
 bool kp_pass_begin(struct kp_pass *p, int64_t until_ns, struct kp_outcome *o) {
     *o = (struct kp_outcome){.what = KP_MOVED, .reason = ""};
-    *p = (struct kp_pass){.began_ns = kp_now_ns(), .until_ns = until_ns, .outcome = o, .want = UINT64_MAX};
+    *p = (struct kp_pass){.began_ns = kp_now_ns(), .until_ns = until_ns, .outcome = o};
     kp_own_bury(NULL);
     p->context_count = kp_ctx_hold_all(&p->contexts, true);
     pthread_mutex_lock(&kp_table_mu);

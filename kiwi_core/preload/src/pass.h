@@ -42,7 +42,6 @@ struct kp_pass {
     struct kp_block **blocks; /* all there were when it began; none is ended before it is over */
     size_t block_count;
     uint64_t bytes;
-    uint64_t want, chosen; /* no more chunks than make up `want`, of those `chosen` so far */
     bool host_full; /* system memory ran out, not the GPU's */
 };
 

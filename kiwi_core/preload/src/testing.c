@@ -28,14 +28,14 @@ static int told(const struct kp_outcome *outcome, char *detail, size_t room) {
     return (int)outcome->what;
 }
 
-/* Closes the gate, waits for the GPU, moves everything out (or `least_bytes`): the gate stays closed if that went well.
+/* Closes the gate, waits for the GPU, moves everything out: the gate stays closed if that went well.
  * 0: moved, 1: refused, 2: lost; `detail` gets the reason. */
-TEST(int) kiwi_preload_test_out(int64_t within_ns, char *detail, size_t room, uint64_t least_bytes) {
+TEST(int) kiwi_preload_test_out(int64_t within_ns, char *detail, size_t room) {
     int64_t until_ns = kp_now_ns() + within_ns;
     struct kp_outcome outcome = {.what = KP_REFUSED, .reason = "", .detail = "the gate did not close"};
     if (!kp_gate_close(until_ns)) return told(&outcome, detail, room);
     kp_move_settle(until_ns, &outcome);
-    if (outcome.what == KP_MOVED) kp_move_out(least_bytes, until_ns, &outcome);
+    if (outcome.what == KP_MOVED) kp_move_out(until_ns, &outcome);
     if (outcome.what == KP_MOVED) return told(&outcome, detail, room);
     if (kp_move_all_in() || outcome.what == KP_LOST) kp_gate_open(); /* else part of it is out still */
     return told(&outcome, detail, room);

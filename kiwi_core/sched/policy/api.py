@@ -45,7 +45,7 @@ class Scene(Protocol):
 
     @property
     def waiting_in(self) -> Mapping[SessionId, Session]:
-        """Those of the queue that hold GPU memory, in no order that means anything."""
+        """Those of the queue whose memory is in the GPU, in no order that means anything."""
         ...
 
     @property

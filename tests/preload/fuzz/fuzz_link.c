@@ -73,8 +73,8 @@ void kp_move_settle(int64_t until_ns, struct kp_outcome *o) {
     MUST(closed && !out);
     answer(o);
 }
-void kp_move_out(uint64_t least, int64_t until_ns, struct kp_outcome *o) {
-    (void)least, (void)until_ns;
+void kp_move_out(int64_t until_ns, struct kp_outcome *o) {
+    (void)until_ns;
     MUST(closed && shut && owning);
     bool broken_off = out || choose(4) == 3; /* and not brought back */
     answer(o);
@@ -94,7 +94,7 @@ void kp_move_in(int64_t until_ns, struct kp_outcome *o) {
 void kp_own_books(struct kp_books *books) {
     memset(books, 0, sizeof *books);
     books->unowned[0] = choose(2);
-    books->resident = choose(2); /* though it is out: a part of it */
+    books->resident = choose(2); /* though it is out: a way out was cut short */
 }
 const char *kp_foreign_name(enum kp_foreign kind) { return kind ? "array" : "pool"; }
 void kp_say(bool warning, const char *format, ...) { (void)warning, (void)format; }

@@ -102,7 +102,7 @@ def test_exec_gives_back_what_was_owned(world):
 @pytest.mark.parametrize("gate", ["open", "closed", "out"])
 def test_a_program_ends_with_memory_wherever_it_is(world, gate):
     code = {"open": "", "closed": "kiwi.kiwi_preload_test_close(ctypes.c_int64(10**10))"}
-    code["out"] = "assert kiwi.kiwi_preload_test_out(ctypes.c_int64(10**10), None, 0, 0) == 0"
+    code["out"] = "assert kiwi.kiwi_preload_test_out(ctypes.c_int64(10**10), None, 0) == 0"
     worker = world.worker()
     worker.do(LIBRARY)
     worker.do("p = alloc(8 * MIB); q = ck(driver.cuStreamCreate(0))")

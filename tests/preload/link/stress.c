@@ -44,8 +44,8 @@ static void move(struct kp_outcome *o, bool was_out, bool is_out) {
 }
 void kp_move_settle(int64_t until_ns, struct kp_outcome *o) { (void)until_ns, move(o, false, false); }
 bool kp_owning(void) { return true; }
-void kp_move_out(uint64_t least, int64_t until_ns, struct kp_outcome *o) {
-    (void)least, (void)until_ns;
+void kp_move_out(int64_t until_ns, struct kp_outcome *o) {
+    (void)until_ns;
     MUST(kp_gate_is_shut());
     move(o, false, true);
 }

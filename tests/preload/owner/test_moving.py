@@ -135,6 +135,53 @@ def test_a_way_out_that_fails_where_even_the_way_back_does_stays_out(program):
     p.do("same(*held); check(); swap(); same(*held)")
 
 
+def cut_short(p):
+    """A way out fails half-way, and so does the way back."""
+    p.do("fault('copy_out', 5); fault('create', 0, -1)")
+    assert p.get("out()").startswith("refused driver: ")
+    p.do("fault('create', 0, 0); check()")
+    books = p.get("books()")
+    assert 0 < books["out"] < books["owned"]
+    return books["out"]
+
+
+def test_the_next_way_out_takes_what_one_cut_short_has_left(program, world):
+    p = program()
+    p.do(HELD)
+    out = cut_short(p)
+    p.do("fault('copy_out', 1)")
+    assert p.get("out()").startswith("refused driver: ")
+    assert p.get("books()['out']") >= out, "some was out before: nothing is brought in"
+    assert p.get("out()") == "moved"
+    assert emulator.books(world.state).process(p.pid).device_bytes.get(0, 0) == 0
+    assert p.get("back()") == "moved"
+    p.do("same(*held); check()")
+
+
+def test_host_memory_is_asked_for_what_is_not_out_yet(program):
+    p = program()
+    p.do(HELD)
+    out = cut_short(p)
+    p.do(f"library.kiwi_preload_test_arena(0, ctypes.c_uint64({out} + 4 * MIB))")
+    assert p.get("out()").startswith("refused no-host-memory: ")
+    assert p.get("books()['out']") == out
+    assert p.get("back()") == "moved"
+    p.do("same(*held); check()")
+
+
+def test_frees_after_a_way_out_that_was_cut_short(program, world):
+    p = program()
+    p.do(HELD)
+    cut_short(p)
+    p.do("drop(held.pop(1)); drop(held.pop(2)); check()")
+    assert p.get("out()") == "moved"
+    p.do("drop(held.pop(0)); drop(held.pop()); check()")
+    assert p.get("back()") == "moved"
+    p.do("same(*held); check()")
+    used_bytes = emulator.books(world.state).process(p.pid).device_bytes.get(0, 0)
+    assert p.get("books()['owned']") == used_bytes == 2 * MIB
+
+
 def test_the_time_limit_of_the_way_out(program):
     p = program()
     p.do(HELD)
