@@ -10,6 +10,8 @@ earlier waits of this kind.
 
 *Calibrated.* Of each wait that ended it is kept by how much it fell outside the futures that had
 been foreseen. New futures are multiplied by such factors of the last hundred waits of their kind.
+A wait that goes on is compared only with those that were not over by then: what made earlier waits
+short (a holder who was idle, or soon finished) has not happened to this one.
 """
 
 from __future__ import annotations
@@ -63,6 +65,18 @@ promised."""
 
 _Kind = tuple[str, bool]
 """The policy, and whether it waits to go on: those are overtaken by who comes meanwhile."""
+
+
+class Past(NamedTuple):
+    """A wait that has ended."""
+
+    factor: float
+    """By how much it fell outside all futures; 1: it did not."""
+    took_ns: int
+
+    def may_follow(self, waited_ns: int) -> bool:
+        """Whether a wait that has lasted for ``waited_ns`` may still come as this one did."""
+        return self.factor >= 1 or self.took_ns > waited_ns
 
 
 class Told(NamedTuple):
@@ -134,32 +148,39 @@ class Record:
     """How waits of one kind came, compared with what was foreseen and told."""
 
     def __init__(self) -> None:
-        self._factors: deque[float] = deque(maxlen=COUNTED)
-        """By how much they fell outside all futures; 1: they did not."""
-        self._ordered: list[float] = []
+        self._waits: deque[Past] = deque(maxlen=COUNTED)
+        self._ordered: list[Past] = []
         self._right: deque[bool] = deque(maxlen=COUNTED)
 
     def learn(self, promise: Promise, took_ns: int) -> None:
         nearest_ns = min(max(took_ns, promise.shortest_ns), promise.longest_ns)
         factor = (took_ns + NS_PER_S) / (nearest_ns + NS_PER_S)  # tiny waits say little
-        self._factors.append(min(FACTOR_MAX, max(1 / FACTOR_MAX, factor)))
-        self._ordered = sorted(self._factors)
+        factor = min(FACTOR_MAX, max(1 / FACTOR_MAX, factor))
+        self._waits.append(Past(factor, took_ns))
+        self._ordered = sorted(self._waits)
         self._right.append(promise.first.is_right(took_ns))
 
-    def likely(self, futures_ns: list[int]) -> Likely:
-        """Of a wait of this kind."""
-        known = len(self._ordered)
-        if known < FACTORS:
+    def likely(self, futures_ns: list[int], waited_ns: int) -> Likely:
+        """Return what to tell of a wait of this kind that has lasted for ``waited_ns`` by now."""
+        if len(self._ordered) < FACTORS:
             return likely(futures_ns)
+        factors = self._factors_after(waited_ns)
+        known = len(factors)
         count = min(FACTORS, POINTS // len(futures_ns))
-        some = [self._ordered[(2 * n + 1) * known // (2 * count)] for n in range(count)]
+        some = [factors[(2 * n + 1) * known // (2 * count)] for n in range(count)]
         careful = sum(self._right) < GOOD * len(self._right)
         return likely([round(ns * by) for ns in futures_ns for by in some], careful=careful)
+
+    def _factors_after(self, waited_ns: int) -> list[float]:
+        """Return the factors that a wait may still turn out to have, in order: a shorter one than
+        1 counts only if its own wait lasted longer than ``waited_ns``."""
+        left = [past.factor for past in self._ordered if past.may_follow(waited_ns)]
+        return left or [1.0]
 
     def bound(self, futures_ns: list[int]) -> Likely:
         """Return a range whose high end is an upper bound for almost all waits of this kind."""
         known = len(self._ordered)
-        factor = self._ordered[int(HOLDS * known)] if known >= FACTORS else BOUND_FACTOR
+        factor = self._ordered[int(HOLDS * known)].factor if known >= FACTORS else BOUND_FACTOR
         low_ns, high_ns = min(futures_ns), max(futures_ns)
         high_ns = round((high_ns + NS_PER_S) * max(1.0, factor))
         return Likely(low_ns, sorted(futures_ns)[len(futures_ns) // 2], high_ns)
@@ -211,7 +232,7 @@ class Outlook:
             if waiter.blocked is not None:
                 self._promises.pop(waiter.id, None)
             elif found is not None:
-                fresh = self._foresee(st, waiter, found)
+                fresh = self._foresee(st, waiter, found, now_ns)
                 if last is None or fresh.expected_ns > last.expected_ns:
                     last = fresh
                 unlucky_ns = ahead.unlucky_ns.get(waiter.id, 0)
@@ -220,16 +241,20 @@ class Outlook:
             elif last is not None and waiter.id in tail:
                 further_ns = last.expected_ns + tail[waiter.id]
                 if _bounded(st, waiter):
-                    fresh = self._foresee(st, waiter, [further_ns])
+                    fresh = self._foresee(st, waiter, [further_ns], now_ns)
                 else:
                     fresh = last.times(further_ns / max(1, last.expected_ns))
                 self._tell(st, waiter, fresh, (further_ns, further_ns), 0, standing)
             elif tail or not ahead.has_tail:
                 self._promises.pop(waiter.id, None)
 
-    def _foresee(self, st: State, waiter: Session, futures_ns: list[int]) -> Likely:
+    def _foresee(self, st: State, waiter: Session, futures_ns: list[int], now_ns: int) -> Likely:
         record = self._record(_kind(st, waiter))
-        return record.bound(futures_ns) if _bounded(st, waiter) else record.likely(futures_ns)
+        if _bounded(st, waiter):
+            return record.bound(futures_ns)
+        promise = self._promises.get(waiter.id)
+        waited_ns = now_ns - promise.began_ns if promise is not None else 0
+        return record.likely(futures_ns, waited_ns)
 
     def _due_tail(self, st: State, ahead: Futures, now_ns: int) -> dict[SessionId, int]:
         """Empty while what those further down were told is young enough."""

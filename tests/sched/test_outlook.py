@@ -328,9 +328,50 @@ def promise(expected_s: float) -> outlook.Promise:
 def test_waits_that_take_twice_as_long_as_foreseen_are_foretold_so() -> None:
     record = outlook.Record()
     for n in range(FACTORS + 1):
-        assert record.likely([20 * S] * 3) == seconds(20) or n >= FACTORS
+        assert record.likely([20 * S] * 3, 0) == seconds(20) or n >= FACTORS
         record.learn(promise(20), 41 * S)
-    assert record.likely([20 * S] * 3) == seconds(40)
+    assert record.likely([20 * S] * 3, 0) == seconds(40)
+
+
+def test_a_wait_that_outlasts_the_short_ones_is_not_told_to_be_short() -> None:
+    """Nine turns were given up at once. The tenth holder computes on: his waiter is not told so
+    for longer than those waits took."""
+    record = outlook.Record()
+    for _ in range(FACTORS):
+        record.learn(promise(600), 2 * S)
+    assert record.likely([600 * S], S) == seconds(30), "it may still be one of those"
+    assert record.likely([598 * S], 2 * S) == seconds(598)
+
+
+def test_waits_that_took_longer_than_foreseen_count_however_long_this_one_lasts() -> None:
+    record = outlook.Record()
+    for _ in range(FACTORS):
+        record.learn(promise(20), 41 * S)
+    assert record.likely([20 * S], 500 * S) == seconds(40)
+
+
+def test_the_whole_turn_of_a_holder_who_computes_on_is_told() -> None:
+    """Nine newcomers give their first turns up soon after b came. The tenth computes on: within
+    seconds b is told the whole turn, with the reason, and never again less than is left of it."""
+    world = World("gpu 10 mode=always tq=600")
+    world.do(0, "b joins; memory")
+    for number in range(1, FACTORS + 1):
+        at_s = number * 5
+        world.do(at_s, f"h{number} joins; h{number} asks 1")
+        world.do(at_s + 1, f"b asks {number}")
+        look(world, at_s + 1)
+        world.do(at_s + 3, f"h{number} ends 1")
+        world.do(at_s + 4, f"b ends {number}")
+    at_s += 5
+    world.do(at_s, "a joins; a asks 1")
+    world.do(at_s + 1, f"b asks {FACTORS + 1}")
+    told = [look(world, at_s + 1 + n / 4) for n in range(100)]
+    assert told[0].expected_wait_ns is not None
+    assert told[0].expected_wait_ns < 60 * S
+    whole = [wait_s(entry)[0] > 500 for entry in told]
+    assert whole.index(True) < 60
+    assert all(whole[whole.index(True) :])
+    assert told[-1].expected_why == "longer than usual"
 
 
 def test_what_was_right_is_kept_sharp_and_what_was_not_told_carefully() -> None:
@@ -339,8 +380,8 @@ def test_what_was_right_is_kept_sharp_and_what_was_not_told_carefully() -> None:
         good.learn(promise(20), 20 * S)
         bad.learn(promise(20), (20 if n % 2 else 30) * S)
     futures_ns = [20 * S, 24 * S, 28 * S]
-    assert good.likely(futures_ns) == seconds(24)
-    wide = bad.likely(futures_ns)
+    assert good.likely(futures_ns, 0) == seconds(24)
+    wide = bad.likely(futures_ns, 0)
     assert wide.high_ns - wide.low_ns > 8 * S
 
 
@@ -348,10 +389,10 @@ def test_the_record_is_bounded_and_forgets() -> None:
     record = outlook.Record()
     for _ in range(COUNTED):
         record.learn(promise(20), 10_000 * S)
-    assert record.likely([20 * S]).high_ns <= 21 * 20 * S, "no single factor is endless"
+    assert record.likely([20 * S], 0).high_ns <= 21 * 20 * S, "no single factor is endless"
     for _ in range(COUNTED):
         record.learn(promise(20), 20 * S)
-    assert record.likely([20 * S]) == seconds(20)
+    assert record.likely([20 * S], 0) == seconds(20)
 
 
 # --- along whole waits ----------------------------------------------------------------------------

@@ -23,6 +23,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 TQ_S = 12.0
 """Long enough to be seen falling, short enough to wait for."""
 
+WHOLE_TURN_TOLD_MS = 60_000
+"""The tests before cut their waits short. A wait is told the whole turn once it has outlasted those
+(seconds each; more on a busy machine)."""
+
 
 @pytest.fixture(scope="module")
 def stage(make_stage: Callable[..., Stage]) -> Iterator[Stage]:
@@ -186,8 +190,9 @@ def test_a_reload_during_a_wait(stage: Stage, make_pair: Callable[..., Pair]) ->
     pair.page.reload()
     panel = pair.page.panel()
     expect(panel.queue_entry(b)).to_be_visible(timeout=15_000)
-    # How long depends on the waits before it in this daemon, which the tests cut short.
-    expect(panel.part("countdown")).to_have_text(re.compile(r"\d (s|min)"))
+    expect(panel.part("countdown")).to_have_text(
+        re.compile("about (9|10) min"), timeout=WHOLE_TURN_TOLD_MS
+    )
     expect(panel.part("my-wait")).to_contain_text("1st of 1")
     waited_s = stage.daemon.status().queue[0].waited_s
     assert waited_s >= waiting_since + time.monotonic() - 1, "it lost its place"
@@ -210,13 +215,15 @@ def test_two_browsers_see_the_same(
     pair.b_waits()
     b = pair.session(pair.b)
     for panel in panels:
-        expect(panel.queue_entry(b)).to_contain_text(re.compile(r"\d (s|min)"))
+        expect(panel.queue_entry(b)).to_contain_text(
+            re.compile("(9|10) min"), timeout=WHOLE_TURN_TOLD_MS
+        )
     wait_until(lambda: stage.connections() == 1, "one connection of the server")
     panels[1].part("tq").fill("300")
     panels[1].part("tq").press("Enter")
     for panel in panels:
         expect(panel.part("tq")).to_have_value("300")
-        expect(panel.queue_entry(b)).to_contain_text(re.compile(r"\d (s|min)"))
+        expect(panel.queue_entry(b)).to_contain_text(re.compile("(4|5) min"))
     _click_opens(panels[1], other, b, pair.b.path)
     pair.enough_path.touch()
     for panel in panels:
