@@ -314,12 +314,12 @@ def test_counting_costs_little() -> None:
     assert sorted(spent_s)[cycles // 2] < 20e-6
 
 
-def test_what_goes_out_part_by_part_is_counted_once() -> None:
+def test_the_rest_of_a_page_out_that_was_cut_short_is_counted_once() -> None:
     """Each report has all that is out by then."""
     tally, a = Tally(), SessionId("a")
     for op, event in (
-        (1, ev.PagedOut(op=OpId(1), moved_bytes=3 * GIB, elapsed_ns=10, left_bytes=5 * GIB)),
-        (2, ev.PagedOut(op=OpId(2), moved_bytes=5 * GIB, elapsed_ns=10, left_bytes=3 * GIB)),
+        (1, ev.PagedOut(op=OpId(1), moved_bytes=3 * GIB, elapsed_ns=10, stays_bytes=5 * GIB)),
+        (2, ev.PagedOut(op=OpId(2), moved_bytes=5 * GIB, elapsed_ns=10, stays_bytes=3 * GIB)),
         (3, ev.PagedIn(op=OpId(3), moved_bytes=5 * GIB, elapsed_ns=10)),
         (4, ev.PagedOut(op=OpId(4), moved_bytes=8 * GIB, elapsed_ns=10)),
     ):
