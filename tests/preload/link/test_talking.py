@@ -144,7 +144,7 @@ def test_what_does_not_come_to_rest_in_time_is_refused(stage: Stage) -> None:
 
 
 COPY_OUT = 3
-"""``KP_FAULT_COPY_OUT`` of the library's ``fault.h``."""
+"""``KP_FAULT_COPY_OUT`` of ``tests/preload/library``."""
 
 
 @pytest.mark.parametrize("held", [False, True])
