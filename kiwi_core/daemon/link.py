@@ -14,7 +14,7 @@ from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Lost, Moved, Refused
 from kiwi_core.pager.linked import Told
 from kiwi_core.states import Reason, Residency
-from kiwi_core.units import NS_PER_S, seconds_to_ns
+from kiwi_core.units import NS_PER_S
 from kiwi_core.wire.pager import PagerAction, PagerDo, PagerOutcome
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class Link:
             self._send(call)
         else:
             _later(RECONNECT_WITHIN_S, self._give_up_if_away, call)
-            _later(self._left_s(call) + _grace_s(call), self._overdue, call)
+            _later(_left_ns(call) / NS_PER_S + _grace_s(call), self._overdue, call)
 
     def forget_if_replaced(self) -> bool:
         """Whether the process has replaced its program by another one (``exec``), which has not
@@ -267,17 +267,13 @@ class Link:
             self._send(self.call)
 
     def _send(self, call: Call) -> None:
-        left_s = self._left_s(call)
+        left_ns = _left_ns(call)
         call.op, call.out_bytes = self.next_op(), self.told.paged_out_bytes
         call.sent_ns = time.monotonic_ns()
         assert self.connection is not None
-        order = PagerDo(op=call.op, action=call.action, within_s=left_s)
+        order = PagerDo(op=call.op, action=call.action, within_ns=left_ns)
         self.connection.send(order)
-        _later(left_s + _grace_s(call), self._overdue, call)
-
-    @staticmethod
-    def _left_s(call: Call) -> float:
-        return max(0.0, (call.deadline_ns - time.monotonic_ns()) / NS_PER_S)
+        _later(left_ns / NS_PER_S + _grace_s(call), self._overdue, call)
 
     def _overdue(self, call: Call) -> None:
         if call is not self.call:
@@ -301,7 +297,7 @@ class Link:
         elif call.action is PagerAction.HOLD:
             # Queued behind: whenever it gets to it, it lets go at once.
             self.opening = self.next_op()
-            free = PagerDo(op=self.opening, action=PagerAction.FREE, within_s=0.0)
+            free = PagerDo(op=self.opening, action=PagerAction.FREE, within_ns=0)
             connection.send(free)
         self.told = self._as_far_as_known(self.told)
 
@@ -322,6 +318,10 @@ def _later(seconds: float, what: Callable[[Call], object], call: Call) -> None:
     asyncio.get_running_loop().call_later(seconds, what, call)
 
 
+def _left_ns(call: Call) -> int:
+    return max(0, call.deadline_ns - time.monotonic_ns())
+
+
 def _grace_s(call: Call) -> float:
     return MOVE_GRACE_S if call.op is not None and call.action in _MOVES else ANSWER_GRACE_S
 
@@ -331,8 +331,7 @@ def _elapsed_ns(call: Call, answer: PagerDone) -> int:
     bus. Everybody's turns are measured against what a move takes."""
     fastest_ns = answer.bytes * NS_PER_S // FASTEST_BYTES_PER_S
     since_ns = time.monotonic_ns() - call.sent_ns
-    said_ns = seconds_to_ns(min(answer.elapsed_s, since_ns / NS_PER_S))
-    return max(fastest_ns, said_ns)
+    return max(fastest_ns, min(answer.elapsed_ns, since_ns))
 
 
 def _as(told: Told, residency: Residency) -> Told:

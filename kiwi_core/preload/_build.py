@@ -118,9 +118,11 @@ def build(
     compiler: Sequence[str] | None = None,
     header: Path | None = None,
     sanitize: str | None = None,
+    tested: Path | None = None,
 ) -> None:
     """Compiles the library into ``output``, and the gate (``GATE_NAME``) and its alias beside it;
-    with ``sanitize`` (what ``-fsanitize=`` takes) the library alone.
+    with ``sanitize`` (what ``-fsanitize=`` takes) the library alone. ``tested``: a directory of
+    what only tests need in it.
 
     Raises Unavailable.
     """
@@ -128,7 +130,7 @@ def build(
     header = header or find_header()
     with tempfile.TemporaryDirectory(prefix="kiwi-preload-") as work:
         try:
-            _Builder(compiler, header, Path(work), sanitize).build(output)
+            _Builder(compiler, header, Path(work), sanitize, tested).build(output)
         except subprocess.CalledProcessError as e:
             raise _failed(compiler, e.stderr) from e
         except (OSError, subprocess.TimeoutExpired) as e:
@@ -136,14 +138,25 @@ def build(
 
 
 class _Builder:
-    def __init__(self, compiler: list[str], header: Path, work: Path, sanitize: str | None) -> None:
+    def __init__(
+        self,
+        compiler: list[str],
+        header: Path,
+        work: Path,
+        sanitize: str | None,
+        tested: Path | None,
+    ) -> None:
         self._compiler, self._header, self._work, self._sanitize = compiler, header, work, sanitize
         self._more = ["-O1", "-g", f"-fsanitize={sanitize}"] if sanitize else ["-O2"]
+        self._sources = sources()
+        if tested is not None:
+            self._more += ["-DKP_TESTED", "-iquote", str(tested)]
+            self._sources += sorted(tested.glob("*.c"))
 
     def build(self, output: Path) -> None:
         known = _generate.read_header(self._compiler, self._header)
         _generate.write(self._work, _generate.read_calls(), known)
-        objects = self._compile([self._work / "calls.c", *sources()])
+        objects = self._compile([self._work / "calls.c", *self._sources])
         self._link(output, NAME, objects)
         if self._sanitize:
             return

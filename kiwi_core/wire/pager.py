@@ -21,8 +21,6 @@ Detail = Annotated[str, Meta(max_length=1024)]
 
 Limit = Annotated[int, Meta(ge=-1, lt=INTEGER_LIMIT)]
 
-ShortSeconds = Annotated[float, Meta(ge=0, lt=INTEGER_LIMIT)]
-
 
 class LinkState(str, Enum):
     """Where the memory is that a library owns."""
@@ -83,7 +81,7 @@ class PagerDone(Message, frozen=True, kw_only=True, tag="pager-done"):
     reason: Kind = ""
     detail: Detail = ""
     bytes: Count = 0
-    elapsed_s: ShortSeconds = 0.0
+    elapsed_ns: Count = 0
 
 
 class WantLease(Message, frozen=True, kw_only=True, tag="want-lease"):
@@ -112,7 +110,7 @@ class PagerDo(Message, frozen=True, kw_only=True, tag="pager-do"):
 
     op: Count
     action: PagerAction
-    within_s: ShortSeconds
+    within_ns: Count
 
 
 class PagerLimits(Message, frozen=True, kw_only=True, tag="pager-limits"):

@@ -84,7 +84,7 @@ def test_no_number_of_a_library_is_taken_as_it_comes(daemon: RootDaemon, library
         "pager-state", state="resident", resident_bytes=LARGEST, unowned_bytes=LARGEST,
         unowned={"managed": LARGEST}, arena_bytes=LARGEST,
     )  # fmt: skip
-    library.say("pager-done", op=LARGEST, outcome="moved", bytes=LARGEST, elapsed_s=1e15)
+    library.say("pager-done", op=LARGEST, outcome="moved", bytes=LARGEST, elapsed_ns=10**15)
     library.say("want-room", request=LARGEST, bytes=LARGEST)
     assert library.hear("room")["granted"] is False
     (session,) = wait_for(lambda: daemon.status()["sessions"], "it is a session")

@@ -90,7 +90,7 @@ KINDS = {
     "pager-state": ("pager", states),
     "pager-done": (
         "pager",
-        same("pager-done", op=1, outcome="moved", bytes=1 << 40, elapsed_s=1e15),
+        same("pager-done", op=1, outcome="moved", bytes=1 << 40, elapsed_ns=10**15),
     ),
     "want-lease": ("pager", same("want-lease")),
     "want-room": ("pager", rooms),

@@ -240,14 +240,14 @@ class Library:
             return
         self.tell()
         done = {"type": "pager-done", "op": order["op"], "outcome": "moved", "bytes": 0}
-        self.say({**done, "elapsed_s": time.monotonic() - began_s, **outcome})
+        self.say({**done, "elapsed_ns": round((time.monotonic() - began_s) * 1e9), **outcome})
 
     def _meet(self, fault: str, order: dict[str, Any]) -> dict[str, Any] | None:
         word, _, reason = fault.partition(" ")
         if word == "refuse":
             return {"outcome": "refused", "reason": reason, "detail": "scripted"}
         if word == "stick":  # refuses half-way, and cannot go back either
-            self._close(order["within_s"])
+            self._close(order["within_ns"] / 1e9)
             self._go_out(len(self.memories) // 2)
             return {"outcome": "refused", "reason": reason, "detail": "scripted"}
         if word == "lose":
@@ -273,7 +273,7 @@ class Library:
     def _perform(self, order: dict[str, Any]) -> dict[str, Any]:
         action = order["action"]
         must_close = action in ("hold", "page-out") and not self._held
-        if must_close and not self._close(order["within_s"]):
+        if must_close and not self._close(order["within_ns"] / 1e9):
             return {"outcome": "refused", "reason": "lock-timeout", "detail": "a call goes on"}
         if action == "page-out":
             self._go_out()

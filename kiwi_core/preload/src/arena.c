@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "blocks.h"
-#include "fault.h"
+#include "tested.h"
 
 #define PIECE_MAX_BYTES ((size_t)1 << 30) /* one registration of everything fails on big machines */
 #define PIECES_PER_GPU 8                  /* small GPUs: small steps */

@@ -165,11 +165,6 @@ static bool counted(void) {
     return self.seat && self.seat != &gate.standing && !kp_gate_seat;
 }
 
-static void count_passage(struct kp_seat *seat) {
-    if (seat != &gate.standing) __atomic_store_n(&seat->passed, seat->passed + 1, __ATOMIC_RELEASE);
-    else __atomic_fetch_add(&seat->passed, 1, __ATOMIC_RELEASE);
-}
-
 static bool enter(uint32_t minds) {
     if (counted()) return false;
     struct kp_seat *seat = my_seat();
@@ -179,7 +174,7 @@ static bool enter(uint32_t minds) {
         rise(seat, kind);
         wait_to_enter(seat, minds);
     }
-    if (kind == KP_GATED) count_passage(seat);
+    if (kind == KP_GATED) kp_count_passage();
     kp_gate_seat = NULL;
     self.standing = seat == &gate.standing ? (uint8_t)kind : 0;
     return true;
@@ -223,12 +218,6 @@ static unsigned seated(uint32_t kind) {
 
 unsigned kp_gate_inside(void) { return GET(gate.standing.inside) + seated(KP_GATED); }
 unsigned kp_gate_inside_any(void) { return kp_gate_inside() + GET(gate.standing_other) + seated(KP_OTHER); }
-
-uint64_t kp_gate_passed(void) {
-    uint64_t sum = GET(gate.standing.passed);
-    for (uint32_t i = 0, seats = GET(gate.seats); i < seats; i++) sum += GET(gate.seat[i].passed);
-    return sum;
-}
 
 static bool nobody_inside(void) { return kp_gate_inside() == 0; }
 static bool nobody_at_all(void) { return kp_gate_inside_any() == 0; }

@@ -18,6 +18,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "tested.h"
+
 /* Before a gated call. Waits while the gate is shut. False: this call is not counted (it is nested in
  * one that is, the thread is exempt, or the library is disabled); hand the answer to kp_gate_leave. */
 bool kp_gate_enter(void);
@@ -47,8 +49,6 @@ bool kp_gate_is_armed(void);
 /* A new daemon has heard no wish yet: whoever is held asks for the lease once more. */
 void kp_gate_ask_again(void);
 
-/* Gated calls let through so far. */
-uint64_t kp_gate_passed(void);
 /* Threads in a gated call now, and for an instant those that find the gate closed; and in any call. */
 unsigned kp_gate_inside(void);
 unsigned kp_gate_inside_any(void);
@@ -75,7 +75,6 @@ enum {
 struct kp_seat { /* of one thread; says whether it is inside, and in which kind of call */
     _Alignas(64) uint32_t inside;
     uint32_t taken;
-    uint64_t passed; /* by whoever had the seat; its thread alone writes it */
 };
 extern uint32_t kp_gate_state;
 /* This thread's seat while it stands outside; NULL: inside, exempt, without a seat, or not its own. */
@@ -98,8 +97,7 @@ static inline __attribute__((always_inline)) struct kp_seat *kp_gate_step_in(uin
         kp_gate_seat = seat;
         return NULL;
     }
-    /* Released: whoever counts this call sees what its thread did before it. */
-    if (kind == KP_GATED) __atomic_store_n(&seat->passed, seat->passed + 1, __ATOMIC_RELEASE);
+    if (kind == KP_GATED) kp_count_passage();
     return seat;
 }
 

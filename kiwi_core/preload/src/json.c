@@ -4,7 +4,6 @@
 
 enum { DEPTH_MAX = 16, NAME_ROOM = 64 };
 static const int64_t INTEGER_LIMIT = (int64_t)1 << 53;
-static const double SECONDS_LIMIT = 1e9;
 static const unsigned char NO_CHARACTER[] = "\xEF\xBF\xBD"; /* U+FFFD */
 
 struct reader {
@@ -123,54 +122,40 @@ static bool take_text(struct reader *r, struct sink *sink) {
     return take(r, '"');
 }
 
-static double scaled(double value, int exponent) {
-    for (; exponent > 0 && value < 1e300; exponent--) value *= 10;
-    for (; exponent < 0 && value > 0; exponent++) value /= 10;
-    return value;
-}
-
 struct number {
-    bool negative, whole, exact; /* whole: without point and exponent; exact: `digits` is all of it */
+    bool negative, exact; /* exact: an integer, and `digits` is all of it */
     uint64_t digits;
-    int exponent;
 };
 
-static bool take_digits(struct reader *r, struct number *n, bool fraction) {
+static bool take_digits(struct reader *r, struct number *n) {
     const unsigned char *first = r->at;
     for (; r->at < r->end && *r->at >= '0' && *r->at <= '9'; r->at++) {
-        bool fits = n->digits < UINT64_MAX / 10 - 1;
-        if (fits) n->digits = n->digits * 10 + (*r->at - '0');
+        if (n->digits < UINT64_MAX / 10 - 1) n->digits = n->digits * 10 + (*r->at - '0');
         else n->exact = false;
-        /* A digit that was taken after the point makes it less, one left out before it more. */
-        if (fits == fraction && n->exponent > -9999 && n->exponent < 9999) n->exponent += fits ? -1 : 1;
     }
     return r->at > first;
 }
 
+static bool take_fraction(struct reader *r, struct number *n) {
+    if (!take(r, '.')) return true;
+    n->exact = false;
+    return take_digits(r, n);
+}
+
 static bool take_exponent(struct reader *r, struct number *n) {
-    if (r->at == r->end || (*r->at | 0x20) != 'e') return true;
-    struct number e = {.exact = true};
-    n->whole = false;
-    r->at++;
-    bool negative = r->at < r->end && *r->at == '-';
-    if (negative || (r->at < r->end && *r->at == '+')) r->at++;
-    if (!take_digits(r, &e, false)) return false;
-    int by = !e.exact || e.digits > 9999 ? 9999 : (int)e.digits;
-    n->exponent += negative ? -by : by;
-    return true;
+    if (!take(r, 'e') && !take(r, 'E')) return true;
+    n->exact = false;
+    if (!take(r, '-')) take(r, '+');
+    return take_digits(r, n);
 }
 
 static bool take_number(struct reader *r, struct number *n) {
-    *n = (struct number){.whole = true, .exact = true};
+    *n = (struct number){.exact = true};
     n->negative = take(r, '-');
     bool zero = r->at < r->end && *r->at == '0';
     const unsigned char *first = r->at;
-    if (!take_digits(r, n, false) || (zero && r->at - first > 1)) return false;
-    if (take(r, '.')) {
-        n->whole = false;
-        if (!take_digits(r, n, true)) return false;
-    }
-    return take_exponent(r, n);
+    if (!take_digits(r, n) || (zero && r->at - first > 1)) return false;
+    return take_fraction(r, n) && take_exponent(r, n);
 }
 
 static bool skip_value(struct reader *r, int depth);
@@ -215,16 +200,11 @@ static bool take_field(struct reader *r, struct kp_json_field *field) {
         *(bool *)field->into = r->at < r->end && *r->at == 't';
         return take_word(r, "true") || take_word(r, "false");
     case KP_JSON_INTEGER:
-        if (!take_number(r, &n) || !n.whole || !n.exact || n.digits >= (uint64_t)INTEGER_LIMIT) return false;
+        if (!take_number(r, &n) || !n.exact || n.digits >= (uint64_t)INTEGER_LIMIT) return false;
         *(int64_t *)field->into = n.negative ? -(int64_t)n.digits : (int64_t)n.digits;
         return true;
-    case KP_JSON_SECONDS: break;
     }
-    if (!take_number(r, &n)) return false;
-    double seconds = scaled((double)n.digits, n.exponent);
-    if (seconds > SECONDS_LIMIT) seconds = SECONDS_LIMIT;
-    *(int64_t *)field->into = (int64_t)((n.negative ? -seconds : seconds) * 1e9);
-    return true;
+    return false;
 }
 
 static struct kp_json_field *wanted(struct kp_json_field *fields, size_t count, const char *name) {

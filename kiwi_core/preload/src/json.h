@@ -1,7 +1,7 @@
 /* JSON as the link speaks it: one object per line, read strictly and written without allocating.
  *
- * What is read came from outside: any bytes at all are either taken or refused, nothing else. No
- * number passes through the C library, whose decimal point is the program's locale's.
+ * What is read came from outside: any bytes at all are either taken or refused, nothing else. Only
+ * integers are read and written.
  */
 #ifndef KP_JSON_H
 #define KP_JSON_H
@@ -13,7 +13,6 @@
 enum kp_json_kind {
     KP_JSON_TEXT,    /* into: char[room]; longer ones are cut between two characters */
     KP_JSON_INTEGER, /* into: int64_t, whose size is below 2^53 */
-    KP_JSON_SECONDS, /* into: int64_t, nanoseconds, at most a thousand million seconds */
     KP_JSON_BOOL,    /* into: bool */
 };
 
@@ -47,6 +46,5 @@ size_t kp_json_end(struct kp_json_out *out, const char *buffer); /* bytes of the
 void kp_json_text(struct kp_json_out *out, const char *name, const char *value, size_t max_bytes);
 void kp_json_integer(struct kp_json_out *out, const char *name, uint64_t value);
 void kp_json_bool(struct kp_json_out *out, const char *name, bool value);
-void kp_json_seconds(struct kp_json_out *out, const char *name, int64_t nanoseconds);
 
 #endif

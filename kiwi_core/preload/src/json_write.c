@@ -34,10 +34,11 @@ static void put_text(struct kp_json_out *out, const char *value, size_t max_byte
     put(out, "\"", 1);
 }
 
-static void put_decimal(struct kp_json_out *out, uint64_t value, int least_digits) {
+static void put_decimal(struct kp_json_out *out, uint64_t value) {
     char digits[20];
     int at = sizeof digits;
-    for (; value || least_digits > 0; value /= 10, least_digits--) digits[--at] = (char)('0' + value % 10);
+    do digits[--at] = (char)('0' + value % 10);
+    while (value /= 10);
     put(out, digits + at, sizeof digits - (size_t)at);
 }
 
@@ -76,18 +77,10 @@ void kp_json_text(struct kp_json_out *out, const char *name, const char *value, 
 
 void kp_json_integer(struct kp_json_out *out, const char *name, uint64_t value) {
     name_it(out, name);
-    put_decimal(out, value, 1);
+    put_decimal(out, value);
 }
 
 void kp_json_bool(struct kp_json_out *out, const char *name, bool value) {
     name_it(out, name);
     put(out, value ? "true" : "false", value ? 4 : 5);
-}
-
-void kp_json_seconds(struct kp_json_out *out, const char *name, int64_t nanoseconds) {
-    uint64_t value = nanoseconds < 0 ? 0 : (uint64_t)nanoseconds;
-    name_it(out, name);
-    put_decimal(out, value / 1000000000, 1);
-    put(out, ".", 1);
-    put_decimal(out, value % 1000000000, 9);
 }

@@ -11,7 +11,8 @@
 
 #define KP_VERSION "0.1.0"
 
-/* Everything is hidden but the driver's names, dlsym, what a program asks (pinning.c), and what tests call. */
+/* Everything is hidden but the driver's names, dlsym, what a program asks (pinning.c), and what tests call (where they are
+ * built in). */
 #define KP_API __attribute__((visibility("default")))
 
 static inline int64_t kp_now_ns(void) {

@@ -37,7 +37,7 @@ static const struct member {
     MEMBER(GATE, "open", BOOL, open, true),
     MEMBER(DO, "op", INTEGER, op, true),
     MEMBER(DO, "action", TEXT, action_name, true),
-    MEMBER(DO, "within_s", SECONDS, within_ns, true),
+    MEMBER(DO, "within_ns", INTEGER, within_ns, true),
     MEMBER(ROOM, "request", INTEGER, request, true),
     MEMBER(ROOM, "granted", BOOL, granted, true),
     MEMBER(ROOM, "detail", TEXT, text, false),
@@ -117,7 +117,7 @@ size_t kp_say_done(char *line, size_t room, const struct kp_done *done) {
     kp_json_text(&out, "reason", done->reason, NAME_MAX_BYTES);
     kp_json_text(&out, "detail", done->detail, DETAIL_MAX_BYTES);
     kp_json_integer(&out, "bytes", done->bytes);
-    kp_json_seconds(&out, "elapsed_s", done->elapsed_ns);
+    kp_json_integer(&out, "elapsed_ns", (uint64_t)done->elapsed_ns);
     return kp_json_end(&out, line);
 }
 

@@ -63,8 +63,6 @@ struct kp_books {
     uint64_t small_overhead; /* owned, but not asked for: rounding and free slots */
 };
 void kp_own_books(struct kp_books *books);
-/* Recomputes the books from the table: what differs, or NULL.  For tests, when nothing is under way. */
-const char *kp_own_check(void);
 
 /* The GPU whose memory is owned: the first one used.  By start.c; else the first allocation's. */
 void kp_own_start(CUdevice device);

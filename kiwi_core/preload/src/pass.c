@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "fault.h"
 #include "kiwi_preload.h"
 #include "real.h"
+#include "tested.h"
 
 /* A context that is just ending is not held, and takes its blocks with it at any time. */
 static bool held(const struct kp_pass *p, const struct kp_ctx *ctx) {

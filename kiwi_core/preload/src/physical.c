@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "blocks.h"
-#include "fault.h"
 #include "real.h"
+#include "tested.h"
 
 #define MIB (1ull << 20)
 #define GIB (1ull << 30)

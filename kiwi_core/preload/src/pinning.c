@@ -8,12 +8,12 @@
 #include <unistd.h>
 
 #include "blocks.h"
-#include "fault.h"
 #include "gate.h"
 #include "kiwi_preload.h"
 #include "link.h"
 #include "pieces.h"
 #include "real.h"
+#include "tested.h"
 
 #define BACKGROUND_NICE 10
 #define SMALLEST 8     /* part of a piece: a smaller one is not worth its registration */

@@ -8,12 +8,16 @@
 
 #include "driver.h"
 #include "hooks.h"
+#include "kiwi_preload.h"
 #include "link.h"
 #include "log.h"
 #include "real.h"
 
 static bool initialised; /* the driver, by this process or the one that it was forked from */
 static int disabled;     /* 0: not looked yet, 1: no, 2: yes */
+
+/* What Kiwi looks for, to know that the library is there. */
+KP_API __attribute__((used)) const char *kiwi_preload_version(void) { return KP_VERSION; }
 
 static bool is_set(const char *name, const char *value) {
     const char *found = getenv(name);

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kiwi_core import preload
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
 from preload_world import Odd, World
+from tested_library import tested_library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def library() -> Path:
-    return preload.library()
+    return tested_library()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 from preload_world import Odd, compile_c, run
 from sanitizers import need_sanitizers
+from tested_library import PARTS
 
 from kiwi_core import preload
 from kiwi_core.preload import _build
@@ -37,7 +38,7 @@ def runtimes(sanitizers, directory):
 def test_no_sanitizer_complains(world, tmp_path, sanitizers):
     first = runtimes(sanitizers, tmp_path)
     library = tmp_path / preload.NAME
-    _build.build(library, sanitize=sanitizers)
+    _build.build(library, sanitize=sanitizers, tested=PARTS)
     odd = Odd(tmp_path / "odd", library)
     settings = {
         "LD_PRELOAD": ":".join([*first, str(library)]),

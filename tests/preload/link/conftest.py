@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cuda_processes import Worker, wait_until
 from pager_daemon import PagerDaemon
+from tested_library import tested_library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +50,7 @@ class Stage:
         base |= {"KIWI_SOCKET_DIR": str(self.sockets), "KIWI_PRELOAD_LOG": str(self.log_path)}
         if before:
             base["LD_PRELOAD"] = before
-        library = preload.library()
+        library = tested_library()
         program = Worker(base if by_name else base | preload.environment(library, base))
         self._programs.append(program)
         if by_name:

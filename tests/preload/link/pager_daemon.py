@@ -55,7 +55,7 @@ class Peer:
     def begin(self, action: str, within_s: float = PATIENCE_S) -> int:
         """Orders it, and does not wait for the end."""
         self._ops += 1
-        self.say("pager-do", op=self._ops, action=action, within_s=within_s)
+        self.say("pager-do", op=self._ops, action=action, within_ns=round(within_s * 1e9))
         return self._ops
 
     def end(self, op: int) -> dict[str, Any]:

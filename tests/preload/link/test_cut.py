@@ -298,8 +298,8 @@ GARBAGE = {
     "no type": b'{"open":true}\n',
     "type of another type": b'{"type":7}\n',
     "wrong type": b'{"type":"gate","open":1}\n',
-    "missing field": b'{"type":"pager-do","op":1,"within_s":1}\n',
-    "large number": b'{"type":"pager-do","op":9007199254740992,"action":"hold","within_s":1}\n',
+    "missing field": b'{"type":"pager-do","op":1,"within_ns":1}\n',
+    "large number": b'{"type":"pager-do","op":9007199254740992,"action":"hold","within_ns":1}\n',
     "http": b"HTTP/1.1 400 Bad Request\r\n\r\n",
     "deep": b'{"type":' + b"[" * 30_000 + b"\n",
 }
@@ -341,7 +341,7 @@ def test_what_a_later_daemon_may_say_is_ignored(stage: Stage) -> None:
     peer.say("room", request=77, granted=True, detail="nobody asked")
     peer.say("gate", open=True, since="yesterday")
     peer.say_bytes(
-        b' \t{ "within_s" : 5e0 , "op":99,\r "action":"\\u0068old", "type":"pager-do"} \n'
+        b' \t{ "within_ns" : 5000000000 , "op":99,\r "action":"\\u0068old", "type":"pager-do"} \n'
     )
     assert peer.end(99)["outcome"] == "moved"
     assert peer.do("free")["outcome"] == "moved"
@@ -352,7 +352,7 @@ def test_what_a_later_daemon_may_say_is_ignored(stage: Stage) -> None:
 def test_a_message_in_pieces(stage: Stage) -> None:
     stage.program(FILLED.format(4))
     peer = stage.daemon.peer()
-    for byte in b'{"type":"pager-do","op":50,"action":"hold","within_s":5}\n':
+    for byte in b'{"type":"pager-do","op":50,"action":"hold","within_ns":5000000000}\n':
         peer.say_bytes(bytes([byte]))
     assert peer.end(50)["outcome"] == "moved"
 

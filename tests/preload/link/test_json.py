@@ -16,9 +16,8 @@ import pytest
 from kiwi_core.preload import _build as compiling
 
 SOURCES = Path(compiling.__file__).parent / "src"
-TEXT, INTEGER, SECONDS, BOOL = range(4)
+TEXT, INTEGER, BOOL = range(3)
 TEXT_ROOM = 64
-NS_PER_S = 1_000_000_000
 
 
 class Field(Structure):
@@ -52,27 +51,22 @@ def c(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library.kp_json_end.restype = c_size_t
     library.kp_json_text.argtypes = [POINTER(Out), c_char_p, c_char_p, c_size_t]
     library.kp_json_integer.argtypes = [POINTER(Out), c_char_p, c_uint64]
-    library.kp_json_seconds.argtypes = [POINTER(Out), c_char_p, c_int64]
     return library
 
 
 def read(c: ctypes.CDLL, line: bytes) -> dict[str, Any] | None:
-    """What the C reader finds of t, i, s and b; ``None``: it refuses the line."""
-    text, integer = ctypes.create_string_buffer(TEXT_ROOM), c_int64()
-    seconds, flag = c_int64(), c_bool()
-    fields = (Field * 4)(
+    """What the C reader finds of t, i and b; ``None``: it refuses the line."""
+    text, integer, flag = ctypes.create_string_buffer(TEXT_ROOM), c_int64(), c_bool()
+    fields = (Field * 3)(
         Field(b"t", TEXT, ctypes.addressof(text), TEXT_ROOM),
         Field(b"i", INTEGER, ctypes.addressof(integer), 0),
-        Field(b"s", SECONDS, ctypes.addressof(seconds), 0),
         Field(b"b", BOOL, ctypes.addressof(flag), 0),
     )
-    if not c.kp_json_read(line, len(line), fields, 4):
+    if not c.kp_json_read(line, len(line), fields, 3):
         return None
-    values = (text.value.decode(), integer.value, seconds.value, flag.value)
+    values = (text.value.decode(), integer.value, flag.value)
     return {
-        name: value
-        for name, value, field in zip("tisb", values, fields, strict=True)
-        if field.found
+        name: value for name, value, field in zip("tib", values, fields, strict=True) if field.found
     }
 
 
@@ -96,8 +90,6 @@ def _wanted(name: str, value: object) -> object:
         case "i" if type(value) is _Number and value.lstrip("-").isdecimal():
             if abs(int(value)) < 1 << 53:
                 return int(value)
-        case "s" if type(value) is _Number:
-            return max(-1e9, min(1e9, float(value)))
         case "b" if type(value) is bool:
             return value
     raise _RefusedError(name)
@@ -120,7 +112,7 @@ def expected(line: bytes) -> dict[str, Any] | None:
         # A list of pairs is what an object was; all others are lists of something else or empty.
         if line.lstrip(b" \t\r\n")[:1] != b"{":
             return None
-        return {name: _wanted(name, value) for name, value in whole if name in set("tisb")}
+        return {name: _wanted(name, value) for name, value in whole if name in set("tib")}
     except ValueError:
         return None
 
@@ -148,8 +140,8 @@ def made_up(draw: random.Random, depth: int = 0) -> str:
         return made_up(draw, depth + 1)
 
     def member() -> str:
-        name = draw.choice(["t", "i", "s", "b", "x", "xxxx" * 20])
-        fitting = {"t": TEXTS, "i": NUMBERS, "s": NUMBERS, "b": ["true", "false"]}.get(name)
+        name = draw.choice(["t", "i", "b", "x", "xxxx" * 20])
+        fitting = {"t": TEXTS, "i": NUMBERS, "b": ["true", "false"]}.get(name)
         return f'"{name}":{draw.choice(fitting) if fitting and draw.random() < 0.9 else value()}'
 
     space = draw.choice(["", "", " ", "\t", "\r"])
@@ -176,9 +168,6 @@ def test_it_reads_what_python_reads(c: ctypes.CDLL) -> None:
     for _ in range(20_000):
         line = spoilt(draw, made_up(draw).encode())
         got, want = read(c, line), expected(line)
-        if got and want and "s" in got and "s" in want:
-            seconds = want.pop("s")
-            assert got.pop("s") == pytest.approx(seconds * NS_PER_S, rel=1e-14, abs=1), line
         assert got == want, line
         taken += got is not None
         refused += got is None
@@ -213,15 +202,11 @@ def test_what_it_writes_python_reads(
     c.kp_json_integer(ctypes.byref(out), b"n", (1 << 53) - 1)
     c.kp_json_integer(ctypes.byref(out), b"zero", 0)
     c.kp_json_close(ctypes.byref(out))
-    c.kp_json_seconds(ctypes.byref(out), b"s", 12_000_000_345)
-    c.kp_json_seconds(ctypes.byref(out), b"before", -1)
     length = c.kp_json_end(ctypes.byref(out), buffer)
     assert buffer.raw[length - 1 : length] == b"\n"
     assert json.loads(buffer.raw[:length]) == {
         "text": back,
         "in": {"n": (1 << 53) - 1, "zero": 0},
-        "s": 12.000000345,
-        "before": 0.0,
     }
 
 

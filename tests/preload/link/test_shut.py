@@ -186,7 +186,7 @@ def test_frees_at_exit_wait_until_it_opens(
     peer.await_heard("want-lease")
     assert not program.ended(NOT_YET_S)
     controller.give_back(program.pid)
-    peer.say("pager-do", op=99, action="free", within_s=1.0)
+    peer.say("pager-do", op=99, action="free", within_ns=10**9)
     assert program.ended(30)
     assert program.returncode == 0
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kiwi_core import preload
-
 SUPPORT = Path(__file__).parents[2] / "support"
 sys.path.insert(0, str(SUPPORT))
 
 from preload_world import World  # noqa: E402
+from tested_library import tested_library  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def library() -> Path:
-    return preload.library()
+    return tested_library()
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@
 
 #include "arena.h"
 #include "blocks.h"
-#include "fault.h"
 #include "gate.h"
 #include "kiwi_preload.h"
 #include "log.h"
@@ -21,6 +20,7 @@
 #include "own.h"
 #define KP_REAL_NAMES
 #include "real.h"
+#include "testing.h"
 
 #define CHECK(call)                                                                                    \
     do {                                                                                               \

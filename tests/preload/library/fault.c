@@ -1,7 +1,8 @@
-#include "fault.h"
+#include "testing.h"
 
 #include <pthread.h>
 
+uint64_t kp_passed;
 struct kp_fault_slot kp_faults[KP_FAULTS];
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 

@@ -1,8 +1,10 @@
-/* Faults that tests set, at the places where the driver or the system can say no. */
-#ifndef KP_FAULT_H
-#define KP_FAULT_H
+/* Faults that tests set, at the places where the driver or the system can say no; and a count of the calls
+ * that the gate has let through. */
+#ifndef KP_TESTING_H
+#define KP_TESTING_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 enum kp_fault {
     KP_FAULT_CREATE,   /* no device memory */
@@ -27,5 +29,12 @@ static inline bool kp_fault(enum kp_fault kind) {
     return __builtin_expect(__atomic_load_n(&kp_faults[kind].count, __ATOMIC_RELAXED) != 0, 0) &&
            kp_fault_take(kind);
 }
+
+/* Which sum of the books is wrong; NULL: none.  Only while nothing of this process allocates, frees or moves. */
+const char *kp_own_check(void);
+
+/* Released: whoever reads it sees what the thread did before its call. */
+extern uint64_t kp_passed;
+static inline void kp_count_passage(void) { __atomic_fetch_add(&kp_passed, 1, __ATOMIC_RELEASE); }
 
 #endif

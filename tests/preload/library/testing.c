@@ -3,22 +3,20 @@
 
 #include "arena.h"
 #include "calls.h"
-#include "fault.h"
 #include "gate.h"
 #include "kiwi_preload.h"
 #include "move.h"
 #include "own.h"
+#include "testing.h"
 
 #define TEST(type) KP_API __attribute__((used)) type
-
-TEST(const char *) kiwi_preload_version(void) { return KP_VERSION; }
 
 TEST(int) kiwi_preload_test_close(int64_t within_ns) { return kp_gate_close(kp_now_ns() + within_ns); }
 TEST(int) kiwi_preload_test_shut(int64_t within_ns) { return kp_gate_shut(kp_now_ns() + within_ns); }
 TEST(unsigned) kiwi_preload_test_inside_any(void) { return kp_gate_inside_any(); }
 TEST(void) kiwi_preload_test_open(void) { kp_gate_open(); }
 TEST(void) kiwi_preload_test_arm(int armed) { kp_gate_arm(armed); }
-TEST(uint64_t) kiwi_preload_test_passed(void) { return kp_gate_passed(); }
+TEST(uint64_t) kiwi_preload_test_passed(void) { return __atomic_load_n(&kp_passed, __ATOMIC_ACQUIRE); }
 TEST(unsigned) kiwi_preload_test_inside(void) { return kp_gate_inside(); }
 TEST(unsigned) kiwi_preload_test_unknown(void) { return kp_unknown_seen(); }
 TEST(void) kiwi_preload_test_books(struct kp_books *books) { kp_own_books(books); }
@@ -51,7 +49,6 @@ TEST(int) kiwi_preload_test_in(int64_t within_ns, char *detail, size_t room) {
 
 /* ---- the owner's ---- */
 
-/* Which sum of the books is wrong; "" none.  Only while nothing is under way. */
 TEST(const char *) kiwi_preload_test_check(void) {
     const char *wrong = kp_own_check();
     return wrong ? wrong : "";
