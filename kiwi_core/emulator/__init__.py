@@ -18,7 +18,7 @@ Imports nothing of Kiwi, and nothing but the standard library.
 from __future__ import annotations
 
 from kiwi_core.emulator._build import BuildError, Libraries, build
-from kiwi_core.emulator._faults import Fault, Faults, faults
+from kiwi_core.emulator._faults import Fault, Faults, Operation, faults
 from kiwi_core.emulator._load import activate, environment, library_path, load, loaded_libcuda
 from kiwi_core.emulator._manners import DEFAULT_DRIVER, DRIVERS, ENV_DRIVER, MANNERS
 from kiwi_core.emulator._state import (
@@ -66,6 +66,7 @@ __all__ = [
     "GpuBooks",
     "GpuSpec",
     "Libraries",
+    "Operation",
     "ProcessBooks",
     "StateError",
     "activate",

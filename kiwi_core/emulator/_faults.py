@@ -18,7 +18,9 @@ Kind = Literal[
     "lock_timeout", "checkpoint_fail", "restore_fail", "restore_oom", "hang", "checkpoint_poison",
     "checkpoint_kill", "checkpoint_oom", "checkpoint_unsupported", "restore_invalid", "lock_kill",
 ]  # fmt: skip
-Operation = Literal["any", "lock", "checkpoint", "restore", "unlock", "get_state"]
+Operation = Literal[
+    "any", "lock", "checkpoint", "restore", "unlock", "get_state", "nvml_memory", "nvml_processes"
+]
 
 KINDS: dict[str, int] = {
     "lock_timeout": 1,
@@ -40,6 +42,8 @@ OPERATIONS: dict[str, int] = {
     "restore": 3,
     "unlock": 4,
     "get_state": 5,
+    "nvml_memory": 7,
+    "nvml_processes": 8,
 }
 UNLIMITED = -1
 
@@ -74,7 +78,8 @@ class Faults:
     - ``checkpoint_unsupported``: a checkpoint answers NOT_SUPPORTED, as on arm64; nothing is lost.
     - ``restore_invalid``: a restore answers INVALID_VALUE, and so does every later one.
     - ``lock_kill``: a lock kills the process (SIGSEGV).
-    - ``hang``: the operation does not begin for ``duration_s`` (0: until cleared).
+    - ``hang``: the operation does not begin for ``duration_s`` (0: until cleared). NVML's
+      readings hang by name only and with ``pid`` 0: ``any`` means the operations on a process.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,8 +1,11 @@
 """Each driver call about a program hangs in turn, in each state of it: ``kiwi status`` is answered
 all the time, others go on, and when the call comes back nothing is lost.
 
-What is in the GPU is locked, checkpointed and asked about; what is out is restored, unlocked and
-asked about. The daemon makes no other call about a program in such a state.
+The daemon locks, checkpoints and queries a program whose memory is in the GPU (idle, running,
+waiting, paging-out). It restores, unlocks and queries one whose memory is out (suspended,
+paged-out, paging-in). It makes no other call about a program in such a state, so those cells cannot
+occur. The readings of NVML hang here only while a program is idle or paged out. A neighbour gets
+no GPU while they hang and a program runs or moves: no test covers that fault.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from daemon import Daemon
     from session_program import SessionProgram
 
+    from kiwi_core.emulator import Operation
+
     Start = Callable[..., Daemon]
     Program = Callable[..., SessionProgram]
 
@@ -29,8 +34,19 @@ pytestmark = pytest.mark.timeout(180)
 
 QUICK = ("--tq", "0.3", "--swap-floor", "0", "--lock-timeout", "0.5", "--stuck-after", "0.5")
 WORST = {"KIWI_EMULATOR_DRIVER": "worst"}
+OUT, IN = ("lock", "checkpoint", "get_state"), ("restore", "unlock", "get_state")
+"""The calls about a program whose memory leaves the GPU, and about one whose memory comes back."""
+READINGS: tuple[Operation, ...] = ("nvml_memory", "nvml_processes")
+"""The readings of NVML that the daemon makes in every state. They are about the whole GPU."""
 NVML = ("nvmlDeviceGetComputeRunningProcesses",)
 """Not the memory of the GPU: no daemon starts without knowing how much there is."""
+
+
+def hang(daemon: Daemon, target: SessionProgram, call: Operation) -> emulator.Faults:
+    """Make ``call`` hang until cleared: the call about ``target``, or each reading of NVML."""
+    faults = emulator.Faults(daemon.state_path)
+    faults.set("hang", pid=0 if call in READINGS else target.pid, operation=call, count=-1)
+    return faults
 
 
 def idle(_daemon: Daemon, _target: SessionProgram) -> None:
@@ -50,20 +66,21 @@ def paged_out(daemon: Daemon, target: SessionProgram) -> None:
 @pytest.mark.parametrize(
     ("state", "call"),
     [
-        *[(idle, call) for call in ("lock", "checkpoint", "get_state")],
-        *[(running, call) for call in ("lock", "checkpoint", "get_state")],
-        *[(paged_out, call) for call in ("restore", "unlock", "get_state")],
+        *[(state, call) for state in (idle, running) for call in OUT],
+        *[(paged_out, call) for call in IN],
     ],
 )
 def test_a_call_that_hangs(
-    start: Start, program: Program, state: Callable[[Daemon, SessionProgram], None], call: str
+    start: Start,
+    program: Program,
+    state: Callable[[Daemon, SessionProgram], None],
+    call: Operation,
 ) -> None:
     daemon = start("1x256MiB", *QUICK, env=WORST)
     big, small = program(daemon, 150, name="big"), program(daemon, 20, name="small")
     target = program(daemon, 120, name="target")
     state(daemon, target)
-    faults = emulator.Faults(daemon.state_path)
-    faults.set("hang", pid=target.pid, operation=call, count=-1)  # type: ignore[arg-type]
+    faults = hang(daemon, target, call)
     mover = target if state is paged_out else big
     with answering(daemon):
         mover.start_burst()
@@ -131,9 +148,6 @@ class Stage:
         self.daemon.wait_state(self.target.pid, "paging-in")
 
 
-OUT, IN = ("lock", "checkpoint", "get_state"), ("restore", "unlock", "get_state")
-
-
 @pytest.mark.parametrize(
     ("state", "call"),
     [
@@ -142,16 +156,13 @@ OUT, IN = ("lock", "checkpoint", "get_state"), ("restore", "unlock", "get_state"
     ],
 )
 def test_a_call_that_hangs_while_it_waits_or_moves(
-    start: Start, program: Program, state: str, call: str
+    start: Start, program: Program, state: str, call: Operation
 ) -> None:
     daemon = start("1x256MiB", *QUICK, env=WORST)
     stage = Stage(daemon, program)
     faults = emulator.Faults(daemon.state_path)
-    pid = stage.target.pid
     with answering(daemon):
-        getattr(stage, state)(
-            lambda: faults.set("hang", pid=pid, operation=call, count=-1)  # type: ignore[arg-type]
-        )
+        getattr(stage, state)(lambda: hang(daemon, stage.target, call))
         wait_until(lambda: faults.hits("hang"), "the call hangs")
         for _ in range(2):
             turn(stage.small)
@@ -165,6 +176,28 @@ def test_a_call_that_hangs_while_it_waits_or_moves(
             one.stop_burst()
     for one in (stage.target, stage.big, stage.small):
         assert one.intact()
+
+
+@pytest.mark.parametrize("call", READINGS)
+@pytest.mark.parametrize("state", [idle, paged_out])
+def test_a_reading_of_nvml_that_hangs(
+    start: Start,
+    program: Program,
+    state: Callable[[Daemon, SessionProgram], None],
+    call: Operation,
+) -> None:
+    daemon = start("1x256MiB", *QUICK, env=WORST)
+    target, small = program(daemon, 120, name="target"), program(daemon, 20, name="small")
+    state(daemon, target)
+    faults = hang(daemon, target, call)
+    with answering(daemon):
+        wait_until(lambda: faults.hits("hang"), "the reading hangs")
+        for _ in range(2):
+            turn(small)
+        faults.clear("hang")
+        turn(target)
+    assert target.intact()
+    assert small.intact()
 
 
 @pytest.mark.parametrize("call", NVML)

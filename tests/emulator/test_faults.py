@@ -101,6 +101,28 @@ def test_hang_of_a_state_query_for_a_while(machine, pair):
     assert time.monotonic() - start >= 0.5
 
 
+@pytest.mark.parametrize(
+    ("operation", "call"),
+    [
+        ("nvml_memory", "nvml.memory(nvml.gpus()[0].uuid).total_bytes"),
+        ("nvml_processes", "len(nvml.processes(nvml.gpus()[0].uuid))"),
+    ],
+)
+def test_a_reading_of_nvml_hangs_until_cleared(machine, pair, operation, call):
+    """It hangs by its name only: ``any`` means the operations on a process."""
+    controller, target = pair
+    controller.do("from kiwi_core.gpu import nvml")
+    machine.faults.set("hang", count=-1)
+    assert controller.get(call) > 0
+    machine.faults.set("hang", operation=operation)
+    controller.send(call)
+    wait_until(lambda: machine.faults.hanging() == 1, "it hangs")
+    assert not controller.answered(0.2)
+    machine.faults.clear("hang")
+    assert controller.answer() > 0
+    assert intact(target)
+
+
 def test_a_fault_for_one_process_leaves_others_alone(machine, pair):
     controller, target = pair
     other = machine.worker()

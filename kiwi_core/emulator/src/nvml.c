@@ -228,6 +228,7 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t d, struct memory *m) {
     may_hang("nvmlDeviceGetMemoryInfo");
     nvmlReturn_t rc = check(d);
     if (rc || !m) return rc ? rc : INVALID_ARGUMENT;
+    ke_fault_hang(state, 0, KE_OP_NVML_MEMORY);
     uint64_t used = used_of(d->gpu), total = state->gpus[d->gpu].total_bytes;
     *m = (struct memory){total, total - used, used};
     return SUCCESS;
@@ -259,6 +260,7 @@ static nvmlReturn_t processes(nvmlDevice_t d, unsigned *count, struct process_in
     may_hang("nvmlDeviceGetComputeRunningProcesses");
     nvmlReturn_t rc = check(d);
     if (rc || !count) return rc ? rc : INVALID_ARGUMENT;
+    ke_fault_hang(state, 0, KE_OP_NVML_PROCESSES);
     unsigned room = out ? *count : 0, n = 0;
     ke_state_lock(state);
     ke_reap(state);

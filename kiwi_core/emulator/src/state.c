@@ -267,7 +267,8 @@ struct ke_fault *ke_fault_take(struct ke_state *s, enum ke_fault_kind kind, int 
         struct ke_fault *f = &s->faults[i];
         if (__atomic_load_n(&f->kind, __ATOMIC_ACQUIRE) != (uint32_t)kind || f->count == 0) continue;
         if (f->pid != 0 && f->pid != pid) continue;
-        if (kind == KE_FAULT_HANG && f->op != KE_OP_ANY && f->op != (uint32_t)op) continue;
+        bool meant = f->op == (uint32_t)op || (f->op == KE_OP_ANY && op < KE_OP_NVML_MEMORY);
+        if (kind == KE_FAULT_HANG && !meant) continue;
         if (f->count > 0) f->count--;
         f->hits++;
         if (kind == KE_FAULT_HANG) f->in_progress++;

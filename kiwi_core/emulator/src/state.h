@@ -69,6 +69,8 @@ enum ke_op { /* operations that can be made to hang, and requests on the control
     KE_OP_UNLOCK = 4,
     KE_OP_GET_STATE = 5,
     KE_OP_RESTORE_TID = 6,
+    KE_OP_NVML_MEMORY = 7, /* NVML readings are about a GPU, not a process; KE_OP_ANY leaves them out */
+    KE_OP_NVML_PROCESSES = 8,
 };
 
 enum ke_process_state {
