@@ -61,6 +61,8 @@ class Burst:
         and ``member`` is not in then."""
         with self._lock:
             self._grace.stop()
+            if not self._members and not client.connected:
+                self._end()  # the next one asks, and hears that there is no daemon
             if self._ticket is None:
                 self._ticket = client.begin()
                 self._client = client
