@@ -1,7 +1,10 @@
 """This process's use of the GPU: one wait or lease, shared by every thread that is in it.
 
-Cells of subshells are threads. The first to come asks, all wait for the same grant, the last to
-leave ends the burst; so an interrupted cell does not take the place of another one away.
+Cells of subshells are threads. The first to come asks, all wait for the same grant, and the burst
+ends after the last one has left; so an interrupted cell does not take another one's place away.
+
+A burst outlives its last cell by a short grace, so that the turn belongs to the notebook: cells
+that are queued ("Run All"), or that a tool sends as soon as it has the last answer, go on in it.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from kiwi_jupyter.kernel.gcguard import GcGuard
+from kiwi_jupyter.kernel.grace import Grace
 from kiwi_jupyter.kernel.leftovers import Leftovers
 
 if TYPE_CHECKING:
@@ -23,10 +27,12 @@ WATCH_EVERY_S: Final = 0.25
 
 
 class Burst:
-    """Any thread may call it; none of its methods but ``wait`` blocks."""
+    """Any thread may call it; none of its methods but ``wait`` blocks. ``grace_s``: how long a
+    granted burst goes on without anybody in it."""
 
-    def __init__(self, guard: GcGuard | None = None) -> None:
+    def __init__(self, guard: GcGuard | None = None, grace_s: float = 0.0) -> None:
         self._lock = threading.RLock()
+        self._grace = Grace(grace_s, self._lock, self._end)
         self._members: set[Hashable] = set()
         self._client: Client | None = None
         self._ticket: Ticket | None = None
@@ -38,8 +44,8 @@ class Burst:
 
     @property
     def held(self) -> bool:
-        """Whether this process has the lease for a burst in progress."""
-        return self._held
+        """Whether somebody is in a burst that has the lease."""
+        return self._held and bool(self._members)
 
     @property
     def waiting(self) -> Waiting | None:
@@ -54,6 +60,9 @@ class Burst:
         """``member`` wants the GPU: asks for it if nobody has yet. Raises what ``begin`` raises,
         and ``member`` is not in then."""
         with self._lock:
+            self._grace.stop()
+            if not self._members and not client.connected:
+                self._end()  # the next one asks, and hears that there is no daemon
             if self._ticket is None:
                 self._ticket = client.begin()
                 self._client = client
@@ -86,15 +95,27 @@ class Burst:
                 self._number = self._ticket.burst
 
     def leave(self, member: Hashable, leftovers: Leftovers | None = None) -> None:
-        """``member`` is done or gave up. The last one ends the burst; if ``leftovers`` live on,
-        the daemon is told, and told again when they have ended."""
+        """``member`` is done or gave up. The burst ends once all have left: with a grace if it was
+        granted. If ``leftovers`` live on then, the daemon is told, and told again when they have
+        ended."""
         with self._lock:
             if member not in self._members:
                 return
             self._members.discard(member)
             if leftovers is not None:
                 self._leftovers = self._leftovers.and_also(leftovers)
+            if self._members:
+                return
+            if self._held:
+                self._grace.start()
+            else:
+                self._end()
+
+    def end_now(self) -> None:
+        """End the grace of a burst that nobody is in any more."""
+        with self._lock:
             if not self._members:
+                self._grace.stop()
                 self._end()
 
     def abandon(self) -> None:

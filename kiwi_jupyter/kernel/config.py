@@ -57,6 +57,14 @@ class Kiwi(Configurable):
         " the first GPU cell waits for a daemon that was here and is not just now.",
     ).tag(config=True)
 
+    turn_grace_s = Float(
+        0.25,
+        min=0.0,
+        help="Seconds that a notebook keeps its turn after a GPU cell, so that the next one goes on"
+        " in it: those that Run All has queued, or that a tool sends one after the other. The end"
+        " of the quantum ends the turn all the same. 0: each cell is a turn of its own.",
+    ).tag(config=True)
+
     cpu_modules = List(
         Unicode(),
         help="Top-level names of libraries that never use the GPU, beside those that Kiwi knows.",

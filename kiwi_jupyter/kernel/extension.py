@@ -38,7 +38,7 @@ class Extension:
         if self.config.enabled:
             self.gatekeeper.prepare()
         self.session = Session(self.config, shell.user_ns, say_on_stderr, self.gatekeeper)
-        self.burst = Burst(GcGuard(enabled=self.config.gc_guard))
+        self.burst = Burst(GcGuard(enabled=self.config.gc_guard), self.config.turn_grace_s)
         self.session.mid_burst = lambda: self.burst.held
         libraries = Libraries(
             cpu=frozenset(self.config.cpu_modules), gpu=frozenset(self.config.gpu_modules)
@@ -86,6 +86,7 @@ class Extension:
     def switch_off(self) -> None:
         """``%kiwi off``: cells run at once from now on; memory comes back into the GPU first."""
         self.config.enabled = False
+        self.burst.end_now()
         try:
             self.session.leave(LEAVE_TIMEOUT_S)
         except KiwiError as error:

@@ -125,6 +125,7 @@ class KiwiMagics(Magics):  # type: ignore[misc]
         if client is None:
             print("This notebook has not used the GPU under Kiwi: there is nothing to release.")  # noqa: T201
             return
+        self._extension.burst.end_now()
         try:
             client.release()
         except KiwiError as error:

@@ -158,6 +158,7 @@ def test_programs_outside_kiwi_hold_the_memory(
     b_cell = b.work(steps=5)
     waits_with(b, b_cell, "Waiting because programs outside Kiwi hold GPU memory")
     goes_on(a)
+    a.wait_state("idle")  # its turn is over
     status = kiwi_status(daemon)
     assert "held by programs outside Kiwi" in status
     assert "Waiting because programs outside Kiwi hold GPU memory that this notebook" in status

@@ -78,6 +78,8 @@ def _both_work(daemon: Daemon, a: Notebook, b: Notebook, together: bool) -> None
     wait_until(shared, "they share")
     enough.touch()
     finish_all(cells)
+    for notebook in cells:
+        notebook.wait_state("idle", "paged-out")  # a turn outlives its cell
     enough.unlink()
 
 

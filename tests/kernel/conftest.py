@@ -32,7 +32,10 @@ class Tensor:
 
 GPU_LIBRARY = """
 c.Kiwi.gpu_modules = ["tripgpu"]
+c.Kiwi.turn_grace_s = 0.0
 """
+"""Each cell is a turn of its own, so that a test sees by the turns which cells asked for one.
+``test_turns.py`` is about more."""
 
 
 @pytest.fixture

@@ -64,9 +64,10 @@ class Notebook:
         return str(self.session.id)
 
     def take(self, mib: int, seed: int = 1) -> None:
-        """Fills ``mib`` MiB of the GPU with random bytes, in a burst of its own."""
+        """Fills ``mib`` MiB of the GPU with random bytes, in a burst of its own, which is over."""
         self.kernel.check(gpu_cells.PRELUDE)
         self.kernel.check(gpu_cells.take(mib, seed))
+        self.wait_state("idle", "paging-out", "paged-out")
 
     def run(self, code: str, timeout_s: float = PATIENCE_S) -> Cell:
         return self.kernel.run(code, timeout_s)
