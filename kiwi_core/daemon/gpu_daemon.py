@@ -70,9 +70,9 @@ from kiwi_core.states import Residency, SessionState
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from kiwi_core.daemon.child_options import ChildOptions
     from kiwi_core.daemon.link import Link
     from kiwi_core.daemon.machine import Machine
+    from kiwi_core.daemon.options import ChildOptions
     from kiwi_core.pager.api import Target
     from kiwi_core.pager.sessions import SessionPager
     from kiwi_core.sched.actions import Action
@@ -167,7 +167,7 @@ class GpuDaemon:
 
     def _assemble(self, roster: Roster) -> None:
         options, machine, config = self._options, self._machine, self._config
-        rights = Rights.of_this_process(options.admin_group)
+        rights = Rights.of_this_process(options.asked.admin_group)
         shares = Shares.of_this_process(rights.daemon_uid)
         tq_ns, anti_thrash, policy = options.settings(roster, config)
         self._assemble_pager(shares)
@@ -213,7 +213,7 @@ class GpuDaemon:
             stopped=lambda session, why: self._guards.stopped(session, why),
         )
         self._sessions = SessionDesk(
-            self._members, self._core, options.priorities, shares[QUEUE_PLACES]
+            self._members, self._core, dict(options.asked.priorities), shares[QUEUE_PLACES]
         )
         self._guards = Guards(self._members, self._links, self._feed_observation)
         self._sessions.guards = self._guards
