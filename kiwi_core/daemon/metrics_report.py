@@ -48,8 +48,7 @@ class MetricsReporter:
     def _metrics(self) -> GpuMetrics:
         now_ns = time.monotonic_ns()
         gpu, tally, operations = self._gpu, self._core.tally, self._core.operations
-        traffic, scheduler = self._desk.traffic, self._core.scheduler
-        view = scheduler.view(now_ns)
+        view = self._core.scheduler.view(now_ns)
         running = operations.running
         held = self._budget.held()
         return GpuMetrics(
@@ -95,8 +94,8 @@ class MetricsReporter:
             hints_declined=self._desk.wishes.hints_declined,
             ignored_events=view.ignored_events,
             connections=self._desk.connections,
-            connections_taken=traffic.taken,
-            connections_ended=dict(traffic.ended),
+            connections_taken=self._desk.taken,
+            connections_ended=dict(self._desk.ended),
             look_errors=self._observer.failures,
             journal_lines_lost=self._journal.dropped,
             peers=self._peers(),
@@ -104,7 +103,7 @@ class MetricsReporter:
         )
 
     def _peers(self) -> list[PeerUse]:
-        self._desk.count_queue_places()
+        self._desk.sessions.places.recount()
         return [
             PeerUse(
                 what=share.limit.name,

@@ -214,7 +214,7 @@ def conversation(data: bytes, cuts: random.Random, refuses: int) -> tuple[list[A
             while connection.choked:
                 connection.resume_writing()
                 loop.run()
-        assert not desk.traffic.ended["internal"], "a message was not handled"
+        assert not desk.ended["internal"], "a message was not handled"
         _check_end(transport, recorder)
         connection.connection_lost(None)
         assert desk.connections == 0
