@@ -207,8 +207,7 @@ _LINES: Final[dict[str, bytes]] = {}
 def _turn_away(sock: socket.socket, error: PeerError) -> None:
     line = _LINES.get(error.message)
     if line is None:
-        said = Error(code=error.code, message=error.message, remedy=error.remedy, fatal=True)
-        line = _LINES[error.message] = encode(said)
+        line = _LINES[error.message] = encode(Error.of(error, fatal=True))
     with suppress(OSError):
         sock.send(line)
     sock.close()

@@ -51,7 +51,7 @@ class Wishes:
                 "release", by=connection.peer.owner, by_pid=connection.peer.pid, session=member.id,
                 name=member.name, refused=refused.code if refused else None,
             )  # fmt: skip
-            connection.send(_error(refused, "release") if refused else m.Ok())
+            connection.send(m.Error.of(refused, about="release") if refused else m.Ok())
 
         self._core.release(member, answer)
 
@@ -85,8 +85,3 @@ class Wishes:
                 "`kiwi status` lists yours.",
             )
         return member
-
-
-def _error(error: CallerError, about: str) -> m.Error:
-    """Names its question: it may be overtaken by answers to later ones."""
-    return m.Error(code=error.code, message=error.message, remedy=error.remedy, about=about)
