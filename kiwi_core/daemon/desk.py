@@ -18,12 +18,10 @@ from kiwi_core.wire import messages as m
 if TYPE_CHECKING:
     from kiwi_core.daemon.admission import Admission
     from kiwi_core.daemon.connection import Connection
-    from kiwi_core.daemon.history_report import HistoryReporter
     from kiwi_core.daemon.link_desk import LinkDesk
     from kiwi_core.daemon.metrics_report import MetricsReporter
     from kiwi_core.daemon.report import Reporter
     from kiwi_core.daemon.session_desk import SessionDesk
-    from kiwi_core.daemon.settings_desk import SettingsDesk
     from kiwi_core.daemon.shares import Shares
     from kiwi_core.daemon.usage_report import UsageReporter
     from kiwi_core.daemon.wishes import Wishes
@@ -40,7 +38,6 @@ class Desk:
         *,
         sessions: SessionDesk,
         links: LinkDesk,
-        settings: SettingsDesk,
         wishes: Wishes,
     ) -> None:
         self.shares = shares
@@ -50,14 +47,12 @@ class Desk:
         self._connections: set[Connection] = set()
         self.sessions = sessions
         self._links = links
-        self._settings = settings
         self.wishes = wishes
         self.closing = False
         self.taken = 0
         """Connections since the start; ``ended`` by the code of the fatal error that ended them."""
         self.ended: Counter[str] = Counter()
         self.reporter: Reporter
-        self.history: HistoryReporter
         self.usage: UsageReporter
         self.metrics: MetricsReporter
 
@@ -76,7 +71,7 @@ class Desk:
         elif isinstance(message, m.Hello):
             self._hello(connection, message)
         elif isinstance(message, m.Set):
-            self._settings.set(connection, message)
+            self.wishes.set(connection, message)
         elif isinstance(message, m.Release):
             self.wishes.release(connection, self.sessions.of(connection), message)
         elif isinstance(message, m.BringBack):
@@ -100,7 +95,7 @@ class Desk:
         elif isinstance(message, m.GetStory):
             connection.send(self.reporter.story(connection.peer, message.session))
         elif isinstance(message, m.GetHistory):
-            connection.send_line(self.history.line(connection.peer, message.since))
+            connection.send_line(self.reporter.history_line(connection.peer, message.since))
         elif isinstance(message, m.GetMetrics):
             connection.send(self.metrics.report())
         elif isinstance(message, m.GetUsage):

@@ -24,7 +24,6 @@ from kiwi_core.daemon.core import Core
 from kiwi_core.daemon.desk import Desk
 from kiwi_core.daemon.gates import Gates
 from kiwi_core.daemon.guards import Guards
-from kiwi_core.daemon.history_report import HistoryReporter
 from kiwi_core.daemon.host_budget import HostBudget
 from kiwi_core.daemon.journal import Journal
 from kiwi_core.daemon.leaving import everybody_back
@@ -44,10 +43,9 @@ from kiwi_core.daemon.places import (
     sockets_mode,
 )
 from kiwi_core.daemon.recovery import recover
-from kiwi_core.daemon.report import Libraries, Reporter
+from kiwi_core.daemon.report import Reporter
 from kiwi_core.daemon.roster import Remembering, Roster, RosterFile
 from kiwi_core.daemon.session_desk import SessionDesk
-from kiwi_core.daemon.settings_desk import SettingsDesk
 from kiwi_core.daemon.shares import Shares
 from kiwi_core.daemon.turns import Turns
 from kiwi_core.daemon.usage_report import UsageReporter
@@ -68,14 +66,13 @@ from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.states import Residency, SessionState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from kiwi_core.daemon.link import Link
     from kiwi_core.daemon.machine import Machine
     from kiwi_core.daemon.options import ChildOptions
     from kiwi_core.pager.api import Target
     from kiwi_core.pager.sessions import SessionPager
-    from kiwi_core.sched.actions import Action
     from kiwi_core.sched.events import Event, SessionJoined
     from kiwi_core.units import SessionId
 
@@ -207,23 +204,16 @@ class GpuDaemon:
             journal,
             before_operation=self._roster.save,
             changed=self._changed,
-            granted=lambda: self._observer.somebody_runs(),
-            after_a_look=lambda target, go_on: self._observer.after_a_look(target, go_on),
-            hurry=lambda: self._observer.hurry(),
-            stopped=lambda session, why: self._guards.stopped(session, why),
         )
         self._sessions = SessionDesk(
             self._members, self._core, dict(options.asked.priorities), shares[QUEUE_PLACES]
         )
-        self._guards = Guards(self._members, self._links, self._feed_observation)
-        self._sessions.guards = self._guards
+        guards = Guards(self._members, self._links, self._feed_observation)
+        self._sessions.guards = self._core.guards = guards
         self._link_up(shares)
-        self._orphans = Orphans(
-            self._pager, self._core.operations, adopt=self._adopt, done=self._orphans_free,
-            shut=self._links.shut,
-        )  # fmt: skip
+        self._orphans = Orphans(self._pager, self._core.operations, self._links, self._link_desk)
         self._sessions.has_left = self._has_left
-        self._observer = Observer(
+        self._observer: Observer = Observer(
             config,
             self._pager,
             free_bytes=machine.free_bytes,
@@ -234,23 +224,23 @@ class GpuDaemon:
             waiting=lambda: scheduler.waiting,
             feed=self._feed_observation,
             found=self._found_elsewhere,
-            seen=self._guards.seen,
+            seen=guards.seen,
             busy=self._is_busy,
         )
+        self._core.observer = self._observer
         reporter = Reporter(
-            scheduler, self._members, rights, machine,
-            libraries=self._libraries, held=self._budget.held, errors=self._errors,
-            emulated=options.emulation is not None,
+            scheduler, self._members, rights, machine.gpu, self._links, self._pager, self._budget,
+            errors=self._errors, emulated=options.emulation is not None,
         )  # fmt: skip
         self._members.remembered = scheduler.remembered
         self._desk: Desk = Desk(
             shares, self._admission, machine.gpu, options.emulation,
             sessions=self._sessions, links=self._link_desk,
-            settings=SettingsDesk(config, self._members, rights, self._core, self._roster.save),
-            wishes=Wishes(self._members, rights, self._core, shares[RELEASES]),
+            wishes=Wishes(
+                config, self._members, rights, self._core, shares[RELEASES], self._roster.save
+            ),
         )  # fmt: skip
         self._desk.reporter = reporter
-        self._desk.history = HistoryReporter(scheduler, self._members, rights)
         self._desk.metrics = MetricsReporter(
             machine.gpu, self._core, self._desk, self._observer, journal, self._budget,
             emulated=options.emulation is not None,
@@ -274,41 +264,24 @@ class GpuDaemon:
         )  # fmt: skip
         self._limits = self._links.ram = Limits(self._links, self._budget)
         self._pager: SessionPager = machine.pager(
-            self._links, available_bytes=self._budget.available_bytes, make_room=self._make_room,
+            self._links, make_room=self._make_room,
             remember=self._roster.save, other_roots=self._members.refs,
         )  # fmt: skip
 
     def _link_up(self, shares: Shares) -> None:
         """The preloaded libraries: their desk, and their gates."""
-        gates = Gates(
+        gates = self._core.gates = Gates(
             self._core, self._links, self._members,
-            lambda member: self._sessions.request(member, 0), shares[ROOM_REQUESTS],
+            lambda member: self._sessions.places.request(member, 0), shares[ROOM_REQUESTS],
             lambda session: session not in self._observer.without_driver,
         )  # fmt: skip
-
-        def after(event: Event, actions: Sequence[Action]) -> None:
-            gates.after(event, actions)
-            self._limits.changed()
-
-        self._core.after, self._core.answer_room = after, gates.answer_room
         self._link_desk = self._sessions.links = LinkDesk(
-            self._core, self._links, gates, self._members,
-            admit=self._sessions.admit_linked, silent=self._sessions.expect_back,
-            dismiss=self._sessions.dismiss, state_told=self._limits.changed,
-        )  # fmt: skip
-
-    def _libraries(self, session: SessionId) -> Libraries:
-        links = self._links
-        pager = self._pager.moved_by(session)
-        return Libraries(links.connected(session), pager, links.unowned(session))
+            self._core, self._links, gates, self._members, self._sessions, self._limits
+        )
 
     def _link_died(self, link: Link) -> None:
         self._link_desk.died(link)
         self._observer.look_soon()
-
-    def _adopt(self, target: Target) -> None:
-        if not self._leaving:
-            self._link_desk.orphaned(target.session)
 
     def _has_left(self, target: Target) -> None:
         """It is over with Kiwi, and by the books whole. A move that failed can have left its gate
@@ -316,10 +289,6 @@ class GpuDaemon:
         if self._links.shut(target.session):
             self._orphans.let_go(target, was_leaving=True)
         else:
-            self._link_desk.left(target.session)
-
-    def _orphans_free(self, target: Target) -> None:
-        if not self._leaving:
             self._link_desk.left(target.session)
 
     def _found_again(self, member: Member, event: SessionJoined) -> None:
@@ -337,6 +306,7 @@ class GpuDaemon:
     # --- after each event -----------------------------------------------------------------------
 
     def _changed(self) -> None:
+        self._limits.changed()
         self._sessions.settled()
         self._announcer.changed()
         self._bookkeeper.changed()
@@ -419,7 +389,7 @@ class GpuDaemon:
     # --- the end --------------------------------------------------------------------------------
 
     async def _leave(self) -> None:
-        self._leaving = True
+        self._leaving = self._orphans.closed = True
         self._desk.close_all(but_held=True)
         left = await everybody_back(self._core, self._pager, self._members, self._config)
         for session, why in left.items():

@@ -43,7 +43,6 @@ class Machine:
         self,
         links: Links,
         *,
-        available_bytes: Callable[[Collection[int]], int],
         make_room: MakeRoom,
         remember: Callable[[], None],
         other_roots: OtherRoots,
@@ -55,7 +54,6 @@ class Machine:
         checkpoint = CheckpointPager(
             RemoteDriver(self.movers), self._remote, self.config,
             make_room=make_room, remember=remember, other_roots=other_roots, unfit=why_unfit,
-            host_available_bytes=available_bytes,
         )  # fmt: skip
         return SessionPager(checkpoint, links, self.config)
 

@@ -50,7 +50,6 @@ class MetricsReporter:
         gpu, tally, operations = self._gpu, self._core.tally, self._core.operations
         view = self._core.scheduler.view(now_ns)
         running = operations.running
-        held = self._budget.held()
         return GpuMetrics(
             uuid=gpu.uuid,
             index=gpu.index,
@@ -65,7 +64,7 @@ class MetricsReporter:
             outside_bytes=view.outside_bytes,
             paged_out_bytes=view.paged_out_bytes,
             host_budget_bytes=view.host_budget_bytes,
-            arena_bytes=held.arena_bytes,
+            arena_bytes=self._budget.arena_bytes(),
             tq_s=ns_to_seconds(view.tq_ns),
             anti_thrash=view.anti_thrash,
             serialised=view.serialised,
