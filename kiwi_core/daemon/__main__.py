@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import signal
 import sys
 
 import msgspec
 import structlog
 
 from kiwi_core.daemon import log as logs
-from kiwi_core.daemon.gpu_daemon import run
+from kiwi_core.daemon.gpu_daemon import GpuDaemon
 from kiwi_core.daemon.machine import this_machine
 from kiwi_core.daemon.options import ChildOptions
 from kiwi_core.errors import NO_MORE, KiwiError
@@ -40,14 +41,26 @@ def main() -> int:
 
 
 async def _run(options: ChildOptions) -> None:
-    config = options.asked.config()
-    asyncio.get_running_loop().set_exception_handler(_crash)
-    machine = await this_machine(options.gpu_uuid, config, options.asked.host_budget_bytes)
-    await run(options, machine, config)
+    """Until SIGTERM, SIGINT, or the end of the supervisor (its pipe on standard input closes)."""
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_crash)
+    machine = await this_machine(options.gpu_uuid, options.asked.host_budget_bytes)
+    daemon = GpuDaemon(options, machine, options.asked.config())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, daemon.stop)
+    loop.add_reader(sys.stdin.fileno(), _supervisor_spoke, daemon)
+    await daemon.run()
     # An operation that hangs keeps its task: do not wait for it.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _supervisor_spoke(daemon: GpuDaemon) -> None:
+    """It never says anything: readable means that it is gone."""
+    asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+    structlog.get_logger(__name__).warning("supervisor is gone; leaving")
+    daemon.stop()
 
 
 def raise_descriptor_limit() -> None:

@@ -62,6 +62,7 @@ class Core:
         *,
         before_operation: Callable[[], None],
         changed: Callable[[], None],
+        last_op: int,
     ) -> None:
         self.scheduler = scheduler
         self._members = members
@@ -78,7 +79,7 @@ class Core:
         """Those that are being looked at because the scheduler does not know what they have left.
         """
         self._winding_down = False
-        self.last_op = 0
+        self.last_op = last_op
 
     def feed(self, event: ev.Event) -> None:
         """Tell the scheduler what happened and do what it orders."""
@@ -145,10 +146,6 @@ class Core:
             answer(None if self.scheduler.moves_out(member.id) else _no_host_memory())
 
         self.observer.after_a_look(member.target, feed)
-
-    def hint_hindrance(self, member: Member) -> str:
-        """Why ``UseExpected`` would lead to nothing now; "": it would bring the memory back."""
-        return self.scheduler.hint_hindrance(member.id, time.monotonic_ns())
 
     def view(self) -> GpuView:
         return self.scheduler.view(time.monotonic_ns())

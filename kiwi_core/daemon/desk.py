@@ -16,10 +16,11 @@ from kiwi_core.peer_limits import WATCHES
 from kiwi_core.wire import messages as m
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kiwi_core.daemon.admission import Admission
     from kiwi_core.daemon.connection import Connection
     from kiwi_core.daemon.link_desk import LinkDesk
-    from kiwi_core.daemon.metrics_report import MetricsReporter
     from kiwi_core.daemon.report import Reporter
     from kiwi_core.daemon.session_desk import SessionDesk
     from kiwi_core.daemon.shares import Shares
@@ -54,7 +55,7 @@ class Desk:
         self.ended: Counter[str] = Counter()
         self.reporter: Reporter
         self.usage: UsageReporter
-        self.metrics: MetricsReporter
+        self.metrics: Callable[[], m.MetricsReport]
 
     # --- Receiver -------------------------------------------------------------------------------
 
@@ -97,7 +98,7 @@ class Desk:
         elif isinstance(message, m.GetHistory):
             connection.send_line(self.reporter.history_line(connection.peer, message.since))
         elif isinstance(message, m.GetMetrics):
-            connection.send(self.metrics.report())
+            connection.send(self.metrics())
         elif isinstance(message, m.GetUsage):
             self.usage.answer(connection, message)
         else:

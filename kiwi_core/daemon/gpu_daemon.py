@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 import time
 from functools import partial
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from kiwi_core.config import DEFAULTS, Config
 from kiwi_core.daemon.address import Address
 from kiwi_core.daemon.admission import Admission, Door
 from kiwi_core.daemon.announce import Announcer
@@ -32,7 +30,7 @@ from kiwi_core.daemon.limits import Limits
 from kiwi_core.daemon.link_desk import LinkDesk
 from kiwi_core.daemon.links import Links
 from kiwi_core.daemon.members import Member, Members
-from kiwi_core.daemon.metrics_report import MetricsReporter
+from kiwi_core.daemon.metrics_report import metrics_report
 from kiwi_core.daemon.observer import Observer
 from kiwi_core.daemon.orphans import Orphans
 from kiwi_core.daemon.peers import Rights
@@ -52,7 +50,10 @@ from kiwi_core.daemon.usage_report import UsageReporter
 from kiwi_core.daemon.wishes import Wishes
 from kiwi_core.errors import CallerError
 from kiwi_core.gpu.processes import boot_id
+from kiwi_core.movers import RemoteDriver
 from kiwi_core.pager.api import ProcessRef
+from kiwi_core.pager.checkpoint import CheckpointPager
+from kiwi_core.pager.sessions import SessionPager
 from kiwi_core.peer_limits import (
     PROGRAMS,
     QUEUE_PLACES,
@@ -62,17 +63,16 @@ from kiwi_core.peer_limits import (
     USAGE_QUESTIONS,
 )
 from kiwi_core.sched.replay import JournalHeader
-from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.states import Residency, SessionState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from kiwi_core.config import Config
     from kiwi_core.daemon.link import Link
     from kiwi_core.daemon.machine import Machine
     from kiwi_core.daemon.options import ChildOptions
     from kiwi_core.pager.api import Target
-    from kiwi_core.pager.sessions import SessionPager
     from kiwi_core.sched.events import Event, SessionJoined
     from kiwi_core.units import SessionId
 
@@ -85,7 +85,7 @@ ACCOUNTS_WITHIN_S = 2.0
 class GpuDaemon:
     """``run`` until told to ``stop``."""
 
-    def __init__(self, options: ChildOptions, machine: Machine, config: Config = DEFAULTS) -> None:
+    def __init__(self, options: ChildOptions, machine: Machine, config: Config) -> None:
         self._options = options
         self._machine = machine
         self._config = config
@@ -168,31 +168,21 @@ class GpuDaemon:
         shares = Shares.of_this_process(rights.daemon_uid)
         tq_ns, anti_thrash, policy = options.settings(roster, config)
         self._assemble_pager(shares)
-        budget_bytes = self._budget.budget_bytes()
-        scheduler = Scheduler(
-            machine.gpu.total_bytes,
-            config=config,
-            tq_ns=tq_ns,
-            anti_thrash=anti_thrash,
-            host_budget_bytes=budget_bytes,
-            first_op=roster.next_op,
-            policy=policy,
-        )
         header = JournalHeader(
             total_bytes=machine.gpu.total_bytes,
             tq_ns=tq_ns,
             anti_thrash=anti_thrash,
-            host_budget_bytes=budget_bytes,
+            host_budget_bytes=self._budget.budget_bytes(),
             gpu_uuid=options.gpu_uuid,
             wall_time_s=time.time(),
             first_op=roster.next_op,
             config=config,
             policy=policy,
         )
+        scheduler = header.scheduler()
         journal = Journal(
             Path(options.state) / f"{options.gpu_uuid}.journal", header, config.journal_max_bytes
         )
-        self._next_op = roster.next_op
         self._journal = journal
         self._shares_warning = shares.warning()
         self._turns = Turns(shares)
@@ -204,6 +194,7 @@ class GpuDaemon:
             journal,
             before_operation=self._roster.save,
             changed=self._changed,
+            last_op=roster.next_op - 1,
         )
         self._sessions = SessionDesk(
             self._members, self._core, dict(options.asked.priorities), shares[QUEUE_PLACES]
@@ -216,7 +207,7 @@ class GpuDaemon:
         self._observer: Observer = Observer(
             config,
             self._pager,
-            free_bytes=machine.free_bytes,
+            free_bytes=machine.memory.free_bytes,
             host_budget_bytes=self._budget.budget_bytes,
             everybody=self._everybody,
             runners=self._runners,
@@ -241,9 +232,9 @@ class GpuDaemon:
             ),
         )  # fmt: skip
         self._desk.reporter = reporter
-        self._desk.metrics = MetricsReporter(
-            machine.gpu, self._core, self._desk, self._observer, journal, self._budget,
-            emulated=options.emulation is not None,
+        self._desk.metrics = partial(
+            metrics_report, machine.gpu, self._core, self._desk, self._observer, journal,
+            self._budget, emulated=options.emulation is not None, began_ns=time.monotonic_ns(),
         )  # fmt: skip
         ledger = Ledger(Path(options.state) / f"{options.gpu_uuid}.usage")
         self._bookkeeper = Bookkeeper(scheduler, self._members, ledger)
@@ -263,10 +254,12 @@ class GpuDaemon:
             config.host_reserve_bytes, machine.fixed_budget_bytes,
         )  # fmt: skip
         self._limits = self._links.ram = Limits(self._links, self._budget)
-        self._pager: SessionPager = machine.pager(
-            self._links, make_room=self._make_room,
+        checkpoint = CheckpointPager(
+            RemoteDriver(machine.movers), machine.memory, config, make_room=self._make_room,
             remember=self._roster.save, other_roots=self._members.refs,
+            unfit=partial(machine.unfit, self._links),
         )  # fmt: skip
+        self._pager: SessionPager = SessionPager(checkpoint, self._links, config)
 
     def _link_up(self, shares: Shares) -> None:
         """The preloaded libraries: their desk, and their gates."""
@@ -334,7 +327,7 @@ class GpuDaemon:
         footprints = self._pager.export_footprints()
         return Roster(
             boot_id=boot_id(),
-            next_op=max(self._next_op, self._core.last_op + 1),
+            next_op=self._core.last_op + 1,
             tq_ns=scheduler.tq_ns,
             anti_thrash=scheduler.anti_thrash,
             policy=scheduler.policy,
@@ -412,21 +405,3 @@ def _must_not_end(task: asyncio.Task[None]) -> None:
         ended = RuntimeError(f"a task of the daemon ended: {task.get_name()}")
         ended.__cause__ = task.exception()
         task.get_loop().call_exception_handler({"message": str(ended), "exception": ended})
-
-
-async def run(options: ChildOptions, machine: Machine, config: Config = DEFAULTS) -> None:
-    """Runs one GPU's daemon until SIGTERM, SIGINT, or the end of the supervisor (its pipe on
-    standard input closes)."""
-    daemon = GpuDaemon(options, machine, config)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, daemon.stop)
-    loop.add_reader(sys.stdin.fileno(), partial(_supervisor_spoke, daemon))
-    await daemon.run()
-
-
-def _supervisor_spoke(daemon: GpuDaemon) -> None:
-    """It never says anything: readable means that it is gone."""
-    asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-    log.warning("supervisor is gone; leaving")
-    daemon.stop()

@@ -41,19 +41,19 @@ class HostBudget:
         self._footprints = footprints
         self._reserve_bytes = reserve_bytes
         self._fixed_bytes = fixed_bytes
-        self._read_last: dict[Callable[[], int], int] = {}
+        self._read_last: dict[str, int] = {}
 
     def budget_bytes(self) -> int:
         """Return what all paged-out memory together may take, with what is out now."""
         if self._fixed_bytes is not None:
             return self._fixed_bytes
-        return self._read(self._machine_allows_bytes)
+        return self._read("budget", self._taken_bytes)
 
     def left_bytes(self) -> int:
         """Return how much of the budget nobody has taken."""
         if self._fixed_bytes is not None:
             return max(0, self._fixed_bytes - self._taken_bytes())
-        return self._read(self._machine_has_left_bytes)
+        return self._read("left", lambda: 0)
 
     def others_bytes(self) -> int:
         """Return what is out, and no library's."""
@@ -63,12 +63,6 @@ class HostBudget:
     def arena_bytes(self) -> int:
         """Return what all libraries hold together, with what is out."""
         return sum(holder(link).held_bytes for link in self._links.everybody())
-
-    def _machine_allows_bytes(self) -> int:
-        return host.host_budget_bytes(self._reserve_bytes, self._taken_bytes())
-
-    def _machine_has_left_bytes(self) -> int:
-        return host.host_budget_bytes(self._reserve_bytes)
 
     def _taken_bytes(self) -> int:
         """Out, or held and given back if it is needed."""
@@ -84,15 +78,15 @@ class HostBudget:
         )
         return max(0, said_bytes - untrue_bytes)
 
-    def _read(self, read: Callable[[], int]) -> int:
+    def _read(self, what: str, taken_bytes: Callable[[], int]) -> int:
         """As it was read last where it cannot be read now (no descriptor left)."""
         try:
-            self._read_last[read] = read()
+            self._read_last[what] = host.host_budget_bytes(self._reserve_bytes, taken_bytes())
         except GpuError as error:
-            if read not in self._read_last:
+            if what not in self._read_last:
                 raise
             log.error("the machine's RAM cannot be read", why=str(error))
-        return self._read_last[read]
+        return self._read_last[what]
 
 
 def holder(link: Linked) -> Holder:

@@ -98,7 +98,7 @@ class UsageReporter:
         by_name = message.by is m.UsageBy.NOTEBOOK
         since = since_s(message.since_unix_s, time.time())
         began_s, totals = self._ledger.totals(since, by_name=by_name)
-        everybody = self._rights.may_audit(reader)
+        everybody = self._rights.may_set(reader)
         seen = [total for total in totals if everybody or total.uid == reader.uid]
         rows = [
             _row(total.account, user_name(total.uid), total.name, mine=total.uid == reader.uid)

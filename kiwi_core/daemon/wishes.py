@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import structlog
@@ -76,7 +77,7 @@ class Wishes:
     def bring_back(self, connection: Connection, own: Member | None, message: m.BringBack) -> None:
         """A hint that leads to nothing is not told to the scheduler: people type a lot."""
         member = self._subject(connection, own, message.session)
-        why = self._core.hint_hindrance(member)
+        why = self._core.scheduler.hint_hindrance(member.id, time.monotonic_ns())
         if why:
             self.hints_declined += 1
         else:
