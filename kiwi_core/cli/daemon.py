@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from pathlib import Path
 
 from kiwi_core import emulator
 from kiwi_core.cli.set_ import parse_anti_thrash, parse_policy, parse_priority, parse_tq_s
@@ -136,12 +135,11 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         "back to it and the GPU is free",
     )
     parser.add_argument(
-        "--socket-dir", metavar="DIR", type=Path, help="where the sockets go (see kiwi --help)"
+        "--socket-dir", metavar="DIR", help="where the sockets go (see kiwi --help)"
     )
     parser.add_argument(
         "--state-dir",
         metavar="DIR",
-        type=Path,
         help="journals and what is needed after a crash (default: $KIWI_STATE_DIR, else state/ "
         "in the socket directory)",
     )

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import signal
 import sys
-from dataclasses import replace
 
 import msgspec
 import structlog
 
-from kiwi_core.config import DEFAULTS, Config
 from kiwi_core.daemon import log as logs
-from kiwi_core.daemon.child_options import ChildOptions
-from kiwi_core.daemon.gpu_daemon import run
+from kiwi_core.daemon.gpu_daemon import GpuDaemon
 from kiwi_core.daemon.machine import this_machine
+from kiwi_core.daemon.options import ChildOptions
 from kiwi_core.errors import NO_MORE, KiwiError
 
 SWITCH_INTERVAL_S = 0.0005
@@ -27,45 +26,41 @@ EXIT_CANNOT = 78
 
 def main() -> int:
     options = msgspec.json.decode(sys.argv[1], type=ChildOptions)
-    logs.configure(as_json=options.log_json)
+    logs.configure(as_json=options.asked.log_json)
     log = structlog.get_logger(__name__)
     raise_descriptor_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         if options.restarted:
             options.keep_emulated_state()
-        config = _config(options)
-        asyncio.run(_run(options, config))
+        asyncio.run(_run(options))
     except KiwiError as error:
         log.error("cannot run", gpu=options.gpu_uuid, code=error.code, why=str(error))
         return EXIT_CANNOT
     return 0
 
 
-def _config(options: ChildOptions) -> Config:
-    """The defaults, with what the admin of this machine knows better."""
-    config = DEFAULTS
-    if options.lock_timeout_ns is not None:
-        config = replace(config, lock_timeout_ns=options.lock_timeout_ns)
-    if options.stuck_after_ns is not None:
-        config = replace(config, operation_deadline_min_ns=options.stuck_after_ns)
-    if options.idle_after_ns is not None:
-        config = replace(config, lingering_idle_ns=options.idle_after_ns)
-    if options.swap_floor_factor is not None:
-        config = replace(config, swap_floor_factor=options.swap_floor_factor)
-    if options.training_share is not None:
-        config = replace(config, training_share=options.training_share)
-    return replace(config, bring_back=options.bring_back)
-
-
-async def _run(options: ChildOptions, config: Config) -> None:
-    asyncio.get_running_loop().set_exception_handler(_crash)
-    machine = await this_machine(options.gpu_uuid, config, options.host_budget_bytes)
-    await run(options, machine, config)
+async def _run(options: ChildOptions) -> None:
+    """Until SIGTERM, SIGINT, or the end of the supervisor (its pipe on standard input closes)."""
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_crash)
+    machine = await this_machine(options.gpu_uuid, options.asked.host_budget_bytes)
+    daemon = GpuDaemon(options, machine, options.asked.config())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, daemon.stop)
+    loop.add_reader(sys.stdin.fileno(), _supervisor_spoke, daemon)
+    await daemon.run()
     # An operation that hangs keeps its task: do not wait for it.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _supervisor_spoke(daemon: GpuDaemon) -> None:
+    """It never says anything: readable means that it is gone."""
+    asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+    structlog.get_logger(__name__).warning("supervisor is gone; leaving")
+    daemon.stop()
 
 
 def raise_descriptor_limit() -> None:

@@ -80,11 +80,8 @@ class Admission:
     def connected(self, connection: Connection) -> None:
         self._silent.setdefault(connection.peer.uid, {})[connection] = time.monotonic_ns()
 
-    def greeted(self, connection: Connection) -> None:
-        self._speaks(connection)
-
     def left(self, connection: Connection) -> None:
-        self._speaks(connection)
+        self.greeted(connection)
         self.undo(connection.peer)
 
     def undo(self, peer: Peer) -> None:
@@ -96,7 +93,7 @@ class Admission:
         self._shares[SILENT].give_back(peer.uid)
         self.undo(peer)
 
-    def _speaks(self, connection: Connection) -> None:
+    def greeted(self, connection: Connection) -> None:
         uid = connection.peer.uid
         crowd = self._silent.get(uid, {})
         if crowd.pop(connection, None) is not None:
@@ -108,7 +105,7 @@ class Admission:
         for oldest, since_ns in self._silent.get(uid, {}).items():
             if now_ns - since_ns < OLD_NS:
                 return False
-            self._speaks(oldest)
+            self.greeted(oldest)
             oldest.end_with(
                 PeerError("silent", "No hello came; a newer connection takes the place.")
             )
@@ -207,8 +204,7 @@ _LINES: Final[dict[str, bytes]] = {}
 def _turn_away(sock: socket.socket, error: PeerError) -> None:
     line = _LINES.get(error.message)
     if line is None:
-        said = Error(code=error.code, message=error.message, remedy=error.remedy, fatal=True)
-        line = _LINES[error.message] = encode(said)
+        line = _LINES[error.message] = encode(Error.of(error, fatal=True))
     with suppress(OSError):
         sock.send(line)
     sock.close()

@@ -248,11 +248,11 @@ class Connection(asyncio.Protocol):
                 self._heard()
             self._receiver.received(self, message)
         except CallerError as error:
-            self.send(Error(code=error.code, message=error.message, remedy=error.remedy))
+            self.send(Error.of(error))
 
     def end_with(self, error: KiwiError) -> None:
         self._receiver.turned_away(error.code)
-        self.send(Error(code=error.code, message=error.message, remedy=error.remedy, fatal=True))
+        self.send(Error.of(error, fatal=True))
         self.close()
 
 

@@ -24,12 +24,14 @@ from kiwi_core.units import NS_PER_S, ns_to_seconds
 from kiwi_core.wire.messages import Granted, Told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
+    from kiwi_core.daemon.gates import Gates
+    from kiwi_core.daemon.guards import Guards
     from kiwi_core.daemon.journal import Journal
     from kiwi_core.daemon.members import Member, Members
-    from kiwi_core.pager.api import Pager, Target
-    from kiwi_core.sched.actions import RoomAnswer
+    from kiwi_core.daemon.observer import Observer
+    from kiwi_core.pager.api import Pager
     from kiwi_core.sched.scheduler import Scheduler
     from kiwi_core.sched.view import GpuView
     from kiwi_core.states import Priority
@@ -43,10 +45,13 @@ JOURNAL_DELAY_S = 0.005
 
 class Core:
     """``before_operation`` is called before any operation begins, so that the roster on disk knows
-    of it; ``changed`` after every event, ``granted`` after every grant. ``after_a_look`` reads a
-    session's memory first: what a burst has taken must be known before others get the room;
-    ``hurry`` says that somebody waits for that. ``stopped``: the process of a session under
-    operation does not run, with the words for it."""
+    of it; ``changed`` after every event. The observer, the guards and the gates are set before the
+    first event. The observer reads a session's memory before a burst of it counts as over: what it
+    has taken must be known before others get the room."""
+
+    observer: Observer
+    guards: Guards
+    gates: Gates
 
     def __init__(
         self,
@@ -57,27 +62,16 @@ class Core:
         *,
         before_operation: Callable[[], None],
         changed: Callable[[], None],
-        granted: Callable[[], None],
-        after_a_look: Callable[[Target, Callable[[], None]], None],
-        hurry: Callable[[], None],
-        stopped: Callable[[SessionId, str], None],
+        last_op: int,
     ) -> None:
         self.scheduler = scheduler
         self._members = members
         self._journal = journal
         self._before_operation = before_operation
         self._changed = changed
-        self._after_a_look = after_a_look
-        self._hurry = hurry
-        self._stopped = stopped
-        self._granted = granted
         self._loop = asyncio.get_running_loop()
         self.operations = Operations(pager, self._finished)
         self.tally = Tally()
-        self.answer_room: Callable[[RoomAnswer], None] = _nobody_asked
-        """Tells the program that asked for room."""
-        self.after: Callable[[ev.Event, Sequence[Action]], None] = _nothing_follows
-        """What follows from each event for the gates of linked processes."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns: int | None = None
         self._flush_due = False
@@ -85,7 +79,7 @@ class Core:
         """Those that are being looked at because the scheduler does not know what they have left.
         """
         self._winding_down = False
-        self.last_op = 0
+        self.last_op = last_op
 
     def feed(self, event: ev.Event) -> None:
         """Tell the scheduler what happened and do what it orders."""
@@ -94,13 +88,13 @@ class Core:
         self._journal.record(now_ns, event, actions)
         for action in actions:
             self._perform(action)
-        self.after(event, actions)
+        self.gates.after(event, actions)
         self.tally.take(event, actions, self.scheduler.holders, now_ns)
         self._rearm()
         self._changed()
         if self.scheduler.waiting:
             self._read_unread()
-            self._hurry()
+            self.observer.hurry()
         if not self._flush_due:
             # After the grant has left, and the next request of a quick loop of them: writing the
             # journal is not the waiter's business.
@@ -113,7 +107,7 @@ class Core:
             member = self._members.get(session)
             if member is not None and session not in self._reading:
                 self._reading.add(session)
-                self._after_a_look(member.target, partial(self._reading.discard, session))
+                self.observer.after_a_look(member.target, partial(self._reading.discard, session))
 
     def joined(self, member: Member, priority: Priority | None) -> None:
         """A new session. What it has in the GPU already must soon be known to be its own: until
@@ -136,9 +130,9 @@ class Core:
 
     def after_a_look(self, member: Member, go_on: Callable[[], None]) -> None:
         """Read the memory of ``member``, then call ``go_on``; at once if somebody waits."""
-        self._after_a_look(member.target, go_on)
+        self.observer.after_a_look(member.target, go_on)
         if self.scheduler.waiting:
-            self._hurry()
+            self.observer.hurry()
 
     def release(self, member: Member, answer: Callable[[CallerError | None], None]) -> None:
         """Like the end of a burst, and so never before an end that was said earlier. ``answer``
@@ -151,11 +145,7 @@ class Core:
             self.feed(ev.ReleaseRequested(session=member.id))
             answer(None if self.scheduler.moves_out(member.id) else _no_host_memory())
 
-        self._after_a_look(member.target, feed)
-
-    def hint_hindrance(self, member: Member) -> str:
-        """Why ``UseExpected`` would lead to nothing now; "": it would bring the memory back."""
-        return self.scheduler.hint_hindrance(member.id, time.monotonic_ns())
+        self.observer.after_a_look(member.target, feed)
 
     def view(self) -> GpuView:
         return self.scheduler.view(time.monotonic_ns())
@@ -176,7 +166,7 @@ class Core:
         elif isinstance(action, Notify):
             self._tell(action)
         elif isinstance(action, (RoomMade, RoomDenied)):
-            self.answer_room(action)
+            self.gates.answer_room(action)
         elif self._winding_down:
             log.info("not begun, the daemon is leaving", op=action.op, session=action.session)
         else:
@@ -192,7 +182,7 @@ class Core:
         elif member.connection is not None:
             quantum_s = ns_to_seconds(action.quantum_ns)
             member.connection.send(Granted(burst=member.client_burst, quantum_s=quantum_s))
-        self._granted()
+        self.observer.somebody_runs()
 
     def _linger(self, granted: Grant) -> None:
         """Nobody says when a burst of our own ends: it does when the GPU is idle for it."""
@@ -248,7 +238,7 @@ class Core:
         self._timer = self._timer_ns = None
         now_ns = time.monotonic_ns()
         for session, why in self.operations.look(now_ns).items():
-            self._stopped(session, why)
+            self.guards.stopped(session, why)
         for overdue in self.operations.take_overdue(now_ns):
             log.error("operation overdue", op=overdue.op)
             self.feed(overdue)
@@ -261,14 +251,6 @@ class Core:
 
 def _nothing() -> None:
     pass
-
-
-def _nothing_follows(_event: ev.Event, _actions: Sequence[Action]) -> None:
-    pass
-
-
-def _nobody_asked(answer: RoomAnswer) -> None:
-    log.error("room that nobody asked for", session=answer.session, request=answer.request)
 
 
 def _in_burst() -> CallerError:

@@ -5,25 +5,24 @@ Knows connections and members; leaves every decision about the GPU to the schedu
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiwi_core import __version__
 from kiwi_core.daemon.link_desk import LinkMessage
-from kiwi_core.daemon.metrics import Traffic
 from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.peer_limits import WATCHES
 from kiwi_core.wire import messages as m
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kiwi_core.daemon.admission import Admission
     from kiwi_core.daemon.connection import Connection
-    from kiwi_core.daemon.history_report import HistoryReporter
     from kiwi_core.daemon.link_desk import LinkDesk
-    from kiwi_core.daemon.metrics_report import MetricsReporter
     from kiwi_core.daemon.report import Reporter
     from kiwi_core.daemon.session_desk import SessionDesk
-    from kiwi_core.daemon.settings_desk import SettingsDesk
     from kiwi_core.daemon.shares import Shares
     from kiwi_core.daemon.usage_report import UsageReporter
     from kiwi_core.daemon.wishes import Wishes
@@ -40,7 +39,6 @@ class Desk:
         *,
         sessions: SessionDesk,
         links: LinkDesk,
-        settings: SettingsDesk,
         wishes: Wishes,
     ) -> None:
         self.shares = shares
@@ -48,39 +46,39 @@ class Desk:
         self._gpu = gpu
         self._emulation = emulation
         self._connections: set[Connection] = set()
-        self._sessions = sessions
+        self.sessions = sessions
         self._links = links
-        self._settings = settings
         self.wishes = wishes
         self.closing = False
-        self.traffic = Traffic()
+        self.taken = 0
+        """Connections since the start; ``ended`` by the code of the fatal error that ended them."""
+        self.ended: Counter[str] = Counter()
         self.reporter: Reporter
-        self.history: HistoryReporter
         self.usage: UsageReporter
-        self.metrics: MetricsReporter
+        self.metrics: Callable[[], m.MetricsReport]
 
     # --- Receiver -------------------------------------------------------------------------------
 
     def connected(self, connection: Connection) -> None:
         self._connections.add(connection)
         self._admission.connected(connection)
-        self.traffic.taken += 1
+        self.taken += 1
 
     def received(self, connection: Connection, message: m.ClientMessage) -> None:
         if self.closing and not isinstance(message, LinkMessage):
             return
         if isinstance(message, m.Acquire):  # asked first: its answer is waited for
-            self._sessions.received(connection, message)
+            self.sessions.received(connection, message)
         elif isinstance(message, m.Hello):
             self._hello(connection, message)
         elif isinstance(message, m.Set):
-            self._settings.set(connection, message)
+            self.wishes.set(connection, message)
         elif isinstance(message, m.Release):
-            self.wishes.release(connection, self._sessions.of(connection), message)
+            self.wishes.release(connection, self.sessions.of(connection), message)
         elif isinstance(message, m.BringBack):
-            self.wishes.bring_back(connection, self._sessions.of(connection), message)
+            self.wishes.bring_back(connection, self.sessions.of(connection), message)
         elif isinstance(message, (m.Withdraw, m.EndBurst, m.Goodbye)):
-            self._sessions.received(connection, message)
+            self.sessions.received(connection, message)
         elif isinstance(message, LinkMessage):
             self._links.received(connection, message)
         else:
@@ -98,9 +96,9 @@ class Desk:
         elif isinstance(message, m.GetStory):
             connection.send(self.reporter.story(connection.peer, message.session))
         elif isinstance(message, m.GetHistory):
-            connection.send_line(self.history.line(connection.peer, message.since))
+            connection.send_line(self.reporter.history_line(connection.peer, message.since))
         elif isinstance(message, m.GetMetrics):
-            connection.send(self.metrics.report())
+            connection.send(self.metrics())
         elif isinstance(message, m.GetUsage):
             self.usage.answer(connection, message)
         else:
@@ -125,14 +123,10 @@ class Desk:
         if connection.watching:
             self.shares[WATCHES].give_back(connection.peer.uid)
         self._links.disconnected(connection)
-        self._sessions.disconnected(connection, closing=self.closing)
+        self.sessions.disconnected(connection, closing=self.closing)
 
     def turned_away(self, code: str) -> None:
-        self.traffic.ended[code] += 1
-
-    def count_queue_places(self) -> None:
-        """Makes the number of places in the queue exact."""
-        self._sessions.places.recount()
+        self.ended[code] += 1
 
     @property
     def connections(self) -> int:
@@ -149,7 +143,7 @@ class Desk:
         self.closing = True
         kept: set[Connection] = set()
         if but_held:
-            kept = self._sessions.held() | self._links.connections()
+            kept = self.sessions.held() | self._links.connections()
         for connection in self._connections - kept:
             connection.close()
 
@@ -159,7 +153,7 @@ class Desk:
         if self._emulation is not None and hello.role is not m.Role.OBSERVER:
             _refuse_real_driver(hello.cuda_library, self._emulation)
         if hello.role is m.Role.SESSION:
-            member = self._sessions.hello(connection, hello)
+            member = self.sessions.hello(connection, hello)
         elif hello.role is m.Role.PAGER:
             linked = self._links.hello(connection, hello)
         connection.send(
@@ -174,7 +168,7 @@ class Desk:
             )
         )
         if member is not None:
-            self._sessions.resume_burst(member, hello)
+            self.sessions.resume_burst(member, hello)
         if hello.role is m.Role.PAGER:
             self._links.welcomed(connection)
 

@@ -8,7 +8,6 @@ has started the driver is never put off.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -23,30 +22,23 @@ BACKOFF_MAX_S: Final = 16.0
 second, and none waits for ever."""
 
 
-@dataclass
-class _Refrain:
-    count: int = 0
-    until_s: float = float("-inf")
-
-
 class EmptyTurns:
     """What each session owes for its empty turns. ``now_s`` is any steady clock in seconds."""
 
     def __init__(self) -> None:
-        self._refrains: dict[SessionId, _Refrain] = {}
+        self._owed: dict[SessionId, tuple[float, float]] = {}
+        """How long the request after the next empty turn is put off, and until when this one is."""
 
     def was_empty(self, session: SessionId, now_s: float) -> None:
         """Record an empty turn that has just ended."""
-        refrain = self._refrains.setdefault(session, _Refrain())
-        refrain.until_s = now_s + min(BACKOFF_MAX_S, BACKOFF_S * 2.0**refrain.count)
-        if BACKOFF_S * 2.0**refrain.count < BACKOFF_MAX_S:
-            refrain.count += 1
+        backoff_s, _ = self._owed.get(session, (BACKOFF_S, now_s))
+        self._owed[session] = (min(BACKOFF_MAX_S, 2 * backoff_s), now_s + backoff_s)
 
     def forget(self, session: SessionId) -> None:
         """Forget the empty turns of a session that has used the GPU, or has left."""
-        self._refrains.pop(session, None)
+        self._owed.pop(session, None)
 
     def left_s(self, session: SessionId, now_s: float) -> float:
         """Return how long the session's next request still has to wait; 0: not at all."""
-        refrain = self._refrains.get(session)
-        return max(0.0, refrain.until_s - now_s) if refrain is not None else 0.0
+        _, until_s = self._owed.get(session, (BACKOFF_S, now_s))
+        return max(0.0, until_s - now_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 import time
 from functools import partial
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from kiwi_core.config import DEFAULTS, Config
 from kiwi_core.daemon.address import Address
 from kiwi_core.daemon.admission import Admission, Door
 from kiwi_core.daemon.announce import Announcer
@@ -24,7 +22,6 @@ from kiwi_core.daemon.core import Core
 from kiwi_core.daemon.desk import Desk
 from kiwi_core.daemon.gates import Gates
 from kiwi_core.daemon.guards import Guards
-from kiwi_core.daemon.history_report import HistoryReporter
 from kiwi_core.daemon.host_budget import HostBudget
 from kiwi_core.daemon.journal import Journal
 from kiwi_core.daemon.leaving import everybody_back
@@ -33,7 +30,7 @@ from kiwi_core.daemon.limits import Limits
 from kiwi_core.daemon.link_desk import LinkDesk
 from kiwi_core.daemon.links import Links
 from kiwi_core.daemon.members import Member, Members
-from kiwi_core.daemon.metrics_report import MetricsReporter
+from kiwi_core.daemon.metrics_report import metrics_report
 from kiwi_core.daemon.observer import Observer
 from kiwi_core.daemon.orphans import Orphans
 from kiwi_core.daemon.peers import Rights
@@ -44,17 +41,19 @@ from kiwi_core.daemon.places import (
     sockets_mode,
 )
 from kiwi_core.daemon.recovery import recover
-from kiwi_core.daemon.report import Libraries, Reporter
+from kiwi_core.daemon.report import Reporter
 from kiwi_core.daemon.roster import Remembering, Roster, RosterFile
 from kiwi_core.daemon.session_desk import SessionDesk
-from kiwi_core.daemon.settings_desk import SettingsDesk
 from kiwi_core.daemon.shares import Shares
 from kiwi_core.daemon.turns import Turns
 from kiwi_core.daemon.usage_report import UsageReporter
 from kiwi_core.daemon.wishes import Wishes
 from kiwi_core.errors import CallerError
 from kiwi_core.gpu.processes import boot_id
+from kiwi_core.movers import RemoteDriver
 from kiwi_core.pager.api import ProcessRef
+from kiwi_core.pager.checkpoint import CheckpointPager
+from kiwi_core.pager.sessions import SessionPager
 from kiwi_core.peer_limits import (
     PROGRAMS,
     QUEUE_PLACES,
@@ -64,18 +63,16 @@ from kiwi_core.peer_limits import (
     USAGE_QUESTIONS,
 )
 from kiwi_core.sched.replay import JournalHeader
-from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.states import Residency, SessionState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
-    from kiwi_core.daemon.child_options import ChildOptions
+    from kiwi_core.config import Config
     from kiwi_core.daemon.link import Link
     from kiwi_core.daemon.machine import Machine
+    from kiwi_core.daemon.options import ChildOptions
     from kiwi_core.pager.api import Target
-    from kiwi_core.pager.sessions import SessionPager
-    from kiwi_core.sched.actions import Action
     from kiwi_core.sched.events import Event, SessionJoined
     from kiwi_core.units import SessionId
 
@@ -88,7 +85,7 @@ ACCOUNTS_WITHIN_S = 2.0
 class GpuDaemon:
     """``run`` until told to ``stop``."""
 
-    def __init__(self, options: ChildOptions, machine: Machine, config: Config = DEFAULTS) -> None:
+    def __init__(self, options: ChildOptions, machine: Machine, config: Config) -> None:
         self._options = options
         self._machine = machine
         self._config = config
@@ -167,35 +164,25 @@ class GpuDaemon:
 
     def _assemble(self, roster: Roster) -> None:
         options, machine, config = self._options, self._machine, self._config
-        rights = Rights.of_this_process(options.admin_group)
+        rights = Rights.of_this_process(options.asked.admin_group)
         shares = Shares.of_this_process(rights.daemon_uid)
         tq_ns, anti_thrash, policy = options.settings(roster, config)
         self._assemble_pager(shares)
-        budget_bytes = self._budget.budget_bytes()
-        scheduler = Scheduler(
-            machine.gpu.total_bytes,
-            config=config,
-            tq_ns=tq_ns,
-            anti_thrash=anti_thrash,
-            host_budget_bytes=budget_bytes,
-            first_op=roster.next_op,
-            policy=policy,
-        )
         header = JournalHeader(
             total_bytes=machine.gpu.total_bytes,
             tq_ns=tq_ns,
             anti_thrash=anti_thrash,
-            host_budget_bytes=budget_bytes,
+            host_budget_bytes=self._budget.budget_bytes(),
             gpu_uuid=options.gpu_uuid,
             wall_time_s=time.time(),
             first_op=roster.next_op,
             config=config,
             policy=policy,
         )
+        scheduler = header.scheduler()
         journal = Journal(
             Path(options.state) / f"{options.gpu_uuid}.journal", header, config.journal_max_bytes
         )
-        self._next_op = roster.next_op
         self._journal = journal
         self._shares_warning = shares.warning()
         self._turns = Turns(shares)
@@ -207,26 +194,20 @@ class GpuDaemon:
             journal,
             before_operation=self._roster.save,
             changed=self._changed,
-            granted=lambda: self._observer.somebody_runs(),
-            after_a_look=lambda target, go_on: self._observer.after_a_look(target, go_on),
-            hurry=lambda: self._observer.hurry(),
-            stopped=lambda session, why: self._guards.stopped(session, why),
+            last_op=roster.next_op - 1,
         )
         self._sessions = SessionDesk(
-            self._members, self._core, options.priorities, shares[QUEUE_PLACES]
+            self._members, self._core, dict(options.asked.priorities), shares[QUEUE_PLACES]
         )
-        self._guards = Guards(self._members, self._links, self._feed_observation)
-        self._sessions.guards = self._guards
+        guards = Guards(self._members, self._links, self._feed_observation)
+        self._sessions.guards = self._core.guards = guards
         self._link_up(shares)
-        self._orphans = Orphans(
-            self._pager, self._core.operations, adopt=self._adopt, done=self._orphans_free,
-            shut=self._links.shut,
-        )  # fmt: skip
+        self._orphans = Orphans(self._pager, self._core.operations, self._links, self._link_desk)
         self._sessions.has_left = self._has_left
-        self._observer = Observer(
+        self._observer: Observer = Observer(
             config,
             self._pager,
-            free_bytes=machine.free_bytes,
+            free_bytes=machine.memory.free_bytes,
             host_budget_bytes=self._budget.budget_bytes,
             everybody=self._everybody,
             runners=self._runners,
@@ -234,26 +215,26 @@ class GpuDaemon:
             waiting=lambda: scheduler.waiting,
             feed=self._feed_observation,
             found=self._found_elsewhere,
-            seen=self._guards.seen,
+            seen=guards.seen,
             busy=self._is_busy,
         )
+        self._core.observer = self._observer
         reporter = Reporter(
-            scheduler, self._members, rights, machine,
-            libraries=self._libraries, held=self._budget.held, errors=self._errors,
-            emulated=options.emulation is not None,
+            scheduler, self._members, rights, machine.gpu, self._links, self._pager, self._budget,
+            errors=self._errors, emulated=options.emulation is not None,
         )  # fmt: skip
         self._members.remembered = scheduler.remembered
         self._desk: Desk = Desk(
             shares, self._admission, machine.gpu, options.emulation,
             sessions=self._sessions, links=self._link_desk,
-            settings=SettingsDesk(config, self._members, rights, self._core, self._roster.save),
-            wishes=Wishes(self._members, rights, self._core, shares[RELEASES]),
+            wishes=Wishes(
+                config, self._members, rights, self._core, shares[RELEASES], self._roster.save
+            ),
         )  # fmt: skip
         self._desk.reporter = reporter
-        self._desk.history = HistoryReporter(scheduler, self._members, rights)
-        self._desk.metrics = MetricsReporter(
-            machine.gpu, self._core, self._desk, self._observer, journal, self._budget,
-            emulated=options.emulation is not None,
+        self._desk.metrics = partial(
+            metrics_report, machine.gpu, self._core, self._desk, self._observer, journal,
+            self._budget, emulated=options.emulation is not None, began_ns=time.monotonic_ns(),
         )  # fmt: skip
         ledger = Ledger(Path(options.state) / f"{options.gpu_uuid}.usage")
         self._bookkeeper = Bookkeeper(scheduler, self._members, ledger)
@@ -273,42 +254,27 @@ class GpuDaemon:
             config.host_reserve_bytes, machine.fixed_budget_bytes,
         )  # fmt: skip
         self._limits = self._links.ram = Limits(self._links, self._budget)
-        self._pager: SessionPager = machine.pager(
-            self._links, available_bytes=self._budget.available_bytes, make_room=self._make_room,
+        checkpoint = CheckpointPager(
+            RemoteDriver(machine.movers), machine.memory, config, make_room=self._make_room,
             remember=self._roster.save, other_roots=self._members.refs,
+            unfit=partial(machine.unfit, self._links),
         )  # fmt: skip
+        self._pager: SessionPager = SessionPager(checkpoint, self._links, config)
 
     def _link_up(self, shares: Shares) -> None:
         """The preloaded libraries: their desk, and their gates."""
-        gates = Gates(
+        gates = self._core.gates = Gates(
             self._core, self._links, self._members,
-            lambda member: self._sessions.request(member, 0), shares[ROOM_REQUESTS],
+            lambda member: self._sessions.places.request(member, 0), shares[ROOM_REQUESTS],
             lambda session: session not in self._observer.without_driver,
         )  # fmt: skip
-
-        def after(event: Event, actions: Sequence[Action]) -> None:
-            gates.after(event, actions)
-            self._limits.changed()
-
-        self._core.after, self._core.answer_room = after, gates.answer_room
         self._link_desk = self._sessions.links = LinkDesk(
-            self._core, self._links, gates, self._members,
-            admit=self._sessions.admit_linked, silent=self._sessions.expect_back,
-            dismiss=self._sessions.dismiss, state_told=self._limits.changed,
-        )  # fmt: skip
-
-    def _libraries(self, session: SessionId) -> Libraries:
-        links = self._links
-        pager = self._pager.moved_by(session)
-        return Libraries(links.connected(session), pager, links.unowned(session))
+            self._core, self._links, gates, self._members, self._sessions, self._limits
+        )
 
     def _link_died(self, link: Link) -> None:
         self._link_desk.died(link)
         self._observer.look_soon()
-
-    def _adopt(self, target: Target) -> None:
-        if not self._leaving:
-            self._link_desk.orphaned(target.session)
 
     def _has_left(self, target: Target) -> None:
         """It is over with Kiwi, and by the books whole. A move that failed can have left its gate
@@ -316,10 +282,6 @@ class GpuDaemon:
         if self._links.shut(target.session):
             self._orphans.let_go(target, was_leaving=True)
         else:
-            self._link_desk.left(target.session)
-
-    def _orphans_free(self, target: Target) -> None:
-        if not self._leaving:
             self._link_desk.left(target.session)
 
     def _found_again(self, member: Member, event: SessionJoined) -> None:
@@ -337,6 +299,7 @@ class GpuDaemon:
     # --- after each event -----------------------------------------------------------------------
 
     def _changed(self) -> None:
+        self._limits.changed()
         self._sessions.settled()
         self._announcer.changed()
         self._bookkeeper.changed()
@@ -364,7 +327,7 @@ class GpuDaemon:
         footprints = self._pager.export_footprints()
         return Roster(
             boot_id=boot_id(),
-            next_op=max(self._next_op, self._core.last_op + 1),
+            next_op=self._core.last_op + 1,
             tq_ns=scheduler.tq_ns,
             anti_thrash=scheduler.anti_thrash,
             policy=scheduler.policy,
@@ -419,7 +382,7 @@ class GpuDaemon:
     # --- the end --------------------------------------------------------------------------------
 
     async def _leave(self) -> None:
-        self._leaving = True
+        self._leaving = self._orphans.closed = True
         self._desk.close_all(but_held=True)
         left = await everybody_back(self._core, self._pager, self._members, self._config)
         for session, why in left.items():
@@ -442,21 +405,3 @@ def _must_not_end(task: asyncio.Task[None]) -> None:
         ended = RuntimeError(f"a task of the daemon ended: {task.get_name()}")
         ended.__cause__ = task.exception()
         task.get_loop().call_exception_handler({"message": str(ended), "exception": ended})
-
-
-async def run(options: ChildOptions, machine: Machine, config: Config = DEFAULTS) -> None:
-    """Runs one GPU's daemon until SIGTERM, SIGINT, or the end of the supervisor (its pipe on
-    standard input closes)."""
-    daemon = GpuDaemon(options, machine, config)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, daemon.stop)
-    loop.add_reader(sys.stdin.fileno(), partial(_supervisor_spoke, daemon))
-    await daemon.run()
-
-
-def _supervisor_spoke(daemon: GpuDaemon) -> None:
-    """It never says anything: readable means that it is gone."""
-    asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-    log.warning("supervisor is gone; leaving")
-    daemon.stop()

@@ -7,7 +7,7 @@ given back that is held only for speed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -17,21 +17,13 @@ from kiwi_core.errors import GpuError
 from kiwi_core.gpu import host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
     from kiwi_core.daemon.links import Links
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.linked import Linked
 
 log = structlog.get_logger(__name__)
-
-
-class Held(NamedTuple):
-    """By all libraries together. ``arena_bytes``: with what is out; ``reclaimable_bytes``: only for
-    speed."""
-
-    arena_bytes: int
-    reclaimable_bytes: int
 
 
 class HostBudget:
@@ -49,46 +41,33 @@ class HostBudget:
         self._footprints = footprints
         self._reserve_bytes = reserve_bytes
         self._fixed_bytes = fixed_bytes
-        self._read_last: dict[Callable[[], int], int] = {}
+        self._read_last: dict[str, int] = {}
 
     def budget_bytes(self) -> int:
         """Return what all paged-out memory together may take, with what is out now."""
         if self._fixed_bytes is not None:
             return self._fixed_bytes
-        return self._read(self._machine_allows_bytes)
+        return self._read("budget", self._taken_bytes)
 
     def left_bytes(self) -> int:
         """Return how much of the budget nobody has taken."""
         if self._fixed_bytes is not None:
             return max(0, self._fixed_bytes - self._taken_bytes())
-        return self._read(self._machine_has_left_bytes)
-
-    def available_bytes(self, pids: Collection[int]) -> int:
-        """Return what ``pids`` could allocate now, by the machine and by their control groups: the
-        driver keeps paged-out memory in the program that it belongs to."""
-        return host.available_host_bytes(pids)
+        return self._read("left", lambda: 0)
 
     def others_bytes(self) -> int:
         """Return what is out, and no library's."""
         ours = sum(link.told.paged_out_bytes for link in self._links.everybody())
         return max(0, self._out_bytes() - ours)
 
-    def held(self) -> Held:
-        holders = [holder(link) for link in self._links.everybody()]
-        return Held(
-            sum(one.held_bytes for one in holders),
-            sum(one.reclaimable_bytes for one in holders),
-        )
-
-    def _machine_allows_bytes(self) -> int:
-        return host.host_budget_bytes(self._reserve_bytes, self._taken_bytes())
-
-    def _machine_has_left_bytes(self) -> int:
-        return host.host_budget_bytes(self._reserve_bytes)
+    def arena_bytes(self) -> int:
+        """Return what all libraries hold together, with what is out."""
+        return sum(holder(link).held_bytes for link in self._links.everybody())
 
     def _taken_bytes(self) -> int:
         """Out, or held and given back if it is needed."""
-        return self._out_bytes() + self.held().reclaimable_bytes
+        links = self._links.everybody()
+        return self._out_bytes() + sum(holder(link).reclaimable_bytes for link in links)
 
     def _out_bytes(self) -> int:
         """Of what libraries say to have out, no more than their processes have."""
@@ -99,15 +78,15 @@ class HostBudget:
         )
         return max(0, said_bytes - untrue_bytes)
 
-    def _read(self, read: Callable[[], int]) -> int:
+    def _read(self, what: str, taken_bytes: Callable[[], int]) -> int:
         """As it was read last where it cannot be read now (no descriptor left)."""
         try:
-            self._read_last[read] = read()
+            self._read_last[what] = host.host_budget_bytes(self._reserve_bytes, taken_bytes())
         except GpuError as error:
-            if read not in self._read_last:
+            if what not in self._read_last:
                 raise
             log.error("the machine's RAM cannot be read", why=str(error))
-        return self._read_last[read]
+        return self._read_last[what]
 
 
 def holder(link: Linked) -> Holder:

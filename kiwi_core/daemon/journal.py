@@ -48,10 +48,6 @@ class Journal:
         if not self._begin(header):
             self._failed(0)
 
-    @property
-    def path(self) -> Path:
-        return self._path
-
     def record(self, now_ns: int, event: Event, actions: list[Action]) -> None:
         self._pending.append((now_ns, event, actions))
 

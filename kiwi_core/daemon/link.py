@@ -47,7 +47,6 @@ DOUBT_S: Final = 60.0
 """One that was stopped for a while is believed again after this; longer each time."""
 
 DOUBT_MAX_S: Final = 3600.0
-DOUBTS_MAX: Final = 6
 
 FASTEST_BYTES_PER_S: Final = 1_000_000_000_000
 """No bus to a GPU is faster (NVLink-C2C: 450 GB/s each way); who says so is wrong."""
@@ -98,8 +97,8 @@ class Link:
     told: Told = field(default_factory=Told)
     host_bytes: int = 0
     """The system RAM that the process really had when it said so."""
-    doubts: int = 0
-    """How often it did not give back what it says it holds only for speed."""
+    next_doubt_s: float = DOUBT_S
+    """It is doubted so long when it does not give back what it says it holds only for speed."""
     doubted_until_s: float = float("-inf")
     image: str = ""
     connection: Connection | None = None
@@ -146,8 +145,8 @@ class Link:
 
     def doubt(self) -> None:
         """It was asked to give back memory, and did not."""
-        self.doubted_until_s = time.monotonic() + min(DOUBT_MAX_S, DOUBT_S * 2**self.doubts)
-        self.doubts = min(self.doubts + 1, DOUBTS_MAX)
+        self.doubted_until_s = time.monotonic() + self.next_doubt_s
+        self.next_doubt_s = min(DOUBT_MAX_S, 2 * self.next_doubt_s)
 
     # --- its life -------------------------------------------------------------------------------
 

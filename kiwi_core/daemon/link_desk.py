@@ -13,15 +13,14 @@ from kiwi_core.states import Residency
 from kiwi_core.wire.pager import PagerDone, PagerState, WantLease, WantRoom
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kiwi_core.daemon.connection import Connection
     from kiwi_core.daemon.core import Core
     from kiwi_core.daemon.gates import Gates
+    from kiwi_core.daemon.limits import Limits
     from kiwi_core.daemon.link import Link
     from kiwi_core.daemon.links import Links
     from kiwi_core.daemon.members import Member, Members
-    from kiwi_core.gpu.processes import ProcessRef
+    from kiwi_core.daemon.session_desk import SessionDesk
     from kiwi_core.units import SessionId
     from kiwi_core.wire.messages import Hello
 
@@ -31,9 +30,7 @@ LinkMessage = PagerState | PagerDone | WantLease | WantRoom
 
 
 class LinkDesk:
-    """``admit`` makes a process a session, ``dismiss`` ends one whose process lives on; ``silent``
-    is told of one from which there is no word any more, ``state_told`` when any library has said
-    how things are."""
+    """``sessions`` admits programs that have only the library, and dismisses them."""
 
     def __init__(
         self,
@@ -41,23 +38,16 @@ class LinkDesk:
         links: Links,
         gates: Gates,
         members: Members,
-        *,
-        admit: Callable[[ProcessRef, int, str], Member],
-        silent: Callable[[Member], None],
-        dismiss: Callable[[Member], None],
-        state_told: Callable[[], None],
+        sessions: SessionDesk,
+        limits: Limits,
     ) -> None:
         self._core = core
         self._links = links
         self._gates = gates
         self._members = members
-        self._admit = admit
-        self._silent = silent
-        self._dismiss = dismiss
-        self._state_told = state_told
+        self._sessions = sessions
+        self._limits = limits
         self._link_of: dict[Connection, Link] = {}
-        self.answers_dropped = 0
-        """To what nobody waits for any more."""
 
     def connections(self) -> set[Connection]:
         return set(self._link_of)
@@ -97,11 +87,10 @@ class LinkDesk:
             return  # replaced, and its last words were on their way
         if isinstance(message, PagerState):
             self._links.told(link, message)
-            self._state_told()
+            self._limits.changed()
             self._believe(link)
         elif isinstance(message, PagerDone):
             if not self._links.done(link, message):
-                self.answers_dropped += 1
                 log.info("answer that nobody waits for", pid=link.ref.pid, op=message.op)
                 self._believe(link)
         elif isinstance(message, WantLease):
@@ -118,7 +107,7 @@ class LinkDesk:
         self._gates.link_lost(link)
         member = self._members.get(link.session) if link.session else None
         if member is not None and member.connection is None and not self.speaks_for(member):
-            self._silent(member)
+            self._sessions.expect_back(member)
 
     def died(self, link: Link) -> None:
         """Its process ended."""
@@ -140,7 +129,7 @@ class LinkDesk:
             if self._links.nearest(link, but=own) is not member:
                 continue
             if own is not None:
-                self._dismiss(own)  # with its memory where it belongs; then see ``left``
+                self._sessions.dismiss(own)  # with its memory where it belongs; then see ``left``
                 continue
             self._links.assign(link, member.id)
             link.off = False
@@ -183,7 +172,7 @@ class LinkDesk:
             return
         member = self._links.nearest(link)
         if member is None:
-            member = self._admit(link.ref, link.uid, link.name)
+            member = self._sessions.admit_linked(link.ref, link.uid, link.name)
         if link.session != member.id:
             self._links.assign(link, member.id)
 

@@ -1,16 +1,16 @@
 """Counts what happens on one GPU, for metrics servers.
 
 ``Tally`` is a fold over the scheduler's events and actions: it is told of each event after the
-scheduler was, decides nothing, and knows no clock. ``Traffic`` counts connections. What a restarted
-daemon counts begins at zero again, as metrics servers expect.
+scheduler was, decides nothing, and knows no clock. What a restarted daemon counts begins at zero
+again, as metrics servers expect.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, get_args
 
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant, Notify, Operation, PageIn, PageOut, Resume, Suspend
@@ -32,6 +32,11 @@ OPERATIONS: Final[dict[type[Operation], str]] = {
     PageOut: "page-out",
     PageIn: "page-in",
 }
+_Outcome = (
+    ev.Suspended | ev.Resumed | ev.PagedOut | ev.PagedIn
+    | ev.SuspendRefused | ev.ResumeFailed | ev.PageOutRefused | ev.PageInRefused
+    | ev.PageOutLost | ev.PageInLost
+)  # fmt: skip
 _BOUNDS_NS: Final = [round(bound_s * NS_PER_S) for bound_s in WAIT_BOUNDS_S]
 
 
@@ -79,14 +84,6 @@ class Moves:
             seconds=ns_to_seconds(self.elapsed_ns),
             last_bytes_per_s=self.last_bytes_per_s,
         )
-
-
-@dataclass(slots=True)
-class Traffic:
-    """Connections since the start; ``ended`` by the code of the fatal error that ended them."""
-
-    taken: int = 0
-    ended: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
@@ -204,21 +201,23 @@ class Tally:
 
     # --- outcomes -------------------------------------------------------------------------------
 
-    def _reported(self, op: OpId) -> tuple[_Burst | None, SessionId, str] | None:
-        """Whose operation it was, and which; ``None`` for one that nobody ordered."""
-        ordered = self._ops.pop(op, None)
+    def _reported(self, event: _Outcome, now_ns: int) -> None:
+        ordered = self._ops.pop(event.op, None)
         if ordered is None:
-            return None
-        return (self._bursts.get(ordered[0]), *ordered)
-
-    def _suspended(self, event: ev.Suspended, now_ns: int) -> None:
-        if (reported := self._reported(event.op)) is not None:
-            self._stopped(reported[0], now_ns)
-
-    def _paged_out(self, event: ev.PagedOut, now_ns: int) -> None:
-        if (reported := self._reported(event.op)) is not None:
-            self.moved_out.add(self._moved_bytes.of(reported[1], event), event.elapsed_ns)
-            self._stopped(reported[0], now_ns)
+            return  # nobody ordered it
+        session, operation = ordered
+        burst = self._bursts.get(session)
+        if isinstance(event, (ev.PagedOut, ev.PagedIn)):
+            moves = self.moved_out if isinstance(event, ev.PagedOut) else self.moved_in
+            moves.add(self._moved_bytes.of(session, event), event.elapsed_ns)
+        if isinstance(event, (ev.PageOutLost, ev.PageInLost)):
+            self._contents_lost(event, burst, session)
+        elif isinstance(event, (ev.Suspended, ev.PagedOut)):
+            self._stopped(burst, now_ns)
+        elif not isinstance(event, (ev.PagedIn, ev.Resumed)):
+            self.refusals[operation, event.reason] += 1
+            if burst is not None:
+                burst.stopping = False  # it goes on
 
     def _stopped(self, burst: _Burst | None, now_ns: int) -> None:
         if burst is not None and burst.stopping:
@@ -226,37 +225,14 @@ class Tally:
             burst.stopping = False
             burst.since_ns = now_ns
 
-    def _paged_in(self, event: ev.PagedIn, _now_ns: int) -> None:
-        if (reported := self._reported(event.op)) is not None:
-            self.moved_in.add(self._moved_bytes.of(reported[1], event), event.elapsed_ns)
-
-    def _resumed(self, event: ev.Resumed, _now_ns: int) -> None:
-        self._reported(event.op)
-
-    def _refused(
-        self,
-        event: ev.SuspendRefused | ev.ResumeFailed | ev.PageOutRefused | ev.PageInRefused,
-        _now_ns: int,
+    def _contents_lost(
+        self, event: ev.PageOutLost | ev.PageInLost, burst: _Burst | None, session: SessionId
     ) -> None:
-        if (reported := self._reported(event.op)) is not None:
-            burst, _, operation = reported
-            self.refusals[operation, event.reason] += 1
-            if burst is not None:
-                burst.stopping = False  # it goes on
-
-    def _out_lost(self, event: ev.PageOutLost, _now_ns: int) -> None:
-        if (reported := self._reported(event.op)) is not None:
-            self.lost_out += 1
-            self._contents_lost(reported[1])
-
-    def _in_lost(self, event: ev.PageInLost, _now_ns: int) -> None:
-        if (reported := self._reported(event.op)) is not None:
-            self.lost_in += 1
-            self._contents_lost(reported[1])
-
-    def _contents_lost(self, session: SessionId) -> None:
         """A burst that had begun is over by that; one that waits to begin is told so by a grant."""
-        burst = self._bursts.get(session)
+        if isinstance(event, ev.PageOutLost):
+            self.lost_out += 1
+        else:
+            self.lost_in += 1
         if burst is not None and burst.begun:
             del self._bursts[session]
 
@@ -272,15 +248,6 @@ _HANDLERS: Final[dict[type[ev.Event], Callable[..., None]]] = {
     ev.LeaseWithdrawn: Tally._burst_over,
     ev.BurstEnded: Tally._burst_over,
     ev.BurstLingered: Tally._lingers,
-    ev.Suspended: Tally._suspended,
-    ev.PagedOut: Tally._paged_out,
-    ev.PagedIn: Tally._paged_in,
-    ev.Resumed: Tally._resumed,
-    ev.SuspendRefused: Tally._refused,
-    ev.ResumeFailed: Tally._refused,
-    ev.PageOutRefused: Tally._refused,
-    ev.PageInRefused: Tally._refused,
-    ev.PageOutLost: Tally._out_lost,
-    ev.PageInLost: Tally._in_lost,
     ev.OperationOverdue: Tally._late,
+    **dict.fromkeys(get_args(_Outcome), Tally._reported),
 }

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import structlog
+from msgspec.structs import replace
 
 from kiwi_core.errors import KiwiError
 from kiwi_core.pager.api import Lost, Moved, Refused
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Operation, PageOut, Resume, Suspend
+from kiwi_core.sched.actions import Operation, PageIn, PageOut, Resume, Suspend
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import NS_PER_S
 
@@ -28,9 +29,15 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-
 LOOK_EVERY_NS: Final = NS_PER_S
 """Between looks whether the targets of operations still run. A move of a few GB takes as long."""
+
+_REFUSED: Final[dict[type[Operation], Callable[..., ev.Event]]] = {
+    Suspend: ev.SuspendRefused,
+    Resume: ev.ResumeFailed,
+    PageOut: ev.PageOutRefused,
+    PageIn: ev.PageInRefused,
+}
 
 
 @dataclass
@@ -134,7 +141,7 @@ class Operations:
         except KiwiError as error:
             log.warning("held, but its memory cannot be read", why=str(error))
             return event
-        return ev.Suspended(op=event.op, resident_bytes=seen.resident_bytes)
+        return replace(event, resident_bytes=seen.resident_bytes)
 
     async def _where_it_is(self, event: ev.ResumeFailed, target: Target) -> ev.ResumeFailed:
         """What a daemon that was killed had told the driver to do may come true after its successor
@@ -146,12 +153,7 @@ class Operations:
             return event
         if seen.residency is not Residency.PAGED_OUT:
             return event
-        return ev.ResumeFailed(
-            op=event.op,
-            reason=event.reason,
-            detail=event.detail,
-            paged_out_bytes=max(1, seen.paged_out_bytes),
-        )
+        return replace(event, paged_out_bytes=max(1, seen.paged_out_bytes))
 
     async def _call(self, action: Operation, target: Target) -> Outcome:
         pager = self._pager
@@ -171,18 +173,9 @@ def outcome_event(action: Operation, outcome: Outcome) -> ev.Event:
         lost = ev.PageOutLost if outwards else ev.PageInLost
         return lost(op=action.op, detail=outcome.detail)
     if isinstance(outcome, Refused):
-        return _refused(action, outcome)
+        refused = _REFUSED[type(action)]
+        return refused(op=action.op, reason=outcome.reason, detail=outcome.detail)
     return _done(action, outcome)
-
-
-def _refused(action: Operation, outcome: Refused) -> ev.Event:
-    if isinstance(action, Suspend):
-        return ev.SuspendRefused(op=action.op, reason=outcome.reason, detail=outcome.detail)
-    if isinstance(action, Resume):
-        return ev.ResumeFailed(op=action.op, reason=outcome.reason, detail=outcome.detail)
-    if isinstance(action, PageOut):
-        return ev.PageOutRefused(op=action.op, reason=outcome.reason, detail=outcome.detail)
-    return ev.PageInRefused(op=action.op, reason=outcome.reason, detail=outcome.detail)
 
 
 def _done(action: Operation, outcome: Moved) -> ev.Event:
@@ -190,12 +183,7 @@ def _done(action: Operation, outcome: Moved) -> ev.Event:
         return ev.Suspended(op=action.op)
     if isinstance(action, Resume):
         return ev.Resumed(op=action.op)
-    moved_bytes, elapsed_ns = outcome.bytes_moved, outcome.elapsed_ns
+    moved = {"moved_bytes": outcome.bytes_moved, "elapsed_ns": outcome.elapsed_ns}
     if isinstance(action, PageOut):
-        return ev.PagedOut(
-            op=action.op,
-            moved_bytes=moved_bytes,
-            elapsed_ns=elapsed_ns,
-            stays_bytes=outcome.stays_bytes,
-        )
-    return ev.PagedIn(op=action.op, moved_bytes=moved_bytes, elapsed_ns=elapsed_ns)
+        return ev.PagedOut(op=action.op, stays_bytes=outcome.stays_bytes, **moved)
+    return ev.PagedIn(op=action.op, **moved)

@@ -1,18 +1,24 @@
-"""What ``kiwi daemon`` was asked for."""
+"""What ``kiwi daemon`` was asked for, and what it tells the daemon of one GPU."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from kiwi_core.config import DEFAULTS, Config
+from kiwi_core.daemon.emulation import keep_state
+from kiwi_core.sched.policy import DEFAULT, names
+from kiwi_core.states import AntiThrash, Priority
+from kiwi_core.units import seconds_to_ns
+from kiwi_core.wire.messages import Emulation
+
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kiwi_core.states import AntiThrash, Priority
+    from kiwi_core.daemon.roster import Roster
 
 
-@dataclass(frozen=True)
-class DaemonOptions:
+class DaemonOptions(msgspec.Struct, frozen=True, kw_only=True):
     """``None`` everywhere means the documented default.
 
     ``gpus`` are UUIDs, unambiguous beginnings of UUIDs, or indices; empty means every GPU.
@@ -29,8 +35,8 @@ class DaemonOptions:
     training_share: float | None = None
     emulate: str | None = None
     emulate_copy_bytes_per_s: int | None = None
-    socket_dir: Path | None = None
-    state_dir: Path | None = None
+    socket_dir: str | None = None
+    state_dir: str | None = None
     admin_group: str | None = None
     host_budget_bytes: int | None = None
     lock_timeout_s: float | None = None
@@ -40,3 +46,55 @@ class DaemonOptions:
     bring_back: bool = True
     metrics: tuple[str, int] | None = None
     log_json: bool = False
+
+    def config(self) -> Config:
+        """The defaults, with what the admin of this machine knows better."""
+        wanted = {
+            "lock_timeout_ns": _ns(self.lock_timeout_s),
+            "operation_deadline_min_ns": _ns(self.stuck_after_s),
+            "lingering_idle_ns": _ns(self.idle_after_s),
+            "swap_floor_factor": self.swap_floor,
+            "training_share": self.training_share,
+            "bring_back": self.bring_back,
+        }
+        return replace(DEFAULTS, **{k: v for k, v in wanted.items() if v is not None})  # type: ignore[arg-type]
+
+
+class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor tells the daemon of one GPU. Quantum, anti-thrash mode and policy that
+    were not ``asked`` for stay as the last daemon had them (live). After a crash (``restarted``)
+    what was set live meanwhile stays in any case."""
+
+    asked: DaemonOptions
+    gpu_uuid: str
+    sockets: str
+    state: str
+    emulation: Emulation | None = None
+    emulated_state: str = ""
+    """The emulated GPUs' state by a name that stays when its directory goes: the descriptor of the
+    supervisor, in /proc."""
+    restarted: bool = False
+
+    def keep_emulated_state(self) -> None:
+        """Put the emulated GPUs' state where programs look for it, should it be gone from there."""
+        if self.emulation is not None and self.emulated_state:
+            keep_state(self.emulation, self.emulated_state)
+
+    def settings(self, roster: Roster, config: Config) -> tuple[int, AntiThrash, str]:
+        """Quantum (ns), anti-thrash mode and policy to begin with."""
+        asked = self.asked
+        tq = [_ns(asked.tq_s), roster.tq_ns]
+        mode = [asked.anti_thrash, roster.anti_thrash]
+        # Its name may be that of another version.
+        policy = [asked.policy, roster.policy if roster.policy in names() else None]
+        if self.restarted:
+            tq.reverse()
+            mode.reverse()
+            policy.reverse()
+        tq_ns = next((value for value in tq if value is not None), config.tq_ns)
+        anti_thrash = next((value for value in mode if value is not None), AntiThrash.ON)
+        return tq_ns, anti_thrash, next((one for one in policy if one is not None), DEFAULT)
+
+
+def _ns(seconds: float | None) -> int | None:
+    return None if seconds is None else seconds_to_ns(seconds)

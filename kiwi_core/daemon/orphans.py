@@ -20,11 +20,10 @@ from kiwi_core.states import Reason
 from kiwi_core.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from kiwi_core.daemon.link_desk import LinkDesk
+    from kiwi_core.daemon.links import Links
     from kiwi_core.daemon.operations import Operations
     from kiwi_core.pager.api import Pager, Target
-    from kiwi_core.units import SessionId
 
 log = structlog.get_logger(__name__)
 
@@ -36,25 +35,18 @@ ONE_TRY_S = 60.0
 
 
 class Orphans:
-    """One task per death; most find nothing to do within milliseconds. ``adopt`` is told when
-    nothing moves any more, unless the session was leaving Kiwi; ``done`` when there is nothing more
-    to do for it. ``shut`` says whether a library of it still holds its program."""
+    """One task per death; most find nothing to do within milliseconds."""
 
     def __init__(
-        self,
-        pager: Pager,
-        operations: Operations,
-        *,
-        adopt: Callable[[Target], None],
-        done: Callable[[Target], None],
-        shut: Callable[[SessionId], bool],
+        self, pager: Pager, operations: Operations, links: Links, link_desk: LinkDesk
     ) -> None:
         self._pager = pager
-        self._adopt = adopt
-        self._done = done
-        self._shut = shut
         self._operations = operations
+        self._links = links
+        self._link_desk = link_desk
         self._tasks: set[asyncio.Task[None]] = set()
+        self.closed = False
+        """The daemon leaves: nobody becomes a session any more."""
 
     def let_go(self, target: Target, *, was_leaving: bool) -> None:
         task = asyncio.ensure_future(self._let_go(target, was_leaving))
@@ -64,11 +56,12 @@ class Orphans:
     async def _let_go(self, target: Target, was_leaving: bool) -> None:
         while target.session in self._operations.sessions:
             await asyncio.sleep(0.1)
-        if not was_leaving:
-            self._adopt(target)
+        if not (was_leaving or self.closed):
+            self._link_desk.orphaned(target.session)
         while await self._worth_another_try(target):
             await asyncio.sleep(AGAIN_AFTER_S)
-        self._done(target)
+        if not self.closed:
+            self._link_desk.left(target.session)
 
     async def _worth_another_try(self, target: Target) -> bool:
         """Tries once. No program is left shut for ever, whatever is in the way now."""
@@ -80,4 +73,4 @@ class Orphans:
             return False
         if not isinstance(outcome, Refused) or outcome.reason is Reason.GONE:
             return False
-        return outcome.reason is Reason.NO_ROOM or self._shut(target.session)
+        return outcome.reason is Reason.NO_ROOM or self._links.shut(target.session)

@@ -106,15 +106,12 @@ class Rights:
         return peer.uid in (owner_uid, self.daemon_uid, 0)
 
     def may_set(self, peer: Peer) -> bool:
+        """May ``peer`` change settings? They also see what each user and notebook has had: whoever
+        sets the quantum must be able to see for whom it is right."""
         if peer.uid in (self.daemon_uid, 0):
             return True
         group = self.admin_group
         return group is not None and _is_member(peer.uid, peer.gid, group, _now())
-
-    def may_audit(self, peer: Peer) -> bool:
-        """May ``peer`` see what each user and notebook has had? Whoever may set the quantum must
-        be able to see for whom it is right."""
-        return self.may_set(peer)
 
     @staticmethod
     def of_this_process(admin_group: str | None) -> Rights:

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from kiwi_core import __version__
 from kiwi_core.daemon import words
-from kiwi_core.daemon.host_budget import Held
 from kiwi_core.daemon.members import ANOTHER_USER
 from kiwi_core.daemon.peers import user_name
 from kiwi_core.errors import CallerError
 from kiwi_core.sched.policy import names
 from kiwi_core.sched.policy.registry import POLICIES
-from kiwi_core.states import MovedBy
 from kiwi_core.units import SessionId, ns_to_seconds
 from kiwi_core.wire import messages as m
 from kiwi_core.wire.framing import encode
@@ -28,23 +25,20 @@ from kiwi_core.wire.framing import encode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kiwi_core.daemon.machine import Machine
+    from kiwi_core.daemon.host_budget import HostBudget
+    from kiwi_core.daemon.links import Links
     from kiwi_core.daemon.members import Member, Members
     from kiwi_core.daemon.peers import Peer, Rights
+    from kiwi_core.gpu.nvml import GpuInfo
+    from kiwi_core.pager.sessions import SessionPager
     from kiwi_core.sched.scheduler import Scheduler
-    from kiwi_core.sched.view import GpuView, QueueView, SessionView
+    from kiwi_core.sched.view import GpuView, HistoryView, QueueView, SessionView
 
 _POLICIES: Final = [m.PolicyStatus(name=name, summary=POLICIES[name].summary) for name in names()]
 
 
-@dataclass(frozen=True)
-class Libraries:
-    """What is known of a session's processes that have Kiwi's library: what moves its memory, and
-    what the libraries cannot move, by kind."""
-
-    connected: bool = False
-    pager: MovedBy = MovedBy.CHECKPOINT
-    unowned: dict[str, int] = field(default_factory=dict)
+HISTORY_MAX: Final = 1024
+"""Entries in one message, about 200 KiB: the loop has other things to do meanwhile."""
 
 
 class Reporter:
@@ -55,19 +49,21 @@ class Reporter:
         scheduler: Scheduler,
         members: Members,
         rights: Rights,
-        machine: Machine,
+        gpu: GpuInfo,
+        links: Links,
+        pager: SessionPager,
+        budget: HostBudget,
         *,
-        libraries: Callable[[SessionId], Libraries] = lambda _session: Libraries(),
-        held: Callable[[], Held] = lambda: Held(0, 0),
         errors: Callable[[], list[str]],
         emulated: bool,
     ) -> None:
         self._scheduler = scheduler
         self._members = members
         self._rights = rights
-        self._machine = machine
-        self._libraries = libraries
-        self._held = held
+        self._gpu = gpu
+        self._links = links
+        self._pager = pager
+        self._budget = budget
         self._errors = errors
         self._emulated = emulated
         self._began_ns = time.monotonic_ns()
@@ -77,7 +73,7 @@ class Reporter:
     def status(self, reader: Peer) -> m.StatusReport:
         now_ns = time.monotonic_ns()
         view = self._scheduler.view(now_ns, ahead=True)
-        gpu = self._machine.gpu
+        gpu = self._gpu
         blocked = {entry.session: entry for entry in view.queue if entry.blocked}
         return m.StatusReport(
             gpu=m.GpuStatus(
@@ -85,7 +81,7 @@ class Reporter:
                 name=gpu.name,
                 index=gpu.index,
                 emulated=self._emulated,
-                memory=_memory(view, self._held()),
+                memory=_memory(view, self._budget.arena_bytes()),
                 scheduler=_scheduler(view),
                 holders=list(view.holders),
                 queue=[_queue_entry(entry) for entry in view.queue],
@@ -138,7 +134,7 @@ class Reporter:
         """With what it waits for beside its turn (``blocked``), or else what is wrong with it."""
         member = self._members.get(view.id)
         mine = member is not None and self._rights.may_see(reader, member.uid)
-        linked = self._libraries(view.id)
+        linked = self._links.connected(view.id)
         said = (blocked.blocked, blocked.detail) if blocked else (view.problem, view.detail)
         problem, detail = said[0], said[1] if mine else ""
         problem_text = " ".join(words.sentence(problem, detail)).strip() if problem else ""
@@ -149,9 +145,9 @@ class Reporter:
             name=member.name if member and mine else ANOTHER_USER,
             kernel_id=member.kernel_id if member and mine else "",
             mine=mine,
-            connected=linked.connected or (member is not None and member.connection is not None),
-            pager=linked.pager,
-            unowned=linked.unowned if mine else {},
+            connected=linked or (member is not None and member.connection is not None),
+            pager=self._pager.moved_by(view.id),
+            unowned=self._links.unowned(view.id) if mine else {},
             state=view.state,
             resident_bytes=view.resident_bytes,
             paged_out_bytes=view.paged_out_bytes,
@@ -222,15 +218,63 @@ class Reporter:
         ]
         return m.StoryReport(session=session, lines=lines)
 
+    # --- history --------------------------------------------------------------------------------
 
-def _memory(view: GpuView, held: Held) -> m.MemoryStatus:
+    def history_line(self, reader: Peer, since: int) -> bytes:
+        """As it goes over the wire. What one line cannot hold is left for the next question."""
+        now_ns = time.monotonic_ns()
+        changed = self._scheduler.history(since, now_ns)
+        count = min(len(changed), HISTORY_MAX)
+        while True:
+            more = count < len(changed)
+            last = changed[count - 1].serial if more else self._scheduler.history_serial
+            try:
+                return encode(
+                    m.HistoryReport(
+                        last=last,
+                        entries=[_entry(view, now_ns) for view in changed[:count]],
+                        sessions=self._named(changed[:count], reader),
+                        more=more,
+                    )
+                )
+            except CallerError as error:  # very long names of very many sessions
+                if error.code != "too-large" or count < 2:
+                    raise
+            count //= 2
+
+    def _named(self, entries: tuple[HistoryView, ...], reader: Peer) -> dict[str, m.HistorySession]:
+        return {id_: self._name_of(id_, reader) for id_ in {entry.session for entry in entries}}
+
+    def _name_of(self, id_: str, reader: Peer) -> m.HistorySession:
+        who = self._members.known(id_)
+        if who is None or not self._rights.may_see(reader, who.uid):
+            return m.HistorySession(name=ANOTHER_USER, mine=False, kernel_id="")
+        return m.HistorySession(name=who.name, mine=True, kernel_id=who.kernel_id)
+
+
+def _entry(view: HistoryView, now_ns: int) -> m.HistoryEntry:
+    ended_ns = view.ended_ns
+    return m.HistoryEntry(
+        id=view.id,
+        serial=view.serial,
+        session=view.session,
+        kind=view.kind,
+        began_ago_s=ns_to_seconds(now_ns - view.began_ns),
+        ended_ago_s=None if ended_ns is None else ns_to_seconds(now_ns - ended_ns),
+        bytes_moved=view.bytes_moved,
+        ok=view.ok,
+        hinted=view.hinted,
+    )
+
+
+def _memory(view: GpuView, arena_bytes: int) -> m.MemoryStatus:
     return m.MemoryStatus(
         total_bytes=view.total_bytes,
         free_bytes=view.free_bytes,
         paged_out_bytes=view.paged_out_bytes,
         host_budget_bytes=view.host_budget_bytes,
         outside_bytes=view.outside_bytes,
-        arena_bytes=held.arena_bytes,
+        arena_bytes=arena_bytes,
     )
 
 

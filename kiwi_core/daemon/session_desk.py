@@ -58,9 +58,9 @@ class SessionDesk:
         self._leaving: dict[Member, Connection | None] = {}
         self.places = QueuePlaces(places, self._line_up)
         self.links: LinkDesk
+        self.guards: Guards
         self.has_left: Callable[[Target], None]
         """Told of a session that has left Kiwi and lives on."""
-        self.guards: Guards
 
     # --- asked by the desk ----------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class SessionDesk:
         if member is None:
             raise _superseded()
         if isinstance(message, m.Acquire):
-            self.request(member, message.burst)
+            self.places.request(member, message.burst)
         elif isinstance(message, m.Goodbye):
             self.dismiss(member)
         else:
@@ -179,10 +179,6 @@ class SessionDesk:
         elif in_burst and not hello.in_burst and member.client_burst <= hello.burst:
             # It ended while nobody listened.
             self._end(member)
-
-    def request(self, member: Member, client_burst: int) -> None:
-        """A lease, for the burst of that number of the client's; 0: for one of our own."""
-        self.places.request(member, client_burst)
 
     def _line_up(self, member: Member, client_burst: int) -> None:
         burst = member.number(client_burst)

@@ -12,22 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import structs
 
 from kiwi_core import config, interpreter
 from kiwi_core.daemon.__main__ import EXIT_CANNOT
-from kiwi_core.daemon.child_options import ChildOptions
 from kiwi_core.daemon.emulation import hold_state, prepare
+from kiwi_core.daemon.options import ChildOptions
 from kiwi_core.daemon.places import prepare_directory, sockets_mode
 from kiwi_core.errors import CallerError, KiwiError
 from kiwi_core.gpu import choice, nvml
-from kiwi_core.units import format_bytes, seconds_to_ns
+from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kiwi_core.daemon.options import DaemonOptions
     from kiwi_core.gpu.nvml import GpuInfo
-    from kiwi_core.wire.messages import Emulation
 
 CALM_S = 60.0
 """A daemon that ran this long before it crashed is started again at once."""
@@ -38,8 +38,8 @@ def main(options: DaemonOptions) -> int:
     if options.admin_group is not None:
         _check_group(options.admin_group)
     # Absolute: daemons run in another directory, and programs hear of these paths.
-    sockets = (options.socket_dir or config.socket_dir()).absolute()
-    state = (options.state_dir or config.state_dir(sockets)).absolute()
+    sockets = Path(options.socket_dir or config.socket_dir()).absolute()
+    state = Path(options.state_dir or config.state_dir(sockets)).absolute()
     os.umask(0o077)  # also of the daemons and of what they start; whatever others may see is said
     prepare_directory(sockets, sockets_mode())
     prepare_directory(state)
@@ -48,10 +48,18 @@ def main(options: DaemonOptions) -> int:
         emulation = prepare(options.emulate, sockets, options.emulate_copy_bytes_per_s)
         _say("*** EMULATED GPU: control logic only, no real GPU is used, speeds mean nothing ***")
     gpus = _chosen(nvml.gpus(), options.gpus)
-    wanted = [(gpu, _child_options(gpu, options, sockets, state, emulation)) for gpu in gpus]
     if options.metrics is not None:
         _serve_metrics(*options.metrics, gpus, sockets)
-    return asyncio.run(_supervise(wanted))
+    child = ChildOptions(
+        asked=options,
+        gpu_uuid="",
+        sockets=str(sockets),
+        state=str(state),
+        emulation=emulation,
+        emulated_state=hold_state(emulation) if emulation is not None else "",
+    )
+    children = [_Child(gpu, structs.replace(child, gpu_uuid=gpu.uuid)) for gpu in gpus]
+    return asyncio.run(_supervise(children))
 
 
 def _check_group(name: str) -> None:
@@ -80,35 +88,6 @@ def _serve_metrics(host: str, port: int, gpus: Sequence[GpuInfo], sockets: Path)
         _say(
             "other machines can read the metrics: there are no names in them, but also no password"
         )
-
-
-def _child_options(
-    gpu: GpuInfo, options: DaemonOptions, sockets: Path, state: Path, emulation: Emulation | None
-) -> ChildOptions:
-    return ChildOptions(
-        gpu_uuid=gpu.uuid,
-        sockets=str(sockets),
-        state=str(state),
-        tq_ns=_ns(options.tq_s),
-        anti_thrash=options.anti_thrash,
-        policy=options.policy,
-        priorities=dict(options.priorities),
-        training_share=options.training_share,
-        admin_group=options.admin_group,
-        host_budget_bytes=options.host_budget_bytes,
-        lock_timeout_ns=_ns(options.lock_timeout_s),
-        stuck_after_ns=_ns(options.stuck_after_s),
-        idle_after_ns=_ns(options.idle_after_s),
-        swap_floor_factor=options.swap_floor,
-        bring_back=options.bring_back,
-        emulation=emulation,
-        emulated_state=hold_state(emulation) if emulation is not None else "",
-        log_json=options.log_json,
-    )
-
-
-def _ns(seconds: float | None) -> int | None:
-    return None if seconds is None else seconds_to_ns(seconds)
 
 
 def _chosen(gpus: Sequence[GpuInfo], wanted: Sequence[str]) -> list[GpuInfo]:
@@ -152,7 +131,7 @@ class _Child:
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
                 return 0
             # What was set live meanwhile is in the roster and outlives the crash.
-            self._options = msgspec.structs.replace(self._options, restarted=True)
+            self._options = structs.replace(self._options, restarted=True)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -184,9 +163,8 @@ class _Child:
         _say(f"ready: GPU {self._gpu.index} ({emulated}{self._gpu.name}, {size}) at {path}")
 
 
-async def _supervise(wanted: list[tuple[GpuInfo, ChildOptions]]) -> int:
+async def _supervise(children: list[_Child]) -> int:
     loop = asyncio.get_running_loop()
-    children = [_Child(gpu, options) for gpu, options in wanted]
 
     def stop_all() -> None:
         for child in children:

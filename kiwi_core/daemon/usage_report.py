@@ -59,7 +59,8 @@ class UsageReporter:
         uid = connection.peer.uid
         if asked >= ASKED_MAX or not self._share.may(uid):
             waits = "Your last questions about usage are still being answered."
-            connection.send(_error(CallerError("busy", waits, "Wait for those answers.")))
+            busy = CallerError("busy", waits, "Wait for those answers.")
+            connection.send(m.Error.of(busy, about="get-usage"))
             return
         self._share.take(uid)
         task = asyncio.ensure_future(self._answer(connection, message))
@@ -74,7 +75,7 @@ class UsageReporter:
             async with self._reading:
                 connection.send(await self.report(connection.peer, message))
         except CallerError as error:
-            connection.send(_error(error))
+            connection.send(m.Error.of(error, about="get-usage"))
 
     async def report(self, reader: Peer, message: m.GetUsage) -> m.UsageReport:
         """Raises ``CallerError("no-usage")`` where the file cannot be read."""
@@ -97,7 +98,7 @@ class UsageReporter:
         by_name = message.by is m.UsageBy.NOTEBOOK
         since = since_s(message.since_unix_s, time.time())
         began_s, totals = self._ledger.totals(since, by_name=by_name)
-        everybody = self._rights.may_audit(reader)
+        everybody = self._rights.may_set(reader)
         seen = [total for total in totals if everybody or total.uid == reader.uid]
         rows = [
             _row(total.account, user_name(total.uid), total.name, mine=total.uid == reader.uid)
@@ -109,11 +110,6 @@ class UsageReporter:
             others = [total for total in totals if total.uid != reader.uid]
             rows.append(_row(_sum(others), ANOTHER_USER))
         return began_s, rows
-
-
-def _error(error: CallerError) -> m.Error:
-    """Names its question: that may have been overtaken by answers to later ones."""
-    return m.Error(code=error.code, message=error.message, remedy=error.remedy, about="get-usage")
 
 
 def _sum(totals: Iterable[Total]) -> Account:

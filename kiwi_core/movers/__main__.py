@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
@@ -25,9 +25,9 @@ _PR_SET_PDEATHSIG: Final = 1
 
 def main() -> int:
     die_with(int(sys.argv[1]))
-    with socket.socket(fileno=0) as daemon:
+    with socket.socket(fileno=0) as daemon, daemon.makefile("rb") as heard:
         _say(daemon, _began())
-        while (call := _heard(daemon)) is not None:
+        while (call := _next(heard)) is not None:
             _say(daemon, _done(call))
     return 0
 
@@ -49,24 +49,16 @@ def _began() -> Answer:
     return Answer()
 
 
-def _heard(daemon: socket.socket) -> Call | None:
-    head = _read(daemon, HEAD_BYTES)
-    body = _read(daemon, body_bytes(head)) if head else b""
-    return msgspec.msgpack.decode(body, type=Call) if body else None
-
-
-def _read(daemon: socket.socket, size: int) -> bytes:
-    """``size`` bytes; none where the daemon has ended."""
-    parts = bytearray()
-    while len(parts) < size:
-        try:
-            part = daemon.recv(size - len(parts))
-        except OSError:
-            return b""
-        if not part:
-            return b""
-        parts += part
-    return bytes(parts)
+def _next(heard: BinaryIO) -> Call | None:
+    """The next call; ``None`` where the daemon has ended."""
+    try:
+        head = heard.read(HEAD_BYTES)
+        size = body_bytes(head)
+        body = heard.read(size)
+    except OSError:
+        return None
+    whole = len(head) == HEAD_BYTES and len(body) == size
+    return msgspec.msgpack.decode(body, type=Call) if whole else None
 
 
 def _say(daemon: socket.socket, answer: Answer) -> None:

@@ -67,9 +67,6 @@ class Movers:
     def pids(self) -> list[int]:
         return [worker.pid for worker in self._workers]
 
-    def start(self) -> None:
-        self._start_enough()
-
     async def call(self, name: str, *args: Any, deadline_s: float) -> Any:
         """Return what ``calls.CALLS[name]`` returns, as msgpack has it. ``deadline_s``: from now,
         with the wait for a worker. Raises ``GpuError``: the call's own, ``Busy`` where it did not
@@ -149,11 +146,11 @@ class Movers:
     def _takes_long(self, worker: Worker) -> None:
         """It moves memory, or hangs: another one is there for what comes."""
         self._long.add(worker)
-        self._start_enough()
+        self.start()
 
     # --- life -----------------------------------------------------------------------------------
 
-    def _start_enough(self) -> None:
+    def start(self) -> None:
         """``least`` for quick calls, beside those that make a long one."""
         if self._closed or self._again is not None:
             return
@@ -191,7 +188,7 @@ class Movers:
 
     def _try_again(self) -> None:
         self._again = None
-        self._start_enough()
+        self.start()
 
     def _kill(self, worker: Worker) -> None:
         worker.kill()
@@ -204,13 +201,13 @@ class Movers:
         if worker in self._workers and not worker.reaping:
             worker.reaping = True
             self._reap(worker, 0)
-            self._start_enough()
+            self.start()
 
     def _reap(self, worker: Worker, looks: int) -> None:
         """Its place is free when its process is gone: one that hangs in the kernel keeps it."""
         if worker.exited:
             self._workers.discard(worker)
-            self._start_enough()
+            self.start()
         elif not self._closed:
             pause_s = REAP_S[min(looks, len(REAP_S) - 1)]
             asyncio.get_running_loop().call_later(pause_s, self._reap, worker, looks + 1)

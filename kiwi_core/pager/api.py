@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from kiwi_core.gpu.processes import ProcessRef
+from kiwi_core.states import Residency
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
-    from kiwi_core.states import Reason, Residency
+    from kiwi_core.states import Reason
     from kiwi_core.units import SessionId
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "ProcessRef",
     "Refused",
     "Target",
+    "worst",
 ]
 
 
@@ -87,12 +89,18 @@ class ProcessMemory:
     busy: bool | None = None
 
 
+def worst(residencies: Collection[Residency]) -> Residency:
+    """LOST > PAGED_OUT > LOCKED > RESIDENT; RESIDENT where there are none."""
+    order = (Residency.LOST, Residency.PAGED_OUT, Residency.LOCKED)
+    return next((one for one in order if one in residencies), Residency.RESIDENT)
+
+
 @dataclass(frozen=True)
 class Observation:
     """What the driver and NVML say of a session right now.
 
-    ``residency`` is the worst of the processes': LOST > PAGED_OUT > LOCKED > RESIDENT. A mixture of
-    PAGED_OUT and RESIDENT (a page-out cut short) is reported as PAGED_OUT with both byte counts.
+    ``residency`` is the worst of the processes'. A mixture of PAGED_OUT and RESIDENT (a page-out
+    cut short) is reported as PAGED_OUT with both byte counts.
     ``alive`` is false when the root process is gone. ``owned``: libraries own and move its memory.
     """
 

@@ -15,7 +15,7 @@ from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import host, processes
 from kiwi_core.gpu.driver import CheckpointState
-from kiwi_core.pager.api import Observation, ProcessMemory
+from kiwi_core.pager.api import Observation, ProcessMemory, worst
 from kiwi_core.pager.fitness import RestoreFailures, Unmovable
 from kiwi_core.pager.holding import FREE, Parts, stopped
 from kiwi_core.pager.ports import Stop, refusal
@@ -43,7 +43,6 @@ _RESIDENCY = {
     CheckpointState.CHECKPOINTED: Residency.PAGED_OUT,
     CheckpointState.FAILED: Residency.LOST,
 }
-_WORST_FIRST = (Residency.LOST, Residency.PAGED_OUT, Residency.LOCKED, Residency.RESIDENT)
 
 
 async def _enough(_target: Target, _size_bytes: int) -> None:
@@ -129,10 +128,9 @@ class CheckpointPager:
         busy = self._meter.busy(target.session, [m.ref.pid for m in members], usage)
         if not alive:
             self._meter.forget(target.session)
-        residencies = {memory.residency for memory in seen}
         return Observation(
             alive=alive,
-            residency=next((r for r in _WORST_FIRST if r in residencies), Residency.RESIDENT),
+            residency=worst({memory.residency for memory in seen}),
             resident_bytes=sum(memory.resident_bytes for memory in seen),
             paged_out_bytes=sum(
                 self._footprints.get(memory.ref) or 0

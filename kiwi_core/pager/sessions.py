@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
-from kiwi_core.pager.api import Refused
+from kiwi_core.pager.api import Refused, worst
 from kiwi_core.pager.continuing import continued
 from kiwi_core.pager.linked import all_out, all_yield
 from kiwi_core.pager.mover import Mover, is_owned
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 SCRUBBED_NS = NS_PER_S // 2
 """Memory that was just freed shows up as free within this time; who still lacks room then lacks it
 for another reason."""
-
-WORST_FIRST = (Residency.LOST, Residency.PAGED_OUT, Residency.LOCKED, Residency.RESIDENT)
 
 
 class SessionPager:
@@ -105,12 +104,11 @@ class SessionPager:
         parts = tuple(_with_word(memory, linked.get(memory.ref)) for memory in seen.processes)
         self._moved_by[target.session] = self._who_moves(parts, links)
         by_libraries = self._moved_by[target.session] is MovedBy.INPROCESS
-        residencies = {seen.residency, *(told.residency for told in linked.values())}
         in_gpu = {memory.ref: memory.resident_bytes for memory in seen.processes}
         out_bytes = sum(_still_out_bytes(link, in_gpu.get(link.ref, 0)) for link in links)
         return replace(
             seen,
-            residency=next(one for one in WORST_FIRST if one in residencies),
+            residency=worst({seen.residency, *(told.residency for told in linked.values())}),
             paged_out_bytes=seen.paged_out_bytes + out_bytes,
             processes=parts,
             owned=by_libraries and is_owned(links, seen.processes),
@@ -144,12 +142,8 @@ class SessionPager:
         ]
 
     async def _page_in(self, target: Target, deadline_ns: int, room_wait_ns: int) -> Outcome:
-        async def alone(target: Target, deadline_ns: int) -> Outcome:
-            return await self._checkpoint.page_in(target, deadline_ns, room_wait_ns)
-
-        async def linked(mover: Mover) -> Moved:
-            return await mover.page_in(room_wait_ns)
-
+        alone = partial(self._checkpoint.page_in, room_wait_ns=room_wait_ns)
+        linked = partial(Mover.page_in, room_wait_ns=room_wait_ns)
         return await self._run(target, deadline_ns, alone, linked)
 
     async def _out(
@@ -242,5 +236,4 @@ def _with_word(memory: ProcessMemory, told: Told | None) -> ProcessMemory:
     """Of a linked process the worse of what driver and library say."""
     if told is None:
         return memory
-    both = (memory.residency, told.residency)
-    return replace(memory, residency=next(one for one in WORST_FIRST if one in both))
+    return replace(memory, residency=worst((memory.residency, told.residency)))

@@ -58,6 +58,19 @@ class JournalHeader(Struct, frozen=True, kw_only=True, tag="header", tag_field="
     ``lost_entries`` lines could not be written here."""
     lost_entries: int = 0
 
+    def scheduler(self, *, checks: bool = False) -> Scheduler:
+        """A new one, made with this."""
+        return Scheduler(
+            self.total_bytes,
+            config=self.config,
+            tq_ns=self.tq_ns,
+            anti_thrash=self.anti_thrash,
+            host_budget_bytes=self.host_budget_bytes,
+            first_op=self.first_op,
+            policy=self.policy,
+            checks=checks,
+        )
+
 
 class JournalEntry(Struct, frozen=True, kw_only=True, tag="entry", tag_field="journal"):
     """One call of ``Scheduler.handle``."""
@@ -119,16 +132,7 @@ class Replay:
 
     def __init__(self, header: JournalHeader, checks: bool = True) -> None:
         self.checked: Final = not header.continued
-        self.scheduler: Final = Scheduler(
-            header.total_bytes,
-            config=header.config,
-            tq_ns=header.tq_ns,
-            anti_thrash=header.anti_thrash,
-            host_budget_bytes=header.host_budget_bytes,
-            first_op=header.first_op,
-            policy=header.policy,
-            checks=checks,
-        )
+        self.scheduler: Final = header.scheduler(checks=checks)
         self.differences = 0
         self._start_ns: int | None = None
         self._last_ns = 0

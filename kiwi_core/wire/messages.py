@@ -11,7 +11,7 @@ A connection begins with ``hello`` and ``welcome``. A *session* connection belon
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
@@ -39,6 +39,9 @@ from kiwi_core.wire.status import SessionStatus as SessionStatus
 from kiwi_core.wire.status import StoryLine as StoryLine
 from kiwi_core.wire.status import SwapStatus as SwapStatus
 from kiwi_core.wire.status import UsageRow as UsageRow
+
+if TYPE_CHECKING:
+    from kiwi_core.errors import KiwiError
 
 PROTOCOL = 1
 """Version of the protocol; a peer with another one is told so and the connection is closed."""
@@ -299,6 +302,13 @@ class Error(Message, frozen=True, kw_only=True, tag="error"):
     remedy: str = ""
     fatal: bool = False
     about: str = ""
+
+    @classmethod
+    def of(cls, error: KiwiError, *, fatal: bool = False, about: str = "") -> Error:
+        """The message that tells the other end of ``error``."""
+        return cls(
+            code=error.code, message=error.message, remedy=error.remedy, fatal=fatal, about=about
+        )
 
 
 class StatusReport(Message, frozen=True, kw_only=True, tag="status"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from kiwi_core.daemon import supervisor
@@ -49,8 +47,8 @@ def test_everything_typed_arrives(kiwi, asked):
             training_share=0.3,
             emulate="2x512MiB",
             emulate_copy_bytes_per_s=GIB,
-            socket_dir=Path("/s"),
-            state_dir=Path("/t"),
+            socket_dir="/s",
+            state_dir="/t",
             admin_group="g",
             host_budget_bytes=8 * GIB,
             lock_timeout_s=60.0,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from daemon import wait_until
 from talker import Talker
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.daemon.history_report import HistoryReporter
 from kiwi_core.daemon.members import DEPARTED_MIN, Member, Members
 from kiwi_core.daemon.peers import Peer, Rights
+from kiwi_core.daemon.report import Reporter
 from kiwi_core.pager.api import ProcessRef
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.scheduler import Scheduler
@@ -151,7 +151,10 @@ class World:
             for burst in range(1, bursts + 1):
                 self.scheduler.handle(ev.LeaseRequested(session=id_, burst=burst), self.tick())
                 self.scheduler.handle(ev.BurstEnded(session=id_, burst=burst), self.tick())
-        self.reporter = HistoryReporter(self.scheduler, self.members, Rights(daemon_uid=0))
+        self.reporter = Reporter(
+            self.scheduler, self.members, Rights(daemon_uid=0), *cast("list[Any]", [None] * 4),
+            errors=list, emulated=False,
+        )  # fmt: skip
 
     def tick(self) -> int:
         self.now_ns += 1
@@ -169,7 +172,7 @@ class World:
         self.members.remove(member)
 
     def ask(self, reader: Peer, since: int = 0) -> HistoryReport:
-        line = self.reporter.line(reader, since)
+        line = self.reporter.history_line(reader, since)
         assert len(line) <= DEFAULTS.frame_max_bytes + 1
         report = decode_daemon(line.rstrip(b"\n"))
         assert isinstance(report, HistoryReport)
@@ -201,7 +204,7 @@ def test_names_are_for_those_who_may_know_them_also_afterwards() -> None:
         sessions = world.ask(reader).sessions
         assert {(s.name, s.mine) for s in sessions.values()} == {(name, name != "another user")}
         assert len(sessions) == 2
-    assert "secret" not in world.reporter.line(BOB, 0).decode()
+    assert "secret" not in world.reporter.history_line(BOB, 0).decode()
 
 
 def test_names_of_the_departed_are_kept_as_long_as_they_are_spoken_of() -> None:

@@ -56,7 +56,7 @@ class Budget(HostBudget):
         return self._machine.budget_bytes
 
     def left_bytes(self) -> int:
-        return self.budget_bytes() - self.held().arena_bytes
+        return self.budget_bytes() - self.arena_bytes()
 
 
 class Machine:

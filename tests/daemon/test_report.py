@@ -21,7 +21,7 @@ from kiwi_core.gpu.nvml import GpuInfo
 from kiwi_core.pager.api import ProcessRef
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.scheduler import Scheduler
-from kiwi_core.states import AntiThrash
+from kiwi_core.states import AntiThrash, MovedBy
 from kiwi_core.units import GIB, NS_PER_S, SessionId
 from kiwi_core.wire.framing import decode_daemon
 from kiwi_core.wire.messages import StatusReport
@@ -61,7 +61,10 @@ class Sessions:
             self.scheduler,
             cast("Any", self.members),
             Rights(daemon_uid=0),
-            cast("Any", SimpleNamespace(gpu=gpu)),
+            gpu,
+            cast("Any", SimpleNamespace(connected=lambda _id: False, unowned=lambda _id: {})),
+            cast("Any", SimpleNamespace(moved_by=lambda _id: MovedBy.CHECKPOINT)),
+            cast("Any", SimpleNamespace(arena_bytes=lambda: 0)),
             errors=list,
             emulated=False,
         )

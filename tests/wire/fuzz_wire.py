@@ -171,13 +171,10 @@ class Answers:
     def status_line(self, _peer: object) -> bytes:
         return encode(m.Pong())
 
-    def line(self, _peer: object, _since: int) -> bytes:
+    def history_line(self, _peer: object, _since: int) -> bytes:
         return encode(m.Pong())
 
     def story(self, _peer: object, _session: str) -> m.Pong:
-        return m.Pong()
-
-    def report(self) -> m.Pong:
         return m.Pong()
 
 
@@ -197,10 +194,10 @@ def conversation(data: bytes, cuts: random.Random, refuses: int) -> tuple[list[A
         shares = Shares(AMPLE)
         desk = Desk(
             shares, anything, GPU, None,
-            sessions=anything, links=anything, settings=anything, wishes=anything,
+            sessions=anything, links=anything, wishes=anything,
         )  # fmt: skip
         answers: Any = Answers()
-        desk.reporter = desk.history = desk.metrics = answers
+        desk.reporter, desk.metrics = answers, m.Pong  # type: ignore[assignment]
         desk.usage = anything
         connection = Connection(desk, DEFAULTS, Turns(shares))
         connection.connection_made(transport)  # type: ignore[arg-type]
@@ -214,7 +211,7 @@ def conversation(data: bytes, cuts: random.Random, refuses: int) -> tuple[list[A
             while connection.choked:
                 connection.resume_writing()
                 loop.run()
-        assert not desk.traffic.ended["internal"], "a message was not handled"
+        assert not desk.ended["internal"], "a message was not handled"
         _check_end(transport, recorder)
         connection.connection_lost(None)
         assert desk.connections == 0

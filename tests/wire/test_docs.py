@@ -64,7 +64,7 @@ def test_the_limits_are_the_codes() -> None:
 def test_every_error_that_a_daemon_sends_is_explained() -> None:
     root = Path(__file__).parents[2] / "kiwi_core"
     names = ["connection", "links", "members", "peers", "report"]
-    names += ["desk", "link_desk", "session_desk", "settings_desk"]
+    names += ["desk", "link_desk", "session_desk", "wishes"]
     sources = [root / "daemon" / f"{name}.py" for name in names]
     sources += (root / "wire").glob("*.py")
     codes = {
