@@ -316,7 +316,7 @@ def test_a_handle_of_owned_memory_is_for_sharing_it(stage: Stage) -> None:
 
 
 def test_exported_memory_counts_as_shared_until_the_program_ends(stage: Stage) -> None:
-    """Whoever got the descriptor may still use the memory when the program has released its handle."""
+    """Whoever got the descriptor may still use the memory after the program released its handle."""
     program = stage.program("init()")
     peer = stage.daemon.peer()
     program.do(
