@@ -164,9 +164,10 @@ _PLACES = re.compile(r"(/[\w.+-]+)+")
 
 
 def _comparable(cell: Cell) -> list[Any]:
-    """What would be saved, without times and places."""
+    """What would be saved, without times and places, and without the line that was there while
+    it waited and is empty now: these cells come from a console, which saves no outputs."""
     assert cell.reply is not None
-    outputs = copy.deepcopy(cell.outputs())
+    outputs = [output for output in copy.deepcopy(cell.outputs()) if not _empty(output)]
     for output in outputs:
         for where in ("text", "evalue"):
             if where in output:
@@ -176,6 +177,10 @@ def _comparable(cell: Cell) -> list[Any]:
         if "data" in output and "per loop" in output["data"].get("text/plain", ""):
             output["data"] = "timed"
     return [cell.status, cell.error, *outputs]
+
+
+def _empty(output: dict[str, Any]) -> bool:
+    return output["output_type"] == "display_data" and output["data"] == {"text/plain": ""}
 
 
 def _without_times(text: str) -> str:
