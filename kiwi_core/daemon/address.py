@@ -11,6 +11,7 @@ import asyncio
 import fcntl
 import os
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -31,31 +32,23 @@ LOOK_EVERY_S: Final = 1.0
 """A notebook that opens meanwhile waits as long; the look is three system calls."""
 
 
+@dataclass(eq=False, repr=False)
 class Address:
     """``lock`` is held, and ``serve`` listens at a socket. ``restored`` is called when the address
     was made again, and ``taken`` when another daemon has it meanwhile."""
 
-    def __init__(
-        self,
-        path: Path,
-        lock: OneDaemonLock,
-        serve: Callable[[socket.socket], Door],
-        *,
-        restored: Callable[[], None],
-        taken: Callable[[], None],
-    ) -> None:
-        self._path = path
-        self._serve = serve
-        self._restored = restored
-        self._taken = taken
-        self._door: Door | None = None
-        self._identity: tuple[int, int] | None = None
-        self._directory = -1
-        self._lock = lock
-        self._waits = False
-        """The address cannot be made again at the moment, and that was said."""
-        self._look = asyncio.Event()
-        self._closed = False
+    _path: Path
+    _lock: OneDaemonLock
+    _serve: Callable[[socket.socket], Door]
+    restored: Callable[[], None]
+    taken: Callable[[], None]
+    _door: Door | None = None
+    _identity: tuple[int, int] | None = None
+    _directory: int = -1
+    _waits: bool = False
+    """The address cannot be made again at the moment, and that was said."""
+    _look: asyncio.Event = field(default_factory=asyncio.Event)
+    _closed: bool = False
 
     def open(self) -> None:
         """Listen. Raises ``CallerError``."""
@@ -94,7 +87,7 @@ class Address:
             prepare_directory(self._path.parent, sockets_mode())
             if not self._lock_again():
                 log.warning("another daemon serves the GPU at this address", path=str(self._path))
-                self._taken()
+                self.taken()
                 return
             self.open()
         except CallerError as error:
@@ -105,7 +98,7 @@ class Address:
             return
         self._waits = False
         log.warning("the socket was gone; made again", path=str(self._path))
-        self._restored()
+        self.restored()
 
     def _lock_again(self) -> bool:
         if not self._lock.is_in_place():

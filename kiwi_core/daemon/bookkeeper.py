@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -39,32 +40,25 @@ UNWRITTEN_MAX: Final = 4096
 """Sums that wait for a disk that is full; then the oldest are lost. About a day of ten users."""
 
 
+@dataclass(eq=False, repr=False)
 class Bookkeeper:
     """Lives in the loop; the disk is touched in threads only, by one at a time."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        members: Members,
-        ledger: Ledger,
-        *,
-        wall_s: Callable[[], float] = time.time,
-    ) -> None:
-        self._scheduler = scheduler
-        self._members = members
-        self._ledger = ledger
-        self._wall_s = wall_s
-        self._counted: dict[SessionId, Account] = {}
-        """What is in the buckets already, of each session on the scheduler's books."""
-        self._unwritten: dict[Bucket, Account] = {}
-        self._names: dict[int, set[str]] = {}
-        self._names_of_s = 0
-        """The bucket that ``_names`` is about."""
-        self._due: asyncio.TimerHandle | None = None
-        self._writing: asyncio.Task[None] | None = None
-        self._closed = False
-        self.failing = False
-        """The last attempt to write did not succeed; it is tried again."""
+    _scheduler: Scheduler
+    _members: Members
+    _ledger: Ledger
+    wall_s: Callable[[], float] = time.time
+    _counted: dict[SessionId, Account] = field(default_factory=dict)
+    """What is in the buckets already, of each session on the scheduler's books."""
+    _unwritten: dict[Bucket, Account] = field(default_factory=dict)
+    _names: dict[int, set[str]] = field(default_factory=dict)
+    _names_of_s: int = 0
+    """The bucket that ``_names`` is about."""
+    _due: asyncio.TimerHandle | None = None
+    _writing: asyncio.Task[None] | None = None
+    _closed: bool = False
+    failing: bool = False
+    """The last attempt to write did not succeed; it is tried again."""
 
     def changed(self) -> None:
         """After each event."""
@@ -114,7 +108,7 @@ class Bookkeeper:
         self._unwritten[bucket] = self._unwritten.get(bucket, Account()).plus(added)
 
     def _bucket(self, uid: int, name: str) -> Bucket:
-        begins_s = bucket_begin_s(self._wall_s())
+        begins_s = bucket_begin_s(self.wall_s())
         if begins_s != self._names_of_s:
             self._names_of_s = begins_s
             self._names.clear()
@@ -133,7 +127,7 @@ class Bookkeeper:
     async def _put(self, batch: dict[Bucket, Account]) -> None:
         """Never cancelled: nobody could tell then whether it was written."""
         try:
-            await asyncio.to_thread(self._ledger.add, batch, self._wall_s())
+            await asyncio.to_thread(self._ledger.add, batch, self.wall_s())
             self.failing = False
         except Exception as error:  # noqa: BLE001  (whatever the file is: not the daemon's end)
             if not self.failing:

@@ -1,12 +1,9 @@
 """The claim on a GPU: one daemon per GPU and user, wherever its socket directory is.
 
-A lock file goes with its directory, which ends with a login or an over-zealous cleaner of temporary
-files; the daemon does not. So beside it there is a name that no file system holds: an abstract Unix
-socket (unix(7)), which the system frees when the daemon ends. Abstract names belong to a network
-namespace. A container with one of its own is a world of its own to a daemon, too; one that shares
-the host's but not its processes is told apart by the PID namespace in the name.
-
-Anybody can take any abstract name. So the name alone proves nothing: what counts is who listens.
+A lock file is lost with its directory; the daemon lives on. So there is also an abstract Unix
+socket (unix(7)), which no file system holds and the system frees when the daemon ends. Its name has
+the PID namespace in it: a container may share the host's network namespace but not its processes.
+Anybody can take any abstract name, so the name alone proves nothing: what counts is who listens.
 """
 
 from __future__ import annotations

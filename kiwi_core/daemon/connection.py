@@ -48,6 +48,19 @@ UNREAD_BYTES: Final = 16 * KIB
 """Of answers, beyond what the kernel holds: with more, nothing is taken from the peer until it
 reads. Some hundred ordinary answers."""
 
+_SHORT: Final = PeerError(
+    "too-many-connections",
+    "The daemon is short of descriptors or memory.",
+    "Kiwi tries again by itself.",
+)
+"""Clients take this for a full daemon: they wait, and do not go on without one."""
+
+_TOO_MUCH: Final = PeerError(
+    "too-much-unread",
+    "Your programs have sent this daemon more than it may hold for you.",
+    "Wait for answers before you ask more.",
+)
+
 
 class Connection(asyncio.Protocol):
     """``peer`` is known from the first moment; ``session`` is set by the receiver."""
@@ -60,7 +73,8 @@ class Connection(asyncio.Protocol):
         self._conversation = Conversation()
         self._transport: asyncio.Transport | None = None
         self._accepted = False
-        self._choked = False
+        self.choked = False
+        """It has not read what it was sent; what is sent now only waits with the rest."""
         self._unread = b""
         """Received, and not cut into lines yet; at most what one read brings, since reading stops
         meanwhile."""
@@ -94,7 +108,7 @@ class Connection(asyncio.Protocol):
             self._listen_for_hello()
 
     def data_received(self, data: bytes) -> None:
-        if not self._in_line and not self._choked:
+        if not self._in_line and not self.choked:
             began_ns = time.monotonic_ns()
             if self._turns.now(self, began_ns):
                 line = self._reader.only_line(data)
@@ -108,31 +122,31 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Its answers pile up: take nothing more from it until it has read them."""
-        self._choked = True
+        self.choked = True
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self._choked = False
+        self.choked = False
         self._outbox.now(self.peer.uid, 0)
         self._line_up()
 
     # --- its turn (see ``turns.Talker``) --------------------------------------------------------
 
     def _line_up(self) -> None:
-        if self._in_line or self.closed or self._choked:
+        if self._in_line or self.closed or self.choked:
             return
         assert self._transport is not None
         self._transport.pause_reading()
         held_bytes = len(self._unread) + self._reader.held_bytes
         if not self._inbox.now(self.peer.uid, held_bytes):
-            self.end_with(_too_much())
+            self.end_with(_TOO_MUCH)
             return
         self._in_line = True
         self._turns.line_up(self)
 
     def ready(self) -> bool:
-        if self._choked or self.closed:
+        if self.choked or self.closed:
             return False
         while self._unread and not self._lines:
             some = self._unread[:UNHANDLED_LINE_BYTES]
@@ -148,7 +162,7 @@ class Connection(asyncio.Protocol):
 
     def caught_up(self) -> None:
         self._in_line = False
-        if self._choked or self.closed:
+        if self.choked or self.closed:
             return  # what is left is handled once it has read its answers, or never
         self._inbox.now(self.peer.uid, self._reader.held_bytes)
         assert self._transport is not None
@@ -167,7 +181,7 @@ class Connection(asyncio.Protocol):
             # Whatever one client makes us stumble over must not cost the others their daemon.
             if _is_shortage(error):
                 log.error("message refused in a shortage", why=str(error), pid=self.peer.pid)
-                self.end_with(_short())
+                self.end_with(_SHORT)
                 return
             log.exception("message not handled", pid=self.peer.pid)
             self.end_with(PeerError("internal", "The daemon failed on this message."))
@@ -186,11 +200,6 @@ class Connection(asyncio.Protocol):
     # --- for the receiver -----------------------------------------------------------------------
 
     @property
-    def choked(self) -> bool:
-        """It has not read what it was sent; what is sent now only waits with the rest."""
-        return self._choked
-
-    @property
     def closed(self) -> bool:
         return self._transport is None or self._transport.is_closing()
 
@@ -204,7 +213,7 @@ class Connection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         transport.write(line)
-        if self._choked:
+        if self.choked:
             self._count_unread(transport.get_write_buffer_size())
 
     def _count_unread(self, held_bytes: int) -> None:
@@ -281,20 +290,3 @@ def _is_shortage(error: Exception) -> bool:
     if isinstance(error, GpuError):
         return error.code == "process-unreadable"
     return isinstance(error, OSError) and error.errno in NO_MORE
-
-
-def _short() -> PeerError:
-    """Return an error that clients take for a full daemon: they wait, and do not go on without."""
-    return PeerError(
-        "too-many-connections",
-        "The daemon is short of descriptors or memory.",
-        "Kiwi tries again by itself.",
-    )
-
-
-def _too_much() -> PeerError:
-    return PeerError(
-        "too-much-unread",
-        "Your programs have sent this daemon more than it may hold for you.",
-        "Wait for answers before you ask more.",
-    )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -42,44 +43,47 @@ log = structlog.get_logger(__name__)
 JOURNAL_DELAY_S = 0.005
 """What a daemon that is killed may lose of its journal; before an operation all is written."""
 
+_IN_BURST: Final = CallerError(
+    "in-burst",
+    "This session uses the GPU, waits for it, or is being brought back: nothing was moved.",
+    "Try again when its cell is over.",
+)
+_NO_HOST_MEMORY: Final = CallerError(
+    "no-host-memory",
+    "System RAM has no room for what this session holds in the GPU: nothing was moved.",
+    "Free system RAM, or restart a notebook that is no longer needed.",
+)
 
+
+@dataclass(eq=False, repr=False)
 class Core:
     """``before_operation`` is called before any operation begins, so that the roster on disk knows
     of it; ``changed`` after every event. The observer, the guards and the gates are set before the
     first event. The observer reads a session's memory before a burst of it counts as over: what it
     has taken must be known before others get the room."""
 
-    observer: Observer
-    guards: Guards
-    gates: Gates
+    scheduler: Scheduler
+    _members: Members
+    _pager: Pager
+    _journal: Journal
+    _before_operation: Callable[[], None]
+    _changed: Callable[[], None]
+    last_op: int
+    observer: Observer = field(init=False)
+    guards: Guards = field(init=False)
+    gates: Gates = field(init=False)
+    operations: Operations = field(init=False)
+    tally: Tally = field(default_factory=Tally)
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _timer: asyncio.TimerHandle | None = None
+    _timer_ns: int | None = None
+    _flush_due: bool = False
+    _reading: set[SessionId] = field(default_factory=set)
+    """Those that are being looked at because the scheduler does not know what they have left."""
+    _winding_down: bool = False
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        members: Members,
-        pager: Pager,
-        journal: Journal,
-        *,
-        before_operation: Callable[[], None],
-        changed: Callable[[], None],
-        last_op: int,
-    ) -> None:
-        self.scheduler = scheduler
-        self._members = members
-        self._journal = journal
-        self._before_operation = before_operation
-        self._changed = changed
-        self._loop = asyncio.get_running_loop()
-        self.operations = Operations(pager, self._finished)
-        self.tally = Tally()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_ns: int | None = None
-        self._flush_due = False
-        self._reading: set[SessionId] = set()
-        """Those that are being looked at because the scheduler does not know what they have left.
-        """
-        self._winding_down = False
-        self.last_op = last_op
+    def __post_init__(self) -> None:
+        self.operations = Operations(self._pager, self._finished)
 
     def feed(self, event: ev.Event) -> None:
         """Tell the scheduler what happened and do what it orders."""
@@ -115,7 +119,7 @@ class Core:
         self.feed(
             ev.SessionJoined(session=member.id, residency=Residency.RESIDENT, priority=priority)
         )
-        self.after_a_look(member, _nothing)
+        self.after_a_look(member, lambda: None)
 
     def end_burst(self, member: Member, burst: int) -> None:
         """The burst is over; the scheduler hears of it once the memory that it leaves was read."""
@@ -140,10 +144,10 @@ class Core:
 
         def feed() -> None:
             if not self.scheduler.may_release(member.id):
-                answer(_in_burst())
+                answer(_IN_BURST)
                 return
             self.feed(ev.ReleaseRequested(session=member.id))
-            answer(None if self.scheduler.moves_out(member.id) else _no_host_memory())
+            answer(None if self.scheduler.moves_out(member.id) else _NO_HOST_MEMORY)
 
         self.observer.after_a_look(member.target, feed)
 
@@ -247,26 +251,6 @@ class Core:
     def _flush(self) -> None:
         self._flush_due = False
         self._journal.flush()
-
-
-def _nothing() -> None:
-    pass
-
-
-def _in_burst() -> CallerError:
-    return CallerError(
-        "in-burst",
-        "This session uses the GPU, waits for it, or is being brought back: nothing was moved.",
-        "Try again when its cell is over.",
-    )
-
-
-def _no_host_memory() -> CallerError:
-    return CallerError(
-        "no-host-memory",
-        "System RAM has no room for what this session holds in the GPU: nothing was moved.",
-        "Free system RAM, or restart a notebook that is no longer needed.",
-    )
 
 
 def _outcome_facts(event: ev.Event) -> dict[str, object]:

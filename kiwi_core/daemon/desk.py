@@ -6,6 +6,7 @@ Knows connections and members; leaves every decision about the GPU to the schedu
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,38 +30,28 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.nvml import GpuInfo
 
 
+@dataclass(eq=False, repr=False)
 class Desk:
-    def __init__(
-        self,
-        shares: Shares,
-        admission: Admission,
-        gpu: GpuInfo,
-        emulation: m.Emulation | None,
-        *,
-        sessions: SessionDesk,
-        links: LinkDesk,
-        wishes: Wishes,
-    ) -> None:
-        self.shares = shares
-        self._admission = admission
-        self._gpu = gpu
-        self._emulation = emulation
-        self._connections: set[Connection] = set()
-        self.sessions = sessions
-        self._links = links
-        self.wishes = wishes
-        self.closing = False
-        self.taken = 0
-        """Connections since the start; ``ended`` by the code of the fatal error that ended them."""
-        self.ended: Counter[str] = Counter()
-        self.reporter: Reporter
-        self.usage: UsageReporter
-        self.metrics: Callable[[], m.MetricsReport]
+    shares: Shares
+    _admission: Admission
+    _gpu: GpuInfo
+    _emulation: m.Emulation | None
+    sessions: SessionDesk
+    links: LinkDesk
+    wishes: Wishes
+    connections: set[Connection] = field(default_factory=set)
+    closing: bool = False
+    taken: int = 0
+    """Connections since the start; ``ended`` by the code of the fatal error that ended them."""
+    ended: Counter[str] = field(default_factory=Counter)
+    reporter: Reporter = field(init=False)
+    usage: UsageReporter = field(init=False)
+    metrics: Callable[[], m.MetricsReport] = field(init=False)
 
     # --- Receiver -------------------------------------------------------------------------------
 
     def connected(self, connection: Connection) -> None:
-        self._connections.add(connection)
+        self.connections.add(connection)
         self._admission.connected(connection)
         self.taken += 1
 
@@ -80,7 +71,7 @@ class Desk:
         elif isinstance(message, (m.Withdraw, m.EndBurst, m.Goodbye)):
             self.sessions.received(connection, message)
         elif isinstance(message, LinkMessage):
-            self._links.received(connection, message)
+            self.links.received(connection, message)
         else:
             self._look(connection, message)
 
@@ -118,23 +109,19 @@ class Desk:
         connection.watching = True
 
     def disconnected(self, connection: Connection) -> None:
-        self._connections.discard(connection)
+        self.connections.discard(connection)
         self._admission.left(connection)
         if connection.watching:
             self.shares[WATCHES].give_back(connection.peer.uid)
-        self._links.disconnected(connection)
+        self.links.disconnected(connection)
         self.sessions.disconnected(connection, closing=self.closing)
 
     def turned_away(self, code: str) -> None:
         self.ended[code] += 1
 
     @property
-    def connections(self) -> int:
-        return len(self._connections)
-
-    @property
     def watchers(self) -> list[Connection]:
-        return [c for c in self._connections if c.watching]
+        return [c for c in self.connections if c.watching]
 
     def close_all(self, *, but_held: bool = False) -> None:
         """The daemon is leaving: no events from the connections any more. ``but_held``: those whose
@@ -143,8 +130,8 @@ class Desk:
         self.closing = True
         kept: set[Connection] = set()
         if but_held:
-            kept = self.sessions.held() | self._links.connections()
-        for connection in self._connections - kept:
+            kept = self.sessions.held() | self.links.connections()
+        for connection in self.connections - kept:
             connection.close()
 
     def _hello(self, connection: Connection, hello: m.Hello) -> None:
@@ -155,7 +142,7 @@ class Desk:
         if hello.role is m.Role.SESSION:
             member = self.sessions.hello(connection, hello)
         elif hello.role is m.Role.PAGER:
-            linked = self._links.hello(connection, hello)
+            linked = self.links.hello(connection, hello)
         connection.send(
             m.Welcome(
                 protocol=m.PROTOCOL,
@@ -170,7 +157,7 @@ class Desk:
         if member is not None:
             self.sessions.resume_burst(member, hello)
         if hello.role is m.Role.PAGER:
-            self._links.welcomed(connection)
+            self.links.welcomed(connection)
 
 
 def _refuse_real_driver(loaded: str, emulation: m.Emulation) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -21,7 +22,7 @@ from kiwi_core.sched.actions import Grant, RoomDenied
 from kiwi_core.wire.pager import Gate, Room
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from kiwi_core.daemon.core import Core
     from kiwi_core.daemon.link import Link
@@ -51,38 +52,29 @@ class Asked(NamedTuple):
     bytes: int
 
 
+@dataclass(eq=False, repr=False)
 class Gates:
     """``request_own`` asks for the lease, for a burst of our own. ``share`` counts the requests for
     room, for their users. ``uses_driver`` says whether the driver knew a process of that session
     when it was looked at last."""
 
-    def __init__(
-        self,
-        core: Core,
-        links: Links,
-        members: Members,
-        request_own: Callable[[Member], None],
-        share: Share,
-        uses_driver: Callable[[SessionId], bool] = lambda _session: True,
-    ) -> None:
-        self._share = share
-        self._uses_driver = uses_driver
-        self._empty_turns = EmptyTurns()
-        self._on_trial: dict[SessionId, int] = {}
-        """Bursts of our own, by session, of which nobody knows yet that the program can use them.
-        """
-        self._looked_at: set[SessionId] = set()
-        """Those on trial that are being looked at, because somebody waits."""
-        self._put_off: set[SessionId] = set()
-        """Sessions whose request is made once their back-off is over."""
-        self._core = core
-        self._request_own = request_own
-        self._links = links
-        self._members = members
-        self._sweep_due = False
-        self._rooms: dict[int, Asked] = {}
-        """By the number that the scheduler knows it by."""
-        self._numbers = itertools.count(1)
+    _core: Core
+    _links: Links
+    _members: Members
+    _request_own: Callable[[Member], None]
+    _share: Share
+    _uses_driver: Callable[[SessionId], bool]
+    _empty_turns: EmptyTurns = field(default_factory=EmptyTurns)
+    _on_trial: dict[SessionId, int] = field(default_factory=dict)
+    """Bursts of our own, by session, of which nobody knows yet that the program can use them."""
+    _looked_at: set[SessionId] = field(default_factory=set)
+    """Those on trial that are being looked at, because somebody waits."""
+    _put_off: set[SessionId] = field(default_factory=set)
+    """Sessions whose request is made once their back-off is over."""
+    _sweep_due: bool = False
+    _rooms: dict[int, Asked] = field(default_factory=dict)
+    """By the number that the scheduler knows it by."""
+    _numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
 
     # --- after each event -----------------------------------------------------------------------
 

@@ -188,14 +188,9 @@ class GpuDaemon:
         self._turns = Turns(shares)
         self._admission = Admission(shares, self._turns)
         self._core = Core(
-            scheduler,
-            self._members,
-            self._pager,
-            journal,
-            before_operation=self._roster.save,
-            changed=self._changed,
+            scheduler, self._members, self._pager, journal, self._roster.save, self._changed,
             last_op=roster.next_op - 1,
-        )
+        )  # fmt: skip
         self._sessions = SessionDesk(
             self._members, self._core, dict(options.asked.priorities), shares[QUEUE_PLACES]
         )

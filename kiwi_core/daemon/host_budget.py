@@ -7,6 +7,7 @@ given back that is held only for speed.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
@@ -26,22 +27,16 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class HostBudget:
     """``fixed_bytes`` is the admin's word; ``None``: the machine is asked, and ``reserve_bytes`` of
     its RAM are left alone. ``footprints`` are the bytes of all that is out."""
 
-    def __init__(
-        self,
-        links: Links,
-        footprints: Callable[[], Mapping[ProcessRef, int]],
-        reserve_bytes: int,
-        fixed_bytes: int | None = None,
-    ) -> None:
-        self._links = links
-        self._footprints = footprints
-        self._reserve_bytes = reserve_bytes
-        self._fixed_bytes = fixed_bytes
-        self._read_last: dict[str, int] = {}
+    _links: Links
+    _footprints: Callable[[], Mapping[ProcessRef, int]]
+    _reserve_bytes: int
+    _fixed_bytes: int | None = None
+    _read_last: dict[str, int] = field(default_factory=dict)
 
     def budget_bytes(self) -> int:
         """Return what all paged-out memory together may take, with what is out now."""

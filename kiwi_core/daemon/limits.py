@@ -105,9 +105,9 @@ class Limits:
     async def before_page_out(self, links: Sequence[Linked], deadline_ns: int) -> Claim | None:
         """All that ``links`` (of one session) own will be moved out. What they hold already is used
         for that."""
-        more_bytes = 0
-        for link in links:
-            more_bytes += max(0, link.told.resident_bytes - holder(link).reclaimable_bytes)
+        more_bytes = sum(
+            max(0, one.told.resident_bytes - holder(one).reclaimable_bytes) for one in links
+        )
         session = next((link.session for link in links if isinstance(link, Link)), None)
         if session is None:
             return None

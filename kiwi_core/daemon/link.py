@@ -60,17 +60,15 @@ _AFTER: Final = {
 _MOVES: Final = frozenset({PagerAction.PAGE_OUT, PagerAction.PAGE_IN})
 
 
-def _future() -> asyncio.Future[Outcome]:
-    return asyncio.get_running_loop().create_future()
-
-
 @dataclass(eq=False)
 class Call:
     """Something that an operation wants of a library, and waits for."""
 
     action: PagerAction
     deadline_ns: int
-    outcome: asyncio.Future[Outcome] = field(default_factory=_future)
+    outcome: asyncio.Future[Outcome] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
     op: int | None = None
     """``None``: not sent yet."""
     out_bytes: int = 0
@@ -189,10 +187,11 @@ class Link:
         call = self.call
         if call is None:
             return
-        moved_bytes = _done_already(call, told) if call.op is not None else None
-        if moved_bytes is not None:
-            elapsed_ns = 0  # nobody knows
-            self._settle(call, Moved(moved_bytes, elapsed_ns))
+        came_in = call.action is PagerAction.PAGE_IN and told.residency is Residency.RESIDENT
+        if call.op is not None and came_in:
+            # Its answer got lost, and nobody knows how long it took. (A page-out tells its bytes
+            # when it is asked again.)
+            self._settle(call, Moved(call.out_bytes, elapsed_ns=0))
         else:
             self._send(call)  # again, if need be: each action may be repeated
 
@@ -300,12 +299,10 @@ class Link:
             connection.send(free)
         self.told = self._as_far_as_known(self.told)
 
-    def _give_up_if_away(self, call: Call) -> bool:
-        if call is not self.call or self.connected:
-            return False
-        detail = f"Process {self.ref.pid} lost its connection to Kiwi."
-        self._settle(call, Refused(Reason.DRIVER, detail))
-        return True
+    def _give_up_if_away(self, call: Call) -> None:
+        if call is self.call and not self.connected:
+            detail = f"Process {self.ref.pid} lost its connection to Kiwi."
+            self._settle(call, Refused(Reason.DRIVER, detail))
 
     def _settle(self, call: Call, outcome: Outcome) -> None:
         self.call = None
@@ -335,13 +332,6 @@ def _elapsed_ns(call: Call, answer: PagerDone) -> int:
 
 def _as(told: Told, residency: Residency) -> Told:
     return replace(told, residency=residency)
-
-
-def _done_already(call: Call, told: Told) -> int | None:
-    """The bytes that ``call`` moved, if its answer got lost and ``told``, said since, shows that it
-    was done; a page-out tells them when it is asked again."""
-    came_in = call.action is PagerAction.PAGE_IN and told.residency is Residency.RESIDENT
-    return call.out_bytes if came_in else None
 
 
 def _moved(told: Told, action: PagerAction, moved_bytes: int) -> Told:

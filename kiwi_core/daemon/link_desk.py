@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
@@ -29,25 +30,17 @@ log = structlog.get_logger(__name__)
 LinkMessage = PagerState | PagerDone | WantLease | WantRoom
 
 
+@dataclass(eq=False, repr=False)
 class LinkDesk:
     """``sessions`` admits programs that have only the library, and dismisses them."""
 
-    def __init__(
-        self,
-        core: Core,
-        links: Links,
-        gates: Gates,
-        members: Members,
-        sessions: SessionDesk,
-        limits: Limits,
-    ) -> None:
-        self._core = core
-        self._links = links
-        self._gates = gates
-        self._members = members
-        self._sessions = sessions
-        self._limits = limits
-        self._link_of: dict[Connection, Link] = {}
+    _core: Core
+    _links: Links
+    _gates: Gates
+    _members: Members
+    _sessions: SessionDesk
+    _limits: Limits
+    _link_of: dict[Connection, Link] = field(default_factory=dict)
 
     def connections(self) -> set[Connection]:
         return set(self._link_of)

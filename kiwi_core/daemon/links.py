@@ -13,6 +13,7 @@ import itertools
 import os
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -32,7 +33,7 @@ from kiwi_core.units import NS_PER_MS, SessionId
 from kiwi_core.wire.pager import LinkState, PagerAction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from kiwi_core.daemon.limits import Limits
     from kiwi_core.daemon.members import Member, Members
@@ -55,6 +56,7 @@ ANCESTORS_MAX: Final = 64
 """Of a process: shells in shells in launchers come to a dozen."""
 
 
+@dataclass(eq=False, repr=False)
 class Links:
     """``on_death`` is called when a linked process ends.
 
@@ -62,26 +64,20 @@ class Links:
     a page-out is sent, so that the roster on disk knows of it.
     """
 
-    def __init__(
-        self,
-        members: Members,
-        gpu_bytes: int,
-        on_death: Callable[[Link], None],
-        before_a_move: Callable[[], None] = lambda: None,
-        share: Share | None = None,
-    ) -> None:
-        self._members = members
-        self._share = share if share is not None else Shares()[PROGRAMS]
-        self._gpu_bytes = gpu_bytes
-        self._on_death = on_death
-        self._before_a_move = before_a_move
-        self._loop = asyncio.get_running_loop()
-        self._by_ref: dict[ProcessRef, Link] = {}
-        self._by_session: dict[SessionId, tuple[Link, ...]] = {}
-        # Not from 1: an answer to an earlier daemon must not pass for one to this.
-        self._ops = itertools.count(time.monotonic_ns() // NS_PER_MS)
-        self.ram: Limits | None = None
-        """Asked before a page-out for the RAM that it takes, if there is somebody to ask."""
+    _members: Members
+    _gpu_bytes: int
+    _on_death: Callable[[Link], None]
+    _before_a_move: Callable[[], None] = lambda: None
+    _share: Share = field(default_factory=lambda: Shares()[PROGRAMS])
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _by_ref: dict[ProcessRef, Link] = field(default_factory=dict)
+    _by_session: dict[SessionId, tuple[Link, ...]] = field(default_factory=dict)
+    # Not from 1: an answer to an earlier daemon must not pass for one to this.
+    _ops: Iterator[int] = field(
+        default_factory=lambda: itertools.count(time.monotonic_ns() // NS_PER_MS)
+    )
+    ram: Limits | None = None
+    """Asked before a page-out for the RAM that it takes, if there is somebody to ask."""
 
     # --- for the pager --------------------------------------------------------------------------
 

@@ -134,9 +134,6 @@ class Members:
     def __iter__(self) -> Iterator[Member]:
         return iter(list(self._by_id.values()))
 
-    def __len__(self) -> int:
-        return len(self._by_id)
-
     def refs(self) -> frozenset[ProcessRef]:
         """From any thread."""
         return frozenset(member.ref for member in list(self._by_id.values()))

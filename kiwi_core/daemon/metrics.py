@@ -51,10 +51,6 @@ class Waits:
         self._counts[bisect_left(_BOUNDS_NS, wait_ns)] += 1
         self.sum_ns += wait_ns
 
-    @property
-    def count(self) -> int:
-        return sum(self._counts)
-
     def histogram(self) -> Histogram:
         return Histogram(
             bounds=list(WAIT_BOUNDS_S), counts=list(self._counts), sum=ns_to_seconds(self.sum_ns)

@@ -79,7 +79,7 @@ def metrics_report(
         hints_begun=desk.wishes.hints_begun,
         hints_declined=desk.wishes.hints_declined,
         ignored_events=view.ignored_events,
-        connections=desk.connections,
+        connections=len(desk.connections),
         connections_taken=desk.taken,
         connections_ended=dict(desk.ended),
         look_errors=observer.failures,

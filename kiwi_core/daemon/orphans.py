@@ -1,10 +1,8 @@
-"""After a session's end: the processes that it left behind are let go.
+"""Lets go the processes that a session leaves behind when it ends.
 
-A session that leaves Kiwi is one of them if a move that failed has left its gate shut.
-Those that have the preloaded library can be sessions of their own: they come back when they are
-used, in their turn (``LinkDesk.orphaned``). The others cannot say so: a kernel that is killed while
-the driver holds it may leave a child (a worker, a script) that is held, too, and that nobody would
-ever bring back.
+Those that have the preloaded library become sessions of their own (``LinkDesk.orphaned``). Others
+cannot ask for anything: a kernel that is killed while the driver holds it may leave a child that is
+held, too. A session that leaves Kiwi counts if a move that failed has left its gate shut.
 """
 
 from __future__ import annotations

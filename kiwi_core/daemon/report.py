@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -41,32 +42,20 @@ HISTORY_MAX: Final = 1024
 """Entries in one message, about 200 KiB: the loop has other things to do meanwhile."""
 
 
+@dataclass(eq=False, repr=False)
 class Reporter:
     """``errors`` says what is wrong with the daemon itself, in sentences."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        members: Members,
-        rights: Rights,
-        gpu: GpuInfo,
-        links: Links,
-        pager: SessionPager,
-        budget: HostBudget,
-        *,
-        errors: Callable[[], list[str]],
-        emulated: bool,
-    ) -> None:
-        self._scheduler = scheduler
-        self._members = members
-        self._rights = rights
-        self._gpu = gpu
-        self._links = links
-        self._pager = pager
-        self._budget = budget
-        self._errors = errors
-        self._emulated = emulated
-        self._began_ns = time.monotonic_ns()
+    _scheduler: Scheduler
+    _members: Members
+    _rights: Rights
+    _gpu: GpuInfo
+    _links: Links
+    _pager: SessionPager
+    _budget: HostBudget
+    errors: Callable[[], list[str]]
+    emulated: bool
+    _began_ns: int = field(default_factory=time.monotonic_ns)
 
     # --- status ---------------------------------------------------------------------------------
 
@@ -80,7 +69,7 @@ class Reporter:
                 uuid=gpu.uuid,
                 name=gpu.name,
                 index=gpu.index,
-                emulated=self._emulated,
+                emulated=self.emulated,
                 memory=_memory(view, self._budget.arena_bytes()),
                 scheduler=_scheduler(view),
                 holders=list(view.holders),
@@ -103,7 +92,7 @@ class Reporter:
                 daemon_version=__version__,
                 daemon_pid=os.getpid(),
                 uptime_s=ns_to_seconds(now_ns - self._began_ns),
-                errors=self._errors(),
+                errors=self.errors(),
                 history_serial=self._scheduler.history_serial,
                 may_set=self._rights.may_set(reader),
                 policies=_POLICIES,
@@ -125,7 +114,7 @@ class Reporter:
             kept = sessions[: len(sessions) // 2]
             hidden += len(sessions) - len(kept)
             said = f"{hidden} sessions are not shown: there are too many."
-            gpu = msgspec.structs.replace(report.gpu, sessions=kept, errors=[*self._errors(), said])
+            gpu = msgspec.structs.replace(report.gpu, sessions=kept, errors=[*self.errors(), said])
             report = m.StatusReport(gpu=gpu)
 
     def _session(

@@ -31,9 +31,6 @@ class Share:
         self._privileged = privileged
         self._of: Counter[int] = Counter()
 
-    def of(self, uid: int) -> int:
-        return self._of[uid]
-
     def may(self, uid: int, more: int = 1) -> bool:
         """Whether ``uid`` may hold ``more`` of it. A refusal is counted."""
         if self.free(uid, more):

@@ -1,14 +1,12 @@
 """Whose message is handled next: users take turns, so that nobody's flood is anybody else's wait.
 
-A message that comes alone, from a user who has not just had a turn, is handled at once: that is the
-way of nearly every message, and costs it a microsecond. What is beyond that waits in line. The line
-is served in slices of a millisecond, one user after the other, and between two slices the event
-loop hears everybody else. So a flood gets all the time that nobody else wants, and a newcomer waits
-for a slice or two, whatever the flood is made of.
+A message from a user who has not just had a turn is handled at once, as nearly all are; that costs
+it a microsecond. Others wait in line. The line is served in slices of a millisecond, one user after
+the other, and the event loop hears everybody else between two slices: a newcomer waits for a slice
+or two, whatever a flood is made of.
 
-Beside that each user, and each connection, has a stock of requests (``Bucket``). Who has used it up
-is not read for a while: the kernel then holds the client back (back-pressure). Nothing is lost and
-nobody is disconnected for being fast.
+Each user and each connection has a stock of requests (``Bucket``). One that is used up is not read
+for a while: the kernel then holds the client back, and nothing is lost.
 """
 
 from __future__ import annotations

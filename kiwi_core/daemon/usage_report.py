@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -113,10 +114,7 @@ class UsageReporter:
 
 
 def _sum(totals: Iterable[Total]) -> Account:
-    account = Account()
-    for total in totals:
-        account = account.plus(total.account)
-    return account
+    return reduce(Account.plus, (total.account for total in totals), Account())
 
 
 def _row(account: Account, owner: str, name: str = "", *, mine: bool = False) -> m.UsageRow:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
@@ -29,30 +30,22 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class Wishes:
     """``own`` is the member that a connection speaks for, if any. Errors: ``CallerError``
     ("no-such-session"), also for a session that the peer may not act on. ``releases`` counts those
     that wait for a look at the GPU. ``remember`` writes the roster now: a setting that was answered
     with ``ok`` outlives a crash."""
 
-    def __init__(
-        self,
-        config: Config,
-        members: Members,
-        rights: Rights,
-        core: Core,
-        releases: Share,
-        remember: Callable[[], None],
-    ) -> None:
-        self._config = config
-        self._releases = releases
-        self._remember = remember
-        self._members = members
-        self._rights = rights
-        self._core = core
-        self.hints_begun = 0
-        """Since the daemon started, for metrics servers, like the next one."""
-        self.hints_declined = 0
+    _config: Config
+    _members: Members
+    _rights: Rights
+    _core: Core
+    _releases: Share
+    _remember: Callable[[], None]
+    hints_begun: int = 0
+    """Since the daemon started, for metrics servers, like the next one."""
+    hints_declined: int = 0
 
     def release(self, connection: Connection, own: Member | None, message: m.Release) -> None:
         """Answers in its own time: what the session has in the GPU is read first."""

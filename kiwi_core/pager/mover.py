@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -38,28 +38,19 @@ _ROUNDS_MAX: Final = 8
 _HELD_BY_DRIVER: Final = frozenset({Residency.LOCKED, Residency.PAGED_OUT})
 
 
+@dataclass(eq=False, repr=False)
 class Mover:
     """``do`` one of ``suspend``, ``resume``, ``page_out`` and ``page_in``, once. It may raise
     ``Stop``, and ``GpuError`` where the driver is out of order. ``look`` finds the linked
     processes."""
 
-    def __init__(
-        self,
-        checkpoint: CheckpointPager,
-        links: Links,
-        config: Config,
-        target: Target,
-        deadline_ns: int,
-        look: Callable[[Target], list[Linked]],
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._links = links
-        self._room = checkpoint.room
-        self._config = config
-        self._target = target
-        self._deadline_ns = deadline_ns
-        self._look = look
-        self._began_ns = time.monotonic_ns()
+    _checkpoint: CheckpointPager
+    _links: Links
+    _config: Config
+    _target: Target
+    _deadline_ns: int
+    _look: Callable[[Target], list[Linked]]
+    _began_ns: int = field(default_factory=time.monotonic_ns)
 
     async def do(self, operation: Callable[[Mover], Awaitable[Moved]]) -> Moved:
         try:
@@ -129,7 +120,7 @@ class Mover:
         back: list[Linked] = []
         freed: list[Linked] = []
         rest_bytes = moved_bytes = 0
-        with self._room.reserved(reservation):
+        with self._checkpoint.room.reserved(reservation):
             try:
                 moved_bytes += await self._bring(first, reservation, room_wait_ns, back)
                 rest_in = partial(self._checkpoint.page_in, room_wait_ns=room_wait_ns)
@@ -204,7 +195,7 @@ class Mover:
         if not out:
             return 0
         until_ns = min(self._deadline_ns, time.monotonic_ns() + room_wait_ns)
-        await self._room.wait(reservation, until_ns, self._still_wanted)
+        await self._checkpoint.room.wait(reservation, until_ns, self._still_wanted)
         sizes = _out_bytes(out)
         moved_bytes = await self._all_do(out, "page-in", back)
         reservation.spend(sizes)
@@ -319,9 +310,9 @@ class Mover:
             return
         pids = [link.ref.pid for link in self._look(self._target)]
         reservation = _reservation(out, pids)
-        with self._room.reserved(reservation):
+        with self._checkpoint.room.reserved(reservation):
             with suppress(Stop):  # the libraries find out for themselves, and say it better
-                await self._room.wait(reservation, self._undo_by_ns(), lambda: None)
+                await self._checkpoint.room.wait(reservation, self._undo_by_ns(), lambda: None)
             await self._undo(stop, out, "page-in", "stays in system RAM until it can be paged in")
 
     async def _undo_page_in(

@@ -1,11 +1,10 @@
 """The daemon's pager: linked processes move their own memory, the driver's checkpoint all the rest.
 
-A *linked* process has Kiwi's library loaded: a gate in front of the driver, which on request also
-owns the memory and moves it at the speed of the bus. A process whose library is only a gate is
-moved by the driver, while that gate is shut. What a page-out through the library leaves in the GPU
-(contexts, and what the library cannot own) stays there, unless it is large, or room is still short:
-then a second page-out, or somebody's page-in, has the driver move that, too. A session without
-linked processes is the driver's alone.
+A *linked* process has Kiwi's library loaded: a gate, which on request also owns the memory and
+moves it. A process whose library is only a gate is moved by the driver, while that gate is shut.
+What a page-out through the library leaves in the GPU (contexts, and what the library cannot own)
+stays there, unless it is large, or room is still short: then a second page-out, or somebody's
+page-in, has the driver move that, too.
 """
 
 from __future__ import annotations
@@ -43,7 +42,8 @@ for another reason."""
 
 
 class SessionPager:
-    """``checkpoint`` is the driver's part. Calls for one session wait for each other."""
+    """``checkpoint`` is the driver's part. Calls for one session wait for each other. While one is
+    suspended or moved out, what Ctrl-Z has stopped runs, so that its turn can end."""
 
     def __init__(
         self, checkpoint: CheckpointPager, links: Links, config: Config = DEFAULTS
@@ -69,13 +69,15 @@ class SessionPager:
     # --- the pager ------------------------------------------------------------------------------
 
     async def suspend(self, target: Target, deadline_ns: int) -> Outcome:
-        return await self._out(target, deadline_ns, self._checkpoint.suspend, Mover.suspend)
+        async with continued(self._checkpoint.using(target)):
+            return await self._run(target, deadline_ns, self._checkpoint.suspend, Mover.suspend)
 
     async def resume(self, target: Target, deadline_ns: int) -> Outcome:
         return await self._run(target, deadline_ns, self._checkpoint.resume, Mover.resume)
 
     async def page_out(self, target: Target, deadline_ns: int) -> Outcome:
-        return await self._out(target, deadline_ns, self._checkpoint.page_out, Mover.page_out)
+        async with continued(self._checkpoint.using(target)):
+            return await self._run(target, deadline_ns, self._checkpoint.page_out, Mover.page_out)
 
     async def page_in(self, target: Target, deadline_ns: int) -> Outcome:
         """Where room is lacking, and other sessions that are out have left something in the GPU,
@@ -145,17 +147,6 @@ class SessionPager:
         alone = partial(self._checkpoint.page_in, room_wait_ns=room_wait_ns)
         linked = partial(Mover.page_in, room_wait_ns=room_wait_ns)
         return await self._run(target, deadline_ns, alone, linked)
-
-    async def _out(
-        self,
-        target: Target,
-        deadline_ns: int,
-        alone: Callable[[Target, int], Awaitable[Outcome]],
-        linked: Callable[[Mover], Awaitable[Moved]],
-    ) -> Outcome:
-        """As ``_run``; what Ctrl-Z has stopped runs meanwhile, so that its turn can end."""
-        async with continued(self._checkpoint.using(target)):
-            return await self._run(target, deadline_ns, alone, linked)
 
     async def _run(
         self,

@@ -178,13 +178,13 @@ def test_the_rule_of_shares(limit: PeerLimit) -> None:
     most = limit.most or 0
     for uid in range(1, USERS):
         takes_all_it_may(share, uid, max(1, most // 512))
-        assert share.of(uid) <= limit.per_user
+        assert share._of[uid] <= limit.per_user
         assert share.used < most
         assert share.free(10_000), "a newcomer finds room"
     assert share.free(0, most - share.used + RESERVE), "and root has its reserve"
     assert not share.free(0, most - share.used + RESERVE + 1)
     for uid in range(1, USERS):
-        share.give_back(uid, share.of(uid))
+        share.give_back(uid, share._of[uid])
     assert share.used == 0
 
 

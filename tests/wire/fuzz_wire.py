@@ -214,7 +214,7 @@ def conversation(data: bytes, cuts: random.Random, refuses: int) -> tuple[list[A
         assert not desk.ended["internal"], "a message was not handled"
         _check_end(transport, recorder)
         connection.connection_lost(None)
-        assert desk.connections == 0
+        assert not desk.connections
         return recorder.messages, transport.said
     finally:
         asyncio._set_running_loop(None)
