@@ -72,7 +72,10 @@ _WORDS: dict[Notice, tuple[str, str]] = {
     ),
     Notice.STUCK: (
         "A driver call that moves the GPU memory of this notebook hangs; the others go on.",
-        "If it stays so, restart this kernel.",
+        (
+            "If it stays so, try `nvidia-smi`. Where that hangs, too, the whole driver does not "
+            "answer, and a restart of this kernel does not help. Otherwise restart this kernel."
+        ),
     ),
     Notice.UNSTUCK: ("The driver call that hung came back; this notebook goes on.", ""),
     Notice.LOST: (

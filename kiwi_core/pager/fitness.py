@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.results import NOT_SUPPORTED, OUT_OF_MEMORY
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from kiwi_core.errors import GpuError
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Lost
+
+_T = TypeVar("_T")
 
 _UVM: Final = "/dev/nvidia-uvm"
 _UVM_MAPPINGS: Final = 1
@@ -193,13 +195,32 @@ def _text(path: Path) -> str:
         return ""
 
 
+class _OfPrograms(Generic[_T]):
+    """What is known of programs. It ends with the process, or when that runs another one (exec)."""
+
+    def __init__(self) -> None:
+        self._known: dict[ProcessRef, tuple[str, _T]] = {}
+
+    def get(self, ref: ProcessRef) -> _T | None:
+        image, what = self._known.get(ref, ("", None))
+        return what if what is not None and image == processes.image_of(ref) else None
+
+    def put(self, ref: ProcessRef, what: _T) -> _T:
+        self._known = {one: known for one, known in self._known.items() if processes.alive(one)}
+        self._known[ref] = (processes.image_of(ref), what)
+        return what
+
+    def drop(self, ref: ProcessRef) -> None:
+        self._known.pop(ref, None)
+
+
 class Unmovable:
     """Processes that the driver has refused to move in a way that can have damaged them. ``known``
     looks for what is known beforehand."""
 
     def __init__(self, known: Callable[[ProcessRef], Unfit | None] = lambda _ref: None) -> None:
         self._known = known
-        self._failed: dict[ProcessRef, Unfit] = {}
+        self._failed = _OfPrograms[Unfit]()
 
     def why(self, ref: ProcessRef) -> Unfit | None:
         """Return why ``ref`` must not be moved; ``None``: it may be tried."""
@@ -210,9 +231,7 @@ class Unmovable:
         different the next time."""
         if error.driver_code not in _FINAL:
             return None
-        self._failed = {one: why for one, why in self._failed.items() if processes.alive(one)}
-        found = self._failed[ref] = _failed(ref.pid, error)
-        return found
+        return self._failed.put(ref, _failed(ref.pid, error))
 
 
 class RestoreFailures:
@@ -220,24 +239,23 @@ class RestoreFailures:
     good."""
 
     def __init__(self) -> None:
-        self._counts: dict[ProcessRef, Counter[int]] = {}
-        self._lost: dict[ProcessRef, Lost] = {}
+        self._counts = _OfPrograms[Counter[int]]()
+        self._lost = _OfPrograms["Lost"]()
 
     def is_final(self, ref: ProcessRef, error: GpuError) -> bool:
         """Record that the restore of ``ref`` failed with ``error``. Return whether it has failed so
         often in this way that it never succeeds."""
         if error.driver_code is None:
             return False  # nobody knows what the driver would have said
-        self._counts = {one: n for one, n in self._counts.items() if processes.alive(one)}
-        counts = self._counts.setdefault(ref, Counter())
+        counts = self._counts.get(ref)
+        if counts is None:
+            counts = self._counts.put(ref, Counter())
         counts[error.driver_code] += 1
         return counts[error.driver_code] >= _TRIES
 
     def lost(self, ref: ProcessRef, outcome: Lost) -> Lost:
         """Record that ``ref`` can never come back, and return ``outcome``."""
-        self._lost = {one: said for one, said in self._lost.items() if processes.alive(one)}
-        self._lost[ref] = outcome
-        return outcome
+        return self._lost.put(ref, outcome)
 
     def lost_before(self, ref: ProcessRef) -> Lost | None:
         """Return how ``ref`` was lost, if it was. It holds the room that another try would wait
@@ -246,7 +264,7 @@ class RestoreFailures:
 
     def forget(self, ref: ProcessRef) -> None:
         """``ref`` is back."""
-        self._counts.pop(ref, None)
+        self._counts.drop(ref)
 
 
 def _failed(pid: int, error: GpuError) -> Unfit:

@@ -1,7 +1,9 @@
-"""The line that is shown while a cell waits for the GPU, and of which nothing stays.
+"""The line that is shown while a cell waits for the GPU, and of which no notebook keeps anything.
 
-In a notebook it is one output that is updated in place (never ``clear_output``, which would wipe
-what the cell has printed) and emptied at the end; in a terminal, one line on stderr.
+In a notebook the line is an ``update_display_data`` message whose display id no output has. Kiwi's
+JupyterLab extension draws it below the cell; everything else (nbclient, papermill, the output area
+of JupyterLab) ignores it, so no saved file can hold it. In a terminal it is one line on stderr.
+``docs/adr/0052-the-wait-is-no-output.md`` has the reasons.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import html
 import sys
 import time
+import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_jupyter.kernel.words import share_done, waiting_line
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 
 REDRAW_S: Final = 1.0
 """The least time between two drawings of an unchanged state: the bar moves on."""
+
+UPDATE: Final = "update_display_data"
+NAME_SET_BY_VSCODE: Final = "__vsc_ipynb_file__"
 
 _STYLE: Final = (
     "font-family:var(--jp-ui-font-family,sans-serif);"
@@ -98,28 +104,54 @@ class WaitingLine:
 
 
 def screen_for(shell: Any, *, silent: bool = False) -> Callable[[str, str], None]:
-    """Where this shell shows the line."""
+    """Return what shows the line to the users of this shell."""
     if silent:
         return lambda _text, _html: None
-    if getattr(shell, "kernel", None) is not None:
-        return _NotebookScreen()
-    return _terminal_screen
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None:
+        return _terminal_screen
+    return _NotebookScreen(kernel, kernel.get_parent())
+
+
+WAIT_ID: Final = "kiwi-wait-"
+"""How the display ids of waiting lines begin; the labextension looks for it."""
 
 
 class _NotebookScreen:
-    def __init__(self) -> None:
-        self._handle: Any = None
+    """Draws the line of one wait. ``request``: the message that the cell came with.
+
+    It sends its messages itself: ``display`` would hand them to ``%%capture``.
+    """
+
+    def __init__(self, kernel: Any, request: Any) -> None:
+        self._kernel = kernel
+        self._request = request
+        self._display_id = WAIT_ID + uuid.uuid4().hex
+        is_console = _is_console(request) and NAME_SET_BY_VSCODE not in kernel.shell.user_ns
+        self._message = "display_data" if is_console else UPDATE
 
     def __call__(self, text: str, markup: str) -> None:
-        from IPython.display import display
-
-        bundle = {"text/plain": text}
+        data = {"text/plain": text}
         if markup:
-            bundle["text/html"] = markup
-        if self._handle is None:
-            self._handle = display(bundle, raw=True, display_id=True)
-        else:
-            self._handle.update(bundle, raw=True)
+            data["text/html"] = markup
+        metadata = self._request.get("metadata") or {}
+        content = {
+            "data": data,
+            "metadata": {"kiwi": {"cell": metadata.get("cellId")}},
+            "transient": {"display_id": self._display_id},
+        }
+        kernel, message, self._message = self._kernel, self._message, UPDATE
+        topic = f"kernel.{kernel.ident}.{message}".encode()
+        kernel.session.send(
+            kernel.iopub_socket, message, content, parent=self._request, ident=topic
+        )
+
+
+def _is_console(request: Any) -> bool:
+    """Whether a person sits at a console: it can answer ``input()``, which nbclient and papermill
+    cannot, and names no cell, which JupyterLab does. A console saves no outputs."""
+    metadata, content = request.get("metadata") or {}, request.get("content") or {}
+    return bool(content.get("allow_stdin")) and "cellId" not in metadata
 
 
 def _terminal_screen(text: str, _markup: str) -> None:

@@ -9,6 +9,7 @@ import { notifications } from './plugins/notifications';
 import { sidebar } from './plugins/sidebar';
 import { statusbar } from './plugins/statusbar';
 import { tabs } from './plugins/tabs';
+import { waitLine } from './plugins/waitline';
 
 export { IKiwi } from './plugins/token';
 
@@ -19,6 +20,7 @@ const plugins: JupyterFrontEndPlugin<unknown>[] = [
   commands,
   tabs,
   notifications,
-  bringBack
+  bringBack,
+  waitLine
 ];
 export default plugins;

@@ -4,8 +4,7 @@ all the time, others go on, and when the call comes back nothing is lost.
 The daemon locks, checkpoints and queries a program whose memory is in the GPU (idle, running,
 waiting, paging-out). It restores, unlocks and queries one whose memory is out (suspended,
 paged-out, paging-in). It makes no other call about a program in such a state, so those cells cannot
-occur. The readings of NVML hang here only while a program is idle or paged out. A neighbour gets
-no GPU while they hang and a program runs or moves: no test covers that fault.
+occur. The readings of NVML hang while a program is idle, paged out, or about to come back.
 """
 
 from __future__ import annotations
@@ -47,6 +46,11 @@ def hang(daemon: Daemon, target: SessionProgram, call: Operation) -> emulator.Fa
     faults = emulator.Faults(daemon.state_path)
     faults.set("hang", pid=0 if call in READINGS else target.pid, operation=call, count=-1)
     return faults
+
+
+def told(daemon: Daemon, target: SessionProgram) -> str:
+    """Return the code of what ``kiwi status`` says is wrong with ``target``."""
+    return next(s.problem for s in daemon.status().sessions if s.pid == target.pid)
 
 
 def idle(_daemon: Daemon, _target: SessionProgram) -> None:
@@ -198,6 +202,25 @@ def test_a_reading_of_nvml_that_hangs(
         turn(target)
     assert target.intact()
     assert small.intact()
+
+
+@pytest.mark.parametrize("call", READINGS)
+def test_nobody_comes_back_before_nvml_answers(
+    start: Start, program: Program, call: Operation
+) -> None:
+    """A restore without room is permanent, so it is not tried without a reading of the room."""
+    daemon = start("1x256MiB", *QUICK, env=WORST)
+    target = program(daemon, 120, name="target")
+    paged_out(daemon, target)
+    faults = hang(daemon, target, call)
+    with answering(daemon):
+        target.start_burst()
+        wait_until(lambda: told(daemon, target) == "stuck", "it is told that a call hangs")
+        assert not target.granted()
+        faults.clear("hang")
+        wait_until(target.granted, "it comes back")
+        target.stop_burst()
+    assert target.intact()
 
 
 @pytest.mark.parametrize("call", NVML)

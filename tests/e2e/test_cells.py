@@ -165,7 +165,7 @@ _PLACES = re.compile(r"(/[\w.+-]+)+")
 
 def _comparable(cell: Cell) -> list[Any]:
     """What would be saved, without times and places, and without the line that was there while
-    it waited and is empty now."""
+    it waited and is empty now: these cells come from a console, which saves no outputs."""
     assert cell.reply is not None
     outputs = [output for output in copy.deepcopy(cell.outputs()) if not _empty(output)]
     for output in outputs:

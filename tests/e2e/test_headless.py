@@ -116,6 +116,7 @@ def _saved_text(path: Path) -> str:
             data = output.get("data", {})
             texts.append("".join(data.get("text/plain", "")))
             assert "text/html" not in data, data
+            assert data.get("text/plain") != "", "an output that is empty"
     saved = "\n".join(texts)
     assert "Waiting for the GPU" not in saved
     return saved

@@ -96,8 +96,7 @@ def _b_waits_for_its_turn(a: Notebook, b: Notebook, number: int) -> None:
     assert all(WAIT_WORDS.fullmatch(line) for line in lines), lines
     foretold = [line for line in lines if re.search(r"about|up to|any moment", line)]
     assert any("A.ipynb has it" in line for line in foretold), lines
-    saved = cell.outputs()
-    assert [output["data"] for output in saved if "data" in output] == [{"text/plain": ""}]
+    assert not [output for output in cell.outputs() if "data" in output], "nothing of it is saved"
     assert cell.text == f"step {number}\n"
     assert a.session.suspensions == stopped + 1
 

@@ -12,7 +12,15 @@ import pytest
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.gpu.results import cuda_error
-from kiwi_core.pager.fitness import STICKY, Kind, Unmovable, unfit, unreached
+from kiwi_core.pager.api import Lost
+from kiwi_core.pager.fitness import (
+    STICKY,
+    Kind,
+    RestoreFailures,
+    Unmovable,
+    unfit,
+    unreached,
+)
 from kiwi_core.states import Reason
 
 REF = ProcessRef(12, 1)
@@ -127,6 +135,38 @@ def test_what_can_have_damaged_a_process_is_not_tried_again(number: int) -> None
     assert "estart it" in told.remedy
     assert ("has failed before" in told.sentence) == (number in STICKY)
     assert unmovable.why(ProcessRef(me.pid, me.start_ticks + 1)) is None, "another process"
+
+
+BECOMES_ANOTHER = """
+import os, sys
+print("first", flush=True)
+input()
+os.execv(sys.executable, [sys.executable, "-c", "print('second', flush=True); input()"])
+"""
+
+
+def test_a_program_that_replaces_another_one_starts_without_its_faults() -> None:
+    command = [sys.executable, "-c", BECOMES_ANOTHER]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "first\n"
+        ref = processes.ref_of(process.pid)
+        assert ref is not None
+        unmovable, failures = Unmovable(), RestoreFailures()
+        unmovable.refused(ref, cuda_error("page-out", 700))
+        failures.lost(ref, Lost("it failed"))
+        assert unmovable.why(ref) is not None
+        assert failures.lost_before(ref) is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "second\n"
+        assert processes.ref_of(process.pid) == ref, "the same process"
+        assert unmovable.why(ref) is None
+        assert failures.lost_before(ref) is None
+        process.kill()
 
 
 @pytest.mark.parametrize("number", [304, 401, 600, 800, 999])

@@ -349,7 +349,7 @@ class NotebookPane:
         return self.cell(index).locator(".jp-OutputArea-output")
 
     def waiting_line(self, index: int) -> Locator:
-        return self.output(index).locator('[role="status"]')
+        return self.cell(index).locator('.jp-kiwiWaitLine [role="status"]')
 
     @property
     def marked_tab(self) -> Locator:

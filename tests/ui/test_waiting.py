@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
+import nbformat
 import pytest
 from checks import unharmed
 from daemon import wait_until
@@ -103,6 +105,47 @@ def test_a_wait_falls_everywhere_and_ends(stage: Stage, make_pair: Callable[...,
         swaps = panel.part("timeline").locator(f'[data-kiwi="swap"][data-direction="{direction}"]')
         expect(swaps.first).to_be_attached()
     pair.enough()
+
+
+def _saved_outputs(pair: Pair) -> list[dict[str, Any]]:
+    """Press Ctrl-S in B, and return the outputs of its waiting cell in the file."""
+    path = pair.stage.lab.notebooks / pair.b.path
+    before_ns = path.stat().st_mtime_ns
+    pair.b.to_front()
+    pair.b.cell(USE).locator(".jp-InputPrompt").click()
+    pair.page.page.keyboard.press("Control+s")
+
+    def saved() -> Any:
+        """The server empties the file before it writes it."""
+        if path.stat().st_mtime_ns == before_ns or not (text := path.read_text()):
+            return None
+        with suppress(nbformat.reader.NotJSONError):
+            return nbformat.reads(text, 4)
+
+    notebook: Any = wait_until(saved, "the notebook is saved")
+    nbformat.validate(notebook)
+    return list(notebook.cells[USE].outputs)
+
+
+def test_a_saved_notebook_has_nothing_of_a_wait(
+    stage: Stage, make_pair: Callable[..., Pair]
+) -> None:
+    """Neither saved during the wait nor after it; and a reload shows nothing of it."""
+    pair = make_pair(stage)
+    pair.b_waits()
+    expect(pair.b.waiting_line(USE)).to_contain_text("in line")
+    assert _saved_outputs(pair) == []
+    expect(pair.b.waiting_line(USE)).to_be_visible()
+    pair.enough()
+    pair.b.wait_end(USE)
+    expect(pair.b.waiting_line(USE)).to_have_count(0)
+    printed = {"output_type": "stream", "name": "stdout", "text": "stepped\n"}
+    assert _saved_outputs(pair) == [printed]
+    pair.page.wait_saved(pair.b.path)
+    pair.page.reload()
+    b = pair.page.shown(pair.b.path)
+    expect(b.output(USE)).to_have_text(["stepped"])
+    expect(b.waiting_line(USE)).to_have_count(0)
 
 
 def test_a_shorter_quantum_from_the_sidebar_ends_a_wait(

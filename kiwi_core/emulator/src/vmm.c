@@ -1,4 +1,5 @@
 /* Virtual memory management: addresses, memory and access as three separate things. */
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -203,6 +204,22 @@ static CUresult retain(CUmemGenericAllocationHandle *out, void *addr) {
 }
 KE_API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr) {
     KE_CALL(retain(handle, addr));
+}
+
+/* The descriptor is a real one; an import of it is not emulated. */
+static CUresult export(int *out, CUmemGenericAllocationHandle h, CUmemAllocationHandleType type) {
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
+    ke_mu_lock();
+    struct ke_phys *p = by_handle(h);
+    bool ok = out && p && (p->prop.requestedHandleTypes & type);
+    if (ok) *out = fcntl(ke.devices[p->dev].memfd, F_DUPFD_CLOEXEC, 0);
+    ke_mu_unlock();
+    if (!ok) return CUDA_ERROR_INVALID_VALUE;
+    return *out < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
+}
+KE_API CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
+                                             CUmemAllocationHandleType type, unsigned long long flags) {
+    KE_CALL(flags ? CUDA_ERROR_INVALID_VALUE : export(shareable, handle, type));
 }
 
 static CUresult properties(CUmemAllocationProp *prop, CUmemGenericAllocationHandle h) {

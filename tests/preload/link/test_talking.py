@@ -315,6 +315,25 @@ def test_a_handle_of_owned_memory_is_for_sharing_it(stage: Stage) -> None:
     eventually(lambda: not peer.state["unowned"].get("ipc"))
 
 
+def test_exported_memory_counts_as_shared_until_the_program_ends(stage: Stage) -> None:
+    """Whoever got the descriptor may still use the memory after the program released its handle."""
+    program = stage.program("init()")
+    peer = stage.daemon.peer()
+    program.do(
+        """
+prop = driver.CUmemAllocationProp()
+prop.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+prop.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+posix = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+prop.requestedHandleTypes = posix
+h = ck(driver.cuMemCreate(8 * MIB, prop, 0))
+ck(driver.cuMemExportToShareableHandle(h, posix, 0))
+ck(driver.cuMemRelease(h))
+"""
+    )
+    eventually(lambda: peer.state["unowned"].get("ipc") == 1)
+
+
 def test_who_waits_for_room_can_be_paged_out(stage: Stage) -> None:
     """Else two programs that outgrow the GPU together would wait for each other for ever."""
     stage.daemon.grants_room = None

@@ -1,0 +1,146 @@
+/**
+ * Draws the waiting line below the cell that waits. It is no output of the cell: no model knows it,
+ * so saving the notebook cannot save it. See docs/adr/0052-the-wait-is-no-output.md.
+ */
+
+import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import type { Kernel, KernelMessage } from '@jupyterlab/services';
+import type { Widget } from '@lumino/widgets';
+
+import { IKiwi } from './token';
+
+/** How the kernel's display ids of waiting lines begin (kiwi_jupyter/kernel/display.py). */
+const WAIT_ID = 'kiwi-wait-';
+const CLASS = 'jp-kiwiWaitLine';
+
+/** The parts of a code cell that are used here. */
+export interface ICell {
+  readonly node: HTMLElement;
+  readonly model: { readonly id: string };
+  readonly outputArea?: {
+    readonly node: HTMLElement;
+    readonly rendermime: {
+      createRenderer(type: string): {
+        readonly node: HTMLElement;
+        renderModel(model: unknown): Promise<void>;
+        dispose(): void;
+      };
+      createModel(options: { data: Record<string, string>; trusted: boolean }): unknown;
+    };
+  };
+}
+
+/** What a kernel says about one wait; an empty `html`: the wait is over. */
+export interface IWait {
+  readonly id: string;
+  readonly cell: string;
+  readonly html: string;
+}
+
+export const waitLine: JupyterFrontEndPlugin<void> = {
+  id: 'kiwi-jupyter:wait-line',
+  description: 'Shows below a cell that it waits for the GPU.',
+  autoStart: true,
+  requires: [IKiwi],
+  activate: (_: JupyterFrontEnd, kiwi: IKiwi): void => {
+    const lines = new WeakMap<Kernel.IKernelConnection, WaitLines>();
+    const follow = (widget: Widget, kernel: Kernel.IKernelConnection) => {
+      if (lines.has(kernel)) {
+        return;
+      }
+      const drawn = new WaitLines(() => cellsOf(widget));
+      lines.set(kernel, drawn);
+      kernel.anyMessage.connect((_, { msg }) => {
+        const wait = readWait(msg);
+        if (wait !== null) {
+          drawn.show(wait);
+        }
+      });
+      // A kernel that died or was restarted in mid-wait says no more.
+      kernel.statusChanged.connect((_, status) => {
+        if (status !== 'busy') {
+          drawn.clear();
+        }
+      });
+      kernel.disposed.connect(() => drawn.clear());
+    };
+    kiwi.documents.changed.connect(() => {
+      for (const { widget } of kiwi.documents.all) {
+        const kernel = widget.sessionContext.session?.kernel;
+        if (kernel) {
+          follow(widget, kernel);
+        }
+      }
+    });
+  }
+};
+
+/** `null`: the message is about something else. */
+export function readWait(message: KernelMessage.IMessage): IWait | null {
+  if (message.header.msg_type !== 'update_display_data') {
+    return null;
+  }
+  const { data, metadata, transient } = (message as KernelMessage.IUpdateDisplayDataMsg).content;
+  const id = transient.display_id;
+  const said = metadata.kiwi as { cell?: unknown } | undefined;
+  if (typeof id !== 'string' || !id.startsWith(WAIT_ID) || typeof said?.cell !== 'string') {
+    return null;
+  }
+  const html = data['text/html'];
+  return { id, cell: said.cell, html: typeof html === 'string' ? html : '' };
+}
+
+/** The lines in one notebook or console. */
+export class WaitLines {
+  constructor(private readonly _cells: () => readonly ICell[]) {}
+
+  show(wait: IWait): void {
+    if (wait.html === '') {
+      this._remove(wait.id);
+      return;
+    }
+    const area = this._cells().find(cell => cell.model.id === wait.cell)?.outputArea;
+    if (area === undefined) {
+      return;
+    }
+    let line = this._drawn.get(wait.id);
+    if (line === undefined) {
+      const renderer = area.rendermime.createRenderer('text/html');
+      const host = document.createElement('div');
+      host.className = CLASS;
+      host.append(renderer.node);
+      (area.node.parentElement ?? area.node).after(host);
+      line = { host, renderer };
+      this._drawn.set(wait.id, line);
+    }
+    // As trusted as what the cell itself displays: the same kernel says it while the cell runs.
+    const model = area.rendermime.createModel({ data: { 'text/html': wait.html }, trusted: true });
+    void line.renderer.renderModel(model);
+  }
+
+  clear(): void {
+    for (const id of [...this._drawn.keys()]) {
+      this._remove(id);
+    }
+  }
+
+  private _remove(id: string): void {
+    const line = this._drawn.get(id);
+    this._drawn.delete(id);
+    line?.host.remove();
+    line?.renderer.dispose();
+  }
+
+  private readonly _drawn = new Map<string, { host: HTMLElement; renderer: Renderer }>();
+}
+
+type Renderer = ReturnType<NonNullable<ICell['outputArea']>['rendermime']['createRenderer']>;
+
+/** Of a notebook panel or a console panel. */
+function cellsOf(widget: Widget): readonly ICell[] {
+  const { content, console } = widget as Widget & {
+    content?: { widgets?: readonly ICell[] };
+    console?: { cells: Iterable<ICell> };
+  };
+  return content?.widgets ?? Array.from(console?.cells ?? []);
+}

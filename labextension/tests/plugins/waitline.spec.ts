@@ -1,0 +1,75 @@
+import type { KernelMessage } from '@jupyterlab/services';
+import { describe, expect, it } from 'vitest';
+
+import type { ICell } from '../../src/plugins/waitline';
+import { WaitLines, readWait } from '../../src/plugins/waitline';
+
+function update(displayId: string | undefined, cell: unknown, html?: string) {
+  return {
+    header: { msg_type: 'update_display_data' },
+    content: {
+      data: { 'text/plain': 'Waiting', ...(html === undefined ? {} : { 'text/html': html }) },
+      metadata: { kiwi: { cell } },
+      transient: { display_id: displayId }
+    }
+  } as unknown as KernelMessage.IMessage;
+}
+
+/** Draws as JupyterLab's renderer of trusted HTML does. */
+function cell(id: string): ICell {
+  const wrapper = document.createElement('div');
+  const area = document.createElement('div');
+  const node = document.createElement('div');
+  wrapper.append(area);
+  node.append(wrapper);
+  const createRenderer = () => {
+    const drawn = document.createElement('div');
+    const renderModel = (model: unknown) => {
+      drawn.innerHTML = (model as { data: Record<string, string> }).data['text/html'] ?? '';
+      return Promise.resolve();
+    };
+    return { node: drawn, renderModel, dispose: () => undefined };
+  };
+  const rendermime = { createRenderer, createModel: (options: unknown) => options };
+  return { node, model: { id }, outputArea: { node: area, rendermime } };
+}
+
+describe('the waiting line', () => {
+  it('is read from updates of displays that Kiwi named', () => {
+    expect(readWait(update('kiwi-wait-1', 'c1', '<p>1st</p>'))).toEqual({
+      id: 'kiwi-wait-1',
+      cell: 'c1',
+      html: '<p>1st</p>'
+    });
+    expect(readWait(update('kiwi-wait-1', 'c1'))?.html).toBe('');
+    expect(readWait(update('mine', 'c1', '<p>1st</p>'))).toBeNull();
+    expect(readWait(update(undefined, 'c1', '<p>1st</p>'))).toBeNull();
+    expect(readWait(update('kiwi-wait-1', null, '<p>1st</p>'))).toBeNull();
+    const stream = { header: { msg_type: 'stream' }, content: {} };
+    expect(readWait(stream as KernelMessage.IMessage)).toBeNull();
+  });
+
+  it('stands below its cell, changes in place, and goes', () => {
+    const cells = [cell('c1'), cell('c2')];
+    const lines = new WaitLines(() => cells);
+    const text = () => cells.map(each => each.node.textContent);
+    lines.show({ id: 'a', cell: 'c2', html: '2nd in line' });
+    expect(text()).toEqual(['', '2nd in line']);
+    lines.show({ id: 'a', cell: 'c2', html: '1st in line' });
+    expect(text()).toEqual(['', '1st in line']);
+    expect(cells[1]?.outputArea?.node.textContent).toBe('');
+    lines.show({ id: 'a', cell: 'c2', html: '' });
+    expect(text()).toEqual(['', '']);
+    expect(cells[1]?.node.childElementCount).toBe(1);
+  });
+
+  it('goes with its kernel, and does without a cell', () => {
+    const cells = [cell('c1')];
+    const lines = new WaitLines(() => cells);
+    lines.show({ id: 'a', cell: 'gone', html: '1st' });
+    lines.show({ id: 'b', cell: 'c1', html: '1st' });
+    expect(cells[0]?.node.textContent).toBe('1st');
+    lines.clear();
+    expect(cells[0]?.node.textContent).toBe('');
+  });
+});
