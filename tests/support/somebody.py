@@ -16,7 +16,7 @@ ALICE, BOB = 54321, 54322
 """Users without names; the kernel does not mind."""
 
 PROGRAM = """
-import json, os, socket, sys
+import json, os, socket, sys, threading
 os.setgroups([]); os.setgid({gid}); os.setuid({uid})
 sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 try:
@@ -24,11 +24,21 @@ try:
 except OSError as error:
     print(json.dumps({{"refused": error.errno}}), flush=True)
     raise SystemExit
-file = sock.makefile("rwb")
+def hear():
+    try:
+        for line in sock.makefile("rb"):
+            print(line.decode().strip(), flush=True)
+    except OSError:
+        pass  # reset: closed, too
+    print('"closed"', flush=True)
+threading.Thread(target=hear, daemon=True).start()
 for line in sys.stdin:
-    file.write(line.encode()); file.flush()
-    print(file.readline().decode().strip() or '"closed"', flush=True)
+    try:
+        sock.sendall(line.encode())
+    except OSError:
+        pass  # closed: the other thread says so
 """
+"""It hands on all that the daemon says, also what is no answer to a request."""
 
 
 class Somebody:
