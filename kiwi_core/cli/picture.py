@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.cli.terminal import Style, printable, table
-from kiwi_core.states import Priority, SessionState
+from kiwi_core.cli.choosing import EVERYTHING
+from kiwi_core.cli.terminal import Style, printable
 from kiwi_core.units import format_bytes, format_duration_s, format_wait_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kiwi_core.cli.choosing import Choice
     from kiwi_core.wire.messages import GpuStatus, QueueEntry, SessionStatus, SwapStatus
 
 SWAPS_SHOWN = 4
 
 
-def gpu_lines(gpu: GpuStatus, style: Style) -> list[str]:
-    """The block that ``kiwi status`` prints for one GPU."""
+def gpu_lines(gpu: GpuStatus, style: Style, choice: Choice = EVERYTHING) -> list[str]:
+    """The block that ``kiwi status`` prints for one GPU. ``choice`` is about its table."""
     lines = [_title(gpu, style)]
     lines += _fact("memory", [_memory(gpu)], style)
     lines += _fact("sharing", _sharing(gpu), style)
@@ -25,8 +26,10 @@ def gpu_lines(gpu: GpuStatus, style: Style) -> list[str]:
     lines += _fact("queue", _queue(gpu) or ["nobody waits"], style)
     lines += _fact("swaps", [_swap(swap, gpu) for swap in gpu.swaps[-SWAPS_SHOWN:]], style)
     lines += _fact("problems", _problems(gpu), style, style.red)
-    if gpu.sessions:
-        lines += ["", *_sessions(gpu.sessions, style)]
+    if rows := choice.lines(gpu.sessions, style):
+        lines += ["", *rows]
+    elif gpu.sessions:
+        lines += ["", style.dim("  no session is as you asked")]
     return lines
 
 
@@ -123,41 +126,6 @@ def _problems(gpu: GpuStatus) -> list[str]:
     return lines
 
 
-def _sessions(sessions: list[SessionStatus], style: Style) -> list[str]:
-    head = ["SESSION", "NOTEBOOK", "OWNER", "PID", "STATE", "IN GPU", "PAGED OUT", "HELD"]
-    head += ["WAITED", "SUSPENDED"]
-    rows = [head, *(_row(session) for session in sessions)]
-    if any(session.priority is not Priority.NORMAL for session in sessions):
-        classes = ["PRIORITY", *(session.priority.value for session in sessions)]
-        rows = [[*row, priority] for row, priority in zip(rows, classes, strict=True)]
-    lines = table(rows, right=(3, 5, 6, 7, 8, 9))
-    return ["  " + style.dim(lines[0]), *("  " + line for line in lines[1:])]
-
-
-def _row(session: SessionStatus) -> list[str]:
-    return [
-        session.id,
-        _shorten(printable(session.name)),
-        printable(session.owner),
-        str(session.pid) if session.pid else "-",
-        _state(session),
-        format_bytes(session.resident_bytes),
-        format_bytes(session.paged_out_bytes),
-        format_duration_s(session.held_s),
-        format_duration_s(session.waited_s),
-        f"{session.suspensions} ×",
-    ]
-
-
-def _state(session: SessionStatus) -> str:
-    text = session.state.value
-    if session.lingering and session.state is SessionState.RUNNING:
-        text += " (left over)"
-    text += ", unguarded" if not session.guarded else ""
-    text += ", stopped" if session.stopped else ""
-    return text if session.connected else text + " (away)"
-
-
 def _by_id(gpu: GpuStatus, ids: list[str]) -> list[SessionStatus]:
     sessions = {session.id: session for session in gpu.sessions}
     return [sessions[one] for one in ids if one in sessions]
@@ -167,7 +135,3 @@ def _who(session: SessionStatus) -> str:
     name = printable(session.name) or session.id
     owner = printable(session.owner)
     return f"{name} ({owner})" if owner and name != "another user" else name
-
-
-def _shorten(text: str, length: int = 32) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from kiwi_core.cli import exits
+from kiwi_core.cli import choosing, exits
+from kiwi_core.cli.choosing import EVERYTHING, Choice
 from kiwi_core.cli.common import (
     Answer,
     add_gpu,
@@ -27,7 +28,9 @@ DESCRIPTION = "Shows who has each GPU, who waits and for how long, and where eve
 EPILOG = """\
 examples:
   kiwi status                    once, for people
-  kiwi status --watch            live; leave with Ctrl-C
+  kiwi status --watch            live; leave with q or Ctrl-C
+  kiwi status --state waiting    only who waits
+  kiwi status --sort=-resident_bytes --format owner,name,resident_bytes
   kiwi status --json             once, for programs
   kiwi status --watch --json     one JSON line whenever something changes
 
@@ -46,16 +49,18 @@ and the exit code is 1. Names and process ids of other users' notebooks are not 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs: the same facts as JSON")
-    parser.add_argument("--watch", action="store_true", help="stay, and show each change")
+    parser.add_argument("--watch", action="store_true", help="stay, and show each change; q leaves")
+    choosing.add_arguments(parser)
     add_gpu(parser, "only this GPU")
     add_socket_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    choice = choosing.choice_of(args)
     if args.watch:
         from kiwi_core.cli import watch
 
-        return watch.run(directory_of(args), args.gpu, as_json=args.json)
+        return watch.run(directory_of(args), args.gpu, choice, as_json=args.json)
     from kiwi_core.errors import PeerError
 
     try:
@@ -67,27 +72,29 @@ def run(args: argparse.Namespace) -> int:
     found = [answer.status for answer in answers if answer.status is not None]
     found.sort(key=lambda gpu: (gpu.index, gpu.uuid))
     if args.json:
-        print(to_json(found, indent=2 if sys.stdout.isatty() else 0))
+        print(to_json(found, choice, indent=2 if sys.stdout.isatty() else 0))
     elif found:
-        print("\n".join(text_lines(found, Style.of(sys.stdout))))
+        print("\n".join(text_lines(found, Style.of(sys.stdout), choice)))
     return _report_silent(answers)
 
 
-def text_lines(gpus: Sequence[GpuStatus], style: Style) -> list[str]:
+def text_lines(gpus: Sequence[GpuStatus], style: Style, choice: Choice = EVERYTHING) -> list[str]:
     """Every GPU's block, an empty line between two."""
     from kiwi_core.cli.picture import gpu_lines
 
     lines: list[str] = []
     for gpu in gpus:
-        lines += ["", *gpu_lines(gpu, style)] if lines else gpu_lines(gpu, style)
+        block = gpu_lines(gpu, style, choice)
+        lines += ["", *block] if lines else block
     return lines
 
 
-def to_json(gpus: Sequence[GpuStatus], *, indent: int = 0) -> str:
-    """``{"gpus": […]}``: an interface, see DESIGN and ``docs/``."""
+def to_json(gpus: Sequence[GpuStatus], choice: Choice = EVERYTHING, *, indent: int = 0) -> str:
+    """``{"gpus": […]}``: an interface, see ``docs/``. ``choice`` is about the sessions in it."""
     import msgspec
 
-    data = msgspec.json.encode({"gpus": list(gpus)})
+    chosen = [msgspec.structs.replace(gpu, sessions=choice.of(gpu.sessions)) for gpu in gpus]
+    data = msgspec.json.encode({"gpus": chosen})
     return (msgspec.json.format(data, indent=indent) if indent else data).decode()
 
 

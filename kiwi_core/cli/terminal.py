@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import select
 import shutil
 import sys
 from dataclasses import dataclass
@@ -66,6 +68,53 @@ def table(rows: Sequence[Sequence[str]], *, right: Iterable[int] = ()) -> list[s
     return lines
 
 
+_SGR = re.compile(r"(\x1b\[[0-9;]*m)")
+
+
+def fit(line: str, width: int) -> str:
+    """``line`` cut off at ``width`` characters, codes for colour not counted."""
+    if len(_SGR.sub("", line)) <= width:
+        return line
+    left, kept = width - 1, []
+    for part in _SGR.split(line):
+        if part.startswith("\x1b"):
+            kept.append(part)  # also behind the cut: what was switched on is switched off
+            continue
+        kept.append(part[:left] + ("…" if 0 <= left < len(part) else ""))
+        left = left - len(part) if left >= len(part) else -1
+    return "".join(kept)
+
+
+class Keys:
+    """Keys that are pressed at the terminal, without Enter and without an echo. None where there is
+    no terminal, or where this program runs in its background."""
+
+    def __init__(self) -> None:
+        self._terminal: int | None = None
+
+    def __enter__(self) -> Keys:
+        import termios
+        import tty
+
+        if sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():
+            self._terminal = sys.stdin.fileno()
+            self._before = termios.tcgetattr(self._terminal)
+            tty.setcbreak(self._terminal)  # Ctrl-C stays what it is
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        import termios
+
+        if self._terminal is not None:
+            termios.tcsetattr(self._terminal, termios.TCSANOW, self._before)
+
+    def pressed(self) -> str:
+        """Return what has been pressed since the last call."""
+        if self._terminal is None or not select.select([self._terminal], [], [], 0)[0]:
+            return ""
+        return os.read(self._terminal, 64).decode("ascii", "ignore")
+
+
 class Screen:
     """Draws a whole picture again and again on the terminal's other screen, which leaves the
     user's own untouched when it closes."""
@@ -80,13 +129,16 @@ class Screen:
     def __exit__(self, *_exc: object) -> None:
         self._write("\x1b[?25h\x1b[?1049l")
 
-    def draw(self, lines: Sequence[str]) -> None:
-        """Replaces the picture; what does not fit in the window's height is counted instead."""
-        height = shutil.get_terminal_size().lines
+    def draw(self, lines: Sequence[str], foot: str) -> None:
+        """Replaces the picture. What does not fit in the window's width is cut off, what does not
+        fit in its height is counted; ``foot`` stays below."""
+        size = shutil.get_terminal_size()
+        room = size.lines - 2  # for the foot, and the line that the cursor stands on
         shown = list(lines)
-        if len(shown) > height - 1:
-            hidden = len(shown) - (height - 2)
-            shown = [*shown[: height - 2], f"… and {hidden} more lines (make the window higher)"]
+        if len(shown) > room:
+            hidden = len(shown) - room + 1
+            shown = [*shown[: room - 1], f"… and {hidden} more lines (make the window higher)"]
+        shown = [fit(line, size.columns) for line in (*shown, foot)]
         # Home, each line erased to its end, then everything below: no flicker of a cleared screen.
         self._write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J")
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import shutil
 import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from kiwi_core.cli import exits
 from kiwi_core.cli.common import no_daemon, observer
 from kiwi_core.cli.status import text_lines, to_json
-from kiwi_core.cli.terminal import Screen, Style
+from kiwi_core.cli.terminal import Keys, Screen, Style
 from kiwi_core.errors import KiwiError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from kiwi_core.cli.choosing import Choice
     from kiwi_core.client import Client
     from kiwi_core.wire.messages import GpuStatus
 
@@ -118,52 +122,56 @@ class Board:
         return self._known.pop(news.socket, None) is not None
 
 
-def run(directory: Path, gpu: str | None, *, as_json: bool) -> int:
-    """Never returns by itself: Ctrl-C (or the reader's end of the pipe) ends it."""
+def run(directory: Path, gpu: str | None, choice: Choice, *, as_json: bool) -> int:
+    """Returns when ``q`` is pressed at a terminal; else Ctrl-C (or the reader's end of the pipe)
+    ends it."""
     board = Board(directory, gpu)
     with contextlib.ExitStack() as stack:
         stack.callback(board.close)
         show: Callable[[list[GpuStatus]], None]
+        keys = Keys()
         if as_json:
-            show = _print_json
+            show = partial(_print_json, choice)
         elif sys.stdout.isatty():
-            show = _drawn_on(stack.enter_context(Screen()), directory)
+            stack.enter_context(keys)
+            show = _drawn_on(stack.enter_context(Screen()), directory, choice)
         else:
-            show = _print_block
-        _loop(board, show)
-    raise AssertionError("unreachable")  # pragma: no cover
+            show = partial(_print_block, choice)
+        _loop(board, show, keys)
+    return exits.OK
 
 
-def _loop(board: Board, show: Callable[[list[GpuStatus]], None]) -> None:
+def _loop(board: Board, show: Callable[[list[GpuStatus]], None], keys: Keys) -> None:
     next_scan = 0.0
-    first = True
-    while True:
+    drawn_for = None
+    while "q" not in keys.pressed().lower():
         if time.monotonic() >= next_scan:
             board.rescan()
             next_scan = time.monotonic() + RESCAN_S
         changed = board.update(RESCAN_S / 4)
-        if changed or first:
+        window = shutil.get_terminal_size()
+        if changed or window != drawn_for:
             show(board.gpus())
-            first = False
+            drawn_for = window
 
 
-def _print_json(gpus: list[GpuStatus]) -> None:
-    print(to_json(gpus), flush=True)
+def _print_json(choice: Choice, gpus: list[GpuStatus]) -> None:
+    print(to_json(gpus, choice), flush=True)
 
 
-def _print_block(gpus: list[GpuStatus]) -> None:
-    lines = text_lines(gpus, Style.of(sys.stdout)) or ["no daemon answers"]
+def _print_block(choice: Choice, gpus: list[GpuStatus]) -> None:
+    lines = text_lines(gpus, Style.of(sys.stdout), choice) or ["no daemon answers"]
     print("\n".join([*lines, "---"]), flush=True)
 
 
-def _drawn_on(screen: Screen, directory: Path) -> Callable[[list[GpuStatus]], None]:
+def _drawn_on(screen: Screen, directory: Path, choice: Choice) -> Callable[[list[GpuStatus]], None]:
     style = Style.of(sys.stdout)
 
     def show(gpus: list[GpuStatus]) -> None:
-        lines = text_lines(gpus, style)
+        lines = text_lines(gpus, style, choice)
         if not lines:
             error = no_daemon(directory)
             lines = [error.message, error.remedy, "Waiting for one."]
-        screen.draw([*lines, "", style.dim("live; Ctrl-C leaves")])
+        screen.draw(lines, style.dim("live; q or Ctrl-C leaves"))
 
     return show

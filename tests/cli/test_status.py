@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import io
 import json
 import os
 import pty
+import re
 import select
 import signal
 import sys
+import termios
 import time
 
 import msgspec
@@ -15,8 +19,11 @@ import pytest
 from cli_process import PATIENCE_S, finish
 from scripted_daemon import status_of
 
+from kiwi_core.cli import choosing
+from kiwi_core.cli.choosing import Choice
 from kiwi_core.cli.picture import gpu_lines
-from kiwi_core.cli.terminal import Style
+from kiwi_core.cli.status import to_json
+from kiwi_core.cli.terminal import Screen, Style, fit
 from kiwi_core.states import AntiThrash, Priority, SessionState
 from kiwi_core.units import GIB
 from kiwi_core.wire.messages import (
@@ -151,6 +158,87 @@ def test_picture_neutralises_names():
     assert "\x1b" not in picture(gpu)
 
 
+def crowd() -> GpuStatus:
+    waiting = SessionState.WAITING
+    others = [
+        session("b.ipynb", id="s2", owner="bob", state=waiting, resident_bytes=GIB),
+        session("c.ipynb", id="s3", owner="bob", pid=None, resident_bytes=2 * GIB),
+    ]
+    return replace(busy_gpu(), sessions=[session("a.ipynb"), *others], queue=[])
+
+
+def chosen(*words: str) -> Choice:
+    parser = argparse.ArgumentParser()
+    choosing.add_arguments(parser)
+    return choosing.choice_of(parser.parse_args(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), ["s1", "s2", "s3"]),
+        (("--user", "bob"), ["s2", "s3"]),
+        (("--user", "bob,ann", "--state", "running"), ["s1", "s3"]),
+        (("--sort", "resident_bytes"), ["s2", "s3", "s1"]),
+        (("--sort=owner,-resident_bytes",), ["s1", "s3", "s2"]),
+        (("--sort=-owner,resident_bytes",), ["s2", "s3", "s1"]),
+        (("--sort", "pid,id"), ["s3", "s1", "s2"]),
+        (("--state", "lost"), []),
+    ],
+)
+def test_sessions_are_chosen_and_sorted(words, expected):
+    choice = chosen(*words)
+    table = gpu_lines(crowd(), Style(False), choice)
+    at = table.index("") + 1
+    assert [line.split()[0] for line in table[at:] if line.startswith("  s")] == expected
+    shown = json.loads(to_json([crowd()], choice))["gpus"][0]["sessions"]
+    assert [one["id"] for one in shown] == expected
+    if not expected:
+        assert table[-1] == "  no session is as you asked"
+
+
+def test_columns_are_chosen():
+    head, first, *_ = chosen("--format", "pid,owner,peak_bytes").lines(
+        crowd().sessions, Style(False)
+    )
+    assert head.split() == ["PID", "OWNER", "PEAK"]
+    assert first.split()[:2] == ["41", "ann"]
+
+
+@pytest.mark.parametrize(
+    ("words", "known"),
+    [
+        (("--state", "asleep"), "paged-out"),
+        (("--format", "colour"), "resident_bytes"),
+        (("--sort", "-colour"), "resident_bytes"),
+    ],
+)
+def test_what_there_is_none_of_is_refused_with_what_there_is(kiwi, words, known):
+    result = kiwi("status", f"{words[0]}={words[1]}")
+    assert result.code == 2
+    assert known in result.err
+
+
+def test_a_line_is_cut_off_at_the_windows_width():
+    style = Style(True)
+    line = style.bold("GPU 0") + "  " + style.dim("a long identifier")
+    assert fit(line, 40) == line
+    cut = fit(line, 10)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", cut) == "GPU 0  a …"
+    assert cut.endswith("\x1b[0m")
+    assert fit("abc", 3) == "abc"
+    assert fit("abcd", 3) == "ab…"
+    assert fit(style.bold("abc") + "def", 4) == style.bold("abc") + "…"
+
+
+def test_a_small_window_counts_what_it_hides(monkeypatch):
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((20, 6)))
+    stream = io.StringIO()
+    Screen(stream).draw([f"line {number}" for number in range(9)], "foot")
+    lines = [line.removesuffix("\x1b[K") for line in stream.getvalue()[3:].split("\n")]
+    assert lines == ["line 0", "line 1", "line 2", "… and 6 more lines …", "foot", "\x1b[J"]
+
+
 def test_no_daemon_is_said_with_what_to_do(kiwi, sockets):
     result = kiwi("status")
     assert result.code == 1
@@ -209,12 +297,14 @@ def test_one_silent_daemon_does_not_hide_the_others(kiwi, scripted):
     assert "Too many." in result.err
 
 
-def test_the_watched_picture_leaves_the_terminal_as_it_was(daemon, monkeypatch):
-    """On a real terminal: drawn on its other screen, which Ctrl-C closes again."""
+@pytest.mark.parametrize(("key", "code"), [(b"\x03", 130), (b"q", 0)])
+def test_the_watched_picture_leaves_the_terminal_as_it_was(daemon, monkeypatch, key, code):
+    """On a real terminal: drawn on its other screen, which Ctrl-C or q closes again."""
     monkeypatch.setenv("TERM", "xterm")
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-m", "kiwi_core.cli", "status", "--watch"])
+    before = termios.tcgetattr(terminal)
     seen, deadline = b"", time.monotonic() + PATIENCE_S
     interrupted = False
     while time.monotonic() < deadline:
@@ -225,11 +315,13 @@ def test_the_watched_picture_leaves_the_terminal_as_it_was(daemon, monkeypatch):
         except OSError:  # EIO: it has left
             break
         if b"Ctrl-C leaves" in seen and b"Test GPU" in seen and not interrupted:
-            os.write(terminal, b"\x03")
+            assert not termios.tcgetattr(terminal)[3] & termios.ECHO, "keys are not shown"
+            os.write(terminal, key)
             interrupted = True
+    assert termios.tcgetattr(terminal) == before
     os.close(terminal)
     _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 130
+    assert os.waitstatus_to_exitcode(status) == code
     assert seen.startswith(b"\x1b[?1049h")
     assert seen.rstrip().endswith(b"\x1b[?1049l")
     assert b"Traceback" not in seen
