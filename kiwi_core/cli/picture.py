@@ -34,10 +34,10 @@ def gpu_lines(gpu: GpuStatus, style: Style, choice: Choice = EVERYTHING) -> list
 
 
 def _title(gpu: GpuStatus, style: Style) -> str:
-    title = style.bold(f"GPU {gpu.index}  {printable(gpu.name)}") + "  " + style.dim(gpu.uuid)
-    if gpu.emulated:
-        title += "  " + style.loud("EMULATED: no real GPU, its speed means nothing")
-    return title
+    title = style.bold(f"GPU {gpu.index}  {printable(gpu.name)}") + "  "
+    if gpu.emulated:  # before the UUID: a narrow window cuts off the end
+        title += style.loud("EMULATED: no real GPU, its speed means nothing") + "  "
+    return title + style.dim(gpu.uuid)
 
 
 def _fact(
