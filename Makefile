@@ -149,30 +149,30 @@ clean:  ## remove environments, caches and build results
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml .ci/venv $(wildcard requirements/dev-*.txt)
-	@$(STEP) environment .ci/venv .venv dev --group dev
+	@$(STEP) --alive environment .ci/venv .venv dev --group dev
 	@touch $@
 
 # One environment at a time: pip is the same process-hungry thing twice otherwise. It is for kernels
 # only: no labextension.
 $(OLD_READY): pyproject.toml .ci/venv $(wildcard requirements/old-*.txt) | $(READY)
-	@KIWI_SKIP_LABEXTENSION=1 $(STEP) environment-old \
+	@KIWI_SKIP_LABEXTENSION=1 $(STEP) --alive environment-old \
 	  .ci/venv $(OLD) old --group kernel-test 'ipykernel==6.29.*' 'ipython==8.12.*'
 	@touch $@
 
 # Programs of users and what they import, without Kiwi.
 $(CLIENTS_READY): pyproject.toml .ci/venv $(wildcard requirements/clients-*.txt) | $(READY)
-	@KIWI_PIP_FROM=$(BIN)/python $(STEP) environment-clients .ci/venv $(CLIENTS) clients --group clients
+	@KIWI_PIP_FROM=$(BIN)/python $(STEP) --alive environment-clients .ci/venv $(CLIENTS) clients --group clients
 	@touch $@
 
 # The package's build has done this already, unless the lock has changed since.
 $(NODE_READY): $(LAB)/package-lock.json | $(READY)
-	@$(STEP) node-modules $(NPM) ci --prefer-offline --ignore-scripts --no-audit --no-fund
+	@$(STEP) --alive node-modules $(NPM) ci --prefer-offline --ignore-scripts --no-audit --no-fund
 	@touch $@
 
 # An editable install has copied the labextension as it was then; a link would be followed, and what
 # it leads to deleted, when pip uninstalls.
 $(LAB_READY): $(LAB_SOURCES) $(READY)
-	@$(STEP) labextension .ci/node .venv $(BIN)/python packaging/labextension_build.py
+	@$(STEP) --alive labextension .ci/node .venv $(BIN)/python packaging/labextension_build.py
 	@rm -rf $(LAB_INSTALLED) && mkdir -p $(LAB_INSTALLED)
 	@cp -r kiwi_jupyter/labextension/. $(LAB)/install.json $(LAB_INSTALLED)/
 	@touch $@

@@ -71,10 +71,13 @@ def test_scripts_are_executable_and_parse(name: str) -> None:
     subprocess.run(["bash", "-n", str(ROOT / name)], check=True, timeout=20)
 
 
-def test_step_passes_on_the_exit_code_and_notes_the_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [[], ["--alive"]])
+def test_step_passes_on_the_exit_code_and_notes_the_time(
+    tmp_path: Path, options: list[str]
+) -> None:
     times = tmp_path / "times"
     done = subprocess.run(
-        [ROOT / ".ci/step", "naming", "bash", "-c", "exit 7"],
+        [ROOT / ".ci/step", *options, "naming", "bash", "-c", "exit 7"],
         env={**os.environ, "KIWI_TIMES": str(times)},
         capture_output=True,
         text=True,
@@ -83,6 +86,27 @@ def test_step_passes_on_the_exit_code_and_notes_the_time(tmp_path: Path) -> None
     assert done.returncode == 7
     assert "FAILED (exit 7)" in done.stdout
     assert "naming" in times.read_text()
+
+
+def test_a_step_that_says_nothing_is_told_to_be_alive(tmp_path: Path) -> None:
+    """The commands see a ``sleep`` that returns at once, so the step tells it as fast as it can."""
+    program(tmp_path / "sleep", "exit 0")
+    command = "until [ -e told ]; do :; done"
+    with subprocess.Popen(
+        [ROOT / ".ci/step", "--alive", "quiet", "bash", "-c", command],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        (tmp_path / "told").touch()
+        rest = process.stdout.read()  # ends: nothing that the step started goes on
+    assert lines[0] == "== quiet\n"
+    assert all(line.startswith("   quiet: ") for line in lines[1:])
+    assert "== quiet: ok" in rest
+    assert process.returncode == 0
 
 
 def program(path: Path, text: str) -> None:
