@@ -62,9 +62,6 @@ def _memory(gpu: GpuStatus) -> str:
 
 def _sharing(gpu: GpuStatus) -> list[str]:
     scheduler = gpu.scheduler
-    text = "one at a time" if scheduler.serialised else "in parallel"
-    if why := printable(scheduler.why):
-        text = why if why.startswith(text) else f"{text} ({why})"
     settings = f"quantum {format_duration_s(scheduler.tq_s)}"
     settings += f", anti-thrash {scheduler.anti_thrash.value}"
     if scheduler.policy:  # (an older daemon says none)
@@ -73,7 +70,7 @@ def _sharing(gpu: GpuStatus) -> list[str]:
         settings += f", a turn lasts at least {format_duration_s(scheduler.floor_s)}"
     if scheduler.swap_round_trip_s is not None:
         settings += f", a swap costs about {format_duration_s(scheduler.swap_round_trip_s)}"
-    lines = [text, settings]
+    lines = [printable(scheduler.sharing), settings]
     if scheduler.foretold:
         well, of = scheduler.foretold_well, scheduler.foretold
         lines.append(f"expected waits: {well} of the last {of} within 2 s or a quarter")

@@ -34,6 +34,14 @@ class SchedulerStatus(Struct, frozen=True, kw_only=True):
     shown first; ``foretold_well`` of them came within two seconds or a quarter of it."""
     foretold_well: int = 0
 
+    @property
+    def sharing(self) -> str:
+        """How notebooks share the GPU now, and why; in words, each said once."""
+        now = "one at a time" if self.serialised else "in parallel"
+        if now in self.why:
+            return self.why
+        return f"{now} ({self.why})" if self.why else now
+
 
 class PolicyStatus(Struct, frozen=True, kw_only=True):
     """One that the daemon has. ``summary``: what it does, in a few words for people."""

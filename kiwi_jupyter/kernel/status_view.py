@@ -59,8 +59,6 @@ class StatusView:
         name = f"{status.name} ({status.uuid})"
         if status.emulated:
             name = f"EMULATED GPU, no real one: {name}"
-        turns = "one at a time" if scheduler.serialised else "in parallel"
-        why = f" ({scheduler.why})" if scheduler.why else ""
         settings = f"quantum {format_duration_s(scheduler.tq_s)}"
         settings += f", anti-thrash {scheduler.anti_thrash.value}"
         if scheduler.policy:  # (an older daemon says none)
@@ -75,7 +73,7 @@ class StatusView:
                     f" {format_bytes(memory.paged_out_bytes)} paged out to system RAM"
                 ),
             ),
-            ("Sharing", f"{turns}{why}, {settings}"),
+            ("Sharing", f"{scheduler.sharing}; {settings}"),
         ]
 
     def _own(self, status: GpuStatus) -> Rows:

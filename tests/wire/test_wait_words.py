@@ -9,10 +9,28 @@ from pathlib import Path
 
 import pytest
 
+from kiwi_core.states import AntiThrash
 from kiwi_core.units import format_wait_s
+from kiwi_core.wire.status import SchedulerStatus
 
 TABLE = Path(__file__).parents[1] / "support" / "wait_words.json"
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+@pytest.mark.parametrize(
+    ("serialised", "why", "text"),
+    [
+        (True, "", "one at a time"),
+        (True, "one at a time: they have outgrown it", "one at a time: they have outgrown it"),
+        (True, "always one at a time: it is set so", "always one at a time: it is set so"),
+        (False, "nobody is in anybody's way", "in parallel (nobody is in anybody's way)"),
+        (False, "", "in parallel"),
+    ],
+)
+def test_sharing_in_words(serialised: bool, why: str, text: str) -> None:
+    """No word twice."""
+    status = SchedulerStatus(tq_s=30.0, anti_thrash=AntiThrash.ON, serialised=serialised, why=why)
+    assert status.sharing == text
 
 
 @pytest.mark.parametrize(("expected", "low", "high", "why", "text"), json.loads(TABLE.read_text()))
