@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 ENV_DAEMON_ARGS: Final = "KIWI_DAEMON_ARGS"
 """More arguments for the daemon that is started by itself, written as in a shell."""
 
+LOG_NAME: Final = "daemon.log"
+"""In the socket directory: what a daemon says that was started here."""
+
 START_TIMEOUT_S: Final = 60.0
 """An emulated driver is compiled on first use, which takes a slow machine half a minute."""
 
@@ -183,14 +186,14 @@ def _daemon_env(env: dict[str, str]) -> dict[str, str]:
 
 def _open_log(socket_dir: Path) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    log = os.open(socket_dir / "daemon.log", flags, 0o600)
+    log = os.open(socket_dir / LOG_NAME, flags, 0o600)
     if os.fstat(log).st_size > _LOG_MAX_BYTES:
         os.ftruncate(log, 0)
     return log
 
 
 def _tail(socket_dir: Path, began_at: int) -> str:
-    with open(socket_dir / "daemon.log", "rb") as log:
+    with open(socket_dir / LOG_NAME, "rb") as log:
         size = log.seek(0, os.SEEK_END)
         log.seek(max(began_at, size - 16_384))
         lines = log.read().decode(errors="replace").splitlines()
@@ -202,5 +205,5 @@ def _failed(socket_dir: Path, why: str, said: str) -> PeerError:
     return PeerError(
         "no-daemon",
         f"The Kiwi daemon could not be started: {why}.{words}",
-        f"Its log is {socket_dir / 'daemon.log'}; try `kiwi doctor`, or `kiwi daemon` by hand.",
+        f"Its log is {socket_dir / LOG_NAME}; try `kiwi doctor`, or `kiwi daemon` by hand.",
     )

@@ -1,0 +1,88 @@
+"""``kiwi logs``: what the daemon says that a notebook, or ``kiwi run``, has started."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from kiwi_core.cli import exits
+from kiwi_core.cli.common import add_socket_dir, directory_of
+from kiwi_core.cli.terminal import printable
+from kiwi_core.client.autostart import LOG_NAME
+from kiwi_core.errors import CallerError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DESCRIPTION = "Shows what a daemon says that was started by itself, by a notebook or kiwi run."
+EPILOG = """\
+examples:
+  kiwi logs                  the last 40 lines
+  kiwi logs -n 500           more of them
+  kiwi logs --follow         and what comes; leave with Ctrl-C
+
+A daemon that was started by hand writes to its terminal, one of systemd to the journal:
+journalctl -u kiwi
+"""
+
+LINES: Final = 40
+_BLOCK_BYTES: Final = 1 << 20
+"""The log is begun anew at about this size, so one block has nearly all of it."""
+_LOOK_EVERY_S: Final = 0.25
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-n", "--lines", metavar="N", type=_count, default=LINES, help=f"how many ({LINES})"
+    )
+    parser.add_argument("-f", "--follow", action="store_true", help="stay, and show what comes")
+    add_socket_dir(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    with _open(directory_of(args)) as log:
+        for line in _last(log, args.lines):
+            print(printable(line), flush=args.follow)
+        while args.follow:
+            _new(log)
+            time.sleep(_LOOK_EVERY_S)
+    return exits.OK
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of lines")
+    return int(text)
+
+
+def _open(directory: Path) -> BinaryIO:
+    path = directory / LOG_NAME
+    try:
+        return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+    except OSError as error:
+        raise CallerError(
+            "no-log",
+            f"There is no log of a daemon to read in {directory} ({error.strerror}).",
+            "Only a daemon that was started by itself has one. Of a daemon of systemd's: journalctl"
+            " -u kiwi. One that was started by hand writes to its terminal. If one runs elsewhere,"
+            " name its directory with --socket-dir.",
+        ) from error
+
+
+def _last(log: BinaryIO, count: int) -> list[str]:
+    size = log.seek(0, os.SEEK_END)
+    log.seek(max(0, size - _BLOCK_BYTES))
+    lines = log.read().decode(errors="replace").splitlines()
+    return lines[-count:] if count else []
+
+
+def _new(log: BinaryIO) -> None:
+    """Print the lines that have come since; of a log that was begun anew, from its beginning."""
+    if os.fstat(log.fileno()).st_size < log.tell():
+        log.seek(0)
+    whole, _, begun = log.read().rpartition(b"\n")
+    log.seek(-len(begun), os.SEEK_CUR)
+    for line in whole.decode(errors="replace").splitlines():
+        print(printable(line), flush=True)
