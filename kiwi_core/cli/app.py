@@ -43,6 +43,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "set": Command("set_", "change quantum, anti-thrash mode, policy or a priority, live"),
     "doctor": Command("doctor", "is this machine fit for Kiwi, and what to do where not"),
     "daemon": Command("daemon", "serve this machine's GPUs (or emulated ones)"),
+    "stop": Command("stop", "end the daemons, and keep notebooks from starting them again"),
     "logs": Command("logs", "what a daemon says that a notebook has started"),
     "demo": Command("demo", "see two notebooks share one GPU (an emulated one will do)"),
     "bench": Command("bench", "measure this machine's limits, and Kiwi's distance from them"),

@@ -30,6 +30,9 @@ ENV_DAEMON_ARGS: Final = "KIWI_DAEMON_ARGS"
 LOG_NAME: Final = "daemon.log"
 """In the socket directory: what a daemon says that was started here."""
 
+STOPPED_NAME: Final = "stopped"
+"""In the socket directory: ``kiwi stop`` was here, so nothing is started by itself."""
+
 START_TIMEOUT_S: Final = 60.0
 """An emulated driver is compiled on first use, which takes a slow machine half a minute."""
 
@@ -71,9 +74,21 @@ def autostart(
         while not _locked(lock):
             if next(ticks, None) is None:
                 raise _failed(socket_dir, "somebody else has been starting it for too long", "")
-        return _answering(socket_dir) or _start(socket_dir, env, ticks, command)
+        if found := _answering(socket_dir):
+            return found
+        _check_not_stopped(socket_dir)
+        return _start(socket_dir, env, ticks, command)
     finally:
         os.close(lock)
+
+
+def _check_not_stopped(socket_dir: Path) -> None:
+    if (socket_dir / STOPPED_NAME).exists():
+        raise PeerError(
+            "no-daemon",
+            f"Kiwi was stopped in {socket_dir} with `kiwi stop`, so no daemon is started.",
+            "Start one with `kiwi daemon`, or let notebooks do it again with `kiwi stop --undo`.",
+        )
 
 
 def make_private(directory: Path) -> None:

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import structs
 
 from kiwi_core import config, interpreter
+from kiwi_core.client.autostart import STOPPED_NAME
 from kiwi_core.daemon.__main__ import EXIT_CANNOT
 from kiwi_core.daemon.emulation import hold_state, prepare
 from kiwi_core.daemon.options import ChildOptions
@@ -42,6 +43,7 @@ def main(options: DaemonOptions) -> int:
     state = Path(options.state_dir or config.state_dir(sockets)).absolute()
     os.umask(0o077)  # also of the daemons and of what they start; whatever others may see is said
     prepare_directory(sockets, sockets_mode())
+    (sockets / STOPPED_NAME).unlink(missing_ok=True)
     prepare_directory(state)
     emulation = None
     if options.emulate is not None:
