@@ -32,9 +32,9 @@ LAB_SOURCES := $(shell find $(LAB)/src $(LAB)/schema $(LAB)/style -type f) \
 # A developer's own settings must not decide what the tests see.
 unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
 
-.PHONY: help setup lab test fast lint types imports ts core-tests unit-tests server-tests kernel-tests \
-        kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles soak fuzz demo bench wheels format \
-        hooks lock clean
+.PHONY: help setup lab test fast lint types imports docs docs-links ts core-tests unit-tests server-tests \
+        kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles soak fuzz demo bench \
+        wheels format hooks lock clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | \
@@ -44,7 +44,7 @@ setup: $(READY) $(OLD_READY) $(CLIENTS_READY)  ## make the virtual environments 
 
 lab: $(LAB_READY)  ## build the labextension anew where its sources changed, and put it into .venv
 
-test: lint types imports ts core-tests unit-tests server-tests kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests  ## set up everything, pass everything (what CI runs)
+test: lint types imports docs ts core-tests unit-tests server-tests kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests  ## set up everything, pass everything (what CI runs)
 
 fast: lint types imports fast-tests  ## lint, types and the quick tests of the Python side: under a minute
 
@@ -57,6 +57,17 @@ types: $(READY)  ## mypy --strict
 
 imports: $(READY)  ## import-linter: who may import what
 	@$(STEP) imports $(BIN)/lint-imports --no-cache
+
+# Nothing is kept from the last build: Sphinx does not repeat the warnings of pages that are unchanged.
+SPHINX := $(BIN)/sphinx-build --fresh-env --write-all --nitpicky --quiet --conf-dir docs \
+          --doctree-dir build/doctrees
+
+docs: $(READY)  ## the documentation site (build/docs); a link inside it that leads nowhere is an error
+	@rm -rf build/docs
+	@$(STEP) docs $(SPHINX) --fail-on-warning --keep-going . build/docs
+
+docs-links: $(READY)  ## ask the network whether the links to other sites lead somewhere
+	@$(STEP) --alive docs-links $(SPHINX) --builder linkcheck . build/docs-links
 
 ts: $(NODE_READY)  ## the labextension: lint, types and unit tests of its TypeScript
 	@$(STEP) ts-lint $(NPM) run lint

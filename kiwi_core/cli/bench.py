@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,14 +13,13 @@ from kiwi_core.cli import exits
 from kiwi_core.cli.benched import begin_lines, report_lines
 from kiwi_core.cli.common import add_gpu, for_others_to_read
 from kiwi_core.cli.daemon import parse_emulation, parse_size
-from kiwi_core.cli.run import Terminated, wanted_gpu
+from kiwi_core.cli.leaving import Terminated, leaving_on_signals
+from kiwi_core.cli.run import wanted_gpu
 from kiwi_core.cli.terminal import Style
 from kiwi_core.errors import CallerError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
-    from types import FrameType
     from typing import TextIO
 
     from kiwi_core.bench.conductor import Bench
@@ -83,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         beside_others=args.beside_others,
     )
     try:
-        with _leaving_on_signals(), _Output(args.json) as output:
+        with leaving_on_signals(), _Output(args.json) as output:
             os.umask(0o077)  # what is made on the way is nobody else's business
             # What people read goes where the JSON does not.
             shown = sys.stderr if args.json == "-" else sys.stdout
@@ -97,26 +95,6 @@ def run(args: argparse.Namespace) -> int:
     except Terminated as terminated:
         return exits.of_signal(terminated.number)
     return exits.OK if report.complete else exits.FAILED
-
-
-@contextmanager
-def _leaving_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end everything in order, as Ctrl-C does."""
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        raise Terminated(number)
-
-    numbers = [
-        number
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    ]
-    before = {number: signal.signal(number, leave) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _Output:

@@ -7,6 +7,7 @@ import re
 
 from kiwi_core import emulator
 from kiwi_core.cli.set_ import parse_anti_thrash, parse_policy, parse_priority, parse_tq_s
+from kiwi_core.client import autostart
 from kiwi_core.config import DEFAULTS
 from kiwi_core.sched.policy import DEFAULT, names
 from kiwi_core.sched.policy.interactive import SHARES_MAX
@@ -144,7 +145,17 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         "in the socket directory)",
     )
     parser.add_argument(
-        "--admin-group", metavar="GROUP", help="members may change settings (kiwi set)"
+        "--admin-group",
+        metavar="GROUP",
+        help="members may change settings (kiwi set), and move everybody's memory out (kiwi "
+        "release)",
+    )
+    parser.add_argument(
+        "--sessions-per-user",
+        metavar="N",
+        type=_count,
+        help="how many sessions each user may have on each GPU, but for root and the daemon's own "
+        "user (default: the built-in share)",
     )
     parser.add_argument(
         "--metrics",
@@ -152,6 +163,13 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         type=_address,
         help="serve Prometheus metrics of all these GPUs over HTTP; :9402 means this machine only "
         "(default: none)",
+    )
+    parser.add_argument(
+        "--end-unused-after",
+        metavar="SECONDS",
+        type=_unused_after,
+        help="end when no session and no connection has been there for so long; 0: never (default: "
+        f"0, and {autostart.UNUSED_S:g} where a notebook or kiwi run starts the daemon)",
     )
     parser.add_argument(
         "--log-json", action="store_true", help="log JSON lines instead of text for people"
@@ -199,6 +217,8 @@ def run(args: argparse.Namespace) -> int:
             bring_back=args.bring_back,
             metrics=args.metrics,
             log_json=args.log_json,
+            end_unused_after_s=args.end_unused_after,
+            sessions_per_user=args.sessions_per_user,
         )
     )
 
@@ -252,6 +272,16 @@ def _seconds(text: str) -> float:
             f"{text!r} is no time from {_SECONDS_MIN:g} to {_SECONDS_MAX:g} seconds"
         )
     return seconds
+
+
+def _count(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1; write for example 8")
+    return int(text)
+
+
+def _unused_after(text: str) -> float:
+    return 0.0 if text.strip() == "0" else _seconds(text)
 
 
 def _address(text: str) -> tuple[str, int]:

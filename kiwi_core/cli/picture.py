@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.cli.choosing import EVERYTHING
 from kiwi_core.cli.terminal import Style, printable
-from kiwi_core.units import format_bytes, format_duration_s, format_wait_s
+from kiwi_core.units import format_bytes, format_duration_s
+from kiwi_core.wire.words import turn_words, wait_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,11 +79,8 @@ def _sharing(gpu: GpuStatus) -> list[str]:
 
 
 def _holders(gpu: GpuStatus) -> list[str]:
-    lines = []
-    for session in _by_id(gpu, gpu.holders):
-        left = session.time_left_s
-        lines.append(_who(session) + (f", {format_duration_s(left)} left" if left else ""))
-    return lines
+    holders = _by_id(gpu, gpu.holders)
+    return [", ".join(filter(None, (_who(one), turn_words(gpu, one)))) for one in holders]
 
 
 def _queue(gpu: GpuStatus) -> list[str]:
@@ -94,10 +92,7 @@ def _queue(gpu: GpuStatus) -> list[str]:
 
 
 def _wait(entry: QueueEntry) -> str:
-    text = "nobody can tell"
-    if (expected_s := entry.expected_wait_s) is not None:
-        low_s, high_s = entry.expected_low_s, entry.expected_high_s
-        text = format_wait_s(expected_s, low_s, high_s, printable(entry.expected_why))
+    text = printable(wait_words(entry)) or "nobody can tell"
     return f"{text} (has waited {format_duration_s(entry.waited_s)})"
 
 

@@ -30,7 +30,7 @@ EPILOG = """\
 Each GPU's daemon writes its journal, UUID.journal, into the state directory ($KIWI_STATE_DIR, else
 state/ in the socket directory); .1, .2 ... are earlier ones: of earlier daemons, or full. A full
 one goes on in the next; to check that too, play both: cat U.journal.1 U.journal | kiwi replay -
-A journal holds no names of notebooks, no code and no data.
+A journal holds no names of users or notebooks, no code and no data.
 
 exit codes: 0 the scheduler decides as recorded, 1 it does not (or the journal cannot be read).
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from kiwi_core import config, preload
 from kiwi_core.cli import child, exits
 from kiwi_core.cli.common import add_gpu, add_socket_dir, directory_of, no_daemon, warn
+from kiwi_core.cli.leaving import Terminated
 from kiwi_core.cli.waiting import WaitingLine
 from kiwi_core.errors import KiwiError, PeerError, is_full
 from kiwi_core.preload import ready
@@ -92,14 +93,6 @@ ALWAYS_TOLD: Final = frozenset(
     }
 )
 """A program's output is its own: ordinary suspensions are told only with --verbose."""
-
-
-class Terminated(BaseException):
-    """A signal asked us to leave while we waited for the GPU."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

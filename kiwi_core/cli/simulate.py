@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     work.add_argument(
         "--anonymise", metavar="JOURNAL",
-        help="only turn a journal into a trace file, without names and times of day (see -o)",
+        help="only turn a journal into a trace file, without ids and times of day (see -o)",
     )  # fmt: skip
     parser.add_argument(
         "--since", type=parse_since, default=0.0, metavar="WHEN",

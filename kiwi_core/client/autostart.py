@@ -36,6 +36,11 @@ STOPPED_NAME: Final = "stopped"
 START_TIMEOUT_S: Final = 60.0
 """An emulated driver is compiled on first use, which takes a slow machine half a minute."""
 
+UNUSED_S: Final = 600.0
+"""A daemon that was started automatically ends when nobody has needed it for so long. Ten minutes:
+who restarts a kernel or opens the next notebook finds it as it was, with its history, and who has
+gone home leaves nothing running."""
+
 _LOOK_EVERY_S: Final = 0.05
 _ASK_TIMEOUT_S: Final = 2.0
 _LOG_MAX_BYTES: Final = 1 << 20
@@ -190,8 +195,8 @@ def _daemon_command(socket_dir: Path, env: Mapping[str, str]) -> list[str]:
             f"{ENV_DAEMON_ARGS} cannot be read: {error}.",
             "Write it as in a shell.",
         ) from error
-    where = ["--socket-dir", str(socket_dir)]
-    return interpreter.module("kiwi_core.cli", "daemon", *where, *more)
+    own = ["--socket-dir", str(socket_dir), "--end-unused-after", f"{UNUSED_S:g}"]
+    return interpreter.module("kiwi_core.cli", "daemon", *own, *more)
 
 
 def _daemon_env(env: dict[str, str]) -> dict[str, str]:

@@ -68,6 +68,7 @@ class Lease:
         self.granted: Granted | None = None
         """The latest grant: repeated, with a fresh quantum, after each suspension."""
         self.waiting: Waiting | None = None
+        """Where it stands; after the first grant: while it is suspended."""
         self.error: KiwiError | None = None
         """Why it was not, or no longer, granted."""
         self.ended: Phase | None = None
@@ -262,6 +263,8 @@ class Book:
         elif isinstance(message, Waiting):
             lease.waiting = message
         elif lease.phase is not Phase.IDLE:
+            if lease.granted is not None:
+                lease.waiting = None  # it goes on after a suspension
             lease.granted = message
 
     def _hears_status(self, report: StatusReport, messages: deque[DaemonMessage]) -> bool:

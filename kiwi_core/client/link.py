@@ -202,8 +202,11 @@ def dial(path: Path, hello: Hello, patience: Patience) -> tuple[Link, Welcome]:
         _check_peer(sock, path)
         link = Link(sock)
         return link, welcomed(link, hello, patience)
-    except BaseException:
+    except BaseException as error:
         sock.close()
+        if isinstance(error, PeerError) and error.code == "disconnected":
+            # The daemon was ending. The caller may start another one, as if none had listened.
+            raise no_daemon(path, "it closed the connection at once") from error
         raise
 
 

@@ -23,6 +23,9 @@ SWITCH_INTERVAL_S = 0.0005
 EXIT_CANNOT = 78
 """EX_CONFIG of sysexits.h: starting it again would not help."""
 
+EXIT_UNUSED = 79
+"""Nobody needs this daemon; not a code of sysexits.h."""
+
 
 def main() -> int:
     options = msgspec.json.decode(sys.argv[1], type=ChildOptions)
@@ -53,11 +56,15 @@ async def _run(options: ChildOptions) -> None:
     # An operation that hangs keeps its task: do not wait for it.
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(EXIT_UNUSED if daemon.ended_unused else 0)
 
 
 def _supervisor_spoke(daemon: GpuDaemon) -> None:
-    """It never says anything: readable means that it is gone."""
+    """All it ever says is that the daemon may end if nobody needs it; the end of the stream means
+    that it is gone."""
+    if os.read(sys.stdin.fileno(), 64):
+        daemon.end_if_unused()
+        return
     asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
     structlog.get_logger(__name__).warning("supervisor is gone; leaving")
     daemon.stop()

@@ -59,10 +59,18 @@ class Address:
         if before is not None:
             before.close()
 
-    def close(self) -> None:
-        """Accept nobody any more, and leave no socket behind."""
+    def is_awaited(self) -> bool:
+        """Return whether somebody has connected and is not accepted yet."""
+        return self._door is not None and self._door.is_awaited()
+
+    def close(self, *, comes_back: bool = True) -> None:
+        """Accept nobody any more, and leave no socket behind. ``comes_back``: this daemon is
+        probably being restarted, so programs that start in the next seconds wait for that."""
+        if self._closed:
+            return
         self._closed = True  # before Python 3.12, wait_for can swallow the cancellation of keep
-        self._lock.leave()
+        if comes_back:
+            self._lock.leave()
         if _identity(self._path) == self._identity:
             self._path.unlink(missing_ok=True)
         if self._door is not None:

@@ -9,6 +9,7 @@ that somebody who connects in a loop is in nobody's way.
 from __future__ import annotations
 
 import asyncio
+import select
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -132,6 +133,12 @@ class Door:
             self._pause.cancel()
         self._loop.remove_reader(self._sock)
         self._sock.close()
+
+    def is_awaited(self) -> bool:
+        """Return whether somebody has connected and is not accepted yet."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(0) or self._tasks)
 
     def _open(self) -> None:
         self._pause = None

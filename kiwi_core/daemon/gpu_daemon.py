@@ -46,6 +46,7 @@ from kiwi_core.daemon.roster import Remembering, Roster, RosterFile
 from kiwi_core.daemon.session_desk import SessionDesk
 from kiwi_core.daemon.shares import Shares
 from kiwi_core.daemon.turns import Turns
+from kiwi_core.daemon.unused import Unused
 from kiwi_core.daemon.usage_report import UsageReporter
 from kiwi_core.daemon.wishes import Wishes
 from kiwi_core.errors import CallerError
@@ -91,9 +92,18 @@ class GpuDaemon:
         self._config = config
         self._stop = asyncio.Event()
         self._leaving = False
+        self.ended_unused = False
+        """It ends because nobody needs it."""
 
     def stop(self) -> None:
         self._stop.set()
+
+    def end_if_unused(self) -> None:
+        """Called when the supervisor allows it."""
+        if not self._stop.is_set() and self._unused.end():
+            log.info("nobody needs this daemon", since_s=self._unused.after_s)
+            self.ended_unused = True
+            self.stop()
 
     async def run(self) -> None:
         sockets = Path(self._options.sockets)
@@ -129,10 +139,16 @@ class GpuDaemon:
         observing = asyncio.create_task(self._observer.run(), name="observing")
         observing.add_done_callback(_must_not_end)
         log.info("ready", gpu=self._options.gpu_uuid, socket=str(path))
-        sys.stdout.write("ready\n")
-        sys.stdout.flush()
+        self._unused = Unused(
+            self._options.asked.end_unused_after_s or 0.0, address, self._desk, self._members,
+            self._links, self._core.operations, self._orphans, _tell_supervisor,
+        )  # fmt: skip
+        _tell_supervisor("ready")
+        looking = asyncio.create_task(self._unused.watch(), name="looking whether it is unused")
+        looking.add_done_callback(_must_not_end)
         await self._stop.wait()
         keeping.cancel()
+        looking.cancel()
         address.close()
         observing.cancel()
         await self._leave()
@@ -165,7 +181,7 @@ class GpuDaemon:
     def _assemble(self, roster: Roster) -> None:
         options, machine, config = self._options, self._machine, self._config
         rights = Rights.of_this_process(options.asked.admin_group)
-        shares = Shares.of_this_process(rights.daemon_uid)
+        shares = Shares.of_this_process(rights.daemon_uid, options.asked.sessions_per_user)
         tq_ns, anti_thrash, policy = options.settings(roster, config)
         self._assemble_pager(shares)
         header = JournalHeader(
@@ -197,7 +213,9 @@ class GpuDaemon:
         guards = Guards(self._members, self._links, self._feed_observation)
         self._sessions.guards = self._core.guards = guards
         self._link_up(shares)
-        self._orphans = Orphans(self._pager, self._core.operations, self._links, self._link_desk)
+        self._orphans: Orphans = Orphans(
+            self._pager, self._core.operations, self._links, self._link_desk
+        )
         self._sessions.has_left = self._has_left
         self._observer: Observer = Observer(
             config,
@@ -391,6 +409,11 @@ class GpuDaemon:
         self._journal.close()
         await self._machine.movers.close()
         log.info("ended", left_behind=len(left))
+
+
+def _tell_supervisor(word: str) -> None:
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
 
 
 def _must_not_end(task: asyncio.Task[None]) -> None:

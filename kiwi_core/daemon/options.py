@@ -24,7 +24,8 @@ class DaemonOptions(msgspec.Struct, frozen=True, kw_only=True):
     ``gpus`` are UUIDs, unambiguous beginnings of UUIDs, or indices; empty means every GPU.
     ``priorities`` are user names and their classes. ``emulate`` is the text of ``--emulate``, for
     example ``2x512MiB``. ``metrics`` is the host and port of the listener for metrics servers;
-    without it there is none.
+    without it there is none. ``end_unused_after_s`` is for a daemon that was started automatically:
+    it ends when nobody has needed it for so long; 0 and ``None``: never.
     """
 
     gpus: tuple[str, ...] = ()
@@ -46,6 +47,8 @@ class DaemonOptions(msgspec.Struct, frozen=True, kw_only=True):
     bring_back: bool = True
     metrics: tuple[str, int] | None = None
     log_json: bool = False
+    end_unused_after_s: float | None = None
+    sessions_per_user: int | None = None
 
     def config(self) -> Config:
         """The defaults, with what the admin of this machine knows better."""

@@ -46,6 +46,11 @@ class Orphans:
         self.closed = False
         """The daemon leaves: nobody becomes a session any more."""
 
+    @property
+    def at_work(self) -> bool:
+        """Whether processes of sessions that have ended are still being let go."""
+        return bool(self._tasks)
+
     def let_go(self, target: Target, *, was_leaving: bool) -> None:
         task = asyncio.ensure_future(self._let_go(target, was_leaving))
         self._tasks.add(task)

@@ -89,8 +89,8 @@ def _user_name(uid: int, _now: int) -> str:
 class Rights:
     """Who may do what with one daemon.
 
-    A user sees and acts on their own processes; settings need the daemon's owner, root, or a
-    member of ``admin_group``.
+    A user sees and acts on their own processes. The daemon's owner, root and the members of
+    ``admin_group`` are its admins: they change settings, and act on everybody's.
     """
 
     daemon_uid: int
@@ -101,13 +101,16 @@ class Rights:
         return peer.uid in (owner_uid, 0)
 
     def may_act(self, peer: Peer, owner_uid: int) -> bool:
-        """May ``peer`` have the memory of what belongs to ``owner_uid`` moved? The daemon's owner
-        may, without seeing its name: it is their GPU."""
-        return peer.uid in (owner_uid, self.daemon_uid, 0)
+        """May ``peer`` have the memory of what belongs to ``owner_uid`` moved? Admins may, without
+        seeing its name."""
+        return peer.uid == owner_uid or self._is_admin(peer)
 
     def may_set(self, peer: Peer) -> bool:
         """May ``peer`` change settings? They also see what each user and notebook has had: whoever
         sets the quantum must be able to see for whom it is right."""
+        return self._is_admin(peer)
+
+    def _is_admin(self, peer: Peer) -> bool:
         if peer.uid in (self.daemon_uid, 0):
             return True
         group = self.admin_group

@@ -290,6 +290,7 @@ def _queue_entry(entry: QueueView) -> m.QueueEntry:
         expected_low_s=_seconds(entry.expected_low_ns),
         expected_high_s=_seconds(entry.expected_high_ns),
         expected_why=entry.expected_why,
+        blocked=entry.blocked is not None,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import resource
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.peer_limits import PEER_LIMITS, RESERVE, SESSIONS, fitted
@@ -70,10 +71,14 @@ class Shares:
         self._by_name = {limit.name: Share(limit, privileged) for limit in limits}
 
     @staticmethod
-    def of_this_process(daemon_uid: int) -> Shares:
-        """As its limit of descriptors allows; root and the daemon's owner are privileged."""
+    def of_this_process(daemon_uid: int, sessions_per_user: int | None = None) -> Shares:
+        """As its limit of descriptors allows; root and the daemon's owner are privileged.
+        ``sessions_per_user`` is what the admin allows, where that is less."""
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return Shares(fitted(descriptors), {0, daemon_uid})
+        limits = fitted(descriptors)
+        if sessions_per_user is not None:
+            limits = tuple(_at_most(limit, sessions_per_user) for limit in limits)
+        return Shares(limits, {0, daemon_uid})
 
     def warning(self) -> str:
         """Return a warning for the admin where descriptors limit the sessions, else ""."""
@@ -90,3 +95,9 @@ class Shares:
 
     def __iter__(self) -> Iterator[Share]:
         return iter(self._by_name.values())
+
+
+def _at_most(limit: PeerLimit, sessions_per_user: int) -> PeerLimit:
+    if limit.name != SESSIONS:
+        return limit
+    return replace(limit, per_user=min(limit.per_user, sessions_per_user))

@@ -16,10 +16,11 @@ from msgspec import structs
 
 from kiwi_core import config, interpreter
 from kiwi_core.client.autostart import STOPPED_NAME
-from kiwi_core.daemon.__main__ import EXIT_CANNOT
+from kiwi_core.daemon.__main__ import EXIT_CANNOT, EXIT_UNUSED
 from kiwi_core.daemon.emulation import hold_state, prepare
 from kiwi_core.daemon.options import ChildOptions
 from kiwi_core.daemon.places import prepare_directory, sockets_mode
+from kiwi_core.daemon.unused import UNUSED, USED
 from kiwi_core.errors import CallerError, KiwiError
 from kiwi_core.gpu import choice, nvml
 from kiwi_core.units import format_bytes
@@ -60,8 +61,10 @@ def main(options: DaemonOptions) -> int:
         emulation=emulation,
         emulated_state=hold_state(emulation) if emulation is not None else "",
     )
-    children = [_Child(gpu, structs.replace(child, gpu_uuid=gpu.uuid)) for gpu in gpus]
-    return asyncio.run(_supervise(children))
+    group = _Group()
+    for gpu in gpus:
+        group.children.append(_Child(gpu, structs.replace(child, gpu_uuid=gpu.uuid), group))
+    return asyncio.run(_supervise(group.children))
 
 
 def _check_group(name: str) -> None:
@@ -104,25 +107,66 @@ def _chosen(gpus: Sequence[GpuInfo], wanted: Sequence[str]) -> list[GpuInfo]:
     return [choice.one(gpus, word) for word in dict.fromkeys(wanted)]
 
 
-class _Child:
-    """The daemon of one GPU, started again and again until told to stop."""
+class _Group:
+    """The daemons of all GPUs. They end together when nobody needs any of them: programs start none
+    while one answers, so one that ended alone would be missed."""
 
-    def __init__(self, gpu: GpuInfo, options: ChildOptions) -> None:
+    def __init__(self) -> None:
+        self.children: list[_Child] = []
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        """A child has said something new, or has ended."""
+        if all(child.unused for child in self.children):
+            for child in self.children:
+                child.end_if_unused()
+        self._changed.set()
+
+    async def has_ended(self) -> bool:
+        """Return, once it is decided, whether all have ended. False: one of them is needed."""
+        while all(child.unused for child in self.children):
+            if all(child.ended for child in self.children):
+                return True
+            self._changed.clear()
+            await self._changed.wait()
+        return False
+
+
+class _Child:
+    """The daemon of one GPU, started again and again until told to stop, or until nobody needs any
+    daemon of the ``group``."""
+
+    def __init__(self, gpu: GpuInfo, options: ChildOptions, group: _Group) -> None:
         self._gpu = gpu
         self._options = options
+        self._group = group
+        self.unused = False
+        """Nobody needs this daemon, as it said last; also once it is not started again."""
+        self.ended = False
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
 
     async def keep_running(self) -> int:
+        status = await self._keep_running()
+        self._is(unused=True, ended=True)
+        return status
+
+    async def _keep_running(self) -> int:
         crashes = 0
         while True:
             began = asyncio.get_running_loop().time()
             status = await self._run_once()
             if self._stopping.is_set():
                 # Told before it could listen for signals: it had nothing to bring back yet.
-                return 0 if status == -signal.SIGTERM else status
+                return 0 if status in (-signal.SIGTERM, EXIT_UNUSED) else status
             if status in (0, EXIT_CANNOT):
                 return status
+            if status == EXIT_UNUSED:
+                self._is(unused=True, ended=True)
+                if await self._group.has_ended() or self._stopping.is_set():
+                    return 0
+                self._options = structs.replace(self._options, restarted=True)
+                continue  # somebody has come to another GPU meanwhile
             if asyncio.get_running_loop().time() - began > CALM_S:
                 crashes = 0
             waits = config.DEFAULTS.restart_backoff_s
@@ -141,7 +185,16 @@ class _Child:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
 
+    def end_if_unused(self) -> None:
+        if self._process is not None and self._process.stdin is not None and not self.ended:
+            self._process.stdin.write(b"\n")
+
+    def _is(self, *, unused: bool, ended: bool = False) -> None:
+        self.unused, self.ended = unused, ended
+        self._group.changed()
+
     async def _run_once(self) -> int:
+        self._is(unused=False)
         environment = dict(os.environ)
         if self._options.emulation is not None:
             environment.update(self._options.emulation.env)
@@ -154,9 +207,14 @@ class _Child:
             self.stop()  # it was told while this one was being started
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            if line == b"ready\n":
-                self._announce()
+            self._hear(line.decode().strip())
         return await self._process.wait()
+
+    def _hear(self, word: str) -> None:
+        if word == "ready":
+            self._announce()
+        elif word in (UNUSED, USED):
+            self._is(unused=word == UNUSED)
 
     def _announce(self) -> None:
         emulated = "EMULATED, " if self._options.emulation is not None else ""

@@ -19,6 +19,7 @@ COMMON = ("state.c",)
 CUDA = (
     "core.c",
     "context.c",
+    "green.c",
     "memory.c",
     "vmm.c",
     "pool.c",

@@ -204,7 +204,7 @@ def release_requested(st: State, event: ev.ReleaseRequested) -> None:
             f"{format_bytes(max(0, left_bytes))} more",
         )
         return
-    orders.page_out(st, session, "its user asked for it")
+    orders.page_out(st, session, "somebody asked for it")
 
 
 def use_expected(st: State, event: ev.UseExpected) -> None:

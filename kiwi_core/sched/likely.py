@@ -14,6 +14,11 @@ from kiwi_core.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+FALL: Final = 2
+FALL_SHARE: Final = 20
+"""A figure that turns out too long falls faster than the clock, by two seconds and a twentieth of
+it in each second: a jump would read as a fault."""
+
 TOLERANCE_NS: Final = 2 * NS_PER_S
 TOLERANCE_SHARE: Final = 4
 
@@ -46,6 +51,11 @@ class Likely(NamedTuple):
         expected_ns = expected_ns - passed_ns if expected_ns > passed_ns else 0
         return Likely(low_ns, expected_ns, high_ns - passed_ns if high_ns > passed_ns else 0)
 
+    def fallen(self, passed_ns: int) -> Likely:
+        """Return the lowest figure that may be shown, ``passed_ns`` after this was shown."""
+        by_ns = [FALL * passed_ns + ns * passed_ns // (FALL_SHARE * NS_PER_S) for ns in self]
+        return Likely(*(max(0, ns - less_ns) for ns, less_ns in zip(self, by_ns, strict=True)))
+
     def times(self, factor: float) -> Likely:
         low_ns = round(self.low_ns * factor)
         high_ns = max(low_ns, min(round(self.high_ns * factor), range_max_ns(low_ns)))
@@ -59,6 +69,10 @@ class Likely(NamedTuple):
     def no_longer_than(self, shown: Likely) -> Likely:
         """Whatever is shorter of each."""
         return Likely(*map(min, self, shown))
+
+    def no_shorter_than(self, least: Likely) -> Likely:
+        """Whatever is longer of each."""
+        return Likely(*map(max, self, least))
 
 
 def tolerance_ns(took_ns: int) -> int:

@@ -2,7 +2,8 @@
 
 *Steady.* Along one wait all figures get smaller or stand still. They are told anew, with the reason
 why, only where the whole new range is longer than what is shown, by more than "about" allows, and
-has been for a second.
+has been for a second. They fall at once only where people see why: the place, the holder or the
+settings have changed. Else they run down faster than the clock.
 
 *Bounds.* Where the policy lets newcomers overtake a stopped burst, that burst is told an upper
 bound ("up to 2 min"): the longest future, multiplied by what would have covered almost all
@@ -17,7 +18,7 @@ short (a holder who was idle, or soon finished) has not happened to this one.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kiwi_core.sched.futures import Futures, futures, tail_ns
@@ -92,6 +93,12 @@ class Standing(NamedTuple):
     ahead: int
     settings: tuple[object, ...]
     troubles: int
+    holders: frozenset[SessionId] = frozenset()
+
+    def looks_like(self, before: Standing) -> bool:
+        """Nothing that people see beside the figure has changed."""
+        now = self.ahead, self.settings, self.holders
+        return now == (before.ahead, before.settings, before.holders)
 
 
 @dataclass(slots=True)
@@ -106,8 +113,9 @@ class Promise:
     longest_ns: int
     """Of the futures of the first look."""
     standing: Standing
+    """When it was told anew last."""
     fresh: Likely
-    """As it was found at the last look, and when that was."""
+    """What was found at the last look, or on the way down to it, and when that was."""
     looked_ns: int
     most: Likely
     """What was shown then: it is not told more than that."""
@@ -115,6 +123,11 @@ class Promise:
     longer_since_ns: int | None = None
     bound: bool = False
     """Only ``high_ns`` is told, as an upper bound."""
+    seen: Standing = field(init=False)
+    """At the last look."""
+
+    def __post_init__(self) -> None:
+        self.seen = self.standing
 
     def told(self, now_ns: int) -> Likely:
         told = self.fresh.later(now_ns - self.looked_ns).no_longer_than(self.most)
@@ -124,7 +137,9 @@ class Promise:
         """What may well still be is not ruled out, however short the last figure was."""
         fresh = fresh._replace(high_ns=max(fresh.high_ns, unlucky_ns))
         now_ns = standing.now_ns
-        self.most = self.fresh.later(now_ns - self.looked_ns).no_longer_than(self.most)
+        passed_ns = now_ns - self.looked_ns
+        self.most = self.fresh.later(passed_ns).no_longer_than(self.most)
+        least = self.most.fallen(passed_ns)
         if not fresh.contradicts(self.most):
             self.longer_since_ns = None
         elif self.longer_since_ns is None:
@@ -133,7 +148,9 @@ class Promise:
             self.why = _why(self.standing, standing)
             self.standing, self.longer_since_ns = standing, None
             self.most = fresh
-        self.fresh, self.looked_ns = fresh, now_ns
+        if standing.looks_like(self.seen):
+            fresh = fresh.no_shorter_than(least)
+        self.fresh, self.seen, self.looked_ns = fresh, standing, now_ns
 
 
 def _why(before: Standing, now: Standing) -> str:
@@ -224,10 +241,13 @@ class Outlook:
         ahead = futures(st, now_ns)
         settings = (st.policy.name, st.terms.tq_ns, st.anti_thrash)
         troubles = sum(s.backoff_ns > 0 or s.stuck for s in st.sessions.values())
+        holders = frozenset(st.at_work)
+        place = 0
         tail = self._due_tail(st, ahead, now_ns)
         last: Likely | None = None
-        for place, waiter in enumerate(tuple(st.policy.order(st))):
-            standing = Standing(now_ns, place, settings, troubles)
+        for waiter in tuple(st.policy.order(st)):
+            standing = Standing(now_ns, place, settings, troubles, holders)
+            place += not waiter.stopping  # who is being stopped is shown as a holder
             found = ahead.waits_ns.get(waiter.id)
             if waiter.blocked is not None:
                 self._promises.pop(waiter.id, None)

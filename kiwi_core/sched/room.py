@@ -15,7 +15,7 @@ from kiwi_core.states import AntiThrash, Notice
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from kiwi_core.sched.session import Session
     from kiwi_core.sched.state import State
@@ -97,12 +97,14 @@ def lacked_bytes(st: State, session: Session) -> int:
 
 def coming_bytes(st: State) -> int:
     """What page-outs under way will free; hung ones do not count."""
-    coming = 0
+    return sum(session.counted_claim_bytes for session in _making_room(st))
+
+
+def _making_room(st: State) -> Iterator[Session]:
     for session in st.ops.values():
         op = session.op
         if op is not None and op.doing is Doing.PAGING_OUT and not op.overdue:
-            coming += session.counted_claim_bytes
-    return coming
+            yield session
 
 
 def _queued_ns(session: Session) -> int:
@@ -205,6 +207,19 @@ def make_room(st: State, session: Session, alone: bool) -> tuple[Room, Survey | 
 def evict(st: State, found: Survey, cause: str) -> None:
     for victim in found.victims:
         orders.page_out(st, victim, cause)
+
+
+def make_up(st: State, session: Session) -> None:
+    """The page-in of ``session`` is under way, and a look has shown since that others hold more
+    than the books had when it was ordered. The pager waits for the room: order out now what frees
+    it, not when the pager has given up."""
+    restore_bytes = session.footprint_bytes - session.resident_bytes
+    free_bytes = st.capacity_bytes - st.resident_bytes
+    free_bytes += sum(one.resident_bytes for one in _making_room(st))
+    lacking_bytes = restore_bytes - free_bytes
+    margin_bytes = 0 if session.leaving else st.margin_bytes  # as ``wanted_bytes``
+    found = survey(st, lacking_bytes + margin_bytes, beside=session, lacking_bytes=lacking_bytes)
+    evict(st, found, f"room for {session.id}, which is on its way in")
 
 
 def blocked_by(st: State, session: Session, found: Survey) -> tuple[Notice, str]:

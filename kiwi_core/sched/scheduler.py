@@ -94,8 +94,7 @@ class Scheduler:
     @property
     def holders(self) -> tuple[SessionId, ...]:
         """Who may be at work on the GPU: those that hold the lease or are being stopped."""
-        stopping = (session.id for session in self._st.ops.values() if session.stopping)
-        return (*self._st.runners, *stopping)
+        return self._st.at_work
 
     @property
     def loose(self) -> tuple[SessionId, ...]:

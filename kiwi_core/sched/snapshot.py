@@ -12,6 +12,8 @@ from kiwi_core.states import AntiThrash, SessionState
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from kiwi_core.sched.outlook import Outlook, Told
     from kiwi_core.sched.state import State
     from kiwi_core.units import SessionId
@@ -90,15 +92,22 @@ def _round_trip_ns(st: State, present: list[Session]) -> int | None:
 
 
 def _queue(st: State, now_ns: int) -> tuple[QueueView, ...]:
+    waits_ns = expected_waits_ns(st, now_ns)
     return tuple(
-        _waiter(st.queue[id_], position, (None, wait_ns, None), "", now_ns)
-        for position, (id_, wait_ns) in enumerate(expected_waits_ns(st, now_ns).items(), start=1)
+        _waiter(waiter, position, (None, waits_ns[waiter.id], None), "", now_ns)
+        for position, waiter in enumerate(_waiters(st.queue[id_] for id_ in waits_ns), start=1)
     )
+
+
+def _waiters(queued: Iterable[Session]) -> Iterator[Session]:
+    """Yield those that do not hold the GPU any more: one that is being stopped has its place in the
+    queue already, and is shown as a holder until it stands still."""
+    return (session for session in queued if not session.stopping)
 
 
 def _queue_told(st: State, told: dict[SessionId, Told], now_ns: int) -> tuple[QueueView, ...]:
     entries = []
-    for position, waiter in enumerate(st.policy.order(st), start=1):
+    for position, waiter in enumerate(_waiters(st.policy.order(st)), start=1):
         one = told.get(waiter.id)
         wait = one.likely if one is not None else None
         waits_ns = (wait.low_ns, wait.expected_ns, wait.high_ns) if wait else (None, None, None)
@@ -133,12 +142,25 @@ def _activity(session: Session) -> str:
     return _ACTIVITY[session.op.doing] if session.op is not None else ""
 
 
+def _stop_at_ns(st: State, runner: Session) -> int | None:
+    """Return when ``runner`` makes way for who is first in line, or for whoever comes. ``None``:
+    who waits comes in beside it, or cannot be given the GPU."""
+    in_line = tuple(_waiters(st.policy.order(st))) if st.queue else ()
+    first = next((w for w in in_line if w.id not in st.chosen and w.blocked is None), None)
+    if in_line and first is None:
+        return None
+    if first is not None:
+        return st.policy.stop_at_ns(st, runner, first)
+    return runner.granted_ns + st.quantum_ns(runner)
+
+
 def _session(st: State, session: Session, now_ns: int) -> SessionView:
     account = account_of(session, now_ns)
     time_left_ns = None
     stoppable = st.anti_thrash is not AntiThrash.OFF and session.guarded
     if session.want is Want.RUNNING and stoppable:
-        time_left_ns = max(0, session.granted_ns + st.quantum_ns(session) - now_ns)
+        stop_at_ns = _stop_at_ns(st, session)
+        time_left_ns = None if stop_at_ns is None else max(0, stop_at_ns - now_ns)
     return SessionView(
         id=session.id,
         state=state_of(session),

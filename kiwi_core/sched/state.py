@@ -267,6 +267,12 @@ class State:
     # --- small helpers of all the others --------------------------------------------------------
 
     @property
+    def at_work(self) -> tuple[SessionId, ...]:
+        """Those that hold the lease or are being stopped."""
+        stopping = (session.id for session in self.ops.values() if session.stopping)
+        return (*self.runners, *stopping)
+
+    @property
     def holders(self) -> int:
         """Runners, and those being stopped that may still run. One whose stopping hangs is not
         counted: nobody shall wait for it."""

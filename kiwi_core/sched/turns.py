@@ -98,6 +98,8 @@ def _under_way(st: State, waiter: Session) -> Step:
     if op is not None and op.overdue:
         waiter.blocked, waiter.blocked_detail = Notice.STUCK, "a driver call on it hangs"
         return Step.GO_ON
+    if _restoring(waiter):
+        room.make_up(st, waiter)
     coming_in = waiter.id in st.chosen
     return Step.GO_ON if coming_in and not st.serialised else Step.WAIT
 

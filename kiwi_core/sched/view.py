@@ -41,8 +41,8 @@ class SessionView:
     expected_bytes: int
     """What it is expected to take while it runs; the whole GPU while unknown."""
     time_left_ns: int | None
-    """Of the running quantum; ``None`` unless it holds the lease and can be stopped. 0: goes on
-    until asked for."""
+    """At most, until it makes way for who is first in line (nobody waits: of its quantum);
+    ``None`` unless it holds the lease and can be stopped. 0: goes on until asked for."""
     operation: OpId | None
     problem: Notice | None
     detail: str

@@ -4,7 +4,7 @@
 ``model``       the machine, its faults, the settings that are compared
 ``trace``       the work: sessions, their cells, the file format (JSON lines)
 ``mixes``       generators of traces with stated parameters; a seed makes them repeat
-``recorded``    a daemon's journal as a trace, without names, times of day or GPU
+``recorded``    a daemon's journal as a trace, without ids and times of day
 ``engine``      the loop: events into the scheduler, actions performed in virtual time
 ``driver``      how long operations take and how they come out
 ``compute``     who computes how fast: runners side by side share the GPU

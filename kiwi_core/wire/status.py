@@ -59,6 +59,8 @@ class QueueEntry(Struct, frozen=True, kw_only=True):
     expected_high_s: float | None = None
     expected_why: str = ""
     """These as in ``Waiting``."""
+    blocked: bool = False
+    """It is held up by something other than its turn; its session's ``problem_text`` says what."""
 
 
 class SwapStatus(Struct, frozen=True, kw_only=True):
@@ -92,6 +94,7 @@ class SessionStatus(Struct, frozen=True, kw_only=True):
     lingering: bool = False
     peak_bytes: int | None = None
     time_left_s: float | None = None
+    """A holder's: it makes way for the first in line by then, perhaps earlier."""
     problem: str = ""
     problem_text: str = ""
     priority: Priority = Priority.NORMAL

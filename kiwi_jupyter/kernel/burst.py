@@ -37,6 +37,8 @@ class Burst:
         self._client: Client | None = None
         self._ticket: Ticket | None = None
         self._held = False
+        self._before: Waiting | None = None
+        """What was said last before the grant."""
         self._number = 0
         self._leftovers = Leftovers()
         self._watcher: threading.Thread | None = None
@@ -48,10 +50,22 @@ class Burst:
         return self._held and bool(self._members)
 
     @property
+    def granted(self) -> bool:
+        """Whether the lease is ours, though perhaps nobody is in the burst at this moment."""
+        return self._held
+
+    @property
     def waiting(self) -> Waiting | None:
         """Where the wait stands, as the daemon last said."""
         ticket = self._ticket
         return ticket.last_waiting if ticket is not None and not self._held else None
+
+    @property
+    def suspended(self) -> Waiting | None:
+        """Where a burst that was granted stands now; ``None``: it goes on, as far as is known."""
+        ticket = self._ticket
+        said = ticket.last_waiting if ticket is not None and self.held else None
+        return said if said is not self._before else None
 
     def is_in(self, member: Hashable) -> bool:
         return member in self._members
@@ -80,6 +94,7 @@ class Burst:
             return False
         with self._lock:
             if ticket is self._ticket and not self._held:
+                self._before = ticket.last_waiting
                 self._held = True
                 self._guard.burst_began()
         return True

@@ -18,8 +18,11 @@ from kiwi_jupyter.kernel.words import share_done, waiting_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
 
     from kiwi_core.wire.messages import Waiting
+
+    Screen: TypeAlias = Callable[[str, str], None]
 
 REDRAW_S: Final = 1.0
 """The least time between two drawings of an unchanged state: the bar moves on."""
@@ -49,7 +52,7 @@ CPU_WORK: Final = (
 _BAR: Final = "height:100%;background:var(--jp-brand-color1,#2196f3)"
 
 
-def as_html(text: str, share: float | None) -> str:
+def as_html(text: str, share: float | None, hint: str = CPU_WORK) -> str:
     bar = ""
     if share is not None:
         percent = round(100 * share)
@@ -58,23 +61,25 @@ def as_html(text: str, share: float | None) -> str:
             f' aria-valuenow="{percent}" aria-label="Wait for the GPU">'
             f'<div style="{_BAR};width:{percent}%"></div></div>'
         )
-    hint = f'<div style="{_HINT}">{CPU_WORK}</div>'
-    return f'<div role="status" style="{_STYLE}">{html.escape(text)}{bar}</div>{hint}'
+    below = f'<div style="{_HINT}">{hint}</div>' if hint else ""
+    return f'<div role="status" style="{_STYLE}">{html.escape(text)}{bar}</div>{below}'
 
 
 class WaitingLine:
     """Shows nothing for the first ``delay_s``. ``publish(text, html)`` is the screen: called
-    again and again, at last with two empty strings if anything was shown."""
+    again and again, at last with two empty strings if anything was shown. ``hint``: HTML below."""
 
     def __init__(
         self,
         publish: Callable[[str, str], None],
         *,
         delay_s: float,
+        hint: str = CPU_WORK,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._publish = publish
         self._delay_s = delay_s
+        self._hint = hint
         self._clock = clock
         self._began_s = clock()
         self._drawn_s: float | None = None
@@ -95,7 +100,7 @@ class WaitingLine:
         if text == self._shown and self._drawn_s is not None and now_s - self._drawn_s < REDRAW_S:
             return
         self._shown, self._drawn_s = text, now_s
-        self._publish(text, as_html(text, share))
+        self._publish(text, as_html(text, share, self._hint))
 
     def close(self) -> None:
         if self._drawn_s is not None:
@@ -103,14 +108,23 @@ class WaitingLine:
             self._publish("", "")
 
 
-def screen_for(shell: Any, *, silent: bool = False) -> Callable[[str, str], None]:
-    """Return what shows the line to the users of this shell."""
+def nowhere(_text: str, _markup: str) -> None:
+    """Show nothing."""
+
+
+def on_no_screen() -> Screen:
+    return nowhere
+
+
+def screens_for(shell: Any, *, silent: bool = False) -> Callable[[], Screen]:
+    """Return what makes a screen for each line of the cell that runs in this thread."""
     if silent:
-        return lambda _text, _html: None
+        return on_no_screen
     kernel = getattr(shell, "kernel", None)
     if kernel is None:
-        return _terminal_screen
-    return _NotebookScreen(kernel, kernel.get_parent())
+        return lambda: _terminal_screen
+    request = kernel.get_parent()
+    return lambda: _NotebookScreen(kernel, request)
 
 
 WAIT_ID: Final = "kiwi-wait-"

@@ -19,6 +19,7 @@ from kiwi_jupyter.kernel.loading import Gatekeeper
 from kiwi_jupyter.kernel.magics import KiwiMagics
 from kiwi_jupyter.kernel.override import rewrite_head
 from kiwi_jupyter.kernel.session import Session, say_on_stderr
+from kiwi_jupyter.kernel.suspension import Suspension
 
 LEAVE_TIMEOUT_S = 60.0
 """For ``%kiwi off`` and unloading: until the memory is back in the GPU."""
@@ -47,6 +48,7 @@ class Extension:
         decider = Decider(shell, self.session, self.analyzer, self.gatekeeper)
         self.gate = Gate(shell, self.config, self.session, self.burst, decider)
         self.session.joined = self.gate.joined
+        self.session.suspended = Suspension(self.burst, self.gate.suspended_line).began
         self.around = Around(shell, self.gate)
         self._installed = False
 

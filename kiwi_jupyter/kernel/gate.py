@@ -23,20 +23,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.client.patience import FULL_AGAIN_S
 from kiwi_core.errors import KiwiError, PeerError, is_full
-from kiwi_jupyter.kernel.display import WaitingLine, screen_for
+from kiwi_jupyter.kernel.display import WaitingLine, on_no_screen, screens_for
 from kiwi_jupyter.kernel.leftovers import Before
 from kiwi_jupyter.kernel.override import take_override
 from kiwi_jupyter.kernel.stack import cells_on_stack, is_silent
 from kiwi_jupyter.kernel.words import INTERRUPTED, LOST
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
     from kiwi_core.client import Client
     from kiwi_jupyter.kernel.analysis import Verdict
     from kiwi_jupyter.kernel.burst import Burst
     from kiwi_jupyter.kernel.config import Kiwi
     from kiwi_jupyter.kernel.decision import Decider, Decision
+    from kiwi_jupyter.kernel.display import Screen
     from kiwi_jupyter.kernel.session import Session
 
 GATE: Final = "__kiwi_gate__"
@@ -83,6 +84,8 @@ class CellRun:
     otherwise: Verdict | None = None
     """See ``Decision``."""
     before: Before = field(default_factory=Before.now)
+    screens: Callable[[], Screen] = on_no_screen
+    """Where its waiting lines are drawn, as its own thread knows it when it begins."""
 
 
 class Gate:
@@ -315,6 +318,10 @@ class Gate:
             run = self._pending.pop(token, None)
             if run is None or os.getpid() != self._pid or self._burst.is_in(run.member):
                 return None
+            try:
+                run.screens = screens_for(self._shell, silent=run.silent)
+            except Exception:  # noqa: BLE001 - the user's cell must run whatever Kiwi does
+                _log.exception("Kiwi cannot draw below this cell")
             self._running[run.member] = run
             return run
 
@@ -348,8 +355,14 @@ class Gate:
             raise GpuMemoryLostError(LOST)
 
     def _line(self, run: CellRun) -> WaitingLine:
-        screen = screen_for(self._shell, silent=run.silent)
-        return WaitingLine(screen, delay_s=self._config.waiting_line_delay_s)
+        return WaitingLine(run.screens(), delay_s=self._config.waiting_line_delay_s)
+
+    def suspended_line(self) -> WaitingLine | None:
+        """Return a line below the cell that has the GPU. Called in any thread."""
+        run = next(iter(list(self._running.values())), None)
+        if run is None:
+            return None
+        return WaitingLine(run.screens(), delay_s=self._config.waiting_line_delay_s, hint="")
 
     def _give_up(self, run: CellRun) -> None:
         with self._lock:

@@ -87,6 +87,8 @@ class Session:
         """Called in another thread when a daemon came that no cell has waited for."""
         self.mid_burst: Callable[[], bool] = bool
         """Whether a cell that was granted the GPU is under way."""
+        self.suspended: Callable[[], None] = _nothing
+        """Called in whichever thread reads when that cell is stopped in mid-work."""
         self.lost = False
         """The contents of this process's GPU memory are gone for good."""
         self.problem = ""
@@ -370,6 +372,8 @@ class Session:
         of its burst may stand still in a driver call, perhaps for ever."""
         self.notices.append(notice)
         self.lost = self.lost or notice.notice is Notice.LOST
+        if notice.notice is Notice.SUSPENDED:
+            self.suspended()
         if notice.notice in SHOWN_NOTICES:
             self._unshown.append(notice)
             if self.mid_burst():
@@ -413,6 +417,10 @@ def _signs(directory: Path) -> Signs:
 
 
 def _nowhere(_text: str) -> None:
+    pass
+
+
+def _nothing() -> None:
     pass
 
 

@@ -6,7 +6,8 @@ import html
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.states import MovedBy
-from kiwi_core.units import format_bytes, format_duration_s, format_wait_s, ordinal
+from kiwi_core.units import format_bytes, format_duration_s, ordinal
+from kiwi_core.wire.words import wait_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -141,10 +142,8 @@ def _history(session: SessionStatus) -> str:
 
 
 def _expected(entry: QueueEntry) -> str:
-    if entry.expected_wait_s is None:
-        return ""
-    low_s, high_s = entry.expected_low_s, entry.expected_high_s
-    return f", {format_wait_s(entry.expected_wait_s, low_s, high_s, entry.expected_why)}"
+    told = wait_words(entry)
+    return f", {told}" if told else ""
 
 
 def _swap(swap: SwapStatus, names: Mapping[str, str]) -> str:

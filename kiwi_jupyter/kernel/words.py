@@ -42,6 +42,20 @@ def waiting_line(waiting: Waiting | None, waited_s: float) -> str:
     return f"Waiting for the GPU: {said}" if said else "Waiting for the GPU"
 
 
+def suspended_line(waiting: Waiting) -> str:
+    """One line about a cell that was stopped in mid-work, and when it goes on."""
+    if waiting.blocked is not None:
+        return f"Suspended in mid-cell. {waiting.detail}"
+    place = f"{ordinal(waiting.position)} in line" if waiting.position > 0 else ""
+    holder = f"{waiting.holder} has the GPU" if waiting.holder else ""
+    expected = _expected(waiting)
+    when = "by itself" if not expected else f"in {expected}"
+    goes_on = "goes on " + when.replace("in any moment", "any moment")
+    return "Suspended in mid-cell: " + ", ".join(
+        filter(None, (place, holder, waiting.activity, goes_on))
+    )
+
+
 def _expected(waiting: Waiting) -> str:
     if waiting.expected_wait_s is None:
         return ""

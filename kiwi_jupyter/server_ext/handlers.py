@@ -86,6 +86,13 @@ class KiwiHandler(APIHandler):
                 ),
             )
 
+    def check_may_move(self, uuid: str, session: str) -> None:
+        """Whose session it is decides: the server's user may be an admin of the daemon, and not
+        everybody who is logged in to the server is to be one. Raises ``RefusedError``."""
+        gpus = [gpu for gpu in self.service.gpus() if gpu.uuid == uuid]
+        if not any(one.id == session and one.mine for gpu in gpus for one in gpu.sessions):
+            self.check_may_change()
+
     async def act(self, uuid: str, what: str, question: Callable[[Client], _T]) -> _T:
         """Like ``ask``, for what changes something: it stands in the server's log."""
         user = self.current_user.username
@@ -127,6 +134,7 @@ class ReleaseHandler(KiwiHandler):
     @web.authenticated
     @authorized("execute")  # type: ignore[untyped-decorator]
     async def post(self, uuid: str, session: str) -> None:
+        self.check_may_move(uuid, session)
         await self.act(uuid, f"release of session {session!r}", lambda c: c.release(session))
         self.say({}, 202)
 
@@ -138,6 +146,7 @@ class BringBackHandler(KiwiHandler):
         if not app_of(self).bring_back:
             self.say(m.BroughtBack(begun=False, why="This Jupyter server has it switched off."))
             return
+        self.check_may_move(uuid, session)
         begun, why = await self.ask(uuid, lambda client: client.bring_back(session))
         if begun:
             user = self.current_user.username

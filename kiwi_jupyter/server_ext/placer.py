@@ -38,7 +38,7 @@ class Placer:
     may call; the work is done within ``within_s`` seconds or not at all."""
 
     def __init__(self, socket_dir: Path | None = None, within_s: float = WITHIN_S) -> None:
-        self._socket_dir = socket_dir
+        self.socket_dir = socket_dir
         self._within_s = within_s
         self._lock = threading.Lock()
         self._placed: dict[str, tuple[str, float]] = {}
@@ -74,7 +74,7 @@ class Placer:
 
     async def _statuses(self) -> list[GpuStatus]:
         """Of the daemons that answer in time; none where there is only one, and so no choice."""
-        sockets = discover(self._socket_dir or config.socket_dir())
+        sockets = discover(self.socket_dir or config.socket_dir())
         if len(sockets) < 2:
             return []
         asked = [asyncio.wrap_future(self._askers.submit(self._ask, path)) for path in sockets]

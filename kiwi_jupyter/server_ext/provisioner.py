@@ -3,7 +3,9 @@ with Kiwi's gate, or with its own pager where that is wanted."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import signal
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +13,7 @@ from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
 from kiwi_core.config import CHECKPOINT
-from kiwi_jupyter.server_ext import preloading
+from kiwi_jupyter.server_ext import leaving, preloading
 from kiwi_jupyter.server_ext.placer import VISIBLE, Placer
 
 if TYPE_CHECKING:
@@ -70,10 +72,14 @@ def placer() -> Placer:
 class KiwiProvisioner(LocalProvisioner):
     """Made by Jupyter for each kernel; lives over its restarts, at which it chooses anew."""
 
+    _told_to_end = False
+    """This process of the kernel has been sent a signal that ends it."""
+
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         """Called before each start. The result's ``env`` is what the kernel gets: the server's,
         the caller's and the kernelspec's; it is not kept for a restart."""
         launch = await super().pre_launch(**kwargs)
+        self._told_to_end = False
         env = launch["env"]
         try:
             gpu = await placer().place(self.kernel_id, env) if _places else None
@@ -86,6 +92,17 @@ class KiwiProvisioner(LocalProvisioner):
         except Exception:  # a kernel starts, whatever is wrong with Kiwi
             log.exception("kernel %s is started as if there were no Kiwi", self.kernel_id)
         return launch
+
+    async def send_signal(self, signum: int) -> None:
+        """Move the kernel's memory out before a kill, where its driver needs that."""
+        if signum in (signal.SIGTERM, signal.SIGKILL) and self.pid and leaving.needed():
+            within_s = leaving.AGAIN_S if self._told_to_end else leaving.WITHIN_S
+            self._told_to_end = True
+            try:
+                await asyncio.to_thread(leaving.move_out, self.pid, placer().socket_dir, within_s)
+            except Exception:  # a kernel ends, whatever is wrong with Kiwi
+                log.exception("kernel %s is ended as if there were no Kiwi", self.kernel_id)
+        await super().send_signal(signum)
 
     async def cleanup(self, restart: bool = False) -> None:
         if not restart:

@@ -58,7 +58,8 @@ export function waits(id: string, position: number, wait_s: number | null): IQue
     expected_at: wait_s === null ? null : NOW + wait_s,
     expected_low_at: null,
     expected_high_at: null,
-    expected_why: ''
+    expected_why: '',
+    blocked: false
   };
 }
 

@@ -23,7 +23,7 @@ export class StillStore implements IKiwiStore {
   expected(session: string): IExpected | null {
     const queues = this.state?.gpus.flatMap(gpu => gpu.queue) ?? [];
     const entry = queues.find(one => one.session === session);
-    return entry === undefined ? null : new ExpectedEnd(entry, this.clock).read(this.clock);
+    return entry === undefined ? null : new ExpectedEnd(entry).read(this.clock);
   }
 
   become(changes: Partial<Pick<StillStore, 'state' | 'connection' | 'currentKernel'>>): void {
@@ -37,5 +37,6 @@ export const NO_ACTIONS: IKiwiActions = {
   open: () => Promise.resolve(),
   set: () => Promise.resolve(),
   release: () => Promise.resolve(),
+  leave: () => Promise.resolve(),
   retry: () => Promise.resolve()
 };

@@ -46,6 +46,7 @@ export function waits(id: string, fields: Partial<IQueueEntry> = {}): IQueueEntr
     expected_low_at: null,
     expected_high_at: null,
     expected_why: '',
+    blocked: false,
     ...fields
   };
 }

@@ -105,7 +105,7 @@ def picture(gpu: GpuStatus) -> str:
 
 def test_picture_answers_who_has_it_who_waits_and_how_long():
     text = picture(busy_gpu())
-    assert "train.ipynb (ann), 18 s left" in text
+    assert "train.ipynb (ann), at most 18 s more" in text
     assert "1. explore.ipynb (bob): about 12 s (has waited 4.0 s)" in text
     assert "one at a time (90 GiB are needed)" in text
     assert "38 GiB of 80 GiB free, 10 GiB paged out" in text

@@ -586,6 +586,17 @@ def test_questions_without_a_daemon_fail_at_once(daemon: ScriptedDaemon, client:
     assert caught.value.code == "no-daemon"
 
 
+def test_a_daemon_that_ends_before_its_welcome_is_none(
+    daemon: ScriptedDaemon, make_client: MakeClient
+) -> None:
+    """Whoever may starts another one, as where nobody listens."""
+    daemon.script = lambda peer, _message: peer.drop()
+    client = make_client()
+    with pytest.raises(PeerError) as caught:
+        client.connect()
+    assert caught.value.code == "no-daemon"
+
+
 def test_a_question_dies_with_its_connection(daemon: ScriptedDaemon, client: Client) -> None:
     daemon.script = lambda peer, message: (
         peer.drop() if isinstance(message, Ping) else daemon.obey(peer, message)

@@ -229,3 +229,37 @@ def test_wrong_use_of_virtual_memory(worker, call):
         "at = int(ck(driver.cuMemAddressReserve(4 * size, 0, 0, 0)))"
     )
     assert worker.get(f"name_of({call})") == "CUDA_ERROR_INVALID_VALUE"
+
+
+GREEN = (
+    "SM = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM\n"
+    "def make_green(dev):\n"
+    "    resource = ck(driver.cuDeviceGetDevResource(dev, SM))\n"
+    "    resources = ck(driver.cuDevResourceGenerateDesc([resource], 1))\n"
+    "    return ck(driver.cuGreenCtxCreate(resources, dev, 1))\n"
+)
+
+
+def test_memory_outlives_the_green_context_under_which_it_was_allocated(worker):
+    worker.do(GREEN + "dev = ck(driver.cuDeviceGet(0)); green = make_green(dev)")
+    worker.do("ck(driver.cuCtxPushCurrent(ck(driver.cuCtxFromGreenCtx(green))))")
+    worker.do("p = alloc(4 * MIB); ck(driver.cuMemsetD32(p, 7, MIB))")
+    worker.do("ck(driver.cuCtxPopCurrent()); ck(driver.cuGreenCtxDestroy(green))")
+    assert worker.get("read(p, 4).hex()") == "07000000"
+
+
+def test_streams_end_with_their_green_context(worker):
+    worker.do(GREEN + "dev = ck(driver.cuDeviceGet(0)); green = make_green(dev)")
+    worker.do("s = ck(driver.cuGreenCtxStreamCreate(green, 1, 0))")
+    assert worker.get("name_of(driver.cuStreamQuery, s)") == "CUDA_SUCCESS"
+    worker.do("ck(driver.cuGreenCtxDestroy(green))")
+    assert worker.get("name_of(driver.cuStreamQuery, s)") == "CUDA_ERROR_STREAM_DETACHED"
+    worker.do("ck(driver.cuStreamDestroy(s))")
+
+
+def test_a_green_context_holds_the_primary_one(worker):
+    worker.do(GREEN + "dev = ck(driver.cuDeviceGet(0)); green = make_green(dev)")
+    worker.do("ck(driver.cuDevicePrimaryCtxRelease(dev))")
+    assert worker.get("list(ck(driver.cuDevicePrimaryCtxGetState(dev)))[1]") == 1
+    worker.do("ck(driver.cuGreenCtxDestroy(green))")
+    assert worker.get("list(ck(driver.cuDevicePrimaryCtxGetState(dev)))[1]") == 0

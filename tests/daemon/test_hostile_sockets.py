@@ -43,8 +43,8 @@ def daemon() -> Iterator[Daemon]:
 
 @pytest.fixture
 def path(daemon: Daemon) -> Iterator[Path]:
-    """The socket; afterwards the daemon has as many descriptors and sessions as before, and not
-    noticeably more memory."""
+    """The socket; afterwards the daemon has about as many descriptors as before, no session, and
+    not noticeably more memory."""
     process = psutil.Process(daemon.status().daemon_pid)
     _warm(daemon)
     wait_until(lambda: not daemon.status().sessions, "no sessions at the beginning")
@@ -55,7 +55,8 @@ def path(daemon: Daemon) -> Iterator[Path]:
         assert talker.hello(role="session")["type"] == "welcome"
         talker.say("goodbye")
         talker.last_words()
-    wait_until(lambda: process.num_fds() <= before, f"descriptors back to {before}")
+    # A worker that is being started again has some for a moment; a test here makes hundreds.
+    wait_until(lambda: process.num_fds() < before + 8, f"descriptors back to about {before}")
     wait_until(lambda: not daemon.status().sessions, "no sessions left")
     assert process.memory_info().rss < memory + 24 * MIB
 

@@ -44,11 +44,13 @@ def test_a_program_with_nccl_is_left_where_it_is_and_everybody_sees_why(
     assert shown.problem == "page-out-refused"
     for words in ("uses NCCL", "595.84", "destroy_process_group"):
         assert words in shown.problem_text
+    told = lambda s: any(x.pid == other.pid and "uses NCCL" in x.problem_text for x in s.sessions)  # noqa: E731
+    daemon.wait_for(told, "it is told what it waits for")
     text, as_json = seen(daemon), json.loads(seen(daemon, "--json"))
     assert "uses NCCL" in " ".join(text.split())
     sessions = {x["pid"]: x for x in as_json["gpus"][0]["sessions"]}
     assert "uses NCCL" in sessions[one.pid]["problem_text"]
-    assert "uses NCCL" in sessions[other.pid]["problem_text"], "it is told what it waits for"
+    assert "uses NCCL" in sessions[other.pid]["problem_text"]
     wait_until(lambda: any("uses NCCL" in told for _, told in one.told()), "its user is told")
     assert one.intact(), "the driver never had it"
     one.close()

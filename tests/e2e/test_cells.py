@@ -125,7 +125,9 @@ def test_cells_in_contention_do_what_they_do_without_kiwi(
     read = ledger.read(daemon.journal())
     assert read.overlaps() == []
     waits = [wait for wait in read.waits if wait.session == notebook.id and wait.ahead]
-    assert len(waits) >= len(CELLS) // 2, "there was hardly any contention"
+    assert len(waits) >= len(CELLS) // 3, (
+        "there was hardly any contention"
+    )  # a turn has several cells
 
 
 def _plain_kernel(private_tmp: Path, stack: ExitStack) -> Kernel:

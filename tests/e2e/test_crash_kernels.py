@@ -57,6 +57,7 @@ CASES = [
 ]
 
 
+@pytest.mark.host_goes_down
 @pytest.mark.parametrize(("pager", "state", "way"), CASES, ids=str, indirect=["pager"])
 def test_the_other_notebook_goes_on(state: str, way: str, arena: Arena) -> None:
     with arena as pair:

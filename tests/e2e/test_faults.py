@@ -358,7 +358,7 @@ def test_system_ram_is_full(
     a.finish(a_cell)
     shown = a.check("%kiwi status").result
     assert shown is not None
-    assert f"B.ipynb: {words}" in shown
+    assert f"B.ipynb, held up: {words}" in shown
     info = b.kernel.ask("kernel_info_request", {}, control=True)["content"]
     if "kernel subshells" in info.get("supported_features", []):  # else its shell waits
         made = b.kernel.ask("create_subshell_request", {}, control=True)["content"]

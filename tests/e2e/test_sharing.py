@@ -121,7 +121,7 @@ def test_ten_notebooks_take_random_turns_for_a_minute(
         TEN_FOR_S + 120.0,
     )
     for player in players:
-        assert player.bursts > 3, f"{player.notebook.name} had {player.bursts} bursts only"
+        assert player.bursts > 1, f"{player.notebook.name} had {player.bursts} bursts only"
     finish_all({p.notebook: p.notebook.start("assert memory.intact()") for p in players}, 120.0)
     assert_books_agree(daemon)
     _nobody_waited_too_long(daemon)

@@ -20,7 +20,7 @@ from kiwi_jupyter.kernel.display import WaitingLine, as_html
 from kiwi_jupyter.kernel.gcguard import GcGuard
 from kiwi_jupyter.kernel.leftovers import Before
 from kiwi_jupyter.kernel.override import rewrite_head, take_override
-from kiwi_jupyter.kernel.words import share_done, waiting_line
+from kiwi_jupyter.kernel.words import share_done, suspended_line, waiting_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,6 +58,25 @@ def waiting(**fields: object) -> Waiting:
 )
 def test_words(state: Waiting | None, text: str) -> None:
     assert waiting_line(state, 3.0) == text
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (
+            waiting(holder="train.ipynb", expected_wait_s=12.0),
+            "Suspended in mid-cell: 2nd in line, train.ipynb has the GPU, goes on in about 12 s",
+        ),
+        (
+            waiting(position=1, activity="its memory is moving in", expected_wait_s=0.1),
+            "Suspended in mid-cell: 1st in line, its memory is moving in, goes on any moment",
+        ),
+        (waiting(position=0, ahead=0), "Suspended in mid-cell: goes on by itself"),
+        (waiting(blocked=Notice.STOPPED, detail="Do this."), "Suspended in mid-cell. Do this."),
+    ],
+)
+def test_words_of_a_suspension(state: Waiting, text: str) -> None:
+    assert suspended_line(state) == text
 
 
 def test_share_done() -> None:

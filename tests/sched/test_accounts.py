@@ -115,7 +115,7 @@ class Reckoning(Simulation):
                 self.moves[action.op] = (action.session, type(action).__name__)
         view = self.scheduler.view(self.now_ns)
         self.holding = view.holders
-        self.waiting = tuple(e.session for e in view.queue if e.session not in view.holders)
+        self.waiting = tuple(e.session for e in view.queue)
         self._keep()
 
     def _keep(self) -> None:

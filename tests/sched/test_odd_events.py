@@ -121,6 +121,53 @@ def test_what_was_read_while_it_was_held_is_exact():
     assert world.scheduler.view(16 * NS_PER_S).session("a").peak_bytes == 1 * GIB
 
 
+def test_one_that_is_being_stopped_is_a_holder_and_does_not_wait_yet():
+    world = World("gpu 10 tq=10 mode=always")
+    world.do(0, "a joins; b joins; memory")
+    world.do(1, "a asks 1; memory a=6; b asks 1")
+    assert "#1 page out a (its quantum ended and b waits)" in world.do(11, "time")
+    for ahead in (False, True):
+        view = world.scheduler.view(12 * NS_PER_S, ahead=ahead)
+        assert view.holders == ("a",)
+        assert [(entry.session, entry.position) for entry in view.queue] == [("b", 1)]
+    assert "grant b burst 1 for 10 s (its turn)" in world.do(13, "#1 out 6 1s")
+    view = world.scheduler.view(13 * NS_PER_S)
+    assert (view.holders, [entry.session for entry in view.queue]) == (("b",), ["a"])
+
+
+def test_what_is_left_of_a_turn_is_when_the_first_in_line_gets_the_gpu():
+    """With short cells first that is long before the end of the quantum."""
+    world = World("gpu 10 tq=30 mode=always policy=interactive")
+    world.do(0, "a joins; b joins; memory")
+    world.do(1, "a asks 1")
+    alone_ns = world.scheduler.view(100 * NS_PER_S).session("a").time_left_ns
+    assert alone_ns == 0
+    world.do(2, "memory a=6; b asks 1")
+    left_ns = world.scheduler.view(2 * NS_PER_S).session("a").time_left_ns
+    assert 0 < left_ns < 15 * NS_PER_S
+    assert world.do(2 + (left_ns - 1000) / NS_PER_S, "time") == []
+    assert "#1 page out a (b goes first)" in world.do(2 + left_ns / NS_PER_S, "time")
+
+
+@pytest.mark.parametrize("policy", ["interactive", "round-robin"])
+def test_who_comes_in_beside_it_ends_nobodys_turn(policy):
+    world = World(f"gpu 20 tq=10 policy={policy}")
+    world.do(0, "a joins; b joins; memory")
+    world.do(1, "b asks 1")
+    world.do(2, "memory b=5; b ends 1")
+    world.do(3, "memory b=5; b releases")
+    world.do(4, "#1 out 5 1s; memory; a asks 1")
+    world.do(5, "memory a=6; a ends 1")
+    world.do(6, "memory a=6; a asks 2")
+    assert world.scheduler.view(30 * NS_PER_S).session("a").time_left_ns == 0
+    assert world.do(30, "b asks 2") == ["#2 page in b (its turn)"]
+    view = world.scheduler.view(31 * NS_PER_S)
+    assert (view.holders, [entry.session for entry in view.queue]) == (("a",), ["b"])
+    assert view.session("a").time_left_ns is None
+    world.do(32, "#2 in 5 1s")
+    assert world.scheduler.view(32 * NS_PER_S).holders == ("a", "b")
+
+
 def test_a_stale_request_is_ignored():
     world = World()
     world.do(0, "a joins; memory; a asks 5")

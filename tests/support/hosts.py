@@ -13,8 +13,12 @@ def record() -> None:
     """Let all emulated machines that this process and its programs make be known here."""
     from kiwi_core.emulator import ENV_RECORD
 
-    directory = tempfile.mkdtemp(prefix="kiwi-emulated-hosts-")
-    os.environ[ENV_RECORD] = os.path.join(directory, "made")
+    directory = Path(tempfile.mkdtemp(prefix="kiwi-emulated-hosts-"))
+    directory.chmod(0o711)  # programs of other users write into the file, too
+    made = directory / "made"
+    made.touch()
+    made.chmod(0o666)
+    os.environ[ENV_RECORD] = str(made)
 
 
 def fallen() -> dict[Path, int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from daemon import running_daemon
+from daemon import running_daemon, wait_until
 from traitlets.config import Config
 
 from kiwi_core.cli.app import COMMANDS, _parser
@@ -22,13 +22,13 @@ from kiwi_core.daemon.journal import KEPT
 from kiwi_core.metrics import families
 from kiwi_core.pager.api import Pager
 from kiwi_core.sched.policy.api import Policy
-from kiwi_core.states import Notice, Reason
+from kiwi_core.states import Notice, Reason, SessionState
 from kiwi_jupyter.kernel.config import Kiwi
 from kiwi_jupyter.kernel.magics import HELP
 from kiwi_jupyter.server_ext.app import KiwiServerApp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
@@ -64,9 +64,36 @@ def page(name: str) -> str:
 # --- settings -----------------------------------------------------------------------------------
 
 
-@cache
 def reference() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kiwi_docs_reference", DOCS / "reference.py")
+    return of_docs("reference")
+
+
+PACKAGES = ["ipykernel", "ipython", "jupyterlab", "notebook", "cuda-bindings", "cuda-core"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_supported_versions_are_those_of_the_package_and_of_the_tests(package: str) -> None:
+    ((supported, tested),) = re.findall(
+        rf"^\| {package}(?:,[^|]*)? \| (.+) \| (.+) \|$",
+        page("supported-versions.md"),
+        re.MULTILINE | re.IGNORECASE,
+    )
+    wanted = re.findall(rf'"{package}>=([\d.]+)', (ROOT / "pyproject.toml").read_text())
+    assert wanted == [wanted[0]] * len(wanted)
+    assert re.match(rf"{wanted[0].removesuffix('.0')}\b", supported)
+    locks = [ROOT / f"requirements/{name}-py3.11.txt" for name in ("old", "dev")]
+    installed = [
+        version
+        for lock in locks
+        for version in re.findall(rf"^{package}==(\d+\.\d+)", lock.read_text(), re.MULTILINE)
+    ]
+    now = ", ".join(dict.fromkeys(installed))
+    assert tested == now, f"requirements/ has {package} {now}: say so in supported-versions.md"
+
+
+@cache
+def of_docs(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"kiwi_docs_{name}", DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -146,6 +173,12 @@ def test_every_problem_has_a_remedy(word: Notice | Reason) -> None:
     said, _, _doctor = page("troubleshooting.md").partition("## What `kiwi doctor` finds")
     (row,) = re.findall(rf"^\| `{word.value}` \|(.+)\|(.+)\|$", said, re.MULTILINE)
     assert all(cell.strip() for cell in row)
+
+
+def test_the_glossary_has_every_state_and_every_word_once() -> None:
+    words = re.findall(r"^\| (?!word |state |---)([^|]+) \|", page("glossary.md"), re.MULTILINE)
+    assert {f"`{state.value}`" for state in SessionState} <= set(words)
+    assert len(words) == len(set(words)) > 40
 
 
 def areas() -> set[str]:
@@ -257,13 +290,6 @@ def test_links_lead_somewhere(each: Path) -> None:
             assert anchor in anchors(path), link
 
 
-def test_every_page_can_be_found_from_the_index() -> None:
-    reached = {
-        (DOCS / link.partition("#")[0]).resolve() for link in LINK.findall(page("README.md"))
-    }
-    assert set(DOCS.glob("*.md")) - {DOCS / "README.md"} <= reached
-
-
 @pytest.mark.parametrize("each", PAGES, ids=name_of)
 def test_paths_that_are_named_exist(each: Path) -> None:
     tops = "kiwi_core|kiwi_jupyter|tests|docs|examples|benchmarks|packaging|requirements"
@@ -316,7 +342,7 @@ def test_a_command_can_be_given(each: Path, words: list[str]) -> None:
     elif program == "cp":
         assert (ROOT / words[1]).exists()
     else:
-        assert program in {"pip", "python3", "jupyter", "systemctl"}, f"unknown here: {words}"
+        assert program in {"pip", "python3", "jupyter", "rm", "systemctl"}, f"unknown here: {words}"
 
 
 def understood(words: list[str]) -> None:
@@ -351,13 +377,10 @@ def test_commands_in_sentences_exist(each: Path) -> None:
 def test_files_and_the_example_client_on_a_real_daemon(tmp_path: Path) -> None:
     """Every file that a daemon makes is in the page's tables, and the client of the page on
     extending takes its turn."""
-    client = next(text for text in fences(DOCS / "extending.md", "python") if "take_a_turn" in text)
-    names: dict[str, Any] = {}
-    exec(client, names)
     seen: list[str] = []
     with running_daemon("1x64MiB") as daemon:
         (socket,) = daemon.directory.glob("*.sock")
-        names["take_a_turn"](str(socket), lambda: seen.append(holder(daemon)))
+        take_a_turn()(str(socket), lambda: seen.append(holder(daemon)))
         made = {path.name for path in daemon.directory.iterdir()}
         made |= {path.name for path in (daemon.directory / "state").iterdir()}
         uuid = socket.stem
@@ -367,6 +390,41 @@ def test_files_and_the_example_client_on_a_real_daemon(tmp_path: Path) -> None:
     for name in made:
         assert f"`{name.replace(uuid, '<UUID>')}" in rows, name
     assert f"`.journal.{KEPT}`" in rows
+
+
+def take_a_turn() -> Callable[[str, Callable[[], object]], None]:
+    """The client of the page on extending; it calls itself ``job <pid>``."""
+    client = next(text for text in fences(DOCS / "extending.md", "python") if "take_a_turn" in text)
+    names: dict[str, Any] = {}
+    exec(client, names)
+    return names["take_a_turn"]
+
+
+def says_it_holds_names(file: str) -> bool:
+    """What the page on security says that a file holds."""
+    (what,) = re.findall(rf"^\| `{file}` \|.*\| (.*) \|$", page("security.md"), re.MULTILINE)
+    return "names of notebooks" in what
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(60)
+def test_names_of_notebooks_are_in_the_files_that_the_page_says_and_in_no_other() -> None:
+    with running_daemon("1x64MiB") as daemon:
+        (socket,) = daemon.directory.glob("*.sock")
+        state, name = daemon.directory / "state", f"job {os.getpid()}".encode()
+        roster = state / f"{socket.stem}.roster"
+        take_a_turn()(
+            str(socket), lambda: wait_until(lambda: name in roster.read_bytes(), "it is written")
+        )
+        assert daemon.terminate() == 0
+        contents = {path.name: path.read_bytes() for path in state.iterdir()}
+        log = daemon.log().encode()
+    kinds = {kind: contents[f"{socket.stem}.{kind}"] for kind in ("journal", "usage", "roster")}
+    holds = {f"state/<UUID>.{kind}": name in data for kind, data in kinds.items()}
+    holds |= {"state/<UUID>.roster": True, "sockets/daemon.log": name in log}
+    assert b"LeaseRequested" in kinds["journal"], "what happened to it is in the journal"
+    assert holds == {file: says_it_holds_names(file) for file in holds}
+    assert set(holds.values()) == {True, False}
 
 
 def holder(daemon: Any) -> str:

@@ -54,7 +54,10 @@ def commands_of_test() -> str:
     return make("-n", *(word for file in ready for word in ("-o", file)), "test")
 
 
-TOOLS = ("ruff check", "ruff format", "mypy", "lint-imports", "coverage", "run lint", "run types")
+TOOLS = (
+    "ruff check", "ruff format", "mypy", "lint-imports", "coverage", "sphinx-build", "run lint",
+    "run types",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("tool", TOOLS)

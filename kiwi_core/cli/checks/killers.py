@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from kiwi_core.cli.checks.finding import Finding, ok, warn
+from kiwi_core.nvidia_module import Module, module_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-OPEN_HANGS: Final = 595
-"""Seen with 595.71.05 of the open module, four times of four and once by somebody else."""
 
 NCCL_DIES_SINCE: Final = 590
 NVML_KILLS_SINCE: Final = 610
@@ -26,14 +23,6 @@ NVML_KILLS_SINCE: Final = 610
 PROFILERS: Final = frozenset({"nsys", "ncu", "nsys-launcher", "cuda-gdb"})
 INJECTION: Final = ("CUDA_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
 """What the driver loads into every program, as profilers set it."""
-
-
-class Module(NamedTuple):
-    """The kernel module of NVIDIA's driver. ``major``: 0 where it cannot be told."""
-
-    version: str
-    major: int
-    open: bool
 
 
 def check(
@@ -60,30 +49,17 @@ def check(
         )
 
 
-def module_of(root: Path) -> Module | None:
-    try:
-        text = (root / "proc/driver/nvidia/version").read_text()
-    except OSError:
-        return None
-    # "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  595.71.05  Release Build …"
-    first = text.partition("\n")[0]
-    found = re.search(r"\b(\d{3,})\.\d+(?:\.\d+)?\b", first)
-    if found is None:
-        return Module("", 0, "Open Kernel Module" in first)
-    return Module(found[0], int(found[1]), "Open Kernel Module" in first)
-
-
 def restored(module: Module) -> Finding:
     kind = "open" if module.open else "proprietary"
     text = f"{module.version or 'of an unknown version'}, the {kind} kernel module"
-    if not (module.open and module.major >= OPEN_HANGS):
+    if not module.kills_hang:
         return ok("module", text)
     return warn(
         "module",
         f"{text}: killing a program whose memory was moved out and back can hang this machine "
         "some 30 seconds later (seen with 595.71).",
-        "End such programs by themselves: restart kernels from Jupyter and close programs, and do "
-        "not use kill -9. The proprietary module has not shown this.",
+        "End such programs by themselves: restart kernels from Jupyter, which moves their memory "
+        "out first, and do not use kill -9. The proprietary module has not shown this.",
     )
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from kiwi_core.cli import exits
 from kiwi_core.units import parse_size_bytes
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ EPILOG = """\
 examples:
   kiwi demo                  opens JupyterLab with the two notebooks; run both
   kiwi demo --headless       runs them itself, tells what happens, ends with a verdict
+
+All that the demo starts ends with it, a browser that it has opened included.
 
 exit codes: 0 the verdict is good (or you closed the demo), 1 it is not, or something failed.
 """
@@ -49,19 +52,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from kiwi_core.cli.demo.stage import stage
+    from kiwi_core.cli.leaving import Terminated, leaving_on_signals
 
     emulated_size = args.size if args.emulate or not _has_gpu() else None
     for size in (args.size, args.copy_rate):
         parse_size_bytes(size)
     os.umask(0o077)  # what is made on the way is nobody else's business
-    with stage(emulated_size, args.tq, args.copy_rate) as it:
-        if args.headless:
-            from kiwi_core.cli.demo.headless import play
+    try:
+        with leaving_on_signals(), stage(emulated_size, args.tq, args.copy_rate) as it:
+            if args.headless:
+                from kiwi_core.cli.demo.headless import play
 
-            return play(it, sys.stdout)
-        from kiwi_core.cli.demo.lab import open_lab
+                return play(it, sys.stdout)
+            from kiwi_core.cli.demo.lab import open_lab
 
-        return open_lab(it, browser=not args.no_browser, port=args.port)
+            return open_lab(it, browser=not args.no_browser, port=args.port)
+    except Terminated as terminated:
+        return exits.of_signal(terminated.number)
 
 
 def _has_gpu() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kiwi_core import interpreter
 from kiwi_core.cli.demo.workspace import write_settings, write_workspace
@@ -13,6 +13,10 @@ from kiwi_core.errors import CallerError
 
 if TYPE_CHECKING:
     from kiwi_core.cli.demo.stage import Stage
+
+
+ENDS_WITHIN_S: Final = 60.0
+"""For JupyterLab: a kernel whose memory is out gets its turn before it can end."""
 
 
 def open_lab(stage: Stage, *, browser: bool, port: int) -> int:
@@ -42,7 +46,24 @@ def open_lab(stage: Stage, *, browser: bool, port: int) -> int:
         command.append("--allow-root")  # containers: it listens on localhost, behind a token
     if not browser:
         command.append("--no-browser")
+    # A session of its own: Ctrl-C and the end of the terminal are for this process, which then ends
+    # the server in order, and so its kernels. Nobody is asked whether that is meant.
+    server = subprocess.Popen(
+        command, env=stage.env | settings, cwd=interpreter.DIRECTORY, start_new_session=True
+    )
     try:
-        return subprocess.call(command, env=stage.env | settings, cwd=interpreter.DIRECTORY)
+        return server.wait()
     except KeyboardInterrupt:
         return 0
+    finally:
+        _end(server)
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """It ends its kernels first; what is left of them ends with the demo."""
+    server.terminate()
+    try:
+        server.wait(ENDS_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()

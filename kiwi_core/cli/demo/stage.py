@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import preload
+from kiwi_core.cli.leaving import ending_descendants
 from kiwi_core.client import Client
 from kiwi_core.client.private_daemon import PrivateDaemon
 from kiwi_core.errors import CallerError
@@ -45,6 +46,16 @@ class Stage:
 def stage(emulated_size: str | None, tq_s: float, copy_rate: str) -> Iterator[Stage]:
     """``emulated_size`` is ``None`` on a real GPU. Everything is gone when the demo ends."""
     directory = Path(tempfile.mkdtemp(prefix="kiwi-demo-"))
+    try:
+        with ending_descendants():
+            yield from _set(directory, emulated_size, tq_s, copy_rate)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _set(
+    directory: Path, emulated_size: str | None, tq_s: float, copy_rate: str
+) -> Iterator[Stage]:
     sockets = directory / "run"
     sockets.mkdir(mode=0o700)
     arguments = ["--tq", str(tq_s)]
@@ -70,7 +81,6 @@ def stage(emulated_size: str | None, tq_s: float, copy_rate: str) -> Iterator[St
     finally:
         if daemon is not None:
             daemon.end()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _compile_gate() -> None:

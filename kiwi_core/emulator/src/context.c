@@ -45,7 +45,7 @@ static CUresult bring_up(CUcontext c) {
     return CUDA_SUCCESS;
 }
 
-static CUcontext new_context(unsigned dev, unsigned flags, bool primary) {
+CUcontext ke_context_new(unsigned dev, unsigned flags, bool primary) {
     CUcontext c = calloc(1, sizeof *c);
     if (!c) return NULL;
     c->magic = MAGIC;
@@ -61,6 +61,9 @@ static CUcontext new_context(unsigned dev, unsigned flags, bool primary) {
 }
 
 static void tear_down(CUcontext c) { /* ke.mu held, work of the context waited for */
+    for (CUcontext o = ke.contexts; o; o = o->next) {
+        if (o->green_of == c && o->alive) o->alive = false;
+    }
     ke_free_context(c);
     ke_streams_end(c);
     c->alive = false;
@@ -74,13 +77,13 @@ static void tear_down(CUcontext c) { /* ke.mu held, work of the context waited f
 
 /* ---- primary contexts ------------------------------------------------------------------------ */
 
-static CUresult retain(CUcontext *out, CUdevice dev) {
+CUresult ke_primary_retain(CUcontext *out, CUdevice dev) {
     if (!out) return CUDA_ERROR_INVALID_VALUE;
     if (dev < 0 || (unsigned)dev >= ke.device_count) return CUDA_ERROR_INVALID_DEVICE;
     struct ke_device *d = &ke.devices[dev];
     ke_mu_lock();
     CUresult rc = CUDA_SUCCESS;
-    if (!d->primary) d->primary = new_context((unsigned)dev, d->primary_flags, true);
+    if (!d->primary) d->primary = ke_context_new((unsigned)dev, d->primary_flags, true);
     if (!d->primary) rc = CUDA_ERROR_OUT_OF_MEMORY;
     if (rc == CUDA_SUCCESS && !d->primary->alive) {
         d->primary->flags = d->primary_flags;
@@ -95,10 +98,10 @@ static CUresult retain(CUcontext *out, CUdevice dev) {
 }
 
 KE_API CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev) {
-    KE_CALL(retain(pctx, dev));
+    KE_CALL(ke_primary_retain(pctx, dev));
 }
 
-static CUresult release(CUdevice dev, bool reset) {
+CUresult ke_primary_release(CUdevice dev, bool reset) {
     if (dev < 0 || (unsigned)dev >= ke.device_count) return CUDA_ERROR_INVALID_DEVICE;
     struct ke_device *d = &ke.devices[dev];
     ke_mu_lock();
@@ -117,8 +120,8 @@ static CUresult release(CUdevice dev, bool reset) {
     return CUDA_SUCCESS;
 }
 
-KE_API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev) { KE_CALL(release(dev, false)); }
-KE_API CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) { KE_CALL(release(dev, true)); }
+KE_API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev) { KE_CALL(ke_primary_release(dev, false)); }
+KE_API CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) { KE_CALL(ke_primary_release(dev, true)); }
 
 static CUresult primary_flags(CUdevice dev, unsigned flags) {
     if (dev < 0 || (unsigned)dev >= ke.device_count) return CUDA_ERROR_INVALID_DEVICE;
@@ -148,7 +151,7 @@ static CUresult create(CUcontext *out, unsigned flags, CUdevice dev) {
     if (dev < 0 || (unsigned)dev >= ke.device_count) return CUDA_ERROR_INVALID_DEVICE;
     if (depth == KE_CTX_STACK_MAX) return CUDA_ERROR_OUT_OF_MEMORY;
     ke_mu_lock();
-    CUcontext c = new_context((unsigned)dev, flags, false);
+    CUcontext c = ke_context_new((unsigned)dev, flags, false);
     CUresult rc = c ? bring_up(c) : CUDA_ERROR_OUT_OF_MEMORY;
     ke_mu_unlock();
     if (rc == CUDA_SUCCESS) *out = stack[depth++] = c;

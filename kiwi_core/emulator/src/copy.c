@@ -136,6 +136,7 @@ static CUresult copy_async(CUdeviceptr dst, CUdeviceptr src, size_t n, enum ends
     CUresult rc = ke_stream_resolve(handle, &s);
     if (rc != CUDA_SUCCESS || n == 0) return rc;
     rc = plan(dst, src, n, ends, &m);
+    if (rc == CUDA_SUCCESS && (ends == TO_DEVICE || ends == FROM_DEVICE)) rc = ke_stream_copies(s, ends == TO_DEVICE);
     if (rc != CUDA_SUCCESS) return rc;
     bool later = ke_capturing(s) || (stays(dst, n) && stays(src, n));
     rc = ke_submit(s, run_move, &m, sizeof m, KE_JOB_NODE(CU_GRAPH_NODE_TYPE_MEMCPY));

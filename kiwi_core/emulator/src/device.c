@@ -114,7 +114,7 @@ static const struct {
     {13, 1000000},    /* CLOCK_RATE, kHz */
     {14, 512},        /* TEXTURE_ALIGNMENT */
     {15, 1},          /* GPU_OVERLAP */
-    {16, 2},          /* MULTIPROCESSOR_COUNT */
+    {16, KE_MULTIPROCESSORS}, /* MULTIPROCESSOR_COUNT */
     {19, 1},          /* CAN_MAP_HOST_MEMORY */
     {31, 1},          /* CONCURRENT_KERNELS */
     {36, 1000000},    /* MEMORY_CLOCK_RATE, kHz */

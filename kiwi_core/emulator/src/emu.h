@@ -24,6 +24,7 @@
 #define KE_BIG_PAGE (2ull << 20) /* alignment of large allocations; granularity of the VMM calls */
 
 #define KE_CTX_STACK_MAX 64
+#define KE_MULTIPROCESSORS 2
 #define KE_LIMITS 10 /* CU_LIMIT_CIG_SHMEM_FALLBACK_ENABLED is the last */
 
 struct ke_phys { /* memory of a GPU, wherever it is mapped */
@@ -71,6 +72,7 @@ struct CUstream_st {
     int priority;
     uint64_t id;
     uint64_t cost; /* GPU memory that it was charged */
+    bool copied_in, copied_out;
     uint64_t submitted, completed; /* never go back, not even when the struct is used again */
     struct ke_job *head, *tail;
     pthread_cond_t more;
@@ -103,6 +105,7 @@ struct CUmemPoolHandle_st {
 struct CUctx_st {
     uint32_t magic;
     bool alive, primary;
+    struct CUctx_st *green_of; /* the primary context, which has its memory */
     unsigned dev, flags, version;
     uint64_t id;
     CUresult error; /* a kernel failed: every later call says so */
@@ -202,6 +205,9 @@ static inline void ke_mu_unlock(void) { pthread_mutex_unlock(&ke.mu); }
 CUresult ke_current(CUcontext *ctx); /* error if none is current, it is gone, or it has failed */
 CUcontext ke_current_or_null(void);
 CUresult ke_context_check(CUcontext ctx);
+CUcontext ke_context_new(unsigned dev, unsigned flags, bool primary); /* ke.mu held; not alive yet */
+CUresult ke_primary_retain(CUcontext *out, CUdevice dev);
+CUresult ke_primary_release(CUdevice dev, bool reset);
 
 /* ---- memory.c (ke.mu held) ---- */
 CUresult ke_phys_new(unsigned dev, uint64_t size, struct ke_phys **out);
@@ -250,6 +256,7 @@ CUresult ke_wait_stream(CUstream s);
 CUresult ke_wait_default(CUcontext ctx); /* what a call on the legacy default stream waits for */
 void ke_wait_context(CUcontext ctx);     /* NULL: everything in the process */
 CUresult ke_stream_new(CUcontext ctx, unsigned flags, int priority, CUstream *out);
+CUresult ke_stream_copies(CUstream s, bool in); /* its first copy in a direction takes memory of the GPU */
 void ke_streams_end(CUcontext ctx); /* ke.mu held; all idle. Gives back what they cost */
 
 /* ---- capture.c ---- */

@@ -218,7 +218,7 @@ CUresult ke_alloc(CUcontext ctx, CUmemoryPool pool, uint64_t asked, CUdeviceptr 
     CUresult rc = ke_phys_new(dev, size, &phys);
     if (rc != CUDA_SUCCESS) return rc;
     CUdeviceptr at = ke_range_reserve(size, size >= KE_BIG_PAGE ? KE_BIG_PAGE : KE_PAGE, 0, false);
-    struct ke_map m = {.addr = at, .size = size, .phys = phys, .ctx = ctx, .pool = pool,
+    struct ke_map m = {.addr = at, .size = size, .phys = phys, .ctx = ctx->green_of ? ctx->green_of : ctx, .pool = pool,
                        .prot = PROT_READ | PROT_WRITE, .asked = asked};
     if (!at || !ke_map_add(m)) {
         if (at) ke_range_drop(ke_range_at(at));

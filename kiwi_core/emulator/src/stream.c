@@ -182,7 +182,7 @@ CUresult ke_wait_default(CUcontext ctx) { return ke_wait_stream(ctx->null_stream
 void ke_wait_context(CUcontext ctx) {
     ke_mu_lock();
     for (CUstream s = ke.streams; s; s = s->next) {
-        if (!ctx || s->ctx == ctx) wait_for((struct ke_dep){s, s->submitted});
+        if (!ctx || s->ctx == ctx || s->ctx->green_of == ctx) wait_for((struct ke_dep){s, s->submitted});
     }
     ke_mu_unlock();
 }
@@ -204,6 +204,7 @@ CUresult ke_stream_new(CUcontext ctx, unsigned flags, int priority, CUstream *ou
     s->alive = true;
     s->ctx = ctx;
     s->flags = flags;
+    s->copied_in = s->copied_out = false;
     s->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
     s->id = ++ke.next_id;
     *out = s;
@@ -245,9 +246,25 @@ CUresult ke_stream_resolve(CUstream handle, CUstream *out) {
     ke_mu_lock();
     CUstream s = ke.streams;
     while (s && s != handle) s = s->next;
-    CUresult rc = s && s->alive ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    CUresult rc = !s || !s->alive ? CUDA_ERROR_INVALID_HANDLE : s->ctx->alive ? CUDA_SUCCESS : CUDA_ERROR_STREAM_DETACHED;
     ke_mu_unlock();
     *out = s;
+    return rc;
+}
+
+static CUresult charge(CUstream s) { /* ke.mu held */
+    uint64_t bytes = ke_has(KE_STREAMS_COST) ? ke.state->stream_bytes : 0;
+    if (ke_charge(ke.state, ke.slot, ke.devices[s->ctx->dev].gpu, 0, (int64_t)bytes) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+    s->cost += bytes;
+    return CUDA_SUCCESS;
+}
+
+CUresult ke_stream_copies(CUstream s, bool in) {
+    bool *copied = in ? &s->copied_in : &s->copied_out;
+    ke_mu_lock();
+    CUresult rc = *copied || !s->cost ? CUDA_SUCCESS : charge(s);
+    *copied = *copied || rc == CUDA_SUCCESS;
+    ke_mu_unlock();
     return rc;
 }
 
@@ -256,14 +273,11 @@ static CUresult create(CUstream *out, unsigned flags, int priority) {
     if (!out || flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
     CUresult rc = ke_current(&ctx);
     if (rc != CUDA_SUCCESS) return rc;
-    uint64_t cost = ke_has(KE_STREAMS_COST) ? ke.state->stream_bytes : 0;
-    unsigned gpu = ke.devices[ctx->dev].gpu;
     ke_mu_lock();
-    if (ke_charge(ke.state, ke.slot, gpu, 0, (int64_t)cost) != 0) rc = CUDA_ERROR_OUT_OF_MEMORY;
+    rc = ke_stream_new(ctx, flags, priority, out);
     if (rc == CUDA_SUCCESS) {
-        rc = ke_stream_new(ctx, flags, priority, out);
-        if (rc == CUDA_SUCCESS) (*out)->cost = cost;
-        else ke_charge(ke.state, ke.slot, gpu, 0, -(int64_t)cost);
+        rc = charge(*out);
+        if (rc != CUDA_SUCCESS) (*out)->alive = false;
     }
     ke_mu_unlock();
     return rc;
@@ -280,7 +294,7 @@ static CUresult destroy(CUstream handle) {
     CUstream s;
     if ((uintptr_t)handle <= 2) return CUDA_ERROR_INVALID_HANDLE;
     CUresult rc = ke_stream_resolve(handle, &s);
-    if (rc != CUDA_SUCCESS) return rc;
+    if (rc != CUDA_SUCCESS && rc != CUDA_ERROR_STREAM_DETACHED) return rc;
     ke_mu_lock();
     give_up(s);
     ke_capture_forget_stream(s);

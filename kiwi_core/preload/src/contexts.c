@@ -4,6 +4,19 @@
 #include "blocks.h"
 #include "real.h"
 
+#define KP_WARM_UP_BYTES 4096
+
+/* A green context keeps its device's primary context alive. What is allocated under it lives as long as that, so it
+ * counts as the primary context's: the pager's own streams must not end with the green one. */
+struct green {
+    struct green *next;
+    CUgreenCtx handle;
+    CUcontext context; /* what the program makes current */
+    CUcontext primary;
+    CUdevice device;
+};
+
+static struct green *greens;
 static struct kp_ctx *contexts;
 static pthread_cond_t let_go = PTHREAD_COND_INITIALIZER;
 
@@ -24,9 +37,16 @@ static struct kp_ctx *find(CUcontext handle) {
     return c;
 }
 
-/* NULL: no memory, or it is being destroyed. */
+static CUcontext owner_of(CUcontext handle) { /* kp_table_mu held */
+    struct green *g = greens;
+    while (g && g->context != handle) g = g->next;
+    return g ? g->primary : handle;
+}
+
+/* NULL: no memory, or it has just been destroyed. */
 struct kp_ctx *kp_ctx_of(CUcontext handle, CUdevice device) {
     pthread_mutex_lock(&kp_table_mu);
+    handle = owner_of(handle);
     struct kp_ctx *c = find(handle);
     if (!c) {
         pthread_mutex_unlock(&kp_table_mu);
@@ -43,7 +63,12 @@ struct kp_ctx *kp_ctx_of(CUcontext handle, CUdevice device) {
             free(fresh);
         }
     }
-    if (!kp_ctx_hold(c)) c = NULL;
+    /* Another thread gives it back just now: it mostly stays, for the primary one has other holders. */
+    while (c && c->going) {
+        pthread_cond_wait(&let_go, &kp_table_mu);
+        c = find(handle);
+    }
+    if (c) kp_ctx_hold(c);
     pthread_mutex_unlock(&kp_table_mu);
     return c;
 }
@@ -91,7 +116,21 @@ void kp_own_context_seen(CUcontext handle, CUdevice device) {
     kp_ctx_let_go(c);
 }
 
-/* A stream takes GPU memory, and a way out may begin when there is none left. */
+/* One copy each way, so that the driver makes now what it makes at a stream's first copies. */
+static void warm_up(CUstream stream) {
+    CUdeviceptr there;
+    void *here;
+    if (kp_real.cuMemAlloc_v2(&there, KP_WARM_UP_BYTES) != CUDA_SUCCESS) return;
+    if (kp_real.cuMemHostAlloc(&here, KP_WARM_UP_BYTES, 0) == CUDA_SUCCESS) {
+        kp_real.cuMemcpyHtoDAsync_v2(there, here, KP_WARM_UP_BYTES, stream);
+        kp_real.cuMemcpyDtoHAsync_v2(here, there, KP_WARM_UP_BYTES, stream);
+        kp_real.cuStreamSynchronize(stream);
+        kp_real.cuMemFreeHost(here);
+    }
+    kp_real.cuMemFree_v2(there);
+}
+
+/* A stream and its first copies take GPU memory, and a way out may begin when there is none left. */
 CUresult kp_ctx_prepare(struct kp_ctx *c) {
     CUstream fresh = NULL, none = NULL;
     if (__atomic_load_n(&c->stream, __ATOMIC_ACQUIRE)) return CUDA_SUCCESS;
@@ -101,6 +140,7 @@ CUresult kp_ctx_prepare(struct kp_ctx *c) {
     if (rc == CUDA_SUCCESS &&
         !__atomic_compare_exchange_n(&c->stream, &none, fresh, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         kp_real.cuStreamDestroy_v2(fresh); /* another thread was faster */
+    else if (rc == CUDA_SUCCESS) warm_up(fresh);
     kp_ctx_pop(c);
     return rc;
 }
@@ -176,6 +216,18 @@ static void end_all(struct kp_block *b) {
     }
 }
 
+static void forget_greens(CUdevice device) { /* kp_table_mu held; their primary context is gone */
+    for (struct green **at = &greens; *at;) {
+        struct green *g = *at;
+        if (g->device == device) {
+            *at = g->next;
+            free(g);
+        } else {
+            at = &g->next;
+        }
+    }
+}
+
 static void drop_all(struct kp_ctx *c) {
     struct gathering g = {c, NULL};
     pthread_mutex_lock(&kp_table_mu);
@@ -184,6 +236,7 @@ static void drop_all(struct kp_ctx *c) {
         kp_books_add(&kp_totals.small_overhead, -(int64_t)kp_block_overhead(b));
         kp_table_remove(b);
     }
+    if (c->primary) forget_greens(c->device);
     struct kp_ctx **at = &contexts;
     while (*at != c) at = &(*at)->next;
     *at = c->next;
@@ -212,23 +265,71 @@ CUresult kp_own_context_destroy(CUcontext handle) {
     return rc;
 }
 
-static CUresult primary_ends(CUdevice device, CUresult (*end)(CUdevice)) {
-    unsigned flags;
-    int active = 1;
+static struct kp_ctx *primary_stop(CUdevice device) {
     struct kp_ctx *c = kp_forked ? NULL : stop(NULL, true, device);
     if (c) kp_own_bury(c);
-    CUresult rc = end(device);
+    return c;
+}
+
+static CUresult primary_given_back(struct kp_ctx *c, CUresult rc) {
+    unsigned flags;
+    int active = 1;
     if (!c) return rc;
-    if (kp_real.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS) active = 1;
+    if (kp_real.cuDevicePrimaryCtxGetState(c->device, &flags, &active) != CUDA_SUCCESS) active = 1;
     if (rc == CUDA_SUCCESS && !active) drop_all(c);
     else go_on(c);
     return rc;
 }
 
 CUresult kp_own_primary_release(CUdevice device) {
-    return primary_ends(device, kp_real.cuDevicePrimaryCtxRelease_v2);
+    struct kp_ctx *c = primary_stop(device);
+    return primary_given_back(c, kp_real.cuDevicePrimaryCtxRelease_v2(device));
 }
 
 CUresult kp_own_primary_reset(CUdevice device) {
-    return primary_ends(device, kp_real.cuDevicePrimaryCtxReset_v2);
+    struct kp_ctx *c = primary_stop(device);
+    return primary_given_back(c, kp_real.cuDevicePrimaryCtxReset_v2(device));
+}
+
+/* ---- green contexts ---------------------------------------------------------------------------- */
+
+static void keep_green(struct green *g) {
+    pthread_mutex_lock(&kp_table_mu);
+    g->next = greens;
+    greens = g;
+    pthread_mutex_unlock(&kp_table_mu);
+}
+
+void kp_own_green_seen(CUgreenCtx handle, CUdevice device) {
+    struct green *g = kp_forked ? NULL : calloc(1, sizeof *g);
+    if (!g) return;
+    *g = (struct green){.handle = handle, .device = device};
+    if (kp_real.cuCtxFromGreenCtx(&g->context, handle) != CUDA_SUCCESS ||
+        kp_real.cuDevicePrimaryCtxRetain(&g->primary, device) != CUDA_SUCCESS) {
+        free(g);
+        return;
+    }
+    kp_real.cuDevicePrimaryCtxRelease_v2(device); /* it was retained to learn its handle; the green one keeps it */
+    keep_green(g);
+    kp_own_context_seen(g->primary, device);
+}
+
+/* Taken before the driver forgets it: it may give the handle to another thread's new one. */
+static struct green *take_green(CUgreenCtx handle) {
+    pthread_mutex_lock(&kp_table_mu);
+    struct green **at = &greens;
+    while (*at && (*at)->handle != handle) at = &(*at)->next;
+    struct green *g = *at;
+    if (g) *at = g->next;
+    pthread_mutex_unlock(&kp_table_mu);
+    return g;
+}
+
+CUresult kp_own_green_destroy(CUgreenCtx handle) {
+    struct green *g = kp_forked ? NULL : take_green(handle);
+    struct kp_ctx *c = g ? primary_stop(g->device) : NULL;
+    CUresult rc = kp_real.cuGreenCtxDestroy(handle);
+    if (g && rc != CUDA_SUCCESS) keep_green(g);
+    else free(g);
+    return primary_given_back(c, rc);
 }

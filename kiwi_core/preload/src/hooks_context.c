@@ -47,10 +47,14 @@ static CUresult retained(CUresult result, CUcontext *context, CUdevice device) {
 
 MAKES_A_CONTEXT(cuDevicePrimaryCtxRetain, (CUcontext *context, CUdevice device),
                 retained(real(context, device), context, device))
-/* Synchronising its device's primary context waits for it, too. */
+static CUresult made_green(CUresult result, CUgreenCtx *context, CUdevice device) {
+    if (result == CUDA_SUCCESS && !kp_disabled()) kp_own_green_seen(*context, device);
+    return made(result, NULL, device);
+}
+
 MAKES_A_CONTEXT(cuGreenCtxCreate,
                 (CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned flags),
-                made(real(context, resources, device, flags), NULL, device))
+                made_green(real(context, resources, device, flags), context, device))
 
 static CUresult enabled(CUresult result, CUcontext peer) {
     return result == CUDA_SUCCESS && kp_owning() ? kp_own_peer_enabled(peer) : result;
@@ -61,6 +65,7 @@ HOOK(GATED, cuCtxEnablePeerAccess, (CUcontext peer, unsigned flags), enabled(rea
 /* Not gated, for programs end with these. Nobody of ours is in the context any more when it goes. */
 
 HOOK(COUNTED, cuCtxDestroy_v2, (CUcontext context), kp_disabled() ? real(context) : kp_own_context_destroy(context))
+HOOK(COUNTED, cuGreenCtxDestroy, (CUgreenCtx context), kp_disabled() ? real(context) : kp_own_green_destroy(context))
 HOOK(COUNTED, cuDevicePrimaryCtxRelease_v2, (CUdevice device),
      kp_disabled() ? real(device) : kp_own_primary_release(device))
 HOOK(COUNTED, cuDevicePrimaryCtxReset_v2, (CUdevice device),

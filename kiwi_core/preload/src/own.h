@@ -29,6 +29,9 @@ CUresult kp_own_ipc_handle(CUipcMemHandle *handle, CUdeviceptr p); /* owned memo
 /* Contexts that end take their memory with them.  These do not pass the gate; they wait for a pager
  * that is at work. */
 void kp_own_context_seen(CUcontext ctx, CUdevice device); /* made or retained: its work is waited for */
+/* The same of a green context, whose memory is its device's primary context's. */
+void kp_own_green_seen(CUgreenCtx green, CUdevice device);
+CUresult kp_own_green_destroy(CUgreenCtx green);  /* cuGreenCtxDestroy */
 CUresult kp_own_context_destroy(CUcontext ctx);   /* cuCtxDestroy_v2 */
 CUresult kp_own_primary_release(CUdevice device); /* cuDevicePrimaryCtxRelease_v2 */
 CUresult kp_own_primary_reset(CUdevice device);   /* cuDevicePrimaryCtxReset_v2 */

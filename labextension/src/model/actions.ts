@@ -1,5 +1,7 @@
 /** What people can do from the surfaces, done. */
 
+import { KernelAPI } from '@jupyterlab/services';
+
 import type { IKiwiActions, IPlace, ISettingsPatch } from './api';
 import type { KiwiRest } from './rest';
 import type { IGpu, ISession } from './types';
@@ -21,6 +23,17 @@ export class KiwiActions implements IKiwiActions {
 
   release({ gpu, session }: IPlace): Promise<void> {
     return this._rest.release(gpu.uuid, session.id);
+  }
+
+  async leave({ gpu, session }: IPlace): Promise<void> {
+    const { gpus } = await this._rest.status(); // an interrupt is for a cell that waits, not for one that runs
+    const now = gpus
+      .find(each => each.uuid === gpu.uuid)
+      ?.sessions.find(each => each.id === session.id);
+    if (now !== undefined && now.state !== 'waiting') {
+      throw new Error('It does not wait any more.');
+    }
+    return KernelAPI.interruptKernel(session.kernel_id, this._rest.settings);
   }
 
   async retry(): Promise<void> {

@@ -17,8 +17,8 @@ export interface IKiwiStore {
   readonly changed: ISignal<IKiwiStore, void>;
   /** The server's clock, Unix seconds: this machine's, corrected. */
   now(): number;
-  /** When the wait of `session` is expected to end, smoothed: a countdown made of it never jumps up
-   * and down. null: nobody can tell, or it does not wait. */
+  /** When the wait of `session` is expected to end, as the daemon says: a countdown made of it
+   * does not rise. null: nobody can tell, or it does not wait. */
   expected(session: string): IExpected | null;
 }
 
@@ -49,6 +49,8 @@ export interface IKiwiActions {
   open(session: ISession): Promise<void>;
   set(gpu: IGpu, patch: ISettingsPatch): Promise<void>;
   release(place: IPlace): Promise<void>;
+  /** Interrupts the kernel of a session that waits, so that its cell ends and its place is free. */
+  leave(place: IPlace): Promise<void>;
   /** Look again now: reconnect, and start a daemon where there is none. */
   retry(): Promise<void>;
 }

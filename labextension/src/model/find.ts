@@ -1,7 +1,7 @@
 /** Finding one's way in the state. */
 
 import type { IPlace } from './api';
-import type { IQueueEntry, IState } from './types';
+import type { IGpu, IQueueEntry, ISession, IState } from './types';
 
 /** The reader's own session of that kernel, and its GPU. */
 export function placeOfKernel(state: IState | null, kernel: string | null): IPlace | null {
@@ -17,11 +17,44 @@ export function placeOfKernel(state: IState | null, kernel: string | null): IPla
   return null;
 }
 
+/** The reader's own sessions on one GPU. */
+export function ownPlacesOn(gpu: IGpu): IPlace[] {
+  return gpu.sessions.filter(session => session.mine).map(session => ({ gpu, session }));
+}
+
 /** All of the reader's own sessions. */
 export function ownPlaces(state: IState | null): IPlace[] {
-  return (state?.gpus ?? []).flatMap(gpu =>
-    gpu.sessions.filter(session => session.mine).map(session => ({ gpu, session }))
-  );
+  return (state?.gpus ?? []).flatMap(ownPlacesOn);
+}
+
+/** How much of the user's attention a state deserves; the smallest comes first. */
+const PRESSING: Readonly<Record<ISession['state'], number>> = {
+  lost: 0,
+  waiting: 1,
+  suspended: 1,
+  running: 2,
+  'paging-in': 3,
+  'paging-out': 3,
+  'paged-out': 4,
+  idle: 5
+};
+
+/**
+ * The reader's own session, and its GPU, that a surface is about: the notebook in front, or, where
+ * nothing is in front, the most pressing of `places`. null: there is none. Never another notebook
+ * than the one in front: "yours" under another's name reads like a promise.
+ */
+export function subjectOf(places: readonly IPlace[], currentKernel: string | null): IPlace | null {
+  if (currentKernel !== null) {
+    const isFront = ({ session }: IPlace) =>
+      session.kernel_id !== '' && session.kernel_id === currentKernel;
+    return places.find(isFront) ?? null;
+  }
+  const place = (each: IPlace) => queueEntry(each)?.position ?? 0;
+  const pressing = (each: IPlace) =>
+    // One that waits may be moving at the moment; it waits all the same.
+    Math.min(PRESSING[each.session.state], place(each) > 0 ? PRESSING.waiting : Infinity);
+  return [...places].sort((a, b) => pressing(a) - pressing(b) || place(a) - place(b))[0] ?? null;
 }
 
 /** Its place in line, if it waits. */

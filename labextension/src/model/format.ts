@@ -60,6 +60,12 @@ function rounded(value: number, step: number): number {
   return Math.floor(Math.max(0, value) / step + 0.5) * step;
 }
 
+/** Seconds that are left, to count down with: whole ones, minutes from two minutes on. */
+export function formatLeft(left_s: number): string {
+  const whole = Math.max(0, Math.ceil(left_s));
+  return whole < 120 ? `${whole} s` : `${Math.floor(whole / 60)} min ${whole % 60} s`;
+}
+
 /** `1st`, `2nd`, `3rd`, `4th`, `11th` … */
 export function ordinal(position: number): string {
   if (position % 100 >= 10 && position % 100 <= 20) {

@@ -1,10 +1,10 @@
 /** The status bar's words for the notebook in front. */
 
 import type { IKiwiStore, IPlace } from './api';
-import { holds, placeOfKernel, queueEntry } from './find';
-import { waitLeft } from './countdown';
+import { holds, ownPlaces, queueEntry, subjectOf } from './find';
 import { formatBytes, ordinal } from './format';
-import type { IGpu } from './types';
+import { waitWords } from './told';
+import type { IGpu, IQueueEntry } from './types';
 
 export type StatusTone = 'yours' | 'waiting' | 'moving' | 'out' | 'free' | 'busy' | 'wrong';
 
@@ -27,7 +27,7 @@ export function statusOf(store: IKiwiStore): IStatus | null {
   if (connection === 'lost') {
     return said('unknown', 'Kiwi has lost the connection to the Jupyter server.', 'wrong');
   }
-  const place = placeOfKernel(state, currentKernel);
+  const place = subjectOf(ownPlaces(state), currentKernel);
   if (place !== null) {
     return place.gpu.reachable ? ofSession(place, store) : away();
   }
@@ -49,8 +49,9 @@ function ofSession(place: IPlace, store: IKiwiStore): IStatus {
     const text = session.problem_text || 'What it had in GPU memory is gone. Restart its kernel.';
     return said('memory lost', `${session.name}: ${text}`, 'wrong');
   }
-  if (queueEntry(place) !== undefined) {
-    return waiting(place, store);
+  const entry = queueEntry(place);
+  if (entry !== undefined) {
+    return waiting(place, entry, store);
   }
   if (holds(place)) {
     return said('yours', `${session.name} has the GPU.`, 'yours');
@@ -72,16 +73,19 @@ function ofSession(place: IPlace, store: IKiwiStore): IStatus {
   }
 }
 
-function waiting(place: IPlace, store: IKiwiStore): IStatus {
+function waiting(place: IPlace, entry: IQueueEntry, store: IKiwiStore): IStatus {
   const { gpu, session } = place;
-  const position = ordinal(queueEntry(place)?.position ?? 1);
-  const wait = waitLeft(store.expected(session.id), store.now()) ?? '';
+  const position = ordinal(entry.position);
+  const wait = waitWords(store, entry);
+  if (entry.blocked) {
+    return said(wait, `${session.name}: ${session.problem_text}`, 'wrong');
+  }
   const held = session.state === 'suspended' ? ' It was suspended in mid-cell and goes on.' : '';
   return said(
     wait === '' ? position : `${position}, ${wait}`,
     `${session.name} waits for the GPU: ${position} of ${gpu.queue.length}` +
       `${wait === '' ? '' : `, ${wait}`}.${held}`,
-    session.problem_text === '' ? 'waiting' : 'wrong',
+    'waiting',
     wait !== ''
   );
 }

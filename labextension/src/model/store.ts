@@ -96,7 +96,8 @@ export class KiwiStore implements IKiwiStore {
     this._expected = new Map();
     for (const gpu of this._state?.gpus ?? []) {
       for (const entry of gpu.queue) {
-        const end = before.get(entry.session) ?? new ExpectedEnd(entry, now);
+        const known = before.get(entry.session);
+        const end = known?.isOf(entry) === true ? known : new ExpectedEnd(entry);
         end.observe(entry, now);
         this._expected.set(entry.session, end);
       }

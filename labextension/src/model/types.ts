@@ -62,6 +62,8 @@ export interface IQueueEntry {
   readonly expected_high_at: number | null;
   /** Why it takes longer than was said before; mostly "". */
   readonly expected_why: string;
+  /** Held up by something other than its turn: the session's `problem_text` says by what. */
+  readonly blocked: boolean;
 }
 
 export interface ISwap {

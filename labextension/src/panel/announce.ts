@@ -12,8 +12,9 @@ function momentOf(gpu: IGpu, session: ISession): Moment {
   if (session.state === 'lost') {
     return 'lost';
   }
-  if (queueEntryOf(gpu, session.id) !== undefined) {
-    if (session.problem_text !== '') {
+  const entry = queueEntryOf(gpu, session.id);
+  if (entry !== undefined) {
+    if (entry.blocked) {
       return 'held-up';
     }
     return session.state === 'suspended' ? 'suspended' : 'waits';

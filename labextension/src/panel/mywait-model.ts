@@ -1,9 +1,10 @@
 /** What "my wait" says in large, and beneath it: a pure reading of the state of one GPU. */
 
+import { ownPlacesOn, subjectOf } from '../model/find';
 import { formatBytes, ordinal } from '../model/format';
 import type { IGpu, IQueueEntry, ISession } from '../model/types';
 
-import { ANOTHER_USER, nameOf, queueEntryOf, sessionOf, subjectOf } from './people';
+import { ANOTHER_USER, nameOf, queueEntryOf, sessionOf } from './people';
 
 /** How it feels: decides the colour of the edge and the icon. */
 export type Tone = 'yours' | 'waiting' | 'moving' | 'free' | 'busy' | 'out' | 'wrong';
@@ -16,14 +17,14 @@ export interface IMyWait {
   readonly headline: string;
   /** Its wait is counted down in large. */
   readonly counts: boolean;
-  /** When the turn ends (Unix seconds), where that means anything. */
-  readonly turnEndsAt: number | null;
+  /** It has the GPU: how long it keeps it stands beside the headline. */
+  readonly holds: boolean;
   /** Sentences beneath, the most important first. */
   readonly details: readonly string[];
 }
 
 export function myWait(gpu: IGpu, currentKernel: string | null): IMyWait {
-  const session = subjectOf(gpu, currentKernel);
+  const session = subjectOf(ownPlacesOn(gpu), currentKernel)?.session;
   if (session === undefined) {
     return withoutSession(gpu);
   }
@@ -48,7 +49,7 @@ function said(
   headline: string,
   details: readonly string[]
 ): IMyWait {
-  return { tone, session, headline, counts: false, turnEndsAt: null, details };
+  return { tone, session, headline, counts: false, holds: false, details };
 }
 
 /** The same when it is only what was known last: nothing is promised, nothing counts down. */
@@ -70,7 +71,7 @@ function withProblem(wait: IMyWait): IMyWait {
 
 function waiting(gpu: IGpu, session: ISession, entry: IQueueEntry): IMyWait {
   const place = `${ordinal(entry.position)} of ${gpu.queue.length}`;
-  if (session.problem_text !== '') {
+  if (entry.blocked) {
     return said('wrong', session, 'Held up', [session.problem_text, `${place}.`]);
   }
   const details = [`${place}${whoHasIt(gpu)}`];
@@ -82,7 +83,7 @@ function waiting(gpu: IGpu, session: ISession, entry: IQueueEntry): IMyWait {
     details.push('Suspended in mid-cell; it goes on by itself.');
   }
   const tone = session.state === 'paging-in' ? 'moving' : 'waiting';
-  return { ...said(tone, session, 'Waiting', details), counts: true };
+  return withProblem({ ...said(tone, session, 'Waiting', details), counts: true });
 }
 
 /** What is done for a waiting session at this moment: its memory or another's moves. */
@@ -116,21 +117,15 @@ function whoHasIt(gpu: IGpu): string {
 
 function holding(gpu: IGpu, session: ISession): IMyWait {
   const others = gpu.holders.length - 1;
-  const alone = others === 0;
-  const details: string[] = [];
-  if (!alone) {
-    details.push(`Together with ${others} other${others === 1 ? '' : 's'}: nobody has to wait.`);
-  } else if (gpu.queue.length === 0) {
-    details.push('Nobody waits.');
-  } else {
-    details.push(`${gpu.queue.length} wait${gpu.queue.length === 1 ? 's' : ''}.`);
-  }
+  const waiting = gpu.queue.length;
+  const details = [
+    waiting === 0 ? 'Nobody waits.' : `${waiting} wait${waiting === 1 ? 's' : ''}.`,
+    ...(others > 0 ? [`Together with ${others} other${others === 1 ? '' : 's'}.`] : [])
+  ];
   if (session.lingering) {
     details.push('Its cell is over; something it started in the background goes on.');
   }
-  // Beside others nobody is suspended: the end of a turn would mean nothing.
-  const turnEndsAt = alone || gpu.scheduler.serialised ? session.turn_ends_at : null;
-  return withProblem({ ...said('yours', session, 'Yours', details), turnEndsAt });
+  return withProblem({ ...said('yours', session, 'Yours', details), holds: true });
 }
 
 // --- resting ------------------------------------------------------------------------------------
@@ -158,7 +153,9 @@ function resting(gpu: IGpu, session: ISession): IMyWait {
 
 function withoutSession(gpu: IGpu): IMyWait {
   const wait = open(gpu, null);
-  return { ...wait, details: [...wait.details, 'None of your notebooks uses this GPU yet.'] };
+  const none = !gpu.sessions.some(session => session.mine);
+  const who = none ? 'None of your notebooks uses' : 'The notebook in front does not use';
+  return { ...wait, details: [...wait.details, `${who} this GPU yet.`] };
 }
 
 /** Nothing of the reader's is in the way: would a cell start now? */

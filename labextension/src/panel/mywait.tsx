@@ -4,7 +4,8 @@ import * as React from 'react';
 
 import { myWait, noNews } from './mywait-model';
 import type { IMyWait } from './mywait-model';
-import { Countdown, Prose, SessionName, TimeLeft } from './parts';
+import { queueEntryOf } from './people';
+import { Countdown, LeaveQueue, Prose, SessionName, Turn } from './parts';
 import type { IPart } from './parts';
 
 export function MyWait(props: IPart) {
@@ -19,36 +20,33 @@ export function MyWait(props: IPart) {
           <SessionName session={session} actions={actions} />
         </div>
       )}
-      <Large store={props.store} wait={wait} />
+      <Large store={store} gpu={gpu} wait={wait} />
       {wait.details.map(detail => (
         <div key={detail} className="jp-Kiwi-wait-detail">
           <Prose text={detail} />
         </div>
       ))}
+      {live && session !== null && <LeaveQueue gpu={gpu} session={session} actions={actions} />}
     </div>
   );
 }
 
-function Large(props: { store: IPart['store']; wait: IMyWait }) {
-  const { store, wait } = props;
-  if (wait.counts && wait.session !== null) {
+function Large(props: Pick<IPart, 'store' | 'gpu'> & { wait: IMyWait }) {
+  const { store, gpu, wait } = props;
+  const entry = queueEntryOf(gpu, wait.session?.id ?? '');
+  if (wait.counts && entry !== undefined) {
     return (
       <div className="jp-Kiwi-wait-large" data-kiwi="countdown">
-        <Countdown store={store} session={wait.session.id} unknown={wait.headline} />
+        <Countdown store={store} entry={entry} unknown={wait.headline} />
       </div>
     );
   }
   return (
     <div className="jp-Kiwi-wait-large">
       {wait.headline}
-      {wait.turnEndsAt !== null && (
+      {wait.holds && wait.session !== null && (
         <span className="jp-Kiwi-wait-left" data-kiwi="time-left">
-          <TimeLeft
-            store={store}
-            at={wait.turnEndsAt}
-            suffix=" left of this turn"
-            over="until somebody asks"
-          />
+          <Turn store={store} gpu={gpu} holder={wait.session} />
         </span>
       )}
     </div>

@@ -3,12 +3,11 @@
 import * as React from 'react';
 
 import type { IKiwiActions, IKiwiStore } from '../model/api';
-import { waitLeft } from '../model/countdown';
-import type { IGpu, ISession } from '../model/types';
+import { turnWords, waitWords } from '../model/told';
+import type { IGpu, IQueueEntry, ISession } from '../model/types';
 
-import { useTicking } from './hooks';
-import { marksOwn, nameOf } from './people';
-import { formatLeft } from './words';
+import { usePending, useTicking } from './hooks';
+import { marksOwn, nameOf, queueEntryOf } from './people';
 
 /** What every part of a card needs. */
 export interface IPart {
@@ -57,23 +56,49 @@ export function Yours(props: { gpu: IGpu; session: ISession | undefined }) {
  * tell. */
 export function Countdown(props: {
   store: IKiwiStore;
-  session: string;
+  entry: IQueueEntry;
   unknown: string;
   short?: boolean;
 }) {
-  const { store, session, unknown, short } = props;
-  const text = useTicking(() => waitLeft(store.expected(session), store.now()) ?? unknown);
+  const { store, entry, unknown, short } = props;
+  const text = useTicking(() => waitWords(store, entry) || unknown);
   return <>{short ? text.replace(/^about /, '≈ ') : text}</>;
 }
 
-/** "21 s left", counting down to `at`; `over` is said from then on. */
-export function TimeLeft(props: { store: IKiwiStore; at: number; over: string; suffix: string }) {
-  const { store, at, over, suffix } = props;
-  const text = useTicking(() => {
-    const left_s = at - store.now();
-    return left_s > 0 ? `${formatLeft(left_s)}${suffix}` : over;
-  });
-  return <>{text}</>;
+/** "at most 21 s more", counting down by itself. */
+export function Turn(props: { store: IKiwiStore; gpu: IGpu; holder: ISession }) {
+  const { store, gpu, holder } = props;
+  return <>{useTicking(() => turnWords(gpu, holder, store.now()))}</>;
+}
+
+/** Gives up the place in line of a cell of the reader's that waits. */
+export function LeaveQueue(props: { gpu: IGpu; session: ISession; actions: IKiwiActions }) {
+  const { gpu, session, actions } = props;
+  const pending = usePending();
+  const waits = session.state === 'waiting' && queueEntryOf(gpu, session.id) !== undefined;
+  if (!waits || session.path === null) {
+    return null;
+  }
+  return (
+    <>
+      <button
+        type="button"
+        className="jp-Kiwi-button"
+        data-kiwi="leave-queue"
+        disabled={pending.busy}
+        aria-label={`Leave the queue with ${nameOf(session)}`}
+        title="Interrupts the cell that waits, as Kernel → Interrupt does. In the middle of a GPU call that takes effect with the turn."
+        onClick={() => pending.run(() => actions.leave({ gpu, session }))}
+      >
+        {pending.busy ? 'Leaving…' : 'Leave the queue'}
+      </button>
+      {pending.error !== '' && (
+        <span className="jp-Kiwi-error" role="alert">
+          {pending.error}
+        </span>
+      )}
+    </>
+  );
 }
 
 /** Text in which `code` stands between backticks, as the daemon's remedies write it. */

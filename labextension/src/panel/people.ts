@@ -48,35 +48,6 @@ export function marksOwn(gpu: IGpu): boolean {
   return gpu.sessions.some(session => !session.mine);
 }
 
-/** How much of the user's attention a state deserves; the smallest comes first. */
-const PRESSING: Readonly<Record<ISession['state'], number>> = {
-  lost: 0,
-  waiting: 1,
-  suspended: 1,
-  running: 2,
-  'paging-in': 3,
-  'paging-out': 3,
-  'paged-out': 4,
-  idle: 5
-};
-
-/**
- * The session that "my wait" is about: the notebook in front if it is on this GPU, else the most
- * pressing of the reader's own. undefined: the reader has none here.
- */
-export function subjectOf(gpu: IGpu, currentKernel: string | null): ISession | undefined {
-  const own = gpu.sessions.filter(session => session.mine);
-  const front = own.find(session => currentKernel !== null && session.kernel_id === currentKernel);
-  if (front !== undefined) {
-    return front;
-  }
-  const place = (session: ISession) => queueEntryOf(gpu, session.id)?.position ?? 0;
-  const pressing = (session: ISession) =>
-    // One that waits may be moving at the moment; it waits all the same.
-    Math.min(PRESSING[session.state], place(session) > 0 ? PRESSING.waiting : Infinity);
-  return [...own].sort((a, b) => pressing(a) - pressing(b) || place(a) - place(b))[0];
-}
-
 /** Sessions that neither hold the GPU nor wait for it: the reader's own first. */
 export function restingOf(gpu: IGpu): { own: ISession[]; others: ISession[] } {
   const busy = new Set([...gpu.holders, ...gpu.queue.map(entry => entry.session)]);

@@ -2,13 +2,14 @@
 
 import * as React from 'react';
 
-import type { IQueueEntry, ISession, SessionState } from '../model/types';
+import { ownPlacesOn, subjectOf } from '../model/find';
+import type { IGpu, IQueueEntry, ISession, SessionState } from '../model/types';
 import { formatBytes } from '../model/format';
 
 import { usePending } from './hooks';
-import { Countdown, SessionName, TimeLeft, Yours, useRoving } from './parts';
+import { Countdown, LeaveQueue, SessionName, Turn, Yours, useRoving } from './parts';
 import type { IPart } from './parts';
-import { marksOwn, nameOf, restingOf, sessionOf, subjectOf } from './people';
+import { marksOwn, nameOf, restingOf, sessionOf } from './people';
 import { counted } from './words';
 
 export function Holders(props: IPart) {
@@ -22,19 +23,13 @@ export function Holders(props: IPart) {
       <ul className="jp-Kiwi-people">
         {gpu.holders.map(id => {
           const session = sessionOf(gpu, id);
-          const endsAt = session?.turn_ends_at ?? null;
-          const guarded = session?.guarded ?? true;
           return (
             <li key={id} className="jp-Kiwi-person" data-kiwi="holder" data-session={id}>
               <div className="jp-Kiwi-line">
                 <SessionName session={session} actions={actions} />
                 <Yours gpu={gpu} session={session} />
                 <span className="jp-Kiwi-amount">
-                  {live && endsAt !== null && gpu.queue.length > 0 && (
-                    <TimeLeft store={store} at={endsAt} suffix=" left" over="turn is over" />
-                  )}
-                  {live && gpu.queue.length === 0 && 'until others ask'}
-                  {live && gpu.queue.length > 0 && !guarded && 'until it is done'}
+                  {live && session && <Turn store={store} gpu={gpu} holder={session} />}
                 </span>
               </div>
               <Marks session={session} />
@@ -95,7 +90,8 @@ export function Queue(props: IPart) {
 function Waiting(props: IPart & { entry: IQueueEntry }) {
   const { store, actions, gpu, live, entry } = props;
   const session = sessionOf(gpu, entry.session);
-  const note = session?.problem_text ? 'held up' : session && WHILE[session.state];
+  const note = entry.blocked ? '' : session && WHILE[session.state];
+  const isSubject = isSubjectOf(gpu, store.currentKernel, session);
   return (
     <li
       className={session?.mine && marksOwn(gpu) ? 'jp-Kiwi-person jp-mod-mine' : 'jp-Kiwi-person'}
@@ -109,18 +105,22 @@ function Waiting(props: IPart & { entry: IQueueEntry }) {
         </span>
         <SessionName session={session} actions={actions} />
         <Yours gpu={gpu} session={session} />
-        <span className="jp-Kiwi-amount">
-          {live && <Countdown store={store} session={entry.session} unknown="not known" short />}
+        <span className="jp-Kiwi-amount" title={session?.problem_text || undefined}>
+          {live && <Countdown store={store} entry={entry} unknown="nobody can tell" short />}
         </span>
       </div>
-      {note && (
-        <span className="jp-Kiwi-note" title={session?.problem_text || undefined}>
-          {note}
-        </span>
+      {note && <span className="jp-Kiwi-note">{note}</span>}
+      {live && session && !isSubject && (
+        <LeaveQueue gpu={gpu} session={session} actions={actions} />
       )}
       <Marks session={session} />
     </li>
   );
+}
+
+/** Whether "my wait", above, is about `session`. */
+function isSubjectOf(gpu: IGpu, currentKernel: string | null, session?: ISession): boolean {
+  return subjectOf(ownPlacesOn(gpu), currentKernel)?.session === session;
 }
 
 /** Own resting sessions beyond these, and all of others', are folded away. */
@@ -170,7 +170,7 @@ function Idle(props: IPart & { session: ISession }) {
   const release = () => pending.run(() => actions.release({ gpu, session }));
   const size = formatBytes(session.resident_bytes);
   // What is wrong with the notebook that "my wait" is about is said there already.
-  const wrong = session === subjectOf(gpu, store.currentKernel) ? '' : session.problem_text;
+  const wrong = isSubjectOf(gpu, store.currentKernel, session) ? '' : session.problem_text;
   return (
     <li className="jp-Kiwi-person" data-kiwi="resting" data-session={session.id}>
       <div className="jp-Kiwi-line">

@@ -15,12 +15,6 @@ export function formatDuration(duration_s: number): string {
   return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
 }
 
-/** Seconds that are left, to count down with: whole ones, minutes from two minutes on. */
-export function formatLeft(left_s: number): string {
-  const whole = Math.max(0, Math.ceil(left_s));
-  return whole < 120 ? `${whole} s` : `${Math.floor(whole / 60)} min ${whole % 60} s`;
-}
-
 /** `3.2 GB/s` (decimal, as bus speeds are given); '' where it cannot be told. */
 export function formatSpeed(bytes: number, seconds: number): string {
   if (bytes <= 0 || seconds <= 0) {

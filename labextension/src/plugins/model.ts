@@ -45,7 +45,8 @@ export const model: JupyterFrontEndPlugin<IKiwi> = {
     );
 
     const look = () => {
-      store.currentKernel = documents.current?.kernel ?? null;
+      // '': a notebook without a kernel is in front.
+      store.currentKernel = documents.current === null ? null : (documents.current.kernel ?? '');
     };
     documents.changed.connect(look);
     look();

@@ -64,7 +64,8 @@ function isSupported(): boolean {
 
 /** Long enough, and nobody was looking at it. */
 export function isWorthIt(wait: IEndedWait, kiwi: Pick<IKiwi, 'settings' | 'store'>): boolean {
-  const seen = !document.hidden && kiwi.store.currentKernel === wait.place.session.kernel_id;
+  const { kernel_id } = wait.place.session;
+  const seen = !document.hidden && kernel_id !== '' && kiwi.store.currentKernel === kernel_id;
   return (
     kiwi.settings.get('notify') && !seen && wait.waited_s >= kiwi.settings.get('notifyAfterSeconds')
   );

@@ -22,8 +22,10 @@ export const tabs: JupyterFrontEndPlugin<void> = {
       for (const { widget, kernel } of documents.all) {
         const background = settings.get('markTabs') && kernel !== store.currentKernel;
         const place = background ? placeOfKernel(store.state, kernel) : null;
-        const position = place === null ? undefined : queueEntry(place)?.position;
-        markTab(widget.title, position ?? null);
+        const entry = place === null ? undefined : queueEntry(place);
+        const told =
+          entry?.blocked === true ? 'held up' : `${ordinal(entry?.position ?? 0)} in line`;
+        markTab(widget.title, entry === undefined ? null : told);
       }
     };
     kiwi.store.changed.connect(look);
@@ -32,16 +34,15 @@ export const tabs: JupyterFrontEndPlugin<void> = {
   }
 };
 
-/** `position`: its place in line; null: it does not wait, and whatever said so is taken away. */
-export function markTab(title: Title<Widget>, position: number | null): void {
+/** `told`: its place in line, in words; null: it does not wait, and what said so is taken away. */
+export function markTab(title: Title<Widget>, told: string | null): void {
   const classes = title.className.split(/\s+/).filter(name => name !== '' && name !== MARK);
   const caption = title.caption.split(BEGIN)[0] ?? '';
   const { kiwi: _, ...dataset } = title.dataset;
-  if (position === null) {
+  if (told === null) {
     change(title, classes, caption, dataset);
   } else {
-    const told = `${caption}${BEGIN}${ordinal(position)} in line`;
-    change(title, [...classes, MARK], told, { ...dataset, kiwi: 'waiting' });
+    change(title, [...classes, MARK], `${caption}${BEGIN}${told}`, { ...dataset, kiwi: 'waiting' });
   }
 }
 

@@ -1,7 +1,7 @@
 import { beforeEach, describe, expect, it } from 'vitest';
 
 import { ServerClock } from '../../src/model/clock';
-import { LASTING_S, waitLeft } from '../../src/model/countdown';
+import { waitLeft } from '../../src/model/countdown';
 import { KiwiStore } from '../../src/model/store';
 import type { IDelta } from '../../src/model/types';
 import { gpu, session, state, waits } from '../states';
@@ -34,19 +34,25 @@ describe('the store', () => {
     expect(changes).toBe(1);
   });
 
-  it('says when a wait ends, smoothed', () => {
+  it('says when a wait ends, and never later without a reason', () => {
     expect(store.expected('s1')?.at).toBe(1030);
     expect(store.expected('nobody')).toBeNull();
     store.hear(delta(6, { gpus: { 'GPU-1': { set: { queue: queued(1080) } } } }));
     expect(store.expected('s1')?.at).toBe(1030);
-    local += LASTING_S;
+    store.hear(delta(7, { gpus: { 'GPU-1': { set: { queue: queued(1020) } } } }));
+    expect(store.expected('s1')?.at).toBe(1020);
+  });
+
+  it('takes a later wait of the same notebook for another one', () => {
+    const queue = [waits('s1', { expected_at: 1080, waiting_since: 1020 })];
+    store.hear(delta(6, { gpus: { 'GPU-1': { set: { queue } } } }));
     expect(store.expected('s1')?.at).toBe(1080);
   });
 
   it('says the likely range, and why it is longer than it was', () => {
     const queue = [
       waits('s1', {
-        expected_at: 1030,
+        expected_at: 1029,
         expected_low_at: 1020,
         expected_high_at: 1045,
         expected_why: 'others go first'
@@ -54,7 +60,7 @@ describe('the store', () => {
     ];
     store.hear(delta(6, { gpus: { 'GPU-1': { set: { queue } } } }));
     expect(store.expected('s1')).toEqual({
-      at: 1030,
+      at: 1029,
       low_at: 1020,
       high_at: 1045,
       why: 'others go first'

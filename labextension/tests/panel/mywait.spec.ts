@@ -36,7 +36,9 @@ describe('my wait', () => {
     const sessions = [session('a', { state: 'waiting' }), session('b')];
     const queue = [waits('a', 1, 10)];
     expect(myWait(gpu({ sessions, queue }), 'kernel-b').session?.id).toBe('b');
-    expect(myWait(gpu({ sessions, queue }), 'elsewhere').session?.id).toBe('a');
+    const elsewhere = myWait(gpu({ sessions, queue }), 'elsewhere');
+    expect(elsewhere).toMatchObject({ session: null, tone: 'busy' });
+    expect(elsewhere.details).toContain('The notebook in front does not use this GPU yet.');
     expect(myWait(gpu({ sessions, queue }), null).session?.id).toBe('a');
   });
 
@@ -73,19 +75,20 @@ describe('my wait', () => {
 
   it('that is held up by something wrong counts nothing down and says what is wrong', () => {
     const sessions = [session('a', { state: 'waiting', problem_text: 'No room in RAM.' })];
-    const wait = myWait(gpu({ sessions, queue: [waits('a', 1, 9)] }), null);
+    const blocked = { ...waits('a', 1, null), blocked: true };
+    const wait = myWait(gpu({ sessions, queue: [blocked] }), null);
     expect(wait).toMatchObject({ tone: 'wrong', counts: false, headline: 'Held up' });
     expect(wait.details).toEqual(['No room in RAM.', '1st of 1.']);
   });
 
-  it('shows the end of a turn where there are turns', () => {
+  it('is yours with the GPU, alone or beside others', () => {
     const a = session('a', { state: 'running', turn_ends_at: NOW + 21 });
     const alone = myWait(gpu({ sessions: [a], holders: ['a'] }), null);
-    expect(alone).toMatchObject({ headline: 'Yours', tone: 'yours', turnEndsAt: NOW + 21 });
+    expect(alone).toMatchObject({ headline: 'Yours', tone: 'yours', holds: true });
+    expect(alone.details).toEqual(['Nobody waits.']);
     const b = session('b', { state: 'running', mine: false });
     const both = myWait(gpu({ sessions: [a, b], holders: ['a', 'b'] }), null);
-    expect(both.turnEndsAt).toBeNull();
-    expect(both.details[0]).toBe('Together with 1 other: nobody has to wait.');
+    expect(both.details).toEqual(['Nobody waits.', 'Together with 1 other.']);
   });
 
   it('says where memory is when it is not in the GPU', () => {
@@ -120,7 +123,7 @@ describe('my wait', () => {
   it('promises nothing when it is only what was known last', () => {
     const a = session('a', { state: 'running', turn_ends_at: NOW + 21 });
     const wait = noNews(myWait(gpu({ sessions: [a], holders: ['a'] }), null));
-    expect(wait).toMatchObject({ headline: 'No news', counts: false, turnEndsAt: null });
+    expect(wait).toMatchObject({ headline: 'No news', counts: false, holds: false });
     expect(wait.details).toEqual(['Last known: yours.']);
     expect(noNews(myWait(gpu(), null)).details).toEqual(['Last known: free.']);
     const waiting = gpu({

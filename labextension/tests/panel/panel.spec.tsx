@@ -11,7 +11,7 @@ import { StillStore } from '../../stories/store';
 
 function actions(): { [Name in keyof IKiwiActions]: ReturnType<typeof vi.fn> } {
   const done = () => vi.fn(() => Promise.resolve());
-  return { open: done(), set: done(), release: done(), retry: done() };
+  return { open: done(), set: done(), release: done(), leave: done(), retry: done() };
 }
 
 function hook(name: string): HTMLElement {
@@ -76,18 +76,18 @@ describe('the panel', () => {
     const store = new StillStore(waiting(), 'live', 'kernel-b');
     render(<KiwiPanel store={store} actions={actions()} />);
     expect(hook('countdown').textContent).toBe('about 62 s');
-    expect(hook('holder').textContent).toContain('21 s left');
+    expect(hook('holder').textContent).toContain('at most 21 s more');
     pass(store, 2);
     expect(hook('countdown').textContent).toBe('about 60 s');
     expect(hook('queue-entry').textContent).toContain('≈ 60 s');
-    expect(hook('holder').textContent).toContain('19 s left');
+    expect(hook('holder').textContent).toContain('at most 19 s more');
   });
 
   it('says so when nobody can tell how long', () => {
     const store = new StillStore(waiting(null), 'live', 'kernel-b');
     render(<KiwiPanel store={store} actions={actions()} />);
     expect(hook('countdown').textContent).toBe('Waiting');
-    expect(hook('queue-entry').textContent).toContain('not known');
+    expect(hook('queue-entry').textContent).toContain('nobody can tell');
   });
 
   it('follows the model, and announces the turn', () => {
@@ -180,7 +180,7 @@ describe('the panel', () => {
   });
 
   it('moves between the notebooks of the queue with the arrow keys', () => {
-    const sessions = ['a', 'b', 'c'].map(id => session(id, { state: 'waiting' }));
+    const sessions = ['a', 'b', 'c'].map(id => session(id, { state: 'suspended' }));
     const queue = sessions.map((each, index) => waits(each.id, index + 1, 9));
     render(
       <KiwiPanel store={new StillStore(state([gpu({ sessions, queue })]))} actions={actions()} />
@@ -193,6 +193,27 @@ describe('the panel', () => {
     fireEvent.keyDown(hook('queue'), { key: 'End' });
     expect(document.activeElement).toBe(buttons[2]);
     expect(buttons.map(button => button.tabIndex)).toEqual([-1, -1, 0]);
+  });
+
+  it('lets own cells that have not begun leave the queue, each from one place', async () => {
+    const sessions = [
+      session('a', { state: 'waiting' }),
+      session('b', { state: 'waiting' }),
+      session('c', { state: 'suspended' }),
+      session('x', { state: 'waiting', mine: false })
+    ];
+    const queue = sessions.map((each, index) => waits(each.id, index + 1, 9));
+    const does = actions();
+    const shown = gpu({ sessions, queue });
+    const store = new StillStore(state([shown]), 'live', 'kernel-a');
+    render(<KiwiPanel store={store} actions={does} />);
+    const names = hooks('leave-queue').map(each => each.getAttribute('aria-label'));
+    expect(names).toEqual(['Leave the queue with a.ipynb', 'Leave the queue with b.ipynb']);
+    does.leave.mockRejectedValueOnce(new Error('No such kernel.'));
+    fireEvent.click(within(hook('my-wait')).getByRole('button', { name: /Leave the queue/ }));
+    expect(does.leave).toHaveBeenCalledWith({ gpu: shown, session: sessions[0] });
+    await settle();
+    expect(screen.getAllByRole('alert').map(each => each.textContent)).toContain('No such kernel.');
   });
 });
 

@@ -1,5 +1,6 @@
 import { describe, expect, it } from 'vitest';
 
+import { formatLeft } from '../../src/model/format';
 import { announcement, moments } from '../../src/panel/announce';
 import {
   MODES,
@@ -9,7 +10,7 @@ import {
   quantumError,
   settingsOf
 } from '../../src/panel/controls-model';
-import { counted, formatDuration, formatLeft, formatSpeed } from '../../src/panel/words';
+import { counted, formatDuration, formatSpeed } from '../../src/panel/words';
 import { gpu, session, state, waits } from '../../stories/make';
 
 describe('words', () => {
@@ -91,11 +92,11 @@ describe('settings', () => {
 describe('announcements', () => {
   const at = (...args: Parameters<typeof session>) => session(...args);
   const free = state([gpu({ sessions: [at('a')] })]);
-  const waiting = (position: number, changes = {}) =>
+  const waiting = (position: number, changes = {}, blocked = false) =>
     state([
       gpu({
         sessions: [at('a', { state: 'waiting', ...changes })],
-        queue: [waits('a', position, 9)]
+        queue: [{ ...waits('a', position, 9), blocked }]
       })
     ]);
   const held = state([gpu({ sessions: [at('a', { state: 'running' })], holders: ['a'] })]);
@@ -120,7 +121,7 @@ describe('announcements', () => {
   });
 
   it('tell what is wrong', () => {
-    const wrong = waiting(1, { problem_text: 'No room in RAM.' });
+    const wrong = waiting(1, { problem_text: 'No room in RAM.' }, true);
     expect(announcement(moments(waiting(1)), wrong)).toBe('a.ipynb: No room in RAM.');
   });
 

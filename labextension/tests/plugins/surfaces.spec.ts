@@ -78,11 +78,11 @@ describe('a tab', () => {
 
   it('shows that its notebook waits, and nothing once it does not', () => {
     const tab = title();
-    markTab(tab, 2);
+    markTab(tab, '2nd in line');
     expect(tab.className).toBe('mine jp-mod-kiwiWaiting');
     expect(tab.caption).toBe('Name: a.ipynb\nWaits for the GPU: 2nd in line');
     expect(tab.dataset).toEqual({ id: '7', kiwi: 'waiting' });
-    markTab(tab, 1);
+    markTab(tab, '1st in line');
     expect(tab.className).toBe('mine jp-mod-kiwiWaiting');
     expect(tab.caption).toBe('Name: a.ipynb\nWaits for the GPU: 1st in line');
     markTab(tab, null);
@@ -96,9 +96,9 @@ describe('a tab', () => {
     tab.changed.connect(() => (changes += 1));
     markTab(tab, null);
     expect(changes).toBe(0);
-    markTab(tab, 2);
+    markTab(tab, '2nd in line');
     const marked = changes;
-    markTab(tab, 2);
+    markTab(tab, '2nd in line');
     expect(changes).toBe(marked);
   });
 });

@@ -71,7 +71,7 @@ def test_all_that_is_freed_goes_back_to_the_gpu(program, world):
     p = program()
     p.do(f"held = [make(size, size) for size in {SIZES}]")
     assert device_bytes(world, p) == p.get("books()['owned']")
-    stream_bytes = 64 << 10  # the library's
+    stream_bytes = 3 * (64 << 10)  # the library's, and its first copy each way
     assert p.get("used()") == device_bytes(world, p) + 2 * MIB + stream_bytes  # the context, too
     p.do("for a in held: drop(a)")
     assert device_bytes(world, p) == 0
@@ -167,6 +167,35 @@ def test_memory_of_several_contexts_moves_together(program, world):
     p.do("ck(driver.cuCtxDestroy(other)); same(a); check()")
     assert p.get("books()['owned']") == 4 * MIB
     assert device_bytes(world, p) == 4 * MIB
+
+
+GREEN = (
+    "dev = ck(driver.cuDeviceGet(0))\n"
+    "resource = ck(driver.cuDeviceGetDevResource(dev, driver.CUdevResourceType(1)))\n"
+    "resources = ck(driver.cuDevResourceGenerateDesc([resource], 1))\n"
+    "green = ck(driver.cuGreenCtxCreate(resources, dev, 1))\n"
+    "ck(driver.cuCtxPushCurrent(ck(driver.cuCtxFromGreenCtx(green))))\n"
+)
+
+
+def test_memory_of_a_green_context_moves_when_that_is_destroyed(program, world):
+    p = program()
+    p.do(GREEN + "a = make(3 * MIB, 1); b = make(100, 2); swap(); same(a, b)")
+    p.do("ck(driver.cuCtxPopCurrent()); ck(driver.cuGreenCtxDestroy(green))")
+    p.do("swap(); same(a, b); swap(); drop(a); same(b); check()")
+    assert device_bytes(world, p) == 2 * MIB
+
+
+@pytest.mark.parametrize("where", ["in the GPU", "in host memory"])
+def test_the_last_green_context_takes_the_memory_with_it(program, world, where):
+    p = program()
+    p.do(GREEN + "ck(driver.cuCtxPopCurrent()); ck(driver.cuDevicePrimaryCtxRelease(dev))")
+    p.do("a = make(3 * MIB, 1); b = make(100, 2)")
+    if where == "in host memory":
+        p.do("out()")
+    p.do("ck(driver.cuGreenCtxDestroy(green))")
+    assert p.get("books()['owned']") == 0
+    assert device_bytes(world, p) == 0
 
 
 def test_a_forked_child_touches_nothing(program, world):

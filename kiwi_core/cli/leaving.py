@@ -1,0 +1,119 @@
+"""A command that is told to end (SIGTERM, or SIGHUP where its terminal is closed) ends in order,
+and with it all that it has started."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.gpu import processes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from kiwi_core.gpu.processes import ProcessRef
+
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_PR_GET_CHILD_SUBREAPER: Final = 37
+"""prctl(2)."""
+
+ENDS_WITHIN_S: Final = 10.0
+"""For a process that was asked to end, before it is killed: browsers and kernels take a second."""
+
+_LOOK_EVERY_S: Final = 0.05
+
+
+class Terminated(BaseException):
+    """A signal asked us to leave."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def leaving_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise ``Terminated`` here, once: a second one must not cut short what the
+    first one has begun. One that is ignored (nohup) stays ignored. Main thread only."""
+    told = False
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        nonlocal told
+        if not told:
+            told = True
+            raise Terminated(number)
+
+    numbers = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, leave) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def ending_descendants() -> Iterator[None]:
+    """End all that this process starts in the block when that ends, also what its children have
+    left behind: until then such orphans become this process's children, and not init's."""
+    others = _descendants(frozenset())  # a shell that became this process may have had children
+    before = _adopt(orphans=True)
+    try:
+        yield
+    finally:
+        _end_descendants(frozenset(others))
+        _adopt(orphans=before)
+
+
+def _adopt(*, orphans: bool) -> bool:
+    """Return how it was before. Where the kernel has no such call, orphans of children are not
+    found; they end by themselves."""
+    prctl, was = ctypes.CDLL(None).prctl, ctypes.c_int(0)
+    prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(was), 0, 0, 0)
+    prctl(_PR_SET_CHILD_SUBREAPER, int(orphans), 0, 0, 0)
+    return bool(was.value)
+
+
+def _end_descendants(others: frozenset[ProcessRef]) -> None:
+    """Ask them first. What runs as another user (a browser's sandbox) may be out of reach, and is
+    not waited for without end."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        ends_s = time.monotonic() + ENDS_WITHIN_S
+        told: set[ProcessRef] = set()
+        while (left := _descendants(others)) and time.monotonic() < ends_s:
+            for ref in left:
+                if ref not in told:
+                    told.add(ref)
+                    _signal(ref, number)
+            time.sleep(_LOOK_EVERY_S)
+
+
+def _descendants(others: frozenset[ProcessRef]) -> list[ProcessRef]:
+    own = processes.ref_of(os.getpid())
+    if own is None:
+        return []
+    found = [ref for ref in processes.tree(own, others) if ref != own]
+    for ref in found:
+        with suppress(ChildProcessError):  # not a child of ours
+            os.waitpid(ref.pid, os.WNOHANG)
+    return [ref for ref in found if processes.alive(ref)]
+
+
+def _signal(ref: ProcessRef, number: signal.Signals) -> None:
+    descriptor = processes.open_pidfd(ref)
+    if descriptor is None:
+        return
+    try:
+        with suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(descriptor, number)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,90 @@
+/* Green contexts: a part of the GPU's multiprocessors under a context of its own. Memory that is allocated there is
+ * the primary context's; the streams end with it. The header says so; nobody has tried it with the checkpoint API. */
+#include <stdlib.h>
+
+#include "emu.h"
+
+struct CUgreenCtx_st { /* no CUcontext: whoever passes it as one is told */
+    CUcontext context;
+};
+
+static CUresult green_create(CUgreenCtx *out, CUdevResourceDesc resources, CUdevice dev) {
+    CUcontext primary;
+    if (!out || !resources) return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = ke_primary_retain(&primary, dev);
+    if (rc != CUDA_SUCCESS) return rc;
+    ke_mu_lock();
+    CUgreenCtx green = calloc(1, sizeof *green); /* kept like contexts, for stale handles */
+    CUcontext c = green ? ke_context_new((unsigned)dev, primary->flags, false) : NULL;
+    rc = c ? ke_stream_new(c, 0, 0, &c->null_stream) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (rc == CUDA_SUCCESS) {
+        c->green_of = primary;
+        c->alive = true;
+        green->context = c;
+        *out = green;
+    }
+    ke_mu_unlock();
+    if (rc != CUDA_SUCCESS) ke_primary_release(dev, false);
+    return rc;
+}
+KE_API CUresult cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags) {
+    (void)flags;
+    KE_CALL(green_create(phCtx, desc, dev));
+}
+
+static CUresult green_destroy(CUgreenCtx green) {
+    if (!green) return CUDA_ERROR_INVALID_CONTEXT;
+    ke_mu_lock();
+    CUresult rc = ke_context_check(green->context);
+    ke_mu_unlock();
+    if (rc != CUDA_SUCCESS) return rc;
+    ke_wait_context(green->context);
+    green->context->alive = false; /* its streams are detached: see ke_stream_resolve */
+    return ke_primary_release((CUdevice)green->context->dev, false);
+}
+KE_API CUresult cuGreenCtxDestroy(CUgreenCtx hCtx) { KE_CALL(green_destroy(hCtx)); }
+
+static CUresult from_green(CUcontext *out, CUgreenCtx green) {
+    if (!out || !green) return CUDA_ERROR_INVALID_VALUE;
+    *out = green->context;
+    return ke_context_check(green->context);
+}
+KE_API CUresult cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx) { KE_CALL(from_green(pContext, hCtx)); }
+
+static CUresult green_stream(CUstream *out, CUgreenCtx green, unsigned flags, int priority) {
+    if (!out || !green || flags != CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
+    ke_mu_lock();
+    CUresult rc = ke_context_check(green->context);
+    if (rc == CUDA_SUCCESS) rc = ke_stream_new(green->context, flags, priority, out);
+    ke_mu_unlock();
+    return rc;
+}
+KE_API CUresult cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx greenCtx, unsigned int flags, int priority) {
+    KE_CALL(green_stream(phStream, greenCtx, flags, priority));
+}
+
+/* All of the device's multiprocessors in one piece: there is nothing that could be split. */
+struct CUdevResourceDesc_st {
+    CUdevResource resource;
+};
+
+static CUresult device_resource(CUdevice dev, CUdevResource *out, CUdevResourceType type) {
+    if (!out) return CUDA_ERROR_INVALID_VALUE;
+    if (dev < 0 || (unsigned)dev >= ke.device_count) return CUDA_ERROR_INVALID_DEVICE;
+    if (type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+    *out = (CUdevResource){.type = type, .sm = {KE_MULTIPROCESSORS, KE_MULTIPROCESSORS, KE_MULTIPROCESSORS, 0, 0}};
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type) {
+    KE_CALL(device_resource(device, resource, type));
+}
+
+static CUresult describe(CUdevResourceDesc *out, const CUdevResource *resources, unsigned count) {
+    if (!out || !resources || count != 1 || resources->type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_VALUE;
+    if (!(*out = calloc(1, sizeof **out))) return CUDA_ERROR_OUT_OF_MEMORY; /* no call frees one */
+    (*out)->resource = *resources;
+    return CUDA_SUCCESS;
+}
+KE_API CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *phDesc, CUdevResource *resources, unsigned int nbResources) {
+    KE_CALL(describe(phDesc, resources, nbResources));
+}

@@ -1,0 +1,47 @@
+"""What every surface says of a wait and of a turn: the same words for the same status.
+
+``labextension/src/model/told.ts`` says the same; one table of cases
+(``tests/support/surface_words.json``) tests both.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from kiwi_core.units import format_wait_s
+
+if TYPE_CHECKING:
+    from kiwi_core.wire.status import GpuStatus, QueueEntry, SessionStatus
+
+
+def wait_words(entry: QueueEntry) -> str:
+    """Return how long a wait may still take; "": nobody can tell."""
+    if entry.blocked:
+        return "held up"
+    if entry.expected_wait_s is None:
+        return ""
+    low_s, high_s = entry.expected_low_s, entry.expected_high_s
+    return format_wait_s(entry.expected_wait_s, low_s, high_s, entry.expected_why)
+
+
+def turn_words(gpu: GpuStatus, holder: SessionStatus) -> str:
+    """Return how long ``holder`` keeps the GPU; "": nobody can tell.
+
+    What is left of a turn is a bound, and says so: others may well get the GPU earlier.
+    """
+    if not gpu.queue:
+        return "until others ask"
+    if not holder.guarded:
+        return "until it is done"
+    if holder.time_left_s is None or (len(gpu.holders) > 1 and not gpu.scheduler.serialised):
+        return ""
+    if holder.time_left_s <= 0:
+        return "its turn is over"
+    return f"at most {_whole(holder.time_left_s)} more"
+
+
+def _whole(left_s: float) -> str:
+    """Return whole seconds to count down with, and minutes from two on."""
+    whole = math.ceil(left_s)
+    return f"{whole} s" if whole < 120 else f"{whole // 60} min {whole % 60} s"

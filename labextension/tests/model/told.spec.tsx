@@ -1,0 +1,84 @@
+import { readFileSync } from 'node:fs';
+
+import { cleanup, render } from '@testing-library/react';
+import * as React from 'react';
+import { afterEach, describe, expect, it } from 'vitest';
+
+import { statusOf } from '../../src/model/status';
+import { turnWords, waitWords } from '../../src/model/told';
+import type { IGpu, IQueueEntry, ISession } from '../../src/model/types';
+import { KiwiPanel } from '../../src/panel/index';
+import { NOW, gpu, session, state, waits } from '../../stories/make';
+import { NO_ACTIONS, StillStore } from '../../stories/store';
+
+interface ICase {
+  readonly about: string;
+  readonly gpu: Pick<IGpu, 'holders'> & {
+    readonly serialised: boolean;
+    readonly queue: readonly (Partial<IQueueEntry> & {
+      readonly expected_low_s?: number;
+      readonly expected_high_s?: number;
+    })[];
+  };
+  readonly sessions: Readonly<Record<string, Partial<ISession>>>;
+  readonly turns: Readonly<Record<string, string>>;
+  readonly waits: Readonly<Record<string, string>>;
+  /** By the notebook in front ('': none is): the status bar, then what the sidebar says of it. */
+  readonly places: Readonly<Record<string, readonly [string, ...string[]]>>;
+}
+
+const CASES = JSON.parse(readFileSync('../tests/support/surface_words.json', 'utf-8')) as ICase[];
+const after = (seconds?: number | null) => (typeof seconds === 'number' ? NOW + seconds : null);
+
+/** As the server shapes it: kiwi_jupyter/server_ext/shape.py. */
+function gpuOf({ gpu: { holders, serialised, queue }, sessions }: ICase): IGpu {
+  const plain = gpu();
+  return gpu({
+    holders,
+    scheduler: { ...plain.scheduler, serialised },
+    queue: queue.map(({ session: id = '', position = 0, ...fields }) => ({
+      ...waits(id, position, fields.expected_wait_s ?? null),
+      ...fields,
+      expected_low_at: after(fields.expected_low_s),
+      expected_high_at: after(fields.expected_high_s)
+    })),
+    sessions: Object.entries(sessions).map(([id, fields]) =>
+      session(id, { ...fields, turn_ends_at: after(fields.time_left_s) })
+    )
+  });
+}
+
+afterEach(cleanup);
+
+describe('the words of every surface', () => {
+  it.each(CASES)('$about', one => {
+    const shared = gpuOf(one);
+    const store = new StillStore(state([shared]));
+    const byId = new Map(shared.sessions.map(each => [each.id, each]));
+    for (const [id, words] of Object.entries(one.turns)) {
+      expect(turnWords(shared, byId.get(id) ?? session(id), NOW)).toBe(words);
+    }
+    for (const entry of shared.queue) {
+      expect(waitWords(store, entry)).toBe(one.waits[entry.session]);
+    }
+    for (const [front, [bar, ...card]] of Object.entries(one.places)) {
+      const kernel = front === '' ? null : `kernel-${front}`;
+      const seen = new StillStore(state([shared]), 'live', kernel);
+      expect(statusOf(seen)?.text).toBe(bar);
+      const { container, unmount } = render(<KiwiPanel store={seen} actions={NO_ACTIONS} />);
+      const said = (hook: string) =>
+        [...container.querySelectorAll(`[data-kiwi="${hook}"]`)].map(each => each.textContent);
+      for (const words of card) {
+        expect(said('my-wait').join()).toContain(words);
+      }
+      expect(said('holder')).toEqual(
+        shared.holders.map(id => expect.stringContaining(`${id}.ipynb${one.turns[id] ?? '?'}`))
+      );
+      const short = (text = '?') => (text || 'nobody can tell').replace(/^about /, '≈ ');
+      expect(said('queue-entry')).toEqual(
+        shared.queue.map(each => expect.stringContaining(short(one.waits[each.session])))
+      );
+      unmount();
+    }
+  });
+});

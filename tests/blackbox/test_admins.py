@@ -1,0 +1,84 @@
+"""Who may move whose memory out with ``kiwi release``, and how many sessions a user may have."""
+
+from __future__ import annotations
+
+import grp
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from unprivileged import (
+    ALICE,
+    BOB,
+    KIWI,
+    PATIENCE_S,
+    RootDaemon,
+    as_user,
+    crowd,
+    needs_other_users,
+    root_daemon,
+    wait_for,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SESSIONS_PER_USER = 2
+pytestmark = pytest.mark.timeout(200)
+
+
+@pytest.fixture(scope="module")
+def group() -> grp.struct_group:
+    """One that every system has and nobody is in by accident."""
+    return next(one for one in grp.getgrall() if one.gr_gid not in (0, ALICE, BOB))
+
+
+@pytest.fixture(scope="module")
+def daemon(group: grp.struct_group) -> Iterator[RootDaemon]:
+    needs_other_users()
+    arguments = ("--admin-group", group.gr_name, "--sessions-per-user", str(SESSIONS_PER_USER))
+    with root_daemon(*arguments) as one:
+        yield one
+        assert one.process.poll() is None, one.log()
+
+
+def release(
+    daemon: RootDaemon, session: str, uid: int, gid: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = as_user(uid, [str(KIWI), "release", session])
+    if gid is not None:
+        command = [f"--regid={gid}" if word.startswith("--regid") else word for word in command]
+    return subprocess.run(
+        command, env=daemon.env, capture_output=True, text=True, timeout=PATIENCE_S, cwd="/"
+    )
+
+
+def test_who_may_release_whose_session(daemon: RootDaemon, group: grp.struct_group) -> None:
+    with crowd(daemon, "session", 1, uid=BOB):
+        (session,) = wait_for(lambda: [one["id"] for one in daemon.status()["sessions"]], "it")
+        stranger = release(daemon, session, ALICE)
+        assert stranger.returncode == 1
+        assert "You have no session" in stranger.stderr
+        assert "release" not in daemon.log()
+        for uid, gid in ((BOB, None), (ALICE, group.gr_gid)):
+            done = release(daemon, session, uid, gid)
+            assert (done.returncode, done.stderr) == (0, ""), gid
+            assert f"{session}: its memory is out" in done.stdout
+            assert f"by={uid}" in daemon.log()
+    wait_for(lambda: not daemon.status()["sessions"], "all sessions gone")
+
+
+def test_a_session_that_nobody_has(daemon: RootDaemon) -> None:
+    done = release(daemon, "k0123456789", ALICE)
+    assert done.returncode == 1
+    assert "No GPU has a session 'k0123456789'" in done.stderr
+
+
+def test_a_user_has_as_many_sessions_as_the_admin_allows(daemon: RootDaemon) -> None:
+    with crowd(daemon, "session", SESSIONS_PER_USER + 2, uid=BOB) as said:
+        assert said == {"welcome": SESSIONS_PER_USER, "too-many-sessions": 2}
+        with crowd(daemon, "session", 1, uid=ALICE) as other:
+            assert other == {"welcome": 1}
+        with crowd(daemon, "session", SESSIONS_PER_USER + 1, uid=0) as root:
+            assert root == {"welcome": SESSIONS_PER_USER + 1}
+    wait_for(lambda: not daemon.status()["sessions"], "all sessions gone")

@@ -1,0 +1,168 @@
+"""``kiwi demo`` that is told to end, at whatever moment, leaves no process and no file behind."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import urllib.request
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from daemon_box import KIWI
+from leftovers import nothing_left
+from patience import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+COMES_WITHIN_S = 120.0
+"""JupyterLab on a busy machine."""
+
+ENDS_WITHIN_S = 150.0
+"""A kernel whose memory is out has a minute to end, and a daemon half of one."""
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(autouse=True)
+def private_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with nothing_left(monkeypatch) as directory:
+        yield directory
+
+
+WRAPPER = """
+sleep 770 >/dev/null 2>&1 & echo $!
+exec {python} -c '
+import subprocess, sys
+from kiwi_core.cli.leaving import ending_descendants
+with ending_descendants():
+    print(subprocess.Popen(["sleep", "771"]).pid, flush=True)
+'
+"""
+
+
+def test_what_a_script_started_before_it_stays() -> None:
+    """The shell becomes the command, so the shell's children are the command's."""
+    script = WRAPPER.format(python=sys.executable)
+    done = subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, text=True, check=True)
+    before, own = map(int, done.stdout.split())
+    try:
+        assert psutil.pid_exists(before)
+        wait_until(lambda: not psutil.pid_exists(own), "what it started itself is gone")
+    finally:
+        os.kill(before, signal.SIGKILL)
+
+
+class Demo:
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self._log = directory / "its.log"
+        with self._log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [KIWI, "demo", "--emulate", "--size", "128MiB", *arguments],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd="/", start_new_session=True,
+            )  # fmt: skip
+        self._directory = directory
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def wait(self, look: Callable[[], object], what: str) -> None:
+        def come() -> object:
+            assert self.process.poll() is None, self.said
+            return look()
+
+        wait_until(come, f"{what}; it said:\n{self.said}", COMES_WITHIN_S)
+
+    def wait_word(self, word: str) -> None:
+        self.wait(lambda: word in self.said, word)
+
+    def address(self) -> re.Match[str] | None:
+        return re.search(r"(http://127\.0\.0\.1:\d+/)\S*\?token=(\w+)", self.said)
+
+    def end(self, number: signal.Signals, *, again: bool = False) -> None:
+        self.process.send_signal(number)
+        if again:
+            self.process.send_signal(number)
+        code = self.process.wait(ENDS_WITHIN_S)
+        said = self.said
+        self._log.unlink()
+        assert code == 128 + number, said
+        assert "kiwi_core/cli" not in said, f"a traceback of its own: {said}"
+
+
+@pytest.mark.parametrize(
+    ("word", "number"),
+    [
+        ("EMULATED GPU", signal.SIGHUP),
+        ("starting two kernels", signal.SIGTERM),
+        ("A starts a cell", signal.SIGHUP),
+        ("A prints", signal.SIGTERM),
+    ],
+)
+def test_without_a_browser(private_tmp: Path, word: str, number: signal.Signals) -> None:
+    demo = Demo(private_tmp, "--headless")
+    demo.wait_word(word)
+    demo.end(number)
+
+
+def test_while_memory_moves(private_tmp: Path) -> None:
+    demo = Demo(private_tmp, "--headless", "--copy-rate", "64MiB")
+    demo.wait_word("begins to move out")
+    demo.end(signal.SIGTERM, again=True)
+
+
+def test_in_jupyterlab(private_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a browser that it has opened, and a kernel that computes."""
+    opened = private_tmp / "opened"
+    browser = private_tmp / "browser"
+    browser.write_text(f"#!/bin/sh\ntouch {opened}\nexec sleep 600\n")
+    browser.chmod(0o700)
+    monkeypatch.setenv("BROWSER", f"{browser} %s &")
+    demo = Demo(private_tmp, "--port", "0")
+    demo.wait(opened.exists, "the browser")
+    demo.wait(demo.address, "JupyterLab's address")
+    found = demo.address()
+    assert found is not None
+    request = urllib.request.Request(
+        f"{found[1]}api/kernels", method="POST", data=b"{}",
+        headers={"Authorization": f"token {found[2]}"},
+    )  # fmt: skip
+    with urllib.request.urlopen(request, timeout=COMES_WITHIN_S) as answer:
+        assert json.load(answer)["id"]
+    demo.end(signal.SIGTERM)
+    opened.unlink()
+    browser.unlink()
+
+
+def test_while_jupyterlab_starts(private_tmp: Path) -> None:
+    demo = Demo(private_tmp, "--no-browser", "--port", "0")
+    demo.wait_word("End the demo with")
+    demo.end(signal.SIGTERM)
+
+
+def test_a_closed_terminal(private_tmp: Path) -> None:
+    """Nothing can be written any more, either."""
+    terminal, end = os.openpty()
+    process = subprocess.Popen(
+        [KIWI, "demo", "--emulate", "--size", "128MiB", "--no-browser", "--port", "0"],
+        stdin=end, stdout=end, stderr=end, cwd="/", start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(end)
+    said = b""
+    while b"token=" not in said:
+        ready, _, _ = select.select([terminal], [], [], COMES_WITHIN_S)
+        assert ready, said.decode()
+        said += os.read(terminal, 4096)
+    os.close(terminal)
+    assert process.wait(ENDS_WITHIN_S) == 128 + signal.SIGHUP

@@ -1,0 +1,40 @@
+"""A page-in that was ordered before a look showed too little room for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.actions import PageOut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from daemon import Daemon
+    from session_program import SessionProgram
+
+Start = Callable[..., "Daemon"] if TYPE_CHECKING else object
+Program = Callable[..., "SessionProgram"] if TYPE_CHECKING else object
+
+
+def test_who_has_grown_unseen_goes_out_while_the_pager_waits_for_room(
+    start: Start, program: Program
+) -> None:
+    """Without protection a page-in counts on what the books say is free. A neighbour that takes
+    memory without a turn, just before, has what the page-in needs."""
+    daemon = start("1x256MiB", "--anti-thrash", "off")
+    one, other = program(daemon, 150), program(daemon, 10, guarded=False)
+    for _ in range(2):  # their needs are known from then on
+        assert one.intact()
+        assert other.intact()
+    one.worker.do("client.release()")
+    daemon.wait_state(one.pid, "paged-out")
+    daemon.wait_state(other.pid, "idle")
+    other.worker.do("more = alloc(140 << 20)")
+    assert one.intact()
+    assert other.intact()
+    entries = daemon.journal()
+    refused = [entry.event for entry in entries if isinstance(entry.event, ev.PageInRefused)]
+    assert not refused, "nobody waited in vain"
+    orders = [action for entry in entries for action in entry.actions]
+    assert [order for order in orders if isinstance(order, PageOut) and "room for" in order.cause]

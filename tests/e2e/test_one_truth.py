@@ -1,0 +1,274 @@
+"""A crowded GPU, and every surface asked at random moments: no two say what cannot both be so.
+
+``KIWI_TRUTH_MOMENTS=200`` looks longer; ``-m 'slow or not slow'`` at the other policy, too. What
+the sidebar makes of the server's answer is tested with ``tests/support/surface_words.json``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from lab import running_lab
+from notebooks import Notebook, finish_all
+
+from kiwi_core.errors import KiwiError
+from kiwi_core.states import SessionState
+from kiwi_core.units import ordinal
+from kiwi_core.wire.words import turn_words, wait_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cli_process import Result
+    from daemon import Daemon
+    from kernels import Cell
+    from lab import Lab
+
+    from kiwi_core.wire.status import GpuStatus, QueueEntry
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+MOMENTS: Final = int(os.environ.get("KIWI_TRUTH_MOMENTS", "4"))
+QUIET_S: Final = 1.6
+"""The daemon speaks once a second: after this, every surface has heard of the last change."""
+
+SLACK_S: Final = 4.0
+"""Between two surfaces: what passes between the first and the last question on a busy machine."""
+
+COARSE: Final = 0.3
+"""And what the words of a range are rounded by, at most."""
+
+SECONDS: Final = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def seconds_of(words: str) -> float | None:
+    """The highest figure that ``words`` name; ``None``: they name none."""
+    if "any moment" in words:
+        return 0.0
+    found = re.findall(r"([\d.]+) (s|min|h)\b", words)
+    return max(float(number) * SECONDS[unit] for number, unit in found) if found else None
+
+
+def agree(one: str, other: str) -> bool:
+    """Whether two surfaces name the same figure, or both none."""
+    first, second = seconds_of(one), seconds_of(other)
+    if first is None or second is None:
+        return first is second
+    return abs(first - second) <= SLACK_S + COARSE * max(first, second)
+
+
+def goes_on(before: GpuStatus, after: GpuStatus) -> bool:
+    """Whether the same turns go on: no holder has ended one, and begun another, in between."""
+    was, now = ({s.id: s.time_left_s for s in status.sessions} for status in (before, after))
+    lefts = [(was.get(id_), now.get(id_)) for id_ in after.holders]
+    return before.holders == after.holders and all(
+        then_s is not None and now_s is not None and now_s <= then_s for then_s, now_s in lefts
+    )
+
+
+@dataclass
+class Watch:
+    """Everything that the daemon said to a watcher, in order, with the time."""
+
+    heard: list[tuple[float, GpuStatus]]
+
+    def check(self) -> None:
+        assert len(self.heard) > MOMENTS
+        for _, status in self.heard:
+            queued = [entry.session for entry in status.queue]
+            assert not set(queued) & set(status.holders), "nobody holds and waits at once"
+            assert len(set(queued)) == len(queued)
+            assert [e.position for e in status.queue] == [*range(1, len(queued) + 1)]
+        for (then_s, before), (now_s, after) in pairwise(self.heard):
+            self._check_step(before, after, now_s - then_s)
+
+    def _check_step(self, before: GpuStatus, after: GpuStatus, passed_s: float) -> None:
+        same = before.scheduler.tq_s == after.scheduler.tq_s and goes_on(before, after)
+        was = {entry.session: entry for entry in before.queue}
+        for entry in after.queue:
+            then = was.get(entry.session)
+            if then is None or entry.waited_s < then.waited_s:
+                continue  # another wait
+            self._check_figures(then, entry, passed_s, same and entry.position == then.position)
+
+    def _check_figures(
+        self, then: QueueEntry, now: QueueEntry, passed_s: float, same: bool
+    ) -> None:
+        pairs = [
+            (then.expected_wait_s, now.expected_wait_s),
+            (then.expected_high_s, now.expected_high_s),
+        ]
+        for before_s, after_s in pairs:
+            if before_s is None or after_s is None:
+                continue
+            if after_s > before_s + 0.5:
+                assert now.expected_why, f"it rises without a reason: {then} {now}"
+            if same:
+                fallen_s = before_s - after_s
+                assert fallen_s <= (3 + before_s / 20) * (passed_s + 0.5), f"{then} {now}"
+
+
+@contextmanager
+def watching(daemon: Daemon) -> Iterator[Watch]:
+    watch = Watch([])
+    client = daemon.client()
+    client.connect()
+
+    def follow() -> None:
+        try:
+            for status in client.watch():
+                watch.heard.append((time.monotonic(), status))
+        except KiwiError:
+            pass  # closed
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield watch
+    finally:
+        client.close()
+        thread.join(10)
+
+
+@dataclass
+class Moment:
+    """What all surfaces said while nothing changed but the time."""
+
+    status: GpuStatus
+    text: str
+    rest: dict[str, Any]
+    lines: dict[str, str]
+    """Below the cells, by notebook."""
+
+    def check(self, notebooks: dict[str, Notebook]) -> None:
+        status = self.status
+        ids = {name: notebook.id for name, notebook in notebooks.items()}
+        names = {id_: name for name, id_ in ids.items()}
+        assert self.rest["holders"] == status.holders
+        assert [e["session"] for e in self.rest["queue"]] == [e.session for e in status.queue]
+        for entry, shown in zip(status.queue, self.rest["queue"], strict=True):
+            self._check_waiter(entry, shown, names[entry.session])
+        for session in status.sessions:
+            if session.id in status.holders:
+                assert session.state in (SessionState.RUNNING, SessionState.PAGING_OUT)
+                said = re.search(rf"{session.name} \(\w+\)(?:, (.+))?$", self._fact("holder"), re.M)
+                assert said, self.text
+                assert agree(said[1] or "", turn_words(status, session)), (said[1], session)
+                assert self.lines[names[session.id]] == "", "a holder's cell says no wait"
+        if not status.queue:
+            assert "nobody waits" in self._fact("queue")
+        self._check_bound()
+
+    def _check_waiter(self, entry: QueueEntry, shown: dict[str, Any], name: str) -> None:
+        told = wait_words(entry)
+        assert (shown["position"], shown["blocked"]) == (entry.position, entry.blocked)
+        if entry.expected_high_s is not None:
+            assert abs(shown["expected_high_s"] - entry.expected_high_s) <= SLACK_S
+        queued = re.search(rf"{entry.position}\. {name}.ipynb \(\w+\): (.+) \(has", self.text)
+        assert queued, self.text
+        assert agree(queued[1], told), (queued[1], told)
+        line = self.lines[name]
+        assert agree(line, told), (line, told)
+        state = next(s.state for s in self.status.sessions if s.id == entry.session)
+        suspended = line.startswith("Suspended in mid-cell")
+        assert suspended == (state is SessionState.SUSPENDED), (line, state)
+        if not entry.blocked:
+            assert f"{ordinal(entry.position)} in line" in line, (line, entry)
+            holders = [s.name for s in self.status.sessions if s.id in self.status.holders]
+            assert all(holder in line for holder in holders), (line, holders)
+
+    def _check_bound(self) -> None:
+        """Who is first in line is not told a longer wait than the turn and the swap may last."""
+        left_s = [s.time_left_s for s in self.status.sessions if s.id in self.status.holders]
+        for entry in self.status.queue[:1]:
+            if entry.expected_low_s is None or not left_s or None in left_s:
+                continue
+            swap_s = self.status.scheduler.swap_round_trip_s or 0.0
+            assert entry.expected_low_s <= max(map(float, left_s)) + 2 * swap_s + SLACK_S  # type: ignore[arg-type]
+
+    def _fact(self, name: str) -> str:
+        """The lines of ``kiwi status`` that begin with ``name``."""
+        found = re.search(rf"^  {name} .*(?:\n {{12}}.*)*", self.text, re.M)
+        assert found, self.text
+        return found[0]
+
+
+@dataclass
+class Crowd:
+    daemon: Daemon
+    lab: Lab
+    kiwi: Callable[..., Result]
+    notebooks: dict[str, Notebook]
+    cells: dict[str, Cell]
+
+    def moment(self) -> Moment | None:
+        """``None``: something changed meanwhile."""
+        serial = self.daemon.status().history_serial
+        self._pump_for(QUIET_S)
+        before = self.daemon.status()
+        rest = self.lab.rest("GET", "kiwi/api/status?history_s=0")["gpus"]
+        text = self.kiwi(self.daemon, "status").out
+        self._pump_for(0.0)
+        after = self.daemon.status()
+        if not serial == before.history_serial == after.history_serial or _moves(before, after):
+            return None
+        lines = {name: (["", *cell.displays()])[-1] for name, cell in self.cells.items()}
+        return Moment(before, text, rest[0], lines)
+
+    def _pump_for(self, seconds: float) -> None:
+        ends_at_s = time.monotonic() + seconds
+        while True:
+            for notebook in self.notebooks.values():
+                notebook.kernel.pump(0.01)
+            if time.monotonic() >= ends_at_s:
+                return
+
+
+def _moves(*both: GpuStatus) -> bool:
+    return any(s.state is SessionState.PAGING_OUT for one in both for s in one.sessions)
+
+
+@pytest.mark.parametrize(
+    "policy", ["interactive", pytest.param("round-robin", marks=pytest.mark.slow)]
+)
+def test_all_surfaces_say_the_same_of_a_crowded_gpu(
+    policy: str,
+    make_daemon: Callable[..., Daemon],
+    make_notebook: Callable[..., Notebook],
+    kiwi: Callable[..., Result],
+) -> None:
+    daemon = make_daemon("1x128MiB", "--tq", "6", "--policy", policy)
+    enough = daemon.directory / "enough"
+    notebooks = {name: make_notebook(daemon, name, mib=60) for name in "ABCD"}
+    rng = random.Random(policy)
+    with running_lab(daemon.env, app="server") as lab, watching(daemon) as watch:
+        cells = {name: one.work(until=enough) for name, one in notebooks.items()}
+        crowd = Crowd(daemon, lab, kiwi, notebooks, cells)
+        seen: list[Moment] = []
+        tries = 0
+        while len(seen) < MOMENTS:
+            tries += 1
+            assert tries < 20 * MOMENTS, "the GPU is hardly ever quiet"
+            time.sleep(rng.uniform(0, 0.5))
+            if (moment := crowd.moment()) is not None:
+                moment.check(notebooks)
+                seen.append(moment)
+        states = {s.state for moment in seen for s in moment.status.sessions}
+        assert SessionState.SUSPENDED in states, states
+        enough.touch()
+        finish_all({notebook: cells[name] for name, notebook in notebooks.items()}, 120.0)
+        for name, cell in cells.items():
+            notebooks[name].kernel.until(
+                lambda cell=cell: not any(cell.displays()[-1:]),  # type: ignore[misc]
+                "no line outlives its cell",
+            )
+    watch.check()

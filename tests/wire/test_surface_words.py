@@ -1,0 +1,61 @@
+"""A wait and a turn in words: one table for the command line, ``%kiwi status`` and the sidebar,
+whose test is ``labextension/tests/model/told.spec.tsx``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from kiwi_core.cli.picture import gpu_lines
+from kiwi_core.cli.terminal import Style
+from kiwi_core.states import AntiThrash
+from kiwi_core.wire.status import GpuStatus, MemoryStatus, SchedulerStatus
+from kiwi_core.wire.words import turn_words, wait_words
+from kiwi_jupyter.kernel.status_view import StatusView
+
+TABLE = Path(__file__).parents[1] / "support" / "surface_words.json"
+CASES = json.loads(TABLE.read_text())
+
+
+def status_of(case: dict[str, Any]) -> GpuStatus:
+    plain = {
+        "pid": 1, "owner": "ada", "resident_bytes": 0, "paged_out_bytes": 0, "suspensions": 0,
+        "held_s": 0.0, "waited_s": 0.0, "mine": True,
+    }  # fmt: skip
+    sessions = [
+        plain | {"id": id_, "name": f"{id_}.ipynb"} | fields
+        for id_, fields in case["sessions"].items()
+    ]
+    queue = [{"expected_wait_s": None} | entry for entry in case["gpu"]["queue"]]
+    memory = MemoryStatus(
+        total_bytes=1 << 30, free_bytes=1 << 30, paged_out_bytes=0, host_budget_bytes=1 << 30
+    )
+    scheduler = SchedulerStatus(
+        tq_s=30.0, anti_thrash=AntiThrash.ON, serialised=case["gpu"]["serialised"]
+    )
+    gpu = {
+        "uuid": "GPU-1", "name": "GPU", "index": 0, "emulated": False, "memory": memory,
+        "scheduler": scheduler, "holders": case["gpu"]["holders"], "queue": queue,
+        "sessions": sessions,
+    }  # fmt: skip
+    return msgspec.convert(msgspec.to_builtins(gpu), GpuStatus)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["about"])
+def test_every_surface_says_the_same(case: dict[str, Any]) -> None:
+    gpu = status_of(case)
+    sessions = {session.id: session for session in gpu.sessions}
+    assert {id_: turn_words(gpu, sessions[id_]) for id_ in gpu.holders} == case["turns"]
+    assert {entry.session: wait_words(entry) for entry in gpu.queue} == case["waits"]
+    lines = gpu_lines(gpu, Style(False))
+    for id_, text in case["turns"].items():
+        said = f"{id_}.ipynb (ada)" + (f", {text}" if text else "")
+        assert any(line.endswith(said) for line in lines)
+    for id_, text in case["waits"].items():
+        assert any(f"{id_}.ipynb (ada): {text or 'nobody can tell'} (has" in line for line in lines)
+        own = dict(StatusView(gpu, mine=id_, problem="", enabled=True).rows())
+        assert own["Wait"].partition(", ")[2] == text
