@@ -54,9 +54,6 @@ class Ledger:
     longest_idle_move_ns: int = 0
     """The longest that a move lasted beyond its moving: it waited for room, say."""
 
-    longest_quantum_ns: int = 0
-    """The longest that was granted: TQ, or what a swap costs."""
-
     def of(self, session: str) -> list[Span]:
         return [hold for hold in self.holds if hold.session == session]
 
@@ -138,7 +135,6 @@ class _Reader:
             if since is not None:
                 wait = Wait(session, since[0], self._now_ns, ahead=since[1])
                 self.ledger.waits.append(wait)
-            self.ledger.longest_quantum_ns = max(self.ledger.longest_quantum_ns, action.quantum_ns)
             self._held_since.setdefault(session, self._now_ns)
         elif isinstance(action, ac.Operation):
             self._target_by_op[action.op] = session
