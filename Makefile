@@ -14,9 +14,11 @@ BIN := .venv/bin
 OLD := .venvs/old
 CLIENTS := .venvs/clients
 STEP := .ci/step
+STAGES := lint types imports docs ts core-tests unit-tests server-tests kernel-tests kernel-tests-old \
+          e2e-tests blackbox-tests ui-tests
 # In CI what fails is tried once more, and listed as rerun: on a busy machine one of 2,500 tests with
 # real processes may come too late. Here a failure is a failure.
-PYTEST := $(BIN)/python -m pytest -q $(if $(CI),--reruns 1)
+PYTEST := $(BIN)/python -m pytest -q $(if $(CI),--reruns 1 -raR)
 READY := .venv/.kiwi-ready
 OLD_READY := $(OLD)/.kiwi-ready
 CLIENTS_READY := $(CLIENTS)/.kiwi-ready
@@ -44,7 +46,8 @@ setup: $(READY) $(OLD_READY) $(CLIENTS_READY)  ## make the virtual environments 
 
 lab: $(LAB_READY)  ## build the labextension anew where its sources changed, and put it into .venv
 
-test: lint types imports docs ts core-tests unit-tests server-tests kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests  ## set up everything, pass everything (what CI runs)
+test:  ## set up everything, pass everything (what CI runs)
+	@MAKE='$(MAKE)' .ci/stages $(STAGES)
 
 fast: lint types imports fast-tests  ## lint, types and the quick tests of the Python side: under a minute
 

@@ -41,6 +41,14 @@ def test_everything_that_help_names_is_a_target() -> None:
     assert described() == set(re.findall(r"^([a-z0-9-]+):.*##", text, re.MULTILINE))
 
 
+def stages() -> list[str]:
+    """The targets that `make test` makes, one after another."""
+    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    found = re.search(r"^STAGES := (.*)$", text, re.MULTILINE)
+    assert found
+    return found[1].split()
+
+
 @pytest.fixture(scope="module")
 def commands_of_test() -> str:
     # -n prints and runs nothing; as if the environments were there and up to date.
@@ -51,7 +59,7 @@ def commands_of_test() -> str:
         "labextension/node_modules/.package-lock.json",
         ".venv/.kiwi-lab-ready",
     ]
-    return make("-n", *(word for file in ready for word in ("-o", file)), "test")
+    return make("-n", *(word for file in ready for word in ("-o", file)), *stages())
 
 
 TOOLS = (
@@ -84,3 +92,32 @@ def test_make_test_reaches_every_test_directory(commands_of_test: str) -> None:
                 for suite in suites
             )
             assert named or swept, f"make test leaves out {name}"
+
+
+@pytest.mark.parametrize(
+    ("broken", "made"),
+    [("", "setup one two three"), ("two", "setup one two three"), ("setup", "setup")],
+)
+def test_a_stage_that_fails_hides_no_other(tmp_path: Path, broken: str, made: str) -> None:
+    """All run and the summary comes last; but for environments that cannot be made."""
+    lines = [
+        f"{name}:\n\t@echo made-{name}; .ci/step {name} {'false' if name == broken else 'true'}"
+        for name in ("setup", "one", "two", "three")
+    ]
+    (tmp_path / "Makefile").write_text("\n".join(lines) + "\n")
+    (tmp_path / ".ci").symlink_to(ROOT / ".ci")
+    done = subprocess.run(
+        [".ci/stages", "one", "two", "three"],
+        cwd=tmp_path,
+        env=WITHOUT_OUTER_MAKE,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert re.findall(r"made-(\w+)", done.stdout) == made.split()
+    assert (done.returncode == 0) == (not broken)
+    if broken != "setup":
+        summary = done.stdout.partition("== where the time went")[2]
+        assert len(re.findall(r"^ *\d+ s  \w+ +(?:ok|FAILED)", summary, re.MULTILINE)) == 4
+        assert ("FAILED: two" in summary.splitlines()[-1]) == bool(broken)
