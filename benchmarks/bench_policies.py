@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from common import arguments, report, table, target
 
 from kiwi_core.config import DEFAULTS
+from kiwi_core.sched.model.policy import Terms
 from kiwi_core.sched.policy import make
-from kiwi_core.sched.policy.api import Terms
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.fleet import Plan, Work, run
 from kiwi_core.simulate.measure import summarise

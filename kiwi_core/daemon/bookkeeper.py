@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from kiwi_core.daemon.ledger import Bucket, bucket_begin_s
-from kiwi_core.sched.accounts import Account
+from kiwi_core.sched.model.accounts import Account
 
 if TYPE_CHECKING:
     from collections.abc import Callable

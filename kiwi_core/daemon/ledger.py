@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import structlog
 
-from kiwi_core.sched.accounts import Account
+from kiwi_core.sched.model.accounts import Account
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -14,7 +14,7 @@ from kiwi_core.daemon.ledger import since_s
 from kiwi_core.daemon.members import ANOTHER_USER
 from kiwi_core.daemon.peers import user_name
 from kiwi_core.errors import CallerError
-from kiwi_core.sched.accounts import Account
+from kiwi_core.sched.model.accounts import Account
 from kiwi_core.units import ns_to_seconds
 from kiwi_core.wire import messages as m
 

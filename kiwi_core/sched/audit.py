@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched.actions import PageIn
-from kiwi_core.sched.history import MOVES, turn_of
-from kiwi_core.sched.needs import need_bytes
-from kiwi_core.sched.session import Doing, Home, Session, Want
-from kiwi_core.sched.state import is_astray
+from kiwi_core.sched.model.history import MOVES, turn_of
+from kiwi_core.sched.model.needs import need_bytes
+from kiwi_core.sched.model.session import Doing, Home, Session, Want
+from kiwi_core.sched.model.state import is_astray
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import NS_PER_MS
 
 if TYPE_CHECKING:
-    from kiwi_core.sched.state import State
+    from kiwi_core.sched.model.state import State
 
 
 def check(st: State) -> None:

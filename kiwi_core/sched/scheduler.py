@@ -8,22 +8,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.sched import arrivals, audit, fixed, hints, observations, outcomes
-from kiwi_core.sched.accounts import account_of
-from kiwi_core.sched.outlook import Outlook
+from kiwi_core.sched import audit
+from kiwi_core.sched.forecast.forecast import Forecast
+from kiwi_core.sched.model.accounts import account_of
+from kiwi_core.sched.model.session import Home, Want
+from kiwi_core.sched.model.state import State
 from kiwi_core.sched.policy import DEFAULT
-from kiwi_core.sched.session import Home, Want
-from kiwi_core.sched.settle import settle
+from kiwi_core.sched.rules import arrivals, hints, observations, outcomes
+from kiwi_core.sched.rules import immovable as fixed
+from kiwi_core.sched.rules.settle import settle
 from kiwi_core.sched.snapshot import snapshot
-from kiwi_core.sched.state import State
 from kiwi_core.states import AntiThrash
 
 if TYPE_CHECKING:
     from kiwi_core.config import Config
-    from kiwi_core.sched.accounts import Account
     from kiwi_core.sched.actions import Action
     from kiwi_core.sched.events import Event
-    from kiwi_core.sched.story import StoryLine
+    from kiwi_core.sched.model.accounts import Account
+    from kiwi_core.sched.model.stories import StoryLine
     from kiwi_core.sched.view import GpuView, HistoryView
     from kiwi_core.units import SessionId
 
@@ -57,7 +59,7 @@ class Scheduler:
         self._st = State(
             total_bytes, config, tq_ns, anti_thrash, host_budget_bytes, first_op, policy
         )
-        self._outlook = Outlook()
+        self._forecast = Forecast()
         self._checks = checks
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
@@ -116,8 +118,8 @@ class Scheduler:
     def view(self, now_ns: int, *, ahead: bool = False) -> GpuView:
         """``ahead``: with what waiters are told, which costs up to a millisecond a few times a
         second: where people will read it. Otherwise expected waits are a rough sum."""
-        told = self._outlook.look(self._st, now_ns) if ahead else None
-        return snapshot(self._st, now_ns, self._outlook, told)
+        told = self._forecast.look(self._st, now_ns) if ahead else None
+        return snapshot(self._st, now_ns, self._forecast, told)
 
     def accounts(self, now_ns: int) -> dict[SessionId, Account]:
         """What each session has had so far, until now."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched.accounts import account_of
-from kiwi_core.sched.session import Doing, Home, Session, Want
+from kiwi_core.sched.forecast.waits import expected_waits_ns
+from kiwi_core.sched.model.accounts import account_of
+from kiwi_core.sched.model.session import Doing, Home, Session, Want
 from kiwi_core.sched.view import GpuView, QueueView, SessionView, SwapView
-from kiwi_core.sched.waits import expected_waits_ns
 from kiwi_core.states import AntiThrash, SessionState
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from kiwi_core.sched.outlook import Outlook, Told
-    from kiwi_core.sched.state import State
+    from kiwi_core.sched.forecast.forecast import Forecast, Told
+    from kiwi_core.sched.model.state import State
     from kiwi_core.units import SessionId
 
 _WHILE = {Doing.PAGING_OUT: SessionState.PAGING_OUT, Doing.PAGING_IN: SessionState.PAGING_IN}
@@ -28,7 +28,7 @@ _ACTIVITY = {
 
 
 def snapshot(
-    st: State, now_ns: int, outlook: Outlook, told: dict[SessionId, Told] | None
+    st: State, now_ns: int, forecast: Forecast, told: dict[SessionId, Told] | None
 ) -> GpuView:
     """``told``: what waiters are told; ``None``: a rough sum instead."""
     present = [session for session in st.sessions.values() if not session.gone]
@@ -51,8 +51,8 @@ def snapshot(
         floor_ns=max(floor_ns, min(st.terms.tq_ns, st.terms.min_run_ns)),
         holders=tuple(s.id for s in present if s.want is Want.RUNNING or s.stopping),
         queue=_queue_told(st, told, now_ns) if told is not None else _queue(st, now_ns),
-        foretold=len(outlook.kept),
-        foretold_well=outlook.right,
+        foretold=len(forecast.kept),
+        foretold_well=forecast.right,
         sessions=tuple(_session(st, session, now_ns) for session in present),
         swaps=tuple(SwapView(*swap) for swap in st.swaps),
         ignored_events=st.ignored_events,

@@ -24,7 +24,7 @@ from kiwi_core.daemon.ledger import (
     bucket_begin_s,
     since_s,
 )
-from kiwi_core.sched.accounts import Account
+from kiwi_core.sched.model.accounts import Account
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -188,7 +188,7 @@ def test_a_writer_that_is_killed_leaves_whole_batches(ledger: Ledger) -> None:
     program = f"""
 import sys
 from kiwi_core.daemon.ledger import Bucket, Ledger
-from kiwi_core.sched.accounts import Account
+from kiwi_core.sched.model.accounts import Account
 ledger = Ledger(__import__("pathlib").Path({str(ledger._path)!r}))
 for n in range(10**6):
     batch = {{Bucket({int(NOW_S)} - 300 * k, 1, "x"): Account(held_ns=1) for k in range(5)}}

@@ -23,7 +23,7 @@ from kiwi_core.daemon.usage_report import ALL_OTHERS, ROWS_MAX, UsageReporter
 from kiwi_core.errors import CallerError
 from kiwi_core.peer_limits import USAGE_QUESTIONS
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.accounts import Account
+from kiwi_core.sched.model.accounts import Account
 from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.units import GIB, SessionId
 from kiwi_core.wire.messages import GetUsage, UsageBy

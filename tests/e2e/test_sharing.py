@@ -22,7 +22,7 @@ from pagers import CHECKPOINT, IN_PROCESS
 from kiwi_core.config import DEFAULTS, ENV_PAGER
 from kiwi_core.sched import events as ev
 from kiwi_core.sched import policy
-from kiwi_core.sched.policy.api import Terms
+from kiwi_core.sched.model.policy import Terms
 from kiwi_core.states import MovedBy
 from kiwi_core.units import NS_PER_S
 

@@ -13,15 +13,15 @@ from world import World
 from kiwi_core.daemon.metrics import OPERATIONS, Tally, Waits
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant, Operation, PageIn, PageOut
+from kiwi_core.sched.model.session import Want
 from kiwi_core.sched.scheduler import Scheduler
-from kiwi_core.sched.session import Want
 from kiwi_core.states import Reason
 from kiwi_core.units import GIB, MIB, NS_PER_MS, NS_PER_S, OpId, SessionId
 from kiwi_core.wire import metrics as wire
 
 if TYPE_CHECKING:
     from kiwi_core.sched.actions import Action
-    from kiwi_core.sched.session import Session
+    from kiwi_core.sched.model.session import Session
 
 WITH_REASON = (ev.SuspendRefused, ev.ResumeFailed, ev.PageOutRefused, ev.PageInRefused)
 

@@ -28,10 +28,10 @@ from simulated_world import (
 )
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.fixed import must_stay
+from kiwi_core.sched.model.session import Home
 from kiwi_core.sched.replay import JournalEntry, JournalHeader
+from kiwi_core.sched.rules.immovable import must_stay
 from kiwi_core.sched.scheduler import Scheduler
-from kiwi_core.sched.session import Home
 from kiwi_core.units import NS_PER_S, OpId, SessionId
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from world import World
 
 from kiwi_core.sched import actions as act
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.accounts import Account
+from kiwi_core.sched.model.accounts import Account
 from kiwi_core.units import GIB, NS_PER_S, SessionId
 
 A, B = SessionId("a"), SessionId("b")

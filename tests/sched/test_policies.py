@@ -9,14 +9,14 @@ from world import World
 
 from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
-from kiwi_core.sched import usage
 from kiwi_core.sched.actions import Grant
+from kiwi_core.sched.model import usage
+from kiwi_core.sched.model.policy import Policy, Terms
+from kiwi_core.sched.model.session import Session
+from kiwi_core.sched.model.usage import Usage
 from kiwi_core.sched.policy import check_name, names, registry
-from kiwi_core.sched.policy.api import Policy, Terms
 from kiwi_core.sched.replay import JournalHeader, Replay, decode_line, encode_line
 from kiwi_core.sched.scheduler import Scheduler
-from kiwi_core.sched.session import Session
-from kiwi_core.sched.usage import Usage
 from kiwi_core.simulate.engine import Simulation
 from kiwi_core.simulate.model import GB, Machine, Setup
 from kiwi_core.simulate.trace import Cell, SessionTrace, Trace

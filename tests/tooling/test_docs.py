@@ -21,7 +21,7 @@ from kiwi_core.cli.app import COMMANDS, _parser
 from kiwi_core.daemon.journal import KEPT
 from kiwi_core.metrics import families
 from kiwi_core.pager.api import Pager
-from kiwi_core.sched.policy.api import Policy
+from kiwi_core.sched.model.policy import Policy
 from kiwi_core.states import Notice, Reason, SessionState
 from kiwi_jupyter.kernel.config import Kiwi
 from kiwi_jupyter.kernel.magics import HELP

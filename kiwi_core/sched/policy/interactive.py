@@ -40,14 +40,14 @@ from bisect import bisect_right
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched.policy.api import Policy, Terms
+from kiwi_core.sched.model.policy import Policy, Terms
 from kiwi_core.sched.policy.registry import register
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from kiwi_core.sched.policy.api import Scene
-    from kiwi_core.sched.session import Session
+    from kiwi_core.sched.model.policy import Scene
+    from kiwi_core.sched.model.session import Session
     from kiwi_core.units import SessionId
 
 LEVELS_TQ: Final = (1 / 3, 1.5)

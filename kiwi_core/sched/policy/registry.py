@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from kiwi_core.errors import CallerError
 
 if TYPE_CHECKING:
-    from kiwi_core.sched.policy.api import Policy
+    from kiwi_core.sched.model.policy import Policy
 
 DEFAULT: Final = "interactive"
 

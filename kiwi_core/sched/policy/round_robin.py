@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched.policy.api import Policy
+from kiwi_core.sched.model.policy import Policy
 from kiwi_core.sched.policy.registry import register
 
 if TYPE_CHECKING:
-    from kiwi_core.sched.policy.api import Terms
+    from kiwi_core.sched.model.policy import Terms
 
 
 @register

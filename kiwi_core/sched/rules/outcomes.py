@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched import bursts, hints, needs, orders
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.history import MOVES
-from kiwi_core.sched.session import Doing, Home, Want
-from kiwi_core.sched.story import Size, Span
+from kiwi_core.sched.model import needs
+from kiwi_core.sched.model.history import MOVES
+from kiwi_core.sched.model.session import Doing, Home, Want
+from kiwi_core.sched.model.stories import Size, Span
+from kiwi_core.sched.rules import bursts, hints, orders
 from kiwi_core.states import Notice, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kiwi_core.sched.session import Running, Session
-    from kiwi_core.sched.state import State
+    from kiwi_core.sched.model.session import Running, Session
+    from kiwi_core.sched.model.state import State
     from kiwi_core.units import OpId
 
 HOPELESS = frozenset({Reason.UNSUPPORTED, Reason.NOT_PERMITTED})

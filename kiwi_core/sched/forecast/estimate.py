@@ -33,7 +33,7 @@ CAREFUL: Final = 2
 """By so much less tolerance ranges are chosen where too few were right lately."""
 
 
-class Likely(NamedTuple):
+class Estimate(NamedTuple):
     """How long from now on, in nanoseconds. All three the same: "about"."""
 
     low_ns: int
@@ -44,35 +44,35 @@ class Likely(NamedTuple):
         slack_ns = tolerance_ns(took_ns)
         return self.low_ns - slack_ns <= took_ns <= self.high_ns + slack_ns
 
-    def later(self, passed_ns: int) -> Likely:
+    def later(self, passed_ns: int) -> Estimate:
         """The same, looked at so much later."""
         low_ns, expected_ns, high_ns = self
         low_ns = low_ns - passed_ns if low_ns > passed_ns else 0
         expected_ns = expected_ns - passed_ns if expected_ns > passed_ns else 0
-        return Likely(low_ns, expected_ns, high_ns - passed_ns if high_ns > passed_ns else 0)
+        return Estimate(low_ns, expected_ns, high_ns - passed_ns if high_ns > passed_ns else 0)
 
-    def fallen(self, passed_ns: int) -> Likely:
+    def fallen(self, passed_ns: int) -> Estimate:
         """Return the lowest figure that may be shown, ``passed_ns`` after this was shown."""
         by_ns = [FALL * passed_ns + ns * passed_ns // (FALL_SHARE * NS_PER_S) for ns in self]
-        return Likely(*(max(0, ns - less_ns) for ns, less_ns in zip(self, by_ns, strict=True)))
+        return Estimate(*(max(0, ns - less_ns) for ns, less_ns in zip(self, by_ns, strict=True)))
 
-    def times(self, factor: float) -> Likely:
+    def times(self, factor: float) -> Estimate:
         low_ns = round(self.low_ns * factor)
         high_ns = max(low_ns, min(round(self.high_ns * factor), range_max_ns(low_ns)))
         expected_ns = min(max(low_ns, round(self.expected_ns * factor)), high_ns)
-        return Likely(low_ns, expected_ns, high_ns)
+        return Estimate(low_ns, expected_ns, high_ns)
 
-    def contradicts(self, shown: Likely) -> bool:
+    def contradicts(self, shown: Estimate) -> bool:
         """All of it is longer than ``shown``, by more than "about" allows."""
         return self.low_ns > shown.high_ns + tolerance_ns(self.low_ns)
 
-    def no_longer_than(self, shown: Likely) -> Likely:
+    def no_longer_than(self, shown: Estimate) -> Estimate:
         """Whatever is shorter of each."""
-        return Likely(*map(min, self, shown))
+        return Estimate(*map(min, self, shown))
 
-    def no_shorter_than(self, least: Likely) -> Likely:
+    def no_shorter_than(self, least: Estimate) -> Estimate:
         """Whatever is longer of each."""
-        return Likely(*map(max, self, least))
+        return Estimate(*map(max, self, least))
 
 
 def tolerance_ns(took_ns: int) -> int:
@@ -84,7 +84,7 @@ def range_max_ns(low_ns: int) -> int:
     return round(WIDTH_FACTOR * low_ns) + WIDTH_NS
 
 
-def likely(futures_ns: Sequence[int], *, careful: bool = False) -> Likely:
+def likely(futures_ns: Sequence[int], *, careful: bool = False) -> Estimate:
     """The narrowest range that is right for almost all; where there is none of allowed width, the
     one that is right for most. Narrow ones are one figure."""
     futures = sorted(futures_ns)
@@ -106,5 +106,5 @@ def likely(futures_ns: Sequence[int], *, careful: bool = False) -> Likely:
     low_ns, high_ns = best[3:]
     middle_ns = min(max(middle_ns, low_ns), high_ns)
     if high_ns - low_ns <= tolerance_ns(high_ns) // 2:
-        return Likely(middle_ns, middle_ns, middle_ns)
-    return Likely(low_ns, middle_ns, high_ns)
+        return Estimate(middle_ns, middle_ns, middle_ns)
+    return Estimate(low_ns, middle_ns, high_ns)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched import bursts, growth, needs
 from kiwi_core.sched import events as ev
+from kiwi_core.sched.model import needs
+from kiwi_core.sched.model.session import Home, Session, Want
 from kiwi_core.sched.policy import make
-from kiwi_core.sched.session import Home, Session, Want
+from kiwi_core.sched.rules import bursts, growth
 from kiwi_core.states import AntiThrash
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kiwi_core.sched.state import State
+    from kiwi_core.sched.model.state import State
 
 
 def memory(st: State, event: ev.MemoryObserved) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from statistics import median_low
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched.session import Doing, Home
+from kiwi_core.sched.model.session import Doing, Home
 from kiwi_core.states import AntiThrash
 
 if TYPE_CHECKING:
-    from kiwi_core.sched.session import Session
-    from kiwi_core.sched.state import State
+    from kiwi_core.sched.model.session import Session
+    from kiwi_core.sched.model.state import State
     from kiwi_core.units import SessionId
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched import orders
-from kiwi_core.sched.fixed import must_stay
-from kiwi_core.sched.room import is_residue
-from kiwi_core.sched.session import Home, Session, Want
+from kiwi_core.sched.model.session import Home, Session, Want
+from kiwi_core.sched.rules import orders
+from kiwi_core.sched.rules.immovable import must_stay
+from kiwi_core.sched.rules.room import is_residue
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
-    from kiwi_core.sched.state import State
+    from kiwi_core.sched.model.state import State
     from kiwi_core.units import SessionId
 
 NOT_AT_REST = "it is in a burst, or its memory moves"

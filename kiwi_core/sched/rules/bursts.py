@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched import needs
-from kiwi_core.sched.history import turn_of
-from kiwi_core.sched.session import Home, Want
+from kiwi_core.sched.model import needs
+from kiwi_core.sched.model.history import turn_of
+from kiwi_core.sched.model.session import Home, Want
 from kiwi_core.states import HistoryKind
 
 if TYPE_CHECKING:
-    from kiwi_core.sched.session import Session
-    from kiwi_core.sched.state import State
+    from kiwi_core.sched.model.session import Session
+    from kiwi_core.sched.model.state import State
 
 
 def enqueue(st: State, session: Session, burst: int, mid_burst: bool = False) -> None:

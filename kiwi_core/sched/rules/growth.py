@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched import room
 from kiwi_core.sched.actions import RoomDenied, RoomMade
-from kiwi_core.sched.session import Home, Want, Wish
+from kiwi_core.sched.model.session import Home, Want, Wish
+from kiwi_core.sched.rules import room
 from kiwi_core.states import AntiThrash
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
     from kiwi_core.sched import events as ev
-    from kiwi_core.sched.session import Session
-    from kiwi_core.sched.state import State
+    from kiwi_core.sched.model.session import Session
+    from kiwi_core.sched.model.state import State
 
 
 def wanted(st: State, event: ev.RoomWanted) -> None:

@@ -9,24 +9,24 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched.accounts import account_of
 from kiwi_core.sched.actions import Notify
-from kiwi_core.sched.history import History
-from kiwi_core.sched.needs import need_bytes
+from kiwi_core.sched.model.accounts import account_of
+from kiwi_core.sched.model.history import History
+from kiwi_core.sched.model.needs import need_bytes
+from kiwi_core.sched.model.policy import Terms
+from kiwi_core.sched.model.session import Doing, Home, Session, Want
+from kiwi_core.sched.model.speed import SwapSpeed
+from kiwi_core.sched.model.stories import Stories
+from kiwi_core.sched.model.usage import Usage
 from kiwi_core.sched.policy import make
-from kiwi_core.sched.policy.api import Terms
-from kiwi_core.sched.session import Doing, Home, Session, Want
-from kiwi_core.sched.speed import SwapSpeed
-from kiwi_core.sched.story import Stories
-from kiwi_core.sched.usage import Usage
 from kiwi_core.states import AntiThrash
 
 if TYPE_CHECKING:
     from kiwi_core.config import Config
-    from kiwi_core.sched.accounts import Account
     from kiwi_core.sched.actions import Action
-    from kiwi_core.sched.policy.api import Policy
-    from kiwi_core.sched.session import Wish
+    from kiwi_core.sched.model.accounts import Account
+    from kiwi_core.sched.model.policy import Policy
+    from kiwi_core.sched.model.session import Wish
     from kiwi_core.states import Notice
     from kiwi_core.units import OpId, SessionId
 

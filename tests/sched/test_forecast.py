@@ -11,20 +11,20 @@ from simulation import Simulation, plan_of
 from test_ahead import B, S, state, swap_s, two
 from world import World
 
-from kiwi_core.sched import outlook
-from kiwi_core.sched.futures import GRANTS, Futures, futures
-from kiwi_core.sched.likely import Likely, likely, range_max_ns, tolerance_ns
-from kiwi_core.sched.outlook import COUNTED, FACTORS, KEPT_NS
+from kiwi_core.sched.forecast import forecast
+from kiwi_core.sched.forecast.estimate import Estimate, likely, range_max_ns, tolerance_ns
+from kiwi_core.sched.forecast.forecast import COUNTED, FACTORS, KEPT_NS
+from kiwi_core.sched.forecast.futures import GRANTS, Futures, futures
+from kiwi_core.sched.model.state import State
 from kiwi_core.sched.policy import names
-from kiwi_core.sched.state import State
 from kiwi_core.sched.view import QueueView
 from kiwi_core.states import Notice
 from kiwi_core.units import SessionId
 
 
-def seconds(*told: float) -> Likely:
+def seconds(*told: float) -> Estimate:
     low, expected, high = told if len(told) == 3 else told * 3
-    return Likely(round(low * S), round(expected * S), round(high * S))
+    return Estimate(round(low * S), round(expected * S), round(high * S))
 
 
 # --- how exactly ----------------------------------------------------------------------------------
@@ -102,8 +102,8 @@ def test_one_who_computes_with_habits() -> None:
 
 def test_what_may_still_be_is_not_ruled_out() -> None:
     """The figure shown falls no further than the turn may still last, if that was told first."""
-    standing = outlook.Standing(0, 0, (), 0)
-    promise = outlook.Promise(("p", False), 0, 0, seconds(2, 9, 20), 1, 1, standing,
+    standing = forecast.Standing(0, 0, (), 0)
+    promise = forecast.Promise(("p", False), 0, 0, seconds(2, 9, 20), 1, 1, standing,
                               seconds(2, 9, 20), 0, seconds(2, 9, 20))  # fmt: skip
     promise.renew(seconds(1), 14 * S, standing._replace(now_ns=S, holders=frozenset({B})))
     assert promise.told(S) == seconds(1, 1, 14)
@@ -112,9 +112,9 @@ def test_what_may_still_be_is_not_ruled_out() -> None:
 def test_a_figure_falls_at_once_only_where_people_see_why() -> None:
     """Found to be far too long, it runs down faster than the clock; if the place or the holder is
     another, it is told at once."""
-    standing = outlook.Standing(0, 1, (), 0)
+    standing = forecast.Standing(0, 1, (), 0)
     for change in ({}, {"ahead": 0}, {"holders": frozenset({B})}, {"settings": ("x",)}):
-        one = outlook.Promise(("p", False), 0, 0, seconds(60), 1, 1, standing,
+        one = forecast.Promise(("p", False), 0, 0, seconds(60), 1, 1, standing,
                               seconds(60), 0, seconds(60))  # fmt: skip
         for n in range(1, 21):
             before_ns = one.told(n * S // 4).expected_ns
@@ -173,8 +173,8 @@ def test_a_stopped_burst_that_newcomers_overtake_is_told_an_upper_bound() -> Non
 
 
 def test_a_bound_covers_almost_all_earlier_waits_of_its_kind() -> None:
-    record = outlook.Record()
-    assert record.bound([20 * S]).high_ns == round(21 * S * outlook.BOUND_FACTOR)
+    record = forecast.Record()
+    assert record.bound([20 * S]).high_ns == round(21 * S * forecast.BOUND_FACTOR)
     for n in range(COUNTED):
         record.learn(promise(20), (20 if n % 20 else 62) * S)
     assert record.bound([10 * S, 20 * S]) == (10 * S, 20 * S, 63 * S)
@@ -206,14 +206,14 @@ def test_many_who_go_first_are_the_reason() -> None:
 
 
 def test_a_move_that_goes_wrong_is_the_reason() -> None:
-    before = outlook.Standing(0, 1, ("round-robin",), 0)
-    assert outlook._why(before, before._replace(troubles=1)) == "a move of memory went wrong"
+    before = forecast.Standing(0, 1, ("round-robin",), 0)
+    assert forecast._why(before, before._replace(troubles=1)) == "a move of memory went wrong"
 
 
 def test_what_contradicts_for_a_moment_only_is_not_told() -> None:
     shown = seconds(10)
-    standing = outlook.Standing(0, 0, (), 0)
-    promise = outlook.Promise(("p", False), 0, 0, shown, 1, 1, standing, shown, 0, shown)
+    standing = forecast.Standing(0, 0, (), 0)
+    promise = forecast.Promise(("p", False), 0, 0, shown, 1, 1, standing, shown, 0, shown)
     promise.renew(seconds(40), 0, standing._replace(now_ns=1 * S))
     promise.renew(seconds(9), 0, standing._replace(now_ns=1 * S))
     promise.renew(seconds(40), 0, standing._replace(now_ns=2 * S))
@@ -277,7 +277,7 @@ def test_looks_are_few_however_many_look(monkeypatch: pytest.MonkeyPatch) -> Non
         looks.append(now_ns)
         return futures(st, now_ns)
 
-    monkeypatch.setattr(outlook, "futures", counted)
+    monkeypatch.setattr(forecast, "futures", counted)
     for n in range(200):
         at_s = 62 + n / 100
         if n % 10 == 0:
@@ -306,7 +306,7 @@ def test_what_was_told_first_is_compared_with_what_came() -> None:
     world.do(69, "#1 out 8 3s")
     world.do(72, "#2 in 8 3s")
     view = world.scheduler.view(round(72.5 * S), ahead=True)
-    ((first, took_ns),) = world.scheduler._outlook.kept
+    ((first, took_ns),) = world.scheduler._forecast.kept
     assert (first.expected_ns, took_ns) == (entry.expected_wait_ns, 10 * S)
     assert (view.foretold, view.foretold_well) == (1, int(first.is_right(10 * S)))
 
@@ -335,14 +335,14 @@ def test_a_wait_that_nobody_notices_says_nothing() -> None:
     assert world.scheduler.view(11 * S, ahead=True).foretold == 0
 
 
-def promise(expected_s: float) -> outlook.Promise:
+def promise(expected_s: float) -> forecast.Promise:
     first, ns = seconds(expected_s), round(expected_s * S)
-    standing = outlook.Standing(0, 0, (), 0)
-    return outlook.Promise(("p", False), 0, 0, first, ns, ns, standing, first, 0, first)
+    standing = forecast.Standing(0, 0, (), 0)
+    return forecast.Promise(("p", False), 0, 0, first, ns, ns, standing, first, 0, first)
 
 
 def test_waits_that_take_twice_as_long_as_foreseen_are_foretold_so() -> None:
-    record = outlook.Record()
+    record = forecast.Record()
     for n in range(FACTORS + 1):
         assert record.likely([20 * S] * 3, 0) == seconds(20) or n >= FACTORS
         record.learn(promise(20), 41 * S)
@@ -352,7 +352,7 @@ def test_waits_that_take_twice_as_long_as_foreseen_are_foretold_so() -> None:
 def test_a_wait_that_outlasts_the_short_ones_is_not_told_to_be_short() -> None:
     """Nine turns were given up at once. The tenth holder computes on: his waiter is not told so
     for longer than those waits took."""
-    record = outlook.Record()
+    record = forecast.Record()
     for _ in range(FACTORS):
         record.learn(promise(600), 2 * S)
     assert record.likely([600 * S], S) == seconds(30), "it may still be one of those"
@@ -360,7 +360,7 @@ def test_a_wait_that_outlasts_the_short_ones_is_not_told_to_be_short() -> None:
 
 
 def test_waits_that_took_longer_than_foreseen_count_however_long_this_one_lasts() -> None:
-    record = outlook.Record()
+    record = forecast.Record()
     for _ in range(FACTORS):
         record.learn(promise(20), 41 * S)
     assert record.likely([20 * S], 500 * S) == seconds(40)
@@ -391,7 +391,7 @@ def test_the_whole_turn_of_a_holder_who_computes_on_is_told() -> None:
 
 
 def test_what_was_right_is_kept_sharp_and_what_was_not_told_carefully() -> None:
-    good, bad = outlook.Record(), outlook.Record()
+    good, bad = forecast.Record(), forecast.Record()
     for n in range(COUNTED):
         good.learn(promise(20), 20 * S)
         bad.learn(promise(20), (20 if n % 2 else 30) * S)
@@ -402,7 +402,7 @@ def test_what_was_right_is_kept_sharp_and_what_was_not_told_carefully() -> None:
 
 
 def test_the_record_is_bounded_and_forgets() -> None:
-    record = outlook.Record()
+    record = forecast.Record()
     for _ in range(COUNTED):
         record.learn(promise(20), 10_000 * S)
     assert record.likely([20 * S], 0).high_ns <= 21 * 20 * S, "no single factor is endless"

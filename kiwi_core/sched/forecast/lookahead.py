@@ -11,17 +11,17 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched import arrivals, observations, outcomes
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant, Operation
-from kiwi_core.sched.session import Doing
-from kiwi_core.sched.settle import settle
-from kiwi_core.sched.twin import twin_of
+from kiwi_core.sched.forecast.state_copy import copy_of
+from kiwi_core.sched.model.session import Doing
+from kiwi_core.sched.rules import arrivals, observations, outcomes
+from kiwi_core.sched.rules.settle import settle
 from kiwi_core.units import NS_PER_MS
 
 if TYPE_CHECKING:
-    from kiwi_core.sched.session import Running, Session
-    from kiwi_core.sched.state import State
+    from kiwi_core.sched.model.session import Running, Session
+    from kiwi_core.sched.model.state import State
     from kiwi_core.units import SessionId
 
 NEVER_NS: Final = 1 << 62
@@ -52,7 +52,7 @@ class Run:
     those of the others follow from it so that over several runs each has all chances evenly."""
 
     def __init__(self, st: State, now_ns: int, chance: float, *, spread: bool) -> None:
-        self._st = twin = twin_of(st)
+        self._st = twin = copy_of(st)
         self._now_ns = self._began_ns = now_ns
         self.steps = 0
         """Events so far: what it has cost."""

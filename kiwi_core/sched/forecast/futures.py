@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched.ahead import Run
-from kiwi_core.sched.waits import expected_waits_ns
+from kiwi_core.sched.forecast.lookahead import Run
+from kiwi_core.sched.forecast.waits import expected_waits_ns
 
 if TYPE_CHECKING:
-    from kiwi_core.sched.state import State
+    from kiwi_core.sched.model.state import State
     from kiwi_core.units import SessionId
 
 STEPS: Final = 30

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.units import MIB, NS_PER_S
 
 if TYPE_CHECKING:
-    from kiwi_core.sched.session import Session
+    from kiwi_core.sched.model.session import Session
 
 SMALL_SHARE: Final = 20
 """A twentieth of the GPU or less is hardly more than a context (0.3-0.6 of 16-140 GB)."""

@@ -18,7 +18,7 @@ from kiwi_core.units import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kiwi_core.sched.session import Session
+    from kiwi_core.sched.model.session import Session
 
 HALF_LIFE_NS: Final = 1800 * NS_PER_S
 """Some dozen cells of everybody under load, or chance decides; what somebody did before lunch is

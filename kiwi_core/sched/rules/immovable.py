@@ -12,15 +12,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched import orders
-from kiwi_core.sched.session import Home
+from kiwi_core.sched.model.session import Home
+from kiwi_core.sched.rules import orders
 from kiwi_core.states import Notice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kiwi_core.sched.session import Session
-    from kiwi_core.sched.state import State
+    from kiwi_core.sched.model.session import Session
+    from kiwi_core.sched.model.state import State
 
 
 CANNOT_BE_HELD: Final = "it goes on, and cannot be held"

@@ -7,18 +7,18 @@ from enum import Enum
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched import orders
-from kiwi_core.sched.fixed import must_stay, why_it_stays
-from kiwi_core.sched.needs import unknown, wish_bytes
-from kiwi_core.sched.session import Doing, Home, Want
+from kiwi_core.sched.model.needs import unknown, wish_bytes
+from kiwi_core.sched.model.session import Doing, Home, Want
+from kiwi_core.sched.rules import orders
+from kiwi_core.sched.rules.immovable import must_stay, why_it_stays
 from kiwi_core.states import AntiThrash, Notice
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from kiwi_core.sched.session import Session
-    from kiwi_core.sched.state import State
+    from kiwi_core.sched.model.session import Session
+    from kiwi_core.sched.model.state import State
 
 
 RESIDUE_SHARE: Final = 8

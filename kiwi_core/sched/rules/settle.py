@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched import bursts, fixed, growth, hints, orders, turns
-from kiwi_core.sched.session import Home, Want
+from kiwi_core.sched.model.session import Home, Want
+from kiwi_core.sched.rules import bursts, growth, hints, orders, turns
+from kiwi_core.sched.rules import immovable as fixed
 from kiwi_core.states import AntiThrash, Notice
 
 if TYPE_CHECKING:
-    from kiwi_core.sched.session import Session
-    from kiwi_core.sched.state import State
+    from kiwi_core.sched.model.session import Session
+    from kiwi_core.sched.model.state import State
 
 
 def settle(st: State) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched.session import Doing, Session, Want
+from kiwi_core.sched.model.session import Doing, Session, Want
 from kiwi_core.sched.view import HistoryView
 from kiwi_core.states import HistoryKind
 

@@ -9,12 +9,12 @@ from simulation import Simulation
 from world import World
 
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.ahead import NEVER_NS, Run, burst_ns
-from kiwi_core.sched.futures import CROWD, GRANTS, futures, tail_ns
+from kiwi_core.sched.forecast.futures import CROWD, GRANTS, futures, tail_ns
+from kiwi_core.sched.forecast.lookahead import NEVER_NS, Run, burst_ns
+from kiwi_core.sched.forecast.state_copy import copy_of
+from kiwi_core.sched.model.session import Session, Wish
+from kiwi_core.sched.model.state import State
 from kiwi_core.sched.policy import names
-from kiwi_core.sched.session import Session, Wish
-from kiwi_core.sched.state import State
-from kiwi_core.sched.twin import twin_of
 from kiwi_core.states import Notice
 from kiwi_core.units import NS_PER_S, SessionId
 
@@ -174,7 +174,7 @@ def test_running_ahead_changes_nothing_whatever_goes_on(policy: str) -> None:
 def test_the_copy_shares_nothing_that_changes(policy: str) -> None:
     world = two(f"gpu 10 tq=30 ram=64 policy={policy}")
     st = state(world)
-    twin = twin_of(st)
+    twin = copy_of(st)
     assert [*twin.queue] == [B]
     assert [*twin.runners] == [A]
     assert twin.sessions[A] is not st.sessions[A]
@@ -190,12 +190,12 @@ def test_the_copy_shares_nothing_that_changes(policy: str) -> None:
 def test_who_nobody_refers_to_stays_behind() -> None:
     world = two()
     world.do(63, "c joins")
-    assert set(twin_of(state(world)).sessions) == {A, B}
+    assert set(copy_of(state(world)).sessions) == {A, B}
 
 
 def test_a_wish_for_room_comes_along() -> None:
     st = state(two())
     st.wishes[A, 1] = Wish(st.sessions[A], 1, 1 << 30, 62 * S)
-    twin = twin_of(st)
+    twin = copy_of(st)
     assert twin.wishes[A, 1].session is twin.sessions[A]
     assert twin.wishes[A, 1] is not st.wishes[A, 1]

@@ -21,13 +21,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kiwi_core.sched.futures import Futures, futures, tail_ns
-from kiwi_core.sched.likely import Likely, likely
+from kiwi_core.sched.forecast.estimate import Estimate, likely
+from kiwi_core.sched.forecast.futures import Futures, futures, tail_ns
 from kiwi_core.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
-    from kiwi_core.sched.session import Session
-    from kiwi_core.sched.state import State
+    from kiwi_core.sched.model.session import Session
+    from kiwi_core.sched.model.state import State
     from kiwi_core.units import SessionId
 
 KEPT_NS: Final = 250 * NS_PER_MS
@@ -81,7 +81,7 @@ class Past(NamedTuple):
 
 
 class Told(NamedTuple):
-    likely: Likely
+    likely: Estimate
     why: str
     """Why it takes longer than was told before; mostly ""."""
 
@@ -108,16 +108,16 @@ class Promise:
     kind: _Kind
     queued_ns: int
     began_ns: int
-    first: Likely
+    first: Estimate
     shortest_ns: int
     longest_ns: int
     """Of the futures of the first look."""
     standing: Standing
     """When it was told anew last."""
-    fresh: Likely
+    fresh: Estimate
     """What was found at the last look, or on the way down to it, and when that was."""
     looked_ns: int
-    most: Likely
+    most: Estimate
     """What was shown then: it is not told more than that."""
     why: str = ""
     longer_since_ns: int | None = None
@@ -129,11 +129,11 @@ class Promise:
     def __post_init__(self) -> None:
         self.seen = self.standing
 
-    def told(self, now_ns: int) -> Likely:
+    def told(self, now_ns: int) -> Estimate:
         told = self.fresh.later(now_ns - self.looked_ns).no_longer_than(self.most)
         return told._replace(low_ns=0) if self.bound else told
 
-    def renew(self, fresh: Likely, unlucky_ns: int, standing: Standing) -> None:
+    def renew(self, fresh: Estimate, unlucky_ns: int, standing: Standing) -> None:
         """What may well still be is not ruled out, however short the last figure was."""
         fresh = fresh._replace(high_ns=max(fresh.high_ns, unlucky_ns))
         now_ns = standing.now_ns
@@ -177,7 +177,7 @@ class Record:
         self._ordered = sorted(self._waits)
         self._right.append(promise.first.is_right(took_ns))
 
-    def likely(self, futures_ns: list[int], waited_ns: int) -> Likely:
+    def likely(self, futures_ns: list[int], waited_ns: int) -> Estimate:
         """Return what to tell of a wait of this kind that has lasted for ``waited_ns`` by now."""
         if len(self._ordered) < FACTORS:
             return likely(futures_ns)
@@ -194,16 +194,16 @@ class Record:
         left = [past.factor for past in self._ordered if past.may_follow(waited_ns)]
         return left or [1.0]
 
-    def bound(self, futures_ns: list[int]) -> Likely:
+    def bound(self, futures_ns: list[int]) -> Estimate:
         """Return a range whose high end is an upper bound for almost all waits of this kind."""
         known = len(self._ordered)
         factor = self._ordered[int(HOLDS * known)].factor if known >= FACTORS else BOUND_FACTOR
         low_ns, high_ns = min(futures_ns), max(futures_ns)
         high_ns = round((high_ns + NS_PER_S) * max(1.0, factor))
-        return Likely(low_ns, sorted(futures_ns)[len(futures_ns) // 2], high_ns)
+        return Estimate(low_ns, sorted(futures_ns)[len(futures_ns) // 2], high_ns)
 
 
-class Outlook:
+class Forecast:
     def __init__(self) -> None:
         looks = NS_PER_S // KEPT_NS
         self._looked_ns: deque[int] = deque([-NS_PER_S] * looks, maxlen=looks)
@@ -212,7 +212,7 @@ class Outlook:
         """The history's at the last one."""
         self._promises: dict[SessionId, Promise] = {}
         self._records: dict[_Kind, Record] = {}
-        self.kept: deque[tuple[Likely, int]] = deque(maxlen=COUNTED)
+        self.kept: deque[tuple[Estimate, int]] = deque(maxlen=COUNTED)
         """What was told first and how long it took then, of the last waits."""
 
     @property
@@ -244,7 +244,7 @@ class Outlook:
         holders = frozenset(st.at_work)
         place = 0
         tail = self._due_tail(st, ahead, now_ns)
-        last: Likely | None = None
+        last: Estimate | None = None
         for waiter in tuple(st.policy.order(st)):
             standing = Standing(now_ns, place, settings, troubles, holders)
             place += not waiter.stopping  # who is being stopped is shown as a holder
@@ -268,7 +268,7 @@ class Outlook:
             elif tail or not ahead.has_tail:
                 self._promises.pop(waiter.id, None)
 
-    def _foresee(self, st: State, waiter: Session, futures_ns: list[int], now_ns: int) -> Likely:
+    def _foresee(self, st: State, waiter: Session, futures_ns: list[int], now_ns: int) -> Estimate:
         record = self._record(_kind(st, waiter))
         if _bounded(st, waiter):
             return record.bound(futures_ns)
@@ -292,7 +292,7 @@ class Outlook:
         self,
         st: State,
         waiter: Session,
-        fresh: Likely,
+        fresh: Estimate,
         ends_ns: tuple[int, int],
         unlucky_ns: int,
         standing: Standing,

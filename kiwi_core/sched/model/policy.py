@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from kiwi_core.sched.session import Session
-    from kiwi_core.sched.usage import Usage
+    from kiwi_core.sched.model.session import Session
+    from kiwi_core.sched.model.usage import Usage
     from kiwi_core.units import SessionId
 
 

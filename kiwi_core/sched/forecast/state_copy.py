@@ -12,12 +12,12 @@ from dataclasses import fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from kiwi_core.sched.history import History
-from kiwi_core.sched.policy.api import Policy
-from kiwi_core.sched.session import Running, Session, Wish
-from kiwi_core.sched.speed import SwapSpeed
-from kiwi_core.sched.state import State
-from kiwi_core.sched.story import Stories
+from kiwi_core.sched.model.history import History
+from kiwi_core.sched.model.policy import Policy
+from kiwi_core.sched.model.session import Running, Session, Wish
+from kiwi_core.sched.model.speed import SwapSpeed
+from kiwi_core.sched.model.state import State
+from kiwi_core.sched.model.stories import Stories
 
 if TYPE_CHECKING:
     from kiwi_core.units import SessionId
@@ -32,7 +32,7 @@ _SHARED: Final = frozenset({"config", "sessions", "stories", "history", "speed",
 _PLAIN: Final = frozenset({int, float, str, bool, type(None)})
 
 
-def twin_of(st: State) -> State:
+def copy_of(st: State) -> State:
     """Nothing that is done to the twin shows in ``st``."""
     twins: dict[SessionId, Session] = {}
     twin = object.__new__(State)

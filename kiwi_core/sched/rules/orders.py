@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched.actions import Grant, PageIn, PageOut, Resume, Suspend
-from kiwi_core.sched.bursts import count_wait, stopped
-from kiwi_core.sched.history import MOVES
-from kiwi_core.sched.session import Doing, Running, Session, Want
+from kiwi_core.sched.model.history import MOVES
+from kiwi_core.sched.model.session import Doing, Running, Session, Want
+from kiwi_core.sched.rules.bursts import count_wait, stopped
 from kiwi_core.states import HistoryKind, Notice
 from kiwi_core.units import NS_PER_S, OpId
 
 if TYPE_CHECKING:
-    from kiwi_core.sched.state import State
+    from kiwi_core.sched.model.state import State
 
 
 def grant(st: State, session: Session, cause: str) -> None:

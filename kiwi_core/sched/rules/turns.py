@@ -6,14 +6,14 @@ from enum import Enum
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.sched import orders, room
-from kiwi_core.sched.room import Room, Survey
-from kiwi_core.sched.session import Doing, Home, Want
+from kiwi_core.sched.model.session import Doing, Home, Want
+from kiwi_core.sched.rules import orders, room
+from kiwi_core.sched.rules.room import Room, Survey
 from kiwi_core.states import AntiThrash, Notice
 
 if TYPE_CHECKING:
-    from kiwi_core.sched.session import Session
-    from kiwi_core.sched.state import State
+    from kiwi_core.sched.model.session import Session
+    from kiwi_core.sched.model.state import State
 
 
 FEW: Final = 4

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched import bursts, growth, hints, orders
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.fixed import must_stay
-from kiwi_core.sched.outcomes import mark_lost
-from kiwi_core.sched.session import Doing, Home, Session, Want
+from kiwi_core.sched.model.session import Doing, Home, Session, Want
+from kiwi_core.sched.rules import bursts, growth, hints, orders
+from kiwi_core.sched.rules.immovable import must_stay
+from kiwi_core.sched.rules.outcomes import mark_lost
 from kiwi_core.states import Notice, Priority, Residency
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kiwi_core.sched.state import State
+    from kiwi_core.sched.model.state import State
     from kiwi_core.units import SessionId
 
 _HOMES = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kiwi_core.sched.session import Want
+from kiwi_core.sched.model.session import Want
 
 if TYPE_CHECKING:
-    from kiwi_core.sched.session import Session
+    from kiwi_core.sched.model.session import Session
 
 
 class Account(NamedTuple):
