@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, get_args
 
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant, Notify, Operation, PageIn, PageOut, Resume, Suspend
-from kiwi_core.sched.model.moved import MovedBytes
+from kiwi_core.sched.model.accounts import MovedBytes
 from kiwi_core.states import Notice, Residency
 from kiwi_core.units import NS_PER_S, ns_to_seconds
 from kiwi_core.wire.metrics import WAIT_BOUNDS_S, Histogram, MoveTotals

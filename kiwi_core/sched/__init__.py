@@ -1,21 +1,20 @@
 """The pure scheduler of one GPU: events in, actions out; no clock, no socket, no thread.
 
-``events`` and ``actions`` are the vocabulary, ``scheduler.Scheduler`` the door. Inside:
+``events`` and ``actions`` are the vocabulary, ``scheduler.Scheduler`` is the interface.
 
-==================================  =============================================================
-``session``, ``state``              the records, and the books that follow from them
-``needs``, ``speed``                what is learned: expected memory, speed of swaps
-``arrivals``, ``observations``,
-``outcomes``                        one function per event: they only record what happened
-``settle``, ``turns``, ``room``     one pass after each event: they decide
-``orders``                          one function per action: they order
-``policy/``                         who is next, who goes out, for how long
-``snapshot``, ``view``, ``story``,
-``accounts``                        what people are shown
-``outlook``, ``likely``,
-``futures``, ``ahead``, ``twin``,
-``waits``                           expected waits: a copy runs ahead
-``audit``                           recomputes everything derived from scratch
-``replay``, ``moved``               a recorded journal through a fresh scheduler; sums of moves
-==================================  =============================================================
+==========================  =======================================================================
+``model/``                  the sessions, the state of the GPU, and the books that follow from them
+``policy/``                 who is next, who goes out, for how long
+``rules/arrivals``,
+``rules/observations``,
+``rules/outcomes`` …        one function per event, which only records what happened
+``rules/settle``,
+``rules/turns``,
+``rules/room`` …            one pass after each event, which decides
+``rules/orders``            one function per action
+``forecast/``               expected waits: a copy of the state runs ahead
+``snapshot``, ``view``      what people are shown
+``audit``                   recomputes every derived value from scratch
+``replay``                  sends a recorded journal through a fresh scheduler
+==========================  =======================================================================
 """

@@ -13,7 +13,7 @@ from kiwi_core.sched.forecast.forecast import Forecast
 from kiwi_core.sched.model.accounts import account_of
 from kiwi_core.sched.model.session import Home, Want
 from kiwi_core.sched.model.state import State
-from kiwi_core.sched.policy import DEFAULT
+from kiwi_core.sched.policy import DEFAULT, make
 from kiwi_core.sched.rules import arrivals, hints, observations, outcomes
 from kiwi_core.sched.rules import immovable as fixed
 from kiwi_core.sched.rules.settle import settle
@@ -57,7 +57,7 @@ class Scheduler:
     ) -> None:
         tq_ns = config.tq_ns if tq_ns is None else tq_ns
         self._st = State(
-            total_bytes, config, tq_ns, anti_thrash, host_budget_bytes, first_op, policy
+            total_bytes, config, tq_ns, anti_thrash, host_budget_bytes, first_op, make(policy)
         )
         self._forecast = Forecast()
         self._checks = checks

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant, Notify, PageOut, RoomDenied, RoomMade, Suspend
-from kiwi_core.sched.model.moved import MovedBytes
+from kiwi_core.sched.model.accounts import MovedBytes
 from kiwi_core.sched.replay import JournalHeader
 from kiwi_core.simulate.lives import Done, Life, as_trace, fill_measures, joined_ns, rounded_ns
 from kiwi_core.simulate.measure import Measures

@@ -7,7 +7,7 @@ from world import World, gib
 
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import PageIn, PageOut
-from kiwi_core.sched.model.moved import MovedBytes
+from kiwi_core.sched.model.accounts import MovedBytes
 from kiwi_core.sched.model.session import Session
 from kiwi_core.sched.rules.room import survey
 from kiwi_core.units import GIB, NS_PER_S, OpId, SessionId

@@ -1,0 +1,1 @@
+"""How long each waiter is expected to wait."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from kiwi_core.sched.events import PagedOut
 from kiwi_core.sched.model.session import Want
 
 if TYPE_CHECKING:
+    from kiwi_core.sched.events import PagedIn
     from kiwi_core.sched.model.session import Session
+    from kiwi_core.units import SessionId
 
 
 class Account(NamedTuple):
@@ -54,3 +57,27 @@ def account_of(session: Session, now_ns: int) -> Account:
         session.bursts_begun,
         session.suspensions,
     )
+
+
+class MovedBytes:
+    """Say how many bytes each move moved. It is told of every move of every session, in order.
+
+    Where the driver takes what a library had left, the page-out reports all that is out by then
+    (that is what has to come back), so a plain sum would count the first page-out twice.
+    """
+
+    def __init__(self) -> None:
+        self._out: dict[SessionId, int] = {}
+        """By session: what it has in system RAM."""
+
+    def of(self, session: SessionId, event: PagedOut | PagedIn) -> int:
+        """Return what this move moved, in bytes."""
+        before_bytes = self._out.pop(session, 0)
+        if not isinstance(event, PagedOut):
+            return event.moved_bytes
+        self._out[session] = max(before_bytes, event.moved_bytes)
+        return max(0, event.moved_bytes - before_bytes)
+
+    def forget(self, session: SessionId) -> None:
+        """Drop what is known of ``session``, which is gone."""
+        self._out.pop(session, None)

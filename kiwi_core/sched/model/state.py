@@ -18,7 +18,6 @@ from kiwi_core.sched.model.session import Doing, Home, Session, Want
 from kiwi_core.sched.model.speed import SwapSpeed
 from kiwi_core.sched.model.stories import Stories
 from kiwi_core.sched.model.usage import Usage
-from kiwi_core.sched.policy import make
 from kiwi_core.states import AntiThrash
 
 if TYPE_CHECKING:
@@ -46,14 +45,14 @@ class State:
         anti_thrash: AntiThrash,
         host_budget_bytes: int,
         first_op: int,
-        policy: str,
+        policy: Policy,
     ) -> None:
         self.config: Final = config
         self.total_bytes: Final = total_bytes
         self.margin_bytes: Final = max(
             config.room_margin_min_bytes, int(total_bytes * config.room_margin_fraction)
         )
-        self.policy: Policy = make(policy)
+        self.policy = policy
         self.terms = Terms(tq_ns, config.min_run_ns, config.swap_floor_factor)
         self.anti_thrash = anti_thrash
         self.protects = anti_thrash is not AntiThrash.OFF

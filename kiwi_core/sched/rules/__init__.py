@@ -1,0 +1,1 @@
+"""What each event changes, and what the settle pass decides after it."""
