@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kiwi_core.errors import CallerError
 from kiwi_core.movers import Movers, RemoteDriver, RemoteGpu
 from kiwi_core.movers.remote import gpus
-from kiwi_core.pager.checkpoint import CheckpointPager
+from kiwi_core.pager.checkpoint.pager import CheckpointPager
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

@@ -53,8 +53,8 @@ from kiwi_core.errors import CallerError
 from kiwi_core.gpu.processes import boot_id
 from kiwi_core.movers import RemoteDriver
 from kiwi_core.pager.api import ProcessRef
-from kiwi_core.pager.checkpoint import CheckpointPager
-from kiwi_core.pager.sessions import SessionPager
+from kiwi_core.pager.checkpoint.pager import CheckpointPager
+from kiwi_core.pager.router import SessionPager
 from kiwi_core.peer_limits import (
     PROGRAMS,
     QUEUE_PLACES,

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from kiwi_core.errors import CallerError
 from kiwi_core.movers import Movers, RemoteGpu
 from kiwi_core.movers.remote import gpus
-from kiwi_core.pager.fitness import MIG, unfit, unreached
+from kiwi_core.pager.checkpoint.fitness import MIG, unfit, unreached
 from kiwi_core.states import Residency
 
 if TYPE_CHECKING:
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.gpu.processes import ProcessRef
-    from kiwi_core.pager.fitness import Unfit
+    from kiwi_core.pager.checkpoint.fitness import Unfit
     from kiwi_core.pager.linked import Links
 
 

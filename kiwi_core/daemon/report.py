@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.members import Member, Members
     from kiwi_core.daemon.peers import Peer, Rights
     from kiwi_core.gpu.nvml import GpuInfo
-    from kiwi_core.pager.sessions import SessionPager
+    from kiwi_core.pager.router import SessionPager
     from kiwi_core.sched.scheduler import Scheduler
     from kiwi_core.sched.view import GpuView, HistoryView, QueueView, SessionView
 

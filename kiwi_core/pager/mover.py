@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Lost, Moved, Refused
+from kiwi_core.pager.checkpoint.ports import Stop, as_stop
+from kiwi_core.pager.checkpoint.room import Reservation
 from kiwi_core.pager.linked import all_yield
-from kiwi_core.pager.ports import Stop, as_stop
-from kiwi_core.pager.room import Reservation
 from kiwi_core.states import Reason, Residency
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Outcome, ProcessMemory, Target
-    from kiwi_core.pager.checkpoint import CheckpointPager
+    from kiwi_core.pager.checkpoint.pager import CheckpointPager
     from kiwi_core.pager.linked import Linked, Links, Step
 
 _ROUNDS_MAX: Final = 8

@@ -18,7 +18,7 @@ from kiwi_core import emulator
 from kiwi_core.gpu import processes
 from kiwi_core.movers import Movers, RemoteDriver, RemoteGpu
 from kiwi_core.pager.api import Lost, Moved, Refused, Target
-from kiwi_core.pager.checkpoint import CheckpointPager
+from kiwi_core.pager.checkpoint.pager import CheckpointPager
 from kiwi_core.states import Reason
 from kiwi_core.units import MIB, NS_PER_S, SessionId
 

@@ -21,14 +21,13 @@ from kiwi_core.gpu.nvml import UtilisationSample
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.gpu.results import cuda_error
 from kiwi_core.movers.errors import died, hung
-from kiwi_core.pager import moving, ports
-from kiwi_core.pager import room as room_module
 from kiwi_core.pager.api import Lost, Target
-from kiwi_core.pager.checkpoint import CheckpointPager
-from kiwi_core.pager.fitness import Kind, Unfit
-from kiwi_core.pager.ports import Stop
-from kiwi_core.pager.room import Footprints, Reservation, Room
-from kiwi_core.pager.survey import UsageMeter
+from kiwi_core.pager.checkpoint.fitness import Kind, Unfit
+from kiwi_core.pager.checkpoint.pager import CheckpointPager, moving, ports
+from kiwi_core.pager.checkpoint.pager import room as room_module
+from kiwi_core.pager.checkpoint.ports import Stop
+from kiwi_core.pager.checkpoint.room import Footprints, Reservation, Room
+from kiwi_core.pager.checkpoint.survey import UsageMeter
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import MIB, SessionId
 

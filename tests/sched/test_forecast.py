@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 from simulation import Simulation, plan_of
-from test_ahead import B, S, state, swap_s, two
+from test_lookahead import B, S, state, swap_s, two
 from world import World
 
 from kiwi_core.sched.forecast import forecast

@@ -30,7 +30,7 @@ from kiwi_core.movers import Movers, RemoteDriver, RemoteGpu
 from kiwi_core.movers.remote import gpus
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Target
-from kiwi_core.pager.checkpoint import CheckpointPager
+from kiwi_core.pager.checkpoint.pager import CheckpointPager
 from kiwi_core.units import SessionId
 
 roots = set()
@@ -59,7 +59,7 @@ def plain(value):
 
 _LINKED = """
 from link_server import LinkServer
-from kiwi_core.pager.sessions import SessionPager
+from kiwi_core.pager.router import SessionPager
 
 server = loop.run(LinkServer.serve({path!r}, {gpu_bytes}))
 pager = Blocking(

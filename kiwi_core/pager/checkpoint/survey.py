@@ -12,7 +12,7 @@ from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.movers import Busy, Hung
-from kiwi_core.pager.stopped import has_driver, why_frozen, why_halted
+from kiwi_core.pager.checkpoint.stopped import has_driver, why_frozen, why_halted
 from kiwi_core.units import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
-    from kiwi_core.pager.ports import Driver, Gpu
-    from kiwi_core.pager.room import Footprints
+    from kiwi_core.pager.checkpoint.ports import Driver, Gpu
+    from kiwi_core.pager.checkpoint.room import Footprints
     from kiwi_core.units import SessionId
 
 _FRESH_NS: Final = 20 * NS_PER_MS

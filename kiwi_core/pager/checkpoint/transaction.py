@@ -14,17 +14,17 @@ from kiwi_core.errors import GpuError
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.movers import Hung
 from kiwi_core.pager.api import Lost, Moved, Refused
-from kiwi_core.pager.holding import Holding, in_state, lost
-from kiwi_core.pager.moving import Moving
-from kiwi_core.pager.ports import Stop, as_stop
+from kiwi_core.pager.checkpoint.holding import Holding, in_state, lost
+from kiwi_core.pager.checkpoint.moving import Moving
+from kiwi_core.pager.checkpoint.ports import Stop, as_stop
 from kiwi_core.states import Reason
 from kiwi_core.units import format_bytes
 
 if TYPE_CHECKING:
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
-    from kiwi_core.pager.holding import Parts
-    from kiwi_core.pager.survey import Member
+    from kiwi_core.pager.checkpoint.holding import Parts
+    from kiwi_core.pager.checkpoint.survey import Member
 
 _ROUNDS_MAX: Final = 3
 """A caller killed in the middle of a driver call leaves one call behind for each process, which

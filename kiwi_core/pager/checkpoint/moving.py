@@ -11,9 +11,9 @@ from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.gpu.results import OPERATING_SYSTEM, OUT_OF_MEMORY
 from kiwi_core.movers import MOVER_DIED, Hung
 from kiwi_core.pager.api import Refused
-from kiwi_core.pager.holding import lost
-from kiwi_core.pager.ports import Stop, as_stop, may_control, refusal
-from kiwi_core.pager.room import Reservation
+from kiwi_core.pager.checkpoint.holding import lost
+from kiwi_core.pager.checkpoint.ports import Stop, as_stop, may_control, refusal
+from kiwi_core.pager.checkpoint.room import Reservation
 from kiwi_core.states import Reason
 from kiwi_core.units import NS_PER_S
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Lost
-    from kiwi_core.pager.holding import Holding, Parts
-    from kiwi_core.pager.survey import Member
+    from kiwi_core.pager.checkpoint.holding import Holding, Parts
+    from kiwi_core.pager.checkpoint.survey import Member
 
 _SCRUBBED_POLL_S: Final = 0.02
 _SCRUBBED_AFTER_S: Final = 2.0

@@ -19,10 +19,10 @@ from kiwi_core.config import DEFAULTS
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Refused, worst
-from kiwi_core.pager.continuing import continued
+from kiwi_core.pager.checkpoint.continuing import continued
+from kiwi_core.pager.checkpoint.ports import Stop, refusal
 from kiwi_core.pager.linked import all_out, all_yield
 from kiwi_core.pager.mover import Mover, is_owned
-from kiwi_core.pager.ports import Stop, refusal
 from kiwi_core.states import MovedBy, Reason, Residency
 from kiwi_core.units import NS_PER_S
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Moved, Observation, Outcome, ProcessMemory, Target
-    from kiwi_core.pager.checkpoint import CheckpointPager
+    from kiwi_core.pager.checkpoint.pager import CheckpointPager
     from kiwi_core.pager.linked import Linked, Links, Told
     from kiwi_core.units import SessionId
 

@@ -18,8 +18,8 @@ from kiwi_core.gpu import processes
 from kiwi_core.gpu.driver import CheckpointState
 from kiwi_core.movers import Busy, Hung
 from kiwi_core.pager.api import Lost, Refused
-from kiwi_core.pager.ports import Stop, refusal
-from kiwi_core.pager.stopped import why_stopped
+from kiwi_core.pager.checkpoint.ports import Stop, refusal
+from kiwi_core.pager.checkpoint.stopped import why_stopped
 from kiwi_core.states import Reason
 from kiwi_core.units import NS_PER_MS, format_bytes
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
-    from kiwi_core.pager.fitness import RestoreFailures, Unmovable
-    from kiwi_core.pager.ports import Driver, Gpu
-    from kiwi_core.pager.room import Footprints, Room
-    from kiwi_core.pager.survey import Member, Survey
+    from kiwi_core.pager.checkpoint.fitness import RestoreFailures, Unmovable
+    from kiwi_core.pager.checkpoint.ports import Driver, Gpu
+    from kiwi_core.pager.checkpoint.room import Footprints, Room
+    from kiwi_core.pager.checkpoint.survey import Member, Survey
 
 _ROUNDS_MAX: Final = 8
 """Looks for processes that started while others were being locked; a locked parent starts few."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Refused
-from kiwi_core.pager.ports import Stop
-from kiwi_core.pager.stopped import why_stopped
+from kiwi_core.pager.checkpoint.ports import Stop
+from kiwi_core.pager.checkpoint.stopped import why_stopped
 from kiwi_core.states import Reason
 from kiwi_core.units import MIB, NS_PER_MS, NS_PER_S, format_bytes
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.config import Config
     from kiwi_core.gpu.processes import ProcessRef
-    from kiwi_core.pager.ports import Gpu
+    from kiwi_core.pager.checkpoint.ports import Gpu
 
 _POLL_MIN_NS: Final = 2 * NS_PER_MS
 _POLL_MAX_NS: Final = 100 * NS_PER_MS

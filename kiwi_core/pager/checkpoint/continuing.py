@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from kiwi_core.gpu import processes
-from kiwi_core.pager.stopped import BY_SIGNAL, why_stopped
+from kiwi_core.pager.checkpoint.stopped import BY_SIGNAL, why_stopped
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
