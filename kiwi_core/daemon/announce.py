@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kiwi_core.daemon.desk import Desk
+    from kiwi_core.daemon.connections import Connections
     from kiwi_core.daemon.report import Reporter
     from kiwi_core.daemon.steps import Step
 
@@ -26,8 +26,8 @@ REPEAT_S = 1.0
 
 
 class Announcer:
-    def __init__(self, desk: Desk, reporter: Reporter) -> None:
-        self._desk = desk
+    def __init__(self, connections: Connections, reporter: Reporter) -> None:
+        self._connections = connections
         self._reporter = reporter
         self._loop = asyncio.get_running_loop()
         self._due: asyncio.TimerHandle | None = None
@@ -58,7 +58,7 @@ class Announcer:
         return bool(words)
 
     def _tell_watchers(self) -> bool:
-        watchers = self._desk.watchers
+        watchers = self._connections.watchers
         lines: dict[tuple[int, int], bytes] = {}  # the reader's rights make the only difference
         for connection in watchers:
             if connection.choked:

@@ -5,26 +5,22 @@ Knows connections and members; leaves every decision about the GPU to the schedu
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiwi_core import __version__
 from kiwi_core.daemon.link_desk import LinkMessage
-from kiwi_core.errors import CallerError, PeerError
-from kiwi_core.peer_limits import WATCHES
+from kiwi_core.errors import PeerError
 from kiwi_core.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from kiwi_core.daemon.admission import Admission
     from kiwi_core.daemon.connection import Connection
+    from kiwi_core.daemon.connections import Connections
     from kiwi_core.daemon.link_desk import LinkDesk
+    from kiwi_core.daemon.metrics_report import MetricsReporter
     from kiwi_core.daemon.report import Reporter
     from kiwi_core.daemon.session_desk import SessionDesk
-    from kiwi_core.daemon.shares import Shares
     from kiwi_core.daemon.usage_report import UsageReporter
     from kiwi_core.daemon.wishes import Wishes
     from kiwi_core.gpu.nvml import GpuInfo
@@ -32,28 +28,21 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, repr=False)
 class Desk:
-    shares: Shares
-    _admission: Admission
+    connections: Connections
     _gpu: GpuInfo
     _emulation: m.Emulation | None
     sessions: SessionDesk
     links: LinkDesk
     wishes: Wishes
-    connections: set[Connection] = field(default_factory=set)
     closing: bool = False
-    taken: int = 0
-    """Connections since the start; ``ended`` by the code of the fatal error that ended them."""
-    ended: Counter[str] = field(default_factory=Counter)
     reporter: Reporter = field(init=False)
     usage: UsageReporter = field(init=False)
-    metrics: Callable[[], m.MetricsReport] = field(init=False)
+    metrics: MetricsReporter = field(init=False)
 
     # --- Receiver -------------------------------------------------------------------------------
 
     def connected(self, connection: Connection) -> None:
         self.connections.add(connection)
-        self._admission.connected(connection)
-        self.taken += 1
 
     def received(self, connection: Connection, message: m.ClientMessage) -> None:
         if self.closing and not isinstance(message, LinkMessage):
@@ -82,46 +71,26 @@ class Desk:
     ) -> None:
         if isinstance(message, m.GetStatus):
             if message.watch:
-                self._watch(connection)
+                self.connections.watch(connection)
             connection.send_line(self.reporter.status_line(connection.peer))
         elif isinstance(message, m.GetStory):
             connection.send(self.reporter.story(connection.peer, message.session))
         elif isinstance(message, m.GetHistory):
             connection.send_line(self.reporter.history_line(connection.peer, message.since))
         elif isinstance(message, m.GetMetrics):
-            connection.send(self.metrics())
+            connection.send(self.metrics.report())
         elif isinstance(message, m.GetUsage):
             self.usage.answer(connection, message)
         else:
             connection.send(m.Pong())
 
-    def _watch(self, connection: Connection) -> None:
-        if connection.watching:
-            return
-        watches, uid = self.shares[WATCHES], connection.peer.uid
-        if not watches.may(uid):
-            raise CallerError(
-                "busy",
-                "You watch this GPU from as many connections as you may.",
-                "Close some of them, or ask without `watch` now and then.",
-            )
-        watches.take(uid)
-        connection.watching = True
-
     def disconnected(self, connection: Connection) -> None:
-        self.connections.discard(connection)
-        self._admission.left(connection)
-        if connection.watching:
-            self.shares[WATCHES].give_back(connection.peer.uid)
+        self.connections.remove(connection)
         self.links.disconnected(connection)
         self.sessions.disconnected(connection, closing=self.closing)
 
     def turned_away(self, code: str) -> None:
-        self.ended[code] += 1
-
-    @property
-    def watchers(self) -> list[Connection]:
-        return [c for c in self.connections if c.watching]
+        self.connections.ended[code] += 1
 
     def close_all(self, *, but_held: bool = False) -> None:
         """The daemon is leaving: no events from the connections any more. ``but_held``: those whose
@@ -131,11 +100,10 @@ class Desk:
         kept: set[Connection] = set()
         if but_held:
             kept = self.sessions.held() | self.links.connections()
-        for connection in self.connections - kept:
-            connection.close()
+        self.connections.close(but=kept)
 
     def _hello(self, connection: Connection, hello: m.Hello) -> None:
-        self._admission.greeted(connection)
+        self.connections.greeted(connection)
         member = linked = None
         if self._emulation is not None and hello.role is not m.Role.OBSERVER:
             _refuse_real_driver(hello.cuda_library, self._emulation)

@@ -18,6 +18,7 @@ from kiwi_core.daemon.announce import Announcer
 from kiwi_core.daemon.bookkeeper import Bookkeeper
 from kiwi_core.daemon.claim import Claim
 from kiwi_core.daemon.connection import Connection
+from kiwi_core.daemon.connections import Connections
 from kiwi_core.daemon.core import Core
 from kiwi_core.daemon.desk import Desk
 from kiwi_core.daemon.gates import Gates
@@ -32,7 +33,7 @@ from kiwi_core.daemon.links import Links
 from kiwi_core.daemon.members import Member, Members
 from kiwi_core.daemon.messenger import Messenger
 from kiwi_core.daemon.metrics import Tally
-from kiwi_core.daemon.metrics_report import metrics_report
+from kiwi_core.daemon.metrics_report import MetricsReporter
 from kiwi_core.daemon.observer import Observer
 from kiwi_core.daemon.orphans import Orphans
 from kiwi_core.daemon.peers import Rights
@@ -142,8 +143,8 @@ class GpuDaemon:
         observing.add_done_callback(_must_not_end)
         log.info("ready", gpu=self._options.gpu_uuid, socket=str(path))
         self._unused = Unused(
-            self._options.asked.end_unused_after_s or 0.0, address, self._desk, self._members,
-            self._links, self._core.operations, self._orphans, _tell_supervisor,
+            self._options.asked.end_unused_after_s or 0.0, address, self._connections,
+            self._members, self._links, self._core.operations, self._orphans, _tell_supervisor,
         )  # fmt: skip
         _tell_supervisor("ready")
         looking = asyncio.create_task(self._unused.watch(), name="looking whether it is unused")
@@ -205,6 +206,7 @@ class GpuDaemon:
         self._shares_warning = shares.warning()
         self._turns = Turns(shares)
         self._admission = Admission(shares, self._turns)
+        self._connections = Connections(self._admission, shares)
         self._core = Core(
             scheduler, self._members, self._pager, journal, self._roster,
             last_op=roster.next_op - 1,
@@ -240,17 +242,17 @@ class GpuDaemon:
             errors=self._errors, emulated=options.emulation is not None,
         )  # fmt: skip
         self._members.remembered = scheduler.remembered
+        wishes = Wishes(
+            config, self._members, rights, self._core, shares[RELEASES], self._roster.save
+        )
         self._desk: Desk = Desk(
-            shares, self._admission, machine.gpu, options.emulation,
-            sessions=self._sessions, links=self._link_desk,
-            wishes=Wishes(
-                config, self._members, rights, self._core, shares[RELEASES], self._roster.save
-            ),
+            self._connections, machine.gpu, options.emulation,
+            sessions=self._sessions, links=self._link_desk, wishes=wishes,
         )  # fmt: skip
         self._desk.reporter = reporter
-        self._desk.metrics = partial(
-            metrics_report, machine.gpu, self._core, tally, self._desk, self._observer, journal,
-            self._budget, emulated=options.emulation is not None, began_ns=time.monotonic_ns(),
+        self._desk.metrics = MetricsReporter(
+            machine.gpu, self._core, tally, self._connections, self._sessions, wishes, shares,
+            self._observer, journal, self._budget, options.emulation is not None,
         )  # fmt: skip
         ledger = Ledger(Path(options.state) / f"{options.gpu_uuid}.usage")
         self._bookkeeper = Bookkeeper(scheduler, self._members, ledger)
@@ -263,7 +265,7 @@ class GpuDaemon:
             tally,
             self._limits,
             self._sessions,
-            Announcer(self._desk, reporter),
+            Announcer(self._connections, reporter),
             self._bookkeeper,
             self._roster,
         ]
@@ -295,7 +297,7 @@ class GpuDaemon:
             lambda member: self._sessions.places.request(member, 0), shares[ROOM_REQUESTS],
             lambda session: session not in self._observer.without_driver,
         )  # fmt: skip
-        self._link_desk = self._sessions.links = LinkDesk(
+        self._link_desk = self._sessions.libraries = LinkDesk(
             self._core, self._links, gates, self._members, self._sessions, self._limits
         )
         return gates

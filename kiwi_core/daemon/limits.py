@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from kiwi_core.units import NS_PER_S
 from kiwi_core.wire.pager import PagerLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     from kiwi_core.daemon.connection import Connection
     from kiwi_core.daemon.host_budget import HostBudget
@@ -116,6 +117,14 @@ class Limits:
         if session is None:
             return None
         return await self.make_room(session, more_bytes, deadline_ns)
+
+    @asynccontextmanager
+    async def room_for(self, those: Sequence[Linked], deadline_ns: int) -> AsyncIterator[None]:
+        claim = await self.before_page_out(those, deadline_ns)
+        try:
+            yield
+        finally:
+            self.done(claim)
 
     async def make_room(
         self, session: SessionId, more_bytes: int, deadline_ns: int

@@ -14,7 +14,7 @@ import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 import structlog
@@ -34,8 +34,8 @@ from kiwi_core.wire.pager import LinkState, PagerAction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from contextlib import AbstractAsyncContextManager as AsyncContextManager
 
-    from kiwi_core.daemon.limits import Limits
     from kiwi_core.daemon.members import Member, Members
     from kiwi_core.daemon.roster import Roster
     from kiwi_core.pager.api import Outcome
@@ -54,6 +54,14 @@ _SHUT: Final = frozenset({Residency.LOCKED, Residency.PAGED_OUT})
 
 ANCESTORS_MAX: Final = 64
 """Of a process: shells in shells in launchers come to a dozen."""
+
+
+class Ram(Protocol):
+    """System RAM, of which a page-out takes some."""
+
+    def room_for(self, those: Sequence[Linked], deadline_ns: int) -> AsyncContextManager[None]:
+        """Wait, for a moment, for the RAM that a page-out of ``those`` takes, and keep it for the
+        page-out until the end."""
 
 
 @dataclass(eq=False, repr=False)
@@ -76,7 +84,7 @@ class Links:
     _ops: Iterator[int] = field(
         default_factory=lambda: itertools.count(time.monotonic_ns() // NS_PER_MS)
     )
-    ram: Limits | None = None
+    ram: Ram | None = None
     """Asked before a page-out for the RAM that it takes, if there is somebody to ask."""
 
     # --- for the pager --------------------------------------------------------------------------
@@ -98,11 +106,8 @@ class Links:
     async def perform(self, those: Sequence[Linked], step: Step, deadline_ns: int) -> list[Outcome]:
         if step != "page-out" or self.ram is None:
             return await self._perform(those, step, deadline_ns)
-        claim = await self.ram.before_page_out(those, deadline_ns)
-        try:
+        async with self.ram.room_for(those, deadline_ns):
             return await self._perform(those, step, deadline_ns)
-        finally:
-            self.ram.done(claim)
 
     async def _perform(
         self, those: Sequence[Linked], step: Step, deadline_ns: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.connection import Connection
     from kiwi_core.daemon.core import Core
     from kiwi_core.daemon.guards import Guards
-    from kiwi_core.daemon.link_desk import LinkDesk
     from kiwi_core.daemon.members import Members
     from kiwi_core.daemon.shares import Share
     from kiwi_core.daemon.steps import Step
@@ -45,6 +44,16 @@ DISCONNECTED_GRACE_S = 10.0
 its burst counts as over, and it leaves Kiwi."""
 
 
+class Libraries(Protocol):
+    """The preloaded libraries of programs."""
+
+    def joined(self, member: Member) -> None:
+        """Give the new session the libraries that belong to it."""
+
+    def speaks_for(self, member: Member) -> bool:
+        """Return whether a library of a process of the session is connected."""
+
+
 class SessionDesk:
     """``priorities`` are classes by user name, as the daemon was started; ``places`` counts those
     in the queue."""
@@ -58,7 +67,7 @@ class SessionDesk:
         self._session_of: dict[Connection, Member] = {}
         self._leaving: dict[Member, Connection | None] = {}
         self.places = QueuePlaces(places, self._line_up)
-        self.links: LinkDesk
+        self.libraries: Libraries
         self.guards: Guards
         self.has_left: Callable[[Target], None]
         """Told of a session that has left Kiwi and lives on."""
@@ -141,7 +150,7 @@ class SessionDesk:
         self._name(member, name, kernel_id)
         self._core.joined(member, self.priority_of(member))
         log.info("session joined", session=member.id, pid=ref.pid, name=member.name)
-        self.links.joined(member)
+        self.libraries.joined(member)
         return member
 
     def admit_linked(self, ref: ProcessRef, uid: int, name: str) -> Member:
@@ -237,7 +246,7 @@ class SessionDesk:
             # It cannot answer: the driver holds it, perhaps with the interpreter's lock.
             self.expect_back(member)
             return
-        if member in self._leaving or self.links.speaks_for(member):
+        if member in self._leaving or self.libraries.speaks_for(member):
             return
         log.info("session did not come back", session=member.id, pid=member.ref.pid)
         self.dismiss(member)

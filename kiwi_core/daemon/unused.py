@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kiwi_core.daemon.address import Address
-    from kiwi_core.daemon.desk import Desk
+    from kiwi_core.daemon.connections import Connections
     from kiwi_core.daemon.links import Links
     from kiwi_core.daemon.members import Members
     from kiwi_core.daemon.operations import Operations
@@ -36,7 +36,7 @@ class Unused:
 
     after_s: float
     _address: Address
-    _desk: Desk
+    _connections: Connections
     _members: Members
     _links: Links
     _operations: Operations
@@ -64,7 +64,7 @@ class Unused:
     def _look(self) -> bool:
         """Return whether nobody has needed the daemon for ``after_s``."""
         if self._is_needed():
-            self._visits, self._since_s = self._desk.taken, self._loop.time()
+            self._visits, self._since_s = self._connections.taken, self._loop.time()
         is_unused = self._loop.time() - self._since_s >= self.after_s > 0
         word = UNUSED if is_unused else USED
         if word != self._word:
@@ -76,8 +76,8 @@ class Unused:
         """Memory that is out belongs to a session, or to what one has left behind. Somebody may
         have come and gone since the last look."""
         return bool(
-            self._desk.taken != self._visits
-            or self._desk.connections
+            self._connections.taken != self._visits
+            or self._connections.open
             or any(True for _ in self._members)
             or self._links
             or self._operations.running

@@ -125,7 +125,7 @@ class Watcher:
 
 
 @dataclass
-class Desk:
+class Connections:
     watchers: list[Watcher]
 
 
@@ -147,7 +147,7 @@ class Slow:
 
 def _announce(watchers: list[Watcher], reporter: Slow, for_s: float, events: int) -> None:
     async def run() -> None:
-        announcer = Announcer(cast("Any", Desk(watchers)), cast("Any", reporter))
+        announcer = Announcer(cast("Any", Connections(watchers)), cast("Any", reporter))
         for _ in range(events):
             announcer.after(Step(ev.DeadlinePassed(), (), (), 0))
             await asyncio.sleep(for_s / events)

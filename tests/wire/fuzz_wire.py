@@ -32,6 +32,7 @@ import structlog
 
 from kiwi_core.config import DEFAULTS
 from kiwi_core.daemon.connection import Connection
+from kiwi_core.daemon.connections import Connections
 from kiwi_core.daemon.desk import Desk
 from kiwi_core.daemon.shares import Shares
 from kiwi_core.daemon.turns import Turns
@@ -177,6 +178,9 @@ class Answers:
     def story(self, _peer: object, _session: str) -> m.Pong:
         return m.Pong()
 
+    def report(self) -> m.Pong:
+        return m.Pong()
+
 
 _SOCKETS = socket.socketpair(socket.AF_UNIX)
 """The credentials of all peers here: this process's own."""
@@ -193,11 +197,11 @@ def conversation(data: bytes, cuts: random.Random, refuses: int) -> tuple[list[A
         anything: Any = recorder
         shares = Shares(AMPLE)
         desk = Desk(
-            shares, anything, GPU, None,
+            Connections(anything, shares), GPU, None,
             sessions=anything, links=anything, wishes=anything,
         )  # fmt: skip
         answers: Any = Answers()
-        desk.reporter, desk.metrics = answers, m.Pong  # type: ignore[assignment]
+        desk.reporter, desk.metrics = answers, answers
         desk.usage = anything
         connection = Connection(desk, DEFAULTS, Turns(shares))
         connection.connection_made(transport)  # type: ignore[arg-type]
@@ -211,10 +215,10 @@ def conversation(data: bytes, cuts: random.Random, refuses: int) -> tuple[list[A
             while connection.choked:
                 connection.resume_writing()
                 loop.run()
-        assert not desk.ended["internal"], "a message was not handled"
+        assert not desk.connections.ended["internal"], "a message was not handled"
         _check_end(transport, recorder)
         connection.connection_lost(None)
-        assert not desk.connections
+        assert not desk.connections.open
         return recorder.messages, transport.said
     finally:
         asyncio._set_running_loop(None)
