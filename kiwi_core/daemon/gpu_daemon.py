@@ -1,4 +1,4 @@
-"""The daemon of one GPU, put together: socket, desk, core, observer, roster, and a clean end."""
+"""The daemon of one GPU, put together: socket, router, core, observer, roster, and a clean end."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from kiwi_core.daemon.address import Address
-from kiwi_core.daemon.admission import Admission, Door
-from kiwi_core.daemon.announce import Announcer
-from kiwi_core.daemon.bookkeeper import Bookkeeper
-from kiwi_core.daemon.claim import Claim
-from kiwi_core.daemon.connection import Connection
-from kiwi_core.daemon.connections import Connections
-from kiwi_core.daemon.core import Core
-from kiwi_core.daemon.desk import Desk
-from kiwi_core.daemon.gates import Gates
-from kiwi_core.daemon.guards import Guards
-from kiwi_core.daemon.host_budget import HostBudget
-from kiwi_core.daemon.journal import Journal
-from kiwi_core.daemon.leaving import everybody_back
-from kiwi_core.daemon.ledger import Ledger
-from kiwi_core.daemon.limits import Limits
-from kiwi_core.daemon.link_desk import LinkDesk
-from kiwi_core.daemon.links import Links
-from kiwi_core.daemon.members import Member, Members
-from kiwi_core.daemon.messenger import Messenger
-from kiwi_core.daemon.metrics import Tally
-from kiwi_core.daemon.metrics_report import MetricsReporter
-from kiwi_core.daemon.observer import Observer
-from kiwi_core.daemon.orphans import Orphans
-from kiwi_core.daemon.peers import Rights
-from kiwi_core.daemon.places import (
+from kiwi_core.daemon.base.address import Address
+from kiwi_core.daemon.base.admission import Admission, Door
+from kiwi_core.daemon.base.claim import Claim
+from kiwi_core.daemon.base.connection import Connection
+from kiwi_core.daemon.base.connections import Connections
+from kiwi_core.daemon.base.peers import Rights
+from kiwi_core.daemon.base.shares import Shares
+from kiwi_core.daemon.base.sockets import (
     OneDaemonLock,
     alone,
     prepare_directory,
     sockets_mode,
 )
-from kiwi_core.daemon.recovery import recover
-from kiwi_core.daemon.report import Reporter
-from kiwi_core.daemon.roster import Remembering, Roster, RosterFile
-from kiwi_core.daemon.session_desk import SessionDesk
-from kiwi_core.daemon.shares import Shares
-from kiwi_core.daemon.turns import Turns
-from kiwi_core.daemon.unused import Unused
-from kiwi_core.daemon.usage_report import UsageReporter
-from kiwi_core.daemon.wishes import Wishes
+from kiwi_core.daemon.base.turns import Turns
+from kiwi_core.daemon.engine.core import Core
+from kiwi_core.daemon.engine.journal import Journal
+from kiwi_core.daemon.engine.messenger import Messenger
+from kiwi_core.daemon.engine.observer import Observer
+from kiwi_core.daemon.engine.tally import Tally
+from kiwi_core.daemon.links.guards import Guards
+from kiwi_core.daemon.links.host_budget import HostBudget
+from kiwi_core.daemon.links.limits import Limits
+from kiwi_core.daemon.links.links import Links
+from kiwi_core.daemon.reports.announce import Announcer
+from kiwi_core.daemon.reports.bookkeeper import Bookkeeper
+from kiwi_core.daemon.reports.ledger import Ledger
+from kiwi_core.daemon.reports.metrics import MetricsReporter
+from kiwi_core.daemon.reports.status import Reporter
+from kiwi_core.daemon.reports.usage import UsageReporter
+from kiwi_core.daemon.roster.members import Member, Members
+from kiwi_core.daemon.roster.roster import Remembering, Roster, RosterFile
+from kiwi_core.daemon.router import Router
+from kiwi_core.daemon.sessions.gates import Gates
+from kiwi_core.daemon.sessions.link_handler import LinkHandler
+from kiwi_core.daemon.sessions.orphans import Orphans
+from kiwi_core.daemon.sessions.recovery import recover
+from kiwi_core.daemon.sessions.requests import RequestHandler
+from kiwi_core.daemon.sessions.session_handler import SessionHandler
+from kiwi_core.daemon.sessions.shutdown import everybody_back
+from kiwi_core.daemon.sessions.unused import Unused
 from kiwi_core.errors import CallerError
 from kiwi_core.gpu.processes import boot_id
 from kiwi_core.movers import RemoteDriver
@@ -73,8 +73,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kiwi_core.config import Config
-    from kiwi_core.daemon.link import Link
-    from kiwi_core.daemon.machine import Machine
+    from kiwi_core.daemon.base.machine import Machine
+    from kiwi_core.daemon.links.link import Link
     from kiwi_core.daemon.options import ChildOptions
     from kiwi_core.pager.api import Target
     from kiwi_core.sched.events import Event, SessionJoined
@@ -130,7 +130,7 @@ class GpuDaemon:
             path,
             lock,
             lambda sock: Door(
-                sock, self._admission, lambda: Connection(self._desk, self._config, self._turns)
+                sock, self._admission, lambda: Connection(self._router, self._config, self._turns)
             ),
             restored=self._address_made_again,
             taken=self.stop,
@@ -211,14 +211,14 @@ class GpuDaemon:
             scheduler, self._members, self._pager, journal, self._roster,
             last_op=roster.next_op - 1,
         )  # fmt: skip
-        self._sessions = SessionDesk(
+        self._sessions = SessionHandler(
             self._members, self._core, dict(options.asked.priorities), shares[QUEUE_PLACES]
         )
         guards = Guards(self._members, self._links, self._feed_observation)
         self._sessions.guards = self._core.guards = guards
         gates = self._link_up(shares)
         self._orphans: Orphans = Orphans(
-            self._pager, self._core.operations, self._links, self._link_desk
+            self._pager, self._core.operations, self._links, self._link_handler
         )
         self._sessions.has_left = self._has_left
         self._observer: Observer = Observer(
@@ -242,21 +242,23 @@ class GpuDaemon:
             errors=self._errors, emulated=options.emulation is not None,
         )  # fmt: skip
         self._members.remembered = scheduler.remembered
-        wishes = Wishes(
+        requests = RequestHandler(
             config, self._members, rights, self._core, shares[RELEASES], self._roster.save
         )
-        self._desk: Desk = Desk(
+        self._router: Router = Router(
             self._connections, machine.gpu, options.emulation,
-            sessions=self._sessions, links=self._link_desk, wishes=wishes,
+            sessions=self._sessions, links=self._link_handler, requests=requests,
         )  # fmt: skip
-        self._desk.reporter = reporter
-        self._desk.metrics = MetricsReporter(
-            machine.gpu, self._core, tally, self._connections, self._sessions, wishes, shares,
+        self._router.reporter = reporter
+        self._router.metrics = MetricsReporter(
+            machine.gpu, self._core, tally, self._connections, self._sessions, requests, shares,
             self._observer, journal, self._budget, options.emulation is not None,
         )  # fmt: skip
         ledger = Ledger(Path(options.state) / f"{options.gpu_uuid}.usage")
         self._bookkeeper = Bookkeeper(scheduler, self._members, ledger)
-        self._desk.usage = UsageReporter(self._bookkeeper, ledger, rights, shares[USAGE_QUESTIONS])
+        self._router.usage = UsageReporter(
+            self._bookkeeper, ledger, rights, shares[USAGE_QUESTIONS]
+        )
         self._core.subscribers = [
             journal,
             Messenger(self._core, self._members),  # who waits for the lease hears of it first
@@ -291,19 +293,19 @@ class GpuDaemon:
         self._pager: SessionPager = SessionPager(checkpoint, self._links, config)
 
     def _link_up(self, shares: Shares) -> Gates:
-        """The preloaded libraries: their desk, and their gates."""
+        """The preloaded libraries: their router, and their gates."""
         gates = Gates(
             self._core, self._links, self._members,
             lambda member: self._sessions.places.request(member, 0), shares[ROOM_REQUESTS],
             lambda session: session not in self._observer.without_driver,
         )  # fmt: skip
-        self._link_desk = self._sessions.libraries = LinkDesk(
+        self._link_handler = self._sessions.libraries = LinkHandler(
             self._core, self._links, gates, self._members, self._sessions, self._limits
         )
         return gates
 
     def _link_died(self, link: Link) -> None:
-        self._link_desk.died(link)
+        self._link_handler.died(link)
         self._observer.look_soon()
 
     def _has_left(self, target: Target) -> None:
@@ -312,7 +314,7 @@ class GpuDaemon:
         if self._links.shut(target.session):
             self._orphans.let_go(target, was_leaving=True)
         else:
-            self._link_desk.left(target.session)
+            self._link_handler.left(target.session)
 
     def _found_again(self, member: Member, event: SessionJoined) -> None:
         self._links.expect_all()  # asking the driver may have taken long
@@ -406,11 +408,11 @@ class GpuDaemon:
     async def _leave(self) -> None:
         self._leaving = self._orphans.closed = True
         self._core.subscribers.remove(self._roster)  # it says how things were before this end
-        self._desk.close_all(but_held=True)
+        self._router.close_all(but_held=True)
         left = await everybody_back(self._core, self._pager, self._members, self._config)
         for session, why in left.items():
             self._sessions.tell_left_out(session, why)
-        self._desk.close_all()
+        self._router.close_all()
         for member in self._members:
             if member.id not in left:
                 self._members.remove(member)

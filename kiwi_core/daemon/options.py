@@ -15,7 +15,7 @@ from kiwi_core.units import seconds_to_ns
 from kiwi_core.wire.messages import Emulation
 
 if TYPE_CHECKING:
-    from kiwi_core.daemon.roster import Roster
+    from kiwi_core.daemon.roster.roster import Roster
 
 
 class DaemonOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,10 +17,10 @@ from msgspec import structs
 from kiwi_core import config, interpreter
 from kiwi_core.client.autostart import STOPPED_NAME
 from kiwi_core.daemon.__main__ import EXIT_CANNOT, EXIT_UNUSED
+from kiwi_core.daemon.base.sockets import prepare_directory, sockets_mode
 from kiwi_core.daemon.emulation import hold_state, prepare
 from kiwi_core.daemon.options import ChildOptions
-from kiwi_core.daemon.places import prepare_directory, sockets_mode
-from kiwi_core.daemon.unused import UNUSED, USED
+from kiwi_core.daemon.sessions.unused import UNUSED, USED
 from kiwi_core.errors import CallerError, KiwiError
 from kiwi_core.gpu import choice, nvml
 from kiwi_core.units import format_bytes

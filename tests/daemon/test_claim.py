@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kiwi_core.daemon import __main__ as process
-from kiwi_core.daemon import claim as claims
-from kiwi_core.daemon.claim import Claim
+from kiwi_core.daemon.base import claim as claims
+from kiwi_core.daemon.base.claim import Claim
+from kiwi_core.daemon.base.sockets import OneDaemonLock, alone, already_running
 from kiwi_core.daemon.gpu_daemon import _must_not_end
-from kiwi_core.daemon.places import OneDaemonLock, alone, already_running
 from kiwi_core.errors import CallerError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ async def _first_and_second(gpu: str) -> None:
 def test_a_daemon_that_starts_elsewhere_gives_up_and_says_why(
     gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kiwi_core.daemon.places.RUNS_AFTER_S", 0.2)
+    monkeypatch.setattr("kiwi_core.daemon.base.sockets.RUNS_AFTER_S", 0.2)
     asyncio.run(_elsewhere(gpu, tmp_path))
 
 

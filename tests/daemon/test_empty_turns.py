@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from kiwi_core.daemon.empty_turns import BACKOFF_MAX_S, BACKOFF_S, EmptyTurns
-from kiwi_core.daemon.gates import Gates
-from kiwi_core.daemon.link import Link
-from kiwi_core.daemon.members import Member
-from kiwi_core.daemon.shares import Shares
-from kiwi_core.daemon.steps import Step
+from kiwi_core.daemon.base.shares import Shares
+from kiwi_core.daemon.base.steps import Step
+from kiwi_core.daemon.links.link import Link
+from kiwi_core.daemon.roster.members import Member
+from kiwi_core.daemon.sessions.empty_turns import BACKOFF_MAX_S, BACKOFF_S, EmptyTurns
+from kiwi_core.daemon.sessions.gates import Gates
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.peer_limits import ROOM_REQUESTS
 from kiwi_core.sched import events as ev

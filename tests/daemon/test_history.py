@@ -11,9 +11,9 @@ from daemon import wait_until
 from talker import Talker
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.daemon.members import DEPARTED_MIN, Member, Members
-from kiwi_core.daemon.peers import Peer, Rights
-from kiwi_core.daemon.report import Reporter
+from kiwi_core.daemon.base.peers import Peer, Rights
+from kiwi_core.daemon.reports.status import Reporter
+from kiwi_core.daemon.roster.members import DEPARTED_MIN, Member, Members
 from kiwi_core.pager.api import ProcessRef
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.scheduler import Scheduler

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kiwi_core.daemon.host_share import SPARED, STEP_BYTES, Holder, divide, who_gives_back
+from kiwi_core.daemon.links.host_share import SPARED, STEP_BYTES, Holder, divide, who_gives_back
 from kiwi_core.units import GIB
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from kiwi_core.cli import main
 from kiwi_core.config import DEFAULTS
-from kiwi_core.daemon import journal as journals
-from kiwi_core.daemon.journal import KEPT, Journal
+from kiwi_core.daemon.engine import journal as journals
+from kiwi_core.daemon.engine.journal import KEPT, Journal
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.replay import JournalHeader, Replay, decode_line, replay
 from kiwi_core.sched.scheduler import Scheduler

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from kiwi_core.daemon import link as links
-from kiwi_core.daemon.link import Call, Link
+from kiwi_core.daemon.links import link as links
+from kiwi_core.daemon.links.link import Call, Link
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Moved, Refused
 from kiwi_core.pager.linked import Told
@@ -18,7 +18,7 @@ from kiwi_core.states import Reason, Residency
 from kiwi_core.wire.pager import PagerAction, PagerDo, PagerDone, PagerOutcome
 
 if TYPE_CHECKING:
-    from kiwi_core.daemon.connection import Connection
+    from kiwi_core.daemon.base.connection import Connection
 
 HELD, RESIDENT = Told(Residency.LOCKED), Told(Residency.RESIDENT)
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kiwi_core.daemon import ledger as ledger_module
-from kiwi_core.daemon.ledger import (
+from kiwi_core.daemon.reports import ledger as ledger_module
+from kiwi_core.daemon.reports.ledger import (
     DAY_S,
     FINE_S,
     HOUR_S,
@@ -187,7 +187,7 @@ def test_one_that_cannot_be_written_whole_is_not_written_at_all(ledger: Ledger) 
 def test_a_writer_that_is_killed_leaves_whole_batches(ledger: Ledger) -> None:
     program = f"""
 import sys
-from kiwi_core.daemon.ledger import Bucket, Ledger
+from kiwi_core.daemon.reports.ledger import Bucket, Ledger
 from kiwi_core.sched.model.accounts import Account
 ledger = Ledger(__import__("pathlib").Path({str(ledger._path)!r}))
 for n in range(10**6):

@@ -12,9 +12,9 @@ from cuda_processes import Worker
 from talker import Talker
 
 from kiwi_core import emulator, preload
-from kiwi_core.daemon.host_budget import HostBudget
-from kiwi_core.daemon.limits import Limits
-from kiwi_core.daemon.link import Link
+from kiwi_core.daemon.links.host_budget import HostBudget
+from kiwi_core.daemon.links.limits import Limits
+from kiwi_core.daemon.links.link import Link
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.linked import Told
 from kiwi_core.states import Residency
@@ -193,7 +193,7 @@ def test_one_that_needs_none_waits_for_nobody() -> None:
 def test_one_that_gives_nothing_back_is_waited_for_a_moment_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kiwi_core.daemon.limits.GIVE_BACK_WITHIN_S", 0.3)
+    monkeypatch.setattr("kiwi_core.daemon.links.limits.GIVE_BACK_WITHIN_S", 0.3)
 
     async def story() -> None:
         machine = Machine(40)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kiwi_core.daemon.links import ANCESTORS_MAX, Links, above
-from kiwi_core.daemon.members import Member, Members, session_id
+from kiwi_core.daemon.links.links import ANCESTORS_MAX, Links, above
+from kiwi_core.daemon.roster.members import Member, Members, session_id
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.processes import ProcessRef
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.daemon import observer
-from kiwi_core.daemon.observer import Observer
+from kiwi_core.daemon.engine import observer
+from kiwi_core.daemon.engine.observer import Observer
 from kiwi_core.testing.fake_pager import FakePager
 from kiwi_core.units import MIB, NS_PER_MS
 

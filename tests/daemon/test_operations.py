@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from blocking import Loop
 
-from kiwi_core.daemon.leaving import NO_ANSWER, bring_back
-from kiwi_core.daemon.operations import Operations
+from kiwi_core.daemon.engine.operations import Operations
+from kiwi_core.daemon.sessions.shutdown import NO_ANSWER, bring_back
 from kiwi_core.pager.api import ProcessRef, Target
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import PageIn, PageOut, Resume, Suspend

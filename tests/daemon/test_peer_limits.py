@@ -22,9 +22,9 @@ from unprivileged import (
 
 from kiwi_core import peer_limits as limits
 from kiwi_core.config import DEFAULTS
-from kiwi_core.daemon.connection import Connection
-from kiwi_core.daemon.shares import Share, Shares
-from kiwi_core.daemon.turns import Turns
+from kiwi_core.daemon.base.connection import Connection
+from kiwi_core.daemon.base.shares import Share, Shares
+from kiwi_core.daemon.base.turns import Turns
 from kiwi_core.peer_limits import PEER_LIMITS, RESERVE, PeerLimit, fitted
 from kiwi_core.units import MIB
 

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from kiwi_core.daemon.address import Address
-from kiwi_core.daemon.admission import Admission, Door
-from kiwi_core.daemon.places import (
+from kiwi_core.daemon.base.address import Address
+from kiwi_core.daemon.base.admission import Admission, Door
+from kiwi_core.daemon.base.shares import Shares
+from kiwi_core.daemon.base.sockets import (
     SOCKET_PATH_MAX,
     OneDaemonLock,
     answers,
     listen,
     prepare_directory,
 )
-from kiwi_core.daemon.shares import Shares
-from kiwi_core.daemon.turns import Turns
+from kiwi_core.daemon.base.turns import Turns
 from kiwi_core.errors import CallerError
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from kiwi_core.daemon.peers import user_name
+from kiwi_core.daemon.base.peers import user_name
 from kiwi_core.states import Priority
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from typing import Any, cast
 import pytest
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.daemon import announce
-from kiwi_core.daemon.announce import Announcer
-from kiwi_core.daemon.members import Member
-from kiwi_core.daemon.peers import Peer, Rights
-from kiwi_core.daemon.report import ANOTHER_USER, Reporter
-from kiwi_core.daemon.steps import Step
+from kiwi_core.daemon.base.peers import Peer, Rights
+from kiwi_core.daemon.base.steps import Step
+from kiwi_core.daemon.reports import announce
+from kiwi_core.daemon.reports.announce import Announcer
+from kiwi_core.daemon.reports.status import ANOTHER_USER, Reporter
+from kiwi_core.daemon.roster.members import Member
 from kiwi_core.errors import CallerError
 from kiwi_core.gpu.nvml import GpuInfo
 from kiwi_core.pager.api import ProcessRef

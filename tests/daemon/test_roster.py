@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.daemon.roster import Roster, RosterEntry, RosterFile
+from kiwi_core.daemon.roster.roster import Roster, RosterEntry, RosterFile
 from kiwi_core.gpu.processes import boot_id
 from kiwi_core.states import AntiThrash, Priority
 

@@ -15,11 +15,11 @@ from shortages import no_descriptor_left
 from talker import Talker
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.daemon.connection import Connection
-from kiwi_core.daemon.links import Links
-from kiwi_core.daemon.members import Members
-from kiwi_core.daemon.shares import Shares
-from kiwi_core.daemon.turns import Turns
+from kiwi_core.daemon.base.connection import Connection
+from kiwi_core.daemon.base.shares import Shares
+from kiwi_core.daemon.base.turns import Turns
+from kiwi_core.daemon.links.links import Links
+from kiwi_core.daemon.roster.members import Members
 from kiwi_core.errors import PeerError, is_full
 from kiwi_core.gpu import processes
 from kiwi_core.units import GIB, KIB

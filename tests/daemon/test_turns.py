@@ -6,8 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from kiwi_core.daemon.shares import Shares
-from kiwi_core.daemon.turns import REQUEST_NS, Turns
+from kiwi_core.daemon.base.shares import Shares
+from kiwi_core.daemon.base.turns import REQUEST_NS, Turns
 from kiwi_core.peer_limits import REQUESTS
 from kiwi_core.units import NS_PER_S
 

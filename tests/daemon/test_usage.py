@@ -13,14 +13,14 @@ from daemon import wait_until
 from somebody import ALICE, BOB, Somebody
 from talker import Talker
 
-from kiwi_core.daemon import bookkeeper as bookkeeper_module
-from kiwi_core.daemon.bookkeeper import THE_REST, Bookkeeper
-from kiwi_core.daemon.ledger import FINE_S, Ledger
-from kiwi_core.daemon.members import Known
-from kiwi_core.daemon.peers import Peer, Rights
-from kiwi_core.daemon.shares import Shares
-from kiwi_core.daemon.steps import Step
-from kiwi_core.daemon.usage_report import ALL_OTHERS, ROWS_MAX, UsageReporter
+from kiwi_core.daemon.base.peers import Peer, Rights
+from kiwi_core.daemon.base.shares import Shares
+from kiwi_core.daemon.base.steps import Step
+from kiwi_core.daemon.reports import bookkeeper as bookkeeper_module
+from kiwi_core.daemon.reports.bookkeeper import THE_REST, Bookkeeper
+from kiwi_core.daemon.reports.ledger import FINE_S, Ledger
+from kiwi_core.daemon.reports.usage import ALL_OTHERS, ROWS_MAX, UsageReporter
+from kiwi_core.daemon.roster.members import Known
 from kiwi_core.errors import CallerError
 from kiwi_core.peer_limits import USAGE_QUESTIONS
 from kiwi_core.sched import events as ev
@@ -314,7 +314,7 @@ def reported(
     path: Path, reader: Peer, totals: dict[tuple[int, str], Account], by: UsageBy
 ) -> list[UsageRow]:
     async def scene() -> list[UsageRow]:
-        from kiwi_core.daemon.ledger import Bucket
+        from kiwi_core.daemon.reports.ledger import Bucket
 
         place = Place(path)
         rows = {Bucket(FINE_S * 5, uid, name): account for (uid, name), account in totals.items()}

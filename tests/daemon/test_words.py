@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kiwi_core.daemon import words
+from kiwi_core.daemon.roster import notices as words
 from kiwi_core.states import Notice, Reason
 
 NEEDS_NO_REMEDY = {

@@ -10,7 +10,7 @@ import pytest
 from simulation import Simulation
 from world import World
 
-from kiwi_core.daemon.metrics import OPERATIONS, Tally, Waits
+from kiwi_core.daemon.engine.tally import OPERATIONS, Tally, Waits
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant, Operation, PageIn, PageOut
 from kiwi_core.sched.model.session import Want

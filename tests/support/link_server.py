@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.daemon.connection import Connection
-from kiwi_core.daemon.links import Links
-from kiwi_core.daemon.peers import process_of
-from kiwi_core.daemon.shares import Shares
-from kiwi_core.daemon.turns import Turns
+from kiwi_core.daemon.base.connection import Connection
+from kiwi_core.daemon.base.peers import process_of
+from kiwi_core.daemon.base.shares import Shares
+from kiwi_core.daemon.base.turns import Turns
+from kiwi_core.daemon.links.links import Links
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Target
 from kiwi_core.units import SessionId
@@ -21,7 +21,7 @@ from kiwi_core.wire.messages import PROTOCOL, Hello, Ping, Pong, Welcome
 from kiwi_core.wire.pager import PagerDone, PagerState
 
 if TYPE_CHECKING:
-    from kiwi_core.daemon.link import Link
+    from kiwi_core.daemon.links.link import Link
     from kiwi_core.gpu.processes import ProcessRef
 
 

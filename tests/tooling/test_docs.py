@@ -18,7 +18,7 @@ from daemon import running_daemon, wait_until
 from traitlets.config import Config
 
 from kiwi_core.cli.app import COMMANDS, _parser
-from kiwi_core.daemon.journal import KEPT
+from kiwi_core.daemon.engine.journal import KEPT
 from kiwi_core.metrics import families
 from kiwi_core.pager.api import Pager
 from kiwi_core.sched.model.policy import Policy
@@ -215,7 +215,7 @@ def lab_sources() -> str:
     """Everything that can put words on JupyterLab's screen, without line breaks in strings."""
     found = [*(ROOT / "labextension/src").rglob("*.ts*"), ROOT / "labextension/schema/plugin.json"]
     found += (ROOT / "kiwi_jupyter/server_ext").glob("*.py")
-    found += [ROOT / "kiwi_core/client/autostart.py", ROOT / "kiwi_core/daemon/words.py"]
+    found += [ROOT / "kiwi_core/client/autostart.py", ROOT / "kiwi_core/daemon/roster/notices.py"]
     return "".join(path.read_text() for path in found)
 
 

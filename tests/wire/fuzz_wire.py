@@ -1,6 +1,6 @@
 """A fuzz target of the daemon's side of the wire: framing, messages, legality and dispatch.
 
-``one_input`` is the target. A real ``Connection`` and a real ``Desk`` take the bytes; behind them
+``one_input`` is the target. A real ``Connection`` and a real ``Router`` take the bytes; behind them
 stand desks that only record. ``make fuzz`` runs it under atheris, guided by coverage, and keeps
 what reaches new code in ``tests/wire/corpus``; ``test_corpus.py`` replays that.
 
@@ -24,18 +24,18 @@ if __name__ == "__main__":
     import atheris
 
     with atheris.instrument_imports(include=["kiwi_core.wire", "kiwi_core.daemon"]):
-        import kiwi_core.daemon.connection
-        import kiwi_core.daemon.desk  # noqa: F401 - and with both all that is under test
+        import kiwi_core.daemon.base.connection
+        import kiwi_core.daemon.router  # noqa: F401 - and with both all that is under test
 
 import msgspec
 import structlog
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.daemon.connection import Connection
-from kiwi_core.daemon.connections import Connections
-from kiwi_core.daemon.desk import Desk
-from kiwi_core.daemon.shares import Shares
-from kiwi_core.daemon.turns import Turns
+from kiwi_core.daemon.base.connection import Connection
+from kiwi_core.daemon.base.connections import Connections
+from kiwi_core.daemon.base.shares import Shares
+from kiwi_core.daemon.base.turns import Turns
+from kiwi_core.daemon.router import Router
 from kiwi_core.errors import CallerError
 from kiwi_core.peer_limits import PEER_LIMITS, REQUESTS
 from kiwi_core.wire import messages as m
@@ -117,8 +117,8 @@ class Transport:
 
 
 class Recorder:
-    """Stands for every desk and reporter behind ``Desk``: it keeps the messages in their order.
-    One in ``refuses`` is refused, as a desk may do with any message."""
+    """Stands for every router and reporter behind ``Router``: it keeps the messages in their order.
+    One in ``refuses`` is refused, as a router may do with any message."""
 
     def __init__(self, refuses: int) -> None:
         self.messages: list[m.ClientMessage] = []
@@ -196,14 +196,14 @@ def conversation(data: bytes, cuts: random.Random, refuses: int) -> tuple[list[A
         # A real one would have other collaborators for each; the recorder is all of them.
         anything: Any = recorder
         shares = Shares(AMPLE)
-        desk = Desk(
+        router = Router(
             Connections(anything, shares), GPU, None,
-            sessions=anything, links=anything, wishes=anything,
+            sessions=anything, links=anything, requests=anything,
         )  # fmt: skip
         answers: Any = Answers()
-        desk.reporter, desk.metrics = answers, answers
-        desk.usage = anything
-        connection = Connection(desk, DEFAULTS, Turns(shares))
+        router.reporter, router.metrics = answers, answers
+        router.usage = anything
+        connection = Connection(router, DEFAULTS, Turns(shares))
         connection.connection_made(transport)  # type: ignore[arg-type]
         transport.choke = connection.pause_writing
         for piece in _pieces(data, cuts):
@@ -215,10 +215,10 @@ def conversation(data: bytes, cuts: random.Random, refuses: int) -> tuple[list[A
             while connection.choked:
                 connection.resume_writing()
                 loop.run()
-        assert not desk.connections.ended["internal"], "a message was not handled"
+        assert not router.connections.ended["internal"], "a message was not handled"
         _check_end(transport, recorder)
         connection.connection_lost(None)
-        assert not desk.connections.open
+        assert not router.connections.open
         return recorder.messages, transport.said
     finally:
         asyncio._set_running_loop(None)

@@ -10,7 +10,7 @@ from kiwi_core import __version__
 from kiwi_core.cli.checks.finding import Finding, fail, ok, warn
 from kiwi_core.cli.common import CONNECT_TIMEOUT_S, observer
 from kiwi_core.client.directory import why_unsafe
-from kiwi_core.daemon.places import SOCKET_PATH_MAX
+from kiwi_core.daemon.base.sockets import SOCKET_PATH_MAX
 from kiwi_core.errors import KiwiError
 from kiwi_core.units import format_bytes
 

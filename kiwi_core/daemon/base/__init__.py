@@ -1,0 +1,1 @@
+"""What every part of the daemon stands on: sockets, connections, peers and their shares, steps."""

@@ -1,0 +1,143 @@
+"""The address of a daemon: its socket, and the directory and the lock that go with it.
+
+A directory in XDG_RUNTIME_DIR ends with its user's last login, one in the temporary directory may
+be cleaned away, while the daemon and the notebooks that it serves go on. So a daemon looks whether
+it can still be found, and makes its address again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from kiwi_core.daemon.base.sockets import OneDaemonLock, listen, prepare_directory, sockets_mode
+from kiwi_core.errors import CallerError
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kiwi_core.daemon.base.admission import Door
+
+log = structlog.get_logger(__name__)
+
+LOOK_EVERY_S: Final = 1.0
+"""A notebook that opens meanwhile waits as long; the look is three system calls."""
+
+
+@dataclass(eq=False, repr=False)
+class Address:
+    """``lock`` is held, and ``serve`` listens at a socket. ``restored`` is called when the address
+    was made again, and ``taken`` when another daemon has it meanwhile."""
+
+    _path: Path
+    _lock: OneDaemonLock
+    _serve: Callable[[socket.socket], Door]
+    restored: Callable[[], None]
+    taken: Callable[[], None]
+    _door: Door | None = None
+    _identity: tuple[int, int] | None = None
+    _directory: int = -1
+    _waits: bool = False
+    """The address cannot be made again at the moment, and that was said."""
+    _look: asyncio.Event = field(default_factory=asyncio.Event)
+    _closed: bool = False
+
+    def open(self) -> None:
+        """Listen. Raises ``CallerError``."""
+        sock = listen(self._path)
+        self._identity = _identity(self._path)
+        self._hold_directory()
+        before, self._door = self._door, self._serve(sock)
+        if before is not None:
+            before.close()
+
+    def is_awaited(self) -> bool:
+        """Return whether somebody has connected and is not accepted yet."""
+        return self._door is not None and self._door.is_awaited()
+
+    def close(self, *, comes_back: bool = True) -> None:
+        """Accept nobody any more, and leave no socket behind. ``comes_back``: this daemon is
+        probably being restarted, so programs that start in the next seconds wait for that."""
+        if self._closed:
+            return
+        self._closed = True  # before Python 3.12, wait_for can swallow the cancellation of keep
+        if comes_back:
+            self._lock.leave()
+        if _identity(self._path) == self._identity:
+            self._path.unlink(missing_ok=True)
+        if self._door is not None:
+            self._door.close()
+
+    def is_found(self) -> bool:
+        """Return whether programs find this daemon now; if not, ``keep`` looks at once."""
+        self._look.set()
+        return self._is_there()
+
+    async def keep(self) -> None:
+        """Make the address again whenever it is gone, until cancelled."""
+        while True:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._look.wait(), LOOK_EVERY_S)
+            self._look.clear()
+            if not (self._closed or self._is_there()):
+                self._make_again()
+
+    def _make_again(self) -> None:
+        try:
+            prepare_directory(self._path.parent, sockets_mode())
+            if not self._lock_again():
+                log.warning("another daemon serves the GPU at this address", path=str(self._path))
+                self.taken()
+                return
+            self.open()
+        except CallerError as error:
+            # The runtime directory comes back with its user's next login.
+            if not self._waits:
+                log.warning("the socket is gone and cannot be made again yet", why=str(error))
+            self._waits = True
+            return
+        self._waits = False
+        log.warning("the socket was gone; made again", path=str(self._path))
+        self.restored()
+
+    def _lock_again(self) -> bool:
+        if not self._lock.is_in_place():
+            lock = OneDaemonLock(self._path.with_suffix(".lock"))
+            if not lock.try_acquire():
+                return False
+            self._lock.close()
+            self._lock = lock
+        return True
+
+    def _is_there(self) -> bool:
+        return (
+            self._identity is not None
+            and _identity(self._path) == self._identity
+            and self._lock.is_in_place()
+        )
+
+    def _hold_directory(self) -> None:
+        """systemd-tmpfiles spares a directory, and what is below it, while somebody has a lock on
+        it (tmpfiles.d(5), "Age")."""
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
+        with suppress(OSError):
+            self._directory = os.open(self._path.parent, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(self._directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

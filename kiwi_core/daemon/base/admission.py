@@ -1,0 +1,217 @@
+"""Who may connect: the accept loop, and the limits on connections that it keeps.
+
+asyncio's own accept loop takes a whole backlog (1,024 connections) at a time and makes a transport
+for each before anything else can happen. This one takes a few in a row, asks the kernel who
+connected, and closes at once what is over its user's share: that costs some ten microseconds, so
+that somebody who connects in a loop is in nobody's way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from kiwi_core.daemon.base.peers import peer_of
+from kiwi_core.errors import NO_MORE, PeerError
+from kiwi_core.peer_limits import ARRIVALS, CONNECTIONS, SILENT
+from kiwi_core.units import NS_PER_MS
+from kiwi_core.wire.framing import encode
+from kiwi_core.wire.messages import Error
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from kiwi_core.daemon.base.connection import Connection
+    from kiwi_core.daemon.base.peers import Peer
+    from kiwi_core.daemon.base.shares import Shares
+    from kiwi_core.daemon.base.turns import Turns
+
+log = structlog.get_logger(__name__)
+
+ACCEPT_NS: Final = 1 * NS_PER_MS
+"""For new connections, before the loop hears those that it has."""
+
+TAKEN_MAX: Final = 8
+"""New connections that are taken (and not closed at once) in a row; each costs some 200 µs more."""
+
+SHORT_PAUSE_S: Final = 1.0
+"""After that, before it is tried again."""
+
+FLOOD_PAUSE_S: Final = 0.003
+"""After a batch of which all were turned away: somebody connects in a loop. Theirs wait in the
+kernel then, and take a quarter of the daemon's time; a newcomer behind a full queue of a thousand
+waits for some 50 ms."""
+
+OLD_NS: Final = 1000 * NS_PER_MS
+"""A connection that has been silent for so long makes way for a newer one of the same user."""
+
+
+class Admission:
+    """Counts connections for their users. ``enter`` comes first, then ``connected``; ``greeted``
+    once its hello has come; ``left`` at the end."""
+
+    def __init__(self, shares: Shares, turns: Turns) -> None:
+        self._shares = shares
+        self._turns = turns
+        self._silent: dict[int, dict[Connection, int]] = {}
+        """By user, oldest first, with the time at which it came."""
+
+    def enter(self, peer: Peer) -> None:
+        """Raises ``PeerError``: "too-many-connections"."""
+        now_ns = time.monotonic_ns()
+        account = self._turns.account(peer.uid)
+        if account.arrivals.empty_ns(now_ns):
+            self._shares[ARRIVALS].refused += 1
+            raise _full("You have opened too many connections to this daemon in a short time.")
+        if not self._shares[CONNECTIONS].may(peer.uid):
+            raise _full("You have as many connections to this daemon as you may have.")
+        if not self._shares[SILENT].may(peer.uid) and not self._replace_oldest(peer.uid, now_ns):
+            raise _full("Too many of your connections to this daemon have not said anything yet.")
+        account.arrivals.spend(1, now_ns)
+        account.connections += 1
+        self._shares[CONNECTIONS].take(peer.uid)
+        self._shares[SILENT].take(peer.uid)
+
+    def connected(self, connection: Connection) -> None:
+        self._silent.setdefault(connection.peer.uid, {})[connection] = time.monotonic_ns()
+
+    def left(self, connection: Connection) -> None:
+        self.greeted(connection)
+        self.undo(connection.peer)
+
+    def undo(self, peer: Peer) -> None:
+        """Of ``enter``."""
+        self._turns.account(peer.uid).connections -= 1
+        self._shares[CONNECTIONS].give_back(peer.uid)
+
+    def never_connected(self, peer: Peer) -> None:
+        self._shares[SILENT].give_back(peer.uid)
+        self.undo(peer)
+
+    def greeted(self, connection: Connection) -> None:
+        uid = connection.peer.uid
+        crowd = self._silent.get(uid, {})
+        if crowd.pop(connection, None) is not None:
+            self._shares[SILENT].give_back(uid)
+        if not crowd:
+            self._silent.pop(uid, None)
+
+    def _replace_oldest(self, uid: int, now_ns: int) -> bool:
+        for oldest, since_ns in self._silent.get(uid, {}).items():
+            if now_ns - since_ns < OLD_NS:
+                return False
+            self.greeted(oldest)
+            oldest.end_with(
+                PeerError("silent", "No hello came; a newer connection takes the place.")
+            )
+            return True
+        return False
+
+
+class Door:
+    """Accepts connections at ``sock``, which listens already, until ``close``."""
+
+    def __init__(
+        self, sock: socket.socket, admission: Admission, connection: Callable[[], Connection]
+    ) -> None:
+        self._sock = sock
+        self._admission = admission
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        self._open()
+
+    def close(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._sock)
+        self._sock.close()
+
+    def is_awaited(self) -> bool:
+        """Return whether somebody has connected and is not accepted yet."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(0) or self._tasks)
+
+    def _open(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._sock, self._accept)
+
+    def _accept(self) -> None:
+        ends_ns = time.monotonic_ns() + ACCEPT_NS
+        taken = 0
+        while taken < TAKEN_MAX:
+            if time.monotonic_ns() >= ends_ns:
+                if not taken:
+                    self._pause_for(FLOOD_PAUSE_S)
+                return
+            try:
+                sock, _ = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._no_more(error)
+                return
+            taken += self._let_in(sock)
+
+    def _no_more(self, error: OSError) -> None:
+        if error.errno not in NO_MORE:
+            raise error
+        log.error("no new connection taken", why=error.strerror)
+        self._pause_for(SHORT_PAUSE_S)
+
+    def _pause_for(self, seconds: float) -> None:
+        self._loop.remove_reader(self._sock)
+        self._pause = self._loop.call_later(seconds, self._open)
+
+    def _let_in(self, sock: socket.socket) -> bool:
+        try:
+            sock.setblocking(False)
+            peer = peer_of(sock)
+            self._admission.enter(peer)
+        except PeerError as error:
+            _turn_away(sock, error)
+            return False
+        except OSError:
+            sock.close()
+            return False
+        task = self._loop.create_task(self._connect(sock, peer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return True
+
+    async def _connect(self, sock: socket.socket, peer: Peer) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._connection, sock)
+        except OSError as error:
+            log.error("connection not taken", why=error.strerror)
+            sock.close()
+            self._admission.never_connected(peer)
+
+
+def _full(message: str) -> PeerError:
+    return PeerError(
+        "too-many-connections",
+        message,
+        "Close programs and notebooks that are no longer needed. Kiwi tries again by itself.",
+    )
+
+
+_LINES: Final[dict[str, bytes]] = {}
+"""What is said to those who are turned away, by the message: it is said often, and quickly."""
+
+
+def _turn_away(sock: socket.socket, error: PeerError) -> None:
+    line = _LINES.get(error.message)
+    if line is None:
+        line = _LINES[error.message] = encode(Error.of(error, fatal=True))
+    with suppress(OSError):
+        sock.send(line)
+    sock.close()

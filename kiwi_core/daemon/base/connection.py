@@ -1,0 +1,292 @@
+"""One connection: bytes to legal messages, messages to bytes, and a limit on both.
+
+Never trusts its peer: a frame that is too long, malformed or out of turn gets an ``error`` and the
+end of the connection; one that does not read what it is sent is dropped. When its messages are
+handled, ``turns`` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+import structlog
+
+from kiwi_core.daemon.base.peers import Peer, peer_of
+from kiwi_core.errors import NO_MORE, CallerError, GpuError, KiwiError, PeerError
+from kiwi_core.peer_limits import INBOX_BYTES, OUTBOX_BYTES, UNHANDLED_LINE_BYTES
+from kiwi_core.units import KIB, NS_PER_S
+from kiwi_core.wire.framing import FrameReader, decode_client, encode
+from kiwi_core.wire.legality import Conversation
+from kiwi_core.wire.messages import Error
+
+if TYPE_CHECKING:
+    import socket
+
+    from kiwi_core.config import Config
+    from kiwi_core.daemon.base.turns import Turns
+    from kiwi_core.wire.messages import ClientMessage, DaemonMessage
+
+log = structlog.get_logger(__name__)
+
+
+class Receiver(Protocol):
+    """What a connection reports to. ``received`` may raise a ``KiwiError``: it is answered."""
+
+    def connected(self, connection: Connection) -> None: ...
+    def received(self, connection: Connection, message: ClientMessage) -> None: ...
+    def disconnected(self, connection: Connection) -> None: ...
+    def turned_away(self, code: str) -> None: ...
+
+
+FLUSH_WITHIN_S: Final = 5.0
+"""A connection that is being closed gets its last words across in this time, or never."""
+
+UNREAD_BYTES: Final = 16 * KIB
+"""Of answers, beyond what the kernel holds: with more, nothing is taken from the peer until it
+reads. Some hundred ordinary answers."""
+
+_SHORT: Final = PeerError(
+    "too-many-connections",
+    "The daemon is short of descriptors or memory.",
+    "Kiwi tries again by itself.",
+)
+"""Clients take this for a full daemon: they wait, and do not go on without one."""
+
+_TOO_MUCH: Final = PeerError(
+    "too-much-unread",
+    "Your programs have sent this daemon more than it may hold for you.",
+    "Wait for answers before you ask more.",
+)
+
+
+class Connection(asyncio.Protocol):
+    """``peer`` is known from the first moment; ``session`` is set by the receiver."""
+
+    def __init__(self, receiver: Receiver, config: Config, turns: Turns) -> None:
+        self._receiver = receiver
+        self._config = config
+        self._turns = turns
+        self._reader = FrameReader(config.request_max_bytes)
+        self._conversation = Conversation()
+        self._transport: asyncio.Transport | None = None
+        self._accepted = False
+        self.choked = False
+        """It has not read what it was sent; what is sent now only waits with the rest."""
+        self._unread = b""
+        """Received, and not cut into lines yet; at most what one read brings, since reading stops
+        meanwhile."""
+        self._lines: deque[bytes | PeerError] = deque()
+        """Of what was received after that, what is not handled yet."""
+        self._in_line = False
+        """Its turn comes, or it sleeps until it may have one."""
+        self._inbox = _Held(turns, INBOX_BYTES)
+        self._outbox = _Held(turns, OUTBOX_BYTES)
+        self._silence: asyncio.TimerHandle | None = None
+        self.peer = Peer(0, -1, -1)
+        self.watching = False
+
+    # --- asyncio.Protocol -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=UNREAD_BYTES)
+        sock = cast("socket.socket", transport.get_extra_info("socket"))
+        try:
+            self.peer = peer_of(sock)
+            self.account = self._turns.account(self.peer.uid)
+            self.bucket = self._turns.bucket()
+            self._receiver.connected(self)
+        except KiwiError as error:
+            self.end_with(error)
+        except OSError:
+            self.abort()
+        else:
+            self._accepted = True
+            self._listen_for_hello()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._in_line and not self.choked:
+            began_ns = time.monotonic_ns()
+            if self._turns.now(self, began_ns):
+                line = self._reader.only_line(data)
+                if line is not None:  # as nearly always: spare the waiter the rest
+                    began_cpu_ns = time.thread_time_ns()
+                    self._attempt(line)
+                    self._turns.paid(self, began_ns, began_cpu_ns)
+                    return
+        self._unread += data
+        self._line_up()
+
+    def pause_writing(self) -> None:
+        """Its answers pile up: take nothing more from it until it has read them."""
+        self.choked = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.choked = False
+        self._outbox.now(self.peer.uid, 0)
+        self._line_up()
+
+    # --- its turn (see ``turns.Talker``) --------------------------------------------------------
+
+    def _line_up(self) -> None:
+        if self._in_line or self.closed or self.choked:
+            return
+        assert self._transport is not None
+        self._transport.pause_reading()
+        held_bytes = len(self._unread) + self._reader.held_bytes
+        if not self._inbox.now(self.peer.uid, held_bytes):
+            self.end_with(_TOO_MUCH)
+            return
+        self._in_line = True
+        self._turns.line_up(self)
+
+    def ready(self) -> bool:
+        if self.choked or self.closed:
+            return False
+        while self._unread and not self._lines:
+            some = self._unread[:UNHANDLED_LINE_BYTES]
+            self._unread = self._unread[UNHANDLED_LINE_BYTES:]
+            try:
+                self._lines.extend(self._reader.feed(some))
+            except PeerError as error:
+                self._lines.append(error)  # after the good lines before it
+        return bool(self._lines)
+
+    def handle_next(self) -> None:
+        self._attempt(self._lines.popleft())
+
+    def caught_up(self) -> None:
+        self._in_line = False
+        if self.choked or self.closed:
+            return  # what is left is handled once it has read its answers, or never
+        self._inbox.now(self.peer.uid, self._reader.held_bytes)
+        assert self._transport is not None
+        self._transport.resume_reading()
+
+    def _attempt(self, line: bytes | PeerError) -> None:
+        """Takes ``line``; what it leads to, the others do not notice."""
+        try:
+            if isinstance(line, PeerError):
+                raise line
+            self._take(line)
+        except PeerError as error:
+            log.info("peer broke the protocol", code=error.code, pid=self.peer.pid)
+            self.end_with(error)
+        except Exception as error:
+            # Whatever one client makes us stumble over must not cost the others their daemon.
+            if _is_shortage(error):
+                log.error("message refused in a shortage", why=str(error), pid=self.peer.pid)
+                self.end_with(_SHORT)
+                return
+            log.exception("message not handled", pid=self.peer.pid)
+            self.end_with(PeerError("internal", "The daemon failed on this message."))
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._transport = None
+        self._heard()
+        self._unread = b""
+        self._lines.clear()
+        self._inbox.now(self.peer.uid, 0)
+        self._outbox.now(self.peer.uid, 0)
+        if self._accepted:
+            self._accepted = False
+            self._receiver.disconnected(self)
+
+    # --- for the receiver -----------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def send(self, message: DaemonMessage) -> None:
+        """Queues ``message``; a peer that has not read ``outbox_max_bytes`` is dropped."""
+        self.send_line(encode(message))
+
+    def send_line(self, line: bytes) -> None:
+        """Like ``send``, for a message that many get."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        transport.write(line)
+        if self.choked:
+            self._count_unread(transport.get_write_buffer_size())
+
+    def _count_unread(self, held_bytes: int) -> None:
+        within = held_bytes <= self._config.outbox_max_bytes
+        if not within or not self._outbox.now(self.peer.uid, held_bytes):
+            log.warning("peer does not read; dropped", pid=self.peer.pid)
+            self.abort()
+
+    def close(self) -> None:
+        """Ends the connection once everything queued was sent, or soon if that is never."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.close()
+            asyncio.get_running_loop().call_later(FLUSH_WITHIN_S, self.abort)
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _listen_for_hello(self) -> None:
+        within_s = self._config.hello_within_ns / NS_PER_S
+        self._silence = asyncio.get_running_loop().call_later(within_s, self._never_spoke)
+
+    def _never_spoke(self) -> None:
+        if self._in_line:  # it has said something, and its turn has not come
+            self._listen_for_hello()
+        else:
+            self.end_with(PeerError("silent", "No hello came on this connection."))
+
+    def _heard(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
+    def _take(self, line: bytes) -> None:
+        message = decode_client(line)
+        try:
+            self._conversation.says(message)
+            if self._silence is not None:
+                self._heard()
+            self._receiver.received(self, message)
+        except CallerError as error:
+            self.send(Error.of(error))
+
+    def end_with(self, error: KiwiError) -> None:
+        self._receiver.turned_away(error.code)
+        self.send(Error.of(error, fatal=True))
+        self.close()
+
+
+class _Held:
+    """Bytes of one connection that count in its user's share."""
+
+    __slots__ = ("_bytes", "_share")
+
+    def __init__(self, turns: Turns, name: str) -> None:
+        self._share = turns.shares[name]
+        self._bytes = 0
+
+    def now(self, uid: int, held_bytes: int) -> bool:
+        """It holds so many from now on; false: its user may not, and it counts as none."""
+        if held_bytes == self._bytes:
+            return True
+        self._share.give_back(uid, self._bytes)
+        may = held_bytes < self._bytes or self._share.may(uid, held_bytes)
+        self._bytes = held_bytes if may else 0
+        self._share.take(uid, self._bytes)
+        return may
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Return whether the daemon has no descriptor or no memory to spare just now."""
+    if isinstance(error, GpuError):
+        return error.code == "process-unreadable"
+    return isinstance(error, OSError) and error.errno in NO_MORE

@@ -1,0 +1,223 @@
+"""Files and directories of a daemon: who owns them, who else may look, and only one daemon each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from kiwi_core.client.directory import why_unsafe
+from kiwi_core.errors import CallerError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kiwi_core.daemon.base.claim import Claim
+
+log = structlog.get_logger(__name__)
+
+SOCKET_PATH_MAX = 107
+"""Bytes of a Unix socket's path that the kernel takes (unix(7))."""
+
+BACKLOG = 1024
+"""Connections that may wait to be accepted: after a restart everybody comes at once."""
+
+RUNS_AFTER_S = 2.0
+"""Another daemon that has the lock, and answers on its socket, for so long is not leaving."""
+
+LOOK_EVERY_S = 0.05
+"""While waiting for an earlier daemon to leave."""
+
+
+def prepare_directory(path: Path, mode: int = 0o700) -> None:
+    """Creates ``path`` with ``mode``, or checks the one that is there.
+
+    Raises ``CallerError``: "unsafe-directory" if somebody else could have put sockets there,
+    "no-directory" if it cannot be made or written to.
+    """
+    try:
+        _make(path, mode)
+        info = path.lstat()
+    except OSError as error:
+        raise CallerError(
+            "no-directory",
+            f"Cannot create {path}: {error.strerror}.",
+            "Name another directory with --socket-dir or KIWI_SOCKET_DIR (for the state: "
+            "--state-dir or KIWI_STATE_DIR).",
+        ) from error
+    if why := why_unsafe(info):
+        raise CallerError(
+            "unsafe-directory",
+            f"{path} {why}: whoever can put files there could pose as the daemon.",
+            f"Run `chmod go-w {path}` if it is for Kiwi alone; else name another one with "
+            "--socket-dir or KIWI_SOCKET_DIR (for the state: --state-dir or KIWI_STATE_DIR).",
+        )
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise CallerError(
+            "no-directory",
+            f"The daemon may not write to {path}.",
+            "Name another directory with --socket-dir or --state-dir.",
+        )
+
+
+def _make(path: Path, mode: int) -> None:
+    """Make ``path`` with ``mode`` if it is not there, and those above it, which anybody may look
+    through, whatever the umask says."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    for each in reversed(missing):
+        try:
+            each.mkdir(mode=0o700)
+        except FileExistsError:
+            continue  # somebody was faster: the caller looks at it
+        each.chmod(mode if each == path else 0o755)
+
+
+def sockets_mode() -> int:
+    """Everybody may look into a root daemon's socket directory: it serves all users, and the
+    credentials of each connection decide what they may do."""
+    return 0o755 if os.getuid() == 0 else 0o700
+
+
+class OneDaemonLock:
+    """Held for the daemon's life; the file says who holds it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+
+    def try_acquire(self) -> bool:
+        """False while another one has it. Raises ``CallerError("no-lock")``."""
+        try:
+            if self._fd < 0:
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._fd = os.open(self._path, flags, 0o600)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES) and self._fd >= 0:
+                return False
+            self.close()
+            raise CallerError(
+                "no-lock",
+                f"Cannot lock {self._path}: {error.strerror}.",
+                "Remove it, or name another directory with --socket-dir or KIWI_SOCKET_DIR.",
+            ) from error
+        with contextlib.suppress(OSError):  # on a full disk the file says nothing; it still locks
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, str(os.getpid()).encode(), 0)
+        return True
+
+    def leave(self) -> None:
+        """Write down, as the file's time, that the daemon leaves now: programs that start in the
+        next seconds wait for the next one."""
+        with contextlib.suppress(OSError):
+            os.utime(self._fd)
+
+    def is_in_place(self) -> bool:
+        """Whether the file that is locked still has its name."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), os.lstat(self._path))
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Give the lock up."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+    def holder(self) -> str:
+        with contextlib.suppress(OSError):
+            return self._path.read_text(errors="replace").strip()
+        return ""
+
+
+def already_running(lock: OneDaemonLock, claim: Claim, socket_path: Path) -> CallerError:
+    pid = claim.holder_pid or lock.holder() or "unknown"
+    elsewhere = claim.holder_path and claim.holder_path != str(socket_path)
+    directory = os.path.dirname(claim.holder_path) if elsewhere else ""
+    return CallerError(
+        "already-running",
+        f"A Kiwi daemon for this GPU is already running (pid {pid}"
+        + (f", its socket is {claim.holder_path})." if elsewhere else ")."),
+        f"Use it: set KIWI_SOCKET_DIR={directory}; or stop it first."
+        if elsewhere
+        else "Use it, or stop it first.",
+    )
+
+
+async def alone(claim: Claim, lock: OneDaemonLock, socket_path: Path, stop: asyncio.Event) -> bool:
+    """Waits for an earlier daemon that is leaving; it may take long. False: ``stop`` is set.
+
+    The claim comes first: a daemon that has it and has lost its directory takes the lock of the new
+    one. Raises ``CallerError("already-running")`` if the other one does not leave at all.
+    """
+    answered_since_s: float | None = None
+    while not (claim.try_take() and lock.try_acquire()):
+        if stop.is_set():
+            return False
+        now_s = time.monotonic()
+        if not (claim.holder_path or answers(socket_path)):
+            if answered_since_s is not None:
+                log.info("waiting for an earlier daemon to leave")
+            answered_since_s = None
+        elif answered_since_s is None:
+            answered_since_s = now_s
+        elif now_s - answered_since_s > RUNS_AFTER_S:
+            raise already_running(lock, claim, socket_path)
+        await asyncio.sleep(LOOK_EVERY_S)
+    return True
+
+
+def answers(path: Path) -> bool:
+    """Does somebody accept connections at the socket ``path``?"""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(0.5)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening socket at ``path``; the caller holds the lock, so one that is there is stale.
+
+    Others may connect only to a root daemon's: another user's processes are out of reach for any
+    other, and credentials decide the rest.
+    """
+    if len(os.fsencode(path)) > SOCKET_PATH_MAX:
+        raise CallerError(
+            "path-too-long",
+            f"The socket's path {path} is longer than {SOCKET_PATH_MAX} bytes.",
+            "Name a shorter directory with --socket-dir or KIWI_SOCKET_DIR.",
+        )
+    try:
+        return _listening(path)
+    except OSError as error:
+        raise CallerError(
+            "no-socket",
+            f"Cannot listen at {path}: {error.strerror}.",
+            "Remove what is there, or name another directory with --socket-dir or KIWI_SOCKET_DIR.",
+        ) from error
+
+
+def _listening(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)
+        os.fchmod(sock.fileno(), 0o600)  # what bind makes has this mode from the beginning
+        sock.bind(str(path))
+        path.chmod(0o666 if os.getuid() == 0 else 0o600)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return sock

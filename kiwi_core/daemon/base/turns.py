@@ -1,0 +1,257 @@
+"""Whose message is handled next: users take turns, so that nobody's flood is anybody else's wait.
+
+A message from a user who has not just had a turn is handled at once, as nearly all are; that costs
+it a microsecond. Others wait in line. The line is served in slices of a millisecond, one user after
+the other, and the event loop hears everybody else between two slices: a newcomer waits for a slice
+or two, whatever a flood is made of.
+
+Each user and each connection has a stock of requests (``Bucket``). One that is used up is not read
+for a while: the kernel then holds the client back, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from kiwi_core.peer_limits import ARRIVALS, REQUESTS
+from kiwi_core.units import NS_PER_MS, NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.daemon.base.shares import Share, Shares
+    from kiwi_core.peer_limits import PeerLimit
+
+SLICE_NS: Final = 1 * NS_PER_MS
+"""A user's turn ends with the message in which it passes this. Some twenty ordinary messages: long
+against going round the event loop (20 µs), short against what anybody notices."""
+
+TURNS_NS: Final = 2 * NS_PER_MS
+"""All turns together, before the loop looks for what else has come."""
+
+REQUEST_NS: Final = NS_PER_MS // 10
+"""A message that takes longer counts as several requests: the status of a thousand sessions is not
+a ``ping``. An ordinary message takes half of this. Only the CPU time of the daemon's thread counts:
+a client is not to blame for programs that keep the daemon from running."""
+
+CONNECTION_PART: Final = 2
+"""One connection has a user's stock and rate over this: a program that runs wild leaves the other
+notebooks of its user their part."""
+
+WAIT_MIN_S: Final = 0.005
+"""Between looks whether an empty stock has something again: ten requests of the full rate."""
+
+ACCOUNTS_MAX: Final = 1024
+"""Users without a connection whose stock is kept in mind until it is full again."""
+
+
+class Bucket:
+    """A stock that is used up and fills by itself. It may be overdrawn by one request."""
+
+    __slots__ = ("_at_ns", "_level", "_most", "_per_ns")
+
+    def __init__(self, most: int, per_s: int) -> None:
+        self._most = self._level = float(most)
+        self._per_ns = per_s / NS_PER_S
+        self._at_ns = 0
+
+    def spend(self, amount: float, now_ns: int) -> None:
+        self._fill(now_ns)
+        self._level -= amount
+
+    def empty_ns(self, now_ns: int) -> int:
+        """How long until there is something in it; 0: there is."""
+        if self._level > 0:
+            return 0
+        self._fill(now_ns)
+        return 0 if self._level > 0 else int(-self._level / self._per_ns) + 1
+
+    def full(self, now_ns: int) -> bool:
+        self._fill(now_ns)
+        return self._level >= self._most
+
+    def _fill(self, now_ns: int) -> None:
+        if self._at_ns:
+            self._level = min(self._most, self._level + (now_ns - self._at_ns) * self._per_ns)
+        self._at_ns = now_ns
+
+
+class Talker(Protocol):
+    """A connection, as seen from here."""
+
+    account: Account
+    bucket: Bucket
+
+    def ready(self) -> bool:
+        """Whether it has something to handle, and may be answered."""
+        ...
+
+    def handle_next(self) -> None:
+        """Handles one message."""
+        ...
+
+    def caught_up(self) -> None:
+        """Nothing is left to handle: it is read again."""
+        ...
+
+
+class Account:
+    """A user. ``waiting`` are the connections whose turn comes with the user's, in order."""
+
+    __slots__ = ("arrivals", "bucket", "connections", "in_line", "spent_ns", "uid", "waiting")
+
+    def __init__(self, uid: int, requests: Bucket, arrivals: Bucket) -> None:
+        self.uid = uid
+        self.bucket = requests
+        self.arrivals = arrivals
+        self.connections = 0
+        self.waiting: deque[Talker] = deque()
+        self.in_line = False
+        """In line, or asleep until its stock has something again."""
+        self.spent_ns = 0
+        """Of this round of the loop."""
+
+
+class Turns:
+    """Lives in the loop's thread. ``now`` and ``paid`` are on the way of every message."""
+
+    def __init__(self, shares: Shares) -> None:
+        self.shares = shares
+        self._requests: Share = shares[REQUESTS]
+        self._limit: PeerLimit = self._requests.limit
+        self._arrivals: PeerLimit = shares[ARRIVALS].limit
+        self._loop = asyncio.get_running_loop()
+        self._accounts: dict[int, Account] = {}
+        self._line: deque[Account] = deque()
+        self._serving = False
+        self._spenders: list[Account] = []
+        self._spent_ns = 0
+
+    # --- users ----------------------------------------------------------------------------------
+
+    def account(self, uid: int) -> Account:
+        found = self._accounts.get(uid)
+        if found is None:
+            if len(self._accounts) >= ACCOUNTS_MAX:
+                self._forget()
+            requests = Bucket(self._limit.per_user, self._limit.per_s)
+            arrivals = Bucket(self._arrivals.per_user, self._arrivals.per_s)
+            found = self._accounts[uid] = Account(uid, requests, arrivals)
+        return found
+
+    def bucket(self) -> Bucket:
+        """Of a new connection."""
+        per_s = self._limit.per_s // CONNECTION_PART
+        return Bucket(self._limit.per_user // CONNECTION_PART, per_s)
+
+    def _forget(self) -> None:
+        """Users who have gone, once their stock is full: coming again must not fill it."""
+        now_ns = time.monotonic_ns()
+        self._accounts = {
+            uid: one
+            for uid, one in self._accounts.items()
+            if one.connections or not (one.bucket.full(now_ns) and one.arrivals.full(now_ns))
+        }
+
+    # --- at once --------------------------------------------------------------------------------
+
+    def now(self, talker: Talker, now_ns: int) -> bool:
+        """Whether the next message of ``talker`` may be handled without standing in line."""
+        account = talker.account
+        return (
+            account.spent_ns < SLICE_NS
+            and self._spent_ns < TURNS_NS
+            and not account.in_line
+            and not account.bucket.empty_ns(now_ns)
+            and not talker.bucket.empty_ns(now_ns)
+        )
+
+    def paid(self, talker: Talker, began_ns: int, began_cpu_ns: int) -> int:
+        """Account for a message of ``talker`` that was handled, and return the time now. Both times
+        are of its beginning: ``began_cpu_ns`` is ``time.thread_time_ns()``."""
+        now_ns = time.monotonic_ns()
+        took_ns = now_ns - began_ns
+        account = talker.account
+        amount = max(1.0, (time.thread_time_ns() - began_cpu_ns) / REQUEST_NS)
+        account.bucket.spend(amount, now_ns)
+        talker.bucket.spend(amount, now_ns)
+        if not self._spent_ns:
+            self._loop.call_soon(self._new_round)
+        if not account.spent_ns:
+            self._spenders.append(account)
+        account.spent_ns += took_ns
+        self._spent_ns += took_ns
+        return now_ns
+
+    def _new_round(self) -> None:
+        for account in self._spenders:
+            account.spent_ns = 0
+        self._spenders.clear()
+        self._spent_ns = 0
+
+    # --- in line --------------------------------------------------------------------------------
+
+    def line_up(self, talker: Talker) -> None:
+        """``talker`` has something to handle that may not be handled at once. It is not in line."""
+        account = talker.account
+        account.waiting.append(talker)
+        if not account.in_line:
+            self._join(account)
+
+    def _join(self, account: Account) -> None:
+        account.in_line = True
+        self._line.append(account)
+        if not self._serving:
+            self._serving = True
+            self._loop.call_soon(self._serve)
+
+    def _serve(self) -> None:
+        ends_ns = time.monotonic_ns() + TURNS_NS
+        while self._line:
+            account = self._line.popleft()
+            account.in_line = False
+            now_ns = self._turn(account)
+            if account.waiting and not account.in_line:
+                account.in_line = True
+                self._line.append(account)
+            if now_ns >= ends_ns:
+                break
+        self._serving = bool(self._line)
+        if self._serving:
+            self._loop.call_soon(self._serve)
+
+    def _turn(self, account: Account) -> int:
+        """One user's turn, one message of each connection after the other. Returns the time now."""
+        now_ns = time.monotonic_ns()
+        ends_ns = now_ns + SLICE_NS
+        while account.waiting and now_ns < ends_ns:
+            if wait_ns := account.bucket.empty_ns(now_ns):
+                self._requests.refused += 1
+                account.in_line = True  # asleep
+                self._later(wait_ns, self._join, account)
+                break
+            now_ns = self._one(account, account.waiting.popleft(), now_ns)
+        return now_ns
+
+    def _one(self, account: Account, talker: Talker, now_ns: int) -> int:
+        if not talker.ready():
+            talker.caught_up()
+            return now_ns
+        if wait_ns := talker.bucket.empty_ns(now_ns):
+            self._requests.refused += 1
+            self._later(wait_ns, self.line_up, talker)
+            return now_ns
+        began_cpu_ns = time.thread_time_ns()
+        talker.handle_next()
+        now_ns = self.paid(talker, now_ns, began_cpu_ns)
+        if talker.ready():
+            account.waiting.append(talker)
+        else:
+            talker.caught_up()
+        return now_ns
+
+    def _later(self, wait_ns: int, what: Callable[[Any], None], whom: object) -> None:
+        self._loop.call_later(max(WAIT_MIN_S, wait_ns / NS_PER_S), what, whom)

@@ -1,0 +1,218 @@
+"""The heart of the shell: feeds events to the scheduler, publishes what it orders, and runs the
+operations among that.
+
+There is exactly one timer: for the scheduler's next deadline or the next operation that becomes
+overdue, whichever comes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from kiwi_core.daemon.base.steps import Step
+from kiwi_core.daemon.engine.operations import Operations
+from kiwi_core.errors import CallerError
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.actions import Operation, PageOut
+from kiwi_core.states import Residency
+from kiwi_core.units import NS_PER_S, ns_to_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.daemon.base.steps import Subscriber
+    from kiwi_core.daemon.engine.journal import Journal
+    from kiwi_core.daemon.engine.observer import Observer
+    from kiwi_core.daemon.links.guards import Guards
+    from kiwi_core.daemon.roster.members import Member, Members
+    from kiwi_core.daemon.roster.roster import Remembering
+    from kiwi_core.pager.api import Pager
+    from kiwi_core.sched.scheduler import Scheduler
+    from kiwi_core.sched.view import GpuView
+    from kiwi_core.states import Priority
+    from kiwi_core.units import SessionId
+
+log = structlog.get_logger(__name__)
+
+_IN_BURST: Final = CallerError(
+    "in-burst",
+    "This session uses the GPU, waits for it, or is being brought back: nothing was moved.",
+    "Try again when its cell is over.",
+)
+_NO_HOST_MEMORY: Final = CallerError(
+    "no-host-memory",
+    "System RAM has no room for what this session holds in the GPU: nothing was moved.",
+    "Free system RAM, or restart a notebook that is no longer needed.",
+)
+
+
+@dataclass(eq=False, repr=False)
+class Core:
+    """The observer, the guards and the subscribers are set before the first event. The observer
+    reads a session's memory before a burst of it counts as over: what it has taken must be known
+    before others get the room. The roster on disk knows of an operation before it begins."""
+
+    scheduler: Scheduler
+    _members: Members
+    _pager: Pager
+    _journal: Journal
+    _roster: Remembering
+    last_op: int
+    observer: Observer = field(init=False)
+    guards: Guards = field(init=False)
+    operations: Operations = field(init=False)
+    subscribers: list[Subscriber] = field(default_factory=list)
+    """Whom each step is published to, in this order."""
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _timer: asyncio.TimerHandle | None = None
+    _timer_ns: int | None = None
+    _reading: set[SessionId] = field(default_factory=set)
+    """Those that are being looked at because the scheduler does not know what they have left."""
+    _winding_down: bool = False
+
+    def __post_init__(self) -> None:
+        self.operations = Operations(self._pager, self._finished)
+
+    def feed(self, event: ev.Event) -> None:
+        """Tell the scheduler what happened and do what it orders."""
+        now_ns = time.monotonic_ns()
+        actions = self.scheduler.handle(event, now_ns)
+        step = Step(event, actions, self.scheduler.holders, now_ns)
+        for subscriber in self.subscribers:
+            subscriber.after(step)
+        self._rearm()
+        if self.scheduler.waiting:
+            self._read_unread()
+            self.observer.hurry()
+
+    def _read_unread(self) -> None:
+        """Those that wait may do so for what a session has left in the GPU."""
+        for session in self.scheduler.unread:
+            member = self._members.get(session)
+            if member is not None and session not in self._reading:
+                self._reading.add(session)
+                self.observer.after_a_look(member.target, partial(self._reading.discard, session))
+
+    def joined(self, member: Member, priority: Priority | None) -> None:
+        """A new session. What it has in the GPU already must soon be known to be its own: until
+        then it counts as held by a program outside Kiwi, which nobody can move."""
+        self.feed(
+            ev.SessionJoined(session=member.id, residency=Residency.RESIDENT, priority=priority)
+        )
+        self.after_a_look(member, lambda: None)
+
+    def end_burst(self, member: Member, burst: int) -> None:
+        """The burst is over; the scheduler hears of it once the memory that it leaves was read."""
+
+        ended_ns = time.monotonic_ns()
+
+        def ended() -> None:
+            if member.burst == burst:  # asking for the next one has ended it already
+                self.feed(ev.BurstEnded(session=member.id, burst=burst, ended_ns=ended_ns))
+
+        self.after_a_look(member, ended)
+
+    def after_a_look(self, member: Member, go_on: Callable[[], None]) -> None:
+        """Read the memory of ``member``, then call ``go_on``; at once if somebody waits."""
+        self.observer.after_a_look(member.target, go_on)
+        if self.scheduler.waiting:
+            self.observer.hurry()
+
+    def release(self, member: Member, answer: Callable[[CallerError | None], None]) -> None:
+        """Like the end of a burst, and so never before an end that was said earlier. ``answer``
+        gets why nothing is moved, or ``None`` when it is under way."""
+
+        def feed() -> None:
+            if not self.scheduler.may_release(member.id):
+                answer(_IN_BURST)
+                return
+            self.feed(ev.ReleaseRequested(session=member.id))
+            answer(None if self.scheduler.moves_out(member.id) else _NO_HOST_MEMORY)
+
+        self.observer.after_a_look(member.target, feed)
+
+    def view(self) -> GpuView:
+        return self.scheduler.view(time.monotonic_ns())
+
+    def wind_down(self) -> None:
+        """From now on nothing new begins; what runs still reports."""
+        self._winding_down = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._journal.flush()
+
+    # --- operations -----------------------------------------------------------------------------
+
+    def after(self, step: Step) -> None:
+        """Begin the operations that the scheduler orders: the core is a subscriber, too."""
+        for action in step.actions:
+            if not isinstance(action, Operation):
+                continue
+            if self._winding_down:
+                log.info("not begun, the daemon is leaving", op=action.op, session=action.session)
+            else:
+                self._operate(action)
+
+    def _operate(self, action: Operation) -> None:
+        self.last_op = max(self.last_op, action.op)
+        member = self._members.get(action.session)
+        if not isinstance(action, PageOut):  # the pager has that written once it knows the sizes
+            self._roster.save()
+        self._journal.flush()
+        log.info(
+            "operation", op=action.op, what=type(action).__name__, session=action.session,
+            cause=action.cause,
+        )  # fmt: skip
+        if member is None:
+            raise AssertionError(f"operation for a session that is not a member: {action}")
+        self.operations.start(action, member.target)
+
+    def _finished(self, event: ev.Event) -> None:
+        op = event.op  # type: ignore[union-attr]  # only outcomes are posted
+        log.info("outcome", op=op, what=type(event).__name__, **_outcome_facts(event))
+        self.operations.finished(op)
+        self.feed(event)
+
+    # --- the one timer --------------------------------------------------------------------------
+
+    def _rearm(self) -> None:
+        deadlines = (
+            self.scheduler.next_deadline_ns(),
+            self.operations.next_deadline_ns(),
+            self.operations.next_look_ns(),
+        )
+        wanted_ns = min((d for d in deadlines if d is not None), default=None)
+        if wanted_ns == self._timer_ns or self._winding_down:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ns = wanted_ns
+        self._timer = (
+            None if wanted_ns is None else self._loop.call_at(wanted_ns / NS_PER_S, self._ring)
+        )
+
+    def _ring(self) -> None:
+        self._timer = self._timer_ns = None
+        now_ns = time.monotonic_ns()
+        for session, why in self.operations.look(now_ns).items():
+            self.guards.stopped(session, why)
+        for overdue in self.operations.take_overdue(now_ns):
+            log.error("operation overdue", op=overdue.op)
+            self.feed(overdue)
+        self.feed(ev.DeadlinePassed())
+
+
+def _outcome_facts(event: ev.Event) -> dict[str, object]:
+    if isinstance(event, (ev.PagedOut, ev.PagedIn)):
+        seconds = ns_to_seconds(event.elapsed_ns)
+        return {"bytes": event.moved_bytes, "seconds": round(seconds, 3)}
+    if isinstance(event, (ev.PageOutRefused, ev.PageInRefused, ev.SuspendRefused, ev.ResumeFailed)):
+        return {"reason": event.reason.value, "detail": event.detail}
+    return {"detail": getattr(event, "detail", "")}

@@ -1,0 +1,1 @@
+"""The preloaded libraries of programs, and the system RAM that they may hold."""

@@ -1,0 +1,93 @@
+"""Who has Kiwi's gate, and whose process is stopped: what looks at the sessions say about that.
+
+A session is *guarded* while each of its processes that has memory in the GPU is linked: it has the
+library, which puts a gate in front of the driver. A process without GPU memory has nothing that
+could be stopped, so it leaves the session guarded. A client that knows that its own process has no
+gate says so in its hello; then the session is unguarded as soon as the driver knows the process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from kiwi_core.gpu import processes
+from kiwi_core.sched import events as ev
+from kiwi_core.states import Residency
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.daemon.links.links import Links
+    from kiwi_core.daemon.roster.members import Member, Members
+    from kiwi_core.gpu.processes import ProcessRef
+    from kiwi_core.pager.api import Observation, Target
+    from kiwi_core.units import SessionId
+
+log = structlog.get_logger(__name__)
+
+
+class Guards:
+    """Feeds ``GuardChanged``, ``SessionStopped`` and ``SessionContinued`` at each change."""
+
+    def __init__(self, members: Members, links: Links, feed: Callable[[ev.Event], None]) -> None:
+        self._members = members
+        self._links = links
+        self._feed = feed
+
+    def told(self, member: Member, ungated: str) -> None:
+        """Take the word of a client about its own process: why it has no gate; "": it has one, or
+        does not know."""
+        member.ungated = ungated
+        self._settle(member)
+
+    def seen(self, target: Target, seen: Observation) -> None:
+        """Take what a look at a session has found."""
+        member = self._members.get(target.session)
+        if member is None or not seen.alive:
+            return
+        gated = self._gated(member.id)
+        using = {memory.ref for memory in seen.processes if memory.resident_bytes > 0}
+        # One whose memory is out has none in the GPU, and still no gate when it is back.
+        earlier = {ref for ref in member.bare if processes.alive(ref)}
+        member.bare = frozenset((using | earlier) - gated)
+        member.in_driver = bool(seen.processes)
+        self._settle(member)
+        self._settle_stopped(member, seen.stopped)
+
+    def stopped(self, session: SessionId, why: str) -> None:
+        """Take what was found of a session that cannot be looked at just now."""
+        member = self._members.get(session)
+        if member is not None:
+            self._settle_stopped(member, why)
+
+    def _gated(self, session: SessionId) -> set[ProcessRef]:
+        """The processes that have the library. A connection that was lost just now comes back; one
+        that does not is that of a process which runs another program by now (exec)."""
+        return {
+            link.ref
+            for link in self._links.of(session)
+            if link.connected or link.expected or link.told.residency is not Residency.RESIDENT
+        }
+
+    def _settle(self, member: Member) -> None:
+        # What a client says of itself counts once its program uses the driver: without a gate it is
+        # never stopped, and one that only says so must not keep the GPU from others.
+        guarded = not (member.ungated and member.in_driver) and not member.bare
+        if guarded is member.guarded:
+            return
+        member.guarded = guarded
+        pids = sorted(ref.pid for ref in member.bare)
+        log.info("guard changed", session=member.id, guarded=guarded, bare=pids)
+        self._feed(ev.GuardChanged(session=member.id, guarded=guarded))
+
+    def _settle_stopped(self, member: Member, why: str) -> None:
+        if why == member.stopped:
+            return
+        member.stopped = why
+        log.info("stopped" if why else "continued", session=member.id, why=why)
+        if why:
+            self._feed(ev.SessionStopped(session=member.id, why=why))
+        else:
+            self._feed(ev.SessionContinued(session=member.id))

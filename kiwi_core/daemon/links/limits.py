@@ -1,0 +1,191 @@
+"""What the preloaded libraries may hold of the machine's RAM without need.
+
+Who holds what they say themselves; how it is divided, ``host_share`` says. A page-out for which the
+RAM is not there waits, for a moment, until others have given back what they hold only for speed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from kiwi_core.daemon.links.host_budget import holder
+from kiwi_core.daemon.links.host_share import divide, who_gives_back
+from kiwi_core.daemon.links.link import Link
+from kiwi_core.units import NS_PER_S
+from kiwi_core.wire.pager import PagerLimits
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+    from kiwi_core.daemon.base.connection import Connection
+    from kiwi_core.daemon.base.steps import Step
+    from kiwi_core.daemon.links.host_budget import HostBudget
+    from kiwi_core.daemon.links.links import Links
+    from kiwi_core.pager.linked import Linked
+    from kiwi_core.units import SessionId
+
+log = structlog.get_logger(__name__)
+
+REVIEW_S = 0.25
+"""Between reviews: libraries tell what they hold no more often."""
+
+GIVE_BACK_WITHIN_S = 5.0
+"""Giving back a pinned gibibyte takes some ten milliseconds. Who has not by then is frozen."""
+
+DOUBT_AFTER_S = 1.0
+"""Who was asked and has given back nothing in this time is frozen, or has said what is not so: the
+others are asked then, and its word does not count for a while."""
+
+LOOK_AGAIN_S = 0.02
+"""While a page-out waits for that."""
+
+
+@dataclass(eq=False)
+class Claim:
+    """A page-out that waits for RAM, or takes it now. ``left_then_bytes``: how much there was when
+    it began to; ``None``: it waits."""
+
+    session: SessionId
+    more_bytes: int
+    left_then_bytes: int | None = None
+
+    def due_bytes(self, left_bytes: int) -> int:
+        """What it has still to take, as far as can be told from how much is left now."""
+        if self.left_then_bytes is None:
+            return self.more_bytes
+        return max(0, self.more_bytes - max(0, self.left_then_bytes - left_bytes))
+
+
+class Limits:
+    def __init__(self, links: Links, budget: HostBudget) -> None:
+        self._links = links
+        self._budget = budget
+        self._loop = asyncio.get_running_loop()
+        self._told: dict[Link, tuple[Connection, PagerLimits]] = {}
+        self._due: asyncio.TimerHandle | None = None
+        self._claims: set[Claim] = set()
+
+    # --- when something changed -----------------------------------------------------------------
+
+    def after(self, _step: Step) -> None:
+        self.changed()
+
+    def changed(self) -> None:
+        """A library told something new, or an event was handled. Costs nothing where nobody is
+        linked."""
+        if self._links and self._due is None:
+            self._due = self._loop.call_later(REVIEW_S, self._review)
+
+    def _review(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        links = self._links.everybody()
+        self._told = {link: said for link in links if (said := self._told.get(link)) is not None}
+        inside = [link for link in links if link.session is not None]
+        holders = [holder(link) for link in inside]
+        budget_bytes, others_bytes = self._budget.budget_bytes(), self._budget.others_bytes()
+        shares = dict(zip(inside, divide(budget_bytes, others_bytes, holders), strict=True))
+        for link in self._squeezed(inside):
+            shares[link] = holder(link).out_bytes
+        for link in links:
+            self._tell(link, PagerLimits(arena_bytes=shares.get(link, 0)))
+
+    def _tell(self, link: Link, limits: PagerLimits) -> None:
+        """If that is not what it was told last, and once it has said how things are."""
+        connection = link.connection
+        if connection is None or not link.greeted or self._told.get(link) == (connection, limits):
+            return
+        self._told[link] = (connection, limits)
+        connection.send(limits)
+
+    # --- RAM for a page-out ---------------------------------------------------------------------
+
+    async def before_page_out(self, links: Sequence[Linked], deadline_ns: int) -> Claim | None:
+        """All that ``links`` (of one session) own will be moved out. What they hold already is used
+        for that."""
+        more_bytes = sum(
+            max(0, one.told.resident_bytes - holder(one).reclaimable_bytes) for one in links
+        )
+        session = next((link.session for link in links if isinstance(link, Link)), None)
+        if session is None:
+            return None
+        return await self.make_room(session, more_bytes, deadline_ns)
+
+    @asynccontextmanager
+    async def room_for(self, those: Sequence[Linked], deadline_ns: int) -> AsyncIterator[None]:
+        claim = await self.before_page_out(those, deadline_ns)
+        try:
+            yield
+        finally:
+            self.done(claim)
+
+    async def make_room(
+        self, session: SessionId, more_bytes: int, deadline_ns: int
+    ) -> Claim | None:
+        """Waits, for a moment, until ``more_bytes`` of RAM are there for a page-out of ``session``.
+        The claim counts until ``done``. Without success the page-out is tried all the same: its own
+        check is the better one."""
+        if more_bytes <= 0:
+            return None
+        left_s = (deadline_ns - time.monotonic_ns()) / NS_PER_S
+        within_s = max(0.0, min(GIVE_BACK_WITHIN_S, left_s / 2))
+        claim = Claim(session, more_bytes)
+        try:
+            await self._wait(claim, within_s)
+        except asyncio.CancelledError:
+            self.done(claim)
+            raise
+        return claim
+
+    def done(self, claim: Claim | None) -> None:
+        """Its memory is out, or will not be."""
+        if claim is not None:
+            self._claims.discard(claim)
+
+    async def _wait(self, claim: Claim, within_s: float) -> None:
+        self._claims.add(claim)
+        ends_at_s = time.monotonic() + within_s
+        asked: dict[Link, tuple[int, float]] = {}
+        while self._lacking_bytes() > 0 and time.monotonic() < ends_at_s:
+            self._review()
+            if not self._ask_back(asked):
+                break  # nobody holds anything that could be given back
+            await asyncio.sleep(LOOK_AGAIN_S)
+        claim.left_then_bytes = self._budget.left_bytes()
+        self.changed()
+
+    def _ask_back(self, asked: dict[Link, tuple[int, float]]) -> bool:
+        """Whether somebody is asked for memory. ``asked``: what each held, and since when."""
+        squeezed = self._squeezed(self._links.everybody())
+        now_s = time.monotonic()
+        for link in squeezed:
+            holds_bytes = holder(link).reclaimable_bytes
+            held_bytes, since_s = asked.get(link, (holds_bytes + 1, now_s))
+            if holds_bytes < held_bytes:
+                asked[link] = holds_bytes, now_s
+            elif now_s - since_s > DOUBT_AFTER_S:
+                log.warning("memory not given back", pid=link.ref.pid, bytes=holds_bytes)
+                link.doubt()
+        return bool(squeezed)
+
+    def _lacking_bytes(self) -> int:
+        if all(claim.left_then_bytes is not None for claim in self._claims):
+            return 0  # nobody waits
+        left_bytes = self._budget.left_bytes()
+        return sum(claim.due_bytes(left_bytes) for claim in self._claims) - left_bytes
+
+    def _squeezed(self, links: Iterable[Link]) -> list[Link]:
+        """Who shall give back now: nobody whose own memory is on its way out."""
+        lacking_bytes = self._lacking_bytes()
+        if lacking_bytes <= 0:
+            return []
+        claimants = {claim.session for claim in self._claims}
+        others = [link for link in links if link.connected and link.session not in claimants]
+        return [others[i] for i in who_gives_back(lacking_bytes, [holder(x) for x in others])]

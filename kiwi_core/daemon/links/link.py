@@ -1,0 +1,358 @@
+"""One process that has Kiwi's library preloaded: its connection, its last word, and the one thing
+that it is doing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from kiwi_core.gpu import processes
+from kiwi_core.pager.api import Lost, Moved, Refused
+from kiwi_core.pager.linked import Told
+from kiwi_core.states import Reason, Residency
+from kiwi_core.units import NS_PER_S
+from kiwi_core.wire.pager import PagerAction, PagerDo, PagerOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.daemon.base.connection import Connection
+    from kiwi_core.gpu.processes import ProcessRef
+    from kiwi_core.pager.api import Outcome
+    from kiwi_core.units import SessionId
+    from kiwi_core.wire.pager import PagerDone
+
+log = structlog.get_logger(__name__)
+
+ANSWER_GRACE_S = 2.0
+"""Beyond its own time limit for a library to say that it is past: the machine may be busy."""
+
+RECONNECT_WITHIN_S = 5.0
+"""A library that lost its connection comes back within a second, if the process can run at all."""
+
+EXEC_WITHIN_S = 1.0
+"""A program that is replaced by another one (exec) closes its connection. The kernel shows the new
+one within milliseconds."""
+
+MOVE_GRACE_S = 90.0
+"""Beyond its own time limit, for a library in the middle of a move: it first brings back what it
+has begun to move out, for which it takes 60 s at most, and ends copies that are under way. After
+this it counts as stuck, and whoever waits for it goes on."""
+
+DOUBT_S: Final = 60.0
+"""One that was stopped for a while is believed again after this; longer each time."""
+
+DOUBT_MAX_S: Final = 3600.0
+
+FASTEST_BYTES_PER_S: Final = 1_000_000_000_000
+"""No bus to a GPU is faster (NVLink-C2C: 450 GB/s each way); who says so is wrong."""
+
+_AFTER: Final = {
+    PagerAction.HOLD: Residency.LOCKED,
+    PagerAction.FREE: Residency.RESIDENT,
+    PagerAction.PAGE_OUT: Residency.PAGED_OUT,
+    PagerAction.PAGE_IN: Residency.RESIDENT,
+}
+_MOVES: Final = frozenset({PagerAction.PAGE_OUT, PagerAction.PAGE_IN})
+
+
+@dataclass(eq=False)
+class Call:
+    """Something that an operation wants of a library, and waits for."""
+
+    action: PagerAction
+    deadline_ns: int
+    outcome: asyncio.Future[Outcome] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    op: int | None = None
+    """``None``: not sent yet."""
+    out_bytes: int = 0
+    """What was out when it was sent."""
+    sent_ns: int = 0
+
+    def settle(self, outcome: Outcome) -> None:
+        if not self.outcome.done():  # whoever waited may have been cancelled
+            self.outcome.set_result(outcome)
+
+
+@dataclass(eq=False)
+class Link:
+    """``session`` is the one that it belongs to; ``None``: none, and ``off``: the one that it
+    belonged to has left Kiwi. ``gate_open`` is what it was told last on this connection.
+    ``wants_lease``: a call of it waits at the gate. ``image`` is the program that it ran when it
+    connected last (``processes.image_of``); ``above`` are it and its ancestors."""
+
+    ref: ProcessRef
+    uid: int
+    name: str = ""
+    session: SessionId | None = None
+    off: bool = False
+    told: Told = field(default_factory=Told)
+    host_bytes: int = 0
+    """The system RAM that the process really had when it said so."""
+    next_doubt_s: float = DOUBT_S
+    """It is doubted so long when it does not give back what it says it holds only for speed."""
+    doubted_until_s: float = float("-inf")
+    image: str = ""
+    connection: Connection | None = None
+    greeted: bool = False
+    """It has told its state on this connection."""
+    gate_open: bool | None = None
+    wants_lease: bool = False
+    call: Call | None = None
+    unanswered: int | None = None
+    """The move that nobody waits for any more, and whose answer has not come. Until it has, nothing
+    else is sent: an order that waits behind it would be carried out when nobody expects it."""
+    opening: int | None = None
+    """An order to open its gate that was not answered in time. Until it is, or the connection that
+    it was sent on has ended, the gate counts as open: it may open at any moment."""
+    going_out: bool = False
+    """A page-out is ordered, and perhaps not sent yet."""
+    away_since_s: float = float("-inf")
+    """When the connection was lost, or a daemon began that knew of it from the last one."""
+    pidfd: int = -1
+    above: tuple[ProcessRef, ...] = ()
+    owns: bool = True
+    """Its library can move its memory. Else it is only the gate: the driver moves the memory."""
+    next_op: Callable[[], int] = field(default=lambda: 0, repr=False)
+
+    @property
+    def connected(self) -> bool:
+        return self.connection is not None
+
+    @property
+    def expected(self) -> bool:
+        """Not connected, but it will be in a moment: daemons are restarted, libraries are not."""
+        return not self.connected and time.monotonic() - self.away_since_s < RECONNECT_WITHIN_S
+
+    @property
+    def moving(self) -> bool:
+        sent = self.call is not None and self.call.op is not None and self.call.action in _MOVES
+        late = self.unanswered is not None and (self.connected or self.expected)
+        return sent or late
+
+    @property
+    def doubted(self) -> bool:
+        """What it says to hold only for speed does not count as memory that can be had."""
+        return time.monotonic() < self.doubted_until_s
+
+    def doubt(self) -> None:
+        """It was asked to give back memory, and did not."""
+        self.doubted_until_s = time.monotonic() + self.next_doubt_s
+        self.next_doubt_s = min(DOUBT_MAX_S, 2 * self.next_doubt_s)
+
+    # --- its life -------------------------------------------------------------------------------
+
+    def attach(self, connection: Connection) -> Connection | None:
+        """A new connection; the one that it replaces, if any."""
+        old, self.connection = self.connection, connection
+        self._forget_old_program()
+        self.image = processes.image_of(self.ref)
+        self.greeted, self.gate_open, self.wants_lease = False, None, False
+        self.opening = None
+        return old if old is not connection else None
+
+    def lost(self) -> None:
+        """The connection ended. A library that holds its program lets it go then; not so one that
+        is only a gate: it cannot know whether the driver has the process."""
+        self.connection = None
+        self.away_since_s = time.monotonic()
+        self.gate_open, self.wants_lease, self.opening = None, False, None
+        if self.told.residency is Residency.LOCKED and self.owns:
+            self.told = _as(self.told, Residency.RESIDENT)
+        if self.call is not None:
+            _later(RECONNECT_WITHIN_S, self._give_up_if_away, self.call)
+        asyncio.get_running_loop().call_later(EXEC_WITHIN_S, self.forget_if_replaced)
+
+    def died(self) -> None:
+        self.connection = None
+        self.gate_open, self.wants_lease, self.unanswered = None, False, None
+        self.told = Told()
+        if self.call is not None:
+            self._settle(self.call, Refused(Reason.GONE, f"Process {self.ref.pid} has ended."))
+
+    def says(self, told: Told) -> None:
+        """Its state. The first word on a connection also says how an operation came out whose
+        answer was lost with the last one."""
+        if self.told.residency is not Residency.LOST:  # nothing brings that back
+            self.told = self._as_far_as_known(told)
+        if self.greeted:
+            return
+        self.greeted, self.unanswered = True, None
+        call = self.call
+        if call is None:
+            return
+        came_in = call.action is PagerAction.PAGE_IN and told.residency is Residency.RESIDENT
+        if call.op is not None and came_in:
+            # Its answer got lost, and nobody knows how long it took. (A page-out tells its bytes
+            # when it is asked again.)
+            self._settle(call, Moved(call.out_bytes, elapsed_ns=0))
+        else:
+            self._send(call)  # again, if need be: each action may be repeated
+
+    def _as_far_as_known(self, told: Told) -> Told:
+        """It says "held" of a hold that was answered late before it comes to the order to open."""
+        held = told.residency is Residency.LOCKED
+        return _as(told, Residency.RESIDENT) if held and self.opening is not None else told
+
+    # --- its work -------------------------------------------------------------------------------
+
+    def begin(self, call: Call) -> None:
+        if self.call is not None:  # (of the session that it belonged to before, perhaps)
+            detail = f"Process {self.ref.pid} is busy with something else for Kiwi."
+            call.settle(Refused(Reason.LOCK_TIMEOUT, detail))
+            return
+        if self.forget_if_replaced():
+            call.settle(self._gone())
+            return
+        self.call = call
+        if self.greeted and self.connected and self.unanswered is None:
+            self._send(call)
+        else:
+            _later(RECONNECT_WITHIN_S, self._give_up_if_away, call)
+            _later(_left_ns(call) / NS_PER_S + _grace_s(call), self._overdue, call)
+
+    def forget_if_replaced(self) -> bool:
+        """Whether the process has replaced its program by another one (``exec``), which has not
+        connected. What was told is of the old one then. That has ended, and its memory and its gate
+        ended with it."""
+        return not self.connected and self._forget_old_program()
+
+    def _forget_old_program(self) -> bool:
+        if not self.image or processes.image_of(self.ref) in ("", self.image):
+            return False
+        log.info("another program", pid=self.ref.pid, was=self.told.residency.value)
+        self.image, self.told, self.unanswered = "", Told(), None
+        if self.call is not None:
+            self._settle(self.call, self._gone())
+        return True
+
+    def _gone(self) -> Refused:
+        return Refused(Reason.GONE, f"Process {self.ref.pid} has replaced its program.")
+
+    def done(self, answer: PagerDone) -> bool:
+        """False: nobody waits for this answer."""
+        call = self.call
+        if answer.op == self.opening:
+            self.opening = None
+            return False
+        if answer.op == self.unanswered:
+            self._answered_late()
+            return False
+        if call is None or call.op != answer.op:
+            return False
+        if answer.outcome is PagerOutcome.MOVED:
+            self.told = _moved(self.told, call.action, answer.bytes)
+            outcome: Outcome = Moved(answer.bytes, _elapsed_ns(call, answer))
+        elif answer.outcome is PagerOutcome.LOST:
+            self.told = _as(self.told, Residency.LOST)
+            detail = answer.detail or f"The GPU memory of process {self.ref.pid} is lost."
+            outcome = Lost(detail)
+        else:
+            outcome = _refused(answer, self.ref.pid)
+        self._settle(call, outcome)
+        return True
+
+    def _answered_late(self) -> None:
+        self.unanswered = None
+        self.going_out = self.call is not None and self.call.action is PagerAction.PAGE_OUT
+        if self.call is not None:
+            self._send(self.call)
+
+    def _send(self, call: Call) -> None:
+        left_ns = _left_ns(call)
+        call.op, call.out_bytes = self.next_op(), self.told.paged_out_bytes
+        call.sent_ns = time.monotonic_ns()
+        assert self.connection is not None
+        order = PagerDo(op=call.op, action=call.action, within_ns=left_ns)
+        self.connection.send(order)
+        _later(left_ns / NS_PER_S + _grace_s(call), self._overdue, call)
+
+    def _overdue(self, call: Call) -> None:
+        if call is not self.call:
+            return
+        more_s = call.deadline_ns / NS_PER_S + _grace_s(call) - time.monotonic()
+        if more_s > 0:  # it was sent only after this was to be looked at
+            _later(more_s, self._overdue, call)
+            return
+        if call.op is not None and call.action in _MOVES:
+            # It may be in the middle of it: only its own word says how that comes out.
+            self.unanswered = call.op
+        elif call.op is not None and self.connection is not None:
+            self._opens_late(call, self.connection)
+        detail = f"Process {self.ref.pid} did not answer in time (stopped, perhaps)."
+        self._settle(call, Refused(Reason.LOCK_TIMEOUT, detail))
+
+    def _opens_late(self, call: Call, connection: Connection) -> None:
+        """After a ``hold`` or ``free`` that was not answered in time."""
+        if call.action is PagerAction.FREE:
+            self.opening = call.op
+        elif call.action is PagerAction.HOLD:
+            # Queued behind: whenever it gets to it, it lets go at once.
+            self.opening = self.next_op()
+            free = PagerDo(op=self.opening, action=PagerAction.FREE, within_ns=0)
+            connection.send(free)
+        self.told = self._as_far_as_known(self.told)
+
+    def _give_up_if_away(self, call: Call) -> None:
+        if call is self.call and not self.connected:
+            detail = f"Process {self.ref.pid} lost its connection to Kiwi."
+            self._settle(call, Refused(Reason.DRIVER, detail))
+
+    def _settle(self, call: Call, outcome: Outcome) -> None:
+        self.call = None
+        self.going_out = self.going_out and self.unanswered is not None
+        call.settle(outcome)
+
+
+def _later(seconds: float, what: Callable[[Call], object], call: Call) -> None:
+    asyncio.get_running_loop().call_later(seconds, what, call)
+
+
+def _left_ns(call: Call) -> int:
+    return max(0, call.deadline_ns - time.monotonic_ns())
+
+
+def _grace_s(call: Call) -> float:
+    return MOVE_GRACE_S if call.op is not None and call.action in _MOVES else ANSWER_GRACE_S
+
+
+def _elapsed_ns(call: Call, answer: PagerDone) -> int:
+    """How long it says that it took; but no longer than since it was asked, and no faster than a
+    bus. Everybody's turns are measured against what a move takes."""
+    fastest_ns = answer.bytes * NS_PER_S // FASTEST_BYTES_PER_S
+    since_ns = time.monotonic_ns() - call.sent_ns
+    return max(fastest_ns, min(answer.elapsed_ns, since_ns))
+
+
+def _as(told: Told, residency: Residency) -> Told:
+    return replace(told, residency=residency)
+
+
+def _moved(told: Told, action: PagerAction, moved_bytes: int) -> Told:
+    """As its answer has it, where it has not said so itself."""
+    if action is PagerAction.YIELD or told.residency is _AFTER[action]:
+        return told
+    owned_bytes = max(told.resident_bytes + told.paged_out_bytes, moved_bytes)
+    out = action is PagerAction.PAGE_OUT
+    return replace(
+        told,
+        residency=_AFTER[action],
+        resident_bytes=0 if out else owned_bytes,
+        paged_out_bytes=owned_bytes if out else 0,
+    )
+
+
+def _refused(answer: PagerDone, pid: int) -> Refused:
+    try:
+        reason = Reason(answer.reason)
+    except ValueError:
+        reason = Reason.DRIVER
+    if reason is Reason.GONE:  # who says so is not
+        reason = Reason.DRIVER
+    return Refused(reason, answer.detail or f"Process {pid} refused ({reason.value}).")

@@ -1,0 +1,312 @@
+"""The processes that have Kiwi's library preloaded, and the session that each belongs to.
+
+A link belongs to the nearest session among its process and that one's ancestors. One that has no
+such session becomes a session of its own; when an ancestor becomes one later, that one takes it
+over. What a link told last stays known when its connection is lost, until the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+import structlog
+
+from kiwi_core.daemon.base.shares import Share, Shares
+from kiwi_core.daemon.links.link import Call, Link
+from kiwi_core.daemon.roster.roster import RosterLink
+from kiwi_core.errors import GpuError, PeerError
+from kiwi_core.gpu import host, processes
+from kiwi_core.gpu.processes import ProcessRef
+from kiwi_core.pager.api import Refused, Target
+from kiwi_core.pager.linked import Told, all_out
+from kiwi_core.peer_limits import PROGRAMS
+from kiwi_core.states import Reason, Residency
+from kiwi_core.units import NS_PER_MS, SessionId
+from kiwi_core.wire.pager import LinkState, PagerAction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from contextlib import AbstractAsyncContextManager as AsyncContextManager
+
+    from kiwi_core.daemon.roster.members import Member, Members
+    from kiwi_core.daemon.roster.roster import Roster
+    from kiwi_core.pager.api import Outcome
+    from kiwi_core.pager.linked import Linked, Step
+    from kiwi_core.wire.pager import PagerDone, PagerState
+
+log = structlog.get_logger(__name__)
+
+_RESIDENCY = {
+    LinkState.RESIDENT: Residency.RESIDENT,
+    LinkState.HELD: Residency.LOCKED,
+    LinkState.OUT: Residency.PAGED_OUT,
+}
+
+_SHUT: Final = frozenset({Residency.LOCKED, Residency.PAGED_OUT})
+
+ANCESTORS_MAX: Final = 64
+"""Of a process: shells in shells in launchers come to a dozen."""
+
+
+class Ram(Protocol):
+    """System RAM, of which a page-out takes some."""
+
+    def room_for(self, those: Sequence[Linked], deadline_ns: int) -> AsyncContextManager[None]:
+        """Wait, for a moment, for the RAM that a page-out of ``those`` takes, and keep it for the
+        page-out until the end."""
+
+
+@dataclass(eq=False, repr=False)
+class Links:
+    """``on_death`` is called when a linked process ends.
+
+    ``gpu_bytes``: nobody has more than that, whatever it says. ``before_a_move`` is called before
+    a page-out is sent, so that the roster on disk knows of it.
+    """
+
+    _members: Members
+    _gpu_bytes: int
+    _on_death: Callable[[Link], None]
+    _before_a_move: Callable[[], None] = lambda: None
+    _share: Share = field(default_factory=lambda: Shares()[PROGRAMS])
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _by_ref: dict[ProcessRef, Link] = field(default_factory=dict)
+    _by_session: dict[SessionId, tuple[Link, ...]] = field(default_factory=dict)
+    # Not from 1: an answer to an earlier daemon must not pass for one to this.
+    _ops: Iterator[int] = field(
+        default_factory=lambda: itertools.count(time.monotonic_ns() // NS_PER_MS)
+    )
+    ram: Ram | None = None
+    """Asked before a page-out for the RAM that it takes, if there is somebody to ask."""
+
+    # --- for the pager --------------------------------------------------------------------------
+
+    def of(self, session: SessionId) -> tuple[Link, ...]:
+        return self._by_session.get(session, ())
+
+    def everybody(self) -> tuple[Link, ...]:
+        return tuple(self._by_ref.values())
+
+    def paged_out(self) -> tuple[Target, ...]:
+        found = []
+        for session, links in list(self._by_session.items()):
+            member = self._members.get(session)
+            if member is not None and all(map(all_out, links)):
+                found.append(member.target)
+        return tuple(found)
+
+    async def perform(self, those: Sequence[Linked], step: Step, deadline_ns: int) -> list[Outcome]:
+        if step != "page-out" or self.ram is None:
+            return await self._perform(those, step, deadline_ns)
+        async with self.ram.room_for(those, deadline_ns):
+            return await self._perform(those, step, deadline_ns)
+
+    async def _perform(
+        self, those: Sequence[Linked], step: Step, deadline_ns: int
+    ) -> list[Outcome]:
+        calls = [Call(PagerAction(step), deadline_ns) for _ in those]
+        links = [self._by_ref.get(linked.ref) for linked in those]
+        self._begin(list(zip(links, calls, strict=True)))
+        return [await call.outcome for call in calls]
+
+    def _begin(self, those: list[tuple[Link | None, Call]]) -> None:
+        going = [link for link, call in those if call.action is PagerAction.PAGE_OUT]
+        for leaver in filter(None, going):
+            leaver.going_out = True
+        if going:
+            self._before_a_move()
+        for link, call in those:
+            if link is None or self._by_ref.get(link.ref) is not link:
+                call.settle(Refused(Reason.GONE, "The process has ended."))
+            else:
+                link.begin(call)
+
+    # --- who there is ---------------------------------------------------------------------------
+
+    def __bool__(self) -> bool:
+        return bool(self._by_ref)
+
+    @property
+    def sessions(self) -> Iterable[SessionId]:
+        """Those that have links."""
+        return self._by_session
+
+    def connected(self, session: SessionId) -> bool:
+        """Is there word from a process of ``session``?"""
+        return any(link.connected for link in self.of(session))
+
+    def shut(self, session: SessionId) -> bool:
+        """Does a library of ``session`` hold its program, or have its memory out?"""
+        return any(link.told.residency in _SHUT for link in self.of(session))
+
+    def unowned(self, session: SessionId) -> dict[str, int]:
+        """What the libraries of its processes cannot move, by kind."""
+        found: Counter[str] = Counter()
+        for link in self.of(session):
+            found.update(link.told.unowned)
+        return dict(found)
+
+    def nearest(self, link: Link, but: Member | None = None) -> Member | None:
+        """The session (other than ``but``) that the process belongs to, if its user has one."""
+        for candidate in link.above:
+            member = self._members.of_process(candidate)
+            if member is not None and member is not but and member.uid == link.uid:
+                return member
+        return None
+
+    def hello(self, ref: ProcessRef, uid: int, name: str) -> Link:
+        """Like ``take``, for a program that says so itself. Raises ``PeerError`` "gone", and
+        "too-many-sessions" where its user has too many."""
+        if ref not in self._by_ref and not self._share.may(uid):
+            raise PeerError(
+                "too-many-sessions",
+                "You have as many programs with Kiwi's library on this GPU as you may have.",
+                "Close programs that are no longer needed. Kiwi tries again by itself.",
+            )
+        return self.take(ref, uid, name)
+
+    def take(self, ref: ProcessRef, uid: int, name: str) -> Link:
+        """The link of process ``ref``, a new one if need be. Raises ``PeerError("gone")``."""
+        link = self._by_ref.get(ref)
+        if link is None:
+            link = Link(ref, uid, name, next_op=lambda: next(self._ops))
+            link.above = above(ref)
+            self._watch(link)
+            self._by_ref[ref] = link
+            self._share.take(uid)
+        link.name = name or link.name
+        return link
+
+    def assign(self, link: Link, session: SessionId | None) -> None:
+        if link.session is not None:
+            left = tuple(one for one in self.of(link.session) if one is not link)
+            if left:
+                self._by_session[link.session] = left
+            else:
+                self._by_session.pop(link.session, None)
+        link.session = session
+        if session is not None:
+            self._by_session[session] = (*self.of(session), link)
+
+    def told(self, link: Link, state: PagerState) -> None:
+        """Takes its word, as far as it can be true: nobody has more GPU memory than the GPU has,
+        and no process holds more system RAM than the kernel counts for it."""
+        said_bytes = max(state.arena_bytes, state.paged_out_bytes)
+        link.host_bytes = _held_bytes(link) if said_bytes else 0
+        link.says(
+            Told(
+                _RESIDENCY[state.state],
+                self._at_most(state.resident_bytes),
+                self._at_most(state.paged_out_bytes),
+                self._at_most(state.unowned_bytes),
+                {kind: self._at_most(amount) for kind, amount in state.unowned.items()},
+                min(state.arena_bytes, link.host_bytes),
+            )
+        )
+
+    def done(self, link: Link, answer: PagerDone) -> bool:
+        """``Link.done``, with no more bytes than the GPU has."""
+        return link.done(msgspec.structs.replace(answer, bytes=self._at_most(answer.bytes)))
+
+    def _at_most(self, said_bytes: int) -> int:
+        return min(said_bytes, self._gpu_bytes)
+
+    # --- over a crash of the daemon -------------------------------------------------------------
+
+    def restore(self, roster: Roster) -> None:
+        """Those that were out when the last daemon ended, or about to go: they stay out until they
+        are told to come back, so that this is known before they have reconnected. Those that were
+        not: they are about to reconnect, and the driver must not take them meanwhile. And those
+        whose session has left Kiwi: reconnecting must not make them one again."""
+        for pid, start_ticks, uid in roster.off:
+            with contextlib.suppress(PeerError):  # it has ended
+                self.take(ProcessRef(pid, start_ticks), uid, "").off = True
+        for entry in roster.links:
+            ref = entry.ref
+            try:
+                link = self.take(ref, entry.uid, entry.name)
+            except PeerError:
+                continue  # it has ended
+            if entry.out:
+                out_bytes = self._at_most(entry.paged_out_bytes)
+                link.told = Told(Residency.PAGED_OUT, paged_out_bytes=out_bytes)
+            link.image = entry.image
+            link.away_since_s = time.monotonic()
+            link.forget_if_replaced()
+            self.assign(link, SessionId(entry.session))
+
+    def expect_all(self) -> None:
+        """Give the libraries that are known time to connect from now on. The driver must not get a
+        process whose gate is open only because its library could not connect yet."""
+        for link in self._by_ref.values():
+            if not link.connected:
+                link.away_since_s = time.monotonic()
+
+    def roster_off(self) -> list[tuple[int, int, int]]:
+        links = self._by_ref.values()
+        return [(link.ref.pid, link.ref.start_ticks, link.uid) for link in links if link.off]
+
+    def roster(self) -> list[RosterLink]:
+        return [_entry(link, link.session) for link in self._by_ref.values() if link.session]
+
+    # --- life and death -------------------------------------------------------------------------
+
+    def _watch(self, link: Link) -> None:
+        pidfd = processes.open_pidfd(link.ref)
+        if pidfd is None:
+            raise PeerError("gone", f"Process {link.ref.pid} has ended.")
+        link.pidfd = pidfd
+        self._loop.add_reader(pidfd, self._died, link)
+
+    def _died(self, link: Link) -> None:
+        self._loop.remove_reader(link.pidfd)
+        os.close(link.pidfd)
+        link.pidfd = -1
+        if self._by_ref.pop(link.ref, None) is not None:
+            self._share.give_back(link.uid)
+        link.died()
+        self._on_death(link)  # while it is known whose it was: what it waited for is withdrawn
+        self.assign(link, None)
+
+
+def above(ref: ProcessRef) -> tuple[ProcessRef, ...]:
+    """The process, and those that it may belong to, nearest first. Read once, when it is first
+    heard of: a walk through ``/proc`` is slow, and parents that end later still were its parents.
+    """
+    found = [ref, *itertools.islice(processes.ancestors(ref), ANCESTORS_MAX)]
+    stat = processes.stat_of(ref.pid)
+    leader = processes.ref_of(stat.session) if stat is not None else None
+    if leader is not None and processes.in_session_of(leader, ref.pid):
+        found.append(leader)  # its parents may have ended
+    return tuple(found)
+
+
+def _held_bytes(link: Link) -> int:
+    """Return the system RAM of the process; where it cannot be read now, what was read last."""
+    try:
+        return host.held_bytes(link.ref.pid)
+    except GpuError as error:
+        log.error("the RAM of a process cannot be read", pid=link.ref.pid, why=str(error))
+        return link.host_bytes
+
+
+def _entry(link: Link, session: SessionId) -> RosterLink:
+    told = link.told
+    return RosterLink(
+        pid=link.ref.pid,
+        start_ticks=link.ref.start_ticks,
+        uid=link.uid,
+        session=session,
+        paged_out_bytes=told.paged_out_bytes + (told.resident_bytes if link.going_out else 0),
+        name=link.name,
+        image=link.image,
+        out=link.going_out or told.residency is Residency.PAGED_OUT,
+    )

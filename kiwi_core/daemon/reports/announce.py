@@ -1,0 +1,70 @@
+"""Tells waiters where they stand and watchers what changed, and neither too often.
+
+Changes are collected for a moment (longer when there is more to say, so that talking never costs
+more than a small share of the loop); while somebody waits there is word every second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kiwi_core.daemon.base.connections import Connections
+    from kiwi_core.daemon.base.steps import Step
+    from kiwi_core.daemon.reports.status import Reporter
+
+COLLECT_S = 0.05
+"""Shortest pause between two rounds."""
+
+SHARE = 10
+"""A pause is at least this many times what the last round cost."""
+
+REPEAT_S = 1.0
+"""Between rounds while somebody waits or watches, even if nothing changed: waits get shorter."""
+
+
+class Announcer:
+    def __init__(self, connections: Connections, reporter: Reporter) -> None:
+        self._connections = connections
+        self._reporter = reporter
+        self._loop = asyncio.get_running_loop()
+        self._due: asyncio.TimerHandle | None = None
+        self._pause_s = COLLECT_S
+
+    def after(self, _step: Step) -> None:
+        """Cheap: what there is to say is collected."""
+        if self._due is None:
+            self._due = self._loop.call_later(self._pause_s, self._round)
+        elif self._due.when() - self._loop.time() > self._pause_s:
+            self._due.cancel()
+            self._due = self._loop.call_later(self._pause_s, self._round)
+
+    def _round(self) -> None:
+        self._due = None
+        began_s = time.monotonic()
+        waiters = self._tell_waiters()
+        watchers = self._tell_watchers()
+        self._pause_s = max(COLLECT_S, SHARE * (time.monotonic() - began_s))
+        if waiters or watchers:
+            self._due = self._loop.call_later(max(REPEAT_S, self._pause_s), self._round)
+
+    def _tell_waiters(self) -> bool:
+        words = list(self._reporter.waiting())
+        for member, message in words:
+            if member.connection is not None:
+                member.connection.send(message)
+        return bool(words)
+
+    def _tell_watchers(self) -> bool:
+        watchers = self._connections.watchers
+        lines: dict[tuple[int, int], bytes] = {}  # the reader's rights make the only difference
+        for connection in watchers:
+            if connection.choked:
+                continue  # old news by the time that it reads them
+            reader = connection.peer.uid, connection.peer.gid
+            if reader not in lines:
+                lines[reader] = self._reporter.status_line(connection.peer)
+            connection.send_line(lines[reader])
+        return bool(watchers)

@@ -1,0 +1,152 @@
+"""Keeps the accounts of one GPU: takes the sums from the scheduler and puts them into the ledger.
+
+Sums are taken as what has been added since they were taken last, so nothing counts twice, however
+often a daemon starts again; one that is killed loses what came since, ``SAVE_EVERY_S`` at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from kiwi_core.daemon.reports.ledger import Bucket, bucket_begin_s
+from kiwi_core.sched.model.accounts import Account
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.daemon.base.steps import Step
+    from kiwi_core.daemon.reports.ledger import Ledger
+    from kiwi_core.daemon.roster.members import Members
+    from kiwi_core.sched.scheduler import Scheduler
+    from kiwi_core.units import SessionId
+
+log = structlog.get_logger(__name__)
+
+SAVE_EVERY_S: Final = 5.0
+"""While anything happens. Seldom enough that the disk hardly notices."""
+
+NAMES_MAX: Final = 100
+"""Notebooks of one user that are told apart in one bucket: whoever makes up names must not fill
+the disk. Twenty times what people have open."""
+
+THE_REST: Final = "(more notebooks)"
+"""What the others are counted under."""
+
+UNWRITTEN_MAX: Final = 4096
+"""Sums that wait for a disk that is full; then the oldest are lost. About a day of ten users."""
+
+
+@dataclass(eq=False, repr=False)
+class Bookkeeper:
+    """Lives in the loop; the disk is touched in threads only, by one at a time."""
+
+    _scheduler: Scheduler
+    _members: Members
+    _ledger: Ledger
+    wall_s: Callable[[], float] = time.time
+    _counted: dict[SessionId, Account] = field(default_factory=dict)
+    """What is in the buckets already, of each session on the scheduler's books."""
+    _unwritten: dict[Bucket, Account] = field(default_factory=dict)
+    _names: dict[int, set[str]] = field(default_factory=dict)
+    _names_of_s: int = 0
+    """The bucket that ``_names`` is about."""
+    _due: asyncio.TimerHandle | None = None
+    _writing: asyncio.Task[None] | None = None
+    _closed: bool = False
+    failing: bool = False
+    """The last attempt to write did not succeed; it is tried again."""
+
+    def after(self, _step: Step) -> None:
+        for session, final in self._scheduler.take_departed():
+            self._count(session, final)
+            self._counted.pop(session, None)
+        if self._due is None and not self._closed:
+            loop = asyncio.get_running_loop()
+            self._due = loop.call_later(SAVE_EVERY_S, self._save)
+
+    async def up_to_date(self, within_s: float) -> bool:
+        """Whether all until now is in the file, before somebody reads it."""
+        ends_at_s = time.monotonic() + within_s
+        while self._writing is not None:
+            if not await self._written(ends_at_s):
+                return False
+        self._take()
+        self._write()
+        return await self._written(ends_at_s) and not self.failing
+
+    async def close(self, within_s: float) -> None:
+        """The daemon ends: what is known is written, if the disk takes it in time."""
+        self._closed = True
+        if self._due is not None:
+            self._due.cancel()
+        if not await self.up_to_date(within_s):
+            log.error("the last seconds of usage could not be written")
+
+    # --- taking ---------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        self._due = None
+        self._take()
+        self._write()
+
+    def _take(self) -> None:
+        for session, account in self._scheduler.accounts(time.monotonic_ns()).items():
+            self._count(session, account)
+
+    def _count(self, session: SessionId, account: Account) -> None:
+        added = account.since(self._counted.get(session, Account()))
+        who = self._members.known(session)
+        if who is None or not any(added):
+            return
+        self._counted[session] = account
+        bucket = self._bucket(who.uid, who.name)
+        self._unwritten[bucket] = self._unwritten.get(bucket, Account()).plus(added)
+
+    def _bucket(self, uid: int, name: str) -> Bucket:
+        begins_s = bucket_begin_s(self.wall_s())
+        if begins_s != self._names_of_s:
+            self._names_of_s = begins_s
+            self._names.clear()
+        names = self._names.setdefault(uid, set())
+        if len(names) < NAMES_MAX:
+            names.add(name)
+        return Bucket(begins_s, uid, name if name in names else THE_REST)
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        if self._writing is None and self._unwritten:
+            batch, self._unwritten = self._unwritten, {}
+            self._writing = asyncio.ensure_future(self._put(batch))
+
+    async def _put(self, batch: dict[Bucket, Account]) -> None:
+        """Never cancelled: nobody could tell then whether it was written."""
+        try:
+            await asyncio.to_thread(self._ledger.add, batch, self.wall_s())
+            self.failing = False
+        except Exception as error:  # noqa: BLE001  (whatever the file is: not the daemon's end)
+            if not self.failing:
+                log.error("usage not written; it is tried again", why=str(error))
+            self.failing = True
+            self._put_back(batch)
+        finally:
+            self._writing = None
+
+    def _put_back(self, batch: dict[Bucket, Account]) -> None:
+        for bucket, added in self._unwritten.items():
+            batch[bucket] = batch.get(bucket, Account()).plus(added)
+        if len(batch) > UNWRITTEN_MAX:
+            batch = dict(sorted(batch.items())[-UNWRITTEN_MAX:])
+        self._unwritten = batch
+
+    async def _written(self, ends_at_s: float) -> bool:
+        """What is being written has been, until then."""
+        if self._writing is None:
+            return True
+        done, _ = await asyncio.wait({self._writing}, timeout=ends_at_s - time.monotonic())
+        return bool(done)

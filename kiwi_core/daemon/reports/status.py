@@ -1,0 +1,298 @@
+"""What each reader may see: the scheduler's view, with names and rights applied.
+
+Another user's session is shown (its place and bytes matter to everybody) without name and pid.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kiwi_core import __version__
+from kiwi_core.daemon.base.peers import user_name
+from kiwi_core.daemon.roster import notices as words
+from kiwi_core.daemon.roster.members import ANOTHER_USER
+from kiwi_core.errors import CallerError
+from kiwi_core.sched.policy import names
+from kiwi_core.sched.policy.registry import POLICIES
+from kiwi_core.units import SessionId, ns_to_seconds
+from kiwi_core.wire import messages as m
+from kiwi_core.wire.framing import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kiwi_core.daemon.base.peers import Peer, Rights
+    from kiwi_core.daemon.links.host_budget import HostBudget
+    from kiwi_core.daemon.links.links import Links
+    from kiwi_core.daemon.roster.members import Member, Members
+    from kiwi_core.gpu.nvml import GpuInfo
+    from kiwi_core.pager.router import SessionPager
+    from kiwi_core.sched.scheduler import Scheduler
+    from kiwi_core.sched.view import GpuView, HistoryView, QueueView, SessionView
+
+_POLICIES: Final = [m.PolicyStatus(name=name, summary=POLICIES[name].summary) for name in names()]
+
+
+HISTORY_MAX: Final = 1024
+"""Entries in one message, about 200 KiB: the loop has other things to do meanwhile."""
+
+
+@dataclass(eq=False, repr=False)
+class Reporter:
+    """``errors`` says what is wrong with the daemon itself, in sentences."""
+
+    _scheduler: Scheduler
+    _members: Members
+    _rights: Rights
+    _gpu: GpuInfo
+    _links: Links
+    _pager: SessionPager
+    _budget: HostBudget
+    errors: Callable[[], list[str]]
+    emulated: bool
+    _began_ns: int = field(default_factory=time.monotonic_ns)
+
+    # --- status ---------------------------------------------------------------------------------
+
+    def status(self, reader: Peer) -> m.StatusReport:
+        now_ns = time.monotonic_ns()
+        view = self._scheduler.view(now_ns, ahead=True)
+        gpu = self._gpu
+        blocked = {entry.session: entry for entry in view.queue if entry.blocked}
+        return m.StatusReport(
+            gpu=m.GpuStatus(
+                uuid=gpu.uuid,
+                name=gpu.name,
+                index=gpu.index,
+                emulated=self.emulated,
+                memory=_memory(view, self._budget.arena_bytes()),
+                scheduler=_scheduler(view),
+                holders=list(view.holders),
+                queue=[_queue_entry(entry) for entry in view.queue],
+                sessions=[
+                    self._session(session, blocked.get(session.id), reader)
+                    for session in view.sessions
+                ],
+                swaps=[
+                    m.SwapStatus(
+                        session=swap.session,
+                        direction=swap.direction,
+                        bytes_moved=swap.bytes_moved,
+                        seconds=ns_to_seconds(swap.elapsed_ns),
+                        ago_s=ns_to_seconds(now_ns - swap.at_ns),
+                    )
+                    for swap in view.swaps
+                ],
+                driver_version=gpu.driver_version,
+                daemon_version=__version__,
+                daemon_pid=os.getpid(),
+                uptime_s=ns_to_seconds(now_ns - self._began_ns),
+                errors=self.errors(),
+                history_serial=self._scheduler.history_serial,
+                may_set=self._rights.may_set(reader),
+                policies=_POLICIES,
+            )
+        )
+
+    def status_line(self, reader: Peer) -> bytes:
+        """The status as it goes over the wire. With so many sessions and such long names that one
+        line cannot hold it, some that are not the reader's are left out, and it says so."""
+        report = self.status(reader)
+        hidden = 0
+        while True:
+            try:
+                return encode(report)
+            except CallerError as error:
+                if error.code != "too-large" or not report.gpu.sessions:
+                    raise
+            sessions = sorted(report.gpu.sessions, key=lambda session: not session.mine)
+            kept = sessions[: len(sessions) // 2]
+            hidden += len(sessions) - len(kept)
+            said = f"{hidden} sessions are not shown: there are too many."
+            gpu = msgspec.structs.replace(report.gpu, sessions=kept, errors=[*self.errors(), said])
+            report = m.StatusReport(gpu=gpu)
+
+    def _session(
+        self, view: SessionView, blocked: QueueView | None, reader: Peer
+    ) -> m.SessionStatus:
+        """With what it waits for beside its turn (``blocked``), or else what is wrong with it."""
+        member = self._members.get(view.id)
+        mine = member is not None and self._rights.may_see(reader, member.uid)
+        linked = self._links.connected(view.id)
+        said = (blocked.blocked, blocked.detail) if blocked else (view.problem, view.detail)
+        problem, detail = said[0], said[1] if mine else ""
+        problem_text = " ".join(words.sentence(problem, detail)).strip() if problem else ""
+        return m.SessionStatus(
+            id=view.id,
+            pid=member.ref.pid if member and mine else 0,
+            owner=user_name(member.uid) if member and mine else ANOTHER_USER,
+            name=member.name if member and mine else ANOTHER_USER,
+            kernel_id=member.kernel_id if member and mine else "",
+            mine=mine,
+            connected=linked or (member is not None and member.connection is not None),
+            pager=self._pager.moved_by(view.id),
+            unowned=self._links.unowned(view.id) if mine else {},
+            state=view.state,
+            resident_bytes=view.resident_bytes,
+            paged_out_bytes=view.paged_out_bytes,
+            suspensions=view.suspensions,
+            held_s=ns_to_seconds(view.held_ns),
+            waited_s=ns_to_seconds(view.waited_ns),
+            lingering=view.lingering,
+            peak_bytes=view.peak_bytes,
+            time_left_s=_seconds(view.time_left_ns),
+            problem=problem.value if problem else "",
+            problem_text=problem_text,
+            priority=view.priority,
+            guarded=view.guarded,
+            unguarded_text="" if view.guarded else words.unguarded(member if mine else None),
+            stopped=view.stopped,
+        )
+
+    # --- waiting --------------------------------------------------------------------------------
+
+    def waiting(self) -> Iterator[tuple[Member, m.Waiting]]:
+        """Word for every waiter: where it stands, who has the GPU, and how long it may take."""
+        view = self._scheduler.view(time.monotonic_ns(), ahead=True)
+        for entry in view.queue:
+            member = self._members.get(entry.session)
+            # (Of a burst of our own the client knows nothing.)
+            if member is not None and member.connection is not None and not member.own_burst:
+                yield member, self._word(member, view, entry)
+
+    def _word(self, member: Member, view: GpuView, entry: QueueView) -> m.Waiting:
+        text, remedy = words.sentence(entry.blocked, entry.detail) if entry.blocked else ("", "")
+        return m.Waiting(
+            burst=member.client_burst,
+            position=entry.position,
+            ahead=entry.position - 1,
+            holder=self._holders(member, view),
+            expected_wait_s=_seconds(entry.expected_wait_ns),
+            expected_low_s=_seconds(entry.expected_low_ns),
+            expected_high_s=_seconds(entry.expected_high_ns),
+            expected_why=entry.expected_why,
+            activity=entry.activity,
+            blocked=entry.blocked,
+            detail=f"{text} {remedy}".strip(),
+        )
+
+    def _holders(self, reader: Member, view: GpuView) -> str:
+        names = []
+        for session in view.holders:
+            holder = self._members.get(session)
+            visible = holder is not None and reader.uid in (holder.uid, 0)
+            names.append(holder.name if holder and visible else ANOTHER_USER)
+        return ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
+
+    # --- stories --------------------------------------------------------------------------------
+
+    def story(self, reader: Peer, session: str) -> m.StoryReport:
+        """Raises ``CallerError("no-such-session")``, also for a session of somebody else."""
+        member = self._members.get(session)
+        if member is None or not self._rights.may_see(reader, member.uid):
+            raise CallerError(
+                "no-such-session",
+                f"You have no session {session!r} on this GPU.",
+                "`kiwi status` lists yours.",
+            )
+        now_ns = time.monotonic_ns()
+        lines = [
+            m.StoryLine(ago_s=ns_to_seconds(now_ns - line.at_ns), text=line.text)
+            for line in self._scheduler.story(SessionId(session))
+        ]
+        return m.StoryReport(session=session, lines=lines)
+
+    # --- history --------------------------------------------------------------------------------
+
+    def history_line(self, reader: Peer, since: int) -> bytes:
+        """As it goes over the wire. What one line cannot hold is left for the next question."""
+        now_ns = time.monotonic_ns()
+        changed = self._scheduler.history(since, now_ns)
+        count = min(len(changed), HISTORY_MAX)
+        while True:
+            more = count < len(changed)
+            last = changed[count - 1].serial if more else self._scheduler.history_serial
+            try:
+                return encode(
+                    m.HistoryReport(
+                        last=last,
+                        entries=[_entry(view, now_ns) for view in changed[:count]],
+                        sessions=self._named(changed[:count], reader),
+                        more=more,
+                    )
+                )
+            except CallerError as error:  # very long names of very many sessions
+                if error.code != "too-large" or count < 2:
+                    raise
+            count //= 2
+
+    def _named(self, entries: tuple[HistoryView, ...], reader: Peer) -> dict[str, m.HistorySession]:
+        return {id_: self._name_of(id_, reader) for id_ in {entry.session for entry in entries}}
+
+    def _name_of(self, id_: str, reader: Peer) -> m.HistorySession:
+        who = self._members.known(id_)
+        if who is None or not self._rights.may_see(reader, who.uid):
+            return m.HistorySession(name=ANOTHER_USER, mine=False, kernel_id="")
+        return m.HistorySession(name=who.name, mine=True, kernel_id=who.kernel_id)
+
+
+def _entry(view: HistoryView, now_ns: int) -> m.HistoryEntry:
+    ended_ns = view.ended_ns
+    return m.HistoryEntry(
+        id=view.id,
+        serial=view.serial,
+        session=view.session,
+        kind=view.kind,
+        began_ago_s=ns_to_seconds(now_ns - view.began_ns),
+        ended_ago_s=None if ended_ns is None else ns_to_seconds(now_ns - ended_ns),
+        bytes_moved=view.bytes_moved,
+        ok=view.ok,
+        hinted=view.hinted,
+    )
+
+
+def _memory(view: GpuView, arena_bytes: int) -> m.MemoryStatus:
+    return m.MemoryStatus(
+        total_bytes=view.total_bytes,
+        free_bytes=view.free_bytes,
+        paged_out_bytes=view.paged_out_bytes,
+        host_budget_bytes=view.host_budget_bytes,
+        outside_bytes=view.outside_bytes,
+        arena_bytes=arena_bytes,
+    )
+
+
+def _scheduler(view: GpuView) -> m.SchedulerStatus:
+    return m.SchedulerStatus(
+        tq_s=ns_to_seconds(view.tq_ns),
+        anti_thrash=view.anti_thrash,
+        serialised=view.serialised,
+        why=view.why,
+        swap_round_trip_s=_seconds(view.swap_round_trip_ns),
+        policy=view.policy,
+        floor_s=ns_to_seconds(view.floor_ns),
+        foretold=view.foretold,
+        foretold_well=view.foretold_well,
+    )
+
+
+def _queue_entry(entry: QueueView) -> m.QueueEntry:
+    return m.QueueEntry(
+        session=entry.session,
+        position=entry.position,
+        expected_wait_s=_seconds(entry.expected_wait_ns),
+        waited_s=ns_to_seconds(entry.waited_ns),
+        expected_low_s=_seconds(entry.expected_low_ns),
+        expected_high_s=_seconds(entry.expected_high_ns),
+        expected_why=entry.expected_why,
+        blocked=entry.blocked is not None,
+    )
+
+
+def _seconds(duration_ns: int | None) -> float | None:
+    return None if duration_ns is None else ns_to_seconds(duration_ns)

@@ -1,0 +1,133 @@
+"""The answer to ``get-usage``: what users and notebooks have had, with names as far as the reader
+may know them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import reduce
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from kiwi_core.daemon.base.peers import user_name
+from kiwi_core.daemon.reports.ledger import since_s
+from kiwi_core.daemon.roster.members import ANOTHER_USER
+from kiwi_core.errors import CallerError
+from kiwi_core.sched.model.accounts import Account
+from kiwi_core.units import ns_to_seconds
+from kiwi_core.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kiwi_core.daemon.base.connection import Connection
+    from kiwi_core.daemon.base.peers import Peer, Rights
+    from kiwi_core.daemon.base.shares import Share
+    from kiwi_core.daemon.reports.bookkeeper import Bookkeeper
+    from kiwi_core.daemon.reports.ledger import Ledger, Total
+
+log = structlog.get_logger(__name__)
+
+ROWS_MAX: Final = 500
+"""In one message, some 250 KB with the longest names; the others are summed."""
+
+ALL_OTHERS: Final = "all others"
+
+ASKED_MAX: Final = 16
+"""Questions of one connection that wait: a Jupyter server asks for many readers."""
+
+READ_WITHIN_S: Final = 4.0
+"""A disk that takes longer hangs, and the reader is told so."""
+
+
+class UsageReporter:
+    """``share`` counts the questions that wait, for their users."""
+
+    def __init__(
+        self, bookkeeper: Bookkeeper, ledger: Ledger, rights: Rights, share: Share
+    ) -> None:
+        self._share = share
+        self._bookkeeper = bookkeeper
+        self._ledger = ledger
+        self._rights = rights
+        self._asking: dict[asyncio.Task[None], Connection] = {}
+        self._reading = asyncio.Lock()
+
+    def answer(self, connection: Connection, message: m.GetUsage) -> None:
+        """In its own time: the disk is read in a thread."""
+        asked = sum(asking is connection for asking in self._asking.values())
+        uid = connection.peer.uid
+        if asked >= ASKED_MAX or not self._share.may(uid):
+            waits = "Your last questions about usage are still being answered."
+            busy = CallerError("busy", waits, "Wait for those answers.")
+            connection.send(m.Error.of(busy, about="get-usage"))
+            return
+        self._share.take(uid)
+        task = asyncio.ensure_future(self._answer(connection, message))
+        self._asking[task] = connection
+        task.add_done_callback(self._answered)
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._share.give_back(self._asking.pop(task).peer.uid)
+
+    async def _answer(self, connection: Connection, message: m.GetUsage) -> None:
+        try:
+            async with self._reading:
+                connection.send(await self.report(connection.peer, message))
+        except CallerError as error:
+            connection.send(m.Error.of(error, about="get-usage"))
+
+    async def report(self, reader: Peer, message: m.GetUsage) -> m.UsageReport:
+        """Raises ``CallerError("no-usage")`` where the file cannot be read."""
+        complete = await self._bookkeeper.up_to_date(READ_WITHIN_S)
+        try:
+            began_s, rows = await asyncio.wait_for(
+                asyncio.to_thread(self._read, reader, message), READ_WITHIN_S
+            )
+        except Exception as error:  # whatever lies in that file must not harm the daemon
+            log.error("usage not read", why=str(error) or type(error).__name__)
+            raise CallerError(
+                "no-usage",
+                "The usage of this GPU cannot be read: its file, or its disk, does not answer.",
+                "Is the disk of the daemon's state directory full or gone? Its log says more.",
+            ) from error
+        return m.UsageReport(began_unix_s=began_s, rows=rows, complete=complete)
+
+    def _read(self, reader: Peer, message: m.GetUsage) -> tuple[float | None, list[m.UsageRow]]:
+        """In a thread: also names of users may have to be asked for elsewhere."""
+        by_name = message.by is m.UsageBy.NOTEBOOK
+        since = since_s(message.since_unix_s, time.time())
+        began_s, totals = self._ledger.totals(since, by_name=by_name)
+        everybody = self._rights.may_set(reader)
+        seen = [total for total in totals if everybody or total.uid == reader.uid]
+        rows = [
+            _row(total.account, user_name(total.uid), total.name, mine=total.uid == reader.uid)
+            for total in seen[:ROWS_MAX]
+        ]
+        if len(seen) > ROWS_MAX:
+            rows.append(_row(_sum(seen[ROWS_MAX:]), ALL_OTHERS))
+        if len(seen) < len(totals):
+            others = [total for total in totals if total.uid != reader.uid]
+            rows.append(_row(_sum(others), ANOTHER_USER))
+        return began_s, rows
+
+
+def _sum(totals: Iterable[Total]) -> Account:
+    return reduce(Account.plus, (total.account for total in totals), Account())
+
+
+def _row(account: Account, owner: str, name: str = "", *, mine: bool = False) -> m.UsageRow:
+    return m.UsageRow(
+        owner=owner,
+        name=name,
+        mine=mine,
+        held_s=ns_to_seconds(account.held_ns),
+        waited_s=ns_to_seconds(account.waited_ns - account.suspended_ns),
+        suspended_s=ns_to_seconds(account.suspended_ns),
+        moving_s=ns_to_seconds(account.moving_ns),
+        moved_out_bytes=account.moved_out_bytes,
+        moved_in_bytes=account.moved_in_bytes,
+        bursts=account.bursts,
+        suspensions=account.suspensions,
+    )

@@ -1,0 +1,127 @@
+"""What users are told, in plain words: what happened, why, and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kiwi_core.states import Notice, Reason
+
+if TYPE_CHECKING:
+    from kiwi_core.daemon.roster.members import Member
+
+_REASONS = {
+    Reason.LOCK_TIMEOUT: "it did not come to rest in time (a very long GPU kernel, perhaps)",
+    Reason.NO_ROOM: "the GPU had not enough free memory",
+    Reason.NO_HOST_MEMORY: "system RAM has no room for it",
+    Reason.UNSUPPORTED: "the driver cannot move this program's memory",
+    Reason.NOT_PERMITTED: "the daemon has no permission to",
+    Reason.DRIVER: "the driver refused",
+    Reason.GONE: "the program ended meanwhile",
+    Reason.STOPPED: "it does not run",
+}
+
+_WORDS: dict[Notice, tuple[str, str]] = {
+    Notice.SUSPENDED: (
+        "This cell was suspended because its turn on the GPU ended; it goes on by itself.",
+        "",
+    ),
+    Notice.RESUMED: ("This cell has the GPU again.", ""),
+    Notice.SERIALISING: (
+        "The notebooks that use the GPU no longer fit together: they take turns from now on.",
+        "",
+    ),
+    Notice.PAGE_OUT_REFUSED: (
+        "The GPU memory of this notebook could not be moved out, so others wait longer.",
+        "",
+    ),
+    Notice.PAGE_IN_REFUSED: (
+        (
+            "The GPU memory of this notebook could not be brought back yet; nothing is lost, and "
+            "Kiwi tries again."
+        ),
+        "If it stays so, look in `kiwi status` for programs outside Kiwi that use the GPU.",
+    ),
+    Notice.BLOCKED_HOST_MEMORY: (
+        (
+            "Waiting because system RAM has no room for the GPU memory that would have to be moved "
+            "out first; nothing is lost."
+        ),
+        "Restart a notebook that is no longer needed, or free system RAM.",
+    ),
+    Notice.BLOCKED_REFUSED: (
+        (
+            "Waiting because the GPU memory of another notebook cannot be moved out at the moment; "
+            "Kiwi tries again."
+        ),
+        "It also goes on as soon as that notebook ends or frees its memory.",
+    ),
+    Notice.BLOCKED_OUTSIDE: (
+        "Waiting because programs outside Kiwi hold GPU memory that this notebook needs.",
+        "`nvidia-smi` shows them; start them with `kiwi run` to let them share fairly.",
+    ),
+    Notice.BLOCKED_UNGUARDED: (
+        (
+            "Waiting for a program that has no gate of Kiwi's, so it cannot be stopped in the "
+            "middle of its work: its turn lasts until that is done."
+        ),
+        "`kiwi status` names it if it is yours, and says how to start it with the gate.",
+    ),
+    Notice.STOPPED: (
+        "This program is stopped and takes no turn; it keeps its place in the queue.",
+        "It goes on with `fg` or `kill -CONT`, or when its debugger or freezer lets it go.",
+    ),
+    Notice.STUCK: (
+        "A driver call that moves the GPU memory of this notebook hangs; the others go on.",
+        (
+            "If it stays so, try `nvidia-smi`. Where that hangs, too, the whole driver does not "
+            "answer, and a restart of this kernel does not help. Otherwise restart this kernel."
+        ),
+    ),
+    Notice.UNSTUCK: ("The driver call that hung came back; this notebook goes on.", ""),
+    Notice.LOST: (
+        "The contents of this notebook's GPU memory are lost.",
+        "Restart this kernel and run its cells again; its files and the other notebooks are safe.",
+    ),
+}
+
+
+def sentence(notice: Notice, detail: str = "") -> tuple[str, str]:
+    """What to tell a user, and what they can do: ``(text, remedy)``. ``detail`` is appended."""
+    text, remedy = _WORDS[notice]
+    if detail:
+        text = f"{text} ({detail})"
+    return text, remedy
+
+
+def unguarded(member: Member | None) -> str:
+    """Why a session has no gate, what follows, and what to do. ``None``: of another user."""
+    follows = "It is never stopped in the middle of its work, so others wait until that is done."
+    if member is None:
+        return f"A program of it uses the GPU without Kiwi's gate. {follows}"
+    if not member.bare:
+        why = member.ungated or "A process of it uses the GPU without Kiwi's gate."
+        return f"{why} {follows}"
+    pids = ", ".join(str(ref.pid) for ref in sorted(member.bare, key=lambda ref: ref.pid))
+    which = f"process {pids}" if len(member.bare) == 1 else f"processes {pids}"
+    if member.ungated and {ref.pid for ref in member.bare} == {member.ref.pid}:
+        return f"{member.ungated} {follows}"
+    return (
+        f"Without Kiwi's gate, the GPU is used by {which}: started with an environment that lacks "
+        f"Kiwi's LD_PRELOAD, linked statically, or by a driver that was loaded before Kiwi. "
+        f"{follows} Start it with `kiwi run`, and leave LD_PRELOAD as it is."
+    )
+
+
+def left_out(why: str) -> tuple[str, str]:
+    """What a session is told whose memory a leaving daemon could not bring back."""
+    text = (
+        "The Kiwi daemon has ended, and the GPU memory of this notebook stays in system RAM, since "
+        f"it could not be brought back ({why}). Nothing is lost, but GPU code here stands still."
+    )
+    remedy = "Start the daemon again (`kiwi daemon`): this notebook goes on by itself then."
+    return text, remedy
+
+
+def reason(why: Reason, detail: str = "") -> str:
+    """Why an operation was refused, as half a sentence."""
+    return f"{_REASONS[why]}: {detail}" if detail else _REASONS[why]

@@ -1,0 +1,181 @@
+"""The sessions that a daemon had, on disk, for the daemon that comes after a crash.
+
+Written before any operation begins (a crash in its middle must be found) and soon after anything
+else changes. It says *which processes to ask about*; what state they are in, the driver says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import structlog
+from msgspec import Meta
+
+from kiwi_core.config import DEFAULTS
+from kiwi_core.gpu.processes import ProcessRef, boot_id
+from kiwi_core.states import AntiThrash, Priority
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kiwi_core.daemon.base.steps import Step
+
+log = structlog.get_logger(__name__)
+
+VERSION = 1
+
+DELAY_S = 0.05
+"""Grants and ends reach the roster this much later; operations always find it up to date."""
+
+_Pid = Annotated[int, Meta(ge=1, lt=1 << 31)]
+_Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+_Quantum = Annotated[int, Meta(ge=DEFAULTS.tq_min_ns, le=DEFAULTS.tq_max_ns)]
+
+
+class RosterEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """``in_burst``: it was running or suspended in a burst. ``client_burst``: the client's number
+    of it; ``None``: the same. ``priority`` was set live, for this session alone."""
+
+    session: str
+    pid: _Pid
+    start_ticks: _Count
+    uid: _Count
+    name: str = ""
+    kernel_id: str = ""
+    burst: _Count = 0
+    client_burst: _Count | None = None
+    by_link: bool = False
+    in_burst: bool = False
+    priority: Priority | None = None
+    guarded: bool = True
+
+
+class RosterLink(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that has the preloaded library. ``out``: that has moved its memory out, or may be
+    about to. ``image``: the program that it ran when it was heard of last."""
+
+    pid: _Pid
+    start_ticks: _Count
+    uid: _Count
+    session: str
+    paged_out_bytes: _Count
+    name: str = ""
+    image: str = ""
+    out: bool = True
+
+    @property
+    def ref(self) -> ProcessRef:
+        return ProcessRef(self.pid, self.start_ticks)
+
+
+class Roster(msgspec.Struct, frozen=True, kw_only=True):
+    """``footprints``: ``[pid, start_ticks, bytes]`` of each process that is paged out, or is about
+    to be: what it takes in the GPU, which the driver does not tell afterwards. ``off``: ``[pid,
+    start_ticks, uid]`` of each process with the library whose session has left Kiwi."""
+
+    version: int = VERSION
+    boot_id: str = ""
+    next_op: Annotated[int, Meta(ge=1, lt=1 << 62)] = 1
+    tq_ns: _Quantum | None = None
+    anti_thrash: AntiThrash | None = None
+    policy: str | None = None
+    sessions: list[RosterEntry] = []
+    footprints: list[tuple[_Pid, _Count, _Count]] = []
+    links: list[RosterLink] = []
+    off: list[tuple[_Pid, _Count, _Count]] = []
+
+
+class RosterFile:
+    """Reads and atomically writes the roster. A full disk is logged once and survived."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._last = b""
+        self._failing = False
+
+    def read(self) -> Roster:
+        """The last one written; an empty one if there is none, it is damaged, or it is from before
+        the machine was restarted (its process ids mean nothing now)."""
+        try:
+            roster = msgspec.json.decode(self._path.read_bytes(), type=Roster)
+        except FileNotFoundError:
+            return Roster()
+        except (OSError, ValueError, RecursionError) as error:  # ValueError: msgspec's, too
+            log.warning(
+                "roster unreadable, starting without it", path=str(self._path), why=str(error)
+            )
+            return Roster()
+        if roster.version != VERSION or roster.boot_id != boot_id():
+            return Roster(next_op=roster.next_op)
+        return roster
+
+    def write(self, roster: Roster) -> None:
+        data = msgspec.json.encode(roster)
+        if data == self._last:
+            return
+        try:
+            self._replace(data)
+        except OSError as error:
+            if not self._failing:
+                log.error("roster not written; a crash now could not be recovered", why=str(error))
+            self._failing = True
+            return
+        self._failing = False
+        self._last = data
+
+    def forget(self) -> None:
+        """What was written may not be there any more."""
+        self._last = b""
+
+    @property
+    def failing(self) -> bool:
+        return self._failing
+
+    def _replace(self, data: bytes) -> None:
+        # No fsync: a power cut ends the processes that it is about, too.
+        temporary = self._path.with_suffix(".new")
+        try:
+            temporary.write_bytes(data)
+            os.replace(temporary, self._path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+class Remembering:
+    """When the roster is written: before anything moves, and soon after anything else changed.
+    ``gather`` says how things are."""
+
+    def __init__(self, file: RosterFile, gather: Callable[[], Roster]) -> None:
+        self._file = file
+        self._gather = gather
+        self._loop = asyncio.get_running_loop()
+        self._due: asyncio.TimerHandle | None = None
+
+    @property
+    def failing(self) -> bool:
+        return self._file.failing
+
+    def save(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        self._file.write(self._gather())
+
+    def save_anew(self) -> None:
+        """The file may be gone, so write it even if nothing has changed."""
+        self._file.forget()
+        self.save()
+
+    def after(self, _step: Step) -> None:
+        self.save_soon()
+
+    def save_soon(self) -> None:
+        if self._due is None:
+            self._due = self._loop.call_later(DELAY_S, self.save)

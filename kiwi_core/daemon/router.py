@@ -1,0 +1,140 @@
+"""The router where messages are taken: turns each legal message into an event, or an answer.
+
+Knows connections and members; leaves every decision about the GPU to the scheduler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kiwi_core import __version__
+from kiwi_core.daemon.sessions.link_handler import LinkMessage
+from kiwi_core.errors import PeerError
+from kiwi_core.wire import messages as m
+
+if TYPE_CHECKING:
+    from kiwi_core.daemon.base.connection import Connection
+    from kiwi_core.daemon.base.connections import Connections
+    from kiwi_core.daemon.reports.metrics import MetricsReporter
+    from kiwi_core.daemon.reports.status import Reporter
+    from kiwi_core.daemon.reports.usage import UsageReporter
+    from kiwi_core.daemon.sessions.link_handler import LinkHandler
+    from kiwi_core.daemon.sessions.requests import RequestHandler
+    from kiwi_core.daemon.sessions.session_handler import SessionHandler
+    from kiwi_core.gpu.nvml import GpuInfo
+
+
+@dataclass(eq=False, repr=False)
+class Router:
+    connections: Connections
+    _gpu: GpuInfo
+    _emulation: m.Emulation | None
+    sessions: SessionHandler
+    links: LinkHandler
+    requests: RequestHandler
+    closing: bool = False
+    reporter: Reporter = field(init=False)
+    usage: UsageReporter = field(init=False)
+    metrics: MetricsReporter = field(init=False)
+
+    # --- Receiver -------------------------------------------------------------------------------
+
+    def connected(self, connection: Connection) -> None:
+        self.connections.add(connection)
+
+    def received(self, connection: Connection, message: m.ClientMessage) -> None:
+        if self.closing and not isinstance(message, LinkMessage):
+            return
+        if isinstance(message, m.Acquire):  # asked first: its answer is waited for
+            self.sessions.received(connection, message)
+        elif isinstance(message, m.Hello):
+            self._hello(connection, message)
+        elif isinstance(message, m.Set):
+            self.requests.set(connection, message)
+        elif isinstance(message, m.Release):
+            self.requests.release(connection, self.sessions.of(connection), message)
+        elif isinstance(message, m.BringBack):
+            self.requests.bring_back(connection, self.sessions.of(connection), message)
+        elif isinstance(message, (m.Withdraw, m.EndBurst, m.Goodbye)):
+            self.sessions.received(connection, message)
+        elif isinstance(message, LinkMessage):
+            self.links.received(connection, message)
+        else:
+            self._look(connection, message)
+
+    def _look(
+        self,
+        connection: Connection,
+        message: m.GetStatus | m.GetStory | m.GetHistory | m.GetMetrics | m.GetUsage | m.Ping,
+    ) -> None:
+        if isinstance(message, m.GetStatus):
+            if message.watch:
+                self.connections.watch(connection)
+            connection.send_line(self.reporter.status_line(connection.peer))
+        elif isinstance(message, m.GetStory):
+            connection.send(self.reporter.story(connection.peer, message.session))
+        elif isinstance(message, m.GetHistory):
+            connection.send_line(self.reporter.history_line(connection.peer, message.since))
+        elif isinstance(message, m.GetMetrics):
+            connection.send(self.metrics.report())
+        elif isinstance(message, m.GetUsage):
+            self.usage.answer(connection, message)
+        else:
+            connection.send(m.Pong())
+
+    def disconnected(self, connection: Connection) -> None:
+        self.connections.remove(connection)
+        self.links.disconnected(connection)
+        self.sessions.disconnected(connection, closing=self.closing)
+
+    def turned_away(self, code: str) -> None:
+        self.connections.ended[code] += 1
+
+    def close_all(self, *, but_held: bool = False) -> None:
+        """The daemon is leaving: no events from the connections any more. ``but_held``: those whose
+        memory has yet to come back stay connected, to be told if it cannot; and the libraries
+        that bring it back."""
+        self.closing = True
+        kept: set[Connection] = set()
+        if but_held:
+            kept = self.sessions.held() | self.links.connections()
+        self.connections.close(but=kept)
+
+    def _hello(self, connection: Connection, hello: m.Hello) -> None:
+        self.connections.greeted(connection)
+        member = linked = None
+        if self._emulation is not None and hello.role is not m.Role.OBSERVER:
+            _refuse_real_driver(hello.cuda_library, self._emulation)
+        if hello.role is m.Role.SESSION:
+            member = self.sessions.hello(connection, hello)
+        elif hello.role is m.Role.PAGER:
+            linked = self.links.hello(connection, hello)
+        connection.send(
+            m.Welcome(
+                protocol=m.PROTOCOL,
+                daemon=f"kiwi {__version__}",
+                gpu_uuid=self._gpu.uuid,
+                gpu_index=self._gpu.index,
+                gpu_name=self._gpu.name,
+                session=session.id if (session := member or linked) else "",
+                emulation=self._emulation,
+            )
+        )
+        if member is not None:
+            self.sessions.resume_burst(member, hello)
+        if hello.role is m.Role.PAGER:
+            self.links.welcomed(connection)
+
+
+def _refuse_real_driver(loaded: str, emulation: m.Emulation) -> None:
+    # A build of the emulated driver lies in a directory that is named after its sources; another
+    # user of the same state may have built the same one elsewhere.
+    if loaded and Path(loaded).parent.name != Path(emulation.libcuda).parent.name:
+        raise PeerError(
+            "driver-mismatch",
+            f"This process has loaded the CUDA driver {loaded}, but the daemon runs an emulated "
+            "GPU. Mixing the two would corrupt nothing but share nothing either, so Kiwi refuses.",
+            "Stop the emulating daemon (`kiwi daemon --emulate`), or restart this kernel.",
+        )

@@ -1,0 +1,1 @@
+"""What clients and libraries ask for, and sessions that come, go, are orphaned or recovered."""

@@ -1,0 +1,286 @@
+"""Gate orders, and what calls at a gate ask for: the lease, or room.
+
+The gate of a linked process is open while its session holds the lease. A call that comes when it
+does not asks for it; the burst that it gets is the daemon's own, not the client's, and ends when
+the GPU has been idle for it long enough (it *lingers* from its grant on). A program that has not
+started the driver gives its burst up as soon as somebody waits: see ``empty_turns``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import structlog
+
+from kiwi_core.daemon.sessions.empty_turns import EmptyTurns
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.actions import Grant, RoomDenied, RoomMade
+from kiwi_core.wire.pager import Gate, Room
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from kiwi_core.daemon.base.shares import Share
+    from kiwi_core.daemon.base.steps import Step
+    from kiwi_core.daemon.engine.core import Core
+    from kiwi_core.daemon.links.link import Link
+    from kiwi_core.daemon.links.links import Links
+    from kiwi_core.daemon.roster.members import Member, Members
+    from kiwi_core.sched.actions import Action, RoomAnswer
+    from kiwi_core.units import SessionId
+
+log = structlog.get_logger(__name__)
+
+SWEEP_DELAY_S = 0.005
+"""Gates of sessions that an event does not name are looked at so much later: a burst of theirs may
+have ended with it, and nobody waits for that."""
+
+ROOM_REQUESTS_MAX: Final = 256
+"""Threads of one process that wait for room at the same time."""
+
+NO_SESSION: Final = "This program has left Kiwi, which makes no room for it any more."
+
+
+class Asked(NamedTuple):
+    """Room; ``request`` is the library's number."""
+
+    link: Link
+    request: int
+    bytes: int
+
+
+@dataclass(eq=False, repr=False)
+class Gates:
+    """``request_own`` asks for the lease, for a burst of our own. ``share`` counts the requests for
+    room, for their users. ``uses_driver`` says whether the driver knew a process of that session
+    when it was looked at last."""
+
+    _core: Core
+    _links: Links
+    _members: Members
+    _request_own: Callable[[Member], None]
+    _share: Share
+    _uses_driver: Callable[[SessionId], bool]
+    _empty_turns: EmptyTurns = field(default_factory=EmptyTurns)
+    _on_trial: dict[SessionId, int] = field(default_factory=dict)
+    """Bursts of our own, by session, of which nobody knows yet that the program can use them."""
+    _looked_at: set[SessionId] = field(default_factory=set)
+    """Those on trial that are being looked at, because somebody waits."""
+    _put_off: set[SessionId] = field(default_factory=set)
+    """Sessions whose request is made once their back-off is over."""
+    _sweep_due: bool = False
+    _rooms: dict[int, Asked] = field(default_factory=dict)
+    """By the number that the scheduler knows it by."""
+    _numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
+
+    # --- after each event -----------------------------------------------------------------------
+
+    def after(self, step: Step) -> None:
+        """Costs nothing where nobody is linked."""
+        event, actions = step.event, step.actions
+        for action in actions:
+            if isinstance(action, (RoomMade, RoomDenied)):
+                self._answer_room(action)
+        if not self._links:
+            return
+        named = {action.session for action in actions}
+        session: SessionId | None = getattr(event, "session", None)
+        if session is not None:
+            named.add(session)
+        self._settle(named)
+        if not self._sweep_due:
+            self._sweep_due = True
+            asyncio.get_running_loop().call_later(SWEEP_DELAY_S, self._sweep)
+        if isinstance(event, ev.SessionDetached):
+            self._detached(event.session)
+        if isinstance(event, (ev.SessionDetached, ev.SessionLost)):
+            self._empty_turns.forget(event.session)
+        self._put_on_trial(actions)
+        if self._on_trial and self._core.scheduler.waiting:
+            self._try_all()
+
+    def _sweep(self) -> None:
+        self._sweep_due = False
+        self._settle(tuple(self._links.sessions))
+
+    def _settle(self, sessions: Iterable[SessionId]) -> None:
+        for session in sessions:
+            if links := self._links.of(session):
+                self._settle_one(session, links)
+
+    def _settle_one(self, session: SessionId, links: tuple[Link, ...]) -> None:
+        wished = self._core.scheduler.may_compute(session)
+        if not wished and self._core.scheduler.at_rest(session):
+            self._own_burst_is_over(session)
+        for link in links:
+            self.tell(link, wished)
+        if any(link.wants_lease for link in links):
+            asyncio.get_running_loop().call_soon(self._ask, session)
+
+    def tell(self, link: Link, wished: bool) -> None:
+        """``wished``, if that is not what it was told last."""
+        if link.gate_open is wished or link.connection is None:
+            return
+        link.gate_open = wished
+        if wished:
+            link.wants_lease = False
+        link.connection.send(Gate(open=wished))
+
+    def _own_burst_is_over(self, session: SessionId) -> None:
+        """The scheduler ends it; nobody else says so."""
+        member = self._members.get(session)
+        if member is not None and member.in_burst and member.own_burst:
+            member.in_burst = False
+            if self._on_trial.pop(session, None) is not None:
+                self._judge_after(session)
+
+    # --- empty turns ----------------------------------------------------------------------------
+
+    def _put_on_trial(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            member = self._members.get(action.session)
+            if isinstance(action, Grant) and member is not None and member.own_burst:
+                self._on_trial[action.session] = action.burst
+
+    def _try_all(self) -> None:
+        """Somebody waits: look whether those that are on trial can use their turns at all."""
+        for session, burst in tuple(self._on_trial.items()):
+            member = self._members.get(session)
+            if member is None or not member.in_burst or member.burst != burst:
+                del self._on_trial[session]
+            elif session not in self._looked_at:
+                self._looked_at.add(session)
+                self._core.after_a_look(member, partial(self._judge, session, burst))
+
+    def _judge(self, session: SessionId, burst: int) -> None:
+        """``session`` has just been looked at."""
+        self._looked_at.discard(session)
+        if self._on_trial.get(session) != burst:
+            return
+        if self._uses_driver(session):
+            del self._on_trial[session]
+            self._empty_turns.forget(session)
+        elif self._core.scheduler.waiting:
+            log.info("a turn of a program without the driver ends: others wait", session=session)
+            self._core.feed(ev.BurstEnded(session=session, burst=burst))
+
+    def _judge_after(self, session: SessionId) -> None:
+        """Its burst has ended, in whatever way; runners are looked at all the time."""
+        if self._uses_driver(session):
+            self._empty_turns.forget(session)
+        else:
+            self._empty_turns.was_empty(session, asyncio.get_running_loop().time())
+
+    # --- the lease ------------------------------------------------------------------------------
+
+    def lease_wanted(self, link: Link) -> None:
+        if link.session is None:
+            link.gate_open = None
+            self.tell(link, wished=True)
+            return
+        if link.gate_open:
+            return  # that it is open is on its way
+        link.wants_lease = True
+        self._ask(link.session)
+
+    def _ask(self, session: SessionId) -> None:
+        """Not if it waits, or is in a burst, already: then the gate opens with that."""
+        member = self._members.get(session)
+        wanted = any(link.wants_lease for link in self._links.of(session))
+        if member is None or not wanted or not self._core.scheduler.at_rest(session):
+            return
+        if left_s := self._empty_turns.left_s(session, asyncio.get_running_loop().time()):
+            self._ask_later(member, left_s)
+            return
+        log.info("a call at the gate asks for the lease", session=session)
+        self._request_own(member)
+
+    def _ask_later(self, member: Member, left_s: float) -> None:
+        """After ``left_s``; after a look if that shows that it has started the driver."""
+        if member.id not in self._put_off:
+            self._put_off.add(member.id)
+            asyncio.get_running_loop().call_later(left_s, self._ask_again, member.id)
+            self._core.after_a_look(member, partial(self._ask_if_real, member.id))
+
+    def _ask_if_real(self, session: SessionId) -> None:
+        if self._uses_driver(session):
+            self._empty_turns.forget(session)
+            self._ask(session)
+
+    def _ask_again(self, session: SessionId) -> None:
+        self._put_off.discard(session)
+        self._ask(session)
+
+    # --- room -----------------------------------------------------------------------------------
+
+    def room_wanted(self, link: Link, request: int, wanted_bytes: int) -> None:
+        if link.session is None:
+            self._answer(link, request, granted=False, detail=NO_SESSION)
+            return
+        its = self._asked_by(link)
+        same = [number for number, asked in its if asked.request == request]
+        if not same and (len(its) >= ROOM_REQUESTS_MAX or not self._share.may(link.uid)):
+            detail = "Too many threads of this program, or of its user's programs, ask for room."
+            self._answer(link, request, granted=False, detail=detail)
+            return
+        number = same[0] if same else next(self._numbers)
+        if not same:
+            self._share.take(link.uid)
+        self._rooms[number] = Asked(link, request, wanted_bytes)
+        self._core.feed(ev.RoomWanted(session=link.session, request=number, bytes=wanted_bytes))
+
+    def _answer_room(self, action: RoomAnswer) -> None:
+        asked = self._take_off(action.request)
+        if asked is not None:
+            detail = action.detail if isinstance(action, RoomDenied) else ""
+            granted = not isinstance(action, RoomDenied)
+            self._answer(asked.link, asked.request, granted=granted, detail=detail)
+
+    def _take_off(self, number: int) -> Asked | None:
+        asked = self._rooms.pop(number, None)
+        if asked is not None:
+            self._share.give_back(asked.link.uid)
+        return asked
+
+    def link_lost(self, link: Link) -> None:
+        """It asks again when it comes back."""
+        for number, _ in self._asked_by(link):
+            self._take_off(number)
+            if link.session is not None:
+                self._core.feed(ev.RoomNoLongerWanted(session=link.session, request=number))
+
+    def _detached(self, session: SessionId) -> None:
+        """It leaves Kiwi: the scheduler has dropped what it asked for. A process that another
+        session takes over stays in, and is in need of room as before: see ``moved_over``."""
+        member = self._members.get(session)
+        for link in self._links.of(session):
+            if self._links.nearest(link, but=member) is None:
+                self.deny(link)
+
+    def deny(self, link: Link) -> None:
+        """It has left Kiwi."""
+        for number, asked in self._asked_by(link):
+            self._take_off(number)
+            self._answer(link, asked.request, granted=False, detail=NO_SESSION)
+
+    def moved_over(self, link: Link) -> None:
+        """It belongs to another session now, which asks for the room anew. Soon: this may be in
+        the middle of an event."""
+        if self._asked_by(link):
+            asyncio.get_running_loop().call_soon(self._ask_anew, link)
+
+    def _ask_anew(self, link: Link) -> None:
+        for _, asked in self._asked_by(link):
+            self.room_wanted(link, asked.request, asked.bytes)
+
+    def _asked_by(self, link: Link) -> list[tuple[int, Asked]]:
+        return [(number, asked) for number, asked in self._rooms.items() if asked.link is link]
+
+    @staticmethod
+    def _answer(link: Link, request: int, *, granted: bool, detail: str) -> None:
+        if link.connection is not None:
+            link.connection.send(Room(request=request, granted=granted, detail=detail))

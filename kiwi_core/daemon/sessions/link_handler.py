@@ -1,0 +1,199 @@
+"""What preloaded libraries say: who they are, how things are, how an operation came out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+
+from kiwi_core.daemon.base.peers import process_of
+from kiwi_core.errors import PeerError
+from kiwi_core.sched import events as ev
+from kiwi_core.states import Residency
+from kiwi_core.wire.pager import PagerDone, PagerState, WantLease, WantRoom
+
+if TYPE_CHECKING:
+    from kiwi_core.daemon.base.connection import Connection
+    from kiwi_core.daemon.engine.core import Core
+    from kiwi_core.daemon.links.limits import Limits
+    from kiwi_core.daemon.links.link import Link
+    from kiwi_core.daemon.links.links import Links
+    from kiwi_core.daemon.roster.members import Member, Members
+    from kiwi_core.daemon.sessions.gates import Gates
+    from kiwi_core.daemon.sessions.session_handler import SessionHandler
+    from kiwi_core.units import SessionId
+    from kiwi_core.wire.messages import Hello
+
+log = structlog.get_logger(__name__)
+
+LinkMessage = PagerState | PagerDone | WantLease | WantRoom
+
+
+@dataclass(eq=False, repr=False)
+class LinkHandler:
+    """``sessions`` admits programs that have only the library, and dismisses them."""
+
+    _core: Core
+    _links: Links
+    _gates: Gates
+    _members: Members
+    _sessions: SessionHandler
+    _limits: Limits
+    _link_of: dict[Connection, Link] = field(default_factory=dict)
+
+    def connections(self) -> set[Connection]:
+        return set(self._link_of)
+
+    def speaks_for(self, member: Member) -> bool:
+        """Is there word from a process of this session?"""
+        return self._links.connected(member.id)
+
+    def hello(self, connection: Connection, hello: Hello) -> Member | None:
+        """The session that the process belongs to: an ancestor's or its own, a new one if need be;
+        ``None``: it has left Kiwi."""
+        ref = process_of(connection.peer)
+        link = self._links.hello(ref, connection.peer.uid, hello.name)
+        if link.uid != connection.peer.uid:
+            raise PeerError("not-yours", f"Process {ref.pid} belongs to another user.")
+        link.owns = hello.owns
+        self._settle_in(link)  # before it can be spoken to: nothing may come before the welcome
+        old = link.attach(connection)
+        if old is not None:
+            self._link_of.pop(old, None)
+            self._gates.link_lost(link)
+            old.end_with(PeerError("superseded", "This process has opened a newer connection."))
+        self._link_of[connection] = link
+        member = self._members.get(link.session) if link.session else None
+        log.info("linked", pid=ref.pid, name=link.name, session=link.session)
+        return member
+
+    def welcomed(self, connection: Connection) -> None:
+        """Its welcome is on its way: now the gate."""
+        link = self._link_of[connection]
+        open_ = link.session is None or self._core.scheduler.may_compute(link.session)
+        self._gates.tell(link, open_)
+
+    def received(self, connection: Connection, message: LinkMessage) -> None:
+        link = self._link_of.get(connection)
+        if link is None:
+            return  # replaced, and its last words were on their way
+        if isinstance(message, PagerState):
+            self._links.told(link, message)
+            self._limits.changed()
+            self._believe(link)
+        elif isinstance(message, PagerDone):
+            if not self._links.done(link, message):
+                log.info("answer that nobody waits for", pid=link.ref.pid, op=message.op)
+                self._believe(link)
+        elif isinstance(message, WantLease):
+            self._gates.lease_wanted(link)
+        else:
+            self._gates.room_wanted(link, message.request, message.bytes)
+
+    def disconnected(self, connection: Connection) -> None:
+        link = self._link_of.pop(connection, None)
+        if link is None:
+            return
+        log.info("link lost", pid=link.ref.pid, session=link.session)
+        link.lost()
+        self._gates.link_lost(link)
+        member = self._members.get(link.session) if link.session else None
+        if member is not None and member.connection is None and not self.speaks_for(member):
+            self._sessions.expect_back(member)
+
+    def died(self, link: Link) -> None:
+        """Its process ended."""
+        self._gates.link_lost(link)
+        for connection, of in list(self._link_of.items()):
+            if of is link:
+                del self._link_of[connection]
+                connection.close()
+
+    # --- sessions that come and go --------------------------------------------------------------
+
+    def joined(self, member: Member) -> None:
+        """A new session: links of its process and of its descendants that have none, or one of
+        their own making, are its."""
+        for link in self._links.everybody():
+            own = self._members.get(link.session) if link.session else None
+            if own is member or (own is not None and not own.by_link):
+                continue
+            if self._links.nearest(link, but=own) is not member:
+                continue
+            if own is not None:
+                self._sessions.dismiss(own)  # with its memory where it belongs; then see ``left``
+                continue
+            self._links.assign(link, member.id)
+            link.off = False
+            self._gates.tell(link, self._core.scheduler.may_compute(member.id))
+            self._believe(link)
+
+    def orphaned(self, session: SessionId) -> None:
+        """The process of a session died. Its linked processes that live on become sessions of
+        their own, or another one's: those that are out must be able to come back in their turn."""
+        for link in sorted(self._links.of(session), key=lambda one: one.ref.start_ticks):
+            if link.session != session:
+                continue  # its parent, a session since just now, has taken it along
+            try:
+                self._settle_in(link)
+            except PeerError as error:  # it goes on without Kiwi: see ``left``
+                log.warning("cannot be a session", pid=link.ref.pid, why=str(error))
+                continue
+            if link.session is not None:
+                self._gates.tell(link, self._core.scheduler.may_compute(link.session))
+            self._gates.moved_over(link)
+            self._believe(link)
+
+    def left(self, session: SessionId) -> None:
+        """A session is over. Its linked processes that live on belong to another one, or to none:
+        then they run on without Kiwi, which makes no room for them any more."""
+        for link in self._links.of(session):
+            other = self._links.nearest(link)
+            self._links.assign(link, other.id if other is not None else None)
+            link.off = other is None
+            wished = other is None or self._core.scheduler.may_compute(other.id)
+            self._gates.tell(link, wished)
+            if other is None:
+                self._gates.deny(link)
+            else:
+                self._gates.moved_over(link)
+                self._believe(link)
+
+    def _settle_in(self, link: Link) -> None:
+        if link.off or (link.session and self._members.get(link.session) is not None):
+            return
+        member = self._links.nearest(link)
+        if member is None:
+            member = self._sessions.admit_linked(link.ref, link.uid, link.name)
+        if link.session != member.id:
+            self._links.assign(link, member.id)
+
+    def _believe(self, link: Link) -> None:
+        """What it says and the books do not know: it finished an operation that was given up, or
+        that an earlier daemon began."""
+        member = self._members.get(link.session) if link.session else None
+        if member is None or link.call is not None or member.id in self._core.operations.sessions:
+            return
+        residency = link.told.residency
+        links = self._links.of(member.id)
+        out_bytes = sum(one.told.paged_out_bytes for one in links)
+        if residency is Residency.RESIDENT or not self._is_news(member, out_bytes):
+            return
+        log.warning("found", session=member.id, pid=link.ref.pid, residency=residency.value)
+        self._core.feed(
+            ev.SessionJoined(
+                session=member.id,
+                residency=residency,
+                resident_bytes=sum(one.told.resident_bytes for one in links),
+                paged_out_bytes=out_bytes,
+                burst=member.burst,
+            )
+        )
+
+    def _is_news(self, member: Member, out_bytes: int) -> bool:
+        """More is out than the books have: after a restart they have a guess until it is told."""
+        if self._core.scheduler.believed_in(member.id):
+            return True
+        known_bytes = self._core.scheduler.out_bytes(member.id)
+        return known_bytes is not None and out_bytes > known_bytes

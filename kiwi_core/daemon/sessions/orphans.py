@@ -1,0 +1,79 @@
+"""Lets go the processes that a session leaves behind when it ends.
+
+Those that have the preloaded library become sessions of their own (``LinkHandler.orphaned``).
+Others cannot ask for anything: a kernel that is killed while the driver holds it may leave a child
+that is held, too. A session that leaves Kiwi counts if a move that failed has left its gate shut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from kiwi_core.pager.api import Refused
+from kiwi_core.states import Reason
+from kiwi_core.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from kiwi_core.daemon.engine.operations import Operations
+    from kiwi_core.daemon.links.links import Links
+    from kiwi_core.daemon.sessions.link_handler import LinkHandler
+    from kiwi_core.pager.api import Pager, Target
+
+log = structlog.get_logger(__name__)
+
+AGAIN_AFTER_S = 5.0
+"""Between attempts while there is no room for a child in the GPU."""
+
+ONE_TRY_S = 60.0
+"""For one attempt: the lock, the room, the copy."""
+
+
+class Orphans:
+    """One task per death; most find nothing to do within milliseconds."""
+
+    def __init__(
+        self, pager: Pager, operations: Operations, links: Links, link_desk: LinkHandler
+    ) -> None:
+        self._pager = pager
+        self._operations = operations
+        self._links = links
+        self._link_handler = link_desk
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.closed = False
+        """The daemon leaves: nobody becomes a session any more."""
+
+    @property
+    def at_work(self) -> bool:
+        """Whether processes of sessions that have ended are still being let go."""
+        return bool(self._tasks)
+
+    def let_go(self, target: Target, *, was_leaving: bool) -> None:
+        task = asyncio.ensure_future(self._let_go(target, was_leaving))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _let_go(self, target: Target, was_leaving: bool) -> None:
+        while target.session in self._operations.sessions:
+            await asyncio.sleep(0.1)
+        if not (was_leaving or self.closed):
+            self._link_handler.orphaned(target.session)
+        while await self._worth_another_try(target):
+            await asyncio.sleep(AGAIN_AFTER_S)
+        if not self.closed:
+            self._link_handler.left(target.session)
+
+    async def _worth_another_try(self, target: Target) -> bool:
+        """Tries once. No program is left shut for ever, whatever is in the way now."""
+        deadline_ns = round((time.monotonic() + ONE_TRY_S) * NS_PER_S)
+        try:
+            outcome = await self._pager.page_in(target, deadline_ns)
+        except Exception:
+            log.exception("children left behind could not be let go", session=target.session)
+            return False
+        if not isinstance(outcome, Refused) or outcome.reason is Reason.GONE:
+            return False
+        return outcome.reason is Reason.NO_ROOM or self._links.shut(target.session)

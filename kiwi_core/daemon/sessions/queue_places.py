@@ -1,0 +1,124 @@
+"""Places in the queue for the GPU, shared among users.
+
+Who waits behind another user waits for at most that user's share of places. A burst beyond the
+share waits outside the queue, in order, and gets the next place that the user's own bursts leave:
+nothing is lost by that, since those would be ahead of it anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.wire.messages import Waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.daemon.base.shares import Share
+    from kiwi_core.daemon.roster.members import Member
+
+WORD_EVERY_S: Final = 1.0
+"""As those in the queue hear: a client that hears nothing takes the daemon for hung."""
+
+ACTIVITY: Final = "your other notebooks are ahead"
+
+
+class QueuePlaces:
+    """``line_up`` puts the burst of that number into the queue. ``settle`` is called after each
+    event."""
+
+    def __init__(self, share: Share, line_up: Callable[[Member, int], None]) -> None:
+        self._share = share
+        self._line_up = line_up
+        self._loop = asyncio.get_running_loop()
+        self._inside: dict[int, set[Member]] = {}
+        """By user; also those that have left the queue since it was looked through last."""
+        self._outside: dict[int, dict[Member, int]] = {}
+        """By user, in order, with the client's number of the burst."""
+        self._due = False
+        self._word: asyncio.TimerHandle | None = None
+
+    def request(self, member: Member, client_burst: int, *, runs: bool = False) -> None:
+        """``runs``: it believes to hold the GPU already, so it cannot wait outside."""
+        outside = self._outside.get(member.uid)
+        if outside is not None and member in outside:
+            # A call at a gate asks too: the burst that the client waits for serves both.
+            outside[member] = client_burst or outside[member]
+        elif runs or self._has_place(member):
+            self._enter(member, client_burst)
+        else:
+            self._outside.setdefault(member.uid, {})[member] = client_burst
+            self._say_soon()
+
+    def withdraw(self, member: Member, client_burst: int | None = None) -> None:
+        """If it waits outside (for the burst of that number), it does not any more."""
+        outside = self._outside.get(member.uid, {})
+        if member in outside and client_burst in (None, outside[member]):
+            del outside[member]
+            if not outside:
+                del self._outside[member.uid]
+
+    def settle(self) -> None:
+        if self._outside and not self._due:
+            self._due = True
+            self._loop.call_soon(self._move_up)
+
+    def recount(self) -> None:
+        """Looks through all places, for who wants the exact number."""
+        for uid in tuple(self._inside):
+            self._look_through(uid)
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _has_place(self, member: Member) -> bool:
+        inside = self._inside.get(member.uid, set())
+        if member in inside:
+            return True
+        if len(inside) >= self._share.limit.per_user:
+            self._look_through(member.uid)
+        return self._share.may(member.uid)
+
+    def _enter(self, member: Member, client_burst: int) -> None:
+        inside = self._inside.setdefault(member.uid, set())
+        if member not in inside:
+            inside.add(member)
+            self._share.take(member.uid)
+        self._line_up(member, client_burst)
+
+    def _look_through(self, uid: int) -> None:
+        inside = self._inside.get(uid, set())
+        for member in [one for one in inside if not one.waiting]:
+            inside.discard(member)
+            self._share.give_back(uid)
+        if not inside:
+            self._inside.pop(uid, None)
+
+    def _move_up(self) -> None:
+        self._due = False
+        for uid in tuple(self._outside):
+            self._look_through(uid)
+            while (outside := self._outside.get(uid)) and self._share.free(uid):
+                member = next(iter(outside))
+                burst = outside[member]
+                self.withdraw(member)
+                self._enter(member, burst)
+
+    def _say_soon(self) -> None:
+        if self._word is None:
+            self._word = self._loop.call_soon(self._say)  # type: ignore[assignment]
+
+    def _say(self) -> None:
+        self._word = None
+        for outside in self._outside.values():
+            ahead = self._share.limit.per_user
+            for place, (member, burst) in enumerate(outside.items(), start=1):
+                if member.connection is not None and burst:
+                    position = ahead + place
+                    member.connection.send(
+                        Waiting(
+                            burst=burst, position=position, ahead=position - 1, activity=ACTIVITY
+                        )
+                    )
+        if self._outside:
+            self._word = self._loop.call_later(WORD_EVERY_S, self._say)

@@ -1,0 +1,94 @@
+"""After a crash: asks the driver what state each process of the old roster is in.
+
+A remembered flag is not evidence. The roster only says whom to ask and which burst a process was
+in; what is held or paged out comes back in its turn, through the scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from kiwi_core.daemon.engine.observer import where_it_is
+from kiwi_core.daemon.roster.members import Member, session_id
+from kiwi_core.errors import KiwiError
+from kiwi_core.gpu import processes
+from kiwi_core.pager.api import ProcessRef, Target
+from kiwi_core.states import Residency
+from kiwi_core.units import SessionId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.daemon.roster.members import Members
+    from kiwi_core.daemon.roster.roster import Roster, RosterEntry
+    from kiwi_core.pager.api import Observation, Pager
+    from kiwi_core.sched.events import SessionJoined
+
+log = structlog.get_logger(__name__)
+
+ANSWER_WITHIN_S = 30.0
+"""A process that an earlier daemon left in the middle of a move needs time to settle."""
+
+
+async def recover(
+    roster: Roster, pager: Pager, members: Members, joined: Callable[[Member, SessionJoined], None]
+) -> None:
+    """Calls ``joined`` for each process of ``roster`` that still lives."""
+    # By the process, not by what the roster calls it: it may be damaged.
+    living = {_ref(e): e for e in roster.sessions if processes.alive(_ref(e))}
+    entries = [msgspec.structs.replace(e, session=session_id(ref)) for ref, e in living.items()]
+    seen = await asyncio.gather(*(_ask(pager, entry) for entry in entries))
+    found = [(e, o) for e, o in zip(entries, seen, strict=True) if o is not None and o.alive]
+    # Those that run at this moment come first: they have the GPU, the others wait for it.
+    found.sort(key=lambda pair: pair[1].residency is not Residency.RESIDENT)
+    for entry, observation in found:
+        member = Member(
+            id=SessionId(entry.session),
+            ref=_ref(entry),
+            uid=entry.uid,
+            name=entry.name,
+            kernel_id=entry.kernel_id,
+            burst=entry.burst,
+            client_burst=entry.burst if entry.client_burst is None else entry.client_burst,
+            by_link=entry.by_link,
+            in_burst=entry.in_burst,
+            priority=entry.priority,
+            guarded=entry.guarded,
+        )
+        try:
+            members.add(member)
+        except KiwiError:
+            continue  # it died just now
+        event = _joined(entry, observation)
+        log.info(
+            "session found again", session=member.id, pid=entry.pid,
+            residency=observation.residency.value, in_burst=entry.in_burst,
+        )  # fmt: skip
+        joined(member, event)
+
+
+def _ref(entry: RosterEntry) -> ProcessRef:
+    return ProcessRef(entry.pid, entry.start_ticks)
+
+
+async def _ask(pager: Pager, entry: RosterEntry) -> Observation | None:
+    target = Target(SessionId(entry.session), _ref(entry))
+    try:
+        return await asyncio.wait_for(pager.observe(target), ANSWER_WITHIN_S)
+    except (asyncio.TimeoutError, KiwiError, OSError) as error:
+        log.error("driver says nothing of a session", session=entry.session, why=str(error))
+        return None
+
+
+def _joined(entry: RosterEntry, seen: Observation) -> SessionJoined:
+    """``mid_burst`` and still resident means that it runs at this moment."""
+    return msgspec.structs.replace(
+        where_it_is(Target(SessionId(entry.session), _ref(entry)), seen),
+        mid_burst=entry.in_burst and seen.residency is not Residency.LOST,
+        burst=entry.burst,
+        guarded=None if entry.guarded else False,
+    )

@@ -1,0 +1,150 @@
+"""What people ask for while the daemon runs: other settings, and a session's memory out now
+(``release``) or back before it is used (``bring-back``). Who asked is in the log."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from kiwi_core.errors import CallerError
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.policy import check_name
+from kiwi_core.units import seconds_to_ns
+from kiwi_core.wire import messages as m
+from kiwi_core.wire.names import check_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.config import Config
+    from kiwi_core.daemon.base.connection import Connection
+    from kiwi_core.daemon.base.peers import Rights
+    from kiwi_core.daemon.base.shares import Share
+    from kiwi_core.daemon.engine.core import Core
+    from kiwi_core.daemon.roster.members import Member, Members
+    from kiwi_core.states import Priority
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(eq=False, repr=False)
+class RequestHandler:
+    """``own`` is the member that a connection speaks for, if any. Errors: ``CallerError``
+    ("no-such-session"), also for a session that the peer may not act on. ``releases`` counts those
+    that wait for a look at the GPU. ``remember`` writes the roster now: a setting that was answered
+    with ``ok`` outlives a crash."""
+
+    _config: Config
+    _members: Members
+    _rights: Rights
+    _core: Core
+    _releases: Share
+    _remember: Callable[[], None]
+    hints_begun: int = 0
+    """Since the daemon started, for metrics servers, like the next one."""
+    hints_declined: int = 0
+
+    def release(self, connection: Connection, own: Member | None, message: m.Release) -> None:
+        """Answers in its own time: what the session has in the GPU is read first."""
+        member = self._subject(connection, own, message.session)
+        uid = connection.peer.uid
+        if not self._releases.may(uid):
+            raise CallerError(
+                "busy", "Your last requests to move memory out are still waiting.", "Wait for them."
+            )
+        self._releases.take(uid)
+
+        def answer(refused: CallerError | None) -> None:
+            self._releases.give_back(uid)
+            log.info(
+                "release", by=connection.peer.owner, by_pid=connection.peer.pid, session=member.id,
+                name=member.name, refused=refused.code if refused else None,
+            )  # fmt: skip
+            connection.send(m.Error.of(refused, about="release") if refused else m.Ok())
+
+        self._core.release(member, answer)
+
+    def bring_back(self, connection: Connection, own: Member | None, message: m.BringBack) -> None:
+        """A hint that leads to nothing is not told to the scheduler: people type a lot."""
+        member = self._subject(connection, own, message.session)
+        why = self._core.scheduler.hint_hindrance(member.id, time.monotonic_ns())
+        if why:
+            self.hints_declined += 1
+        else:
+            self.hints_begun += 1
+            log.info(
+                "bring back", by=connection.peer.owner, by_pid=connection.peer.pid,
+                session=member.id, name=member.name,
+            )  # fmt: skip
+            self._core.feed(ev.UseExpected(session=member.id))
+        connection.send(m.HintReport(begun=not why, why=why))
+
+    def _subject(self, connection: Connection, own: Member | None, session: str) -> Member:
+        member = self._members.get(session) if session else own
+        if member is None and not session:
+            raise CallerError(
+                "no-such-session",
+                "An observer has no session of its own: the message must name one.",
+                "`kiwi status` lists yours.",
+            )
+        if member is None or not self._rights.may_act(connection.peer, member.uid):
+            raise CallerError(
+                "no-such-session",
+                f"You have no session {session!r} on this GPU.",
+                "`kiwi status` lists yours.",
+            )
+        return member
+
+    # --- settings -------------------------------------------------------------------------------
+
+    def set(self, connection: Connection, message: m.Set) -> None:
+        if not self._rights.may_set(connection.peer):
+            raise CallerError(
+                "not-allowed",
+                "Only the daemon's owner or a member of its admin group may change settings.",
+                "Ask the administrator of this machine.",
+            )
+        check_settings(message, self._config)
+        if message.policy is not None:
+            check_name(message.policy)
+        if message.priority is not None:
+            self._prioritise(message.session, message.priority)
+        tq_ns = None if message.tq_s is None else seconds_to_ns(message.tq_s)
+        if message.priority is not None or self._changes(tq_ns, message):
+            self._change(connection, tq_ns, message)
+        connection.send(m.Ok())
+
+    def _changes(self, tq_ns: int | None, message: m.Set) -> bool:
+        """What is set already costs nothing: no event, no line in the journal, no write."""
+        now = self._core.scheduler
+        wanted = (tq_ns, message.anti_thrash, message.policy)
+        have = (now.tq_ns, now.anti_thrash, now.policy)
+        return any(
+            one is not None and one != other for one, other in zip(wanted, have, strict=True)
+        )
+
+    def _change(self, connection: Connection, tq_ns: int | None, message: m.Set) -> None:
+        log.info(
+            "settings changed", by=connection.peer.owner, tq_s=message.tq_s,
+            anti_thrash=message.anti_thrash.value if message.anti_thrash else None,
+            policy=message.policy, session=message.session,
+            priority=message.priority.value if message.priority else None,
+        )  # fmt: skip
+        self._core.feed(
+            ev.SettingsChanged(tq_ns=tq_ns, anti_thrash=message.anti_thrash, policy=message.policy)
+        )
+        self._remember()
+
+    def _prioritise(self, session: str, priority: Priority) -> None:
+        member = self._members.get(session)
+        if member is None:
+            raise CallerError(
+                "no-such-session",
+                f"There is no session {session!r} on this GPU.",
+                "`kiwi status --json` lists them.",
+            )
+        member.priority = priority
+        self._core.feed(ev.PriorityChanged(session=member.id, priority=priority))

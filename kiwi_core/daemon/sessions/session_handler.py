@@ -1,0 +1,279 @@
+"""The connections of the role ``session``: sessions that come and go, and their bursts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from kiwi_core.daemon.base.peers import process_of, user_name
+from kiwi_core.daemon.roster import notices as words
+from kiwi_core.daemon.roster.members import Member, session_id
+from kiwi_core.daemon.sessions.queue_places import QueuePlaces
+from kiwi_core.errors import PeerError
+from kiwi_core.sched import events as ev
+from kiwi_core.states import Notice, SessionState
+from kiwi_core.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kiwi_core.daemon.base.connection import Connection
+    from kiwi_core.daemon.base.shares import Share
+    from kiwi_core.daemon.base.steps import Step
+    from kiwi_core.daemon.engine.core import Core
+    from kiwi_core.daemon.links.guards import Guards
+    from kiwi_core.daemon.roster.members import Members
+    from kiwi_core.gpu.processes import ProcessRef
+    from kiwi_core.pager.api import Target
+    from kiwi_core.states import Priority
+    from kiwi_core.units import SessionId
+
+log = structlog.get_logger(__name__)
+
+_HELD = (
+    SessionState.SUSPENDED,
+    SessionState.PAGING_OUT,
+    SessionState.PAGED_OUT,
+    SessionState.PAGING_IN,
+)
+
+DISCONNECTED_GRACE_S = 10.0
+"""A living process may lose its connection and come back (an exec, a frozen thread); after this
+its burst counts as over, and it leaves Kiwi."""
+
+
+class Libraries(Protocol):
+    """The preloaded libraries of programs."""
+
+    def joined(self, member: Member) -> None:
+        """Give the new session the libraries that belong to it."""
+
+    def speaks_for(self, member: Member) -> bool:
+        """Return whether a library of a process of the session is connected."""
+
+
+class SessionHandler:
+    """``priorities`` are classes by user name, as the daemon was started; ``places`` counts those
+    in the queue."""
+
+    def __init__(
+        self, members: Members, core: Core, priorities: Mapping[str, Priority], places: Share
+    ) -> None:
+        self._members = members
+        self._core = core
+        self._priorities = priorities
+        self._session_of: dict[Connection, Member] = {}
+        self._leaving: dict[Member, Connection | None] = {}
+        self.places = QueuePlaces(places, self._line_up)
+        self.libraries: Libraries
+        self.guards: Guards
+        self.has_left: Callable[[Target], None]
+        """Told of a session that has left Kiwi and lives on."""
+
+    # --- asked by the router ----------------------------------------------------------------------
+
+    def of(self, connection: Connection) -> Member | None:
+        """Whom it speaks for."""
+        return self._session_of.get(connection)
+
+    def hello(self, connection: Connection, hello: m.Hello) -> Member:
+        ref = process_of(connection.peer)
+        member = self._members.of_process(ref)
+        if member is None:
+            member = self.admit(ref, connection.peer.uid, hello.name, hello.kernel_id)
+        self._name(member, hello.name, hello.kernel_id)
+        member.by_link = False
+        self.guards.told(member, hello.ungated)
+        self._bind(member, connection)
+        return member
+
+    def received(
+        self, connection: Connection, message: m.Acquire | m.Withdraw | m.EndBurst | m.Goodbye
+    ) -> None:
+        """Raises ``PeerError("superseded")``: it speaks for nobody any more."""
+        member = self._session_of.get(connection)
+        if member is None:
+            raise _superseded()
+        if isinstance(message, m.Acquire):
+            self.places.request(member, message.burst)
+        elif isinstance(message, m.Goodbye):
+            self.dismiss(member)
+        else:
+            self._burst_message(connection, member, message)
+
+    def _burst_message(
+        self, connection: Connection, member: Member, message: m.Withdraw | m.EndBurst
+    ) -> None:
+        # Else that burst is over already, and another one, of our own, may be under way.
+        self.places.withdraw(member, message.burst)
+        current = member.client_burst == message.burst
+        if isinstance(message, m.Withdraw):
+            if current:
+                self._withdraw(member)
+            connection.send(m.Withdrawn(burst=message.burst))
+        elif current and message.lingering:
+            self._core.feed(ev.BurstLingered(session=member.id, burst=member.burst))
+        elif current:
+            self._end(member)
+
+    def disconnected(self, connection: Connection, *, closing: bool) -> None:
+        """``closing``: the daemon is leaving."""
+        member = self._session_of.pop(connection, None)
+        if member is None or member.connection is not connection:
+            return
+        member.connection = None
+        if closing or self._members.get(member.id) is not member:
+            return  # the daemon or the process has ended: nobody is expected back
+        self.places.withdraw(member)
+        if member.waiting and not member.in_burst and not member.own_burst:
+            self._withdraw(member)
+        self.expect_back(member)
+
+    def held(self) -> set[Connection]:
+        """The connections of those whose memory is held, out, or on its way."""
+        return {m.connection for m in self._members if m.connection and self._is_held(m)}
+
+    # --- joining --------------------------------------------------------------------------------
+
+    def admit(self, ref: ProcessRef, uid: int, name: str, kernel_id: str = "") -> Member:
+        """A new session. Raises ``PeerError``: "too-many-sessions" or "gone"."""
+        if not self._members.share.may(uid):
+            raise PeerError(
+                "too-many-sessions",
+                "You have as many sessions on this GPU as you may have.",
+                "Shut down notebooks that are no longer needed. Kiwi tries again by itself.",
+            )
+        member = Member(id=session_id(ref), ref=ref, uid=uid)
+        self._members.add(member)
+        self._name(member, name, kernel_id)
+        self._core.joined(member, self.priority_of(member))
+        log.info("session joined", session=member.id, pid=ref.pid, name=member.name)
+        self.libraries.joined(member)
+        return member
+
+    def admit_linked(self, ref: ProcessRef, uid: int, name: str) -> Member:
+        """A program that says nothing but what its preloaded library says."""
+        member = self.admit(ref, uid, name)
+        member.by_link = True
+        return member
+
+    @staticmethod
+    def _name(member: Member, name: str, kernel_id: str) -> None:
+        member.name = name or member.name or f"process {member.ref.pid}"
+        member.kernel_id = kernel_id or member.kernel_id
+
+    def _bind(self, member: Member, connection: Connection) -> None:
+        old = member.connection
+        member.connection = connection
+        self._session_of[connection] = member
+        if member.forget is not None:
+            member.forget.cancel()
+            member.forget = None
+        if old is not None and old is not connection:
+            self._session_of.pop(old, None)
+            old.end_with(_superseded())
+
+    def priority_of(self, member: Member) -> Priority | None:
+        return member.priority or self._priorities.get(user_name(member.uid))
+
+    # --- bursts ---------------------------------------------------------------------------------
+
+    def resume_burst(self, member: Member, hello: m.Hello) -> None:
+        """A client that came back says which burst it is in; a daemon that was restarted may know
+        it from its roster (it stays), or has to line it up again."""
+        in_burst = member.in_burst and not member.own_burst
+        if hello.in_burst and not in_burst:
+            self.places.request(member, hello.burst, runs=True)
+        elif in_burst and not hello.in_burst and member.client_burst <= hello.burst:
+            # It ended while nobody listened.
+            self._end(member)
+
+    def _line_up(self, member: Member, client_burst: int) -> None:
+        burst = member.number(client_burst)
+        member.waiting, member.in_burst = True, False
+        self._core.feed(ev.LeaseRequested(session=member.id, burst=burst))
+
+    def _withdraw(self, member: Member) -> None:
+        member.waiting = member.in_burst = False
+        self._core.feed(ev.LeaseWithdrawn(session=member.id, burst=member.burst))
+
+    def _end(self, member: Member) -> None:
+        member.waiting = member.in_burst = False
+        self._core.end_burst(member, member.burst)
+
+    # --- leaving --------------------------------------------------------------------------------
+
+    def died(self, member: Member) -> None:
+        """The process of ``member`` ended."""
+        log.info("session ended", session=member.id, pid=member.ref.pid)
+        self._leaving.pop(member, None)
+        self.places.withdraw(member)
+        member.waiting = False
+        self._core.feed(ev.SessionLost(session=member.id))
+        self._members.remove(member)
+        if member.connection is not None:
+            member.connection.close()
+
+    def is_leaving(self, member: Member) -> bool:
+        """It was told to leave Kiwi, or said goodbye, and its memory is not back yet."""
+        return member in self._leaving
+
+    def after(self, _step: Step) -> None:
+        """Let those go that were leaving and whose memory is back."""
+        self.places.settle()
+        for member in list(self._leaving):
+            if self._core.scheduler.state_of(member.id) is None:
+                self._say_farewell(member, self._leaving.pop(member))
+
+    def expect_back(self, member: Member) -> None:
+        """``member`` lives but has no connection: it leaves unless it comes back soon."""
+        if member.forget is not None:
+            member.forget.cancel()
+        loop = asyncio.get_running_loop()
+        member.forget = loop.call_later(DISCONNECTED_GRACE_S, self._gone_silent, member)
+
+    def dismiss(self, member: Member) -> None:
+        """It leaves Kiwi, as soon as its memory is back."""
+        self._leaving[member] = member.connection
+        self.places.withdraw(member)
+        member.waiting = member.in_burst = False
+        self._core.feed(ev.SessionDetached(session=member.id))
+
+    def _gone_silent(self, member: Member) -> None:
+        if self._is_held(member):
+            # It cannot answer: the driver holds it, perhaps with the interpreter's lock.
+            self.expect_back(member)
+            return
+        if member in self._leaving or self.libraries.speaks_for(member):
+            return
+        log.info("session did not come back", session=member.id, pid=member.ref.pid)
+        self.dismiss(member)
+
+    def _is_held(self, member: Member) -> bool:
+        return self._core.scheduler.state_of(member.id) in _HELD
+
+    def tell_left_out(self, session: SessionId, why: str) -> None:
+        member = self._members.get(session)
+        if member is not None and member.connection is not None:
+            text, remedy = words.left_out(why)
+            told = m.Told(notice=Notice.PAGE_IN_REFUSED, text=text, remedy=remedy)
+            member.connection.send(told)
+
+    def _say_farewell(self, member: Member, asked: Connection | None) -> None:
+        """``asked`` is the connection that said goodbye, if one did. A newer one (the process came
+        back meanwhile) is closed without an answer: it connects again and is a session anew."""
+        self._members.remove(member)
+        self.has_left(member.target)
+        log.info("session left", session=member.id, pid=member.ref.pid)
+        connection = member.connection
+        if connection is not None:
+            self._session_of.pop(connection, None)
+            if connection is asked:
+                connection.send(m.Ok())
+            connection.close()
+
+
+def _superseded() -> PeerError:
+    return PeerError("superseded", "This process has opened a newer connection.")

@@ -1,0 +1,117 @@
+"""Before a daemon leaves: what is held or paged out comes back, as far as there is room.
+
+Asks the driver who that is: the scheduler is not needed any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from kiwi_core.daemon.roster.notices import reason
+from kiwi_core.errors import KiwiError
+from kiwi_core.pager.api import Lost, Moved
+from kiwi_core.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from kiwi_core.config import Config
+    from kiwi_core.daemon.engine.core import Core
+    from kiwi_core.daemon.roster.members import Members
+    from kiwi_core.pager.api import Pager, Target
+    from kiwi_core.units import SessionId
+
+log = structlog.get_logger(__name__)
+
+LEAVE_WITHIN_S = 60.0
+"""How long a daemon that was told to end may take to bring everybody back, beside the time that
+the slowest believable driver needs for the bytes."""
+
+FINISH_WITHIN_S = 5.0
+"""What is moving when a daemon is told to end gets this long before the others' turn comes."""
+
+LOOK_EVERY_S = 0.05
+"""While waiting for operations to come to their end."""
+
+NEXT_AFTER_S = 2.0
+"""One that takes longer, or hangs, no longer keeps the next one waiting. (The pager lets no two
+count on the same room.)"""
+
+NO_ANSWER = "the driver did not answer in time"
+
+
+async def everybody_back(
+    core: Core, pager: Pager, members: Members, config: Config
+) -> dict[SessionId, str]:
+    """Everybody who is held or paged out comes back, as far as there is room. Returns those that
+    had to stay out, with the reason."""
+    core.wind_down()
+    out_bytes = sum(pager.export_footprints().values())
+    slowly_s = out_bytes / config.operation_deadline_bytes_per_s
+    ends_at_s = time.monotonic() + LEAVE_WITHIN_S + slowly_s
+    await _operations_end(core, min(ends_at_s, time.monotonic() + FINISH_WITHIN_S))
+    moving = core.operations.sessions
+    in_order = sorted(members, key=lambda member: not member.in_burst)
+    first = [member.target for member in in_order if member.id not in moving]
+    left = await bring_back(pager, first, ends_at_s)
+    if moving:
+        await _operations_end(core, ends_at_s)
+        rest = [member.target for member in in_order if member.id in moving]
+        left |= await bring_back(pager, rest, time.monotonic() + FINISH_WITHIN_S)
+    for session, why in left.items():
+        log.error(
+            "session stays paged out; nothing is lost: start the daemon again to bring it back",
+            session=session, why=why,
+        )  # fmt: skip
+    return left
+
+
+async def _operations_end(core: Core, until_s: float) -> None:
+    """Waits for those that run, but for none that is overdue: that one hangs."""
+    operations = core.operations
+    while operations.waiting_for and time.monotonic() < until_s:
+        operations.take_overdue(time.monotonic_ns())
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def bring_back(pager: Pager, targets: list[Target], ends_at_s: float) -> dict[SessionId, str]:
+    """In the order of ``targets``, until ``ends_at_s`` (monotonic); a call that hangs is left
+    behind. Returns those that had to stay out, with the reason."""
+    tasks: dict[SessionId, asyncio.Task[str]] = {}
+    for target in targets:
+        task = asyncio.ensure_future(_bring_one_back(pager, target, ends_at_s))
+        tasks[target.session] = task
+        await asyncio.wait(
+            [task], timeout=max(0.0, min(NEXT_AFTER_S, ends_at_s - time.monotonic()))
+        )
+    if tasks:
+        await asyncio.wait(tasks.values(), timeout=max(0.1, ends_at_s - time.monotonic()))
+    outcomes = {session: _why(task) for session, task in tasks.items()}
+    return {session: why for session, why in outcomes.items() if why}
+
+
+def _why(task: asyncio.Task[str]) -> str:
+    if not task.done():
+        return NO_ANSWER  # it goes on for as long as this process does
+    error = task.exception()
+    if error is None:
+        return task.result()
+    if not isinstance(error, KiwiError):
+        log.error("bringing a session back raised", exc_info=error)
+    return f"{type(error).__name__}: {error}"
+
+
+async def _bring_one_back(pager: Pager, target: Target, ends_at_s: float) -> str:
+    """Why it had to stay out; "" if it is back, or there is nothing to bring back."""
+    seen = await pager.observe(target)
+    if not seen.alive:
+        return ""
+    outcome = await pager.page_in(target, round(ends_at_s * NS_PER_S))
+    if isinstance(outcome, Moved):
+        return ""
+    if isinstance(outcome, Lost):
+        log.error("contents lost", session=target.session, why=outcome.detail)
+        return ""
+    return reason(outcome.reason, outcome.detail)

@@ -1,0 +1,86 @@
+"""Whether anybody needs this daemon: one that a notebook has started ends when nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.daemon.base.address import Address
+    from kiwi_core.daemon.base.connections import Connections
+    from kiwi_core.daemon.engine.operations import Operations
+    from kiwi_core.daemon.links.links import Links
+    from kiwi_core.daemon.roster.members import Members
+    from kiwi_core.daemon.sessions.orphans import Orphans
+
+UNUSED: Final = "unused"
+"""Said to the supervisor: nobody has needed this daemon for as long as it was told."""
+USED: Final = "used"
+"""Said after that: somebody needs it again."""
+
+LOOK_EVERY_S: Final = 1.0
+"""A look is some comparisons, and a second more or less of the time is nothing to anybody."""
+
+
+@dataclass(eq=False, repr=False)
+class Unused:
+    """``after_s``: 0 means that the daemon never counts as unused. ``tell`` gets each change of the
+    word.
+
+    Whoever connects begins the time anew. So a client that has found a daemon that answers has that
+    long to make use of it.
+    """
+
+    after_s: float
+    _address: Address
+    _connections: Connections
+    _members: Members
+    _links: Links
+    _operations: Operations
+    _orphans: Orphans
+    _tell: Callable[[str], None]
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _since_s: float = 0.0
+    _visits: int = -1
+    _word: str = USED
+
+    async def watch(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            self._look()
+
+    def end(self) -> bool:
+        """Let nobody connect any more, if nobody needs this daemon. Return whether that is so. The
+        next program that wants the GPU starts another daemon."""
+        if not self._look():
+            return False
+        self._address.close(comes_back=False)
+        return True
+
+    def _look(self) -> bool:
+        """Return whether nobody has needed the daemon for ``after_s``."""
+        if self._is_needed():
+            self._visits, self._since_s = self._connections.taken, self._loop.time()
+        is_unused = self._loop.time() - self._since_s >= self.after_s > 0
+        word = UNUSED if is_unused else USED
+        if word != self._word:
+            self._word = word
+            self._tell(word)
+        return is_unused
+
+    def _is_needed(self) -> bool:
+        """Memory that is out belongs to a session, or to what one has left behind. Somebody may
+        have come and gone since the last look."""
+        return bool(
+            self._connections.taken != self._visits
+            or self._connections.open
+            or any(True for _ in self._members)
+            or self._links
+            or self._operations.running
+            or self._orphans.at_work
+            or self._address.is_awaited()
+        )
