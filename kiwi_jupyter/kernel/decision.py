@@ -16,15 +16,19 @@ from typing import TYPE_CHECKING, Any, Final
 from kiwi_jupyter.kernel.analysis import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from kiwi_jupyter.kernel.analysis import Analyzer
+    from kiwi_jupyter.kernel.analysis.analyzer import Source
     from kiwi_jupyter.kernel.loading import Gatekeeper
     from kiwi_jupyter.kernel.session import Session
 
 UNTOUCHED: Final = (
     "nothing in this kernel has started the CUDA driver, and the cell does not plainly go for the"
     " GPU; should it reach the GPU all the same, it waits for its turn there (the doubt: {doubt})"
+)
+
+AT_A_GLANCE: Final = (
+    "nothing in this kernel has started the CUDA driver, and the cell names nothing that could use"
+    " the GPU; should it reach the GPU all the same, it waits for its turn there"
 )
 
 _log = logging.getLogger("kiwi.kernel")
@@ -72,10 +76,14 @@ class Decider:
             verdict = self._analyzer.preview(tree, self._shell.user_ns)
             return self._decide(tree, verdict, None).verdict
 
-    def decide(self, node: ast.Module, override: str | None, source: Hashable | None) -> Decision:
-        """Decide about a cell that is about to run. ``override`` is what its user says."""
+    def decide(self, node: ast.Module, override: str | None, source: Source | None) -> Decision:
+        """Decide about a cell that is about to run. ``override`` is what its user says. ``source``:
+        what ``node`` was parsed from, if that is certain."""
         try:
             with self._lock:
+                if override is None and source is not None and self._suffices(source[0]):
+                    self._analyzer.put_off(source)
+                    return Decision(Verdict(False, AT_A_GLANCE))
                 verdict = self._analyzer.analyse(node, self._shell.user_ns, source)
                 decision = self._decide(node, verdict, source)
         except Exception as error:  # noqa: BLE001
@@ -89,7 +97,11 @@ class Decider:
             return Decision(Verdict(True, "%%kiwi gpu says so", 1, _first_real_statement(node)))
         return decision
 
-    def _decide(self, node: ast.Module, verdict: Verdict, source: Hashable | None) -> Decision:
+    def _suffices(self, text: str) -> bool:
+        """Return whether the words of the cell are enough to let it run."""
+        return self._analyzer.glance.suffices(text) and self.untouched()
+
+    def _decide(self, node: ast.Module, verdict: Verdict, source: Source | None) -> Decision:
         if not verdict.gpu:
             return Decision(verdict)
         untouched = self.untouched()

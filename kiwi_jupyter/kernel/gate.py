@@ -30,10 +30,11 @@ from kiwi_jupyter.kernel.stack import cells_on_stack, is_silent
 from kiwi_jupyter.kernel.words import INTERRUPTED, LOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Iterator
 
     from kiwi_core.client import Client
     from kiwi_jupyter.kernel.analysis import Verdict
+    from kiwi_jupyter.kernel.analysis.analyzer import Source
     from kiwi_jupyter.kernel.burst import Burst
     from kiwi_jupyter.kernel.config import Kiwi
     from kiwi_jupyter.kernel.decision import Decider, Decision
@@ -110,7 +111,7 @@ class Gate:
 
     # --- deciding, before the cell runs
 
-    def visit(self, node: Any, source: Hashable | None = None) -> Any:
+    def visit(self, node: Any, source: Source | None = None) -> Any:
         """Called with each parsed cell, and with the bodies of some magics. ``source``: what
         ``node`` was parsed from and is determined by, if that is certain."""
         try:
@@ -119,7 +120,7 @@ class Gate:
             _log.exception("Kiwi could not look at a cell; it runs without Kiwi")
             return node
 
-    def _visit(self, node: Any, source: Hashable | None) -> Any:
+    def _visit(self, node: Any, source: Source | None) -> Any:
         override = take_override(node)
         # The bodies of magics and nested cells were part of what the outer cell's verdict is on.
         if not isinstance(node, ast.Module) or cells_on_stack() != 1 or not node.body:

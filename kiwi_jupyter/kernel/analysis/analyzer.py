@@ -12,12 +12,14 @@ cell's matter.
 
 from __future__ import annotations
 
+import ast
 import sys
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_jupyter.kernel.analysis.check import Checker, Fault
+from kiwi_jupyter.kernel.analysis.glance import Glance
 from kiwi_jupyter.kernel.analysis.holdings import CALLBACKS
 from kiwi_jupyter.kernel.analysis.libraries import Libraries
 from kiwi_jupyter.kernel.analysis.magic_calls import Magics, parse
@@ -33,7 +35,6 @@ from kiwi_jupyter.kernel.analysis.plain import PlainChecker
 from kiwi_jupyter.kernel.analysis.steps import Reading, Step, read
 
 if TYPE_CHECKING:
-    import ast
     from collections.abc import Callable, Hashable, Mapping
 
     from kiwi_jupyter.kernel.analysis.needs import Chain
@@ -44,6 +45,12 @@ STATEMENTS_MAX: Final = 2_000
 
 RUNS_ANYTHING: Final = frozenset({"exec", "eval", "compile", "__import__", "getattr", "execfile"})
 """Names by which code runs that stands nowhere in the cell."""
+
+PUT_OFF_MAX: Final = 512
+"""Different cells that are put off. They are all analysed at once, in about half a second."""
+
+Source = tuple[str, int]
+"""The text of which a cell was parsed, and the flags of the compiler."""
 
 NOT_PLAIN: Final = "it does not plainly go for the GPU"
 
@@ -76,6 +83,9 @@ class Analyzer:
         """See ``Holdings``."""
         self._harmless_modules: set[str] = set()
         self._reading = Reading()
+        self.glance = Glance(self.libraries)
+        self._put_off: dict[Source, None] = {}
+        """Cells that ran and were not looked at, in order: see ``put_off``."""
 
     @property
     def tainted(self) -> str | None:
@@ -87,12 +97,39 @@ class Analyzer:
         self._tainted = self._tainted or why
         self._callbacks = True
 
+    def put_off(self, source: Source) -> None:
+        """Note a cell that runs without a look (``glance``). It is analysed when the first cell
+        after it has to be: what it does to later cells must be known then."""
+        if source not in self._put_off:
+            self._put_off[source] = None
+            if len(self._put_off) > PUT_OFF_MAX:
+                self._put_off.clear()
+                self.taint("too many cells ran before the first one that had to be looked at")
+
+    def _catch_up(self, space: Mapping[str, Any]) -> None:
+        """Analyse the cells that were put off, as their names are now."""
+        while self._put_off:
+            text, flags = source = next(iter(self._put_off))
+            del self._put_off[source]
+            try:
+                tree = compile(text, "<cell>", "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
+            except (SyntaxError, ValueError):
+                self.taint("a cell that ran could not be read again")
+                continue
+            self._analyse(tree, space, source)
+
     def analyse(
         self, tree: ast.Module, space: Mapping[str, Any], source: Hashable | None = None
     ) -> Verdict:
         """The verdict on a cell about to run in the namespace ``space``. Does not change ``tree``
         and runs nothing of the user's. ``source``: what ``tree`` was parsed from and is determined
         by, if that is certain; only for speed."""
+        self._catch_up(space)
+        return self._analyse(tree, space, source)
+
+    def _analyse(
+        self, tree: ast.Module, space: Mapping[str, Any], source: Hashable | None
+    ) -> Verdict:
         if not tree.body:
             return Verdict(False, "the cell is empty")
         if len(tree.body) > STATEMENTS_MAX:
@@ -125,6 +162,7 @@ class Analyzer:
 
     def preview(self, tree: ast.Module, space: Mapping[str, Any]) -> Verdict:
         """Like ``analyse`` for code that is not going to run: nothing is remembered of it."""
+        self._catch_up(space)
         before = self._tainted, set(self._patched), self._callbacks
         try:
             return self.analyse(tree, space)
