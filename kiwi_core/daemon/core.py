@@ -46,7 +46,7 @@ JOURNAL_DELAY_S = 0.005
 _IN_BURST: Final = CallerError(
     "in-burst",
     "This session uses the GPU, waits for it, or is being brought back: nothing was moved.",
-    "Try again when its cell is over.",
+    "Try again when its cell is over, or end its turn with `kiwi suspend`.",
 )
 _NO_HOST_MEMORY: Final = CallerError(
     "no-host-memory",

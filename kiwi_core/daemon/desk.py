@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core import __version__
 from kiwi_core.daemon.link_desk import LinkMessage
+from kiwi_core.daemon.wishes import SessionWish
 from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.peer_limits import WATCHES
 from kiwi_core.wire import messages as m
@@ -64,10 +65,8 @@ class Desk:
             self._hello(connection, message)
         elif isinstance(message, m.Set):
             self.wishes.set(connection, message)
-        elif isinstance(message, m.Release):
-            self.wishes.release(connection, self.sessions.of(connection), message)
-        elif isinstance(message, m.BringBack):
-            self.wishes.bring_back(connection, self.sessions.of(connection), message)
+        elif isinstance(message, SessionWish):
+            self.wishes.of_session(connection, self.sessions.of(connection), message)
         elif isinstance(message, (m.Withdraw, m.EndBurst, m.Goodbye)):
             self.sessions.received(connection, message)
         elif isinstance(message, LinkMessage):

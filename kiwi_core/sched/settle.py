@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kiwi_core.sched import bursts, fixed, growth, hints, orders, turns
+from kiwi_core.sched import bursts, fixed, growth, hints, kept_out, orders, turns
 from kiwi_core.sched.session import Home, Want
 from kiwi_core.states import AntiThrash, Notice
 
@@ -21,6 +21,8 @@ def settle(st: State) -> None:
     st.wake_ns = None
     if st.lingerers:
         _end_lingerers(st)
+    if st.kept_out:
+        kept_out.tend(st)
     _choose_mode(st)
     if st.queue:
         fixed.leave_those_that_stand(st)
