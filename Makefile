@@ -35,7 +35,7 @@ LAB_SOURCES := $(shell find $(LAB)/src $(LAB)/schema $(LAB)/style -type f) \
 unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
 
 .PHONY: help setup lab test fast lint types imports docs docs-links ts core-tests unit-tests server-tests \
-        kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles soak fuzz demo bench \
+        kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles truth soak fuzz demo bench \
         wheels format hooks lock clean
 
 help:  ## list what can be made
@@ -117,6 +117,10 @@ blackbox: $(READY)  ## the same with all cases: each victim in each state with e
 profiles: $(READY)  ## pager, daemon and e2e-tests on each named emulated driver (DRIVERS="580 595-open")
 	@for driver in $(or $(DRIVERS),580 595 595-open 610); do \
 	  KIWI_EMULATOR_DRIVER=$$driver $(STEP) "driver-$$driver" $(PYTEST) -n 2 tests/pager tests/daemon tests/e2e; done
+
+# Its report is in test-artifacts/ui/crowded-surfaces.txt.
+truth: $(LAB_READY)  ## a crowded GPU for MINUTES=30, every surface compared at random moments (needs Chromium)
+	@KIWI_TRUTH_MINUTES=$(or $(MINUTES),30) $(STEP) truth $(PYTEST) tests/ui/test_crowded_surfaces.py
 
 soak: $(READY)  ## everything at once for HOURS=24 (0.05, say, too); SEED= repeats one
 	@$(BIN)/python tests/blackbox/soak.py --hours $(or $(HOURS),24) $(if $(SEED),--seed $(SEED))

@@ -112,6 +112,8 @@ class Notice(str, Enum):
     """Waits because a program without Kiwi's gate is at work, which cannot be stopped safely."""
     STOPPED = "stopped"
     """Its process is stopped (Ctrl-Z, a frozen control group, a debugger), so it takes no turn."""
+    KEPT_OUT = "kept-out"
+    """Somebody keeps it out of the GPU until they resume it (``kiwi suspend``)."""
     STUCK = "stuck"
     """A driver call on it hangs."""
     UNSTUCK = "unstuck"

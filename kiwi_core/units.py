@@ -99,12 +99,14 @@ def _range(low_s: float, high_s: float) -> str:
 
 
 def _amount(wait_s: float, coarse: bool = False) -> str:
-    """Seconds below 100 s, minutes below 100 min; ``coarse``: in steps of about a tenth."""
+    """Seconds below 100 s, minutes below 100 min; ``coarse``: in steps of about a tenth, and below
+    90, or 95 s would follow 1.5 min."""
     seconds = _rounded(wait_s, 5 if coarse and wait_s >= 20 else 1)
-    if seconds < 100:
+    most = 90 if coarse else 100
+    if seconds < most:
         return f"{seconds:g} s"
     minutes = _rounded(wait_s / 60, 0.5 if coarse and wait_s < 600 else 1)
-    if minutes < 100:
+    if minutes < most:
         return f"{minutes:g} min"
     return f"{_rounded(wait_s / 3600, 0.5 if coarse else 1):g} h"
 

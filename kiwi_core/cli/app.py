@@ -42,6 +42,8 @@ COMMANDS: Final[dict[str, Command]] = {
     "usage": Command("usage", "who has had how much of the GPU, and waited how long for it"),
     "set": Command("set_", "change quantum, anti-thrash mode, policy or a priority, live"),
     "release": Command("release", "move a session's memory out of the GPU now"),
+    "suspend": Command("suspend", "end a session's turn, and keep it out of the GPU"),
+    "resume": Command("resume", "let a session that was suspended go on"),
     "doctor": Command("doctor", "is this machine fit for Kiwi, and what to do where not"),
     "daemon": Command("daemon", "serve this machine's GPUs (or emulated ones)"),
     "stop": Command("stop", "end the daemons, and keep notebooks from starting them again"),

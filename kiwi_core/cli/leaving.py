@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
@@ -38,14 +39,12 @@ class Terminated(BaseException):
 
 @contextmanager
 def leaving_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise ``Terminated`` here, once: a second one must not cut short what the
-    first one has begun. One that is ignored (nohup) stays ignored. Main thread only."""
-    told = False
+    """SIGTERM and SIGHUP raise ``Terminated`` here. A second one must not cut short what the first
+    one has begun, but counts where somebody has swallowed the first one's exception (it may come
+    in the middle of a callback). One that is ignored (nohup) stays ignored. Main thread only."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
-        nonlocal told
-        if not told:
-            told = True
+        if not _is_leaving():
             raise Terminated(number)
 
     numbers = [
@@ -59,6 +58,15 @@ def leaving_on_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _is_leaving() -> bool:
+    """Whether ``Terminated`` is on its way up through somebody's ``finally``, or what goes wrong in
+    one is being handled."""
+    error = sys.exc_info()[1]
+    while error is not None and not isinstance(error, Terminated):
+        error = error.__context__
+    return error is not None
 
 
 @contextmanager

@@ -87,6 +87,7 @@ ALWAYS_TOLD: Final = frozenset(
         Notice.SERIALISING,
         Notice.PAGE_OUT_REFUSED,
         Notice.PAGE_IN_REFUSED,
+        Notice.KEPT_OUT,
         Notice.STUCK,
         Notice.UNSTUCK,
         Notice.LOST,

@@ -80,7 +80,8 @@ def fit(line: str, width: int) -> str:
         if part.startswith("\x1b"):
             kept.append(part)  # also behind the cut: what was switched on is switched off
             continue
-        kept.append(part[:left] + ("…" if 0 <= left < len(part) else ""))
+        if left >= 0:
+            kept.append(part[:left] + ("…" if left < len(part) else ""))
         left = left - len(part) if left >= len(part) else -1
     return "".join(kept)
 

@@ -30,10 +30,12 @@ from kiwi_core.wire.messages import (
     MetricsReport,
     Ping,
     Release,
+    Resume,
     Role,
     Set,
     StatusReport,
     StoryReport,
+    Suspend,
     UsageBy,
     UsageReport,
 )
@@ -322,6 +324,16 @@ class Client:
         """Move the memory of ``session`` (empty: this one's own) out of the GPU; returns when that
         is under way. Raises ``PeerError`` "no-such-session", "in-burst" (nothing is moved)."""
         self._channel.ask(Release(session=session), timeout_s)
+
+    def suspend(self, session: str = "", timeout_s: float = 5.0) -> None:
+        """Keep ``session`` (empty: this one) out of the GPU until ``resume``; returns when that has
+        begun. Raises ``PeerError`` "no-such-session", "unguarded" (nothing is done)."""
+        self._channel.ask(Suspend(session=session), timeout_s)
+
+    def resume(self, session: str = "", timeout_s: float = 5.0) -> None:
+        """End what ``suspend`` began. Raises ``PeerError`` "no-such-session", "not-allowed" (an
+        admin keeps it out)."""
+        self._channel.ask(Resume(session=session), timeout_s)
 
     def bring_back(self, session: str = "", timeout_s: float = 5.0) -> tuple[bool, str]:
         """Say that the program of ``session`` (empty: this one) is about to be used. Returns

@@ -2,7 +2,7 @@
 
 The other end of that pipe is with whoever started PID, and the kernel closes it however that one
 ends. (Linux's parent-death signal means the thread that started a process, not the process.) Run by
-path, with the standard library only: it is there as long as a private daemon.
+path, with the standard library only: it is there as long as PID.
 """
 
 import os

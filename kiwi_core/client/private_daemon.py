@@ -30,6 +30,23 @@ _LOG_LINES: Final = 5
 _GUARD: Final = Path(__file__).with_name("guard.py")
 
 
+class Guard:
+    """A small process that asks process ``pid`` to end if this process dies without calling
+    ``end``, by SIGKILL for instance."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = subprocess.Popen(
+            interpreter.bare(_GUARD, str(pid)),
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True, cwd=interpreter.DIRECTORY,
+        )  # fmt: skip
+
+    def end(self) -> None:
+        """Once ``pid`` is to end in order, or has; nothing happens a second time."""
+        self._process.kill()
+        self._process.communicate()
+
+
 class PrivateDaemon:
     """Starts when it is made, and ends with ``end``, or when this process dies without calling that
     (by SIGKILL for instance). ``whose`` is for an error's words ("the demo's"); the sockets go to
@@ -54,17 +71,10 @@ class PrivateDaemon:
                 cwd=interpreter.DIRECTORY,
             )  # fmt: skip
         try:
-            self._guard = self._start_guard()
+            self._guard = Guard(self._process.pid)
         except BaseException:
             self._process.terminate()
             raise
-
-    def _start_guard(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            interpreter.bare(_GUARD, str(self._process.pid)),
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True, cwd=interpreter.DIRECTORY,
-        )  # fmt: skip
 
     def wait_ready(self, gpu: str = "GPU-*") -> Path:
         """The socket of ``gpu`` (a UUID; by default any), once it answers.
@@ -86,8 +96,7 @@ class PrivateDaemon:
 
     def end(self) -> None:
         """Gives it time to bring everybody back."""
-        self._guard.kill()
-        self._guard.communicate()
+        self._guard.end()
         self._process.terminate()
         try:
             self._process.wait(ENDS_WITHIN_S)

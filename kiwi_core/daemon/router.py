@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core import __version__
 from kiwi_core.daemon.sessions.link_handler import LinkMessage
+from kiwi_core.daemon.sessions.requests import SessionWish
 from kiwi_core.errors import PeerError
 from kiwi_core.wire import messages as m
 
@@ -53,10 +54,8 @@ class Router:
             self._hello(connection, message)
         elif isinstance(message, m.Set):
             self.requests.set(connection, message)
-        elif isinstance(message, m.Release):
-            self.requests.release(connection, self.sessions.of(connection), message)
-        elif isinstance(message, m.BringBack):
-            self.requests.bring_back(connection, self.sessions.of(connection), message)
+        elif isinstance(message, SessionWish):
+            self.requests.of_session(connection, self.sessions.of(connection), message)
         elif isinstance(message, (m.Withdraw, m.EndBurst, m.Goodbye)):
             self.sessions.received(connection, message)
         elif isinstance(message, LinkMessage):

@@ -66,7 +66,7 @@ def _host_claim_bytes(s: Session) -> int:
 
 
 def _active(s: Session) -> bool:
-    return s.want is not Want.NONE and not s.leaving
+    return s.want is not Want.NONE and not s.leaving and not s.aside
 
 
 def _check_session(st: State, s: Session) -> None:
@@ -91,11 +91,16 @@ def _check_session(st: State, s: Session) -> None:
 
 def _check_places(st: State) -> None:
     sessions = st.sessions.values()
-    _equal("queue", set(st.queue), {s.id for s in sessions if s.want is Want.QUEUED})
+    queued = [s for s in sessions if s.want is Want.QUEUED and not s.kept_out]
+    _equal("queue", set(st.queue), {s.id for s in queued})
+    _equal("kept out", dict(st.kept_out), {s.id: s for s in sessions if s.kept_out})
+    _true("leaves, but is kept out", not any(s.leaving or s.gone for s in st.kept_out.values()))
     _equal("runners", set(st.runners), {s.id for s in sessions if s.want is Want.RUNNING})
-    idle = {s.id for s in sessions if s.want is Want.NONE and s.resident_bytes and not s.gone}
-    _equal("idle", set(st.idle), idle)
-    waiting = [s for s in sessions if s.want is Want.QUEUED and s.resident_bytes]
+    resting = [
+        s for s in sessions if s.want is Want.NONE or (s.kept_out and s.id not in st.runners)
+    ]
+    _equal("idle", set(st.idle), {s.id for s in resting if s.resident_bytes and not s.gone})
+    waiting = [s for s in queued if s.resident_bytes]
     partly = {s.id for s in waiting if s.owned and s.home is Home.OUT}
     _equal("waiting partly in", set(st.waiting_partly_in), partly)
     _equal("waiting in", set(st.waiting_in), {s.id for s in waiting} - partly)

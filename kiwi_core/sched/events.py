@@ -37,6 +37,8 @@ class SessionJoined(_Event, frozen=True, kw_only=True):
     """``None``: normal, or what it was."""
     guarded: bool | None = None
     """See ``GuardChanged``; ``None``: it is, or what it was."""
+    kept_out: str = ""
+    """See ``SuspensionRequested``; "": nobody has asked for it, or what it was."""
 
 
 class PriorityChanged(_Event, frozen=True, kw_only=True):
@@ -123,6 +125,21 @@ class BurstLingered(_Event, frozen=True, kw_only=True):
 class ReleaseRequested(_Event, frozen=True, kw_only=True):
     """The user wants this session's memory out of the GPU now (``%kiwi release``). Only while it
     is not in a burst; ignored otherwise."""
+
+    session: SessionId
+
+
+class SuspensionRequested(_Event, frozen=True, kw_only=True):
+    """Somebody wants the session out of the GPU until ``ResumptionRequested`` (``kiwi suspend``).
+    If it has the GPU, its turn ends now, as at the end of its quantum; its memory goes out, and it
+    gets no turn. ``by`` says who, in words for people that name nobody: "an admin"."""
+
+    session: SessionId
+    by: str
+
+
+class ResumptionRequested(_Event, frozen=True, kw_only=True):
+    """The session may have the GPU again (``kiwi resume``): a burst of it joins the queue's end."""
 
     session: SessionId
 
@@ -286,6 +303,8 @@ Event = (
     | BurstEnded
     | BurstLingered
     | ReleaseRequested
+    | SuspensionRequested
+    | ResumptionRequested
     | UseExpected
     | RoomWanted
     | RoomNoLongerWanted

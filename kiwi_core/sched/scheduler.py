@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.sched import audit
+from kiwi_core.sched import audit, kept_out
 from kiwi_core.sched.forecast.forecast import Forecast
 from kiwi_core.sched.model.accounts import account_of
 from kiwi_core.sched.model.session import Home, Want
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _HANDLERS = {
     **arrivals.HANDLERS,
     **fixed.HANDLERS,
+    **kept_out.HANDLERS,
     **outcomes.HANDLERS,
     **observations.HANDLERS,
 }
@@ -102,8 +103,8 @@ class Scheduler:
     def loose(self) -> tuple[SessionId, ...]:
         """Who was stopped in mid-burst without anything that the driver could hold it by: worth a
         close look, since it may begin to use the GPU at any moment."""
-        queue = self._st.queue.values()
-        return tuple(session.id for session in queue if session.mid_burst and session.loose)
+        stopped = (*self._st.queue.values(), *self._st.kept_out.values())
+        return tuple(session.id for session in stopped if session.mid_burst and session.loose)
 
     @property
     def unread(self) -> tuple[SessionId, ...]:
@@ -141,6 +142,11 @@ class Scheduler:
         """The last things that happened to ``session``, oldest first; also for a while after it
         left. Empty for one that nobody remembers."""
         return self._st.stories.lines(session)
+
+    def kept_out(self, session: SessionId) -> str:
+        """Who keeps ``session`` out of the GPU, in words for people; "": nobody."""
+        known = self._st.sessions.get(session)
+        return known.kept_out if known is not None else ""
 
     def may_release(self, session: SessionId) -> bool:
         """Whether ``ReleaseRequested`` would be heeded: it is at rest, or goes out already."""

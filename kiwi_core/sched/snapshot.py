@@ -94,20 +94,23 @@ def _round_trip_ns(st: State, present: list[Session]) -> int | None:
 def _queue(st: State, now_ns: int) -> tuple[QueueView, ...]:
     waits_ns = expected_waits_ns(st, now_ns)
     return tuple(
-        _waiter(waiter, position, (None, waits_ns[waiter.id], None), "", now_ns)
-        for position, waiter in enumerate(_waiters(st.queue[id_] for id_ in waits_ns), start=1)
+        _waiter(waiter, position, (None, waits_ns.get(waiter.id), None), "", now_ns)
+        for position, waiter in enumerate(
+            _waiters(st, map(st.queue.__getitem__, waits_ns)), start=1
+        )
     )
 
 
-def _waiters(queued: Iterable[Session]) -> Iterator[Session]:
-    """Yield those that do not hold the GPU any more: one that is being stopped has its place in the
-    queue already, and is shown as a holder until it stands still."""
-    return (session for session in queued if not session.stopping)
+def _waiters(st: State, queued: Iterable[Session]) -> Iterator[Session]:
+    """Yield those that do not hold the GPU any more, and those that are kept out last: one that is
+    being stopped has its place already, and is shown as a holder until it stands still."""
+    yield from (session for session in queued if not session.stopping)
+    yield from (session for session in st.kept_out.values() if session.aside)
 
 
 def _queue_told(st: State, told: dict[SessionId, Told], now_ns: int) -> tuple[QueueView, ...]:
     entries = []
-    for position, waiter in enumerate(_waiters(st.policy.order(st)), start=1):
+    for position, waiter in enumerate(_waiters(st, st.policy.order(st)), start=1):
         one = told.get(waiter.id)
         wait = one.likely if one is not None else None
         waits_ns = (wait.low_ns, wait.expected_ns, wait.high_ns) if wait else (None, None, None)
@@ -135,6 +138,7 @@ def _waiter(
         activity=_activity(waiter),
         blocked=waiter.blocked,
         detail=waiter.blocked_detail,
+        kept_out=waiter.kept_out,
     )
 
 
@@ -145,7 +149,7 @@ def _activity(session: Session) -> str:
 def _stop_at_ns(st: State, runner: Session) -> int | None:
     """Return when ``runner`` makes way for who is first in line, or for whoever comes. ``None``:
     who waits comes in beside it, or cannot be given the GPU."""
-    in_line = tuple(_waiters(st.policy.order(st))) if st.queue else ()
+    in_line = tuple(w for w in st.policy.order(st) if not w.stopping) if st.queue else ()
     first = next((w for w in in_line if w.id not in st.chosen and w.blocked is None), None)
     if in_line and first is None:
         return None
@@ -175,6 +179,7 @@ def _session(st: State, session: Session, now_ns: int) -> SessionView:
         priority=session.priority,
         guarded=session.guarded,
         stopped=session.stopped,
+        kept_out=session.kept_out,
         leaving=session.leaving,
         peak_bytes=session.peak_bytes or None,
         expected_bytes=session.need_bytes,

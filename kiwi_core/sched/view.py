@@ -34,6 +34,8 @@ class SessionView:
     """Without a gate it is not stopped in mid-burst: others wait until its burst ends."""
     stopped: str
     """Why its process does not run at all just now; "": it runs."""
+    kept_out: str
+    """Who keeps it out of the GPU; "": nobody."""
     leaving: bool
     """Detached; shown until its memory is back."""
     peak_bytes: int | None
@@ -66,6 +68,8 @@ class QueueView:
     """What is being done for it right now, in words; "" while it waits for its turn."""
     blocked: Notice | None
     detail: str
+    kept_out: str
+    """Who keeps it out of the GPU: it is told after those that wait for their turn."""
 
 
 @dataclass(frozen=True)

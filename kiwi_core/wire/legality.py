@@ -31,10 +31,12 @@ from kiwi_core.wire.messages import (
     Ping,
     Pong,
     Release,
+    Resume,
     Role,
     Set,
     StatusReport,
     StoryReport,
+    Suspend,
     UsageReport,
     Welcome,
     Withdraw,
@@ -64,7 +66,9 @@ Move: TypeAlias = "type[ClientMessage] | Role"
 _LOOK: Final[tuple[type[ClientMessage], ...]] = (
     GetStatus, GetStory, GetHistory, GetMetrics, GetUsage, Ping,
 )  # fmt: skip
-_STEER: Final[tuple[type[ClientMessage], ...]] = (*_LOOK, Set, Release, BringBack)
+_STEER: Final[tuple[type[ClientMessage], ...]] = (
+    *_LOOK, Set, Release, Suspend, Resume, BringBack,
+)  # fmt: skip
 _BURST: Final[tuple[type[ClientMessage], ...]] = (Acquire, Withdraw, EndBurst)
 _LINK: Final[tuple[type[ClientMessage], ...]] = (
     PagerState, PagerDone, WantLease, WantRoom, Ping,
@@ -89,6 +93,8 @@ TABLE: Final[dict[State, dict[Move, State]]] = {
 ANSWERS: Final[dict[type[ClientMessage], type[DaemonMessage]]] = {
     Hello: Welcome,
     Release: Ok,
+    Suspend: Ok,
+    Resume: Ok,
     BringBack: HintReport,
     Goodbye: Ok,
     GetStatus: StatusReport,

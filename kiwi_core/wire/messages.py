@@ -132,6 +132,20 @@ class Release(Message, frozen=True, kw_only=True, tag="release"):
     session: str = ""
 
 
+class Suspend(Message, frozen=True, kw_only=True, tag="suspend"):
+    """Keep ``session`` (empty: one's own) out of the GPU until ``resume``: its turn ends now, its
+    memory goes out, and its bursts wait. Answered by ``ok`` when that has begun."""
+
+    session: str = ""
+
+
+class Resume(Message, frozen=True, kw_only=True, tag="resume"):
+    """``session`` (empty: one's own) may have the GPU again; a burst of it joins the queue's end.
+    Answered by ``ok``, also where nobody kept it out."""
+
+    session: str = ""
+
+
 class BringBack(Message, frozen=True, kw_only=True, tag="bring-back"):
     """A hint: the program of ``session`` (empty: one's own) is about to be used, so bring its
     memory back if that is in nobody's way. Never a lease. Answered by ``hint``."""
@@ -204,6 +218,8 @@ ClientMessage = (
     | Withdraw
     | EndBurst
     | Release
+    | Suspend
+    | Resume
     | BringBack
     | Goodbye
     | GetStatus

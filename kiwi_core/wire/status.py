@@ -61,6 +61,8 @@ class QueueEntry(Struct, frozen=True, kw_only=True):
     """These as in ``Waiting``."""
     blocked: bool = False
     """It is held up by something other than its turn; its session's ``problem_text`` says what."""
+    kept_out: str = ""
+    """Who keeps it out of the GPU until they resume it ("an admin"). Such entries come last."""
 
 
 class SwapStatus(Struct, frozen=True, kw_only=True):
@@ -106,6 +108,8 @@ class SessionStatus(Struct, frozen=True, kw_only=True):
     unguarded_text: str = ""
     stopped: str = ""
     """Why its process does not run (Ctrl-Z, a frozen control group, a debugger); "": it runs."""
+    kept_out: str = ""
+    """Who keeps it out of the GPU until they resume it, whether or not it waits; "": nobody."""
 
 
 class GpuStatus(Struct, frozen=True, kw_only=True):

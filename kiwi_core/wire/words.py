@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 def wait_words(entry: QueueEntry) -> str:
     """Return how long a wait may still take; "": nobody can tell."""
+    if entry.kept_out:
+        return f"suspended by {entry.kept_out} until kiwi resume"
     if entry.blocked:
         return "held up"
     if entry.expected_wait_s is None:
@@ -30,7 +32,7 @@ def turn_words(gpu: GpuStatus, holder: SessionStatus) -> str:
 
     What is left of a turn is a bound, and says so: others may well get the GPU earlier.
     """
-    if not gpu.queue:
+    if all(entry.kept_out for entry in gpu.queue):
         return "until others ask"
     if not holder.guarded:
         return "until it is done"

@@ -372,7 +372,7 @@ class Session:
         of its burst may stand still in a driver call, perhaps for ever."""
         self.notices.append(notice)
         self.lost = self.lost or notice.notice is Notice.LOST
-        if notice.notice is Notice.SUSPENDED:
+        if notice.notice in (Notice.SUSPENDED, Notice.KEPT_OUT):
             self.suspended()
         if notice.notice in SHOWN_NOTICES:
             self._unshown.append(notice)

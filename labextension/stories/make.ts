@@ -59,7 +59,8 @@ export function waits(id: string, position: number, wait_s: number | null): IQue
     expected_low_at: null,
     expected_high_at: null,
     expected_why: '',
-    blocked: false
+    blocked: false,
+    kept_out: ''
   };
 }
 

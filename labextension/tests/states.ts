@@ -47,6 +47,7 @@ export function waits(id: string, fields: Partial<IQueueEntry> = {}): IQueueEntr
     expected_high_at: null,
     expected_why: '',
     blocked: false,
+    kept_out: '',
     ...fields
   };
 }

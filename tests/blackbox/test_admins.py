@@ -1,4 +1,5 @@
-"""Who may move whose memory out with ``kiwi release``, and how many sessions a user may have."""
+"""Who may move whose memory out with ``kiwi release``, who may suspend and resume whom, and how
+many sessions a user may have."""
 
 from __future__ import annotations
 
@@ -45,7 +46,13 @@ def daemon(group: grp.struct_group) -> Iterator[RootDaemon]:
 def release(
     daemon: RootDaemon, session: str, uid: int, gid: int | None = None
 ) -> subprocess.CompletedProcess[str]:
-    command = as_user(uid, [str(KIWI), "release", session])
+    return kiwi(daemon, "release", session, uid, gid)
+
+
+def kiwi(
+    daemon: RootDaemon, what: str, session: str, uid: int, gid: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = as_user(uid, [str(KIWI), what, session])
     if gid is not None:
         command = [f"--regid={gid}" if word.startswith("--regid") else word for word in command]
     return subprocess.run(
@@ -65,6 +72,42 @@ def test_who_may_release_whose_session(daemon: RootDaemon, group: grp.struct_gro
             assert (done.returncode, done.stderr) == (0, ""), gid
             assert f"{session}: its memory is out" in done.stdout
             assert f"by={uid}" in daemon.log()
+    wait_for(lambda: not daemon.status()["sessions"], "all sessions gone")
+
+
+def test_who_may_suspend_and_resume_whose_session(
+    daemon: RootDaemon, group: grp.struct_group
+) -> None:
+    """What an admin suspended its user cannot resume; what its user suspended an admin may."""
+    with crowd(daemon, "session", 1, uid=BOB):
+        (session,) = wait_for(lambda: [one["id"] for one in daemon.status()["sessions"]], "it")
+
+        def suspended_by() -> str:
+            (one,) = daemon.status()["sessions"]
+            assert bool(one["kept_out"]) == (one["problem"] == "kept-out")
+            return str(one["kept_out"])
+
+        for what in ("suspend", "resume"):
+            stranger = kiwi(daemon, what, session, ALICE)
+            assert stranger.returncode == 1
+            assert "You have no session" in stranger.stderr
+        assert suspended_by() == ""
+        steps = [
+            ("suspend", BOB, None, "its user"), ("resume", BOB, None, ""),
+            ("suspend", BOB, None, "its user"), ("suspend", ALICE, group.gr_gid, "an admin"),
+            ("suspend", BOB, None, "an admin"),
+        ]  # fmt: skip
+        for what, uid, gid, by in steps:
+            done = kiwi(daemon, what, session, uid, gid)
+            assert (done.returncode, done.stderr) == (0, ""), (what, uid)
+            assert suspended_by() == by
+        refused = kiwi(daemon, "resume", session, BOB)
+        assert refused.returncode == 1
+        assert "only an admin can let it go on" in refused.stderr
+        assert suspended_by() == "an admin"
+        assert kiwi(daemon, "resume", session, 0).returncode == 0
+        assert suspended_by() == ""
+        assert kiwi(daemon, "resume", session, BOB).returncode == 0
     wait_for(lambda: not daemon.status()["sessions"], "all sessions gone")
 
 

@@ -7,10 +7,12 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import termios
+import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
 
@@ -89,15 +91,34 @@ class Demo:
     def address(self) -> re.Match[str] | None:
         return re.search(r"(http://127\.0\.0\.1:\d+/)\S*\?token=(\w+)", self.said)
 
+    def forget_log(self) -> None:
+        self._log.unlink()
+
     def end(self, number: signal.Signals, *, again: bool = False) -> None:
         self.process.send_signal(number)
         if again:
             self.process.send_signal(number)
         code = self.process.wait(ENDS_WITHIN_S)
         said = self.said
-        self._log.unlink()
+        self.forget_log()
         assert code == 128 + number, said
         assert "kiwi_core/cli" not in said, f"a traceback of its own: {said}"
+
+
+def start_kernel(jupyterlab: re.Match[str]) -> None:
+    request = urllib.request.Request(
+        f"{jupyterlab[1]}api/kernels", method="POST", data=b"{}",
+        headers={"Authorization": f"token {jupyterlab[2]}"},
+    )  # fmt: skip
+
+    def started() -> bool:
+        try:
+            with urllib.request.urlopen(request, timeout=COMES_WITHIN_S) as answer:
+                return bool(json.load(answer)["id"])
+        except urllib.error.URLError:
+            return False  # it has an address, and does not listen yet
+
+    wait_until(started, "a kernel", COMES_WITHIN_S)
 
 
 @pytest.mark.parametrize(
@@ -133,15 +154,33 @@ def test_in_jupyterlab(private_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> No
     demo.wait(demo.address, "JupyterLab's address")
     found = demo.address()
     assert found is not None
-    request = urllib.request.Request(
-        f"{found[1]}api/kernels", method="POST", data=b"{}",
-        headers={"Authorization": f"token {found[2]}"},
-    )  # fmt: skip
-    with urllib.request.urlopen(request, timeout=COMES_WITHIN_S) as answer:
-        assert json.load(answer)["id"]
+    start_kernel(found)
     demo.end(signal.SIGTERM)
     opened.unlink()
     browser.unlink()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [(("--no-browser", "--port", "0"), "token="), (("--headless",), "B starts a cell")],
+)
+def test_killed(private_tmp: Path, arguments: tuple[str, ...], word: str) -> None:
+    """Nobody can end in order what it has started, and it ends all the same. Its files stay."""
+    demo = Demo(private_tmp, *arguments)
+    demo.wait_word(word)
+    if (found := demo.address()) is not None:
+        start_kernel(found)
+    family = psutil.Process(demo.process.pid).children(recursive=True)
+    assert len(family) > 2
+    demo.process.kill()
+    demo.process.wait()
+    _, alive = psutil.wait_procs(family, ENDS_WITHIN_S)
+    assert not alive
+    (stage,) = private_tmp.glob("kiwi-demo-*")
+    shutil.rmtree(stage)
+    for connection_file in private_tmp.glob("tmp*.json"):
+        connection_file.unlink()
+    demo.forget_log()
 
 
 def test_while_jupyterlab_starts(private_tmp: Path) -> None:

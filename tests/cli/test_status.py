@@ -229,6 +229,8 @@ def test_a_line_is_cut_off_at_the_windows_width():
     assert fit("abc", 3) == "abc"
     assert fit("abcd", 3) == "ab…"
     assert fit(style.bold("abc") + "def", 4) == style.bold("abc") + "…"
+    three = style.bold("abc") + style.dim("defg") + style.bold("hijk")
+    assert re.sub(r"\x1b\[[0-9;]*m", "", fit(three, 5)) == "abcd…"
 
 
 def test_a_small_window_counts_what_it_hides(monkeypatch):

@@ -9,24 +9,21 @@ from __future__ import annotations
 import os
 import random
 import re
-import threading
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from lab import running_lab
 from notebooks import Notebook, finish_all
+from surfaces import SLACK_S, agree, watching
 
-from kiwi_core.errors import KiwiError
 from kiwi_core.states import SessionState
 from kiwi_core.units import ordinal
 from kiwi_core.wire.words import turn_words, wait_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from cli_process import Result
     from daemon import Daemon
@@ -40,103 +37,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 MOMENTS: Final = int(os.environ.get("KIWI_TRUTH_MOMENTS", "4"))
 QUIET_S: Final = 1.6
 """The daemon speaks once a second: after this, every surface has heard of the last change."""
-
-SLACK_S: Final = 4.0
-"""Between two surfaces: what passes between the first and the last question on a busy machine."""
-
-COARSE: Final = 0.3
-"""And what the words of a range are rounded by, at most."""
-
-SECONDS: Final = {"s": 1.0, "min": 60.0, "h": 3600.0}
-
-
-def seconds_of(words: str) -> float | None:
-    """The highest figure that ``words`` name; ``None``: they name none."""
-    if "any moment" in words:
-        return 0.0
-    found = re.findall(r"([\d.]+) (s|min|h)\b", words)
-    return max(float(number) * SECONDS[unit] for number, unit in found) if found else None
-
-
-def agree(one: str, other: str) -> bool:
-    """Whether two surfaces name the same figure, or both none."""
-    first, second = seconds_of(one), seconds_of(other)
-    if first is None or second is None:
-        return first is second
-    return abs(first - second) <= SLACK_S + COARSE * max(first, second)
-
-
-def goes_on(before: GpuStatus, after: GpuStatus) -> bool:
-    """Whether the same turns go on: no holder has ended one, and begun another, in between."""
-    was, now = ({s.id: s.time_left_s for s in status.sessions} for status in (before, after))
-    lefts = [(was.get(id_), now.get(id_)) for id_ in after.holders]
-    return before.holders == after.holders and all(
-        then_s is not None and now_s is not None and now_s <= then_s for then_s, now_s in lefts
-    )
-
-
-@dataclass
-class Watch:
-    """Everything that the daemon said to a watcher, in order, with the time."""
-
-    heard: list[tuple[float, GpuStatus]]
-
-    def check(self) -> None:
-        assert len(self.heard) > MOMENTS
-        for _, status in self.heard:
-            queued = [entry.session for entry in status.queue]
-            assert not set(queued) & set(status.holders), "nobody holds and waits at once"
-            assert len(set(queued)) == len(queued)
-            assert [e.position for e in status.queue] == [*range(1, len(queued) + 1)]
-        for (then_s, before), (now_s, after) in pairwise(self.heard):
-            self._check_step(before, after, now_s - then_s)
-
-    def _check_step(self, before: GpuStatus, after: GpuStatus, passed_s: float) -> None:
-        same = before.scheduler.tq_s == after.scheduler.tq_s and goes_on(before, after)
-        was = {entry.session: entry for entry in before.queue}
-        for entry in after.queue:
-            then = was.get(entry.session)
-            if then is None or entry.waited_s < then.waited_s:
-                continue  # another wait
-            self._check_figures(then, entry, passed_s, same and entry.position == then.position)
-
-    def _check_figures(
-        self, then: QueueEntry, now: QueueEntry, passed_s: float, same: bool
-    ) -> None:
-        pairs = [
-            (then.expected_wait_s, now.expected_wait_s),
-            (then.expected_high_s, now.expected_high_s),
-        ]
-        for before_s, after_s in pairs:
-            if before_s is None or after_s is None:
-                continue
-            if after_s > before_s + 0.5:
-                assert now.expected_why, f"it rises without a reason: {then} {now}"
-            if same:
-                fallen_s = before_s - after_s
-                assert fallen_s <= (3 + before_s / 20) * (passed_s + 0.5), f"{then} {now}"
-
-
-@contextmanager
-def watching(daemon: Daemon) -> Iterator[Watch]:
-    watch = Watch([])
-    client = daemon.client()
-    client.connect()
-
-    def follow() -> None:
-        try:
-            for status in client.watch():
-                watch.heard.append((time.monotonic(), status))
-        except KiwiError:
-            pass  # closed
-
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
-    try:
-        yield watch
-    finally:
-        client.close()
-        thread.join(10)
 
 
 @dataclass
@@ -271,4 +171,5 @@ def test_all_surfaces_say_the_same_of_a_crowded_gpu(
                 lambda cell=cell: not any(cell.displays()[-1:]),  # type: ignore[misc]
                 "no line outlives its cell",
             )
-    watch.check()
+    assert watch.words > MOMENTS
+    assert not watch.contradictions()

@@ -86,7 +86,8 @@ class Driver:
         """In nobody's way, and not too often, however many hints come."""
         view = self.scheduler.view(self.now_ns)
         assert not view.holders, "moved for a hint while somebody runs"
-        assert not view.queue, "moved for a hint while somebody waits"
+        waiting = [entry for entry in view.queue if not entry.kept_out]
+        assert not waiting, "moved for a hint while somebody waits"
         assert proc.phase in ("idle", "lingering")  # (left-over threads that were given up)
         if isinstance(action, act.PageIn):
             self.counts.brought_back += 1

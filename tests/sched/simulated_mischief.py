@@ -96,7 +96,7 @@ class Mischief:
         proc = self._someone()
         if proc is None or proc.leaving:
             return
-        proc.leaving = True
+        proc.leaving, proc.kept_out = True, False
         proc.phase = "idle"
         proc.wish = None
         proc.token += 1
@@ -178,6 +178,19 @@ class Mischief:
             self.tell(ev.SessionStopped(session=proc.id, why="stopped by Ctrl-Z"))
             self._at(self.rng.randrange(10 * NS_PER_S), lambda: self._continue(proc))
 
+    def _keep_someone_out(self) -> None:
+        """For a while. Nobody is promised a bound who waits for that."""
+        proc = self._someone()
+        if proc is not None and not proc.leaving and not proc.kept_out:
+            self.counts.kept_out += 1
+            proc.kept_out, proc.bound_ns = True, None
+            self.tell(ev.SuspensionRequested(session=proc.id, by="an admin"))
+            self._at(self.rng.randrange(20 * NS_PER_S), lambda: self._let_go(proc))
+
+    def _let_go(self, proc: Proc) -> None:
+        proc.kept_out = False
+        self.tell(ev.ResumptionRequested(session=proc.id))
+
     def _continue(self, proc: Proc) -> None:
         proc.stopped = False
         self.tell(ev.SessionContinued(session=proc.id))
@@ -236,6 +249,7 @@ class Mischief:
                 mid_burst=proc.phase in ("running", "lingering") and not proc.lost,
                 burst=proc.burst,
                 guarded=None if proc.guarded else False,
+                kept_out="an admin" if proc.kept_out and not proc.leaving else "",
             )
         )
 
@@ -257,6 +271,7 @@ MISCHIEF = (
     Mischief._change_budget,
     Mischief._outside_begins,
     Mischief._restart,
+    Mischief._keep_someone_out,
 )
 
 OWNED_MISCHIEF = (

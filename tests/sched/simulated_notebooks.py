@@ -104,6 +104,8 @@ class Notebooks:
         assert action.burst == proc.burst
         others = {id_ for id_ in self.holders if id_ != proc.id and not self._excused(id_)}
         unheld = action.cause == CANNOT_BE_HELD and not proc.guarded
+        goes_on = proc.id in self.holders
+        assert not proc.kept_out or unheld or goes_on, f"{proc.id} was granted but is kept out"
         if self.scheduler._st.serialised and proc.id not in self.holders and not unheld:
             assert not others, f"{proc.id} was granted beside {others} while serialised"
         self.counts.granted_in_parallel += bool(others)

@@ -140,6 +140,7 @@ class Proc:
     leaving: bool = False
     guarded: bool = True
     stopped: bool = False
+    kept_out: bool = False
     held_since_ns: int | None = None
     """Since when it holds the lease without a gate."""
     overtime_ns: int = 0
@@ -167,4 +168,5 @@ class Counts:
     """Page-outs of what an earlier one had left."""
     unguarded_grants: int = 0
     stops: int = 0
+    kept_out: int = 0
     notices: dict[Notice, int] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from world import World
 
 from kiwi_core.sched.forecast import forecast
 from kiwi_core.sched.forecast.estimate import Estimate, likely, range_max_ns, tolerance_ns
-from kiwi_core.sched.forecast.forecast import COUNTED, FACTORS, KEPT_NS
+from kiwi_core.sched.forecast.forecast import COUNTED, FACTORS, HURRY_NS, KEPT_NS
 from kiwi_core.sched.forecast.futures import GRANTS, Futures, futures
 from kiwi_core.sched.model.state import State
 from kiwi_core.sched.policy import names
@@ -269,23 +269,54 @@ def test_the_tail_of_a_long_queue_is_told_longer_waits() -> None:
         assert told == sorted(told)  # type: ignore[type-var]
 
 
-def test_looks_are_few_however_many_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = two()
-    looks: list[int] = []
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """When the outlook looked ahead."""
+    found: list[int] = []
 
     def counted(st: State, now_ns: int) -> Futures:
-        looks.append(now_ns)
+        found.append(now_ns)
         return futures(st, now_ns)
 
     monkeypatch.setattr(forecast, "futures", counted)
+    return found
+
+
+def test_looks_are_few_however_many_look(looks: list[int]) -> None:
+    world = two()
     for n in range(200):
         at_s = 62 + n / 100
         if n % 10 == 0:
-            world.do(at_s, f"n{n} joins; n{n} asks 1")
+            world.do(at_s, f"n{n} joins")
         look(world, at_s)
     assert 6 <= len(looks) <= 9
     for n in range(len(looks) - 4):
         assert looks[n + 4] - looks[n] >= S
+
+
+def test_what_people_see_change_is_looked_at_at_once_but_not_more_often_than_they_are_told(
+    looks: list[int],
+) -> None:
+    world = two()
+    for n in range(100):
+        world.do(62 + n / 100, f"n{n} joins; n{n} asks 1")
+        look(world, 62 + n / 100)
+    assert 15 <= len(looks) <= 24
+    assert all(later - earlier >= HURRY_NS for earlier, later in pairwise(looks[4:]))
+
+
+def test_a_figure_falls_together_with_what_explains_it(looks: list[int]) -> None:
+    """However many looks there were just before: a second later nobody would see why."""
+    world = two()
+    for n in range(8):
+        world.do(62 + n / 10, f"n{n} joins; n{n} asks 1; n{n} withdraws 1")
+        look(world, 62 + n / 10)
+    before = look(world, 62.78)
+    world.do(62.8, "a ends 6")
+    at_once, later = look(world, 62.8), look(world, 63.8)
+    assert looks[-1] == round(63.8 * S)
+    assert wait_s(before)[1] - wait_s(at_once)[1] > 3
+    assert wait_s(at_once)[1] - wait_s(later)[1] < 1.5
 
 
 def test_a_look_is_kept_for_a_moment_and_gets_shorter() -> None:

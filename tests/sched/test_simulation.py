@@ -64,13 +64,13 @@ def test_the_simulation_reaches_what_it_is_for():
     """A simulation in which nothing goes wrong proves nothing."""
     seen = Counter()
     notices = Counter()
-    for seed in range(80):
+    for seed in range(140):
         counts = Simulation(seed).run(300)
         notices.update(counts.notices)
         seen.update({name: n for name, n in vars(counts).items() if isinstance(n, int)})
     for name in (
         "suspensions", "page_ins", "refusals", "no_room", "overdue", "lost", "kills", "restarts",
-        "granted_in_parallel", "brought_back", "room_made", "room_denied",
+        "granted_in_parallel", "brought_back", "room_made", "room_denied", "kept_out",
     ):  # fmt: skip
         assert seen[name] > 2, name
     # (of those two: where programs have no gate; and who is stopped is shown, not told)

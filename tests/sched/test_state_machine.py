@@ -56,6 +56,7 @@ class Machine(RuleBasedStateMachine):
         self.owned = set()  # whose memory a library owns
         self.unguarded = set()
         self.stopped = set()  # whose process does not run
+        self.kept_out = set()
 
     def feed(self, event):
         actions = self.scheduler.handle(event, self.now_ns)
@@ -85,6 +86,7 @@ class Machine(RuleBasedStateMachine):
         assert not self.host.get(session)
         assert all(order.session != session for order in self.flying.values())
         unheld = action.cause == CANNOT_BE_HELD and session in self.unguarded
+        assert unheld or session in self.holders or not self.scheduler.kept_out(session)
         serialised = self.scheduler.view(self.now_ns).serialised
         if serialised and session not in self.holders and not unheld:
             stuck = {
@@ -106,7 +108,7 @@ class Machine(RuleBasedStateMachine):
         if action.cause.endswith("about to be used"):
             view = self.scheduler.view(self.now_ns)
             assert not view.holders
-            assert not view.queue
+            assert all(entry.kept_out for entry in view.queue)
             self.check_not_too_often(action)
         self.flying[action.op] = action
 
@@ -259,6 +261,21 @@ class Machine(RuleBasedStateMachine):
             self.feed(ev.SessionStopped(session=session, why="stopped by Ctrl-Z"))
         else:
             self.feed(ev.SessionContinued(session=session))
+
+    @precondition(lambda self: self.ids)
+    @rule(name=NAMES, by=st.sampled_from(["an admin", "its user"]))
+    def keep_out(self, name, by):
+        if (session := self.ids.get(name)) is not None:
+            self.kept_out.add(session)
+            self.feed(ev.SuspensionRequested(session=session, by=by))
+            self.kept_out &= {s for s in self.kept_out if self.scheduler.kept_out(s)}  # it leaves
+
+    @precondition(lambda self: self.kept_out)
+    @rule(data=st.data())
+    def let_go(self, data):
+        session = data.draw(st.sampled_from(sorted(self.kept_out)))
+        self.kept_out.discard(session)
+        self.feed(ev.ResumptionRequested(session=session))
 
     @precondition(lambda self: self.ids)
     @rule(name=NAMES)

@@ -226,6 +226,8 @@ _SESSION: dict[str, Callable[[SessionId, list[str]], ev.Event]] = {
     "stops": lambda s, words: ev.SessionStopped(session=s, why=" ".join(words)),
     "continues": lambda s, _: ev.SessionContinued(session=s),
     "releases": lambda s, _: ev.ReleaseRequested(session=s),
+    "suspended": lambda s, words: ev.SuspensionRequested(session=s, by=" ".join(words)),
+    "let": lambda s, _: ev.ResumptionRequested(session=s),
     "priority": lambda s, words: ev.PriorityChanged(session=s, priority=Priority(words[0])),
     "hinted": lambda s, _: ev.UseExpected(session=s),
     "asks": lambda s, words: ev.LeaseRequested(session=s, burst=int(words[0])),

@@ -36,6 +36,7 @@ from kiwi_core.daemon.base.connections import Connections
 from kiwi_core.daemon.base.shares import Shares
 from kiwi_core.daemon.base.turns import Turns
 from kiwi_core.daemon.router import Router
+from kiwi_core.daemon.sessions.requests import SessionWish
 from kiwi_core.errors import CallerError
 from kiwi_core.peer_limits import PEER_LIMITS, REQUESTS
 from kiwi_core.wire import messages as m
@@ -139,10 +140,7 @@ class Recorder:
     def set(self, _connection: Connection, message: m.Set) -> None:
         self._take(message)
 
-    def release(self, _connection: Connection, _member: object, message: m.Release) -> None:
-        self._take(message)
-
-    def bring_back(self, _connection: Connection, _member: object, message: m.BringBack) -> None:
+    def of_session(self, _connection: Connection, _member: object, message: SessionWish) -> None:
         self._take(message)
 
     def answer(self, _connection: Connection, message: m.GetUsage) -> None:

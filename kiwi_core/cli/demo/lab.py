@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core import interpreter
 from kiwi_core.cli.demo.workspace import write_settings, write_workspace
+from kiwi_core.client.private_daemon import Guard
 from kiwi_core.errors import CallerError
 
 if TYPE_CHECKING:
@@ -51,11 +52,13 @@ def open_lab(stage: Stage, *, browser: bool, port: int) -> int:
     server = subprocess.Popen(
         command, env=stage.env | settings, cwd=interpreter.DIRECTORY, start_new_session=True
     )
+    guard = Guard(server.pid)
     try:
         return server.wait()
     except KeyboardInterrupt:
         return 0
     finally:
+        guard.end()
         _end(server)
 
 

@@ -7,6 +7,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from kiwi_core.client.private_daemon import Guard
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -38,6 +40,7 @@ class Notebook(threading.Thread):
         self._delay_s = delay_s
         self._say = say
         self._manager: Any = None
+        self._guard: Guard | None = None
         self._client: Any = None
 
     def open(self) -> None:
@@ -51,6 +54,7 @@ class Notebook(threading.Thread):
             # It would warn of its unencrypted loopback sockets, in the middle of the commentary.
             extra_arguments=["--log-level=ERROR"],
         )
+        self._guard = Guard(int(self._manager.provisioner.pid))
         self._client = self._manager.client()
         self._client.start_channels()
         self._client.wait_for_ready(timeout=120)
@@ -61,6 +65,8 @@ class Notebook(threading.Thread):
         hosts (NVIDIA/cuda-checkpoint#53)."""
         if self._client is not None:
             self._client.stop_channels()
+        if self._guard is not None:
+            self._guard.end()
         if self._manager is not None:
             self._manager.shutdown_wait_time = ENDS_WITHIN_S
             self._manager.interrupt_kernel()  # the demo may end in the middle of a cell

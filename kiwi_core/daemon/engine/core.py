@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 _IN_BURST: Final = CallerError(
     "in-burst",
     "This session uses the GPU, waits for it, or is being brought back: nothing was moved.",
-    "Try again when its cell is over.",
+    "Try again when its cell is over, or end its turn with `kiwi suspend`.",
 )
 _NO_HOST_MEMORY: Final = CallerError(
     "no-host-memory",

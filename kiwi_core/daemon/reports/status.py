@@ -19,6 +19,7 @@ from kiwi_core.daemon.roster.members import ANOTHER_USER
 from kiwi_core.errors import CallerError
 from kiwi_core.sched.policy import names
 from kiwi_core.sched.policy.registry import POLICIES
+from kiwi_core.states import Notice
 from kiwi_core.units import SessionId, ns_to_seconds
 from kiwi_core.wire import messages as m
 from kiwi_core.wire.framing import encode
@@ -125,6 +126,8 @@ class Reporter:
         mine = member is not None and self._rights.may_see(reader, member.uid)
         linked = self._links.connected(view.id)
         said = (blocked.blocked, blocked.detail) if blocked else (view.problem, view.detail)
+        if view.kept_out:
+            said = (Notice.KEPT_OUT, f"by {view.kept_out}")
         problem, detail = said[0], said[1] if mine else ""
         problem_text = " ".join(words.sentence(problem, detail)).strip() if problem else ""
         return m.SessionStatus(
@@ -152,6 +155,7 @@ class Reporter:
             guarded=view.guarded,
             unguarded_text="" if view.guarded else words.unguarded(member if mine else None),
             stopped=view.stopped,
+            kept_out=view.kept_out,
         )
 
     # --- waiting --------------------------------------------------------------------------------
@@ -291,6 +295,7 @@ def _queue_entry(entry: QueueView) -> m.QueueEntry:
         expected_high_s=_seconds(entry.expected_high_ns),
         expected_why=entry.expected_why,
         blocked=entry.blocked is not None,
+        kept_out=entry.kept_out,
     )
 
 

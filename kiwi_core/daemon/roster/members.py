@@ -70,6 +70,8 @@ class Member:
     """What the scheduler was told last, from these three."""
     stopped: str = ""
     """Why a process of it does not run, as the scheduler was told last."""
+    kept_out: str = ""
+    """Who keeps it out of the GPU, likewise; "": nobody."""
     pidfd: int = -1
     forget: asyncio.TimerHandle | None = field(default=None, repr=False)
 
@@ -105,6 +107,7 @@ class Member:
             in_burst=self.in_burst,
             priority=self.priority,
             guarded=self.guarded,
+            kept_out=self.kept_out,
         )
 
 

@@ -70,6 +70,10 @@ _WORDS: dict[Notice, tuple[str, str]] = {
         "This program is stopped and takes no turn; it keeps its place in the queue.",
         "It goes on with `fg` or `kill -CONT`, or when its debugger or freezer lets it go.",
     ),
+    Notice.KEPT_OUT: (
+        "This session is kept out of the GPU until `kiwi resume`; nothing is lost.",
+        "Whoever suspended it, or an admin, lets it go on.",
+    ),
     Notice.STUCK: (
         "A driver call that moves the GPU memory of this notebook hangs; the others go on.",
         (

@@ -39,7 +39,8 @@ _Quantum = Annotated[int, Meta(ge=DEFAULTS.tq_min_ns, le=DEFAULTS.tq_max_ns)]
 
 class RosterEntry(msgspec.Struct, frozen=True, kw_only=True):
     """``in_burst``: it was running or suspended in a burst. ``client_burst``: the client's number
-    of it; ``None``: the same. ``priority`` was set live, for this session alone."""
+    of it; ``None``: the same. ``priority`` was set live, for this session alone. ``kept_out``: who
+    keeps it out of the GPU."""
 
     session: str
     pid: _Pid
@@ -53,6 +54,7 @@ class RosterEntry(msgspec.Struct, frozen=True, kw_only=True):
     in_burst: bool = False
     priority: Priority | None = None
     guarded: bool = True
+    kept_out: str = ""
 
 
 class RosterLink(msgspec.Struct, frozen=True, kw_only=True):

@@ -58,6 +58,7 @@ async def recover(
             in_burst=entry.in_burst,
             priority=entry.priority,
             guarded=entry.guarded,
+            kept_out=entry.kept_out,
         )
         try:
             members.add(member)
@@ -91,4 +92,5 @@ def _joined(entry: RosterEntry, seen: Observation) -> SessionJoined:
         mid_burst=entry.in_burst and seen.residency is not Residency.LOST,
         burst=entry.burst,
         guarded=None if entry.guarded else False,
+        kept_out=entry.kept_out,
     )

@@ -1,11 +1,12 @@
-"""What people ask for while the daemon runs: other settings, and a session's memory out now
-(``release``) or back before it is used (``bring-back``). Who asked is in the log."""
+"""What people ask for while the daemon runs: other settings, a session's memory out now
+(``release``) or back before it is used (``bring-back``), and a session kept out of the GPU
+(``suspend``) until it may have it again (``resume``). Who asked is in the log."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -29,6 +30,20 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+SessionWish = m.Release | m.BringBack | m.Suspend | m.Resume
+
+ADMIN: Final = "an admin"
+ITS_USER: Final = "its user"
+"""Who keeps a session out of the GPU, as everybody is told."""
+
+
+_UNGUARDED: Final = CallerError(
+    "unguarded",
+    "A program of this session has no gate of Kiwi's, so it cannot be stopped safely in the middle "
+    "of its work: nothing was done.",
+    "`kiwi release` moves its memory out while it idles.",
+)
+
 
 @dataclass(eq=False, repr=False)
 class RequestHandler:
@@ -47,9 +62,51 @@ class RequestHandler:
     """Since the daemon started, for metrics servers, like the next one."""
     hints_declined: int = 0
 
-    def release(self, connection: Connection, own: Member | None, message: m.Release) -> None:
-        """Answers in its own time: what the session has in the GPU is read first."""
+    def of_session(self, connection: Connection, own: Member | None, message: SessionWish) -> None:
         member = self._subject(connection, own, message.session)
+        if isinstance(message, m.Release):
+            self._release(connection, member)
+        elif isinstance(message, m.BringBack):
+            self._bring_back(connection, member)
+        elif isinstance(message, m.Suspend):
+            self._suspend(connection, member)
+        else:
+            self._resume(connection, member)
+
+    def _release(self, connection: Connection, member: Member) -> None:
+        """Answers in its own time: what the session has in the GPU is read first."""
+
+        def answer(refused: CallerError | None) -> None:
+            self._releases.give_back(connection.peer.uid)
+            log.info(
+                "release", by=connection.peer.owner, by_pid=connection.peer.pid, session=member.id,
+                name=member.name, refused=refused.code if refused else None,
+            )  # fmt: skip
+            connection.send(m.Error.of(refused, about="release") if refused else m.Ok())
+
+        self._take_share(connection)
+        self._core.release(member, answer)
+
+    def _suspend(self, connection: Connection, member: Member) -> None:
+        """Likewise: a process that just began to use the GPU may have its gate by now. One that an
+        admin keeps out stays so, whatever its user asks for besides."""
+
+        def looked() -> None:
+            self._releases.give_back(connection.peer.uid)
+            if not member.guarded:
+                connection.send(m.Error.of(_UNGUARDED, about="suspend"))
+                return
+            if member.kept_out != ADMIN:
+                by = ITS_USER if connection.peer.uid == member.uid else ADMIN
+                self._keep_out(connection, member, by)
+                self._core.feed(ev.SuspensionRequested(session=member.id, by=by))
+            self._remember()
+            connection.send(m.Ok())
+
+        self._take_share(connection)
+        self._core.after_a_look(member, looked)
+
+    def _take_share(self, connection: Connection) -> None:
         uid = connection.peer.uid
         if not self._releases.may(uid):
             raise CallerError(
@@ -57,19 +114,29 @@ class RequestHandler:
             )
         self._releases.take(uid)
 
-        def answer(refused: CallerError | None) -> None:
-            self._releases.give_back(uid)
-            log.info(
-                "release", by=connection.peer.owner, by_pid=connection.peer.pid, session=member.id,
-                name=member.name, refused=refused.code if refused else None,
-            )  # fmt: skip
-            connection.send(m.Error.of(refused, about="release") if refused else m.Ok())
+    def _resume(self, connection: Connection, member: Member) -> None:
+        if member.kept_out == ADMIN and not self._rights.may_set(connection.peer):
+            raise CallerError(
+                "not-allowed",
+                "An admin keeps this session out of the GPU, so only an admin can let it go on.",
+                "Ask the administrator of this machine.",
+            )
+        if member.kept_out:
+            self._keep_out(connection, member, "")
+            self._core.feed(ev.ResumptionRequested(session=member.id))
+        self._remember()
+        connection.send(m.Ok())
 
-        self._core.release(member, answer)
+    @staticmethod
+    def _keep_out(connection: Connection, member: Member, by: str) -> None:
+        member.kept_out = by
+        log.info(
+            "suspend" if by else "resume", by=connection.peer.owner, by_pid=connection.peer.pid,
+            session=member.id, name=member.name,
+        )  # fmt: skip
 
-    def bring_back(self, connection: Connection, own: Member | None, message: m.BringBack) -> None:
+    def _bring_back(self, connection: Connection, member: Member) -> None:
         """A hint that leads to nothing is not told to the scheduler: people type a lot."""
-        member = self._subject(connection, own, message.session)
         why = self._core.scheduler.hint_hindrance(member.id, time.monotonic_ns())
         if why:
             self.hints_declined += 1

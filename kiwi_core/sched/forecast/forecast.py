@@ -34,6 +34,10 @@ KEPT_NS: Final = 250 * NS_PER_MS
 """Unless somebody comes, goes or is granted. In no second are there more looks than with this pause
 between them: people do not read more than a few figures a second."""
 
+HURRY_NS: Final = 50 * NS_PER_MS
+"""Between two looks of which the second shows another holder, or another length of the queue: what
+falls because of that falls at the same moment, not up to a second later, when nobody sees why."""
+
 TAIL_KEPT_NS: Final = NS_PER_S
 """Further down the queue figures are made anew so often at most."""
 
@@ -210,6 +214,8 @@ class Forecast:
         """When the last looks were, as many as may be in a second."""
         self._serial = -1
         """The history's at the last one."""
+        self._seen: tuple[object, ...] = ()
+        """What people saw beside the figures then, all waiters together."""
         self._promises: dict[SessionId, Promise] = {}
         self._records: dict[_Kind, Record] = {}
         self.kept: deque[tuple[Estimate, int]] = deque(maxlen=COUNTED)
@@ -224,8 +230,12 @@ class Forecast:
         """For each waiter of whom anything can be told."""
         self._settle(st)
         changed = self._serial != st.history.serial
-        due = changed or now_ns - self._looked_ns[-1] >= KEPT_NS
-        if st.queue and due and now_ns - self._looked_ns[0] >= NS_PER_S:
+        passed_ns = now_ns - self._looked_ns[-1]
+        due = changed or passed_ns >= KEPT_NS
+        due = due and now_ns - self._looked_ns[0] >= NS_PER_S
+        seen = frozenset(st.at_work), len(st.queue), _settings(st)
+        if st.queue and (due or (seen != self._seen and passed_ns >= HURRY_NS)):
+            self._seen = seen
             self._anew(st, now_ns)
         return {
             id_: Told(promise.told(now_ns), promise.why)
@@ -239,7 +249,7 @@ class Forecast:
         self._looked_ns.append(now_ns)
         self._serial = st.history.serial
         ahead = futures(st, now_ns)
-        settings = (st.policy.name, st.terms.tq_ns, st.anti_thrash)
+        settings = _settings(st)
         troubles = sum(s.backoff_ns > 0 or s.stuck for s in st.sessions.values())
         holders = frozenset(st.at_work)
         place = 0
@@ -327,6 +337,10 @@ class Forecast:
 
     def _record(self, kind: _Kind) -> Record:
         return self._records.setdefault(kind, Record())
+
+
+def _settings(st: State) -> tuple[object, ...]:
+    return st.policy.name, st.terms.tq_ns, st.anti_thrash
 
 
 def _kind(st: State, waiter: Session) -> _Kind:

@@ -110,8 +110,12 @@ class Session:
     stopped: str = ""
     """Why its process does not run at all just now (Ctrl-Z ...), for people; "": it runs."""
 
+    kept_out: str = ""
+    """Who keeps it out of the GPU until they resume it, for people ("an admin"); "": nobody."""
+
     want: Want = Want.NONE
-    """QUEUED exactly while in ``State.queue``; RUNNING exactly while in ``State.runners``."""
+    """RUNNING exactly while in ``State.runners``; QUEUED exactly while in ``State.queue``, or
+    beside it if ``kept_out``."""
     burst: int = 0
     """Number of the burst that is wanted or runs, or of the last one."""
     mid_burst: bool = False
@@ -237,6 +241,11 @@ class Session:
     def loose(self) -> bool:
         """Held by the books only: it had no GPU memory, so the driver could not hold it."""
         return self.home in _HELD_HOMES and not self.footprint_bytes and self.op is None
+
+    @property
+    def aside(self) -> bool:
+        """It wants the GPU, is kept out of it, and does not hold it any more."""
+        return bool(self.kept_out) and self.want is Want.QUEUED and not self.stopping
 
     @property
     def stuck(self) -> bool:

@@ -18,7 +18,7 @@ from kiwi_core.sched.model.session import Doing, Home, Session, Want
 from kiwi_core.sched.model.speed import SwapSpeed
 from kiwi_core.sched.model.stories import Stories
 from kiwi_core.sched.model.usage import Usage
-from kiwi_core.states import AntiThrash
+from kiwi_core.states import AntiThrash, Notice
 
 if TYPE_CHECKING:
     from kiwi_core.config import Config
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from kiwi_core.sched.model.accounts import Account
     from kiwi_core.sched.model.policy import Policy
     from kiwi_core.sched.model.session import Wish
-    from kiwi_core.states import Notice
     from kiwi_core.units import OpId, SessionId
 
 SWAPS_KEPT: Final = 32
@@ -71,13 +70,17 @@ class State:
         """All of them, those that are gone but not off the books included."""
         self.queue: OrderedDict[SessionId, Session] = OrderedDict()
         """In order of arrival."""
+        self.kept_out: dict[SessionId, Session] = {}
+        """Those that are to stay out of the GPU, whatever they want, in the order in which that
+        was asked for. None of them is in the queue."""
         self.chosen: dict[SessionId, Session] = {}
         """Those of the queue whose turn has begun: they are on their way in, and when they are in
         they are looked at before anybody else."""
         self.runners: dict[SessionId, Session] = {}
         """Those that hold the lease and are not being stopped."""
         self.idle: OrderedDict[SessionId, Session] = OrderedDict()
-        """Those that want nothing and hold GPU memory, least recently used first."""
+        """Those that want nothing, or are kept out, and hold GPU memory, least recently used
+        first."""
         self.waiting_in: dict[SessionId, Session] = {}
         """Those of the queue that hold GPU memory and need not be brought in before they run."""
         self.waiting_partly_in: dict[SessionId, Session] = {}
@@ -158,6 +161,8 @@ class State:
         want, op = session.want, session.op
 
         active = need if want is not Want.NONE and not session.leaving else 0
+        if session.kept_out and session.aside:
+            active = 0
         if active != session.counted_active_bytes:
             if not active:
                 self.active -= 1
@@ -189,6 +194,8 @@ class State:
 
     def _place(self, session: Session) -> None:
         want = session.want if session.resident_bytes and not session.gone else None
+        if want is Want.QUEUED and session.kept_out:
+            want = Want.NONE
         if want is Want.NONE:
             self.idle.setdefault(session.id, session)
         elif self.idle:
@@ -233,13 +240,20 @@ class State:
         self.usage.stops(session)
 
     def line_up(self, session: Session) -> None:
-        """To the tail of the queue. All that the policy looks at must be up to date."""
+        """To the tail of the queue; if it is kept out, beside it. All that the policy looks at must
+        be up to date."""
+        if session.kept_out:
+            session.blocked, session.blocked_detail = Notice.KEPT_OUT, f"by {session.kept_out}"
+            self.notify(session, Notice.KEPT_OUT, session.blocked_detail)
+            return
         if not self.queue:
             self.usage.somebody_waits(self.now_ns)
         self.queue[session.id] = session
         self.policy.joined(self, session)
 
     def leave_line(self, session: Session) -> None:
+        if session.kept_out:
+            return
         self.policy.left(self, session)
         del self.queue[session.id]
         if not self.queue:

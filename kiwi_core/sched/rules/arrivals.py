@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.model.session import Doing, Home, Session, Want
-from kiwi_core.sched.rules import bursts, growth, hints, orders
+from kiwi_core.sched.rules import bursts, growth, hints, kept_out, orders
 from kiwi_core.sched.rules.immovable import must_stay
 from kiwi_core.sched.rules.outcomes import mark_lost
 from kiwi_core.states import Notice, Priority, Residency
@@ -47,6 +47,8 @@ def joined(st: State, event: ev.SessionJoined) -> None:
         _believe(st, session, event)
     if event.priority is not None:
         _prioritise(st, session, event.priority)
+    if event.kept_out:
+        kept_out.keep_out(st, session, event.kept_out)
     if event.mid_burst and session.want is Want.NONE and session.home is not Home.LOST:
         bursts.enqueue(st, session, event.burst, mid_burst=True)
     session.burst = max(session.burst, event.burst)
@@ -101,6 +103,7 @@ def lost(st: State, event: ev.SessionLost) -> None:
     if session is None:
         return
     growth.drop_all(st, session)
+    kept_out.let_go(st, session)
     bursts.to_rest(st, session)
     st.tell(session, "its process ended")
     if session.op is None:
@@ -114,6 +117,7 @@ def detached(st: State, event: ev.SessionDetached) -> None:
     session = st.known(event.session)
     if session is None or session.leaving:
         return
+    kept_out.let_go(st, session)
     if session.want is not Want.NONE:
         bursts.end(st, session, "left Kiwi", st.now_ns)
     session.leaving = True

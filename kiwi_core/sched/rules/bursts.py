@@ -95,6 +95,14 @@ def _rest(st: State, session: Session) -> None:
     st.idle.pop(session.id, None)  # used just now: goes to the end of the idle ones
 
 
+def wait_anew(st: State, session: Session) -> None:
+    """What it waited for so far is over, and it waits on for its turn."""
+    count_wait(session, st.now_ns)
+    _stop_waiting(st, session)
+    session.queued_ns = st.now_ns
+    session.turn_id = st.history.begin()
+
+
 def _stop_waiting(st: State, session: Session) -> None:
     turn = turn_of(session)
     if turn is not None and session.turn_id:  # else its end is told, or it only waits to leave

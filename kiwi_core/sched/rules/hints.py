@@ -73,6 +73,8 @@ def _not_out(session: Session) -> str:
         return NOT_AT_REST
     if session.stopped:
         return f"its process is {session.stopped}"
+    if session.kept_out:
+        return f"{session.kept_out} keeps it out of the GPU"
     if session.home is Home.LOST:
         return "the contents of its memory are lost"
     return "its memory is in the GPU" if session.home is not Home.OUT else ""

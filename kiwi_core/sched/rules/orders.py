@@ -71,7 +71,8 @@ def stop(st: State, session: Session, doing: Doing, cause: str) -> None:
     session.want = Want.QUEUED
     session.mid_burst = True
     session.queued_ns = st.now_ns
-    st.notify(session, Notice.SUSPENDED, cause=cause)
+    if not session.kept_out:  # else it is told why
+        st.notify(session, Notice.SUSPENDED, cause=cause)
     _start(st, session, doing, cause, stops_runner=True)
     st.line_up(session)
 

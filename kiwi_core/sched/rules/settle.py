@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.sched.model.session import Home, Want
-from kiwi_core.sched.rules import bursts, growth, hints, orders, turns
+from kiwi_core.sched.rules import bursts, growth, hints, kept_out, orders, turns
 from kiwi_core.sched.rules import immovable as fixed
 from kiwi_core.states import AntiThrash, Notice
 
@@ -22,6 +22,8 @@ def settle(st: State) -> None:
     st.wake_ns = None
     if st.lingerers:
         _end_lingerers(st)
+    if st.kept_out:
+        kept_out.tend(st)
     _choose_mode(st)
     if st.queue:
         fixed.leave_those_that_stand(st)

@@ -46,14 +46,16 @@ function range(low_s: number, high_s: number): string {
   return `${high.endsWith(` ${unit}`) ? number : low}–${high}`;
 }
 
-/** Seconds below 100 s, minutes below 100 min; `coarse`: in steps of about a tenth. */
+/** Seconds below 100 s, minutes below 100 min; `coarse`: in steps of about a tenth, and below 90, or
+ * 95 s would follow 1.5 min. */
 function amount(wait_s: number, coarse = false): string {
   const seconds = rounded(wait_s, coarse && wait_s >= 20 ? 5 : 1);
-  if (seconds < 100) {
+  const most = coarse ? 90 : 100;
+  if (seconds < most) {
     return `${seconds} s`;
   }
   const minutes = rounded(wait_s / 60, coarse && wait_s < 600 ? 0.5 : 1);
-  return minutes < 100 ? `${minutes} min` : `${rounded(wait_s / 3600, coarse ? 0.5 : 1)} h`;
+  return minutes < most ? `${minutes} min` : `${rounded(wait_s / 3600, coarse ? 0.5 : 1)} h`;
 }
 
 function rounded(value: number, step: number): number {

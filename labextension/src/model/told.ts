@@ -10,13 +10,16 @@ import type { IGpu, IQueueEntry, ISession } from './types';
 
 /** How long a wait may still take; '': nobody can tell. */
 export function waitWords(store: IKiwiStore, entry: IQueueEntry): string {
+  if (entry.kept_out) {
+    return `suspended by ${entry.kept_out} until kiwi resume`;
+  }
   return entry.blocked ? 'held up' : (waitLeft(store.expected(entry.session), store.now()) ?? '');
 }
 
 /** How long `holder` keeps the GPU; '': nobody can tell. What is left of a turn is a bound: others
  * may well get the GPU earlier. */
 export function turnWords(gpu: IGpu, holder: ISession, now: number): string {
-  if (gpu.queue.length === 0) {
+  if (gpu.queue.every(entry => entry.kept_out)) {
     return 'until others ask';
   }
   if (!holder.guarded) {

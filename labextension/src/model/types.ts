@@ -64,6 +64,8 @@ export interface IQueueEntry {
   readonly expected_why: string;
   /** Held up by something other than its turn: the session's `problem_text` says by what. */
   readonly blocked: boolean;
+  /** Who keeps it out of the GPU until they resume it ("an admin"); '': nobody. */
+  readonly kept_out: string;
 }
 
 export interface ISwap {

@@ -71,6 +71,9 @@ function withProblem(wait: IMyWait): IMyWait {
 
 function waiting(gpu: IGpu, session: ISession, entry: IQueueEntry): IMyWait {
   const place = `${ordinal(entry.position)} of ${gpu.queue.length}`;
+  if (entry.kept_out) {
+    return said('wrong', session, 'Suspended', [session.problem_text]);
+  }
   if (entry.blocked) {
     return said('wrong', session, 'Held up', [session.problem_text, `${place}.`]);
   }

@@ -1,0 +1,92 @@
+"""Sessions that somebody keeps out of the GPU: ``kiwi suspend``, until ``kiwi resume``.
+
+Such a session takes no turn. If it holds the lease, its turn ends now, as at the end of its
+quantum. Its memory goes out. What it asks for meanwhile waits beside the queue: it is in nobody's
+way there, neither as somebody who waits nor with what it may need, and its memory goes out first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.model.session import Doing, Home, Want
+from kiwi_core.sched.rules import bursts, orders
+from kiwi_core.sched.rules.immovable import must_stay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kiwi_core.sched.model.session import Session
+    from kiwi_core.sched.model.state import State
+
+
+def keep_out(st: State, session: Session, by: str) -> None:
+    """From now on; or ``by`` somebody else than before."""
+    queued = session.want is Want.QUEUED
+    if queued:
+        st.leave_line(session)
+        st.chosen.pop(session.id, None)
+    session.kept_out = by
+    st.kept_out[session.id] = session
+    st.refresh(session)
+    if queued:
+        st.line_up(session)
+    st.tell(session, "kept out of the GPU by {}", by)
+
+
+def let_go(st: State, session: Session) -> None:
+    """To the tail of the queue, if it wants the GPU. Nothing happens to one that nobody keeps."""
+    if not session.kept_out:
+        return
+    aside = session.aside
+    session.kept_out = ""
+    del st.kept_out[session.id]
+    session.blocked, session.blocked_detail = None, ""
+    if aside:
+        bursts.wait_anew(st, session)
+    st.refresh(session)
+    if session.want is Want.QUEUED:
+        st.line_up(session)
+    st.tell(session, "not kept out any more")
+
+
+def tend(st: State) -> None:
+    """End the turns of those that hold the lease, and move out what is in the GPU."""
+    for session in tuple(st.kept_out.values()):
+        if session.op is not None or session.home not in (Home.IN, Home.HELD):
+            continue
+        runs = session.want is Want.RUNNING
+        if must_stay(session) if not runs else not session.guarded:
+            continue  # one without a gate goes on until its burst ends
+        fits = st.host_claimed_bytes + session.resident_bytes <= st.host_budget_bytes
+        moves = bool(session.resident_bytes) and fits and not session.unmovable
+        if not runs and not moves:
+            continue
+        if session.backoff_until_ns > st.now_ns:
+            st.wake_at(session.backoff_until_ns)
+            continue
+        cause = f"{session.kept_out} suspends it"
+        if runs:
+            orders.stop(st, session, Doing.PAGING_OUT if moves else Doing.SUSPENDING, cause)
+        else:
+            orders.page_out(st, session, cause)
+
+
+def suspension_requested(st: State, event: ev.SuspensionRequested) -> None:
+    session = st.known(event.session)
+    if session is None or session.leaving or session.kept_out == event.by:
+        return
+    keep_out(st, session, event.by)
+
+
+def resumption_requested(st: State, event: ev.ResumptionRequested) -> None:
+    session = st.known(event.session)
+    if session is not None:
+        let_go(st, session)
+
+
+HANDLERS: dict[type[ev.Event], Callable[..., None]] = {
+    ev.SuspensionRequested: suspension_requested,
+    ev.ResumptionRequested: resumption_requested,
+}

@@ -1,0 +1,50 @@
+"""A command that is told to end: once is enough, unless nobody heard it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+
+import pytest
+
+from kiwi_core.cli.leaving import Terminated, leaving_on_signals
+
+
+def told(number: signal.Signals = signal.SIGTERM) -> None:
+    os.kill(os.getpid(), number)
+
+
+def test_a_second_signal_does_not_cut_short_what_the_first_began() -> None:
+    steps: list[str] = []
+
+    def clean_up() -> None:
+        told(signal.SIGHUP)
+        steps.append("first")
+        try:
+            raise OSError("something is gone already")
+        except OSError:
+            told()
+            steps.append("second")
+
+    def work() -> None:
+        try:
+            told()
+        finally:
+            clean_up()
+
+    with pytest.raises(Terminated) as caught, leaving_on_signals():
+        work()
+    assert caught.value.number == signal.SIGTERM
+    assert steps == ["first", "second"]
+
+
+def test_a_second_signal_counts_where_the_first_was_swallowed() -> None:
+    def work() -> None:
+        with suppress(BaseException):  # as a callback from C does
+            told()
+        told(signal.SIGHUP)
+
+    with pytest.raises(Terminated) as caught, leaving_on_signals():
+        work()
+    assert caught.value.number == signal.SIGHUP

@@ -1,0 +1,148 @@
+"""What surfaces say of waits and turns, compared: figures in words, and how they change in time."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from kiwi_core.errors import KiwiError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from daemon import Daemon
+
+    from kiwi_core.wire.status import GpuStatus, QueueEntry
+
+SLACK_S: Final = 4.0
+"""Between two surfaces: what passes between the first and the last question on a busy machine."""
+
+COARSE: Final = 0.3
+"""And what the words of a range are rounded by, at most."""
+
+SECONDS: Final = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def seconds_of(words: str) -> float | None:
+    """The highest figure that ``words`` name; ``None``: they name none."""
+    if "any moment" in words:
+        return 0.0
+    found = re.findall(r"([\d.]+) (s|min|h)\b", words)
+    return max(float(number) * SECONDS[unit] for number, unit in found) if found else None
+
+
+def agree(one: str, other: str) -> bool:
+    """Whether two surfaces name the same figure, or both none."""
+    first, second = seconds_of(one), seconds_of(other)
+    if first is None or second is None:
+        return first is second
+    return abs(first - second) <= SLACK_S + COARSE * max(first, second)
+
+
+def may_fall_s(before_s: float, passed_s: float) -> float:
+    """How much a figure that told ``before_s`` may fall within ``passed_s`` where nothing that
+    people see beside it has changed: it runs down faster than the clock, but never jumps."""
+    return (3 + before_s / 20) * (passed_s + 0.5)
+
+
+def goes_on(before: GpuStatus, after: GpuStatus) -> bool:
+    """Whether the same turns go on: no holder has ended one, and begun another, in between."""
+    was, now = ({s.id: s.time_left_s for s in status.sessions} for status in (before, after))
+    lefts = [(was.get(id_), now.get(id_)) for id_ in after.holders]
+    return before.holders == after.holders and all(
+        then_s is not None and now_s is not None and now_s <= then_s for then_s, now_s in lefts
+    )
+
+
+def _settings(status: GpuStatus) -> tuple[object, ...]:
+    return status.scheduler.tq_s, status.scheduler.policy, status.scheduler.anti_thrash
+
+
+@dataclass
+class Watch:
+    """Everything that the daemon said to a watcher, in order, with the time; a list for each daemon
+    that there was."""
+
+    heard: list[list[tuple[float, GpuStatus]]] = field(default_factory=list)
+
+    @property
+    def words(self) -> int:
+        return sum(map(len, self.heard))
+
+    def contradictions(self) -> list[str]:
+        """What cannot be so, alone or after what was said before."""
+        found: list[str] = []
+        for heard in self.heard:
+            for _, status in heard:
+                found += _at_once(status)
+            for (then_s, before), (now_s, after) in pairwise(heard):
+                found += _in_a_row(before, after, now_s - then_s)
+        return found
+
+
+def _at_once(status: GpuStatus) -> list[str]:
+    queued = [entry.session for entry in status.queue]
+    found = [f"{id_} holds and waits" for id_ in set(queued) & set(status.holders)]
+    if [e.position for e in status.queue] != [*range(1, len(set(queued)) + 1)]:
+        found.append(f"places in the queue: {status.queue}")
+    return found
+
+
+def _in_a_row(before: GpuStatus, after: GpuStatus, passed_s: float) -> list[str]:
+    same = _settings(before) == _settings(after) and goes_on(before, after)
+    was = {entry.session: entry for entry in before.queue}
+    found: list[str] = []
+    for entry in after.queue:
+        then = was.get(entry.session)
+        if then is not None and entry.waited_s >= then.waited_s:  # else another wait
+            found += _figures(then, entry, passed_s, same and entry.position == then.position)
+    return found
+
+
+def _figures(then: QueueEntry, now: QueueEntry, passed_s: float, same: bool) -> list[str]:
+    pairs = [
+        (then.expected_wait_s, now.expected_wait_s),
+        (then.expected_high_s, now.expected_high_s),
+    ]
+    found: list[str] = []
+    for before_s, after_s in pairs:
+        if before_s is None or after_s is None:
+            continue
+        if after_s > before_s + 0.5 and not now.expected_why:
+            found.append(f"it rises without a reason: {then} {now}")
+        if same and before_s - after_s > may_fall_s(before_s, passed_s):
+            found.append(f"it falls at once, after {passed_s:.1f} s: {then} {now}")
+    return found
+
+
+@contextmanager
+def watching(daemon: Daemon) -> Iterator[Watch]:
+    """Also beside a daemon that is killed and starts again."""
+    watch, enough = Watch(), threading.Event()
+
+    def follow() -> None:
+        while not enough.wait(0.2):
+            heard: list[tuple[float, GpuStatus]] = []
+            watch.heard.append(heard)
+            try:
+                with daemon.client() as client:
+                    for status in client.watch():
+                        heard.append((time.monotonic(), status))
+                        if enough.is_set():
+                            return
+            except (KiwiError, OSError, AssertionError):
+                continue  # it is gone, or not there yet
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield watch
+    finally:
+        enough.set()
+        thread.join(30)
+        assert not thread.is_alive(), "the watcher heard nothing more"
