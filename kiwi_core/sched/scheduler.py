@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kiwi_core.config import DEFAULTS
-from kiwi_core.sched import audit, kept_out
+from kiwi_core.sched import audit
 from kiwi_core.sched.forecast.forecast import Forecast
 from kiwi_core.sched.model.accounts import account_of
 from kiwi_core.sched.model.session import Home, Want
 from kiwi_core.sched.model.state import State
 from kiwi_core.sched.policy import DEFAULT, make
-from kiwi_core.sched.rules import arrivals, hints, observations, outcomes
+from kiwi_core.sched.rules import arrivals, hints, kept_out, observations, outcomes
 from kiwi_core.sched.rules import immovable as fixed
 from kiwi_core.sched.rules.settle import settle
 from kiwi_core.sched.snapshot import snapshot, state_of
