@@ -142,6 +142,8 @@ class Book:
         self.latest: GpuStatus | None = None
         self.reports = 0
         """Counts the statuses received, so that watchers see which are new."""
+        self.unforeseen: Waiting | None = None
+        """Where a call at the gate waits, for which nobody asked here."""
 
     # --- the caller's side ----------------------------------------------------------------------
 
@@ -228,8 +230,9 @@ class Book:
 
     # --- the daemon's side ----------------------------------------------------------------------
 
-    def hears(self, messages: deque[DaemonMessage]) -> Told | None:
-        """Take the first of ``messages``; a notice comes back, for the user.
+    def hears(self, messages: deque[DaemonMessage]) -> Told | Waiting | None:
+        """Take the first of ``messages``. What the user must know comes back: a notice, or where a
+        call at the gate waits.
 
         Raises ``PeerError`` where it makes no sense now, or is the daemon's last word. What an
         interrupt cuts short is done again with the same message: all but answers may be heard
@@ -250,9 +253,13 @@ class Book:
         elif not isinstance(message, Told):
             raise _unexpected(message)
         messages.popleft()
-        return message if isinstance(message, Told) else None
+        is_news = isinstance(message, Told) or (message is self.unforeseen)
+        return message if is_news else None  # type: ignore[return-value]  # one of these two
 
     def _hears_of_burst(self, message: Granted | Waiting | Withdrawn) -> None:
+        if not message.burst:
+            self.unforeseen = message if isinstance(message, Waiting) else None
+            return
         if message.burst > self.burst:
             raise _unexpected(message)
         lease = self.lease
@@ -314,6 +321,7 @@ class Book:
         for request in self._pending:
             request.error = why
         self._pending.clear()
+        self.unforeseen = None
 
     def daemon_full(self) -> None:
         """The daemon takes no more connections just now: who waits is told so."""

@@ -22,13 +22,13 @@ from kiwi_core.client.link import BRIEFLY_S, Link, dial, disconnected, no_daemon
 from kiwi_core.client.patience import Patience
 from kiwi_core.client.watcher import Watcher
 from kiwi_core.errors import CallerError, KiwiError, PeerError, is_full
-from kiwi_core.wire.messages import GetStatus
+from kiwi_core.wire.messages import GetStatus, Told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from kiwi_core.wire.messages import ClientMessage, Hello, Told, Welcome
+    from kiwi_core.wire.messages import ClientMessage, Hello, Waiting, Welcome
 
 
 _numbers_of: dict[str, BurstNumbers] = {}
@@ -48,6 +48,7 @@ class Channel:
         hello: Callable[[Book], Hello],
         *,
         on_notice: Callable[[Told], None] | None,
+        on_unforeseen: Callable[[], None] | None,
         on_state: Callable[[bool], None] | None,
         reconnect: bool,
         connect_timeout_s: float,
@@ -56,6 +57,7 @@ class Channel:
         self._path = socket_path
         self._hello = hello
         self._on_notice = on_notice
+        self._on_unforeseen = on_unforeseen
         self._on_state = on_state
         self._reconnect = reconnect
         self._connect_timeout_s = connect_timeout_s
@@ -280,7 +282,7 @@ class Channel:
 
     def _take_in(self, link: Link) -> bool:
         while True:
-            told: Told | None = None
+            told: Told | Waiting | None = None
             with self.lock:
                 if link is not self.link:
                     return False
@@ -295,10 +297,17 @@ class Channel:
                 self.heard += 1
                 self.changes.tell()
                 drained = link.drained
-            if told is not None and self._on_notice is not None:
-                _call(self._on_notice, told)
+            if told is not None:
+                self._pass_on(told)
             elif drained:
                 return True
+
+    def _pass_on(self, told: Told | Waiting) -> None:
+        if isinstance(told, Told):
+            if self._on_notice is not None:
+                _call(self._on_notice, told)
+        elif self._on_unforeseen is not None:
+            _call(self._on_unforeseen)
 
     def drop(self, link: Link | None, why: KiwiError) -> None:
         """This link is over; ``lock`` is held. The watcher makes a new one."""

@@ -65,11 +65,12 @@ _WITHDRAWN_S: Final = 0.25
 class Client:
     """A connection to the daemon that listens at ``socket_path``.
 
-    ``on_notice`` gets what the user must know, in whichever thread reads it; ``on_state`` gets
-    true and false as the connection comes and goes, in the client's own thread. Both must be
-    quick, and must not call the client's blocking functions. ``cuda_library`` is asked before each
-    hello, and so is ``ungated``: why this process has no gate; "": it has. ``daemon_grace_s``:
-    running time without a daemon after which nobody waits any longer.
+    ``on_notice`` gets what the user must know, in whichever thread reads it; ``on_unforeseen`` is
+    called there at each word about a wait for which nobody asked here (``unforeseen``);
+    ``on_state`` gets true and false as the connection comes and goes, in the client's own thread.
+    They must be quick, and must not call the client's blocking functions. ``cuda_library`` is
+    asked before each hello, and so is ``ungated``: why this process has no gate; "": it has.
+    ``daemon_grace_s``: running time without a daemon after which nobody waits any longer.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Client:
         cuda_library: Callable[[], str] = loaded_cuda_library,
         ungated: Callable[[], str] = str,
         on_notice: Callable[[Told], None] | None = None,
+        on_unforeseen: Callable[[], None] | None = None,
         on_state: Callable[[bool], None] | None = None,
         reconnect: bool = True,
         connect_timeout_s: float = 5.0,
@@ -99,6 +101,7 @@ class Client:
             socket_path,
             self._hello,
             on_notice=on_notice,
+            on_unforeseen=on_unforeseen,
             on_state=on_state,
             reconnect=reconnect,
             connect_timeout_s=connect_timeout_s,
@@ -147,6 +150,12 @@ class Client:
     @property
     def connected(self) -> bool:
         return self._channel.link is not None
+
+    @property
+    def unforeseen(self) -> Waiting | None:
+        """Where a call at this program's gate waits for the GPU, as the daemon last said, if nobody
+        asked for the GPU here; ``None``: it has the GPU, or there is no such call."""
+        return self._channel.book.unforeseen
 
     @property
     def pid(self) -> int:

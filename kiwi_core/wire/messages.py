@@ -259,14 +259,18 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
 
 
 class Granted(Message, frozen=True, kw_only=True, tag="granted"):
-    """The GPU is yours. Repeated, with the same burst, after each suspension in mid-burst."""
+    """The GPU is yours. Repeated, with the same burst, after each suspension in mid-burst.
 
-    burst: Burst
+    ``burst`` is 0 where a call at the gate of the program asked for the GPU, not its client.
+    """
+
+    burst: LastBurst
     quantum_s: float
 
 
 class Waiting(Message, frozen=True, kw_only=True, tag="waiting"):
-    """Where you stand. Sent when it changes, and every second or so while waiting.
+    """Where you stand. Sent when it changes, and every second or so while waiting. ``burst`` is 0
+    where a call at the gate of the program waits, for which its client has not asked.
 
     ``holder`` says who has the GPU in words that the reader may see ("train.ipynb", "another
     user", ""); ``expected_wait_s`` is ``None`` where nobody can tell. It is likely between
@@ -276,7 +280,7 @@ class Waiting(Message, frozen=True, kw_only=True, tag="waiting"):
     that is wrong; ``detail`` then has the plain words.
     """
 
-    burst: Burst
+    burst: LastBurst
     position: int
     ahead: int
     holder: str = ""

@@ -19,7 +19,7 @@ from kiwi_jupyter.kernel.loading import Gatekeeper
 from kiwi_jupyter.kernel.magics import KiwiMagics
 from kiwi_jupyter.kernel.override import rewrite_head
 from kiwi_jupyter.kernel.session import Session, say_on_stderr
-from kiwi_jupyter.kernel.suspension import Suspension
+from kiwi_jupyter.kernel.suspension import line_of_suspension, line_of_unforeseen
 
 LEAVE_TIMEOUT_S = 60.0
 """For ``%kiwi off`` and unloading: until the memory is back in the GPU."""
@@ -48,7 +48,10 @@ class Extension:
         decider = Decider(shell, self.session, self.analyzer, self.gatekeeper)
         self.gate = Gate(shell, self.config, self.session, self.burst, decider)
         self.session.joined = self.gate.joined
-        self.session.suspended = Suspension(self.burst, self.gate.suspended_line).began
+        self.session.suspended = line_of_suspension(self.burst, self.gate.suspended_line).began
+        self.session.unforeseen = line_of_unforeseen(
+            lambda: self.session.connected_client, self.gate.unforeseen_line
+        ).began
         self.around = Around(shell, self.gate)
         self._installed = False
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextvars
 import inspect
 import itertools
 import logging
@@ -105,6 +106,8 @@ class Gate:
         self._tokens = itertools.count(1)
         self._pending: dict[int, CellRun] = {}
         self._running: dict[int, CellRun] = {}
+        self._bystander: contextvars.Context | None = None
+        """The context of a cell that runs without a turn, as its own thread has it."""
         self._pid = os.getpid()
         self.last_verdict: Verdict | None = None
         """What was decided about the last cell, for ``%kiwi why``."""
@@ -132,8 +135,11 @@ class Gate:
         decision = self._decider.decide(node, override, source)
         if not _is_about_kiwi(node):
             self.last_verdict = decision.verdict
+        self._bystander = None
         if decision.verdict.gpu:
             self._insert(node, decision)
+        else:
+            self._bystander = contextvars.copy_context()
         if decision.connect:
             self._session.connect_soon()
         return node
@@ -267,6 +273,7 @@ class Gate:
         if run.otherwise is None or not self._decider.untouched():
             return False
         self.last_verdict = run.otherwise
+        self._bystander = contextvars.copy_context()
         self._give_up(run)
         return True
 
@@ -365,6 +372,14 @@ class Gate:
             return None
         return WaitingLine(run.screens(), delay_s=self._config.waiting_line_delay_s, hint="")
 
+    def unforeseen_line(self) -> WaitingLine | None:
+        """Return a line below the cell that runs without a turn. Called in any thread."""
+        context = self._bystander
+        if context is None:
+            return None
+        screens = context.run(screens_for, self._shell)
+        return WaitingLine(screens(), delay_s=self._config.waiting_line_delay_s, hint="")
+
     def _give_up(self, run: CellRun) -> None:
         with self._lock:
             self._running.pop(run.member, None)
@@ -393,6 +408,7 @@ class Gate:
 
     def cell_ended(self, _result: object = None) -> None:
         """``post_run_cell``: the outermost cell of this thread is over, however it ended."""
+        self._bystander = None
         member = threading.get_ident()
         if member not in self._running or cells_on_stack(1):
             return

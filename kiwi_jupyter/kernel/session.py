@@ -89,6 +89,8 @@ class Session:
         """Whether a cell that was granted the GPU is under way."""
         self.suspended: Callable[[], None] = _nothing
         """Called in whichever thread reads when that cell is stopped in mid-work."""
+        self.unforeseen: Callable[[], None] = _nothing
+        """Called there when a call waits at the gate for which no cell has asked beforehand."""
         self.lost = False
         """The contents of this process's GPU memory are gone for good."""
         self.problem = ""
@@ -259,6 +261,7 @@ class Session:
             client="kernel",
             ungated=lambda: self._gatekeeper.why,
             on_notice=self._noticed,
+            on_unforeseen=self._unforeseen,
             on_state=lambda connected: None if connected else self._daemon_away(path),
             daemon_grace_s=self._config.daemon_grace_s,
         )
@@ -378,6 +381,10 @@ class Session:
             self._unshown.append(notice)
             if self.mid_burst():
                 self.show_notices()
+
+    def _unforeseen(self) -> None:
+        """In whichever thread reads: a call at the gate waits, and no cell has asked for it."""
+        self.unforeseen()
 
     def show_notices(self) -> None:
         """In a cell's thread it goes to that cell's output, elsewhere to that of the last one."""

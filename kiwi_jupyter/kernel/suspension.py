@@ -1,4 +1,7 @@
-"""Says below a cell that it is suspended in mid-work, and when it goes on."""
+"""Says below a cell that runs what its own thread cannot say: it is held in a driver call.
+
+Either the cell was suspended in mid-work, or a call in it needs the GPU that nobody foresaw.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from kiwi_jupyter.kernel.words import share_done, suspended_line
+from kiwi_jupyter.kernel.words import share_done, suspended_line, unforeseen_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kiwi_core.client import Client
     from kiwi_core.wire.messages import Waiting
     from kiwi_jupyter.kernel.burst import Burst
     from kiwi_jupyter.kernel.display import WaitingLine
@@ -22,17 +26,25 @@ FRESH_S: Final = 4.0
 """The daemon speaks once a second to one who waits. What is older holds no more."""
 
 
-class Suspension:
-    """``began`` may be called at any time, in any thread. A thread of its own draws: the cell's own
-    is held in a driver call. It lives until the burst ends, since a cell that was suspended once
-    mostly is again.
+class HeldLine:
+    """The line below a cell that is held. ``began`` may be called at any time, in any thread. A
+    thread of its own draws, as long as ``goes_on`` says so: the cell's own thread is held.
 
-    ``line`` makes the line below the cell that runs; ``None``: there is none.
+    ``waiting`` is what the daemon said last; ``line`` makes the line below the cell that runs;
+    ``None``: there is none. ``words`` are those of the line.
     """
 
-    def __init__(self, burst: Burst, line: Callable[[], WaitingLine | None]) -> None:
-        self._burst = burst
+    def __init__(
+        self,
+        waiting: Callable[[], Waiting | None],
+        goes_on: Callable[[], bool],
+        line: Callable[[], WaitingLine | None],
+        words: Callable[[Waiting, float], str],
+    ) -> None:
+        self._waiting = waiting
+        self._goes_on = goes_on
         self._make_line = line
+        self._words = words
         self._line: WaitingLine | None = None
         self._heard: Waiting | None = None
         self._heard_s = 0.0
@@ -41,21 +53,19 @@ class Suspension:
 
     def began(self) -> None:
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(
-                target=self._follow, name="kiwi-suspension", daemon=True
-            )
+            self._thread = threading.Thread(target=self._follow, name="kiwi-held-line", daemon=True)
             self._thread.start()
 
     def _follow(self) -> None:
         try:
-            while self._burst.granted:  # also between two cells of it
+            while self._goes_on():
                 self._look(time.monotonic())
                 time.sleep(LOOK_S)
         finally:
             self._hide()
 
     def _look(self, now_s: float) -> None:
-        waiting = self._burst.suspended
+        waiting = self._waiting()
         if waiting is not self._heard:
             self._heard, self._heard_s = waiting, now_s
         if waiting is None or now_s - self._heard_s > FRESH_S:
@@ -64,9 +74,33 @@ class Suspension:
         if self._line is None:
             self._line, self._began_s = self._make_line(), now_s
         if self._line is not None:
-            self._line.say(suspended_line(waiting), share_done(waiting, now_s - self._began_s))
+            waited_s = now_s - self._began_s
+            self._line.say(self._words(waiting, waited_s), share_done(waiting, waited_s))
 
     def _hide(self) -> None:
         line, self._line = self._line, None
         if line is not None:
             line.close()
+
+
+def line_of_suspension(burst: Burst, line: Callable[[], WaitingLine | None]) -> HeldLine:
+    """Follow a burst that was suspended until it ends: a cell that was suspended once mostly is
+    again. Between two cells of it, too."""
+    return HeldLine(
+        lambda: burst.suspended,
+        lambda: burst.granted,
+        line,
+        lambda waiting, _waited_s: suspended_line(waiting),
+    )
+
+
+def line_of_unforeseen(
+    client: Callable[[], Client | None], line: Callable[[], WaitingLine | None]
+) -> HeldLine:
+    """Follow the wait of a call for which the cell did not ask beforehand."""
+
+    def waiting() -> Waiting | None:
+        connected = client()
+        return None if connected is None else connected.unforeseen
+
+    return HeldLine(waiting, lambda: waiting() is not None, line, unforeseen_line)

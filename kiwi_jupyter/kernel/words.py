@@ -18,6 +18,8 @@ INTERRUPTED: Final = (
     " this cell."
 )
 
+INTERRUPT_LATER: Final = "A call in this cell needs it; an interrupt takes effect after that call."
+
 LOST: Final = (
     "GpuMemoryLost: what this notebook had in GPU memory is gone, so nothing that uses the GPU ran"
     " in this cell. Restart this kernel. To save what is in CPU memory first, put `%%kiwi cpu` on"
@@ -40,6 +42,11 @@ def waiting_line(waiting: Waiting | None, waited_s: float) -> str:
     parts.append(_expected(waiting))
     said = ", ".join(part for part in parts if part)
     return f"Waiting for the GPU: {said}" if said else "Waiting for the GPU"
+
+
+def unforeseen_line(waiting: Waiting, waited_s: float) -> str:
+    """One line about a call in a cell that waits, though the cell did not ask beforehand."""
+    return f"{waiting_line(waiting, waited_s)}. {INTERRUPT_LATER}"
 
 
 def suspended_line(waiting: Waiting) -> str:

@@ -43,7 +43,7 @@ class Messenger:
         member.in_burst, member.waiting = True, False
         if member.own_burst:
             asyncio.get_running_loop().call_soon(self._linger, action)
-        elif member.connection is not None:
+        if member.connection is not None:
             quantum_s = ns_to_seconds(action.quantum_ns)
             member.connection.send(Granted(burst=member.client_burst, quantum_s=quantum_s))
         self._core.observer.somebody_runs()

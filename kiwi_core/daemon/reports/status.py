@@ -165,8 +165,7 @@ class Reporter:
         view = self._scheduler.view(time.monotonic_ns(), ahead=True)
         for entry in view.queue:
             member = self._members.get(entry.session)
-            # (Of a burst of our own the client knows nothing.)
-            if member is not None and member.connection is not None and not member.own_burst:
+            if member is not None and member.connection is not None:
                 yield member, self._word(member, view, entry)
 
     def _word(self, member: Member, view: GpuView, entry: QueueView) -> m.Waiting:
