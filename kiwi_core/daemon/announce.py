@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kiwi_core.daemon.desk import Desk
     from kiwi_core.daemon.report import Reporter
+    from kiwi_core.daemon.steps import Step
 
 COLLECT_S = 0.05
 """Shortest pause between two rounds."""
@@ -32,8 +33,8 @@ class Announcer:
         self._due: asyncio.TimerHandle | None = None
         self._pause_s = COLLECT_S
 
-    def changed(self) -> None:
-        """After every event. Cheap."""
+    def after(self, _step: Step) -> None:
+        """Cheap: what there is to say is collected."""
         if self._due is None:
             self._due = self._loop.call_later(self._pause_s, self._round)
         elif self._due.when() - self._loop.time() > self._pause_s:

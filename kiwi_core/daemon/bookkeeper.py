@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.daemon.ledger import Ledger
     from kiwi_core.daemon.members import Members
+    from kiwi_core.daemon.steps import Step
     from kiwi_core.sched.scheduler import Scheduler
     from kiwi_core.units import SessionId
 
@@ -60,8 +61,7 @@ class Bookkeeper:
     failing: bool = False
     """The last attempt to write did not succeed; it is tried again."""
 
-    def changed(self) -> None:
-        """After each event."""
+    def after(self, _step: Step) -> None:
         for session, final in self._scheduler.take_departed():
             self._count(session, final)
             self._counted.pop(session, None)

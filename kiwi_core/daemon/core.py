@@ -1,7 +1,8 @@
-"""The heart of the shell: feeds events to the scheduler and performs what it orders.
+"""The heart of the shell: feeds events to the scheduler, publishes what it orders, and runs the
+operations among that.
 
-There is exactly one timer: for the scheduler's next
-deadline or the next operation that becomes overdue, whichever comes first.
+There is exactly one timer: for the scheduler's next deadline or the next operation that becomes
+overdue, whichever comes first.
 """
 
 from __future__ import annotations
@@ -14,24 +15,23 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from kiwi_core.daemon import words
-from kiwi_core.daemon.metrics import Tally
 from kiwi_core.daemon.operations import Operations
+from kiwi_core.daemon.steps import Step
 from kiwi_core.errors import CallerError
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Action, Grant, Notify, Operation, PageOut, RoomDenied, RoomMade
+from kiwi_core.sched.actions import Operation, PageOut
 from kiwi_core.states import Residency
 from kiwi_core.units import NS_PER_S, ns_to_seconds
-from kiwi_core.wire.messages import Granted, Told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kiwi_core.daemon.gates import Gates
     from kiwi_core.daemon.guards import Guards
     from kiwi_core.daemon.journal import Journal
     from kiwi_core.daemon.members import Member, Members
     from kiwi_core.daemon.observer import Observer
+    from kiwi_core.daemon.roster import Remembering
+    from kiwi_core.daemon.steps import Subscriber
     from kiwi_core.pager.api import Pager
     from kiwi_core.sched.scheduler import Scheduler
     from kiwi_core.sched.view import GpuView
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from kiwi_core.units import SessionId
 
 log = structlog.get_logger(__name__)
-
-JOURNAL_DELAY_S = 0.005
-"""What a daemon that is killed may lose of its journal; before an operation all is written."""
 
 _IN_BURST: Final = CallerError(
     "in-burst",
@@ -57,27 +54,24 @@ _NO_HOST_MEMORY: Final = CallerError(
 
 @dataclass(eq=False, repr=False)
 class Core:
-    """``before_operation`` is called before any operation begins, so that the roster on disk knows
-    of it; ``changed`` after every event. The observer, the guards and the gates are set before the
-    first event. The observer reads a session's memory before a burst of it counts as over: what it
-    has taken must be known before others get the room."""
+    """The observer, the guards and the subscribers are set before the first event. The observer
+    reads a session's memory before a burst of it counts as over: what it has taken must be known
+    before others get the room. The roster on disk knows of an operation before it begins."""
 
     scheduler: Scheduler
     _members: Members
     _pager: Pager
     _journal: Journal
-    _before_operation: Callable[[], None]
-    _changed: Callable[[], None]
+    _roster: Remembering
     last_op: int
     observer: Observer = field(init=False)
     guards: Guards = field(init=False)
-    gates: Gates = field(init=False)
     operations: Operations = field(init=False)
-    tally: Tally = field(default_factory=Tally)
+    subscribers: list[Subscriber] = field(default_factory=list)
+    """Whom each step is published to, in this order."""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _timer: asyncio.TimerHandle | None = None
     _timer_ns: int | None = None
-    _flush_due: bool = False
     _reading: set[SessionId] = field(default_factory=set)
     """Those that are being looked at because the scheduler does not know what they have left."""
     _winding_down: bool = False
@@ -89,21 +83,13 @@ class Core:
         """Tell the scheduler what happened and do what it orders."""
         now_ns = time.monotonic_ns()
         actions = self.scheduler.handle(event, now_ns)
-        self._journal.record(now_ns, event, actions)
-        for action in actions:
-            self._perform(action)
-        self.gates.after(event, actions)
-        self.tally.take(event, actions, self.scheduler.holders, now_ns)
+        step = Step(event, actions, self.scheduler.holders, now_ns)
+        for subscriber in self.subscribers:
+            subscriber.after(step)
         self._rearm()
-        self._changed()
         if self.scheduler.waiting:
             self._read_unread()
             self.observer.hurry()
-        if not self._flush_due:
-            # After the grant has left, and the next request of a quick loop of them: writing the
-            # journal is not the waiter's business.
-            self._flush_due = True
-            self._loop.call_later(JOURNAL_DELAY_S, self._flush)
 
     def _read_unread(self) -> None:
         """Those that wait may do so for what a session has left in the GPU."""
@@ -162,49 +148,23 @@ class Core:
             self._timer = None
         self._journal.flush()
 
-    # --- performing -----------------------------------------------------------------------------
+    # --- operations -----------------------------------------------------------------------------
 
-    def _perform(self, action: Action) -> None:
-        if isinstance(action, Grant):
-            self._grant(action)
-        elif isinstance(action, Notify):
-            self._tell(action)
-        elif isinstance(action, (RoomMade, RoomDenied)):
-            self.gates.answer_room(action)
-        elif self._winding_down:
-            log.info("not begun, the daemon is leaving", op=action.op, session=action.session)
-        else:
-            self._operate(action)
-
-    def _grant(self, action: Grant) -> None:
-        member = self._members.get(action.session)
-        if member is None:
-            return
-        member.in_burst, member.waiting = True, False
-        if member.own_burst:
-            self._loop.call_soon(self._linger, action)
-        elif member.connection is not None:
-            quantum_s = ns_to_seconds(action.quantum_ns)
-            member.connection.send(Granted(burst=member.client_burst, quantum_s=quantum_s))
-        self.observer.somebody_runs()
-
-    def _linger(self, granted: Grant) -> None:
-        """Nobody says when a burst of our own ends: it does when the GPU is idle for it."""
-        self.feed(ev.BurstLingered(session=granted.session, burst=granted.burst))
-
-    def _tell(self, action: Notify) -> None:
-        member = self._members.get(action.session)
-        text, remedy = words.sentence(action.notice, action.detail)
-        log.info("notice", session=action.session, notice=action.notice.value, detail=action.detail)
-        if member is None or member.connection is None:
-            return
-        member.connection.send(Told(notice=action.notice, text=text, remedy=remedy))
+    def after(self, step: Step) -> None:
+        """Begin the operations that the scheduler orders: the core is a subscriber, too."""
+        for action in step.actions:
+            if not isinstance(action, Operation):
+                continue
+            if self._winding_down:
+                log.info("not begun, the daemon is leaving", op=action.op, session=action.session)
+            else:
+                self._operate(action)
 
     def _operate(self, action: Operation) -> None:
         self.last_op = max(self.last_op, action.op)
         member = self._members.get(action.session)
         if not isinstance(action, PageOut):  # the pager has that written once it knows the sizes
-            self._before_operation()
+            self._roster.save()
         self._journal.flush()
         log.info(
             "operation", op=action.op, what=type(action).__name__, session=action.session,
@@ -247,10 +207,6 @@ class Core:
             log.error("operation overdue", op=overdue.op)
             self.feed(overdue)
         self.feed(ev.DeadlinePassed())
-
-    def _flush(self) -> None:
-        self._flush_due = False
-        self._journal.flush()
 
 
 def _outcome_facts(event: ev.Event) -> dict[str, object]:

@@ -18,7 +18,7 @@ import structlog
 
 from kiwi_core.daemon.empty_turns import EmptyTurns
 from kiwi_core.sched import events as ev
-from kiwi_core.sched.actions import Grant, RoomDenied
+from kiwi_core.sched.actions import Grant, RoomDenied, RoomMade
 from kiwi_core.wire.pager import Gate, Room
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.links import Links
     from kiwi_core.daemon.members import Member, Members
     from kiwi_core.daemon.shares import Share
+    from kiwi_core.daemon.steps import Step
     from kiwi_core.sched.actions import Action, RoomAnswer
     from kiwi_core.units import SessionId
 
@@ -78,8 +79,12 @@ class Gates:
 
     # --- after each event -----------------------------------------------------------------------
 
-    def after(self, event: ev.Event, actions: Sequence[Action]) -> None:
+    def after(self, step: Step) -> None:
         """Costs nothing where nobody is linked."""
+        event, actions = step.event, step.actions
+        for action in actions:
+            if isinstance(action, (RoomMade, RoomDenied)):
+                self._answer_room(action)
         if not self._links:
             return
         named = {action.session for action in actions}
@@ -228,7 +233,7 @@ class Gates:
         self._rooms[number] = Asked(link, request, wanted_bytes)
         self._core.feed(ev.RoomWanted(session=link.session, request=number, bytes=wanted_bytes))
 
-    def answer_room(self, action: RoomAnswer) -> None:
+    def _answer_room(self, action: RoomAnswer) -> None:
         asked = self._take_off(action.request)
         if asked is not None:
             detail = action.detail if isinstance(action, RoomDenied) else ""

@@ -30,6 +30,8 @@ from kiwi_core.daemon.limits import Limits
 from kiwi_core.daemon.link_desk import LinkDesk
 from kiwi_core.daemon.links import Links
 from kiwi_core.daemon.members import Member, Members
+from kiwi_core.daemon.messenger import Messenger
+from kiwi_core.daemon.metrics import Tally
 from kiwi_core.daemon.metrics_report import metrics_report
 from kiwi_core.daemon.observer import Observer
 from kiwi_core.daemon.orphans import Orphans
@@ -204,7 +206,7 @@ class GpuDaemon:
         self._turns = Turns(shares)
         self._admission = Admission(shares, self._turns)
         self._core = Core(
-            scheduler, self._members, self._pager, journal, self._roster.save, self._changed,
+            scheduler, self._members, self._pager, journal, self._roster,
             last_op=roster.next_op - 1,
         )  # fmt: skip
         self._sessions = SessionDesk(
@@ -212,7 +214,7 @@ class GpuDaemon:
         )
         guards = Guards(self._members, self._links, self._feed_observation)
         self._sessions.guards = self._core.guards = guards
-        self._link_up(shares)
+        gates = self._link_up(shares)
         self._orphans: Orphans = Orphans(
             self._pager, self._core.operations, self._links, self._link_desk
         )
@@ -232,6 +234,7 @@ class GpuDaemon:
             busy=self._is_busy,
         )
         self._core.observer = self._observer
+        tally = Tally()
         reporter = Reporter(
             scheduler, self._members, rights, machine.gpu, self._links, self._pager, self._budget,
             errors=self._errors, emulated=options.emulation is not None,
@@ -246,13 +249,24 @@ class GpuDaemon:
         )  # fmt: skip
         self._desk.reporter = reporter
         self._desk.metrics = partial(
-            metrics_report, machine.gpu, self._core, self._desk, self._observer, journal,
+            metrics_report, machine.gpu, self._core, tally, self._desk, self._observer, journal,
             self._budget, emulated=options.emulation is not None, began_ns=time.monotonic_ns(),
         )  # fmt: skip
         ledger = Ledger(Path(options.state) / f"{options.gpu_uuid}.usage")
         self._bookkeeper = Bookkeeper(scheduler, self._members, ledger)
         self._desk.usage = UsageReporter(self._bookkeeper, ledger, rights, shares[USAGE_QUESTIONS])
-        self._announcer = Announcer(self._desk, reporter)
+        self._core.subscribers = [
+            journal,
+            Messenger(self._core, self._members),  # who waits for the lease hears of it first
+            self._core,
+            gates,
+            tally,
+            self._limits,
+            self._sessions,
+            Announcer(self._desk, reporter),
+            self._bookkeeper,
+            self._roster,
+        ]
 
     def _assemble_pager(self, shares: Shares) -> None:
         """Who there is, what system RAM they may take, and what moves their memory."""
@@ -274,9 +288,9 @@ class GpuDaemon:
         )  # fmt: skip
         self._pager: SessionPager = SessionPager(checkpoint, self._links, config)
 
-    def _link_up(self, shares: Shares) -> None:
+    def _link_up(self, shares: Shares) -> Gates:
         """The preloaded libraries: their desk, and their gates."""
-        gates = self._core.gates = Gates(
+        gates = Gates(
             self._core, self._links, self._members,
             lambda member: self._sessions.places.request(member, 0), shares[ROOM_REQUESTS],
             lambda session: session not in self._observer.without_driver,
@@ -284,6 +298,7 @@ class GpuDaemon:
         self._link_desk = self._sessions.links = LinkDesk(
             self._core, self._links, gates, self._members, self._sessions, self._limits
         )
+        return gates
 
     def _link_died(self, link: Link) -> None:
         self._link_desk.died(link)
@@ -309,15 +324,7 @@ class GpuDaemon:
         self._orphans.let_go(member.target, was_leaving=was_leaving)
         self._observer.look_soon()
 
-    # --- after each event -----------------------------------------------------------------------
-
-    def _changed(self) -> None:
-        self._limits.changed()
-        self._sessions.settled()
-        self._announcer.changed()
-        self._bookkeeper.changed()
-        if not self._leaving:
-            self._roster.save_soon()
+    # --- what looks find ------------------------------------------------------------------------
 
     def _feed_observation(self, event: Event) -> None:
         if not self._leaving:
@@ -396,6 +403,7 @@ class GpuDaemon:
 
     async def _leave(self) -> None:
         self._leaving = self._orphans.closed = True
+        self._core.subscribers.remove(self._roster)  # it says how things were before this end
         self._desk.close_all(but_held=True)
         left = await everybody_back(self._core, self._pager, self._members, self._config)
         for session, why in left.items():

@@ -7,6 +7,7 @@ marked), never the daemon.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from typing import IO, TYPE_CHECKING
@@ -17,12 +18,17 @@ import structlog
 from kiwi_core.sched.replay import JournalEntry, JournalHeader, encode_line
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from kiwi_core.daemon.steps import Step
     from kiwi_core.sched.actions import Action
     from kiwi_core.sched.events import Event
 
 log = structlog.get_logger(__name__)
+
+DELAY_S = 0.005
+"""What a daemon that is killed may lose of its journal; before an operation all is written."""
 
 KEPT = 4
 """Earlier journals kept beside the current one."""
@@ -32,23 +38,36 @@ RETRY_S = 5.0
 
 
 class Journal:
-    """``record`` only remembers; ``flush`` writes, and is called soon after by the loop."""
+    """A subscriber (``steps``). ``record`` only remembers; ``flush`` writes, soon after."""
 
     def __init__(self, path: Path, header: JournalHeader, max_bytes: int) -> None:
         self._path = path
         self._header = header
         self._max_bytes = max_bytes
-        self._pending: list[tuple[int, Event, list[Action]]] = []
+        self._pending: list[tuple[int, Event, Sequence[Action]]] = []
         self._size_bytes = 0
         self._gap = 0
         self._retry_at_s = 0.0
         self._file: IO[bytes] | None = None
+        self._flush_due = False
         self.dropped = 0
         """Lines lost in all."""
         if not self._begin(header):
             self._failed(0)
 
-    def record(self, now_ns: int, event: Event, actions: list[Action]) -> None:
+    def after(self, step: Step) -> None:
+        self.record(step.now_ns, step.event, step.actions)
+        if not self._flush_due:
+            # After the grant has left, and the next request of a quick loop of them: writing the
+            # journal is not the waiter's business.
+            self._flush_due = True
+            asyncio.get_running_loop().call_later(DELAY_S, self._flush_due_now)
+
+    def _flush_due_now(self) -> None:
+        self._flush_due = False
+        self.flush()
+
+    def record(self, now_ns: int, event: Event, actions: Sequence[Action]) -> None:
         self._pending.append((now_ns, event, actions))
 
     def flush(self) -> None:
@@ -59,7 +78,7 @@ class Journal:
             self._lost(len(entries))
             return
         data = b"".join(
-            encode_line(JournalEntry(now_ns=now_ns, event=event, actions=actions))
+            encode_line(JournalEntry(now_ns=now_ns, event=event, actions=list(actions)))
             for now_ns, event, actions in entries
         )
         full = self._size_bytes + len(data) > self._max_bytes

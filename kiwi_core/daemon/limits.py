@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.connection import Connection
     from kiwi_core.daemon.host_budget import HostBudget
     from kiwi_core.daemon.links import Links
+    from kiwi_core.daemon.steps import Step
     from kiwi_core.pager.linked import Linked
     from kiwi_core.units import SessionId
 
@@ -70,6 +71,9 @@ class Limits:
         self._claims: set[Claim] = set()
 
     # --- when something changed -----------------------------------------------------------------
+
+    def after(self, _step: Step) -> None:
+        self.changed()
 
     def changed(self) -> None:
         """A library told something new, or an event was handled. Costs nothing where nobody is

@@ -22,6 +22,7 @@ from kiwi_core.wire.metrics import WAIT_BOUNDS_S, Histogram, MoveTotals
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kiwi_core.daemon.steps import Step
     from kiwi_core.sched.actions import Action
     from kiwi_core.states import Reason
     from kiwi_core.units import OpId, SessionId
@@ -95,7 +96,7 @@ class _Burst:
 
 
 class Tally:
-    """``take`` is called in the loop, once for each event, in order."""
+    """A subscriber (``steps``); ``take`` is the same without a daemon."""
 
     def __init__(self) -> None:
         self.first_waits = Waits()
@@ -116,6 +117,9 @@ class Tally:
         self._session_held_ns = 0
         self._holders: Sequence[SessionId] = ()
         self._at_ns = 0
+
+    def after(self, step: Step) -> None:
+        self.take(step.event, step.actions, step.holders, step.now_ns)
 
     def take(
         self, event: ev.Event, actions: Sequence[Action], holders: Sequence[SessionId], now_ns: int

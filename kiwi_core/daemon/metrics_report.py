@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.desk import Desk
     from kiwi_core.daemon.host_budget import HostBudget
     from kiwi_core.daemon.journal import Journal
+    from kiwi_core.daemon.metrics import Tally
     from kiwi_core.daemon.observer import Observer
     from kiwi_core.gpu.nvml import GpuInfo
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 def metrics_report(
     gpu: GpuInfo,
     core: Core,
+    tally: Tally,
     desk: Desk,
     observer: Observer,
     journal: Journal,
@@ -34,7 +36,7 @@ def metrics_report(
 ) -> MetricsReport:
     """What was counted since ``began_ns``, and how things are now."""
     now_ns = time.monotonic_ns()
-    tally, operations = core.tally, core.operations
+    operations = core.operations
     view = core.scheduler.view(now_ns)
     running = operations.running
     metrics = GpuMetrics(

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from kiwi_core.daemon.steps import Step
+
 log = structlog.get_logger(__name__)
 
 VERSION = 1
@@ -170,6 +172,9 @@ class Remembering:
         """The file may be gone, so write it even if nothing has changed."""
         self._file.forget()
         self.save()
+
+    def after(self, _step: Step) -> None:
+        self.save_soon()
 
     def save_soon(self) -> None:
         if self._due is None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.link_desk import LinkDesk
     from kiwi_core.daemon.members import Members
     from kiwi_core.daemon.shares import Share
+    from kiwi_core.daemon.steps import Step
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
     from kiwi_core.states import Priority
@@ -210,14 +211,11 @@ class SessionDesk:
         """It was told to leave Kiwi, or said goodbye, and its memory is not back yet."""
         return member in self._leaving
 
-    def settled(self) -> None:
-        """After any event: members that were leaving and whose memory is back may go."""
+    def after(self, _step: Step) -> None:
+        """Let those go that were leaving and whose memory is back."""
         self.places.settle()
-        if not self._leaving:
-            return
-        view = self._core.view()
         for member in list(self._leaving):
-            if view.session(member.id) is None:
+            if self._core.scheduler.state_of(member.id) is None:
                 self._say_farewell(member, self._leaving.pop(member))
 
     def expect_back(self, member: Member) -> None:
@@ -245,8 +243,7 @@ class SessionDesk:
         self.dismiss(member)
 
     def _is_held(self, member: Member) -> bool:
-        session = self._core.view().session(member.id)
-        return session is not None and session.state in _HELD
+        return self._core.scheduler.state_of(member.id) in _HELD
 
     def tell_left_out(self, session: SessionId, why: str) -> None:
         member = self._members.get(session)

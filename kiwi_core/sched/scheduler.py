@@ -17,8 +17,8 @@ from kiwi_core.sched.policy import DEFAULT, make
 from kiwi_core.sched.rules import arrivals, hints, observations, outcomes
 from kiwi_core.sched.rules import immovable as fixed
 from kiwi_core.sched.rules.settle import settle
-from kiwi_core.sched.snapshot import snapshot
-from kiwi_core.states import AntiThrash
+from kiwi_core.sched.snapshot import snapshot, state_of
+from kiwi_core.states import AntiThrash, SessionState
 
 if TYPE_CHECKING:
     from kiwi_core.config import Config
@@ -114,6 +114,11 @@ class Scheduler:
     def waiting(self) -> bool:
         """Does anybody wait for the lease, or to be brought back?"""
         return bool(self._st.queue)
+
+    def state_of(self, session: SessionId) -> SessionState | None:
+        """What ``view`` says of one session, at the cost of one; ``None``: there is none."""
+        known = self._st.sessions.get(session)
+        return None if known is None or known.gone else state_of(known)
 
     def view(self, now_ns: int, *, ahead: bool = False) -> GpuView:
         """``ahead``: with what waiters are told, which costs up to a millisecond a few times a

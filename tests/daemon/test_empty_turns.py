@@ -14,6 +14,7 @@ from kiwi_core.daemon.gates import Gates
 from kiwi_core.daemon.link import Link
 from kiwi_core.daemon.members import Member
 from kiwi_core.daemon.shares import Shares
+from kiwi_core.daemon.steps import Step
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.peer_limits import ROOM_REQUESTS
 from kiwi_core.sched import events as ev
@@ -84,7 +85,7 @@ class Stage:
                 self.granted.append(action.session)
                 member = self.members[action.session]
                 member.in_burst, member.waiting = True, False
-        self.gates.after(event, actions)
+        self.gates.after(Step(event, actions, self.scheduler.holders, self.now_ns))
 
     def after_a_look(self, _member: Member, go_on: Callable[[], None]) -> None:
         self.looks.append(go_on)

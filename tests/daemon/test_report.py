@@ -17,6 +17,7 @@ from kiwi_core.daemon.announce import Announcer
 from kiwi_core.daemon.members import Member
 from kiwi_core.daemon.peers import Peer, Rights
 from kiwi_core.daemon.report import ANOTHER_USER, Reporter
+from kiwi_core.daemon.steps import Step
 from kiwi_core.errors import CallerError
 from kiwi_core.gpu.nvml import GpuInfo
 from kiwi_core.pager.api import ProcessRef
@@ -148,7 +149,7 @@ def _announce(watchers: list[Watcher], reporter: Slow, for_s: float, events: int
     async def run() -> None:
         announcer = Announcer(cast("Any", Desk(watchers)), cast("Any", reporter))
         for _ in range(events):
-            announcer.changed()
+            announcer.after(Step(ev.DeadlinePassed(), (), (), 0))
             await asyncio.sleep(for_s / events)
 
     asyncio.run(run())

@@ -19,6 +19,7 @@ from kiwi_core.daemon.ledger import FINE_S, Ledger
 from kiwi_core.daemon.members import Known
 from kiwi_core.daemon.peers import Peer, Rights
 from kiwi_core.daemon.shares import Shares
+from kiwi_core.daemon.steps import Step
 from kiwi_core.daemon.usage_report import ALL_OTHERS, ROWS_MAX, UsageReporter
 from kiwi_core.errors import CallerError
 from kiwi_core.peer_limits import USAGE_QUESTIONS
@@ -180,8 +181,9 @@ class Place:
         self.keeper = Bookkeeper(self.scheduler, Names(), self.ledger, wall_s=wall_s)  # type: ignore[arg-type]
 
     def feed(self, event: ev.Event) -> None:
-        self.scheduler.handle(event, time.monotonic_ns())
-        self.keeper.changed()
+        now_ns = time.monotonic_ns()
+        actions = self.scheduler.handle(event, now_ns)
+        self.keeper.after(Step(event, actions, self.scheduler.holders, now_ns))
 
     def begin(self, *names: str) -> None:
         for name in names:

@@ -22,9 +22,10 @@ from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.gpu.results import cuda_error
 from kiwi_core.movers.errors import died, hung
 from kiwi_core.pager.api import Lost, Target
+from kiwi_core.pager.checkpoint import moving, ports
+from kiwi_core.pager.checkpoint import room as room_module
 from kiwi_core.pager.checkpoint.fitness import Kind, Unfit
-from kiwi_core.pager.checkpoint.pager import CheckpointPager, moving, ports
-from kiwi_core.pager.checkpoint.pager import room as room_module
+from kiwi_core.pager.checkpoint.pager import CheckpointPager
 from kiwi_core.pager.checkpoint.ports import Stop
 from kiwi_core.pager.checkpoint.room import Footprints, Reservation, Room
 from kiwi_core.pager.checkpoint.survey import UsageMeter

@@ -13,7 +13,7 @@ from cuda_processes import wait_until
 from halted import debugged
 from worlds import EmulatedWorld, LinkedWorld
 
-from kiwi_core.pager.checkpoint.pager import stopped
+from kiwi_core.pager.checkpoint import stopped
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import MIB
 

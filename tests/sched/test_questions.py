@@ -53,6 +53,10 @@ def test_holders_waiting_and_settings_are_those_of_the_view() -> None:
         view = scheduler.view(now_ns)
         assert sorted(scheduler.holders) == sorted(view.holders)
         assert scheduler.waiting == bool(view.queue)
+        assert {s.id: scheduler.state_of(s.id) for s in view.sessions} == {
+            s.id: s.state for s in view.sessions
+        }
+        assert scheduler.state_of(NOBODY) is None
         assert (scheduler.tq_ns, scheduler.anti_thrash) == (view.tq_ns, view.anti_thrash)
         return actions
 
@@ -72,6 +76,10 @@ def test_holders_waiting_and_settings_are_those_of_the_view() -> None:
     assert scheduler.holders == (B,)
     feed(ev.SettingsChanged(tq_ns=7 * NS_PER_S, anti_thrash=AntiThrash.ALWAYS))
     assert scheduler.tq_ns == 7 * NS_PER_S
+    feed(ev.BurstEnded(session=B, burst=1))
+    feed(ev.DeadlinePassed(), NS_PER_S)
+    feed(ev.SessionLost(session=A))
+    assert scheduler.state_of(A) is None, "it is gone, though its operation has not reported"
 
 
 def test_the_floor_is_what_a_swap_costs_and_a_little_at_least() -> None:

@@ -1,0 +1,61 @@
+"""Tells clients what the scheduler orders: that they have the lease, and what went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from kiwi_core.daemon import words
+from kiwi_core.sched import events as ev
+from kiwi_core.sched.actions import Grant, Notify
+from kiwi_core.units import ns_to_seconds
+from kiwi_core.wire.messages import Granted, Told
+
+if TYPE_CHECKING:
+    from kiwi_core.daemon.core import Core
+    from kiwi_core.daemon.members import Members
+    from kiwi_core.daemon.steps import Step
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(eq=False, repr=False)
+class Messenger:
+    """A subscriber (``steps``)."""
+
+    _core: Core
+    _members: Members
+
+    def after(self, step: Step) -> None:
+        for action in step.actions:
+            if isinstance(action, Grant):
+                self._grant(action)
+            elif isinstance(action, Notify):
+                self._tell(action)
+
+    def _grant(self, action: Grant) -> None:
+        member = self._members.get(action.session)
+        if member is None:
+            return
+        member.in_burst, member.waiting = True, False
+        if member.own_burst:
+            asyncio.get_running_loop().call_soon(self._linger, action)
+        elif member.connection is not None:
+            quantum_s = ns_to_seconds(action.quantum_ns)
+            member.connection.send(Granted(burst=member.client_burst, quantum_s=quantum_s))
+        self._core.observer.somebody_runs()
+
+    def _linger(self, granted: Grant) -> None:
+        """Let a burst of the daemon's own linger: it ends when the GPU is idle for it."""
+        self._core.feed(ev.BurstLingered(session=granted.session, burst=granted.burst))
+
+    def _tell(self, action: Notify) -> None:
+        member = self._members.get(action.session)
+        text, remedy = words.sentence(action.notice, action.detail)
+        log.info("notice", session=action.session, notice=action.notice.value, detail=action.detail)
+        if member is None or member.connection is None:
+            return
+        member.connection.send(Told(notice=action.notice, text=text, remedy=remedy))

@@ -1,0 +1,32 @@
+"""One event and what it led to, published to everybody in the daemon who acts on it.
+
+``Core.feed`` makes one step of each event and hands it to its subscribers, one after another. Their
+order is the list in ``gpu_daemon``. A subscriber may feed another event; that step is published to
+all before this one goes on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kiwi_core.sched.actions import Action
+    from kiwi_core.sched.events import Event
+    from kiwi_core.units import SessionId
+
+
+class Step(NamedTuple):
+    event: Event
+    actions: Sequence[Action]
+    """What the scheduler orders, in order."""
+    holders: Sequence[SessionId]
+    """The sessions that have the lease after the event."""
+    now_ns: int
+    """When the scheduler took the event, on ``time.monotonic_ns()``'s clock."""
+
+
+class Subscriber(Protocol):
+    def after(self, step: Step) -> None:
+        """Take ``step``. Called in the loop; must not block."""
