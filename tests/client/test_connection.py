@@ -421,6 +421,23 @@ def test_a_blocking_wait_outlives_the_daemon(daemon: ScriptedDaemon, client: Cli
     assert len(told) == 2
 
 
+def test_a_wait_that_nobody_here_asked_for(daemon: ScriptedDaemon) -> None:
+    """A call at the gate of this program waits: each word is passed on, until it has the GPU."""
+    heard: list[Waiting | None] = []
+    with Client(daemon.path, on_unforeseen=lambda: heard.append(client.unforeseen)) as client:
+        client.connect()
+        words = [Waiting(burst=0, position=place, ahead=place - 1) for place in (2, 1)]
+        for word in words:
+            daemon.peer.say(word)
+        eventually(lambda: heard == words)
+        daemon.peer.say(Granted(burst=0, quantum_s=1.0))
+        eventually(lambda: client.unforeseen is None)
+        daemon.peer.say(words[0])
+        eventually(lambda: client.unforeseen is not None)
+        daemon.stop()
+        eventually(lambda: client.unforeseen is None)
+
+
 def test_a_burst_outlives_the_daemon(daemon: ScriptedDaemon, client: Client) -> None:
     client.acquire()
     daemon.stop()
