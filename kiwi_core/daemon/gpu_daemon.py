@@ -21,6 +21,7 @@ from kiwi_core.daemon.connection import Connection
 from kiwi_core.daemon.core import Core
 from kiwi_core.daemon.desk import Desk
 from kiwi_core.daemon.gates import Gates
+from kiwi_core.daemon.gauges import Gauges, Ram
 from kiwi_core.daemon.guards import Guards
 from kiwi_core.daemon.host_budget import HostBudget
 from kiwi_core.daemon.journal import Journal
@@ -45,6 +46,7 @@ from kiwi_core.daemon.report import Reporter
 from kiwi_core.daemon.roster import Remembering, Roster, RosterFile
 from kiwi_core.daemon.session_desk import SessionDesk
 from kiwi_core.daemon.shares import Shares
+from kiwi_core.daemon.tasks import endless
 from kiwi_core.daemon.turns import Turns
 from kiwi_core.daemon.unused import Unused
 from kiwi_core.daemon.usage_report import UsageReporter
@@ -134,23 +136,22 @@ class GpuDaemon:
         )
         address.open()
         claim.serve(lambda: self._is_reachable(address))
-        keeping = asyncio.create_task(address.keep(), name="keeping the address")
-        keeping.add_done_callback(_must_not_end)
-        observing = asyncio.create_task(self._observer.run(), name="observing")
-        observing.add_done_callback(_must_not_end)
+        tasks = [
+            endless(address.keep(), "keeping the address"),
+            endless(self._observer.run(), "observing"),
+            endless(self._gauges.run(), "reading the gauges"),
+        ]
         log.info("ready", gpu=self._options.gpu_uuid, socket=str(path))
         self._unused = Unused(
             self._options.asked.end_unused_after_s or 0.0, address, self._desk, self._members,
             self._links, self._core.operations, self._orphans, _tell_supervisor,
         )  # fmt: skip
         _tell_supervisor("ready")
-        looking = asyncio.create_task(self._unused.watch(), name="looking whether it is unused")
-        looking.add_done_callback(_must_not_end)
+        tasks.append(endless(self._unused.watch(), "looking whether it is unused"))
         await self._stop.wait()
-        keeping.cancel()
-        looking.cancel()
+        for task in tasks:
+            task.cancel()
         address.close()
-        observing.cancel()
         await self._leave()
         claim.close()
 
@@ -232,9 +233,13 @@ class GpuDaemon:
             busy=self._is_busy,
         )
         self._core.observer = self._observer
+        self._gauges: Gauges = Gauges(
+            machine.memory, kiwis=self._kiwis, movers=lambda: machine.movers.pids,
+            outside_bytes=lambda: self._core.view().outside_bytes, changed=self._told,
+        )  # fmt: skip
         reporter = Reporter(
             scheduler, self._members, rights, machine.gpu, self._links, self._pager, self._budget,
-            errors=self._errors, emulated=options.emulation is not None,
+            self._gauges, Ram(), errors=self._errors, emulated=options.emulation is not None,
         )  # fmt: skip
         self._members.remembered = scheduler.remembered
         self._desk: Desk = Desk(
@@ -247,12 +252,13 @@ class GpuDaemon:
         self._desk.reporter = reporter
         self._desk.metrics = partial(
             metrics_report, machine.gpu, self._core, self._desk, self._observer, journal,
-            self._budget, emulated=options.emulation is not None, began_ns=time.monotonic_ns(),
+            self._budget, self._gauges, emulated=options.emulation is not None,
+            began_ns=time.monotonic_ns(),
         )  # fmt: skip
         ledger = Ledger(Path(options.state) / f"{options.gpu_uuid}.usage")
         self._bookkeeper = Bookkeeper(scheduler, self._members, ledger)
         self._desk.usage = UsageReporter(self._bookkeeper, ledger, rights, shares[USAGE_QUESTIONS])
-        self._announcer = Announcer(self._desk, reporter)
+        self._announcer: Announcer = Announcer(self._desk, reporter)
 
     def _assemble_pager(self, shares: Shares) -> None:
         """Who there is, what system RAM they may take, and what moves their memory."""
@@ -319,6 +325,9 @@ class GpuDaemon:
         if not self._leaving:
             self._roster.save_soon()
 
+    def _told(self) -> None:
+        self._announcer.changed()
+
     def _feed_observation(self, event: Event) -> None:
         if not self._leaving:
             self._core.feed(event)
@@ -363,6 +372,10 @@ class GpuDaemon:
         """All who may have memory in the GPU."""
         sessions = self._core.view().sessions
         return self._targets(s.id for s in sessions if s.state is not SessionState.LOST)
+
+    def _kiwis(self) -> set[ProcessRef]:
+        """The roots of all that shares the GPU."""
+        return {*self._members.refs(), *(link.ref for link in self._links.everybody())}
 
     def _is_busy(self, session: SessionId) -> bool:
         """Is something being done to it? Then the driver must not be asked about it."""
@@ -414,12 +427,3 @@ class GpuDaemon:
 def _tell_supervisor(word: str) -> None:
     sys.stdout.write(f"{word}\n")
     sys.stdout.flush()
-
-
-def _must_not_end(task: asyncio.Task[None]) -> None:
-    """A daemon without its observer is blind: as bad as a crash, so make it one, whatever the
-    cause. An ``OSError`` for want of a descriptor does not count as a crash elsewhere."""
-    if not task.cancelled():
-        ended = RuntimeError(f"a task of the daemon ended: {task.get_name()}")
-        ended.__cause__ = task.exception()
-        task.get_loop().call_exception_handler({"message": str(ended), "exception": ended})

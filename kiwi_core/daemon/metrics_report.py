@@ -6,6 +6,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from kiwi_core import __version__
 from kiwi_core.daemon import log
 from kiwi_core.units import ns_to_seconds
@@ -15,6 +17,7 @@ from kiwi_core.wire.metrics import GpuMetrics, PeerUse, Refusals
 if TYPE_CHECKING:
     from kiwi_core.daemon.core import Core
     from kiwi_core.daemon.desk import Desk
+    from kiwi_core.daemon.gauges import Gauges
     from kiwi_core.daemon.host_budget import HostBudget
     from kiwi_core.daemon.journal import Journal
     from kiwi_core.daemon.observer import Observer
@@ -28,6 +31,7 @@ def metrics_report(
     observer: Observer,
     journal: Journal,
     budget: HostBudget,
+    gauges: Gauges,
     *,
     emulated: bool,
     began_ns: int,
@@ -86,6 +90,7 @@ def metrics_report(
         journal_lines_lost=journal.dropped,
         peers=_peers(desk),
         log_lines_dropped=log.dropped(),
+        **msgspec.structs.asdict(gauges.now),
     )
     return MetricsReport(metrics=metrics)
 

@@ -26,11 +26,13 @@ from kiwi_core.wire.framing import encode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from kiwi_core.daemon.gauges import Gauges, Ram
     from kiwi_core.daemon.host_budget import HostBudget
     from kiwi_core.daemon.links import Links
     from kiwi_core.daemon.members import Member, Members
     from kiwi_core.daemon.peers import Peer, Rights
     from kiwi_core.gpu.nvml import GpuInfo
+    from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.sessions import SessionPager
     from kiwi_core.sched.scheduler import Scheduler
     from kiwi_core.sched.view import GpuView, HistoryView, QueueView, SessionView
@@ -53,6 +55,8 @@ class Reporter:
     _links: Links
     _pager: SessionPager
     _budget: HostBudget
+    gauges: Gauges
+    _ram: Ram
     errors: Callable[[], list[str]]
     emulated: bool
     _began_ns: int = field(default_factory=time.monotonic_ns)
@@ -64,6 +68,7 @@ class Reporter:
         view = self._scheduler.view(now_ns, ahead=True)
         gpu = self._gpu
         blocked = {entry.session: entry for entry in view.queue if entry.blocked}
+        self._ram.begin(lambda session: self._members.get(session) is not None)
         return m.StatusReport(
             gpu=m.GpuStatus(
                 uuid=gpu.uuid,
@@ -96,6 +101,8 @@ class Reporter:
                 history_serial=self._scheduler.history_serial,
                 may_set=self._rights.may_set(reader),
                 policies=_POLICIES,
+                gauges=self.gauges.now,
+                outside=self.gauges.outside(reader, self._rights),
             )
         )
 
@@ -152,7 +159,12 @@ class Reporter:
             guarded=view.guarded,
             unguarded_text="" if view.guarded else words.unguarded(member if mine else None),
             stopped=view.stopped,
+            ram_bytes=self._ram.of(view.id, self._processes(member)) if member and mine else None,
         )
+
+    def _processes(self, member: Member) -> list[ProcessRef]:
+        """Its own, and those whose memory was paged out: such a copy is theirs."""
+        return [member.ref, *self._pager.export_footprints(member.target)]
 
     # --- waiting --------------------------------------------------------------------------------
 
