@@ -17,7 +17,7 @@ import structlog
 
 from kiwi_core.daemon.members import ANOTHER_USER
 from kiwi_core.daemon.peers import user_name
-from kiwi_core.errors import GpuError, KiwiError
+from kiwi_core.errors import GpuError
 from kiwi_core.gpu import host, nvml, processes
 from kiwi_core.pager.survey import belongs
 from kiwi_core.wire.status import GaugesStatus, OutsideProgram
@@ -84,8 +84,8 @@ class Gauges:
             try:
                 self.now = steadied(_status(await self._gpu.gauges()), self.now)
                 self._outside = await self._programs()
-            except (KiwiError, OSError) as error:
-                log.debug("the gauges cannot be read", why=str(error))
+            except Exception as error:  # noqa: BLE001 - a daemon must not end for want of a figure
+                log.info("the gauges cannot be read", why=str(error))
                 self.now, self._outside = GaugesStatus(), []
                 wait_s = AFTER_A_FAILURE_S
             if before != (self.now, self._outside):
@@ -130,14 +130,14 @@ class Ram:
         self._reads = RAM_READS_MAX
         self._known = {id_: known for id_, known in self._known.items() if there(id_)}
 
-    def of(self, session: SessionId, refs: Iterable[ProcessRef]) -> int | None:
-        """Return the bytes that ``refs`` have together, as read a few seconds ago at most; older
+    def of(self, session: SessionId, refs: Callable[[], Iterable[ProcessRef]]) -> int | None:
+        """Return the bytes that ``refs()`` have together, as read a few seconds ago at most; older
         where too many were to be read, and ``None`` before the first reading."""
         at_s, known_bytes = self._known.get(session, (-RAM_FOR_S, -1))
         now_s = time.monotonic()
         if now_s - at_s >= RAM_FOR_S and self._reads > 0:
             self._reads -= 1
-            known_bytes = _near(_held_bytes(refs), known_bytes)
+            known_bytes = _near(_held_bytes(refs()), known_bytes)
             self._known[session] = now_s, known_bytes
         return known_bytes if known_bytes > 0 else None
 

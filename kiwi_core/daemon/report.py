@@ -159,12 +159,16 @@ class Reporter:
             guarded=view.guarded,
             unguarded_text="" if view.guarded else words.unguarded(member if mine else None),
             stopped=view.stopped,
-            ram_bytes=self._ram.of(view.id, self._processes(member)) if member and mine else None,
+            ram_bytes=self._ram_bytes(member) if member and mine else None,
         )
 
-    def _processes(self, member: Member) -> list[ProcessRef]:
-        """Its own, and those whose memory was paged out: such a copy is theirs."""
-        return [member.ref, *self._pager.export_footprints(member.target)]
+    def _ram_bytes(self, member: Member) -> int | None:
+        """Of its process, and of its others that have the gate: what is paged out is in them."""
+
+        def refs() -> list[ProcessRef]:
+            return [member.ref, *(link.ref for link in self._links.of(member.id))]
+
+        return self._ram.of(member.id, refs)
 
     # --- waiting --------------------------------------------------------------------------------
 

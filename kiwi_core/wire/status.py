@@ -127,7 +127,7 @@ class SessionStatus(Struct, frozen=True, kw_only=True):
     stopped: str = ""
     """Why its process does not run (Ctrl-Z, a frozen control group, a debugger); "": it runs."""
     ram_bytes: int | None = None
-    """What its process, and its others that had memory paged out, have of system RAM, with what is
+    """What its process, and its others that have Kiwi's gate, have of system RAM, with what is
     paged out. ``None``: not known, or not the reader's."""
 
 

@@ -64,12 +64,15 @@ class Sessions:
             cast("Any", self.members),
             Rights(daemon_uid=0),
             gpu,
-            cast("Any", SimpleNamespace(connected=lambda _id: False, unowned=lambda _id: {})),
             cast(
                 "Any",
                 SimpleNamespace(
-                    moved_by=lambda _id: MovedBy.CHECKPOINT, export_footprints=lambda _target: {}
+                    connected=lambda _id: False, unowned=lambda _id: {}, of=lambda _id: ()
                 ),
+            ),
+            cast(
+                "Any",
+                SimpleNamespace(moved_by=lambda _id: MovedBy.CHECKPOINT),
             ),
             cast("Any", SimpleNamespace(arena_bytes=lambda: 0)),
             cast("Any", SimpleNamespace(now=GaugesStatus(), outside=lambda _who, _rights: [])),

@@ -53,7 +53,7 @@ export function Holders(props: IPart) {
 }
 
 /** In place of the figure that stands in large above. */
-const SUBJECT = 'this notebook';
+const SUBJECT = 'this one';
 
 /** What is unusual about how a session can be stopped: a word each, and why as its tooltip. */
 function Marks(props: { session: ISession | undefined }) {

@@ -79,7 +79,7 @@ describe('the words of every surface', () => {
       }
       // Of the notebook in large the line says no figure: it stands above.
       const subject = subjectOf(ownPlacesOn(shared), kernel)?.session.id;
-      const figure = (id: string, words: string) => (id === subject ? 'this notebook' : words);
+      const figure = (id: string, words: string) => (id === subject ? 'this one' : words);
       expect(said('holder')).toEqual(
         shared.holders.map(id =>
           expect.stringContaining(`${id}.ipynb${figure(id, one.turns[id] ?? '?')}`)

@@ -87,7 +87,7 @@ describe('the panel', () => {
     render(<KiwiPanel store={store} actions={actions()} />);
     expect(hook('countdown').textContent).toBe('Waiting');
     // Of the notebook above it says the place only: each figure is said once.
-    expect(hook('queue-entry').textContent).toBe('1b.ipynbthis notebook');
+    expect(hook('queue-entry').textContent).toBe('1b.ipynbthis one');
   });
 
   it('follows the model, and announces the turn', () => {
