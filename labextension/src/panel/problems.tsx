@@ -89,7 +89,8 @@ const BACK_WITHIN_S = 60;
 
 const AWAY: IProblem = {
   code: 'daemon-away',
-  message: 'The Kiwi daemon of this GPU restarts. It comes back by itself.',
+  message:
+    'The Kiwi daemon of this GPU is away. It comes back by itself as soon as it has restarted.',
   remedy: 'Running cells go on, and keep their places. Below is what was known last.'
 };
 
