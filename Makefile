@@ -34,7 +34,7 @@ LAB_SOURCES := $(shell find $(LAB)/src $(LAB)/schema $(LAB)/style -type f) \
 # A developer's own settings must not decide what the tests see.
 unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
 
-.PHONY: help setup lab test fast lint types imports docs docs-links ts core-tests unit-tests server-tests \
+.PHONY: help setup lab test fast lint types imports docs docs-links ts panel-pictures core-tests unit-tests server-tests \
         kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles truth soak fuzz demo bench \
         wheels format hooks lock clean
 
@@ -76,6 +76,9 @@ ts: $(NODE_READY)  ## the labextension: lint, types and unit tests of its TypeSc
 	@$(STEP) ts-lint $(NPM) run lint
 	@$(STEP) ts-types $(NPM) run types
 	@$(STEP) ts-tests $(NPM) run test
+
+panel-pictures: $(NODE_READY)  ## photograph every state of the sidebar, in each theme and width (build/panel)
+	@PYTHONPATH=tests/support $(STEP) --alive panel-pictures $(BIN)/python tests/ui/stories.py build/panel
 
 .PHONY: fast-tests
 fast-tests: $(READY)

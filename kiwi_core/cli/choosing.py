@@ -56,6 +56,9 @@ COLUMNS: Final = {
     "suspensions": Column("SUSPENDED", lambda one: f"{one.suspensions} ×", right=True),
     "priority": Column("PRIORITY", lambda one: one.priority.value),
     "peak_bytes": Column("PEAK", lambda one: format_bytes(one.peak_bytes or 0), right=True),
+    "ram_bytes": Column(
+        "RAM", lambda one: format_bytes(one.ram_bytes) if one.ram_bytes else "-", right=True
+    ),
 }
 """By the field of a session in the JSON."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kiwi_core.cli.choosing import EVERYTHING
 from kiwi_core.cli.terminal import Style, printable
 from kiwi_core.units import format_bytes, format_duration_s
-from kiwi_core.wire.words import turn_words, wait_words
+from kiwi_core.wire.words import load_words, outside_words, turn_words, wait_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,9 @@ SWAPS_SHOWN = 4
 def gpu_lines(gpu: GpuStatus, style: Style, choice: Choice = EVERYTHING) -> list[str]:
     """The block that ``kiwi status`` prints for one GPU. ``choice`` is about its table."""
     lines = [_title(gpu, style)]
-    lines += _fact("memory", [_memory(gpu)], style)
+    lines += _fact("memory", [_memory(gpu), *_outside(gpu)], style)
+    if load := load_words(gpu.gauges):
+        lines += _fact("load", [load], style)
     lines += _fact("sharing", _sharing(gpu), style)
     lines += _fact("holder", _holders(gpu) or ["nobody"], style)
     lines += _fact("queue", _queue(gpu) or ["nobody waits"], style)
@@ -59,6 +61,13 @@ def _memory(gpu: GpuStatus) -> str:
     if memory.outside_bytes:
         text += f", {format_bytes(memory.outside_bytes)} held by programs outside Kiwi"
     return text
+
+
+def _outside(gpu: GpuStatus) -> list[str]:
+    return [
+        f"outside Kiwi: {printable(outside_words(one))}, {format_bytes(one.used_bytes)}"
+        for one in gpu.outside
+    ]
 
 
 def _sharing(gpu: GpuStatus) -> list[str]:

@@ -25,8 +25,10 @@ from kiwi_core.daemon.base.sockets import (
     prepare_directory,
     sockets_mode,
 )
+from kiwi_core.daemon.base.tasks import endless
 from kiwi_core.daemon.base.turns import Turns
 from kiwi_core.daemon.engine.core import Core
+from kiwi_core.daemon.engine.gauges import Gauges, Ram
 from kiwi_core.daemon.engine.journal import Journal
 from kiwi_core.daemon.engine.messenger import Messenger
 from kiwi_core.daemon.engine.observer import Observer
@@ -137,23 +139,22 @@ class GpuDaemon:
         )
         address.open()
         claim.serve(lambda: self._is_reachable(address))
-        keeping = asyncio.create_task(address.keep(), name="keeping the address")
-        keeping.add_done_callback(_must_not_end)
-        observing = asyncio.create_task(self._observer.run(), name="observing")
-        observing.add_done_callback(_must_not_end)
+        tasks = [
+            endless(address.keep(), "keeping the address"),
+            endless(self._observer.run(), "observing"),
+            endless(self._gauges.run(), "reading the gauges"),
+        ]
         log.info("ready", gpu=self._options.gpu_uuid, socket=str(path))
         self._unused = Unused(
             self._options.asked.end_unused_after_s or 0.0, address, self._connections,
             self._members, self._links, self._core.operations, self._orphans, _tell_supervisor,
         )  # fmt: skip
         _tell_supervisor("ready")
-        looking = asyncio.create_task(self._unused.watch(), name="looking whether it is unused")
-        looking.add_done_callback(_must_not_end)
+        tasks.append(endless(self._unused.watch(), "looking whether it is unused"))
         await self._stop.wait()
-        keeping.cancel()
-        looking.cancel()
+        for task in tasks:
+            task.cancel()
         address.close()
-        observing.cancel()
         await self._leave()
         claim.close()
 
@@ -237,9 +238,13 @@ class GpuDaemon:
         )
         self._core.observer = self._observer
         tally = Tally()
+        self._gauges: Gauges = Gauges(
+            machine.memory, kiwis=self._kiwis, movers=lambda: machine.movers.pids,
+            outside_bytes=lambda: self._core.view().outside_bytes, changed=self._told,
+        )  # fmt: skip
         reporter = Reporter(
             scheduler, self._members, rights, machine.gpu, self._links, self._pager, self._budget,
-            errors=self._errors, emulated=options.emulation is not None,
+            self._gauges, Ram(), errors=self._errors, emulated=options.emulation is not None,
         )  # fmt: skip
         self._members.remembered = scheduler.remembered
         requests = RequestHandler(
@@ -252,13 +257,14 @@ class GpuDaemon:
         self._router.reporter = reporter
         self._router.metrics = MetricsReporter(
             machine.gpu, self._core, tally, self._connections, self._sessions, requests, shares,
-            self._observer, journal, self._budget, options.emulation is not None,
+            self._observer, journal, self._budget, self._gauges, options.emulation is not None,
         )  # fmt: skip
         ledger = Ledger(Path(options.state) / f"{options.gpu_uuid}.usage")
         self._bookkeeper = Bookkeeper(scheduler, self._members, ledger)
         self._router.usage = UsageReporter(
             self._bookkeeper, ledger, rights, shares[USAGE_QUESTIONS]
         )
+        self._announcer: Announcer = Announcer(self._connections, reporter)
         self._core.subscribers = [
             journal,
             Messenger(self._core, self._members),  # who waits for the lease hears of it first
@@ -267,7 +273,7 @@ class GpuDaemon:
             tally,
             self._limits,
             self._sessions,
-            Announcer(self._connections, reporter),
+            self._announcer,
             self._bookkeeper,
             self._roster,
         ]
@@ -330,6 +336,9 @@ class GpuDaemon:
 
     # --- what looks find ------------------------------------------------------------------------
 
+    def _told(self) -> None:
+        self._announcer.changed()
+
     def _feed_observation(self, event: Event) -> None:
         if not self._leaving:
             self._core.feed(event)
@@ -374,6 +383,10 @@ class GpuDaemon:
         """All who may have memory in the GPU."""
         sessions = self._core.view().sessions
         return self._targets(s.id for s in sessions if s.state is not SessionState.LOST)
+
+    def _kiwis(self) -> set[ProcessRef]:
+        """The roots of all that shares the GPU."""
+        return {*self._members.refs(), *(link.ref for link in self._links.everybody())}
 
     def _is_busy(self, session: SessionId) -> bool:
         """Is something being done to it? Then the driver must not be asked about it."""
@@ -426,12 +439,3 @@ class GpuDaemon:
 def _tell_supervisor(word: str) -> None:
     sys.stdout.write(f"{word}\n")
     sys.stdout.flush()
-
-
-def _must_not_end(task: asyncio.Task[None]) -> None:
-    """A daemon without its observer is blind: as bad as a crash, so make it one, whatever the
-    cause. An ``OSError`` for want of a descriptor does not count as a crash elsewhere."""
-    if not task.cancelled():
-        ended = RuntimeError(f"a task of the daemon ended: {task.get_name()}")
-        ended.__cause__ = task.exception()
-        task.get_loop().call_exception_handler({"message": str(ended), "exception": ended})

@@ -42,7 +42,7 @@ CUDA = (
     "table.c",
     "names.c",
 )
-NVML = ("nvml.c",)
+NVML = ("nvml.c", "nvml_use.c")
 FLAGS = (
     *("-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-pthread"),
     # -Bsymbolic: what the driver calls of itself is its own, whoever else defines these names

@@ -71,6 +71,16 @@ class UtilisationSample:
     time_us: int
 
 
+@dataclass(frozen=True)
+class Gauges:
+    """How hard a GPU works at this moment. ``None``: NVML does not say it of this GPU."""
+
+    utilisation_percent: int | None
+    temperature_c: int | None
+    power_w: float | None
+    power_limit_w: float | None
+
+
 def gpus() -> tuple[GpuInfo, ...]:
     """All GPUs of this machine, by index. Raises ``GpuError``: no driver, no library …"""
     return _call("listing the GPUs", _gpus)
@@ -82,6 +92,21 @@ def memory(uuid: str) -> GpuMemory:
         return GpuMemory(int(info.total), int(info.free), int(info.total) - int(info.free))
 
     return _call(f"reading the memory of {uuid}", read)
+
+
+def gauges(uuid: str) -> Gauges:
+    def read(nvml: Any) -> Gauges:
+        gpu = _handle(nvml, uuid)
+        core = nvml.NVML_TEMPERATURE_GPU
+        busy = _optional(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
+        return Gauges(
+            utilisation_percent=None if busy is None else int(busy),
+            temperature_c=_optional(nvml, lambda: int(nvml.nvmlDeviceGetTemperature(gpu, core))),
+            power_w=_optional(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
+            power_limit_w=_optional(nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000),
+        )
+
+    return _call(f"reading the gauges of {uuid}", read)
 
 
 def names_processes() -> bool:

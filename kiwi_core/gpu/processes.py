@@ -147,6 +147,11 @@ def owner_uid(pid: int) -> int | None:
     return _looked(pid, lambda: os.stat(f"/proc/{pid}").st_uid)
 
 
+def command(pid: int) -> str:
+    """What its program is called, 15 characters at most; "" if it is gone, or hidden from us."""
+    return (_looked(pid, lambda: _text(f"/proc/{pid}/comm")) or "").strip()
+
+
 def runs_as(pid: int, uid: int) -> bool:
     """Is ``uid`` the real, effective or saved user of process ``pid``?"""
     return str(uid) in _status(pid, "Uid:")[:3]

@@ -67,6 +67,14 @@ def _gauge(name: str, text: str, read: Callable[[GpuMetrics], float]) -> Family:
     return Family(name, GaugeMetricFamily, text, _only(read))
 
 
+def _known_gauge(name: str, text: str, read: Callable[[GpuMetrics], float | None]) -> Family:
+    def samples(m: GpuMetrics) -> list[Sample]:
+        value = read(m)
+        return [] if value is None else [((), value)]
+
+    return Family(name, GaugeMetricFamily, text, samples)
+
+
 def _both_ways(
     out: Callable[[GpuMetrics], float | None], into: Callable[[GpuMetrics], float | None]
 ) -> Callable[[GpuMetrics], list[Sample]]:
@@ -202,6 +210,27 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "kiwi_memory_arena_bytes",
         "System RAM that preloaded libraries hold, for what is out and for speed.",
         lambda m: m.arena_bytes,
+    ),
+    # --- how hard the GPU works -------------------------------------------------------------------
+    _known_gauge(
+        "kiwi_gpu_utilisation_ratio",
+        "Share of the last moments in which any kernel ran on the GPU; absent: NVML does not say.",
+        lambda m: None if m.utilisation_percent is None else m.utilisation_percent / 100,
+    ),
+    _known_gauge(
+        "kiwi_gpu_temperature_celsius",
+        "Temperature of the GPU; absent: NVML does not say.",
+        lambda m: m.temperature_c,
+    ),
+    _known_gauge(
+        "kiwi_gpu_power_watts",
+        "Power that the GPU draws; absent: NVML does not say.",
+        lambda m: m.power_w,
+    ),
+    _known_gauge(
+        "kiwi_gpu_power_limit_watts",
+        "Power that the GPU may draw; absent: NVML does not say.",
+        lambda m: m.power_limit_w,
     ),
     # --- settings ---------------------------------------------------------------------------------
     _gauge("kiwi_time_quantum_seconds", "The time quantum (TQ).", lambda m: m.tq_s),

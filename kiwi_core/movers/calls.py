@@ -43,6 +43,7 @@ CALLS: Final[dict[str, Callable[..., Any]]] = {
     "gpus": nvml.gpus,
     "free_bytes": free_bytes,
     "names_users": names_users,
+    "gauges": nvml.gauges,
     "processes": nvml.processes,
     "users_elsewhere": users_elsewhere,
     "samples": nvml.utilisation_samples,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kiwi_core.gpu.driver import CheckpointState
-from kiwi_core.gpu.nvml import GpuInfo, UtilisationSample
+from kiwi_core.gpu.nvml import Gauges, GpuInfo, UtilisationSample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,7 @@ class RemoteDriver:
 
 
 class RemoteGpu:
-    """One GPU's memory, and who uses it."""
+    """One GPU's memory, who uses it, and how hard it works."""
 
     def __init__(self, movers: Movers, uuid: str, total_bytes: int) -> None:
         self._movers = movers
@@ -66,6 +66,10 @@ class RemoteGpu:
 
     async def free_bytes(self) -> int:
         return int(await self._movers.call("free_bytes", self._uuid, deadline_s=ANSWER_S))
+
+    async def gauges(self) -> Gauges:
+        found = await self._movers.call("gauges", self._uuid, deadline_s=ANSWER_S)
+        return msgspec.convert(found, Gauges)
 
     async def names_users(self) -> bool:
         return bool(await self._movers.call("names_users", self._uuid, deadline_s=ANSWER_S))

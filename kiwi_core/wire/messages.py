@@ -28,10 +28,12 @@ from kiwi_core.wire.pager import (
     WantLease,
     WantRoom,
 )
+from kiwi_core.wire.status import GaugesStatus as GaugesStatus
 from kiwi_core.wire.status import GpuStatus as GpuStatus
 from kiwi_core.wire.status import HistoryEntry as HistoryEntry
 from kiwi_core.wire.status import HistorySession as HistorySession
 from kiwi_core.wire.status import MemoryStatus as MemoryStatus
+from kiwi_core.wire.status import OutsideProgram as OutsideProgram
 from kiwi_core.wire.status import PolicyStatus as PolicyStatus
 from kiwi_core.wire.status import QueueEntry as QueueEntry
 from kiwi_core.wire.status import SchedulerStatus as SchedulerStatus

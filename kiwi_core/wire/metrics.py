@@ -129,3 +129,8 @@ class GpuMetrics(Struct, frozen=True, kw_only=True):
     """Its name; "" where an older daemon does not say."""
     peers: list[PeerUse] = field(default_factory=list)
     log_lines_dropped: Count = 0
+    utilisation_percent: int | None = None
+    """These four as in ``GaugesStatus``."""
+    temperature_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None

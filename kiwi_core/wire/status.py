@@ -19,6 +19,26 @@ class MemoryStatus(Struct, frozen=True, kw_only=True):
     """System RAM that preloaded libraries hold: what is out through them, and what is for speed."""
 
 
+class GaugesStatus(Struct, frozen=True, kw_only=True):
+    """How hard the GPU works, as NVML said a few seconds ago. ``None``: nobody knows."""
+
+    utilisation_percent: int | None = None
+    """The share of the last moments in which any kernel ran."""
+    temperature_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+
+
+class OutsideProgram(Struct, frozen=True, kw_only=True):
+    """A program outside Kiwi that has GPU memory. Another user's has neither name nor pid: ``name``
+    is then "another user", ``pid`` 0, and one entry has the sum of all of them."""
+
+    pid: int
+    owner: str
+    name: str
+    used_bytes: int
+
+
 class SchedulerStatus(Struct, frozen=True, kw_only=True):
     tq_s: float
     anti_thrash: AntiThrash
@@ -110,6 +130,9 @@ class SessionStatus(Struct, frozen=True, kw_only=True):
     """Why its process does not run (Ctrl-Z, a frozen control group, a debugger); "": it runs."""
     kept_out: str = ""
     """Who keeps it out of the GPU until they resume it, whether or not it waits; "": nobody."""
+    ram_bytes: int | None = None
+    """What its process, and its others that have Kiwi's gate, have of system RAM, with what is
+    paged out. ``None``: not known, or not the reader's."""
 
 
 class GpuStatus(Struct, frozen=True, kw_only=True):
@@ -134,6 +157,9 @@ class GpuStatus(Struct, frozen=True, kw_only=True):
     history_serial: int = 0
     may_set: bool = False
     policies: list[PolicyStatus] = field(default_factory=list)
+    gauges: GaugesStatus = GaugesStatus()
+    outside: list[OutsideProgram] = field(default_factory=list)
+    """Who has ``memory.outside_bytes``, as far as NVML names them."""
 
 
 class StoryLine(Struct, frozen=True, kw_only=True):

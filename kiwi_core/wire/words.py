@@ -1,4 +1,4 @@
-"""What every surface says of a wait and of a turn: the same words for the same status.
+"""What every surface says of a wait, a turn and the GPU's load: the same words for the same status.
 
 ``labextension/src/model/told.ts`` says the same; one table of cases
 (``tests/support/surface_words.json``) tests both.
@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 from kiwi_core.units import format_wait_s
 
 if TYPE_CHECKING:
-    from kiwi_core.wire.status import GpuStatus, QueueEntry, SessionStatus
+    from kiwi_core.wire.status import (
+        GaugesStatus,
+        GpuStatus,
+        OutsideProgram,
+        QueueEntry,
+        SessionStatus,
+    )
 
 
 def wait_words(entry: QueueEntry) -> str:
@@ -41,6 +47,28 @@ def turn_words(gpu: GpuStatus, holder: SessionStatus) -> str:
     if holder.time_left_s <= 0:
         return "its turn is over"
     return f"at most {_whole(holder.time_left_s)} more"
+
+
+def load_words(gauges: GaugesStatus) -> str:
+    """Return how hard the GPU works; "": nobody knows."""
+    parts = []
+    if gauges.utilisation_percent is not None:
+        parts.append(f"{gauges.utilisation_percent} % busy")
+    if gauges.power_w is not None:
+        limit = "" if gauges.power_limit_w is None else f" of {_watts(gauges.power_limit_w)}"
+        parts.append(f"{_watts(gauges.power_w)}{limit}")
+    if gauges.temperature_c is not None:
+        parts.append(f"{gauges.temperature_c} °C")
+    return ", ".join(parts)
+
+
+def outside_words(program: OutsideProgram) -> str:
+    """Return which program outside Kiwi this is."""
+    return f"{program.name} (pid {program.pid})" if program.pid else program.name
+
+
+def _watts(power_w: float) -> str:
+    return f"{math.floor(power_w + 0.5)} W"
 
 
 def _whole(left_s: float) -> str:

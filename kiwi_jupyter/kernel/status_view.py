@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core.states import MovedBy
 from kiwi_core.units import format_bytes, format_duration_s, ordinal
-from kiwi_core.wire.words import wait_words
+from kiwi_core.wire.words import load_words, wait_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,8 +64,10 @@ class StatusView:
         settings += f", anti-thrash {scheduler.anti_thrash.value}"
         if scheduler.policy:  # (an older daemon says none)
             settings += f", policy {scheduler.policy}"
+        load = load_words(status.gauges)
         return [
             ("GPU", name),
+            *([("Load", load)] if load else []),
             (
                 "Memory",
                 (
@@ -129,8 +131,12 @@ class StatusView:
 def _memory(session: SessionStatus) -> str:
     return (
         f"{format_bytes(session.resident_bytes)} in the GPU, "
-        f"{format_bytes(session.paged_out_bytes)} in system RAM"
+        f"{format_bytes(session.paged_out_bytes)} in system RAM{_ram(session)}"
     )
+
+
+def _ram(session: SessionStatus) -> str:
+    return "" if session.ram_bytes is None else f" (of its {format_bytes(session.ram_bytes)} there)"
 
 
 def _history(session: SessionStatus) -> str:

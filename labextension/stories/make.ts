@@ -41,6 +41,7 @@ export function session(id: string, changes: Partial<ISession> = {}): ISession {
     guarded: true,
     unguarded_text: '',
     stopped: '',
+    ram_bytes: null,
     priority: 'normal',
     path: mine ? `work/${name}` : null,
     ...changes
@@ -106,6 +107,8 @@ export function gpu(changes: Partial<IGpu> & { used_bytes?: number } = {}): IGpu
       { name: 'round-robin', summary: 'first come, first served' },
       { name: 'interactive', summary: 'short cells first' }
     ],
+    gauges: { utilisation_percent: null, temperature_c: null, power_w: null, power_limit_w: null },
+    outside: [],
     ...changes,
     sessions
   };

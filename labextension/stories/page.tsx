@@ -20,6 +20,6 @@ if (story === undefined || root === null) {
 const store = new StillStore(story.state, story.connection, story.currentKernel ?? null);
 createRoot(root).render(
   <React.StrictMode>
-    <KiwiPanel store={store} actions={NO_ACTIONS} />
+    <KiwiPanel store={store} actions={NO_ACTIONS} zoom_s={story.zoom_s} />
   </React.StrictMode>
 );

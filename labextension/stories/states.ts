@@ -9,7 +9,12 @@ export interface IStory {
   readonly state: IState | null;
   readonly connection?: Connection;
   readonly currentKernel?: string;
+  /** How much of the timeline is shown. */
+  readonly zoom_s?: number;
 }
+
+const BUSY = { utilisation_percent: 97, temperature_c: 71, power_w: 612, power_limit_w: 700 };
+const QUIET = { utilisation_percent: 0, temperature_c: 34, power_w: 72, power_limit_w: 700 };
 
 const TURNS = {
   tq_s: 30,
@@ -47,8 +52,9 @@ function idle(): IGpu {
   return gpu({
     sessions: [
       session('train', { resident_bytes: 22 * GIB }),
-      session('explore', { resident_bytes: 9.5 * GIB })
+      session('explore', { resident_bytes: 9.5 * GIB, ram_bytes: 1.4 * GIB })
     ],
+    gauges: QUIET,
     history: twoInTurns().history
   });
 }
@@ -58,15 +64,21 @@ function waiting(): IGpu {
     state: 'running',
     resident_bytes: 46 * GIB,
     turn_ends_at: NOW + 21.4,
-    time_left_s: 21.4
+    time_left_s: 21.4,
+    ram_bytes: 6.2 * GIB
   });
-  const b = session('explore', { state: 'waiting', paged_out_bytes: 40 * GIB });
+  const b = session('explore', {
+    state: 'waiting',
+    paged_out_bytes: 40 * GIB,
+    ram_bytes: 52 * GIB
+  });
   const c = session('c', { state: 'waiting', mine: false, paged_out_bytes: 31 * GIB });
   return gpu({
     sessions: [a, b, c],
     holders: ['train'],
     queue: [waits('c', 1, 26), waits('explore', 2, 62)],
     scheduler: TURNS,
+    gauges: BUSY,
     history: [
       ...twoInTurns(40).history,
       did(c, 'waited', 6, null),
@@ -133,6 +145,7 @@ function pagedOut(): IGpu {
     ],
     holders: ['b'],
     memory: { ...gpu().memory, outside_bytes: 4.5 * GIB, free_bytes: 15.5 * GIB },
+    gauges: { ...BUSY, power_w: null, power_limit_w: null },
     may_set: false,
     history: [
       did(session('explore'), 'held', 280, 200),
@@ -159,8 +172,13 @@ function blocked(): IGpu {
     sessions: [
       session('train', { state: 'waiting', problem: 'blocked-outside', problem_text: text })
     ],
-    queue: [waits('train', 1, null)],
+    queue: [{ ...waits('train', 1, null), blocked: true }],
     memory: { ...gpu().memory, outside_bytes: 71 * GIB, free_bytes: 9 * GIB },
+    gauges: { ...BUSY, power_limit_w: null },
+    outside: [
+      { pid: 20815, owner: 'ada', name: 'python3', used_bytes: 48 * GIB },
+      { pid: 0, owner: 'another user', name: 'another user', used_bytes: 22 * GIB }
+    ],
     history: [did(session('train'), 'waited', 95, null)]
   });
 }
@@ -197,14 +215,61 @@ function crowd(): IGpu {
   return gpu({ sessions, queue, holders: ['s0'], scheduler: TURNS, history });
 }
 
-/** Half an hour of many short cells. */
+/** Half an hour of many short cells, of turns and of moves; nothing is recorded before it. */
 function busyHour(): IGpu {
   const a = session('train', { resident_bytes: 22 * GIB });
   const b = session('explore', { resident_bytes: 9.5 * GIB });
-  const history = Array.from({ length: 600 }, (_, index) =>
+  const short = Array.from({ length: 400 }, (_, index) =>
     did(index % 3 ? a : b, 'held', 1790 - index * 3, 1788.6 - index * 3)
   );
-  return gpu({ sessions: [a, b], history });
+  const turns = Array.from({ length: 9 }, (_, index) => {
+    const began = 580 - index * 60;
+    const [has, waits] = index % 2 ? [a, b] : [b, a];
+    return [
+      did(has, 'held', began, began - 55),
+      did(waits, index % 3 ? 'suspended' : 'waited', began, began - 58),
+      moved(waits, 'out', began, 30, { ok: index !== 4 }),
+      moved(has, 'in', began - 3, 30)
+    ];
+  });
+  return gpu({ sessions: [a, b], history: [...short, ...turns.flat()], gauges: BUSY });
+}
+
+/** Names as people give them, and figures that need much room. */
+function longNames(): IGpu {
+  const name = (end: string) => `2026-11-finetune-llama-70b-instruct-lr3e-5-${end}.ipynb`;
+  const a = session('a', {
+    name: name('fold1'),
+    state: 'running',
+    resident_bytes: 46.3 * GIB,
+    turn_ends_at: NOW + 128,
+    ram_bytes: 121.9 * GIB,
+    guarded: false,
+    unguarded_text: 'It loaded the driver before Kiwi. Restart its kernel.'
+  });
+  const b = session('b', { name: name('fold2'), state: 'waiting', paged_out_bytes: 40.7 * GIB });
+  const c = session('c', {
+    name: name('fold3'),
+    state: 'suspended',
+    paged_out_bytes: 921.6 * 2 ** 20
+  });
+  const d = session('d', { name: name('notes'), resident_bytes: 1.1 * GIB, ram_bytes: 3.3 * GIB });
+  const why = { expected_why: 'longer than usual' };
+  return gpu({
+    name: 'NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition',
+    sessions: [a, { ...b, ram_bytes: 141.2 * GIB }, c, d],
+    holders: ['a'],
+    queue: [{ ...waits('b', 1, 190), ...why }, waits('c', 2, 320)],
+    scheduler: TURNS,
+    gauges: BUSY,
+    history: [
+      did(a, 'held', 70, null),
+      did(b, 'waited', 66, null),
+      moved(b, 'out', 66, 40),
+      did(c, 'suspended', 70, null),
+      did(d, 'held', 250, 190)
+    ]
+  });
 }
 
 const problem = (code: string, message: string, remedy: string) =>
@@ -221,7 +286,10 @@ export const STORIES: Readonly<Record<string, IStory>> = {
   blocked: { state: state([blocked()]) },
   emulated: { state: state(emulated()) },
   crowd: { state: state([crowd()]) },
-  'busy-hour': { state: state([busyHour()]) },
+  'busy-hour': { state: state([busyHour()]), zoom_s: 1800 },
+  'half-hour': { state: state([waiting()]), currentKernel: 'kernel-train', zoom_s: 1800 },
+  minute: { state: state([waiting()]), currentKernel: 'kernel-explore', zoom_s: 60 },
+  'long-names': { state: state([longNames()]), currentKernel: 'kernel-b' },
   'other-users': {
     state: state([
       gpu({
@@ -246,7 +314,14 @@ export const STORIES: Readonly<Record<string, IStory>> = {
   starting: {
     state: problem('starting', 'The Kiwi daemon is starting.', 'This takes a few seconds.')
   },
-  'no-gpu': { state: state([]) },
+  'no-gpu': {
+    state: problem(
+      'no-gpu',
+      'This machine has no NVIDIA driver, so there is no GPU to share.',
+      'To try Kiwi without one: `kiwi daemon --emulate 1x8GiB`.'
+    )
+  },
+  'nothing-yet': { state: state([]) },
   away: { state: state([{ ...waiting(), reachable: false }]), currentKernel: 'kernel-explore' },
   reconnecting: { state: state([waiting()]), connection: 'lost' },
   connecting: { state: null, connection: 'connecting' },

@@ -29,6 +29,7 @@ export function session(fields: Partial<ISession> = {}): ISession {
     guarded: true,
     unguarded_text: '',
     stopped: '',
+    ram_bytes: null,
     priority: 'normal',
     path: `${id}.ipynb`,
     ...fields
@@ -107,6 +108,8 @@ export function gpu(fields: Partial<IGpu> = {}): IGpu {
       { name: 'round-robin', summary: 'first come, first served' },
       { name: 'interactive', summary: 'short cells first' }
     ],
+    gauges: { utilisation_percent: null, temperature_c: null, power_w: null, power_limit_w: null },
+    outside: [],
     ...fields
   };
 }

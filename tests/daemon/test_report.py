@@ -14,6 +14,7 @@ import pytest
 from kiwi_core.config import DEFAULTS
 from kiwi_core.daemon.base.peers import Peer, Rights
 from kiwi_core.daemon.base.steps import Step
+from kiwi_core.daemon.engine.gauges import Ram
 from kiwi_core.daemon.reports import announce
 from kiwi_core.daemon.reports.announce import Announcer
 from kiwi_core.daemon.reports.status import ANOTHER_USER, Reporter
@@ -26,7 +27,7 @@ from kiwi_core.sched.scheduler import Scheduler
 from kiwi_core.states import AntiThrash, MovedBy
 from kiwi_core.units import GIB, NS_PER_S, SessionId
 from kiwi_core.wire.framing import decode_daemon
-from kiwi_core.wire.messages import StatusReport
+from kiwi_core.wire.messages import GaugesStatus, StatusReport
 
 ALICE, BOB, ROOT = Peer(10, 1000, 1000), Peer(11, 1001, 1001), Peer(12, 0, 0)
 
@@ -64,9 +65,19 @@ class Sessions:
             cast("Any", self.members),
             Rights(daemon_uid=0),
             gpu,
-            cast("Any", SimpleNamespace(connected=lambda _id: False, unowned=lambda _id: {})),
-            cast("Any", SimpleNamespace(moved_by=lambda _id: MovedBy.CHECKPOINT)),
+            cast(
+                "Any",
+                SimpleNamespace(
+                    connected=lambda _id: False, unowned=lambda _id: {}, of=lambda _id: ()
+                ),
+            ),
+            cast(
+                "Any",
+                SimpleNamespace(moved_by=lambda _id: MovedBy.CHECKPOINT),
+            ),
             cast("Any", SimpleNamespace(arena_bytes=lambda: 0)),
+            cast("Any", SimpleNamespace(now=GaugesStatus(), outside=lambda _who, _rights: [])),
+            Ram(),
             errors=list,
             emulated=False,
         )

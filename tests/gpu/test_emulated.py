@@ -143,6 +143,28 @@ def test_memory_and_who_uses_it(machine: Machine) -> None:
     assert observer.get(pairs.format(first)) == []
 
 
+def test_how_hard_a_gpu_works(machine: Machine) -> None:
+    observer = machine.observer()
+    quiet = observer.get(f"dataclasses.asdict(nvml.gauges({machine.uuids[0]!r}))")
+    assert quiet["utilisation_percent"] == 0
+    assert quiet["temperature_c"] > 20
+    assert 0 < quiet["power_w"] < quiet["power_limit_w"]
+
+
+def test_gauges_that_a_gpu_does_not_have_are_unknown(machine: Machine) -> None:
+    """As on many laptops, and with MIG."""
+    observer = machine.observer()
+    observer.do(
+        "import pynvml\n"
+        "def refused(*_args): raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)\n"
+        "for name in ('PowerUsage', 'EnforcedPowerLimit', 'UtilizationRates'):\n"
+        "    setattr(pynvml, 'nvmlDeviceGet' + name, refused)\n"
+    )
+    seen = observer.get(f"dataclasses.asdict(nvml.gauges({machine.uuids[0]!r}))")
+    assert seen.pop("temperature_c") > 20
+    assert set(seen.values()) == {None}
+
+
 def test_a_gpu_that_is_not_there(machine: Machine) -> None:
     observer = machine.observer()
     code, number, text = observer.get("code(nvml.memory, 'GPU-00000000')")

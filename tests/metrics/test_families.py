@@ -127,6 +127,8 @@ EXPECTED = {
     ("kiwi_memory_resident_bytes", ()): 59_000, ("kiwi_memory_outside_bytes", ()): 1_000,
     ("kiwi_memory_paged_out_bytes", ()): 42_000, ("kiwi_memory_host_budget_bytes", ()): 256_000,
     ("kiwi_memory_arena_bytes", ()): 50_000,
+    ("kiwi_gpu_utilisation_ratio", ()): 0.31, ("kiwi_gpu_temperature_celsius", ()): 32,
+    ("kiwi_gpu_power_watts", ()): 33, ("kiwi_gpu_power_limit_watts", ()): 34,
     ("kiwi_time_quantum_seconds", ()): 30, ("kiwi_serialised", ()): 1,
     ("kiwi_anti_thrash", (("mode", "always"),)): 1, ("kiwi_anti_thrash", (("mode", "on"),)): 0,
     ("kiwi_policy_info", (("policy", "interactive"),)): 1,
@@ -155,6 +157,13 @@ def test_each_number_is_where_it_belongs(
 ) -> None:
     name, labels = which
     assert exposed(reading())(name, gpu="GPU-a", index="0", **dict(labels)) == value
+
+
+def test_what_nvml_does_not_say_is_absent() -> None:
+    silent = reading(utilisation_percent=None, temperature_c=None, power_w=None, power_limit_w=None)
+    assert "kiwi_gpu_" in exposed(reading()).text
+    lines = exposed(silent).text.splitlines()
+    assert not [line for line in lines if line.startswith("kiwi_gpu_") and "info" not in line]
 
 
 def test_every_family_and_every_field_is_among_them() -> None:

@@ -101,6 +101,10 @@ def test_what_nvml_says(world: World) -> None:
     assert 0 <= hidden_bytes <= 5 * MIB, "NVML leaves out a part of the context"
     assert world.loop.run(remote.users_elsewhere()) == {}
     assert isinstance(world.loop.run(remote.names_users()), bool)
+    gauges = world.loop.run(remote.gauges())
+    assert gauges.power_w is not None
+    assert gauges.power_limit_w is not None
+    assert gauges.power_w < gauges.power_limit_w
     samples = world.loop.run(remote.samples(0))
     assert samples is None or all(sample.pid for sample in samples)
 

@@ -24,6 +24,8 @@ THEMES = {
     "high-contrast": "theme-dark-high-contrast-extension",
 }
 WIDTHS_PX = (240, 320, 600)
+FOLD_PX = 700
+"""What a laptop's window leaves the sidebar: what matters is above it."""
 
 ORIGIN = "http://stories.invalid"
 """Answered by Playwright. A page from a file may not read its own style sheets, as axe does."""

@@ -82,7 +82,7 @@ def test_a_session_of_another_user_is_anonymous(
     expect(holder).to_have_attribute("data-session", his)
     expect(holder).to_contain_text("another user")
     expect(holder.get_by_role("button")).to_have_count(0)
-    expect(panel.part("my-wait")).to_contain_text("another user has the GPU")
+    expect(panel.part("my-wait")).to_contain_text("1st of 1")
     expect(alice.waiting_line(USE)).to_contain_text("another user")
     assert _settings_are_text(page)
     bob.kill()

@@ -3,10 +3,11 @@ finds nothing, React complains about nothing. What they look like is among the a
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
-from story_page import THEMES, bundle, faults, show, story_names, wear
+from story_page import FOLD_PX, THEMES, WIDTHS_PX, bundle, faults, show, story_names, wear
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,6 +59,61 @@ def test_what_was_typed_wrong_and_what_is_unfolded_is_fit_to_be_seen(
         summary.click()
     page.get_by_text("more notebooks", exact=False).first.wait_for()
     assert faults(page) == []
+    field = page.locator("[data-kiwi=tq]").bounding_box()
+    error = page.locator("[data-kiwi=tq-error]").bounding_box()
+    assert field is not None
+    assert error is not None
+    assert 0 <= error["y"] - (field["y"] + field["height"]) < 20, "the error is at its field"
+
+
+@pytest.mark.parametrize("story", ["two-waiting", "crowd", "emulated", "blocked", "long-names"])
+def test_what_matters_is_above_the_fold(page: Page, bundled: Path, story: str) -> None:
+    """The wait in large, who has the GPU, who waits: without scrolling, at 240 px."""
+    show(page, bundled, story, "light", NARROW_PX)
+    card = page.locator("[data-kiwi=gpu]").first
+    for part in ("my-wait", "holder", "queue-entry"):
+        for box in card.locator(f"[data-kiwi={part}]:visible").all():
+            bounds = box.bounding_box()
+            assert bounds is not None
+            assert bounds["y"] + bounds["height"] <= FOLD_PX, part
+
+
+@pytest.mark.parametrize("width_px", WIDTHS_PX)
+@pytest.mark.parametrize("story", ["minute", "two-waiting", "half-hour"])
+def test_labels_of_the_axis_do_not_collide(
+    page: Page, bundled: Path, story: str, width_px: int
+) -> None:
+    show(page, bundled, story, "light", width_px)
+    boxes = page.evaluate(
+        """() => {
+          const picture = document.querySelector('[data-kiwi=timeline]').getBoundingClientRect();
+          return [...document.querySelectorAll('.jp-Kiwi-tick text')]
+            .filter(each => each.textContent !== '')
+            .map(each => each.getBoundingClientRect())
+            .map(box => [box.left - picture.left, picture.right - box.right]);
+        }"""
+    )
+    assert len(boxes) >= 3
+    whole_px = page.locator("[data-kiwi=timeline]").bounding_box()
+    assert whole_px is not None
+    spans = sorted((left, whole_px["width"] - right) for left, right in boxes)
+    assert spans[0][0] >= 0
+    gaps = [after[0] - before[1] for before, after in pairwise(spans)]
+    assert min(gaps) >= 4, spans
+
+
+def test_a_long_name_keeps_its_start_and_its_end(page: Page, bundled: Path) -> None:
+    show(page, bundled, "long-names", "light", NARROW_PX)
+    names = page.locator("[data-kiwi=queue-entry] .jp-Kiwi-name")
+    for name in names.all():
+        outer = name.bounding_box()
+        start = name.locator(".jp-Kiwi-cut-start").bounding_box()
+        end = name.locator(".jp-Kiwi-cut > span").last.bounding_box()
+        assert outer is not None
+        assert start is not None
+        assert end is not None
+        assert start["width"] >= 12, "a letter and the dots"
+        assert end["x"] + end["width"] <= outer["x"] + outer["width"] + 1
 
 
 def test_what_was_folded_is_reached_with_the_keyboard(page: Page, bundled: Path) -> None:

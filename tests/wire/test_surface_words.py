@@ -1,5 +1,5 @@
-"""A wait and a turn in words: one table for the command line, ``%kiwi status`` and the sidebar,
-whose test is ``labextension/tests/model/told.spec.tsx``."""
+"""A wait, a turn and a load in words: one table for the command line, ``%kiwi status`` and the
+sidebar, whose test is ``labextension/tests/model/told.spec.tsx``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from kiwi_core.cli.picture import gpu_lines
 from kiwi_core.cli.terminal import Style
 from kiwi_core.states import AntiThrash
-from kiwi_core.wire.status import GpuStatus, MemoryStatus, SchedulerStatus
-from kiwi_core.wire.words import turn_words, wait_words
+from kiwi_core.wire.status import GpuStatus, MemoryStatus, OutsideProgram, SchedulerStatus
+from kiwi_core.wire.words import load_words, outside_words, turn_words, wait_words
 from kiwi_jupyter.kernel.status_view import StatusView
 
 TABLE = Path(__file__).parents[1] / "support" / "surface_words.json"
@@ -40,7 +40,7 @@ def status_of(case: dict[str, Any]) -> GpuStatus:
     gpu = {
         "uuid": "GPU-1", "name": "GPU", "index": 0, "emulated": False, "memory": memory,
         "scheduler": scheduler, "holders": case["gpu"]["holders"], "queue": queue,
-        "sessions": sessions,
+        "sessions": sessions, "gauges": case["gpu"].get("gauges", {}),
     }  # fmt: skip
     return msgspec.convert(msgspec.to_builtins(gpu), GpuStatus)
 
@@ -52,6 +52,11 @@ def test_every_surface_says_the_same(case: dict[str, Any]) -> None:
     assert {id_: turn_words(gpu, sessions[id_]) for id_ in gpu.holders} == case["turns"]
     assert {entry.session: wait_words(entry) for entry in gpu.queue} == case["waits"]
     lines = gpu_lines(gpu, Style(False))
+    load = case.get("load", "")
+    assert load_words(gpu.gauges) == load
+    assert any(line.split(None, 1) == ["load", load] for line in lines) == bool(load)
+    rows = dict(StatusView(gpu, mine="", problem="", enabled=True).rows())
+    assert rows.get("Load", "") == load
     for id_, text in case["turns"].items():
         said = f"{id_}.ipynb (ada)" + (f", {text}" if text else "")
         assert any(line.endswith(said) for line in lines)
@@ -59,3 +64,14 @@ def test_every_surface_says_the_same(case: dict[str, Any]) -> None:
         assert any(f"{id_}.ipynb (ada): {text or 'nobody can tell'} (has" in line for line in lines)
         own = dict(StatusView(gpu, mine=id_, problem="", enabled=True).rows())
         assert own["Wait"].partition(", ")[2] == text
+
+
+def test_programs_outside_are_named_as_far_as_one_may_see_them() -> None:
+    own = OutsideProgram(pid=4711, owner="ada", name="python3", used_bytes=3 << 30)
+    others = OutsideProgram(pid=0, owner="another user", name="another user", used_bytes=1 << 30)
+    assert outside_words(own) == "python3 (pid 4711)"
+    assert outside_words(others) == "another user"
+    gpu = msgspec.structs.replace(status_of(CASES[0]), outside=[own, others])
+    text = "\n".join(gpu_lines(gpu, Style(False)))
+    assert "outside Kiwi: python3 (pid 4711), 3 GiB" in text
+    assert "outside Kiwi: another user, 1 GiB" in text

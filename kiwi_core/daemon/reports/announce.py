@@ -34,7 +34,10 @@ class Announcer:
         self._pause_s = COLLECT_S
 
     def after(self, _step: Step) -> None:
-        """Cheap: what there is to say is collected."""
+        self.changed()
+
+    def changed(self) -> None:
+        """Note that there is something to say. Cheap: it is collected."""
         if self._due is None:
             self._due = self._loop.call_later(self._pause_s, self._round)
         elif self._due.when() - self._loop.time() > self._pause_s:

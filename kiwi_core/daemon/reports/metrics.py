@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from kiwi_core import __version__
 from kiwi_core.daemon.base import log
 from kiwi_core.units import ns_to_seconds
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.base.connections import Connections
     from kiwi_core.daemon.base.shares import Shares
     from kiwi_core.daemon.engine.core import Core
+    from kiwi_core.daemon.engine.gauges import Gauges
     from kiwi_core.daemon.engine.journal import Journal
     from kiwi_core.daemon.engine.observer import Observer
     from kiwi_core.daemon.engine.tally import Tally
@@ -38,6 +41,7 @@ class MetricsReporter:
     _observer: Observer
     _journal: Journal
     _budget: HostBudget
+    _gauges: Gauges
     _emulated: bool
     _began_ns: int = field(default_factory=time.monotonic_ns)
     """When the daemon began to count."""
@@ -97,6 +101,7 @@ class MetricsReporter:
             journal_lines_lost=self._journal.dropped,
             peers=self._peers(),
             log_lines_dropped=log.dropped(),
+            **msgspec.structs.asdict(self._gauges.now),
         )
         return MetricsReport(metrics=metrics)
 

@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kiwi_core.daemon.base.peers import Peer, Rights
+    from kiwi_core.daemon.engine.gauges import Gauges, Ram
     from kiwi_core.daemon.links.host_budget import HostBudget
     from kiwi_core.daemon.links.links import Links
     from kiwi_core.daemon.roster.members import Member, Members
     from kiwi_core.gpu.nvml import GpuInfo
+    from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.router import SessionPager
     from kiwi_core.sched.scheduler import Scheduler
     from kiwi_core.sched.view import GpuView, HistoryView, QueueView, SessionView
@@ -54,6 +56,8 @@ class Reporter:
     _links: Links
     _pager: SessionPager
     _budget: HostBudget
+    gauges: Gauges
+    _ram: Ram
     errors: Callable[[], list[str]]
     emulated: bool
     _began_ns: int = field(default_factory=time.monotonic_ns)
@@ -65,6 +69,7 @@ class Reporter:
         view = self._scheduler.view(now_ns, ahead=True)
         gpu = self._gpu
         blocked = {entry.session: entry for entry in view.queue if entry.blocked}
+        self._ram.begin(lambda session: self._members.get(session) is not None)
         return m.StatusReport(
             gpu=m.GpuStatus(
                 uuid=gpu.uuid,
@@ -97,6 +102,8 @@ class Reporter:
                 history_serial=self._scheduler.history_serial,
                 may_set=self._rights.may_set(reader),
                 policies=_POLICIES,
+                gauges=self.gauges.now,
+                outside=self.gauges.outside(reader, self._rights),
             )
         )
 
@@ -156,7 +163,16 @@ class Reporter:
             unguarded_text="" if view.guarded else words.unguarded(member if mine else None),
             stopped=view.stopped,
             kept_out=view.kept_out,
+            ram_bytes=self._ram_bytes(member) if member and mine else None,
         )
+
+    def _ram_bytes(self, member: Member) -> int | None:
+        """Of its process, and of its others that have the gate: what is paged out is in them."""
+
+        def refs() -> list[ProcessRef]:
+            return [member.ref, *(link.ref for link in self._links.of(member.id))]
+
+        return self._ram.of(member.id, refs)
 
     # --- waiting --------------------------------------------------------------------------------
 

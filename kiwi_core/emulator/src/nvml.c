@@ -1,4 +1,4 @@
-/* The part of NVML that nvidia-ml-py needs to show memory, processes and utilisation. */
+/* The part of NVML that nvidia-ml-py needs to show memory and processes; nvml_use.c has how hard a GPU works. */
 #define _GNU_SOURCE
 #include <stdbool.h>
 #include <stdio.h>
@@ -7,43 +7,14 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "state.h"
-
-#define API __attribute__((visibility("default")))
-
-typedef int nvmlReturn_t;
-typedef struct nvmlDevice_st *nvmlDevice_t;
-
-enum {
-    SUCCESS = 0,
-    UNINITIALIZED = 1,
-    INVALID_ARGUMENT = 2,
-    NOT_SUPPORTED = 3,
-    NOT_FOUND = 6,
-    INSUFFICIENT_SIZE = 7,
-    DRIVER_NOT_LOADED = 9,
-    VERSION_MISMATCH = 25, /* NVML_ERROR_ARGUMENT_VERSION_MISMATCH */
-    UNKNOWN = 999,
-};
+#include "nvml.h"
 
 #define MEMORY_V2 0x02000028u
-#define SAMPLE_NS 20000000ull /* a utilisation sample covers at least this much time */
 
-static struct ke_state *state;
+struct ke_state *state;
 static int users;
-static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 
-struct reading { /* of one process, to tell the busy share between two looks */
-    int32_t pid;
-    uint64_t start_ticks, at_ns, busy_ns, stamp_us;
-    unsigned percent;
-};
-struct nvmlDevice_st {
-    unsigned gpu;
-    struct reading readings[KE_PROCS_MAX];
-    uint64_t at_ns, busy_ns;
-    unsigned percent;
-};
 static struct nvmlDevice_st devices[KE_GPUS_MAX];
 
 /* ---- start and end -------------------------------------------------------------------------------- */
@@ -120,7 +91,7 @@ API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) {
 
 /* ---- devices ---------------------------------------------------------------------------------------- */
 
-static nvmlReturn_t check(nvmlDevice_t d) {
+nvmlReturn_t check(nvmlDevice_t d) {
     if (!users) return UNINITIALIZED;
     for (unsigned i = 0; i < state->gpu_count; i++) {
         if (d == &devices[i]) return SUCCESS;
@@ -249,7 +220,7 @@ struct process_info {
 };
 
 /* What stands in a process's row; 0: it has none. A small part of a context is in the GPU's figure alone. */
-static uint64_t shown(const struct ke_proc *p, unsigned gpu) {
+uint64_t shown(const struct ke_proc *p, unsigned gpu) {
     uint64_t context = p->context_bytes[gpu];
     if (state->manners & KE_NO_PROCESS_ROWS) return 0;
     bool hides = state->manners & KE_HIDDEN_OVERHEAD && context > KE_HIDDEN_BYTES; /* emulated ones may be small */
@@ -328,92 +299,4 @@ API nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t d, unsi
                                                             struct process_info *infos) {
     (void)infos;
     return none(d, count);
-}
-
-/* ---- utilisation ----------------------------------------------------------------------------------------- */
-/* Each process counts its busy time; the share is what it grew by since this reader last looked. */
-
-struct sample {
-    unsigned pid;
-    unsigned long long stamp_us;
-    unsigned sm, memory, encoder, decoder;
-};
-
-static uint64_t busy_of(const struct ke_proc *p, unsigned gpu, uint64_t now) {
-    uint64_t since = __atomic_load_n(&p->busy_since_ns[gpu], __ATOMIC_ACQUIRE);
-    return p->busy_ns[gpu] + (since && now > since ? now - since : 0);
-}
-
-static unsigned share(uint64_t busy, uint64_t time) {
-    uint64_t percent = time ? busy * 100 / time : 0;
-    return percent > 100 ? 100 : (unsigned)percent;
-}
-
-static const struct reading *read_process(nvmlDevice_t d, int slot, uint64_t now) {
-    const struct ke_proc *p = &state->procs[slot];
-    struct reading *r = &d->readings[slot];
-    uint64_t busy = busy_of(p, d->gpu, now);
-    if (r->pid != p->pid || r->start_ticks != p->start_ticks)
-        *r = (struct reading){.pid = p->pid, .start_ticks = p->start_ticks, .at_ns = p->since_ns};
-    if (now - r->at_ns < SAMPLE_NS) return r;
-    r->percent = share(busy - r->busy_ns, now - r->at_ns);
-    r->at_ns = now;
-    r->busy_ns = busy;
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    r->stamp_us = (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
-    return r;
-}
-
-API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t d, struct sample *out, unsigned *count,
-                                                 unsigned long long last_seen_us) {
-    nvmlReturn_t rc = check(d);
-    if (rc || !count) return rc ? rc : INVALID_ARGUMENT;
-    if (!out) { /* the caller asks how much room to bring */
-        *count = KE_PROCS_MAX;
-        return INSUFFICIENT_SIZE;
-    }
-    unsigned n = 0;
-    pthread_mutex_lock(&mu);
-    ke_state_lock(state);
-    ke_reap(state);
-    uint64_t now = ke_now_ns();
-    for (int i = 0; i < KE_PROCS_MAX && n < *count; i++) {
-        const struct ke_proc *p = &state->procs[i];
-        if (p->pid == 0 || p->context_bytes[d->gpu] == 0 || shown(p, d->gpu) == 0) continue;
-        const struct reading *r = read_process(d, i, now);
-        if (r->stamp_us <= last_seen_us) continue;
-        out[n++] = (struct sample){(unsigned)p->pid, r->stamp_us, r->percent, r->percent / 2, 0, 0};
-    }
-    ke_state_unlock(state);
-    pthread_mutex_unlock(&mu);
-    *count = n;
-    return n ? SUCCESS : NOT_FOUND;
-}
-
-struct utilization {
-    unsigned gpu, memory;
-};
-
-/* Of the whole GPU, whoever uses it; kernels of different processes are taken not to overlap. */
-API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, struct utilization *out) {
-    nvmlReturn_t rc = check(d);
-    if (rc || !out) return rc ? rc : INVALID_ARGUMENT;
-    pthread_mutex_lock(&mu);
-    ke_state_lock(state);
-    ke_reap(state);
-    uint64_t now = ke_now_ns(), busy = 0;
-    for (int i = 0; i < KE_PROCS_MAX; i++) {
-        if (state->procs[i].pid) busy += busy_of(&state->procs[i], d->gpu, now);
-    }
-    ke_state_unlock(state);
-    if (now - d->at_ns >= SAMPLE_NS) {
-        /* a process that ended took its count along: start anew */
-        d->percent = d->at_ns && busy >= d->busy_ns ? share(busy - d->busy_ns, now - d->at_ns) : 0;
-        d->at_ns = now;
-        d->busy_ns = busy;
-    }
-    *out = (struct utilization){d->percent, d->percent / 2};
-    pthread_mutex_unlock(&mu);
-    return SUCCESS;
 }

@@ -151,7 +151,7 @@ class Survey:
     def outside(self, target: Target, pids: Iterable[int]) -> list[int]:
         """Return those of ``pids`` that belong to no session."""
         roots = {*self._other_roots(), target.root}
-        return [pid for pid in pids if not _belongs(pid, roots)]
+        return [pid for pid in pids if not belongs(pid, roots)]
 
     def _all_of(self, target: Target, usage: Usage) -> list[ProcessRef]:
         others = self._other_roots()
@@ -184,7 +184,9 @@ class Survey:
         return Member(ref, state, stopped=stopped)
 
 
-def _belongs(pid: int, roots: Collection[ProcessRef]) -> bool:
+def belongs(pid: int, roots: Collection[ProcessRef]) -> bool:
+    """Whether ``pid`` is one of ``roots``, descends from one, or is in a terminal session that one
+    leads."""
     ref = processes.ref_of(pid)
     if ref is None:
         return True  # it has ended

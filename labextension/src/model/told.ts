@@ -1,12 +1,12 @@
 /**
- * What every surface says of a wait and of a turn. kiwi_core/wire/words.py says the same; one table
+ * What every surface says of a wait, a turn and the GPU's load. kiwi_core/wire/words.py says the same; one table
  * of cases (tests/support/surface_words.json) tests both.
  */
 
 import type { IKiwiStore } from './api';
 import { waitLeft } from './countdown';
 import { formatLeft } from './format';
-import type { IGpu, IQueueEntry, ISession } from './types';
+import type { IGauges, IGpu, IOutsideProgram, IQueueEntry, ISession } from './types';
 
 /** How long a wait may still take; '': nobody can tell. */
 export function waitWords(store: IKiwiStore, entry: IQueueEntry): string {
@@ -31,4 +31,43 @@ export function turnWords(gpu: IGpu, holder: ISession, now: number): string {
   }
   const left_s = holder.turn_ends_at - now;
   return left_s > 0 ? `at most ${formatLeft(left_s)} more` : 'its turn is over';
+}
+
+/** One figure of the load; `share` of what is possible, where that is known. */
+export interface ILoad {
+  readonly text: string;
+  readonly share: number | null;
+}
+
+/** How hard the GPU works; none: nobody knows. */
+export function loads(gauges: IGauges): ILoad[] {
+  const { utilisation_percent: busy, power_w, power_limit_w, temperature_c } = gauges;
+  const found: ILoad[] = [];
+  if (busy !== null) {
+    found.push({ text: `${busy} % busy`, share: busy / 100 });
+  }
+  if (power_w !== null) {
+    const limit = power_limit_w === null ? '' : ` of ${watts(power_limit_w)}`;
+    const share = power_limit_w === null ? null : power_w / Math.max(1, power_limit_w);
+    found.push({ text: `${watts(power_w)}${limit}`, share });
+  }
+  if (temperature_c !== null) {
+    found.push({ text: `${temperature_c} °C`, share: null });
+  }
+  return found;
+}
+
+export function loadWords(gauges: IGauges): string {
+  return loads(gauges)
+    .map(each => each.text)
+    .join(', ');
+}
+
+/** Which program outside Kiwi this is. */
+export function outsideWords(program: IOutsideProgram): string {
+  return program.pid > 0 ? `${program.name} (pid ${program.pid})` : program.name;
+}
+
+function watts(power_w: number): string {
+  return `${Math.floor(power_w + 0.5)} W`;
 }

@@ -26,6 +26,22 @@ export interface IMemory {
   readonly outside_bytes: number;
 }
 
+/** How hard the GPU works, as NVML said a few seconds ago; null: nobody knows. */
+export interface IGauges {
+  readonly utilisation_percent: number | null;
+  readonly temperature_c: number | null;
+  readonly power_w: number | null;
+  readonly power_limit_w: number | null;
+}
+
+/** A program outside Kiwi with GPU memory; `pid` 0: the sum of other users'. */
+export interface IOutsideProgram {
+  readonly pid: number;
+  readonly owner: string;
+  readonly name: string;
+  readonly used_bytes: number;
+}
+
 export interface IScheduler {
   readonly tq_s: number;
   readonly anti_thrash: AntiThrash;
@@ -105,6 +121,8 @@ export interface ISession {
   /** Why its process does not run (Ctrl-Z, a debugger); "": it runs. */
   readonly stopped: string;
   readonly priority: Priority;
+  /** System RAM of its processes, with what is paged out; null: not known, or not the reader's. */
+  readonly ram_bytes: number | null;
   /** The notebook's path on this server; null for others'. */
   readonly path: string | null;
 }
@@ -150,6 +168,9 @@ export interface IGpu {
   readonly problem: IProblem | null;
   readonly may_set: boolean;
   readonly policies: readonly IPolicy[];
+  readonly gauges: IGauges;
+  /** Who has `memory.outside_bytes`, as far as NVML names them. */
+  readonly outside: readonly IOutsideProgram[];
 }
 
 export interface IServer {

@@ -5,13 +5,13 @@ import * as React from 'react';
 import type { IGpu } from '../model/types';
 
 import { Controls } from './controls';
-import { Memory } from './memory';
+import { Load, Memory } from './memory';
 import { MyWait } from './mywait';
 import type { IPart } from './parts';
 import { GpuProblems } from './problems';
 import { Holders, Queue, Resting } from './queue';
 import { Timeline } from './timeline';
-import type { Zoom } from './timeline-model';
+import type { Zoom } from './timeline-shapes';
 
 interface IProps extends IPart {
   readonly zoom_s: Zoom;
@@ -30,12 +30,13 @@ export function Card(props: IProps) {
       aria-labelledby={heading}
     >
       <Head gpu={gpu} id={heading} />
-      <GpuProblems gpu={gpu} actions={actions} />
+      <GpuProblems gpu={gpu} actions={actions} now={() => store.now()} />
       <div className="jp-Kiwi-known">
         <MyWait {...part} />
         <Holders {...part} />
         <Queue {...part} />
         <Timeline store={store} gpu={gpu} live={live} zoom_s={zoom_s} setZoom={setZoom} />
+        {live && <Load gpu={gpu} />}
         <Memory gpu={gpu} />
         <Resting {...part} />
         <Controls {...part} />
@@ -50,8 +51,9 @@ function Head(props: { gpu: IGpu; id: string }) {
   const about = `${gpu.uuid}\n${driver}Kiwi daemon ${gpu.daemon_version}`;
   return (
     <header className="jp-Kiwi-head">
-      <h2 id={id} title={about}>
-        <span className="jp-Kiwi-index">GPU {gpu.index}</span> {gpu.name}
+      <h2 id={id} title={`${gpu.name}\n${about}`}>
+        <span className="jp-Kiwi-index">GPU {gpu.index}</span>{' '}
+        <span className="jp-Kiwi-name">{gpu.name}</span>
       </h2>
       {gpu.emulated && (
         <span

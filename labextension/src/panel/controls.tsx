@@ -55,7 +55,6 @@ function Form(props: IPart) {
   // Only what its user has touched; the rest is shown as it is in force, also when others change it.
   const [draft, setDraft] = React.useState<Partial<ISettings>>({});
   const pending = usePending();
-  const id = React.useId();
   const chosen = { ...settingsOf(gpu.scheduler), ...draft };
   const wrong = quantumError(chosen.quantum);
   const patch = wrong === '' ? patchOf(gpu.scheduler, chosen) : null;
@@ -73,7 +72,7 @@ function Form(props: IPart) {
   };
   return (
     <form className="jp-Kiwi-form" onSubmit={apply} aria-busy={pending.busy} noValidate>
-      <Quantum text={chosen.quantum} wrong={wrong} errorId={`${id}-wrong`} choose={choose} />
+      <Quantum text={chosen.quantum} wrong={wrong} choose={choose} />
       <Choice
         label="Take turns"
         hook="mode"
@@ -110,8 +109,8 @@ function Form(props: IPart) {
           </button>
         </div>
       )}
-      <p id={`${id}-wrong`} className="jp-Kiwi-error" role="alert">
-        {wrong || pending.error}
+      <p className="jp-Kiwi-error" role="alert" data-kiwi="set-error">
+        {pending.error}
       </p>
     </form>
   );
@@ -120,7 +119,6 @@ function Form(props: IPart) {
 function Quantum(props: {
   text: string;
   wrong: string;
-  errorId: string;
   choose: (change: { quantum: string }) => void;
 }) {
   const id = React.useId();
@@ -139,11 +137,14 @@ function Quantum(props: {
           step="any"
           value={props.text}
           aria-invalid={props.wrong !== ''}
-          aria-describedby={props.errorId}
+          aria-describedby={`${id}-wrong`}
           onChange={event => props.choose({ quantum: event.target.value })}
         />
         <span aria-hidden="true">s</span>
         <span className="jp-Kiwi-hidden">seconds</span>
+      </span>
+      <span id={`${id}-wrong`} className="jp-Kiwi-error" role="alert" data-kiwi="tq-error">
+        {props.wrong}
       </span>
     </div>
   );

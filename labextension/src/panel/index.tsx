@@ -9,7 +9,7 @@ import { announcement, moments } from './announce';
 import { Card } from './card';
 import { useModel, useRemembered } from './hooks';
 import { Problem } from './problems';
-import { ZOOMS } from './timeline-model';
+import { ZOOMS } from './timeline-shapes';
 
 export interface IKiwiPanelProps {
   readonly store: IKiwiStore;
@@ -38,7 +38,7 @@ const RECONNECTING: IProblem = {
 
 const NO_GPU: IProblem = {
   code: 'no-gpu',
-  message: 'Kiwi shares no GPU on this machine yet.',
+  message: 'There is no GPU to share here yet.',
   remedy: '`kiwi doctor`, in a terminal, says what is missing.'
 };
 

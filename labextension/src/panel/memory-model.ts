@@ -1,6 +1,7 @@
 /** What the two memory bars show: segments whose sizes add up to the whole. Pure. */
 
 import { formatBytes } from '../model/format';
+import { outsideWords } from '../model/told';
 import type { IGpu, ISession } from '../model/types';
 
 import { lookOf, marksOwn, nameOf } from './people';
@@ -14,11 +15,15 @@ export interface ISegment {
   readonly look: number | 'rest' | 'outside' | 'free';
   /** Told apart as the reader's own. */
   readonly mine: boolean;
+  /** A second figure, of the bar's second column; '': none. */
+  readonly beside: string;
   readonly title: string;
 }
 
 export interface IBar {
   readonly title: string;
+  /** What the figures of the legend are, where there are two; []: they speak for themselves. */
+  readonly columns: readonly string[];
   /** "1.5 of 8 GiB used", for the right end of the title. */
   readonly summary: string;
   readonly segments: readonly ISegment[];
@@ -35,28 +40,63 @@ type Amount = 'resident_bytes' | 'paged_out_bytes';
 export function gpuBar(gpu: IGpu): IBar {
   const total = Math.max(1, gpu.memory.total_bytes);
   const segments = byNotebook(gpu, 'resident_bytes', total, 'in the GPU');
-  if (gpu.memory.outside_bytes > 0) {
-    segments.push(
-      segment('outside', 'Outside Kiwi', gpu.memory.outside_bytes, total, 'outside', {
-        title: `${formatBytes(gpu.memory.outside_bytes)} held by programs that are not Kiwi's`
-      })
-    );
-  }
+  segments.push(...outside(gpu, total));
   const free = Math.max(0, gpu.memory.free_bytes);
   segments.push(segment('free', 'Free', free, total, 'free'));
   return bar('GPU memory', `${formatBytes(free)} free of ${formatBytes(total)}`, segments);
 }
 
-/** What is paged out to system RAM, against what the host may hold. null: nothing to show. */
+/** Programs outside Kiwi that are named, the largest; the rest is one. */
+const MOST_OUTSIDE = 3;
+
+/** The memory of programs that are not Kiwi's: by program where NVML names them. */
+function outside(gpu: IGpu, total: number): ISegment[] {
+  const named = gpu.outside.slice(0, MOST_OUTSIDE);
+  const segments = named.map(program => {
+    const name = outsideWords(program);
+    const title = `${name}: ${formatBytes(program.used_bytes)}, held outside Kiwi`;
+    const key = `outside-${program.pid}`;
+    return segment(key, name, program.used_bytes, total, 'outside', { title });
+  });
+  const known = named.reduce((sum, program) => sum + program.used_bytes, 0);
+  const rest = gpu.memory.outside_bytes - known;
+  // What the driver itself keeps beside a named program is not worth a line.
+  if (rest > (named.length > 0 ? total * LEAST_OUTSIDE : 0)) {
+    const title = `${formatBytes(rest)} held by programs that are not Kiwi's`;
+    segments.push(segment('outside', 'Outside Kiwi', rest, total, 'outside', { title }));
+  }
+  return segments;
+}
+
+/** Of the GPU's memory. */
+const LEAST_OUTSIDE = 0.005;
+
+/** System RAM: what is paged out there, by notebook, against what may be, and beside it all that
+ * one's own notebooks have of RAM. null: nothing to show. */
 export function hostBar(gpu: IGpu): IBar | null {
   const out = gpu.sessions.reduce((sum, session) => sum + session.paged_out_bytes, 0);
-  if (out <= 0) {
+  const some = gpu.sessions.some(session => session.ram_bytes !== null);
+  if (out <= 0 && !some) {
     return null;
   }
   const budget = Math.max(out, gpu.memory.host_budget_bytes, 1);
   const segments = byNotebook(gpu, 'paged_out_bytes', budget, 'paged out to system RAM');
-  segments.push(segment('free', 'Room', budget - out, budget, 'free'));
-  return bar('Paged out to system RAM', `${formatBytes(out)} of ${formatBytes(budget)}`, segments);
+  segments.push(...onlyRam(gpu));
+  if (out > 0) {
+    segments.push(segment('free', 'Room', budget - out, budget, 'free'));
+  }
+  const summary =
+    out > 0 ? `${formatBytes(out)} of ${formatBytes(budget)} paged out` : 'nothing paged out';
+  return bar('System RAM', summary, segments, some ? ['paged out', 'RAM'] : []);
+}
+
+/** Own notebooks with nothing paged out: they have RAM all the same. The largest. */
+function onlyRam(gpu: IGpu): ISegment[] {
+  return gpu.sessions
+    .filter(({ ram_bytes, paged_out_bytes }) => ram_bytes !== null && paged_out_bytes <= 0)
+    .sort((a, b) => (b.ram_bytes ?? 0) - (a.ram_bytes ?? 0))
+    .slice(0, MOST_SEGMENTS)
+    .map(session => notebook(gpu, session, 0, 1, 'paged out to system RAM', session.ram_bytes));
 }
 
 function byNotebook(gpu: IGpu, amount: Amount, whole: number, where: string): ISegment[] {
@@ -65,7 +105,10 @@ function byNotebook(gpu: IGpu, amount: Amount, whole: number, where: string): IS
     .sort((a, b) => b[amount] - a[amount]);
   const shown = holding.length > MOST_SEGMENTS + 1 ? holding.slice(0, MOST_SEGMENTS) : holding;
   const rest = holding.slice(shown.length);
-  const segments = shown.map(session => notebook(gpu, session, session[amount], whole, where));
+  const ram = (session: ISession) => (amount === 'paged_out_bytes' ? session.ram_bytes : null);
+  const segments = shown.map(session =>
+    notebook(gpu, session, session[amount], whole, where, ram(session))
+  );
   if (rest.length > 0) {
     const bytes = rest.reduce((sum, session) => sum + session[amount], 0);
     segments.push(
@@ -82,11 +125,14 @@ function notebook(
   session: ISession,
   bytes: number,
   whole: number,
-  where: string
+  where: string,
+  ram_bytes: number | null
 ): ISegment {
   const name = nameOf(session);
+  const ram = ram_bytes === null ? '' : `, of ${formatBytes(ram_bytes)} of RAM that it has`;
   return segment(session.id, name, bytes, whole, lookOf(gpu, session.id), {
-    title: `${name}: ${formatBytes(bytes)} ${where}`,
+    title: `${name}: ${formatBytes(bytes)} ${where}${ram}`,
+    beside: ram_bytes === null ? '' : formatBytes(ram_bytes),
     mine: session.mine && marksOwn(gpu)
   });
 }
@@ -97,7 +143,7 @@ function segment(
   bytes: number,
   whole: number,
   look: ISegment['look'],
-  more: { title?: string; mine?: boolean } = {}
+  more: { title?: string; mine?: boolean; beside?: string } = {}
 ): ISegment {
   return {
     key,
@@ -106,11 +152,18 @@ function segment(
     share: Math.min(1, bytes / whole),
     look,
     mine: more.mine ?? false,
+    beside: more.beside ?? '',
     title: more.title ?? `${label}: ${formatBytes(bytes)}`
   };
 }
 
-function bar(title: string, summary: string, segments: ISegment[]): IBar {
-  const parts = segments.map(each => `${each.label} ${formatBytes(each.bytes)}`);
-  return { title, summary, segments, text: `${title}: ${summary}. ${parts.join(', ')}.` };
+function bar(
+  title: string,
+  summary: string,
+  segments: ISegment[],
+  columns: readonly string[] = []
+): IBar {
+  const beside = (each: ISegment) => (each.beside === '' ? '' : ` of ${each.beside} RAM`);
+  const parts = segments.map(each => `${each.label} ${formatBytes(each.bytes)}${beside(each)}`);
+  return { title, columns, summary, segments, text: `${title}: ${summary}. ${parts.join(', ')}.` };
 }

@@ -1,13 +1,40 @@
-/** Two bars: what is in the GPU, and what is paged out to system RAM, by notebook. */
+/** How hard the GPU works, and two bars: what is in the GPU, and what is in system RAM. */
 
 import * as React from 'react';
 
 import { formatBytes } from '../model/format';
+import { loads } from '../model/told';
 import type { IGpu } from '../model/types';
 
 import { gpuBar, hostBar } from './memory-model';
 import type { IBar, ISegment } from './memory-model';
+import { CutName } from './name';
 import { Textures, textureOf } from './textures';
+
+/** As `nvidia-smi` has it: busy, power, temperature. Nothing where NVML says nothing. */
+export function Load(props: { gpu: IGpu }) {
+  const figures = loads(props.gpu.gauges);
+  if (figures.length === 0) {
+    return null;
+  }
+  return (
+    <section className="jp-Kiwi-part" data-kiwi="load">
+      <h3>GPU load</h3>
+      <ul className="jp-Kiwi-loads">
+        {figures.map(({ text, share }) => (
+          <li key={text.replace(/\d+/g, '')}>
+            {text}
+            {share !== null && (
+              <svg className="jp-Kiwi-gauge" aria-hidden="true">
+                <rect width={`${Math.round(100 * Math.min(1, share))}%`} height="100%" />
+              </svg>
+            )}
+          </li>
+        ))}
+      </ul>
+    </section>
+  );
+}
 
 export function Memory(props: { gpu: IGpu }) {
   const inGpu = gpuBar(props.gpu);
@@ -28,23 +55,43 @@ function Bar(props: { bar: IBar; scope: string }) {
       <h3>
         {bar.title} <span className="jp-Kiwi-amount">{bar.summary}</span>
       </h3>
-      <svg className="jp-Kiwi-bar" role="img" aria-label={bar.text}>
+      <svg
+        className={bar.segments.some(each => each.share > 0) ? 'jp-Kiwi-bar' : 'jp-Kiwi-hidden'}
+        role="img"
+        aria-label={bar.text}
+      >
         <Textures scope={scope} looks={bar.segments.map(each => each.look)} />
         {bar.segments.map(segment => {
+          if (segment.share === 0) {
+            return null;
+          }
           const x = from;
           from += segment.share;
           return <Segment key={segment.key} segment={segment} x={x} scope={scope} />;
         })}
       </svg>
-      <ul className="jp-Kiwi-legend" aria-hidden="true">
+      <ul
+        className={bar.columns.length > 0 ? 'jp-Kiwi-legend jp-mod-two' : 'jp-Kiwi-legend'}
+        aria-hidden="true"
+      >
+        {bar.columns.length > 0 && (
+          <li className="jp-Kiwi-columns">
+            {bar.columns.map(column => (
+              <span key={column}>{column}</span>
+            ))}
+          </li>
+        )}
         {bar.segments.map(segment => (
           <li key={segment.key} title={segment.title}>
             <svg className="jp-Kiwi-swatch">
               <Swatch look={segment.look} scope={scope} />
             </svg>
-            <span className="jp-Kiwi-name">{segment.label}</span>
-            {segment.mine && <span className="jp-Kiwi-yours">you</span>}
+            <span className="jp-Kiwi-name">
+              <CutName name={segment.label} />
+            </span>
+            {segment.mine && bar.columns.length === 0 && <span className="jp-Kiwi-yours">you</span>}
             <span className="jp-Kiwi-amount">{formatBytes(segment.bytes)}</span>
+            {bar.columns.length > 0 && <span className="jp-Kiwi-beside">{segment.beside}</span>}
           </li>
         ))}
       </ul>

@@ -4,7 +4,7 @@ import { ownPlacesOn, subjectOf } from '../model/find';
 import { formatBytes, ordinal } from '../model/format';
 import type { IGpu, IQueueEntry, ISession } from '../model/types';
 
-import { ANOTHER_USER, nameOf, queueEntryOf, sessionOf } from './people';
+import { nameOf, queueEntryOf } from './people';
 
 /** How it feels: decides the colour of the edge and the icon. */
 export type Tone = 'yours' | 'waiting' | 'moving' | 'free' | 'busy' | 'out' | 'wrong';
@@ -38,7 +38,7 @@ export function myWait(gpu: IGpu, currentKernel: string | null): IMyWait {
     return waiting(gpu, session, entry);
   }
   if (gpu.holders.includes(session.id)) {
-    return holding(gpu, session);
+    return holding(session);
   }
   return withProblem(resting(gpu, session));
 }
@@ -77,7 +77,7 @@ function waiting(gpu: IGpu, session: ISession, entry: IQueueEntry): IMyWait {
   if (entry.blocked) {
     return said('wrong', session, 'Held up', [session.problem_text, `${place}.`]);
   }
-  const details = [`${place}${whoHasIt(gpu)}`];
+  const details = [place];
   const doing = moving(gpu, session);
   if (doing !== '') {
     details.push(doing);
@@ -97,37 +97,31 @@ function moving(gpu: IGpu, session: ISession): string {
   if (session.state === 'paging-out') {
     return 'Its memory is moving out to make room; nothing is lost.';
   }
-  const leaving = gpu.sessions.find(each => each.state === 'paging-out');
-  if (leaving !== undefined) {
-    return `Room is being made: the memory of ${nameOf(leaving)} is moving out.`;
-  }
-  const coming = gpu.sessions.find(each => each.state === 'paging-in');
-  return coming === undefined ? '' : `The memory of ${nameOf(coming)} is moving in first.`;
-}
-
-function whoHasIt(gpu: IGpu): string {
-  const [first, ...more] = gpu.holders;
-  if (first === undefined) {
+  const other = movingFirst(gpu, session);
+  if (other === undefined) {
     return '';
   }
-  if (more.length > 0) {
-    return ` – ${gpu.holders.length} notebooks have the GPU`;
+  return other.state === 'paging-out'
+    ? `Room is being made: the memory of ${nameOf(other)} is moving out.`
+    : `The memory of ${nameOf(other)} is moving in first.`;
+}
+
+/** Whose memory moves while `waiting` waits, so that nobody else needs to say so. */
+export function movingFirst(gpu: IGpu, waiting: ISession): ISession | undefined {
+  if (waiting.state === 'paging-in' || waiting.state === 'paging-out') {
+    return undefined;
   }
-  return ` – ${nameOf(sessionOf(gpu, first))} has the GPU`;
+  const leaving = gpu.sessions.find(each => each.state === 'paging-out');
+  return leaving ?? gpu.sessions.find(each => each.state === 'paging-in');
 }
 
 // --- holding ------------------------------------------------------------------------------------
 
-function holding(gpu: IGpu, session: ISession): IMyWait {
-  const others = gpu.holders.length - 1;
-  const waiting = gpu.queue.length;
-  const details = [
-    waiting === 0 ? 'Nobody waits.' : `${waiting} wait${waiting === 1 ? 's' : ''}.`,
-    ...(others > 0 ? [`Together with ${others} other${others === 1 ? '' : 's'}.`] : [])
-  ];
-  if (session.lingering) {
-    details.push('Its cell is over; something it started in the background goes on.');
-  }
+/** Who waits, and who computes beside it, stands in the line below. */
+function holding(session: ISession): IMyWait {
+  const details = session.lingering
+    ? ['Its cell is over; something it started in the background goes on.']
+    : [];
   return withProblem({ ...said('yours', session, 'Yours', details), holds: true });
 }
 
@@ -138,8 +132,7 @@ function resting(gpu: IGpu, session: ISession): IMyWait {
   switch (session.state) {
     case 'paged-out':
       return said('out', session, 'Paged out', [
-        `Its ${size} are in system RAM and come back when you run a cell.`,
-        ...(gpu.holders.length > 0 ? [inUse(gpu)] : [])
+        `Its ${size} are in system RAM and come back when you run a cell.`
       ]);
     case 'paging-out':
       return said('moving', session, 'Moving out', [
@@ -166,23 +159,7 @@ function open(gpu: IGpu, session: ISession | null): IMyWait {
   if (gpu.holders.length === 0 && gpu.queue.length === 0) {
     return said('free', session, 'Free', ['A cell starts at once.']);
   }
-  return said('busy', session, gpu.scheduler.serialised ? 'Busy' : 'In use', [inUse(gpu)]);
-}
-
-function inUse(gpu: IGpu): string {
-  const waiting = gpu.queue.length;
-  const queued = waiting === 0 ? '' : `, ${waiting} wait${waiting === 1 ? 's' : ''}`;
-  const [holder, ...more] = gpu.holders;
-  if (holder === undefined) {
-    return `The GPU goes to the next in line${queued}.`;
-  }
-  if (more.length === 0) {
-    return `${capital(nameOf(sessionOf(gpu, holder)))} has the GPU${queued}.`;
-  }
-  return `${gpu.holders.length} notebooks run side by side${queued}.`;
-}
-
-function capital(text: string): string {
-  // Names of files stay as they are; "another user" begins a sentence here.
-  return text === ANOTHER_USER ? 'Another user' : text;
+  return gpu.scheduler.serialised
+    ? said('busy', session, 'Busy', ['A cell waits for its turn.'])
+    : said('busy', session, 'In use', ['A cell starts beside the others if it fits.']);
 }

@@ -37,7 +37,7 @@ function Large(props: Pick<IPart, 'store' | 'gpu'> & { wait: IMyWait }) {
   if (wait.counts && entry !== undefined) {
     return (
       <div className="jp-Kiwi-wait-large" data-kiwi="countdown">
-        <Countdown store={store} entry={entry} unknown={wait.headline} />
+        <Countdown store={store} entry={entry} unknown={wait.headline} large />
       </div>
     );
   }

@@ -7,6 +7,7 @@ import { turnWords, waitWords } from '../model/told';
 import type { IGpu, IQueueEntry, ISession } from '../model/types';
 
 import { usePending, useTicking } from './hooks';
+import { CutName } from './name';
 import { marksOwn, nameOf, queueEntryOf } from './people';
 
 /** What every part of a card needs. */
@@ -25,7 +26,7 @@ export function SessionName(props: { session: ISession | undefined; actions: IKi
   if (session === undefined || session.path === null) {
     return (
       <span className="jp-Kiwi-name" title={name}>
-        {name}
+        <CutName name={name} />
       </span>
     );
   }
@@ -40,7 +41,7 @@ export function SessionName(props: { session: ISession | undefined; actions: IKi
       title={`Open ${session.path}`}
       onClick={open}
     >
-      {name}
+      <CutName name={name} />
     </button>
   );
 }
@@ -59,9 +60,20 @@ export function Countdown(props: {
   entry: IQueueEntry;
   unknown: string;
   short?: boolean;
+  /** The figure in large, and why it got longer smaller. */
+  large?: boolean;
 }) {
-  const { store, entry, unknown, short } = props;
+  const { store, entry, unknown, short, large } = props;
   const text = useTicking(() => waitWords(store, entry) || unknown);
+  const why = large ? text.indexOf(' (') : -1;
+  if (why >= 0) {
+    return (
+      <>
+        {text.slice(0, why)}
+        <span className="jp-Kiwi-wait-why">{text.slice(why)}</span>
+      </>
+    );
+  }
   return <>{short ? text.replace(/^about /, '≈ ') : text}</>;
 }
 

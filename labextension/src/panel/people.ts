@@ -27,6 +27,20 @@ export function nameOf(session: Pick<ISession, 'name'> | undefined): string {
   return session === undefined ? 'a notebook that ended' : session.name || 'an unnamed program';
 }
 
+/** Characters at the end of a long name that are always shown: `…-v2.ipynb` tells more than `run-…`. */
+const TAIL = 9;
+
+/** Names up to this long are never cut by more than a few characters; they stay whole. */
+const WHOLE = 12;
+
+/** A name in two parts, of which the first may be cut at its end; the second is '' for short ones. */
+export function cutInTwo(name: string): [string, string] {
+  const letters = Array.from(name);
+  return letters.length <= WHOLE
+    ? [name, '']
+    : [letters.slice(0, -TAIL).join(''), letters.slice(-TAIL).join('')];
+}
+
 /** Whether it can be told which notebook did that. */
 export function isNamed({ name }: IHistoryEntry): boolean {
   return name !== '' && name !== ANOTHER_USER;

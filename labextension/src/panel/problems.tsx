@@ -5,25 +5,36 @@ import * as React from 'react';
 import type { IKiwiActions } from '../model/api';
 import type { IGpu, IProblem } from '../model/types';
 
-import { usePending } from './hooks';
+import { usePending, useTicking } from './hooks';
 import { Prose } from './parts';
 
-/** Problems that end by themselves: told calmly. */
-const PASSING = new Set(['starting', 'reconnecting', 'connecting']);
+/** What ends by itself, or is no fault at all: told calmly. */
+const CALM = new Set([
+  'starting',
+  'reconnecting',
+  'connecting',
+  'daemon-away',
+  'no-gpu',
+  'disabled'
+]);
+
+/** No fault, and nothing is waited for: not even a box around it. */
+const QUIET = new Set(['no-gpu', 'disabled']);
 
 /** Where trying again is what happens already, or leads to nothing. */
-const WITHOUT_RETRY = new Set(['starting', 'connecting', 'disabled']);
+const WITHOUT_RETRY = new Set(['starting', 'connecting', 'disabled', 'no-gpu', 'daemon-away']);
 
 export function Problem(props: { problem: IProblem; actions?: IKiwiActions }) {
   const { problem, actions } = props;
-  const calm = PASSING.has(problem.code);
+  const calm = CALM.has(problem.code);
+  const quiet = QUIET.has(problem.code);
   return (
     <div
-      className={calm ? 'jp-Kiwi-problem jp-mod-calm' : 'jp-Kiwi-problem'}
+      className={`jp-Kiwi-problem${calm ? ' jp-mod-calm' : ''}${quiet ? ' jp-mod-quiet' : ''}`}
       data-kiwi="problem"
       data-code={problem.code}
     >
-      <Sign calm={calm} />
+      <Sign path={quiet ? INFO : calm ? CLOCK : WARNING} />
       <div>
         <p className="jp-Kiwi-problem-what">
           <Prose text={problem.message} />
@@ -39,14 +50,14 @@ export function Problem(props: { problem: IProblem; actions?: IKiwiActions }) {
   );
 }
 
-function Sign(props: { calm: boolean }) {
+const CLOCK = 'M8 1.5a6.5 6.5 0 1 0 0 13 6.5 6.5 0 0 0 0-13zM8 4v4.2l2.8 1.6';
+const INFO = 'M8 1.5a6.5 6.5 0 1 0 0 13 6.5 6.5 0 0 0 0-13zM8 7.2v4M8 4.4v.6';
+const WARNING = 'M8 1.8 15 14H1zM8 6v4M8 11.6v.8';
+
+function Sign(props: { path: string }) {
   return (
     <svg className="jp-Kiwi-sign" viewBox="0 0 16 16" aria-hidden="true">
-      {props.calm ? (
-        <path d="M8 1.5a6.5 6.5 0 1 0 0 13 6.5 6.5 0 0 0 0-13zM8 4v4.2l2.8 1.6" />
-      ) : (
-        <path d="M8 1.8 15 14H1zM8 6v4M8 11.6v.8" />
-      )}
+      <path d={props.path} />
     </svg>
   );
 }
@@ -73,16 +84,26 @@ function Retry(props: { actions: IKiwiActions }) {
   );
 }
 
+/** A daemon that crashed is there again within seconds, one that is started anew within this. */
+const BACK_WITHIN_S = 60;
+
 const AWAY: IProblem = {
   code: 'daemon-away',
-  message: 'The Kiwi daemon of this GPU does not answer. Below is what was known last.',
-  remedy: 'Running cells go on. Kiwi reconnects by itself.'
+  message:
+    'The Kiwi daemon of this GPU is away. It comes back by itself as soon as it has restarted.',
+  remedy: 'Running cells go on, and keep their places. Below is what was known last.'
+};
+
+const GONE: IProblem = {
+  code: 'daemon-gone',
+  message: 'The Kiwi daemon of this GPU does not come back. Below is what was known last.',
+  remedy: 'Running cells go on. `kiwi logs` says why it ended; `kiwi daemon` starts it.'
 };
 
 /** All that is wrong with one GPU. */
-export function GpuProblems(props: { gpu: IGpu; actions: IKiwiActions }) {
-  const { gpu, actions } = props;
-  const problem = gpu.problem ?? (gpu.reachable ? null : AWAY);
+export function GpuProblems(props: { gpu: IGpu; actions: IKiwiActions; now: () => number }) {
+  const { gpu, actions, now } = props;
+  const problem = useAway(gpu, now) ?? gpu.problem;
   return (
     <>
       {problem !== null && <Problem problem={problem} actions={actions} />}
@@ -91,4 +112,15 @@ export function GpuProblems(props: { gpu: IGpu; actions: IKiwiActions }) {
       ))}
     </>
   );
+}
+
+/** Calm for the time in which a daemon comes back by itself; then what the server knows. */
+function useAway(gpu: IGpu, now: () => number): IProblem | null {
+  const since = React.useRef<number | null>(null);
+  since.current = gpu.reachable ? null : (since.current ?? now());
+  const waits = useTicking(() => since.current !== null && now() - since.current < BACK_WITHIN_S);
+  if (gpu.reachable) {
+    return null;
+  }
+  return waits ? AWAY : (gpu.problem ?? GONE);
 }

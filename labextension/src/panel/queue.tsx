@@ -9,30 +9,41 @@ import { formatBytes } from '../model/format';
 import { usePending } from './hooks';
 import { Countdown, LeaveQueue, SessionName, Turn, Yours, useRoving } from './parts';
 import type { IPart } from './parts';
-import { marksOwn, nameOf, restingOf, sessionOf } from './people';
+import { movingFirst } from './mywait-model';
+import { marksOwn, nameOf, queueEntryOf, restingOf, sessionOf } from './people';
 import { counted } from './words';
 
+/** Who has the GPU and who waits. Of the notebook that "my wait", above, is about it says where in
+ * the line it stands, and no more: its figure is there. */
 export function Holders(props: IPart) {
   const { store, actions, gpu, live } = props;
   if (gpu.holders.length === 0) {
     return null;
   }
   return (
-    <section className="jp-Kiwi-part">
+    <section className="jp-Kiwi-part jp-mod-line">
       <h3>Has the GPU</h3>
       <ul className="jp-Kiwi-people">
         {gpu.holders.map(id => {
           const session = sessionOf(gpu, id);
+          const isSubject = isSubjectOf(gpu, store.currentKernel, session);
           return (
-            <li key={id} className="jp-Kiwi-person" data-kiwi="holder" data-session={id}>
+            <li
+              key={id}
+              className={isSubject ? 'jp-Kiwi-person jp-mod-subject' : 'jp-Kiwi-person'}
+              data-kiwi="holder"
+              data-session={id}
+            >
               <div className="jp-Kiwi-line">
                 <SessionName session={session} actions={actions} />
-                <Yours gpu={gpu} session={session} />
+                {!isSubject && <Yours gpu={gpu} session={session} />}
                 <span className="jp-Kiwi-amount">
-                  {live && session && <Turn store={store} gpu={gpu} holder={session} />}
+                  {isSubject
+                    ? SUBJECT
+                    : live && session && <Turn store={store} gpu={gpu} holder={session} />}
                 </span>
               </div>
-              <Marks session={session} />
+              {!isSubject && <Marks session={session} />}
             </li>
           );
         })}
@@ -40,6 +51,9 @@ export function Holders(props: IPart) {
     </section>
   );
 }
+
+/** In place of the figure that stands in large above. */
+const SUBJECT = 'this one';
 
 /** What is unusual about how a session can be stopped: a word each, and why as its tooltip. */
 function Marks(props: { session: ISession | undefined }) {
@@ -67,22 +81,37 @@ const WHILE: Partial<Record<SessionState, string>> = {
   'paging-out': 'memory moving out'
 };
 
+/** Places in line that are always shown; of the rest, the reader's own. */
+const FIRST_PLACES = 5;
+
 export function Queue(props: IPart) {
   const { gpu } = props;
   const roving = useRoving<HTMLOListElement>();
+  const folded = useRoving<HTMLOListElement>();
   if (gpu.queue.length === 0) {
     return null;
   }
+  const own = (entry: IQueueEntry) => sessionOf(gpu, entry.session)?.mine === true;
+  const far = gpu.queue.filter(entry => entry.position > FIRST_PLACES && !own(entry));
+  const rest = far.length > 1 ? far : [];
+  const rows = (entries: readonly IQueueEntry[]) =>
+    entries.map(entry => <Waiting key={entry.session} {...props} entry={entry} />);
   return (
-    <section className="jp-Kiwi-part">
+    <section className="jp-Kiwi-part jp-mod-line">
       <h3>
         Waiting <span className="jp-Kiwi-count">{gpu.queue.length}</span>
       </h3>
       <ol className="jp-Kiwi-people" data-kiwi="queue" {...roving}>
-        {gpu.queue.map(entry => (
-          <Waiting key={entry.session} {...props} entry={entry} />
-        ))}
+        {rows(gpu.queue.filter(entry => !rest.includes(entry)))}
       </ol>
+      {rest.length > 0 && (
+        <details className="jp-Kiwi-fold">
+          <summary>{rest.length} more wait</summary>
+          <ol className="jp-Kiwi-people" tabIndex={0} aria-label="Others that wait" {...folded}>
+            {rows(rest)}
+          </ol>
+        </details>
+      )}
     </section>
   );
 }
@@ -90,11 +119,13 @@ export function Queue(props: IPart) {
 function Waiting(props: IPart & { entry: IQueueEntry }) {
   const { store, actions, gpu, live, entry } = props;
   const session = sessionOf(gpu, entry.session);
-  const note = entry.blocked ? '' : session && WHILE[session.state];
   const isSubject = isSubjectOf(gpu, store.currentKernel, session);
+  const note = isSubject || entry.blocked || isTold(props, session) ? '' : doing(session);
+  const look = isSubject ? ' jp-mod-subject' : '';
+  const mine = session?.mine && marksOwn(gpu) ? ' jp-mod-mine' : '';
   return (
     <li
-      className={session?.mine && marksOwn(gpu) ? 'jp-Kiwi-person jp-mod-mine' : 'jp-Kiwi-person'}
+      className={`jp-Kiwi-person${mine}${look}`}
       data-mine={session?.mine ?? false}
       data-kiwi="queue-entry"
       data-session={entry.session}
@@ -104,18 +135,31 @@ function Waiting(props: IPart & { entry: IQueueEntry }) {
           {entry.position}
         </span>
         <SessionName session={session} actions={actions} />
-        <Yours gpu={gpu} session={session} />
+        {!isSubject && <Yours gpu={gpu} session={session} />}
         <span className="jp-Kiwi-amount" title={session?.problem_text || undefined}>
-          {live && <Countdown store={store} entry={entry} unknown="nobody can tell" short />}
+          {isSubject
+            ? SUBJECT
+            : live && <Countdown store={store} entry={entry} unknown="nobody can tell" short />}
         </span>
       </div>
       {note && <span className="jp-Kiwi-note">{note}</span>}
       {live && session && !isSubject && (
         <LeaveQueue gpu={gpu} session={session} actions={actions} />
       )}
-      <Marks session={session} />
+      {!isSubject && <Marks session={session} />}
     </li>
   );
+}
+
+function doing(session: ISession | undefined): string {
+  return (session && WHILE[session.state]) ?? '';
+}
+
+/** Whether "my wait" says already that the memory of `session` moves. */
+function isTold({ gpu, store }: IPart, session: ISession | undefined): boolean {
+  const subject = subjectOf(ownPlacesOn(gpu), store.currentKernel)?.session;
+  const waits = subject !== undefined && queueEntryOf(gpu, subject.id) !== undefined;
+  return waits && session !== undefined && movingFirst(gpu, subject) === session;
 }
 
 /** Whether "my wait", above, is about `session`. */

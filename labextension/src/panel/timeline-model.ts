@@ -1,54 +1,25 @@
 /** The timeline as shapes: history entries in, rows of spans and marks in percent out. Pure. */
 
-import type { HistoryKind, IGpu, IHistoryEntry } from '../model/types';
+import type { IGpu, IHistoryEntry } from '../model/types';
 
 import { LOOKS, heirOf, isNamed, lookOf, marksOwn, nameOf, sessionOf } from './people';
-import { DID, DOES, isMove, lastMove, rowText, spoken, what } from './timeline-words';
-import { formatClock, formatDuration } from './words';
+import { gathered, isCoarse, sharesOf } from './timeline-buckets';
+import { marksOf, percent, spans } from './timeline-shapes';
+import type { IMark, ISpan, IWindow, SpanKind, Zoom } from './timeline-shapes';
+import { rowText, spoken } from './timeline-words';
+import { formatClock } from './words';
 
-/** How many seconds are shown. */
-export const ZOOMS = [60, 300, 1800] as const;
-export type Zoom = (typeof ZOOMS)[number];
+/** Lines of the axis, and which of them have a label: what still fits 240 px. */
+const TICK_S: Readonly<Record<Zoom, number>> = { 60: 10, 300: 60, 1800: 300 };
+const LABEL_S: Readonly<Record<Zoom, number>> = { 60: 20, 300: 120, 1800: 600 };
 
-/** Ticks of the axis: what still fits 240 px. */
-const TICK_S: Readonly<Record<Zoom, number>> = { 60: 15, 300: 60, 1800: 300 };
+/** A label keeps this far (percent of the width) from the left edge, where it would be cut, and from
+ * the right one, where "now" stands. Those of a minute have seconds, and are longer. */
+const EDGE_PERCENT: Readonly<Record<Zoom, number>> = { 60: 12, 300: 8, 1800: 8 };
+const NOW_PERCENT: Readonly<Record<Zoom, number>> = { 60: 24, 300: 19, 1800: 19 };
 
 /** Rows drawn unless asked for more. */
 export const FEW_ROWS = 6;
-
-/** Spans of one kind closer than this (percent of the width) are drawn as one: less than a pixel
- * lies between them, and half an hour of short cells stays a few hundred shapes. */
-const MERGE_PERCENT = 0.25;
-
-/** No span is drawn narrower than this: a short turn must not vanish. */
-const LEAST_PERCENT = 0.6;
-
-/** A label of the axis keeps this far (percent) from either edge, where it would be cut. */
-const EDGE_PERCENT = 7;
-
-/** The axis' last label, "now", keeps other labels this far away. */
-const NOW_PERCENT = 14;
-
-export type SpanKind = Exclude<HistoryKind, 'out' | 'in'>;
-
-export interface ISpan {
-  readonly key: string;
-  readonly kind: SpanKind;
-  readonly x: number;
-  readonly width: number;
-  readonly title: string;
-}
-
-export interface IMark {
-  readonly key: string;
-  readonly direction: 'out' | 'in';
-  /** Of the arrow: the middle of the move. */
-  readonly x: number;
-  readonly from: number;
-  readonly width: number;
-  readonly ok: boolean;
-  readonly title: string;
-}
 
 export interface IRow {
   /** Of the notebook's kernel, or of its last one. */
@@ -62,17 +33,13 @@ export interface IRow {
   readonly text: string;
 }
 
+/** What the picture has that its key must explain. */
+export type KeyName = SpanKind | 'out' | 'in' | 'failed' | 'share' | 'unrecorded';
+
 export interface ITick {
   readonly key: number;
   readonly x: number;
   readonly label: string;
-}
-
-export interface IListed {
-  readonly key: string;
-  readonly time: string;
-  readonly name: string;
-  readonly what: string;
 }
 
 export interface ITimeline {
@@ -80,17 +47,10 @@ export interface ITimeline {
   /** Rows that were left out. */
   readonly hidden: number;
   readonly ticks: readonly ITick[];
-  /** The newest finished move in sight, with its speed: what a tooltip says, without a mouse. */
-  readonly lastMove: string;
+  readonly key: readonly KeyName[];
   /** Percent at the left of which nothing is recorded. */
   readonly unrecorded: number;
   readonly text: string;
-}
-
-export interface IWindow {
-  readonly from: number;
-  readonly to: number;
-  readonly zoom_s: Zoom;
 }
 
 /** `now`: Unix seconds, the right edge. `history_s`: how far back the server remembers. */
@@ -106,29 +66,15 @@ export function timeline(
   const byNotebook = joined(gpu, grouped(entries));
   const shown = chosen(gpu, byNotebook, most_rows);
   const rows = shown.map(id => row(gpu, id, byNotebook.get(id) ?? [], window));
+  const unrecorded = Math.max(0, 100 * (1 - history_s / zoom_s));
   return {
     rows,
     hidden: byNotebook.size - rows.length,
     ticks: ticks(window),
-    unrecorded: Math.max(0, 100 * (1 - history_s / zoom_s)),
-    lastMove: lastMove(entries, now),
+    unrecorded,
+    key: keyOf(rows, isCoarse(window), unrecorded > 0),
     text: spoken(rows, zoom_s)
   };
-}
-
-/** The newest `most` entries as lines of a list, newest first. */
-export function listed(gpu: IGpu, now: number, zoom_s: Zoom, most = 40): IListed[] {
-  const window: IWindow = { from: now - zoom_s, to: now, zoom_s };
-  return gpu.history
-    .filter(entry => touches(entry, window))
-    .sort((a, b) => b.began_at - a.began_at)
-    .slice(0, most)
-    .map(entry => ({
-      key: entry.id,
-      time: formatClock(entry.began_at, true),
-      name: nameOf(entry),
-      what: what(entry, now)
-    }));
 }
 
 /** How often the picture must be drawn again so that it moves by about a pixel, in seconds. */
@@ -204,95 +150,51 @@ function row(gpu: IGpu, id: string, entries: IHistoryEntry[], window: IWindow): 
     name,
     look: session === undefined ? LOOKS : lookOf(gpu, id),
     mine: (session?.mine ?? false) && marksOwn(gpu),
-    spans: spans(byTime, window),
-    marks: byTime.filter(isMove).map(entry => mark(entry, window)),
+    spans: isCoarse(window) ? sharesOf(byTime, window) : spans(byTime, window),
+    marks: isCoarse(window) ? gathered(byTime, window) : marksOf(byTime, window),
     text: rowText(name, byTime, window)
   };
 }
 
-function percent(at: number, { from, zoom_s }: IWindow): number {
-  return Math.min(100, Math.max(0, (100 * (at - from)) / zoom_s));
-}
+// --- key ----------------------------------------------------------------------------------------
 
-// --- spans --------------------------------------------------------------------------------------
+const KEY: readonly KeyName[] = [
+  'held',
+  'waited',
+  'suspended',
+  'share',
+  'out',
+  'in',
+  'failed',
+  'unrecorded'
+];
 
-interface IRun {
-  readonly first: IHistoryEntry;
-  readonly kind: SpanKind;
-  count: number;
-  from: number;
-  to: number;
-  ended_at: number | null;
-}
-
-function spans(entries: readonly IHistoryEntry[], window: IWindow): ISpan[] {
-  const runs: IRun[] = [];
-  for (const entry of entries) {
-    if (entry.kind === 'out' || entry.kind === 'in') {
-      continue;
-    }
-    const from = percent(entry.began_at, window);
-    const to = percent(entry.ended_at ?? window.to, window);
-    const last = runs[runs.length - 1];
-    if (last !== undefined && last.kind === entry.kind && from - last.to < MERGE_PERCENT) {
-      last.to = Math.max(last.to, to);
-      last.ended_at = entry.ended_at;
-      last.count += 1;
-    } else {
-      const { kind, ended_at } = entry;
-      runs.push({ first: entry, kind, count: 1, from, to, ended_at });
+function keyOf(rows: readonly IRow[], coarse: boolean, unrecorded: boolean): KeyName[] {
+  const found = new Set<KeyName>();
+  for (const { spans, marks } of rows) {
+    spans.forEach(span => found.add(span.kind));
+    marks.forEach(mark => found.add(mark.ok ? mark.direction : 'failed'));
+    if (coarse && spans.length > 0) {
+      found.add('share');
     }
   }
-  return runs.map(run => span(run, window));
-}
-
-function span(run: IRun, window: IWindow): ISpan {
-  const width = Math.max(LEAST_PERCENT, run.to - run.from);
-  return {
-    key: run.first.id,
-    kind: run.kind,
-    x: Math.min(run.from, 100 - width),
-    width,
-    title: spanTitle(run, window.to)
-  };
-}
-
-function spanTitle(run: IRun, now: number): string {
-  const goesOn = run.ended_at === null;
-  const verb = (goesOn ? DOES : DID)[run.kind];
-  const times = run.count > 1 ? `, ${run.count} times within` : ' for';
-  const lasted = formatDuration((run.ended_at ?? now) - run.first.began_at);
-  const since = `${formatClock(run.first.began_at, true)} – ${
-    run.ended_at === null ? 'now' : formatClock(run.ended_at, true)
-  }`;
-  return `${nameOf(run.first)} ${verb}${times} ${lasted} (${since})`;
-}
-
-// --- moves of memory ----------------------------------------------------------------------------
-
-function mark(entry: IHistoryEntry, window: IWindow): IMark {
-  const from = percent(entry.began_at, window);
-  const to = percent(entry.ended_at ?? window.to, window);
-  return {
-    key: entry.id,
-    direction: entry.kind === 'in' ? 'in' : 'out',
-    x: (from + to) / 2,
-    from,
-    width: to - from,
-    ok: entry.ok || entry.ended_at === null,
-    title: `${formatClock(entry.began_at, true)} ${nameOf(entry)}: ${what(entry, window.to)}`
-  };
+  if (unrecorded) {
+    found.add('unrecorded');
+  }
+  return KEY.filter(name => found.has(name));
 }
 
 // --- axis ---------------------------------------------------------------------------------------
 
 function ticks(window: IWindow): ITick[] {
-  const step_s = TICK_S[window.zoom_s];
+  const { zoom_s } = window;
+  const step_s = TICK_S[zoom_s];
   const found: ITick[] = [];
   for (let at = Math.ceil(window.from / step_s) * step_s; at <= window.to; at += step_s) {
     const x = percent(at, window);
-    const fits = x >= EDGE_PERCENT && x <= 100 - NOW_PERCENT;
-    found.push({ key: at, x, label: fits ? formatClock(at, step_s < 60) : '' });
+    const fits = x >= EDGE_PERCENT[zoom_s] && x <= 100 - NOW_PERCENT[zoom_s];
+    const has = fits && at % LABEL_S[zoom_s] === 0;
+    found.push({ key: at, x, label: has ? formatClock(at, zoom_s === 60) : '' });
   }
   return found;
 }

@@ -1,11 +1,12 @@
 /** The timeline in words: what happened, for tooltips, lists and screen readers. Pure. */
 
 import { formatBytes } from '../model/format';
-import type { IHistoryEntry } from '../model/types';
+import type { IGpu, IHistoryEntry } from '../model/types';
 
 import { nameOf } from './people';
-import type { IRow, IWindow, SpanKind, Zoom } from './timeline-model';
-import { counted, formatDuration, formatSpeed } from './words';
+import type { IRow } from './timeline-model';
+import type { IWindow, SpanKind, Zoom } from './timeline-shapes';
+import { counted, formatClock, formatDuration, formatSoFar, formatSpeed } from './words';
 
 export function isMove(entry: IHistoryEntry): boolean {
   return entry.kind === 'out' || entry.kind === 'in';
@@ -25,8 +26,9 @@ export const DOES: Readonly<Record<SpanKind, string>> = {
 
 /** What happened, as the end of a sentence about it. */
 export function what(entry: IHistoryEntry, now: number): string {
+  const goesOn = entry.ended_at === null;
   const lasted_s = (entry.ended_at ?? now) - entry.began_at;
-  const lasted = formatDuration(lasted_s);
+  const lasted = goesOn ? formatSoFar(lasted_s) : formatDuration(lasted_s);
   if (entry.kind !== 'out' && entry.kind !== 'in') {
     const verb = (entry.ended_at === null ? DOES : DID)[entry.kind];
     return `${verb} for ${lasted}`;
@@ -44,10 +46,59 @@ export function what(entry: IHistoryEntry, now: number): string {
   return `${size} moved ${way} in ${lasted}${speed && `, ${speed}`}${ahead}`;
 }
 
-export function lastMove(entries: readonly IHistoryEntry[], now: number): string {
-  const moves = entries.filter(entry => isMove(entry) && entry.ended_at !== null && entry.ok);
-  const last = moves.sort((a, b) => (b.ended_at ?? 0) - (a.ended_at ?? 0))[0];
-  return last === undefined ? '' : `Last move: ${nameOf(last)}, ${what(last, now)}.`;
+/** A line of "what happened". */
+export interface IListed {
+  readonly key: string;
+  readonly time: string;
+  readonly name: string;
+  readonly what: string;
+}
+
+/** Short cells of one notebook, one after the other, are told as one. */
+interface ITold {
+  readonly latest: IHistoryEntry;
+  first: IHistoryEntry;
+  count: number;
+}
+
+/** What happened in the time shown, newest first, at most so many lines. */
+export function listed(gpu: IGpu, now: number, zoom_s: Zoom, most = 40): IListed[] {
+  const from = now - zoom_s;
+  const newest = gpu.history
+    .filter(entry => (entry.ended_at ?? now) >= from && entry.began_at <= now)
+    .sort((a, b) => b.began_at - a.began_at);
+  const told: ITold[] = [];
+  for (const entry of newest) {
+    const last = told[told.length - 1];
+    if (last !== undefined && repeats(last.first, entry)) {
+      last.first = entry;
+      last.count += 1;
+    } else if (told.length === most) {
+      break;
+    } else {
+      told.push({ latest: entry, first: entry, count: 1 });
+    }
+  }
+  return told.map(({ latest, first, count }) => ({
+    key: latest.id,
+    time: formatClock(first.began_at, true),
+    name: nameOf(latest),
+    what: count === 1 ? what(latest, now) : often(latest, first, count, now)
+  }));
+}
+
+/** Whether `before` and `entry` are two short cells of one notebook. */
+function repeats(entry: IHistoryEntry, before: IHistoryEntry): boolean {
+  const same = entry.session === before.session && entry.kind === 'held' && before.kind === 'held';
+  return same && before.ended_at !== null && entry.began_at - before.ended_at < SOON_S;
+}
+
+/** Between two cells of one notebook that are told as one. */
+const SOON_S = 10;
+
+function often(latest: IHistoryEntry, first: IHistoryEntry, count: number, now: number): string {
+  const lasted = formatDuration((latest.ended_at ?? now) - first.began_at);
+  return `had the GPU ${counted(count, 'time')} within ${lasted}`;
 }
 
 export function rowText(name: string, entries: readonly IHistoryEntry[], window: IWindow): string {

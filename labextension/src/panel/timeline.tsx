@@ -6,9 +6,14 @@ import type { IKiwiStore } from '../model/api';
 import type { IGpu } from '../model/types';
 
 import { prefersReducedMotion, useTicking } from './hooks';
-import { FEW_ROWS, ZOOMS, listed, redrawEvery_s, timeline } from './timeline-model';
-import type { IMark, IRow, ISpan, ITimeline, Zoom } from './timeline-model';
+import { CutName } from './name';
+import { Key } from './timeline-key';
+import { FEW_ROWS, redrawEvery_s, timeline } from './timeline-model';
+import type { IRow, ITimeline } from './timeline-model';
+import { ZOOMS } from './timeline-shapes';
+import type { IMark, ISpan, Zoom } from './timeline-shapes';
 import { Hatches, hatchOf } from './textures';
+import { WhatHappened } from './what-happened';
 import { counted } from './words';
 
 interface IProps {
@@ -20,9 +25,9 @@ interface IProps {
 }
 
 /** Pixels: of a row, and of the parts in it (label, bar, strip of marks). */
-const ROW = 38;
-const LABEL = 15;
-const BAR = 11;
+const ROW = 40;
+const LABEL = 16;
+const BAR = 13;
 const STRIP = LABEL + BAR + 1;
 const AXIS = 18;
 
@@ -45,8 +50,7 @@ export function Timeline(props: IProps) {
       ) : (
         <>
           <Picture picture={picture} scope={gpu.uuid} />
-          <Key />
-          {picture.lastMove !== '' && <p className="jp-Kiwi-quiet">{picture.lastMove}</p>}
+          <Key names={picture.key} />
         </>
       )}
       {(picture.hidden > 0 || all) && (
@@ -54,7 +58,9 @@ export function Timeline(props: IProps) {
           {all ? 'Show fewer' : `Show ${counted(picture.hidden, 'more notebook')}`}
         </button>
       )}
-      {picture.rows.length > 0 && <AsList gpu={gpu} now={now} zoom_s={zoom_s} />}
+      {picture.rows.length > 0 && (
+        <WhatHappened store={store} gpu={gpu} live={live} edge={now} zoom_s={zoom_s} />
+      )}
     </section>
   );
 }
@@ -94,6 +100,7 @@ function Zooms(props: { zoom_s: Zoom; setZoom: (zoom_s: Zoom) => void }) {
 function Picture(props: { picture: ITimeline; scope: string }) {
   const { picture, scope } = props;
   const floor = picture.rows.length * ROW;
+  const coarse = picture.key.includes('share');
   return (
     <div className="jp-Kiwi-timeline">
       <svg
@@ -124,7 +131,7 @@ function Picture(props: { picture: ITimeline; scope: string }) {
           </text>
         </g>
         {picture.rows.map((row, index) => (
-          <Row key={row.session} row={row} y={index * ROW} scope={scope} />
+          <Row key={row.session} row={row} y={index * ROW} scope={scope} coarse={coarse} />
         ))}
       </svg>
       {picture.rows.map((row, index) => (
@@ -134,17 +141,17 @@ function Picture(props: { picture: ITimeline; scope: string }) {
           style={{ top: index * ROW }}
           aria-hidden="true"
         >
-          {row.name}
+          <CutName name={row.name} />
         </span>
       ))}
     </div>
   );
 }
 
-function Row(props: { row: IRow; y: number; scope: string }) {
-  const { row, y, scope } = props;
+function Row(props: { row: IRow; y: number; scope: string; coarse: boolean }) {
+  const { row, y, scope, coarse } = props;
   return (
-    <svg y={y} width="100%" height={ROW} data-look={row.look}>
+    <svg y={y} width="100%" height={ROW} data-look={row.look} data-coarse={coarse || undefined}>
       <line className="jp-Kiwi-lane" x1="0" x2="100%" y1={LABEL + BAR} y2={LABEL + BAR} />
       {row.spans.map(span => (
         <Span key={span.key} span={span} row={row} scope={scope} />
@@ -158,9 +165,11 @@ function Row(props: { row: IRow; y: number; scope: string }) {
 
 function Span(props: { span: ISpan; row: IRow; scope: string }) {
   const { span, row, scope } = props;
-  const place = { x: `${span.x}%`, width: `${span.width}%`, y: LABEL, height: BAR };
+  const height = BAR * span.share;
+  const y = LABEL + BAR * (1 - span.from) - height;
+  const place = { x: `${span.x}%`, width: `${span.width}%`, y, height };
   return (
-    <g data-kiwi="span" data-kind={span.kind} data-session={row.session}>
+    <g data-kiwi="span" data-kind={span.kind} data-session={row.session} data-share={span.share}>
       <title>{span.title}</title>
       <rect className="jp-Kiwi-span" data-kind={span.kind} data-look={row.look} {...place} />
       {span.kind !== 'held' && <rect fill={hatchOf(span.kind, scope)} {...place} />}
@@ -185,63 +194,5 @@ function Mark(props: { mark: IMark; row: IRow }) {
         <path d={out ? 'M-4 1h8l-4 6z' : 'M-4 7h8l-4 -6z'} />
       </svg>
     </g>
-  );
-}
-
-function Key() {
-  return (
-    <ul className="jp-Kiwi-key" aria-hidden="true">
-      <KeyItem kind="held">has GPU</KeyItem>
-      <KeyItem kind="waited">waits</KeyItem>
-      <KeyItem kind="suspended">suspended</KeyItem>
-      <li>
-        <svg className="jp-Kiwi-swatch jp-Kiwi-mark">
-          <path d="M1 2h8l-4 6z" />
-        </svg>
-        moved out
-      </li>
-      <li>
-        <svg className="jp-Kiwi-swatch jp-Kiwi-mark">
-          <path d="M1 8h8l-4 -6z" />
-        </svg>
-        moved in
-      </li>
-    </ul>
-  );
-}
-
-function KeyItem(props: { kind: ISpan['kind']; children: string }) {
-  const { kind, children } = props;
-  const scope = `key-${kind}`;
-  return (
-    <li>
-      <svg className="jp-Kiwi-swatch">
-        <Hatches scope={scope} />
-        <rect className="jp-Kiwi-span" data-kind={kind} width="100%" height="100%" />
-        {kind !== 'held' && <rect fill={hatchOf(kind, scope)} width="100%" height="100%" />}
-      </svg>
-      {children}
-    </li>
-  );
-}
-
-/** The same as text: for screen readers, for exact times, and for the speeds without a mouse. */
-function AsList(props: { gpu: IGpu; now: number; zoom_s: Zoom }) {
-  const [open, setOpen] = React.useState(false);
-  const lines = open ? listed(props.gpu, props.now, props.zoom_s) : [];
-  return (
-    <details
-      className="jp-Kiwi-fold"
-      onToggle={event => setOpen((event.target as HTMLDetailsElement).open)}
-    >
-      <summary>Timeline as a list</summary>
-      <ul className="jp-Kiwi-events" tabIndex={0} aria-label="Timeline, the latest first">
-        {lines.map(line => (
-          <li key={line.key}>
-            <time>{line.time}</time> <b>{line.name}</b> {line.what}
-          </li>
-        ))}
-      </ul>
-    </details>
   );
 }

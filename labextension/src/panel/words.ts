@@ -15,6 +15,12 @@ export function formatDuration(duration_s: number): string {
   return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
 }
 
+/** What goes on is told in whole seconds: tenths would flicker. */
+export function formatSoFar(duration_s: number): string {
+  const whole = Math.max(0, Math.floor(duration_s));
+  return whole < 10 ? `${whole} s` : formatDuration(whole);
+}
+
 /** `3.2 GB/s` (decimal, as bus speeds are given); '' where it cannot be told. */
 export function formatSpeed(bytes: number, seconds: number): string {
   if (bytes <= 0 || seconds <= 0) {

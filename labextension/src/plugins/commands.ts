@@ -2,14 +2,11 @@
 
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { Dialog, ICommandPalette, showDialog, showErrorMessage } from '@jupyterlab/apputils';
-import { Widget } from '@lumino/widgets';
 
 import type { IPlace } from '../model/api';
 import { holds, placeOfKernel, queueEntry } from '../model/find';
-import { formatDuration } from '../panel/words';
-import type { IStoryLine } from '../model/rest';
-import { statusOf } from '../model/status';
 
+import { StoryView } from './story';
 import { CommandIds, IKiwi } from './token';
 
 const NO_ARGS = { args: { type: 'object', properties: {} } } as const;
@@ -43,10 +40,10 @@ export const commands: JupyterFrontEndPlugin<void> = {
       isEnabled: () => front() !== null,
       execute: () =>
         attempt('Kiwi could not tell', front(), async place => {
-          const lines = await rest.story(place.gpu.uuid, place.session.id);
+          const read = () => rest.story(place.gpu.uuid, place.session.id);
           await showDialog({
             title: `${place.session.name} on the GPU`,
-            body: storyOf(statusOf(store)?.label ?? '', lines),
+            body: new StoryView(store, read, await read()),
             buttons: [Dialog.okButton({ label: 'Close' })]
           });
         })
@@ -96,22 +93,4 @@ async function attempt(
   } catch (reason) {
     await showErrorMessage(title, reason instanceof Error ? reason.message : String(reason));
   }
-}
-
-function storyOf(now: string, lines: readonly IStoryLine[]): Widget {
-  const node = document.createElement('div');
-  node.className = 'jp-Kiwi-story';
-  const first = document.createElement('p');
-  first.textContent = now;
-  const list = document.createElement('ol');
-  for (const { ago_s, text } of lines) {
-    const item = document.createElement('li');
-    item.textContent = `${formatDuration(ago_s)} ago: ${text}`;
-    list.appendChild(item);
-  }
-  if (lines.length === 0) {
-    list.textContent = 'Nothing yet.';
-  }
-  node.append(first, list);
-  return new Widget({ node });
 }

@@ -37,12 +37,14 @@ export const statusbar: JupyterFrontEndPlugin<void> = {
       });
       return;
     }
-    // Notebook 7 has no status bar: at the right of what is at the top.
+    // Notebook 7 has no status bar. Behind its spacer (rank 10,000), at the right edge beside the
+    // state of the kernel: before it, among the menus, it would look like one.
+    item.addClass('jp-mod-kiwiTop');
     item.id = 'kiwi-status';
     const show = () => item.setHidden(!active());
     changed.connect(show);
     show();
-    app.shell.add(item, 'menu', { rank: 200 });
+    app.shell.add(item, 'menu', { rank: 10_001 });
   }
 };
 

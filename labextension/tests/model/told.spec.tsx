@@ -4,9 +4,10 @@ import { cleanup, render } from '@testing-library/react';
 import * as React from 'react';
 import { afterEach, describe, expect, it } from 'vitest';
 
+import { ownPlacesOn, subjectOf } from '../../src/model/find';
 import { statusOf } from '../../src/model/status';
-import { turnWords, waitWords } from '../../src/model/told';
-import type { IGpu, IQueueEntry, ISession } from '../../src/model/types';
+import { loadWords, turnWords, waitWords } from '../../src/model/told';
+import type { IGauges, IGpu, IQueueEntry, ISession } from '../../src/model/types';
 import { KiwiPanel } from '../../src/panel/index';
 import { NOW, gpu, session, state, waits } from '../../stories/make';
 import { NO_ACTIONS, StillStore } from '../../stories/store';
@@ -15,11 +16,14 @@ interface ICase {
   readonly about: string;
   readonly gpu: Pick<IGpu, 'holders'> & {
     readonly serialised: boolean;
+    readonly gauges?: Partial<IGauges>;
     readonly queue: readonly (Partial<IQueueEntry> & {
       readonly expected_low_s?: number;
       readonly expected_high_s?: number;
     })[];
   };
+  /** How hard the GPU works. */
+  readonly load?: string;
   readonly sessions: Readonly<Record<string, Partial<ISession>>>;
   readonly turns: Readonly<Record<string, string>>;
   readonly waits: Readonly<Record<string, string>>;
@@ -31,10 +35,11 @@ const CASES = JSON.parse(readFileSync('../tests/support/surface_words.json', 'ut
 const after = (seconds?: number | null) => (typeof seconds === 'number' ? NOW + seconds : null);
 
 /** As the server shapes it: kiwi_jupyter/server_ext/shape.py. */
-function gpuOf({ gpu: { holders, serialised, queue }, sessions }: ICase): IGpu {
+function gpuOf({ gpu: { holders, serialised, queue, gauges }, sessions }: ICase): IGpu {
   const plain = gpu();
   return gpu({
     holders,
+    gauges: { ...plain.gauges, ...gauges },
     scheduler: { ...plain.scheduler, serialised },
     queue: queue.map(({ session: id = '', position = 0, ...fields }) => ({
       ...waits(id, position, fields.expected_wait_s ?? null),
@@ -55,6 +60,7 @@ describe('the words of every surface', () => {
     const shared = gpuOf(one);
     const store = new StillStore(state([shared]));
     const byId = new Map(shared.sessions.map(each => [each.id, each]));
+    expect(loadWords(shared.gauges)).toBe(one.load ?? '');
     for (const [id, words] of Object.entries(one.turns)) {
       expect(turnWords(shared, byId.get(id) ?? session(id), NOW)).toBe(words);
     }
@@ -71,12 +77,19 @@ describe('the words of every surface', () => {
       for (const words of card) {
         expect(said('my-wait').join()).toContain(words);
       }
+      // Of the notebook in large the line says no figure: it stands above.
+      const subject = subjectOf(ownPlacesOn(shared), kernel)?.session.id;
+      const figure = (id: string, words: string) => (id === subject ? 'this one' : words);
       expect(said('holder')).toEqual(
-        shared.holders.map(id => expect.stringContaining(`${id}.ipynb${one.turns[id] ?? '?'}`))
+        shared.holders.map(id =>
+          expect.stringContaining(`${id}.ipynb${figure(id, one.turns[id] ?? '?')}`)
+        )
       );
       const short = (text = '?') => (text || 'nobody can tell').replace(/^about /, '≈ ');
       expect(said('queue-entry')).toEqual(
-        shared.queue.map(each => expect.stringContaining(short(one.waits[each.session])))
+        shared.queue.map(({ session: id }) =>
+          expect.stringContaining(figure(id, short(one.waits[id])))
+        )
       );
       unmount();
     }

@@ -65,8 +65,46 @@ describe('memory', () => {
     expect(hostBar(gpu())).toBeNull();
     const out = session('a', { paged_out_bytes: 48 * GIB });
     const bar = hostBar(gpu({ sessions: [out] }));
-    expect(bar?.summary).toBe('48 GiB of 192 GiB');
+    expect(bar?.summary).toBe('48 GiB of 192 GiB paged out');
     expect(bar?.segments[0]?.share).toBeCloseTo(0.25);
+  });
+
+  it('names programs outside Kiwi as far as it may, and gathers the rest', () => {
+    const memory = { ...gpu().memory, outside_bytes: 20 * GIB, free_bytes: 60 * GIB };
+    const program = (pid: number, used_bytes: number) => ({
+      pid,
+      owner: 'ada',
+      name: pid > 0 ? 'python3' : 'another user',
+      used_bytes
+    });
+    const outside = [program(815, 9 * GIB), program(0, 6 * GIB)];
+    const bar = gpuBar(gpu({ memory, outside }));
+    expect(bar.segments.map(each => [each.label, each.bytes / GIB])).toEqual([
+      ['python3 (pid 815)', 9],
+      ['another user', 6],
+      ['Outside Kiwi', 5],
+      ['Free', 60]
+    ]);
+    expect(sum(bar.segments)).toBeCloseTo(1);
+    const many = [1, 2, 3, 4].map(pid => program(pid, 5 * GIB));
+    expect(gpuBar(gpu({ memory, outside: many })).segments.map(each => each.label)).toContain(
+      'Outside Kiwi'
+    );
+  });
+
+  it('shows the RAM of own notebooks beside what of it is paged out', () => {
+    const out = session('a', { paged_out_bytes: 48 * GIB, ram_bytes: 50 * GIB });
+    const bar = hostBar(gpu({ sessions: [out, session('b', { ram_bytes: GIB })] }));
+    expect(bar?.columns).toEqual(['paged out', 'RAM']);
+    expect(bar?.segments.map(each => [each.label, each.beside])).toEqual([
+      ['a.ipynb', '50 GiB'],
+      ['b.ipynb', '1 GiB'],
+      ['Room', '']
+    ]);
+    expect(bar?.text).toContain('a.ipynb 48 GiB of 50 GiB RAM, b.ipynb 0 B of 1 GiB RAM');
+    const idle = hostBar(gpu({ sessions: [session('b', { ram_bytes: GIB })] }));
+    expect(idle?.summary).toBe('nothing paged out');
+    expect(idle?.segments).toHaveLength(1);
   });
 
   it('never draws more than the whole, whatever it is told', () => {

@@ -14,7 +14,7 @@ const busy = {
 };
 
 describe('my wait', () => {
-  it('is counted down while the notebook waits, and says its place and who has the GPU', () => {
+  it('is counted down while the notebook waits, and says its place', () => {
     const wait = myWait(
       gpu({
         sessions: [
@@ -29,7 +29,7 @@ describe('my wait', () => {
     );
     expect(wait).toMatchObject({ tone: 'waiting', counts: true, headline: 'Waiting' });
     expect(wait.session?.id).toBe('b');
-    expect(wait.details[0]).toBe('2nd of 2 – a.ipynb has the GPU');
+    expect(wait.details[0]).toBe('2nd of 2');
   });
 
   it('is about the notebook in front, also when another one of mine is more pressing', () => {
@@ -52,7 +52,7 @@ describe('my wait', () => {
     const sessions = [session('x', { mine: false, state: 'running' })];
     const wait = myWait(gpu({ sessions, holders: ['x'], scheduler: busy }), null);
     expect(wait).toMatchObject({ session: null, headline: 'Busy', tone: 'busy' });
-    expect(wait.details[0]).toBe('Another user has the GPU.');
+    expect(wait.details[0]).toBe('A cell waits for its turn.');
   });
 
   it('says what moves while it waits', () => {
@@ -85,10 +85,10 @@ describe('my wait', () => {
     const a = session('a', { state: 'running', turn_ends_at: NOW + 21 });
     const alone = myWait(gpu({ sessions: [a], holders: ['a'] }), null);
     expect(alone).toMatchObject({ headline: 'Yours', tone: 'yours', holds: true });
-    expect(alone.details).toEqual(['Nobody waits.']);
+    expect(alone.details).toEqual([]);
     const b = session('b', { state: 'running', mine: false });
     const both = myWait(gpu({ sessions: [a, b], holders: ['a', 'b'] }), null);
-    expect(both.details).toEqual(['Nobody waits.', 'Together with 1 other.']);
+    expect(both.details).toEqual([]);
   });
 
   it('says where memory is when it is not in the GPU', () => {

@@ -79,7 +79,6 @@ describe('the panel', () => {
     expect(hook('holder').textContent).toContain('at most 21 s more');
     pass(store, 2);
     expect(hook('countdown').textContent).toBe('about 60 s');
-    expect(hook('queue-entry').textContent).toContain('≈ 60 s');
     expect(hook('holder').textContent).toContain('at most 19 s more');
   });
 
@@ -87,7 +86,8 @@ describe('the panel', () => {
     const store = new StillStore(waiting(null), 'live', 'kernel-b');
     render(<KiwiPanel store={store} actions={actions()} />);
     expect(hook('countdown').textContent).toBe('Waiting');
-    expect(hook('queue-entry').textContent).toContain('nobody can tell');
+    // Of the notebook above it says the place only: each figure is said once.
+    expect(hook('queue-entry').textContent).toBe('1b.ipynbthis one');
   });
 
   it('follows the model, and announces the turn', () => {
@@ -133,7 +133,8 @@ describe('the panel', () => {
     const store = new StillStore(state(away), 'live', 'kernel-b');
     render(<KiwiPanel store={store} actions={actions()} />);
     expect(hook('my-wait').textContent).toContain('No news');
-    expect(hook('problem').textContent).toContain('does not answer');
+    expect(hook('problem').textContent).toContain('comes back by itself');
+    expect(hooks('retry')).toHaveLength(0);
     expect(hooks('tq')).toHaveLength(0);
     act(() => store.become({ state: waiting(), connection: 'lost' }));
     expect(hook('my-wait').textContent).toContain('No news');
@@ -217,6 +218,77 @@ describe('the panel', () => {
   });
 });
 
+describe('the line', () => {
+  it('shows the first places and own ones; the others are folded away', () => {
+    const story = STORIES['crowd'];
+    const store = new StillStore(story?.state ?? null, 'live');
+    render(<KiwiPanel store={store} actions={actions()} />);
+    const places = [...hook('queue').querySelectorAll('.jp-Kiwi-place')];
+    expect(places.map(each => each.textContent)).toEqual(['1', '2', '3', '4', '5', '7']);
+    expect(screen.getByText('3 more wait')).toBeTruthy();
+  });
+
+  it('says of each move once whose memory it is', () => {
+    const story = STORIES['mid-swap'];
+    const store = new StillStore(story?.state ?? null, 'live', 'kernel-explore');
+    render(<KiwiPanel store={store} actions={actions()} />);
+    expect(hook('my-wait').textContent).toContain('the memory of train.ipynb is moving out');
+    expect(hook('queue').textContent).not.toContain('moving');
+    cleanup();
+    store.become({ currentKernel: 'kernel-train' });
+    render(<KiwiPanel store={store} actions={actions()} />);
+    expect(hook('my-wait').textContent).toContain('Its memory is moving out to make room');
+  });
+
+  it('cuts a long name in its middle, and says it whole to a screen reader', () => {
+    const name = 'finetune-llama-70b-fold1.ipynb';
+    const shown = gpu({ sessions: [session('a', { name, path: name })] });
+    render(<KiwiPanel store={new StillStore(state([shown]))} actions={actions()} />);
+    const button = within(hook('resting')).getByRole('button', { name });
+    expect(button.title).toBe(`Open ${name}`);
+    expect(button.querySelector('.jp-Kiwi-cut')?.textContent).toBe(name);
+    expect(button.querySelector('.jp-Kiwi-cut-start')?.textContent).toBe(name.slice(0, -9));
+  });
+});
+
+describe('a daemon that is away', () => {
+  it('is waited for calmly, and then it is said what to do', () => {
+    const away = state([{ ...gpu(), reachable: false }]);
+    const store = new StillStore(away);
+    render(<KiwiPanel store={store} actions={actions()} />);
+    expect(hook('problem').className).toContain('jp-mod-calm');
+    pass(store, 61);
+    expect(hook('problem').dataset['code']).toBe('daemon-gone');
+    expect(hook('problem').className).not.toContain('jp-mod-calm');
+    expect(hooks('retry')).toHaveLength(1);
+    act(() => store.become({ state: state([gpu()]) }));
+    expect(hooks('problem')).toHaveLength(0);
+    act(() => store.become({ state: away }));
+    expect(hook('problem').dataset['code']).toBe('daemon-away');
+  });
+
+  it('is no matter where there is no GPU at all: a quiet remark', () => {
+    const story = STORIES['no-gpu'];
+    render(<KiwiPanel store={new StillStore(story?.state ?? null)} actions={actions()} />);
+    expect(hook('problem').className).toContain('jp-mod-quiet');
+    expect(hooks('retry')).toHaveLength(0);
+  });
+});
+
+describe('what happened', () => {
+  it('is told in words, the latest first, and goes on by the second', () => {
+    const story = STORIES['two-waiting'];
+    const store = new StillStore(story?.state ?? null, 'live', 'kernel-explore');
+    render(<KiwiPanel store={store} actions={actions()} />);
+    const lines = () =>
+      [...hook('what-happened').querySelectorAll('li')].map(each => each.textContent ?? '');
+    expect(lines()).toHaveLength(3);
+    expect(lines()[0]).toContain('explore.ipynb waits for the GPU for 4 s');
+    pass(store, 2);
+    expect(lines()[0]).toContain('explore.ipynb waits for the GPU for 6 s');
+  });
+});
+
 describe('settings', () => {
   const show = (does: ReturnType<typeof actions>, changes = {}) => {
     const store = new StillStore(state([gpu(changes)]));
@@ -263,7 +335,10 @@ describe('settings', () => {
     submit();
     expect(does.set).not.toHaveBeenCalled();
     expect(hook('tq').getAttribute('aria-invalid')).toBe('true');
-    expect(screen.getByRole('alert').textContent).toContain('0.1 s');
+    const said = hook('tq-error');
+    expect(said.textContent).toContain('0.1 s');
+    expect(said.closest('.jp-Kiwi-field')).toBe(hook('tq').closest('.jp-Kiwi-field'));
+    expect(hook('tq').getAttribute('aria-describedby')).toBe(said.id);
   });
 
   it('that were refused say why, and stay as typed', async () => {
@@ -273,7 +348,7 @@ describe('settings', () => {
     fireEvent.change(hook('mode'), { target: { value: 'off' } });
     submit();
     await settle();
-    expect(screen.getByRole('alert').textContent).toBe('You may not change this. Ask the owner.');
+    expect(hook('set-error').textContent).toBe('You may not change this. Ask the owner.');
     expect((hook('mode') as HTMLSelectElement).value).toBe('off');
   });
 

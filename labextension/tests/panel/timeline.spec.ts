@@ -1,6 +1,7 @@
 import { describe, expect, it } from 'vitest';
 
-import { listed, redrawEvery_s, timeline } from '../../src/panel/timeline-model';
+import { redrawEvery_s, timeline } from '../../src/panel/timeline-model';
+import { listed } from '../../src/panel/timeline-words';
 import { GIB, NOW, did, gpu, moved, session } from '../../stories/make';
 
 const a = session('a');
@@ -41,35 +42,94 @@ describe('timeline', () => {
     }
   });
 
-  it('draws many short cells as few shapes, and never merges a wait into a turn', () => {
-    const history = Array.from({ length: 1000 }, (_, index) => [
-      did(a, 'held', 1000 - index, 999.2 - index),
-      did(b, index % 2 ? 'waited' : 'held', 1000 - index, 999 - index)
+  it('draws short cells as few shapes, and never merges a wait into a turn', () => {
+    const history = Array.from({ length: 200 }, (_, index) => [
+      did(a, 'held', 200 - index, 199.5 - index),
+      did(b, index % 2 ? 'waited' : 'held', 200 - index, 199 - index)
     ]).flat();
-    const { rows } = timeline(gpu({ ...two, history }), NOW, 1800, HOUR_S);
+    const { rows } = timeline(gpu({ ...two, history }), NOW, 300, HOUR_S);
     expect(rows[0]?.spans).toHaveLength(1);
-    expect(rows[0]?.spans[0]?.title).toContain('1000 times');
-    expect(rows[1]?.spans).toHaveLength(1000);
+    expect(rows[0]?.spans[0]?.title).toContain('200 times');
+    expect(rows[1]?.spans).toHaveLength(200);
+  });
+
+  it('tells half an hour by shares of each half minute', () => {
+    const at = Math.floor((NOW - 900) / 30) * 30;
+    const ago = NOW - at;
+    const history = [
+      ...Array.from({ length: 10 }, (_, index) =>
+        did(a, 'held', ago - 3 * index, ago - 3 * index - 1.5)
+      ),
+      did(a, 'waited', ago, ago - 6)
+    ];
+    const { rows, key } = timeline(gpu({ ...two, history }), NOW, 1800, HOUR_S);
+    const [held, waited, ...more] = rows[0]?.spans ?? [];
+    expect(more).toEqual([]);
+    expect(held).toMatchObject({ kind: 'held', from: 0 });
+    expect(held?.share).toBeCloseTo(0.5);
+    expect(waited?.from).toBeCloseTo(0.5);
+    expect(waited?.share).toBeCloseTo(0.2);
+    expect(held?.width).toBeCloseTo(100 / 60);
+    expect(held?.title).toContain(
+      'had the GPU 10 times, in all for 15 s, waited for the GPU for 6.0 s'
+    );
+    expect(key).toEqual(['held', 'waited', 'share']);
+  });
+
+  it('never fills a column by more than the whole, and is full while somebody computes', () => {
+    const history = [did(a, 'held', 1700, null), did(a, 'waited', 100, null)];
+    const { rows } = timeline(gpu({ ...two, history }), NOW, 1800, HOUR_S);
+    for (const span of rows[0]?.spans ?? []) {
+      expect(span.from + span.share).toBeLessThanOrEqual(1 + 1e-9);
+    }
+    expect(rows[0]?.spans.filter(span => span.share === 1).length).toBeGreaterThan(50);
+    const last = rows[0]?.spans[rows[0].spans.length - 1];
+    expect((last?.x ?? 0) + (last?.width ?? 0)).toBeCloseTo(100);
+  });
+
+  it('gathers moves of half an hour that are close to each other', () => {
+    const begin = Math.floor((NOW - 900) / 120) * 120;
+    const ago = NOW - begin;
+    const history = [
+      moved(a, 'out', ago - 1, 12),
+      moved(a, 'out', ago - 60, 12),
+      moved(a, 'in', ago - 30, 6),
+      moved(a, 'out', ago - 61, 3, { ok: false }),
+      moved(a, 'out', ago - 62, 3, { ok: false }),
+      moved(a, 'out', ago - 130, 12)
+    ];
+    const { rows, key } = timeline(gpu({ ...two, history }), NOW, 1800, HOUR_S);
+    expect(rows[0]?.marks).toHaveLength(4);
+    expect(rows[0]?.marks[0]?.title).toContain('moved out to system RAM 2 times, 24 GiB in all');
+    const failed = rows[0]?.marks.find(mark => !mark.ok);
+    expect(failed?.title).toContain('could not be moved out to system RAM 2 times');
+    expect(key).toEqual(['out', 'in', 'failed']);
+  });
+
+  it('explains every mark that it has', () => {
+    const history = [did(a, 'held', 100, 70), did(b, 'suspended', 60, null)];
+    const keyOf = (zoom_s: 300 | 1800, history_s: number) =>
+      timeline(gpu({ ...two, history }), NOW, zoom_s, history_s).key;
+    expect(keyOf(300, HOUR_S)).toEqual(['held', 'suspended']);
+    expect(keyOf(1800, 600)).toEqual(['held', 'suspended', 'share', 'unrecorded']);
   });
 
   it('marks moves of memory where they were, with their speed', () => {
     const history = [moved(a, 'out', 150, 12), moved(a, 'in', 30, 6, { ok: false })];
-    const { rows, lastMove } = timeline(gpu({ ...two, history }), NOW, 300, HOUR_S);
+    const { rows } = timeline(gpu({ ...two, history }), NOW, 300, HOUR_S);
     const [out, failed] = rows[0]?.marks ?? [];
     expect(out).toMatchObject({ direction: 'out', ok: true });
     expect(out?.x).toBeCloseTo(50.17, 1);
     expect(out?.title).toContain('12 GiB moved out to system RAM in 1.0 s, 12.9 GB/s');
     expect(failed).toMatchObject({ direction: 'in', ok: false });
     expect(failed?.title).toContain('could not be moved');
-    expect(lastMove).toContain('a.ipynb, 12 GiB moved out');
   });
 
   it('does not call a move failed that is still under way', () => {
     const history = [did(a, 'out', 2, null, { ok: false })];
-    const { rows, lastMove } = timeline(gpu({ ...two, history }), NOW, 300, HOUR_S);
+    const { rows } = timeline(gpu({ ...two, history }), NOW, 300, HOUR_S);
     expect(rows[0]?.marks[0]).toMatchObject({ ok: true });
-    expect(rows[0]?.marks[0]?.title).toContain('memory is moving out to system RAM, for 2.0 s');
-    expect(lastMove).toBe('');
+    expect(rows[0]?.marks[0]?.title).toContain('memory is moving out to system RAM, for 2 s');
   });
 
   it('reads like the timeline of the design', () => {
@@ -146,9 +206,9 @@ describe('timeline', () => {
   it('has ticks at round times, and no label at the edges', () => {
     const { ticks } = timeline(gpu(), NOW, 300, HOUR_S);
     expect(ticks.every(tick => tick.key % 60 === 0)).toBe(true);
-    expect(ticks.filter(tick => tick.label !== '').every(tick => tick.x > 6 && tick.x < 87)).toBe(
-      true
-    );
+    const labelled = ticks.filter(tick => tick.label !== '');
+    expect(labelled.length).toBeGreaterThan(0);
+    expect(labelled.every(tick => tick.x > 7 && tick.x < 82)).toBe(true);
   });
 
   it('says which part of the time nobody recorded', () => {
@@ -171,5 +231,23 @@ describe('timeline', () => {
       'b.ipynb 12 GiB moved back into the GPU in 1.0 s, 12.9 GB/s, ahead of use',
       'a.ipynb had the GPU for 30 s'
     ]);
+  });
+
+  it('tells short cells of one notebook as one line, and what goes on in whole seconds', () => {
+    const history = [
+      did(a, 'held', 60, 58),
+      did(a, 'held', 55, 50),
+      did(a, 'held', 45, 42),
+      did(b, 'held', 40, 39),
+      did(a, 'held', 2.4, null)
+    ];
+    expect(
+      listed(gpu({ ...two, history }), NOW, 300).map(line => `${line.name} ${line.what}`)
+    ).toEqual([
+      'a.ipynb has the GPU for 2 s',
+      'b.ipynb had the GPU for 1.0 s',
+      'a.ipynb had the GPU 3 times within 18 s'
+    ]);
+    expect(listed(gpu({ ...two, history }), NOW, 300, 2)).toHaveLength(2);
   });
 });

@@ -1,0 +1,25 @@
+"""Tasks that a daemon cannot do without."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+
+def endless(work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+    """Start ``work``. That it ends, but by being cancelled, counts as a crash of the daemon."""
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(_must_not_end)
+    return task
+
+
+def _must_not_end(task: asyncio.Task[None]) -> None:
+    """A daemon without its observer is blind: as bad as a crash, so make it one, whatever the
+    cause. An ``OSError`` for want of a descriptor does not count as a crash elsewhere."""
+    if not task.cancelled():
+        ended = RuntimeError(f"a task of the daemon ended: {task.get_name()}")
+        ended.__cause__ = task.exception()
+        task.get_loop().call_exception_handler({"message": str(ended), "exception": ended})

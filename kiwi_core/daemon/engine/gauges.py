@@ -1,0 +1,178 @@
+"""How hard the GPU works, who outside Kiwi has memory on it, and how much RAM sessions have.
+
+None of it decides anything: it is for people. NVML is asked by a mover every few seconds; where it
+does not answer, the figures are gone, and everything else goes on. RAM is read while somebody
+looks, and only of what they may see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+
+from kiwi_core.daemon.base.peers import user_name
+from kiwi_core.daemon.roster.members import ANOTHER_USER
+from kiwi_core.errors import GpuError
+from kiwi_core.gpu import host, nvml, processes
+from kiwi_core.pager.checkpoint.survey import belongs
+from kiwi_core.wire.status import GaugesStatus, OutsideProgram
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from kiwi_core.daemon.base.peers import Peer, Rights
+    from kiwi_core.movers import RemoteGpu
+    from kiwi_core.pager.api import ProcessRef
+    from kiwi_core.units import SessionId
+
+log = structlog.get_logger(__name__)
+
+POLL_S: Final = 3.0
+"""As often as people look again; a look takes NVML a millisecond or two."""
+
+AFTER_A_FAILURE_S: Final = 30.0
+"""A look that hangs costs a mover, and others need the next one."""
+
+PROGRAMS_MAX: Final = 16
+"""Programs outside Kiwi that are named, the largest; a status has to fit one line."""
+
+RAM_FOR_S: Final = 4.0
+"""What was read of a session's RAM is told for so long."""
+
+RAM_READS_MAX: Final = 64
+"""Sessions whose RAM is read for one status: a few milliseconds of the loop."""
+
+NEWS_SHARE: Final = 1 / 32
+"""Less is noise: power and RAM never stand quite still, and each change is sent to all who look."""
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A program outside Kiwi, whoever may see it."""
+
+    pid: int
+    uid: int
+    name: str
+    used_bytes: int
+
+
+@dataclass(eq=False)
+class Gauges:
+    """``kiwis`` are the roots of all that shares, ``movers`` the pids of the daemon's own workers,
+    ``outside_bytes`` says whether anybody else has memory, and ``changed`` is called with news."""
+
+    _gpu: RemoteGpu
+    kiwis: Callable[[], Collection[ProcessRef]]
+    movers: Callable[[], Collection[int]]
+    outside_bytes: Callable[[], int]
+    changed: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self.now = GaugesStatus()
+        self._outside: list[Outside] = []
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            wait_s = POLL_S
+            before = self.now, self._outside
+            try:
+                self.now = steadied(_status(await self._gpu.gauges()), self.now)
+                self._outside = await self._programs()
+            except Exception as error:  # noqa: BLE001 - a daemon must not end for want of a figure
+                log.info("the gauges cannot be read", why=str(error))
+                self.now, self._outside = GaugesStatus(), []
+                wait_s = AFTER_A_FAILURE_S
+            if before != (self.now, self._outside):
+                self.changed()
+            await asyncio.sleep(wait_s)
+
+    async def _programs(self) -> list[Outside]:
+        if self.outside_bytes() <= 0 or not nvml.names_processes():
+            return []
+        used = await self._gpu.bytes_by_pid()
+        roots, own = self.kiwis(), self.movers()
+        strangers = (pid for pid in used if pid not in own and not belongs(pid, roots))
+        found = [one for pid in strangers if (one := _outside(pid, used[pid])) is not None]
+        found.sort(key=lambda one: (-one.used_bytes, one.pid))
+        return found[:PROGRAMS_MAX]
+
+    def outside(self, reader: Peer, rights: Rights) -> list[OutsideProgram]:
+        """Return the programs as ``reader`` may see them: others' as one sum, at last."""
+        own = [one for one in self._outside if rights.may_see(reader, one.uid)]
+        shown = [
+            OutsideProgram(
+                pid=one.pid, owner=user_name(one.uid), name=one.name, used_bytes=one.used_bytes
+            )
+            for one in own
+        ]
+        rest = sum(one.used_bytes for one in self._outside) - sum(one.used_bytes for one in own)
+        if rest > 0:
+            other = ANOTHER_USER
+            shown.append(OutsideProgram(pid=0, owner=other, name=other, used_bytes=rest))
+        return shown
+
+
+class Ram:
+    """What sessions have of system RAM, read while somebody looks."""
+
+    def __init__(self) -> None:
+        self._known: dict[SessionId, tuple[float, int]] = {}
+        self._reads = 0
+
+    def begin(self, there: Callable[[SessionId], bool]) -> None:
+        """Before one status. Sessions that are no longer ``there`` are forgotten."""
+        self._reads = RAM_READS_MAX
+        self._known = {id_: known for id_, known in self._known.items() if there(id_)}
+
+    def of(self, session: SessionId, refs: Callable[[], Iterable[ProcessRef]]) -> int | None:
+        """Return the bytes that ``refs()`` have together, as read a few seconds ago at most; older
+        where too many were to be read, and ``None`` before the first reading."""
+        at_s, known_bytes = self._known.get(session, (-RAM_FOR_S, -1))
+        now_s = time.monotonic()
+        if now_s - at_s >= RAM_FOR_S and self._reads > 0:
+            self._reads -= 1
+            known_bytes = _near(_held_bytes(refs()), known_bytes)
+            self._known[session] = now_s, known_bytes
+        return known_bytes if known_bytes > 0 else None
+
+
+def _held_bytes(refs: Iterable[ProcessRef]) -> int:
+    try:
+        return sum(host.held_bytes(ref.pid) for ref in set(refs) if processes.alive(ref))
+    except GpuError:
+        return 0  # no descriptor left: the next reading may tell
+
+
+def _near(new: float, old: float) -> int:
+    """Return ``old`` where ``new`` is hardly another."""
+    return round(old if abs(new - old) < NEWS_SHARE * old else new)
+
+
+def _status(read: nvml.Gauges) -> GaugesStatus:
+    return GaugesStatus(
+        utilisation_percent=read.utilisation_percent,
+        temperature_c=read.temperature_c,
+        power_w=read.power_w,
+        power_limit_w=read.power_limit_w,
+    )
+
+
+def steadied(new: GaugesStatus, old: GaugesStatus) -> GaugesStatus:
+    """Return ``new`` in whole watts, with the power of ``old`` where it is hardly another."""
+    power_w = None if new.power_w is None else float(_near(new.power_w, old.power_w or 0.0))
+    limit_w = None if new.power_limit_w is None else float(round(new.power_limit_w))
+    return msgspec.structs.replace(new, power_w=power_w, power_limit_w=limit_w)
+
+
+def _outside(pid: int, used_bytes: int) -> Outside | None:
+    """``None``: it has ended, or is hidden from the daemon."""
+    uid = processes.owner_uid(pid)
+    if uid is None:
+        return None
+    return Outside(pid, uid, processes.command(pid) or "a program", used_bytes)

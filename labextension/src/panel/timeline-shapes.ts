@@ -1,0 +1,129 @@
+/** What is drawn of a row: spans and marks in percent of the width, one by one. Pure. */
+
+import type { HistoryKind, IHistoryEntry } from '../model/types';
+
+import { nameOf } from './people';
+import { DID, DOES, isMove, what } from './timeline-words';
+import { formatClock, formatDuration } from './words';
+
+/** How many seconds are shown. */
+export const ZOOMS = [60, 300, 1800] as const;
+export type Zoom = (typeof ZOOMS)[number];
+
+export interface IWindow {
+  readonly from: number;
+  readonly to: number;
+  readonly zoom_s: Zoom;
+}
+
+/** Spans of one kind closer than this (percent of the width) are drawn as one: less than a pixel
+ * lies between them. */
+const MERGE_PERCENT = 0.25;
+
+/** No span is drawn narrower than this: a short turn must not vanish. */
+const LEAST_PERCENT = 0.6;
+
+export type SpanKind = Exclude<HistoryKind, 'out' | 'in'>;
+
+export interface ISpan {
+  readonly key: string;
+  readonly kind: SpanKind;
+  readonly x: number;
+  readonly width: number;
+  /** Of the row's height: where it begins, from below, and how high it is. 0 and 1 but in half an
+   * hour, which is told by shares of time (timeline-buckets.ts). */
+  readonly from: number;
+  readonly share: number;
+  readonly title: string;
+}
+
+export interface IMark {
+  readonly key: string;
+  readonly direction: 'out' | 'in';
+  /** Of the arrow: the middle of the move. */
+  readonly x: number;
+  readonly from: number;
+  readonly width: number;
+  readonly ok: boolean;
+  readonly title: string;
+}
+
+export function percent(at: number, { from, zoom_s }: IWindow): number {
+  return Math.min(100, Math.max(0, (100 * (at - from)) / zoom_s));
+}
+
+// --- spans --------------------------------------------------------------------------------------
+
+interface IRun {
+  readonly first: IHistoryEntry;
+  readonly kind: SpanKind;
+  count: number;
+  from: number;
+  to: number;
+  ended_at: number | null;
+}
+
+export function spans(entries: readonly IHistoryEntry[], window: IWindow): ISpan[] {
+  const runs: IRun[] = [];
+  for (const entry of entries) {
+    if (entry.kind === 'out' || entry.kind === 'in') {
+      continue;
+    }
+    const from = percent(entry.began_at, window);
+    const to = percent(entry.ended_at ?? window.to, window);
+    const last = runs[runs.length - 1];
+    if (last !== undefined && last.kind === entry.kind && from - last.to < MERGE_PERCENT) {
+      last.to = Math.max(last.to, to);
+      last.ended_at = entry.ended_at;
+      last.count += 1;
+    } else {
+      const { kind, ended_at } = entry;
+      runs.push({ first: entry, kind, count: 1, from, to, ended_at });
+    }
+  }
+  return runs.map(run => span(run, window));
+}
+
+function span(run: IRun, window: IWindow): ISpan {
+  const width = Math.max(LEAST_PERCENT, run.to - run.from);
+  return {
+    key: run.first.id,
+    kind: run.kind,
+    x: Math.min(run.from, 100 - width),
+    width,
+    from: 0,
+    share: 1,
+    title: spanTitle(run, window.to)
+  };
+}
+
+function spanTitle(run: IRun, now: number): string {
+  const goesOn = run.ended_at === null;
+  const verb = (goesOn ? DOES : DID)[run.kind];
+  const times = run.count > 1 ? `, ${run.count} times within` : ' for';
+  const lasted = formatDuration((run.ended_at ?? now) - run.first.began_at);
+  const since = `${formatClock(run.first.began_at, true)} – ${
+    run.ended_at === null ? 'now' : formatClock(run.ended_at, true)
+  }`;
+  return `${nameOf(run.first)} ${verb}${times} ${lasted} (${since})`;
+}
+
+// --- moves of memory ----------------------------------------------------------------------------
+
+export function marksOf(entries: readonly IHistoryEntry[], window: IWindow): IMark[] {
+  return entries.filter(isMove).map(entry => mark(entry, window));
+}
+
+export function mark(entry: IHistoryEntry, window: IWindow): IMark {
+  const from = percent(entry.began_at, window);
+  const to = percent(entry.ended_at ?? window.to, window);
+  return {
+    key: entry.id,
+    direction: entry.kind === 'in' ? 'in' : 'out',
+    x: (from + to) / 2,
+    from,
+    width: to - from,
+    ok: entry.ok || entry.ended_at === null,
+    title: `${formatClock(entry.began_at, true)} ${nameOf(entry)}: ${what(entry, window.to)}`
+  };
+}

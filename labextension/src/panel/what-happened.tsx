@@ -1,0 +1,66 @@
+/** The timeline in words: the latest lines at once, the rest unfolded; for screen readers, for exact
+ * times, and for sizes and speeds without a mouse. */
+
+import * as React from 'react';
+
+import type { IKiwiStore } from '../model/api';
+import type { IGpu } from '../model/types';
+
+import { useTicking } from './hooks';
+import type { Zoom } from './timeline-shapes';
+import { listed } from './timeline-words';
+import type { IListed } from './timeline-words';
+
+/** Lines that are shown without asking, and all that are. */
+const LATEST = 3;
+const ALL = 40;
+
+export function WhatHappened(props: {
+  store: IKiwiStore;
+  gpu: IGpu;
+  live: boolean;
+  /** The timeline's right edge: the time of what is known where nothing is live. */
+  edge: number;
+  zoom_s: Zoom;
+}) {
+  const { store, gpu, live, edge, zoom_s } = props;
+  const [open, setOpen] = React.useState(false);
+  // What goes on is told by the second, however rarely the picture is drawn.
+  const goesOn = live && gpu.history.some(entry => entry.ended_at === null);
+  useTicking(() => (goesOn ? Math.floor(store.now()) : 0));
+  const lines = listed(gpu, goesOn ? store.now() : edge, zoom_s, ALL);
+  return (
+    <div data-kiwi="what-happened">
+      <h4>What happened</h4>
+      <Lines lines={lines.slice(0, LATEST)} />
+      {lines.length > LATEST && (
+        <details
+          className="jp-Kiwi-fold"
+          onToggle={event => setOpen((event.target as HTMLDetailsElement).open)}
+        >
+          <summary>Before that</summary>
+          <div
+            className="jp-Kiwi-scroll"
+            tabIndex={0}
+            role="group"
+            aria-label="What happened before"
+          >
+            {open && <Lines lines={lines.slice(LATEST)} />}
+          </div>
+        </details>
+      )}
+    </div>
+  );
+}
+
+function Lines(props: { lines: readonly IListed[] }) {
+  return (
+    <ol className="jp-Kiwi-events">
+      {props.lines.map(line => (
+        <li key={line.key}>
+          <time>{line.time}</time> <b>{line.name}</b> {line.what}
+        </li>
+      ))}
+    </ol>
+  );
+}

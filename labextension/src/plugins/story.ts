@@ -1,0 +1,88 @@
+/** What happened to one notebook, in words, as long as its dialog is open: the last things that the
+ * daemon noted, with their ages, and how it is now. */
+
+import { Widget } from '@lumino/widgets';
+
+import type { IKiwiStore } from '../model/api';
+import type { IStoryLine } from '../model/rest';
+import { statusOf } from '../model/status';
+import { onTick } from '../panel/ticker';
+import { formatSoFar } from '../panel/words';
+
+/** Between two questions: statuses may change many times a second. */
+const ASK_EVERY_S = 1;
+
+export class StoryView extends Widget {
+  constructor(
+    private readonly _store: IKiwiStore,
+    private readonly _read: () => Promise<readonly IStoryLine[]>,
+    lines: readonly IStoryLine[]
+  ) {
+    super({ node: document.createElement('div') });
+    this.addClass('jp-Kiwi-story');
+    this.node.append(this._now, this._list);
+    this._take(lines);
+    _store.changed.connect(this._changed, this);
+    this._stopTicking = onTick(() => this._tick());
+  }
+
+  override dispose(): void {
+    this._stopTicking();
+    this._store.changed.disconnect(this._changed, this);
+    super.dispose();
+  }
+
+  private _changed(): void {
+    this._stale = true;
+  }
+
+  private _tick(): void {
+    if (this._stale && !this._asking && this._store.now() - this._asked >= ASK_EVERY_S) {
+      void this._ask();
+    }
+    this._draw();
+  }
+
+  private async _ask(): Promise<void> {
+    this._stale = false;
+    this._asking = true;
+    try {
+      this._take(await this._read());
+    } catch {
+      // The session or the daemon has ended: what was known last stays, and grows older.
+    } finally {
+      this._asking = false;
+    }
+  }
+
+  private _take(lines: readonly IStoryLine[]): void {
+    this._asked = this._store.now();
+    this._lines = lines.map(({ ago_s, text }) => ({ at: this._asked - ago_s, text }));
+    this._draw();
+  }
+
+  private _draw(): void {
+    this._now.textContent = statusOf(this._store)?.label ?? '';
+    const now = this._store.now();
+    const texts = this._lines.map(({ at, text }) => `${formatSoFar(now - at)} ago: ${text}`);
+    if (this._lines.length === 0) {
+      this._list.textContent = 'Nothing yet.';
+      return;
+    }
+    this._list.replaceChildren(
+      ...texts.map(text => {
+        const item = document.createElement('li');
+        item.textContent = text;
+        return item;
+      })
+    );
+  }
+
+  private readonly _now = document.createElement('p');
+  private readonly _list = document.createElement('ol');
+  private _lines: readonly { readonly at: number; readonly text: string }[] = [];
+  private _asked = 0;
+  private _asking = false;
+  private _stale = false;
+  private readonly _stopTicking: () => void;
+}
