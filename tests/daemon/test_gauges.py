@@ -11,8 +11,8 @@ import pytest
 from cuda_processes import Worker
 
 from kiwi_core import emulator
-from kiwi_core.daemon import gauges as gauges_module
 from kiwi_core.daemon.base.peers import Peer, Rights
+from kiwi_core.daemon.engine import gauges as gauges_module
 from kiwi_core.daemon.engine.gauges import RAM_READS_MAX, Gauges, Outside, Ram, steadied
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import nvml
