@@ -1,6 +1,6 @@
 /** What "my wait" says in large, and beneath it: a pure reading of the state of one GPU. */
 
-import { ownPlacesOn, subjectOf } from '../model/find';
+import { inLine, ownPlacesOn, subjectOf } from '../model/find';
 import { formatBytes, ordinal } from '../model/format';
 import type { IGpu, IQueueEntry, ISession } from '../model/types';
 
@@ -70,7 +70,7 @@ function withProblem(wait: IMyWait): IMyWait {
 // --- waiting ------------------------------------------------------------------------------------
 
 function waiting(gpu: IGpu, session: ISession, entry: IQueueEntry): IMyWait {
-  const place = `${ordinal(entry.position)} of ${gpu.queue.length}`;
+  const place = `${ordinal(entry.position)} of ${inLine(gpu)}`;
   if (entry.kept_out) {
     return said('wrong', session, 'Suspended', [session.problem_text]);
   }
@@ -120,7 +120,7 @@ function whoHasIt(gpu: IGpu): string {
 
 function holding(gpu: IGpu, session: ISession): IMyWait {
   const others = gpu.holders.length - 1;
-  const waiting = gpu.queue.length;
+  const waiting = inLine(gpu);
   const details = [
     waiting === 0 ? 'Nobody waits.' : `${waiting} wait${waiting === 1 ? 's' : ''}.`,
     ...(others > 0 ? [`Together with ${others} other${others === 1 ? '' : 's'}.`] : [])
@@ -163,14 +163,14 @@ function withoutSession(gpu: IGpu): IMyWait {
 
 /** Nothing of the reader's is in the way: would a cell start now? */
 function open(gpu: IGpu, session: ISession | null): IMyWait {
-  if (gpu.holders.length === 0 && gpu.queue.length === 0) {
+  if (gpu.holders.length === 0 && inLine(gpu) === 0) {
     return said('free', session, 'Free', ['A cell starts at once.']);
   }
   return said('busy', session, gpu.scheduler.serialised ? 'Busy' : 'In use', [inUse(gpu)]);
 }
 
 function inUse(gpu: IGpu): string {
-  const waiting = gpu.queue.length;
+  const waiting = inLine(gpu);
   const queued = waiting === 0 ? '' : `, ${waiting} wait${waiting === 1 ? 's' : ''}`;
   const [holder, ...more] = gpu.holders;
   if (holder === undefined) {
