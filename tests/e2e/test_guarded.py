@@ -149,6 +149,10 @@ def test_a_program_with_a_stripped_environment_keeps_the_gpu_until_it_is_done(
     text = kiwi(daemon, "status").out
     assert "unguarded" in text
     assert "LD_PRELOAD" in text
+    refused = kiwi(daemon, "suspend", bare.session.id)
+    assert refused.code == 1
+    assert "no gate of Kiwi's" in refused.err
+    assert not bare.session.kept_out
     assert bare.end() == 0
     assert other.hear() == "has it"
     assert other.session is not None

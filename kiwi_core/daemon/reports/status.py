@@ -133,7 +133,9 @@ class Reporter:
         mine = member is not None and self._rights.may_see(reader, member.uid)
         linked = self._links.connected(view.id)
         said = (blocked.blocked, blocked.detail) if blocked else (view.problem, view.detail)
-        if view.kept_out:
+        if view.problem in (Notice.LOST, Notice.STUCK):
+            said = (view.problem, view.detail)
+        elif view.kept_out:
             said = (Notice.KEPT_OUT, f"by {view.kept_out}")
         problem, detail = said[0], said[1] if mine else ""
         problem_text = " ".join(words.sentence(problem, detail)).strip() if problem else ""

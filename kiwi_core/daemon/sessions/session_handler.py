@@ -239,6 +239,7 @@ class SessionHandler:
         self._leaving[member] = member.connection
         self.places.withdraw(member)
         member.waiting = member.in_burst = False
+        member.kept_out = ""
         self._core.feed(ev.SessionDetached(session=member.id))
 
     def _gone_silent(self, member: Member) -> None:

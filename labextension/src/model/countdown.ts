@@ -10,8 +10,8 @@ import type { IQueueEntry } from './types';
 const TIMES = ['expected_at', 'expected_low_at', 'expected_high_at'] as const;
 type Left = Record<(typeof TIMES)[number], number | null>;
 
-/** The daemon tells a wait anew, with the reason, if all of it is longer than what is shown by more
- * than this, or this share (TOLERANCE_NS in kiwi_core/sched/likely.py). */
+/** The daemon keeps each figure steady, and tells a wait anew, with the reason, where it is longer than what
+ * was shown. That is more than this, or this share, above what is shown here. */
 const TOLERANCE_S = 2;
 const TOLERANCE_SHARE = 0.25;
 
@@ -65,13 +65,14 @@ function leftOf(entry: IQueueEntry, now: number): Left {
 }
 
 function isToldAnew(entry: IQueueEntry, shown: Left, now: number): boolean {
-  const { expected_at, expected_low_at } = leftOf(entry, now);
-  const least = expected_low_at ?? expected_at;
-  const most = shown.expected_high_at ?? shown.expected_at;
-  if (entry.expected_why === '' || least === null || most === null) {
+  const left = leftOf(entry, now);
+  // The high end: the low end of an upper bound ("up to 30 s") is always 0.
+  const most = left.expected_high_at ?? left.expected_at;
+  const was = shown.expected_high_at ?? shown.expected_at;
+  if (entry.expected_why === '' || most === null || was === null) {
     return false;
   }
-  return least - most > Math.max(TOLERANCE_S, TOLERANCE_SHARE * least);
+  return most - was > Math.max(TOLERANCE_S, TOLERANCE_SHARE * most);
 }
 
 /** What is left of each, in words; null: nobody can tell. */

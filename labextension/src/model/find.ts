@@ -65,3 +65,8 @@ export function queueEntry(place: IPlace): IQueueEntry | undefined {
 export function holds(place: IPlace): boolean {
   return place.gpu.holders.includes(place.session.id);
 }
+
+/** How many wait for their turn: those that are kept out of the GPU are in nobody's way. */
+export function inLine(gpu: IGpu): number {
+  return gpu.queue.filter(entry => !entry.kept_out).length;
+}

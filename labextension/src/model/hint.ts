@@ -4,7 +4,7 @@
  */
 
 import type { IPlace } from './api';
-import { placeOfKernel } from './find';
+import { inLine, placeOfKernel } from './find';
 import type { IState } from './types';
 
 /** How long after somebody looked at or typed in a notebook its use is still expected. */
@@ -23,7 +23,7 @@ export function couldComeBack({ gpu, session }: IPlace): boolean {
     session.state === 'paged-out' &&
     session.problem === '' &&
     gpu.holders.length === 0 &&
-    gpu.queue.length === 0 &&
+    inLine(gpu) === 0 &&
     !gpu.sessions.some(each => MOVING.has(each.state))
   );
 }
@@ -56,7 +56,7 @@ export class Hints {
       seen?.out === true &&
       this._seen?.id === seen.id &&
       !this._seen.out &&
-      place.gpu.queue.length === 0 &&
+      inLine(place.gpu) === 0 &&
       place.gpu.holders.every(holder => holder === seen.id)
     ) {
       this._intent = null;

@@ -1,7 +1,7 @@
 /** The status bar's words for the notebook in front. */
 
 import type { IKiwiStore, IPlace } from './api';
-import { holds, ownPlaces, queueEntry, subjectOf } from './find';
+import { holds, inLine, ownPlaces, queueEntry, subjectOf } from './find';
 import { formatBytes, ordinal } from './format';
 import { waitWords } from './told';
 import type { IGpu, IQueueEntry } from './types';
@@ -83,7 +83,7 @@ function waiting(place: IPlace, entry: IQueueEntry, store: IKiwiStore): IStatus 
   const held = session.state === 'suspended' ? ' It was suspended in mid-cell and goes on.' : '';
   return said(
     wait === '' ? position : `${position}, ${wait}`,
-    `${session.name} waits for the GPU: ${position} of ${gpu.queue.length}` +
+    `${session.name} waits for the GPU: ${position} of ${inLine(gpu)}` +
       `${wait === '' ? '' : `, ${wait}`}.${held}`,
     'waiting',
     wait !== ''
@@ -92,7 +92,7 @@ function waiting(place: IPlace, entry: IQueueEntry, store: IKiwiStore): IStatus 
 
 /** Nothing of the reader's is in the way: would a cell start at once on one of them? */
 function ofGpus(gpus: readonly IGpu[]): IStatus {
-  if (gpus.some(gpu => gpu.holders.length === 0 && gpu.queue.length === 0)) {
+  if (gpus.some(gpu => gpu.holders.length === 0 && inLine(gpu) === 0)) {
     return said('free', 'The GPU is free: a cell starts at once.', 'free');
   }
   return gpus.some(gpu => !gpu.scheduler.serialised)

@@ -1,6 +1,6 @@
 /** What "my wait" says in large, and beneath it: a pure reading of the state of one GPU. */
 
-import { ownPlacesOn, subjectOf } from '../model/find';
+import { inLine, ownPlacesOn, subjectOf } from '../model/find';
 import { formatBytes, ordinal } from '../model/format';
 import type { IGpu, IQueueEntry, ISession } from '../model/types';
 
@@ -70,7 +70,7 @@ function withProblem(wait: IMyWait): IMyWait {
 // --- waiting ------------------------------------------------------------------------------------
 
 function waiting(gpu: IGpu, session: ISession, entry: IQueueEntry): IMyWait {
-  const place = `${ordinal(entry.position)} of ${gpu.queue.length}`;
+  const place = `${ordinal(entry.position)} of ${inLine(gpu)}`;
   if (entry.kept_out) {
     return said('wrong', session, 'Suspended', [session.problem_text]);
   }
@@ -156,7 +156,7 @@ function withoutSession(gpu: IGpu): IMyWait {
 
 /** Nothing of the reader's is in the way: would a cell start now? */
 function open(gpu: IGpu, session: ISession | null): IMyWait {
-  if (gpu.holders.length === 0 && gpu.queue.length === 0) {
+  if (gpu.holders.length === 0 && inLine(gpu) === 0) {
     return said('free', session, 'Free', ['A cell starts at once.']);
   }
   return gpu.scheduler.serialised

@@ -2,7 +2,7 @@
 
 import * as React from 'react';
 
-import { ownPlacesOn, subjectOf } from '../model/find';
+import { inLine, ownPlacesOn, subjectOf } from '../model/find';
 import type { IGpu, IQueueEntry, ISession, SessionState } from '../model/types';
 import { formatBytes } from '../model/format';
 
@@ -88,6 +88,7 @@ export function Queue(props: IPart) {
   const { gpu } = props;
   const roving = useRoving<HTMLOListElement>();
   const folded = useRoving<HTMLOListElement>();
+  const waiting = inLine(gpu);
   if (gpu.queue.length === 0) {
     return null;
   }
@@ -98,9 +99,7 @@ export function Queue(props: IPart) {
     entries.map(entry => <Waiting key={entry.session} {...props} entry={entry} />);
   return (
     <section className="jp-Kiwi-part jp-mod-line">
-      <h3>
-        Waiting <span className="jp-Kiwi-count">{gpu.queue.length}</span>
-      </h3>
+      <h3>Waiting {waiting > 0 && <span className="jp-Kiwi-count">{waiting}</span>}</h3>
       <ol className="jp-Kiwi-people" data-kiwi="queue" {...roving}>
         {rows(gpu.queue.filter(entry => !rest.includes(entry)))}
       </ol>

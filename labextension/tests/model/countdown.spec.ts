@@ -48,6 +48,19 @@ describe('the end of a wait', () => {
     expect(end.read(1001)?.at).toBe(1100);
   });
 
+  it('is later where an upper bound was told anew: its low end is 0 before and after', () => {
+    const bound = (high_at: number, expected_why = '') =>
+      entry(high_at - 5, { expected_low_at: 1000, expected_high_at: high_at, expected_why });
+    const end = new ExpectedEnd(bound(1009));
+    expect(end.read(1000)?.high_at).toBe(1009);
+    end.observe(bound(1030), 1000);
+    expect(end.read(1000)?.high_at).toBe(1009);
+    end.observe(bound(1030, 'longer than usual'), 1000);
+    expect(end.read(1000)).toMatchObject({ high_at: 1030, why: 'longer than usual' });
+    end.observe(bound(1031, 'longer than usual'), 1000);
+    expect(end.read(1000)?.high_at).toBe(1030);
+  });
+
   it('may be any after nobody could tell it', () => {
     const end = new ExpectedEnd(entry(1010));
     end.observe(entry(null), 1001);
