@@ -30,7 +30,7 @@ GPU_SIZE, COPY_RATE, TQ_S = "1x1GiB", "600MiB", 10
 """A swap takes about a second, as with tens of gigabytes on a real GPU."""
 
 WIDTH_PX, HEIGHT_PX = 1280, 800
-SIDEBAR_PX, SIDEBAR_HEIGHT_PX = 330, 1000
+SIDEBAR_PX, SIDEBAR_HEIGHT_PX = 330, 1280
 
 WORK = '''
 """What the notebooks compute, over arrays in GPU memory, through plain cuda.bindings."""
