@@ -1,1 +1,1 @@
-"""Moves the GPU memory of processes out to system RAM and back in."""
+"""Move the GPU memory of processes out to system RAM and back in."""

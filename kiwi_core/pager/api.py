@@ -5,8 +5,9 @@ Every backend has these five coroutines and passes the contract suite in
 block it: a driver call is made by a worker process. Calls for one session wait for each other.
 
 ``deadline_ns`` is on ``time.monotonic_ns()``'s clock. It bounds what *can* be bounded (waiting for
-the lock, waiting for room, the time that a driver call gets). A driver call that hangs is given up
-then, but its operation ends only when the driver says how the process is: the caller watches that.
+the lock, waiting for room, the time that a driver call gets). The pager then gives up a driver call
+that hangs, but the operation ends only when the driver reports the state of the process: the caller
+watches that.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Target:
-    """A session as the pager sees it: the root process (the kernel). Which of its descendants use
-    the GPU is looked up at each call: they come and go. ``without`` are processes of the session
+    """A session as the pager sees it: the root process (the kernel). Each call looks up which
+    descendants use the GPU, because they come and go. ``without`` are processes of the session
     that this call leaves alone."""
 
     session: SessionId
@@ -50,9 +51,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Moved:
-    """It is done. ``bytes_moved`` is 0 where there was nothing to move (or only a hold). A page-out
-    that finished an earlier one reports all that is out now, so that it is what a page-in needs;
-    ``stays_bytes`` is what it has left in the GPU: mostly contexts, which only the driver moves."""
+    """The operation succeeded. ``bytes_moved`` is 0 where there was nothing to move (or only a
+    hold). A page-out that finished an earlier one reports all bytes that are out now, which is what
+    a page-in needs. ``stays_bytes`` is what the page-out left in the GPU: mostly contexts, which
+    only the driver moves."""
 
     bytes_moved: int
     elapsed_ns: int
@@ -62,7 +64,7 @@ class Moved:
 @dataclass(frozen=True)
 class Refused:
     """Nothing changed in the target: what ran runs, what was held is held, what was out is out.
-    (Where even that could not be kept, the detail says so, and ``observe`` what is.)"""
+    (Where even that could not be kept, the detail says so, and ``observe`` reports the state.)"""
 
     reason: Reason
     detail: str = ""
@@ -70,7 +72,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Lost:
-    """The contents are gone for good; the driver says so."""
+    """The driver reports that the contents are lost for good."""
 
     detail: str = ""
 
@@ -80,8 +82,8 @@ Outcome = Moved | Refused | Lost
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """One process of a session that the driver knows. ``busy`` is ``None`` where nobody can say
-    whether the GPU worked for it since the last look."""
+    """One process of a session that the driver knows. ``busy`` is ``None`` where it is unknown
+    whether the GPU worked for the process since the last look."""
 
     ref: ProcessRef
     residency: Residency
@@ -90,16 +92,16 @@ class ProcessMemory:
 
 
 def worst(residencies: Collection[Residency]) -> Residency:
-    """LOST > PAGED_OUT > LOCKED > RESIDENT; RESIDENT where there are none."""
+    """Return the worst: LOST > PAGED_OUT > LOCKED > RESIDENT; RESIDENT if there are none."""
     order = (Residency.LOST, Residency.PAGED_OUT, Residency.LOCKED)
     return next((one for one in order if one in residencies), Residency.RESIDENT)
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What the driver and NVML say of a session right now.
+    """What the driver and NVML report of a session right now.
 
-    ``residency`` is the worst of the processes'. A mixture of PAGED_OUT and RESIDENT (a page-out
+    ``residency`` is the worst one of the processes. A mixture of PAGED_OUT and RESIDENT (a page-out
     cut short) is reported as PAGED_OUT with both byte counts.
     ``alive`` is false when the root process is gone. ``owned``: libraries own and move its memory.
     """
@@ -112,8 +114,8 @@ class Observation:
     processes: tuple[ProcessMemory, ...] = field(default=())
     owned: bool = False
     stopped: str = ""
-    """Why a process of it does not run ("stopped by Ctrl-Z …"): then nobody asks the driver about
-    it, since the answer would not come before it goes on. Empty: all run."""
+    """Why a process of the session does not run ("stopped by Ctrl-Z …"): the pager then does not
+    ask the driver about it, since no answer comes before it goes on. Empty: all run."""
 
 
 class Pager(Protocol):
@@ -123,33 +125,33 @@ class Pager(Protocol):
         ...
 
     async def suspend(self, target: Target, deadline_ns: int) -> Outcome:
-        """Hold every GPU process of the session; all or none."""
+        """Hold every GPU process of the session, or none."""
         ...
 
     async def resume(self, target: Target, deadline_ns: int) -> Outcome:
-        """Let go what ``suspend`` holds."""
+        """Release what ``suspend`` holds."""
         ...
 
     async def page_out(self, target: Target, deadline_ns: int) -> Outcome:
-        """Hold and move out; all processes of the session or none. Works on a session that is
-        already held, and finishes one that an earlier page-out left half-way."""
+        """Hold and move out all processes of the session, or none. Works on a session that is
+        already held, and finishes a page-out that was left half-way."""
         ...
 
     async def page_in(self, target: Target, deadline_ns: int) -> Outcome:
-        """Bring back and let go. Verifies free GPU memory first and never starts a restore that
-        might fail for room (such a failure is permanent in the driver)."""
+        """Bring back and release. Checks free GPU memory first and never starts a restore that
+        might fail for lack of room (such a failure is permanent in the driver)."""
         ...
 
     def export_footprints(self, target: Target | None = None) -> dict[ProcessRef, int]:
-        """Bytes that each paged-out process will need in the GPU: those of ``target``'s, or all.
-        The daemon keeps them where they survive it: the driver does not tell them afterwards."""
+        """Return the bytes that each paged-out process will need in the GPU, for ``target`` or for
+        all. The daemon stores them where they survive it: the driver cannot report them later."""
         ...
 
     def import_footprints(self, footprints: Mapping[ProcessRef, int]) -> None:
-        """What an earlier daemon kept."""
+        """Restore what an earlier daemon exported."""
         ...
 
     async def observe(self, target: Target) -> Observation:
-        """Ask the driver and NVML; never a remembered flag. Quick (milliseconds), where no
-        operation on the session is under way: it waits for that. Raises ``GpuError``."""
+        """Ask the driver and NVML; never a remembered flag. Waits for an operation on the session
+        to end, and otherwise takes milliseconds. Raises ``GpuError``."""
         ...

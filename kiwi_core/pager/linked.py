@@ -1,5 +1,5 @@
 """What the pager needs from the daemon: the processes that have Kiwi's library loaded,
-what each has told last, and a way to have it do something."""
+what each has reported last, and a way to make it do something."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Step = Literal["hold", "free", "page-out", "page-in", "yield"]
 
 @dataclass(frozen=True)
 class Told:
-    """The last word of one library: where the memory is that it owns, and how much. ``unowned`` has
-    by kind what it cannot move."""
+    """The last report of one library: where the memory that it owns is, and how much. ``unowned``
+    has, by kind, what it cannot move."""
 
     residency: Residency = Residency.RESIDENT
     resident_bytes: int = 0
@@ -43,52 +43,52 @@ class Linked(Protocol):
     def connected(self) -> bool: ...
     @property
     def owns(self) -> bool:
-        """Its library owns the memory and moves it. Else it is only a gate: the driver moves the
-        memory, while the gate is shut."""
+        """Whether the library owns the memory and moves it. Otherwise the library is only a gate:
+        the driver moves the memory while the gate is shut."""
         ...
 
     @property
     def expected(self) -> bool:
-        """Not connected, but about to be: it can be told to do something, and waits a moment."""
+        """Whether it is about to connect: a step can be sent to it, and waits for a moment."""
         ...
 
     @property
     def moving(self) -> bool:
-        """It was told to move its memory, and has not said yet how that came out."""
+        """Whether it was told to move its memory and has not reported the outcome yet."""
         ...
 
 
 def all_out(link: Linked) -> bool:
-    """Return whether all that the library owns is out, by its own word on this connection."""
+    """Return whether all that the library owns is out, by its report on this connection."""
     out = link.told.residency is Residency.PAGED_OUT and not link.told.resident_bytes
     return out and link.connected and not link.moving
 
 
 class Links(Protocol):
-    """Called in the loop."""
+    """The linked processes of all sessions. Methods are called in the loop."""
 
     def of(self, session: SessionId) -> tuple[Linked, ...]:
-        """The session's processes that have the library, or had it when they were last heard of."""
+        """Return the session's processes that have the library, or had it at their last report."""
         ...
 
     def everybody(self) -> tuple[Linked, ...]: ...
 
     def paged_out(self) -> tuple[Target, ...]:
-        """Sessions that have linked processes, each of which is out with all that it owns."""
+        """Return the sessions with linked processes all of which have paged out all they own."""
         ...
 
     async def perform(self, those: Sequence[Linked], step: Step, deadline_ns: int) -> list[Outcome]:
-        """Has each of ``those`` do ``step``, all at once, and waits for the answers: for "hold",
+        """Make each of ``those`` do ``step``, all at once, and wait for the answers: for "hold",
         "free" and "yield" a little past ``deadline_ns`` at most, for a move longer (it may have to
-        be undone). ``Refused(GONE)``: that process has ended. ``Refused(LOCK_TIMEOUT)``: it did not
-        answer; it may still do what it was told (``moving``), and does nothing else before."""
+        be undone). ``Refused(GONE)``: the process has ended. ``Refused(LOCK_TIMEOUT)``: it did not
+        answer; it may still do the step (``moving``), and does nothing else before."""
         ...
 
 
 async def all_yield(links: Links, those: Sequence[Linked], deadline_ns: int) -> set[ProcessRef]:
-    """Tell those libraries to leave the driver alone, and return the processes of which it may take
-    the rest of their memory now. A library that does not know of this might bring its memory back
-    by itself when it has lost its daemon, and a call into the driver would kill the program then.
+    """Tell these libraries to leave the driver alone. Return the processes whose remaining memory
+    the driver may move now. A library that was not told might bring its memory back by itself after
+    it loses its daemon, and its call into the driver would then kill the program.
     """
     outcomes = await links.perform(those, "yield", deadline_ns)
     pairs = zip(those, outcomes, strict=True)

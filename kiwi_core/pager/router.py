@@ -1,10 +1,10 @@
-"""The daemon's pager: linked processes move their own memory, the driver's checkpoint all the rest.
+"""The daemon's pager: linked processes move their own memory, the driver's checkpoint the rest.
 
 A *linked* process has Kiwi's library loaded: a gate, which on request also owns the memory and
 moves it. A process whose library is only a gate is moved by the driver, while that gate is shut.
 What a page-out through the library leaves in the GPU (contexts, and what the library cannot own)
-stays there, unless it is large, or room is still short: then a second page-out, or somebody's
-page-in, has the driver move that, too.
+stays there, unless it is large or room is still short: then a second page-out, or the page-in of
+another session, makes the driver move that, too.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ if TYPE_CHECKING:
     from kiwi_core.units import SessionId
 
 SCRUBBED_NS = NS_PER_S // 2
-"""Memory that was just freed shows up as free within this time; who still lacks room then lacks it
-for another reason."""
+"""Time within which freed memory shows up as free. A page-in that still lacks room after it lacks
+room for another reason."""
 
 
 class SessionPager:
-    """``checkpoint`` is the driver's part. Calls for one session wait for each other. While one is
-    suspended or moved out, what Ctrl-Z has stopped runs, so that its turn can end."""
+    """The pager of the daemon. ``checkpoint`` is the driver's part. Calls for one session wait for
+    each other. While a session is being suspended or paged out, its processes that Ctrl-Z has
+    stopped run, so that its turn can end."""
 
     def __init__(
         self, checkpoint: CheckpointPager, links: Links, config: Config = DEFAULTS
@@ -55,14 +56,14 @@ class SessionPager:
         self._moved_by: dict[SessionId, MovedBy] = {}
 
     def moved_by(self, session: SessionId) -> MovedBy:
-        """As it was when the session was last looked at."""
+        """Return what moves the session's memory, as of the last observation."""
         return self._moved_by.get(session, MovedBy.CHECKPOINT)
 
     def why_stopped(self, target: Target) -> str:
         return self._checkpoint.why_stopped(target)
 
     def busy(self, session: SessionId) -> bool:
-        """Is an operation on it under way? Then the driver must not be asked about it."""
+        """Return whether an operation on it is under way: then the driver must not be asked."""
         lock = self._busy.get(session)
         return lock is not None and lock.locked()
 
@@ -80,8 +81,8 @@ class SessionPager:
             return await self._run(target, deadline_ns, self._checkpoint.page_out, Mover.page_out)
 
     async def page_in(self, target: Target, deadline_ns: int) -> Outcome:
-        """Where room is lacking, and other sessions that are out have left something in the GPU,
-        that goes first."""
+        """Page in. If room is lacking, first page out what other paged-out sessions have left in
+        the GPU."""
         patience_ns = self._config.room_wait_ns
         if any(other.session != target.session for other in self._links.paged_out()):
             outcome = await self._page_in(target, deadline_ns, min(patience_ns, SCRUBBED_NS))
@@ -124,7 +125,7 @@ class SessionPager:
         return sizes
 
     def import_footprints(self, footprints: Mapping[ProcessRef, int]) -> None:
-        """What the libraries have out they tell themselves; the rest is the driver's."""
+        """Import the driver's part. Libraries report what they have paged out themselves."""
         ours = _out_bytes(self._links.everybody())
         rest = {ref: size - ours.get(ref, 0) for ref, size in footprints.items()}
         self._checkpoint.import_footprints({ref: size for ref, size in rest.items() if size > 0})
@@ -132,9 +133,9 @@ class SessionPager:
     # --- inside ---------------------------------------------------------------------------------
 
     def _living(self, target: Target) -> list[Linked]:
-        """Linked processes of the session that live and can be spoken to. One that cannot be
-        reached, but has its memory in the GPU, is the driver's; not so in the moment in which it
-        reconnects, or the driver might take it in the middle of its library's work."""
+        """Return the session's live linked processes that can be reached. An unreachable process
+        with its memory in the GPU is left to the driver, except while it reconnects: the driver
+        might then take it in the middle of its library's work."""
         return [
             link
             for link in self._links.of(target.session)
@@ -182,16 +183,16 @@ class SessionPager:
         return self._busy.setdefault(session, asyncio.Lock())
 
     async def _clear_residues(self, target: Target, deadline_ns: int) -> None:
-        """The last resort: what sessions that are out have left in the GPU goes, too. One that the
-        driver cannot move stays; so does one of which the library has a part in the GPU, since only
-        the library can move that."""
+        """Page out what paged-out sessions have left in the GPU, as a last resort. A session that
+        the driver cannot move stays, and so does a session whose library has a part in the GPU,
+        since only the library can move that."""
         for other in self._links.paged_out():
             if other.session == target.session or self.busy(other.session):
                 continue
             async with self._lock_of(other.session):
                 links = self._living(other)
                 if not all(map(all_out, links)):
-                    continue  # it is on its way back
+                    continue  # the session is being paged in
                 refs = await all_yield(self._links, links, deadline_ns)
                 if len(refs) == len(links):
                     await self._checkpoint.page_out(other, deadline_ns)
@@ -207,8 +208,8 @@ class SessionPager:
 
 
 def _still_out_bytes(link: Linked, in_gpu_bytes: int) -> int:
-    """Of one that is out as far as was heard, and cannot be asked: it may be on its way in, begun
-    under an earlier daemon. What it has in the GPU must not count twice."""
+    """Return the bytes that ``link`` has out. A disconnected process may be paging in since an
+    earlier daemon: what it has in the GPU must not count twice."""
     if link.told.residency is not Residency.PAGED_OUT:
         return 0
     said_bytes = link.told.paged_out_bytes
@@ -224,7 +225,7 @@ def _out_bytes(links: tuple[Linked, ...]) -> dict[ProcessRef, int]:
 
 
 def _with_word(memory: ProcessMemory, told: Told | None) -> ProcessMemory:
-    """Of a linked process the worse of what driver and library say."""
+    """Return ``memory`` with the worse of the driver's and the library's residency."""
     if told is None:
         return memory
     return replace(memory, residency=worst((memory.residency, told.residency)))

@@ -1,1 +1,1 @@
-"""Moves memory by the driver's checkpoint calls, from outside, on unmodified programs."""
+"""Move the memory of unmodified programs, from outside, by the driver's checkpoint calls."""

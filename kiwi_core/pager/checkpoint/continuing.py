@@ -1,6 +1,7 @@
-"""Letting a program that Ctrl-Z has stopped run for as long as it takes to hold it and move it out.
+"""Continue a program that Ctrl-Z has stopped while the pager holds it and moves it out.
 
-Only what a plain SIGSTOP or SIGTSTP stopped: a debugger and a freezer are left what they have.
+Only a program stopped by a plain SIGSTOP or SIGTSTP is continued, not one that a debugger or a
+freezer has stopped.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ log = structlog.get_logger(__name__)
 
 @asynccontextmanager
 async def continued(refs: Iterable[ProcessRef]) -> AsyncIterator[None]:
-    """Those of ``refs`` that are stopped run inside, and are stopped again at the end, unless their
-    user has brought them to the foreground of their terminal meanwhile (``fg``). Nothing tells of
-    another SIGCONT to a process that runs already (``bg``, ``kill``)."""
+    """Continue those of ``refs`` that are stopped, and stop them again at the end, unless their
+    user has brought them to the foreground of their terminal meanwhile (``fg``). A second SIGCONT
+    to a process that runs already (``bg``, ``kill``) cannot be detected."""
     going = {}
     for ref in refs:
         if why_stopped(ref) == BY_SIGNAL:
@@ -50,7 +51,7 @@ def _in_foreground(ref: ProcessRef) -> bool:
 
 
 def _send(ref: ProcessRef, number: signal.Signals) -> bool:
-    """False: not ours to do, or it has ended."""
+    """Return false if the signal is not permitted or the process has ended."""
     with suppress(OSError):
         descriptor = processes.open_pidfd(ref)
         if descriptor is None:

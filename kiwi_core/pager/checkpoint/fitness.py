@@ -1,6 +1,6 @@
-"""Who must not be moved: programs that the driver's checkpoint kills, damages, or does not know.
+"""Programs that must not be moved: the driver's checkpoint kills, damages or does not know them.
 
-Read from ``/proc`` and from what libraries have told; no driver call, no NVML. Exported memory
+Read from ``/proc`` and from the reports of libraries; no driver call, no NVML. Exported memory
 (CUDA IPC) leaves no trace in ``/proc``: only a program with Kiwi's library says that it has any.
 
 Sources: DRIVER table A3 of the issue "the driver as it really is": public reports on drivers 580,
@@ -29,37 +29,38 @@ _T = TypeVar("_T")
 
 _UVM: Final = "/dev/nvidia-uvm"
 _UVM_MAPPINGS: Final = 1
-"""A process with a context maps this device once, a worker without one not at all. Each managed
-allocation maps it again."""
+"""Mappings of this device in a process with a context; a worker without one has none. Each
+managed allocation adds one."""
 
 _OUR_LIBRARY: Final = "/libkiwi_"
-"""In the path of Kiwi's library, preloaded or loaded as a gate. What it maps it has loaded."""
+"""Part of the path of Kiwi's library, preloaded or loaded as a gate. A process that maps this path
+has loaded the library."""
 
 _TOLD_SHARED: Final = "ipc"
-"""What Kiwi's library calls memory that a program has exported, or imported from another."""
+"""The library's word for memory that a program has exported, or imported from another."""
 
 _TOLD_MANAGED: Final = "managed"
-"""What it calls managed memory."""
+"""The library's word for managed memory."""
 
 _NCCL_THREADS: Final = "pt_nccl_"
 """PyTorch's threads that watch an NCCL communicator: ``pt_nccl_watchdg``, ``pt_nccl_heartbt``."""
 
 _NCCL_DIES_SINCE: Final = 590
-"""Of the driver's version. Seen on 595; 580 does no harm; nobody has told of 610, so the worst is
-assumed."""
+"""Major driver version since which NCCL programs die. Seen on 595; 580 does no harm; 610 has no
+report, so the worst is assumed."""
 
 STICKY: Final = frozenset({700, 702, *range(709, 721)})
 """Errors after which a context answers every call with the same one, until its process ends."""
 
 _FINAL: Final = STICKY | {NOT_SUPPORTED, OUT_OF_MEMORY}
-"""What a checkpoint answers where the next one would answer the same, or do more harm: on driver
+"""Errors of a checkpoint that a retry would repeat, or that make a retry do more harm: on driver
 595 a checkpoint that was not supported leaves a dead context. OUT_OF_MEMORY is the answer on MIG;
-nothing needs GPU memory to go out of it."""
+a page-out needs no GPU memory."""
 
 
 _TRIES: Final = 3
-"""Restores with room that fail with the same error before the memory counts as lost. Driver 580
-answers INVALID_VALUE for ever where memory was shared; another error has been seen to pass."""
+"""Restores that fail with the same error, despite room, before the memory counts as lost. Driver
+580 always answers INVALID_VALUE where memory was shared; other errors have been seen to pass."""
 
 
 class Kind(Enum):
@@ -72,7 +73,7 @@ class Kind(Enum):
 
 
 class Unfit(NamedTuple):
-    """Why a process must not be moved. ``reason`` says how soon that may be different."""
+    """Why a process must not be moved. ``reason`` says how soon that may change."""
 
     kind: Kind
     sentence: str
@@ -101,8 +102,8 @@ def unfit(
     """Return why the driver must not move ``ref``; ``None``: nothing is known against it.
 
     ``driver_version`` is NVML's ("595.71.05"). ``mig``: that mode is on. ``told`` are the
-    kinds of memory that it has and that its library cannot own. ``root`` is where ``/proc`` is;
-    tests name another.
+    kinds of memory of the process that its library cannot own. ``root`` is the directory that
+    holds ``/proc``; tests pass another.
     """
     if mig:
         return MIG
@@ -116,8 +117,8 @@ def unfit(
 
 
 def unreached(ref: ProcessRef, *, root: Path = Path("/")) -> Unfit | None:
-    """Return why the driver must not move ``ref``, whose library is not connected, if it has one:
-    its gate is open, and a synchronise call would crash it while the driver has it."""
+    """Return why the driver must not move ``ref``, if it has a library that is not connected: the
+    gate is open, and a synchronise call would crash the process during the move."""
     if not any(_OUR_LIBRARY in name for name in _mapped(ref.pid, root)):
         return None
     return Unfit(
@@ -130,7 +131,7 @@ def unreached(ref: ProcessRef, *, root: Path = Path("/")) -> Unfit | None:
 
 
 def _major(driver_version: str) -> int:
-    """0 where nobody says."""
+    """Return the major version; 0 if it is unknown."""
     first = driver_version.split(".")[0]
     return int(first) if first.isdigit() else 0
 
@@ -172,7 +173,7 @@ def _mapped(pid: int, root: Path) -> list[str]:
     try:
         lines = (root / f"proc/{pid}/maps").read_text(errors="replace").splitlines()
     except OSError:
-        return []  # gone, or not ours to look at: the driver has the last word
+        return []  # ended, or not readable for us: the driver decides
     # "7f12…-7f34… rw-s 00000000 00:06 812    /dev/nvidia-uvm"
     return [name for line in lines for name in line.split(maxsplit=5)[5:]]
 
@@ -196,7 +197,7 @@ def _text(path: Path) -> str:
 
 
 class _OfPrograms(Generic[_T]):
-    """What is known of programs. It ends with the process, or when that runs another one (exec)."""
+    """Facts about programs, by process. They end with the process or its next ``exec``."""
 
     def __init__(self) -> None:
         self._known: dict[ProcessRef, tuple[str, _T]] = {}
@@ -216,19 +217,19 @@ class _OfPrograms(Generic[_T]):
 
 class Unmovable:
     """Processes that the driver has refused to move in a way that can have damaged them. ``known``
-    looks for what is known beforehand."""
+    returns what is known before any attempt."""
 
     def __init__(self, known: Callable[[ProcessRef], Unfit | None] = lambda _ref: None) -> None:
         self._known = known
         self._failed = _OfPrograms[Unfit]()
 
     def why(self, ref: ProcessRef) -> Unfit | None:
-        """Return why ``ref`` must not be moved; ``None``: it may be tried."""
+        """Return why ``ref`` must not be moved; ``None`` if a move may be tried."""
         return self._failed.get(ref) or self._known(ref)
 
     def refused(self, ref: ProcessRef, error: GpuError) -> Unfit | None:
-        """The driver has answered ``error`` to a checkpoint of ``ref``. ``None``: that may be
-        different the next time."""
+        """Record that the driver answered ``error`` to a checkpoint of ``ref``. Return why it must
+        not be moved; ``None`` if the next checkpoint may succeed."""
         if error.driver_code not in _FINAL:
             return None
         return self._failed.put(ref, _failed(ref.pid, error))
@@ -246,7 +247,7 @@ class RestoreFailures:
         """Record that the restore of ``ref`` failed with ``error``. Return whether it has failed so
         often in this way that it never succeeds."""
         if error.driver_code is None:
-            return False  # nobody knows what the driver would have said
+            return False  # the driver's answer is unknown
         counts = self._counts.get(ref)
         if counts is None:
             counts = self._counts.put(ref, Counter())
@@ -258,12 +259,12 @@ class RestoreFailures:
         return self._lost.put(ref, outcome)
 
     def lost_before(self, ref: ProcessRef) -> Lost | None:
-        """Return how ``ref`` was lost, if it was. It holds the room that another try would wait
-        for."""
+        """Return how ``ref`` was lost, if it was. The process holds the room that another try
+        would wait for."""
         return self._lost.get(ref)
 
     def forget(self, ref: ProcessRef) -> None:
-        """``ref`` is back."""
+        """Forget the failures of ``ref``, which is back."""
         self._counts.drop(ref)
 
 

@@ -1,8 +1,8 @@
 """One operation on one session: all of its GPU processes, or none.
 
 Whatever goes wrong, each process ends up in the state in which the operation found it, as far as
-the driver can still do that, and the outcome says what the *driver* says: after each error it is
-asked for the process's state, since it may have done the work and failed in reporting it.
+the driver can still do that, and the outcome says what the *driver* says: after each error the
+driver is asked for the process's state, since it may have done the work and failed to report it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from kiwi_core.pager.checkpoint.survey import Member
 
 _ROUNDS_MAX: Final = 3
-"""A caller killed in the middle of a driver call leaves one call behind for each process, which
-the driver may perform after the next caller has looked: then that one looks again."""
+"""Rounds of an operation. A caller killed in a driver call leaves one call behind per process. The
+driver may perform it after the next caller has looked: then the next caller looks again."""
 
 
 class Transaction:
@@ -94,12 +94,12 @@ class Transaction:
             raise
 
     async def _moved_meanwhile(self) -> bool:
-        """Did the call of an earlier caller, killed in its middle, take effect only now?"""
+        """Return whether a call left behind by a killed caller took effect only now."""
         return bool(in_state(await self._hold.settled(), CheckpointState.CHECKPOINTED))
 
     async def _present(self) -> list[Member]:
-        """The session's processes, once all have settled. If one is lost, or the root is gone, the
-        others are let go first: nobody else will ever do that."""
+        """Return the session's processes, once all have settled. If a process is lost or the root
+        has ended, release the others first: nothing else ever does."""
         members = await self._hold.settled()
         failed = in_state(members, CheckpointState.FAILED)
         gone = not self._hold.root_alive()
@@ -110,8 +110,8 @@ class Transaction:
         return members
 
     async def _check_beforehand(self) -> None:
-        """What can be known before the session is disturbed. The driver keeps paged-out memory in
-        the target's own process, so that one's limits count, too."""
+        """Check what can be known before the session is disturbed. The driver keeps paged-out
+        memory in the target's own process, so the limits of that process count, too."""
         members = await self._hold.settled()
         still_in = [m.ref for m in members if m.state is not CheckpointState.CHECKPOINTED]
         for ref in still_in:
@@ -133,8 +133,9 @@ class Transaction:
             raise Stop(Refused(Reason.NO_HOST_MEMORY, detail))
 
     async def _need_bytes(self, refs: list[ProcessRef], usage: dict[int, int]) -> int:
-        """What ``refs`` have in the GPU. Where NVML cannot name its users (a PID namespace), what
-        each had when it went out last; of others the most that they can have together."""
+        """Return the bytes of ``refs`` in the GPU. Where NVML cannot name its users (a PID
+        namespace), use what each had at its last page-out, or else the most that they can have
+        together."""
         gpu = self._parts.gpu
         named_bytes = sum(usage.get(ref.pid, 0) for ref in refs)
         nameless = [ref for ref in refs if ref.pid not in usage]
@@ -163,8 +164,8 @@ class Transaction:
             raise stop from error
 
     async def _measure(self, locked: list[ProcessRef]) -> dict[ProcessRef, int]:
-        """They are locked: this is what they will need again. Told before anything moves, so that
-        a daemon that takes over knows it."""
+        """Measure the locked processes: this is what they will need again. Store the sizes before
+        anything moves, so that a daemon that takes over knows them."""
         usage = await self._parts.gpu.bytes_by_pid()
         sizes = {ref: usage[ref.pid] for ref in locked if ref.pid in usage}
         await self._parts.make_room(self._target, sum(sizes.values()))
@@ -175,11 +176,11 @@ class Transaction:
     async def _undo_out(
         self, done: list[ProcessRef], locked: list[ProcessRef], members: list[Member], stop: Stop
     ) -> None:
-        """Brings back those already out: found held or running, they end up held here, and are
-        unlocked by ``all_held`` if this operation locked them."""
+        """Bring back the processes already out. They end up held here, whether found held or
+        running; ``all_held`` unlocks them if this operation locked them."""
         try:
             await self._move.bring_back(done, members)
-            # After a call that was given up one may yet go out: its footprint will be needed.
+            # After a call was given up, a process may still go out: its footprint is needed.
             if not isinstance(stop.__cause__, Hung):
                 self._parts.footprints.drop(locked)
         except (Stop, GpuError) as error:
@@ -187,9 +188,9 @@ class Transaction:
             stop.add(f"A part of it stays in system RAM until it can be paged in: {error}")
 
     async def _let_go(self, members: list[Member], stop: Stop) -> None:
-        """The session as such is over (its root ended, or a part is lost): what can be brought
-        back is, and everything runs on. Best effort: the outcome is known already, except that
-        what a root that ended has left behind may have to wait for room."""
+        """Bring back what can be brought back and let everything run on: the session is over (its
+        root ended, or a part is lost). Best effort: the outcome is known already, except that the
+        processes left behind by an ended root may have to wait for room."""
         for member in members:
             try:
                 if await self._hold.state(member.ref) is CheckpointState.CHECKPOINTED:
