@@ -31,7 +31,8 @@ export function what(entry: IHistoryEntry, now: number): string {
   const lasted = goesOn ? formatSoFar(lasted_s) : formatDuration(lasted_s);
   if (entry.kind !== 'out' && entry.kind !== 'in') {
     const verb = (entry.ended_at === null ? DOES : DID)[entry.kind];
-    return `${verb} for ${lasted}`;
+    // "for 0 s" says nothing of what has just begun.
+    return goesOn && lasted_s < 1 ? verb : `${verb} for ${lasted}`;
   }
   const way = entry.kind === 'out' ? 'out to system RAM' : 'back into the GPU';
   if (entry.ended_at === null) {
