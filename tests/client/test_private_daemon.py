@@ -20,7 +20,7 @@ place = Path(sys.argv[1])
 arguments = ["--emulate", "1x64MiB"]
 daemon = PrivateDaemon("The test's", arguments, place, place / "log", dict(os.environ))
 daemon.wait_ready()
-print(daemon._process.pid, daemon._guard.pid, flush=True)
+print(daemon._process.pid, daemon._guard._process.pid, flush=True)
 if sys.argv[2] == "end":
     daemon.end()
 else:

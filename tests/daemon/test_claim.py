@@ -19,7 +19,7 @@ from kiwi_core.daemon import __main__ as process
 from kiwi_core.daemon.base import claim as claims
 from kiwi_core.daemon.base.claim import Claim
 from kiwi_core.daemon.base.sockets import OneDaemonLock, alone, already_running
-from kiwi_core.daemon.gpu_daemon import _must_not_end
+from kiwi_core.daemon.base.tasks import endless
 from kiwi_core.errors import CallerError
 
 if TYPE_CHECKING:
@@ -279,8 +279,7 @@ def test_a_task_that_must_not_end_ends_the_daemon_whatever_the_cause() -> None:
 
     async def run(handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]) -> None:
         asyncio.get_running_loop().set_exception_handler(handler)
-        task = asyncio.create_task(fail(), name="observing")
-        task.add_done_callback(_must_not_end)
+        task = endless(fail(), "observing")
         await asyncio.wait([task])
         await asyncio.sleep(0)
 

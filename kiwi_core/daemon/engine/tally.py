@@ -38,6 +38,9 @@ _Outcome = (
     | ev.SuspendRefused | ev.ResumeFailed | ev.PageOutRefused | ev.PageInRefused
     | ev.PageOutLost | ev.PageInLost
 )  # fmt: skip
+_STOPS: Final = frozenset({Notice.SUSPENDED, Notice.KEPT_OUT})
+"""What a burst that has the lease is told when its turn ends."""
+
 _BOUNDS_NS: Final = [round(bound_s * NS_PER_S) for bound_s in WAIT_BOUNDS_S]
 
 
@@ -110,6 +113,7 @@ class Tally:
         self.lost_in = 0
         self.overdue = 0
         self._bursts: dict[SessionId, _Burst] = {}
+        self._kept_out: set[SessionId] = set()
         self._moved_bytes = MovedBytes()
         self._ops: dict[OpId, tuple[SessionId, str]] = {}
         """Ordered and not reported; overdue ones included."""
@@ -152,7 +156,7 @@ class Tally:
             self._granted(action, now_ns)
         elif isinstance(action, Notify):
             burst = self._bursts.get(action.session)
-            if action.notice is Notice.SUSPENDED and burst is not None:
+            if burst is not None and burst.since_ns is None and action.notice in _STOPS:
                 burst.stopping = True
         elif isinstance(action, Operation):
             self._ops[action.op] = (action.session, OPERATIONS[type(action)])
@@ -170,6 +174,8 @@ class Tally:
 
     def _joined(self, event: ev.SessionJoined, now_ns: int) -> None:
         """One that an earlier daemon stopped in mid-burst waits to go on."""
+        if event.kept_out:
+            self._kept_out.add(event.session)
         if event.mid_burst and event.residency is not Residency.LOST:
             self._bursts.setdefault(event.session, _Burst(event.burst, now_ns, begun=True))
 
@@ -192,7 +198,18 @@ class Tally:
 
     def _session_over(self, event: ev.SessionLost | ev.SessionDetached, _now_ns: int) -> None:
         self._over(event.session)
+        self._kept_out.discard(event.session)
         self._moved_bytes.forget(event.session)
+
+    def _is_kept_out(self, event: ev.SuspensionRequested, _now_ns: int) -> None:
+        self._kept_out.add(event.session)
+
+    def _let_go(self, event: ev.ResumptionRequested, now_ns: int) -> None:
+        """It waits for its turn from now on: until now it waited for that."""
+        burst = self._bursts.get(event.session)
+        if event.session in self._kept_out and burst is not None and burst.since_ns is not None:
+            burst.since_ns = now_ns
+        self._kept_out.discard(event.session)
 
     def _over(self, session: SessionId) -> None:
         burst = self._bursts.pop(session, None)
@@ -249,5 +266,7 @@ _HANDLERS: Final[dict[type[ev.Event], Callable[..., None]]] = {
     ev.BurstEnded: Tally._burst_over,
     ev.BurstLingered: Tally._lingers,
     ev.OperationOverdue: Tally._late,
+    ev.SuspensionRequested: Tally._is_kept_out,
+    ev.ResumptionRequested: Tally._let_go,
     **dict.fromkeys(get_args(_Outcome), Tally._reported),
 }
