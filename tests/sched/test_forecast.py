@@ -251,6 +251,18 @@ def test_nobody_can_tell_any_more_when_a_driver_call_hangs() -> None:
     assert look(world, 201).expected_wait_ns is None
 
 
+def test_nobody_can_tell_when_no_turn_ends_by_itself() -> None:
+    """A program without a gate has never ended a burst, and is not stopped."""
+    world = World("gpu 10 tq=10")
+    world.do(0, "a joins; b joins; memory outside=0")
+    world.do(1, "a asks 1")
+    world.do(2, "memory a=8; a unguarded")
+    world.do(3, "b asks 1")
+    entry = look(world, 5)
+    assert entry.expected_wait_ns is None
+    assert entry.blocked is None
+
+
 def test_the_tail_of_a_long_queue_is_told_longer_waits() -> None:
     world = two()
     for number in range(12):
