@@ -63,9 +63,13 @@ def test_the_limits_are_the_codes() -> None:
 
 def test_every_error_that_a_daemon_sends_is_explained() -> None:
     root = Path(__file__).parents[2] / "kiwi_core"
-    names = ["connection", "links", "members", "peers", "report"]
-    names += ["desk", "link_desk", "session_desk", "wishes"]
-    sources = [root / "daemon" / f"{name}.py" for name in names]
+    base = [
+        root / "daemon/base" / f"{name}.py"
+        for name in ("admission", "connection", "connections", "peers")
+    ]
+    rooms = ("roster", "links", "engine", "sessions", "reports")
+    sources = [path for room in rooms for path in (root / "daemon" / room).glob("*.py")]
+    sources += [*base, root / "daemon" / "router.py"]
     sources += (root / "wire").glob("*.py")
     codes = {
         code
