@@ -45,7 +45,7 @@ LIBRARIES = ("-ldl", "-pthread")  # an older glibc needs these; in a newer one t
 TARGETS = {"x86_64": "x86_64-linux-gnu.2.17", "aarch64": "aarch64-linux-gnu.2.17"}
 """The ``zig cc`` target, with the oldest glibc that the library runs with, by machine."""
 COMPILE_TIMEOUT_S = 300.0
-"""Time limit of a compiler run: on first use Zig compiles its own C library, maybe for a minute."""
+"""Limit of one compiler run: on first use Zig compiles its C library, which can take a minute."""
 OLDEST_HEADER = 12_060
 """CUDA_VERSION of the oldest header that has every type that the sources name."""
 
