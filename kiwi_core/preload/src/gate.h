@@ -36,7 +36,7 @@ void kp_gate_exempt(void);
 
 /* Closes the gate and waits until no gated call is inside and no capture is open. Returns false at until_ns
  * (CLOCK_MONOTONIC), with the gate as it was before; true if the gate was already closed. For the pager thread
- * only, as are the functions below. */
+ * only. */
 bool kp_gate_close(int64_t until_ns);
 /* Shuts a closed gate: holds every call, and waits until no thread is in the driver. Returns false at until_ns,
  * with the gate only closed, as before. */
