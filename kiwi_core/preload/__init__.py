@@ -1,16 +1,16 @@
-"""The library that stands before the CUDA driver in programs: Kiwi's gate, which can also own their
+"""The library between a program and the CUDA driver: Kiwi's gate, which can also own the program's
 GPU memory.
 
-For whoever starts programs under Kiwi::
+To start a program under Kiwi::
 
     program_env |= preload.environment(preload.library(), before=program_env)
 
-For a Python process itself, before anything in it has loaded the driver::
+To load the gate into this Python process, before anything in it has loaded the driver::
 
     gate = preload.load_gate("/usr/lib/x86_64-linux-gnu/libcuda.so.1")
 
-docs/preload.md says what it does.  Imports nothing of Kiwi, and nothing but the standard library.
-What compiles is imported when it is needed: kernels import this package at their start.
+docs/preload.md describes the library. The package imports only the standard library, and nothing
+else of Kiwi. Kernels import it when they start, so the compiling module is imported on first use.
 """
 
 from __future__ import annotations

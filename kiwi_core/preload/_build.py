@@ -1,4 +1,4 @@
-"""Compiling ``libkiwi_preload.so``: on first use into the user's cache, or for a wheel."""
+"""Compile ``libkiwi_preload.so``: on first use into the user's cache, or for a wheel."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ FLAGS = (
 LINK_FLAGS = ("-shared", "-Wl,-z,nodelete", "-Wl,-z,defs")
 GATE_FLAGS = ("-DKP_GATE",)
 GATE_DIFFERS = ("driver.c", "find.c", "start.c")
-"""What is compiled anew, with ``GATE_FLAGS``, for the library under the driver's own name."""
-LIBRARIES = ("-ldl", "-pthread")  # of an older glibc; a newer one has them empty
+"""Sources that are compiled again, with ``GATE_FLAGS``, for the library named like the driver."""
+LIBRARIES = ("-ldl", "-pthread")  # an older glibc needs these; in a newer one they are empty
 TARGETS = {"x86_64": "x86_64-linux-gnu.2.17", "aarch64": "aarch64-linux-gnu.2.17"}
-"""Machine -> what ``zig cc`` calls it, with the oldest glibc that the library runs with."""
+"""The ``zig cc`` target, with the oldest glibc that the library runs with, by machine."""
 COMPILE_TIMEOUT_S = 300.0
-"""Zig compiles its own C library on its very first use; that alone can take a minute."""
+"""Limit of one compiler run: on first use Zig compiles its C library, which can take a minute."""
 OLDEST_HEADER = 12_060
-"""CUDA_VERSION of the oldest header that has every type the sources name."""
+"""CUDA_VERSION of the oldest header that has every type that the sources name."""
 
 
 def library(cache_dir: Path | None = None) -> Path:
-    """The shared object to preload: the named one, a wheel's, else compiled once and cached.
+    """Return the library to preload: the one named by ``ENV_LIBRARY``, a wheel's, or a cached one.
 
-    For whoever starts programs under Kiwi.  Safe in several processes at once: one compiles under a
-    lock and the result appears by a rename.  Raises Unavailable with a remedy.
+    Compile the cached library if it is missing. Several processes may call this at once: one
+    compiles under a lock, and the result appears by a rename. Raise ``Unavailable``, with a remedy.
     """
     if named := os.environ.get(ENV_LIBRARY):
         return _named(Path(named))
@@ -94,7 +94,8 @@ def _named(library: Path) -> Path:
 
 
 def _check_name(library: Path, remedy: str) -> None:
-    """``LD_PRELOAD`` has no way to quote: every program would complain of the halves."""
+    """Refuse a path that ``LD_PRELOAD`` would split: it has no quoting, and every program would
+    report that the parts cannot be loaded."""
     if re.search("[: ]", str(library)):
         raise Unavailable(
             f"The in-process pager cannot be loaded from {library}: a path in LD_PRELOAD can have "
@@ -104,9 +105,9 @@ def _check_name(library: Path, remedy: str) -> None:
 
 
 def cross(machine: str, output: Path) -> None:
-    """Builds the library for ``machine`` (a key of TARGETS) and the oldest glibc, with ziglang.
+    """Build the library for ``machine`` (a key of TARGETS) and the oldest glibc, with ziglang.
 
-    For the wheel's build.  Raises Unavailable.
+    The build of the wheel calls this. Raise ``Unavailable``.
     """
     compiler = [*_zig(), "-target", TARGETS[machine]]
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -120,11 +121,10 @@ def build(
     sanitize: str | None = None,
     tested: Path | None = None,
 ) -> None:
-    """Compiles the library into ``output``, and the gate (``GATE_NAME``) and its alias beside it;
-    with ``sanitize`` (what ``-fsanitize=`` takes) the library alone. ``tested``: a directory of
-    what only tests need in it.
+    """Compile the library into ``output``, and the gate (``GATE_NAME``) and its alias beside it.
 
-    Raises Unavailable.
+    With ``sanitize`` (a value of ``-fsanitize=``), compile the library alone. ``tested`` is a
+    directory with sources that only tests need in the library. Raise ``Unavailable``.
     """
     compiler = list(compiler or find_compiler())
     header = header or find_header()
@@ -194,7 +194,7 @@ def sources() -> list[Path]:
 
 
 def find_compiler() -> list[str]:
-    """Raises Unavailable."""
+    """Return the command of a C compiler. Raise ``Unavailable``."""
     for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
         if name and (found := shutil.which(name)):
             return [found]
@@ -209,14 +209,14 @@ def _zig() -> list[str]:
             "(looked for $CC, cc, gcc, clang and the Python package ziglang).",
             "Install one of them, for example: pip install ziglang",
         )
-    # Its program itself: ``python -m ziglang`` would import from the working directory.
+    # Run the program itself: ``python -m ziglang`` would import from the working directory.
     return [str(Path(spec.origin).with_name("zig")), "cc"]
 
 
 def find_header() -> Path:
-    """The newest ``cuda.h`` of those that are here: the newer, the more calls are known by it.
+    """Return the newest ``cuda.h`` on this machine: a newer header declares more calls.
 
-    Raises Unavailable.
+    Raise ``Unavailable``.
     """
     found = {path: version for path in _headers() if (version := _version(path))}
     if not found or max(found.values()) < OLDEST_HEADER:
@@ -243,7 +243,8 @@ def _headers() -> Iterator[Path]:
 
 
 def _version(header: Path) -> int:
-    """0: there is none, or it is another cuda.h (Linux has one for old Macintoshes)."""
+    """Return the header's CUDA_VERSION, or 0 if the header is missing or is another ``cuda.h``
+    (Linux has one for old Macintoshes)."""
     try:
         text = header.read_text(errors="replace")
     except OSError:
@@ -253,8 +254,8 @@ def _version(header: Path) -> int:
 
 
 def _make_readable(directory: Path) -> None:
-    """Make ``directory`` and those above it, never with more than 0755: programs load code from it,
-    so only its user may write."""
+    """Create ``directory`` and its missing parents, with at most mode 0755: programs load code from
+    there, so only its owner may write."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o755, exist_ok=True)
@@ -281,7 +282,7 @@ def _build_beside(target: Path, compiler: list[str], header: Path) -> None:
         build(work / NAME, compiler, header)
         for made in (*work.iterdir(), work):
             made.chmod(0o755)
-        shutil.rmtree(directory, ignore_errors=True)  # an incomplete one
+        shutil.rmtree(directory, ignore_errors=True)  # from an incomplete build
         work.rename(directory)
     finally:
         shutil.rmtree(work, ignore_errors=True)

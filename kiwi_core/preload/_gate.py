@@ -1,4 +1,4 @@
-"""Loading the gate into this process, under the driver's own name."""
+"""Load the gate into this process, under the driver's own name."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 DRIVER = "libcuda.so.1"
 ALSO = "libcuda.so"
-"""What some programs ask for: the link that developers' packages have."""
+"""Name that some programs load: the symbolic link of the development packages."""
 
 
 class GateState(Enum):
     LOADED = "loaded"
-    """Every look-up of the driver by its name finds the gate."""
+    """Every look-up of the driver by name finds the gate."""
     TOO_LATE = "too-late"
-    """The driver is loaded already: its functions may have been looked up."""
+    """The driver is already loaded: a program may have looked up its functions."""
     UNAVAILABLE = "unavailable"
-    """There is no gate that could be loaded."""
+    """No gate can be loaded."""
 
 
 class Gate(NamedTuple):
-    """``reason`` says in words why it is not loaded."""
+    """State of the gate in this process; ``reason`` says in words why it is not loaded."""
 
     state: GateState
     reason: str = ""
@@ -43,11 +43,11 @@ def guarded() -> bool:
 
 
 def load_gate(real: Path | str, library: Path | None = None) -> Gate:
-    """Put the gate in front of the CUDA driver of this process, before anybody loads that.
+    """Put the gate in front of the CUDA driver of this process, before any code loads the driver.
 
-    ``real`` is the driver's file. It is not loaded: the program's first call does that. Until then
-    another call of this function may name another one. ``library`` is the gate; by default the one
-    that was compiled with what ``ready.find`` finds. Nothing is compiled here.
+    ``real`` is the driver's file. The program's first call to the driver loads it; until then
+    another call of this function may name another file. ``library`` is the gate; by default, the
+    gate beside the library that ``ready.find`` returns. This function compiles nothing.
     """
     if hasattr(ctypes.CDLL(None), "kiwi_preload_version"):
         return Gate(GateState.LOADED)
@@ -63,9 +63,9 @@ def load_gate(real: Path | str, library: Path | None = None) -> Gate:
 def find_untouched() -> Callable[[], int] | None:
     """Return the library's ``kiwi_preload_driver_untouched``, or ``None`` without a gate.
 
-    It answers 1 as long as no call of this process has initialised the driver and every call has
-    to pass the gate."""
-    everything = ctypes.PyDLL(None)  # it waits for nobody, so the interpreter's lock is kept
+    That function returns 1 as long as no call of this process has initialised the driver and every
+    call has to pass the gate."""
+    everything = ctypes.PyDLL(None)  # the function never waits, so it may run under the GIL
     if hasattr(everything, "kiwi_preload_version"):
         return getattr(everything, "kiwi_preload_driver_untouched", None)
     there = _loaded(DRIVER)
@@ -76,7 +76,7 @@ def find_untouched() -> Callable[[], int] | None:
 
 def _load(library: Path, real: str) -> Gate:
     try:
-        gate = ctypes.CDLL(str(library))  # local: nothing that is linked already finds it
+        gate = ctypes.CDLL(str(library))  # local: code that is already linked does not find it
         if not gate.kiwi_gate_start(os.fsencode(real)):
             return _too_late()
         alias = library.with_name(ALIAS_NAME)

@@ -1,8 +1,8 @@
-"""The C that follows from the driver's header and ``src/calls.def``: wrappers, their table, real.h.
+"""Generate C from the driver's header and ``src/calls.def``: wrappers, their table, and real.h.
 
-Wrappers pass on machine words, not typed arguments: what a call takes is the caller's and the
-driver's business, and only the number of words has to be right.  Calls that Kiwi itself looks into
-have typed wrappers by hand (``src/wrap.c`` and its like), which the compiler checks against the
+Wrappers pass on machine words, not typed arguments: only the caller and the driver need to know
+the types, and only the number of words has to be right. Calls that Kiwi itself inspects have typed
+wrappers written by hand (``src/wrap.c`` and the like), which the compiler checks against the
 header; ``calls.def`` names them as hooks.
 """
 
@@ -19,10 +19,10 @@ GATED = "gated"
 CLASSES = (GATED, "free", "wait", "never")
 FOREIGN = ("pool", "managed", "array", "vmm", "ipc", "graph", "external", "legacy")
 WIDE_WORDS = 16
-"""How many words a wrapper passes on for a form of a call that the header does not know."""
+"""Number of words that a wrapper passes on for a form of a call that the header does not know."""
 WIDE_SLOTS = 48
 OTHER_SLOTS = 128
-"""The same for functions that are not gated, or that the header does not know at all."""
+"""Number of such wrappers for functions that are not gated, or that the header lacks entirely."""
 PREPROCESS_TIMEOUT_S = 120.0
 
 _SUFFIXES = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
@@ -37,12 +37,12 @@ class CallsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What ``calls.def`` says of one function."""
+    """An entry of ``calls.def``: one function."""
 
     name: str
     kind: str
     hooks: dict[str, int] = field(default_factory=dict)
-    """Symbol of a form that has a wrapper by hand -> the first interface version that means it."""
+    """First interface version that means each form with a hand-written wrapper, by symbol."""
     foreign: str | None = None
 
 
@@ -54,7 +54,7 @@ class Symbol:
     call: Call
     words: int
     since: int
-    """Of a hook: the first version of the interface that means this form; else 0."""
+    """First version of the interface that means this form if the symbol is a hook; else 0."""
 
     @property
     def hooked(self) -> bool:
@@ -69,9 +69,9 @@ class Symbol:
 class Header:
     version: int
     words: dict[str, int]
-    """Every function that the driver exports by this header -> how many arguments it takes."""
+    """Number of arguments of every function that the driver exports by this header, by name."""
     public: tuple[str, ...]
-    """The functions as a program that includes the header means them."""
+    """Symbols that a program means when it includes the header and uses the plain names."""
 
 
 def base_name(symbol: str) -> str:
@@ -79,7 +79,7 @@ def base_name(symbol: str) -> str:
 
 
 def read_calls(path: Path = CALLS) -> dict[str, Call]:
-    """``calls.def``, by name.  Raises CallsError."""
+    """Return the entries of ``calls.def``, by name. Raise ``CallsError``."""
     calls: dict[str, Call] = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if not line.strip() or line.startswith("#"):
@@ -107,7 +107,7 @@ def _call(kind: str, name: str, more: list[str], where: str) -> Call:
 
 
 def read_header(compiler: list[str], header: Path) -> Header:
-    """What the preprocessor makes of ``cuda.h``.  Raises OSError, subprocess.SubprocessError."""
+    """Read the preprocessed ``cuda.h``. Raise ``OSError`` or ``subprocess.SubprocessError``."""
     every = _preprocessed(compiler, header, "-D__CUDA_API_VERSION_INTERNAL")
     plain = _preprocessed(compiler, header)
     found = re.search(
@@ -127,7 +127,8 @@ def _preprocessed(compiler: list[str], header: Path, *flags: str) -> str:
 
 
 def _count(arguments: str) -> int:
-    """Commas outside of parentheses, as function pointers have them."""
+    """Return the number of arguments, ignoring the commas inside the parentheses of function
+    pointers."""
     depth = count = 0
     for character in arguments:
         depth += (character == "(") - (character == ")")
@@ -136,7 +137,7 @@ def _count(arguments: str) -> int:
 
 
 def symbols(calls: dict[str, Call], header: Header) -> list[Symbol]:
-    """Every function of the header, grouped by call, in the order of names."""
+    """Return every function of the header, grouped by call, in the order of names."""
     found = []
     for name in sorted(header.words, key=lambda symbol: (base_name(symbol), symbol)):
         call = call_of(calls, base_name(name))
@@ -146,13 +147,13 @@ def symbols(calls: dict[str, Call], header: Header) -> list[Symbol]:
 
 
 def call_of(calls: dict[str, Call], name: str) -> Call:
-    """Return what the list says of ``name``; what nobody has named is gated."""
+    """Return the entry for ``name``; a function that the list does not name is gated."""
     fitting = (call for pattern, call in calls.items() if fnmatchcase(name, pattern))
     return replace(calls.get(name) or next(fitting, Call(name, GATED)), name=name)
 
 
 def write(directory: Path, calls: dict[str, Call], header: Header) -> None:
-    """Writes real.h, symbols.h and calls.c into ``directory``."""
+    """Write real.h, symbols.h and calls.c into ``directory``."""
     found = symbols(calls, header)
     named = {symbol.call.name: symbol.call for symbol in found}
     (directory / "real.h").write_text(_real(header))
@@ -190,9 +191,9 @@ def _symbols(found: list[Symbol], calls: dict[str, Call], header: Header) -> str
 
 
 def _wrappers(found: list[Symbol]) -> str:
-    """A wrapper for each function, a spare one for each, and wide ones for what is newer.
+    """Return a wrapper and a spare one for each function, and wide wrappers for newer functions.
 
-    The first stands for the function of that name, the spare for another address that
+    The wrapper stands for the function of that name, the spare for another address that
     ``cuGetProcAddress`` may return for the same call.
     """
     arities = sorted({symbol.words for symbol in found} | {WIDE_WORDS, 0})

@@ -1,5 +1,5 @@
-"""Where the libraries are, and what all of this package needs. A kernel imports it at its start, so
-it imports little."""
+"""Paths of the libraries, and definitions that the whole package needs. A kernel imports this when
+it starts, so this module imports little."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 NAME = "libkiwi_preload.so"
 GATE_NAME = "libkiwi_gate.so"
-"""The same library under the driver's own SONAME, libcuda.so.1."""
+"""File name of the same library under the driver's own SONAME, libcuda.so.1."""
 ALIAS_NAME = "libkiwi_gate_alias.so"
-"""An empty library with the SONAME libcuda.so, which needs libcuda.so.1: some programs ask for it
-by that name."""
+"""File name of an empty library with the SONAME libcuda.so, which needs libcuda.so.1: some programs
+load the driver by that name."""
 HERE = Path(__file__).parent
 SOURCES = HERE / "src"
 ENV_LIBRARY = "KIWI_PRELOAD_LIBRARY"
 SHIPPED = HERE / "lib"
-"""Where a wheel has the libraries, in a directory named by the machine."""
+"""Directory of a wheel's libraries, with a subdirectory for each machine."""
 
 
 class Unavailable(RuntimeError):  # noqa: N818 (a state of this machine, not a mistake)
-    """There is no library for this machine, and none can be made here."""
+    """No library exists for this machine, and none can be built on it."""
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(f"{message} {remedy}")
@@ -34,16 +34,16 @@ class Unavailable(RuntimeError):  # noqa: N818 (a state of this machine, not a m
 
 
 def environment(library: Path, before: Mapping[str, str]) -> dict[str, str]:
-    """What to add to a program's environment so that it runs under the library; ``before`` is the
-    environment that it would have had."""
+    """Return the variables that make a program run under the library; ``before`` is the program's
+    environment without them."""
     others = [name for name in re.split(r"[: ]+", before.get("LD_PRELOAD", "")) if name]
     ours = [str(library), *(name for name in others if os.path.basename(name) != NAME)]
     return {"LD_PRELOAD": ":".join(ours), "KIWI_PRELOAD": "1"}
 
 
 def check_owner(*places: Path) -> None:
-    """Whoever can put a library into the cache has their code run by everybody who uses it.
-    Raises ``OSError``."""
+    """Raise ``OSError`` if another user could put a library into one of ``places``: every user of
+    the cache would run that code."""
     for place in filter(os.path.lexists, places):
         if why := why_unsafe(os.lstat(place)):
             raise PermissionError(f"{place}: {why}")

@@ -1,9 +1,9 @@
-"""The library without a wait: found where it is there already, else built by somebody who has time.
+"""Find the library without waiting for a compiler, or build it for later callers.
 
 A kernel starts in a second and must not wait for a compiler. ``_build.library`` also looks for the
-newest header and hashes all sources, which takes longer than the whole start of Kiwi in a kernel
-may. So whoever has time calls ``ensure``, which leaves a pointer; ``find`` only follows it. Run as
-a module it does ``ensure``, with low priority.
+newest header and hashes all sources, which takes longer than Kiwi's whole start in a kernel may
+take. So a process that has time calls ``ensure``, which leaves a pointer; ``find`` only follows the
+pointer. Run as a module, this file calls ``ensure`` with low priority.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from kiwi_core.preload import _places
 
 
 def find() -> Path | None:
-    """Return the library if it is there now: the named one, a wheel's, or the cached one."""
+    """Return the library if it exists now: the one that the environment names, a wheel's, or the
+    cached one."""
     if named := os.environ.get(_places.ENV_LIBRARY):
         return Path(named) if os.path.isfile(named) else None
     shipped = _places.SHIPPED / os.uname().machine / _places.NAME
@@ -26,7 +27,7 @@ def find() -> Path | None:
     pointer = _pointer()
     with suppress(OSError):
         found = Path(os.readlink(pointer))
-        # The same rule as for what is compiled: nobody else may be able to put code there.
+        # The same rule as for compiling: no other user may be able to put code there.
         _places.check_owner(pointer.parent, found.parent)
         if found.parent.parent == pointer.parent and found.is_file():
             return found
@@ -34,23 +35,23 @@ def find() -> Path | None:
 
 
 def ensure() -> Path:
-    """Return the library, compiled now if need be, so that ``find`` finds it from now on. Takes
-    seconds, the first time a minute. Raises ``Unavailable``."""
+    """Return the library, compiled now if need be, so that ``find`` returns it from now on. This
+    takes seconds, and a minute the first time. Raise ``Unavailable``."""
     from kiwi_core.preload import _build
 
     library = _build.library()
     pointer = _pointer()
     if library.parent.parent == pointer.parent:
         beside = pointer.with_name(f"{pointer.name}.{os.getpid()}")
-        with suppress(OSError):  # then every kernel builds, and finds that it is there
+        with suppress(OSError):  # without a pointer, every kernel calls this and finds the library
             beside.symlink_to(library)
             beside.rename(pointer)
     return library
 
 
 def _pointer() -> Path:
-    """Name what was built from these very sources, by their sizes and times: to read all of them
-    takes longer than a kernel has."""
+    """Return the path of the pointer for these sources, named by their sizes and times: reading all
+    of them takes longer than a kernel has."""
     digest = hashlib.sha256(os.uname().machine.encode())
     for entry in sorted(os.scandir(_places.SOURCES), key=lambda one: one.name):
         found = entry.stat()

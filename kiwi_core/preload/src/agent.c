@@ -1,6 +1,6 @@
-/* The native pager thread. It speaks with the daemon, moves the memory when told to, and is the only one
- * that closes and opens the gate. It runs no Python and takes no lock of the program's: it must go on
- * when every other thread stands at the gate. */
+/* The native pager thread. The thread talks to the daemon, moves the memory on the daemon's orders, and is the
+ * only one that closes and opens the gate. It runs no Python and takes no lock of the program: it must go on
+ * when every other thread waits at the gate. */
 #define _GNU_SOURCE
 #include "agent.h"
 
@@ -22,21 +22,21 @@
 
 static const int64_t MS = 1000000, SECOND = 1000000000;
 static const int64_t FIRST_WORD_NS = 250 * MS;    /* how long the program's start waits for the daemon */
-static const int64_t WELCOME_NS = 30 * SECOND;    /* a daemon that says nothing for so long hangs */
+static const int64_t WELCOME_NS = 30 * SECOND;    /* a daemon that is silent for longer hangs */
 static const int64_t RETRY_MIN_NS = 200 * MS, RETRY_SOON_NS = 1 * SECOND, RETRY_NS = 3 * SECOND;
-static const int64_t RETRY_SOON_FOR_NS = 60 * SECOND; /* after a loss: daemons are restarted */
-static const int64_t ANSWER_NS = 5 * SECOND;      /* a daemon that takes longer is as good as none */
-static const int64_t LOOK_NS = 10 * SECOND;       /* the program may have closed our descriptors */
+static const int64_t RETRY_SOON_FOR_NS = 60 * SECOND; /* after a lost connection: daemons are restarted */
+static const int64_t ANSWER_NS = 5 * SECOND;      /* a daemon that takes longer counts as none */
+static const int64_t LOOK_NS = 10 * SECOND;       /* longest sleep: the program may have closed our descriptors */
 static const int64_t EXIT_NS = 5 * SECOND;        /* how long an exit waits for a move to end */
 
 static char directory[3000], path[sizeof directory + 64];
 static int64_t dialled_ns, next_try_ns, retry_ns, lost_ns;
 static bool was_connected;
 
-static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; /* for what follows */
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
 static pthread_cond_t progress = PTHREAD_COND_INITIALIZER;
 static bool begun, over; /* the first try has had its result; the thread has ended */
-static bool no_place;    /* the daemon is there and full: nobody may use the GPU beside it meanwhile */
+static bool no_place;    /* the daemon is full: the program must not use the GPU without it meanwhile */
 
 static void tell(bool *what) {
     pthread_mutex_lock(&mu);
@@ -99,11 +99,11 @@ static bool may_dial(void) {
     return trust == KP_TRUST_YES;
 }
 
-/* Returns kp_wire_open's answer. Connecting takes long where the daemon has too many to accept: until it is
- * known whether the daemon is full, the program's start waits as if it were. */
+/* Returns the result of kp_wire_open. Connecting takes long if the daemon has too many connections to accept:
+ * until it is known whether the daemon is full, the program's start waits as if it were. */
 static bool open_wire(void) {
     bool waits = __atomic_exchange_n(&no_place, true, __ATOMIC_ACQ_REL);
-    if (!kp_wire_open(&kp_wire, path)) return false; /* try_later says whether there is a place */
+    if (!kp_wire_open(&kp_wire, path)) return false; /* try_later sets no_place */
     __atomic_store_n(&no_place, waits, __ATOMIC_RELEASE);
     return true;
 }
@@ -117,7 +117,7 @@ static void crowded(void) {
 
 static void dial(int64_t now_ns) {
     dialled_ns = now_ns;
-    kp_talk_regard = KP_WELCOME_AGAIN; /* what another daemon said does not count */
+    kp_talk_regard = KP_WELCOME_AGAIN; /* an earlier daemon's answer does not count */
     if (!may_dial()) {
         try_later(now_ns);
         return;
@@ -161,7 +161,7 @@ static void wait_for_something(void) {
         {.fd = kp_link_wake_fd(), .events = POLLIN},
         {.fd = kp_wire.socket.fd, .events = (short)(POLLIN | (kp_wire.unsent ? POLLOUT : 0))}};
     if (poll(polled, 2, patience_ms(kp_now_ns())) <= 0) {
-        kp_link_woken(); /* it may be that nobody can wake us any more */
+        kp_link_woken(); /* renews the wake-up descriptor if the program has closed it */
         return;
     }
     if (polled[0].revents) kp_link_woken();
@@ -173,7 +173,7 @@ static void wait_for_something(void) {
     }
 }
 
-/* The daemon takes nothing more. Where it never welcomed us, its last words say why. */
+/* Drops a connection whose daemon reads nothing more. If it never welcomed us, its last message says why. */
 static void cut_off(int64_t now_ns) {
     if (!kp_talk_welcomed()) kp_wire_receive(&kp_wire, kp_talk_heard);
     lose(now_ns);
@@ -203,23 +203,24 @@ static void *run(void *unused) {
 
 static bool forked;
 
-/* The parent's connection ends only when its last copy is closed. */
+/* Closes the child's copy: the parent's connection ends only when its last copy is closed. */
 static void in_child(void) {
     forked = true;
     kp_link_forked();
     kp_descriptor_close(&kp_wire.socket);
 }
 
-/* The driver takes itself apart next: no move may be under way then, and no call may wait for one. A gate
- * that is shut for the driver stays so: calls of the program's last functions wait until the daemon opens it,
- * for which the thread goes on, and a program that calls nothing more ends at once. */
+/* Ends the link before the driver shuts down: no move may be under way then, and no call may wait for one. A
+ * gate that is shut for the driver stays shut: calls by later exit functions wait until the daemon opens it, so
+ * the thread goes on. A program that makes no more calls ends at once. */
 static void at_exit(void) {
     if (forked) return;
     kp_link_end();
     if (!kp_pager_stands()) await(&over, EXIT_NS);
 }
 
-/* For as long as it takes: a program that went on would use the GPU beside those who wait their turn. */
+/* Waits without limit for a place at the daemon: a program that went on would use the GPU beside those that wait
+ * for their turn. */
 static void await_place(void) {
     while (__atomic_load_n(&no_place, __ATOMIC_ACQUIRE) && !kp_link_ended()) await(&begun, SECOND);
 }

@@ -1,9 +1,9 @@
-/* A daemon that ends brings everybody back; one that is killed is started again within seconds. Where
- * neither happens, a program whose memory is out would wait for ever. So after a while it tries by itself.
- * Several may: whoever finds room in the GPU runs, without Kiwi, and the others go on trying. A way in
- * takes all that it needs or nothing, and no daemon has a say over memory that it cannot see: one that
- * starts in the middle reads what is used from the driver, and hears how things are in the first
- * `pager-state`. */
+/* What to do without a daemon. A daemon that ends pages everything in; one that is killed is started again
+ * within seconds. If neither happens, a program whose memory is out would wait for ever. So after a while it
+ * tries to page in by itself. Several programs may: one that finds room in the GPU runs, without Kiwi, and the
+ * others go on trying. A page-in takes all that it needs or nothing, and no daemon decides about memory that it
+ * cannot see: a daemon that starts in the middle asks the driver what is used, and learns the state from the
+ * first `pager-state`. */
 #include "alone.h"
 
 #include <stdlib.h>
@@ -17,12 +17,12 @@
 #include "pager.h"
 
 #define SECOND_NS ((int64_t)1000000000)
-static const int64_t COMPLAIN_NS = 10 * SECOND_NS;  /* daemons are restarted faster */
-static const int64_t GIVE_UP_NS = 60 * SECOND_NS;   /* what is only for speed goes */
-static const int64_t WITHIN_NS = 600 * SECOND_NS;   /* a way in of the largest GPU, through pageable memory */
+static const int64_t COMPLAIN_NS = 10 * SECOND_NS;  /* before a warning: daemons are restarted faster */
+static const int64_t GIVE_UP_NS = 60 * SECOND_NS;   /* until host memory that is only for speed is freed */
+static const int64_t WITHIN_NS = 600 * SECOND_NS;   /* a page-in of the largest GPU, from pageable memory */
 static const int64_t PAUSE_MIN_NS = 1 * SECOND_NS, PAUSE_MAX_NS = 30 * SECOND_NS;
 
-static int64_t silence_ns = 30 * SECOND_NS, come_back_ns = 30 * SECOND_NS; /* unless it is said otherwise */
+static int64_t silence_ns = 30 * SECOND_NS, come_back_ns = 30 * SECOND_NS; /* defaults */
 static bool alone, said, given_up;
 static int64_t since_ns, next_try_ns, pause_ns;
 
@@ -65,7 +65,8 @@ int64_t kp_alone_due_ns(void) {
     return due_ns;
 }
 
-/* Programs that lost the same daemon do not all try at once, again and again. */
+/* Lengthens a pause by an amount of this process, so that programs which lost the same daemon do not all try at
+ * the same time. */
 static int64_t scattered_ns(int64_t ns) { return ns + ns / 100 * (getpid() % 50); }
 
 static void come_back(void) {

@@ -1,16 +1,15 @@
-/* Without a daemon: when to say so, and when to bring the memory back without one. The pager thread
- * only. */
+/* What to do without a daemon: when to warn, and when to page the memory in. For the pager thread only. */
 #ifndef KP_ALONE_H
 #define KP_ALONE_H
 
 #include <stdint.h>
 
-void kp_alone_prepare(void); /* once, by a thread of the program: reads the environment */
-void kp_alone_since(int64_t now_ns); /* the connection was lost */
-void kp_alone_over(void);            /* a daemon is there */
-int64_t kp_alone_due_ns(void);       /* when kp_alone is to be called next; INT64_MAX: never */
-void kp_alone(int64_t now_ns);       /* no daemon answers: does what is due */
+void kp_alone_prepare(void); /* reads the environment; called once, by a thread of the program */
+void kp_alone_since(int64_t now_ns); /* called when the connection is lost */
+void kp_alone_over(void);            /* called when a daemon is there */
+int64_t kp_alone_due_ns(void);       /* when to call kp_alone next; INT64_MAX: never */
+void kp_alone(int64_t now_ns);       /* does what is due while no daemon answers */
 
-int64_t kp_alone_silence_ns(void);   /* how long a daemon may leave unanswered whom it lets wait */
+int64_t kp_alone_silence_ns(void);   /* how long a daemon may leave a waiting process without an answer */
 
 #endif

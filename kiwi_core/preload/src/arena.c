@@ -1,4 +1,4 @@
-/* What the arena hands out. */
+/* The arena: taking and giving back host memory. */
 #include "pieces.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "tested.h"
 
 #define PIECE_MAX_BYTES ((size_t)1 << 30) /* one registration of everything fails on big machines */
-#define PIECES_PER_GPU 8                  /* small GPUs: small steps */
+#define PIECES_PER_GPU 8                  /* a small GPU needs small pieces */
 #define HOST_RESERVE_BYTES ((uint64_t)256 << 20) /* of the machine's memory, never taken */
 
 pthread_mutex_t kp_arena_mu = PTHREAD_MUTEX_INITIALIZER;
@@ -23,7 +23,7 @@ size_t kp_piece_bytes(void) {
 
 uint64_t kp_arena_there(void) { return kp_arena_totals.pinned + kp_arena_totals.pageable; }
 
-/* ---- kp_pieces (kp_arena_mu held, but for the slow parts) ---------------------------------------------------- */
+/* ---- pieces (kp_arena_mu held, except in the slow parts) ------------------------------------------------------ */
 
 static struct kp_piece *new_piece(size_t bytes) {
     size_t units = bytes / KP_ARENA_UNIT;
@@ -37,11 +37,11 @@ static struct kp_piece *new_piece(size_t bytes) {
     return p;
 }
 
-uint64_t kp_arena_growth(void) { /* bytes of new kp_pieces that limit and machine allow */
+uint64_t kp_arena_growth(void) { /* returns the bytes of new pieces that limit and machine allow */
     uint64_t by_limit = kp_arena_totals.limit > kp_arena_there() ? kp_arena_totals.limit - kp_arena_there() : 0;
     uint64_t host = kp_host_available();
-    /* pages of pageable kp_pieces that were never touched are not in the machine's count: they are
-     * few, because kp_pieces come one at a time and only when the ones before are full */
+    /* The machine does not count pages of pageable pieces that were never touched: there are few, because
+     * pieces are added one at a time, and only when the others are full. */
     uint64_t by_host = host > HOST_RESERVE_BYTES ? host - HOST_RESERVE_BYTES : 0;
     uint64_t least = by_limit < by_host ? by_limit : by_host;
     return least / KP_ARENA_UNIT * KP_ARENA_UNIT;
@@ -50,7 +50,7 @@ uint64_t kp_arena_growth(void) { /* bytes of new kp_pieces that limit and machin
 struct kp_piece *kp_piece_grow(size_t need) {
     size_t bytes = need > kp_piece_bytes() ? need : kp_piece_bytes();
     uint64_t may = kp_arena_growth();
-    if (may < bytes) bytes = need; /* just what is needed, then */
+    if (may < bytes) bytes = need;
     if (bytes > PIECE_MAX_BYTES) bytes = PIECE_MAX_BYTES;
     if (bytes > may) bytes = (size_t)may;
     return kp_piece_exactly(bytes);
@@ -66,7 +66,7 @@ struct kp_piece *kp_piece_exactly(size_t bytes) {
     return p;
 }
 
-/* The first run of `want` free units, or else the longest there is. */
+/* Returns the length of the first run of `want` free units, or else of the longest run. */
 static size_t find_run(const struct kp_piece *p, size_t want, size_t *start) {
     size_t best = 0;
     for (size_t i = 0; i < p->units && best < want;) {
@@ -115,7 +115,7 @@ static void give(struct kp_copy *copy) {
     *copy = (struct kp_copy){0};
 }
 
-/* What may still be handed out; pieces beyond a limit that was lowered are not used any more. */
+/* Returns the bytes that may still be handed out; pieces above a lowered limit are not used any more. */
 static uint64_t within_limit(void) {
     uint64_t used = kp_arena_totals.used, limit = kp_arena_totals.limit;
     return used < limit ? limit - used : 0;
@@ -175,9 +175,9 @@ void kp_arena_context_gone(CUcontext ctx) {
     pthread_mutex_lock(&kp_arena_mu);
     for (struct kp_piece *p = kp_pieces; p; p = p->next) {
         if (p->ctx != ctx) continue;
-        if (p->pinned) kp_piece_count(p, false); /* registered for a context that is no more */
+        if (p->pinned) kp_piece_count(p, false); /* the registration ended with the context */
         p->ctx = NULL;
-        p->stuck = false; /* it need not be unregistered any more */
+        p->stuck = false; /* the piece need not be unregistered any more */
     }
     pthread_mutex_unlock(&kp_arena_mu);
 }

@@ -1,4 +1,4 @@
-/* The driver's functions and their wrappers: the table that _generate.py writes (calls.c). */
+/* The table of the driver's functions and their wrappers, which _generate.py writes (calls.c). */
 #ifndef KP_CALLS_H
 #define KP_CALLS_H
 
@@ -11,8 +11,8 @@
 struct kp_symbol { /* one function that the driver exports, by its full name */
     const char *name;
     void *wrapper;
-    void *real;    /* in libcuda; filled when that is found */
-    int since;     /* of a wrapper by hand: the version of the interface that first means this form */
+    void *real;    /* address in libcuda; filled when libcuda is found */
+    int since;     /* hand-written wrapper: the version of the interface that first means this form; else 0 */
 };
 
 struct kp_slot_ { /* a wrapper that can stand for any address */
@@ -20,7 +20,7 @@ struct kp_slot_ { /* a wrapper that can stand for any address */
     void *real; /* NULL: free */
 };
 
-struct kp_call { /* one function by its plain name: what cuGetProcAddress is asked for */
+struct kp_call { /* one function by its plain name, as a program passes it to cuGetProcAddress */
     const char *name;
     bool gated;
     uint16_t first, count;             /* its symbols */
@@ -29,26 +29,27 @@ struct kp_call { /* one function by its plain name: what cuGetProcAddress is ask
 
 extern struct kp_symbol kp_symbols[];  /* grouped by call */
 extern const struct kp_call kp_calls[]; /* in the order of names */
-extern struct kp_slot_ kp_spares[], kp_wides[], kp_others[]; /* the last for calls that are not gated */
+extern struct kp_slot_ kp_spares[], kp_wides[], kp_others[]; /* kp_others: for calls that are not gated */
 
 static inline void *kp_symbol_real(struct kp_symbol *symbol) {
     return __atomic_load_n(&symbol->real, __ATOMIC_RELAXED);
 }
 
-/* NULL: none of that name. The second strips version and default-stream suffix. */
+/* Return the call, or NULL if there is none of that name. The second strips the version and the
+ * default-stream suffix. */
 const struct kp_call *kp_call_named(const char *name);
 const struct kp_call *kp_call_of_symbol(const char *symbol);
 struct kp_symbol *kp_symbol_named(const char *symbol);
 
-/* Which wrapper stands for a function (wrap.c). `real` was found in libcuda under its full name. */
+/* Returns the wrapper of a function (wrap.c); `real` was found in libcuda under its full name. */
 void *kp_wrapper_of_symbol(const char *name, void *real);
-/* cuGetProcAddress(name, version, flags) returned `real`. */
+/* Returns the wrapper of `real`, which cuGetProcAddress(name, version, flags) returned. */
 void *kp_wrapper_of_call(const char *name, void *real, int version, uint64_t flags);
-/* Functions handed out that Kiwi does not know: they pass by. */
+/* Returns the number of looked-up functions that Kiwi does not know. */
 unsigned kp_unknown_seen(void);
 
-/* For a wrapper that is called before its function was looked up, by a program linked with libcuda.
- * NULL: there is no such function. */
+/* Returns the driver's function, or NULL if there is none. For a wrapper that is called before its function
+ * was looked up, by a program linked with libcuda. */
 void *kp_real_of(int symbol);
 
 /* ---- for the generated wrappers ---- */
@@ -61,8 +62,8 @@ typedef uintptr_t W; /* an argument or a result, whatever its type is */
 W kp_no_such_call(void **slot); /* fills the slot if it can */
 void kp_wrapped_foreign(int count);
 
-/* What the slow wrapper of this thread's call stands for: handed over beside the arguments, so that the
- * fast one can jump to it with all of these in their places. */
+/* What the slow wrapper needs to know of this thread's call. It is not passed as an argument, so that the
+ * fast wrapper can jump to the slow one with all arguments in their places. */
 extern __thread struct kp_slow {
     void **slot;
     int foreign;
@@ -81,7 +82,7 @@ extern __thread struct kp_slow {
     if (foreign_ >= 0 && (int)result == 0) kp_wrapped_foreign(foreign_);                             \
     return result;
 
-/* Not yet looked up, nested in another call, the thread's first, or the gate is shut. */
+/* For a function that is not yet looked up, a nested call, a thread's first call, or a gate that holds it up. */
 #define SLOW(n)                                                                                      \
     struct kp_slow slow = kp_slow;                                                                   \
     void *real = __atomic_load_n(slow.slot, __ATOMIC_RELAXED);                                       \

@@ -1,5 +1,5 @@
-/* Stream captures: which are open. The gate does not close while one is, for synchronising would
- * break it and its calls could not go on. */
+/* Open stream captures. The gate does not close while one is open: synchronising would break the capture, and
+ * its calls could not go on. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdlib.h>
@@ -11,10 +11,10 @@
 static struct capture {
     struct capture *next;
     CUstream stream;
-    pthread_t thread; /* a default stream per thread has one handle for all of them */
+    pthread_t thread; /* the per-thread default streams of all threads share one handle */
 } *open_captures;
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
-static __thread int mine; /* open, and begun by this thread */
+static __thread int mine; /* open captures that this thread began */
 
 static bool of_thread(CUstream stream) { return stream == CU_STREAM_PER_THREAD || !stream; }
 
@@ -50,7 +50,8 @@ void kp_capture_dropped(CUstream stream) {
     kp_gate_captures(-1);
 }
 
-/* A capture that was spoiled ends with an error, and one that another thread began does not end. */
+/* Returns whether the capture is still open: ending it fails if another thread began it, while an invalidated
+ * capture ends with an error. */
 static bool goes_on(CUstream stream) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     return kp_real.cuStreamIsCapturing &&
@@ -64,7 +65,7 @@ void kp_capture_ended(CUstream stream) {
 
 /* ---- the driver's calls, each for both kinds of default stream ---- */
 
-/* A thread that has one open must not wait for its end, should it begin another. */
+/* A thread that has a capture open and begins another must not wait for the first to end. */
 #define BEGINS(name, params, args)                                                                   \
     KP_API CUresult name params {                                                                    \
         DRIVER(name);                                                                                \

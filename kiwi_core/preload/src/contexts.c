@@ -1,4 +1,4 @@
-/* The contexts that own memory.  One that a thread of ours needs is held; its destruction waits. */
+/* The contexts that own memory. A thread of ours holds the context that it needs; its destruction waits. */
 #include <stdlib.h>
 
 #include "blocks.h"
@@ -6,8 +6,8 @@
 
 #define KP_WARM_UP_BYTES 4096
 
-/* A green context keeps its device's primary context alive. What is allocated under it lives as long as that, so it
- * counts as the primary context's: the pager's own streams must not end with the green one. */
+/* A green context keeps its device's primary context alive. Memory allocated under a green context lives as long
+ * as the primary context, so it counts as that context's: the pager's own streams must not end with the green one. */
 struct green {
     struct green *next;
     CUgreenCtx handle;
@@ -20,7 +20,7 @@ static struct green *greens;
 static struct kp_ctx *contexts;
 static pthread_cond_t let_go = PTHREAD_COND_INITIALIZER;
 
-/* A primary context has the same handle as the device's: retained only for the comparison. */
+/* Returns whether the context is its device's primary one, which is retained only to compare the handles. */
 static bool is_primary(CUcontext handle, CUdevice device) {
     unsigned flags;
     int active = 0;
@@ -43,7 +43,7 @@ static CUcontext owner_of(CUcontext handle) { /* kp_table_mu held */
     return g ? g->primary : handle;
 }
 
-/* NULL: no memory, or it has just been destroyed. */
+/* Returns NULL if there is no memory, or the context has just been destroyed. */
 struct kp_ctx *kp_ctx_of(CUcontext handle, CUdevice device) {
     pthread_mutex_lock(&kp_table_mu);
     handle = owner_of(handle);
@@ -63,7 +63,7 @@ struct kp_ctx *kp_ctx_of(CUcontext handle, CUdevice device) {
             free(fresh);
         }
     }
-    /* Another thread gives it back just now: it mostly stays, for the primary one has other holders. */
+    /* Another thread is releasing the context: it mostly stays, because a primary context has other holders. */
     while (c && c->going) {
         pthread_cond_wait(&let_go, &kp_table_mu);
         c = find(handle);
@@ -116,7 +116,7 @@ void kp_own_context_seen(CUcontext handle, CUdevice device) {
     kp_ctx_let_go(c);
 }
 
-/* One copy each way, so that the driver makes now what it makes at a stream's first copies. */
+/* Copies once each way, so that the driver creates now what it creates at a stream's first copies. */
 static void warm_up(CUstream stream) {
     CUdeviceptr there;
     void *here;
@@ -130,7 +130,8 @@ static void warm_up(CUstream stream) {
     kp_real.cuMemFree_v2(there);
 }
 
-/* A stream and its first copies take GPU memory, and a way out may begin when there is none left. */
+/* Creates the pager's stream: a stream and its first copies take GPU memory, and a page-out may begin when there
+ * is none left. */
 CUresult kp_ctx_prepare(struct kp_ctx *c) {
     CUstream fresh = NULL, none = NULL;
     if (__atomic_load_n(&c->stream, __ATOMIC_ACQUIRE)) return CUDA_SUCCESS;
@@ -158,7 +159,7 @@ static __thread CUstreamCaptureMode mode_before;
 CUresult kp_ctx_push(struct kp_ctx *c) {
     CUresult rc = kp_real.cuCtxPushCurrent_v2(c->handle);
     if (rc != CUDA_SUCCESS) return rc;
-    mode_before = CU_STREAM_CAPTURE_MODE_RELAXED; /* calls here must not break another thread's capture */
+    mode_before = CU_STREAM_CAPTURE_MODE_RELAXED; /* our calls must not break another thread's capture */
     if (kp_real.cuThreadExchangeStreamCaptureMode(&mode_before) != CUDA_SUCCESS)
         mode_before = CU_STREAM_CAPTURE_MODE_GLOBAL;
     return CUDA_SUCCESS;
@@ -181,7 +182,7 @@ CUresult kp_ctx_synchronize(struct kp_ctx *c) {
 
 /* ---- the end of a context ---------------------------------------------------------------------- */
 
-/* Its record, with nobody of ours inside any more; NULL: it owns nothing. */
+/* Returns the context's record, after our threads have let go of it; NULL: the context owns nothing. */
 static struct kp_ctx *stop(CUcontext handle, bool primary_of, CUdevice device) {
     struct kp_ctx *c;
     pthread_mutex_lock(&kp_table_mu);
@@ -189,7 +190,7 @@ static struct kp_ctx *stop(CUcontext handle, bool primary_of, CUdevice device) {
         c = contexts;
         while (c && !(primary_of ? c->primary && c->device == device : c->handle == handle)) c = c->next;
         if (!c || !c->going) break;
-        pthread_cond_wait(&let_go, &kp_table_mu); /* another thread gives it back just now: it may stay after all */
+        pthread_cond_wait(&let_go, &kp_table_mu); /* another thread is releasing it: it may stay after all */
     }
     if (c) c->going = true;
     while (c && c->users) pthread_cond_wait(&let_go, &kp_table_mu);
@@ -309,12 +310,13 @@ void kp_own_green_seen(CUgreenCtx handle, CUdevice device) {
         free(g);
         return;
     }
-    kp_real.cuDevicePrimaryCtxRelease_v2(device); /* it was retained to learn its handle; the green one keeps it */
+    kp_real.cuDevicePrimaryCtxRelease_v2(device); /* retained only to get its handle; the green context keeps it */
     keep_green(g);
     kp_own_context_seen(g->primary, device);
 }
 
-/* Taken before the driver forgets it: it may give the handle to another thread's new one. */
+/* Removes the record before the driver destroys the context: the driver may then give the handle to a new context
+ * of another thread. */
 static struct green *take_green(CUgreenCtx handle) {
     pthread_mutex_lock(&kp_table_mu);
     struct green **at = &greens;

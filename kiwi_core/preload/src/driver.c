@@ -1,5 +1,5 @@
-/* Finding libcuda, and filling the tables from it. Takes no lock of ours while it calls the loader,
- * which has one: filling twice writes the same values. */
+/* Finds libcuda and fills the tables from it. Takes no lock of ours around calls of the loader, which has a lock
+ * itself: filling the tables twice writes the same values. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -16,7 +16,7 @@
 #include "real.h"
 
 struct kp_real kp_real;
-static struct link_map *driver; /* written once, when everything is filled */
+static struct link_map *driver; /* written once, when the tables are filled */
 
 bool kp_real_ready(void) { return __atomic_load_n(&driver, __ATOMIC_ACQUIRE) != NULL; }
 
@@ -56,7 +56,7 @@ static bool only(const struct link_map *known, const struct link_map *map) {
 static bool adopt(struct link_map *map) {
     struct link_map *known = __atomic_load_n(&driver, __ATOMIC_ACQUIRE);
     if (known) return only(known, map);
-    if (strstr(map->l_name, "/stubs/")) return false; /* the toolkit's, for linking: no driver */
+    if (strstr(map->l_name, "/stubs/")) return false; /* the toolkit's stub for linking is no driver */
     /* NODELETE: a program may close its libcuda and open it again, and we hold addresses. */
     void *handle = dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
     if (!handle || !kp_system_dlsym(handle, "cuInit")) return false;
@@ -88,14 +88,14 @@ bool kp_in_this_library(const void *address) {
 }
 
 #ifdef KP_GATE
-/* By its own path: by its name the loader finds this library, which has it, too. Loaded when it is needed for
- * the first time, since that takes a while and most programs never do. */
+/* The driver's own path: by the name alone the loader finds this library, which has the same name. The driver is
+ * loaded when it is first needed, because loading takes a while and most programs never need it. */
 static const char *driver_path;
 
 KP_API __attribute__((used)) int kiwi_gate_start(const char *path) {
     const char *before = __atomic_load_n(&driver_path, __ATOMIC_ACQUIRE);
     if (!path || (before && strcmp(path, before) == 0)) return path != NULL;
-    char *kept = kp_real_ready() ? NULL : strdup(path); /* never freed: another thread may be using the last */
+    char *kept = kp_real_ready() ? NULL : strdup(path); /* never freed: another thread may be using the old one */
     if (kept) __atomic_store_n(&driver_path, kept, __ATOMIC_RELEASE);
     return kept != NULL;
 }
@@ -116,7 +116,7 @@ bool kp_driver_find(void) {
     return found;
 }
 
-/* Called for each library that is loaded: is it a driver, and not the one behind us? */
+/* Returns whether a loaded library is a driver, and not the one behind us. Called for each loaded library. */
 static int is_other(struct dl_phdr_info *info, size_t size, void *known) {
     (void)size;
     const char *slash = strrchr(info->dlpi_name, '/'), *file = slash ? slash + 1 : info->dlpi_name;
@@ -124,10 +124,10 @@ static int is_other(struct dl_phdr_info *info, size_t size, void *known) {
     return !known || strcmp(info->dlpi_name, ((struct link_map *)known)->l_name) != 0;
 }
 
-/* Whoever loads the driver by its path passes us by. */
+/* Returns whether another driver is loaded: a program that loads the driver by its path bypasses us. */
 bool kp_driver_beside(void) { return dl_iterate_phdr(is_other, __atomic_load_n(&driver, __ATOMIC_ACQUIRE)); }
 #else
-/* Before everything else in the program: whoever looks a function up finds ours. */
+/* Returns false: a preloaded library comes before all others, so every look-up finds our functions. */
 bool kp_driver_beside(void) { return false; }
 
 bool kp_driver_find(void) {

@@ -1,9 +1,9 @@
-/* dlsym: who looks a function of the driver up gets its wrapper. Not in the library that is loaded under
- * libcuda's own name (KP_GATE): whoever looks there finds what it exports.
+/* dlsym: a look-up of a function of the driver returns its wrapper. The library that is loaded under libcuda's
+ * own name (KP_GATE) does not need this: look-ups there find what it exports.
  *
- * One unversioned definition serves programs built against any glibc. What is not our business must
- * reach the system's dlsym as if we were not there: it looks at its return address to know what "the
- * next library" is, so it has to be jumped to, not called. Hence the few lines of assembler.
+ * One unversioned definition serves programs built against any glibc. Other look-ups must reach the system's
+ * dlsym as if we were not there: that function uses its return address to know what "the next library" is, so
+ * it has to be jumped to, not called. Hence the few lines of assembler.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -24,10 +24,10 @@ typedef void *dlsym_fn(void *handle, const char *name);
 
 struct answer {
     void *address;
-    uintptr_t decided; /* 0: go on to the system's dlsym */
+    uintptr_t decided; /* 0: jump to the system's dlsym */
 };
 
-/* What runs for every look-up of any program, a sanitizer's own before it has begun included. */
+/* Marks code that runs for every look-up of any program, even a sanitizer's own before the sanitizer has started. */
 #define EARLY __attribute__((no_sanitize("address", "thread", "undefined")))
 
 __attribute__((visibility("hidden"))) dlsym_fn *kp_dlsym_of_system;
@@ -106,13 +106,13 @@ void *kp_system_dlsym(void *handle, const char *name) {
     return kp_system_dlsym_ready() ? kp_dlsym_of_system(handle, name) : NULL;
 }
 
-/* "cu" and a capital: cuDNN, cuBLAS and the runtime spell theirs otherwise. */
+/* Returns whether the name is "cu" and a capital: cuDNN, cuBLAS and the runtime name theirs differently. */
 EARLY static bool maybe_driver(const char *name) {
     return name && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
 }
 
-/* A search of everything met our own name before libcuda's. It must not succeed because of us (NULL
- * leaves the error of the search behind), nor show the driver anything but itself. */
+/* Returns the result of a default search that found our own function before libcuda's. The search must not
+ * succeed because of us (a NULL result sets the error of the search), and the driver must find only itself. */
 static void *instead_of(void *ours, const char *name, void *caller) {
     if (!kp_driver_find()) return kp_system_dlsym(RTLD_NEXT, name);
     if (!kp_of_driver(caller) && !kp_disabled()) return ours;
@@ -123,10 +123,10 @@ static void *instead_of(void *ours, const char *name, void *caller) {
 EARLY struct answer kp_look_up(void *handle, const char *name, void *caller) {
     const struct answer go_on = {NULL, 0};
     if (!kp_system_dlsym_ready()) return (struct answer){NULL, 1};
-    /* RTLD_NEXT depends on who asks. If we come after them they find our own names anyway. */
+    /* RTLD_NEXT depends on the caller. If we come after the caller, it finds our own names anyway. */
     if (!maybe_driver(name) || handle == RTLD_NEXT) return go_on;
     void *real = kp_system_dlsym(handle, name);
-    if (!real) return go_on; /* once more, in the caller's place, for the error's sake */
+    if (!real) return go_on; /* searches again in the caller's place, to set the error */
     if (kp_in_this_library(real)) return (struct answer){instead_of(real, name, caller), 1};
     if (kp_disabled() || kp_of_driver(caller) || !kp_in_driver(real)) return (struct answer){real, 1};
     return (struct answer){kp_wrapper_of_symbol(name, real), 1};

@@ -1,11 +1,11 @@
-/* The gate: a state word that those who wait sleep on, and a seat for each thread that says whether it
- * is inside.
+/* The gate: a state word that waiting threads sleep on, and a seat for each thread, which says whether the
+ * thread is inside.
  *
- * Whoever enters takes its seat and then reads the state; whoever closes sets the state and then reads
- * the seats. One of the two must see the other, so between the two steps each needs a full barrier.
- * That is most of what entering would cost, and closing is rare: the closer makes the barrier for
- * everybody (membarrier(2)), and entering is a store and a load. Where the kernel cannot do that, the
- * state is never 0, and every passage takes the slow way, which has a barrier of its own.
+ * A thread that enters takes its seat and then reads the state; the closer sets the state and then reads the
+ * seats. One of the two must see the other, so each needs a full barrier between its two steps. The barrier
+ * would be most of the cost of entering, and closing is rare: the closer makes the barrier for all threads
+ * (membarrier(2)), and entering is a store and a load. Where the kernel cannot do that, the state is never 0,
+ * and every call takes the slow path, which has a barrier of its own.
  */
 #define _GNU_SOURCE
 #include "gate.h"
@@ -31,16 +31,16 @@
 #define MEMBARRIER_EXPEDITED (1 << 3)
 #define MEMBARRIER_REGISTER_EXPEDITED (1 << 4)
 
-#define SEATS 1024 /* threads that use the GPU at the same time; more share one counter, more slowly */
+#define SEATS 1024 /* threads that use the GPU at the same time; further threads share one counter, which is slower */
 
 static struct {
-    uint32_t drained; /* a futex: changes when somebody leaves while the gate is shut */
-    uint32_t asked;   /* the link was told that somebody waits for a lease */
+    uint32_t drained; /* a futex: changes when a thread leaves while the gate is closed or closing */
+    uint32_t asked;   /* the link has been told that a thread waits for the lease */
     uint32_t waiting; /* threads that are held up */
     int32_t captures;
-    uint32_t seats; /* of these at most were ever taken */
-    struct kp_seat standing; /* for those without a seat: `inside` counts those in a gated call */
-    uint32_t standing_other; /* and this those in another one */
+    uint32_t seats; /* the seats that were ever taken are among the first so many */
+    struct kp_seat standing; /* for threads without a seat: `inside` counts those in a gated call */
+    uint32_t standing_other; /* counts threads without a seat in another call */
     struct kp_seat seat[SEATS];
 } gate;
 
@@ -48,8 +48,8 @@ uint32_t kp_gate_state __attribute__((aligned(64))) = SLOW; /* a futex */
 
 __thread struct kp_seat *kp_gate_seat __attribute__((tls_model("initial-exec")));
 static __thread struct {
-    struct kp_seat *seat; /* its own, or the standing one; NULL: none yet */
-    uint8_t standing;     /* KP_GATED, KP_OTHER: inside, without a seat of its own */
+    struct kp_seat *seat; /* the thread's own, or the standing one; NULL: none yet */
+    uint8_t standing;     /* KP_GATED, KP_OTHER: the thread is inside, without a seat of its own */
     uint8_t aside, exempt;
 } self __attribute__((tls_model("initial-exec")));
 
@@ -58,7 +58,7 @@ static bool seats_come_back;
 
 static void futex_wait(uint32_t *word, uint32_t seen, int64_t until_ns) {
     struct timespec until = {until_ns / 1000000000, until_ns % 1000000000};
-    /* Returns early for signals, whose handlers have run by then; every caller looks again. */
+    /* Returns early for signals, whose handlers have run by then; every caller checks again. */
     syscall(SYS_futex, word, FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG, seen,
             until_ns == INT64_MAX ? NULL : &until, NULL, FUTEX_BITSET_MATCH_ANY);
 }
@@ -73,7 +73,7 @@ static void futex_wake(uint32_t *word) {
 
 static void give_back(void *seat) {
     struct kp_seat *mine = seat;
-    if (self.seat == mine && !kp_gate_seat && !self.exempt) { /* it was cancelled inside, and is so no more */
+    if (self.seat == mine && !kp_gate_seat && !self.exempt) { /* the thread was cancelled inside, and is out now */
         __atomic_store_n(&mine->inside, 0, __ATOMIC_RELEASE);
         kp_gate_left();
     }
@@ -139,7 +139,7 @@ static bool held_up(uint32_t state, uint32_t minds) {
 
 static uint32_t kind_of(uint32_t minds) { return minds == SHUT ? KP_OTHER : KP_GATED; }
 
-/* Sits down once nothing of what it `minds` holds it up. */
+/* Takes the seat once none of the state bits in `minds` holds the thread up. */
 static __attribute__((noinline)) void wait_to_enter(struct kp_seat *seat, uint32_t minds) {
     for (;;) {
         uint32_t state = GET(kp_gate_state);
@@ -150,7 +150,7 @@ static __attribute__((noinline)) void wait_to_enter(struct kp_seat *seat, uint32
             rise(seat, kind_of(minds));
             continue;
         }
-        /* Whatever holds it up: where the gate is shut, its memory may be out, and nobody else asks for it. */
+        /* A shut gate counts, too: the program's memory may be out, and nothing else asks for the lease. */
         __atomic_fetch_add(&gate.waiting, 1, __ATOMIC_SEQ_CST);
         if ((state & (ARMED | SHUT)) && !__atomic_exchange_n(&gate.asked, 1, __ATOMIC_SEQ_CST))
             kp_link_want_lease();
@@ -159,7 +159,7 @@ static __attribute__((noinline)) void wait_to_enter(struct kp_seat *seat, uint32
     }
 }
 
-/* For the calling thread: inside, or as free to pass as if it were. */
+/* Returns whether the calling thread is inside, or passes as freely as if it were. */
 static bool counted(void) {
     if (self.exempt || self.standing) return true;
     return self.seat && self.seat != &gate.standing && !kp_gate_seat;
@@ -232,7 +232,7 @@ static bool wait_until(bool (*come)(void), int64_t until_ns) {
     }
 }
 
-/* From here on everybody sees these bits, or is seen on its seat. */
+/* Sets bits. Afterwards every thread either sees them or is seen on its seat. */
 static void set(uint32_t bits) {
     if (!(__atomic_fetch_or(&kp_gate_state, bits, __ATOMIC_SEQ_CST) & SLOW))
         syscall(SYS_membarrier, MEMBARRIER_EXPEDITED, 0, 0);
@@ -249,7 +249,7 @@ bool kp_gate_close(int64_t until_ns) {
     while (wait_until(no_capture, until_ns)) {
         set(CLOSED);
         if (!wait_until(nobody_inside, until_ns)) break;
-        if (no_capture()) { /* none began between the two */
+        if (no_capture()) { /* no capture began between the two waits */
             __atomic_fetch_and(&kp_gate_state, ~CLOSING, __ATOMIC_SEQ_CST);
             return true;
         }
@@ -263,19 +263,19 @@ bool kp_gate_shut(int64_t until_ns) {
     if (kp_gate_is_shut()) return true;
     set(SHUT);
     bool good = wait_until(nobody_at_all, until_ns);
-    if (good) kp_gate_ask_again(); /* those that wait since it was closed, too */
+    if (good) kp_gate_ask_again(); /* also for threads that wait since the gate was closed */
     else clear(SHUT);
     return good;
 }
 
 void kp_gate_open(void) {
-    __atomic_store_n(&gate.asked, 0, __ATOMIC_SEQ_CST); /* armed still: who waits asks again */
+    __atomic_store_n(&gate.asked, 0, __ATOMIC_SEQ_CST); /* if the gate is still armed, waiting threads ask again */
     clear(CLOSED | SHUT);
 }
 
 void kp_gate_ask_again(void) {
     __atomic_store_n(&gate.asked, 0, __ATOMIC_SEQ_CST);
-    if (GET(gate.waiting) > 0) kp_link_want_lease(); /* they sleep, or are about to, and do not look again */
+    if (GET(gate.waiting) > 0) kp_link_want_lease(); /* waiting threads sleep, or are about to, and do not check again */
 }
 
 void kp_gate_arm(bool armed) {
@@ -285,7 +285,7 @@ void kp_gate_arm(bool armed) {
     }
     __atomic_store_n(&gate.asked, 0, __ATOMIC_SEQ_CST);
     set(ARMED);
-    futex_wake(&kp_gate_state); /* who waits at the closed gate must ask */
+    futex_wake(&kp_gate_state); /* threads that wait at the closed gate must ask */
 }
 
 bool kp_gate_is_closed(void) { return GET(kp_gate_state) & CLOSED; }
@@ -300,7 +300,7 @@ void kp_gate_captures(int more) {
     futex_wake(&gate.drained);
 }
 
-/* ---- its life --------------------------------------------------------------------------------------- */
+/* ---- start and fork --------------------------------------------------------------------------------- */
 
 void kp_gate_prepare(void) {
     __atomic_store_n(&seats_come_back, !pthread_key_create(&leaving, give_back), __ATOMIC_SEQ_CST);
@@ -313,6 +313,6 @@ void kp_gate_reset(void) {
     memset(&gate, 0, sizeof gate);
     memset(&self, 0, sizeof self);
     kp_gate_seat = NULL;
-    if (GET(seats_come_back)) pthread_setspecific(leaving, NULL); /* another thread may have that seat by then */
+    if (GET(seats_come_back)) pthread_setspecific(leaving, NULL); /* another thread may take that seat from now on */
     kp_gate_state = slow ? SLOW : 0;
 }

@@ -1,4 +1,4 @@
-/* For wrappers by hand (hooks_*.c), which define the driver's own names, every form of them. */
+/* For hand-written wrappers (hooks_*.c), which define every form of the driver's own names. */
 #ifndef KP_HOOKS_H
 #define KP_HOOKS_H
 
@@ -10,7 +10,7 @@
 #include "kiwi_preload.h"
 #include "own.h"
 
-/* The driver's own `name`, or the wrapper's answer where there is none. */
+/* Declares `real`, the driver's own `name`; without one, returns the error from the wrapper. */
 #define DRIVER(name)                                                                                 \
     __typeof__(&name) real = (__typeof__(&name))kp_real_of(KP_AT_##name);                            \
     if (!real) return kp_missing()
@@ -21,7 +21,7 @@
         kp_gate_leave(entered_);                                                                     \
     } while (0)
 
-/* The same for calls of the classes free, wait and never. */
+/* Like GATED, for calls of the classes free, wait and never. */
 #define COUNTED(result, call)                                                                        \
     do {                                                                                             \
         bool entered_ = kp_gate_enter_other();                                                       \
@@ -29,7 +29,8 @@
         kp_gate_leave(entered_);                                                                     \
     } while (0)
 
-/* A whole wrapper: `call` goes through the gate as GATED, COUNTED or the like say; then come the rest. */
+/* Defines a whole wrapper: `call` goes through the gate by `gate` (GATED, COUNTED or the like); then the
+ * remaining arguments run as statements. */
 #define HOOK(gate, name, params, call, ...)                                                          \
     KP_API CUresult name params {                                                                    \
         DRIVER(name);                                                                                \
@@ -41,13 +42,13 @@
 
 CUresult kp_missing(void);
 
-/* captures.c: after the driver's answer. */
+/* captures.c: called after the driver's answer. */
 void kp_capture_begun(CUstream stream);
-void kp_capture_ended(CUstream stream); /* perhaps: asks the driver */
+void kp_capture_ended(CUstream stream); /* asks the driver whether the capture has ended */
 void kp_capture_dropped(CUstream stream);
 
-/* hooks_foreign.c: memory that Kiwi cannot own, by its address or handle. */
+/* hooks_foreign.c: record memory that Kiwi cannot own, by its address or handle. */
 void kp_foreign_came(enum kp_foreign kind, uint64_t key, uint64_t bytes);
-bool kp_foreign_gone(enum kp_foreign kind, uint64_t key); /* false: it never came */
+bool kp_foreign_gone(enum kp_foreign kind, uint64_t key); /* false: the memory was never recorded */
 
 #endif

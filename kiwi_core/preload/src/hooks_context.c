@@ -1,9 +1,9 @@
-/* Contexts: the first one starts the link (before it is made, or after it where memory is owned), and one
- * that ends must let the pager out first. */
+/* Contexts: the first one starts the link (before it is created, or after that if memory is owned), and a context
+ * that is destroyed must let the pager leave first. */
 #include "hooks.h"
 #include "real.h"
 
-/* Asks the driver, so it must be counted as the call that made the context is. */
+/* Records a new context. This calls the driver, so it must be counted as part of the call that made the context. */
 static CUresult made(CUresult result, CUcontext context, CUdevice device) {
     if (result != CUDA_SUCCESS || kp_disabled()) return result;
     kp_context_seen(device);
@@ -11,7 +11,7 @@ static CUresult made(CUresult result, CUcontext context, CUdevice device) {
     return result;
 }
 
-/* cuCtxCreate leaves the new context current. */
+/* Records the context that cuCtxCreate has left current. */
 static CUresult created(CUresult result) {
     CUdevice device;
     CUcontext context;
@@ -20,7 +20,7 @@ static CUresult created(CUresult result) {
     return made(result, kp_real.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : NULL, device);
 }
 
-/* The link starts outside of the call: it waits for the daemon, which may close the gate at once. */
+/* Starts the link outside of the call: the start waits for the daemon, which may close the gate at once. */
 #define MAKES_A_CONTEXT(name, params, call)                                                          \
     KP_API CUresult name params {                                                                    \
         DRIVER(name);                                                                                \
@@ -62,7 +62,7 @@ static CUresult enabled(CUresult result, CUcontext peer) {
 
 HOOK(GATED, cuCtxEnablePeerAccess, (CUcontext peer, unsigned flags), enabled(real(peer, flags), peer))
 
-/* Not gated, for programs end with these. Nobody of ours is in the context any more when it goes. */
+/* Not gated, because programs end with these calls. No thread of ours is in the context when it is destroyed. */
 
 HOOK(COUNTED, cuCtxDestroy_v2, (CUcontext context), kp_disabled() ? real(context) : kp_own_context_destroy(context))
 HOOK(COUNTED, cuGreenCtxDestroy, (CUgreenCtx context), kp_disabled() ? real(context) : kp_own_green_destroy(context))

@@ -1,5 +1,5 @@
-/* Calls that give memory which Kiwi cannot own, and their counterparts; and what there is of it now, by address
- * or handle, so that the books fall when it is given back. */
+/* Calls that allocate memory which Kiwi cannot own, and their counterparts. The memory is recorded by address or
+ * handle, so that the books fall when it is given back. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdlib.h>
@@ -27,7 +27,7 @@ void kp_foreign_came(enum kp_foreign kind, uint64_t key, uint64_t bytes) {
     if (kp_disabled()) return;
     struct item *new = malloc(sizeof *new);
     kp_own_seen_foreign(kind, (int64_t)bytes);
-    if (!new) return; /* it stays on the books: too much there does no harm */
+    if (!new) return; /* the memory stays on the books: too much there does no harm */
     struct item **bucket = bucket_of(key);
     pthread_mutex_lock(&mu);
     *new = (struct item){*bucket, key, bytes, kind};
@@ -49,7 +49,7 @@ bool kp_foreign_gone(enum kp_foreign kind, uint64_t key) {
     return true;
 }
 
-/* The generated wrappers know no types, so not the owner's names either. */
+/* Counts memory for a generated wrapper, which knows no types and so not the owner's names either. */
 void kp_wrapped_foreign(int count) {
     static const enum kp_foreign kinds[] = KP_COUNTED;
     kp_own_seen_foreign(kinds[count], 1);
@@ -64,8 +64,8 @@ static bool current_is_here(void) {
     return kp_real.cuCtxGetDevice(&device) == CUDA_SUCCESS && here(device);
 }
 
-/* `call` gives about so many bytes of the GPU's memory: where there is none, the daemon is asked for room, as
- * for owned memory. Not for a call from inside another: the driver holds locks of its own there. */
+/* Makes a `call` that takes about `bytes_` of GPU memory: if there is none, asks the daemon for room, as for owned
+ * memory. A call from inside another does not ask: the driver holds locks of its own then. */
 #define ROOMED(result, bytes_, here_, call)                                                          \
     do {                                                                                             \
         bool entered_ = kp_gate_enter();                                                             \
@@ -77,7 +77,7 @@ static bool current_is_here(void) {
         kp_gate_leave(entered_);                                                                     \
     } while (0)
 
-/* `args` of the driver's call; what it gives is known by `key`. */
+/* Defines the wrapper of an allocating call with the arguments `args`; the memory is recorded by `key`. */
 #define CAME(name, params, args, kind, key, bytes)                                                   \
     KP_API CUresult name params {                                                                    \
         DRIVER(name);                                                                                \
@@ -87,7 +87,7 @@ static bool current_is_here(void) {
         return result;                                                                               \
     }
 
-/* Forgotten before the driver may hand the same address out again. */
+/* Defines the wrapper of a freeing call: the record goes before the driver may reuse the address. */
 #define GONE(name, type, kind)                                                                       \
     KP_API CUresult name(type it) {                                                                  \
         DRIVER(name);                                                                                \
@@ -110,7 +110,7 @@ BOTH(cuMemAllocFromPoolAsync)
 BOTH(cuMemAllocFromPoolAsync_ptsz)
 #undef BOTH
 
-/* Also frees what cuMemAlloc gave. */
+/* cuMemFreeAsync also frees memory of cuMemAlloc. */
 #define BOTH(name)                                                                                   \
     KP_API CUresult name(CUdeviceptr p, CUstream stream) {                                           \
         DRIVER(name);                                                                                \
@@ -128,7 +128,7 @@ CAME(cuMemAllocManaged, (CUdeviceptr *p, size_t bytes, unsigned flags), (p, byte
 
 /* ---- arrays ---- */
 
-/* About: the driver pads, and packs what is compressed. */
+/* Returns about the bytes of an array: the driver pads, and packs compressed formats. */
 static uint64_t array_bytes(size_t width, size_t height, size_t depth, CUarray_format format, unsigned channels) {
     unsigned element = 4;
     if (format == CU_AD_FORMAT_UNSIGNED_INT8 || format == CU_AD_FORMAT_SIGNED_INT8) element = 1;
@@ -145,7 +145,7 @@ static uint64_t bytes_3d(const CUDA_ARRAY3D_DESCRIPTOR *d) {
     return d ? array_bytes(d->Width, d->Height, d->Depth, d->Format, d->NumChannels) : 0;
 }
 
-/* All levels together: at most a third more than the first. */
+/* Returns the bytes of all levels together: at most a third more than the first level's. */
 static uint64_t bytes_of_levels(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels) {
     return bytes_3d(d) + (levels > 1 ? bytes_3d(d) / 3 : 0);
 }
@@ -170,8 +170,8 @@ KP_API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
     return result;
 }
 
-/* A handle of memory that is mapped, for handing on to other processes: what Kiwi owns must not be moved from
- * behind it. */
+/* Returns a handle of mapped memory, which a program can pass to other processes: counted as memory that must not
+ * be moved. */
 KP_API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
     DRIVER(cuMemRetainAllocationHandle);
     CUresult result;
@@ -180,7 +180,7 @@ KP_API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
     return result;
 }
 
-/* The memory goes with its last mapping, which as a rule has been undone by now. */
+/* The memory is freed with its last mapping, which as a rule has been undone by now. */
 KP_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     DRIVER(cuMemRelease);
     if (!kp_foreign_gone(KP_FOREIGN_IPC, handle)) kp_foreign_gone(KP_FOREIGN_VMM, handle);
@@ -191,7 +191,7 @@ KP_API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 
 /* ---- from elsewhere ---- */
 
-/* What Kiwi owns cannot be lent: programs take the driver's "not supported" for an answer. */
+/* Owned memory cannot be shared: programs accept the driver's "not supported" as an answer. */
 KP_API CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr p) {
     DRIVER(cuIpcGetMemHandle);
     CUresult result;
@@ -206,7 +206,7 @@ KP_API CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr p) {
     return result;
 }
 
-/* Another process' memory: counted as one, for its bytes are on that process' books. */
+/* Memory of another process: counted as one, because its bytes are on that process's books. */
 #define BOTH(name)                                                                                   \
     CAME(name, (CUdeviceptr *p, CUipcMemHandle handle, unsigned flags), (p, handle, flags), IPC, *p, 1)
 BOTH(cuIpcOpenMemHandle)
@@ -218,7 +218,7 @@ CAME(cuImportExternalMemory, (CUexternalMemory *memory, const CUDA_EXTERNAL_MEMO
      EXTERNAL, *memory, d->size)
 GONE(cuDestroyExternalMemory, CUexternalMemory, EXTERNAL)
 
-/* ---- no memory, but arguments that a typeless wrapper cannot hand on ---- */
+/* ---- no memory, but arguments that a typeless wrapper cannot pass on ---- */
 
 HOOK(COUNTED, cuIpcOpenEventHandle, (CUevent *event, CUipcEventHandle handle), real(event, handle))
 HOOK(COUNTED, cuParamSetf, (CUfunction function, int offset, float value), real(function, offset, value))

@@ -1,8 +1,7 @@
-/* Allocation, free and inspection: the owner's calls in place of the driver's. */
+/* Allocation, free and inspection: the owner's functions in place of the driver's. */
 #include "hooks.h"
 
-/* A call from inside another (a driver that reaches itself through its exported names) is the
- * driver's own business. */
+/* A call from inside another (a driver that calls itself through its exported names) goes to the driver. */
 #define OWNS(name, params, mine, drivers)                                                            \
     KP_API CUresult name params {                                                                    \
         DRIVER(name);                                                                                \

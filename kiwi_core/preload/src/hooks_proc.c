@@ -1,4 +1,4 @@
-/* cuGetProcAddress: how every modern program finds the driver's functions. */
+/* cuGetProcAddress, through which every modern program finds the driver's functions. */
 #include "calls.h"
 #include "hooks.h"
 

@@ -1,4 +1,4 @@
-/* The system's side of host memory: mappings, NUMA, and how much there still is. */
+/* Host memory from the system: mappings, NUMA, and how much is left. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <limits.h>
@@ -12,7 +12,7 @@
 #include "real.h"
 
 #define PAGE 4096u
-#define SPARED 8 /* one part in so many of the machine is left alone by what is only for speed */
+#define SPARED 8 /* memory that is only for speed leaves 1/SPARED of the machine's memory alone */
 #define MPOL_PREFERRED_ 1 /* from linux/mempolicy.h; a full node falls back to another */
 
 void *kp_host_map(size_t bytes, int numa_node) {
@@ -33,7 +33,7 @@ void kp_host_touch(void *at, size_t bytes) {
 
 void kp_host_unmap(void *at, size_t bytes) { munmap(at, bytes); }
 
-/* The number in a file of one line, or after `key` in a file of many; false: none ("max"). */
+/* Reads the number in a file of one line, or after `key` in a file of many; false: there is none ("max"). */
 static bool number_in(const char *path, const char *key, uint64_t *out) {
     char line[256];
     bool found = false;
@@ -59,7 +59,7 @@ static void tighter(struct memory *m, uint64_t total, uint64_t left) {
     if (left < m->left) m->left = left;
 }
 
-/* Our control group and its parents (version 2). */
+/* Applies the limits of our control group and its parents (version 2). */
 static void groups(struct memory *m) {
     char group[PATH_MAX] = "", path[PATH_MAX + 64], line[PATH_MAX];
     uint64_t limit, used;
@@ -102,5 +102,5 @@ int kp_host_numa_node(CUdevice device) {
     if (kp_real.cuDeviceGetPCIBusId(bus, sizeof bus, device) != CUDA_SUCCESS) return -1;
     for (char *c = bus; *c; c++) *c = (char)tolower((unsigned char)*c);
     snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", bus);
-    return number_in(path, "", &node) && node < 64 ? (int)node : -1; /* "-1" says: not known */
+    return number_in(path, "", &node) && node < 64 ? (int)node : -1; /* the file has "-1" if the node is not known */
 }

@@ -10,7 +10,7 @@ struct reader {
     const unsigned char *at, *end;
 };
 
-/* Where decoded text goes; `room` includes the final NUL, and is 0 where nobody wants the text. */
+/* The destination of decoded text; `room` includes the final NUL, and is 0 if nobody wants the text. */
 struct sink {
     char *to;
     size_t used, room;
@@ -19,7 +19,7 @@ struct sink {
 
 /* ---- characters ------------------------------------------------------------------------------ */
 
-/* The Unicode standard, table 3-7. */
+/* Follows the Unicode standard, table 3-7. */
 size_t kp_utf8_character(const unsigned char *p, const unsigned char *end) {
     size_t length = *p < 0x80 ? 1 : *p < 0xC2 ? 0 : *p < 0xE0 ? 2 : *p < 0xF0 ? 3 : *p < 0xF5 ? 4 : 0;
     if (length == 0 || (size_t)(end - p) < length) return 0;
@@ -80,7 +80,7 @@ static bool take_hex4(struct reader *r, uint32_t *code) {
     return true;
 }
 
-/* After the backslash and the u: four digits, or the two halves of a pair. */
+/* Reads what follows the backslash and the u: four digits, or the two halves of a surrogate pair. */
 static bool take_code(struct reader *r, struct sink *sink) {
     uint32_t code, low;
     unsigned char bytes[4];

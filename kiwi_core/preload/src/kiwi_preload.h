@@ -1,4 +1,4 @@
-/* What every part of libkiwi_preload.so needs; docs/preload.md says how the parts fit. */
+/* Definitions for every part of libkiwi_preload.so; docs/preload.md says how the parts fit together. */
 #ifndef KIWI_PRELOAD_H
 #define KIWI_PRELOAD_H
 
@@ -11,8 +11,8 @@
 
 #define KP_VERSION "0.1.0"
 
-/* Everything is hidden but the driver's names, dlsym, what a program asks (pinning.c), and what tests call (where they are
- * built in). */
+/* Marks an exported name. All names are hidden except the driver's, dlsym, the functions that a program asks
+ * (pinning.c), and those that tests call (where they are built in). */
 #define KP_API __attribute__((visibility("default")))
 
 static inline int64_t kp_now_ns(void) {
@@ -21,8 +21,8 @@ static inline int64_t kp_now_ns(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Starts a thread that nobody waits for. Signals are for the program's own threads; a driver's calls run on its
- * stack, of which only what is touched takes memory. */
+/* Starts a detached thread. The program's own threads handle all signals. Calls of the driver run on the
+ * thread's stack, of which only the touched pages take memory. */
 static inline bool kp_start_thread(void *(*run)(void *)) {
     sigset_t all, before;
     pthread_t thread;
@@ -40,17 +40,18 @@ static inline bool kp_start_thread(void *(*run)(void *)) {
 
 /* start.c: the life of the library in this process. */
 
-/* True: Kiwi does nothing here: KIWI_DISABLE=1, or a fork of a process that used the GPU. */
+/* Returns true if Kiwi does nothing here: KIWI_DISABLE=1, or a fork of a process that used the GPU. */
 bool kp_disabled(void);
-/* False: gate only (KIWI_PRELOAD_OWN=0). */
+/* Returns false if the library is only a gate (KIWI_PRELOAD_OWN=0). */
 bool kp_owning(void);
-/* A context is about to be made, outside of the driver. It takes room in the GPU, so whoever owns no memory
- * hears before it whose turn it is. */
+/* Notes that the program is about to create a context; called outside of the driver. A context takes GPU
+ * memory, so a library that owns no memory hears from the daemon before that whose turn it is. */
 void kp_context_wanted(int device);
-/* A context came to be on this device; then, outside of the driver: the link starts with the first one. */
+/* Notes that a context was created on this device; then, outside of the driver, kp_context_told starts the
+ * link for the first one. */
 void kp_context_seen(int device);
 void kp_context_told(void);
-/* libcuda was found; cuInit succeeded. */
+/* Note that libcuda was found, and that cuInit succeeded. */
 void kp_driver_used(void);
 void kp_driver_initialised(void);
 

@@ -1,5 +1,5 @@
-/* What threads of the program want of the daemon. They only write it down and wake the pager thread
- * (agent.c), which asks for it and brings the answer. */
+/* Requests of the program's threads to the daemon. A thread only records its request and wakes the pager thread
+ * (agent.c), which sends the request and brings the answer. */
 #define _GNU_SOURCE
 #include "link.h"
 
@@ -12,7 +12,7 @@
 #include "gate.h"
 #include "kiwi_preload.h"
 
-static const int64_t WITHOUT_DAEMON_NS = 30 * (int64_t)1000000000; /* it may be restarted meanwhile */
+static const int64_t WITHOUT_DAEMON_NS = 30 * (int64_t)1000000000; /* the daemon may be restarted meanwhile */
 
 struct wish { /* on the stack of the thread that waits */
     struct wish *next;
@@ -20,12 +20,12 @@ struct wish { /* on the stack of the thread that waits */
     bool asked, answered, granted;
 };
 
-static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; /* for what follows */
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
 static pthread_cond_t changed;                         /* on CLOCK_MONOTONIC */
 static struct wish *wishes;
 static uint64_t last_request;
 static bool connected, ended;
-static int64_t away_since_ns = INT64_MIN / 2; /* without a daemon since then; long ago: there was none */
+static int64_t away_since_ns = INT64_MIN / 2; /* when the daemon was lost; long ago: there never was one */
 
 static struct kp_descriptor bell = {.fd = -1};
 static bool lease_wanted, books_changed, usable; /* atomics */
@@ -106,13 +106,13 @@ int kp_link_wake_fd(void) { return bell.fd; }
 void kp_link_wake(void) {
     uint64_t one = 1;
     if (!kp_descriptor_is_ours(&bell)) return;
-    if (write(bell.fd, &one, sizeof one) < 0) return; /* full: it is awake */
+    if (write(bell.fd, &one, sizeof one) < 0) return; /* full: the thread is awake */
 }
 
 void kp_link_woken(void) {
     uint64_t count;
     if (!kp_descriptor_is_ours(&bell)) bell = kp_descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    else if (read(bell.fd, &count, sizeof count) < 0) return; /* nobody had */
+    else if (read(bell.fd, &count, sizeof count) < 0) return; /* nobody had woken us */
 }
 
 bool kp_link_take_lease(void) { return take(&lease_wanted); }
@@ -158,8 +158,8 @@ void kp_link_now_connected(bool now) {
     for (struct wish *wish = wishes; wish; wish = wish->next) wish->asked = false;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&mu);
-    take(&lease_wanted); /* whoever wanted one was let through, or asks again */
-    kp_arena_enable(now); /* with nobody there to page us out, no host memory is pinned */
+    take(&lease_wanted); /* a thread that wanted the lease was let through, or asks again */
+    kp_arena_enable(now); /* without a daemon that could page us out, no host memory is pinned */
 }
 
 void kp_link_end(void) {

@@ -12,7 +12,7 @@
 #define NOT_OPENED (-2)
 #define NONE (-1)
 
-/* KIWI_PRELOAD_LOG: "stderr", or a file that lines are appended to. */
+/* Returns the file that KIWI_PRELOAD_LOG names: "stderr", or a file that lines are appended to. */
 static int log_file(void) {
     static int file = NOT_OPENED;
     int now = __atomic_load_n(&file, __ATOMIC_ACQUIRE);
@@ -43,7 +43,7 @@ void kp_say(bool warning, const char *format, ...) {
         if (all > sizeof line - 2) all = sizeof line - 2;
         line[all++] = '\n';
         ssize_t ignored = write(file, line, all);
-        (void)ignored; /* nobody left to tell */
+        (void)ignored; /* there is nowhere to report the error */
     }
     errno = before;
 }

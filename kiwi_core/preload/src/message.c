@@ -7,7 +7,7 @@
 enum { NAME_MAX_BYTES = 200, DETAIL_MAX_BYTES = 500 };
 #define LENGTH(list) (sizeof(list) / sizeof *(list))
 
-/* ---- heard ----------------------------------------------------------------------------------- */
+/* ---- received -------------------------------------------------------------------------------- */
 
 static enum kp_action action_of(const char *name) {
     static const char *const names[] = {[KP_DO_HOLD] = "hold", [KP_DO_FREE] = "free",
@@ -78,7 +78,7 @@ void kp_message_read(const char *line, size_t length, struct kp_message *m) {
     if (!read_members(line, length, m)) m->what = KP_HEARD_GARBAGE;
 }
 
-/* ---- said ------------------------------------------------------------------------------------ */
+/* ---- sent ------------------------------------------------------------------------------------ */
 
 size_t kp_say_hello(char *line, size_t room, const char *client, const char *name, bool owns) {
     struct kp_json_out out;

@@ -1,5 +1,5 @@
-/* The messages of the role `pager` (docs/protocol.md), as structs and as lines. Touches nothing else:
- * the fuzzer and the tests call it with whatever they like. */
+/* The messages of the role `pager` (docs/protocol.md), as structs and as lines. This part touches nothing
+ * else, so the fuzzer and the tests can call it with any input. */
 #ifndef KP_MESSAGE_H
 #define KP_MESSAGE_H
 
@@ -10,8 +10,8 @@
 enum { KP_PROTOCOL = 1, KP_LINE_MAX_BYTES = 65536 };
 
 enum kp_heard {
-    KP_HEARD_GARBAGE, /* breaks a rule of the protocol: whoever sent it is no Kiwi daemon */
-    KP_HEARD_OTHER,   /* a type that this version does not know: ignored */
+    KP_HEARD_GARBAGE, /* breaks a rule of the protocol: the sender is no Kiwi daemon */
+    KP_HEARD_OTHER,   /* has a type that this version does not know: ignored */
     KP_HEARD_WELCOME,
     KP_HEARD_ERROR,
     KP_HEARD_GATE,
@@ -32,14 +32,14 @@ struct kp_message {
     enum kp_action action;
     int64_t request;                          /* room */
     bool granted;
-    int64_t arena_bytes;                      /* pager-limits; below 0: the library's own rule */
+    int64_t arena_bytes;                      /* pager-limits; below 0: no limit by the daemon */
     bool fatal;                               /* error */
     char code[64], text[512], remedy[512];
 };
 
 void kp_message_read(const char *line, size_t length, struct kp_message *message);
 
-struct kp_count { /* one kind of memory that is not owned */
+struct kp_count { /* memory of one kind that is not owned */
     const char *kind;
     uint64_t count;
 };
@@ -58,7 +58,7 @@ struct kp_done { /* pager-done */
     int64_t elapsed_ns;
 };
 
-/* Each writes its line and returns its length; 0: `room` is too small. */
+/* Each writes a line and returns the line's length; 0: `room` is too small. */
 size_t kp_say_hello(char *line, size_t room, const char *client, const char *name, bool owns);
 size_t kp_say_ping(char *line, size_t room);
 size_t kp_say_state(char *line, size_t room, const struct kp_report *report);

@@ -1,11 +1,11 @@
-/* The way in: see move_out.c. */
+/* Paging in: see move_out.c. */
 #include <time.h>
 
 #include "kiwi_preload.h"
 #include "pass.h"
 #include "real.h"
 
-#define SCRUB_WAIT_NS 200000000ll /* the driver scrubs freed memory before it can be had again */
+#define SCRUB_WAIT_NS 200000000ll /* the driver scrubs freed memory before it can be allocated again */
 #define SCRUB_STEP_NS 5000000ll
 #define ENDING_STEP_NS 1000000ll
 
@@ -28,7 +28,7 @@ static CUresult send_in(struct kp_pass *p, struct kp_lane *lane, struct kp_fligh
     struct kp_flight landed;
     CUresult rc = CUDA_SUCCESS;
     if (f.chunk->where == KP_IN) return rc;
-    if (f.chunk->where == KP_OUT) rc = map_again(p, f); /* while earlier copies run */
+    if (f.chunk->where == KP_OUT) rc = map_again(p, f); /* earlier copies run meanwhile */
     if (rc == CUDA_SUCCESS && kp_lane_full(lane)) rc = kp_lane_land(lane, p->until_ns, &landed);
     if (rc == CUDA_SUCCESS) rc = kp_lane_in(lane, f);
     if (rc == CUDA_SUCCESS) p->bytes += f.chunk->bytes;
@@ -39,7 +39,7 @@ static CUresult back_out(struct kp_pass *p, struct kp_lane *lane, struct kp_flig
     (void)p, (void)lane;
     if (f.chunk->where != KP_ARRIVING) return CUDA_SUCCESS;
     if (kp_physical_unmap(f.at, f.chunk->bytes) == CUDA_SUCCESS) kp_bytes_moved(f.chunk, KP_OUT);
-    return CUDA_SUCCESS; /* one that stays mapped is copied into again, next time */
+    return CUDA_SUCCESS; /* the next page-in copies again into a chunk that stays mapped */
 }
 
 static CUresult arrive(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
@@ -67,12 +67,12 @@ CUresult kp_pass_all_in(struct kp_pass *p) {
     CUresult rc = CUDA_SUCCESS;
     size_t n = 0;
     while (n < p->context_count && (rc = context_in(p, p->contexts[n])) == CUDA_SUCCESS) n++;
-    for (size_t i = 0; i < n; i++) /* the one that failed has put back its own */
+    for (size_t i = 0; i < n; i++) /* the context that failed has undone its own part */
         kp_pass_each(p, NULL, p->contexts[i], rc == CUDA_SUCCESS ? arrive : back_out);
     return rc;
 }
 
-/* The context failed for good: no later try can succeed, and the program had better see why. */
+/* Returns whether a context has failed for good: no later try can succeed, and the program should see why. */
 static bool broken(struct kp_pass *p) {
     bool is = false;
     for (size_t i = 0; i < p->context_count && !is; i++) {
@@ -111,8 +111,8 @@ static bool left_out(void) {
     return left;
 }
 
-/* A pass leaves out a context that is just ending. Where it does not end after all, because it is the
- * primary one and others use it, it must not be without its memory when the gate opens. */
+/* Repeats the pass until nothing is left out. A pass omits a context that is being destroyed. If the context stays
+ * after all, because it is the primary one and others use it, its memory must be back before the gate opens. */
 void kp_move_in(int64_t until_ns, struct kp_outcome *o) {
     uint64_t bytes = 0;
     for (;;) {

@@ -1,8 +1,8 @@
-/* The way out.
+/* Paging out.
  *
- * Of both ways: which bytes count is at all times one thing: a chunk that is KP_IN counts in the GPU, any other in
- * its host copy.  Out: a chunk changes sides when its copy is complete, just before it is unmapped.
- * In: all chunks change sides together, when every copy is complete.
+ * In both directions exactly one copy of a chunk counts at any time: the GPU's if the chunk is KP_IN, else the host
+ * copy. On the way out, a chunk changes sides when its copy is complete, just after it is unmapped. On the
+ * way in, all chunks change sides together, when every copy is complete.
  */
 #include <stdio.h>
 
@@ -31,7 +31,7 @@ static bool all_in(const struct kp_pass *p) {
     return true;
 }
 
-static CUresult leave(struct kp_pass *p, struct kp_flight f) { /* its copy is complete */
+static CUresult leave(struct kp_pass *p, struct kp_flight f) { /* the chunk's copy is complete */
     CUresult rc = kp_physical_unmap(f.at, f.chunk->bytes);
     if (rc != CUDA_SUCCESS) return rc;
     kp_bytes_moved(f.chunk, KP_OUT);
@@ -48,7 +48,7 @@ static CUresult land_out(struct kp_pass *p, struct kp_lane *lane) {
 static CUresult send_out(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
     struct kp_chunk *c = f.chunk;
     if (c->where == KP_OUT) return CUDA_SUCCESS;
-    if (c->where == KP_ARRIVING) return leave(p, f); /* a way in that was broken off: the copy is what counts */
+    if (c->where == KP_ARRIVING) return leave(p, f); /* a page-in was broken off: the host copy counts */
     if (kp_now_ns() >= p->until_ns) return CUDA_ERROR_NOT_READY;
     CUresult rc = kp_lane_full(lane) ? land_out(p, lane) : CUDA_SUCCESS;
     if (rc != CUDA_SUCCESS) return rc;
@@ -59,8 +59,8 @@ static CUresult send_out(struct kp_pass *p, struct kp_lane *lane, struct kp_flig
     return kp_lane_out(lane, f);
 }
 
-/* Copies that were begun and are not whole are of no use; while they may still be written to, their
- * memory is not for others. */
+/* Gives back the host memory of incomplete copies, which are of no use. Call this only when nothing can still
+ * write to them. */
 static void forget_unfinished(struct kp_pass *p, struct kp_ctx *ctx) {
     for (size_t i = 0; i < p->block_count; i++) {
         struct kp_block *b = p->blocks[i];
@@ -73,7 +73,7 @@ static CUresult context_out(struct kp_pass *p, struct kp_ctx *ctx) {
     struct kp_lane lane;
     CUresult rc = kp_lane_open(&lane, ctx);
     if (rc != CUDA_SUCCESS) return rc;
-    rc = kp_lane_drain(&lane, p->until_ns); /* what an earlier pass may have left under way */
+    rc = kp_lane_drain(&lane, p->until_ns); /* an earlier pass may have left copies under way */
     if (rc == CUDA_SUCCESS) rc = kp_pass_each(p, &lane, ctx, send_out);
     while (rc == CUDA_SUCCESS && lane.count) rc = land_out(p, &lane);
     if (rc != CUDA_SUCCESS && kp_lane_drain(&lane, kp_now_ns() + KP_GRACE_NS) == CUDA_SUCCESS) forget_unfinished(p, ctx);
@@ -81,12 +81,12 @@ static CUresult context_out(struct kp_pass *p, struct kp_ctx *ctx) {
     return rc;
 }
 
-/* A context with a sticky error can read nothing any more: room for others is all that its memory is good for. */
+/* Gives back the memory of a context with a sticky error: no call can read it any more, but others need the room. */
 static CUresult release(struct kp_pass *p, struct kp_lane *lane, struct kp_flight f) {
     struct kp_chunk *c = f.chunk;
     (void)lane;
     if (c->where != KP_OUT) {
-        if (kp_physical_unmap(f.at, c->bytes) != CUDA_SUCCESS) return CUDA_SUCCESS; /* the others all the same */
+        if (kp_physical_unmap(f.at, c->bytes) != CUDA_SUCCESS) return CUDA_SUCCESS; /* go on with the other chunks */
         p->bytes += c->bytes;
     }
     kp_arena_give(&c->copy);
@@ -94,11 +94,11 @@ static CUresult release(struct kp_pass *p, struct kp_lane *lane, struct kp_fligh
     return CUDA_SUCCESS;
 }
 
-/* Whether a context is broken: then its memory is gone, and the outcome says why. */
+/* Returns whether a context is broken; if so, its memory is given back, and the outcome says why. */
 static bool release_broken(struct kp_pass *p) {
     CUresult error = CUDA_SUCCESS;
     for (size_t i = 0; i < p->context_count; i++) {
-        CUresult rc = kp_ctx_synchronize(p->contexts[i]); /* all has settled: this only asks */
+        CUresult rc = kp_ctx_synchronize(p->contexts[i]); /* all work has ended: this only gets the error */
         if (!kp_move_sticky(rc)) continue;
         error = rc;
         kp_pass_each(p, NULL, p->contexts[i], release);

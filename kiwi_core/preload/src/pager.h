@@ -1,20 +1,22 @@
-/* What the daemon's orders do: the state of this process as its pager. The pager thread only. */
+/* Performs the daemon's orders, and keeps the state of this process as its pager. For the pager thread only,
+ * except kp_pager_stands. */
 #ifndef KP_PAGER_H
 #define KP_PAGER_H
 
 #include "message.h"
 #include "move.h"
 
-/* Performs `order`; `outcome` holds the texts that `done` points to. */
+/* Performs `order`. `outcome` holds the texts that `done` points to. */
 void kp_pager_do(const struct kp_message *order, struct kp_outcome *outcome, struct kp_done *done);
 
-void kp_pager_gate(bool open);   /* the daemon's word: calls pass, or ask first */
-/* The gate is shut and the driver may have the process: whether it has nobody here can ask without a call
- * that may crash. Only a daemon's order opens such a gate. So it is with each library that only is a gate,
- * and with one that owns memory since the daemon told it to yield. By any thread. */
+void kp_pager_gate(bool open);   /* by the daemon's message: calls pass, or ask for the lease first */
+/* Returns whether the gate is shut and the driver may have the process. The library cannot ask the driver
+ * whether it has: that call may crash. Only an order of a daemon opens such a gate. This is the case in a
+ * library that is only a gate, and in one that owns memory once the daemon has told it to yield. May be called
+ * by any thread. */
 bool kp_pager_stands(void);
-void kp_pager_lost(void);        /* no daemon any more: whose memory is in the GPU runs on without, unless it stands */
-void kp_pager_leave(void);       /* the process exits: nothing may wait for anything any more */
+void kp_pager_lost(void);        /* the daemon is gone: a resident process runs on without it, unless it stands */
+void kp_pager_leave(void);       /* the process exits: ends all waits */
 const char *kp_pager_state(void); /* "resident", "held", "out" */
 
 #endif

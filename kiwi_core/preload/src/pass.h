@@ -1,4 +1,4 @@
-/* One pass over all that is owned: what the way out and the way in have in common. */
+/* A pass over all owned memory: what paging out and paging in have in common. */
 #ifndef KP_PASS_H
 #define KP_PASS_H
 
@@ -8,10 +8,10 @@
 #define KP_SECOND_NS 1000000000ll
 #define KP_GRACE_NS (2 * KP_SECOND_NS) /* past the time limit, for copies that are already under way */
 
-/* A stream of the pager's own with a few copies in flight: one context's way out or in. */
+/* A lane moves one context's memory, on a stream of the pager's own with a few copies in flight. */
 #define KP_LANE_DEPTH 4
 
-struct kp_flight { /* one chunk on its way */
+struct kp_flight { /* a chunk that is being copied */
     struct kp_block *block;
     struct kp_chunk *chunk;
     CUdeviceptr at;
@@ -29,9 +29,9 @@ bool kp_lane_full(const struct kp_lane *lane);
 /* Each submits the copy of a chunk. An error may leave part of it submitted. */
 CUresult kp_lane_out(struct kp_lane *lane, struct kp_flight flight);
 CUresult kp_lane_in(struct kp_lane *lane, struct kp_flight flight);
-/* Waits for the oldest.  NOT_READY: not by until_ns, and it is still the oldest. */
+/* Waits for the oldest copy. NOT_READY: it was not complete by until_ns, and is still the oldest. */
 CUresult kp_lane_land(struct kp_lane *lane, int64_t until_ns, struct kp_flight *flight);
-/* Waits until nothing submitted here is under way; nothing is to be landed any more. */
+/* Waits until no copy of the lane is under way; no copy is left to land then. */
 CUresult kp_lane_drain(struct kp_lane *lane, int64_t until_ns);
 
 struct kp_pass {
@@ -39,20 +39,20 @@ struct kp_pass {
     struct kp_outcome *outcome;
     struct kp_ctx **contexts;
     size_t context_count;
-    struct kp_block **blocks; /* all there were when it began; none is ended before it is over */
+    struct kp_block **blocks; /* the blocks when the pass began; none is destroyed before it is over */
     size_t block_count;
     uint64_t bytes;
-    bool host_full; /* system memory ran out, not the GPU's */
+    bool host_full; /* system memory ran out, not GPU memory */
 };
 
 bool kp_pass_begin(struct kp_pass *p, int64_t until_ns, struct kp_outcome *o); /* false: no memory */
 void kp_pass_end(struct kp_pass *p);
 void kp_pass_refuse(struct kp_outcome *o, const char *reason, const char *what, CUresult rc);
 
-/* Calls for each chunk of a context's live blocks until one says no. */
+/* Calls fn for each chunk of a context's live blocks, until a call returns an error. */
 typedef CUresult (*kp_chunk_fn)(struct kp_pass *p, struct kp_lane *lane, struct kp_flight flight);
 CUresult kp_pass_each(struct kp_pass *p, struct kp_lane *lane, struct kp_ctx *ctx, kp_chunk_fn fn);
 
-CUresult kp_pass_all_in(struct kp_pass *p); /* move_in.c; also when the way out is broken off */
+CUresult kp_pass_all_in(struct kp_pass *p); /* move_in.c; also when a page-out is broken off */
 
 #endif

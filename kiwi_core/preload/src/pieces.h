@@ -1,4 +1,4 @@
-/* The pieces of the arena, for the two files that it is made of. */
+/* The pieces of the arena; for arena.c and pinning.c only. */
 #ifndef KP_PIECES_H
 #define KP_PIECES_H
 
@@ -11,24 +11,24 @@ struct kp_piece {
     char *base;
     size_t units, free_units;
     bool pinned;
-    bool busy;  /* the background thread registers or unregisters it */
-    bool stuck; /* the driver would not unregister it: kept for ever */
+    bool busy;  /* the background thread is registering or unregistering the piece */
+    bool stuck; /* the driver refused to unregister the piece: it is kept for ever */
     CUcontext ctx;
     unsigned char taken[]; /* a byte per unit */
 };
 
-extern pthread_mutex_t kp_arena_mu; /* for all of this; taken inside kp_table_mu, never around it */
+extern pthread_mutex_t kp_arena_mu; /* guards all of this; may be taken under kp_table_mu, never around it */
 extern struct kp_piece *kp_pieces;
 extern struct kp_arena_books kp_arena_totals;
-extern int kp_arena_node; /* of NUMA; -1: not known */
+extern int kp_arena_node; /* NUMA node; -1: not known */
 
-size_t kp_piece_bytes(void);    /* of a new piece */
-uint64_t kp_arena_there(void);  /* all pieces */
-uint64_t kp_arena_growth(void); /* new pieces that limit and machine allow */
-uint64_t kp_arena_most(void);   /* pieces that may stay, or be made, beforehand */
-struct kp_piece *kp_piece_grow(size_t need); /* a pageable one; NULL: not possible */
+size_t kp_piece_bytes(void);    /* returns the size of a new piece */
+uint64_t kp_arena_there(void);  /* returns the bytes of all pieces */
+uint64_t kp_arena_growth(void); /* returns the bytes of new pieces that limit and machine allow */
+uint64_t kp_arena_most(void);   /* returns the bytes of pieces that may be held in advance */
+struct kp_piece *kp_piece_grow(size_t need); /* adds a pageable piece; NULL: not possible */
 struct kp_piece *kp_piece_exactly(size_t bytes);
-void kp_piece_count(struct kp_piece *p, bool pinned); /* it changed sides */
-void kp_pinning_wake(void);     /* something may be to free */
+void kp_piece_count(struct kp_piece *p, bool pinned); /* records that p became pinned or pageable */
+void kp_pinning_wake(void);     /* wakes the background thread: a piece may have to be pinned or freed */
 
 #endif

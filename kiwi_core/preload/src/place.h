@@ -1,4 +1,4 @@
-/* Where the daemon of a GPU listens, and whether what is there can be trusted: the same rules as
+/* The socket of a GPU's daemon, and whether it can be trusted: the same rules as in
  * kiwi_core.config.socket_dir and kiwi_core.client.directory. */
 #ifndef KP_PLACE_H
 #define KP_PLACE_H
@@ -6,23 +6,23 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* The directory of the sockets, by the environment as it is now; false: its name is longer than `room`. */
+/* Gets the directory of the sockets, by the current environment; false: its name is longer than `room`. */
 bool kp_place_directory(char *directory, size_t room);
 
 enum kp_trust {
     KP_TRUST_NONE_THERE, /* no such directory or socket */
-    KP_TRUST_NO,         /* others could have put it there, or it is not a socket */
+    KP_TRUST_NO,         /* another user could have put it there, or it is not a socket */
     KP_TRUST_YES,
 };
 
-/* `name` is a socket in `directory`. Another user's could order this process about, so both belong to
- * root or to this user, and nobody else can write to the directory. */
+/* Returns whether the socket `name` in `directory` can be trusted. Another user's socket could give orders to
+ * this process, so both must belong to root or to this user, and nobody else may write to the directory. */
 enum kp_trust kp_place_trusted(const char *directory, const char *name);
 
-/* Who listens at the other end of the connected socket `fd`, by the system's word: root, or this user? */
+/* Returns whether the system says that root or this user listens at the other end of the connected socket `fd`. */
 bool kp_place_peer_trusted(int fd);
 
-/* "GPU-5d0c…" as the driver and NVML write it; `text` has room for 41 bytes. */
+/* Writes "GPU-5d0c…", as the driver and NVML do; `text` has room for 41 bytes. */
 void kp_place_uuid(const unsigned char bytes[16], char *text);
 
 #endif

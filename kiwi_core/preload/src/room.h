@@ -1,4 +1,4 @@
-/* Room for an allocation: what to do when the driver has none left. */
+/* Room for an allocation: what to do when the driver has no memory left. */
 #ifndef KP_ROOM_H
 #define KP_ROOM_H
 
@@ -7,17 +7,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct kp_room { /* for one allocation; what is not named is 0 */
-    size_t bytes;      /* about: the driver rounds */
+struct kp_room { /* for one allocation; initialise the other members with 0 */
+    size_t bytes;      /* approximate: the driver rounds */
     bool asks;         /* the calling thread is inside the gate, and holds nothing that others need */
-    bool elsewhere;    /* on another GPU than the one whose daemon is asked */
+    bool elsewhere;    /* the memory is on another GPU than the one whose daemon is asked */
     unsigned requests;
     int64_t until_ns, scrubbed_ns;
 };
 
-/* After each try, with its result. True: try again. Where the driver has no memory left, it asks the daemon
- * for room first and waits for it, standing aside: what the program owns may be paged out meanwhile. False:
- * there is another result, nobody makes room, or no GPU is so large. */
+/* Returns whether to try again; called after each try, with its result. If the driver has no memory left, this
+ * asks the daemon for room and waits, standing aside: the program's own memory may be paged out meanwhile.
+ * False: there is another result, nobody makes room, or the GPU is not so large. */
 bool kp_room_again(struct kp_room *room, CUresult result);
 
 #endif

@@ -1,4 +1,4 @@
-/* What only a library that is built for tests has (tests/preload/library): faults, a count of calls. */
+/* What only a library built for tests has (tests/preload/library): faults and a count of calls. */
 #ifndef KP_TESTED_H
 #define KP_TESTED_H
 

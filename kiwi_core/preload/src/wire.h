@@ -1,5 +1,5 @@
-/* One connection to a daemon: whole lines in and out. Only kp_wire_open waits. Used by the pager thread only;
- * a forked child may close its copy. */
+/* One connection to a daemon: whole lines in and out. Only kp_wire_open waits. For the pager thread only; a
+ * forked child may close its copy. */
 #ifndef KP_WIRE_H
 #define KP_WIRE_H
 
@@ -8,7 +8,7 @@
 
 #include "message.h"
 
-/* Cuts what comes in into lines. */
+/* Splits incoming bytes into lines. */
 struct kp_frames {
     size_t used;
     char bytes[KP_LINE_MAX_BYTES + 1];
@@ -17,12 +17,12 @@ struct kp_frames {
 /* Called for each whole line, without its end; false: no more of this connection. */
 typedef bool kp_line_fn(const char *line, size_t length);
 
-/* `count` bytes were put at `bytes + used`: hands out the lines that they complete. False: `take` said
- * so, or a line is longer than the limit. */
+/* Passes on the lines that `count` new bytes at `bytes + used` complete. Returns false if `take` did, or a
+ * line is longer than the limit. */
 bool kp_frames_came(struct kp_frames *frames, size_t count, kp_line_fn *take);
 
-/* A descriptor of ours. A program may close what it does not know, and open something of its own at the
- * same number: that must be left alone. */
+/* A descriptor of ours. A program may close descriptors that it does not know, and open a file of its own at
+ * the same number: that file must be left alone. */
 struct kp_descriptor {
     int fd; /* -1: none */
     unsigned long inode;
@@ -38,15 +38,15 @@ struct kp_wire {
     char out[KP_LINE_MAX_BYTES];
 };
 
-/* False: errno says why; EAGAIN: for a second the daemon had no place for a connection. */
+/* Connects. False: errno says why; EAGAIN: the daemon had no place for a connection for a second. */
 bool kp_wire_open(struct kp_wire *wire, const char *path);
 
-/* Where the next line may be written, and how much room there is for it; then `kp_wire_queue` it. */
+/* Return where to write the next line, and the room for it; then call `kp_wire_queue`. */
 static inline char *kp_wire_next(struct kp_wire *wire) { return wire->out + wire->unsent; }
 static inline size_t kp_wire_room(const struct kp_wire *wire) { return sizeof wire->out - wire->unsent; }
 static inline void kp_wire_queue(struct kp_wire *wire, size_t length) { wire->unsent += length; }
 
 bool kp_wire_flush(struct kp_wire *wire);                     /* false: the connection is gone */
-bool kp_wire_receive(struct kp_wire *wire, kp_line_fn *take); /* likewise, or `take` said so */
+bool kp_wire_receive(struct kp_wire *wire, kp_line_fn *take); /* false: likewise, or `take` returned false */
 
 #endif
