@@ -59,9 +59,17 @@ TAKEN_S: Final = 180.0
 _READ = """() => {
   const text = node => (node?.innerText ?? '').replace(/\\s+/g, ' ').trim();
   const panel = document.querySelector('[data-kiwi="panel"]');
-  const people = name => [...panel.querySelectorAll(`[data-kiwi="${name}"]`)].map(
-    node => [node.dataset.session, text(node.querySelector('.jp-Kiwi-amount'))]);
   const mine = panel.querySelector('[data-kiwi="my-wait"]');
+  const own = hook => text(mine?.querySelector(`[data-kiwi="${hook}"]`));
+  // The row of the notebook in large says "this one": its figure stands in the card.
+  const large = {
+    'queue-entry': own('countdown') || text(mine?.querySelector('.jp-Kiwi-wait-large')),
+    'holder': own('time-left')
+  };
+  const people = name => [...panel.querySelectorAll(`[data-kiwi="${name}"]`)].map(node => {
+    const said = text(node.querySelector('.jp-Kiwi-amount'));
+    return [node.dataset.session, said === 'this one' ? large[name] : said];
+  });
   const lines = {};
   for (const widget of window.jupyterapp.shell.widgets('main')) {
     if (!widget.context?.path || !widget.sessionContext) continue;
@@ -150,7 +158,7 @@ class Moment:
             told, name = wait_words(entry), self._name(entry.session)
             assert shown["blocked"] == entry.blocked, (shown, entry)
             texts = {
-                "sidebar": sidebar[entry.session].replace("nobody can tell", ""),
+                "sidebar": _same_words(sidebar[entry.session]),
                 "kiwi status": self._one(
                     rf"{entry.position}\. {name} \(\w+\): (.+) \(has", self.text
                 ),
@@ -213,6 +221,11 @@ class Moment:
         found = re.search(pattern, text, re.M)
         assert found, (pattern, text)
         return found[1] or ""
+
+
+def _same_words(said: str) -> str:
+    """What the row or the card of a waiting notebook says, as other surfaces say it."""
+    return {"nobody can tell": "", "Waiting": "", "Held up": "held up"}.get(said, said)
 
 
 @dataclass
