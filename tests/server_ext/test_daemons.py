@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,8 +184,9 @@ def nothing() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="kw-"))
     yield directory
     for process in daemons_for(directory):
-        process.kill()
-        process.wait(PATIENCE_S)
+        with suppress(psutil.NoSuchProcess):  # a child ends with its supervisor
+            process.kill()
+            process.wait(PATIENCE_S)
     shutil.rmtree(directory)
 
 
