@@ -33,7 +33,7 @@ static struct ke_state *state;
 static int users;
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 
-struct reading { /* of one process, to tell the busy share between two looks */
+struct reading { /* of one process, to compute the busy share between two readings */
     int32_t pid;
     uint64_t start_ticks, at_ns, busy_ns, stamp_us;
     unsigned percent;
@@ -48,7 +48,7 @@ static struct nvmlDevice_st devices[KE_GPUS_MAX];
 
 /* ---- start and end -------------------------------------------------------------------------------- */
 
-/* The call that KIWI_EMULATOR_HANG names never returns. */
+/* Hangs for ever if KIWI_EMULATOR_HANG names the call. */
 static void may_hang(const char *call) {
     const char *named = getenv("KIWI_EMULATOR_HANG");
     while (named && strcmp(named, call) == 0) pause();
@@ -248,11 +248,11 @@ struct process_info {
     unsigned gpu_instance, compute_instance;
 };
 
-/* What stands in a process's row; 0: it has none. A small part of a context is in the GPU's figure alone. */
+/* Returns the bytes in a process's row; 0: it has no row. A small part of a context is only in the GPU's total. */
 static uint64_t shown(const struct ke_proc *p, unsigned gpu) {
     uint64_t context = p->context_bytes[gpu];
     if (state->manners & KE_NO_PROCESS_ROWS) return 0;
-    bool hides = state->manners & KE_HIDDEN_OVERHEAD && context > KE_HIDDEN_BYTES; /* emulated ones may be small */
+    bool hides = state->manners & KE_HIDDEN_OVERHEAD && context > KE_HIDDEN_BYTES; /* emulated contexts may be small */
     return p->device_bytes[gpu] + context - (hides ? KE_HIDDEN_BYTES : 0);
 }
 
@@ -284,7 +284,7 @@ API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t d, unsigne
     return processes(d, count, infos);
 }
 
-/* The first form has no instances. */
+/* The first version of the struct has no instances. */
 struct process_info_v1 {
     unsigned pid;
     unsigned long long used;
@@ -331,7 +331,7 @@ API nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t d, unsi
 }
 
 /* ---- utilisation ----------------------------------------------------------------------------------------- */
-/* Each process counts its busy time; the share is what it grew by since this reader last looked. */
+/* Each process counts its busy time; the share comes from its growth since this process's last reading. */
 
 struct sample {
     unsigned pid;
@@ -369,7 +369,7 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t d, struct sample *
                                                  unsigned long long last_seen_us) {
     nvmlReturn_t rc = check(d);
     if (rc || !count) return rc ? rc : INVALID_ARGUMENT;
-    if (!out) { /* the caller asks how much room to bring */
+    if (!out) { /* the caller asks how much room it needs */
         *count = KE_PROCS_MAX;
         return INSUFFICIENT_SIZE;
     }
@@ -395,7 +395,8 @@ struct utilization {
     unsigned gpu, memory;
 };
 
-/* Of the whole GPU, whoever uses it; kernels of different processes are taken not to overlap. */
+/* Gets the utilisation of the whole GPU by all processes, assuming that kernels of different processes do not
+ * overlap. */
 API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, struct utilization *out) {
     nvmlReturn_t rc = check(d);
     if (rc || !out) return rc ? rc : INVALID_ARGUMENT;
@@ -408,7 +409,7 @@ API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t d, struct utilizatio
     }
     ke_state_unlock(state);
     if (now - d->at_ns >= SAMPLE_NS) {
-        /* a process that ended took its count along: start anew */
+        /* the count of a process that has ended is gone: start anew */
         d->percent = d->at_ns && busy >= d->busy_ns ? share(busy - d->busy_ns, now - d->at_ns) : 0;
         d->at_ns = now;
         d->busy_ns = busy;
