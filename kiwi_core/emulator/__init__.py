@@ -1,10 +1,10 @@
 """An emulated CUDA driver and NVML for machines without a GPU.
 
-Two C libraries pose as ``libcuda.so.1`` and ``libnvidia-ml.so.1``, so that the unmodified
-``cuda-bindings``, ``cuda-core`` and ``nvidia-ml-py`` run against them, across processes.  Device
-memory is host memory; what each process holds stands in one shared *state file*.  It proves
+Two C libraries take the place of ``libcuda.so.1`` and ``libnvidia-ml.so.1``, so that the unmodified
+``cuda-bindings``, ``cuda-core`` and ``nvidia-ml-py`` run against them, across processes. Device
+memory is host memory; one shared *state file* records what each process holds. The emulator proves
 control logic (states, quota, ordering, crash recovery, bytes preserved); it proves nothing about
-speed, and it says that it is emulated on every surface.
+speed, and it says everywhere that it is emulated.
 
 For the daemon (``--emulate``), the kernel's loader and tests::
 
@@ -12,7 +12,7 @@ For the daemon (``--emulate``), the kernel's loader and tests::
     emulator.create_state(path, emulator.parse_gpus("2x512MiB"))
     subprocess.Popen(cmd, env=os.environ | emulator.environment(path, libs))
 
-Imports nothing of Kiwi, and nothing but the standard library.
+The package imports only the standard library, and nothing else of Kiwi.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from kiwi_core.emulator._state import (
 )
 
 MODULE_IMAGE = b"kiwi-emulated-module\0"
-"""What ``cuModuleLoadData`` accepts: a module that holds every built-in kernel.
+"""Image that ``cuModuleLoadData`` accepts: a module that holds every built-in kernel.
 
 Parameters: ``fill_u32(u64 ptr, u64 n, u32 value)``, ``add_u32(u64 ptr, u64 n, u32 value)``,
 ``xorshift_u32(u64 ptr, u64 n, u32 seed)``, ``checksum_u64(u64 ptr, u64 n, u64 out)`` (the sum of

@@ -1,4 +1,4 @@
-"""Compiling the two libraries on first use; the result is cached by the sources' content."""
+"""Compile the two libraries on first use; the result is cached by the content of the sources."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ CUDA = (
 NVML = ("nvml.c", "nvml_use.c")
 FLAGS = (
     *("-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-pthread"),
-    # -Bsymbolic: what the driver calls of itself is its own, whoever else defines these names
+    # -Bsymbolic: the driver calls its own functions, even if another library defines the names
     *("-shared", "-Wl,-z,nodelete", "-Wl,-z,defs", "-Wl,-Bsymbolic"),
 )
 COMPILE_TIMEOUT_S = 300.0
-"""Zig compiles its own C library on its very first use; that alone can take a minute."""
+"""Limit of one compiler run: on first use Zig compiles its C library, which can take a minute."""
 
 
 class BuildError(RuntimeError):
-    """No compiler, or it failed; the message says which and what to do."""
+    """There is no compiler, or it failed; the message says which, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Libraries:
-    """Where the built libraries lie; ``directory`` holds both under their sonames."""
+    """Paths of the built libraries; ``directory`` holds both under their sonames."""
 
     directory: Path
     libcuda: Path
@@ -78,10 +78,10 @@ def default_cache_dir() -> Path:
 
 
 def build(cache_dir: Path | None = None) -> Libraries:
-    """Returns the libraries, compiling them unless the cache has them.
+    """Return the libraries, compiling them unless the cache has them.
 
-    Safe when several processes call it at once: one compiles under a lock, and the finished
-    directory appears by a rename.  Raises BuildError with a remedy.
+    Several processes may call this at once: one compiles under a lock, and the finished directory
+    appears by a rename. Raise ``BuildError``, with a remedy.
     """
     parent = cache_dir if cache_dir is not None else default_cache_dir()
     libs = Libraries.at(parent / f"emulator-{_fingerprint()}")
@@ -103,8 +103,8 @@ def build(cache_dir: Path | None = None) -> Libraries:
 
 
 def _make_readable(directory: Path) -> None:
-    """Make ``directory`` and those above it, never with more than 0755: programs load code from it,
-    so only its user may write."""
+    """Create ``directory`` and its missing parents, with at most mode 0755: programs load code from
+    there, so only its owner may write."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o755, exist_ok=True)
@@ -115,8 +115,8 @@ def _for_this_user(path: str, flags: int) -> int:
 
 
 def _check_owner(*places: Path) -> None:
-    """Whoever can put a library into the cache has their code run by everybody who uses it.
-    Raises ``OSError``."""
+    """Raise ``OSError`` if another user could put a library into one of ``places``: every user of
+    the cache would run that code."""
     for place in filter(os.path.lexists, places):
         if why := _why_unsafe(os.lstat(place)):
             raise PermissionError(f"{place}: {why}")
@@ -149,7 +149,7 @@ def _build_into(target: Path) -> None:
         _compile(compiler, (*COMMON, *NVML), libs.libnvml)
         for made in (libs.libcuda, libs.libnvml, work):
             made.chmod(0o755)
-        shutil.rmtree(target, ignore_errors=True)  # an incomplete one
+        shutil.rmtree(target, ignore_errors=True)  # from an incomplete build
         work.rename(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -160,7 +160,7 @@ def _find_compiler() -> list[str]:
     for name in (named, "cc", "gcc", "clang"):
         if name and (found := shutil.which(name)):
             return [found]
-    # Its program itself: ``python -m ziglang`` would import from the working directory.
+    # Run the program itself: ``python -m ziglang`` would import from the working directory.
     spec = find_spec("ziglang")
     if spec is not None and spec.origin is not None:
         return [str(Path(spec.origin).with_name("zig")), "cc"]

@@ -1,4 +1,4 @@
-"""Fault injection: a small table in the state file, settable live from any process."""
+"""Fault injection: a small table in the state file, which any process can change at any time."""
 
 from __future__ import annotations
 
@@ -56,30 +56,30 @@ class Fault:
     operation: str
     duration_s: float
     hits: int
-    """Operations that met it so far."""
+    """Number of operations that the fault has hit so far."""
     in_progress: int
-    """Operations that hang in it now."""
+    """Number of operations that hang in the fault now."""
 
 
 class Faults:
     """The faults of one emulated machine.
 
-    - ``lock_timeout``: a lock answers NOT_READY when its time is up; the process goes on.
+    - ``lock_timeout``: a lock answers NOT_READY when its time limit is over; the process goes on.
     - ``checkpoint_fail``: a checkpoint answers OPERATING_SYSTEM; the process stays locked, nothing
       is lost.
     - ``restore_fail``: a restore answers OPERATING_SYSTEM and the process is FAILED: every later
       operation answers OPERATING_SYSTEM.
     - ``restore_oom``: a restore answers OUT_OF_MEMORY; the process stays CHECKPOINTED, and every
       later restore answers OPERATING_SYSTEM, as with the real driver (cuda-checkpoint #44).
-    - ``checkpoint_poison``: a checkpoint answers NOT_SUPPORTED, and the contexts are dead all the
-      same: once it is unlocked the process's calls answer LAUNCH_FAILED.
-    - ``checkpoint_kill``: the process is killed in a checkpoint, ``duration_s`` after its begin.
+    - ``checkpoint_poison``: a checkpoint answers NOT_SUPPORTED, but breaks the contexts all the
+      same: once the process is unlocked, its calls answer LAUNCH_FAILED.
+    - ``checkpoint_kill``: the process is killed in a checkpoint, ``duration_s`` after the start.
     - ``checkpoint_oom``: a checkpoint answers OUT_OF_MEMORY, as with MIG; nothing is lost.
     - ``checkpoint_unsupported``: a checkpoint answers NOT_SUPPORTED, as on arm64; nothing is lost.
     - ``restore_invalid``: a restore answers INVALID_VALUE, and so does every later one.
     - ``lock_kill``: a lock kills the process (SIGSEGV).
-    - ``hang``: the operation does not begin for ``duration_s`` (0: until cleared). NVML's
-      readings hang by name only and with ``pid`` 0: ``any`` means the operations on a process.
+    - ``hang``: the operation does not begin for ``duration_s`` (0: until cleared). NVML readings
+      hang only if named, and with ``pid`` 0: ``any`` means the operations on a process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -94,7 +94,7 @@ class Faults:
         operation: Operation = "any",
         duration_s: float = 0.0,
     ) -> None:
-        """For one target process (0: any), for so many operations (-1: until cleared)."""
+        """Set a fault for one process (0: any) and ``count`` operations (-1: until cleared)."""
         with self._locked() as state:
             slot = next((f for f in state.faults if _reusable(f)), None)
             if slot is None:
@@ -103,17 +103,17 @@ class Faults:
             slot.pid, slot.count, slot.op = pid, count, OPERATIONS[operation]
             slot.duration_ns = int(duration_s * 1e9)
             slot.hits = slot.in_progress = 0
-            slot.kind = KINDS[kind]  # last: from now on it is seen
+            slot.kind = KINDS[kind]  # last: from now on the C side sees the fault
 
     def clear(self, kind: Kind | None = None) -> None:
-        """Ends all faults, or those of one kind; operations that hang go on."""
+        """End all faults, or those of one kind; operations that hang go on."""
         with self._locked() as state:
             for slot in state.faults:
                 if kind is None or slot.kind == KINDS[kind]:
                     slot.kind = 0
 
     def list(self) -> tuple[Fault, ...]:
-        """The faults set and not cleared, used-up ones included."""
+        """Return the faults that are set and not cleared, including used-up ones."""
         kinds = {number: name for name, number in KINDS.items()}
         operations = {number: name for name, number in OPERATIONS.items()}
         with mapped(self._path) as state:
@@ -135,12 +135,12 @@ class Faults:
         return sum(f.hits for f in self.list() if f.kind == kind)
 
     def hanging(self) -> int:
-        """How many operations hang now."""
+        """Return the number of operations that hang now."""
         return sum(f.in_progress for f in self.list())
 
     @contextmanager
     def _locked(self) -> Iterator[_layout.State]:
-        """Among Python writers only; the C side reads ``kind`` first and writes counts."""
+        """Lock out other Python writers; the C side reads ``kind`` first and writes the counts."""
         with open(self._path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             with mapped(self._path) as state:

@@ -1,4 +1,4 @@
-"""The state file's layout, as ``src/state.h`` has it; a test compares the two."""
+"""The layout of the state file, as in ``src/state.h``; a test compares the two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Getting the emulated libraries into a process: a child by its environment, or this one."""
+"""Load the emulated libraries into a process: a child by its environment, or this process."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ _handles: list[ctypes.CDLL] = []
 
 
 def environment(state: Path, libs: Libraries) -> dict[str, str]:
-    """What to add to a child's environment so that it finds the emulated libraries."""
+    """Return the variables that make a child process find the emulated libraries."""
     before = os.environ.get(_LIBRARY_PATH, "")
     path = library_path(libs.libcuda, libs.libnvml, before=before)
     return {ENV_STATE: os.path.abspath(state), _LIBRARY_PATH: path}
 
 
 def library_path(*libraries: Path | str, before: str) -> str:
-    """``LD_LIBRARY_PATH`` for children that are to find ``libraries`` first; ``before`` is what it
-    was."""
+    """Return an ``LD_LIBRARY_PATH`` that finds ``libraries`` first; ``before`` is its old value."""
     directories = [os.path.dirname(os.path.abspath(library)) for library in libraries]
     return ":".join(dict.fromkeys(part for part in [*directories, *before.split(":")] if part))
 
 
 def activate(state: Path, libs: Libraries) -> None:
-    """Makes this process (and its children) use the emulated libraries.
+    """Make this process (and its children) use the emulated libraries.
 
-    Must come before the first driver call: whoever asks for ``libcuda.so.1`` later gets the one
-    that is already loaded.  Idempotent.  Raises RuntimeError if another libcuda is loaded.
+    Call this before the first driver call: code that loads ``libcuda.so.1`` later gets the library
+    that is already loaded. Idempotent. Raise ``RuntimeError`` if another libcuda is loaded.
     """
     loaded = loaded_libcuda()
     if loaded is not None and not _same_file(loaded, libs.libcuda):
@@ -53,9 +52,9 @@ def activate(state: Path, libs: Libraries) -> None:
 
 
 def load(libcuda: Path | str | None, libnvml: Path | str) -> None:
-    """Loads the two libraries into this process, whose environment must already name the state
-    file (for a child that its parent prepared).  ``None``: a library that stands in front of the
-    driver loads that itself.  Idempotent."""
+    """Load the two libraries into this process, whose environment must already name the state file
+    (as a parent prepares it for a child). ``None``: a library in front of the driver loads the
+    driver itself. Idempotent."""
     if not _handles:
         if libcuda is not None:
             _handles.append(ctypes.CDLL(str(libcuda), ctypes.RTLD_GLOBAL))
@@ -63,7 +62,7 @@ def load(libcuda: Path | str | None, libnvml: Path | str) -> None:
 
 
 def loaded_libcuda() -> Path | None:
-    """Which libcuda this process has mapped, if any."""
+    """Return the libcuda that this process has mapped, if any."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             path = line.partition("/")[2].rstrip("\n").removesuffix(" (deleted)")

@@ -1,7 +1,7 @@
-"""How real drivers treat programs, as data: which driver has which manner.
+"""Behaviour of real drivers towards programs, as data: which driver has which manner.
 
-Collected in November 2026 from other people's runs; ``README.md`` names the source of each.  Where
-nobody knows, the worst is assumed: a program that survives that survives a kinder driver.
+The manners were collected in November 2026 from other people's runs; ``README.md`` names the source
+of each. Where nobody knows, the worst is assumed: a program that survives it survives any driver.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import os
 from typing import NamedTuple
 
 ENV_DRIVER = "KIWI_EMULATOR_DRIVER"
-"""Names the profile of machines that are made without one: runs a test suite under another."""
+"""Variable with the profile of machines made without one: runs a test suite under another."""
 
 DEFAULT_DRIVER = "worst"
-"""The profile of machines that are made without one, where the environment names none."""
+"""Profile of machines that are made without one, if the environment names none."""
 
 STREAM_BYTES = 64 << 10
-"""What one stream costs with ``streams_cost``: real ones take some memory, nobody says how much."""
+"""Cost of a stream with ``streams_cost``: real streams take memory, but nobody says how much."""
 
 MANNERS: dict[str, int] = {
     "sync_crashes": 1 << 0,
@@ -39,16 +39,17 @@ MANNERS: dict[str, int] = {
 - ``sync_crashes``: the target's context and stream synchronisation returns at once while it is
   locked, and crashes while it is checkpointed.
 - ``query_crashes``: the same for event synchronisation and for stream and event queries.
-- ``state_waits``: a state query waits for an operation under way, and for ever on a stopped target.
+- ``state_waits``: a state query waits for an operation under way, and while the target is stopped.
 - ``missing_is_os_error``: a pid that does not exist answers OPERATING_SYSTEM, a zombie
   NOT_INITIALIZED.
-- ``failed_restore_keeps``: a restore without room keeps all that was free until its process ends.
-- ``hidden_overhead``: 5 MiB of a process's context are not in its row of NVML.
+- ``failed_restore_keeps``: a restore without room keeps all free memory until its process ends.
+- ``hidden_overhead``: NVML's row of a process leaves out 5 MiB of its context.
 - ``unmap_does_not_wait``: ``cuMemUnmap`` takes memory away under a running kernel.
 - ``streams_cost``: a stream takes GPU memory.
 - ``nccl_kills``: a checkpoint of a process with an NCCL group aborts it.
 - ``serialised_caller``: one process's calls about others run one after the other.
-- ``kill_takes_host_down``: killing a process that was restored and lives; see ``host_down``.
+- ``kill_takes_host_down``: killing a live process that was restored takes the host down; see
+  ``host_down``.
 - ``no_process_rows``: NVML shows no processes, as in another PID namespace.
 - ``mig``: NVML says that MIG is on, and a checkpoint answers OUT_OF_MEMORY.
 - ``broken_stays``: a checkpoint of a process with a broken context answers that context's error.
@@ -63,9 +64,9 @@ _ON_ALL = (
 class Profile(NamedTuple):
     manners: tuple[str, ...]
     driver: str
-    """As NVML gives it."""
+    """Driver version, as NVML gives it."""
     cuda_version: int
-    """As cuDriverGetVersion gives it; nobody has reported those of 595 and 610."""
+    """CUDA version, as cuDriverGetVersion gives it; nobody has reported those of 595 and 610."""
 
     @property
     def bits(self) -> int:
@@ -77,17 +78,18 @@ DRIVERS: dict[str, Profile] = {
     "595": Profile((*_ON_ALL, "nccl_kills"), "595.84", 13020),
     "595-open": Profile((*_ON_ALL, "nccl_kills", "kill_takes_host_down"), "595.71.05", 13020),
     "610": Profile((*_ON_ALL, "nccl_kills"), "610.57.04", 13030),
-    # Without ``kill_takes_host_down``: tests kill programs everywhere, and under it each would have
-    # to page them out first.  The last two belong to a machine, not to a driver.
+    # ``kill_takes_host_down`` is missing: tests kill programs everywhere, and would have to page
+    # each program out first. ``no_process_rows`` and ``mig`` belong to a machine, not to a driver.
     "worst": Profile((*_ON_ALL, "nccl_kills", "serialised_caller"), "595.84", 13020),
     "tame": Profile((), "580.00", 13000),
 }
-"""``worst`` has what any of the others has. ``tame`` is no driver: none of the manners."""
+"""Profiles by name. ``worst`` has every driver's manners but ``kill_takes_host_down``; ``tame`` is
+no driver and has none."""
 
 
 def profile(name: str | None) -> Profile:
-    """Return the profile ``name``; None: the environment's, or the default one.  Raises ValueError
-    that lists the names."""
+    """Return the profile ``name``; None: the environment's, or the default one. Raise
+    ``ValueError`` with a list of the names."""
     chosen = name if name is not None else os.environ.get(ENV_DRIVER) or DEFAULT_DRIVER
     found = DRIVERS.get(chosen)
     if found is None:

@@ -1,4 +1,4 @@
-"""The shared state file seen from Python: making it, its settings, and the books."""
+"""The shared state file in Python: its creation, its settings, and the books."""
 
 from __future__ import annotations
 
@@ -21,49 +21,49 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 ENV_STATE = "KIWI_EMULATOR_STATE"
-"""Names the state file for the C libraries.  Required: there is no default path."""
+"""Variable with the state file's path for the C libraries. Required: there is no default path."""
 
 ENV_RECORD = "KIWI_EMULATOR_RECORD"
-"""Names a file to which the path of each state is added whose host can go down: tests look."""
+"""Variable with a file that lists the states whose host can go down, for tests to check."""
 
 CONTEXT_BYTES = 8 << 20
-"""What one context costs by default; 300-600 MB on a real GPU, scaled to emulated ones."""
+"""Default cost of a context; 300-600 MB on a real GPU, scaled to emulated ones."""
 
 CHECKPOINTED = 2
 SNAPSHOT_TRIES = 200
-AUXV_MAX_BYTES = 1024  # of state.c; Linux has some 350
+AUXV_MAX_BYTES = 1024  # as in state.c; Linux has some 350
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _GPUS = re.compile(r"\s*(?:(\d+)\s*[x×*]\s*)?(\d+(?:\.\d+)?)\s*([KMGT]i?B|B|)\s*", re.IGNORECASE)
 
 
 class StateError(RuntimeError):
-    """The file is missing, or not a state file of this version."""
+    """The file is missing, or is not a state file of this version."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
     total_bytes: int
     uuid: str | None = None
-    """``GPU-`` and a UUID; None: derived from the state file's path and the GPU's index."""
+    """UUID with the prefix ``GPU-``; None: derived from the state file's path and the index."""
     name: str = "Kiwi Emulated GPU"
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessBooks:
-    """What one live process holds, by GPU index (GPUs of which it holds nothing are left out)."""
+    """Memory of one live process, by GPU index (GPUs of which it holds nothing are left out)."""
 
     pid: int
     start_ticks: int
-    """Field 22 of /proc/pid/stat: tells a reused pid apart."""
+    """Field 22 of /proc/pid/stat, which tells a reused pid apart."""
     state: int
     """The driver's number: RUNNING 0, LOCKED 1, CHECKPOINTED 2, FAILED 3, and 4, 5 under way."""
     device_bytes: dict[int, int]
     context_bytes: dict[int, int]
     parked_bytes: dict[int, int]
-    """Device bytes that it had and will want back, while checkpointed."""
+    """Device bytes that a checkpointed process had and will need again."""
     kept_bytes: dict[int, int]
-    """What a failed restore of it grabbed and keeps; NVML names no owner."""
+    """Bytes that a failed restore of the process took and keeps; NVML names no owner."""
     checkpoints: int
     restores: int
 
@@ -90,7 +90,7 @@ class GpuBooks:
     total_bytes: int
     used_bytes: int
     processes: tuple[ProcessBooks, ...]
-    """Those that hold some of it, or will want some back."""
+    """Processes that hold memory of the GPU, or will need some again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Books:
 
 
 def parse_gpus(text: str) -> list[GpuSpec]:
-    """``2x512MiB``, ``1×8GiB``, ``512MiB`` (one GPU).  Raises ValueError that shows the form."""
+    """Parse ``2x512MiB``, ``1×8GiB``, ``512MiB`` (one GPU). Raise ``ValueError`` with the form."""
     found = _GPUS.fullmatch(text)
     units = {name.lower(): size for name, size in _UNITS.items()}
     count = int(found[1] or 1) if found else 0
@@ -118,8 +118,8 @@ def parse_gpus(text: str) -> list[GpuSpec]:
 
 
 def parse_machine(text: str) -> tuple[list[GpuSpec], str | None]:
-    """``1x512MiB,driver=595``: the GPUs and the driver's name (None: not given).  Raises ValueError
-    that shows the form, or lists the drivers."""
+    """Parse ``1x512MiB,driver=595`` into the GPUs and the driver's name (None: not given). Raise
+    ``ValueError`` with the form, or with a list of the drivers."""
     sizes, *options = text.split(",")
     driver = None
     for option in options:
@@ -135,11 +135,11 @@ def parse_machine(text: str) -> tuple[list[GpuSpec], str | None]:
 
 
 def create_state(path: Path, gpus: Sequence[GpuSpec], driver: str | None = None) -> None:
-    """Makes the file (mode 0600, whole or not at all) and the directory of control sockets.
+    """Create the file (mode 0600, atomically) and the directory of control sockets.
 
     ``driver`` names a profile (``DRIVERS``); None: that of the environment, or the default one.
 
-    An existing file is replaced; processes that have the old one mapped go on with that.
+    An existing file is replaced; processes that have mapped the old file keep using it.
     """
     path = Path(os.path.abspath(path))
     if not 1 <= len(gpus) <= _layout.GPUS_MAX:
@@ -188,13 +188,13 @@ def _uuid_of(path: Path, index: int, spec: GpuSpec) -> uuid.UUID:
 
 @contextmanager
 def mapped(path: Path) -> Iterator[_layout.State]:
-    """The file's contents, shared with everybody."""
+    """Yield the contents of the file, shared with all processes."""
     try:
         with open(path, "r+b") as file:
             memory = mmap.mmap(file.fileno(), _size(path))
     except OSError as e:
         raise StateError(f"The emulator's state file cannot be opened: {e}") from e
-    state = _layout.State.from_buffer(memory)  # keeps the mapping for as long as it lives
+    state = _layout.State.from_buffer(memory)  # keeps the mapping alive
     if state.magic != _layout.MAGIC or state.layout != _layout.LAYOUT:
         raise StateError(f"{path} is not a state file of this version of the emulator")
     yield state
@@ -208,9 +208,9 @@ def _size(path: Path) -> int:
 
 
 def set_copy_bandwidth(path: Path, bytes_per_s: int) -> None:
-    """Copies between host and device, page-outs and page-ins take as long as at this speed.
+    """Set the speed of copies between host and device, page-outs and page-ins.
 
-    Live, for all processes and copies under way; 0: as fast as memory.
+    This applies at once to all processes and copies under way; 0: as fast as memory.
     """
     if bytes_per_s < 0:
         raise ValueError("a copy bandwidth cannot be negative; 0 means unlimited")
@@ -219,20 +219,20 @@ def set_copy_bandwidth(path: Path, bytes_per_s: int) -> None:
 
 
 def set_context_bytes(path: Path, context_bytes: int) -> None:
-    """What contexts made from now on cost."""
+    """Set the cost of contexts that are made from now on."""
     with mapped(path) as state:
         state.context_bytes = context_bytes
 
 
 def set_driver_version(path: Path, version: int) -> None:
-    """As cuDriverGetVersion gives it (13040 is 13.4).  From 13040 on the driver shows the states
-    CHECKPOINTING (4) and RESTORING (5)."""
+    """Set the answer of cuDriverGetVersion (13040 is 13.4). From 13040 on the driver shows the
+    states CHECKPOINTING (4) and RESTORING (5)."""
     with mapped(path) as state:
         state.driver_version = version
 
 
 def set_driver(path: Path, driver: str) -> None:
-    """Give the machine another profile (``DRIVERS``), live.  Raises ValueError that lists them."""
+    """Give the machine another profile (``DRIVERS``) at once. Raise ``ValueError`` with a list."""
     profile = _manners.profile(driver)
     with mapped(path) as state:
         _put_driver(state, profile)
@@ -240,7 +240,7 @@ def set_driver(path: Path, driver: str) -> None:
 
 
 def set_manner(path: Path, manner: str, on: bool = True) -> None:
-    """Switch one manner (``MANNERS``) on or off, live, whatever the profile says."""
+    """Switch one manner (``MANNERS``) on or off at once, whatever the profile says."""
     bit = _manners.MANNERS[manner]
     with mapped(path) as state:
         state.manners = state.manners | bit if on else state.manners & ~bit
@@ -252,10 +252,10 @@ def has_manner(path: Path, manner: str) -> bool:
 
 
 def host_down(path: Path) -> int:
-    """Return the pid of the process whose kill took the host down; 0: it is up.
+    """Return the pid of the process whose kill took the host down; 0: the host is up.
 
-    With ``kill_takes_host_down`` a process that was restored, lives and is killed does that: it
-    must be suspended first, or end by itself (NVIDIA/cuda-checkpoint#53).
+    With ``kill_takes_host_down``, killing a live process that was restored takes the host down: the
+    process must be suspended first, or end by itself (NVIDIA/cuda-checkpoint#53).
     """
     snapshot = _snapshot(path)
     if snapshot.host_down or not snapshot.manners & _manners.MANNERS["kill_takes_host_down"]:
@@ -269,7 +269,7 @@ def host_down(path: Path) -> int:
 
 
 def books(path: Path) -> Books:
-    """A consistent snapshot of who holds what; the dead do not appear in it."""
+    """Return a consistent snapshot of the memory that each live process holds."""
     snapshot = _snapshot(path)
     slots = [p for p in snapshot.procs if p.pid and _lives(p)]
     processes = tuple(_process(p) for p in slots)
@@ -301,8 +301,8 @@ def _process(slot: _layout.Proc) -> ProcessBooks:
 
 
 def _snapshot(path: Path) -> _layout.State:
-    """A copy between two writes.  A writer killed in mid-write leaves the count odd until the
-    next one comes; a copy taken then is as good as it gets."""
+    """Return a copy taken between two writes. A writer that is killed while writing leaves the
+    count odd until the next write; the copy may then be inconsistent."""
     with mapped(path) as state:
         for _ in range(SNAPSHOT_TRIES):
             before = state.write_seq
@@ -314,7 +314,7 @@ def _snapshot(path: Path) -> _layout.State:
 
 
 def _lives(slot: _layout.Proc) -> bool:
-    """Return whether its process lives and runs the program that it ran (``state.c``: alive)."""
+    """Return whether the slot's process lives and runs the same program (``state.c``: alive)."""
     if _start_ticks(slot.pid) != slot.start_ticks:
         return False
     image = _image(slot.pid) if slot.image else 0
@@ -322,7 +322,7 @@ def _lives(slot: _layout.Proc) -> bool:
 
 
 def _image(pid: int) -> int:
-    """Return the hash of ``state.c``; 0 where the process may not be looked at."""
+    """Return the same hash as ``state.c``; 0 if the process may not be inspected."""
     try:
         vector = Path(f"/proc/{pid}/auxv").read_bytes()[:AUXV_MAX_BYTES]
     except OSError:

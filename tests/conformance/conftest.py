@@ -1,9 +1,9 @@
-"""The same tests on the emulated driver and, with ``-m gpu``, on a real GPU; on both once more with
-the in-process pager preloaded, which nobody may notice.
+"""The same tests on the emulated driver and, with ``-m gpu``, on a real GPU; on both also with the
+in-process pager preloaded, which must make no difference.
 
-They say what a driver does, with nothing in them that only the emulator has: a difference is a bug
-of the emulator.  On a real GPU the processes see the first device; sizes stay modest, no managed
-memory is used, and the card is never reset.
+The tests state what a driver does, and use nothing that only the emulator has: a difference is a
+bug of the emulator. On a real GPU the processes see the first device; sizes stay modest, no managed
+memory is used, and the GPU is never reset.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MIB = 1 << 20
 
 
 class Platform:
-    """Where the test's programs run."""
+    """The driver and the environment that the test's programs run with."""
 
     def __init__(self, environment: dict[str, str], preloaded: bool) -> None:
         self.preloaded = preloaded
@@ -40,8 +40,8 @@ class Platform:
         self._shared: dict[str, Worker] = {}
 
     def shared(self, setup: str) -> Worker:
-        """A program that many tests use, made by ``setup``. A new one takes the place of one that
-        has ended, or that still owes an answer: a crash or a hang costs one test, not all."""
+        """Return a program that many tests use, made by ``setup``. A new program replaces one that
+        has ended or still owes an answer: a crash or a hang costs one test, not all."""
         worker = self._shared.get(setup)
         if worker is None or not worker.usable:
             worker = self._shared[setup] = self.worker("init()")
@@ -56,7 +56,7 @@ class Platform:
         return worker
 
     def close(self) -> None:
-        """End all programs, none of them by a kill while it runs on the GPU."""
+        """End all programs, without killing one that runs on the GPU."""
         if self._workers:
             end_on_a_gpu(self._workers, self.environment)
 
@@ -90,7 +90,8 @@ def _running(kind: str, directory: Path, driver: str | None = None) -> Iterator[
 
 @pytest.fixture
 def running() -> Callable[..., AbstractContextManager[Platform]]:
-    """Makes a platform of a kind, in a directory, with a driver's name if it is emulated."""
+    """Return a function that makes a platform from a kind, a directory, and the name of an emulated
+    driver."""
     return _running
 
 
@@ -104,7 +105,8 @@ def platform(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Platfor
 def shared_platform(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Platform]:
-    """For a file of tests that leave nothing behind: on a real GPU a process takes seconds."""
+    """Make a platform for a file of tests that leave nothing behind: on a real GPU the start of a
+    process takes seconds."""
     with _running(request.param, tmp_path_factory.mktemp("shared")) as platform:
         yield platform
 

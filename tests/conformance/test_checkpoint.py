@@ -1,4 +1,4 @@
-"""The checkpoint API as the daemon uses it: from another process, by pid."""
+"""The checkpoint API as the daemon uses it, from another process and by pid."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cuda_setups import VMM
 
 MIB = 1 << 20
 GONE = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_NOT_INITIALIZED")
-"""Which of the two a driver says about a process without CUDA differs between versions."""
+"""Answers of drivers about a process without CUDA, which differ between versions."""
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_suspended_in_the_middle_of_its_work(worker, controller):
 
 
 def test_two_processes_take_turns(platform, worker, controller):
-    """What the daemon does all day."""
+    """This is the daemon's normal work."""
     second = platform.worker()
     for seed, process in enumerate((worker, second)):
         process.do(f"p = alloc(64 * MIB); expected = fill(p, {seed}, 64 * MIB)")

@@ -1,4 +1,4 @@
-"""Devices, memory, streams, events, contexts, virtual memory: what the driver answers."""
+"""The driver's answers about devices, memory, streams, events, contexts and virtual memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stream capture and CUDA graphs: what is captured, what replays, what spoils a capture."""
+"""Stream capture and CUDA graphs: what is captured, what replays, what invalidates a capture."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ NONE, ACTIVE, SPOILED = 0, 1, 2
 
 @pytest.fixture
 def forbidden(shared_platform):
-    """What an allocation is told that a capture forbids. Memory that Kiwi owns is there all the
-    same: it comes from calls that no capture minds."""
+    """Return the result of an allocation that a capture forbids. Memory that Kiwi owns is allocated
+    all the same: it comes from calls that captures allow."""
     return "CUDA_SUCCESS" if shared_platform.preloaded else UNSUPPORTED
 
 
@@ -27,7 +27,8 @@ SETUP = GRAPHS + "p = alloc(4 * MIB); q = alloc(4 * MIB)\n"
 
 @pytest.fixture
 def worker(shared_platform):
-    """One process for all tests here; each has its own streams, and the default mode."""
+    """Return one process for all tests here; each test has its own streams, and the default
+    mode."""
     worker = shared_platform.shared(SETUP)
     worker.do("fresh()")
     return worker
@@ -61,7 +62,8 @@ def test_a_captured_copy_reads_the_host_when_it_is_launched(worker):
 
 @contextlib.contextmanager
 def naming_the_bindings():
-    """Say of a program that crashes which cuda-bindings it has: some crash by themselves."""
+    """Add the version of cuda-bindings to the error of a crashed program: some versions crash by
+    themselves."""
     try:
         yield
     except WorkerGoneError as gone:
@@ -85,7 +87,7 @@ def test_a_crash_names_the_bindings():
 
 
 def test_host_functions_are_captured(shared_platform):
-    """In a program of its own: see ``crash_words``."""
+    """This runs in a program of its own: see ``crash_words``."""
     worker = shared_platform.worker()
     worker.do(
         SETUP + "calls = []; f = HOST_FUNCTION(lambda data: calls.append(data))\n"
@@ -259,7 +261,7 @@ def test_what_a_capture_says_of_itself(worker):
 
 
 def test_a_graph_that_is_made_by_hand_keeps_its_order(worker):
-    """The copy is added first: only the edges say what comes before what."""
+    """The copy is added first: only the edges define the order."""
     worker.do(
         "g = ck(driver.cuGraphCreate(0)); c = ck(driver.cuCtxGetCurrent())\n"
         "copy = ck(driver.cuGraphAddMemcpyNode(g, None, 0, copy_params(q, p, MIB), c))\n"

@@ -1,7 +1,8 @@
-"""What a driver does to programs that it holds: the cases that a real GPU can decide.
+"""Behaviour of a driver towards programs that it holds: the cases that a real GPU can decide.
 
-The emulated driver answers as its profile says; on a real GPU each answer that others have seen, or
-that is kinder, passes, and anything else is news. ``benchmarks/gpu/manners.py`` asks more.
+The emulated driver answers as its profile says. On a real GPU a test passes on each answer that
+other people have seen, or that is kinder, and fails on any other. ``benchmarks/gpu/manners.py`` has
+more cases.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kiwi_core import emulator
 
 MIB = 1 << 20
 QUIET_S = 1.0
-"""A call that has not answered for so long waits."""
+"""Time after which a call that has not answered counts as waiting."""
 
 PROFILES = [
     *(pytest.param(("emulated", name), id=f"emulated-{name}") for name in ("580", "595", "610")),
@@ -45,7 +46,7 @@ OK, ILLEGAL, MISSING = "CUDA_SUCCESS", "CUDA_ERROR_ILLEGAL_STATE", "CUDA_ERROR_O
 
 @pytest.fixture(params=PROFILES)
 def machine(request, running, tmp_path):
-    """A platform, of which ``real`` says whether it is a real GPU."""
+    """Make a platform; its ``real`` says whether it is a real GPU."""
     kind, driver = request.param
     with running(kind, tmp_path, driver or None) as platform:
         platform.real = kind == "gpu"
@@ -75,7 +76,7 @@ def call(controller, pid, what, args=", None"):
 
 
 def how_it_goes(target, code):
-    """What comes of a call while the process is held: its answer, "waits" or "dies"."""
+    """Return the result of a call while the process is held: its answer, "waits" or "dies"."""
     target.send(code)
     if not target.answered(QUIET_S):
         return "waits"
@@ -166,8 +167,8 @@ def test_no_less_comes_back_than_nvml_said(machine, controller, target):
 
 
 def test_contexts_and_streams_cost_memory(machine, controller, target):
-    """A context costs on every GPU. A stream may be served from memory that the driver has already;
-    it gives none back before the context ends."""
+    """A context costs memory on every GPU. The driver may serve a stream from memory that it
+    already has; a stream gives none back before the context ends."""
     before = controller.get("device_used()")
     second = machine.worker()
     wait_until(lambda: controller.get("device_used()") - before >= MIB, "its context costs")
@@ -195,8 +196,8 @@ ck(driver.cuMemUnmap(at, size))
 
 
 def test_unmapping_is_not_a_way_to_wait(machine, target):
-    """Work that uses the memory may be under way when the call returns: it then fails, or was done.
-    Whoever unmaps must synchronise first."""
+    """Work that uses the memory may be under way when the call returns: the work then fails, or was
+    done. A program that unmaps memory must synchronise first."""
     target.do(UNMAP_UNDER_WORK)
     answers = (OK, "CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED")
     assert target.get("name_of(driver.cuCtxSynchronize)") in answers
@@ -204,8 +205,8 @@ def test_unmapping_is_not_a_way_to_wait(machine, target):
 
 @pytest.mark.parametrize(("move", "after"), [("Checkpoint", 2), ("Restore", 1)])
 def test_a_controller_that_is_killed_in_mid_move(machine, controller, target, move, after):
-    """What it began is completed, and stays so until somebody else goes on: after a restore the
-    target is locked. (The controller has no context: killing it harms no GPU.)"""
+    """The operation is completed, and its result stays until another caller goes on: after a
+    restore the target is locked. (The controller has no context: killing it harms no GPU.)"""
     target.do("big = alloc(256 * MIB)")
     controller.do(f"checkpoint_of({target.pid}).lock()")
     if move == "Restore":
@@ -262,7 +263,7 @@ def test_a_restore_without_room_is_final_and_keeps_memory_until_the_kill(
 
 
 def test_a_state_query_during_a_move_ends_with_it(machine, controller, target):
-    """However it comes: at once, or when the move has ended."""
+    """The answer comes at once, or when the move has ended."""
     target.do("big = alloc(256 * MIB)")
     other = machine.worker("ck(driver.cuInit(0))")
     controller.do(f"checkpoint_of({target.pid}).lock()")
@@ -280,7 +281,7 @@ def test_a_state_query_during_a_move_ends_with_it(machine, controller, target):
 
 @contextlib.contextmanager
 def slow(machine):
-    """Moves of the emulated driver take no time; a real one's do."""
+    """Make moves slow on the emulated driver, where they take no time; on a real one they do."""
     if machine.real:
         yield
         return

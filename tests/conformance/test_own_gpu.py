@@ -18,7 +18,7 @@ SIZE = 4 << 20
 
 
 def test_bytes_go_in_and_come_out(worker: Worker) -> None:
-    """Through pinned memory, of the driver's making and registered, and through ordinary memory."""
+    """Copies go through pinned memory, allocated or registered, and through pageable memory."""
     worker.do(
         SETUP + f"n = {SIZE}\n"
         "device, stream = memory.allocate(n), memory.new_stream()\n"

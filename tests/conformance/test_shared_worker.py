@@ -43,7 +43,8 @@ def test_a_program_on_the_emulated_driver_is_known_as_such(platform):
 
 
 def test_on_a_real_gpu_only_what_is_out_is_killed(platform):
-    """Tried here, where nobody can be hurt: what runs or is locked ends by itself."""
+    """This is tested on the emulator, where it does no harm: a program that runs or is locked ends
+    by itself."""
     runs, locked, out, busy = (platform.worker("init(); p = alloc(MIB)") for _ in range(4))
     helper = platform.worker("ck(driver.cuInit(0))")
     helper.do(f"checkpoint_of({locked.pid}).lock(); suspend({out.pid})")

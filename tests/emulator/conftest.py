@@ -1,4 +1,4 @@
-"""One emulated machine per test, with programs that run on it."""
+"""An emulated machine for each test, with programs that run on it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Machine:
 
     @property
     def missing(self) -> str:
-        """What calls about a process that does not exist answer."""
+        """Return the error of calls about a process that does not exist."""
         real = emulator.has_manner(self.state, "missing_is_os_error")
         return "CUDA_ERROR_OPERATING_SYSTEM" if real else "CUDA_ERROR_INVALID_VALUE"
 
@@ -85,7 +85,7 @@ def libraries() -> emulator.Libraries:
 
 @pytest.fixture
 def boot(tmp_path: Path, libraries: emulator.Libraries) -> Iterator[Callable[..., Machine]]:
-    """Makes machines; their processes are ended and their books checked afterwards."""
+    """Make machines; end their processes and check their books afterwards."""
     machines: list[Machine] = []
 
     def make(gpus: str, driver: str | None = None) -> Machine:

@@ -1,6 +1,6 @@
-/* Run under the address and undefined-behaviour sanitizers: several threads allocate, copy, launch,
- * use streams, events and the VMM calls, while another suspends and resumes the process; before that,
- * a second process is moved out and in from here. */
+/* Runs under the address and undefined-behaviour sanitizers: several threads allocate, copy, launch, and use
+ * streams, events and the VMM calls, while another thread suspends and resumes the process. Before that, this
+ * process moves a second one out and in. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -102,7 +102,7 @@ static void once(CUfunction add, unsigned seed) {
     CHECK(cuStreamDestroy_v2(b));
 }
 
-/* Two streams are captured, and once more what was captured; then it is run, updated, and run again. */
+/* Captures two streams, and then a launch of the captured graph; runs it, updates it, and runs it again. */
 static CUgraph capture(CUfunction add, CUstream s, CUstream side, CUdeviceptr p, CUgraphExec within) {
     CUevent fork, join;
     CUgraph graph;
@@ -157,11 +157,11 @@ static void replay(CUfunction add) {
     CHECK(cuGraphDestroy(bigger));
     CHECK(cuGraphLaunch(once, s));
     CHECK(cuGraphLaunch(twice, s));
-    CHECK(cuGraphLaunch(twice, side)); /* waits for the one before, on the other stream */
+    CHECK(cuGraphLaunch(twice, side)); /* waits for the launch before, on the other stream */
     CHECK(cuGraphExecDestroy(twice));
     CHECK(cuStreamSynchronize(side));
     CHECK(cuGraphExecDestroy(once));
-    while (!__atomic_load_n(&buried, __ATOMIC_SEQ_CST)) usleep(1000); /* by whoever was last to hold it */
+    while (!__atomic_load_n(&buried, __ATOMIC_SEQ_CST)) usleep(1000); /* the last holder runs the destructor */
     uint32_t *back = malloc(WORDS * 4);
     CHECK(cuMemcpyDtoH_v2(back, p, WORDS * 4));
     for (unsigned i = 0; i < WORDS; i++) {
@@ -218,7 +218,7 @@ static void *swap(void *arg) {
 
 enum { BLOCKS = 5 };
 
-/* Says that it is ready, waits until it has been moved, and looks at what it finds then. */
+/* Reports that it is ready, waits until the process has been moved, and checks its memory. */
 static void be_moved(int ready, int moved) {
     static uint32_t data[WORDS];
     CUdeviceptr block[BLOCKS];
@@ -251,7 +251,7 @@ static void move_from_here(int pid) {
     CHECK(cuCheckpointProcessUnlock(pid, NULL));
 }
 
-static pid_t start_target(int *ready, int *moved) { /* before this process has any CUDA */
+static pid_t start_target(int *ready, int *moved) { /* called before this process initialises CUDA */
     int up[2], down[2];
     if (pipe(up) || pipe(down)) abort();
     pid_t child = fork();

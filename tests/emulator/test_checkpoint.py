@@ -325,7 +325,7 @@ def test_moving_to_another_gpu_is_refused_not_faked(boot):
 
 @pytest.mark.parametrize("way", ["running", "locked", "checkpointed"])
 def test_another_program_in_the_same_process_begins_anew(machine, controller, way):
-    """What the driver had of the old program went with it (exec closes the driver's files)."""
+    """The driver drops what it had of the old program (exec closes the driver's files)."""
     target = machine.worker("init(); p = alloc(24 * MIB)")
     process = f"checkpoint_of({target.pid})"
     if way != "running":

@@ -11,7 +11,7 @@ MIB = 1 << 20
 WORKERS = 5
 SWAPS = 200
 LIMIT_S = 60.0
-"""On a slow machine fewer swaps must do; a third of them is still asked for."""
+"""Time limit: on a slow machine fewer swaps are enough, but at least a third of them."""
 
 
 @pytest.mark.timeout(240)

@@ -1,4 +1,4 @@
-"""Each fault that can be injected, and what is left after it."""
+"""Each fault that can be injected, and the state after it."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_hang_of_a_state_query_for_a_while(machine, pair):
     ],
 )
 def test_a_reading_of_nvml_hangs_until_cleared(machine, pair, operation, call):
-    """It hangs by its name only: ``any`` means the operations on a process."""
+    """An NVML reading hangs only if named: ``any`` means the operations on a process."""
     controller, target = pair
     controller.do("from kiwi_core.gpu import nvml")
     machine.faults.set("hang", count=-1)

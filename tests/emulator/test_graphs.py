@@ -1,4 +1,5 @@
-"""Graphs and captures where only the emulator can be asked: its kernels, limits, stale handles."""
+"""Graphs and captures, as far as only the emulator has an answer: kernels, limits, stale
+handles."""
 
 from __future__ import annotations
 
@@ -180,7 +181,7 @@ def test_what_cannot_be_captured_spoils_the_capture(worker, call, answer):
     ],
 )
 def test_unsafe_calls(worker, call):
-    """Forbidden by a capture in the global mode, to another thread, too; not to a relaxed one."""
+    """A capture in global mode forbids them, also to another thread, but not to a relaxed one."""
     worker.do(
         "h = int(ck(driver.cuMemHostAlloc(64, 0))); f = ck(driver.cuEventCreate(0))\n"
         "import mmap; m = mmap.mmap(-1, 4096)\n"
@@ -206,7 +207,8 @@ def test_the_graph_of_a_capture_is_the_captures(worker):
 
 
 def test_streams_that_end_while_they_capture(worker):
-    """A forked one may; what it did must have been joined. With the first one its capture goes."""
+    """A forked stream may end; its work must have been joined. The first stream ends its
+    capture."""
     worker.do(
         "f, j = ck(driver.cuEventCreate(0)), ck(driver.cuEventCreate(0))\n"
         "def fork(join):\n"
@@ -285,8 +287,8 @@ PTX = (
 
 
 def test_cuda_cores_graph_builder(worker):
-    """Unmodified: it forks and joins by events and streams of its own, and keeps things alive by
-    user objects."""
+    """The unmodified builder forks and joins by its own events and streams, and keeps objects alive
+    by user objects."""
     worker.do(
         "from cuda.core import Device, LaunchConfig, ObjectCode, launch as start\n"
         "d = Device(0); d.set_current(); stream = d.create_stream()\n"

@@ -1,4 +1,4 @@
-"""How the emulated driver treats programs under each profile: a test for each row of the table in
+"""Behaviour of the emulated driver under each profile: a test for each row of the table in
 ``kiwi_core/emulator/README.md``."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kiwi_core import emulator
 
 MIB = 1 << 20
 QUIET_S = 0.5
-"""A call that has not answered for so long waits for something."""
+"""Time after which a call that has not answered counts as waiting."""
 
 REAL = sorted(set(emulator.DRIVERS) - {"tame"})
 

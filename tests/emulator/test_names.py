@@ -1,4 +1,4 @@
-"""Every name of the driver's interface is there; what is not emulated refuses."""
+"""Every name of the driver's interface exists; functions that are not emulated refuse."""
 
 from __future__ import annotations
 

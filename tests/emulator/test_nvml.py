@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def observer(boot):
-    """A process that only looks: it never initialises CUDA."""
+    """Return a machine, and a process that only observes and never initialises CUDA."""
     machine = boot("2x64MiB")
     worker = machine.worker(
         "import pynvml; pynvml.nvmlInit(); h = pynvml.nvmlDeviceGetHandleByIndex(0)"

@@ -76,7 +76,7 @@ def test_a_forked_child_has_no_gpu_and_does_not_disturb_the_parent(machine):
         machine.faults.set("hang", operation="lock")
         controller.send(f"name_of(driver.cuCheckpointProcessLock, {a.pid}, None)")
         wait_until(lambda: machine.faults.hanging() == 1, "the lock is under way")
-        children.append(a.get("os.fork() or time.sleep(600)"))  # has the caller's connection, too
+        children.append(a.get("os.fork() or time.sleep(600)"))  # inherits the caller's connection
         a.kill()
         assert controller.answer(10.0) == "CUDA_ERROR_OPERATING_SYSTEM"
     finally:
@@ -95,7 +95,7 @@ def test_a_child_that_execs_is_a_process_of_its_own(machine):
 
 
 def test_a_process_killed_inside_the_lock_blocks_nobody(machine):
-    """Kills land anywhere; the robust lock and the reaping hold the books together."""
+    """A kill may hit at any point; the robust lock and the reaping keep the books consistent."""
     for round_ in range(6):
         victim = machine.worker()
         victim.send("[free(alloc(MIB)) for _ in range(10**9)]")

@@ -63,7 +63,7 @@ def test_what_is_not_a_state_file_is_refused(tmp_path):
 
 
 def test_the_layout_in_python_is_the_one_in_c(tmp_path):
-    """Compiles a program that prints the C side's offsets."""
+    """A compiled program prints the offsets of the C side, to compare them."""
     structs = {
         "ke_state": _layout.State,
         "ke_gpu": _layout.Gpu,
@@ -150,7 +150,7 @@ def test_the_sources_compile_without_a_warning(tmp_path):
 
 
 def _cuda_header():
-    """The newest real cuda.h here, if it has the types that are emulated (13.0)."""
+    """Return the directory of the newest cuda.h here if it has the emulated types (13.0)."""
     try:
         header = find_header()
     except Unavailable:

@@ -1,4 +1,4 @@
-"""A daemon that answers all the time, and programs that take their turns meanwhile."""
+"""Check that a daemon always answers, and that programs take their turns meanwhile."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from session_program import SessionProgram
 
 ANSWERS_WITHIN_S = 10.0
-"""A daemon that waits for the halted process answers never; one on a busy machine answers late."""
+"""Time limit of an answer: a daemon that waits for the halted process never answers; one on a busy
+machine answers late."""
 
 
 @contextmanager
 def answering(daemon: Daemon) -> Iterator[None]:
-    """All the time inside, ``kiwi status`` is answered."""
+    """Check that ``kiwi status`` is answered during the whole block."""
     over, slowest_s, failed = threading.Event(), [0.0], []
 
     def ask() -> None:
@@ -50,7 +51,7 @@ def works(one: SessionProgram) -> None:
 
 
 def turn(one: SessionProgram) -> None:
-    """It asks for the GPU, gets it and works; its bytes are right."""
+    """Let the program ask for the GPU, get it and work; check its bytes."""
     one.start_burst()
     wait_until(one.granted, f"{one.name} has the GPU")
     works(one)

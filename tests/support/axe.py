@@ -1,4 +1,4 @@
-"""axe-core in a page that is open: what keeps people who see, hear or point otherwise out of it."""
+"""axe-core in an open page: find what makes the page inaccessible to people with disabilities."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RUN = """async selector => {
 
 
 def violations(page: Page, selector: str) -> list[str]:
-    """One line or more for each element inside ``selector`` that breaks a rule."""
+    """Return one line or more for each element inside ``selector`` that breaks a rule."""
     assert AXE.is_file(), f"axe-core is not there: npm --prefix {AXE.parents[2]} ci installs it"
     page.evaluate(AXE.read_text())
     found: list[str] = page.evaluate(_RUN, selector)

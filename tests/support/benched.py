@@ -1,4 +1,4 @@
-"""``kiwi bench`` in a process of its own, whole or only a part of it."""
+"""``kiwi bench``, or a part of it, in a process of its own."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if {skip_limits}:
 from kiwi_core.cli import main
 sys.exit(main(sys.argv[1:]))
 """
-"""The command line, with one backend, as impatient as on an emulated GPU; on request without its
-first half."""
+"""Program that runs the command line with one backend and with the short time limits of an emulated
+GPU; on request without its first half."""
 
 PATIENCE_S = 100.0
 
@@ -57,7 +57,7 @@ class BenchProcess:
         wait_until(come, f"the step {words!r}; it said:\n{self.said}", PATIENCE_S)
 
     def finish(self) -> tuple[int, str, str]:
-        """Exit code, standard output, standard error."""
+        """Return the exit code, the standard output and the standard error."""
         assert self.process.stdout is not None
         out = self.process.stdout.read()
         code = self.process.wait(PATIENCE_S)
@@ -71,7 +71,7 @@ class BenchProcess:
 def start_bench(
     *arguments: str, env: dict[str, str] | None = None, skip_limits: bool = False, more: str = ""
 ) -> BenchProcess:
-    """``more`` is run before the command is."""
+    """Start the bench; ``more`` is code that runs before the command."""
     code = SHORT.format(skip_limits=skip_limits, more=more)
     return BenchProcess(
         subprocess.Popen(
@@ -83,6 +83,6 @@ def start_bench(
 
 
 def private_directory(temporary: Path) -> Path:
-    """The one that the bench has made."""
+    """Return the directory that the bench has made."""
     (found,) = temporary.glob("kiwi-bench-*")
     return found

@@ -1,4 +1,5 @@
-"""Coroutines for tests that are none: they run in a loop of their own, in the background."""
+"""Coroutines for tests that are not coroutines: they run in a loop of their own, in the
+background."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Loop:
         return self.begin(coroutine).result(within_s)
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """What ``function`` returns in the loop's thread."""
+        """Call ``function`` in the loop's thread and return its result."""
 
         async def called() -> _T:
             return function()
@@ -52,7 +53,7 @@ async def _cancel_all() -> None:
 
 
 class Blocking:
-    """An object whose coroutines are called as functions; all else is as it is."""
+    """A wrapper of an object that turns its coroutines into functions and changes nothing else."""
 
     def __init__(self, wrapped: Any, loop: Loop) -> None:
         self._wrapped = wrapped

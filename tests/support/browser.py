@@ -1,7 +1,7 @@
-"""A real headless Chromium, steered by Playwright.
+"""A real headless Chromium, controlled by Playwright.
 
-A machine without Chromium fails the tests that need one, and is told what to install: a browser
-test that is skipped tests nothing.
+On a machine without Chromium the tests that need one fail, and say what to install: a browser test
+that is skipped tests nothing.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
     "--no-sandbox",  # tests run as root in containers, and visit only their own server
     "--disable-gpu",
-    # Nothing may go out to the network, or come between the test and its page.
+    # Nothing may use the network, or disturb the test and its page.
     "--disable-quic",
     "--no-first-run",
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    # A shared memory of 64 MB, as containers have it, ends the browser in the middle of a page.
+    # With 64 MB of shared memory, as in containers, the browser crashes in the middle of a page.
     "--disable-dev-shm-usage",
 )
 
 START_WITHIN_S = 120.0
-"""The first start of a browser on a cold, busy machine."""
+"""Time limit for the first start of a browser on a cold, busy machine."""
 
 
 class NoChromiumError(Exception):
-    """What to install is in the text."""
+    """There is no Chromium; the text says what to install."""
 
 
 def find_chromium(env: Mapping[str, str] | None = None) -> str:
-    """Path of the browser: ``$KIWI_CHROMIUM``, else the first of ``NAMES`` on the path. Raises
-    ``NoChromiumError``."""
+    """Return the path of the browser: ``$KIWI_CHROMIUM``, else the first of ``NAMES`` on the path.
+    Raise ``NoChromiumError``."""
     env = os.environ if env is None else env
     named = env.get(ENV_CHROMIUM, "")
     for name in (named,) if named else NAMES:
@@ -61,8 +61,8 @@ def find_chromium(env: Mapping[str, str] | None = None) -> str:
 
 @contextmanager
 def running_browser() -> Iterator[Browser]:
-    """A browser with an empty profile; it and its files are gone at the end. Each page, or each
-    user, gets a context of its own: ``browser.new_context()``."""
+    """Run a browser with an empty profile; remove the browser and its files at the end. Each page,
+    or each user, gets a context of its own: ``browser.new_context()``."""
     path = find_chromium()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(

@@ -1,4 +1,4 @@
-"""What must be true of a daemon after any test."""
+"""Checks of a daemon after any test."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from daemon import Daemon
 
 COMPLAINTS = ("daemon crashed", "message not handled", "operation raised", "Traceback")
-"""What a daemon logs when it stumbles over itself."""
+"""Texts that a daemon logs after an internal error."""
 
 
 def unharmed(daemon: Daemon) -> None:
-    """It never stumbled, and the scheduler still decides all that its journals say."""
+    """Check that the daemon had no internal error, and that its journals replay as recorded."""
     log = daemon.log()
     for complaint in COMPLAINTS:
         assert complaint not in log, log

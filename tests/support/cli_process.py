@@ -1,4 +1,4 @@
-"""The command line in a process of its own, and what a run of it came to."""
+"""The command line in a process of its own, and the result of a run."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def finish(process: subprocess.Popen[str]) -> Result:
 
 
 def start_kiwi(*args: str, **env: str) -> subprocess.Popen[str]:
-    """``kiwi ARGS…`` with ``env`` on top of the environment; in a process group of its own, so
-    that Ctrl-C can be sent to all of it."""
+    """Start ``kiwi ARGS…`` with ``env`` added to the environment, in a process group of its own, so
+    that Ctrl-C can be sent to the whole group."""
     return subprocess.Popen(
         [sys.executable, "-m", "kiwi_core.cli", *args],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -1,4 +1,5 @@
-"""A user's program under ``kiwi run``: asked by lines on its input, answers with lines of JSON."""
+"""A user's program under ``kiwi run``: it reads lines of questions and answers with lines of
+JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class ClientProgram:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kill the program, too: where a test has failed it may be held in a driver call."""
+        """Also kill the program: after a failed test it may be held in a driver call."""
         with self._run:
             family = (
                 [] if self._run.poll() is not None else psutil.Process(self._run.pid).children()
@@ -47,13 +48,13 @@ class ClientProgram:
                 process.kill()
 
     def introduction(self) -> Any:
-        """The first line of its output, which says its pid."""
+        """Return the first line of the program's output, which says its pid."""
         said = self.answer()
         self.pid = said["pid"]
         return said
 
     def ask(self, question: str) -> None:
-        """Without waiting for the answer: ``answer()`` fetches it."""
+        """Send a question without waiting for the answer, which ``answer()`` returns."""
         assert self._run.stdin is not None
         self._run.stdin.write(question + "\n")
         self._run.stdin.flush()
@@ -69,7 +70,7 @@ class ClientProgram:
         return self.answer()
 
     def end(self) -> int:
-        """End its input; how ``kiwi run`` ended."""
+        """End the program's input and return the exit code of ``kiwi run``."""
         self._run.communicate(timeout=ENDS_WITHIN_S)
         return self._run.returncode
 
@@ -79,5 +80,5 @@ class ClientProgram:
 
     @property
     def books(self) -> ProcessBooks:
-        """What the driver itself says of the program's process."""
+        """Return the driver's own books of the program's process."""
         return next(p for p in self.daemon.books().processes if p.pid == self.pid)

@@ -1,11 +1,11 @@
-"""Processes of one user that take what they can get, run by itself:
+"""Processes of one user that take all connections they can get, run as a program:
 
 ``python -I -S crowd.py SOCKET ROLE COUNT [JSON…]``
 
-``COUNT`` processes say hello in ``ROLE`` one after the other, then each JSON line. Prints a JSON
-line with how many were welcomed and what the others were told, keeps all until its input ends.
-``ROLE`` "many": one process with ``COUNT`` observers. ``ROLE`` "silent": the same without a hello.
-Standard library only.
+``COUNT`` processes send a hello with ``ROLE`` one after the other, then each JSON line. The program
+prints a JSON line with the number of welcomes and of each error, and keeps all connections until
+its input ends. ``ROLE`` "many": one process with ``COUNT`` observers. ``ROLE`` "silent": the same
+without a hello. It uses the standard library only.
 """
 
 import json
@@ -24,16 +24,16 @@ NAME = "\N{SNOWMAN}" * 200  # the longest
 
 def connect(path):
     sock = socket.socket(socket.AF_UNIX)
-    sock.connect(path)  # blocking: waits where too many want in at once
+    sock.connect(path)  # blocking: waits if too many connect at once
     sock.settimeout(ANSWER_S)
     return sock
 
 
 def hello(path, role, more):
-    """The socket, and "welcome" or the code of the error."""
+    """Return the socket, and "welcome" or the code of the error."""
     sock = connect(path)
     lines = [{"type": "hello", "protocol": 1, "role": role, "client": "crowd", "name": NAME}]
-    with suppress(OSError):  # it was turned away, and its words are there to be read
+    with suppress(OSError):  # refused: the error is there to be read
         sock.sendall(b"".join(json.dumps(x).encode() + b"\n" for x in lines) + more)
     try:
         line = sock.makefile("rb").readline()
@@ -83,7 +83,7 @@ def one(path, role, count, more):
 def main():
     path, role, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
     more = b"".join(text.encode() + b"\n" for text in sys.argv[4:])
-    if role == "half":  # like "many", and each leaves a line unfinished
+    if role == "half":  # like "many", but each leaves a line unfinished
         role, more = "many", b"x" * 65_000
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,9 +1,9 @@
 """A GPU on which two programs do not fit, and a program that is moved out and in as it computes.
 
-Somebody outside Kiwi holds the GPU but for ``room_bytes``, so that moving is quick on a large GPU,
-too. A *rival* under Kiwi holds most of that room and always has work; the program under test holds
-as much, under ``kiwi run --pager inprocess``. So each of its quanta ends with all of its memory
-moved out, wherever it is at that moment, by the library's own thread.
+A process outside Kiwi holds all of the GPU but ``room_bytes``, so that moving is also quick on a
+large GPU. A *rival* under Kiwi holds most of that room and always has work; the program under test
+holds as much, under ``kiwi run --pager inprocess``. So at the end of each of its quanta, the
+library's own thread moves all of its memory out, whatever the program is doing.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 SHARE = 0.55
-"""Of the room, for the rival and for the ballast of the program: together they do not fit."""
+"""Share of the room for the rival and for the ballast of the program: together they do not fit."""
 
 PACE_S = 0.02
 TIMES = 3
-"""At least so often the program must have been moved out."""
+"""Smallest number of times that the program must have been moved out."""
 
 LIMIT_S = 240.0
 ENDS_WITHIN_S = 60.0
-"""For the daemon: it waits for operations that are under way."""
+"""Time limit for the end of the daemon, which waits for operations under way."""
 
 PROGRAM = """
 import json, os, sys, time
@@ -79,7 +79,7 @@ class GpuDaemon(Daemon):
         return 1
 
     def stop(self) -> None:
-        """First as systemd does: then it brings back what it has moved out."""
+        """Stop first as systemd does, so that the daemon brings back what it has moved out."""
         with suppress(subprocess.TimeoutExpired):
             self.terminate(ENDS_WITHIN_S)
         super().stop()
@@ -87,7 +87,7 @@ class GpuDaemon(Daemon):
 
 @dataclass
 class CrowdedGpu:
-    """``env``: of programs without Kiwi."""
+    """A crowded GPU; ``env`` is the environment of programs without Kiwi."""
 
     daemon: Daemon
     room_bytes: int
@@ -98,13 +98,13 @@ class CrowdedGpu:
         return int(self.room_bytes * SHARE) // (2 * MIB) * (2 * MIB)
 
     def alone(self, source: str, **env: str) -> Any:
-        """What the program says at its end, without Kiwi and without haste."""
+        """Run the program without Kiwi and without pauses, and return what it prints at its end."""
         return self._finish(
             self._start([], source, "alone", {**os.environ, **self.env, **env}, pace_s=0.0)
         )
 
     def crowded(self, source: str, times: int = TIMES, **env: str) -> Any:
-        """The same under Kiwi, moved out at least ``times`` times."""
+        """Run the program under Kiwi, moved out at least ``times`` times; return the same."""
         before = self._page_outs()
         with self._rival():
             kiwi = [sys.executable, "-m", "kiwi_core.cli", "run", "--pager", "inprocess",
@@ -165,7 +165,7 @@ class CrowdedGpu:
 
 
 class Outsider:
-    """Holds the GPU but for ``room_bytes``."""
+    """A process outside Kiwi that holds all of the GPU but ``room_bytes``."""
 
     def __init__(self, env: Mapping[str, str], room_bytes: int) -> None:
         self._worker = Worker(dict(env))

@@ -1,4 +1,4 @@
-"""Starting and talking to `cuda_worker.py` processes from tests."""
+"""Start ``cuda_worker.py`` processes from tests, and talk to them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 PATIENCE_S = 60.0
-"""For one answer: the machines that run tests are small and busy."""
+"""Time limit of one answer: the machines that run tests are small and busy."""
 ENDS_WITHIN_S = 20.0
-"""For a program whose input has ended: Python's end and the driver's, on a busy machine."""
+"""Time limit for the end of a program whose input has ended: Python and the driver, if busy."""
 WORKER = Path(__file__).with_name("cuda_worker.py")
 EMULATED = "KIWI_EMULATOR_STATE"
-"""``emulator.ENV_STATE``. (Workers import this module, too, and may not find Kiwi.)"""
+"""Same as ``emulator.ENV_STATE``. (Workers also import this module, and may not find Kiwi.)"""
 
 
 class WorkerError(Exception):
@@ -76,11 +76,12 @@ class Worker:
 
     @property
     def usable(self) -> bool:
-        """Whether it lives and has answered all that it was asked."""
+        """Return whether the worker lives and has answered all questions."""
         return self.returncode is None and self._owed == 0
 
     def send(self, code: str, kind: str = "eval") -> None:
-        """Without waiting for the answer: ``answer()`` fetches it, or says that it is gone."""
+        """Send code without waiting for the answer, which ``answer()`` returns; that also raises
+        ``WorkerGoneError``."""
         assert self._process.stdin is not None
         self._owed += 1
         with contextlib.suppress(BrokenPipeError):
@@ -96,7 +97,7 @@ class Worker:
             raise AssertionError(f"worker {self.pid} did not answer within {within_s} s")
         with self._arrived:
             answer = self._answers[0]
-            if answer is not None:  # the mark of the end stays
+            if answer is not None:  # the end mark stays
                 self._answers.pop(0)
                 self._owed -= 1
         if answer is None:
@@ -114,7 +115,7 @@ class Worker:
         self.answer(within_s)
 
     def fails(self, code: str, within_s: float = PATIENCE_S) -> str:
-        """Runs code that must fail; returns the text of its exception."""
+        """Run code that must fail; return the text of its exception."""
         try:
             self.do(code, within_s)
         except WorkerError as e:
@@ -129,13 +130,13 @@ class Worker:
         self._process.send_signal(signal.SIGTERM)
 
     def end_input(self) -> None:
-        """Asks it to end the normal way."""
+        """Ask the worker to end normally."""
         assert self._process.stdin is not None
         self._asked_to_end = True
         self._process.stdin.close()
 
     def leave(self, within_s: float = ENDS_WITHIN_S) -> bool:
-        """End its input and wait for its end; whether it has ended. Asks only once."""
+        """End the worker's input once, wait for its end, and return whether it has ended."""
         if not self._asked_to_end:
             with contextlib.suppress(BrokenPipeError):
                 self.end_input()
@@ -151,7 +152,7 @@ class Worker:
 
     @property
     def returncode(self) -> int | None:
-        """``None``: it lives."""
+        """Return the exit code; ``None``: the worker lives."""
         return self._process.poll()
 
     @property
@@ -159,9 +160,10 @@ class Worker:
         return self.emulated and may_be_killed(self._environment)
 
     def close(self) -> None:
-        """On a real GPU a program ends by itself if it can: to kill one that runs and was restored
-        has hung hosts (NVIDIA/cuda-checkpoint#53). See ``end_on_a_gpu`` for one that may be held.
-        Most emulated drivers have no such fault, and a kill is quicker."""
+        """End the worker. On a real GPU a program ends by itself if it can: killing a running one
+        that was restored has hung hosts (NVIDIA/cuda-checkpoint#53). See ``end_on_a_gpu`` for a
+        program that may be held. Most emulated drivers have no such fault, and a kill is
+        quicker."""
         if self.returncode is None and (self.may_be_killed or not self.leave()):
             self.kill()
         self._reader.join(PATIENCE_S)
@@ -172,7 +174,8 @@ class Worker:
 
 
 def may_be_killed(environment: dict[str, str]) -> bool:
-    """Whether a program that runs and was restored may be killed: on a real GPU it may not."""
+    """Return whether a running program that was restored may be killed: on a real GPU it may
+    not."""
     from kiwi_core import emulator
 
     state = (os.environ | environment).get(EMULATED)
@@ -181,11 +184,11 @@ def may_be_killed(environment: dict[str, str]) -> bool:
     try:
         return not emulator.has_manner(Path(state), "kill_takes_host_down")
     except emulator.StateError:
-        return True  # not a machine at all
+        return True  # no emulated machine
 
 
 class Program(Protocol):
-    """One process with its children."""
+    """A process with its children."""
 
     @property
     def pids(self) -> list[int]: ...
@@ -198,9 +201,9 @@ class Program(Protocol):
 
 
 def end_on_a_gpu(programs: Iterable[Program], environment: dict[str, str]) -> None:
-    """End programs, some of which may be locked or out, so that none is killed while it runs on the
-    GPU: a locked one is let go and ends by itself, one that is out may be killed, and one that does
-    not end is paged out first."""
+    """End programs, some of which may be locked or paged out, without killing one that runs on the
+    GPU: a locked program is unlocked and ends by itself, one that is paged out may be killed, and
+    one that does not end is paged out first."""
     helper = Worker(environment)
     with contextlib.suppress(WorkerError, WorkerGoneError):  # a machine without a GPU
         helper.do("ck(driver.cuInit(0))")

@@ -1,6 +1,6 @@
 """A real Jupyter server (JupyterLab or Notebook) for browser tests, beside a daemon.
 
-Its home, its notebooks and its logs lie in a directory of its own; its kernels end with it.
+The server's home, notebooks and logs are in a directory of its own; its kernels end with it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ STOP_WITHIN_S = 60.0
 TOKEN = "a-token-of-the-tests"
 
 MODULE = "gpu_work"
-"""Beside the notebooks: what their cells import, so that a page shows short cells."""
+"""Module beside the notebooks that their cells import, so that a page shows short cells."""
 
 _SETTINGS = {
-    # A cell that is scrolled out of sight must stay in the page: tests read it.
+    # Tests read cells that are scrolled out of sight, so these must stay in the page.
     "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},
     "@jupyterlab/apputils-extension:notification": {
         "checkForUpdates": False,
@@ -40,17 +40,18 @@ _SETTINGS = {
     },
 }
 LABEXTENSION = Path(sys.prefix) / "share/jupyter/labextensions/kiwi-jupyter"
-"""Where the install puts it, and JupyterLab finds it by itself."""
+"""Directory of the installed extension, where JupyterLab finds it."""
 
 _MODULE = {"lab": "jupyterlab", "notebook": "notebook", "server": "jupyter_server"}
 _APP_CLASS = {"lab": "LabApp", "notebook": "JupyterNotebookApp"}
-"""Of those with pages."""
+"""Class of each application that has pages."""
 _PAGE_CONFIG = {"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}
 
 
 @dataclass
 class Lab:
-    """Made by ``running_lab``. ``app`` is ``lab``, ``notebook``, or ``server``: without pages."""
+    """A Jupyter server, made by ``running_lab``. ``app`` is ``lab``, ``notebook``, or ``server``
+    (without pages)."""
 
     directory: Path
     env: dict[str, str]
@@ -74,7 +75,7 @@ class Lab:
     # --- life
 
     def start(self) -> None:
-        """Starts it and waits until it answers."""
+        """Start the server and wait until it answers."""
         command = [
             *self.prefix, sys.executable, "-m", _MODULE[self.app],
             "--no-browser", "--allow-root", f"--IdentityProvider.token={TOKEN}",
@@ -103,7 +104,7 @@ class Lab:
             self.process.wait()
 
     def _answers(self) -> bool:
-        """Which port it took is in the file that it writes for others to find it."""
+        """Return whether the server answers; its port is in the runtime file that it writes."""
         assert self.process is not None
         assert self.process.poll() is None, f"the Jupyter server ended:\n{self.log()}"
         runtime = Path(self.env["JUPYTER_RUNTIME_DIR"])
@@ -119,7 +120,8 @@ class Lab:
     # --- REST, as another client of this server
 
     def rest(self, method: str, path: str, body: Any = None) -> Any:
-        """Raises ``urllib.error.HTTPError`` (an ``OSError``) for an answer that is an error."""
+        """Make a request. Raise ``urllib.error.HTTPError`` (an ``OSError``) if the answer is an
+        error."""
         request = urllib.request.Request(
             f"{self.url}/{path}", method=method,
             data=None if body is None else json.dumps(body).encode(),
@@ -130,12 +132,12 @@ class Lab:
         return json.loads(text) if text else None
 
     def end_kernels(self) -> None:
-        """As "Shut down all" does; between tests that share this server."""
+        """End all kernels as "Shut down all" does, between tests that share this server."""
         for session in self.rest("GET", "api/sessions"):
             self.rest("DELETE", f"api/sessions/{session['id']}")
 
     def kernel_id(self, path: str) -> str:
-        """Of the notebook ``path``, which must have one."""
+        """Return the kernel's id of the notebook ``path``, which must have a kernel."""
         sessions = {s["path"]: s["kernel"]["id"] for s in self.rest("GET", "api/sessions")}
         return str(sessions[path])
 
@@ -165,9 +167,9 @@ def running_lab(
     options: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
 ) -> Iterator[Lab]:
-    """``env`` is what leads its kernels and its extension to a daemon; ``options`` are for the
-    command line; ``settings`` are a user's settings of the browser side by plugin id, on top of
-    what all tests need. ``uid``: it runs as that user (needs root)."""
+    """Run a Jupyter server. ``env`` leads its kernels and its extension to a daemon; ``options``
+    are for the command line; ``settings`` are a user's browser settings by plugin id, added to
+    those that all tests need. ``uid``: the server runs as that user (needs root)."""
     directory = Path(tempfile.mkdtemp(prefix="kw-lab-"))
     (directory / "notebooks").mkdir()
     (directory / "notebooks" / f"{MODULE}.py").write_text(PRELUDE)
@@ -199,8 +201,9 @@ def _write_settings(directory: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _as_user(directory: Path, uid: int) -> tuple[str, ...]:
-    """They own their home, and may read this Python and this checkout wherever they lie. A change
-    of user forgets ``die_with_the_test``, so that it is said again."""
+    """Return the prefix of a command that runs as ``uid``. The user owns the home directory, and
+    may read this Python and this checkout anywhere. A change of user resets ``die_with_the_test``,
+    so the prefix sets it again."""
     for path in (directory, *directory.rglob("*")):
         shutil.chown(path, uid, uid)
     return (

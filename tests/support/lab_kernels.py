@@ -1,4 +1,4 @@
-"""Kernels of a real Jupyter Server, used through their connection files."""
+"""Kernels of a real Jupyter Server, used by their connection files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def start(server: Lab, spec: str = "python3") -> str:
-    """The new kernel's id."""
+    """Start a kernel and return its id."""
     return str(server.rest("POST", "api/kernels", {"name": spec})["id"])
 
 
 def run(server: Lab, kernel_id: str, code: str) -> str:
-    """What ``code`` prints in the kernel."""
+    """Run ``code`` in the kernel and return what it prints."""
     runtime = Path(server.env["JUPYTER_RUNTIME_DIR"])
     client = BlockingKernelClient(connection_file=str(runtime / f"kernel-{kernel_id}.json"))
     client.load_connection_file()
@@ -40,7 +40,8 @@ def run(server: Lab, kernel_id: str, code: str) -> str:
 
 
 def answers(client: BlockingKernelClient) -> bool:
-    """Several kernels that start at once take longer than this client's first patience."""
+    """Return whether the kernel answers in time: several kernels that start at once take longer
+    than the client's first time limit."""
     try:
         client.wait_for_ready(timeout=PATIENCE_S)
     except RuntimeError:

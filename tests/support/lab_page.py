@@ -1,7 +1,7 @@
-"""JupyterLab in a browser as a user sees and steers it: notebooks, cells, the Kiwi sidebar.
+"""JupyterLab in a browser, as a user sees and uses it: notebooks, cells, the Kiwi sidebar.
 
-Cells are run by the command behind the toolbar's button rather than by keys, which would go
-wherever the focus happens to be. What is read is what the page shows.
+Cells are run by the command behind the toolbar's button rather than by keys, which would go to the
+element that has the focus. All results are read from the page.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, ConsoleMessage, Dialog, Locator, Page, Response
 
 PATIENCE_MS = 60_000.0
-"""How long tests wait for what should take a moment: the machine may be busy."""
+"""Time limit for what should take a moment: the machine may be busy."""
 
 expect.set_options(timeout=PATIENCE_MS)
 
 EDGE_PX = 8
-"""How exactly the edge of a sidebar can be dragged: it is some pixels wide itself."""
+"""Accuracy with which the edge of a sidebar can be dragged: the edge is some pixels wide itself."""
 
 _OF_OURS = re.compile(r"kiwi", re.IGNORECASE)
 
@@ -111,15 +111,15 @@ _DOM_ID = "path => {" + _FIND + "return find(path).id; }"
 
 @dataclass
 class Notes:
-    """What the browser said while a page was open."""
+    """Messages of the browser while a page was open."""
 
     console: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
-    """Errors that have to do with us."""
+    """Errors that concern Kiwi."""
     expected: list[re.Pattern[str]] = field(default_factory=list)
 
     def expect_error(self, pattern: str) -> None:
-        """A test that breaks something says which complaints belong to it."""
+        """Expect errors that match ``pattern``, for a test that breaks something."""
         self.expected.append(re.compile(pattern))
 
     def unexpected(self) -> list[str]:
@@ -148,7 +148,7 @@ class Notes:
 
 
 class LabPage:
-    """One tab of a browser with JupyterLab in it; made by the fixture ``open_lab``."""
+    """A browser tab with JupyterLab, made by the fixture ``open_lab``."""
 
     def __init__(self, context: BrowserContext, lab: Lab, workspace: str) -> None:
         self.context, self.lab, self.workspace = context, lab, workspace
@@ -159,7 +159,7 @@ class LabPage:
         self.page.on("dialog", _answer)
 
     def open(self) -> None:
-        """The workspace is the test's own: nothing of another test is restored in it."""
+        """Open the test's own workspace, which restores nothing of another test."""
         place = {"lab": f"lab/workspaces/{self.workspace}", "notebook": "tree"}[self.lab.app]
         self.page.goto(f"{self.lab.url}/{place}?token={TOKEN}")
         self.wait_ready()
@@ -169,7 +169,7 @@ class LabPage:
         self.wait_ready()
 
     def wait_saved(self, path: str) -> None:
-        """Until a reload would open the notebook ``path`` again, in front."""
+        """Wait until a reload would open the notebook ``path`` again, in front."""
 
         def saved() -> bool:
             try:
@@ -204,34 +204,35 @@ class LabPage:
         )
 
     def open_notebook(self, path: str, *, below: str = "") -> NotebookPane:
-        """Until its kernel answers. ``below``: under that notebook, instead of in a tab beside."""
+        """Open a notebook and wait until its kernel answers, in a tab, or under the notebook
+        ``below``."""
         await_in(self.page, _OPEN, [path, below])
         return NotebookPane(self, path)
 
     def notebook(self, path: str) -> NotebookPane:
-        """One that is open already."""
+        """Return a notebook that is already open."""
         return NotebookPane(self, path)
 
     def shown(self, path: str) -> NotebookPane:
-        """One that the page opens by itself; until its kernel answers."""
+        """Return a notebook that the page opens by itself, once its kernel answers."""
         await_in(self.page, _KERNEL_ANSWERS, path)
         return NotebookPane(self, path)
 
     def panel_shown(self) -> Panel:
-        """The sidebar, which must open by itself."""
+        """Return the sidebar, which must open by itself."""
         found = Panel(self.page)
         expect(found.root).to_be_visible(timeout=PATIENCE_MS)
         return found
 
     def panel(self) -> Panel:
-        """Opens the sidebar where it is not open."""
+        """Open the sidebar if need be, and return it."""
         found = Panel(self.page)
         if not found.root.is_visible():
             self.command("kiwi:open-panel")
         return self.panel_shown()
 
     def resize_sidebar(self, width_px: int) -> None:
-        """Drags the edge of the sidebar, as a user does, until it is about that wide."""
+        """Drag the edge of the sidebar, as a user does, until the sidebar is about that wide."""
 
         def dragged() -> bool:
             box = self.panel().root.bounding_box()
@@ -251,11 +252,11 @@ class LabPage:
         self.page.mouse.down()
         self.page.mouse.move(target_x, 400, steps=4)
         self.page.mouse.up()
-        # Where the edge was missed after all, the text in between is marked now.
+        # If the mouse has missed the edge, some text is selected now.
         self.page.evaluate("() => window.getSelection().removeAllRanges()")
 
     def set_setting(self, plugin: str, name: str, value: Any) -> None:
-        """As the settings editor does."""
+        """Change a setting as the settings editor does."""
         await_in(
             self.page,
             """async ([plugin, name, value]) => {
@@ -273,13 +274,13 @@ class LabPage:
 
 
 def await_in(page: Page, source: str, argument: Any = None) -> Any:
-    """What the function ``source`` comes to; unlike ``page.evaluate``, it does not wait forever
-    for a promise."""
+    """Return the result of the function ``source``; unlike ``page.evaluate``, this does not wait
+    forever for a promise."""
     return page.evaluate(_BOUNDED, [source, argument, PATIENCE_MS])
 
 
 def _answer(dialog: Dialog) -> None:
-    """The browser asks before it leaves a page with unsaved changes."""
+    """Answer a dialog; the browser asks before it leaves a page with unsaved changes."""
     if dialog.type == "beforeunload":
         dialog.accept()
     else:
@@ -287,13 +288,13 @@ def _answer(dialog: Dialog) -> None:
 
 
 class NotebookPane:
-    """A notebook that is open in the page."""
+    """An open notebook in the page."""
 
     def __init__(self, lab_page: LabPage, path: str) -> None:
         self._page, self.path = lab_page.page, path
 
     def wait_shown(self) -> None:
-        """Until it is open and connected to its kernel, which may be busy."""
+        """Wait until the notebook is open and connected to its kernel, which may be busy."""
         self._page.wait_for_function(_SHOWN, arg=self.path)
 
     def to_front(self) -> None:
@@ -307,24 +308,24 @@ class NotebookPane:
         return bool(self._page.evaluate(_IN_FRONT, self.path))
 
     def start(self, index: int) -> None:
-        """Runs cell ``index`` and does not wait for its end."""
+        """Run cell ``index`` without waiting for its end."""
         self.to_front()
         self._page.evaluate(_RUN, [self.path, index])
 
     def run(self, index: int) -> None:
-        """Runs cell ``index``, which must end well."""
+        """Run cell ``index``, which must succeed."""
         self.start(index)
         self.wait_end(index)
         errors = [o for o in self.outputs(index) if o["output_type"] == "error"]
         assert not errors, f"{self.path}: {errors}"
 
     def edit(self, index: int) -> None:
-        """Puts the cursor into the cell."""
+        """Put the cursor into the cell."""
         self.to_front()
         self.cell(index).locator(".cm-content").click()
 
     def wait_end(self, index: int, timeout_ms: float = PATIENCE_MS) -> None:
-        """By the cell's prompt: a number again."""
+        """Wait until the cell's prompt is a number again."""
         expect(self.cell(index).locator(".jp-InputPrompt")).to_have_text(
             re.compile(r"\[\d+\]:"), timeout=timeout_ms
         )
@@ -333,7 +334,7 @@ class NotebookPane:
         return "*" in self.cell(index).locator(".jp-InputPrompt").inner_text()
 
     def outputs(self, index: int) -> list[dict[str, Any]]:
-        """What would be saved of cell ``index``."""
+        """Return the outputs that would be saved for cell ``index``."""
         found: list[dict[str, Any]] = self._page.evaluate(_OUTPUTS, [self.path, index])
         return found
 
@@ -345,7 +346,7 @@ class NotebookPane:
         return self.root.locator(".jp-Notebook .jp-Cell").nth(index)
 
     def output(self, index: int) -> Locator:
-        """What stands under the cell."""
+        """Return the output area under the cell."""
         return self.cell(index).locator(".jp-OutputArea-output")
 
     def waiting_line(self, index: int) -> Locator:
@@ -353,18 +354,18 @@ class NotebookPane:
 
     @property
     def marked_tab(self) -> Locator:
-        """Its tab, if that says that it waits."""
+        """Return the notebook's tab if the tab is marked as waiting."""
         name = self.path.rpartition("/")[2]
         tabs = self._page.locator('.lm-DockPanel-tabBar .lm-TabBar-tab[data-kiwi="waiting"]')
         return tabs.filter(has_text=name)
 
     def toolbar(self, name: str) -> Locator:
-        """``interrupt``, ``run`` …"""
+        """Return a button of the toolbar: ``interrupt``, ``run`` …"""
         return self.root.locator(f'.jp-NotebookPanel-toolbar [data-jp-item-name="{name}"]')
 
 
 class Panel:
-    """Kiwi's sidebar, by the hooks (``data-kiwi``) that its elements carry."""
+    """Kiwi's sidebar, found by the ``data-kiwi`` attributes of its elements."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -374,7 +375,7 @@ class Panel:
         return self.root.locator(f'[data-kiwi="{name}"]')
 
     def zoom(self, minutes: int) -> None:
-        """How much of the past the timeline shows."""
+        """Set how much of the past the timeline shows."""
         self.root.get_by_role("button", name=f"{minutes} min", exact=True).first.click()
 
     def spans(self, kind: str, session: str) -> Locator:

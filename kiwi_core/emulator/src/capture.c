@@ -1,7 +1,7 @@
 /* Stream capture: work that is submitted to a capturing stream becomes nodes of a graph.
  *
- * Written from the comments in cuda.h and from the programming guide's chapter on graphs.  Where they
- * only say that an operation is invalid, it answers as this file does, and the capture is spoiled.
+ * Written from the comments in cuda.h and from the programming guide's chapter on graphs. Where they only say
+ * that an operation is invalid, this file chooses the error, and invalidates the capture.
  */
 #include <stdlib.h>
 
@@ -9,7 +9,7 @@
 
 static struct ke_capture *captures;
 
-static __thread CUstreamCaptureMode thread_mode; /* global, to begin with */
+static __thread CUstreamCaptureMode thread_mode; /* initially global */
 static __thread uint64_t this_thread;
 
 static uint64_t me(void) {
@@ -18,9 +18,9 @@ static uint64_t me(void) {
     return this_thread;
 }
 
-/* ---- what captures forbid (ke.mu held, but where it says otherwise) ------------------------------ */
+/* ---- what captures forbid (ke.mu held, unless a comment says otherwise) -------------------------- */
 
-static bool forbids(const struct ke_capture *c) { /* an unsafe call of this thread */
+static bool forbids(const struct ke_capture *c) { /* returns whether c forbids an unsafe call of this thread */
     if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
     if (c->thread == me()) return c->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
     return thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL && c->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -43,7 +43,7 @@ CUresult ke_capture_unsafe(void) { /* takes ke.mu */
     return rc;
 }
 
-/* The legacy stream would have to wait for blocking streams that capture. */
+/* Returns an error if s is the legacy stream, and would have to wait for a blocking stream that captures. */
 CUresult ke_capture_implicit(CUstream s, bool spoil) {
     CUresult rc = CUDA_SUCCESS;
     if (s != s->ctx->null_stream) return rc;
@@ -86,7 +86,7 @@ bool ke_capturing(CUstream s) { /* takes ke.mu */
     return yes;
 }
 
-/* What cannot become a node. */
+/* Refuses work that cannot become a node. */
 CUresult ke_capture_refuse(CUstream s, CUresult why) { /* takes ke.mu */
     ke_mu_lock();
     bool yes = s->capture != NULL;
@@ -97,12 +97,12 @@ CUresult ke_capture_refuse(CUstream s, CUresult why) { /* takes ke.mu */
 
 /* ---- work ---------------------------------------------------------------------------------------- */
 
-static void follow(CUstream s, CUgraphNode n) { /* the next one depends on this one alone */
+static void follow(CUstream s, CUgraphNode n) { /* the next node depends on n alone */
     s->after.count = 0;
     if (!ke_nodes_add(&s->after, n)) s->capture->invalid = true;
 }
 
-/* Whether the stream takes part in a capture, and what to say if it cannot go on. */
+/* Gets whether the stream takes part in a capture; returns the error if the capture cannot go on. */
 static CUresult begins(CUstream s, bool *captured) {
     *captured = s->capture != NULL;
     if (!s->capture) return ke_capture_implicit(s, true);
@@ -128,7 +128,7 @@ CUresult ke_capture_launch(CUstream s, CUgraph what, bool *captured) {
 
 /* ---- events -------------------------------------------------------------------------------------- */
 
-static struct ke_capture *capture_of(CUevent e) { /* NULL: recorded in none that goes on */
+static struct ke_capture *capture_of(CUevent e) { /* NULL: e was recorded in no open capture */
     struct ke_capture *c = captures;
     while (c && c->id != e->capture_id) c = c->next;
     return c;
@@ -160,7 +160,7 @@ CUresult ke_capture_wait(CUstream s, CUevent e, bool *captured) {
     struct ke_capture *c = e->capture_id ? capture_of(e) : NULL;
     CUresult rc = begins(s, captured);
     if (rc != CUDA_SUCCESS) return rc;
-    if (!e->capture_id) /* an event outside: only one that nobody waits for may pass */
+    if (!e->capture_id) /* an event outside of captures may only pass if it was never recorded */
         return s->capture && e->recorded ? spoil(s->capture, NULL, CUDA_ERROR_STREAM_CAPTURE_ISOLATION)
                                          : CUDA_SUCCESS;
     *captured = true;
@@ -187,7 +187,7 @@ static void leave(CUstream s) {
     ke_nodes_clear(&s->after);
 }
 
-/* With the graph goes what was captured into it. */
+/* Ends a capture. Freeing the graph frees what was captured into it. */
 static void end(struct ke_capture *c, bool keep_graph) {
     struct ke_capture **at = &captures;
     while (*at != c) at = &(*at)->next;
@@ -235,7 +235,7 @@ KE_API CUresult cuStreamBeginCapture_v2(CUstream hStream, CUstreamCaptureMode mo
     KE_CALL(begin(hStream, mode));
 }
 
-static void mark(const struct ke_nodes *set) { /* these, and what comes before */
+static void mark(const struct ke_nodes *set) { /* marks the nodes, and all that they depend on */
     for (size_t i = 0; i < set->count; i++) {
         if (set->at[i]->placed) continue;
         set->at[i]->placed = true;
@@ -250,7 +250,7 @@ static bool marked(const struct ke_nodes *set) {
     return true;
 }
 
-/* Everything that forked streams did comes before where the first one is. */
+/* Returns whether the origin stream depends on all work of the forked streams. */
 static bool joined(struct ke_capture *c) {
     for (CUgraphNode n = c->graph->first; n; n = n->next) n->placed = false;
     mark(&c->origin->after);

@@ -1,9 +1,9 @@
-/* Questions about captures, and what the next node of one is to come after. */
+/* Questions about captures, and the dependencies of a capture's next node. */
 #include <stdlib.h>
 
 #include "graph.h"
 
-/* No edge here has data. */
+/* Makes an array of edges without data: no edge here has any. */
 static CUresult edges_of(CUstream s, const CUgraphEdgeData **out) {
     free(s->edges);
     s->edges = calloc(s->after.count + 1, sizeof *s->edges);

@@ -1,4 +1,4 @@
-/* The target's side of the checkpoint API: closes and opens the gate, moves memory out and in. */
+/* The target's side of the checkpoint API: closes and opens the gate, and moves memory out and in. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -16,8 +16,8 @@
 #define COPY_CHUNK (4ull << 20)
 
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER; /* operations on this process */
-static bool restore_refused; /* every restore is an invalid value, as an importer of CUDA IPC's was on 580 */
-static bool restore_broken; /* a restore failed: it can never be repeated (cuda-checkpoint #44) */
+static bool restore_refused; /* every restore answers INVALID_VALUE, as for an importer of CUDA IPC on 580 */
+static bool restore_broken; /* a restore failed: no later restore succeeds (cuda-checkpoint #44) */
 
 static void set_state(enum ke_process_state state) {
     ke_state_lock(ke.state);
@@ -33,7 +33,7 @@ static bool fault(enum ke_fault_kind kind) {
 
 /* ---- lock, unlock ----------------------------------------------------------------------------------- */
 
-/* The target dies of what a driver does to it. No core: it would hold all of the GPU's memory. */
+/* Kills the target, as a driver does. Disables the core dump, which would hold all of the GPU's memory. */
 static void die(int number) {
     prctl(PR_SET_DUMPABLE, 0);
     signal(number, SIG_DFL);
@@ -52,7 +52,7 @@ static struct timespec in_ms(unsigned ms) {
 
 static void hold(enum ke_hold how) { /* ke.mu held */
     ke.hold = how;
-    pthread_cond_broadcast(&ke.gate); /* calls that are not held back go on, or crash */
+    pthread_cond_broadcast(&ke.gate); /* calls that are not held back return, or crash */
 }
 
 static void open_gate(void) { /* ke.mu held */
@@ -60,7 +60,7 @@ static void open_gate(void) { /* ke.mu held */
     pthread_cond_broadcast(&ke.gate);
 }
 
-/* New calls wait from now on; calls and work under way come to their end, or the time is up. */
+/* Locks: new calls wait from now on; waits until calls and work under way end, or the time limit is over. */
 static CUresult do_lock(unsigned timeout_ms) {
     if (state_now() != KE_RUNNING) return CUDA_ERROR_ILLEGAL_STATE;
     if (fault(KE_FAULT_LOCK_KILL)) die(SIGSEGV);
@@ -96,7 +96,7 @@ static CUresult do_unlock(void) {
 }
 
 /* ---- checkpoint, restore ---------------------------------------------------------------------------- */
-/* The gate is closed and nothing runs, so the tables do not change under these. */
+/* The gate is closed and nothing runs, so the tables do not change during these functions. */
 
 static void drop_backups(void) {
     for (struct ke_phys *p = ke.phys; p; p = p->next) {
@@ -116,7 +116,7 @@ static bool copy_out(struct ke_phys *p, struct ke_pace *pace) {
     for (uint64_t done = 0; done < p->size;) {
         uint64_t n = p->size - done < COPY_CHUNK ? p->size - done : COPY_CHUNK;
         off_t at = (off_t)(p->offset + done), data = lseek(fd, at, SEEK_DATA);
-        bool hole = data < 0 || data >= at + (off_t)n; /* never written: zero here and there */
+        bool hole = data < 0 || data >= at + (off_t)n; /* never written: zero in the memfd and in the backup */
         if (!hole && pread(fd, (char *)p->backup + done, n, at) != (ssize_t)n) return false;
         done += n;
         ke_pace(pace, n);
@@ -135,7 +135,7 @@ static bool copy_in(struct ke_phys *p, struct ke_pace *pace) {
     return true;
 }
 
-static uint64_t parked_context[KE_GPUS_MAX]; /* what the contexts cost before */
+static uint64_t parked_context[KE_GPUS_MAX]; /* cost of the contexts before the checkpoint */
 
 static void give_memory_back(void) {
     for (struct ke_phys *p = ke.phys; p; p = p->next) {
@@ -144,7 +144,7 @@ static void give_memory_back(void) {
     }
 }
 
-static void park(uint32_t checkpoints) { /* off the GPU's books */
+static void park(uint32_t checkpoints) { /* takes the memory off the GPU's books */
     ke_state_lock(ke.state);
     if (ke_proc_ours(ke.slot)) {
         memcpy(parked_context, ke.slot->context_bytes, sizeof parked_context);
@@ -157,7 +157,7 @@ static void park(uint32_t checkpoints) { /* off the GPU's books */
     ke_state_unlock(ke.state);
 }
 
-/* Gives the GPU back: everything, the contexts too. */
+/* Gives back all GPU memory, including the contexts'. */
 static void give_back(void) {
     for (size_t i = 0; i < ke_map_count(); i++) ke_map_apply(ke_map_index(i), PROT_NONE);
     give_memory_back();
@@ -170,14 +170,14 @@ static void hold_calls(enum ke_hold how) {
     ke_mu_unlock();
 }
 
-/* What managed memory did on driver 595: the checkpoint is refused, and the contexts are dead all the same. */
+/* Breaks the contexts although the checkpoint is refused, as driver 595 did with managed memory. */
 static void poison(void) {
     ke_mu_lock();
     for (CUcontext c = ke.contexts; c; c = c->next) c->error = CUDA_ERROR_LAUNCH_FAILED;
     ke_mu_unlock();
 }
 
-/* A group of NCCL has threads of these names. */
+/* Returns whether the process is in an NCCL group, by the names of its threads. */
 static bool in_nccl_group(void) {
     DIR *tasks = opendir("/proc/self/task");
     bool found = false;
@@ -192,7 +192,7 @@ static bool in_nccl_group(void) {
     return found;
 }
 
-/* The error of a context that is broken; nobody knows what a real checkpoint does then. */
+/* Returns the error of a broken context; nobody knows what a real checkpoint does then. */
 static CUresult broken(void) {
     CUresult rc = CUDA_SUCCESS;
     ke_mu_lock();
@@ -201,7 +201,7 @@ static CUresult broken(void) {
     return rc;
 }
 
-/* Why a checkpoint does not even begin. */
+/* Returns the reason why a checkpoint does not even begin. */
 static CUresult refusal(void) {
     struct ke_fault *kill = ke_fault_take(ke.state, KE_FAULT_CHECKPOINT_KILL, getpid(), KE_OP_ANY);
     if (kill) {
@@ -239,7 +239,7 @@ static CUresult do_checkpoint(void) {
     return CUDA_SUCCESS;
 }
 
-/* A restore without room keeps what there is until its process ends, and nobody owns it. Lock held. */
+/* Keeps all free memory until the process ends, as a restore without room does; NVML names no owner. Lock held. */
 static void keep_what_is_free(void) {
     for (unsigned i = 0; ke_has(KE_FAILED_RESTORE_KEEPS) && ke_proc_ours(ke.slot) && i < KE_GPUS_MAX; i++) {
         uint64_t used = ke_gpu_used(ke.state, i), total = ke.state->gpus[i].total_bytes;
@@ -255,7 +255,7 @@ static bool fail_for_room(void) {
     return true;
 }
 
-/* All GPUs' room at once, or none. */
+/* Takes the room on all GPUs at once, or on none. */
 static bool take_room(void) {
     ke_state_lock(ke.state);
     bool fits = ke_proc_ours(ke.slot);
@@ -274,7 +274,7 @@ static bool take_room(void) {
     return fits;
 }
 
-/* Only the identity is accepted: moving to another GPU is not emulated. */
+/* Returns whether the request maps a GPU to another one, which is not emulated. */
 static bool maps_elsewhere(const struct ke_request *r) {
     for (unsigned i = 0; i < r->pairs && i < KE_GPUS_MAX; i++) {
         if (memcmp(&r->pair[i].oldUuid, &r->pair[i].newUuid, sizeof(CUuuid)) != 0) return true;
@@ -288,7 +288,7 @@ static CUresult fail_for_ever(CUresult rc, enum ke_process_state state) {
     return rc;
 }
 
-static CUresult arrive(void) { /* the bytes are there: mappings, books, state */
+static CUresult arrive(void) { /* the bytes are back: restores mappings, books and state */
     bool ok = true;
     for (size_t i = 0; i < ke_map_count() && ok; i++)
         ok = ke_map_apply(ke_map_index(i), ke_map_index(i)->prot) == CUDA_SUCCESS;

@@ -1,4 +1,4 @@
-/* Contexts: a process's hold on a GPU.  Each one costs context_bytes of the GPU's memory. */
+/* Contexts: a process's hold on a GPU. Each context costs context_bytes of the GPU's memory. */
 #include <stdlib.h>
 
 #include "emu.h"
@@ -6,7 +6,7 @@
 #define MAGIC 0xC0DE0001u
 
 /* By CUlimit: stack, printf and heap, nested launches (depth, count), L2 fetch granularity, persisting L2,
- * and what has to do with CIG contexts, which are not here. */
+ * and limits of CIG contexts, which are not emulated. */
 static const size_t default_limits[KE_LIMITS] = {1024, 1u << 20, 8u << 20, 2, 2048, 64, 0, 0, 0, 0};
 
 static __thread CUcontext stack[KE_CTX_STACK_MAX];
@@ -14,7 +14,7 @@ static __thread int depth;
 
 CUcontext ke_current_or_null(void) { return depth ? stack[depth - 1] : NULL; }
 
-/* Structs of destroyed contexts are kept, so that a stale handle gets an answer, not a crash. */
+/* Checks a handle. Structs of destroyed contexts are kept, so that a stale handle gets an error, not a crash. */
 CUresult ke_context_check(CUcontext ctx) {
     if (!ctx) return CUDA_ERROR_INVALID_CONTEXT;
     for (CUcontext c = ke.contexts; c; c = c->next) {
@@ -60,7 +60,7 @@ CUcontext ke_context_new(unsigned dev, unsigned flags, bool primary) {
     return c;
 }
 
-static void tear_down(CUcontext c) { /* ke.mu held, work of the context waited for */
+static void tear_down(CUcontext c) { /* ke.mu held; the context's work has ended */
     for (CUcontext o = ke.contexts; o; o = o->next) {
         if (o->green_of == c && o->alive) o->alive = false;
     }
@@ -69,7 +69,7 @@ static void tear_down(CUcontext c) { /* ke.mu held, work of the context waited f
     c->alive = false;
     uint64_t held = ke.slot->context_bytes[ke.devices[c->dev].gpu];
     uint64_t bytes = ke.state->context_bytes;
-    if (bytes > held) bytes = held; /* the price was changed meanwhile */
+    if (bytes > held) bytes = held; /* the cost was changed meanwhile */
     bool last = true;
     for (CUcontext o = ke.contexts; o; o = o->next) last = last && !(o->alive && o->dev == c->dev);
     ke_charge(ke.state, ke.slot, ke.devices[c->dev].gpu, 0, -(int64_t)(last ? held : bytes));
@@ -310,7 +310,7 @@ static CUresult need_context(void) {
     CUcontext c;
     return ke_current(&c);
 }
-/* A limit is remembered, and limits nothing: kernels are built in. */
+/* Stores a limit, which has no effect: kernels are built in. */
 static CUresult set_limit(CUlimit limit, size_t value) {
     CUcontext c;
     CUresult rc = ke_current(&c);

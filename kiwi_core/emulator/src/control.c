@@ -1,5 +1,5 @@
-/* The caller's side of the checkpoint API.  Works without cuInit, on the caller itself too, and
- * never passes the caller's own gate. */
+/* The caller's side of the checkpoint API. Works without cuInit, also on the caller itself, and never passes the
+ * caller's own gate. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 #include "emu.h"
 
-/* Two calls about other processes at a time, or one: nobody knows what the real driver allows. */
+/* With KE_SERIALISED_CALLER, calls about other processes run one at a time: nobody knows what the real driver does. */
 static pthread_mutex_t one_call = PTHREAD_MUTEX_INITIALIZER;
 static __thread bool serialised;
 
@@ -31,8 +31,8 @@ static CUresult not_there(const struct ke_state *s) {
     return s->manners & KE_MISSING_IS_OS_ERROR ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Like the real driver, takes any thread id for its process.  A zombie and one that has not initialised
- * CUDA are no targets. */
+/* Finds the process of a thread id, as the real driver does. A zombie, or a process that has not initialised CUDA,
+ * is no target. */
 static CUresult find_target(int pid, int *leader) {
     uint64_t ticks;
     struct ke_state *s = ke_state_get(NULL);
@@ -48,7 +48,7 @@ static CUresult find_target(int pid, int *leader) {
     return known ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
 }
 
-/* The target does not answer: it has ended, or ends. */
+/* Returns the error for a target that does not answer, because it has ended or is ending. */
 static CUresult gone_since(int leader) {
     uint64_t ticks;
     struct ke_state *s = ke_state_get(NULL);
@@ -73,7 +73,7 @@ static CUresult connect_to(int pid, int *leader, int *fd) {
     return rc == CUDA_SUCCESS && *fd < 0 ? CUDA_ERROR_NOT_INITIALIZED : rc;
 }
 
-/* A target that dies while it works closes its end: an error, not a hang. */
+/* Sends a request and waits for the answer. A target that dies meanwhile closes its end: an error, not a hang. */
 static CUresult exchange(int fd, const struct ke_request *r, struct ke_answer *a) {
     ssize_t n = send(fd, r, sizeof *r, MSG_NOSIGNAL);
     if (n == (ssize_t)sizeof *r) {
@@ -95,7 +95,7 @@ static CUresult ask(int pid, const struct ke_request *r, int *value) {
     return end_call(rc);
 }
 
-/* What stands in the books: a driver without the manner answers even while the target cannot. */
+/* Reads the state from the books: a driver without the manner answers even while the target cannot. */
 static CUresult look_up_state(int pid, int *state) {
     int leader;
     CUresult rc = find_target(pid, &leader);

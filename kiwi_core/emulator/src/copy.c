@@ -1,4 +1,4 @@
-/* Copies and fills, and the speed at which copies between host and device seem to run. */
+/* Copies and fills, and the apparent speed of copies between host and device. */
 #include <string.h>
 #include <sys/mman.h>
 
@@ -20,8 +20,8 @@ void ke_pace(struct ke_pace *pace, uint64_t bytes) {
     }
 }
 
-/* What this thread's job has looked at: should it be unmapped meanwhile, the job has failed. */
-#define TOUCHED_MAX 8 /* ranges; a built-in kernel has three, and a fill's rows are beside each other */
+/* The ranges that this thread's job has used: if one is unmapped meanwhile, the job has failed. */
+#define TOUCHED_MAX 8 /* ranges; a built-in kernel has three, and the rows of a fill are adjacent */
 static __thread struct {
     CUdeviceptr at;
     size_t n;
@@ -44,7 +44,7 @@ bool ke_touched_all_there(void) {
     return true;
 }
 
-/* Where [p, p + n) lies.  Device memory may span mappings that touch each other. */
+/* Returns the place of [p, p + n). Device memory may span adjacent mappings. */
 enum ke_place ke_place(CUdeviceptr p, size_t n, bool write) {
     if (p < KE_DEVICE_BASE || p >= KE_DEVICE_BASE + KE_DEVICE_SPAN) return KE_PLACE_HOST;
     ke_mu_lock();
@@ -63,7 +63,7 @@ enum ke_place ke_place(CUdeviceptr p, size_t n, bool write) {
 struct move {
     CUdeviceptr dst, src;
     size_t bytes;
-    bool over_bus; /* between host and device: takes time */
+    bool over_bus; /* between host and device, which takes time */
 };
 
 static void move(const struct move *m) {
@@ -80,7 +80,7 @@ static void move(const struct move *m) {
 CUresult ke_move(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {
     enum ke_place to = ke_place(dst, bytes, true), from = ke_place(src, bytes, false);
     if (to == KE_PLACE_BAD || from == KE_PLACE_BAD)
-        return CUDA_ERROR_ILLEGAL_ADDRESS; /* freed behind the copy's back */
+        return CUDA_ERROR_ILLEGAL_ADDRESS; /* freed after the copy was submitted */
     move(&(struct move){dst, src, bytes, to != from});
     return CUDA_SUCCESS;
 }
@@ -91,7 +91,7 @@ static CUresult run_move(CUcontext ctx, void *arg) {
     return ke_move(m->dst, m->src, m->bytes);
 }
 
-/* Which of the two ends must be device memory (pinned host memory counts: it is addressable). */
+/* The ends of a copy that must be device memory (pinned host memory counts: a device can address it). */
 enum ends { ANY, TO_DEVICE, FROM_DEVICE, WITHIN };
 
 static bool device_like(CUdeviceptr p, size_t n, enum ke_place place) {
@@ -124,12 +124,12 @@ static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t n, enum ends ends)
     return rc;
 }
 
-static bool stays(CUdeviceptr p, size_t n) { /* may be read or written later, by a worker */
+static bool stays(CUdeviceptr p, size_t n) { /* true: a worker may read or write the memory later */
     return ke_place(p, n, false) == KE_PLACE_DEVICE || device_like(p, n, KE_PLACE_HOST);
 }
 
-/* From or to pageable host memory it returns when the copy is done, as documented for the real
- * one; otherwise, and in a capture, it is queued. */
+/* Queues a copy; one from or to pageable host memory is done on return, unless it is captured, as documented for the
+ * real driver. */
 static CUresult copy_async(CUdeviceptr dst, CUdeviceptr src, size_t n, enum ends ends, CUstream handle) {
     CUstream s;
     struct move m;

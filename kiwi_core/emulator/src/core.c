@@ -17,15 +17,15 @@ struct ke_process ke = {
 };
 __thread bool ke_in_callback;
 
-/* While the process is locked every call waits here, the last ones of a normal exit included: an
- * interpreter that frees its memory on the way out stands still until somebody unlocks it, as on
- * the real driver.  Signals and os._exit end it at once. */
+/* Enters a call. While the process is locked every call waits here, including the last calls of a normal exit: an
+ * interpreter that frees its memory on exit waits until a caller unlocks it, as with the real driver. Signals and
+ * os._exit end the process at once. */
 CUresult ke_enter(void) {
     bool skip = false;
     return ke_enter_unheld(0, &skip);
 }
 
-/* What killed real programs: the driver looks at memory that is not there. */
+/* Crashes as real programs did: the driver reads memory that is not there. */
 static void crash(void) {
     volatile uintptr_t nowhere = KE_PAGE;
     for (;;) *(volatile char *)nowhere;
@@ -34,7 +34,7 @@ static void crash(void) {
 bool ke_has(enum ke_manner manner) { return ke.state->manners & manner; }
 
 CUresult ke_enter_unheld(enum ke_manner manner, bool *skip) {
-    bool in_time = false; /* it came before the lock was there: what follows the lock cannot crash it */
+    bool in_time = false; /* the call came before the lock was complete: a later checkpoint cannot crash it */
     if (ke_in_callback) return CUDA_ERROR_NOT_PERMITTED;
     if (__atomic_load_n(&ke.forked, __ATOMIC_RELAXED)) return CUDA_ERROR_NOT_INITIALIZED;
     pthread_mutex_lock(&ke.mu);
@@ -64,8 +64,8 @@ void ke_leave(void) {
     ke_user_objects_bury();
 }
 
-/* A forked child has the parent's memory but none of its threads: it must not touch the parent's
- * slot or answer on its socket.  Device mappings are MADV_DONTFORK, so they are not there. */
+/* Prepares a forked child, which has the parent's memory but none of its threads: the child must not touch the
+ * parent's slot or answer on its socket. Device mappings are MADV_DONTFORK, so the child does not have them. */
 static void after_fork_in_child(void) {
     ke.forked = true;
     ke.slot = NULL;
@@ -74,7 +74,8 @@ static void after_fork_in_child(void) {
     ke_control_forget();
 }
 
-/* CUDA_VISIBLE_DEVICES: indices or UUIDs (or their beginnings); ends at the first unknown one. */
+/* Finds the GPU of a word in CUDA_VISIBLE_DEVICES: an index or a UUID (or its beginning); the list ends at the first
+ * unknown one. */
 static int find_gpu(const struct ke_state *s, const char *word) {
     char *end;
     long index = strtol(word, &end, 10);
@@ -154,7 +155,7 @@ KE_API CUresult cuInit(unsigned int flags) {
 KE_API const char *kiwi_emulator_version(void);
 KE_API const char *kiwi_emulator_version(void) { return "kiwi emulated CUDA driver, layout 2"; }
 
-/* At a normal exit the books are cleared at once; after a kill the next one who looks does it. */
+/* Clears the books at a normal exit; after a kill, the next process that reads the books does so. */
 __attribute__((destructor)) static void at_exit(void) {
     if (!ke.initialised || ke.forked || !ke.slot) return;
     ke_server_stop();

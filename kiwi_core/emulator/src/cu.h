@@ -1,7 +1,7 @@
 /* The part of the CUDA driver's interface that the emulator answers: names, numbers, layouts.
  *
- * Written for this project from the public API reference.  With KE_WITH_CUDA_H the real header
- * is used instead, so that the compiler checks every prototype and layout here against it.
+ * Written for this project from the public API reference. With KE_WITH_CUDA_H the real header is used instead, so
+ * that the compiler checks every prototype and layout here against it.
  */
 #ifndef KIWI_CU_H
 #define KIWI_CU_H
@@ -210,7 +210,7 @@ typedef struct CUgraphNodeParams_st {
         CUDA_KERNEL_NODE_PARAMS kernel;
         CUDA_MEMCPY_NODE_PARAMS memcpy;
         CUDA_MEMSET_NODE_PARAMS_v2 memset;
-        CUDA_HOST_NODE_PARAMS host; /* the real one goes on */
+        CUDA_HOST_NODE_PARAMS host; /* the real struct has more members */
         CUDA_CHILD_GRAPH_NODE_PARAMS graph;
     };
     long long reserved2;
@@ -316,7 +316,7 @@ enum {
 
 #endif /* KE_WITH_CUDA_H */
 
-/* Everything is hidden but what the real library exports. */
+/* Marks an exported name. All names are hidden except those that the real library exports. */
 #define KE_API __attribute__((visibility("default")))
 
 #endif

@@ -1,4 +1,4 @@
-/* What the emulated GPU says about itself. */
+/* Properties of the emulated GPU. */
 #include <stdio.h>
 #include <string.h>
 
@@ -94,8 +94,8 @@ KE_API CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice dev) 
     KE_CALL(capability(major, minor, dev));
 }
 
-/* Attribute numbers as in the API reference.  What is not listed is 0: "no", "none", "not supported";
- * in particular no managed memory, no peer access, no shareable handles. */
+/* Attribute numbers as in the API reference. An attribute that is not listed is 0: "no", "none", "not supported"; in
+ * particular there is no managed memory, no peer access and no shareable handle. */
 static const struct {
     int attribute, value;
 } attributes[] = {

@@ -1,11 +1,11 @@
-/* Events: a place in a stream's order, and the time when it was reached. */
+/* Events: a place in the order of a stream, and the time when the stream reached it. */
 #include <stdlib.h>
 
 #include "emu.h"
 
 #define MAGIC 0xE7E00001u
 
-static CUevent free_events; /* structs are used again, never freed: stale handles get an answer */
+static CUevent free_events; /* structs are reused, never freed: stale handles get an error */
 
 static CUresult check(CUevent e) {
     return e && e->magic == MAGIC && e->alive ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
@@ -74,7 +74,7 @@ static CUresult record(CUevent e, CUstream handle, unsigned flags) {
     rc = check(e);
     if (rc == CUDA_SUCCESS && e->ctx != s->ctx) rc = CUDA_ERROR_INVALID_HANDLE;
     struct stamp stamp = {e, 0};
-    if (rc == CUDA_SUCCESS && s->capture && flags) rc = CUDA_ERROR_NOT_SUPPORTED; /* as a node of its own */
+    if (rc == CUDA_SUCCESS && s->capture && flags) rc = CUDA_ERROR_NOT_SUPPORTED; /* would be a node of its own */
     if (rc == CUDA_SUCCESS) rc = ke_capture_record(e, s, &captured);
     if (rc == CUDA_SUCCESS && !captured) {
         ke_capture_forget_event(e);

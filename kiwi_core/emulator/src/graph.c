@@ -1,5 +1,5 @@
-/* Graphs and their nodes: making, copying and joining them.  Handles are known by being in the list, so
- * that a stale one gets an answer. */
+/* Graphs and their nodes: making, copying and joining them. A handle is valid if it is in the list, so a stale
+ * handle gets an error. */
 #include <stdlib.h>
 
 #include "graph.h"
@@ -112,7 +112,7 @@ void ke_graph_free(CUgraph g) {
         drop(n);
     }
     ke_held_drop(g);
-    CUgraph *at = &graphs; /* only now: children have left the list meanwhile */
+    CUgraph *at = &graphs; /* not earlier: children have left the list meanwhile */
     while (*at != g) at = &(*at)->next;
     *at = g->next;
     free(g);
@@ -135,7 +135,7 @@ CUgraph ke_graph_clone(CUgraph g) {
         if (ok && twin->child) twin->child->embedded = true;
     }
     for (CUgraphNode n = g->first; n && ok; n = n->next) {
-        for (size_t i = 0; i < n->deps.count && ok; i++) /* an edge may go to a node added later */
+        for (size_t i = 0; i < n->deps.count && ok; i++) /* a node may depend on one that was added later */
             ok = ke_nodes_add(&same_place(g, copy, n)->deps, same_place(g, copy, n->deps.at[i]));
     }
     if (ok) ok = ke_held_clone(g, copy);
@@ -216,7 +216,7 @@ static CUresult change_edges(CUgraph handle, const CUgraphNode *from, const CUgr
     ke_mu_unlock();
     return rc;
 }
-/* Data of edges say when a kernel lets the next one begin early; here nothing ever begins early. */
+/* The data of an edge says when a kernel lets the next node begin early; here no node begins early. */
 KE_API CUresult cuGraphAddDependencies_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to,
                                           const CUgraphEdgeData *edgeData, size_t n) {
     (void)edgeData;

@@ -4,10 +4,10 @@
 
 #include "graph.h"
 
-struct program { /* never changes; launches under way hold it */
+struct program { /* never changes; launches under way hold a reference */
     unsigned refs;
-    unsigned flags; /* KE_JOB_KERNEL if any of them is one */
-    CUgraph graph;  /* a copy: what updates are compared with, and launches into captures */
+    unsigned flags; /* KE_JOB_KERNEL if any job is a kernel */
+    CUgraph graph;  /* a copy, for comparing updates and for launches into captures */
     size_t count;
     struct ke_work work[];
 };
@@ -16,7 +16,7 @@ struct CUgraphExec_st {
     CUgraphExec next;
     struct program *program;
     uint64_t flags;
-    struct ke_dep last; /* a launch runs after the one before, on whichever stream */
+    struct ke_dep last; /* the launch before, on any stream: the next one runs after it */
 };
 static CUgraphExec execs;
 
@@ -47,7 +47,7 @@ static bool may_come(CUgraphNode n) {
     return !n->placed;
 }
 
-/* False: there is a cycle. */
+/* Puts the jobs in order. Returns false if there is a cycle. */
 static bool place(CUgraph g, struct program *p) {
     size_t placed = 0, before;
     for (CUgraphNode n = g->first; n; n = n->next) n->placed = false;
@@ -191,7 +191,7 @@ static CUresult launch(CUgraphExec handle, CUstream stream) {
 }
 KE_API CUresult cuGraphLaunch(CUgraphExec hGraph, CUstream hStream) { KE_CALL(launch(hGraph, hStream)); }
 
-static CUresult upload(CUgraphExec handle, CUstream stream) { /* there is nothing to bring anywhere */
+static CUresult upload(CUgraphExec handle, CUstream stream) { /* there is nothing to upload */
     CUstream s;
     CUresult rc = ke_stream_resolve(stream, &s);
     ke_mu_lock();
@@ -209,7 +209,7 @@ static size_t place_of(CUgraph g, CUgraphNode n) {
     return i;
 }
 
-/* What keeps `to` from taking the place of `from`, and where. */
+/* Returns what keeps `to` from replacing `from`, and gets the node. */
 static CUgraphExecUpdateResult differ(CUgraph from, CUgraph to, CUgraphNode *where) {
     if (from->count != to->count) return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
     CUgraphNode a = from->first;

@@ -1,9 +1,9 @@
-/* Questions about graphs: their nodes, their edges, what a node is. */
+/* Questions about graphs: their nodes and edges, and the type of a node. */
 #include <string.h>
 
 #include "graph.h"
 
-/* Answers are counted; those for which there is room are also written, into one or two arrays. */
+/* Answers are counted; as many as there is room for are also written, into one or two arrays. */
 struct answers {
     CUgraphNode *from, *to;
     size_t room, found;

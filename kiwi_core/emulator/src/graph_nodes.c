@@ -1,7 +1,7 @@
-/* Adding nodes to graphs: kernels, copies, fills, host functions, joints, graphs within graphs. */
+/* Adds nodes to graphs: kernels, copies, fills, host functions, empty nodes, child graphs. */
 #include "graph.h"
 
-/* ---- copies of boxes, as they are described to nodes ---------------------------------------------- */
+/* ---- copies of boxes, as nodes describe them ------------------------------------------------------ */
 
 struct box {
     CUdeviceptr dst, src;
@@ -67,10 +67,10 @@ static CUresult add(CUgraphNode *out, CUgraph handle, struct ke_nodes deps, cons
 }
 
 static struct ke_nodes these(const CUgraphNode *at, size_t count) {
-    return (struct ke_nodes){(CUgraphNode *)at, count}; /* only read */
+    return (struct ke_nodes){(CUgraphNode *)at, count}; /* the set is only read */
 }
 
-/* Macros, for the generic call has other structs with the same fields. */
+/* Macros, because the generic call has other structs with the same fields. */
 #define KERNEL(p, work)                                                                                 \
     ke_launch_work((p)->func ? (p)->func : (CUfunction)(p)->kern,                                       \
                    (const unsigned[6]){(p)->gridDimX, (p)->gridDimY, (p)->gridDimZ, (p)->blockDimX,     \

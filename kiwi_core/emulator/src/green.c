@@ -1,10 +1,10 @@
-/* Green contexts: a part of the GPU's multiprocessors under a context of its own. Memory that is allocated there is
- * the primary context's; the streams end with it. The header says so; nobody has tried it with the checkpoint API. */
+/* Green contexts: a part of the GPU's multiprocessors with a context of its own. Memory allocated there belongs to the
+ * primary context; the streams end with the green one. The header says so; nobody has tried it with the checkpoint API. */
 #include <stdlib.h>
 
 #include "emu.h"
 
-struct CUgreenCtx_st { /* no CUcontext: whoever passes it as one is told */
+struct CUgreenCtx_st { /* no CUcontext: passing one as a CUcontext is an error */
     CUcontext context;
 };
 
@@ -14,7 +14,7 @@ static CUresult green_create(CUgreenCtx *out, CUdevResourceDesc resources, CUdev
     CUresult rc = ke_primary_retain(&primary, dev);
     if (rc != CUDA_SUCCESS) return rc;
     ke_mu_lock();
-    CUgreenCtx green = calloc(1, sizeof *green); /* kept like contexts, for stale handles */
+    CUgreenCtx green = calloc(1, sizeof *green); /* kept for stale handles, as contexts are */
     CUcontext c = green ? ke_context_new((unsigned)dev, primary->flags, false) : NULL;
     rc = c ? ke_stream_new(c, 0, 0, &c->null_stream) : CUDA_ERROR_OUT_OF_MEMORY;
     if (rc == CUDA_SUCCESS) {
@@ -39,7 +39,7 @@ static CUresult green_destroy(CUgreenCtx green) {
     ke_mu_unlock();
     if (rc != CUDA_SUCCESS) return rc;
     ke_wait_context(green->context);
-    green->context->alive = false; /* its streams are detached: see ke_stream_resolve */
+    green->context->alive = false; /* this detaches its streams: see ke_stream_resolve */
     return ke_primary_release((CUdevice)green->context->dev, false);
 }
 KE_API CUresult cuGreenCtxDestroy(CUgreenCtx hCtx) { KE_CALL(green_destroy(hCtx)); }
@@ -63,7 +63,7 @@ KE_API CUresult cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx greenCtx, 
     KE_CALL(green_stream(phStream, greenCtx, flags, priority));
 }
 
-/* All of the device's multiprocessors in one piece: there is nothing that could be split. */
+/* All of the device's multiprocessors in one piece: splitting them is not emulated. */
 struct CUdevResourceDesc_st {
     CUdevResource resource;
 };

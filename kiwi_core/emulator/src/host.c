@@ -1,4 +1,4 @@
-/* Pinned host memory, and what a pointer is. */
+/* Pinned host memory, and attributes of pointers. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -9,7 +9,7 @@ struct pinned {
     struct pinned *next;
     char *base;
     size_t size;
-    bool ours; /* allocated here, not merely registered */
+    bool ours; /* allocated here, not only registered */
     unsigned flags;
     CUcontext ctx;
 };
@@ -131,7 +131,7 @@ static unsigned access_flags(const struct ke_map *m) {
     return m->prot & PROT_READ ? CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READ : CU_POINTER_ATTRIBUTE_ACCESS_FLAG_NONE;
 }
 
-/* What lies behind the address, rather than what was asked for. */
+/* Gets an attribute of the memory behind the address, rather than of the allocation. */
 static CUresult mapping_attribute(void *out, int what, CUdeviceptr p, const struct ke_map *m,
                                   const struct pinned *h) {
     bool there = m || h;
@@ -144,14 +144,14 @@ static CUresult mapping_attribute(void *out, int what, CUdeviceptr p, const stru
         *(CUdeviceptr *)out = m ? m->addr : h ? (CUdeviceptr)(uintptr_t)h->base : p;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
-        *(unsigned long long *)out = m ? m->phys->offset / KE_PAGE + 1 : 0; /* offsets are never used twice */
+        *(unsigned long long *)out = m ? m->phys->offset / KE_PAGE + 1 : 0; /* offsets are never reused */
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_LOCALITY_DOMAIN_ORDINAL: *(int *)out = -1; return CUDA_SUCCESS;
     default: return CUDA_ERROR_NOT_SUPPORTED;
     }
 }
 
-/* ke.mu held.  Attributes of an unknown pointer are refused, or zero in the plural call. */
+/* Gets an attribute; ke.mu held. Attributes of an unknown pointer are refused, or zero in the plural call. */
 static CUresult attribute(void *out, int what, CUdeviceptr p) {
     struct ke_map *m = ke_map_at(p);
     struct pinned *h = m ? NULL : holding((void *)(uintptr_t)p);
@@ -215,7 +215,7 @@ static void clear(void *out, int what) {
                 what == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES || what == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE ||
                 what == CU_POINTER_ATTRIBUTE_MAPPING_SIZE || what == CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR ||
                 what == CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID;
-    if (what == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) *(int *)out = -2; /* as the real one says */
+    if (what == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) *(int *)out = -2; /* as the real driver answers */
     else if (what == CU_POINTER_ATTRIBUTE_LOCALITY_DOMAIN_ORDINAL) *(int *)out = -1;
     else memset(out, 0, wide ? 8 : what == CU_POINTER_ATTRIBUTE_MAPPED ? 1 : 4);
 }

@@ -1,7 +1,7 @@
 /* Modules that name built-in kernels, and their launches.
  *
- * An image is the text "kiwi-emulated-module", or PTX whose entries are all built in; every such
- * module holds all the kernels below.  Nothing else can be loaded: real code needs a real GPU.
+ * An image is the text "kiwi-emulated-module", or PTX whose entries are all built in; every such module holds
+ * all the kernels below. No other image can be loaded: real code needs a real GPU.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +21,7 @@ struct kernel {
     CUresult (*run)(const uint64_t *p);
 };
 
-/* A kernel gets its parameters widened to 64 bits. */
+/* Checks an array parameter of a kernel, which gets its parameters widened to 64 bits. */
 static CUresult words(uint64_t ptr, uint64_t n, uint64_t each, bool write, void *out) {
     if (n > KE_DEVICE_SPAN / each || ptr % each) return CUDA_ERROR_ILLEGAL_ADDRESS;
     enum ke_place where = ke_place(ptr, n * each, write);
@@ -49,7 +49,7 @@ static CUresult add_u32(const uint64_t *p) { /* x[i] += value */
     return rc;
 }
 
-static CUresult xorshift_u32(const uint64_t *p) { /* x[i] = random by position and seed */
+static CUresult xorshift_u32(const uint64_t *p) { /* x[i] = a random number from position and seed */
     uint32_t *x;
     CUresult rc = words(p[0], p[1], 4, true, &x);
     for (uint64_t i = 0; rc == CUDA_SUCCESS && i < p[1]; i++) {
@@ -102,7 +102,7 @@ struct module { /* a CUmodule or CUlibrary */
     struct function functions[KERNEL_COUNT];
     struct module *next;
 };
-static struct module *modules; /* kept when unloaded: stale handles get an answer */
+static struct module *modules; /* kept when unloaded: stale handles get an error */
 
 static struct module *module_of(const void *handle) {
     for (struct module *m = modules; m; m = m->next) {
@@ -120,7 +120,7 @@ static struct function *function_of(const void *handle) {
     return NULL;
 }
 
-/* PTX is known by its entries: the code itself is not looked at. */
+/* Returns whether all entries of the PTX are built in; ignores the code itself. */
 static bool known_ptx(const char *image) {
     const char *at = image;
     size_t entries = 0;
@@ -332,7 +332,7 @@ static CUresult run_launch(CUcontext ctx, void *arg) {
     return l->kernel->run(l->params);
 }
 
-/* Parameters come as an array of pointers, or packed in one buffer. */
+/* Collects the parameters, from an array of pointers or from one packed buffer. */
 static CUresult gather(const struct kernel *k, void **params, void **extra, uint64_t *out) {
     const char *packed = NULL;
     for (; extra && *extra != CU_LAUNCH_PARAM_END; extra += 2) {

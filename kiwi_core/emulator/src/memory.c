@@ -1,4 +1,4 @@
-/* Device memory: pieces of a memfd per GPU, mapped at addresses of our own choosing. */
+/* Device memory: pieces of a memfd per GPU, mapped at addresses that we choose. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>
@@ -64,7 +64,7 @@ void ke_phys_unref(struct ke_phys *p) {
 
 /* ---- addresses --------------------------------------------------------------------------------- */
 
-static size_t range_after(CUdeviceptr addr) { /* index of the first range that starts beyond addr */
+static size_t range_after(CUdeviceptr addr) { /* returns the index of the first range that starts after addr */
     size_t low = 0, high = range_count;
     while (low < high) {
         size_t mid = (low + high) / 2;
@@ -81,7 +81,7 @@ struct ke_range *ke_range_at(CUdeviceptr addr) {
     return addr - r->addr < r->size ? r : NULL;
 }
 
-static CUdeviceptr gap(uint64_t size, uint64_t align) { /* the first that fits */
+static CUdeviceptr gap(uint64_t size, uint64_t align) { /* returns the first gap that fits */
     CUdeviceptr at = KE_DEVICE_BASE;
     for (size_t i = 0; i <= range_count; i++) {
         at = (at + align - 1) / align * align;
@@ -138,7 +138,7 @@ struct ke_map *ke_map_at(CUdeviceptr addr) {
 size_t ke_map_count(void) { return map_count; }
 struct ke_map *ke_map_index(size_t i) { return &maps[i]; }
 
-/* Puts the memory (or, with PROT_NONE, nothing but a hold on the addresses) where it belongs. */
+/* Maps the memory at its addresses, or with PROT_NONE only reserves the addresses. */
 CUresult ke_map_apply(const struct ke_map *m, int prot) {
     void *at = (void *)(uintptr_t)m->addr, *got;
     if (prot == PROT_NONE) {
@@ -163,7 +163,7 @@ struct ke_map *ke_map_add(struct ke_map m) {
     return &maps[i];
 }
 
-/* Unmapped while work was under way, which must not take this process down with it: the work's own end
+/* Addresses that were unmapped while work was under way. The work must not crash this process: at its end the job
  * finds out that its memory is gone. */
 static struct left {
     struct left *next;
@@ -196,7 +196,7 @@ void ke_maps_bury(void) {
     for (struct left *l; (l = left_behind); free(l)) {
         left_behind = l->next;
         CUdeviceptr at = l->addr, end = l->addr + l->size;
-        while (at < end) { /* what has a mapping is somebody else's by now */
+        while (at < end) { /* addresses that have a mapping belong to a newer one by now */
             struct ke_map *m = ke_map_at(at);
             size_t next = map_after(at);
             CUdeviceptr until = next < map_count && maps[next].addr < end ? maps[next].addr : end;
@@ -275,7 +275,7 @@ KE_API CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t Wid
     KE_CALL_UNSAFE(alloc_pitch(dptr, pPitch, WidthInBytes, Height));
 }
 
-/* Like the real one, it waits for the context's work first. */
+/* Frees memory after waiting for the context's work, as the real driver does. */
 static CUresult release(CUdeviceptr addr) {
     CUcontext ctx;
     if (addr == 0) return CUDA_SUCCESS;
@@ -310,7 +310,7 @@ static CUresult info(size_t *free_bytes, size_t *total_bytes) {
 }
 KE_API CUresult cuMemGetInfo_v2(size_t *free, size_t *total) { KE_CALL(info(free, total)); }
 
-/* Pinned host memory is found, too: a device sees it at the same address. */
+/* Gets the range of an address, also in pinned host memory: a device sees that at the same address. */
 static CUresult address_range(CUdeviceptr *base, size_t *size, CUdeviceptr addr) {
     void *start = NULL;
     size_t bytes = 0;

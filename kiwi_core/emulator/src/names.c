@@ -1,5 +1,5 @@
-/* What the emulated driver does not have: present under its name, and refuses.  Each definition here is
- * weak, so that the real one, where there is one, takes its place. */
+/* Functions that the emulated driver lacks: each exists under its name and refuses. The definitions here are
+ * weak, so that an emulated function takes the place of its weak one. */
 #define API __attribute__((visibility("default")))
 
 enum { NOT_SUPPORTED = 801 };

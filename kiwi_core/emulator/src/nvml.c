@@ -19,7 +19,7 @@ static struct nvmlDevice_st devices[KE_GPUS_MAX];
 
 /* ---- start and end -------------------------------------------------------------------------------- */
 
-/* The call that KIWI_EMULATOR_HANG names never returns. */
+/* Hangs for ever if KIWI_EMULATOR_HANG names the call. */
 static void may_hang(const char *call) {
     const char *named = getenv("KIWI_EMULATOR_HANG");
     while (named && strcmp(named, call) == 0) pause();
@@ -223,7 +223,7 @@ struct process_info {
 uint64_t shown(const struct ke_proc *p, unsigned gpu) {
     uint64_t context = p->context_bytes[gpu];
     if (state->manners & KE_NO_PROCESS_ROWS) return 0;
-    bool hides = state->manners & KE_HIDDEN_OVERHEAD && context > KE_HIDDEN_BYTES; /* emulated ones may be small */
+    bool hides = state->manners & KE_HIDDEN_OVERHEAD && context > KE_HIDDEN_BYTES; /* emulated contexts may be small */
     return p->device_bytes[gpu] + context - (hides ? KE_HIDDEN_BYTES : 0);
 }
 
@@ -255,7 +255,7 @@ API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t d, unsigne
     return processes(d, count, infos);
 }
 
-/* The first form has no instances. */
+/* The first version of the struct has no instances. */
 struct process_info_v1 {
     unsigned pid;
     unsigned long long used;

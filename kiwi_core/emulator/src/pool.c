@@ -1,5 +1,5 @@
-/* Stream-ordered allocation.  Memory is taken when asked for and given back when the stream gets
- * there; nothing is cached, as with the real pools' release threshold of 0. */
+/* Stream-ordered allocation. Memory is taken at the request and given back when the stream reaches the free; nothing
+ * is cached, as with a release threshold of 0 in real pools. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +18,7 @@ static CUresult alloc(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream
     if (rc != CUDA_SUCCESS) return rc;
     if (!pool) pool = ke.devices[s->ctx->dev].current_pool;
     if ((rc = check(pool)) != CUDA_SUCCESS) return rc;
-    if (size == 0 && out) { /* allowed here, unlike in cuMemAlloc */
+    if (size == 0 && out) { /* allowed, unlike in cuMemAlloc */
         *out = 0;
         return CUDA_SUCCESS;
     }
@@ -27,7 +27,7 @@ static CUresult alloc(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream
         rc = ke_alloc(s->ctx, pool, size, out);
         ke_mu_unlock();
         if (rc != CUDA_ERROR_OUT_OF_MEMORY) break;
-        ke_wait_context(NULL); /* memory whose release is queued is as good as free */
+        ke_wait_context(NULL); /* memory whose release is queued counts as free */
     }
     return rc;
 }
@@ -79,7 +79,7 @@ KE_API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolPr
     KE_CALL(create(pool, poolProps));
 }
 
-/* Allocations may outlive the handle: the struct stays for their sake. */
+/* Destroys a handle. Allocations may outlive the handle, so the struct stays. */
 static CUresult destroy(CUmemoryPool p) {
     CUresult rc = check(p);
     if (rc != CUDA_SUCCESS || p->is_default) return CUDA_ERROR_INVALID_VALUE;
@@ -143,7 +143,7 @@ static CUresult get_attribute(CUmemoryPool p, int what, void *out) {
     else if (what == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
         *(cuuint64_t *)out = p->release_threshold;
     else if (what >= CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT && what <= CU_MEMPOOL_ATTR_USED_MEM_HIGH)
-        *(cuuint64_t *)out = what % 2 ? p->used : p->used_high; /* current ones are odd */
+        *(cuuint64_t *)out = what % 2 ? p->used : p->used_high; /* attributes of current values are odd */
     else
         return CUDA_ERROR_INVALID_VALUE;
     return CUDA_SUCCESS;

@@ -1,4 +1,4 @@
-/* The control socket <state>.d/<pid> of a target: a thread accepts, and each connection has its own. */
+/* The control socket <state>.d/<pid> of a target: one thread accepts, and each connection has a thread of its own. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -16,13 +16,13 @@
 
 #define THREAD_STACK (256u << 10)
 #define BACKLOG 64
-#define MEND_EVERY_MS 500 /* less often than a daemon looks for its own socket */
+#define MEND_EVERY_MS 500 /* less often than a daemon checks its own socket */
 
 static int listener = -1, directory = -1;
 static pid_t server_tid;
 
-/* Connections being answered: a forked child must close its copies, or a caller would wait for a
- * killed target for as long as the child lives. */
+/* Connections in use: a forked child must close its copies, or a caller would wait for a killed target for as long as
+ * the child lives. */
 static int answering[BACKLOG];
 
 static void note(int old, int new) {
@@ -40,7 +40,7 @@ static bool may_ask(int fd) {
     return peer.uid == 0 || peer.uid == geteuid();
 }
 
-static void answer(int fd, CUresult rc, int value) { /* the caller may be gone; what was done stays done */
+static void answer(int fd, CUresult rc, int value) { /* the caller may be gone; the operation stays done */
     struct ke_answer a = {(int32_t)rc, value};
     send(fd, &a, sizeof a, MSG_NOSIGNAL);
 }
@@ -99,14 +99,14 @@ static void *accept_all(void *unused) {
     }
 }
 
-/* Paths of sockets are limited to 108 bytes: go through the directory's descriptor. */
+/* Opens the directory of the sockets: their paths are limited to 108 bytes, so they go through its descriptor. */
 int ke_open_control(void) {
     char path[4096];
     snprintf(path, sizeof path, "%s.d", ke_state_path());
     return open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
 }
 
-static int bound(int dir) { /* a listening socket in `dir`, named by this process; -1: errno says why */
+static int bound(int dir) { /* returns a listening socket in `dir`, named by our pid; -1: errno says why */
     struct sockaddr_un at = {.sun_family = AF_UNIX};
     char name[16];
     snprintf(name, sizeof name, "%d", getpid());
@@ -114,7 +114,7 @@ static int bound(int dir) { /* a listening socket in `dir`, named by this proces
     snprintf(at.sun_path, sizeof at.sun_path, "/proc/self/fd/%d/%s", dir, name);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0) return fd;
-    /* fchmod first: the file that bind makes has this mode, whatever the umask is. */
+    /* fchmod first: the file that bind creates gets this mode, whatever the umask is. */
     if (!fchmod(fd, 0600) && !bind(fd, (struct sockaddr *)&at, sizeof at) && !listen(fd, BACKLOG)) return fd;
     int why = errno;
     close(fd);
@@ -122,8 +122,8 @@ static int bound(int dir) { /* a listening socket in `dir`, named by this proces
     return -1;
 }
 
-/* The directory may have been removed and made again. The real driver is in no directory: what was there
- * goes on being there. */
+/* Binds the socket again if the directory was removed and made again. The real driver is in no directory, so its
+ * targets stay reachable. */
 static void mend_name(void) {
     struct stat is, was;
     int dir = ke_open_control();
@@ -165,7 +165,7 @@ void ke_server_stop(void) {
     if (listener >= 0) unlinkat(directory, name, 0);
 }
 
-void ke_server_forget(void) { /* in a forked child; the parent goes on answering */
+void ke_server_forget(void) { /* called in a forked child; the parent goes on answering */
     for (int i = 0; i < BACKLOG; i++) {
         if (answering[i]) close(answering[i]);
         answering[i] = 0;

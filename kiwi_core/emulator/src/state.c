@@ -1,4 +1,4 @@
-/* The shared state file: mapping it, its lock, the books, faults.  Used by libcuda and by NVML. */
+/* The shared state file: its mapping, its lock, the books and the faults. Used by libcuda and by NVML. */
 #define _GNU_SOURCE
 #include "state.h"
 
@@ -41,10 +41,10 @@ int ke_process_start(int pid, uint64_t *start_ticks) {
     close(fd);
     if (n <= 0) return -1;
     text[n] = 0;
-    char *p = strrchr(text, ')'); /* the command name may hold blanks and brackets */
+    char *p = strrchr(text, ')'); /* the command name may contain blanks and brackets */
     if (!p || p[1] == 0) return -1;
     char run = p[2];
-    if (run == 'Z' || run == 'X') return -1; /* killed, its parent has not looked yet */
+    if (run == 'Z' || run == 'X') return -1; /* ended, but its parent has not waited for it yet */
     p += 2;
     for (int field = 3; field < 22; field++) {
         p = strchr(p, ' ');
@@ -68,7 +68,7 @@ int ke_process_leader(int tid) {
     return leader;
 }
 
-/* A hash (FNV-1a) of the addresses that the kernel chose for its program; 0: it may not be looked at. */
+/* Returns a hash (FNV-1a) of the addresses that the kernel chose for the process's program; 0: they cannot be read. */
 static uint64_t image_of(int pid) {
     char path[64];
     unsigned char vector[1024];
@@ -82,13 +82,15 @@ static uint64_t image_of(int pid) {
     return n > 0 ? hash : 0;
 }
 
-/* Exec closes the driver's files: what the driver had of the old program goes with it. */
+/* Returns whether the process still runs its program: exec closes the driver's files, and the driver drops what it had
+ * of the old program. */
 static int same_program(const struct ke_proc *p) {
     uint64_t image = p->image ? image_of(p->pid) : 0;
     return !image || image == p->image;
 }
 
-/* Whoever asks may have no descriptor left: only the kernel's word that it has ended counts as that. */
+/* Returns whether the slot's process lives. The caller may have no descriptor left, so a process counts as ended only if
+ * the kernel says so. */
 static int alive(const struct ke_proc *p) {
     uint64_t ticks;
     errno = 0;
@@ -98,8 +100,8 @@ static int alive(const struct ke_proc *p) {
 
 /* ---- mapping the file ----------------------------------------------------------------------- */
 
-/* Only the first process on the machine makes the mutex; flock keeps the others waiting, and is
- * given up by the kernel should that first process die in between. */
+/* Initialises the mutex in the first process on the machine. flock makes the others wait; the kernel releases the flock
+ * if the first process dies meanwhile. */
 static int make_mutex(struct ke_state *s, int fd) {
     if (flock(fd, LOCK_EX) != 0) return -1;
     if (!__atomic_load_n(&s->mutex_ready, __ATOMIC_ACQUIRE)) {
@@ -161,7 +163,7 @@ const char *ke_state_path(void) { return mapped_path ? mapped_path : ""; }
 
 void ke_state_lock(struct ke_state *s) {
     int rc = pthread_mutex_lock(&s->lock.mutex);
-    if (rc == EOWNERDEAD) { /* the holder was killed: its slot is reaped like any dead one's */
+    if (rc == EOWNERDEAD) { /* the holder was killed: its slot is reaped as any dead process's is */
         if (s->write_seq & 1) s->write_seq++;
         pthread_mutex_consistent(&s->lock.mutex);
     } else if (rc != 0) {
@@ -182,7 +184,7 @@ struct ke_proc *ke_proc_register(struct ke_state *s) {
     ke_process_start(getpid(), &ticks);
     ke_state_lock(s);
     ke_reap(s);
-    for (int i = 0; i < KE_PROCS_MAX; i++) { /* where addresses are not randomised, exec is seen only here */
+    for (int i = 0; i < KE_PROCS_MAX; i++) { /* without address randomisation, only this loop notices an exec */
         if (s->procs[i].pid == getpid()) memset(&s->procs[i], 0, sizeof s->procs[i]);
         if (!p && s->procs[i].pid == 0) p = &s->procs[i];
     }
@@ -205,8 +207,8 @@ void ke_proc_unregister(struct ke_state *s, struct ke_proc *p) {
     ke_state_unlock(s);
 }
 
-/* Killed while restored and live, which hung hosts (cuda-checkpoint #53): whoever ends by itself is not
- * found here. */
+/* Returns whether a process was killed while restored and live, which hung hosts (cuda-checkpoint #53). A process that
+ * ends by itself has no slot here. */
 static bool took_host_down(const struct ke_state *s, const struct ke_proc *p) {
     return s->manners & KE_KILL_TAKES_HOST_DOWN && p->restores && p->state != KE_CHECKPOINTED;
 }
@@ -247,7 +249,7 @@ int ke_charge(struct ke_state *s, struct ke_proc *p, unsigned gpu, int64_t devic
         return want > 0 ? -1 : 0;
     }
     if (want > 0 && ke_gpu_used(s, gpu) + (uint64_t)want > total) {
-        ke_reap(s); /* reads /proc once per process: only when it can matter */
+        ke_reap(s); /* reads /proc once per process, so it is called only if it can matter */
         if (ke_gpu_used(s, gpu) + (uint64_t)want > total) rc = -1;
     }
     if (rc == 0) {

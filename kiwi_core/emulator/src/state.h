@@ -1,8 +1,8 @@
-/* The one file that every process on an emulated machine shares: GPUs, who holds what, faults.
+/* The one file that every process on an emulated machine shares: GPUs, the memory each process holds, faults.
  *
- * The layout is mirrored by kiwi_core/emulator/_state.py (tests compare the two); all fields have
- * a fixed width and natural alignment.  What a process holds stands only in its own slot: sums are
- * formed when somebody looks, so that a process killed in mid-update can leave nothing to mend.
+ * kiwi_core/emulator/_layout.py mirrors the layout (tests compare the two); all fields have a fixed width and
+ * natural alignment. Only a process's own slot records what it holds: sums are computed on reading, so a process
+ * that is killed during an update leaves nothing to repair.
  */
 #ifndef KIWI_STATE_H
 #define KIWI_STATE_H
@@ -21,7 +21,7 @@
 #define KE_DRIVER_MAX 32
 #define KE_MUTEX_BYTES 64 /* room for a pthread_mutex_t on every architecture */
 
-/* Since this driver version a process under way says CHECKPOINTING / RESTORING. */
+/* From this driver version on, a process shows CHECKPOINTING / RESTORING while an operation is under way. */
 #define KE_DRIVER_WITH_TRANSIENT_STATES 13040u
 
 enum ke_fault_kind {
@@ -39,8 +39,8 @@ enum ke_fault_kind {
     KE_FAULT_LOCK_KILL = 11,
 };
 
-/* How real drivers treat programs: which of these a machine has is its profile's choice
- * (_manners.py says what each means, and who saw it). */
+/* How real drivers treat programs: the profile of a machine chooses its manners (_manners.py says what each
+ * means; README.md names the sources). */
 enum ke_manner {
     KE_SYNC_CRASHES = 1u << 0,
     KE_QUERY_CRASHES = 1u << 1,
@@ -58,7 +58,7 @@ enum ke_manner {
     KE_BROKEN_STAYS = 1u << 13,
 };
 
-/* Of a context, what NVML counts for nobody: 4,713 MiB came back where its row said 4,708. */
+/* The part of a context that NVML counts for no process: 4,713 MiB were freed where the row said 4,708. */
 #define KE_HIDDEN_BYTES (5ull << 20)
 
 enum ke_op { /* operations that can be made to hang, and requests on the control socket */
@@ -93,21 +93,21 @@ struct ke_proc {
     int32_t pid; /* 0: the slot is free */
     uint32_t state;
     uint64_t start_ticks; /* field 22 of /proc/pid/stat: tells a reused pid apart */
-    uint64_t image;       /* of /proc/pid/auxv: tells the program apart that it becomes by exec; 0: unknown */
+    uint64_t image;       /* hash of /proc/pid/auxv: tells a program apart that was started by exec; 0: unknown */
     uint64_t since_ns;    /* CLOCK_MONOTONIC when CUDA was initialised */
     uint32_t checkpoints, restores;
     uint64_t device_bytes[KE_GPUS_MAX];
     uint64_t context_bytes[KE_GPUS_MAX];
-    uint64_t busy_ns[KE_GPUS_MAX];       /* kernels' time, finished busy periods */
+    uint64_t busy_ns[KE_GPUS_MAX];       /* time of kernels in finished busy periods */
     uint64_t busy_since_ns[KE_GPUS_MAX]; /* start of the current busy period, 0: idle */
     uint64_t parked_bytes[KE_GPUS_MAX];  /* device bytes while checkpointed */
-    uint64_t kept_bytes[KE_GPUS_MAX];    /* grabbed by a restore that failed; NVML names no owner */
+    uint64_t kept_bytes[KE_GPUS_MAX];    /* taken by a failed restore; NVML names no owner */
 };
 
 struct ke_fault {
     uint32_t kind; /* written last when set, zeroed when cleared */
     int32_t pid;   /* the target, 0: any */
-    int32_t count; /* how many operations it still hits, -1: until cleared */
+    int32_t count; /* number of operations that the fault still hits, -1: until cleared */
     uint32_t op;   /* KE_FAULT_HANG only */
     uint64_t duration_ns;
     uint32_t hits;
@@ -119,12 +119,12 @@ struct ke_state {
     uint32_t layout, gpu_count;
     uint32_t driver_version;
     uint32_t mutex_ready;
-    uint64_t context_bytes;    /* what one context costs */
+    uint64_t context_bytes;    /* cost of a context */
     uint64_t copy_bytes_per_s; /* 0: as fast as memory */
     uint64_t write_seq;        /* odd while a slot is being changed */
     uint32_t manners;          /* enum ke_manner */
-    int32_t host_down;         /* whose kill took the host down; 0: it is up */
-    uint64_t stream_bytes;     /* what one stream costs, with KE_STREAMS_COST */
+    int32_t host_down;         /* the pid whose kill took the host down; 0: the host is up */
+    uint64_t stream_bytes;     /* cost of a stream, with KE_STREAMS_COST */
     char driver_name[KE_DRIVER_MAX]; /* as NVML gives it */
     union {
         pthread_mutex_t mutex;
@@ -139,31 +139,31 @@ struct ke_state {
 struct ke_state *ke_state_get(const char **why);
 const char *ke_state_path(void);
 
-/* The shared lock.  A holder that died leaves nothing half done but write_seq, which is mended. */
+/* The shared lock. A holder that died leaves nothing half done but write_seq, which is repaired. */
 void ke_state_lock(struct ke_state *s);
 void ke_state_unlock(struct ke_state *s);
 
 struct ke_proc *ke_proc_register(struct ke_state *s);   /* NULL: the table is full */
 void ke_proc_unregister(struct ke_state *s, struct ke_proc *p);
-/* False once this process has left the books at its exit, although threads of it still run: then
- * the slot may already be another's.  Lock held. */
+/* Returns false once this process has left the books at its exit, although its threads still run: the slot may
+ * already belong to another process. Lock held. */
 int ke_proc_ours(const struct ke_proc *p);
 void ke_reap(struct ke_state *s);                       /* lock held: frees the slots of the dead */
 struct ke_proc *ke_proc_find(struct ke_state *s, int pid); /* lock held; live ones only */
 uint64_t ke_gpu_used(const struct ke_state *s, unsigned gpu); /* lock held */
 
-/* Takes (or with a negative delta gives back) bytes of a GPU.  0, or -1 if they do not fit. */
+/* Takes (or with a negative delta gives back) bytes of a GPU. Returns 0, or -1 if they do not fit. */
 int ke_charge(struct ke_state *s, struct ke_proc *p, unsigned gpu, int64_t device_delta,
               int64_t context_delta);
 
 /* Uses up one count of a matching fault and returns its slot; NULL: none is set. */
 struct ke_fault *ke_fault_take(struct ke_state *s, enum ke_fault_kind kind, int pid, enum ke_op op);
-/* Stays for as long as a HANG set for this operation lasts or until it is cleared. */
+/* Blocks for as long as a HANG for this operation lasts, or until it is cleared. */
 void ke_fault_hang(struct ke_state *s, int pid, enum ke_op op);
 
 uint64_t ke_now_ns(void);
 void ke_sleep_ns(uint64_t ns);
 int ke_process_start(int pid, uint64_t *start_ticks); /* -1: no such live process */
-int ke_process_leader(int tid);                       /* the process of a thread id; -1: none */
+int ke_process_leader(int tid);                       /* returns the process of a thread id; -1: none */
 
 #endif

@@ -1,4 +1,4 @@
-/* Streams: a queue and a worker thread each.  Order between streams is by (stream, sequence). */
+/* Streams: a queue and a worker thread each. Order between streams is by (stream, sequence). */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +28,7 @@ static bool ready(const struct ke_job *j) {
     return true;
 }
 
-static void busy(CUcontext ctx, int change) { /* keeps the GPU's busy time, for NVML */
+static void busy(CUcontext ctx, int change) { /* records the GPU's busy time, for NVML */
     struct ke_device *d = &ke.devices[ctx->dev];
     if (!ke_proc_ours(ke.slot)) return;
     uint64_t now = ke_now_ns(), *since = &ke.slot->busy_since_ns[d->gpu];
@@ -39,7 +39,7 @@ static void busy(CUcontext ctx, int change) { /* keeps the GPU's busy time, for 
     }
 }
 
-/* Work whose memory is unmapped meanwhile fails; the real one's does, too. ke.mu held. */
+/* Runs a job; ke.mu held. Work whose memory is unmapped meanwhile fails, as with the real driver. */
 static CUresult run(CUstream s, struct ke_job *j) {
     uint64_t unmaps = ke.unmaps;
     pthread_mutex_unlock(&ke.mu);
@@ -81,7 +81,7 @@ static void *work(void *arg) {
     return NULL;
 }
 
-static CUresult start_worker(CUstream s) { /* signals stay with the program's own threads */
+static CUresult start_worker(CUstream s) { /* the program's own threads handle signals */
     pthread_attr_t a;
     pthread_t thread;
     sigset_t all, old;
@@ -99,7 +99,7 @@ static CUresult start_worker(CUstream s) { /* signals stay with the program's ow
 
 /* ---- order ------------------------------------------------------------------------------------- */
 
-/* The legacy default stream waits for all blocking streams of its context, and they for it. */
+/* Gets implied dependencies: the legacy default stream waits for all blocking streams of its context, and they for it. */
 static size_t implied_deps(CUstream s, struct ke_dep *out) {
     size_t n = 0;
     CUstream null = s->ctx->null_stream;
@@ -189,7 +189,7 @@ void ke_wait_context(CUcontext ctx) {
 
 /* ---- handles ----------------------------------------------------------------------------------- */
 
-/* Structs are used again but never freed: a (stream, sequence) pair stays meaningful for ever. */
+/* Makes a stream. Structs are reused but never freed: a (stream, sequence) pair stays meaningful for ever. */
 CUresult ke_stream_new(CUcontext ctx, unsigned flags, int priority, CUstream *out) {
     CUstream s = ke.streams;
     while (s && (s->alive || s->head)) s = s->next;
@@ -289,7 +289,7 @@ KE_API CUresult cuStreamCreateWithPriority(CUstream *phStream, unsigned int flag
     KE_CALL(create(phStream, flags, priority));
 }
 
-/* Work already submitted still runs, as with the real one. */
+/* Destroys a stream. Work already submitted still runs, as with the real driver. */
 static CUresult destroy(CUstream handle) {
     CUstream s;
     if ((uintptr_t)handle <= 2) return CUDA_ERROR_INVALID_HANDLE;

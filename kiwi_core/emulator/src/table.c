@@ -1,4 +1,4 @@
-/* cuGetProcAddress, and the names of results.  Knows entry points only as addresses. */
+/* cuGetProcAddress, and the names of results. Entry points are only addresses here. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <pthread.h>
@@ -31,7 +31,7 @@ static const struct {
 #define E(name, version, symbol) {name, version, symbol},
 #include "entries.def"
 #undef E
-    /* these are called or defined in this file, so that their types matter */
+    /* these are called or defined in this file, so their types matter */
     {"cuDriverGetVersion", 2020, (void (*)(void))cuDriverGetVersion},
     {"cuGetErrorName", 6000, (void (*)(void))cuGetErrorName},
     {"cuGetErrorString", 6000, (void (*)(void))cuGetErrorString},
@@ -39,7 +39,7 @@ static const struct {
     {"cuGetProcAddress", 12000, (void (*)(void))cuGetProcAddress_v2},
 };
 
-/* Names that are known and not had. */
+/* Names that the header knows. */
 static const struct {
     const char *name;
     int since;
@@ -58,13 +58,13 @@ static int look_up_name(const char *symbol, int version) {
     return NO_SUCH_SYMBOL;
 }
 
-/* Stands for the function that KIWI_EMULATOR_HANG names: the call never returns, and signals end the
- * process as always. */
+/* Stands for the function that KIWI_EMULATOR_HANG names: the call never returns, and signals end the process as
+ * usual. */
 static void hang(void) {
     for (;;) pause();
 }
 
-/* The newest form that is not newer than the version asked for (nor than the driver claims to be). */
+/* Finds the newest form that is not newer than the version asked for, or than the version that the driver claims. */
 API int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, unsigned long long flags,
                             int *status) {
     int driver = 0, best = -1, found = NO_SUCH_SYMBOL;
@@ -82,7 +82,7 @@ API int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, unsigne
         }
     }
     *pfn = NULL;
-    if (found != FOUND) found = look_up_name(symbol, version); /* an older form, too, is known and not had */
+    if (found != FOUND) found = look_up_name(symbol, version); /* also finds an older form, which is not emulated */
     if (found == FOUND) {
         const char *hangs = getenv("KIWI_EMULATOR_HANG");
         void (*address)(void) = best >= 0 ? entries[best].address : (void (*)(void))refuse;
@@ -93,7 +93,7 @@ API int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, unsigne
     return found == FOUND ? SUCCESS : NOT_FOUND;
 }
 
-/* The form of 11.3, without a status. */
+/* The form of CUDA 11.3, without a status. */
 API int cuGetProcAddress(const char *symbol, void **pfn, int version, unsigned long long flags) {
     return cuGetProcAddress_v2(symbol, pfn, version, flags, NULL);
 }

@@ -1,5 +1,5 @@
-/* User objects: something of the program's that graphs keep alive, and its destructor, which runs when
- * nobody holds it any more, on a thread that has left the driver or is one of the driver's. */
+/* User objects: an object of the program that graphs keep alive, and its destructor. The destructor runs after the last
+ * reference is dropped, on a thread that has left the driver or is one of the driver's. */
 #include <stdlib.h>
 
 #include "graph.h"
@@ -111,7 +111,7 @@ KE_API CUresult cuUserObjectRelease(CUuserObject object, unsigned int count) {
     KE_CALL(change(object, count, false));
 }
 
-/* With MOVE the graph takes over references that the caller has. */
+/* Adds references of a graph. With MOVE the graph takes over references of the caller. */
 static CUresult retain(CUgraph graph, CUuserObject object, unsigned count, unsigned flags) {
     ke_mu_lock();
     CUgraph g = ke_graph_find(graph);

@@ -1,11 +1,11 @@
-/* Virtual memory management: addresses, memory and access as three separate things. */
+/* Virtual memory management, with addresses, memory and access as three separate things. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
 #include "emu.h"
 
-/* Handles are pointers to ke_phys, checked against the list. */
+/* Returns the memory of a handle. Handles are pointers to ke_phys, checked against the list. */
 static struct ke_phys *by_handle(CUmemGenericAllocationHandle h) {
     for (struct ke_phys *p = ke.phys; p; p = p->next) {
         if ((uintptr_t)p == (uintptr_t)h && p->handles) return p;
@@ -122,7 +122,7 @@ KE_API CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGener
     KE_CALL(flags ? CUDA_ERROR_INVALID_VALUE : map(ptr, size, offset, handle));
 }
 
-/* True if whole VMM mappings, without a gap, make up exactly this range. */
+/* Returns whether whole VMM mappings, without a gap, make up exactly this range. */
 static bool whole(CUdeviceptr addr, size_t size) {
     CUdeviceptr at = addr;
     while (at < addr + size) {
@@ -206,7 +206,7 @@ KE_API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
     KE_CALL(retain(handle, addr));
 }
 
-/* The descriptor is a real one; an import of it is not emulated. */
+/* Exports a handle. The descriptor is a real one; importing it is not emulated. */
 static CUresult export(int *out, CUmemGenericAllocationHandle h, CUmemAllocationHandleType type) {
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
     ke_mu_lock();

@@ -1,4 +1,4 @@
-/* Allocating and freeing. */
+/* Allocates and frees owned memory. */
 #include "own.h"
 
 #include <stdlib.h>
@@ -26,7 +26,7 @@ void kp_own_start(CUdevice device) {
 
 /* ---- allocating ------------------------------------------------------------------------------------ */
 
-/* Passed on to the driver, and counted under what keeps it from being ours. */
+/* Passes an allocation on to the driver, and counts it by the reason why it cannot be ours. */
 static CUresult foreign(CUdeviceptr *p, size_t bytes, enum kp_foreign kind) {
     struct kp_room room = {.bytes = bytes, .asks = true, .elsewhere = kind == KP_FOREIGN_GPU};
     CUresult rc;
@@ -35,7 +35,7 @@ static CUresult foreign(CUdeviceptr *p, size_t bytes, enum kp_foreign kind) {
     if (rc != CUDA_SUCCESS) return rc;
     kp_own_seen_foreign(kind, (int64_t)bytes);
     struct kp_block *b = calloc(1, sizeof *b);
-    if (!b) return rc; /* counted for ever, then */
+    if (!b) return rc; /* the memory stays counted for ever */
     *b = (struct kp_block){.addr = *p, .bytes = bytes, .asked = bytes, .foreign = kind};
     pthread_mutex_lock(&kp_table_mu);
     kp_table_add(b);
@@ -43,7 +43,7 @@ static CUresult foreign(CUdeviceptr *p, size_t bytes, enum kp_foreign kind) {
     return rc;
 }
 
-/* The current context's record, held; NULL: its memory is not ours to manage. */
+/* Returns the current context's record, held; NULL: its memory is not ours to manage. */
 static struct kp_ctx *current(CUdevice *device) {
     CUcontext handle;
     *device = -1;
@@ -123,9 +123,9 @@ static void told(void) {
 CUresult kp_own_alloc(CUdeviceptr *p, size_t bytes) {
     CUdevice device;
     struct kp_ctx *ctx = p && bytes ? current(&device) : NULL;
-    if (!ctx && p && bytes && !kp_forked && device >= 0) /* a GPU or driver whose memory is not ours */
+    if (!ctx && p && bytes && !kp_forked && device >= 0) /* we cannot own the memory of this GPU or driver */
         return foreign(p, bytes, device != kp_gpu.device ? KP_FOREIGN_GPU : KP_FOREIGN_PLAIN);
-    if (!ctx) return kp_real.cuMemAlloc_v2(p, bytes); /* says what is wrong */
+    if (!ctx) return kp_real.cuMemAlloc_v2(p, bytes); /* the driver says what is wrong */
     CUresult rc = with_room(ctx, bytes, p);
     kp_ctx_let_go(ctx);
     if (rc == CUDA_SUCCESS) told();
@@ -152,8 +152,8 @@ static bool resident(const struct kp_block *b) {
     return false;
 }
 
-/* Work that still uses the memory ends first, as with the driver's own free.  False: not now, for
- * a stream of the process is being captured, and synchronising would break that. */
+/* Waits for work that may still use the memory, as the driver's own free does. Returns false if it cannot wait
+ * now: a stream of the process is being captured, and synchronising would break the capture. */
 static bool settled(struct kp_ctx *ctx, CUresult *rc) {
     *rc = CUDA_SUCCESS;
     if (kp_gate_capturing()) return false;
@@ -164,8 +164,8 @@ static bool settled(struct kp_ctx *ctx, CUresult *rc) {
     return true;
 }
 
-static void to_graveyard(struct kp_block *b) { /* kp_table_mu held, no longer in the table */
-    __atomic_store_n(&b->dead, true, __ATOMIC_RELEASE); /* the pager looks without the mutex */
+static void to_graveyard(struct kp_block *b) { /* kp_table_mu held; b is no longer in the table */
+    __atomic_store_n(&b->dead, true, __ATOMIC_RELEASE); /* the pager reads this without the mutex */
     b->next_dead = graveyard;
     graveyard = b;
 }
@@ -184,13 +184,13 @@ struct kp_block *kp_own_graves(const struct kp_ctx *ctx) {
     return found;
 }
 
-/* `ending`: the context that the caller is about to destroy; no pass has anything of it any more. */
+/* `ending` is the context that the caller is about to destroy; no pass uses its blocks any more. */
 void kp_own_bury(struct kp_ctx *ending) {
     struct kp_block *mine = NULL, *b;
     pthread_mutex_lock(&kp_table_mu);
     for (struct kp_block **at = &graveyard; (b = *at);) {
         if (b->ctx != ending && (kp_moving || !kp_ctx_hold(b->ctx))) {
-            at = &b->next_dead; /* whoever destroys its context buries it */
+            at = &b->next_dead; /* the thread that destroys the context buries the block */
             continue;
         }
         *at = b->next_dead;
@@ -207,7 +207,7 @@ void kp_own_bury(struct kp_ctx *ending) {
     }
 }
 
-/* kp_table_mu held, released here. */
+/* Frees a block; kp_table_mu held, released here. */
 static CUresult free_large(struct kp_block *b) {
     CUresult rc = CUDA_SUCCESS;
     struct kp_ctx *ctx = b->ctx;
@@ -226,14 +226,14 @@ static CUresult free_large(struct kp_block *b) {
     return rc;
 }
 
-/* kp_table_mu held, released here.  The slot is for others only when the GPU is done with it; one
- * that is freed inside a capture is not used again. */
+/* Frees a slot; kp_table_mu held, released here. The slot is reused only when the GPU is done with it; a slot
+ * that is freed during a capture is not used again. */
 static CUresult free_small(struct kp_block *b, struct kp_slot *slot) {
     CUresult rc = CUDA_SUCCESS;
     struct kp_ctx *ctx = b->ctx;
     bool reuse = true;
     kp_books_add(&kp_totals.small_overhead, slot->asked);
-    slot->asked = 0; /* freeing it again is an error from here on; the slab stays, it is in use */
+    slot->asked = 0; /* from here on a second free is an error; the slab stays, because it is in use */
     if (!kp_moving && resident(b) && kp_ctx_hold(ctx)) {
         pthread_mutex_unlock(&kp_table_mu);
         reuse = settled(ctx, &rc);

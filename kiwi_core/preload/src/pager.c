@@ -13,9 +13,9 @@
 
 static const int64_t WITHIN_MAX_NS = 3600 * (int64_t)1000000000;
 
-/* Written by the pager thread only; atomics, because an exit asks whether the pager stands. */
-static bool held; /* the gate is closed, and the GPU has done what it was given; shut by the daemon's order */
-static bool yielded; /* the driver may have the process: no call of ours until the daemon says otherwise */
+/* Written by the pager thread only; atomics, because the exit handler calls kp_pager_stands. */
+static bool held; /* the gate is closed and the GPU idle; the gate is also shut if the daemon ordered it */
+static bool yielded; /* the driver may have the process: no call of ours until the daemon's next order */
 static bool out;  /* held, and the memory is not in the GPU */
 
 static void moved(struct kp_outcome *o, uint64_t bytes) {
@@ -34,13 +34,13 @@ static void let_go(void) {
     kp_gate_open();
 }
 
-/* The driver has let go of the process, by the daemon's word. */
+/* Ends a yield: the daemon's order means that the driver has let go of the process. */
 static void take_back(void) {
     set(&yielded, false);
     kp_arena_stop(false, 0);
 }
 
-/* The arena's thread must not be in the driver either: it passes the gate. */
+/* Lets the driver have the process. The arena's thread, which passes the gate, must not be in the driver either. */
 static void yield(int64_t until_ns, struct kp_outcome *o) {
     moved(o, 0);
     if (!held || !kp_gate_is_shut()) {
@@ -53,7 +53,7 @@ static void yield(int64_t until_ns, struct kp_outcome *o) {
     }
 }
 
-/* Closes, and lets what is under way end. */
+/* Closes the gate, and waits for the GPU's work to end. */
 static void settle(int64_t until_ns, struct kp_outcome *o) {
     moved(o, 0);
     if (held) return;
@@ -66,7 +66,8 @@ static void settle(int64_t until_ns, struct kp_outcome *o) {
     if (!held) kp_gate_open();
 }
 
-/* From here to let_go the driver may have the process, and no thread of it may be in the driver. */
+/* Settles and shuts the gate. From here to let_go the driver may have the process, and no thread of the process
+ * may be in the driver. */
 static void hold(int64_t until_ns, struct kp_outcome *o) {
     settle(until_ns, o);
     if (!held || kp_gate_shut(until_ns)) return;
@@ -81,12 +82,12 @@ static void page_out(int64_t until_ns, struct kp_outcome *o) {
     if (out) {
         kp_own_books(&books);
         moved(o, books.out);
-        if (books.resident == 0) return; /* else a way out was cut short */
+        if (books.resident == 0) return; /* else a page-out was cut short */
     }
     hold(until_ns, o);
     if (o->what != KP_MOVED) return;
     if (kp_owning()) kp_move_out(until_ns, o); /* else the driver may have the process already */
-    /* A refusal brings back what it found in; where even that was refused, the gate stays closed. */
+    /* A refused move brings back the memory that was in; if even that fails, the gate stays closed. */
     out = o->what == KP_MOVED || (o->what == KP_REFUSED && (was_out || !kp_move_all_in()));
     kp_own_books(&books);
     if (o->what == KP_MOVED) o->bytes = books.out;

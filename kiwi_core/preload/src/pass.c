@@ -8,7 +8,8 @@
 #include "real.h"
 #include "tested.h"
 
-/* A context that is just ending is not held, and takes its blocks with it at any time. */
+/* Returns whether the pass holds the context. A context that is being destroyed is not held, and its blocks may
+ * vanish at any time. */
 static bool held(const struct kp_pass *p, const struct kp_ctx *ctx) {
     for (size_t i = 0; i < p->context_count; i++)
         if (p->contexts[i] == ctx) return true;

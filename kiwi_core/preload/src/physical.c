@@ -1,4 +1,4 @@
-/* Physical memory behind addresses, through the driver's virtual memory management. */
+/* Maps physical memory to addresses through the driver's virtual memory management. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,8 +8,8 @@
 
 #define MIB (1ull << 20)
 #define GIB (1ull << 30)
-/* A handle costs ~0.16 ms whatever its size, and room passes handle by handle: neither too many nor
- * too large.  80 GiB make 320 handles of 256 MiB. */
+/* A handle costs about 0.16 ms whatever its size, and memory moves handle by handle: neither too many nor too
+ * large. 80 GiB make 320 handles of 256 MiB. */
 #define HANDLES_PER_GPU 256
 #define CHUNK_MAX_BYTES (256 * MIB)
 #define CHUNK_MIN_BYTES (64 * MIB) /* on GPUs of 4 GiB and more */
@@ -38,7 +38,7 @@ static int attribute(CUdevice_attribute what, CUdevice device) {
     return kp_real.cuDeviceGetAttribute(&value, what, device) == CUDA_SUCCESS ? value : 0;
 }
 
-static bool has_all_calls(void) { /* of CUDA 10.2 and later */
+static bool has_all_calls(void) { /* CUDA 10.2 and later have them */
     return kp_real.cuMemCreate && kp_real.cuMemMap && kp_real.cuMemUnmap && kp_real.cuMemRelease &&
            kp_real.cuMemSetAccess && kp_real.cuMemAddressReserve && kp_real.cuMemAddressFree &&
            kp_real.cuMemGetAllocationGranularity && kp_real.cuThreadExchangeStreamCaptureMode;
@@ -70,7 +70,7 @@ void kp_gpu_learn(CUdevice device) {
     pthread_mutex_unlock(&mu);
 }
 
-/* The handle itself is given up at once: the mapping keeps the memory, and unmapping frees it. */
+/* Maps new memory. The handle is released at once: the mapping keeps the memory, and unmapping frees it. */
 CUresult kp_physical_map(CUdeviceptr at, size_t bytes) {
     CUmemAllocationProp prop = properties();
     CUmemGenericAllocationHandle handle;
@@ -115,8 +115,9 @@ static struct kp_block *lay_out(struct kp_ctx *ctx, size_t asked) {
     return b;
 }
 
-/* Everything of it, or nothing.  Not yet in the table.  OUT_OF_MEMORY means the GPU's: where the process has
- * no memory or no addresses left, room in the GPU would not help, and the driver's own call says what is wrong. */
+/* Makes a whole block, or nothing; the block is not yet in the table. OUT_OF_MEMORY means GPU memory: if the
+ * process has no memory or addresses left, room in the GPU would not help, and the driver's own call says what
+ * is wrong. */
 CUresult kp_block_make(struct kp_ctx *ctx, size_t asked, struct kp_block **out) {
     if (asked > kp_gpu.total_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
     struct kp_block *b = lay_out(ctx, asked);
@@ -147,7 +148,7 @@ CUresult kp_block_make(struct kp_ctx *ctx, size_t asked, struct kp_block **out) 
     return CUDA_SUCCESS;
 }
 
-/* Moves a chunk between the books' columns. */
+/* Records that a chunk has moved, in the chunk and in the books. */
 void kp_bytes_moved(struct kp_chunk *c, enum kp_where to) {
     int64_t bytes = (int64_t)c->bytes;
     bool in = to == KP_IN;

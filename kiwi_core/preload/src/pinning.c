@@ -1,5 +1,5 @@
-/* The arena's thread: pins what may be needed, gives back what is not; all of it slow, none of it
- * on the switch path. */
+/* The arena's thread: pins memory that may be needed and gives back what is not. All of this is slow, and none of
+ * it is on the switch path. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -16,14 +16,14 @@
 #include "tested.h"
 
 #define BACKGROUND_NICE 10
-#define SMALLEST 8     /* part of a piece: a smaller one is not worth its registration */
+#define SMALLEST 8     /* a piece below 1/SMALLEST of a full one is not worth its registration */
 #define STOP_STEP_NS 1000000l /* a registration takes a tenth of a second or a few */
-#define SPARE_PIECES 2 /* pinned ones that may stay though nothing owned needs them */
+#define SPARE_PIECES 2 /* pinned pieces that may stay although no owned memory needs them */
 
 static pthread_cond_t wanted = PTHREAD_COND_INITIALIZER;
 static uint64_t aim, keep = UINT64_MAX, allowed = UINT64_MAX;
 static bool enabled, started, refused;
-static bool stopped, idle; /* it is to leave the driver alone; it sleeps */
+static bool stopped, idle; /* the thread must leave the driver alone; the thread sleeps */
 
 static bool pin(struct kp_piece *p, bool on) { /* slow: outside kp_arena_mu */
     struct kp_ctx *ctx = kp_ctx_hold_any();
@@ -41,9 +41,9 @@ static bool pin(struct kp_piece *p, bool on) { /* slow: outside kp_arena_mu */
     return rc == CUDA_SUCCESS;
 }
 
-/* A free pageable piece, or a new one; NULL: there is nothing to pin, or nothing to pin it with. Nothing while
- * something is out: the pieces that hold it are free and pinned later, and the driver may be about to lock
- * the program. */
+/* Returns a free pageable piece, or a new one; NULL: nothing needs pinning, or no memory can be pinned. Returns
+ * NULL while memory is out: the pieces that hold it become free and are pinned later, and the driver may be about
+ * to lock the program. */
 static struct kp_piece *next_to_pin(void) {
     if (!enabled || refused || kp_arena_totals.pinned >= aim) return NULL;
     if (__atomic_load_n(&kp_totals.out, __ATOMIC_RELAXED)) return NULL;
@@ -66,7 +66,7 @@ static void pin_one(struct kp_piece *p) { /* kp_arena_mu held */
     pthread_mutex_lock(&kp_arena_mu);
     p->busy = false;
     if (ok) kp_piece_count(p, true);
-    else refused = true, kp_arena_totals.refused++; /* not tried again before the link says something new */
+    else refused = true, kp_arena_totals.refused++; /* no other try before the link changes a setting */
     kp_link_books_changed();
 }
 
@@ -76,17 +76,17 @@ static struct kp_piece *next_to_free(void) {
     for (struct kp_piece *p = kp_pieces; p && kp_arena_there() > most; p = p->next) {
         if (!p->busy && !p->stuck && p->free_units == p->units) return p;
     }
-    keep = UINT64_MAX; /* a wish, once; the limit is for ever */
+    keep = UINT64_MAX; /* applies once; the limit stays */
     return NULL;
 }
 
 static void free_one(struct kp_piece *p) { /* kp_arena_mu held */
-    bool was = p->pinned; /* its context may end meanwhile */
+    bool was = p->pinned; /* its context may be destroyed meanwhile */
     p->busy = true;
     pthread_mutex_unlock(&kp_arena_mu);
     bool ok = !was || pin(p, false);
     pthread_mutex_lock(&kp_arena_mu);
-    if (!ok && p->pinned) { /* unmapping what the GPU may still reach is worse than keeping it */
+    if (!ok && p->pinned) { /* unmapping memory that the GPU may still reach is worse than keeping it */
         p->busy = false;
         p->stuck = true;
         return;
@@ -186,9 +186,9 @@ void kp_arena_aim(uint64_t bytes) {
     pthread_mutex_unlock(&kp_arena_mu);
 }
 
-/* How much host memory is pinned, how much is there and is not, and how much is to be pinned at last: all
- * of what may have to go out, as far as this program may hold so much beforehand.  For a program that
- * measures moves, and should not begin before.  1: pinning is under way or done; 0: nothing will come. */
+/* Gets the bytes of host memory that are pinned, that are pageable, and that are to be pinned in the end: all that
+ * may have to be paged out, as far as this program may hold it in advance. For a program that measures moves, and
+ * should wait for the pinning. Returns 1 if pinning is under way or done, 0 if no more memory will be pinned. */
 KP_API __attribute__((used)) int kiwi_preload_pinned(uint64_t *pinned, uint64_t *pageable, uint64_t *wanted) {
     pthread_mutex_lock(&kp_arena_mu);
     uint64_t most = kp_arena_most();

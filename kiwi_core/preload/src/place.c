@@ -19,7 +19,7 @@ static const char *set(const char *name) {
     return value && *value ? value : NULL;
 }
 
-/* As Python's tempfile: the first of these that can be written to. */
+/* Returns the first of these directories that can be written to, as Python's tempfile does. */
 static const char *temporary(void) {
     const char *choices[] = {set("TMPDIR"), set("TEMP"), set("TMP"), "/tmp", "/var/tmp", "/usr/tmp"};
     for (size_t i = 0; i < sizeof choices / sizeof *choices; i++)
@@ -45,7 +45,7 @@ static bool is_safe(const struct stat *place) {
 
 enum kp_trust kp_place_trusted(const char *directory, const char *name) {
     struct stat place, found;
-    /* By descriptor, and no link is followed: anybody may put one into the temporary directory. */
+    /* Uses a descriptor and follows no link: any user may put a link into the temporary directory. */
     int fd = open(directory, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0) return errno == ENOTDIR || errno == ELOOP ? KP_TRUST_NO : KP_TRUST_NONE_THERE;
     bool there = !fstat(fd, &place) && !fstatat(fd, name, &found, AT_SYMLINK_NOFOLLOW);

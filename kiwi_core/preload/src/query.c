@@ -1,4 +1,4 @@
-/* What the program is told about its pointers, and what others are told about the whole. */
+/* Answers the program's questions about its pointers, and keeps the books that other parts read. */
 #include <string.h>
 
 #include "blocks.h"
@@ -15,7 +15,7 @@ struct answer {
     CUcontext ctx;
 };
 
-/* The allocation that p points into; false: it is not ours. */
+/* Gets the allocation that p points into; false: the allocation is not ours. */
 static bool look_up(CUdeviceptr p, struct answer *a) {
     if (kp_forked) return false;
     pthread_mutex_lock(&kp_table_mu);
@@ -34,7 +34,8 @@ static bool look_up(CUdeviceptr p, struct answer *a) {
     return found;
 }
 
-/* A block of ours, even where no allocation is in it: what the driver would say of that misleads. */
+/* Returns whether p is in a block of ours, even outside of an allocation: the driver's answer about a free part of a
+ * block would mislead. */
 bool kp_own_has(CUdeviceptr p) {
     if (kp_forked) return false;
     pthread_mutex_lock(&kp_table_mu);
@@ -53,7 +54,7 @@ CUresult kp_own_range(CUdeviceptr *base, size_t *size, CUdeviceptr p) {
     return CUDA_SUCCESS;
 }
 
-/* What the driver would answer wrongly, because the memory is not from its own cuMemAlloc. */
+/* Answers what the driver would answer wrongly, because the memory is not from its own cuMemAlloc. */
 static bool answered(const struct answer *a, void *data, CUpointer_attribute what) {
     switch ((int)what) {
     case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)data = a->ctx; return true;
@@ -77,7 +78,7 @@ CUresult kp_own_pointer_attribute(void *data, CUpointer_attribute what, CUdevice
 
 CUresult kp_own_pointer_attributes(unsigned n, CUpointer_attribute *what, void **data, CUdeviceptr p) {
     struct answer a;
-    CUdeviceptr ask = !look_up(p, &a) && kp_own_has(p) ? 0 : p; /* null: unknown, as after a free */
+    CUdeviceptr ask = !look_up(p, &a) && kp_own_has(p) ? 0 : p; /* 0: an unknown pointer, as after a free */
     CUresult rc = kp_real.cuPointerGetAttributes(n, what, data, ask);
     if (rc != CUDA_SUCCESS || !look_up(p, &a)) return rc;
     for (unsigned i = 0; i < n; i++) {
@@ -100,14 +101,15 @@ CUresult kp_own_ipc_handle(CUipcMemHandle *handle, CUdeviceptr p) {
 }
 
 static void let_peer(struct kp_block *b, void *arg) {
-    (void)arg; /* setting access is quick, and no look-up should see half of it */
+    (void)arg; /* runs under the mutex: setting access is quick, and no look-up should see half of it */
     CUdeviceptr at = b->addr;
     for (unsigned i = 0; i < b->chunk_count; at += b->chunks[i++].bytes) {
         if (b->chunks[i].where != KP_OUT) kp_physical_access(at, b->chunks[i].bytes);
     }
 }
 
-/* The driver's own allocations become reachable for a peer all at once; ours need a word each. */
+/* Makes our blocks reachable for a peer. The driver's own allocations become so all at once; ours need a call
+ * each. */
 CUresult kp_own_peer_enabled(CUcontext peer) {
     CUdevice from, to;
     CUcontext popped;

@@ -1,4 +1,4 @@
-/* Asks for room and tries again: all that allocates GPU memory does so in the same way. */
+/* Asks the daemon for room and tries again, in the same way for all calls that allocate GPU memory. */
 #include "room.h"
 
 #include <time.h>
@@ -7,11 +7,11 @@
 #include "kiwi_preload.h"
 #include "link.h"
 
-/* Room may mean that another notebook's burst ends first; the daemon says no earlier than this. */
+/* The wait may last until another notebook's burst ends; the daemon refuses earlier than this. */
 #define ROOM_WAIT_NS (15ll * 60 * 1000000000)
-/* Room that was made can be taken by others before we have it: asked for again, but not for ever. */
+/* Other processes can take the room before we allocate it: we ask again, but not for ever. */
 #define ROOM_REQUESTS 32
-/* The driver scrubs freed memory before it can be had again. */
+/* The driver scrubs freed memory before it can be allocated again. */
 #define SCRUB_WAIT_NS 200000000ll
 #define SCRUB_STEP_NS 5000000l
 

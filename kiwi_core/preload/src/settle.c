@@ -1,8 +1,8 @@
-/* Waits until the GPU has done everything the process gave it.
+/* Waits until the GPU has done all the work that the process gave it.
  *
- * A host function that waits for the GIL can keep a context busy for as long as the program's
- * thread stands at the gate: so a helper thread synchronises, and the pager waits for the helper
- * with a time limit.  A helper that is stuck is asked again, never replaced. */
+ * A host function that waits for the GIL can keep a context busy for as long as the program's thread waits at
+ * the gate. So a helper thread synchronises, and the pager waits for the helper with a time limit. A helper
+ * that is stuck is asked again, never replaced. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -18,18 +18,19 @@
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed; /* on CLOCK_MONOTONIC */
 static bool started;
-static uint64_t asked, done; /* runs asked for; the last one that ended began after it was asked for */
+static uint64_t asked, done; /* number of the latest run requested, and of the latest run that ended */
 static CUresult result;
 
-/* A process that the driver has checkpointed crashes in a synchronise call, while an event's record waits
- * until it is restored. Nobody should ask for this then; where somebody does all the same, it times out. */
+/* Synchronises a context. In a process that the driver has checkpointed a synchronise call crashes, while
+ * recording an event waits until the process is restored. No caller should ask for this then; if one does, the
+ * request times out. */
 static CUresult synchronise(struct kp_ctx *c) {
     CUevent event;
     CUresult rc = kp_ctx_push(c);
     if (rc != CUDA_SUCCESS) return rc;
     rc = kp_real.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
     if (rc == CUDA_SUCCESS) {
-        kp_real.cuEventRecord(event, CU_STREAM_LEGACY); /* what is wrong with the context the next call says */
+        kp_real.cuEventRecord(event, CU_STREAM_LEGACY); /* the next call returns a context's error */
         kp_real.cuEventDestroy_v2(event);
     }
     rc = kp_real.cuCtxSynchronize();
@@ -37,8 +38,8 @@ static CUresult synchronise(struct kp_ctx *c) {
     return rc;
 }
 
-/* Those of which NVIDIA says that the process must be terminated (719 and its like), or that the context cannot be
- * used any more (710).  Their neighbours in number (709, 711 to 713, 720) are answers to one call. */
+/* These are the errors of which NVIDIA says that the process must be terminated (719 and the like), or that the
+ * context cannot be used any more (710). The neighbouring numbers (709, 711 to 713, 720) answer one call. */
 bool kp_move_sticky(CUresult rc) {
     int n = (int)rc;
     return n == 700 || n == 702 || n == 710 || (n >= 714 && n <= 719);

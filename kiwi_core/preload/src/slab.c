@@ -1,14 +1,14 @@
-/* Small allocations share one handle: a block of the driver's granularity, cut into equal slots.
+/* Slabs: small allocations share one handle, a block of the driver's granularity, cut into equal slots.
  *
- * Sizes go up in half steps, so that less than a third of a slot is wasted, and every slot starts
- * at a multiple of 512 bytes, as the driver's own allocations do. */
+ * Sizes grow in half steps, so that less than a third of a slot is wasted, and every slot starts at a multiple
+ * of 512 bytes, as the driver's own allocations do. */
 #include <stdlib.h>
 
 #include "blocks.h"
 
 #define ALIGN 512u
 
-/* 512, 1024, 1536, 2048, 3072, 4096 ... and at the end thirds and halves of 2 MiB. */
+/* 512, 1024, 1536, 2048, 3072, 4096 ... and at the end fractions of 2 MiB. */
 static const uint32_t sizes[KP_CLASSES] = {
     512,    1024,   1536,   2048,   3072,   4096,   6144,   8192,   12288,
     16384,  24576,  32768,  49152,  65536,  98304,  131072, 174592, 209408,
@@ -54,7 +54,7 @@ bool kp_slab_begin(struct kp_block *b, int slot_class) {
 }
 
 CUdeviceptr kp_slab_take(struct kp_block *b, size_t asked) {
-    static uint64_t next_id = 1ull << 62; /* never those of the driver, nor of large blocks */
+    static uint64_t next_id = 1ull << 62; /* never an id of the driver or of a large block */
     uint16_t i = b->first_free;
     struct kp_slot *s = &b->slots[i];
     b->first_free = s->next;
@@ -65,7 +65,7 @@ CUdeviceptr kp_slab_take(struct kp_block *b, size_t asked) {
     return b->addr + (CUdeviceptr)i * sizes[b->slot_class];
 }
 
-/* The live slot that holds p; NULL: p is in none, or beyond what was asked for. */
+/* Returns the live slot that holds p; NULL: p is in no slot, or beyond the bytes asked for. */
 struct kp_slot *kp_slab_slot(struct kp_block *b, CUdeviceptr p, CUdeviceptr *start) {
     size_t i = (size_t)(p - b->addr) / sizes[b->slot_class];
     if (i >= b->slot_count) return NULL;
@@ -81,6 +81,6 @@ void kp_slab_give(struct kp_block *b, struct kp_slot *slot) {
     b->used--;
 }
 
-void kp_slab_retire(struct kp_block *b) { /* out of the list, before the block is ended */
+void kp_slab_retire(struct kp_block *b) { /* takes the block out of the list before it is destroyed */
     if (b->first_free != KP_NO_SLOT) unlink_partial(b);
 }

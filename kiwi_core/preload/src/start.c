@@ -1,4 +1,4 @@
-/* The life of the library in a process. There is no constructor: a program that never looks libcuda up
+/* The start and state of the library in a process. There is no constructor: a program that never looks libcuda up
  * runs none of this, and nothing here can keep a program from starting. */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -13,10 +13,10 @@
 #include "log.h"
 #include "real.h"
 
-static bool initialised; /* the driver, by this process or the one that it was forked from */
-static int disabled;     /* 0: not looked yet, 1: no, 2: yes */
+static bool initialised; /* this process, or the one that it was forked from, has initialised the driver */
+static int disabled;     /* 0: not known yet, 1: no, 2: yes */
 
-/* What Kiwi looks for, to know that the library is there. */
+/* Returns the version. Kiwi looks for this function to know that the library is there. */
 KP_API __attribute__((used)) const char *kiwi_preload_version(void) { return KP_VERSION; }
 
 static bool is_set(const char *name, const char *value) {
@@ -24,8 +24,8 @@ static bool is_set(const char *name, const char *value) {
     return found && strcmp(found, value) == 0;
 }
 
-/* As everywhere in Kiwi: anything but 0, false and no. `kiwi run` sets it too, but for the notebooks
- * that its program may start: they belong to its session. */
+/* Returns whether KIWI_DISABLE is set, as everywhere in Kiwi to anything but 0, false and no. `kiwi run` also sets it,
+ * but only for notebooks that its program may start: they belong to the program's session. */
 static bool switched_off(void) {
     const char *set = getenv("KIWI_DISABLE");
     if (!set || !*set || getenv("KIWI_RUN_SESSION")) return false;
@@ -42,7 +42,7 @@ bool kp_disabled(void) {
 }
 
 bool kp_owning(void) {
-    static int own; /* as `disabled` */
+    static int own; /* values as of `disabled` */
     int now = __atomic_load_n(&own, __ATOMIC_RELAXED);
     if (__builtin_expect(now == 0, 0)) {
 #ifdef KP_GATE
@@ -57,9 +57,9 @@ bool kp_owning(void) {
 
 /* ---- fork ---- */
 
-/* The driver does not survive a fork: a child of a program that used it gets NOT_INITIALIZED for
- * every call, so there is nothing to gate or to own. A child of one that had not is a program like
- * any other. Either way nobody but this thread is left. */
+/* Prepares a child. The driver does not survive a fork: a child of a process that used the driver gets
+ * NOT_INITIALIZED for every call, so there is nothing to gate or to own. A child of any other process is a program
+ * like any other. Either way this thread is the only one left. */
 static void in_child(void) {
     kp_gate_reset();
     if (initialised) __atomic_store_n(&disabled, 2, __ATOMIC_RELAXED);
@@ -75,8 +75,8 @@ void kp_driver_used(void) {
     pthread_once(&once, prepare);
 }
 
-/* 1: nothing in this process can use the GPU without a call through this library, and no such call has
- * initialised the driver. A front end asks it before it lets code run that nobody foresaw. */
+/* Returns 1 if nothing in this process can use the GPU without a call through this library, and no such call has
+ * initialised the driver. A front end asks this before it runs code that nobody foresaw. */
 KP_API __attribute__((used)) int kiwi_preload_driver_untouched(void) {
     return !__atomic_load_n(&initialised, __ATOMIC_RELAXED) && !kp_disabled() && !kp_driver_beside();
 }
@@ -87,7 +87,7 @@ void kp_driver_initialised(void) { __atomic_store_n(&initialised, true, __ATOMIC
 
 static CUuuid *first_gpu; /* whose daemon the link speaks to */
 
-/* True for whoever is the first to name one. */
+/* Sets the GPU of the link. Returns true in the first thread that does so. */
 static bool name_gpu(int device) {
     CUuuid gpu;
     if (kp_disabled() || __atomic_load_n(&first_gpu, __ATOMIC_RELAXED)) return false;
@@ -117,12 +117,12 @@ void kp_context_told(void) {
     if (gpu && !__atomic_exchange_n(&started, true, __ATOMIC_ACQ_REL)) kp_link_start(gpu);
 }
 
-/* ---- calls that found no function of the driver behind them ---- */
+/* ---- calls for which no function of the driver was found ---- */
 
 CUresult kp_missing(void) {
     if (kp_real_ready()) return CUDA_ERROR_NOT_FOUND; /* an older driver */
 #ifdef KP_GATE
-    return CUDA_ERROR_NO_DEVICE; /* as where the driver's kernel module is missing */
+    return CUDA_ERROR_NO_DEVICE; /* as without the driver's kernel module */
 #else
     kp_warn("a function of the CUDA driver was called, and no libcuda is loaded");
     return CUDA_ERROR_NOT_INITIALIZED;

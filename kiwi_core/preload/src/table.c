@@ -1,4 +1,4 @@
-/* Address -> block: a treap, so that look-ups, insertions and removals take O(log n). */
+/* The table of blocks by address: a treap, so that look-ups, insertions and removals take O(log n). */
 #include "blocks.h"
 
 pthread_mutex_t kp_table_mu = PTHREAD_MUTEX_INITIALIZER;

@@ -1,4 +1,4 @@
-/* What this process and the daemon say to each other on one connection (docs/protocol.md). */
+/* The messages between this process and the daemon on one connection (docs/protocol.md). */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
@@ -12,25 +12,25 @@
 #include "own.h"
 #include "pager.h"
 
-static const int64_t STATE_EVERY_NS = 250 * (int64_t)1000000; /* at most, while only bytes change */
+static const int64_t STATE_EVERY_NS = 250 * (int64_t)1000000; /* between states in which only bytes changed */
 static const uint64_t INTEGER_LIMIT = (uint64_t)1 << 53;
-enum { LINE_ROOM = 4096 }; /* more than the longest line that is said */
+enum { LINE_ROOM = 4096 }; /* more than the longest line that is sent */
 enum { BEATS = 3 };
 
 struct kp_wire kp_wire = {.socket.fd = -1};
 enum kp_regard kp_talk_regard;
 
 static bool welcomed, caught_up;
-static const char *state_said; /* NULL: none yet on this connection */
+static const char *state_said; /* the state sent last; NULL: none yet on this connection */
 static int64_t state_said_ns;
 static bool bytes_unsaid;
 static bool lease_asked;
 static int64_t next_beat_ns = INT64_MAX;
 static unsigned unanswered;
 
-/* ---- said ------------------------------------------------------------------------------------ */
+/* ---- sent ------------------------------------------------------------------------------------ */
 
-/* False: it did not fit, because the daemon has not taken what came before. */
+/* Queues a line. False: the line did not fit, because the daemon has not read the earlier ones. */
 static bool queue(size_t length) {
     kp_wire_queue(&kp_wire, length);
     return length > 0;
@@ -42,13 +42,14 @@ bool kp_talk_begin(void) {
     next_beat_ns = INT64_MAX;
     unanswered = 0;
     kp_talk_regard = KP_WELCOME_AGAIN;
-    /* The answer to the ping says that all there is to be said at first has been said. */
+    /* The answer to the ping means that the daemon has sent all its first messages. */
     return queue(kp_say_hello(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire), "kiwi-preload " KP_VERSION,
                               program_invocation_short_name, kp_owning())) &&
            queue(kp_say_ping(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire)));
 }
 
-/* What the protocol can say. (A count that went below zero is a mistake of ours, not a reason to be cut off.) */
+/* Returns the nearest number that the protocol allows. (A count below zero is our mistake, but no reason to be cut
+ * off.) */
 static uint64_t sayable(uint64_t count) {
     return (int64_t)count < 0 ? 0 : count < INTEGER_LIMIT ? count : INTEGER_LIMIT - 1;
 }
@@ -58,7 +59,7 @@ static bool say_state(int64_t now_ns) {
     struct kp_count counts[KP_FOREIGN_KINDS];
     struct kp_report report = {.state = kp_pager_state(), .counts = counts, .kinds = KP_FOREIGN_KINDS};
     struct kp_arena_books host;
-    kp_link_take_books(); /* first: what changes from here on is said the next time */
+    kp_link_take_books(); /* first: a change from here on is sent the next time */
     kp_own_books(&books);
     kp_arena_books(&host);
     for (size_t i = 0; i < KP_FOREIGN_KINDS; i++) {
@@ -77,7 +78,7 @@ static bool say_state(int64_t now_ns) {
 
 static bool say_wishes(void) {
     uint64_t request, bytes;
-    /* Else whoever wanted a lease has been let through meanwhile. */
+    /* Otherwise the thread that wanted the lease has been let through meanwhile. */
     if (kp_link_take_lease() && (kp_gate_is_armed() || kp_gate_is_shut())) {
         lease_asked = true;
         if (!queue(kp_say_want_lease(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire)))) return false;
@@ -88,11 +89,12 @@ static bool say_wishes(void) {
     return true;
 }
 
-/* Something of ours stands still until the daemon speaks. */
+/* Returns whether some thread of the program waits until the daemon sends a message. */
 static bool waits(void) { return lease_asked || kp_link_room_wanted() || strcmp(kp_pager_state(), "resident"); }
 
-/* A daemon that hangs does not close its socket. Counted are beats of this thread, not time: where the
- * whole process stood still, the answer may be there and has yet to be read. False: it answers no more. */
+/* Pings the daemon while something waits for it: a daemon that hangs does not close its socket. Counts beats of this
+ * thread, not time: after a pause of the whole process, the answer may be there and still has to be read. False:
+ * the daemon has stopped answering. */
 static bool beat(int64_t now_ns) {
     int64_t every_ns = kp_alone_silence_ns() / BEATS;
     if (!waits()) {
@@ -108,7 +110,7 @@ static bool beat(int64_t now_ns) {
                 "See whether it hangs, or start it again.");
         return false;
     }
-    if (kp_wire_room(&kp_wire) < LINE_ROOM) return true; /* what is there waits to be taken */
+    if (kp_wire_room(&kp_wire) < LINE_ROOM) return true; /* the daemon has not read the earlier lines yet */
     return queue(kp_say_ping(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire)));
 }
 
@@ -116,7 +118,7 @@ bool kp_talk_say(int64_t now_ns) {
     if (!welcomed) return true;
     if (!beat(now_ns)) return false;
     if (kp_wire_room(&kp_wire) < LINE_ROOM) return true; /* later */
-    bytes_unsaid = bytes_unsaid || kp_link_take_books(); /* left raised meanwhile: nobody wakes us again */
+    bytes_unsaid = bytes_unsaid || kp_link_take_books(); /* while the flag stays raised, nobody wakes us again */
     bool due = bytes_unsaid && now_ns >= state_said_ns + STATE_EVERY_NS;
     if ((state_said != kp_pager_state() || due) && !say_state(now_ns)) return false;
     return say_wishes();
@@ -131,11 +133,11 @@ bool kp_talk_welcomed(void) { return welcomed; }
 bool kp_talk_caught_up(void) { return caught_up; }
 
 void kp_talk_over(void) {
-    if (welcomed) kp_arena_allow(UINT64_MAX); /* one that never answered had no say, and ends nothing that was given up */
+    if (welcomed) kp_arena_allow(UINT64_MAX); /* a daemon that never answered set no limit, and must not lift our own */
     welcomed = false;
 }
 
-/* ---- heard ----------------------------------------------------------------------------------- */
+/* ---- received -------------------------------------------------------------------------------- */
 
 static bool hear_welcome(const struct kp_message *m) {
     if (m->protocol != KP_PROTOCOL) {
@@ -154,7 +156,7 @@ static bool hear_welcome(const struct kp_message *m) {
     return true;
 }
 
-/* What another program wrote is shown on a terminal: nothing in it may steer that. */
+/* Removes control characters: text of another program is shown on a terminal, and must not control it. */
 static void make_plain(char *text) {
     for (; *text; text++)
         if ((unsigned char)*text < ' ' || *text == 0x7F) *text = ' ';
@@ -194,7 +196,7 @@ static bool hear_do(const struct kp_message *m) {
             done.detail, (unsigned long long)done.bytes, (long long)(done.elapsed_ns / 1000));
     if (outcome.what == KP_LOST)
         kp_warn("the contents of this program's GPU memory are lost (%s). Start it again.", done.detail);
-    /* First how things are now, so that the answer finds it known. */
+    /* Send the state first, so that the daemon knows it when the answer arrives. */
     return say_state(kp_now_ns()) &&
            queue(kp_say_done(kp_wire_next(&kp_wire), kp_wire_room(&kp_wire), &done));
 }

@@ -11,7 +11,7 @@
 
 #include "place.h"
 
-enum { CONNECT_S = 1 }; /* a daemon that is not stuck accepts within milliseconds; an exit waits no longer */
+enum { CONNECT_S = 1 }; /* a working daemon accepts within milliseconds; an exit should not wait longer than this */
 
 struct kp_descriptor kp_descriptor(int fd) {
     struct stat found;
@@ -50,8 +50,8 @@ bool kp_wire_open(struct kp_wire *wire, const char *path) {
     memcpy(address.sun_path, path, length + 1);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return false;
-    /* Of connect() too, which waits while the daemon has too many to accept, and then says EAGAIN. All else
-     * has MSG_DONTWAIT. */
+    /* The limit also applies to connect(), which waits while the daemon has too many connections to accept, and then
+     * fails with EAGAIN. All other calls use MSG_DONTWAIT. */
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &(struct timeval){.tv_sec = CONNECT_S}, sizeof(struct timeval));
     bool connected = !connect(fd, (struct sockaddr *)&address, sizeof address);
     if (!connected || !kp_place_peer_trusted(fd)) {

@@ -1,4 +1,4 @@
-/* From a name and an address of the driver to the wrapper that stands for them. */
+/* Finds the wrapper for a name and an address of the driver. */
 
 #include <string.h>
 
@@ -33,7 +33,7 @@ static size_t without(const char *name, size_t length, const char *suffix) {
     return length > n && memcmp(name + length - n, suffix, n) == 0 ? length - n : length;
 }
 
-/* cuMemcpyHtoD_v2_ptds -> cuMemcpyHtoD */
+/* Strips the suffixes: cuMemcpyHtoD_v2_ptds -> cuMemcpyHtoD. */
 const struct kp_call *kp_call_of_symbol(const char *symbol) {
     size_t length = strlen(symbol);
     length = without(symbol, length, "_ptsz");
@@ -55,7 +55,7 @@ struct kp_symbol *kp_symbol_named(const char *symbol) {
 
 /* ---- by address ---- */
 
-/* The wrapper of `slots` that stands for `real`, taken now if none does yet; NULL: all taken. */
+/* Returns the wrapper in `slots` that stands for `real`, taking a free slot if none does yet; NULL: none is free. */
 static void *slot_for(struct kp_slot_ *slots, int count, void *real) {
     for (int i = 0; i < count; i++) {
         void *there = NULL;
@@ -66,7 +66,7 @@ static void *slot_for(struct kp_slot_ *slots, int count, void *real) {
     return NULL;
 }
 
-/* Is it declared in cudaGL.h, cudaEGL.h, cudaVDPAU.h or cudaProfiler.h? */
+/* Returns whether the function is declared in cudaGL.h, cudaEGL.h, cudaVDPAU.h or cudaProfiler.h. */
 static bool of_another_header(const char *name) {
     static const char *const begin[] = {"cuGL", "cuEGL", "cuVDPAU", "cuProfiler", "cuEventCreateFromEGL",
                                         "cuGraphicsGL", "cuGraphicsEGL", "cuGraphicsVDPAU",
@@ -76,8 +76,8 @@ static bool of_another_header(const char *name) {
     return false;
 }
 
-/* What the header does not know: a form of a known call, or a function that is new or of another header
- * (`call` is NULL). Its arguments are unknown, too. */
+/* Returns a wrapper for a function that the header does not declare: a form of a known call, or a function that is
+ * new or of another header (`call` is NULL). Its arguments are unknown, too. */
 static void *new_form(const struct kp_call *call, const char *name, void *real, int version) {
     bool gated = call && call->gated;
     void *wrapper = gated ? slot_for(kp_wides, KP_WIDES, real) : slot_for(kp_others, KP_OTHERS, real);
@@ -108,7 +108,7 @@ static bool per_thread(const char *symbol) {
     return without(symbol, length, "_ptsz") < length || without(symbol, length, "_ptds") < length;
 }
 
-/* The form with a wrapper by hand that the name means in this version of the interface. */
+/* Returns the form with a hand-written wrapper that the name means in this version of the interface. */
 static struct kp_symbol *by_hand(const struct kp_call *call, int version, uint64_t flags) {
     struct kp_symbol *best = NULL;
     for (int i = 0; i < call->count; i++) {
@@ -122,7 +122,7 @@ static struct kp_symbol *by_hand(const struct kp_call *call, int version, uint64
     return best;
 }
 
-/* Is what a program of a newer CUDA gets what the newest interface that we know means, too? */
+/* Returns whether a program of a newer CUDA gets the same function as the newest interface that we know. */
 static bool form_is_known(const char *name, void *real, int version, uint64_t flags) {
     if (version <= KP_HEADER_VERSION) return true;
     void *ours = NULL;
@@ -137,7 +137,7 @@ void *kp_wrapper_of_call(const char *name, void *real, int version, uint64_t fla
     if (!call) return new_form(call, name, real, version);
     for (int i = 0; i < call->count; i++) {
         struct kp_symbol *symbol = &kp_symbols[call->first + i];
-        /* A driver whose own table goes through its exported names has met ours. */
+        /* If the driver's own table uses its exported names, it has resolved ours. */
         if (real == symbol->wrapper || kp_symbol_real(symbol) == real) return symbol->wrapper;
     }
     if (!form_is_known(name, real, version, flags)) return new_form(call, name, real, version);

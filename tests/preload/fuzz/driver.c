@@ -1,5 +1,5 @@
-/* Drives the fuzz target where there is no libFuzzer: the corpus as it is, then pieces of it put
- * together and spoilt, by a generator with a seed, so that what it finds can be found again.
+/* Runs the fuzz target without libFuzzer: on the corpus as it is, then on pieces of it that are joined and
+ * corrupted. The generator has a seed, so that a failure can be reproduced.
  *
  * driver SECONDS SEED FILE…
  */
@@ -21,7 +21,7 @@ static uint64_t draw(uint64_t below) {
     return below ? (state >> 11) % below : 0;
 }
 
-/* A copy of exactly its size, so that reading one byte too far is seen. */
+/* Runs the target on a copy of exactly the input's size, so that a sanitizer notices a read of one byte too far. */
 static void try_it(const uint8_t *data, size_t size) {
     uint8_t *exact = malloc(size ? size : 1);
     if (!exact) abort();

@@ -1,9 +1,9 @@
-/* Fuzz target: whatever a daemon's socket may bring, through framing, JSON, messages and the pager's
- * state, down to a gate and a mover that are made up here and check that they are used as they must be.
+/* Fuzz target: passes any bytes from a daemon's socket through framing, JSON, messages and the pager's state, down
+ * to a simulated gate and mover, which check that they are used correctly.
  *
- * The first bytes of an input choose how the bytes after it arrive, and what closing, settling and
- * moving answer. With libFuzzer: clang -fsanitize=fuzzer,address,undefined fuzz_link.c <sources>; see
- * driver.c for machines without it.
+ * The first bytes of an input choose how the other bytes arrive, and how closing, settling and moving end. With
+ * libFuzzer: clang -fsanitize=fuzzer,address,undefined fuzz_link.c <sources>; see driver.c for machines without
+ * it.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,7 +61,7 @@ bool kp_gate_capturing(void) { return false; }
 void kp_gate_stand_aside(bool aside) { (void)aside; }
 
 static void answer(struct kp_outcome *o) {
-    memset(o, 0xAA, sizeof *o); /* nothing may be read that was not set */
+    memset(o, 0xAA, sizeof *o); /* the caller must not read a member that is not set below */
     o->what = (enum kp_what)choose(3);
     o->reason = o->what == KP_MOVED ? "" : "no-room";
     o->bytes = choose(200);
@@ -76,7 +76,7 @@ void kp_move_settle(int64_t until_ns, struct kp_outcome *o) {
 void kp_move_out(int64_t until_ns, struct kp_outcome *o) {
     (void)until_ns;
     MUST(closed && shut && owning);
-    bool broken_off = out || choose(4) == 3; /* and not brought back */
+    bool broken_off = out || choose(4) == 3; /* a refused move does not bring the memory back */
     answer(o);
     out = o->what == KP_MOVED || (o->what == KP_REFUSED && broken_off);
 }
@@ -94,12 +94,12 @@ void kp_move_in(int64_t until_ns, struct kp_outcome *o) {
 void kp_own_books(struct kp_books *books) {
     memset(books, 0, sizeof *books);
     books->unowned[0] = choose(2);
-    books->resident = choose(2); /* though it is out: a way out was cut short */
+    books->resident = choose(2); /* may be set while out: a page-out was cut short */
 }
 const char *kp_foreign_name(enum kp_foreign kind) { return kind ? "array" : "pool"; }
 void kp_say(bool warning, const char *format, ...) { (void)warning, (void)format; }
 
-/* ---- what is checked ------------------------------------------------------------------------------ */
+/* ---- checks --------------------------------------------------------------------------------------- */
 
 static void check_said(void) {
     for (char *line = kp_wire.out, *end = kp_wire.out + kp_wire.unsent; line < end;) {
@@ -128,7 +128,7 @@ static bool receive(const uint8_t *data, size_t size, size_t at_once) {
     return true;
 }
 
-/* Any text at all, written, is read back as it was, but for what is no UTF-8. */
+/* Checks that any written text is read back unchanged, except for invalid UTF-8. */
 static void check_text(const uint8_t *data, size_t size) {
     static char text[300], line[4096], back[2048];
     struct kp_json_field field = {"t", KP_JSON_TEXT, back, sizeof back, false};
@@ -146,7 +146,7 @@ static void check_text(const uint8_t *data, size_t size) {
     MUST(!clean || !strcmp(back, text));
 }
 
-/* Each line in memory of just its size: reading on behind it is seen. */
+/* Reads each line from memory of exactly its size, so that a sanitizer notices a read beyond it. */
 static void check_lines(const uint8_t *data, size_t size) {
     static struct kp_message message;
     while (size) {

@@ -1,5 +1,5 @@
-"""The fuzz target (``fuzz_link.c``) for a few seconds, under the address and undefined-behaviour
-sanitizers: the corpus as it is, then spoilt."""
+"""Run the fuzz target (``fuzz_link.c``) for a few seconds, under the address and
+undefined-behaviour sanitizers: on the corpus as it is, then on corrupted input."""
 
 from __future__ import annotations
 

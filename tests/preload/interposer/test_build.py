@@ -1,4 +1,4 @@
-"""Where the library comes from: compiled once, cached, or an answer why not."""
+"""Finding the library: it is compiled once and cached, or an error says why not."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_named_one_comes_before_all(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["my projects", "a:b"])
 @pytest.mark.parametrize("shipped", [True, False])
 def test_a_path_that_cannot_stand_in_ld_preload(tmp_path, monkeypatch, name, shipped):
-    """Else everything that the program starts says "cannot be preloaded", twice."""
+    """Without the refusal, each child of the program would print "cannot be preloaded", twice."""
     odd = tmp_path / name
     machine = odd / os.uname().machine
     machine.mkdir(parents=True)

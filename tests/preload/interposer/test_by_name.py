@@ -1,5 +1,5 @@
-"""The gate under the driver's own name: loaded by a Python process, and found by whoever looks for
-the driver afterwards, whichever way."""
+"""The gate under the driver's own name: a Python process loads it, and every later look-up of the
+driver finds it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def gate(library: Path) -> Path:
 
 @pytest.fixture
 def python(world: World, gate: Path, tmp_path: Path) -> Callable[..., None]:
-    """Runs code in a fresh interpreter that has the emulated driver, and no library preloaded."""
+    """Run code in a new interpreter that has the emulated driver, and no preloaded library."""
     needs = tmp_path / "libneeds.so"
     compile_c("needs.c", needs, "-shared", "-fPIC", world.libraries.libcuda)
 

@@ -1,4 +1,4 @@
-"""calls.def against the driver's header: what nobody has named is gated, and nothing is made up."""
+"""calls.def against the driver's header: unnamed functions are gated, and all named ones exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def header():
 
 
 def header_with(tmp_path, text):
-    """The header, with more in it."""
+    """Return the header with ``text`` added."""
     (tmp_path / "cuda.h").write_text(f'#include "{_build.find_header()}"\n{text}\n')
     return _generate.read_header(_build.find_compiler(), tmp_path / "cuda.h")
 
@@ -68,7 +68,7 @@ def test_what_frees_waits_or_asks_is_not(calls, name):
 
 
 def test_every_form_of_every_call_has_a_wrapper(calls, header):
-    """Also the oldest, and those for the default stream of each thread."""
+    """This includes the oldest forms, and those for the per-thread default stream."""
     assert {symbol.name for symbol in _generate.symbols(calls, header)} == set(header.words)
 
 
@@ -91,8 +91,8 @@ def test_the_library_exports_what_it_wraps_and_nothing_else(calls, header, libra
 
 
 def test_what_words_cannot_carry_has_no_wrapper_without_types(calls, header):
-    """Floats travel in other registers than words do, and so would large structs: such calls have
-    a typed wrapper."""
+    """Floats, and large structs, are passed in other registers than words: such calls have a typed
+    wrapper."""
     text = _generate._preprocessed(
         _build.find_compiler(), _build.find_header(), "-D__CUDA_API_VERSION_INTERNAL"
     )

@@ -1,4 +1,4 @@
-"""Programs started in odd ways, with the library or where it cannot be: they run, either way."""
+"""Programs that are started in unusual ways run, whether or not the library can be loaded."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ print(subprocess.run(command, env=bare, stdout=-1, text=True).stdout)
 
 
 def told(done: subprocess.CompletedProcess[str]) -> tuple[bool, bool]:
-    """Whether the library was there, and whether the GPU did what it should."""
+    """Return whether the library was loaded, and whether the GPU's results are right."""
     assert done.returncode == 0, done.stderr
     there, right = json.loads(done.stdout.strip().splitlines()[-1])
     return there, right
@@ -82,7 +82,7 @@ def test_beside_another_preloaded_library(world: World, tmp_path: Path) -> None:
 def test_a_library_that_cannot_be_loaded(
     world: World, tmp_path: Path, content: bytes | None
 ) -> None:
-    """The dynamic linker says so, and the program runs as if there were no Kiwi."""
+    """The dynamic linker prints an error, and the program runs without Kiwi."""
     library = tmp_path / "libkiwi_preload.so"
     if content is not None:
         library.write_bytes(content)
@@ -92,7 +92,7 @@ def test_a_library_that_cannot_be_loaded(
 
 
 def test_an_interpreter_that_never_uses_the_gpu(world: World) -> None:
-    """Nothing is said, nothing is started: most programs of a session are like this."""
+    """The library prints nothing and starts no thread: most programs of a session are like this."""
     code = "import os; print(len(os.listdir('/proc/self/task')))"
     done = world.run(sys.executable, "-S", "-c", code)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")

@@ -1,4 +1,4 @@
-"""The gate as a program meets it: who waits, who does not, what closing waits for."""
+"""The gate as a program sees it: which calls wait, which do not, and what closing waits for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Who looks the driver's functions up gets Kiwi's, whichever way; whoever else looks anything up
-notices nothing."""
+"""Every look-up of a driver function returns Kiwi's wrapper; other look-ups are not affected."""
 
 from __future__ import annotations
 
@@ -129,7 +128,7 @@ print(*(wrapped(path) for path in sys.argv[1:]))
 
 
 def test_of_two_drivers_the_first_is_the_one(odd, tmp_path):
-    """And the toolkit's stub, which programs may look at first, is none."""
+    """The toolkit's stub, which programs may look up first, does not count as a driver."""
     driver = (odd.directory / "libcuda.so.1").read_bytes()
     paths = [tmp_path / name / "libcuda.so.1" for name in ("stubs", "one", "other")]
     for path in paths:

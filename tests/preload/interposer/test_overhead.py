@@ -1,5 +1,5 @@
-"""How much a passage through the gate costs, in instructions: no load on the machine changes it.
-``benchmarks/bench_preload_gate.py`` measures it properly."""
+"""The cost of a passage through the gate in instructions, which no load on the machine changes.
+``benchmarks/bench_preload_gate.py`` measures the time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from preload_world import compile_c, run
 from kiwi_core import preload
 
 MOST = 70
-"""Instructions that the library adds to a call; half as many when this was written."""
+"""Largest number of instructions that the library may add to a call; it was half of this at
+first."""
 
 
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind counts the instructions")
 @pytest.mark.parametrize("call", ["copy", "wait"])
 def test_instructions_per_call(world, tmp_path, call):
-    world.library = preload.library()  # as programs have it
+    world.library = preload.library()  # the library that programs use
     program = compile_c("overhead.c", tmp_path / "overhead", "-O2")
 
     def collected(environment, calls):
@@ -32,4 +33,4 @@ def test_instructions_per_call(world, tmp_path, call):
         return (collected(environment, 1500) - collected(environment, 500)) / 1000
 
     added = per_call(world.environment) - per_call(world.plain)
-    assert 10 < added < MOST  # none at all would mean that the library was not there
+    assert 10 < added < MOST  # zero would mean that the library was not loaded

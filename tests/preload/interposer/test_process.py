@@ -38,8 +38,8 @@ def test_it_owns_nothing_where_it_must_not(world, setting):
 
 
 def test_an_interrupt_at_the_gate(world):
-    """The handler that C installs runs while the thread waits; Python's runs when the call is over,
-    as with any other call into C."""
+    """The C handler runs while the thread waits; the Python handler runs after the call, as with
+    any other call into C."""
     worker = world.worker()
     worker.do(LIBRARY)
     worker.do("p = alloc(4096); assert kiwi.kiwi_preload_test_close(ctypes.c_int64(60 * 10**9))")
@@ -59,7 +59,8 @@ def test_an_interrupt_at_the_gate(world):
 
 
 def test_the_child_of_a_program_that_uses_the_gpu(world):
-    """The driver refuses it everything, and nothing of Kiwi's hangs, gate closed or not."""
+    """The driver refuses every call, and nothing of Kiwi hangs, whether the gate is closed or
+    not."""
     worker = world.worker()
     worker.do(LIBRARY)
     worker.do("p = alloc(MIB); expected = fill(p, 1, MIB)")

@@ -20,7 +20,7 @@ RUNTIMES = {"address,undefined": ("libasan.so", "libubsan.so"), "thread": ("libt
 
 
 def runtimes(sanitizers, directory):
-    """What must be preloaded before the library, or the test is skipped."""
+    """Return the libraries to preload before Kiwi's; skip the test if there are none."""
     compiler = _build.find_compiler()
     need_sanitizers(compiler, sanitizers, directory)
     found = []
@@ -42,7 +42,7 @@ def test_no_sanitizer_complains(world, tmp_path, sanitizers):
     odd = Odd(tmp_path / "odd", library)
     settings = {
         "LD_PRELOAD": ":".join([*first, str(library)]),
-        "ASAN_OPTIONS": "detect_leaks=0",  # what a process keeps for its life is no leak
+        "ASAN_OPTIONS": "detect_leaks=0",  # memory that a process keeps for its life is no leak
         "UBSAN_OPTIONS": "halt_on_error=1",
         "TSAN_OPTIONS": "halt_on_error=1",
     }
@@ -55,7 +55,7 @@ def test_no_sanitizer_complains(world, tmp_path, sanitizers):
     done = run(odd.directory / "odd", environment=environment)
     assert done.returncode == 0, done.stderr[-6000:]
     assert "new-form kiwi right 1\n" in done.stdout
-    if sanitizers != "thread":  # which has no room for the emulated driver's addresses
+    if sanitizers != "thread":  # that one reserves the addresses of the emulated driver
         program = compile_c("linked.c", tmp_path / "linked", world.libraries.libcuda)
         done = run(program, environment=world.plain | settings)
         assert (done.returncode, done.stdout) == (0, "passed 3\n"), done.stderr[-6000:]

@@ -1,4 +1,4 @@
-/* Do the books say what the table says? */
+/* Checks the books against the table. */
 #include "blocks.h"
 #include "own.h"
 #include "testing.h"

@@ -1,4 +1,4 @@
-/* What tests call through ctypes: the pager's moves by hand, with no daemon. */
+/* Functions that tests call through ctypes: the pager's moves by hand, without a daemon. */
 #include <stdio.h>
 
 #include "arena.h"
@@ -26,8 +26,8 @@ static int told(const struct kp_outcome *outcome, char *detail, size_t room) {
     return (int)outcome->what;
 }
 
-/* Closes the gate, waits for the GPU, moves everything out: the gate stays closed if that went well.
- * 0: moved, 1: refused, 2: lost; `detail` gets the reason. */
+/* Closes the gate, waits for the GPU and pages everything out; the gate stays closed if that succeeds. Returns 0: moved,
+ * 1: refused, 2: lost; `detail` gets the reason. */
 TEST(int) kiwi_preload_test_out(int64_t within_ns, char *detail, size_t room) {
     int64_t until_ns = kp_now_ns() + within_ns;
     struct kp_outcome outcome = {.what = KP_REFUSED, .reason = "", .detail = "the gate did not close"};
@@ -35,11 +35,11 @@ TEST(int) kiwi_preload_test_out(int64_t within_ns, char *detail, size_t room) {
     kp_move_settle(until_ns, &outcome);
     if (outcome.what == KP_MOVED) kp_move_out(until_ns, &outcome);
     if (outcome.what == KP_MOVED) return told(&outcome, detail, room);
-    if (kp_move_all_in() || outcome.what == KP_LOST) kp_gate_open(); /* else part of it is out still */
+    if (kp_move_all_in() || outcome.what == KP_LOST) kp_gate_open(); /* else part of the memory is still out */
     return told(&outcome, detail, room);
 }
 
-/* Moves everything in and opens the gate; it stays closed if that fails, to be tried again. */
+/* Pages everything in and opens the gate; if that fails, the gate stays closed for another try. */
 TEST(int) kiwi_preload_test_in(int64_t within_ns, char *detail, size_t room) {
     struct kp_outcome outcome = {.what = KP_MOVED};
     kp_move_in(kp_now_ns() + within_ns, &outcome);
@@ -47,7 +47,7 @@ TEST(int) kiwi_preload_test_in(int64_t within_ns, char *detail, size_t room) {
     return told(&outcome, detail, room);
 }
 
-/* ---- the owner's ---- */
+/* ---- the owner ---- */
 
 TEST(const char *) kiwi_preload_test_check(void) {
     const char *wrong = kp_own_check();

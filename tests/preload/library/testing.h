@@ -1,5 +1,5 @@
-/* Faults that tests set, at the places where the driver or the system can say no; and a count of the calls
- * that the gate has let through. */
+/* Faults that tests set where the driver or the system can refuse, and a count of the calls that the gate has let
+ * through. */
 #ifndef KP_TESTING_H
 #define KP_TESTING_H
 
@@ -14,13 +14,13 @@ enum kp_fault {
     KP_FAULT_COPY_IN,
     KP_FAULT_PIN,      /* host memory cannot be registered */
     KP_FAULT_HOST,     /* no host memory */
-    KP_FAULT_STALL,    /* a copy out is not seen to end */
+    KP_FAULT_STALL,    /* no copy is seen to end */
     KP_FAULT_RESERVE,  /* no addresses */
     KP_FAULTS
 };
 
 extern struct kp_fault_slot {
-    int skip, count; /* passes so many, then fails so many; negative count: for ever */
+    int skip, count; /* `skip` calls pass, then `count` fail; negative count: for ever */
 } kp_faults[KP_FAULTS];
 bool kp_fault_take(enum kp_fault kind);
 void kp_fault_set(enum kp_fault kind, int skip, int count);
@@ -30,10 +30,11 @@ static inline bool kp_fault(enum kp_fault kind) {
            kp_fault_take(kind);
 }
 
-/* Which sum of the books is wrong; NULL: none.  Only while nothing of this process allocates, frees or moves. */
+/* Returns the sum of the books that is wrong, or NULL. Call it only while nothing in this process allocates, frees or
+ * moves. */
 const char *kp_own_check(void);
 
-/* Released: whoever reads it sees what the thread did before its call. */
+/* Incremented with release order: a reader also sees what the thread did before its call. */
 extern uint64_t kp_passed;
 static inline void kp_count_passage(void) { __atomic_fetch_add(&kp_passed, 1, __ATOMIC_RELEASE); }
 

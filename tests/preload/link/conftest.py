@@ -27,7 +27,8 @@ GPU_MIB = 256
 
 
 class Stage:
-    """``program`` starts a preloaded program; what the library says goes into ``log``."""
+    """A GPU, a daemon and programs; ``program`` starts one, and ``log`` has the library's
+    messages."""
 
     def __init__(self, directory: Path, gpu_mib: int = GPU_MIB) -> None:
         self.state = directory / "gpus"
@@ -44,8 +45,8 @@ class Stage:
     def program(
         self, setup: str = "init()", *, before: str = "", by_name: bool = False, **more: str
     ) -> Worker:
-        """``before``: what is preloaded beside the library. ``by_name``: the gate is not preloaded,
-        but loaded under the driver's name."""
+        """Start a preloaded program. ``before`` is preloaded beside the library. With ``by_name``,
+        the gate is not preloaded, but loaded under the driver's name."""
         base = emulator.environment(self.state, self._libraries) | more
         base |= {"KIWI_SOCKET_DIR": str(self.sockets), "KIWI_PRELOAD_LOG": str(self.log_path)}
         if before:
@@ -94,7 +95,7 @@ def stage() -> Iterator[Stage]:
 
 
 class Controller:
-    """Who locks and checkpoints other processes: the daemon's part, without the library."""
+    """A process without the library that locks and checkpoints others, as the daemon does."""
 
     def __init__(self, stage: Stage) -> None:
         self._worker = stage.program(KIWI_DISABLE="1")

@@ -1,6 +1,7 @@
-"""A daemon for preloaded programs: real socket, Kiwi's own framing, and a script for what it says.
+"""A daemon for preloaded programs, with a real socket, Kiwi's own framing and scripted messages.
 
-It checks that each line that comes is a message of the protocol, in the order that it prescribes.
+The daemon checks that each line that arrives is a message of the protocol, in the order that the
+protocol prescribes.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PATIENCE_S = 60.0
-"""For what comes within milliseconds unless the machine is very busy."""
+"""Limit for events that take milliseconds unless the machine is very busy."""
 
 
 def eventually(condition: Callable[[], T], within_s: float = PATIENCE_S) -> T:
-    """The first true value of ``condition``; fails after a generous time."""
+    """Wait for a true value of ``condition`` and return it; fail after a generous time."""
     until_s = time.monotonic() + within_s
     while not (value := condition()):
         assert time.monotonic() < until_s, "this never came true"
@@ -36,7 +37,7 @@ def eventually(condition: Callable[[], T], within_s: float = PATIENCE_S) -> T:
 
 
 class Peer:
-    """One preloaded process that connected."""
+    """The connection of one preloaded process."""
 
     def __init__(self, daemon: PagerDaemon, sock: socket.socket) -> None:
         self.daemon = daemon
@@ -49,24 +50,25 @@ class Peer:
         self.say_bytes(json.dumps({"type": kind, **fields}).encode() + b"\n")
 
     def say_bytes(self, data: bytes) -> None:
-        with suppress(OSError):  # it has hung up, as it should after garbage
+        with suppress(OSError):  # the process has hung up, as it should after garbage
             self.sock.sendall(data)
 
     def begin(self, action: str, within_s: float = PATIENCE_S) -> int:
-        """Orders it, and does not wait for the end."""
+        """Send an order without waiting for its end."""
         self._ops += 1
         self.say("pager-do", op=self._ops, action=action, within_ns=round(within_s * 1e9))
         return self._ops
 
     def end(self, op: int) -> dict[str, Any]:
-        """What became of the operation."""
+        """Wait for the end of the operation and return its outcome."""
         return eventually(lambda: next((m for m in self.of("pager-done") if m["op"] == op), {}))
 
     def do(self, action: str, within_s: float = PATIENCE_S) -> dict[str, Any]:
         return self.end(self.begin(action, within_s))
 
     def gate(self, *, open: bool) -> None:  # noqa: A002 (the field's name)
-        """Says so, and waits until it is: what it cannot do, it answers in its turn."""
+        """Open or close the gate, and wait until that is done: the answer to the unknown action
+        that follows comes later."""
         self.say("gate", open=open)
         assert self.do("somersault")["outcome"] == "refused"
 
@@ -78,11 +80,11 @@ class Peer:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Its last word."""
+        """Return the last state that the process sent."""
         return self.await_heard("pager-state")[-1]
 
     def drop(self) -> None:
-        with suppress(OSError):  # it was quicker
+        with suppress(OSError):  # the process was quicker
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def serve(self) -> None:
@@ -111,7 +113,7 @@ class Peer:
             self.say("room", request=message["request"], granted=granted, detail="")
 
     def welcome(self) -> None:
-        # In one write, as the daemon does: a program's first call finds the gate as it is to be.
+        # In one write, as the daemon does: a program's first call finds the gate's final state.
         lines = [
             {
                 "type": "welcome",
@@ -130,10 +132,10 @@ class Peer:
 
 
 class PagerDaemon:
-    """``opens``: what the gate of a new peer is to be. ``deaf``: it hangs, as far as pings tell.
-    ``grants_room``: the answer to each
-    ``want-room``; ``None``: none by itself. ``turns_away``: the error that each new connection
-    gets, which is closed before anything is read from it; ``turned_away`` counts them."""
+    """A scripted daemon. ``opens``: whether the gate of a new peer is open. ``deaf``: the daemon
+    answers no pings. ``grants_room``: the answer to each ``want-room``; ``None``: no automatic
+    answer. ``turns_away``: the error that each new connection gets, which is closed before the
+    daemon reads anything from it; ``turned_away`` counts them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -156,7 +158,7 @@ class PagerDaemon:
         self._spawn(lambda listener=self._listener: self._accept(listener))
 
     def stop(self) -> None:
-        """Like kill -9: all connections end, the socket's file stays and refuses."""
+        """Stop as after kill -9: all connections end, and the socket's file stays and refuses."""
         if self._listener is not None:
             self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
@@ -169,7 +171,7 @@ class PagerDaemon:
         self._threads.clear()
 
     def peer(self, number: int = 1) -> Peer:
-        """The connection of that number, from 1, once it has said how things are."""
+        """Return connection ``number``, from 1, once it has sent its state."""
         peer = eventually(lambda: self.peers[number - 1] if len(self.peers) >= number else None)
         assert peer is not None
         peer.await_heard("pager-state")

@@ -1,4 +1,4 @@
-"""Compiling C under the sanitizers, for tests."""
+"""Compile C with sanitizers, for tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCES = Path(preload.__file__).parent / "src"
 
 
 def compile_with(sanitizers: str, directory: Path, sources: Sequence[Path]) -> str:
-    """The program that ``sources`` make; skips the test where there are no such sanitizers."""
+    """Compile ``sources`` and return the program; skip the test without such sanitizers."""
     compiler = _build.find_compiler()
     need_sanitizers(compiler, sanitizers, directory)
     target = directory / "program"

@@ -1,5 +1,5 @@
-/* Preloaded beside the library: a connection that the other end closes at once is closed before connect()
- * returns. Others take a second. */
+/* Preloaded beside the library: if the other end closes a connection at once, the connection is closed before
+ * connect() returns. Other connections take a second. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <sys/socket.h>
@@ -8,7 +8,7 @@
 
 int connect(int fd, const struct sockaddr *address, socklen_t length) {
     if (syscall(SYS_connect, fd, address, length)) return -1;
-    struct pollfd hung_up = {.fd = fd}; /* POLLHUP is told without being asked for */
+    struct pollfd hung_up = {.fd = fd}; /* poll() always reports POLLHUP */
     if (address->sa_family == AF_UNIX) poll(&hung_up, 1, 1000);
     return 0;
 }

@@ -1,7 +1,7 @@
-/* The link's threads under the sanitizers, with the real gate, and a mover that is made up here: several
- * threads use what the link offers while a daemon (test_stress.py) orders, cuts and talks nonsense.
+/* Runs the link's threads under the sanitizers, with the real gate and a simulated mover: several threads use the
+ * link while a daemon (test_stress.py) sends orders, cuts the connection and sends nonsense.
  *
- * stress SECONDS. Ends by exit() with its threads wherever they are.
+ * stress SECONDS. Ends by exit() while its threads still run.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -65,8 +65,8 @@ const char *kp_foreign_name(enum kp_foreign kind) { return kind ? "array" : "poo
 
 /* ---- the program ---- */
 
-/* True while the memory is in the GPU and nobody moves it, as it must be for whoever passed the gate.
- * At exit everybody passes. */
+/* Returns whether the memory is in the GPU and is not being moved, as a thread that has passed the gate must find it. At
+ * exit every thread passes. */
 static bool settled(void) {
     bool now = !__atomic_load_n(&out, __ATOMIC_SEQ_CST) && !__atomic_load_n(&moving, __ATOMIC_SEQ_CST);
     return now || __atomic_load_n(&leaving, __ATOMIC_SEQ_CST);
@@ -84,7 +84,7 @@ static void *work(void *seed_) {
         }
         kp_link_books_changed();
         kp_gate_leave(entered);
-        entered = kp_gate_enter_other(); /* it may come through while the gate is closed, not shut */
+        entered = kp_gate_enter_other(); /* may pass while the gate is closed, but not while it is shut */
         MUST(!__atomic_load_n(&out, __ATOMIC_SEQ_CST) || __atomic_load_n(&leaving, __ATOMIC_SEQ_CST));
         kp_gate_leave(entered);
         if (rand_r(&seed) % 4 == 0) nap(rand_r(&seed) % 200);

@@ -1,4 +1,4 @@
-"""No daemon comes back, or it hangs: nobody waits for ever."""
+"""The daemon never comes back, or it hangs: no program waits for ever."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_its_memory_comes_back_by_itself(stage: Stage) -> None:
     peer = stage.daemon.peer(2)
     assert [m["state"] for m in peer.of("pager-state")] == ["resident"]
     asks(program, 64)
-    peer.await_heard("want-lease")  # and is scheduled again
+    peer.await_heard("want-lease")  # the program is scheduled again
     peer.say("gate", open=True)
     assert program.answer() is True
 
@@ -114,8 +114,8 @@ def test_a_daemon_that_starts_at_that_very_moment(stage: Stage) -> None:
 
 @pytest.mark.parametrize("mib", [0, 16], ids=["owns-nothing", "owns-some"])
 def test_it_waits_for_a_daemon(stage: Stage, controller: Controller, mib: int) -> None:
-    """The library has been told that the driver takes the process. A synchronise call would kill
-    it, so nothing comes back, and no call passes, without a daemon."""
+    """The library knows that the driver may have the process. A synchronise call would kill the
+    process, so without a daemon no memory comes back, and no call passes."""
     emulator.set_driver(stage.state, "worst")
     program = stage.program(FILLED.format(mib) if mib else "init()", **SOON)
     page_out(stage)
@@ -217,7 +217,7 @@ def test_one_that_only_takes_its_time_is_waited_for(stage: Stage, what: str) -> 
     else:
         asks(program, 16)
     pings = len(peer.of("ping"))
-    peer.await_heard("ping", pings + 6)  # far more than it may be silent for
+    peer.await_heard("ping", pings + 6)  # much longer than the daemon may be silent
     assert not program.answered()
     assert len(stage.daemon.peers) == 1
     if what == "room":
@@ -238,7 +238,7 @@ def test_a_program_that_was_frozen_itself_does_not_blame_the_daemon(stage: Stage
     asks(program, 4)
     peer.await_heard("want-lease")
     os.kill(program.pid, signal.SIGSTOP)
-    time.sleep(2.5)  # longer than any silence would be forgiven
+    time.sleep(2.5)  # longer than the longest silence that is allowed
     os.kill(program.pid, signal.SIGCONT)
     pings = len(peer.of("ping"))
     peer.await_heard("ping", pings + 3)

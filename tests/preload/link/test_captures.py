@@ -115,7 +115,8 @@ def test_a_capture_comes_to_its_end_without_a_lease(stage: Stage, program: Worke
 
 
 def test_room_is_asked_for_in_a_capture(stage: Stage) -> None:
-    """Its own memory stays meanwhile: it could not go out before the capture has ended."""
+    """The program's own memory stays in meanwhile: it cannot go out before the capture has
+    ended."""
     stage.daemon.grants_room = None
     other = stage.program("init(); r = alloc(160 * MIB); d = fill(r, 5, 160 * MIB)")
     other_peer = stage.daemon.peer(1)

@@ -1,4 +1,4 @@
-"""The daemon goes away, comes back, was never there, or is not what it should be."""
+"""The daemon goes away, comes back, was never there, or is not a real daemon."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_cut_while_out(stage: Stage) -> None:
     ("action", "end"), [("page-out", "out"), ("page-in", "resident"), ("hold", "resident")]
 )
 def test_cut_in_the_middle(stage: Stage, action: str, end: str) -> None:
-    """What is under way is finished; how it ended is told to the next daemon."""
+    """The operation under way is finished, and the next daemon learns its outcome."""
     program = stage.program(FILLED.format(64))
     peer = stage.daemon.peer()
     if action == "page-in":
@@ -151,7 +151,7 @@ def test_cut_in_the_middle(stage: Stage, action: str, end: str) -> None:
 
 
 def test_orders_that_came_with_the_end(stage: Stage) -> None:
-    """Which of them were still heard, the next daemon is told."""
+    """The next daemon learns which of the orders were received."""
     program = stage.program(FILLED.format(4))
     peer = stage.daemon.peer()
     for action in ("page-out", "page-in", "page-out"):
@@ -218,7 +218,7 @@ def refusal(code: str) -> dict[str, Any]:
 
 
 def test_a_daemon_that_is_full_is_waited_for(stage: Stage) -> None:
-    """A program that went on would use the GPU beside those who wait for their turn."""
+    """A program that went on would use the GPU beside those that wait for their turn."""
     stage.daemon.welcoming = False
     full = refusal("too-many-sessions")
     with ThreadPoolExecutor() as pool:
@@ -261,7 +261,7 @@ def test_a_daemon_that_is_full_may_hang_up_before_the_hello(
 
 @contextmanager
 def full_backlog(path: Path) -> Iterator[None]:
-    """A daemon at ``path`` that accepts nobody, and has as many waiting as the kernel lets it."""
+    """Run a daemon at ``path`` that accepts no connection, with its backlog full."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(path))
@@ -405,7 +405,7 @@ while True:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_what_answers_must_be_ours_though_its_socket_looks_so(stage: Stage) -> None:
-    """As if the directory had been exchanged between the look and the connection."""
+    """The directory may be exchanged between the check and the connection."""
     stage.daemon.stop()
     stage.daemon.path.unlink()
     stage.sockets.parent.chmod(0o755)
@@ -437,7 +437,8 @@ def test_no_socket_at_that_name(stage: Stage) -> None:
 
 
 def test_a_program_that_closes_what_it_does_not_know(stage: Stage) -> None:
-    """A server does so when it starts; what it opens then has our numbers."""
+    """A server does so when it starts; the files that it opens then reuse our descriptor
+    numbers."""
     program = stage.program(FILLED.format(4))
     peer = stage.daemon.peer()
     program.do(
@@ -454,7 +455,7 @@ def test_a_program_that_closes_what_it_does_not_know(stage: Stage) -> None:
         "assert set(ours) <= {fd for pipe in pipes for fd in pipe}, ours\n"
     )
     assert program.get("len(ours)") == 2
-    peer.say("gate", open=True)  # it looks, and sees that this is not its socket any more
+    peer.say("gate", open=True)  # the library notices that the descriptor is no longer its socket
     peer = stage.daemon.peer(2)
     assert peer.do("page-out")["outcome"] == "moved"
     assert peer.do("page-in")["outcome"] == "moved"

@@ -1,6 +1,7 @@
-"""The interpreter's lock, the program's own locks, and a gate that closes: who waits for whom.
+"""Deadlocks between the GIL, the program's own locks, and a gate that closes.
 
-Nothing here may hang, whatever holds the GIL: the pager is no Python thread, and asks for nothing.
+Nothing here may hang, whichever thread holds the GIL: the pager is no Python thread and takes no
+lock.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def test_page_out_behind_a_long_call_with_the_gil(stage: Stage, tmp_path: Path) 
     program.send(
         f"libc.read(os.open({str(pipe)!r}, os.O_RDONLY), ctypes.create_string_buffer(1), 1)"
     )
-    with open(pipe, "wb") as end:  # opened by both: the call has the GIL, or will in a moment
+    with open(pipe, "wb") as end:  # both ends are open: the call has the GIL, or will in a moment
         assert not program.answered(NOT_YET_S)
         for _ in range(3):
             assert peer.do("page-out")["outcome"] == "moved"
@@ -99,7 +100,8 @@ loop = Owner(); loop.itself = loop; gc.disable()
 @pytest.mark.parametrize("action", ["hold", "page-out"])
 @pytest.mark.parametrize("daemon", ["there", "gone"])
 def test_frees_at_exit_wait_at_a_shut_gate(stage: Stage, action: str, daemon: str) -> None:
-    """They ask for the lease; without a daemon the memory comes back first, and the gate opens."""
+    """The frees ask for the lease; without a daemon the memory comes back first, and the gate
+    opens."""
     program = stage.program(SETUP + AT_EXIT, KIWI_PRELOAD_ALONE_S="1")
     peer = stage.daemon.peer()
     assert peer.do(action)["outcome"] == "moved"
@@ -163,8 +165,8 @@ def test_a_pending_host_function_refuses_the_page_out(stage: Stage) -> None:
 
 
 def test_a_host_function_that_needs_the_gil_which_waits_at_the_gate(stage: Stage) -> None:
-    """The gate closes, a thread stops at it with the GIL, and what is to be waited for needs just
-    that: only the time limit helps."""
+    """The gate closes, a thread waits at it with the GIL, and the host function that the pager
+    waits for needs the GIL: only the time limit helps."""
     program = stage.program(SETUP + HOST_FUNCTION + "leave.set()")
     peer = stage.daemon.peer()
     program.send(

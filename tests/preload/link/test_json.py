@@ -1,5 +1,5 @@
-"""The C reader and writer of JSON against Python's own: what one takes, the other takes, with the
-same values."""
+"""The C reader and writer of JSON against Python's: both accept the same texts, with the same
+values."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def c(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def read(c: ctypes.CDLL, line: bytes) -> dict[str, Any] | None:
-    """What the C reader finds of t, i and b; ``None``: it refuses the line."""
+    """Return the members t, i and b that the C reader finds; ``None``: it refuses the line."""
     text, integer, flag = ctypes.create_string_buffer(TEXT_ROOM), c_int64(), c_bool()
     fields = (Field * 3)(
         Field(b"t", TEXT, ctypes.addressof(text), TEXT_ROOM),
@@ -79,7 +79,7 @@ def _refuse(text: str) -> None:
 
 
 class _Number(str):
-    """As it stands in the line."""
+    """A number, as the text of the line."""
 
 
 def _wanted(name: str, value: object) -> object:
@@ -107,7 +107,7 @@ def expected(line: bytes) -> dict[str, Any] | None:
             parse_float=_Number,
             object_pairs_hook=members,
         )
-        # A half of a pair alone is no text.
+        # Half of a surrogate pair alone is no text.
         json.dumps(whole, ensure_ascii=False).encode()
         # A list of pairs is what an object was; all others are lists of something else or empty.
         if line.lstrip(b" \t\r\n")[:1] != b"{":

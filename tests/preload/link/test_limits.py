@@ -1,4 +1,4 @@
-"""How much RAM the daemon allows a library to hold beforehand."""
+"""The RAM that the daemon allows a library to hold in advance."""
 
 from __future__ import annotations
 

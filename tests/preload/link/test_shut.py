@@ -1,5 +1,5 @@
-"""A gate that is shut: no call of the program comes through, whatever its class, each asks for the
-lease, and the library itself leaves the driver alone."""
+"""A shut gate: no call of the program passes, whatever its class, each call asks for the lease, and
+the library itself does not call the driver."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ atexit.register(free, alloc(MIB))
 
 @pytest.fixture(autouse=True)
 def _without_mercy(stage: Stage) -> None:
-    """A thread that synchronises or asks while the driver has its process dies of it."""
+    """Make every thread crash that synchronises or asks while the driver has its process."""
     emulator.set_driver(stage.state, "worst")
 
 
@@ -70,7 +70,7 @@ def test_every_call_is_held_and_asks_for_the_lease(
 
 
 def test_one_that_waits_since_before_it_was_shut_asks_too(stage: Stage) -> None:
-    """It stood at the closed gate, which asks for nothing, while the GPU was still busy."""
+    """The call began to wait at the closed gate, which asks for nothing, while the GPU was busy."""
     program = stage.program(SETUP, **GATE_ONLY)
     peer = stage.daemon.peer()
     program.do("launch('spin_ns', 800_000_000)")
@@ -103,8 +103,8 @@ def test_work_that_does_not_end_in_time_opens_it_again(stage: Stage) -> None:
 
 
 def test_hold_once_more_is_nothing_new(stage: Stage, controller: Controller) -> None:
-    """Also for one whose process the driver has: a library that asked the driver would hang, or
-    crash there."""
+    """This is also so while the driver has the process: a library that called the driver would hang
+    or crash."""
     program = held(stage, **GATE_ONLY)
     controller.take(program.pid)
     peer = stage.daemon.peer()
@@ -118,7 +118,7 @@ def test_hold_once_more_is_nothing_new(stage: Stage, controller: Controller) -> 
 def test_an_order_to_hold_what_the_driver_has_is_refused_and_crashes_nothing(
     stage: Stage, controller: Controller
 ) -> None:
-    """No daemon should say so: the process was taken while the gate was open."""
+    """No daemon should send this order: the driver took the process while the gate was open."""
     program = stage.program(SETUP, **GATE_ONLY)
     controller.take(program.pid)
     peer = stage.daemon.peer()
@@ -133,7 +133,7 @@ def test_an_order_to_hold_what_the_driver_has_is_refused_and_crashes_nothing(
 def test_nothing_of_the_library_needs_the_driver_meanwhile(
     stage: Stage, controller: Controller
 ) -> None:
-    """Allowed to hold RAM, cut off and connected anew: its thread answers at once."""
+    """The library may hold RAM, is cut off and connects anew: its thread answers at once."""
     program = held(stage, **GATE_ONLY)
     controller.take(program.pid)
     peer = stage.daemon.peer()
@@ -156,7 +156,8 @@ def test_nothing_of_the_library_needs_the_driver_meanwhile(
 
 
 def test_without_a_daemon_it_stays_shut(stage: Stage, controller: Controller) -> None:
-    """It cannot know whether the driver has the process. Even where impatience is asked for."""
+    """The library cannot know whether the driver has the process, so the setting does not
+    matter."""
     program = held(stage, **GATE_ONLY, KIWI_PRELOAD_ALONE_S="1")
     controller.take(program.pid)
     stage.daemon.stop()
@@ -256,7 +257,7 @@ threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
 def test_threads_that_synchronise_at_every_second_call(
     stage: Stage, controller: Controller, *, by_name: bool
 ) -> None:
-    """200 times, at whatever they are doing, they are taken out of the GPU and put back."""
+    """The program is taken out of the GPU and put back 200 times, at any point of its loops."""
     program = stage.program(SETUP + SPINNERS, by_name=by_name, **GATE_ONLY)
     peer = stage.daemon.peer()
     for _ in range(200):

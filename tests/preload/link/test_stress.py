@@ -1,5 +1,5 @@
-"""The link under the sanitizers: threads that want things, and a daemon that orders, cuts and talks
-nonsense. See ``stress.c``."""
+"""The link under the sanitizers: threads send requests, and a daemon sends orders, cuts the
+connection and sends nonsense. See ``stress.c``."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_no_sanitizer_complains(tmp_path: Path, sanitizers: str) -> None:
         environment = os.environ | {
             "KIWI_SOCKET_DIR": directory,
             "KIWI_PRELOAD_LOG": str(tmp_path / "log"),
-            "ASAN_OPTIONS": "detect_leaks=0",  # what a thread has on its stack at exit is no leak
+            "ASAN_OPTIONS": "detect_leaks=0",  # memory on a thread's stack at exit is no leak
         }
         with subprocess.Popen(
             [target, str(SECONDS)],

@@ -1,4 +1,4 @@
-"""A preloaded program and the daemon: who says what, in which order."""
+"""The messages between a preloaded program and the daemon, and their order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 NOT_YET_S = 0.3
-"""Long enough for a call that is not held up to end on any machine that is not on fire."""
+"""Time in which a call that is not held up ends on any machine."""
 
 
 def test_it_introduces_itself_and_says_how_things_are(stage: Stage) -> None:
@@ -75,7 +75,8 @@ def test_out_and_in_again(stage: Stage) -> None:
 
 
 def test_the_state_is_told_before_the_operation_is_done(stage: Stage) -> None:
-    """Who waits for the answer then looks at the last state, and must not see an old one."""
+    """A caller that waits for the answer then reads the last state, which must not be an old
+    one."""
     stage.program("init(); p = alloc(4 * MIB)")
     peer = stage.daemon.peer()
     expected = {"hold": "held", "page-out": "out", "page-in": "resident"}
@@ -144,7 +145,7 @@ def test_what_does_not_come_to_rest_in_time_is_refused(stage: Stage) -> None:
 
 
 COPY_OUT = 3
-"""``KP_FAULT_COPY_OUT`` of ``tests/preload/library``."""
+"""Number of ``KP_FAULT_COPY_OUT`` in ``tests/preload/library``."""
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -188,7 +189,7 @@ def test_without_a_lease_a_call_asks_once_and_waits(stage: Stage) -> None:
 
 
 def test_a_call_asks_for_the_lease_when_the_memory_is_out_too(stage: Stage) -> None:
-    """Whose memory went out while idle must be able to say that it is idle no more."""
+    """A program that was paged out while idle must be able to ask for the GPU again."""
     program = stage.program("init(); p = alloc(MIB); d = fill(p, 1, MIB)")
     peer = stage.daemon.peer()
     peer.gate(open=False)
@@ -296,7 +297,8 @@ def test_room_is_asked_for_by_what_cannot_be_owned_too(stage: Stage, kind: str) 
 
 
 def test_no_room_is_asked_for_where_the_process_has_no_addresses_left(stage: Stage) -> None:
-    """That is out of memory, too, but no room in the GPU helps: the driver's own call decides."""
+    """The call runs out of memory, but room in the GPU does not help: the driver's own call
+    decides."""
     program = stage.program(
         "init(); import ctypes, os; kiwi = ctypes.CDLL(os.environ['LD_PRELOAD'].split(':')[0])"
     )
@@ -316,7 +318,7 @@ def test_a_handle_of_owned_memory_is_for_sharing_it(stage: Stage) -> None:
 
 
 def test_exported_memory_counts_as_shared_until_the_program_ends(stage: Stage) -> None:
-    """Whoever got the descriptor may still use the memory after the program released its handle."""
+    """Another process may still use the memory by its descriptor after the program's release."""
     program = stage.program("init()")
     peer = stage.daemon.peer()
     program.do(
@@ -335,7 +337,7 @@ ck(driver.cuMemRelease(h))
 
 
 def test_who_waits_for_room_can_be_paged_out(stage: Stage) -> None:
-    """Else two programs that outgrow the GPU together would wait for each other for ever."""
+    """Otherwise two programs that together outgrow the GPU would wait for each other for ever."""
     stage.daemon.grants_room = None
     program = stage.program("init(); p = alloc(64 * MIB); d = fill(p, 5, 64 * MIB)")
     peer = stage.daemon.peer()
@@ -351,7 +353,7 @@ def test_who_waits_for_room_can_be_paged_out(stage: Stage) -> None:
 
 
 def test_who_was_paged_out_while_waiting_for_room_asks_for_the_lease(stage: Stage) -> None:
-    """Its burst may be over by then: nobody else would have its memory brought back."""
+    """The program's burst may be over by then: nothing else would bring its memory back."""
     stage.daemon.grants_room = None
     program = stage.program("init(); p = alloc(64 * MIB); d = fill(p, 5, 64 * MIB)")
     peer = stage.daemon.peer()

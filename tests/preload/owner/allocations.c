@@ -1,5 +1,5 @@
-/* allocations SIZE COUNT: allocates so many, then frees them, through dlsym as programs do.  Under
- * callgrind, the difference between two counts tells the instructions of one of each. */
+/* allocations SIZE COUNT: makes COUNT allocations and frees them, through dlsym as programs do. Under callgrind, the
+ * difference between two counts gives the instructions of one allocation and one free. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

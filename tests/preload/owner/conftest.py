@@ -34,7 +34,7 @@ def world(tmp_path: Path, library: Path) -> Iterator[World]:
 
 @pytest.fixture
 def program(world: World) -> Callable[..., Worker]:
-    """Starts a program that has a context and the names of owner_calls."""
+    """Start a program that has a context and the names of ``owner_calls``."""
 
     def start(**environment: str) -> Worker:
         setup = "init(); from owner_calls import *"

@@ -1,5 +1,5 @@
-/* Run under the sanitizers: threads allocate, fill, check and free memory that the library owns, while
- * another pages all of it out and in, with faults on the way; at the end nothing is left over. */
+/* Runs under the sanitizers: threads allocate, fill, check and free owned memory, while another thread pages all of it
+ * out and in, with faults; at the end nothing is left over. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -49,7 +49,7 @@ bool kp_link_want_room(uint64_t bytes, int64_t until_ns) { return (void)bytes, (
 void kp_say(bool warning, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    if (warning) vfprintf(stderr, format, args), abort(); /* nothing here is to be warned of */
+    if (warning) vfprintf(stderr, format, args), abort(); /* no warning is expected here */
     va_end(args);
 }
 
@@ -80,7 +80,7 @@ static CUresult launch(CUfunction f, void **params) {
     return rc;
 }
 
-/* What xorshift_u32 writes, and checksum_u64 says of it. */
+/* Returns what checksum_u64 gives for the words that xorshift_u32 writes. */
 static uint64_t expected(uint64_t words, uint32_t seed) {
     uint64_t total = 0;
     for (uint64_t i = 0; i < words; i++) {
@@ -131,7 +131,7 @@ static void check(struct held *h, CUdeviceptr result) {
 }
 
 static void drop(struct held *h) {
-    CHECK(kp_own_free(h->p)); /* not through the gate */
+    CHECK(kp_own_free(h->p)); /* a free is not gated */
     h->p = 0;
 }
 
@@ -174,10 +174,10 @@ static void *page(void *arg) {
             kp_move_settle(until, &o);
             MUST(o.what == KP_MOVED);
         }
-        enum kp_fault kind = kinds[rnd(&x) % 6]; /* set only now: allocations are to succeed */
+        enum kp_fault kind = kinds[rnd(&x) % 6]; /* set only now: allocations must succeed */
         if (faulty) kp_fault_set(kind, (int)(rnd(&x) % 6), 1 + (int)(rnd(&x) % 2));
         bool last = __atomic_load_n(&finished, __ATOMIC_ACQUIRE);
-        if (!out || (!last && rnd(&x) % 6 == 0)) { /* again: what a way out that was cut short has left */
+        if (!out || (!last && rnd(&x) % 6 == 0)) { /* also pages out again what a failed page-out has left in */
             kp_move_out(until, &o);
             out = out || o.what == KP_MOVED || !kp_move_all_in();
         } else {
@@ -194,7 +194,7 @@ static void *page(void *arg) {
     return NULL;
 }
 
-/* Contexts come and go meanwhile, and not through the gate: one that is given back and stays, and one that ends with its
+/* Contexts are made and released meanwhile, outside of the gate: one that stays after its release, and one that ends with its
  * memory. */
 static void *come_and_go(void *arg) {
     (void)arg;
@@ -216,7 +216,7 @@ static void *come_and_go(void *arg) {
     return NULL;
 }
 
-/* One that was cancelled inside the driver stands in nobody's way. */
+/* A thread that was cancelled inside the driver blocks no other thread. */
 static void *never_leave(void *arg) {
     MUST(kp_gate_enter());
     return arg;

@@ -1,4 +1,4 @@
-"""Owned memory looks like the driver's own, and comes back from the host as it was."""
+"""Owned memory behaves as the driver's own, and comes back from the host unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZES = (1, 255, 512, 513, 4096, 100_000, MIB - 1, MIB, MIB + 1, 2 * MIB, 2 * MI
 
 
 def device_bytes(world, worker):
-    """What the process holds on the GPU beside its context."""
+    """Return the bytes that the process holds on the GPU, without its context."""
     process = emulator.books(world.state).process(worker.pid)
     return process.device_bytes.get(0, 0)
 
@@ -71,8 +71,8 @@ def test_all_that_is_freed_goes_back_to_the_gpu(program, world):
     p = program()
     p.do(f"held = [make(size, size) for size in {SIZES}]")
     assert device_bytes(world, p) == p.get("books()['owned']")
-    stream_bytes = 3 * (64 << 10)  # the library's, and its first copy each way
-    assert p.get("used()") == device_bytes(world, p) + 2 * MIB + stream_bytes  # the context, too
+    stream_bytes = 3 * (64 << 10)  # the library's stream, and its first copy each way
+    assert p.get("used()") == device_bytes(world, p) + 2 * MIB + stream_bytes  # with the context
     p.do("for a in held: drop(a)")
     assert device_bytes(world, p) == 0
     assert p.get("books()['overhead']") == 0

@@ -1,4 +1,4 @@
-"""What the library does by itself in the background breaks no capture of the program's."""
+"""The library's background work breaks no capture of the program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cuda_setups import GRAPHS
 
 @pytest.mark.parametrize("blocking", [0, 1], ids=["blocking", "non-blocking"])
 def test_pinning_beside_a_capture(program, blocking):
-    """A blocking stream would not bear work on the legacy default stream, in whatever mode."""
+    """Work on the legacy default stream would break a capture in a blocking stream, in any mode."""
     p = program()
     p.do(
         GRAPHS + "from owner_calls import *\na = make(20 * MIB, 1)\n"

@@ -1,4 +1,4 @@
-"""The way out and the way in: refusals change nothing, and no byte is ever lost."""
+"""Paging out and in: refusals change nothing, and no byte is ever lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def test_without_room_the_way_in_is_refused_and_can_be_tried_again(program, worl
 
 
 def test_a_broken_context_gives_its_memory_back_without_a_copy(program, world):
-    """Its own code broke it. Nobody can read the bytes any more; others need the room."""
+    """The program's own code broke the context. No call can read the bytes; others need the
+    room."""
     p = program()
     p.do(HELD)
     p.do("bad = lambda: (launch('fill_u32', 8, 1, 1), sync())")
@@ -83,7 +84,7 @@ def test_a_way_out_that_fails_after_others_went_well(program, kind):
 
 
 def test_a_way_out_of_a_full_gpu(program, world):
-    """Not a byte is left for what copying needs there."""
+    """No memory is left for what copying needs in the GPU."""
     emulator.set_manner(world.state, "streams_cost")
     p = program()
     p.do(HELD)
@@ -123,7 +124,7 @@ def test_a_way_in_that_fails_can_be_tried_again(program, world, kind):
 
 
 def test_a_way_out_that_fails_where_even_the_way_back_does_stays_out(program):
-    """What is out stays out, the rest in; nothing can touch either before the way in succeeded."""
+    """Memory that is out stays out, the rest stays in; no call passes before a page-in succeeds."""
     p = program()
     p.do(HELD)
     p.do("fault('copy_out', 5); fault('create', 0, -1)")
@@ -136,7 +137,7 @@ def test_a_way_out_that_fails_where_even_the_way_back_does_stays_out(program):
 
 
 def cut_short(p):
-    """A way out fails half-way, and so does the way back."""
+    """Make a page-out fail half-way, and the way back as well."""
     p.do("fault('copy_out', 5); fault('create', 0, -1)")
     assert p.get("out()").startswith("refused driver: ")
     p.do("fault('create', 0, 0); check()")
@@ -289,7 +290,7 @@ def test_what_goes_out_before_it_is_pinned_is_pinned_once_it_is_back(program):
 
 
 def test_who_measures_can_wait_until_all_is_pinned(program):
-    """As the bench does. Nobody pins anything before a daemon is there, or where it is refused."""
+    """The bench does so. Nothing is pinned before there is a daemon, or if pinning is refused."""
     p = program()
     p.do("from kiwi_core.bench.work.pinned import until_pinned")
     p.do(HELD)

@@ -1,4 +1,4 @@
-"""The owner on a real GPU (``pytest -m gpu``). Nothing of it has run on one yet."""
+"""The owner on a real GPU (``pytest -m gpu``). These tests have not yet run on one."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def generated(tmp_path_factory):
 def compile_all(
     directory: Path, command: list[str], sanitize: list[str], sources: list[Path]
 ) -> list[str]:
-    """Objects; the driver's are among them, or the sanitizer would not see into it."""
+    """Compile and return the objects, including the driver's: the sanitizer must see into it."""
     objects = []
     for i, source in enumerate(sources):
         objects.append(str(directory / f"{i}-{source.name}.o"))
@@ -70,7 +70,7 @@ def test_no_sanitizer_complains(tmp_path, generated, sanitizers):
 
     emulator.create_state(tmp_path / "gpus", emulator.parse_gpus("1x64MiB"))
     environment = os.environ | {emulator.ENV_STATE: str(tmp_path / "gpus")}
-    environment["ASAN_OPTIONS"] = "detect_leaks=0"  # what a process keeps for its life is no leak
+    environment["ASAN_OPTIONS"] = "detect_leaks=0"  # memory kept for a process's life is no leak
     done = subprocess.run(
         [target, STEPS[sanitizers]],
         env=environment,

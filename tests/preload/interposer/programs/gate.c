@@ -1,4 +1,4 @@
-/* The gate, seen by a program: gate SCENARIO [without-membarrier], on odd_driver.c under the library. */
+/* Tests the gate from a program: gate SCENARIO [without-membarrier], on odd_driver.c under the library. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -47,7 +47,7 @@ static void nap(void) { nanosleep(&(struct timespec){0, 2000000}, NULL); }
 #define GET(flag) __atomic_load_n(flag, __ATOMIC_SEQ_CST)
 #define SET(flag, value) __atomic_store_n(flag, value, __ATOMIC_SEQ_CST)
 
-/* A thread sleeps in the kernel: here, at the gate. */
+/* Returns whether a thread sleeps in the kernel, which here means at the gate. */
 static int asleep(pid_t thread) {
     char path[64], line[512];
     snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);
@@ -100,7 +100,7 @@ static void goes_on(struct caller *caller) {
 
 static void closed(void) {
     struct caller a, b;
-    EXPECT(close_gate(LONG) && close_gate(LONG)); /* twice is as good as once */
+    EXPECT(close_gate(LONG) && close_gate(LONG)); /* a second close changes nothing */
     start(&a, 0), start(&b, 0);
     waits(&a), waits(&b);
     size_t x, y; /* waits, questions and frees are not held up */
@@ -117,15 +117,15 @@ static void drains(void) {
     start(&a, 1);
     AWAIT(GET(held));
     EXPECT(inside() == 1);
-    EXPECT(!close_gate(SOON)); /* it takes too long: as if nothing had been */
+    EXPECT(!close_gate(SOON)); /* the close takes too long, and changes nothing */
     fill(0, 0, 1);
     EXPECT(!GET(&a.done));
     arm(1);
     EXPECT(!close_gate(SOON));
     start(&b, 0);
-    waits(&b); /* and armed as before */
+    waits(&b); /* the gate is armed as before */
     SET(hold, 0);
-    EXPECT(close_gate(LONG)); /* it ends by itself, in time */
+    EXPECT(close_gate(LONG)); /* the call ends by itself, in time */
     goes_on(&a);
     waits(&b);
     open_gate();
@@ -141,7 +141,7 @@ static void armed(void) {
     waits(&a);
     EXPECT(close_gate(LONG));
     arm(0);
-    waits(&a); /* closed still */
+    waits(&a); /* the gate is still closed */
     arm(1);
     open_gate();
     waits(&a); /* back to armed */
@@ -151,7 +151,7 @@ static void armed(void) {
 
 static int free_pointer(void *p) { return free_((unsigned long long)(uintptr_t)p); }
 
-/* Whatever its class, no call comes through; and all go on when it opens. */
+/* No call of any class passes a shut gate; all go on when it opens. */
 static void shut(void) {
     struct caller a, b[4];
     EXPECT(close_gate(LONG));
@@ -171,7 +171,7 @@ static void shut(void) {
     EXPECT(GET(broken) == 0 && passed() == 1 && inside_any() == 0);
 }
 
-/* A thread in a wait counts for the shut, not for the close. */
+/* Shutting waits for a thread in a wait; closing does not. */
 static void shut_drains(void) {
     struct caller a, b;
     SET(hold, 1);
@@ -179,13 +179,13 @@ static void shut_drains(void) {
     AWAIT(GET(held));
     EXPECT(inside() == 0 && inside_any() == 1);
     EXPECT(close_gate(LONG));
-    EXPECT(!shut_gate(SOON)); /* it takes too long: closed as before */
+    EXPECT(!shut_gate(SOON)); /* the shut takes too long: the gate is closed as before */
     start(&b, 0);
     waits(&b);
     EXPECT(query(NULL) == 0 && !GET(&a.done));
     SET(hold, 0);
     EXPECT(shut_gate(LONG));
-    goes_on(&a); /* it was inside, and comes out */
+    goes_on(&a); /* the thread was inside, and leaves */
     waits(&b);
     open_gate();
     goes_on(&b);
@@ -227,18 +227,18 @@ static void captures(void) {
     void *graph;
     EXPECT(begin_capture((void *)3, 0) == 0);
     EXPECT(!close_gate(SOON));
-    EXPECT(end_capture((void *)99, &graph) == 908); /* refused: it goes on */
+    EXPECT(end_capture((void *)99, &graph) == 908); /* refused: the capture goes on */
     EXPECT(!close_gate(SOON));
-    arm(1); /* no lease: but the capture must come to its end */
+    arm(1); /* there is no lease, but the capture must be able to end */
     fill(0, 0, 1);
     arm(0);
     pthread_create(&closer, NULL, close_long, &answer);
     for (int i = 0; i < 20; i++) fill(0, 0, 1), nap(); /* the capture's own calls go on */
     EXPECT(!GET(&answer));
-    pthread_create(&other, NULL, begin_another, &began); /* a new one waits */
+    pthread_create(&other, NULL, begin_another, &began); /* a new capture waits */
     for (int i = 0; i < 20; i++) nap();
     EXPECT(!GET(&began));
-    EXPECT(begin_capture((void *)5, 0) == 0); /* but not one within the first */
+    EXPECT(begin_capture((void *)5, 0) == 0); /* but not one of a thread that has a capture open */
     EXPECT(end_capture((void *)5, &graph) == 0 && !GET(&answer));
     EXPECT(end_capture((void *)3, &graph) == 0);
     pthread_join(closer, NULL);
@@ -246,7 +246,7 @@ static void captures(void) {
     open_gate();
     pthread_join(other, NULL);
     EXPECT(!close_gate(SOON));
-    EXPECT(destroy((void *)4) == 0); /* a stream takes its capture with it */
+    EXPECT(destroy((void *)4) == 0); /* destroying a stream ends its capture */
     EXPECT(close_gate(LONG));
 }
 
@@ -279,7 +279,7 @@ static void stress_with(void *(*work)(void *), int shuts) {
         EXPECT(close_gate(LONG));
         if (shuts) EXPECT(shut_gate(LONG));
         SET(forbidden, 1);
-        AWAIT((shuts ? inside_any() : inside()) == 0); /* who finds it shut is counted for an instant */
+        AWAIT((shuts ? inside_any() : inside()) == 0); /* a thread that finds it shut is counted for an instant */
         nap();
         SET(forbidden, 0);
         open_gate();
@@ -325,13 +325,13 @@ static void crowd(void) {
     open_gate();
     for (int i = 0; i < CROWD; i++) pthread_join(threads[i], NULL);
     EXPECT(GET(broken) == 0 && passed() == 2 * CROWD && inside_any() == 0);
-    struct caller a; /* their seats are free again: this thread gets one */
+    struct caller a; /* the seats are free again: this thread gets one */
     start(&a, 0);
     goes_on(&a);
     EXPECT(close_gate(LONG));
 }
 
-/* A kernel, or a sandbox, without membarrier(2). */
+/* Forbids membarrier(2), as some kernels and sandboxes do. */
 static void forbid_membarrier(void) {
     struct sock_filter program[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -343,7 +343,7 @@ static void forbid_membarrier(void) {
     EXPECT(syscall(SYS_membarrier, 0, 0, 0) == -1 && errno == ENOSYS);
 }
 
-/* The child of a program that uses the driver: never held up, whatever the gate was. */
+/* The child of a program that uses the driver is never held up, whatever the state of the gate was. */
 static void forks(void) {
     EXPECT(close_gate(LONG) && shut_gate(LONG));
     pid_t child = fork();
@@ -357,7 +357,8 @@ static void forks(void) {
     goes_on(&a);
 }
 
-/* The child of one that does not: a program like any other. Another thread stood inside meanwhile. */
+/* The child of a program that does not use the driver is a program like any other, even if another thread was inside
+ * at the fork. */
 static void forks_before(void) {
     struct caller a;
     SET(hold, 1);
@@ -379,7 +380,7 @@ static void forks_before(void) {
     goes_on(&a);
 }
 
-/* A program ends though a thread of it stands at the closed gate. */
+/* A program ends although one of its threads waits at the closed gate. */
 static void exits(void) {
     static struct caller a;
     EXPECT(close_gate(LONG));

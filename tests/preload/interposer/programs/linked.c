@@ -1,4 +1,4 @@
-/* A program that is linked with libcuda, as C programs are: it never calls dlsym for the driver. */
+/* A program that is linked with libcuda, as C programs are, and never calls dlsym for the driver. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
-/* Every way to look a function of the driver up. Prints one line for each: its name, and whose
- * function came back: kiwi, driver, other or none. */
+/* Looks up driver functions in every way. Prints a line for each: its name, and whose function it got: kiwi, driver,
+ * other or none. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@ static const char *whose(const void *address) {
 static void say(const char *what, const void *address) { printf("%s %s\n", what, whose(address)); }
 
 int main(void) {
-    /* Nobody has loaded a driver: a search must fail, and say why, as it would without Kiwi. */
+    /* No driver is loaded: a search must fail and set an error, as without Kiwi. */
     dlerror();
     say("default-before", dlsym(RTLD_DEFAULT, "cuLaunchKernel"));
     const char *error = dlerror();

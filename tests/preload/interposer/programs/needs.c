@@ -1,4 +1,4 @@
-/* A shared library that is linked with libcuda, as extensions in C++ are: it says what it finds. */
+/* A shared library that is linked with libcuda, as C++ extensions are. It returns which functions it found. */
 #include <stddef.h>
 
 int cuInit(unsigned flags);

@@ -1,5 +1,5 @@
-/* RTLD_NEXT looks at who asks: two libraries each define next_answer(), and the first one's asks for
- * the next one's. Compiled three times: -DFIRST, -DSECOND, and the program. */
+/* RTLD_NEXT depends on the caller: two libraries define next_answer(), and the first one calls the next one.
+ * Compiled three times: -DFIRST, -DSECOND, and the program. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@ int next_answer(void) {
     int (*next)(void) = (int (*)(void))dlsym(RTLD_NEXT, "next_answer");
     return next && next != next_answer ? next() + 1 : -1;
 }
-/* An interposer of the driver, too: its own name leads on to the next one, not back to it. */
+/* Also interposes the driver: a look-up of its own name finds the next definition, not this one. */
 int cuDeviceGetCount(int *count) {
     int (*next)(int *) = (int (*)(int *))dlsym(RTLD_NEXT, "cuDeviceGetCount");
     return next && next != cuDeviceGetCount ? next(count) : -1;

@@ -1,4 +1,4 @@
-/* What a program sees of odd_driver.c under the library: one line for each thing looked at. */
+/* Prints what a program sees of odd_driver.c under the library, one line for each observation. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>

@@ -1,6 +1,6 @@
-/* A libcuda with everything that a real one may do and the emulated one does not: addresses that
- * cuGetProcAddress keeps for itself, functions and forms newer than Kiwi's header, calls that reach
- * the driver's own functions through their exported names, and a dlsym from inside. */
+/* A libcuda that does what a real one may do and the emulated one does not: it has addresses that only
+ * cuGetProcAddress returns, functions and forms newer than Kiwi's header, calls of its own functions through their
+ * exported names, and a dlsym from inside. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -12,7 +12,7 @@
 typedef unsigned long long pointer;
 typedef uintptr_t W;
 
-API W odd_seen[16]; /* what the last call was given */
+API W odd_seen[16]; /* arguments of the last call */
 API int odd_calls;
 
 API int cuInit(unsigned flags) { return flags ? 1 : 0; }
@@ -35,7 +35,7 @@ API int cuTexRefSetMipmapLevelClamp(void *texture, float least, float most) {
     return (void)texture, odd_calls++, least == 0.25f && most == 8.5f ? 0 : 1;
 }
 
-/* Through the exported name, which the program or Kiwi may have taken over. */
+/* Calls through the exported name, which the program or Kiwi may have interposed. */
 API int cuMemcpyHtoDAsync_v2(pointer to, const void *from, size_t bytes, void *stream) {
     W words[] = {to, (W)from, bytes, (W)stream};
     return saw(4, words);
@@ -53,7 +53,7 @@ static int launch_inside(W a, W b, W c, W d, W e, W f, W g, W h, W i, W j, W k) 
     return 1000 + cuLaunchKernel(a, b, c, d, e, f, g, h, i, j, k);
 }
 static int alloc_inside(pointer *p, size_t bytes) { return cuMemAlloc_v2(p, bytes); }
-/* A form that takes more than any before it. */
+/* A form with more arguments than any before. */
 API int cuLaunchKernel_v9(W a, W b, W c, W d, W e, W f, W g, W h, W i, W j, W k, W l, W m, W n, W o, W p) {
     W words[] = {a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p};
     return saw(16, words);
@@ -68,7 +68,7 @@ API int cuProfilerStart(W a) {
     return saw(1, words);
 }
 
-/* For gate.c: a call that says when it runs though it may not, and one that takes as long as it is told. */
+/* For gate.c: a call that counts when it runs though it must not, and one that takes as long as it is told. */
 API int cuMemsetD8_v2(pointer p, unsigned char value, size_t count) {
     (void)value;
     if (__atomic_load_n(&odd_forbidden, __ATOMIC_SEQ_CST)) __atomic_fetch_add(&odd_broken, 1, __ATOMIC_SEQ_CST);
@@ -98,16 +98,16 @@ API int cuStreamSynchronize(void *stream) {
 API int cuCtxSetCurrent(void *context) { return (void)context, look(), 0; }
 API int cuStreamQuery(void *stream) { return (void)stream, look(), 0; }
 
-static int capturing; /* of one stream, whichever */
+static int capturing; /* one state for all streams */
 API int cuStreamBeginCapture_v2(void *stream, int mode) { return (void)mode, (void)stream, capturing = 1, 0; }
 API int cuStreamIsCapturing(void *stream, int *status) { return (void)stream, *status = capturing, 0; }
 API int cuStreamEndCapture(void *stream, void **graph) {
-    if (stream == (void *)99) return 908; /* by the wrong thread: it goes on */
+    if (stream == (void *)99) return 908; /* as from the wrong thread: the capture goes on */
     return *graph = NULL, capturing = 0, 0;
 }
 API int cuStreamDestroy_v2(void *stream) { return (void)stream, capturing = 0, 0; }
 
-/* Whom does a look-up from inside the driver find? */
+/* Returns what a look-up from inside the driver finds. */
 API void *odd_inside(void) { return dlsym(RTLD_DEFAULT, "cuMemAlloc_v2"); }
 
 API int cuGetProcAddress_v2(const char *name, void **address, int version, unsigned long long flags, int *how) {

@@ -1,6 +1,6 @@
-/* overhead CALL COUNT: makes a call so many times, the way programs find it, and prints the processor
- * time of one in ns.
- * Under callgrind, the difference between two counts tells the instructions of one call. */
+/* overhead CALL COUNT: makes a call COUNT times, looked up as programs do, and prints the processor time of one call
+ * in ns.
+ * Under callgrind, the difference between two counts gives the instructions of one call. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>

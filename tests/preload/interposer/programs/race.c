@@ -1,4 +1,4 @@
-/* Many threads are the first to look the driver up, all at once. */
+/* Many threads look the driver up for the first time at once. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>

@@ -1,4 +1,4 @@
-/* Calls the driver's functions where there is no driver: the library defines the names, too. */
+/* Calls the driver's functions without a driver: the library also defines the names. */
 #include <stdio.h>
 
 int cuInit(unsigned) __attribute__((weak));
