@@ -113,7 +113,7 @@ class Peer:
             self.say("room", request=message["request"], granted=granted, detail="")
 
     def welcome(self) -> None:
-        # In one write, as the daemon does: a program's first call finds the final state of the gate.
+        # In one write, as the daemon does: a program's first call finds the gate's final state.
         lines = [
             {
                 "type": "welcome",
