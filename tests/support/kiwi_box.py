@@ -110,7 +110,7 @@ class KiwiBox:
                 start_new_session=True, preexec_fn=self._limit,
             )  # fmt: skip
         wait_until(self.status_or_none, f"the daemon answers; {self.log()}")
-        if not self.program_env:  # only once: it starts a program, for whose session others make room
+        if not self.program_env:  # only once: it starts a program, which is a session
             self.program_env = self._ask_for_environment()
 
     def _limit(self) -> None:
