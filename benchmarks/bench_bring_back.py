@@ -1,13 +1,13 @@
-"""What the bring-back hint saves: the wait of a cell whose memory was paged out.
+"""How much of the wait of a cell whose memory was paged out the bring-back hint saves.
 
-Real kernels and a real daemon on an emulated GPU whose copies take as long as on a real one, scaled
-down 256 times: 256 MiB at 64 MiB/s stand for 64 GiB at 16 GiB/s. The emulated driver proves nothing
-about speed: how long a page-in takes is injected, what is measured is how much of it is left for
-the cell to wait for, and the order of things.
+Real kernels and a real daemon use an emulated GPU whose copies take as long as on a real one,
+scaled down 256 times: 256 MiB at 64 MiB/s stand for 64 GiB at 16 GiB/s. The emulated driver proves
+nothing about speed: the time of a page-in is injected. The benchmark measures how much of that time
+is left for the cell to wait for, and the order of events.
 
-1. *The wait saved.* A notebook's memory is out; a hint is given, some seconds later its cell is
-   run: how long it takes, against no hint, and against memory that was there all the time.
-2. *The price of being wrong.* A hint for one notebook has just begun when another one asks.
+1. *The wait saved.* A notebook's memory is out; a hint is given, and some seconds later its cell is
+   run: how long it takes, against no hint, and against memory that was in all the time.
+2. *The price of a wrong hint.* A page-in for one notebook has just begun when another one asks.
 3. *In JupyterLab.* The same as 1, with a key typed into the notebook in a real browser as the hint.
 """
 
@@ -47,10 +47,10 @@ FOOTPRINTS_MIB = (64, 128, 256)
 LEADS_S = (0.5, 1.0, 2.0, 4.0)
 
 SOON_S = 0.1
-"""After the hint for one, the other one asks."""
+"""Time after a hint for one notebook when the other one asks."""
 
 PROTECTED_S = 10.5
-"""What was used less long ago does not go out for a hint (``hint_protect``)."""
+"""Memory that was used less long ago is not paged out for a hint (``hint_protect``)."""
 
 CELL = "memory.step()"
 
@@ -58,7 +58,7 @@ Numbers = dict[str, float]
 
 
 class Notebook:
-    """A kernel with so much memory in the GPU."""
+    """A kernel with ``mib`` MiB in the GPU."""
 
     def __init__(self, daemon: Daemon, kernel: Kernel, mib: int, seed: int) -> None:
         self._daemon, self._kernel = daemon, kernel
@@ -70,13 +70,13 @@ class Notebook:
         self.id = found.id
 
     def cell_s(self) -> float:
-        """How long a cell that uses the memory takes, its wait included."""
+        """Return the time of a cell that uses the memory, including its wait."""
         began = time.monotonic()
         self._kernel.check(CELL)
         return time.monotonic() - began
 
     def out(self, client: Client) -> None:
-        """Its memory goes out, as fast as can be."""
+        """Page the memory out, as fast as possible."""
         with quick(self._daemon):
             if self._state() != "paged-out":
                 self._daemon.wait_for(lambda _: self._state() == "idle", "an idle notebook")
@@ -84,7 +84,7 @@ class Notebook:
             self._daemon.wait_for(lambda _: self._state() == "paged-out", "paged out")
 
     def use(self) -> None:
-        """Its memory comes in, as fast as can be."""
+        """Page the memory in, as fast as possible."""
         with quick(self._daemon):
             self._kernel.check(CELL)
             self._daemon.wait_for(lambda _: self._state() == "idle", "an idle notebook")
@@ -97,7 +97,7 @@ class Notebook:
 
 @contextmanager
 def quick(daemon: Daemon) -> Iterator[None]:
-    """What is only preparation does not take the bus's time."""
+    """Make copies fast during the block, for preparations."""
     emulator.set_copy_bandwidth(daemon.state_path, 0)
     try:
         yield
@@ -120,7 +120,7 @@ def hint(client: Client, session: str) -> None:
 
 
 def saved(daemon: Daemon, mib: int, leads: tuple[float, ...], rounds: int) -> dict[str, Numbers]:
-    """By what came before the cell. Medians, in seconds."""
+    """Return median times in seconds, by what came before the cell."""
     took: dict[str, list[float]] = {}
     with ExitStack() as stack:
         client = stack.enter_context(daemon.client())
@@ -139,7 +139,8 @@ def saved(daemon: Daemon, mib: int, leads: tuple[float, ...], rounds: int) -> di
 
 
 def summary(took: dict[str, list[float]], without: str, floor: str) -> dict[str, Numbers]:
-    """``ratio``: of the wait (above ``floor``) to that ``without`` a hint."""
+    """Return medians, with the ``ratio`` of the wait (above ``floor``) to that ``without`` a
+    hint."""
     least = statistics.median(took[floor])
     whole = statistics.median(took[without]) - least
     found = {}
@@ -161,8 +162,9 @@ def summary(took: dict[str, list[float]], without: str, floor: str) -> dict[str,
 
 
 def price(daemon: Daemon, mib: int, case: str, rounds: int) -> Numbers:
-    """What the other notebook's cell takes with a hint for the first one just begun, and without.
-    ``case``: its memory is "beside" (both fit), "out" too, or a "victim" of the hint."""
+    """Return the time of the other notebook's cell, right after a hint for the first one and
+    without a hint. ``case``: its memory is "beside" (both fit), also "out", or a "victim" of the
+    hint."""
     with_s, without_s = [], []
     with ExitStack() as stack:
         client = stack.enter_context(daemon.client())
@@ -179,7 +181,7 @@ def price(daemon: Daemon, mib: int, case: str, rounds: int) -> Numbers:
                 time.sleep(PROTECTED_S)
             if number % 2:
                 without_s.append(other.cell_s())
-                hinted.use()  # so that the next hint is not the second one for nothing
+                hinted.use()  # so that the next hint is not a second unused one
             else:
                 hint(client, hinted.id)
                 time.sleep(SOON_S)
@@ -213,7 +215,7 @@ class InLab:
         self._pid, self._session = found.pid, found.id
 
     def cell_s(self) -> float:
-        """From the click to what the cell says about its own end."""
+        """Return the time from the click to the end that the cell itself prints."""
         began = time.time()
         self._pane.run(USE)
         return float(self._pane.outputs(USE)[-1]["text"]) - began
@@ -226,7 +228,7 @@ class InLab:
             self._daemon.wait_state(self._pid, "paged-out")
 
     def typed_s(self, lead_s: float) -> tuple[float, float]:
-        """How long the cell takes ``lead_s`` after a key; and the key's way to the daemon."""
+        """Return the time of the cell ``lead_s`` after a key, and the time from key to daemon."""
         self._page.reload()  # the browser's own pause between two hints begins anew
         self._pane.wait_shown()
         self._pane.edit(NOTES)

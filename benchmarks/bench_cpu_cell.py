@@ -1,13 +1,13 @@
-"""A cell with nobody in the way, on the CPU or the GPU, in a kernel with Kiwi and in one without.
+"""A cell without contention, on the CPU or the GPU, in a kernel with Kiwi and in one without.
 
-Real kernels, asked as a notebook asks (``execute_request``); a round trip is over when the reply
-and the kernel's "idle" have come. All live at once and are asked in turns, so that whatever the
-machine does hits all of them. With Kiwi means: the extension is loaded as its package installs it,
-connected to a real daemon on an emulated GPU, and watching each cell; without means that the
-extension is not loaded at all. A third kernel, a second one without Kiwi, is the control: two
-equal kernels differ, too, and a ratio means something only beside theirs. ``numpy`` cells count:
-they are what notebooks that do not need the GPU mostly run. GPU cells come last, in the same three
-kernels; those without Kiwi get the emulated driver through their environment.
+Real kernels get requests as from a notebook (``execute_request``); a round trip is over when the
+reply and the kernel's "idle" have come. All kernels run at the same time and are asked in turns, so
+that other load on the machine affects all of them. With Kiwi, the extension is loaded as its
+package installs it, connected to a real daemon on an emulated GPU, and watches each cell; without
+Kiwi, the extension is not loaded at all. A second kernel without Kiwi is the control: two equal
+kernels also differ, and a ratio means something only beside theirs. ``numpy`` cells matter:
+notebooks that do not need the GPU mostly run such cells. GPU cells come last, in the same three
+kernels; the kernels without Kiwi get the emulated driver from their environment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LIMIT = 1.03
 
 WITHOUT = "c.InteractiveShellApp.extra_extensions = []"
-"""A user's own configuration comes after what packages install."""
+"""Configuration of a user, which comes after the configuration of packages."""
 
 CELLS = {
     "x = 1": "x = 1",
@@ -56,7 +56,7 @@ print((a @ a.T).trace(), a.mean())
 }
 
 CELLS["ten lines, new text"] = CELLS["ten lines"] + "# {number}\n"
-"""Kiwi keeps what it has read of a cell; here each text is new to it."""
+"""Cell with a new text each time: Kiwi caches what it has read of a cell."""
 
 START_GPU = """\
 from cuda.bindings import driver as cuda
@@ -86,7 +86,7 @@ print(json.dumps({n: os.environ[n] for n in names}))
 """
 
 LOADED = "'kiwi_jupyter.kernel' in get_ipython().extension_manager.loaded"
-"""Not a cell that is measured: does this kernel have Kiwi?"""
+"""Cell that is not measured and checks whether the kernel has Kiwi."""
 
 
 def asking(kernel: Kernel, code: str) -> Callable[[], None]:
@@ -95,8 +95,8 @@ def asking(kernel: Kernel, code: str) -> Callable[[], None]:
 
 
 def ask(kernel: Kernel, code: str) -> None:
-    """One round trip. Waits on the sockets themselves: the tests' driver polls, which is too coarse
-    for a few milliseconds."""
+    """Make one round trip. It waits on the sockets themselves: the tests' driver polls, which is
+    too coarse for a few milliseconds."""
     client = kernel.client
     wanted = client.execute(code, allow_stdin=False)
     while True:
@@ -180,7 +180,8 @@ def main() -> int:
 
 
 def _p25(one: Samples, other: Samples) -> float:
-    """Less shaken by whatever else runs on the machine than the medians are."""
+    """Return the ratio of first quartiles, which other load on the machine affects less than
+    medians."""
     return one.percentile_ns(25) / other.percentile_ns(25)
 
 

@@ -1,11 +1,11 @@
 """One daemon under load: 1,000 sessions, 200 lease cycles a second, and whether it stays small.
 
 Each session is a process with a connection of its own (``sessions.py``), so the daemon watches
-1,000 processes and 1,000 sockets. Each asks for the GPU every five seconds at a time of its own,
-holds it for a millisecond and gives it back. The daemon is a real one on an emulated GPU, with its
-defaults: it knows nothing of what these sessions need, so it gives the GPU to one at a time, and
-a grant's latency holds the wait for those ahead. With ``--anti-thrash off`` everybody is granted
-at once, which shows the daemon's own share.
+1,000 processes and 1,000 sockets. Each session asks for the GPU every five seconds at a time of its
+own, holds it for a millisecond and gives it back. The daemon is a real one on an emulated GPU, with
+its defaults: it does not know what these sessions need, so it gives the GPU to one at a time, and
+the latency of a grant contains the wait for the sessions ahead. With ``--anti-thrash off`` every
+request is granted at once, which shows the daemon's own share.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     import argparse
 
 CYCLES_TO_FILL = 35
-"""Each session keeps a story of its last 64 lines, two for a cycle: until those are full, memory
-grows as it should. What counts is the growth after that."""
+"""Cycles that fill a session's story of its last 64 lines, two for a cycle: until then, memory is
+expected to grow. Only the growth after that counts."""
 
 GROWTH_LIMIT = 1.05
-"""Resident memory at the end against that after the warm-up: what "flat" means here."""
+"""Limit of resident memory at the end against that after the warm-up, to count as flat."""
 
 
 def watch(process: psutil.Process, load: subprocess.Popen[str]) -> list[dict[str, float]]:
-    """The daemon's memory, descriptors and processor time, each second until the load ends."""
+    """Return the daemon's memory, descriptors and processor time, each second until the load
+    ends."""
     rows: list[dict[str, float]] = []
     began_s = time.monotonic()
     while load.poll() is None:
@@ -71,7 +72,7 @@ def run(mode: str, args: Any) -> dict[str, Any]:
         joined = json.loads(load.stdout.readline())["joined"]
         load.stdin.write("go\n")
         load.stdin.flush()
-        with ThreadPoolExecutor(1) as reader:  # it says more than a pipe holds
+        with ThreadPoolExecutor(1) as reader:  # the output is more than a pipe holds
             said = reader.submit(load.stdout.read)
             rows = watch(process, load)
             outcome = json.loads(said.result())
@@ -140,7 +141,7 @@ def main() -> int:
     for one in runs:
         mode = f"(anti-thrash {one['anti_thrash']})"
         short = args.rate / max(0.1, one["cycles_per_s"])
-        # A tenth: the arrival times are random, and the last period is cut off.
+        # One tenth is allowed: the arrival times are random, and the last period is cut off.
         targets += [
             target(f"cycles asked for / done {mode}", short, 1.1),
             target(f"sessions that failed {mode}", one["failed"], 0, "sessions"),

@@ -1,19 +1,19 @@
-"""How right the waits are that people are shown, in the simulator, and what a look costs.
+"""How accurate the waits are that people are shown, in the simulator, and the cost of a look.
 
     python benchmarks/bench_expected_waits.py [--json FILE] [--quick] [--jobs N] [--hours H]
     python benchmarks/bench_expected_waits.py --cost [--json FILE]
 
 Five mixes (docs/simulate.md), both policies, 5, 25 and 50 GB/s, pooled over held-out seeds: none of
-them was used to choose a constant (those are 6 to 9). What a notebook is shown first, at its
-request, is compared with how long it waited then. Right is within max(2 s, 25 %): of the figure or,
-where a range was shown, of the range, which is at most 2.5 × its low end + 5 s. Waits of a second
-or less do not count. Beside that: the figure alone ("expected"), and the rough sum that was shown
-before. Cells that were stopped in their middle and wait to go on are counted apart: under the
-interactive policy whoever comes meanwhile overtakes them, which nobody can foresee. They are shown
-an upper bound, which holds if the wait was no longer.
+these seeds was used to choose a constant (those are 6 to 9). The figure that a notebook is first
+shown, at its request, is compared with its wait. It is right within max(2 s, 25 %) of the figure
+or, if a range was shown, of the range, which is at most 2.5 × its low end + 5 s. Waits of a second
+or less do not count. The results also have the figure alone ("expected"), and the rough sum that
+was shown before. Cells that were stopped in the middle and wait to go on are counted apart: under
+the interactive policy later requests overtake them, which cannot be foreseen. They are shown an
+upper bound, which holds if the wait was no longer.
 
 ``--cost``: one look with all but one of 10, 50 and 200 sessions in the queue, in ms of processor
-time; and how often a figure rose along a wait, where it is looked at each second.
+time; and how often a figure rose along a wait, if it is read each second.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ FIRST_SEED = 1000
 SPEEDS = (5.0, 25.0, 50.0)
 SHARE_LIMIT = 0.85
 DEFAULT_LIMITS = (("first", "right", 0.92), ("to go on", "holds", 0.95))
-"""Shares that the default policy reaches over all mixes and speeds."""
+"""Shares that the default policy has to reach over all mixes and speeds."""
 COST_LIMIT_MS = 1.0
 COUNTS_NS = NS_PER_S
 
 
 @dataclass
 class Told:
-    """What one waiter was shown first."""
+    """The figures that a waiting session was first shown."""
 
     at_ns: int
     since_ns: int
@@ -76,8 +76,8 @@ class Told:
 
 
 class Watched(Simulation):
-    """Looks whenever somebody has come to the queue, as the daemon does; ``every_ns``: and so
-    often while anybody waits."""
+    """A simulation that looks whenever a session joins the queue, as the daemon does, and also
+    every ``every_ns`` while any session waits."""
 
     every_ns = 0
 
@@ -93,7 +93,7 @@ class Watched(Simulation):
         if self.every_ns:
             self._look_on()
         super()._tell(event)
-        queue = self.scheduler._st.queue  # a view after each event would cost more than all else
+        queue = self.scheduler._st.queue  # a view after each event would cost more than the rest
         for session, told in tuple(self._told.items()):
             if session not in queue or queue[session].queued_ns != told.since_ns:
                 del self._told[session]
@@ -118,7 +118,7 @@ class Watched(Simulation):
             )  # fmt: skip
 
     def _look_on(self) -> None:
-        """What people see while nothing happens."""
+        """Record what people see while nothing happens."""
         while self._before_ns + self.every_ns < self.now_ns:
             self._before_ns += self.every_ns
             shown: dict[tuple[SessionId, int], int] = {}
@@ -157,7 +157,7 @@ def waits_of(job: tuple[Key, int, float]) -> tuple[Key, list[Told]]:
 
 
 def steadiness(policy: str, hours: float) -> dict[str, Any]:
-    """How often a figure rose, where it is looked at each second."""
+    """Return how often a figure rose, if it is read each second."""
     seen = watched(("6+1", policy, 25.0), FIRST_SEED, hours, every_ns=NS_PER_S)
     return {
         "policy": policy, "waits": len(seen.ended), "looks": seen.looks, "rises": seen.rises,
@@ -217,7 +217,8 @@ def accuracy(seeds: int, hours: float, jobs: int) -> list[dict[str, Any]]:
 
 
 def crowd(sessions: int, policy: str) -> tuple[Scheduler, int]:
-    """All but one wait; none fits beside another, and what each usually does is known."""
+    """Return a scheduler where all sessions but one wait; no two fit together, and the usual work
+    of each is known."""
     scheduler = Scheduler(80 * GIB, host_budget_bytes=100 * TIB, policy=policy)
     ids = [SessionId(f"s{number}") for number in range(sessions)]
     now_ns, burst = 0, 0
@@ -248,7 +249,8 @@ def crowd(sessions: int, policy: str) -> tuple[Scheduler, int]:
 
 
 def cost(looks: int) -> list[dict[str, Any]]:
-    """Processor time; each look is late enough after the one before that none is kept."""
+    """Return processor times; each look comes late enough after the one before that none is
+    cached."""
     rows = []
     for policy in names():
         for sessions in (10, 50, 200):

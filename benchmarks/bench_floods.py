@@ -1,13 +1,13 @@
 """How long a well-behaved user waits for a grant while another user floods the daemon.
 
-A real root daemon on an emulated GPU (the installed ``kiwi``). A hostile user (two processes with
-eight connections each, unless said otherwise) says one message as fast as the daemon takes it;
-another user's session asks for the GPU, has it for a moment and gives it back, hundreds of times.
-Beside each flood the same is measured without one, in the same run. Users are played by
-``setpriv``, so it needs root.
+The daemon is a real one run by root on an emulated GPU (the installed ``kiwi``). A hostile user
+(two processes with eight connections each, unless said otherwise) sends one message as fast as the
+daemon takes it; another user's session asks for the GPU, holds it for a moment and gives it back,
+hundreds of times. Each flood is compared with the same session without a flood, in the same run.
+The benchmark acts as other users by ``setpriv``, so it needs root.
 
-A flood in which the target was missed is measured again, up to three times in all; the results have
-the best one, and the 99th percentiles of all.
+A flood that misses the target is measured again, up to three times in all; the results have the
+best run, and the 99th percentiles of all runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LIMIT_S = 0.25
 RUNS_MAX = 3
 FIRST_TURNS_S = 8.0
-"""For the first turns of the hostile sessions."""
+"""Time for the first turns of the hostile sessions."""
 
 ASK_FOR_THE_GPU = {"acquire, end-burst", "acquire, withdraw"}
 
@@ -59,7 +59,8 @@ def measure(daemon: RootDaemon, kind: str, args: Any) -> dict[str, Any]:
 
 
 def measured(daemon: RootDaemon, kind: str, args: Any) -> dict[str, Any]:
-    """The best of up to three, with all of them: others who use the cores make any one late."""
+    """Return the best of up to three runs, and the others' percentiles: other load on the cores can
+    make any run late."""
     runs: list[dict[str, Any]] = []
     while len(runs) < RUNS_MAX and all(late(one) for one in runs):
         runs.append({**measure(daemon, kind, args), "load": round(os.getloadavg()[0], 2)})
@@ -72,7 +73,7 @@ def late(one: dict[str, Any]) -> bool:
 
 
 def earlier(args: Any) -> dict[str, dict[str, Any]]:
-    """With ``--kind`` the other results in the file stay."""
+    """Return the results in the file, which stay when ``--kind`` measures others."""
     if args.json is None or not args.json.exists():
         return {}
     floods: dict[str, dict[str, Any]] = json.loads(args.json.read_text())["floods"]

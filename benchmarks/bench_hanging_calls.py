@@ -1,9 +1,9 @@
 """How long ``kiwi status`` waits for the daemon while a driver call about a program hangs.
 
-A real daemon on an emulated GPU. For each driver call that the daemon makes about a program, and
-for each reading of NVML, the call is made to hang; meanwhile the status is asked for again and
-again over a new connection, as ``kiwi status`` does. Just before, the same is measured while
-nothing hangs. The start of the command itself (Python and its imports) is left out.
+The daemon is a real one on an emulated GPU. Each driver call that the daemon makes about a program,
+and each reading of NVML, is made to hang; meanwhile the status is requested again and again over a
+new connection, as ``kiwi status`` does. Just before, the same is measured while nothing hangs. The
+start of the command itself (Python and its imports) is left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 1.0
 PAUSE_S = 0.02
-"""Between two questions: without a rest the daemon would do nothing but answer them."""
+"""Rest between two requests, without which the daemon would do nothing but answer them."""
 QUICK_TURNS = ("--tq", "0.3", "--swap-floor", "0", "--lock-timeout", "0.5", "--stuck-after", "0.5")
 OUT: tuple[Operation, ...] = ("lock", "checkpoint", "get_state")
 IN: tuple[Operation, ...] = ("restore", "unlock")
@@ -45,7 +45,8 @@ def asked(daemon: Daemon, times: int) -> Samples:
 
 
 def measured(call: Operation, times: int) -> tuple[Samples, Samples]:
-    """``target`` holds memory that goes out for ``big``, or its memory is out and comes back."""
+    """Return the times without and with the hanging call. ``target`` holds memory that goes out for
+    ``big``, or its memory is out and comes back."""
     with ExitStack() as stack:
         env = {"KIWI_EMULATOR_DRIVER": "worst"}
         daemon = stack.enter_context(running_daemon("1x256MiB", *QUICK_TURNS, env=env))

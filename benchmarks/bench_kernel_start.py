@@ -1,9 +1,9 @@
 """How much longer a kernel takes to start with Kiwi: from its launch to its first answer.
 
-Real kernels, started in turns: without Kiwi (the extension is not loaded at all), with Kiwi and a
-daemon on an emulated GPU, as the package installs it, and again without, as a control. The gate is
-loaded at a kernel's start, so what it costs is in the figure. Processor time counts as well: it is
-less shaken by whatever else the machine does.
+Real kernels are started in turns: without Kiwi (the extension is not loaded at all), with Kiwi and
+a daemon on an emulated GPU, as the package installs it, and again without, as a control. A kernel
+loads the gate at its start, so the figure contains its cost. Processor time is also measured: other
+load on the machine affects it less.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> int:
             for name in names[shift:] + names[:shift]:
                 env, config, wanted = kinds[name]
                 wall_ns, used_ns = started(env, config, wanted=wanted)
-                if number:  # the first ones fill caches
+                if number:  # the first starts fill caches
                     walls.setdefault(name, Samples()).add(wall_ns)
                     processor.setdefault(name, Samples()).add(used_ns)
     print("until its first answer")

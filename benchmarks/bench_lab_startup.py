@@ -1,15 +1,16 @@
-"""What the labextension costs: JupyterLab's start in the browser with and without it, and its size.
+"""The cost of the labextension: JupyterLab's start in the browser with and without it, and its
+size.
 
 A real headless Chromium loads JupyterLab of one real server again and again: with the labextension;
-with it disabled in the server's page configuration (JupyterLab then loads its files all the same,
-and activates nothing); without it; and without it once more, as a control, since two equal loads
-differ, too. The server looks for labextensions for each page, so one server does for all, in turns,
-in an order that shifts. A load lasts from the start of the navigation to ``app.restored``: all
-plugins that start by themselves are active and the layout is there. First with an empty cache (a
-browser context of its own), then once more in the same context.
+with it disabled in the server's page configuration (JupyterLab then still loads its files, but
+activates nothing); without it; and without it once more, as a control, since two equal loads also
+differ. The server looks for labextensions for each page, so one server is enough; the loads take
+turns in an order that shifts. A load lasts from the start of the navigation to ``app.restored``:
+all plugins that start by themselves are active and the layout is there. Each round loads the page
+with an empty cache (a browser context of its own), then once more in the same context.
 
-Beside the time there is the processor time that the browser's processes and the server's took for
-it: on a machine that is busy with other things, that is what can be compared.
+The processor time of the browser's and the server's processes is measured, too: it can be compared
+on a machine with other load.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 SETTLE_MS = 1000
 
 LIMIT = 1.05
-"""Of the start without it: not a target of the design's, but what nobody notices."""
+"""Limit of the ratio to the start without it: no target of the design, but not noticeable."""
 
 SUBJECTS = {
     "with": (True, False),
@@ -46,7 +47,7 @@ SUBJECTS = {
     "without": (False, False),
     "without (control)": (False, False),
 }
-"""Whether it is there, and whether it is disabled."""
+"""Whether the labextension is installed, and whether it is disabled, by subject."""
 
 WATCH = """(() => {
   performance.setResourceTimingBufferSize(2000);
@@ -61,7 +62,7 @@ WATCH = """(() => {
     });
   });
 })()"""
-"""``performance.now()`` counts from the start of the navigation."""
+"""Script for the page; ``performance.now()`` counts from the start of the navigation."""
 
 LOADED = """() => performance.getEntriesByType('resource')
   .filter(entry => entry.name.includes('/extensions/kiwi-jupyter/static/'))
@@ -69,7 +70,7 @@ LOADED = """() => performance.getEntriesByType('resource')
 
 
 def all_but_ours(place: Path) -> None:
-    """``place``, where the server looks, gets the other labextensions that are installed."""
+    """Link the other installed labextensions into ``place``, where the server looks."""
     for installed in LABEXTENSION.parent.iterdir():
         if installed != LABEXTENSION:
             (place / installed.name).symlink_to(installed)
@@ -87,7 +88,7 @@ def arrange(stage: Stage, looked_into: Path, there: bool, disabled: bool) -> Non
 
 
 class Load(NamedTuple):
-    """Milliseconds; processor time of the browser and of the server."""
+    """A load: its time, and the processor time of the browser and of the server, in ms."""
 
     took: float
     browser: float
@@ -111,12 +112,13 @@ class Loader:
         before = self._busy_ms()
         page.goto(f"{self._lab.url}/lab/workspaces/{workspace}?token={TOKEN}", wait_until="commit")
         took_ms = float(await_in(page, "async () => await window.kiwiRestored"))
-        page.wait_for_timeout(SETTLE_MS)  # what it does after its start belongs to this load
+        page.wait_for_timeout(SETTLE_MS)  # work after the start belongs to this load
         after = self._busy_ms()
         return Load(took_ms, after[0] - before[0], after[1] - before[1])
 
     def loads(self, name: str, workspace: str) -> tuple[Load, Load, set[str]]:
-        """With an empty cache, with a full one, and what was loaded of ours."""
+        """Return a load with an empty cache, one with a full cache, and the loaded files of
+        ours."""
         context = self._browser.new_context(viewport={"width": 1280, "height": 800})
         page = context.new_page()
         page.set_default_timeout(60_000)
@@ -132,7 +134,7 @@ class Loader:
 
 
 def sizes() -> dict[str, dict[str, int]]:
-    """Raw and compressed bytes of each file that a browser may load."""
+    """Return raw and compressed bytes of each file that a browser may load."""
     found = {}
     for path in sorted((LABEXTENSION / "static").iterdir()):
         if path.suffix == ".js":
@@ -159,8 +161,8 @@ def show_sizes(found: dict[str, dict[str, int]], at_start: set[str]) -> dict[str
 
 
 def compared(loads: dict[str, list[Load]]) -> dict[str, dict[str, float]]:
-    """Medians in milliseconds. ``more``: the median of the differences to the load without it of
-    the same round, which a machine that gets busier over the minutes does not move."""
+    """Return medians in milliseconds. ``more``: the median of the differences to the load without
+    the labextension in the same round, which a growing load on the machine does not affect."""
     found: dict[str, dict[str, float]] = {}
     for name, ones in loads.items():
         found[name] = {"n": len(ones)}
@@ -218,7 +220,7 @@ def main() -> int:
                 arrange(stage, looked_into, *SUBJECTS[name])
                 *both, ours = loader.loads(name, f"load-{number}-{names.index(name)}")
                 at_start |= ours
-                if number >= 0:  # the very first ones warm the server up
+                if number >= 0:  # the first rounds warm the server up
                     for samples, one in zip(caches.values(), both, strict=True):
                         samples[name].append(one)
     results: dict[str, Any] = {"machine": where, "targets": []}

@@ -1,9 +1,9 @@
-"""Request to grant with nobody in the way, against a bare round trip over the same kind of socket.
+"""Request to grant without contention, against a bare round trip over the same kind of socket.
 
-A real daemon on an emulated GPU, and its client as kernels use it: ``acquire`` until it returns.
-The yardstick: the same process sends a line of the same length over a Unix stream socket to
-another process that does nothing but blocking ``recv`` and ``send``, and reads its answer. Both
-are measured in turns, back to back and after a pause (as after a person's cell).
+The daemon is a real one on an emulated GPU, with the client that kernels use: the time of
+``acquire``. The yardstick: the same process sends a line of the same length over a Unix stream
+socket to another process, which only uses blocking ``recv`` and ``send``, and reads its answer.
+Both are measured in turns, back to back and after a pause (as after a person's cell).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def serve_asyncio(server: socket.socket) -> None:
 
 @contextmanager
 def echo(serve: Callable[[socket.socket], None]) -> Iterator[Callable[[], None]]:
-    """A process that answers, and one blocking round trip to it."""
+    """Run a process that answers, and yield a blocking round trip to it."""
     with tempfile.TemporaryDirectory(prefix="kw-") as directory:
         path = str(Path(directory) / "echo")
         server = socket.socket(socket.AF_UNIX)
@@ -103,8 +103,8 @@ class Lease:
 def measure(
     lease: Lease, bare: Callable[[], None], loop: Callable[[], None], rounds: int, pause_s: float
 ) -> dict[str, Samples]:
-    """``end`` follows at once outside of what is measured, as when a short cell ends; the pause
-    comes then."""
+    """Measure ``acquire``. ``end`` follows at once and is not measured, as when a short cell ends;
+    then comes the pause."""
     samples: dict[str, Samples] = {}
     acquired = Samples()
 
@@ -131,7 +131,7 @@ def main() -> int:
     where = machine("emulated")
     results: dict[str, Any] = {"machine": where}
     targets = []
-    # The echoing processes are forked first: from a process without threads.
+    # The echoing processes are forked first, while this process has no threads.
     with ExitStack() as stack:
         bare = stack.enter_context(echo(serve_blocking))
         loop = stack.enter_context(echo(serve_asyncio))

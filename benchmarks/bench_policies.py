@@ -2,12 +2,12 @@
 
     python benchmarks/bench_policies.py [--json FILE] [--quick]
 
-Five mixes (docs/simulate.md) at 5, 25 and 50 GB/s, pooled over held-out seeds: none of them was
-used to choose a policy's constants (those are 0 to 9). For each: the 95th percentile of the waits
-of short cells (less than 30 s of GPU), the total time for the same work, and the longest wait, all
-as ratios to round robin's. The longest wait under each policy over the bound that the policy
-states. And what somebody gains who chops their work into cells of 8 s while seven others run long
-ones: GPU time over their fair share, while all of them want the GPU.
+Five mixes (docs/simulate.md) at 5, 25 and 50 GB/s, pooled over held-out seeds: none of these seeds
+was used to choose a policy's constants (those are 0 to 9). For each: the 95th percentile of the
+waits of short cells (less than 30 s of GPU), the total time for the same work, and the longest
+wait, all as ratios to round robin's; and the longest wait under each policy over the bound that the
+policy states. The last part is the gain of a user who chops work into cells of 8 s while seven
+others run long cells: GPU time over the fair share, while all of them want the GPU.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def _progress(share: float) -> None:
 
 
 def bounds_s(seeds: int, hours: float) -> dict[tuple[str, float, str], float]:
-    """What each policy promises: all the others want the GPU, too, and the largest of them all has
-    to move each time, at the slowest that the noise makes it."""
+    """Return the bound of each policy: all other sessions want the GPU, too, and the largest has to
+    move each time, at the lowest speed of the noise."""
     found = {}
     for mix in MIXES:
         traces = [
@@ -103,7 +103,7 @@ def _swap_ns(where: Machine, size_bytes: int) -> int:
 def starving(
     found: dict[tuple[str, float, str], Summary], bounds: dict[tuple[str, float, str], float]
 ) -> tuple[list[list[object]], list[dict[str, Any]]]:
-    """Each policy by itself: the longest wait of anybody over its bound."""
+    """Return the longest wait of any session over its policy's bound, for each policy."""
     rows: list[list[object]] = []
     targets = []
     for mix in MIXES:
@@ -127,7 +127,8 @@ def starving(
 
 
 def chopping(hours: float, seed: int) -> Trace:
-    """Eight who always want the GPU; the first one in cells of 8 s, the others in long ones."""
+    """Return eight sessions that always want the GPU, the first in cells of 8 s, the others in long
+    cells."""
     rng = random.Random(seed)
 
     def session(number: int, cell_s: float) -> SessionTrace:
@@ -144,7 +145,7 @@ def chopping(hours: float, seed: int) -> Trace:
 
 
 def choppers_gain(policy: str, gbps: float, seeds: int, hours: float) -> float:
-    """GPU time of the one who chops over the mean of all, in the first hours."""
+    """Return the GPU time of the session that chops over the mean of all, in the first hours."""
     gains = []
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         simulation = Simulation(

@@ -1,10 +1,10 @@
-"""What the preloaded library adds to a call of the CUDA driver when nobody else is there.
+"""What the preloaded library adds to a call of the CUDA driver without contention.
 
-One program in C and one in Python (cuda.bindings) make the same call over and over on the emulated
+A C program and a Python program (cuda.bindings) make the same call over and over on the emulated
 driver, with the library and without it, in turns, and once more without it as a control: processor
 time of the calling thread per call. With valgrind, also instructions per call, which no load on the
 machine changes. The emulated driver's calls are shorter than a real one's, so a ratio here is worse
-than on a GPU; what the library adds is the same.
+than on a GPU; the library's own cost is the same.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Programs:
         subprocess.run([*compiler, str(PROGRAMS / "overhead.c"), "-ldl"], check=True)
         emulator.create_state(directory / "gpus", emulator.parse_gpus("1x64MiB"))
         mine = emulator.environment(directory / "gpus", emulator.build())
-        fixed = {"PYTHONHASHSEED": "0"}  # two runs of Python then take the same instructions
+        fixed = {"PYTHONHASHSEED": "0"}  # two runs of Python then execute the same instructions
         plain = dict(os.environ) | fixed | mine | {"KIWI_SOCKET_DIR": str(directory / "no-daemon")}
         loaded = plain | preload.environment(preload.library(), before=plain)
         self._environments = {"plain": plain, "preloaded": loaded, "plain again": plain}
@@ -73,8 +73,8 @@ class Programs:
         return float(self._run(self._command(call, count), how).stdout)
 
     def instructions(self, call: str, count: int, how: str) -> tuple[float, float]:
-        """Per call, of the calling thread: all, and those in the library. The difference between
-        many and few calls leaves out what happens once."""
+        """Return the calling thread's instructions per call: all, and those in the library. The
+        difference between many and few calls leaves out what happens once."""
         few, many = (self._collected(call, n, how) for n in (count, 3 * count))
         return (many[0] - few[0]) / (2 * count), (many[1] - few[1]) / (2 * count)
 
@@ -103,8 +103,8 @@ class Programs:
 
 
 def costs_by_object(lines: list[str]) -> dict[str, int]:
-    """Instructions by shared object, from a callgrind profile. What stands below a ``calls=`` line
-    is the callee's, and counted there."""
+    """Return instructions by shared object, from a callgrind profile. The line below a ``calls=``
+    line belongs to the callee, and is counted there."""
     names: dict[str, str] = {}
     costs: dict[str, int] = {}
     here, skip = "", False

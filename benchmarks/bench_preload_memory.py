@@ -1,9 +1,9 @@
-"""What owning memory costs: GPU memory that nobody asked for, host memory, and instructions.
+"""The cost of owning memory: GPU memory that nobody asked for, host memory, and instructions.
 
 A program under the preloaded library allocates mixes of sizes on the emulated driver; the library's
-books say what they cost. What the driver itself rounds up is not the library's, and a real one
-rounds to 2 MiB where the emulated one rounds to 4 KiB. With valgrind, also the instructions that an
-allocation and its free take in the library. Nothing here says anything about speed on a GPU.
+books show the cost. The driver's own rounding is not the library's cost: a real driver rounds to
+2 MiB, the emulated one to 4 KiB. With valgrind, also the instructions of an allocation and its free
+in the library. Nothing here says anything about speed on a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEED = 1
 
 
 def mixes() -> dict[str, list[int]]:
-    """Sizes in bytes; each mix fits 512 MiB."""
+    """Return mixes of sizes in bytes; each mix fits 512 MiB."""
     rng = random.Random(SEED)
     return {
         "a framework's blocks: 2 and 20 MiB, some of odd sizes": [2 * MIB] * 40
@@ -64,7 +64,7 @@ def memory(directory: Path) -> list[dict[str, Any]]:
 
 
 def instructions(directory: Path, size: int, count: int) -> float:
-    """In the library, of one allocation and its free."""
+    """Return the library's instructions for one allocation and its free."""
     program = directory / "allocations"
     command = [*_build.find_compiler(), "-O2", "-o", str(program), str(PROGRAM), "-ldl"]
     subprocess.run(command, check=True)

@@ -1,12 +1,11 @@
-"""A training and four notebooks for real, and what the simulator says of them: do they agree?
+"""Compare a real training and four real notebooks with the simulator's prediction.
 
     python benchmarks/bench_scene.py [--json FILE] [--quick]
 
 Real kernels and daemons on the emulated driver play one scene under each policy (scaled down, see
-tests/support/scene.py), six times with other lengths of cells and pauses. The simulator is given
-each journal as a trace and says what the waits would be under the policy that it was recorded
-under, and under the other one. Waits of all plays are pooled, mean and 95th percentile compared:
-they shall be within 20 % of each other.
+tests/support/scene.py), six times with other lengths of cells and pauses. The simulator gets each
+journal as a trace and predicts the waits under the recorded policy, and under the other one. The
+waits of all plays are pooled; their mean and 95th percentile should be within 20 % of each other.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What one event costs in the scheduler, by the number of sessions, for each policy.
+"""The cost of an event in the scheduler, by the number of sessions, for each policy.
 
     python benchmarks/bench_scheduler.py [--json FILE] [--quick]
 
-Two workloads: all sessions fit (request, grant, end; nobody in the way), and none fits beside
-another (everybody waits, quanta end, memory moves; a driver that does everything at once). The
-figure is the median per event, and of several passes the best one: the others were disturbed.
+There are two workloads: all sessions fit (request, grant, end, without contention), and no two fit
+together (all wait, quanta end, memory moves; the driver does everything at once). The figure is the
+median per event in the best of several passes: the others were disturbed.
 
-The machine may be slow or busy, so beside the microseconds stands how many turns of a loop that
-adds up numbers take as long, timed in the same pass. That figure can be compared between machines.
+The machine may be slow or busy, so the results also have the number of iterations of a loop that
+adds numbers in the same time, timed in the same pass. It can be compared between machines.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ TOTAL_BYTES = 80 * GIB
 BIG_BYTES = 60 * GIB
 LOOP: Final = 1000
 BURSTS_BEFORE = 5
-"""So many bursts each that even small needs are known and settled."""
+"""Bursts of each session before the measurement, after which even small needs are known."""
 
 
 class Bench:
-    """Feeds events on a virtual clock and keeps how long each took."""
+    """A benchmark that feeds events on a virtual clock and records the time of each."""
 
     def __init__(self, policy: str, sessions: int, resident_bytes: int) -> None:
         self.scheduler = Scheduler(TOTAL_BYTES, host_budget_bytes=10_000 * TIB, policy=policy)
@@ -82,7 +82,7 @@ class Bench:
         return actions
 
     def answer(self, action: Action) -> None:
-        """A driver that does everything at once."""
+        """Answer an action as a driver that does everything at once."""
         if isinstance(action, PageOut):
             moved = self.resident_bytes[action.session]
             self.move(action.session, -moved)
@@ -117,7 +117,7 @@ class Bench:
 
 
 def parallel(policy: str, sessions: int) -> Callable[[int], Bench]:
-    """All fit: request, grant, end; nobody in the way."""
+    """Return a run where all sessions fit: request, grant, end, without contention."""
     bench = Bench(policy, sessions, TOTAL_BYTES // (2 * sessions) // 2)
 
     def run(cycles: int) -> Bench:
@@ -131,7 +131,7 @@ def parallel(policy: str, sessions: int) -> Callable[[int], Bench]:
 
 
 def contended(policy: str, sessions: int) -> Callable[[int], Bench]:
-    """Nobody fits beside another: everybody waits, quanta end, memory moves."""
+    """Return a run where no two sessions fit together: all wait, quanta end, memory moves."""
     bench = Bench(policy, sessions, BIG_BYTES)
     for session in bench.ids:
         bench.begin(session)
@@ -153,7 +153,7 @@ WORKLOADS: Final = {"all fit": parallel, "none fits beside another": contended}
 
 
 def loop_ns() -> float:
-    """A turn of a loop that adds up numbers."""
+    """Return the time of an iteration of a loop that adds numbers."""
     began = time.perf_counter_ns()
     total = 0
     for number in range(LOOP):
@@ -162,7 +162,7 @@ def loop_ns() -> float:
 
 
 def measure(run: Callable[[int], Bench], cycles: int, passes: int) -> dict[str, float]:
-    """The pass whose median was the least."""
+    """Return the pass with the smallest median."""
     found: list[dict[str, float]] = []
     for _ in range(passes):
         turn_ns = min(loop_ns() for _ in range(20))

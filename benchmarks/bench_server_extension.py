@@ -1,11 +1,11 @@
-"""What the server extension costs the Jupyter server: 50 sessions, 10 readers of the stream.
+"""The cost of the server extension for the Jupyter server: 50 sessions, 10 readers of the stream.
 
-A real Jupyter server beside a real daemon on an emulated GPU. 50 session programs (processes with
-a connection each, ``sessions.py``) take the GPU at a few rates, all in all; ten WebSockets in
-another process read the stream as browsers do. The processor time of the server's process in such
-a stretch is set against stretches before and after in which nobody looks, of the same server under
-the same load; the difference is what looking costs. Processor seconds, so that other work on the
-machine counts only as far as it cools the caches. The daemon's own share is told beside it.
+A real Jupyter server runs beside a real daemon on an emulated GPU. 50 session programs (processes
+with a connection each, ``sessions.py``) together take the GPU at a few rates; ten WebSockets in
+another process read the stream as browsers do. The processor time of the server's process in such a
+stretch is compared with stretches before and after without readers, of the same server under the
+same load; the difference is the cost of the readers. Processor time is used, so that other load on
+the machine matters only as far as it cools the caches. The results also have the daemon's share.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ READER = Path(__file__).with_name("stream_readers.py")
 SESSIONS, READERS = 50, 10
 
 LIMIT_PERCENT = 1.0
-"""Of one core, at ``TYPICAL`` bursts a second."""
+"""Target share of one core, at ``TYPICAL`` bursts a second."""
 
 TYPICAL = 3.0
 RATES = (0.0, TYPICAL, 10.0)
@@ -41,11 +41,12 @@ RATES = (0.0, TYPICAL, 10.0)
 minutes begin 0.2 to 0.5 a second."""
 
 FORGOTTEN_S = 34.0
-"""When nobody has looked for 30 s, the server closes its connection to the daemon."""
+"""Time after which the server has closed its connection to the daemon: after 30 s without
+readers."""
 
 
 class Readers:
-    """Ten browsers' ends, in a process of their own."""
+    """The readers of ten browsers, in a process of their own."""
 
     def __init__(self, stage: Stage) -> None:
         command = [sys.executable, str(READER), stage.lab.url, TOKEN]
@@ -80,7 +81,7 @@ def busy_s(process: psutil.Process) -> float:
 
 
 def stretch(stage: Stage, seconds: float) -> dict[str, float]:
-    """The share of a core, in percent, that server and daemon take."""
+    """Return the share of a core, in percent, that server and daemon take."""
     assert stage.lab.process is not None
     server = psutil.Process(stage.lab.process.pid)
     daemon = psutil.Process(stage.daemon.status().daemon_pid)
@@ -94,8 +95,8 @@ def stretch(stage: Stage, seconds: float) -> dict[str, float]:
 
 
 def connections(stage: Stage) -> int:
-    """Of the server to the daemon. Asking takes one itself, which may still be there when they are
-    counted, so the least of some counts."""
+    """Return the number of the server's connections to the daemon: the least of some counts,
+    because counting takes a connection itself, which may still be there."""
     counts = []
     for _ in range(20):
         counts.append(stage.connections())
@@ -105,7 +106,7 @@ def connections(stage: Stage) -> int:
 
 def watched(stage: Stage, seconds: float) -> dict[str, Any]:
     readers = Readers(stage)
-    time.sleep(2)  # the snapshots are done with
+    time.sleep(2)  # the snapshots have been sent
     readers.begin()
     shares = stretch(stage, seconds)
     upstream = connections(stage)

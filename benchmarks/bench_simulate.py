@@ -1,11 +1,11 @@
-"""What the scheduler costs per event by the number of sessions, and how fast whole days go by.
+"""The scheduler's cost per event by the number of sessions, and the time of simulated days.
 
     python benchmarks/bench_simulate.py [--json FILE] [--quick]
 
-The curve: sessions that do not fit beside each other and all want the GPU (the mix ``heavy``), in
-the simulator, so with all events that a daemon would feed in their proportions. Only the calls of
-``Scheduler.handle`` are timed, from the moment that everybody has come and had a turn to begin
-with; processor time, means. Next to the mean there is the mean of each kind of event.
+The curve is measured with sessions that do not fit together and all want the GPU (the mix
+``heavy``), in the simulator, so with all events that a daemon would feed, in their proportions.
+Only the calls of ``Scheduler.handle`` are timed, after all sessions have joined and had a first
+turn; the results are means of processor time, for all events and for each kind of event.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ SESSIONS = (10, 30, 100, 300, 1000, 3000)
 
 
 class Timed(Simulation):
-    """Keeps what each call of the scheduler took."""
+    """A simulation that records the time of each call of the scheduler."""
 
     def prepare(self) -> None:
         self.took_ns: dict[str, list[int]] = defaultdict(list)
         handle = self.scheduler.handle
 
         def timed(event: Event, now_ns: int) -> list[Action]:
-            began_ns = time.thread_time_ns()  # not what others take of the cores meanwhile
+            began_ns = time.thread_time_ns()  # without the time that other processes take
             actions = handle(event, now_ns)
             self.took_ns[type(event).__name__].append(time.thread_time_ns() - began_ns)
             return actions
@@ -50,7 +50,8 @@ class Timed(Simulation):
         self.scheduler.handle = timed  # type: ignore[method-assign]
 
     def run_some(self, warm_up_ns: int, events: int) -> None:
-        """Everybody joins at once; counted from ``warm_up_ns`` on."""
+        """Run ``events`` events; all sessions join at once, and times count from ``warm_up_ns``
+        on."""
         self.begin()
         while self.now_ns < warm_up_ns:
             self.step()

@@ -1,12 +1,12 @@
-"""From what happens at the daemon to what a person sees: the sidebar of a real JupyterLab.
+"""The time from an event at the daemon to the sidebar of a real JupyterLab.
 
-A real headless Chromium with the sidebar open, a real Jupyter server, a real daemon on an emulated
-GPU. One session holds the GPU; another one asks for it and goes away again, at random moments. The
-clock starts when the request is sent to the daemon and stops after the frame in which the sidebar
-shows that session in the queue (or no longer shows it) was painted. In between, four times tell the
-stages apart: when an observer of the daemon hears of it; the server's clock in its delta; when the
-browser hears the delta; when the page has changed. All of them are clocks of one machine; the
-browser's is compared with this process's first.
+The benchmark uses a real headless Chromium with the sidebar open, a real Jupyter server and a real
+daemon on an emulated GPU. One session holds the GPU; another one asks for it and leaves again, at
+random moments. The clock starts when the request is sent to the daemon, and stops after the frame
+was painted in which the sidebar shows that session in the queue (or no longer shows it). Four times
+separate the stages: when an observer of the daemon gets the event; the server's clock in its delta;
+when the browser gets the delta; when the page has changed. All clocks are of one machine; the
+browser's clock is first compared with this process's.
 
 "Quiet": those two sessions only. "Crowd": beside 50 sessions that take the GPU three times a
 second, so that deltas wait for their turn at the stream's rate, and the page has more to draw.
@@ -82,7 +82,7 @@ ARM = (
 
 
 class Observer:
-    """Hears the daemon beside the server: when each session's place in the queue changed."""
+    """An observer of the daemon, which records when each session joins or leaves the queue."""
 
     def __init__(self, stage: Stage) -> None:
         self._client = stage.daemon.client()
@@ -96,7 +96,7 @@ class Observer:
             self._heard.append((time.time(), frozenset(one.session for one in status.queue)))
 
     def first(self, since: float, session: str, waits: bool) -> float:
-        """When it heard so first; it may hear later than the browser."""
+        """Return when the observer first got the change; it may get it later than the browser."""
         ends_s = time.monotonic() + 10
         while time.monotonic() < ends_s:
             for at, queue in self._heard:
@@ -111,11 +111,11 @@ class Observer:
 
 
 _bursts = itertools.count(1)
-"""The daemon counts a process's bursts, not a connection's."""
+"""Numbers of bursts: the daemon counts the bursts of a process, not of a connection."""
 
 
 class Asker:
-    """The session that asks and goes away; in this process."""
+    """The session that asks and leaves, in this process."""
 
     def __init__(self, stage: Stage) -> None:
         (socket,) = stage.daemon.sockets()
@@ -124,7 +124,7 @@ class Asker:
         self._burst = 0
 
     def ask(self) -> float:
-        """The time just before."""
+        """Ask for the GPU; return the time just before."""
         self._burst = next(_bursts)
         at = time.time()
         self._talker.say("acquire", burst=self._burst)
@@ -142,7 +142,7 @@ class Asker:
 
 
 def clock_offset_ms(page: Page) -> float:
-    """The browser's clock minus ours, by the quickest of some round trips."""
+    """Return the browser's clock minus ours, by the quickest of some round trips."""
     best = (float("inf"), 0.0)
     for _ in range(50):
         began = time.time()
@@ -153,7 +153,7 @@ def clock_offset_ms(page: Page) -> float:
 
 
 class Course:
-    """``rounds`` times: one asks, is seen, goes away, is not seen any more."""
+    """A course of rounds: the session asks, is shown, leaves, and is no longer shown."""
 
     def __init__(self, stage: Stage, page: Page) -> None:
         self._page = page
@@ -186,7 +186,8 @@ class Course:
         self.samples["all"].add(1e6 * (marks[-1] - marks[0]))
 
     def _delta(self, since_ms: float, waits: bool) -> tuple[float, float]:
-        """When the browser heard the delta that says so, and the server's clock in it (s)."""
+        """Return when the browser got the delta with the change, and the server's clock in it
+        (s)."""
         for at, text in self._page.evaluate("() => window.kiwiHeard"):
             queue = json.loads(text).get("gpus", {}).get(self._uuid, {}).get("set", {}).get("queue")
             if queue is None or at - self.offset_ms < since_ms:

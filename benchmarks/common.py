@@ -1,7 +1,7 @@
-"""What all benchmarks share: what this machine is, measuring in turns, tables, JSON.
+"""Shared parts of all benchmarks: the description of the machine, measuring in turns, tables, JSON.
 
-A benchmark reports; it does not judge a build: its exit status is 0 whether a target is reached
-or not. Nothing that names a person, a host or a directory is written.
+A benchmark reports and does not judge a build: its exit status is 0 whether a target is reached or
+not. The results name no person, host or directory.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # tests.support starts real daemons and kernels …
-sys.path.insert(1, str(ROOT / "tests" / "support"))  # … and Jupyter servers; those import plainly
+sys.path.insert(1, str(ROOT / "tests" / "support"))  # … and Jupyter servers, by plain imports
 
 
 # --- the machine ------------------------------------------------------------------------------
 
 
 def machine(gpu: str = "none") -> dict[str, Any]:
-    """``gpu``: a real GPU and its driver in words, "emulated", or "none" where none is used."""
+    """Describe the machine. ``gpu``: a real GPU and its driver in words, "emulated" or "none"."""
     from kiwi_core import __version__
 
     return {
@@ -58,7 +58,7 @@ def _cpu_model() -> str:
 
 @dataclass
 class Samples:
-    """Durations of one thing, in nanoseconds."""
+    """Samples of a duration, in nanoseconds."""
 
     values_ns: list[float] = field(default_factory=list)
 
@@ -74,7 +74,7 @@ class Samples:
         return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
     def summary(self) -> dict[str, float]:
-        """In microseconds: what a person compares. p25 and p75 are the spread."""
+        """Return a summary in microseconds; p25 and p75 are the spread."""
         if not self.values_ns:
             return {"n": 0}
         return {
@@ -89,8 +89,8 @@ class Samples:
 def in_turns(
     subjects: dict[str, Callable[[], None]], rounds: int, *, warm_up: int = 20, pause_s: float = 0.0
 ) -> dict[str, Samples]:
-    """Measures each subject once per round, in an order that shifts from round to round, so that
-    whatever else the machine does hits all of them alike. ``pause_s``: rest before each."""
+    """Measure each subject once per round, in an order that shifts from round to round, so that
+    other load on the machine affects all of them alike. ``pause_s``: rest before each."""
     names = list(subjects)
     samples = {name: Samples() for name in names}
     for number in range(-warm_up, rounds):
@@ -119,7 +119,7 @@ def arguments(description: str | None, *more: Callable[[argparse.ArgumentParser]
 
 
 def target(what: str, value: float, limit: float, unit: str = "×") -> dict[str, Any]:
-    """A line of the verdict: ``value`` shall be at most ``limit``."""
+    """Return a line of the verdict: ``value`` should be at most ``limit``."""
     return {
         "what": what, "value": round(value, 3), "limit": limit, "unit": unit,
         "reached": value <= limit,
@@ -127,7 +127,8 @@ def target(what: str, value: float, limit: float, unit: str = "×") -> dict[str,
 
 
 def report(name: str, results: dict[str, Any], args: Any, *, gpu: str = "none") -> None:
-    """Prints the verdict and writes ``--json``. ``results["targets"]`` holds ``target(...)``s."""
+    """Print the verdict and write ``--json``. ``results["targets"]`` is a list of
+    ``target(...)``."""
     results = {"benchmark": name, "machine": results.pop("machine", None) or machine(gpu)} | results
     for line in results.get("targets", []):
         verdict = "reached" if line["reached"] else "MISSED"
@@ -146,7 +147,7 @@ def report(name: str, results: dict[str, Any], args: Any, *, gpu: str = "none") 
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """The first column to the left, the others to the right."""
+    """Print a table with the first column left-aligned and the others right-aligned."""
     cells = [list(map(str, head))] + [[_cell(value) for value in row] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     for row in cells:

@@ -1,5 +1,5 @@
-"""What benchmarks of the server extension and the sidebar share: a Jupyter server beside a daemon,
-and a crowd of session programs."""
+"""Shared parts of the benchmarks of the server extension and the sidebar: a Jupyter server beside a
+daemon, and a crowd of session programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["crowd", "running_browser", "running_daemon", "running_stage"]
 HERE = Path(__file__).parent
 
 HOLD_MS = 100
-"""How long each burst of the crowd holds the GPU."""
+"""Time for which each burst of the crowd holds the GPU."""
 
 
 @contextmanager
@@ -42,8 +42,8 @@ def running_stage(
 def crowd(
     stage: Stage, count: int, rate: float, seconds: float, hold_ms: int = HOLD_MS
 ) -> Iterator[None]:
-    """``count`` programs (``sessions.py``) that take the GPU ``rate`` times a second, all in all,
-    until the block ends; it must end within ``seconds``."""
+    """Run ``count`` programs (``sessions.py``) that together take the GPU ``rate`` times a second,
+    until the block ends, which must be within ``seconds``."""
     others = len(stage.daemon.status().sessions)
     program = subprocess.Popen(
         [sys.executable, "-S", str(HERE / "sessions.py"), str(stage.daemon.sockets()[0]),
@@ -55,7 +55,7 @@ def crowd(
         wait_until(
             lambda: len(stage.daemon.status().sessions) == others + count, "all sessions", 120
         )
-        if rate:  # else they just stay connected
+        if rate:  # else they only stay connected
             program.stdin.write("go\n")
             program.stdin.flush()
         yield

@@ -1,9 +1,9 @@
-"""Many sessions, each a process of its own with a plain socket: the load of bench_daemon_load.py.
+"""Many sessions, each a process with a plain socket: the load of bench_daemon_load.py.
 
     python -S benchmarks/sessions.py SOCKET SESSIONS CYCLES_PER_S SECONDS HOLD_MS
 
-Standard library only, so that a thousand of them are light. Prints one JSON line when all have
-joined, and another one with what was measured at the end.
+The program uses the standard library only, so that a thousand processes are light. It prints a JSON
+line when all sessions have joined, and another one with the results at the end.
 """
 
 import json
@@ -17,7 +17,7 @@ import time
 
 CYCLES_MAX = 256
 SLOT = struct.Struct(f"<III{CYCLES_MAX}d")
-"""Of one session: cycles done, cycles begun, failed or not, and how long each grant took (s)."""
+"""Record of a session: cycles done, cycles begun, failed or not, and the time of each grant (s)."""
 
 
 class Session:
@@ -30,7 +30,7 @@ class Session:
         self._sock.sendall(text + b"\n")
 
     def hear(self, what: bytes) -> None:
-        """Reads on until a message of this type has come."""
+        """Read until a message of this type has come."""
         wanted = b'{"type":"%s"' % what
         while True:
             line, newline, rest = self._buffer.partition(b"\n")
@@ -59,7 +59,7 @@ def live(number: int, path: str, go: int, shared: mmap.mmap, plan: dict[str, flo
     session = Session(path)
     session.join(number)
     shared[number * SLOT.size + 8] = 1  # joined
-    os.read(go, 1)  # ends when the parent closes its end
+    os.read(go, 1)  # returns when the parent closes its end
     random.seed(number)
     period_s = plan["sessions"] / plan["rate"]
     began_s = time.monotonic()
@@ -109,7 +109,7 @@ def main() -> int:
             break
         time.sleep(0.1)
     print(json.dumps({"joined": joined}), flush=True)
-    sys.stdin.readline()  # until told to go
+    sys.stdin.readline()  # waits for the line to go
     os.close(go_write)
     failed = sum(os.waitpid(child, 0)[1] != 0 for child in children)
     slots = [SLOT.unpack_from(shared, n * SLOT.size) for n in range(count)]

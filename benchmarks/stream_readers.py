@@ -1,9 +1,9 @@
-"""Browsers' ends of the stream: so many WebSockets that read, and count what they read.
+"""Readers of the stream, as in browsers: WebSockets that read and count what they read.
 
     python benchmarks/stream_readers.py URL TOKEN READERS
 
-Prints a JSON line when all have their snapshot; counts from a line on standard input to the next
-one, and prints what came in between, by reader.
+The program prints a JSON line when all readers have their snapshot; it counts from a line on
+standard input to the next one, and prints the counts by reader.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A program on a GPU, emulated or real, as the tests of pager and daemon need it.
+"""A program on a GPU, emulated or real, for the tests of pager and daemon.
 
-``CudaProgram`` holds device memory with a pattern made from a seed, answers for its contents, and
-can work in a loop of copies and memsets that checks what it reads. It may have a child that does
-the same. Only plain ``cuda.bindings`` copies and memsets, so it runs on any driver. It is steered
-over pipes by what is in ``cuda_processes.py``.
+``CudaProgram`` holds device memory with a pattern made from a seed, checks its contents, and can
+work in a loop of copies and memsets that checks what it reads. It may have a child that does the
+same. It uses only plain ``cuda.bindings`` copies and memsets, so it runs on any driver. The tests
+control it over pipes, by ``cuda_processes.py``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ rounds = Rounds()
 
 
 class CudaProgram:
-    """``leader``: as Jupyter starts kernels, in a terminal session of its own."""
+    """A program with GPU memory. ``leader``: it runs in a terminal session of its own, as Jupyter's
+    kernels do."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class CudaProgram:
 
     @property
     def pids(self) -> list[int]:
-        """Its own and its child's."""
+        """Return the pids of the program and its child."""
         return [pid for pid in (self.pid, self.child_pid) if pid]
 
     def start_child(self, size_bytes: int, *, seed: int = 2) -> None:
@@ -102,11 +103,11 @@ class CudaProgram:
         self.child_pid = int(self._worker.get("child.pid"))
 
     def get(self, code: str) -> object:
-        """Any Python expression, in the program; it may use what ``cuda_worker.py`` has."""
+        """Evaluate a Python expression in the program, with the names of ``cuda_worker.py``."""
         return self._worker.get(code)
 
     def digest(self) -> str:
-        """Of all contents and addresses, the child's too; reads them from the device."""
+        """Return a digest of all contents and addresses, with the child's; read from the device."""
         own = f"(p, digest_all(p, {self.size_bytes}))"
         parts = [self._worker.get(own)] if self.size_bytes else []
         if self.child_pid:
@@ -115,23 +116,24 @@ class CudaProgram:
         return repr(parts)
 
     def touch(self) -> None:
-        """Makes a driver call, without waiting for its end."""
+        """Make a driver call without waiting for its end."""
         self._worker.send(f"digest(p, min({self.size_bytes}, 4096))")
 
     def touched(self, within_s: float = 0.0) -> bool:
-        """Has the call ended? One that is held has not."""
+        """Return whether the call has ended; a held call has not."""
         return self._worker.answered(within_s)
 
     def finish_touch(self) -> None:
         self._worker.answer()
 
     def loop(self) -> None:
-        """Works from now on, until the end."""
+        """Start to work, until the program ends."""
         self._worker.do(_LOOP)
         self.wait_rounds(1)
 
     def rounds(self) -> int:
-        """How many it has done; asks no driver. A wrong byte or a failed call is an error."""
+        """Return the number of rounds, without a driver call. Fail on a wrong byte or failed
+        call."""
         count, error = self._worker.get("(rounds.count, rounds.error)")
         assert not error, error
         return int(count)
@@ -144,15 +146,15 @@ class CudaProgram:
         self._worker.do("child.kill()")
 
     def kill(self) -> None:
-        """The program itself, not its child, without warning."""
+        """Kill the program itself, but not its child."""
         self._worker.kill()
 
     def leave(self) -> bool:
-        """Ask it to end by itself, and its child with it; whether both have ended."""
+        """Ask the program and its child to end; return whether both have ended."""
         return self._worker.leave() and self._child_ended()
 
     def _child_ended(self) -> bool:
-        """Its input is a pipe of its parent's."""
+        """Return whether the child, whose input is a pipe from its parent, has ended."""
         with contextlib.suppress(AssertionError):
             wait_until(lambda: not _exists(self.child_pid), "the end of the child", ENDS_WITHIN_S)
         return not _exists(self.child_pid)
@@ -161,7 +163,7 @@ class CudaProgram:
         """See ``Worker.close``."""
         self._worker.close()
         if self.child_pid and (self._worker.may_be_killed or not self._child_ended()):
-            # It ends with its parent's pipe unless it is held.
+            # The child ends with its parent's pipe unless the driver holds it.
             try:
                 os.kill(self.child_pid, signal.SIGKILL)
             except ProcessLookupError:

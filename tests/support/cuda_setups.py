@@ -12,7 +12,7 @@ VMM = (
 )
 
 
-# Stream captures and graphs: two streams, and short names for what tests do most.
+# Stream captures and graphs: two streams, and short names for frequent operations.
 GRAPHS = """
 import ctypes
 GLOBAL, LOCAL, RELAXED = (

@@ -1,7 +1,7 @@
-"""A CUDA program under a test's control: runs the Python it is sent, one line of JSON each way.
+"""A CUDA program under a test's control: it runs the Python it is sent, one line of JSON each way.
 
-Everything below is plain ``cuda.bindings``, ``cuda.core`` and ``pynvml``, as a user's program would
-have it; started with the emulator's environment, or on a machine with a GPU.
+Everything below is plain ``cuda.bindings``, ``cuda.core`` and ``pynvml``, as in a user's program.
+It is started with the emulator's environment, or on a machine with a GPU.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 
 MIB = 1 << 20
 answers = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)  # whatever else is printed must not look like an answer
+os.dup2(2, 1)  # other output must not look like an answer
 
 from cuda.bindings import driver  # noqa: E402
 
 
 class CudaError(Exception):
-    """Its text is the result's name: tests compare it."""
+    """A failed call; the text is the result's name, which tests compare."""
 
 
 def ck(result: tuple[Any, ...]) -> Any:
@@ -34,7 +34,7 @@ def ck(result: tuple[Any, ...]) -> Any:
 
 
 def name_of(call: Any, *args: Any) -> str:
-    """The name of a call's result."""
+    """Make a call and return the name of its result."""
     return str(call(*args)[0].name)
 
 
@@ -92,7 +92,7 @@ _functions: dict[str, Any] = {}
 
 
 def launch(kernel: str, *args: int, stream: Any = 0) -> None:
-    """One of the emulator's built-in kernels."""
+    """Launch one of the emulator's built-in kernels."""
     import ctypes
 
     if not _functions:
@@ -133,7 +133,7 @@ def resume(pid: int) -> None:
 
 
 def let_go(pid: int) -> bool:
-    """Unlock a process that is locked; whether its memory is out (then it is left as it is)."""
+    """Unlock a locked process; return whether its memory is out, in which case nothing is done."""
     process = checkpoint_of(pid)
     if process.state == "locked":
         process.unlock()
@@ -141,13 +141,13 @@ def let_go(pid: int) -> bool:
 
 
 def put_away(pid: int) -> bool:
-    """Page a process out, so that it may be killed; true: it is out."""
+    """Page a process out, so that it may be killed; return true."""
     suspend(pid, timeout_ms=5_000)
     return True
 
 
 class Loop:
-    """Keeps adding 1 to every word on the device and checks that nothing else touched them."""
+    """A loop that adds 1 to every word on the device and checks that nothing else changed them."""
 
     def __init__(self, address: int, words: int, built_in_kernel: bool = True) -> None:
         self.address, self.words, self.rounds = address, words, 0
@@ -183,8 +183,8 @@ class Loop:
 
 
 def become_anew(*before: str) -> None:
-    """Replace this program by itself, started anew (exec): the process is the same, and has not
-    used CUDA yet. ``before``: arguments of the interpreter. Answers the test first."""
+    """Replace this program by a new run of itself (exec): the process is the same, and has not used
+    CUDA yet. ``before``: arguments of the interpreter. The test gets its answer first."""
     answers.write(json.dumps({"value": None}) + "\n")
     answers.flush()
     os.dup2(answers.fileno(), 1)

@@ -1,7 +1,7 @@
 """A real ``kiwi daemon`` (supervisor and children) on emulated GPUs, for tests of the whole path.
 
-Everything it makes lies in one short private directory (socket paths have 107 bytes); ``stop``
-ends every process that it started, however the test went.
+All its files are in one short private directory (socket paths have 107 bytes); ``stop`` ends every
+process that it started, whatever the test's result.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Daemon:
     process: subprocess.Popen[bytes] | None = None
     extra_env: dict[str, str] = field(default_factory=dict)
     pager: PagerUnderTest = CHECKPOINT
-    """What kernels and programs beside it are to be moved by."""
+    """Pager of the kernels and programs beside the daemon."""
 
     @property
     def env(self) -> dict[str, str]:
-        """What a kernel or program needs to find this daemon."""
+        """Return the environment that leads a kernel or program to this daemon."""
         return {"KIWI_SOCKET_DIR": str(self.directory), **self.pager.env}
 
     @property
@@ -56,13 +56,13 @@ class Daemon:
 
     @property
     def state_path(self) -> Path:
-        """The emulated GPUs' shared state."""
+        """Return the path of the emulated GPUs' shared state."""
         return self.directory / "emulated-gpus"
 
     # --- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Starts it and waits until all its sockets answer."""
+        """Start the daemon and wait until all its sockets answer."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "kiwi_core.cli", "daemon", *self.which(), "--socket-dir",
@@ -74,7 +74,7 @@ class Daemon:
         self.wait_ready()
 
     def which(self) -> list[str]:
-        """The option that says for which GPUs."""
+        """Return the option that selects the GPUs."""
         return ["--emulate", self.sizes]
 
     def gpus(self) -> int:
@@ -87,13 +87,14 @@ class Daemon:
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def terminate(self, timeout_s: float = 90.0) -> int:
-        """SIGTERM to the supervisor, as systemd does; its exit status."""
+        """Send SIGTERM to the supervisor, as systemd does, and return its exit status."""
         assert self.process is not None
         self.process.terminate()
         return self.process.wait(timeout_s)
 
     def kill_child(self, index: int = 0) -> int:
-        """SIGKILL the daemon of GPU ``index``; the supervisor starts it again. Its old pid."""
+        """SIGKILL the daemon of GPU ``index``, which the supervisor starts again; return its old
+        pid."""
         pid = self.status(index).daemon_pid
         os.kill(pid, signal.SIGKILL)
         return pid
@@ -103,13 +104,13 @@ class Daemon:
         assert self.process is not None
         family = psutil.Process(self.process.pid).children(recursive=True)
         for process in (self.process, *family):
-            with suppress(psutil.NoSuchProcess):  # movers end by themselves, too
+            with suppress(psutil.NoSuchProcess):  # movers may end by themselves
                 process.kill()
         self.process.wait()
         wait_until(lambda: all(map(_ended, family)), "its daemons end")
 
     def stop(self) -> None:
-        """Ends everything, whatever the test left behind."""
+        """End everything, whatever the test has left behind."""
         if self.process is None or self.process.poll() is not None:
             return
         self.kill_all()
@@ -120,7 +121,7 @@ class Daemon:
         return sorted(self.directory.glob("GPU-*.sock"))
 
     def client(self, index: int = 0) -> Client:
-        """An observer's; the caller closes it."""
+        """Return a connected observer; the caller closes it."""
         for path in self.sockets():
             client = Client(path, role=Role.OBSERVER, reconnect=False)
             if client.connect().gpu_index == index:
@@ -141,7 +142,7 @@ class Daemon:
     def wait_for(
         self, condition: Callable[[GpuStatus], Any], what: str, timeout_s: float = PATIENCE_S
     ) -> Any:
-        """The first true value of ``condition(status)``; survives a daemon that restarts."""
+        """Return the first true value of ``condition(status)``, across restarts of the daemon."""
         last: GpuStatus | None = None
 
         def look() -> Any:
@@ -158,7 +159,7 @@ class Daemon:
             raise AssertionError(f"{error}\nlast status: {last}\nlog:\n{self.log()}") from None
 
     def wait_state(self, pid: int, *states: str, timeout_s: float = PATIENCE_S) -> SessionStatus:
-        """Until the session of process ``pid`` is in one of ``states``."""
+        """Wait until the session of process ``pid`` is in one of ``states``."""
 
         def look(status: GpuStatus) -> SessionStatus | None:
             session = next((s for s in status.sessions if s.pid == pid), None)
@@ -168,15 +169,15 @@ class Daemon:
         return found
 
     def books(self) -> Any:
-        """The emulated driver's own books."""
+        """Return the emulated driver's own books."""
         return emulator.books(self.state_path)
 
     def journal(self) -> list[JournalEntry]:
-        """Everything that the daemons of GPU 0 recorded, oldest first, restarts included."""
+        """Return all entries that the daemons of GPU 0 recorded, oldest first, across restarts."""
         return [one for one in self.records() if not isinstance(one, JournalHeader)]
 
     def records(self) -> list[JournalHeader | JournalEntry]:
-        """The same with the headers."""
+        """Return the journal with its headers."""
         current = sorted((self.directory / "state").glob("GPU-*.journal"))[0]
         numbered = [Path(f"{current}.{n}") for n in range(9, 0, -1)]
         return [
@@ -199,7 +200,8 @@ class Daemon:
 
 
 def _ended(process: psutil.Process) -> bool:
-    """Also where whoever inherited it has not asked how: that may take the machine seconds."""
+    """Return whether the process has ended, even if its new parent has not waited for it yet: that
+    may take seconds."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -224,5 +226,5 @@ def running_daemon(
 
 
 def as_json(status: Any) -> Any:
-    """For assertion messages."""
+    """Return the status as JSON, for assertion messages."""
     return json.loads(json.dumps(status, default=str))

@@ -1,4 +1,4 @@
-"""The source of a program for ``crowded_gpu`` that needs nothing but the driver."""
+"""The source of a program for ``crowded_gpu`` that needs only the driver."""
 
 from __future__ import annotations
 

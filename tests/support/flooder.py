@@ -1,9 +1,9 @@
-"""A hostile program, run by itself: ``python -I -S flooder.py SOCKET KIND PROCESSES CONNECTIONS``.
+"""A hostile program: ``python -I -S flooder.py SOCKET KIND PROCESSES CONNECTIONS``.
 
-Each process opens its connections and says messages of one kind as fast as the daemon takes them,
-for ever, and throws the answers away. Prints a line when every process has begun. Standard library
-only, so that any user can run it. ``KINDS`` is what it can say: one entry for each type of message
-of docs/protocol.md, and for the ways to misuse a connection without one.
+Each process opens its connections, sends messages of one kind as fast as the daemon takes them, for
+ever, and discards the answers. The program prints a line when every process has begun. It uses the
+standard library only, so that any user can run it. ``KINDS`` has an entry for each type of message
+in docs/protocol.md, and for each way to misuse a connection without a message.
 """
 
 import json
@@ -28,13 +28,13 @@ def hello(role):
 
 
 def same(kind, **fields):
-    """The same message again and again."""
+    """Return an endless stream of the same message."""
     chunk = line(kind, **fields) * CHUNK_LINES
     return lambda: iter(lambda: chunk, None)
 
 
 def bursts(end):
-    """Bursts that are asked for and left at once."""
+    """Return an endless stream of bursts that are requested and ended at once."""
 
     def chunks():
         numbers = count(time.monotonic_ns() // 1000)
@@ -70,7 +70,7 @@ def states():
         )  # fmt: skip
 
 
-# name: (role or None for no hello at all, what is said after it)
+# name: (role, or None for no hello at all; messages after the hello)
 KINDS = {
     "hello": ("observer", None),
     "acquire, end-burst": ("session", bursts("end-burst")),
@@ -102,7 +102,7 @@ KINDS = {
 
 
 class Connection:
-    """One that is made again whenever the daemon ends it."""
+    """A connection that is made again whenever the daemon ends it."""
 
     def __init__(self, path, role, chunks, selector):
         self.path, self.role, self.chunks, self.selector = path, role, chunks, selector
@@ -112,7 +112,7 @@ class Connection:
         self.sock = socket.socket(socket.AF_UNIX)
         try:
             self.sock.connect(self.path)
-        except OSError:  # its queue of new connections is full
+        except OSError:  # the daemon's queue of new connections is full
             self.sock.close()
             time.sleep(ERROR_PAUSE_S)
             return
@@ -147,7 +147,7 @@ class Connection:
             self.rest = next(self.source)
         if self.rest:
             self.rest = self.rest[self.sock.send(self.rest) :]
-        elif self.source is None:  # all that it does is to come and go
+        elif self.source is None:  # this connection only opens and closes
             self.again()
         else:
             self.selector.modify(self.sock, selectors.EVENT_READ, self)
@@ -167,7 +167,8 @@ def flood(path, kind, connections):
 
 
 def connect_only(path, kind):
-    """As many connections as this process may have, without a word; or each closed at once."""
+    """Open as many connections as this process may have, without a message; or close each at
+    once."""
     kept = []
     begun = False
     while True:
@@ -227,7 +228,7 @@ def main():
     for _ in children:
         os.read(hear, 1)
     print("begun", flush=True)
-    sys.stdin.read()  # until whoever started this is gone
+    sys.stdin.read()  # until the parent is gone
     leave()
 
 

@@ -1,7 +1,7 @@
 """Sources of notebook cells that use the GPU through plain ``cuda.bindings``.
 
-``PRELUDE`` is run first. ``Memory(mib, seed)`` then takes device memory and fills it with random
-bytes; the host keeps a digest of each piece only. ``work(seconds)`` is a long loop of small copies
+Run ``PRELUDE`` first. ``Memory(mib, seed)`` then takes device memory and fills it with random
+bytes; the host keeps only a digest of each piece. ``work(seconds)`` is a long loop of small copies
 that checks what it reads and, with ``write=True``, replaces pieces by new random bytes;
 ``intact()`` reads everything back.
 """

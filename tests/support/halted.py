@@ -1,4 +1,4 @@
-"""Three ways in which a process stands still: Ctrl-Z, a debugger, a frozen control group."""
+"""Three ways to halt a process: Ctrl-Z, a debugger, a frozen control group."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _ATTACH, _DETACH, _WALL = 16, 17, 0x40000000
 
 @contextmanager
 def debugged(pid: int) -> Iterator[None]:
-    """A debugger, this thread, has stopped all threads of ``pid`` inside. They go on if this test
-    run is killed, too."""
+    """Stop all threads of ``pid`` during the block, with this thread as their debugger. They also
+    go on if this test run is killed."""
     ptrace = ctypes.CDLL(None, use_errno=True).ptrace
     ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
     held: set[int] = set()
@@ -39,7 +39,7 @@ def debugged(pid: int) -> Iterator[None]:
 
 @contextmanager
 def frozen(pid: int) -> Iterator[None]:
-    """The control group of ``pid``, made for it, is frozen inside."""
+    """Freeze a control group made for ``pid`` during the block."""
     group = _group(pid)
     if group is None:
         pytest.skip("no freezer of control groups can be written to here: this needs root")
@@ -57,7 +57,8 @@ def frozen(pid: int) -> Iterator[None]:
 
 
 def _group(pid: int) -> Path | None:
-    """Version 1 first: a process can be in a version 2 group of a manager's that lets nobody in."""
+    """Make a control group for ``pid`` and return it. Version 1 comes first: the process may be in
+    a version 2 group of a manager that lets no other process in."""
     for mounted in ("/sys/fs/cgroup/freezer", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"):
         group = Path(mounted) / f"kiwi-test-{pid}"
         if not (Path(mounted) / "cgroup.procs").exists():

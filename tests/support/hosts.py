@@ -1,4 +1,4 @@
-"""Emulated hosts that a test took down: on ``595-open``, a kill of a restored, live program."""
+"""Emulated hosts that a test took down: on ``595-open``, by killing a restored, live program."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _told: set[Path] = set()
 
 
 def record() -> None:
-    """Let all emulated machines that this process and its programs make be known here."""
+    """Record all emulated machines that this process and its programs make."""
     from kiwi_core.emulator import ENV_RECORD
 
     directory = Path(tempfile.mkdtemp(prefix="kiwi-emulated-hosts-"))
-    directory.chmod(0o711)  # programs of other users write into the file, too
+    directory.chmod(0o711)  # programs of other users also write into the file
     made = directory / "made"
     made.touch()
     made.chmod(0o666)
@@ -22,7 +22,7 @@ def record() -> None:
 
 
 def fallen() -> dict[Path, int]:
-    """Return machines that are down and were not told before, each with the pid that was killed."""
+    """Return machines that are down and were not returned before, each with the killed pid."""
     from kiwi_core import emulator
 
     try:

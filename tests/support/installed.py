@@ -1,6 +1,6 @@
-"""The installed command ``kiwi`` as its users have it, for tests that import nothing of Kiwi.
+"""The installed command ``kiwi``, for tests that import nothing of Kiwi.
 
-Every daemon lies in a short private directory (socket paths have 107 bytes) and ends with the test.
+Every daemon has a short private directory (socket paths have 107 bytes) and ends with the test.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 KIWI = Path(sys.executable).with_name("kiwi")
 
 PATIENCE_S = 60.0
-"""How long tests wait for what should take milliseconds: the machine may be busy."""
+"""Time limit for what should take milliseconds: the machine may be busy."""
 
 ALICE, MALLORY = 54331, 54332
-"""Users without names; the system does not mind."""
+"""User ids without names, which the system accepts."""
 
 CAN_CHANGE_USER = os.geteuid() == 0 and shutil.which("setpriv") is not None
 
@@ -61,8 +61,8 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def as_user(uid: int) -> list[str]:
-    """Return the words before a command that make it another user's. That user may read this
-    Python and this checkout, wherever they lie, and has no other privilege."""
+    """Return the prefix that runs a command as another user. That user may read this Python and
+    this checkout, wherever they are, and has no other privilege."""
     assert CAN_CHANGE_USER, "this test needs root and setpriv"
     return [
         "setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups",
@@ -88,7 +88,7 @@ def kiwi(
 def started(
     command: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path | str = "/"
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start ``command``; end it and all processes that it started with the block."""
+    """Start ``command``; at the end of the block, end it and all processes that it started."""
     with log.open("ab") as file:
         process = subprocess.Popen(
             list(command), env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=file,

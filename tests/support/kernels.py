@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 PATIENCE_S = 60.0
-"""How long tests wait for what should take milliseconds: the machine may be busy."""
+"""Time limit for what should take milliseconds: the machine may be busy."""
 
 KERNEL_PYTHON = os.environ.get("KIWI_TEST_KERNEL_PYTHON") or sys.executable
 
@@ -37,14 +37,14 @@ _NOT_INHERITED = (
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTENSION = "--ext=kiwi_jupyter.kernel"
-"""What a user writes who has Kiwi on ``PYTHONPATH`` only (docs/notebooks.md)."""
+"""Option for a user who has Kiwi only on ``PYTHONPATH`` (docs/notebooks.md)."""
 
 Message = dict[str, Any]
 
 
 @dataclass
 class Cell:
-    """One execution: what it has sent so far. ``done`` once the kernel is idle again after it."""
+    """An execution and its messages so far; ``done`` once the kernel is idle again after it."""
 
     code: str
     msg_id: str
@@ -59,13 +59,13 @@ class Cell:
 
     @property
     def status(self) -> str:
-        """``ok``, ``error`` or ``aborted``."""
+        """Return ``ok``, ``error`` or ``aborted``."""
         assert self.reply is not None, "the cell is not done"
         return str(self.reply["content"]["status"])
 
     @property
     def error(self) -> str:
-        """The name of the exception that ended it, or ""."""
+        """Return the name of the exception that ended the cell, or ""."""
         assert self.reply is not None, "the cell is not done"
         return str(self.reply["content"].get("ename", ""))
 
@@ -82,7 +82,7 @@ class Cell:
 
     @property
     def result(self) -> str | None:
-        """``text/plain`` of the last expression's display."""
+        """Return ``text/plain`` of the last expression's display."""
         found = self.of_type("execute_result")
         return str(found[-1]["content"]["data"]["text/plain"]) if found else None
 
@@ -91,12 +91,12 @@ class Cell:
         return "\n".join(line for m in self.of_type("error") for line in m["content"]["traceback"])
 
     def displays(self) -> list[str]:
-        """``text/plain`` of everything displayed or updated in place, in order."""
+        """Return ``text/plain`` of everything displayed or updated in place, in order."""
         found = self.of_type("display_data", "update_display_data")
         return [str(m["content"]["data"].get("text/plain", "")) for m in found]
 
     def outputs(self) -> list[Message]:
-        """What a notebook would save: updates applied in place, streams joined."""
+        """Return what a notebook would save: updates applied in place, streams joined."""
         saved: list[Message] = []
         by_display_id: dict[str, Message] = {}
         for message in self.messages:
@@ -153,7 +153,7 @@ class Kernel:
     # --- life
 
     def start(self) -> None:
-        # Open until the end: a restart uses it again.
+        # The log stays open until the end, because a restart uses it again.
         self._log = (self.directory / "kernel.log").open("ab")
         self.manager.start_kernel(
             env=self.env, cwd=str(self.directory), stdout=self._log, stderr=self._log
@@ -177,14 +177,14 @@ class Kernel:
         return bool(self.manager.is_alive())
 
     def interrupt(self) -> None:
-        """SIGINT, as the ■ button does."""
+        """Send SIGINT, as the ■ button does."""
         self.manager.interrupt_kernel()
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
         os.kill(self.pid, how)
 
     def restart(self, *, now: bool = True) -> None:
-        """``now=False``: asked to shut down first, as Jupyter's ⟳ button does."""
+        """Restart. ``now=False``: ask the kernel to shut down first, as Jupyter's ⟳ button does."""
         self.client.stop_channels()
         self.manager.restart_kernel(now=now)
         self._open_client()
@@ -201,14 +201,14 @@ class Kernel:
         context.destroy(linger=0)
 
     def log(self) -> str:
-        """What the kernel's process itself printed (not its cells)."""
+        """Return the output of the kernel's process itself (not of its cells)."""
         path = self.directory / "kernel.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     # --- cells
 
     def send(self, code: str, *, subshell: str | None = None, **options: Any) -> Cell:
-        """Ask to run ``code``, and do not wait. ``options`` as for ``execute``."""
+        """Ask to run ``code`` without waiting. ``options`` are those of ``execute``."""
         content = {
             "code": code,
             "silent": False,
@@ -240,12 +240,12 @@ class Kernel:
         return cell
 
     def finished(self, cell: Cell) -> bool:
-        """Whether it is over, by what has come so far."""
+        """Return whether the cell is done, by the messages so far."""
         self.pump()
         return cell.done
 
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
-        """Take in messages until ``condition()`` is true; its value."""
+        """Process messages until ``condition()`` is true; return its value."""
         ends_at = time.monotonic() + timeout_s
         while True:
             self.pump()
@@ -257,7 +257,7 @@ class Kernel:
                 raise AssertionError(f"not within {timeout_s:g} s: {what}\n{said}\n{self.log()}")
 
     def pump(self, timeout_s: float = 0.02) -> None:
-        """Take in what the kernel has sent."""
+        """Process the messages that the kernel has sent."""
         while True:
             try:
                 message = self.client.get_iopub_msg(timeout=timeout_s)
@@ -286,7 +286,8 @@ class Kernel:
                 cell.idle = True
 
     def ask(self, kind: str, content: Message, *, control: bool = False) -> Message:
-        """Another request (``complete_request``, ``inspect_request`` …) and its reply."""
+        """Send another request (``complete_request``, ``inspect_request`` …) and return the
+        reply."""
         message = self.client.session.msg(kind, content)
         channel = self.client.control_channel if control else self.client.shell_channel
         channel.send(message)
@@ -300,7 +301,8 @@ class Kernel:
 
 
 def _with_pager(env: dict[str, str]) -> dict[str, str]:
-    """Imports Kiwi only for those who have not prepared ``env`` themselves: black-box tests do."""
+    """Return ``env`` with the pager; import Kiwi only if the caller has not prepared ``env``, as
+    black-box tests do."""
     if env.get("KIWI_PRELOAD") or not env.get("KIWI_PAGER"):
         return env
     import pagers
@@ -309,15 +311,17 @@ def _with_pager(env: dict[str, str]) -> dict[str, str]:
 
 
 def installed(python: str) -> bool:
-    """Whether kernels of this Python load Kiwi by themselves: a wheel has brought what does that.
-    Not in a checkout on ``PYTHONPATH``, nor after ``pip install --target``."""
+    """Return whether kernels of this Python load Kiwi by themselves: a wheel installs the
+    configuration for that, but a checkout on ``PYTHONPATH`` or ``pip install --target`` does
+    not."""
     places = (Path(python).parents[1] / "etc", Path("/usr/local/etc"), Path("/etc"))
     return any((place / "ipython" / "ipython_kernel_config.py").exists() for place in places)
 
 
 def clean_environment(directory: Path, python: str = KERNEL_PYTHON) -> dict[str, str]:
-    """An empty home, so that no profile or configuration of the machine's user plays a part. Where
-    Kiwi is not installed, this checkout and what is carried along on ``PYTHONPATH`` stay there."""
+    """Return an environment with an empty home, so that no profile or configuration of the
+    machine's user has an effect. If Kiwi is not installed, this checkout and the packages on
+    ``PYTHONPATH`` stay there."""
     env = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     if not installed(python):
         carried = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
@@ -326,7 +330,7 @@ def clean_environment(directory: Path, python: str = KERNEL_PYTHON) -> dict[str,
         "HOME": "home", "IPYTHONDIR": "ipython", "JUPYTER_CONFIG_DIR": "config",
         "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime", "KIWI_SOCKET_DIR": "sockets",
     }  # fmt: skip
-    # What was compiled already is not compiled again by each kernel.
+    # Kernels use the cache of compiled libraries instead of compiling again.
     env.setdefault("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
     for name, place in places.items():
         (directory / place).mkdir(exist_ok=True, mode=0o700)
@@ -338,9 +342,9 @@ def clean_environment(directory: Path, python: str = KERNEL_PYTHON) -> dict[str,
 def running_kernel(
     env: Mapping[str, str] | None = None, *, python: str = KERNEL_PYTHON, config: str = ""
 ) -> Iterator[Kernel]:
-    """A kernel in an empty home, with ``env`` on top; gone, with its files, at the end.
+    """Run a kernel in an empty home, with ``env`` added; remove it and its files at the end.
 
-    ``config`` is what its user has written into ``ipython_kernel_config.py``.
+    ``config`` is the text of the user's ``ipython_kernel_config.py``.
     """
     directory = Path(tempfile.mkdtemp(prefix="kiwi-kernel-"))
     kernel = Kernel(directory, env or {}, python)

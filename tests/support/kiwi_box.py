@@ -1,5 +1,5 @@
-"""Kiwi as it is installed, for tests that import nothing of it: the command, programs under
-``kiwi run``, and programs beside Kiwi that use the same emulated GPU."""
+"""The installed Kiwi, for tests that import nothing of it: the command, programs under
+``kiwi run``, and programs outside Kiwi that use the same emulated GPU."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 KIWI = Path(sys.executable).with_name("kiwi")
 PATIENCE_S = 60.0
-"""How long tests wait for what should take milliseconds: the machine may be busy."""
+"""Time limit for what should take milliseconds: the machine may be busy."""
 
 OURS = ("LD_PRELOAD", "KIWI_PRELOAD", "KIWI_PAGER")
-"""What ``kiwi run --pager inprocess`` sets, and the same in a program that needs its library."""
+"""Variables that ``kiwi run --pager inprocess`` sets, as any program needs them for the library."""
 
 ON_THE_GPU = """
 import os, signal, subprocess, sys, time
@@ -77,7 +77,7 @@ while True:
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
-    """Return the first true value of ``condition()``; fail saying ``what`` did not come."""
+    """Return the first true value of ``condition()``; fail saying that ``what`` did not come."""
     ends_s = time.monotonic() + timeout_s
     while time.monotonic() < ends_s:
         if value := condition():
@@ -87,7 +87,7 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIE
 
 
 class KiwiBox:
-    """``kiwi daemon --emulate SIZE ARGS…`` in a directory of its own."""
+    """A ``kiwi daemon --emulate SIZE ARGS…`` in a directory of its own."""
 
     def __init__(self, directory: Path, size: str, *args: str, descriptors: int = 0) -> None:
         self.directory = directory
@@ -96,7 +96,8 @@ class KiwiBox:
         self._daemon: subprocess.Popen[bytes] | None = None
         self._others: list[subprocess.Popen[str]] = []
         self.program_env: dict[str, str] = {}
-        """What ``kiwi run --pager inprocess`` gives its program, but for its session."""
+        """Environment that ``kiwi run --pager inprocess`` gives its program, without the
+        session."""
         self.env = {name: value for name, value in os.environ.items() if name not in OURS}
         self.env["KIWI_SOCKET_DIR"] = str(directory)
 
@@ -109,7 +110,7 @@ class KiwiBox:
                 start_new_session=True, preexec_fn=self._limit,
             )  # fmt: skip
         wait_until(self.status_or_none, f"the daemon answers; {self.log()}")
-        if not self.program_env:  # only now: each program is a session, for which others make room
+        if not self.program_env:  # only once: it starts a program, which is a session
             self.program_env = self._ask_for_environment()
 
     def _limit(self) -> None:
@@ -117,7 +118,7 @@ class KiwiBox:
             resource.setrlimit(resource.RLIMIT_NOFILE, (self._descriptors, self._descriptors))
 
     def kill_daemon(self) -> None:
-        """The supervisor and the daemon at once, as an out-of-memory killer does."""
+        """Kill the supervisor and the daemon at once, as an out-of-memory killer does."""
         assert self._daemon is not None
         family = psutil.Process(self._daemon.pid).children(recursive=True)
         for process in (self._daemon, *family):
@@ -131,7 +132,7 @@ class KiwiBox:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def status_or_none(self) -> dict[str, Any] | None:
-        """One element of ``gpus`` of ``kiwi status --json``."""
+        """Return the first element of ``gpus`` of ``kiwi status --json``, or ``None``."""
         done = subprocess.run(
             [KIWI, "status", "--json"], env=self.env, capture_output=True, check=False, timeout=120
         )
@@ -140,11 +141,11 @@ class KiwiBox:
         return found
 
     def set(self, setting: str) -> None:
-        """``kiwi set SETTING``."""
+        """Run ``kiwi set SETTING``."""
         subprocess.run([KIWI, "set", setting], env=self.env, check=True, timeout=60)
 
     def session(self, name: str) -> dict[str, Any] | None:
-        """The session of that name; ``None`` if there is none just now."""
+        """Return the session of that name, or ``None`` if there is none just now."""
         sessions = (self.status_or_none() or {}).get("sessions", [])
         return next((one for one in sessions if one["name"] == name), None)
 
@@ -165,12 +166,12 @@ class KiwiBox:
     # --- programs
 
     def program(self, name: str, *options: str, code: str = ANSWERING) -> Program:
-        """``kiwi run OPTIONS -- python -c CODE`` as the session ``name``."""
+        """Start ``kiwi run OPTIONS -- python -c CODE`` as the session ``name``."""
         command = [str(KIWI), "run", "--require", "--name", name, *options]
         return self._begin(name, [*command, "--", sys.executable, "-c", code], self.env)
 
     def outside(self, code: str) -> Program:
-        """A program that uses the same GPU without Kiwi."""
+        """Start a program that uses the same GPU without Kiwi."""
         env = {name: value for name, value in self.program_env.items() if name not in OURS}
         env["KIWI_DISABLE"] = "1"
         return self._begin("outside", [sys.executable, "-c", code], env)
@@ -190,7 +191,7 @@ class KiwiBox:
         return program
 
     def close(self) -> None:
-        """End everything, whatever has happened to it."""
+        """End everything, in whatever state it is."""
         for process in self._others:
             kill_tree(process.pid)
             with process:
@@ -200,7 +201,7 @@ class KiwiBox:
 
 
 class Program:
-    """Answers one expression a line; made by ``KiwiBox``."""
+    """A program that answers one expression a line; made by ``KiwiBox``."""
 
     def __init__(self, box: KiwiBox, name: str, command: list[str], env: dict[str, str]) -> None:
         self.box, self.name = box, name
@@ -211,7 +212,7 @@ class Program:
         os.set_blocking(self.process.stdout.fileno(), False)  # type: ignore[union-attr]
 
     def ask(self, expression: str) -> None:
-        """``answer`` gets what it comes to."""
+        """Send an expression; ``answer`` returns its value."""
         assert self.process.stdin is not None
         self.process.stdin.write(expression + "\n")
         self.process.stdin.flush()
@@ -231,12 +232,12 @@ class Program:
         return self.answer(timeout_s)
 
     def wait_rests(self) -> None:
-        """Until it does not hold the GPU, though it lives."""
+        """Wait until the program no longer holds or wants the GPU, although it lives."""
         busy = ("running", "waiting", "suspended")
         self.box.wait_session(self.name, lambda s: s["state"] not in busy, f"{self.name} rests")
 
     def get_pid(self) -> int:
-        """Of the program itself, which ``kiwi run`` has started."""
+        """Return the pid of the program itself, which ``kiwi run`` has started."""
         return int(self.get("os.getpid()"))
 
     def kill(self) -> None:
@@ -254,7 +255,7 @@ def kill_tree(pid: int) -> None:
 
 @contextmanager
 def running_box(size: str, *args: str, descriptors: int = 0) -> Iterator[KiwiBox]:
-    """With all that is started in it gone at the end."""
+    """Run a box; end all that was started in it at the end."""
     directory = Path(tempfile.mkdtemp(prefix="kw-"))
     box = KiwiBox(directory, size, *args, descriptors=descriptors)
     try:

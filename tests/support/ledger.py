@@ -1,7 +1,7 @@
-"""Who held the GPU when, who waited and who was stopped: read strictly from a journal's entries.
+"""Holds, waits and stops of sessions, read strictly from the entries of a journal.
 
-A hold ends when its burst ends or when the process *is* held, not already when that is ordered, so
-that two holds that overlap here had two processes free to work at the same moment.
+A hold ends when its burst ends or when the process *is* held, not when that is ordered, so two
+holds that overlap here mean that two processes were free to work at the same moment.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Wait(Span):
-    """From the request, or from the moment it was stopped in mid-burst, to the grant."""
+    """A wait, from the request, or from a stop in the middle of a burst, to the grant."""
 
     ahead: int
-    """How many held the GPU or stood in the queue when it began."""
+    """Number of sessions that held the GPU or were in the queue when the wait began."""
 
 
 @dataclass
@@ -48,17 +48,17 @@ class Ledger:
     stopped: list[tuple[str, int]] = field(default_factory=list)
     """Sessions stopped in the middle of a burst, and when they were held."""
     moved: list[tuple[str, str, int, int]] = field(default_factory=list)
-    """``session, "out" or "in", bytes, nanoseconds`` from the order to its outcome: moving, and
-    what it waited for."""
+    """``session, "out" or "in", bytes, nanoseconds`` from the order to its outcome: the time of the
+    move and of its waits."""
 
     longest_idle_move_ns: int = 0
-    """The longest that a move lasted beyond its moving: it waited for room, say."""
+    """Longest time that a move lasted beyond its moving, for example while it waited for room."""
 
     def of(self, session: str) -> list[Span]:
         return [hold for hold in self.holds if hold.session == session]
 
     def overlaps(self) -> list[tuple[Span, Span]]:
-        """Pairs of holds of two sessions at the same time."""
+        """Return pairs of holds of two sessions at the same time."""
         spans = sorted(self.holds, key=lambda span: (span.from_ns, span.to_ns))
         found = []
         for index, one in enumerate(spans):
@@ -73,7 +73,7 @@ class Ledger:
         return sum(who == session for who, _ in self.stopped)
 
     def longest_swap_ns(self) -> int:
-        """The slowest page-out and the slowest page-in that happened, together."""
+        """Return the time of the slowest page-out and of the slowest page-in together."""
         return sum(
             max((ns for _, way, _, ns in self.moved if way == which), default=0)
             for which in ("out", "in")
@@ -110,7 +110,7 @@ class _Reader:
 
     def _event(self, event: ev.Event) -> None:
         if isinstance(event, ev.LeaseRequested):
-            if self._bursts.get(event.session) != event.burst:  # else it reconnected
+            if self._bursts.get(event.session) != event.burst:  # else the session reconnected
                 self._bursts[event.session] = event.burst
                 self._release(event.session)
                 self._waits_since.pop(event.session, None)

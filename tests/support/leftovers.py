@@ -1,4 +1,4 @@
-"""Whatever a test does, no process and no file of it is left; else the test fails."""
+"""Check that a test leaves no process and no file behind; else the test fails."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     import pytest
 
 MARK = "KIWI_E2E_TEST"
-"""In the environment of every process that a test starts, however indirectly."""
+"""Variable in the environment of every process that a test starts, directly or not."""
 
 GONE_WITHIN_S = 10.0
 
 
 @contextmanager
 def nothing_left(patch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """All temporary files made inside lie in one (short) place that must be empty at the end; and
-    no process that was started inside may outlive it."""
+    """Put all temporary files of the block into one directory with a short path, which must be
+    empty at the end; no process that was started in the block may outlive it."""
     directory = Path(tempfile.mkdtemp(prefix="kw", dir="/tmp"))
     mark = uuid.uuid4().hex
     patch.setenv(MARK, mark)
@@ -43,7 +43,7 @@ def nothing_left(patch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def _processes_left(mark: str) -> list[str]:
-    """Those that do not end by themselves soon; they are ended."""
+    """End and describe the processes that do not end by themselves soon."""
     ends_at = time.monotonic() + GONE_WITHIN_S
     while (left := _marked(mark)) and time.monotonic() < ends_at:
         time.sleep(0.05)

@@ -1,6 +1,6 @@
-"""The daemon's end of preloaded libraries' connections, without the daemon: real socket, real
-messages, real ``Links``; each program's session is named after its process (``s<pid>``), and a
-child's is its nearest linked ancestor's."""
+"""The daemon's end of the preloaded libraries' connections, without the daemon: real socket, real
+messages, real ``Links``. Each program's session is named after its process (``s<pid>``), and a
+child belongs to the session of its nearest linked ancestor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Roots:
-    """Stands for the daemon's members: every linked process that has no linked ancestor."""
+    """A stand-in for the daemon's members: every linked process that has no linked ancestor."""
 
     def __init__(self) -> None:
         self.by_session: dict[str, ProcessRef] = {}
@@ -44,7 +44,7 @@ class Roots:
 
 
 class LinkServer:
-    """Listens at a path, in the loop that runs."""
+    """A server that listens at a path, in the running event loop."""
 
     def __init__(self, gpu_bytes: int) -> None:
         self._roots = Roots()

@@ -1,7 +1,7 @@
-"""A stand-in for the preloaded library, in Python: owns device memory through the driver's VMM
-calls, gates the calls that use it, and speaks the role ``pager`` over the daemon's socket.
+"""A stand-in for the preloaded library, in Python: it owns device memory through the driver's VMM
+calls, gates the calls that use it, and has the role ``pager`` on the daemon's socket.
 
-Runs inside of ``cuda_worker.py`` processes. What the next orders meet is scripted in ``faults``.
+It runs inside of ``cuda_worker.py`` processes. ``faults`` scripts the results of the next orders.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def ck(result: tuple[Any, ...]) -> Any:
 
 
 class Memory:
-    """One range of addresses, with physical memory behind it or without."""
+    """A range of addresses, with or without physical memory behind it."""
 
     def __init__(self, size: int, seed: int) -> None:
         self.size = -(-size // GRANULE) * GRANULE
@@ -43,7 +43,7 @@ class Memory:
             ck(driver.cuMemcpyHtoD(int(self.address) + at, word * (length // 4), length))
 
     def back(self) -> bool:
-        """False: no memory."""
+        """Allocate and map the memory; return false if there is none."""
         properties = driver.CUmemAllocationProp()
         properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -80,11 +80,11 @@ class Library:
     def __init__(
         self, path: str, *, unowned: dict[str, int] | None = None, owns: bool = True
     ) -> None:
-        """Without ``owns`` it is only a gate."""
+        """Connect to ``path``. Without ``owns`` the library is only a gate."""
         self.path, self.unowned, self.owns = path, unowned or {}, owns
         self.memories: list[Memory] = []
         self.faults: dict[str, list[str]] = {}
-        """By action: what it meets the next times, in order; see ``_meet``."""
+        """Scripted results of the next orders, in order, by action; see ``_meet``."""
         self.released = threading.Event()
         self.gates: list[bool] = []
         self.orders: list[str] = []
@@ -107,7 +107,7 @@ class Library:
     # --- the program ----------------------------------------------------------------------------
 
     def take(self, size: int, seed: int) -> None:
-        """Asks for room as long as there is none, and some is promised."""
+        """Take memory; ask for room while there is none and some is promised."""
         while True:
             try:
                 with self:
@@ -120,7 +120,7 @@ class Library:
         self.tell()
 
     def take_pieces(self, size: int, seed: int) -> None:
-        """As what can be moved piece by piece."""
+        """Take memory in pieces, which can be moved one by one."""
         for number, at in enumerate(range(0, size, GRANULE)):
             self.take(min(GRANULE, size - at), seed * 100 + number)
 
@@ -129,7 +129,7 @@ class Library:
             return "|".join(memory.digest() for memory in self.memories)
 
     def __enter__(self) -> None:
-        """A gated call."""
+        """Enter a gated call."""
         with self._changed:
             asked = False
             while self._held or self._armed:
@@ -177,7 +177,7 @@ class Library:
         })  # fmt: skip
 
     def drop(self) -> None:
-        """Loses the connection."""
+        """Drop the connection."""
         if self._socket is not None:
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -246,7 +246,7 @@ class Library:
         word, _, reason = fault.partition(" ")
         if word == "refuse":
             return {"outcome": "refused", "reason": reason, "detail": "scripted"}
-        if word == "stick":  # refuses half-way, and cannot go back either
+        if word == "stick":  # fails half-way, and the way back fails, too
             self._close(order["within_ns"] / 1e9)
             self._go_out(len(self.memories) // 2)
             return {"outcome": "refused", "reason": reason, "detail": "scripted"}

@@ -1,4 +1,4 @@
-"""Processes with the scripted library of ``linked_library.py``, steered from a test."""
+"""Processes with the scripted library of ``linked_library.py``, controlled by a test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if {size}:
 
 
 class LinkedProgram:
-    """``size_bytes`` of its memory are owned by its library, ``unowned_bytes`` are not."""
+    """A program whose library owns ``size_bytes`` of its memory, but not ``unowned_bytes``."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ def digest_gated():
 
 
 class GatedProgram(LinkedProgram):
-    """Its library is only a gate: the driver moves its memory."""
+    """A program whose library is only a gate: the driver moves its memory."""
 
     def __init__(
         self, environment: dict[str, str], path: Path, size_bytes: int, *, seed: int = 1

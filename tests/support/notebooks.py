@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Notebook:
-    """``kernel`` has everything else: cells, interrupt, restart, kill."""
+    """A notebook; ``kernel`` has everything else: cells, interrupt, restart, kill."""
 
     def __init__(self, kernel: Kernel, daemon: Daemon, name: str) -> None:
         self.kernel = kernel
@@ -36,19 +36,20 @@ class Notebook:
 
     @property
     def session(self) -> SessionStatus:
-        """As the daemon sees it; it must know it."""
+        """Return the notebook's session, which the daemon must know."""
         found = self.daemon.session(self.pid)
         assert found is not None, f"the daemon does not know notebook {self.name}"
         return found
 
     def is_out(self) -> bool:
-        """Its memory, by the driver's own books."""
+        """Return whether the notebook's memory is out, by the driver's own books."""
         process = self.daemon.books().process(self.pid)
         assert process is not None, f"the driver does not know notebook {self.name}"
         return self.daemon.pager.is_out(process)
 
     def in_gpu_mib(self) -> float:
-        """What of its memory is in the GPU, its context left out, by the driver's own books."""
+        """Return the MiB of its memory in the GPU, without its context, by the driver's own
+        books."""
         process = self.daemon.books().process(self.pid)
         assert process is not None, f"the driver does not know notebook {self.name}"
         if process.state == CHECKPOINTED:
@@ -64,7 +65,8 @@ class Notebook:
         return str(self.session.id)
 
     def take(self, mib: int, seed: int = 1) -> None:
-        """Fills ``mib`` MiB of the GPU with random bytes, in a burst of its own, which is over."""
+        """Fill ``mib`` MiB of the GPU with random bytes, in a burst of its own, and wait for its
+        end."""
         self.kernel.check(gpu_cells.PRELUDE)
         self.kernel.check(gpu_cells.take(mib, seed))
         self.wait_state("idle", "paging-out", "paged-out")
@@ -76,11 +78,11 @@ class Notebook:
         return self.kernel.check(code, **options)
 
     def start(self, code: str) -> Cell:
-        """Does not wait for its end: ``finish`` does."""
+        """Start a cell without waiting for its end; ``finish`` waits."""
         return self.kernel.send(code)
 
     def finish(self, cell: Cell, timeout_s: float = PATIENCE_S) -> Cell:
-        """Its end, which must be a good one."""
+        """Wait for the cell's end, which must be a success."""
         self.kernel.finish(cell, timeout_s)
         assert cell.status == "ok", f"{self.name}: {cell.traceback}\n{self.kernel.log()}"
         return cell
@@ -88,13 +90,13 @@ class Notebook:
     def work(
         self, seconds: float = 0.0, *, steps: int = 0, write: bool = False, until: Path | str = ""
     ) -> Cell:
-        """Starts a loop of small copies that checks what it reads; see ``gpu_cells``. How long a
-        quantum is depends on the machine's speed: loop ``until`` a file appears rather than for
-        some time."""
+        """Start a loop of small copies that checks what it reads; see ``gpu_cells``. The length of
+        a quantum depends on the machine's speed: loop ``until`` a file appears rather than for some
+        time."""
         return self.start(gpu_cells.work(seconds, steps=steps, write=write, until=until))
 
     def assert_intact(self) -> None:
-        """Reads all its GPU memory back, in a cell of its own."""
+        """Read all GPU memory back, in a cell of its own, and check it."""
         text = self.finish(self.start(gpu_cells.INTACT)).text
         assert text == "INTACT\n", f"{self.name} says {text!r}"
 
@@ -102,7 +104,7 @@ class Notebook:
         return self.daemon.wait_state(self.pid, *states, timeout_s=timeout_s)
 
     def subshell(self) -> str | None:
-        """A new one; ``None`` where this ipykernel has none (6.x)."""
+        """Return a new subshell; ``None`` if this ipykernel (6.x) has none."""
         info = self.kernel.ask("kernel_info_request", {})["content"]
         if "kernel subshells" not in info.get("supported_features", []):
             return None
@@ -110,13 +112,13 @@ class Notebook:
         return str(made["subshell_id"])
 
     def waits_seen(self, cell: Cell) -> list[str]:
-        """What the waiting line said so far, without the empty text at its end."""
+        """Return the texts of the waiting line so far, without the empty text at its end."""
         self.kernel.pump()
         return [text for text in cell.displays() if text]
 
 
 def finish_all(running: dict[Notebook, Cell], timeout_s: float = PATIENCE_S) -> None:
-    """Several notebooks at once: takes in what all of them send until all cells are done."""
+    """Process the messages of several notebooks until all their cells are done."""
 
     def done() -> bool:
         for notebook in running:
@@ -130,10 +132,10 @@ def finish_all(running: dict[Notebook, Cell], timeout_s: float = PATIENCE_S) -> 
 
 
 def assert_books_agree(daemon: Daemon, timeout_s: float = 15.0) -> None:
-    """The daemon's books say what the driver's own do, once nothing moves any more.
+    """Check that the daemon's books agree with the driver's, once nothing moves any more.
 
-    In the GPU: every byte belongs to a session or to nobody that lives. Paged out: what the driver
-    has parked; of sessions with a library also what that has, which nobody else knows.
+    In the GPU, every byte belongs to a session or to no live process. Paged out are the bytes that
+    the driver has parked, and for sessions with a library also the library's, which only it knows.
     """
     seen = ""
 
@@ -173,7 +175,7 @@ def assert_books_agree(daemon: Daemon, timeout_s: float = 15.0) -> None:
 
 
 def _root_of(pid: int, roots: Container[int]) -> int:
-    """The session process that ``pid`` belongs to: itself or an ancestor; itself if none."""
+    """Return the session process of ``pid``: the process itself or an ancestor; itself if none."""
     try:
         family = [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
     except psutil.NoSuchProcess:
@@ -182,14 +184,14 @@ def _root_of(pid: int, roots: Container[int]) -> int:
 
 
 def _library_has(session: SessionStatus, driver_has_bytes: int) -> int:
-    """Nothing, of one that may compute."""
+    """Return the paged-out bytes that the library has: 0 for a session that may compute."""
     if session.state in (SessionState.IDLE, SessionState.RUNNING):
         return 0
     return max(0, session.paged_out_bytes - driver_has_bytes)
 
 
 def _driver_wants_back(process: ProcessBooks) -> int:
-    """What a restore will take: the parked memory, and its context anew."""
+    """Return the bytes that a restore will take: the parked memory, and the context again."""
     if process.state != CHECKPOINTED:
         return 0
     return process.parked_bytes.get(0, 0) + told_of_context(CONTEXT_BYTES)

@@ -1,4 +1,4 @@
-"""Inside a program that runs under the preloaded library: what only tests call of it."""
+"""Functions of the preloaded library that only tests call, for programs that run under it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ library.kiwi_preload_test_check.restype = ctypes.c_char_p
 
 
 class CudaError(Exception):
-    """Its text is the result's name."""
+    """A failed call; the text is the result's name."""
 
 
 def ck(result: tuple[Any, ...]) -> Any:
@@ -49,24 +49,24 @@ def arena() -> dict[str, int]:
 
 
 def check() -> None:
-    """The books are what the table says."""
+    """Check that the books agree with the table."""
     assert (wrong := library.kiwi_preload_test_check()) == b"", wrong
 
 
 def page(function: Any, within_ns: int) -> str:
-    """ "moved", or the reason and words of a refusal."""
+    """Return "moved", or the reason and the detail of a refusal or a loss."""
     words = ctypes.create_string_buffer(400)
     what = function(ctypes.c_int64(within_ns), words, ctypes.c_size_t(400))
     return "moved" if what == 0 else ("", "refused ", "lost ")[what] + words.value.decode()
 
 
 def out(within_ns: int = WITHIN_NS) -> str:
-    """Move all of it out."""
+    """Page all memory out."""
     return page(library.kiwi_preload_test_out, within_ns)
 
 
 def back(within_ns: int = WITHIN_NS) -> str:
-    """Bring all of it in, and open the gate."""
+    """Page all memory in, and open the gate."""
     return page(library.kiwi_preload_test_in, within_ns)
 
 
@@ -81,7 +81,7 @@ def fault(kind: str, skip: int = 0, count: int = 1) -> None:
 
 
 def prepare(limit: int = 2**63) -> None:
-    """Pin in the background, as when a daemon is there."""
+    """Pin host memory in the background, as with a daemon."""
     library.kiwi_preload_test_arena(1, ctypes.c_uint64(limit))
 
 
@@ -127,7 +127,7 @@ def drop(a: Allocation) -> None:
 
 
 def ranges(a: Allocation) -> None:
-    """Every question about any byte of it tells the allocation as it was asked for."""
+    """Check that every question about any byte of the allocation returns its requested range."""
     attribute = driver.CUpointer_attribute
     for offset in {0, a.size // 2, a.size - 1}:
         base, size = ck(driver.cuMemGetAddressRange(a.address + offset))
@@ -146,7 +146,8 @@ def ranges(a: Allocation) -> None:
 
 
 def stress(seed: int, steps: int) -> int:
-    """Random allocations, frees and writes across page-outs and page-ins; how often it swapped."""
+    """Make random allocations, frees and writes across page-outs and page-ins; return the number of
+    swaps."""
     rng = random.Random(seed)
     held: list[Allocation] = []
     swaps = 0
@@ -164,7 +165,7 @@ def stress(seed: int, steps: int) -> int:
             assert said == "moved", said
             for _ in range(rng.randrange(3)):
                 if held:
-                    drop(held.pop(rng.randrange(len(held))))  # while it is out
+                    drop(held.pop(rng.randrange(len(held))))  # while the memory is out
             said = back()
             assert said == "moved", said
             same(*held)
@@ -179,7 +180,7 @@ def stress(seed: int, steps: int) -> int:
 
 
 class Stuck:
-    """A host function that ends when it is told to: the GPU is busy for as long."""
+    """A host function that ends on request and keeps the GPU busy until then."""
 
     def __init__(self) -> None:
         self._go = threading.Event()

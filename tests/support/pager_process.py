@@ -1,7 +1,7 @@
 """A pager in a process of its own, so that a test can kill the caller at any point.
 
-``PagerProcess`` has the pager's five calls and hands each over to that process, which runs the real
-``CheckpointPager`` and its movers on the driver that its environment gives it.
+``PagerProcess`` has the pager's five calls and passes each to that process, which runs the real
+``CheckpointPager`` and its movers on the driver of its environment.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class PagerProcess:
         self.worker.do(_SETUP.format(uuid=gpu_uuid, config=config, host_bytes=host_bytes))
 
     def link(self, path: str, gpu_bytes: int, **config: object) -> None:
-        """From now on the in-process pager, for programs that connect at ``path``."""
+        """Use the in-process pager from now on, for programs that connect at ``path``."""
         self.worker.do(_LINKED.format(path=path, gpu_bytes=gpu_bytes, config=config))
 
     def suspend(self, target: Target, deadline_ns: int) -> Outcome:
@@ -103,7 +103,7 @@ class PagerProcess:
         return Observation(**fields, residency=residency, processes=processes)
 
     def begin(self, call: str, target: Target, deadline_ns: int, *more: int) -> None:
-        """Without waiting for the outcome: ``finish`` does."""
+        """Begin a call without waiting for the outcome; ``finish`` waits."""
         arguments = ", ".join([_expression(target), *map(str, (deadline_ns, *more))])
         self.worker.send(f"plain(pager.{call}({arguments}))")
 

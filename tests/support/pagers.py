@@ -1,5 +1,5 @@
-"""The two ways in which Kiwi moves GPU memory, as tests of the whole path see them: what to put
-into a program's environment, and in what they rightly differ."""
+"""The two ways in which Kiwi moves GPU memory, for tests of the whole path: the environment of a
+program, and the expected differences."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ if TYPE_CHECKING:
     from kiwi_core.emulator import ProcessBooks
 
 RUNNING, LOCKED, CHECKPOINTED = 0, 1, 2
-"""The driver's numbers."""
+"""Process states, as the driver's numbers."""
 
 CONTEXT_BYTES: Final = 8 << 20
-"""What the emulated driver takes for a context."""
+"""Bytes that the emulated driver takes for a context."""
 
 HIDDEN_BYTES: Final = 5 << 20
-"""What NVML leaves out of that: the emulated driver's ``hidden_overhead``."""
+"""Bytes of a context that NVML leaves out: the emulated driver's ``hidden_overhead``."""
 
 HANDLE_MIB: Final = 2
-"""What the library owns is a multiple of this."""
+"""Owned memory of the library is a multiple of this."""
 
 LEFT_BYTES: Final = 1 << 20
-"""Of a program whose memory is out, besides its context: the library's own code in the GPU."""
+"""Most bytes that a paged-out program leaves in the GPU beside its context: the library's code."""
 
 
 def told_of_context(context_bytes: int) -> int:
-    """What NVML says of a context: real drivers leave out a part, and so do emulated ones."""
+    """Return the bytes that NVML shows for a context: real and emulated drivers leave out a
+    part."""
     return context_bytes - HIDDEN_BYTES if context_bytes > HIDDEN_BYTES else context_bytes
 
 
 @dataclass(frozen=True)
 class PagerUnderTest:
-    """``driver_moves``: the driver's books tell who is held and who is out, and its faults can make
-    a move fail. ``leaves_context``: of who is out, a context stays in the GPU (unless room for
-    others has become so short that it goes, too). ``exact_leases``: a call that nobody foresaw asks
-    for the GPU itself. ``room_on_demand``: an allocation that finds no room waits for some."""
+    """A pager and its properties. ``driver_moves``: the driver's books show which processes are
+    held and which are out, and the driver's faults can make a move fail. ``leaves_context``: the
+    context of a paged-out process stays in the GPU (unless room has become so short that it goes,
+    too). ``exact_leases``: an unforeseen call asks for the GPU itself. ``room_on_demand``: an
+    allocation that finds no room waits for some."""
 
     name: str
     driver_moves: bool
@@ -54,17 +56,17 @@ class PagerUnderTest:
         return self.name
 
     def mib(self, size_mib: int) -> int:
-        """What an allocation of so many MiB takes of the GPU."""
+        """Return the MiB of the GPU that an allocation of ``size_mib`` takes."""
         return size_mib if self.driver_moves else -(-size_mib // HANDLE_MIB) * HANDLE_MIB
 
     def is_out(self, process: ProcessBooks) -> bool:
-        """By the driver's own books."""
+        """Return whether the process is paged out, by the driver's own books."""
         if self.driver_moves or process.state != RUNNING:
             return process.state == CHECKPOINTED
         return process.device_bytes.get(0, 0) <= LEFT_BYTES
 
     def is_held(self, process: ProcessBooks) -> bool:
-        """By the driver's own books; a gate that is closed is not in them."""
+        """Return whether the process may be held: the driver's books do not show a closed gate."""
         return process.state == LOCKED if self.driver_moves else process.state in (RUNNING, LOCKED)
 
 
@@ -87,8 +89,8 @@ BOTH: Final = (CHECKPOINT, IN_PROCESS)
 
 
 def into(env: dict[str, str]) -> dict[str, str]:
-    """A kernel's environment, as the server's provisioner makes it: where ``env`` chooses the
-    in-process pager its library comes along, unless Kiwi is off there."""
+    """Return a kernel's environment as the server's provisioner makes it: with the library if
+    ``env`` chooses the in-process pager, unless Kiwi is disabled there."""
     if env.get(ENV_PAGER) != INPROCESS or env.get("KIWI_DISABLE"):
         return env
     return env | preload.environment(preload.library(), env)

@@ -1,4 +1,4 @@
-"""How tests wait, and how what they start ends with them. Imports nothing of Kiwi."""
+"""Waiting in tests, and ending the processes that they start. Imports nothing of Kiwi."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
 PATIENCE_S = 30.0
-"""How long tests wait for what should take milliseconds: the machine may be busy."""
+"""Time limit for what should take milliseconds: the machine may be busy."""
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
-    """The first true value of ``condition()``; ``AssertionError`` saying ``what`` did not come."""
+    """Return the first true value of ``condition()``; fail saying that ``what`` did not come."""
     ends_at = time.monotonic() + timeout_s
     while time.monotonic() < ends_at:
         value = condition()
@@ -29,6 +29,6 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIE
 
 
 def die_with_the_test() -> None:
-    """For ``preexec_fn``: a test that takes too long is ended without any clean-up; what it has
-    started must end, too."""
+    """End this process with its parent; for ``preexec_fn``. A test that takes too long is ended
+    without any clean-up, and the processes that it started must end, too."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Programs under the preloaded library, on the emulated driver or on one with oddities."""
+"""Programs under the preloaded library, on the emulated driver or on one with unusual behaviour."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class World:
 
     @property
     def plain(self) -> dict[str, str]:
-        """A program's environment, without the library."""
+        """Return a program's environment without the library."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KIWI_")}
         environment |= emulator.environment(self.state, self.libraries)
         return environment | {"KIWI_SOCKET_DIR": str(self.directory / "no-daemon")}
@@ -56,8 +56,8 @@ class World:
 
 
 class Odd:
-    """A driver with everything that a real one may do and the emulated one does not, and programs
-    that look at it: ``programs/odd_driver.c``."""
+    """A driver that does what a real one may do and the emulated one does not, and programs that
+    test it: ``programs/odd_driver.c``."""
 
     def __init__(self, directory: Path, library: Path) -> None:
         self.directory = directory
@@ -82,7 +82,7 @@ def run(*command: str | Path, environment: dict[str, str]) -> subprocess.Complet
 
 
 def compile_c(source: str, output: Path, *flags: str | Path) -> Path:
-    """Compiles one of ``programs/``."""
+    """Compile one of ``programs/``."""
     command = [
         *_build.find_compiler(),
         "-O1",

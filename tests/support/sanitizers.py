@@ -1,4 +1,4 @@
-"""Which of the compiler's sanitizers work here."""
+"""Find which of the compiler's sanitizers work here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def need_sanitizers(compiler: Sequence[str], sanitizers: str, directory: Path) -> None:
-    """Skips the test where ``sanitizers`` (as ``-fsanitize=`` takes them) cannot be had or run."""
+    """Skip the test if ``sanitizers`` (a value of ``-fsanitize=``) are missing or do not run."""
     probe = str(directory / "probe")
     command = [*compiler, f"-fsanitize={sanitizers}", "-x", "c", "-", "-o", probe]
     code = "int main(void){return 0;}"

@@ -1,13 +1,13 @@
-"""One scene, played by real kernels beside a real daemon, and foretold by the simulator: a long
+"""A scene that real kernels play beside a real daemon, and that the simulator predicts: a long
 training and four interactive notebooks whose memory does not fit together.
 
-Times are scaled down (TQ 2 s instead of 30), and what the emulated GPU computes is sleep: the scene
-costs little CPU time, so that a machine that is busy with something else changes it little. Each
-kernel is given all its cells at once, thinking included, and needs nobody while the scene lasts.
+Times are scaled down (TQ 4 s instead of 30), and the emulated GPU only sleeps: the scene costs
+little CPU time, so other load on the machine changes it little. Each kernel gets all its cells at
+once, including the thinking times, and needs no input during the scene.
 
-The prediction's trace is what the daemon's journal says of the work (``simulate.recorded``): how
-long cells and thinking took, overheads of kernel and daemon among them, and how fast memory moved.
-What was waited is not in it.
+The trace of the prediction comes from the daemon's journal (``simulate.recorded``): the times of
+cells and of thinking, with the overheads of kernel and daemon, and the speed of memory moves. Waits
+are not in the trace.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
 POLICIES: Final = ("round-robin", "interactive")
 GPU_MIB: Final = 96
 TQ_S: Final = 4.0
-"""Not less: under every policy a runner has at least two seconds, whatever the quantum is."""
+"""Quantum. Not less: under every policy a runner has at least two seconds, whatever the quantum."""
 COPY_BYTES_PER_S: Final = 500 * 10**6
-"""A change of places takes about a tenth of a quantum: a bus of 20 GB/s and 30 to 60 GB each."""
+"""Speed at which a swap takes about a tenth of a quantum: a bus of 20 GB/s and 30 to 60 GB each."""
 
 STEP_S: Final = 0.02
-"""A cell computes in steps: what is under way cannot be suspended."""
+"""Length of a cell's steps: a step under way cannot be suspended."""
 
 TRAINING: Final = "training"
 TRAINING_S, TRAINING_MIB = 15.0, 60
 NOTEBOOKS: Final = {"n1": 20, "n2": 30, "n3": 40, "n4": 48}
-"""MiB beside a context of 8. Some pairs of them fit beside each other; none beside the training."""
+"""MiB of each notebook, beside a context of 8. Some pairs fit together; none fits with training."""
 
 CELLS: Final = 6
-"""Of each notebook."""
+"""Number of cells of each notebook."""
 CELL_S: Final = (0.1, 0.4)
 THINK_S: Final = (1.0, 4.0)
 
@@ -85,12 +85,12 @@ def compute(steps, step_s):
 
 
 SETTLE_S: Final = 1.0
-"""From the last order to the beginning of the scene."""
+"""Time from the last order to the beginning of the scene."""
 PATIENCE_S: Final = 150.0
 
 
 def plan(seed: int) -> dict[str, list[tuple[float, float]]]:
-    """By kernel: how long it thinks before each cell, and how long that computes."""
+    """Return the thinking time before each cell and the cell's computing time, by kernel."""
     rng = random.Random(seed)
     cells = {
         name: [(rng.uniform(*THINK_S), rng.uniform(*CELL_S)) for _ in range(CELLS)]
@@ -104,12 +104,12 @@ def plan(seed: int) -> dict[str, list[tuple[float, float]]]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Measured or foretold."""
+    """A measured or predicted outcome."""
 
     waits_s: list[float]
-    """Of the notebooks' cells, from the request to the first grant; of all plays together."""
+    """Waits of the notebooks' cells, from the request to the first grant, of all plays together."""
     training_s: float
-    """From the request of the training's cell to its end; the mean over the plays."""
+    """Time from the request of the training's cell to its end; the mean over the plays."""
 
     @property
     def mean_s(self) -> float:
@@ -132,8 +132,8 @@ Records = list[JournalHeader | JournalEntry]
 
 
 def play(seed: int) -> dict[str, Records]:
-    """Under all policies at once, each with a GPU and a daemon of its own: the daemons' journals,
-    after some 45 s. ``AssertionError`` where a cell fails."""
+    """Play under all policies at once, each with a GPU and a daemon of its own, and return the
+    daemons' journals after some 45 s. Raise ``AssertionError`` if a cell fails."""
     with ExitStack() as stack:
         stages = {policy: _Stage(policy, seed, stack) for policy in POLICIES}
         began_s = time.monotonic() + SETTLE_S
@@ -157,7 +157,7 @@ class _Stage:
             self._kernels[name].check(f"{PRELUDE}\ntake({mib})")
 
     def begin(self, at_s: float) -> None:
-        """Gives each kernel all its cells, which it has one after another from ``at_s`` on."""
+        """Give each kernel all its cells, which it runs one after another from ``at_s`` on."""
         for name, cells in self._plan.items():
             self._send(name, f"time.sleep(max(0.0, {at_s} - time.monotonic()))")
             for think_s, compute_s in cells:
@@ -176,7 +176,8 @@ class _Stage:
 
 
 def measured(records: Records) -> Outcome:
-    """As the journal has it: from requests to first grants and to the ends of bursts."""
+    """Return the outcome in the journal: from requests to first grants and to the ends of
+    bursts."""
     trace, measures = read(records)
     return _outcome_of(measures, len(trace.sessions))
 
@@ -190,7 +191,8 @@ def _outcome_of(measures: Measures, sessions: int) -> Outcome:
 
 
 def _outcome(cells: list[list[tuple[float, float]]]) -> Outcome:
-    """Wait and whole time of each cell, by kernel. The first cell of each only took memory."""
+    """Return the outcome from wait and whole time of each cell, by kernel. The first cell of each
+    kernel only takes memory."""
     training, *notebooks = cells
     assert [len(of) for of in cells] == [2, *(1 + CELLS for _ in NOTEBOOKS)], cells
     return Outcome([wait_s for of in notebooks for wait_s, _ in of[1:]], training[1][1])
@@ -200,9 +202,9 @@ def _outcome(cells: list[list[tuple[float, float]]]) -> Outcome:
 
 
 def foretold(records: Records, policy: str, seeds: int = 20) -> Outcome:
-    """What the simulator says of the recorded work under ``policy``, be it the one that it was
-    recorded under or another. Pooled over ``seeds``: each draws other speeds for every move."""
-    trace, _ = read(records, contention=0.0)  # who sleeps does not slow down who else does
+    """Return the simulator's outcome of the recorded work under ``policy``, which may differ from
+    the recorded one. It is pooled over ``seeds``: each draws other speeds for every move."""
+    trace, _ = read(records, contention=0.0)  # kernels that sleep do not slow each other down
     machine = measured_machine(trace)
     setup = Setup(policy=policy, tq_ns=round(TQ_S * NS_PER_S))
     return pooled(
@@ -212,8 +214,8 @@ def foretold(records: Records, policy: str, seeds: int = 20) -> Outcome:
 
 
 def measured_machine(trace: Trace) -> Machine:
-    """Speeds as the journal has them, with all that a move costs in its time; likewise a burst's
-    time has the look at its end."""
+    """Return a machine with the speeds of the journal, which contain all that a move costs;
+    likewise the time of a burst contains the look at its end."""
     recorded = trace.recorded
     assert recorded is not None
     assert recorded.out_gbps

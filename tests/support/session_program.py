@@ -1,8 +1,8 @@
-"""A small program that is a session of a real daemon: holds memory and works in bursts.
+"""A small program that is a session of a real daemon: it holds memory and works in bursts.
 
-Its memory is filled with a pattern; each burst works in a loop that checks what it reads. Steered
-over pipes by ``cuda_processes.Worker``, so it also answers while the driver holds it, unless it was
-told to hold the interpreter's lock in its driver calls (``frozen``).
+Its memory is filled with a pattern; each burst works in a loop that checks what it reads.
+``cuda_processes.Worker`` controls it over pipes, so it also answers while the driver holds it,
+unless it was told to keep the GIL in its driver calls (``frozen``).
 """
 
 from __future__ import annotations
@@ -107,8 +107,9 @@ def stop_burst():
 
 
 class SessionProgram:
-    """``size_mib`` are taken in a first burst, which ends before this returns; 0: nothing yet.
-    ``guarded``: it has Kiwi's gate, which leaves its memory to the driver's checkpoint."""
+    """A session that takes ``size_mib`` in a first burst, which ends before this returns; 0:
+    nothing yet. ``guarded``: it has Kiwi's gate, which leaves its memory to the driver's
+    checkpoint."""
 
     def __init__(
         self,
@@ -140,18 +141,18 @@ class SessionProgram:
         self.worker.do(f"take({size_mib * MIB}, {seed})")
 
     def begin_take(self, size_mib: int, seed: int) -> None:
-        """Without waiting for it: ``worker.answer()`` does."""
+        """Begin to take memory without waiting for it; ``worker.answer()`` waits."""
         self.worker.send(f"take({size_mib * MIB}, {seed})", "exec")
 
     def intact(self) -> bool:
-        """Reads all its memory, in a burst of its own."""
+        """Read all memory, in a burst of its own, and return whether it is right."""
         return bool(self.worker.get("intact()"))
 
     def start_burst(self, *, frozen: bool = False) -> None:
         self.worker.do(f"start_burst({frozen})")
 
     def burst(self) -> tuple[bool, int]:
-        """Whether it was granted, and the rounds so far; raises what went wrong in it."""
+        """Return whether the burst was granted, and its rounds so far; raise its error."""
         granted, rounds, error = self.worker.get("(burst.granted, burst.rounds, burst.error)")
         assert not error, error
         return bool(granted), int(rounds)
@@ -166,12 +167,13 @@ class SessionProgram:
         return int(self.worker.get("stop_burst()"))
 
     def told(self) -> list[list[str]]:
-        """``[notice, text]`` of everything that the daemon told it."""
+        """Return ``[notice, text]`` of all notices of the daemon."""
         told: list[list[str]] = self.worker.get("told")
         return told
 
     def words(self) -> list[Any]:
-        """``[position, holder, blocked, detail]`` of everything it heard while it waited."""
+        """Return ``[position, holder, blocked, detail]`` of all messages while the session
+        waited."""
         words: list[Any] = self.worker.get("words")
         return words
 

@@ -1,4 +1,5 @@
-"""What browser tests play on: a daemon, a Jupyter server, two notebooks that do not fit."""
+"""The stage of browser tests: a daemon, a Jupyter server, two notebooks that do not fit
+together."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 _numbers = itertools.count()
 
 MIB = 76
-"""Of 128: each fills 60 % of the GPU."""
+"""Memory of each notebook, of 128 MiB: each fills 60 % of the GPU."""
 
 A, B = "training.ipynb", "exploration.ipynb"
 
 TAKE, USE, CPU = 0, 1, 2
-"""The cells of both notebooks, by number."""
+"""Numbers of the cells of both notebooks."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,12 @@ class Stage:
     lab: Lab
 
     def session(self, path: str) -> SessionStatus:
-        """Of the notebook's kernel; the daemon must know it."""
+        """Return the session of the notebook's kernel, which the daemon must know."""
         kernel = self.lab.kernel_id(path)
         return next(s for s in self.daemon.status().sessions if s.kernel_id == kernel)
 
     def wait_state(self, path: str, *states: str) -> None:
-        """As the daemon sees the notebook's kernel."""
+        """Wait until the daemon has the notebook's kernel in one of ``states``."""
         kernel = self.lab.kernel_id(path)
         self.daemon.wait_for(
             lambda s: any(e.kernel_id == kernel and e.state.value in states for e in s.sessions),
@@ -56,31 +57,31 @@ class Stage:
             client.set(**settings)
 
     def enough_path(self) -> Path:
-        """A new file's, which ends A's loop when it appears."""
+        """Return the path of a new file that ends A's loop when it appears."""
         return self.daemon.directory / f"enough-{next(_numbers)}"
 
     def status_json(self) -> Any:
-        """The first GPU, as ``kiwi status --json`` tells it."""
+        """Return the first GPU of ``kiwi status --json``."""
         result = finish(start_kiwi("status", "--json", **self.daemon.env))
         assert result.code == 0, result.err
         return json.loads(result.out)["gpus"][0]
 
     def connections(self) -> int:
-        """To the daemon, that are neither a kernel's nor its gate's."""
+        """Return the number of connections to the daemon that belong to no kernel and no gate."""
         status = self.daemon.status()
         (path,) = self.daemon.sockets()
         with open("/proc/net/unix") as table:
             rows = [line.split() for line in table]
         connected = [row for row in rows if row[-1] == str(path) and row[5] == "03"]
         kernels = sum(session.connected for session in status.sessions)
-        # The gate of a program connects when that has its first memory in the GPU.
+        # The gate of a program connects when the program takes its first GPU memory.
         gates = sum(bool(s.resident_bytes or s.paged_out_bytes) for s in status.sessions)
         return len(connected) - kernels - gates
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A computes in its cell ``USE`` until ``enough()``; B takes one step in it."""
+    """Two notebooks: A computes in its cell ``USE`` until ``enough()``; B takes one step in it."""
 
     stage: Stage
     page: LabPage
@@ -89,7 +90,7 @@ class Pair:
     enough_path: Path
 
     def session(self, pane: NotebookPane) -> str:
-        """Its id, as the daemon names it; it keeps it to the end of its kernel."""
+        """Return the id of the notebook's session, which is kept to the end of its kernel."""
         return str(self.stage.session(pane.path).id)
 
     def a_computes(self) -> None:
@@ -97,7 +98,7 @@ class Pair:
         self.stage.wait_state(self.a.path, "running")
 
     def b_waits(self) -> None:
-        """While A computes; until the cell itself says so. B is in front."""
+        """Let B wait while A computes; return when B's cell shows it. B is in front."""
         self.a_computes()
         self.b.start(USE)
         expect(self.b.waiting_line(USE)).to_be_visible()

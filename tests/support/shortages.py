@@ -1,4 +1,4 @@
-"""A process that has run out of something."""
+"""Shortages of resources in this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def no_descriptor_left() -> Iterator[None]:
-    """This process cannot open anything inside."""
+    """Keep this process from opening any descriptor during the block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:

@@ -1,4 +1,4 @@
-"""Other users of the machine, as the tests need them: who runs the tests is root then."""
+"""Other users of the machine, for tests that run as root."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ALICE, BOB = 54321, 54322
-"""Users without names; the kernel does not mind."""
+"""User ids without names, which the kernel accepts."""
 
 PROGRAM = """
 import json, os, socket, sys, threading
@@ -38,11 +38,11 @@ for line in sys.stdin:
     except OSError:
         pass  # closed: the other thread says so
 """
-"""It hands on all that the daemon says, also what is no answer to a request."""
+"""Program that passes on all messages of the daemon, also those that answer no request."""
 
 
 class Somebody:
-    """A process of user ``uid`` with one connection; plain standard library."""
+    """A process of user ``uid`` with one connection; it uses only the standard library."""
 
     def __init__(self, path: Path, uid: int, gid: int | None = None) -> None:
         code = PROGRAM.format(uid=uid, gid=uid if gid is None else gid, path=str(path))

@@ -1,4 +1,4 @@
-"""Stopping a process for a while."""
+"""Stop a process for a while."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ os.kill(int(sys.argv[1]), signal.SIGCONT)
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """``pid`` stands still inside. It goes on afterwards, also if this test run is killed: a
-    process that ends by itself when its work is over never does while it is stopped."""
+    """Stop ``pid`` during the block. It goes on afterwards, even if this test run is killed: a
+    process that would end by itself cannot do so while it is stopped."""
     guard = subprocess.Popen(
         [sys.executable, "-S", "-c", _GUARD, str(pid)],
         stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,

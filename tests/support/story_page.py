@@ -28,7 +28,8 @@ FOLD_PX = 700
 """What a laptop's window leaves the sidebar: what matters is above it."""
 
 ORIGIN = "http://stories.invalid"
-"""Answered by Playwright. A page from a file may not read its own style sheets, as axe does."""
+"""Origin that Playwright answers: a page from a file may not read its own style sheets, as axe
+does."""
 
 
 def story_names() -> list[str]:
@@ -37,7 +38,7 @@ def story_names() -> list[str]:
 
 
 def bundle(into: Path) -> None:
-    """The page with the panel as one script and one style sheet."""
+    """Build the page with the panel as one script and one style sheet."""
     esbuild = LABEXTENSION / "node_modules/.bin/esbuild"
     assert esbuild.is_file(), f"esbuild is not there: npm --prefix {LABEXTENSION} ci installs it"
     subprocess.run(
@@ -53,8 +54,8 @@ def bundle(into: Path) -> None:
 
 
 def show(page: Page, folder: Path, story: str, theme: str, width_px: int) -> list[str]:
-    """Open the story from what ``bundle`` made in ``folder``. Returns the list in which complaints
-    of the page itself are gathered."""
+    """Open the story from the files that ``bundle`` made in ``folder``. Return the list that
+    collects errors of the page itself."""
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(f"page error: {error}"))
     page.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)
@@ -69,14 +70,14 @@ def show(page: Page, folder: Path, story: str, theme: str, width_px: int) -> lis
 
 
 def faults(page: Page) -> list[str]:
-    """What is wrong with what is shown: for axe, and with its width."""
+    """Return what is wrong with the page: axe's violations, and its width."""
     wider_px = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
     wide = [f"{wider_px} px wider than the sidebar"] if wider_px > 0 else []
     return wide + violations(page, "html")
 
 
 def wear(page: Page, theme: str) -> None:
-    """Put on the theme, in place of the one before."""
+    """Apply the theme, in place of the one before."""
     root = Path(sys.prefix) / "share/jupyter/lab/themes/@jupyterlab"
     page.evaluate(_WEAR, (root / THEMES[theme] / "index.css").read_text())
 

@@ -1,4 +1,4 @@
-"""A reader of the stream: applies deltas as ``docs/rest.md`` says, and nothing else."""
+"""A reader of the stream that only applies deltas, as in ``docs/rest.md``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PATIENCE_S = 30.0
 
 
 def applied(state: dict[str, Any], delta: dict[str, Any]) -> dict[str, Any]:
-    """``state`` after ``delta``. Both are JSON; ``state`` is not changed."""
+    """Return ``state`` after ``delta``. Both are JSON; ``state`` is not changed."""
     assert delta["seq"] == state["seq"] + 1, "a gap"
     gpus = {gpu["uuid"]: gpu for gpu in state["gpus"]}
     for uuid, change in delta.get("gpus", {}).items():
@@ -42,7 +42,7 @@ def _applied_to_gpu(gpu: dict[str, Any], change: dict[str, Any]) -> dict[str, An
 
 
 class Reader:
-    """One WebSocket; ``state`` is what its messages add up to."""
+    """A WebSocket; ``state`` is the sum of its messages."""
 
     def __init__(self, websocket: Any) -> None:
         self.websocket = websocket
@@ -50,7 +50,7 @@ class Reader:
         self.seen: list[dict[str, Any]] = []
 
     async def read(self) -> dict[str, Any]:
-        """The next message, taken in."""
+        """Read, apply and return the next message."""
         text = await asyncio.wait_for(self.websocket.read_message(), PATIENCE_S)
         assert text is not None, "the stream ended"
         message: dict[str, Any] = json.loads(text)
@@ -66,7 +66,7 @@ class Reader:
     async def until(
         self, condition: Callable[[dict[str, Any]], Any], timeout_s: float = PATIENCE_S
     ) -> Any:
-        """The first true value of ``condition(state)``, now or after more messages."""
+        """Return the first true value of ``condition(state)``, now or after more messages."""
 
         async def look() -> Any:
             while not (self.state and (value := condition(self.state))):

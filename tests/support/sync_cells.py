@@ -1,8 +1,8 @@
 """Sources of notebook cells whose every second driver call is a wait or a question.
 
-A real driver crashes a program that waits while it is checkpointed, and so does the emulated one
-(profile ``worst``). Run ``gpu_cells.PRELUDE`` and ``SYNCHRONISING`` first, then ``make`` and one of
-``LOOPS``. A loop goes on until a file appears, and fails at the first wrong byte.
+A real driver crashes a program that waits while checkpointed, and so does the emulated one (profile
+``worst``). Run ``gpu_cells.PRELUDE`` and ``SYNCHRONISING`` first, then ``make`` and one of
+``LOOPS``. A loop runs until a file appears, and fails at the first wrong byte.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ LOOPS: Final = {
 
 
 def make(mib: int, seed: int) -> str:
-    """Take ``mib`` MiB in all."""
+    """Return code that takes ``mib`` MiB in all."""
     each = mib // THREADS
     return f"all_ = [Synchronising({each}, {seed} + n) for n in range({THREADS})]"
 

@@ -1,4 +1,4 @@
-"""A raw connection to a daemon's socket: says any bytes, and reads what comes back."""
+"""A raw connection to a daemon's socket: it sends any bytes and reads the answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Talker:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._timeout_s = timeout_s
         try:
-            self.socket.connect(str(path))  # blocking: waits where too many want in at once
+            self.socket.connect(str(path))  # blocking: waits if too many connect at once
         except OSError:
             self.socket.close()
             raise
@@ -32,14 +32,14 @@ class Talker:
         self.raw(json.dumps({"type": kind, **fields}).encode() + b"\n")
 
     def hello(self, **fields: Any) -> dict[str, Any]:
-        """The welcome, or the error."""
+        """Send a hello and return the welcome or the error."""
         self.raw(json.dumps({**HELLO, **fields}).encode() + b"\n")
         answer = self.hear()
         assert answer is not None, "closed without a word"
         return answer
 
     def hear(self) -> dict[str, Any] | None:
-        """The next message; ``None`` once the daemon has closed."""
+        """Return the next message; ``None`` once the daemon has closed."""
         while b"\n" not in self._rest:
             try:
                 data = self.socket.recv(1 << 20)
@@ -53,7 +53,7 @@ class Talker:
         return message
 
     def until(self, kind: str) -> dict[str, Any]:
-        """The next message of that type."""
+        """Return the next message of that type."""
         while (message := self.hear()) is not None:
             if message["type"] == kind:
                 return message
@@ -66,7 +66,7 @@ class Talker:
         return answer
 
     def drain(self) -> None:
-        """Throws away what has come so far, but for an unfinished line."""
+        """Discard all received data except an unfinished line."""
         self.socket.setblocking(False)
         try:
             while data := self.socket.recv(1 << 20):
@@ -77,8 +77,8 @@ class Talker:
             self.socket.settimeout(self._timeout_s)
 
     def pour(self, data: bytes) -> None:
-        """Says all of ``data`` and throws away what comes meanwhile: a daemon whose answers are
-        not read takes nothing more, and each would wait for the other."""
+        """Send all of ``data`` and discard the answers meanwhile: a daemon whose answers are not
+        read stops reading, and each side would wait for the other."""
         left = memoryview(data)
         while left:
             readable, writable, _ = select.select([self.socket], [self.socket], [], self._timeout_s)
@@ -95,7 +95,7 @@ class Talker:
                     self.socket.settimeout(self._timeout_s)
 
     def last_words(self) -> dict[str, Any] | None:
-        """The last message before the daemon closes."""
+        """Return the last message before the daemon closes."""
         last = None
         while (message := self.hear()) is not None:
             last = message

@@ -1,4 +1,4 @@
-"""Kiwi's library with what only tests need in it: ``tests/preload/library``."""
+"""Kiwi's library with the parts that only tests need: ``tests/preload/library``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTS = Path(__file__).parents[1] / "preload" / "library"
 
 @functools.cache
 def tested_library() -> Path:
-    """Return the library to preload, with the gate beside it. It is compiled once, also for other
+    """Return the library to preload, with the gate beside it. It is compiled once for all
     processes."""
     digest = hashlib.sha256(_build._fingerprint(_build.find_header()).encode())
     for part in sorted(PARTS.iterdir()):

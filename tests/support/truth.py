@@ -1,4 +1,4 @@
-"""Does the daemon's status say what the driver says? Asked again and again while things happen."""
+"""Compare the daemon's status with the driver's books, again and again while a test runs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ QUEUED = frozenset({SessionState.WAITING, SessionState.SUSPENDED})
 
 
 class TruthWatcher(threading.Thread):
-    """A thread that compares; ``lies`` has what did not agree, ``seen`` all states that it saw.
+    """A thread that compares; ``lies`` has the differences, ``seen`` all states that it saw.
 
-    The two cannot be asked at the same moment: what counts are readings of the driver with the same
-    status before and after.
+    The daemon and the driver cannot be read at the same moment: only readings of the driver with
+    the same status before and after count.
     """
 
     def __init__(self, daemon: Daemon) -> None:
@@ -76,7 +76,7 @@ def _moment(status: GpuStatus) -> object:
 
 
 def lies(status: GpuStatus, books: Books, pager: PagerUnderTest) -> list[str]:
-    """What ``status`` says that is not so, or contradicts itself."""
+    """Return the claims of ``status`` that are false, or that contradict each other."""
     found = []
     for session in status.sessions:
         process = books.process(session.pid)

@@ -1,7 +1,7 @@
 """Two notebooks that do not fit together beside one daemon, brought into any state, repeatedly.
 
-The GPU has 128 MiB; A and B hold 72 and a context each. ``reach`` is about A; B is the other one,
-who must go on whatever happens to A.
+The GPU has 128 MiB; A and B hold 72 MiB and a context each. ``reach`` is about A; B must go on
+whatever happens to A.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ MIB = 1 << 20
 GPU = "1x128MiB"
 SIZE_MIB = 72
 SLOW = 60 * MIB
-"""Bytes per second: all of a notebook takes 1.3 seconds, long enough to be met on the way."""
+"""Bytes per second: a notebook's memory takes 1.3 seconds, long enough to be caught moving."""
 VERY_SLOW = 25 * MIB
-"""3.2 seconds: longer than Jupyter waits for a kernel to shut down by itself."""
+"""Bytes per second: 3.2 seconds, longer than Jupyter waits for a kernel to shut down by itself."""
 
 STATES = ("waiting", "running", "suspended", "paged-out", "paging-out", "paging-in")
-"""The slow ones last: the scheduler's quanta grow with the swaps it has measured."""
+"""States of A, the slow ones last: the scheduler's quanta grow with the swaps it has measured."""
 
 PATIENT = "c.Kiwi.daemon_grace_s = 60.0"
-"""A daemon that is killed is back long before, on a busy machine, too."""
+"""Setting with a grace time in which a killed daemon is back, even on a busy machine."""
 
 LOOP = """
 while not os.path.exists({stop!r}):
@@ -72,7 +72,7 @@ class TwoNotebooks:
         self._stack.close()
 
     def check(self) -> None:
-        """At the very end: no daemon stumbled, and each journal is what the scheduler decides."""
+        """Check at the very end that no daemon had an error, and that each journal replays."""
         self.daemon.stop()
         unharmed(self.daemon)
 
@@ -82,7 +82,7 @@ class TwoNotebooks:
         return self.daemon.directory / f"{what}-{notebook.name}"
 
     def work(self, notebook: Notebook, *, write: bool = True) -> Cell:
-        """A loop until ``stop``; each step is a beat."""
+        """Start a loop until ``stop``; each step is a beat."""
         stop, beat = self._file(notebook, "stop"), self._file(notebook, "beat")
         stop.unlink(missing_ok=True)
         cell = notebook.start(LOOP.format(stop=str(stop), beat=str(beat), write=write))
@@ -90,17 +90,17 @@ class TwoNotebooks:
         return cell
 
     def beat_s(self, notebook: Notebook) -> float:
-        """When its loop made its last step (``time.time()``)."""
+        """Return when the notebook's loop made its last step (``time.time()``)."""
         return self._file(notebook, "beat").stat().st_mtime
 
     def wait_beat(self, notebook: Notebook, within_s: float = 30.0) -> float:
-        """A step that ends after this call; how long it took to come."""
+        """Wait for a step that ends after this call; return the time until then."""
         began_s = time.time()
         wait_until(lambda: self.beat_s(notebook) > began_s, f"{notebook.name} goes on", within_s)
         return self.beat_s(notebook) - began_s
 
     def end(self, *notebooks: Notebook) -> dict[Notebook, Cell]:
-        """Their loops end, which must be a good end; their cells."""
+        """End the loops, which must succeed, and return their cells."""
         for notebook in notebooks:
             self._file(notebook, "stop").touch()
         ended = {n: self._working.pop(n) for n in notebooks if n in self._working}
@@ -111,7 +111,7 @@ class TwoNotebooks:
         return list(self._working)
 
     def forget_work(self, notebook: Notebook) -> None:
-        """Its kernel is dead, and its cell with it."""
+        """Forget the cell of a notebook whose kernel is dead."""
         self._working.pop(notebook, None)
 
     # --- states
@@ -129,8 +129,8 @@ class TwoNotebooks:
         emulator.set_copy_bandwidth(self.daemon.state_path, copy_bytes_per_s)
 
     def reach(self, state: str, slow: int = SLOW) -> None:
-        """Both hold memory and no cell runs; afterwards A is in ``state`` and, but for a quantum
-        of a minute, stays in it; B is in a cell."""
+        """Bring A into ``state``, where it stays except for a quantum of a minute; B is in a cell.
+        Before, both hold memory and no cell runs."""
         self._slow = slow
         getattr(self, "_reach_" + state.replace("-", "_"))()
         self.a.wait_state(state)
@@ -181,19 +181,19 @@ class TwoNotebooks:
         self.work(self.a)
 
     def reset(self) -> None:
-        """Fast copies, a long quantum, no work."""
+        """Set fast copies and a long quantum, and end all work."""
         self.end(self.a, self.b)
         self.set(60, 0)
 
     def assert_all_well(self) -> None:
-        """Every byte is right, and the books of driver and daemon agree."""
+        """Check that every byte is right, and that the books of driver and daemon agree."""
         self.a.assert_intact()
         self.b.assert_intact()
         assert_books_agree(self.daemon)
 
 
 class Arena:
-    """One pair for many tests; a fresh one after a test that failed. ``with arena as pair: …``"""
+    """A pair for many tests, with a new pair after a failed test. ``with arena as pair: …``"""
 
     def __init__(self, pager: PagerUnderTest) -> None:
         self._pager = pager
@@ -223,7 +223,7 @@ class Arena:
 
 
 class Deathwatch:
-    """Notes when process ``pid`` ended (``time.monotonic_ns()``), to the scheduler's tick."""
+    """A watcher of when process ``pid`` ended (``time.monotonic_ns()``), to the kernel's tick."""
 
     def __init__(self, pid: int) -> None:
         self._pidfd = os.pidfd_open(pid)
@@ -244,5 +244,5 @@ class Deathwatch:
         return self._at_ns
 
     def died_s(self) -> float:
-        """The same on the clock of ``time.time()``, as file times are."""
+        """Return the time of death on the clock of ``time.time()``, which file times use."""
         return time.time() - (time.monotonic_ns() - self.died_ns()) / NS_PER_S

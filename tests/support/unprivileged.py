@@ -1,6 +1,6 @@
-"""Users without rights against the installed ``kiwi``: a root daemon, and programs run as others.
+"""Unprivileged users against the installed ``kiwi``: a root daemon, and programs of other users.
 
-Nothing of Kiwi is imported here: what these helpers know, a user can know.
+This imports nothing of Kiwi: a user can know all that these helpers know.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MALLORY, ALICE, BOB = 54330, 54331, 54332
-"""Users without names; the kernel does not mind. Mallory is the hostile one."""
+"""User ids without names, which the kernel accepts. Mallory is the hostile user."""
 
 SUPPORT = Path(__file__).parent
 KIWI = Path(sys.executable).with_name("kiwi")
 PATIENCE_S = 60.0
-"""For what takes milliseconds: the machine may be busy."""
+"""Time limit for what takes milliseconds: the machine may be busy."""
 
 
 def can_be_others() -> bool:
@@ -38,7 +38,7 @@ def can_be_others() -> bool:
 
 
 def needs_other_users() -> None:
-    """Skips a test where no other user can be played; in CI that is a failure."""
+    """Skip a test if this process cannot act as other users; in CI that is a failure."""
     if can_be_others():
         return
     why = "needs root and setpriv (util-linux), to act as other users"
@@ -48,7 +48,8 @@ def needs_other_users() -> None:
 
 
 def as_user(uid: int, command: list[str]) -> list[str]:
-    """``command`` as user ``uid``. It may read this Python, wherever it lies, and nothing more."""
+    """Return ``command`` run as user ``uid``, who may read this Python wherever it is, and has no
+    other privilege."""
     return [
         "setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups",
         "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", *command,
@@ -56,12 +57,12 @@ def as_user(uid: int, command: list[str]) -> list[str]:
 
 
 def python(name: str, *args: object) -> list[str]:
-    """One of the programs beside this file."""
+    """Return the command of a program beside this file."""
     return [sys.executable, "-I", "-S", str(SUPPORT / name), *map(str, args)]
 
 
 class RootDaemon:
-    """``kiwi daemon`` on an emulated GPU, which every user can reach."""
+    """A ``kiwi daemon`` on an emulated GPU, which every user can reach."""
 
     def __init__(self, directory: Path, *args: str, descriptors: int | None = None) -> None:
         self.directory = directory
@@ -87,7 +88,7 @@ class RootDaemon:
         return self.log_path.read_text(errors="replace")
 
     def status(self, uid: int | None = None) -> Any:
-        """What ``kiwi status --json`` says, of the one GPU."""
+        """Return the one GPU of ``kiwi status --json``."""
         command = [str(KIWI), "status", "--json"]
         done = subprocess.run(
             command if uid is None else as_user(uid, command),
@@ -97,9 +98,9 @@ class RootDaemon:
         return json.loads(done.stdout)["gpus"][0]
 
     def refused(self, what: str) -> int:
-        """How often the daemon has refused somebody more of ``what``, by its metrics."""
+        """Return how often the daemon has refused more of ``what``, by its metrics."""
         with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(str(self.socket))  # blocking: waits where too many want in at once
+            sock.connect(str(self.socket))  # blocking: waits if too many connect at once
             sock.settimeout(PATIENCE_S)
             hello = {"type": "hello", "protocol": 1, "role": "observer", "client": "test"}
             lines = (json.dumps(hello), json.dumps({"type": "get-metrics"}))
@@ -128,7 +129,8 @@ def _limit(descriptors: int | None) -> Callable[[], None] | None:
 
 @contextmanager
 def root_daemon(*args: str, descriptors: int | None = None) -> Iterator[RootDaemon]:
-    """``descriptors``: the hard limit of the daemon; with few its own limits are smaller."""
+    """Run a root daemon. ``descriptors`` is its hard limit; with few, its own limits are
+    smaller."""
     directory = Path(tempfile.mkdtemp(prefix="kw-"))
     directory.chmod(0o755)
     daemon = None
@@ -143,7 +145,7 @@ def root_daemon(*args: str, descriptors: int | None = None) -> Iterator[RootDaem
 
 @contextmanager
 def program(command: list[str], says: str) -> Iterator[subprocess.Popen[str]]:
-    """Runs ``command`` until the block ends; begins once it has said ``says``."""
+    """Run ``command`` until the block ends; the block begins when it has printed ``says``."""
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
     )
@@ -172,7 +174,7 @@ def flood(
 def crowd(
     daemon: RootDaemon, role: str, count: int, *more: dict[str, Any], uid: int = MALLORY
 ) -> Iterator[dict[str, int]]:
-    """How many of the processes (connections) of ``uid`` heard what: "welcome", or an error."""
+    """Run a crowd of ``uid``; yield the number of connections by answer: "welcome", or an error."""
     lines = [json.dumps(one) for one in more]
     command = as_user(uid, python("crowd.py", daemon.socket, role, count, *lines))
     process = subprocess.Popen(
@@ -189,7 +191,7 @@ def crowd(
 
 
 def bursts(daemon: RootDaemon, count: int, pause_s: float = 0.005, *, uid: int = ALICE) -> Any:
-    """What a well-behaved user sees meanwhile: ``{"joined_s": …, "grants_s": […]}``."""
+    """Return what a well-behaved user measures: ``{"joined_s": …, "grants_s": […]}``."""
     done = subprocess.run(
         as_user(uid, python("victim.py", daemon.socket, count, pause_s)),
         capture_output=True, text=True, cwd="/", timeout=2 * PATIENCE_S, check=False,

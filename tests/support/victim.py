@@ -1,9 +1,9 @@
-"""A well-behaved session, run by itself: ``python -I -S victim.py SOCKET BURSTS PAUSE_S``.
+"""A well-behaved session as a program: ``python -I -S victim.py SOCKET BURSTS PAUSE_S``.
 
-Joins, then asks for the GPU, has it for a moment and gives it back, ``BURSTS`` times. Prints one
-JSON line: how long it took to join, and how long each grant took, in seconds. It tries again when
-the daemon refuses it, as Kiwi's own client does. Standard library only, so that any user can run
-it.
+It joins, then asks for the GPU, holds it for a moment and gives it back, ``BURSTS`` times. It
+prints one JSON line: the time to join, and the time of each grant, in seconds. It tries again when
+the daemon refuses it, as Kiwi's own client does. It uses the standard library only, so that any
+user can run it.
 """
 
 import json
@@ -19,7 +19,7 @@ RETRY_S = 0.05
 class Line:
     def __init__(self, path):
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(path)  # blocking: waits where too many want in at once
+        self.sock.connect(path)  # blocking: waits if too many connect at once
         self.sock.settimeout(GIVES_UP_S)
         self.rest = b""
 
@@ -27,7 +27,8 @@ class Line:
         self.sock.sendall(json.dumps(fields).encode() + b"\n")
 
     def hear(self, kind):
-        """The next message of this type; ``OSError`` where the daemon refuses, or has closed."""
+        """Return the next message of this type. Raise ``OSError`` if the daemon refuses or has
+        closed."""
         while True:
             while b"\n" not in self.rest:
                 data = self.sock.recv(1 << 16)
