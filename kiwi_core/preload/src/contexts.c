@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "blocks.h"
+#include "kiwi_preload.h"
 #include "real.h"
 
 #define KP_WARM_UP_BYTES 4096
