@@ -1,4 +1,4 @@
-"""Where the answers of ``manners.py`` go: a row each, and one table that compares three drivers."""
+"""The record of the answers of ``manners.py``: a row each, and a table that compares drivers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stage import Stage
 
 EMULATOR_FILE = HERE / "manners_emulator.json"
-"""What the emulator answers, by row: an emulated run writes the same file into its results."""
+"""The emulator's answers, by row: an emulated run writes the same file into its results."""
 
 _HEAD = """# How this driver behaves
 
