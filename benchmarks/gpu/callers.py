@@ -1,7 +1,7 @@
-"""Driver calls about other processes, made by a helper process with a deadline each.
+"""Driver calls about other processes, made by a helper process with a deadline for each call.
 
-A part never makes such a call itself: it would hang with it. A call that gets no answer within its
-limit is reported as such (``Answer.code`` is ``None``), and its helper is ended and replaced.
+A part never makes such a call itself: it would hang with the call. A call without an answer within
+its limit is reported as such (``Answer.code`` is ``None``), and its helper is ended and replaced.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 
 START_S = 40.0
-"""For a helper or a target to come up: imports and ``cuInit``, 1-3 s each, several side by side."""
+"""Limit for the start of a helper or a target: imports and ``cuInit``, 1-3 s each, in parallel."""
 CALL_S = 15.0
-"""For one call, unless the caller says otherwise: a 16 GB process took the driver 15 s (N#29)."""
+"""Limit of a call, unless the caller says otherwise: a 16 GB process took the driver 15 s
+(N#29)."""
 SHORT_S = 5.0
-"""For a call that takes milliseconds where it does not hang."""
+"""Limit of a call that takes milliseconds if it does not hang."""
 RESERVE_S = 4.0
-"""Kept of a part's time for the end of its processes; the stage keeps more for those that hang."""
+"""Part of the time reserved for the end of processes; the stage keeps more for those that hang."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of one call. ``code`` is the driver's number; ``None``: it never answered, and
-    ``why`` says what is known. -1: the call failed outside the driver, ``value`` says how."""
+    """The outcome of a call. ``code`` is the driver's number; ``None``: the call never answered,
+    and ``why`` says what is known. -1: the call failed outside the driver, and ``value`` says
+    how."""
 
     code: int | None
     seconds: float
@@ -67,7 +69,7 @@ def hangs(within_s: float) -> str:
 
 
 def within(stage: Stage, wanted_s: float) -> float:
-    """``wanted_s``, or what is left of the part's time, and never nothing."""
+    """Return ``wanted_s``, or what is left of the part's time, but never 0."""
     return max(0.05, min(wanted_s, stage.left_s - RESERVE_S / 2))
 
 
@@ -81,7 +83,7 @@ class Caller:
         self._answers: dict[int, Answer] = {}
         self._next_id = 0
         self.hung_pids: set[int] = set()
-        """Processes on which a call hung: whatever else is asked about them would hang, too."""
+        """Processes on which a call hung: any other call about them would hang, too."""
 
     def __enter__(self) -> Caller:
         return self
@@ -104,7 +106,7 @@ class Caller:
         """Send a call; ``answer`` waits for it."""
         program = self._started()
         self._next_id += 1
-        with suppress(OSError):  # a helper that has died is found out by answer()
+        with suppress(OSError):  # answer() detects a helper that has died
             program.say(json.dumps({"id": self._next_id, "call": call, **words}) + "\n")
         return self._next_id
 
@@ -176,9 +178,9 @@ class Caller:
 
 
 def see_off(caller: Caller, program: Program, within_s: float = 10.0) -> int | None:
-    """End a program that may be restored and alive: by the end of its input. One that does not go
-    is suspended before it is killed: on 595 with the open module, killing a restored process hangs
-    the host 20-35 s later (N#53)."""
+    """End a program that may be restored and alive, by the end of its input. A program that does
+    not end is suspended before it is killed: on 595 with the open module, killing a restored
+    process hangs the host 20-35 s later (N#53)."""
     if program.pid in caller.hung_pids:
         return program.end()
     try:
@@ -187,5 +189,5 @@ def see_off(caller: Caller, program: Program, within_s: float = 10.0) -> int | N
         if caller.ask("lock", SHORT_S, pid=program.pid, timeout_ms=1000).ok:
             caller.ask("checkpoint", pid=program.pid)
     except RuntimeError:
-        pass  # it has ended by itself, in whatever way: its status says so
+        pass  # it has ended by itself: its status says how
     return program.end()

@@ -1,6 +1,6 @@
-"""Runs the parts one after the other, each in processes of its own that end at a limit.
+"""Run the parts one after the other, each in processes of its own that end at a limit.
 
-This process makes no driver call and imports nothing that could: whatever hangs, hangs in a part.
+This process makes no driver call and imports nothing that could: only a part can hang.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 import summary
 
 MARK = "KIWI_GPU_RUN"
-"""Environment variable that every process of a part inherits, daemons and their programs too."""
+"""Variable that every process of a part inherits, including daemons and their programs."""
 GRACE_S = 8.0
-"""How long a part that is over its limit may take to end its programs; part of the limit."""
+"""Time for a part that is over its limit to end its programs; part of the limit."""
 SCRIPT = Path(__file__).with_name("run_all.py")
 LOG_BYTES = 8 << 20
-"""What is kept of a log, from its end: results come back in files of at most 16 MiB."""
+"""Size to which a log is cut, keeping its end: results come back in files of at most 16 MiB."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Part:
     function: str
     """``module:function`` in this folder; it is called with a Stage."""
     answers: str
-    """The question that it answers, for the summary."""
+    """The question that the part answers, for the summary."""
     least_s: float
-    """It is left out if less time is left than this."""
+    """Least time that must be left to run the part."""
     limit_s: float
-    """It is ended at this limit."""
+    """Time limit at which the part is ended."""
     libraries: tuple[str, ...] = ()
-    """What must be importable, beside what everything needs."""
+    """Packages that must be importable, beside those that every part needs."""
 
 
 @dataclass
@@ -55,10 +55,10 @@ class Run:
     """A shorter limit for each part (the self-test's)."""
     results: dict[str, Any] = field(default_factory=dict)
     script: Path = SCRIPT
-    """What runs one part, given ``--part NAME``."""
+    """Script that runs one part, given ``--part NAME``."""
 
     def part(self, part: Part) -> None:
-        """Run one part. Whatever it does, this returns at the latest at the part's limit."""
+        """Run one part. This returns at the part's limit at the latest, whatever the part does."""
         left_s = self.ends_s - time.monotonic()
         limit_s = min(part.limit_s, left_s, self.limit_s or part.limit_s)
         print(f"--- {part.name}: at most {limit_s:.0f} s ({left_s:.0f} s are left)", flush=True)
@@ -92,7 +92,7 @@ class Run:
             return self._watch(process, part, ends_s, entry)
         finally:
             sweep(mark)
-            with suppress(subprocess.TimeoutExpired):  # a call that no signal ends
+            with suppress(subprocess.TimeoutExpired):  # no signal may end a hanging call
                 process.wait(0.5)
             self._collect(part, entry)
             _shorten(self.folder)
@@ -115,7 +115,7 @@ class Run:
         return "done" if process.returncode == 0 else f"failed: status {process.returncode}"
 
     def _collect(self, part: Part, entry: dict[str, Any]) -> int:
-        """Take over the rows that are on disk; return the size of their file."""
+        """Read the rows on disk; return the size of their file."""
         file = self.work / f"{part.name}.rows"
         if not file.exists():
             return 0
@@ -140,7 +140,7 @@ class Run:
 
 
 def _fail(entry: dict[str, Any]) -> None:
-    """Leave a row that counts: a part that was ended, or that crashed, did not pass."""
+    """Add a failed row: a part that was ended, or that crashed, did not pass."""
     if not any(row["name"] == "this part" for row in entry["rows"]):
         entry["rows"].append(_row(entry["status"], False))
 
@@ -152,7 +152,7 @@ def _row(words: str, passed: bool | None) -> dict[str, Any]:
 def sweep(mark: str, within_s: float = GRACE_S / 2) -> None:
     """End every process that carries ``mark``, the gentlest way first; never wait for long.
 
-    A part that has gone has closed the inputs of its programs, so most end by themselves.
+    The end of a part closes the inputs of its programs, so most of them end by themselves.
     """
     steps = (None, signal.SIGCONT, signal.SIGTERM, signal.SIGKILL)
     for number in steps:
@@ -170,7 +170,7 @@ def sweep(mark: str, within_s: float = GRACE_S / 2) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """Return the processes (no zombies) whose environment carries ``mark``."""
+    """Return the processes (without zombies) whose environment carries ``mark``."""
     wanted = f"{MARK}={mark}".encode()
     return [pid for pid in processes() if wanted in environment_of(pid)]
 
@@ -182,7 +182,7 @@ def processes() -> list[int]:
 
 
 def environment_of(pid: int) -> list[bytes]:
-    """Return the environment that a process was started with; nothing of one that is gone."""
+    """Return the environment that a process was started with; an empty list if it is gone."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return []

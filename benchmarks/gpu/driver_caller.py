@@ -1,9 +1,9 @@
 """A program that makes driver calls about other processes, for a part that must not hang with them.
 
 Each line of its input is a call, ``{"id": 1, "call": "lock", "pid": 7, "timeout_ms": 1000}``. Each
-runs in a thread of its own, so that a call that hangs holds up no other (unless the driver itself
-does). The answer is a line of its output: ``{"id": 1, "code": 0, "seconds": 0.002}``, where
-``code`` is the driver's number. The end of its input ends it at once, whatever still hangs.
+call runs in a thread of its own, so that a call that hangs blocks no other call (unless the driver
+itself does). The answer is a line of its output: ``{"id": 1, "code": 0, "seconds": 0.002}``, where
+``code`` is the driver's number. The end of its input ends the program at once, even if calls hang.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _number(result: Any) -> tuple[int, Any]:
 
 
 class DriverCalls:
-    """The checkpoint API as it is, without Kiwi: the driver's codes come back as they are."""
+    """The checkpoint API without Kiwi: the methods return the driver's codes unchanged."""
 
     def __init__(self) -> None:
         from cuda.bindings import driver
@@ -50,7 +50,7 @@ class DriverCalls:
         return _number(self.cu.cuCheckpointProcessGetRestoreThreadId(pid))
 
     def lock(self, pid: int, timeout_ms: int = 0) -> tuple[int, Any]:
-        """``timeout_ms`` 0 waits without a limit."""
+        """Lock a process; ``timeout_ms`` 0 waits without a limit."""
         args = self.cu.CUcheckpointLockArgs()
         args.timeoutMs = timeout_ms
         return _number(self.cu.cuCheckpointProcessLock(pid, args))
@@ -65,14 +65,14 @@ class DriverCalls:
         return _number(self.cu.cuCheckpointProcessUnlock(pid, None))
 
     def nvml(self, uuid: str) -> tuple[int, Any]:
-        """Free bytes of the GPU, and bytes by process id."""
+        """Return the free bytes of the GPU, and bytes by process id."""
         from kiwi_core.gpu import nvml
 
         return 0, {"free": nvml.memory(uuid).free_bytes, "by_pid": nvml.processes(uuid)}
 
 
 class PagerCalls:
-    """Kiwi's own way out and in, over the same API."""
+    """Kiwi's own page-out and page-in, over the same API."""
 
     def __init__(self) -> None:
         self.pagers: dict[str, Any] = {}
@@ -134,7 +134,7 @@ def main() -> None:
         number, name = words.pop("id"), words.pop("call")
         call = getattr(driver_calls, name, None) or getattr(pager_calls, name)
         threading.Thread(target=_perform, args=(call, number, words), daemon=True).start()
-    os._exit(0)  # a thread may hang in the driver: the interpreter's own way out would wait for it
+    os._exit(0)  # a thread may hang in the driver: a normal exit would wait for it
 
 
 if __name__ == "__main__":

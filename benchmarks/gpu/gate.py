@@ -1,4 +1,4 @@
-"""What the gate costs a training loop whose GPU waits for launches."""
+"""The cost of the gate for a training loop whose GPU waits for launches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LIMIT = 1.01
 
 
 def run(stage: Stage) -> None:
-    """The same loop with the library and without, in turns, and without once more as a control."""
+    """Run the loop with the library and without, in turns, and without once more as a control."""
     kind, rounds = ("launches", 40) if stage.emulated else ("steps", 1500)
     command = job_command(kind, rounds=rounds)
     found: dict[str, list[float]] = {"without": [], "with": [], "control": []}

@@ -8,9 +8,9 @@
     job.py train  --rounds N                                a training loop; prints its losses
     job.py steps|launches --rounds N                        many small launches: what a gate costs
 
-Prints JSON lines; the last one has the result. A round ends with a small copy to the host, as a
-training loop's ``loss.item()`` does, not with a bare synchronise: that one kills a program which
-the driver has checkpointed (manners.py measures it).
+The program prints JSON lines; the last one has the result. A round ends with a small copy to the
+host, as a training loop's ``loss.item()`` does, not with a bare synchronise, which kills a program
+that the driver has checkpointed (manners.py measures it).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PIECE_BYTES = 1 << 26
-"""Contents are made and hashed in pieces, so that no host needs RAM for all of it."""
+"""Size of the pieces in which contents are made and hashed: a host needs no RAM for all of it."""
 HASHERS = 8
 
 
@@ -46,7 +46,7 @@ def say(**words: object) -> None:
 
 
 class DriverWork:
-    """Holds ``size`` bytes of random contents; a round copies a part of it to a scratch buffer."""
+    """A job with ``size`` bytes of random contents; a round copies a part to a scratch buffer."""
 
     def __init__(self, size: int) -> None:
         from cuda.bindings import driver
@@ -62,7 +62,7 @@ class DriverWork:
         self.copied = 0
         noise = random.Random(7).randbytes(min(PIECE_BYTES, self.size) + len(self._pieces()))
         for number, (offset, length) in enumerate(self._pieces()):
-            # Shifted by a byte each: no two pieces are the same.
+            # Each piece is shifted by a byte, so no two pieces are the same.
             piece = noise[number : number + length]
             check(driver.cuMemcpyHtoD(self.data + offset, piece, length))
 
@@ -71,7 +71,7 @@ class DriverWork:
         return [(start, min(PIECE_BYTES, self.size - start)) for start in starts]
 
     def round(self) -> None:
-        """About a gigabyte on a real GPU: long enough that Python costs nothing."""
+        """Copy about a gigabyte on a real GPU, so that Python's own time does not matter."""
         for _ in range(8):
             offset = (self.copied * self.scratch_bytes) % max(1, self.size - self.scratch_bytes)
             check(self.cu.cuMemcpyDtoD(self.scratch, self.data + offset, self.scratch_bytes))
@@ -98,7 +98,8 @@ class DriverWork:
 
 
 class TorchWork:
-    """Holds random tensors made on the GPU, piece by piece; a round is eight matrix products."""
+    """A job with random tensors made on the GPU, piece by piece; a round is eight matrix
+    products."""
 
     SIDE = 8192
 
@@ -126,7 +127,7 @@ class TorchWork:
         self.c[0, 0].item()
 
     def digest(self) -> str:
-        """Compare every byte with what it was made from; hash the product."""
+        """Compare every byte with its source; hash the product."""
         same = all(
             self.torch.equal(one, self._made(number)) for number, one in enumerate(self.held)
         )
@@ -154,7 +155,8 @@ class Loop:
 
 
 def train(rounds: int) -> dict[str, Any]:
-    """Deterministic: with the same libraries on the same GPU, losses are equal to the last bit."""
+    """Run a deterministic training: the same libraries on the same GPU give losses equal to the
+    last bit."""
     step = _training_step()
     losses = [step().hex() for _ in range(rounds)]
     return {"rounds": rounds, "losses": hashlib.sha256("".join(losses).encode()).hexdigest()}
@@ -185,12 +187,12 @@ def _training_step(width: int = 2048, rows: int = 4096) -> Callable[[], float]:
 
 
 def steps(rounds: int) -> dict[str, Any]:
-    """A model so small that the GPU waits for launches: the worst case for a gate."""
+    """Train a model so small that the GPU waits for launches: the worst case for a gate."""
     return _timed(_training_step(width=64, rows=256), rounds)
 
 
 def launches(rounds: int) -> dict[str, Any]:
-    """The same in driver calls, for a machine without PyTorch."""
+    """Do the same with driver calls, for a machine without PyTorch."""
     job = DriverWork(1 << 24)
 
     def step() -> None:
@@ -213,7 +215,7 @@ def _timed(step: Callable[[], object], rounds: int) -> dict[str, Any]:
 
 
 class Turns:
-    """Leases, taken as a notebook's cells take them; without ``--kiwi``, nothing."""
+    """Leases, taken as by a notebook's cells; without ``--kiwi``, no leases."""
 
     def __init__(self, kiwi: bool) -> None:
         self.client: Any = None
@@ -243,9 +245,10 @@ class Turns:
 
 
 def cells(make: Callable[[int], Any], args: argparse.Namespace) -> dict[str, Any]:
-    """Two cells to set up (after them a scheduler knows what this program needs); one more when a
-    line has come in (others' first cells may have moved this memory out); and at a second line
-    ``rounds`` in ``cells`` cells of equal length. Prints a line whenever it waits for one."""
+    """Run two cells to set up (after which a scheduler knows what this program needs); another one
+    after an input line (the first cells of others may have moved this memory out); and after a
+    second line ``rounds`` in ``cells`` cells of equal length. Print a line before each wait for a
+    line."""
     turns = Turns(args.kiwi)
     job = turns.cell(lambda: make(args.bytes))
     time.sleep(0.5)  # a person reads
@@ -296,7 +299,7 @@ def hold(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def ballast(args: argparse.Namespace) -> dict[str, Any]:
-    """Hold memory without looking at it: a program that is not Kiwi's."""
+    """Hold memory without using it, as a program outside Kiwi."""
     from cuda.bindings import driver
 
     check(driver.cuInit(0))
@@ -335,8 +338,8 @@ def main() -> int:
     parser.add_argument("--cells", type=int, default=0)
     parser.add_argument("--kiwi", action="store_true", help="take leases for the cells")
     args = parser.parse_args()
-    # Over its limit it leaves through its interpreter: some drivers do not bear that a restored
-    # process is killed.
+    # At its limit the program exits normally: on some drivers a restored process must not be
+    # killed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     said = _run(args)
     say(**said)

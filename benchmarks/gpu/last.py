@@ -1,4 +1,4 @@
-"""What may break something: the last MiB of the GPU, and processes killed while memory is out."""
+"""Risky parts: the last MiB of the GPU, and processes that are killed while memory is out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 SMALL_BYTES = 6 * GIB
-"""Of a job whose neighbour is killed: a program outside Kiwi takes what would let both fit."""
+"""Size of a job whose neighbour is killed: a program outside Kiwi takes the rest of the GPU."""
 
 
 def full(stage: Stage) -> None:
@@ -81,7 +81,7 @@ def _killed(
     with daemon(stage, 0.5 if stage.emulated else 1.0) as one:
         pair = [one.run(who, command, pager) for who in ("a", "b")]
         try:
-            for program in pair:  # before that, nobody knows what it needs
+            for program in pair:  # before that, the daemon does not know its needs
                 program.line(stage.left_s)
             wait_until(lambda: _one_is_out(one), min(60.0, stage.left_s), "one program is out")
             survivors = _kill(one, pair, victim)

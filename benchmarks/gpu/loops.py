@@ -1,5 +1,5 @@
-"""Loops of a foreign kind: the sizes of nvshare's published test (28,000 × 28,000 floats, 4,000
-iterations of an addition; the matrix product takes too long for as many here)."""
+"""Loops of another project: the sizes of nvshare's published test (28,000 × 28,000 floats, 4,000
+iterations of an addition; the matrix product takes too long for as many iterations here)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LOOPS = {"add": 4000, "matmul": 8}
 
 
 def run(stage: Stage) -> None:
-    """Each loop alone, under the gate, and two of them sharing."""
+    """Run each loop alone, alone under the gate, and two that share the GPU."""
     for kind, rounds in LOOPS.items():
         command = job_command(kind, side=28_000, rounds=rounds)
         if stage.emulated:  # no PyTorch there: plain copies stand for it

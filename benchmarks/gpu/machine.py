@@ -1,4 +1,5 @@
-"""The first part: what the others must know, asked so that a driver that hangs costs little."""
+"""The first part: facts for the other parts, asked so that a driver that hangs costs little
+time."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from stage import Stage
 
 ASK_S = 18.0
-"""For one way to ask; ``cuInit`` takes up to 3 s on big machines."""
+"""Time limit of one way to ask; ``cuInit`` takes up to 3 s on big machines."""
 
 NVML = """
 import json
@@ -92,7 +93,7 @@ def _said(command: list[str]) -> dict[str, Any] | str:
 
 
 def _output(command: list[str]) -> str:
-    """Run it for a limited time. What it printed, or why it printed nothing."""
+    """Run a command for a limited time; return its output, or why there is none."""
     try:
         done = subprocess.run(
             command,
@@ -117,7 +118,7 @@ def _version(package: str) -> str:
 
 
 def module_text() -> str:
-    """Return what the kernel module says of itself, "" if there is none."""
+    """Return the version text of the kernel module, "" if there is none."""
     try:
         return Path("/proc/driver/nvidia/version").read_text()
     except OSError:

@@ -1,10 +1,10 @@
-"""A part of run_all.py: how this driver treats processes that are locked and checkpointed.
+"""A part of run_all.py: how this driver treats processes that are locked or checkpointed.
 
 ``run`` has the probes that are safe for the machine: at worst a process made for the probe dies.
 ``run_dangerous`` stops and kills processes, and makes a restore fail: its last probe keeps GPU
 memory until its process is killed. Both add to one table, ``manners.md`` in the results.
-``manners_emulator.json`` has what the emulator answers at its worst: an emulated run of both with
-``KIWI_EMULATOR_DRIVER=worst`` writes that file into its results, from where it is copied here.
+``manners_emulator.json`` has the emulator's answers with the profile ``worst``: an emulated run of
+both with ``KIWI_EMULATOR_DRIVER=worst`` writes that file into its results, to be copied here.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 
 def run(stage: Stage) -> None:
-    """Take about two minutes: most of it is ``cuInit`` of the targets. What kills a target on some
-    drivers comes early, because Kiwi's safety rests on it; it hurts nobody else."""
+    """Run the safe probes, in about two minutes: most of it is ``cuInit`` of the targets. Probes
+    that kill a target on some drivers come early, because Kiwi's safety depends on their answers;
+    they harm no other process."""
     book = Book(stage)
     book.group("wrong_states", 10, manners_states.wrong_states)
     book.group("deadly_calls", 15, manners_calls.deadly_calls)

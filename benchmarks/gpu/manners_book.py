@@ -1,4 +1,4 @@
-"""Where the answers of ``manners.py`` go: a row each, and one table that compares three drivers."""
+"""The record of the answers of ``manners.py``: a row each, and a table that compares drivers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stage import Stage
 
 EMULATOR_FILE = HERE / "manners_emulator.json"
-"""What the emulator answers, by row: an emulated run writes the same file into its results."""
+"""The emulator's answers, by row: an emulated run writes the same file into its results."""
 
 _HEAD = """# How this driver behaves
 
@@ -35,7 +35,7 @@ def emulator_answers() -> dict[str, str]:
 
 
 def plain(answer: str) -> str:
-    """An answer without its figures, which stand in brackets at its end."""
+    """Return an answer without the figures in brackets at its end."""
     return answer.partition(" (")[0]
 
 
@@ -46,7 +46,7 @@ def compared(answer: str, expected: tuple[str, ...]) -> str:
 
 
 class Book:
-    """The answers of one part. Those of earlier parts of the same run stay in the table."""
+    """The answers of a part; those of earlier parts of the same run stay in the table."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -73,7 +73,7 @@ class Book:
         )
 
     def figure(self, name: str, value: object, unit: str) -> None:
-        """Record a figure, which is compared with nothing."""
+        """Record a figure without a comparison."""
         self.stage.row(name, value, unit=unit)
 
     def group(self, name: str, needs_s: float, run: Callable[[Book, Caller], None]) -> None:

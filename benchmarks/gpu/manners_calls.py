@@ -25,15 +25,15 @@ DEADLY = (
     "copy_then_stream_sync", "cuStreamQuery", "cuEventQuery", "cuEventSynchronize",
     "cuStreamSynchronize", "cuCtxSynchronize",
 )  # fmt: skip
-"""Known or thought to kill a process that is CHECKPOINTED: they come last."""
+"""Calls that kill a CHECKPOINTED process, or may: they come last."""
 
 SIDE_BY_SIDE, EMULATED_SIDE_BY_SIDE = 12, 6
-"""Targets at a time: ``cuInit`` takes seconds, and a context 0.5 GB of an H100's 80."""
+"""Number of targets at a time: ``cuInit`` takes seconds, and a context 0.5 GB of an H100's 80."""
 
 
 @dataclass
 class Probe:
-    """One call of one target, and what came of it so far."""
+    """A call of a target, and its results so far."""
 
     call: str
     target: Target
@@ -78,7 +78,7 @@ def _in_batches(book: Book, caller: Caller, calls: Sequence[str]) -> None:
 
 
 def _replace_the_dead(caller: Caller, found: list[Target]) -> None:
-    """Also those that wait for ever: nothing more can be learnt from them."""
+    """Replace targets that have died, or that wait for ever."""
     fresh = []
     for i, one in enumerate(found):
         if one.died or one.do("read_pinned", 1.0) != "ok":
@@ -90,7 +90,7 @@ def _replace_the_dead(caller: Caller, found: list[Target]) -> None:
 
 
 def _round(book: Book, caller: Caller, batch: dict[str, Target], state: str) -> None:
-    """One call of each target at the same time, while it is held."""
+    """Make one call of each target at the same time, while the targets are held."""
     why = hold(caller, list(batch.values()), state)
     probes = [
         Probe(call, one, why_not) for (call, one), why_not in zip(batch.items(), why, strict=True)

@@ -1,4 +1,4 @@
-"""Probes of how held processes end, of stopped ones, and of a restore that fails."""
+"""Probes of how held processes end, of stopped processes, and of a restore that fails."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from manners_book import Book
 
 STOPPED_S = 3.0
-"""For calls about a stopped process; the lock among them has a limit of one second of its own."""
+"""Limit of calls about a stopped process; the lock has its own limit of one second."""
 FREED_S = 1.0
-"""What a process held may become free a little after it has ended."""
+"""Time after the end of a process in which its memory may become free."""
 SMALL_BYTES = 32 * MIB
 """Differences of free memory below this are the driver's own."""
 ROOM_STEPS = 3
-"""How often a failed restore is repeated."""
+"""Number of times that a failed restore is repeated."""
 
 
 def exits(book: Book, caller: Caller) -> None:
-    """The ordinary end of a Python program that does not wait for the GPU, while it is held."""
+    """Probe the normal end of a held Python program that does not wait for the GPU."""
     for state in (LOCKED, CHECKPOINTED):
         with target(caller) as one:
             why = hold(caller, [one], state)[0]
@@ -42,7 +42,7 @@ def exits(book: Book, caller: Caller) -> None:
 
 
 def signals(book: Book, caller: Caller) -> None:
-    """Signals to processes that are out."""
+    """Probe signals to processes that are out."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with target(caller) as one:
             why = hold(caller, [one], CHECKPOINTED)[0]
@@ -56,7 +56,7 @@ def signals(book: Book, caller: Caller) -> None:
 
 
 def _interrupt(book: Book, caller: Caller, one: Target) -> None:
-    """SIGINT has a handler in Python, which cannot run while the program is inside a call."""
+    """Probe SIGINT, whose Python handler cannot run while the program is inside a call."""
     why = hold(caller, [one], CHECKPOINTED)[0]
     one.say("cuMemcpyDtoH")
     time.sleep(0.5)
@@ -73,8 +73,9 @@ def _interrupt(book: Book, caller: Caller, one: Target) -> None:
 
 
 def stopped(book: Book, caller: Caller) -> None:
-    """Calls about processes under SIGSTOP: each from a caller of its own, for it may hang in it.
-    Beside each, the same caller asks about a healthy process: are one caller's calls serialised?"""
+    """Probe calls about processes under SIGSTOP: each from a caller of its own, because the caller
+    may hang. Meanwhile the same caller asks about a healthy process, to see whether one caller's
+    calls are serialised."""
     calls: dict[str, dict[str, Any]] = {"state": {}, "lock": {"timeout_ms": 1000}, "restore": {}}
     held = {"restore": CHECKPOINTED}
     others = {call: Caller(caller.stage) for call in calls}
@@ -107,7 +108,7 @@ def _while_stopped(
     """Let ``other`` make a call about ``one`` while it is stopped; meanwhile ask about a healthy
     process, from the same calling process and from another."""
     call, words = asked
-    other.ask("state", SHORT_S, pid=healthy.pid)  # it is up
+    other.ask("state", SHORT_S, pid=healthy.pid)  # waits until the caller is up
     os.kill(one.pid, signal.SIGSTOP)
     try:
         hung = other.begin(call, pid=one.pid, **words)
@@ -135,8 +136,8 @@ def _while_stopped(
 
 
 def failed_restore(book: Book, caller: Caller) -> None:
-    """Fill the GPU with a hog, so that a restore has no room. What it grabs it keeps until its
-    process is killed, which happens at the very end."""
+    """Fill the GPU with a hog, so that a restore has no room. The restore keeps the memory that it
+    takes until its process is killed, which happens at the very end."""
     size = 32 * MIB if caller.stage.emulated else 2 * GIB
     empty_free = _free(caller)
     victim = Target(caller.stage, f"--bytes={size}")
@@ -148,7 +149,7 @@ def failed_restore(book: Book, caller: Caller) -> None:
             return
         _without_room(book, caller, victim, size)
     finally:
-        let_go(caller, [victim])  # on a kinder driver it is well, and must not be killed
+        let_go(caller, [victim])  # on other drivers the victim is well, and must not be killed
         victim.retire(caller)
     time.sleep(FREED_S)
     missing = empty_free - _free(caller)

@@ -1,8 +1,8 @@
-"""How NVIDIA's driver behaved in other people's runs, for the probes of ``manners.py``.
+"""Behaviour of NVIDIA's driver in other people's runs, for the probes of ``manners.py``.
 
 Collected in November 2026 from public sources. G is VivianSobers/gpunap (RTX 4090, drivers 580.178
-and 595.84, proprietary module), N#n is NVIDIA/cuda-checkpoint issue n. What is not here, nobody has
-reported. This table is only compared with; nothing depends on it.
+and 595.84, proprietary module), N#n is NVIDIA/cuda-checkpoint issue n. Nobody has reported
+behaviour that is not here. The table is only for comparison; nothing depends on it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Known(NamedTuple):
-    """``answers``: any of them is what others saw, in the probes' own words."""
+    """Known answers to a probe, in the probe's own words, any of which others have seen."""
 
     answers: tuple[str, ...]
     source: str

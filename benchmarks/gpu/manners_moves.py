@@ -1,4 +1,4 @@
-"""Probes of moves that take a while: queries meanwhile, who is killed meanwhile, what they free."""
+"""Probes of moves that take a while: queries and kills during a move, and the freed memory."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from targets import Target
 
 REAL_BYTES, EMULATED_BYTES = 2 * GIB, 32 * MIB
-"""Takes about a second each way; less and a query could be late for other reasons."""
+"""Size that takes about a second each way; with less, a query could be late for other reasons."""
 EMULATED_BYTES_PER_S = 32 * MIB
 IN_THE_MIDDLE_S = 0.25
-"""Into a move: after the call has begun, long before it ends."""
+"""Time into a move: after the call has begun, and long before it ends."""
 SETTLE_S = 20.0
 
 
@@ -36,7 +36,7 @@ def size_of(stage: Stage) -> int:
 
 @contextmanager
 def visible_moves(stage: Stage) -> Iterator[None]:
-    """Make moves of the emulated driver take as long as a real one's."""
+    """Make moves of the emulated driver take as long as on a real one."""
     if not stage.emulated:
         yield
         return
@@ -95,7 +95,7 @@ def _blocked(seconds: float, move: Answer) -> str:
 
 
 def memory(book: Book, caller: Caller) -> None:
-    """What a process that is out gives back to the GPU, and what it takes of RAM."""
+    """Probe the GPU memory that a paged-out process gives back, and the RAM that it takes."""
     stage = caller.stage
     with target(caller, size_of(stage)) as one:
         before, ram_before = nvml(caller), _status_bytes(one.pid, "VmRSS")
@@ -134,7 +134,7 @@ def _over_words(freed: int, figure: int | None) -> str:
 
 
 def _status_bytes(pid: int, field: str) -> int:
-    """A field of ``/proc/<pid>/status``; 0 if it is not there."""
+    """Return a field of ``/proc/<pid>/status``; 0 if it is missing."""
     with suppress(OSError), open(f"/proc/{pid}/status") as file:
         for line in file:
             if line.startswith(f"{field}:"):
@@ -146,7 +146,8 @@ def _status_bytes(pid: int, field: str) -> int:
 
 
 def killed_callers(book: Book, caller: Caller) -> None:
-    """Kill the calling process in the middle of a move; another one looks, and goes on."""
+    """Kill the calling process in the middle of a move; another process checks the state, and goes
+    on."""
     with target(caller, size_of(caller.stage)) as one:
         caller.need("lock", SHORT_S, pid=one.pid, timeout_ms=1000)
         for move, before in (("checkpoint", "LOCKED"), ("restore", "CHECKPOINTED")):
@@ -165,7 +166,7 @@ def killed_callers(book: Book, caller: Caller) -> None:
 
 
 def _settled(caller: Caller, pid: int, before: str) -> str:
-    """The state that a process comes to, or ``before`` if it stays there."""
+    """Return the state that a process reaches, or ``before`` if it does not change."""
     ends_s = time.monotonic() + SETTLE_S
     state = before
     while state in (before, "4", "5") and time.monotonic() < ends_s:

@@ -1,4 +1,4 @@
-"""Probes of states and result codes: calls that are legal, and calls that are not."""
+"""Probes of states and result codes: legal and illegal calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATES = {0: "RUNNING", 1: "LOCKED", 2: "CHECKPOINTED", 3: "FAILED", 4: "4", 5: 
 
 
 def wrong_states(book: Book, caller: Caller) -> None:
-    """Every call in every state, wrong ones first: those must have no effect."""
+    """Probe every call in every state, illegal calls first: those must have no effect."""
     with target(caller) as one:
         path = {
             "running": (("checkpoint", "restore", "unlock"), "lock"),
@@ -40,7 +40,7 @@ def _ask_in(book: Book, caller: Caller, state: str, call: str, pid: int) -> None
 
 
 def strangers(book: Book, caller: Caller) -> None:
-    """Process ids that are no CUDA process's."""
+    """Probe process ids that belong to no CUDA process."""
     stage = caller.stage
     plain = stage.spawn([sys.executable, "-c", "import sys; sys.stdin.read()"], stage.env)
     gone = stage.spawn([sys.executable, "-c", ""], stage.env)
@@ -70,7 +70,8 @@ def _with_state(answer: object) -> str:
 
 
 def lock_limits(book: Book, caller: Caller) -> None:
-    """A lock while a kernel runs, with a time limit and without; while a thread is in a sync."""
+    """Probe a lock while a kernel runs, with and without a time limit, and while a thread is in a
+    synchronise call."""
     with target(caller) as one:
         one.do("spin_3s")
         short = caller.ask("lock", SHORT_S, pid=one.pid, timeout_ms=1000)
@@ -88,7 +89,7 @@ def lock_limits(book: Book, caller: Caller) -> None:
 
 def _lock_during_sync(book: Book, caller: Caller, one: Target) -> None:
     one.say("spin_2s_then_ctx_sync")
-    time.sleep(0.5)  # it is inside by now; if it is not, the lock comes first, and the row says so
+    time.sleep(0.5)  # the thread is inside by now; if not, the row says that the lock came first
     lock = caller.ask("lock", 10.0, pid=one.pid, timeout_ms=0)
     said = one.line(1.0)
     when = "returns before the unlock" if said else one.died or "waits for the unlock"

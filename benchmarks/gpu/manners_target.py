@@ -1,11 +1,12 @@
-"""A CUDA program whose next call is chosen from outside: what the probes of ``manners.py`` hold.
+"""A CUDA program whose next call is chosen from outside: the target of the probes of
+``manners.py``.
 
     manners_target.py [--bytes N]      holds N bytes of noise, then obeys
     manners_target.py --hog N          takes all free GPU memory but N bytes, until its input ends
-    manners_target.py --zombie         starts a CUDA program that ends, and never looks after it
+    manners_target.py --zombie         starts a CUDA program that ends, and never waits for it
 
 Each line of its input names a call of ``Calls``; the answer is a JSON line with the driver's code.
-It may be killed, stopped, or die of a call at any time.
+The program may be killed, stopped, or die of a call at any time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 SPARE = 3
-"""Of everything that a call uses up: each may be made while LOCKED and while CHECKPOINTED."""
+"""Number of objects that a call uses up: a call may be made while LOCKED and while CHECKPOINTED."""
 SMALL_BYTES = 1 << 16
 
 EMULATED_MODULE = b"kiwi-emulated-module\0"
@@ -59,7 +60,7 @@ def check(result: Any) -> Any:
 
 
 class Calls:
-    """Each public method is a call that returns the driver's result, or a plain value."""
+    """Calls: each public method is a call that returns the driver's result, or a plain value."""
 
     def __init__(self, size: int) -> None:
         import ctypes
@@ -87,7 +88,7 @@ class Calls:
         check(cu.cuCtxSynchronize())
 
     def _fill(self, size: int) -> None:
-        """Noise that repeats after a block, shifted, so that no two pages are the same."""
+        """Fill memory with noise that repeats after a block, shifted, so that all pages differ."""
         block = random.Random(size).randbytes(MIB + 4096 + 1)
         self.size, self.data = size, int(check(self.cu.cuMemAlloc(size)))
         expected = hashlib.blake2b()
@@ -99,7 +100,8 @@ class Calls:
         self.expected = expected.hexdigest()
 
     def _load_kernel(self) -> Any:
-        """Return ``None`` where the driver cannot compile it: only the calls that launch fail."""
+        """Return the kernel, or ``None`` if the driver cannot compile it: then only launches
+        fail."""
         code, module = self.cu.cuModuleLoadData(self.image)
         if int(code) != 0:
             return None
@@ -181,12 +183,12 @@ class Calls:
         return self.cu.cuDevicePrimaryCtxRetain(self.device)
 
     def read_pinned(self) -> int:
-        """Touch pinned memory: no call of the driver at all."""
+        """Read pinned memory, without any call of the driver."""
         self.ctypes.string_at(self.pinned, SMALL_BYTES)
         return 0
 
     def copy_then_stream_sync(self) -> Any:
-        """What PyTorch's ``.item()`` comes to."""
+        """Make the calls of PyTorch's ``.item()``."""
         size = min(SMALL_BYTES, self.size)
         check(self.cu.cuMemcpyDtoHAsync(self.pinned, self.data, size, self.stream))
         return self.cu.cuStreamSynchronize(self.stream)
@@ -198,7 +200,7 @@ class Calls:
     # --- work, and the end ---
 
     def crash(self) -> None:
-        """Die as a call of the driver kills the process: a test of the probes."""
+        """Die as if killed by a call of the driver, to test the probes."""
         self.ctypes.string_at(0)
 
     def spin_3s(self) -> Any:
@@ -209,7 +211,7 @@ class Calls:
         return self.cu.cuCtxSynchronize()
 
     def intact(self) -> int:
-        """1 if a byte of the noise is not what it was."""
+        """Return 1 if a byte of the noise has changed."""
         found, back = hashlib.blake2b(), bytearray(MIB)
         for offset in range(0, self.size, MIB):
             part = memoryview(back)[: min(MIB, self.size - offset)]
@@ -218,7 +220,7 @@ class Calls:
         return 0 if found.hexdigest() == self.expected else 1
 
     def exit(self) -> None:
-        """As a program ends that does not look after its GPU memory."""
+        """Exit without freeing the GPU memory."""
         sys.exit(0)
 
 
@@ -244,7 +246,7 @@ def _zombie() -> None:
     assert child.stdout is not None
     child.stdout.readline()
     child.stdin.close()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended: a zombie
     print(json.dumps({"ready": True, "zombie": child.pid}), flush=True)
     sys.stdin.read()
 

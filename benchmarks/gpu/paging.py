@@ -1,4 +1,4 @@
-"""How fast the driver's checkpoint moves memory, by size; and ``kiwi bench``."""
+"""The speed of the driver's checkpoint, by size; and ``kiwi bench``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ROUNDS = 3
 SIZES = (4 * GIB, 16 * GIB, GIB, 256 * MIB, 40 * GIB)
-"""What matters most first: time may run out."""
+"""Sizes, the most important first: time may run out."""
 EMULATED_SIZES = (64 * MIB, 16 * MIB)
 BUS_LIMITED = ("page_out_inprocess", "page_in_inprocess")
 """Rows of ``kiwi bench`` whose limit is the bus; the checkpoint is as fast as the driver allows."""
@@ -57,12 +57,12 @@ print(json.dumps({"out_gb_s": rate(out), "in_gb_s": rate(into), "both_gb_s": rat
 
 
 def run(stage: Stage) -> None:
-    """GB/s by size, as shares of the pinned copy before and after each; all bytes hashed."""
+    """Measure GB/s by size, as shares of the pinned copy before and after each; hash all bytes."""
     bus = pinned_copy(stage)
     for size in EMULATED_SIZES if stage.emulated else SIZES:
         if size > min(stage.total_bytes * 0.8, stage.ram_bytes * 0.6):
             continue
-        # Moving 3 times out and in at 3 GB/s, hashing twice.
+        # The time to move 3 times out and in at 3 GB/s, and to hash twice.
         if stage.left_s < 10 + 10 * size / (4 * GIB):
             stage.row(f"{size // MIB} MiB", f"left out: {stage.left_s:.0f} s are left")
             continue
@@ -116,7 +116,7 @@ def _moved(
             outcome = call(target, time.monotonic_ns() + int(max(1.0, stage.left_s) * 1e9))
             if not isinstance(outcome, Moved):
                 raise RuntimeError(f"page {way}: {outcome}")  # noqa: TRY004
-            # In a PID namespace NVML does not tell a process's size: then it is what it asked for.
+            # In a PID namespace NVML does not show a process's size: use the size it asked for.
             rates[way].append((outcome.bytes_moved or size) / outcome.elapsed_ns)
     began_s = time.monotonic()
     pager.page_in(target, time.monotonic_ns() + 10**10)
@@ -136,9 +136,10 @@ def target_of(pid: int) -> Target:
 
 
 def bench(stage: Stage) -> None:
-    """``kiwi bench``: its JSON in full is kiwi_bench.json; its rows with a target are rows here."""
+    """Run ``kiwi bench``: kiwi_bench.json has its full JSON; its rows with a target are rows
+    here."""
     file = stage.folder / "kiwi_bench.json"
-    # kiwi bench makes emulated GPUs of its own: one without the self-test's faults.
+    # kiwi bench makes its own emulated GPU, without the self-test's faults.
     which = ["--emulate", "1x256MiB"] if stage.emulated else ["--gpu", stage.uuid]
     env = without_driver(stage.env) if stage.emulated else stage.env
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Two programs on one GPU: those that fit it together, and those that do not."""
+"""Two programs on one GPU that fit together, and two that do not."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PAGERS = ("inprocess", "checkpoint")
-"""The fast one first: time may run out."""
+"""Pagers, the fast one first: time may run out."""
 TQ_S = 30.0
 
 
 def kind_of_job(stage: Stage) -> str:
-    """Return "torch" where PyTorch runs, else plain driver calls."""
+    """Return "torch" if PyTorch runs here, else "driver"."""
     return "torch" if not stage.emulated and importlib.util.find_spec("torch") else "driver"
 
 
 def calibrated(stage: Stage, kind: str, size: int, seconds: float) -> list[str]:
-    """Return a job of about ``seconds`` by itself."""
+    """Return the command of a job that takes about ``seconds`` by itself."""
     sample_s = 0.5 if stage.emulated else 2.0
     said = stage.run(job_command(kind, bytes=size, calibrate=sample_s))
     rate = said["rounds"] / (said["ended_s"] - said["ready_s"])
@@ -38,7 +38,7 @@ def _wall(run: Callable[[], list[dict[str, Any]]]) -> tuple[float, list[dict[str
 
 
 def not_fitting(stage: Stage) -> None:
-    """Two jobs of 60 % each, sharing with a quantum, against one after the other."""
+    """Compare two jobs of 60 % each that share with a quantum with one after the other."""
     tq_s = 1.0 if stage.emulated else TQ_S
     size = stage.size(0.6)
     with ExitStack() as stack:
@@ -59,7 +59,7 @@ def not_fitting(stage: Stage) -> None:
 
 
 def ballast(stage: Stage, size: int, stack: ExitStack) -> None:
-    """Where RAM caps the jobs, a program outside Kiwi takes what would let both fit."""
+    """If RAM limits the jobs, start a program outside Kiwi that takes the rest of the GPU."""
     spare = stage.total_bytes - int(size / 0.6)
     if spare > stage.total_bytes // 20:
         program = stage.spawn(job_command("ballast", bytes=spare // MIB * MIB))
@@ -94,8 +94,8 @@ def _rate(swap: dict[str, Any]) -> str:
 
 
 def fitting(stage: Stage) -> None:
-    """Two notebooks of 30 % each, ten cells each at the same time, with Kiwi and without, in
-    turns. Measured from when both have set up: that is the state in which notebooks live."""
+    """Run two notebooks of 30 % each, ten cells each at the same time, with Kiwi and without, in
+    turns. The time counts from when both have set up, which is the usual state of notebooks."""
     kind = kind_of_job(stage)
     command = calibrated(stage, kind, stage.size(0.3), min(4.0, stage.job_s / 4))
     command += ["--cells=10"]

@@ -1,7 +1,7 @@
-"""What run_all.py runs, in which order, and for how long.
+"""The parts of run_all.py, their order, and their time limits.
 
-Most valuable first, and nothing dangerous before the safe results are back: each set is one command
-on the borrowed machine, which takes at most ten minutes.
+The most valuable parts come first, and nothing dangerous comes before the safe results are back:
+each set is one command on the borrowed machine, which takes at most ten minutes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ FIRST = (
         "Do 100 random suspensions leave the results as they are?", 40, 330,
     ),
 )  # fmt: skip
-"""Safe: it hurts nobody but the processes made for it."""
+"""Safe parts, which can harm only the processes made for them."""
 
 SECOND = (
-    # It writes its answers at its end only: it must not be cut off.
+    # This part writes its answers only at its end: it must not be cut off.
     Part("bench", "paging:bench", "What does kiwi bench measure here?", 125, 140),
     Part("gate", "gate:run", "What does the gate cost a training loop?", 25, 80, ("torch",)),
     Part(
@@ -40,7 +40,7 @@ SECOND = (
     ),
     Part("fitting", "pairs:fitting", "Two jobs that fit the GPU: what does Kiwi cost?", 30, 100),
 )  # fmt: skip
-"""Sharing and speed."""
+"""Parts about sharing and speed."""
 
 THIRD = (
     Part(
@@ -61,7 +61,7 @@ THIRD = (
         "What kills, hangs or leaks on this driver?", 30, 150,
     ),
 )  # fmt: skip
-"""Notebooks and loops; then what may kill or leak."""
+"""Notebooks and loops; then parts that may kill or leak."""
 
 FOURTH = (
     Part(
@@ -79,7 +79,7 @@ FOURTH = (
     ),
     Part("conformance", "suites:conformance", "The suite that the emulator passes.", 40, 300),
 )  # fmt: skip
-"""Kills, and the project's tests: what the time that is left is for."""
+"""Kills, and the project's tests, for the remaining time."""
 
 SETS: dict[str, tuple[Part, ...]] = {
     "first": FIRST, "second": SECOND, "third": THIRD, "fourth": FOURTH,

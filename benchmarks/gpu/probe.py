@@ -1,4 +1,4 @@
-"""What this machine is and can do, and whether the preloaded library lives in it. No checkpoint."""
+"""Facts about this machine, and whether the preloaded library works on it. No checkpoint."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def double(x, y, n, BLOCK: tl.constexpr):
 
 
 def run(stage: Stage) -> None:
-    """Cheap answers first; the libraries take most of the minute."""
+    """Run the steps, the cheap ones first; the libraries take most of the minute."""
     steps: dict[str, Callable[[Stage], None]] = {
         "the machine": _machine, "NVML sees pids": _pids, "bus": _bus, "the library": _library,
         "RAM": _ram, "kiwi doctor": _doctor,
@@ -87,7 +87,7 @@ def _machine(stage: Stage) -> None:
 
 
 def _runtime() -> str:
-    """Return what is known of the container or virtual machine around us."""
+    """Return what is known of the container or virtual machine that we are in."""
     words = [os.uname().release]
     for file, word in (("/.dockerenv", "docker"), ("/run/.containerenv", "podman")):
         if Path(file).exists():
@@ -97,7 +97,7 @@ def _runtime() -> str:
 
 
 def _pids(stage: Stage) -> None:
-    """Whether NVML names our processes, and what it says of their size."""
+    """Record whether NVML shows our processes, and their sizes."""
     from kiwi_core.gpu import nvml
 
     size = 16 * MIB if stage.emulated else 256 * MIB
@@ -120,7 +120,7 @@ def _bus(stage: Stage) -> None:
 
 
 def _library(stage: Stage) -> None:
-    """Each library with the preloaded library and without, all side by side; same answers?"""
+    """Run each library with the preloaded library and without, in parallel; compare the answers."""
     from kiwi_core import preload
 
     try:
@@ -174,7 +174,7 @@ def _compare(stage: Stage, name: str, with_it: Program, without: Program) -> Non
 
 
 def _ram(stage: Stage) -> None:
-    """RAM may be added to a virtual machine as it is used: touch some, and look again."""
+    """Touch some RAM and measure again: a virtual machine may get RAM as it is used."""
     before = _meminfo()
     size = 64 * MIB if stage.emulated else 4 * GIB
     with mmap.mmap(-1, size) as memory:

@@ -1,4 +1,4 @@
-"""Real notebooks: kernels of the ipykernel that was carried, driven as Jupyter drives them."""
+"""Real notebooks: kernels of the carried ipykernel, controlled as by Jupyter."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 TQ_S = 3.0
 LARGE_BYTES = 16 * GIB
-"""The size whose way back is timed; a program outside Kiwi takes what would let two of them fit."""
+"""Size whose page-in is timed; a program outside Kiwi takes the rest of the GPU."""
 SMALL_BYTES = 6 * GIB
-"""Of two that take turns: the driver's checkpoint moves some 4 GB/s."""
+"""Size of two notebooks that take turns: the driver's checkpoint moves some 4 GB/s."""
 
 
 def run(stage: Stage) -> None:
-    """The demo's two notebooks, then Shift+Enter of a large one that is paged out."""
+    """Run the demo's two notebooks, then Shift+Enter of a large notebook that is paged out."""
     for package in ("ipykernel", "jupyter_client"):
         if importlib.util.find_spec(package) is None:
             raise Skipped(f"{package} is not there; benchmarks/README.md says what to carry")
@@ -33,7 +33,7 @@ def run(stage: Stage) -> None:
 
 
 class Notebook:
-    """One kernel that holds ``size`` bytes of known contents."""
+    """A kernel that holds ``size`` bytes of known contents."""
 
     def __init__(self, stage: Stage, one: Daemon, name: str, stack: ExitStack) -> None:
         from kernels import running_kernel
@@ -65,7 +65,7 @@ class Notebook:
         return self.check("print(work.digest())").text.strip()
 
     def compute(self, seconds: float) -> Cell:
-        """Begin a cell that computes for so long, whatever is taken from it meanwhile."""
+        """Begin a cell that computes for ``seconds``, with any suspensions included."""
         code = (
             "import time\nends = time.monotonic() + {}\nwhile time.monotonic() < ends: work.round()"
         )
@@ -83,7 +83,7 @@ class Notebook:
 
 
 def _two(stage: Stage) -> None:
-    """Two kernels of 60 % each compute at the same time: both are suspended, all bytes stay."""
+    """Let two kernels of 60 % each compute at the same time: both are suspended, all bytes stay."""
     tq_s = 1.0 if stage.emulated else TQ_S
     size = min(stage.size(0.6), SMALL_BYTES)
     with daemon(stage, tq_s) as one, ExitStack() as stack:

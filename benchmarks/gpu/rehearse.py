@@ -1,4 +1,4 @@
-"""Rehearses run_all.py on the emulated driver with a fault in each run: no fault may cost the rest.
+"""Rehearse run_all.py on the emulated driver with a fault in each run: a fault may cost one part.
 
     python benchmarks/gpu/rehearse.py FOLDER --python PYTHON --site SITE [--fault FAULT …]
 
@@ -40,9 +40,9 @@ FAULTS = (
     "slow-test",
 )
 PART_S = 32.0
-"""For each part, where calls hang: long enough for one that is well, on a busy machine."""
+"""Limit of each part when calls hang: long enough for a part that is well, on a busy machine."""
 LATE_S = 3.0
-"""How much later than its limit a part may be: the machine that rehearses is busy."""
+"""Time by which a part may exceed its limit, because the machine that rehearses is busy."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""A part of run_all.py: one way out and in by the driver's checkpoint, for each library.
+"""A part of run_all.py: one page-out and page-in by the driver's checkpoint, for each library.
 
 Every byte is hashed before and after. Rows: ``driver``, ``torch``, ``cupy``, ``jax``.
 """
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 LIBRARIES = ("driver", "torch", "cupy", "jax")
 EMULATED_BYTES, REAL_BYTES = 32 * MIB, GIB
 READY_S = 60.0
-"""For the import of a large library, the contents and the hash, four programs side by side."""
+"""Limit for the import of a large library, the contents and the hash, of four parallel programs."""
 MOVE_S = 30.0
-"""One way: the driver's slowest reported rate is 1.1 GB/s."""
+"""Limit of one direction: the driver's slowest reported rate is 1.1 GB/s."""
 LATE_S = 3.0
-"""More than the pager's own limit, which does not bound a call that hangs."""
+"""Time beyond the pager's own limit, which does not bound a call that hangs."""
 HASH_S = 30.0
 TARGET = "every byte and address as before"
 
@@ -33,7 +33,7 @@ class BrokenOffError(RuntimeError):
 
 
 def run(stage: Stage) -> None:
-    """Start the programs side by side, for their imports take longest; move one after the other."""
+    """Start the programs in parallel, because imports take longest; move one after the other."""
     size = EMULATED_BYTES if stage.emulated else REAL_BYTES
     programs: dict[str, Program] = {}
     with Caller(stage) as caller:

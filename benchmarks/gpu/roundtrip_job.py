@@ -1,9 +1,10 @@
-"""A program that holds GPU memory of one library and says what is in it: what roundtrip.py moves.
+"""A program that holds GPU memory of one library and hashes it, for roundtrip.py to move.
 
     roundtrip_job.py driver|torch|cupy|jax --bytes N
 
-Prints a JSON line at once, and another after each line of its input: the digest of every byte that
-it holds, and the addresses. The line "change" changes one byte first: a test of the comparison.
+The program prints a JSON line at once, and another after each line of its input: the digest of
+every byte that it holds, and the addresses. The line "change" changes a byte first, to test the
+comparison.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PIECE_BYTES = 1 << 26
-"""Copied down at a time: host memory of the program stays small."""
+"""Bytes copied to the host at a time, so that the program's host memory stays small."""
 
 
 class Holder(Protocol):
     def pieces(self) -> Iterator[Any]:
-        """Every byte that is held, in order, copied to host memory."""
+        """Yield every byte that is held, in order, copied to host memory."""
         ...
 
     def addresses(self) -> list[int]: ...
@@ -102,7 +103,7 @@ class OfCupy:
         import cupy
         import numpy
 
-        noise = numpy.random.default_rng(5)  # the GPU's own needs one more library
+        noise = numpy.random.default_rng(5)  # random numbers on the GPU need one more library
         self.cupy = cupy
         self.arrays = [
             cupy.asarray(noise.standard_normal(size // 2 // 4, dtype=numpy.float32)),

@@ -1,4 +1,4 @@
-"""Runs everything that needs a real GPU, so that a borrowed machine's minutes are not wasted.
+"""Run everything that needs a real GPU, without wasting the minutes of a borrowed machine.
 
     python benchmarks/gpu/run_all.py FOLDER --set first       # safe: nothing that could hurt
     python benchmarks/gpu/run_all.py FOLDER --set second      # sharing and speed
@@ -7,10 +7,10 @@
     python benchmarks/gpu/run_all.py FOLDER --only probe checkpoint
 
 Run it with the machine's own Python (the one with PyTorch) from a checkout. Nothing has to be
-installed; the packages that it names as missing must be on ``PYTHONPATH``. Each part runs in a
-process group of its own, which is ended at a limit; ``results.json`` and ``summary.md`` are
-written anew after each answer. It changes no setting of the GPU. ``--emulated-selftest`` runs the
-same, small, on the emulated driver: that shows that the script works, and its figures mean nothing.
+installed; the packages that it reports as missing must be on ``PYTHONPATH``. Each part runs in a
+process group of its own, which is ended at a limit; each answer rewrites ``results.json`` and
+``summary.md``. The script changes no setting of the GPU. ``--emulated-selftest`` runs the same,
+small, on the emulated driver, to show that the script works; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from plan import FACTS, PARTS, SETS, Part  # noqa: E402
 from stage import Skipped, Stage  # noqa: E402
 
 BUDGET_S = 570.0
-"""For one call: a command on the borrowed machine may take ten minutes."""
+"""Time limit of a run: a command on the borrowed machine may take ten minutes."""
 
 NEEDED = ("cuda.bindings", "cuda.core", "pynvml", "psutil", "msgspec", "structlog")
-"""Without these nothing runs. cuda-bindings before 13.5.0 crash when a captured host function is
-launched for the second time, and cuda-core before 1.0 has no ``checkpoint``."""
+"""Packages without which nothing runs. cuda-bindings before 13.5.0 crash when a captured host
+function is launched for the second time, and cuda-core before 1.0 has no ``checkpoint``."""
 AT_LEAST = {"cuda-bindings": (13, 5), "cuda-core": (1, 0)}
 
 
@@ -94,7 +94,7 @@ def _whole(args: argparse.Namespace, work: Path) -> int:
 
 
 def _paths(library: Path | None) -> None:
-    # Programs are started from anywhere, in environments that Kiwi is not installed in.
+    # Programs start in any directory, in environments without an installed Kiwi.
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     os.environ["PYTHONPATH"] = os.pathsep.join(
         dict.fromkeys([str(ROOT), *(os.path.abspath(path) for path in given)])
@@ -111,7 +111,7 @@ def _missing() -> list[str]:
         try:
             found = version(name)
         except PackageNotFoundError:
-            continue  # it is named above, or is there without its metadata
+            continue  # reported as missing above, or installed without metadata
         if tuple(int(word) for word in found.split(".")[: len(least)]) < least:
             wrong.append(f"{name} {'.'.join(map(str, least))} or newer (here is {found})")
     return wrong
@@ -120,7 +120,7 @@ def _missing() -> list[str]:
 def _importable(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # its parent
+    except ModuleNotFoundError:  # the parent package is missing
         return False
 
 
@@ -135,7 +135,7 @@ def _facts(work: Path) -> dict[str, Any]:
 
 def _one_part(args: argparse.Namespace) -> int:
     part, work = PARTS[args.part], args.work
-    # SIGTERM comes at the limit: programs are ended by the ``finally`` of whoever started them.
+    # SIGTERM comes at the limit: the ``finally`` blocks of the part end its programs.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     settings, facts = json.loads((work / "settings.json").read_text()), _facts(work)
     stage = Stage(

@@ -1,4 +1,5 @@
-"""The self-test: the same parts on the emulated driver, with a fault injected. No figure counts."""
+"""The self-test: the same parts on the emulated driver, with an injected fault. Figures do not
+count."""
 
 from __future__ import annotations
 

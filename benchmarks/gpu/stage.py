@@ -1,4 +1,4 @@
-"""What a part of run_all.py works with: its rows, its programs, a daemon, and the time it has left.
+"""The environment of a part of run_all.py: its rows, its programs, a daemon, and its time.
 
 Each part runs in a process of its own (see conductor.py). Nothing here waits without a limit.
 """
@@ -28,17 +28,17 @@ JOB = str(Path(__file__).with_name("job.py"))
 MIB, GIB = 1 << 20, 1 << 30
 
 SPARE_S = 16.0
-"""A part stops this long before it is stopped: its programs need time to end by themselves."""
+"""Time before its limit when a part stops: its programs need time to end by themselves."""
 END_S = 5.0
-"""How long a program may take to end by itself, and again after SIGTERM."""
+"""Time for a program to end by itself, and again after SIGTERM."""
 
 
 class Skipped(Exception):  # noqa: N818 - an outcome, not an error
-    """This part, or this row, cannot be had here; the text says why."""
+    """This part, or this row, cannot run here; the text says why."""
 
 
 class Ended(RuntimeError):  # noqa: N818 - as TimeoutError, it says what came instead of an answer
-    """The program has ended, or does not speak as it should."""
+    """The program has ended, or its output is not as it should be."""
 
 
 @dataclass
@@ -47,13 +47,13 @@ class Stage:
 
     name: str
     folder: Path
-    """Results and logs; what is written here comes back."""
+    """Folder of results and logs, which come back."""
     work: Path
     """Scratch space of the whole run."""
     emulated: bool
-    """The self-test on the emulated driver: small sizes, and figures that mean nothing."""
+    """Whether this is the self-test on the emulated driver: small sizes, meaningless figures."""
     ends_s: float
-    """When the part must be done, on the monotonic clock."""
+    """Time when the part must be done, on the monotonic clock."""
     env: dict[str, str] = field(default_factory=lambda: dict(os.environ))
     """Environment of programs without Kiwi."""
     uuid: str = ""
@@ -61,9 +61,9 @@ class Stage:
     ram_bytes: int = 0
     """System RAM that was available when the run began, cgroup limits included."""
     job_s: float = 32.0
-    """How long a job of a pair takes by itself."""
+    """Time that a job of a pair takes by itself."""
     fault: str = ""
-    """The self-test's; ``stopped-job`` and ``dying-job`` hit the first program of each part."""
+    """Fault of the self-test; ``stopped-job`` and ``dying-job`` hit each part's first program."""
 
     @property
     def left_s(self) -> float:
@@ -80,10 +80,10 @@ class Stage:
         passed: bool | None = None,
         **more: object,
     ) -> None:
-        """Record one answer. It is on disk when this returns.
+        """Record an answer, which is on disk when this returns.
 
-        ``passed`` is ``None`` where there is no target. A row that is recorded again under its name
-        replaces the former.
+        ``passed`` is ``None`` without a target. A row that is recorded again under its name
+        replaces the earlier one.
         """
         row = {"name": name, "value": value, "unit": unit, "target": target, "passed": passed}
         with (self.work / f"{self.name}.rows").open("a") as file:
@@ -97,7 +97,7 @@ class Stage:
 
     @contextmanager
     def attempt(self, name: str) -> Iterator[None]:
-        """Turn what goes wrong inside into a row, so that the rest of the part goes on."""
+        """Turn an error in the block into a row, so that the rest of the part goes on."""
         try:
             yield
         except Skipped as why:
@@ -106,7 +106,7 @@ class Stage:
             self.row(name, f"failed: {type(error).__name__}: {error}"[:600], passed=False)
 
     def spawn(self, command: list[str], env: dict[str, str] | None = None) -> Program:
-        """Start a program that is spoken to by lines."""
+        """Start a program that is controlled by lines."""
         program = Program(command, self.env if env is None else env)
         fault, self.fault = self.fault, ""
         if fault in ("stopped-job", "dying-job"):
@@ -134,7 +134,7 @@ class Stage:
     def size(self, share: float) -> int:
         """Return ``share`` of the GPU in bytes, capped so that two programs of this size fit RAM.
 
-        Both can be out at the same time, and the in-process pager keeps copies of what is in.
+        Both can be out at the same time, and the in-process pager keeps host memory for what is in.
         """
         return min(int(self.total_bytes * share), int(self.ram_bytes * 0.4)) // MIB * MIB
 
@@ -188,7 +188,7 @@ class Program:
                 return said
 
     def say(self, text: str = "\n") -> None:
-        """Write to its input. A program that has gone does not matter here."""
+        """Write to the program's input; ignore a program that has gone."""
         assert self._process.stdin is not None
         with suppress(OSError, ValueError):
             self._process.stdin.write(text)
@@ -257,7 +257,7 @@ def kiwi(*words: str) -> list[str]:
 def in_a_log(command: list[str], log: Path, within_s: float, env: dict[str, str]) -> int | None:
     """Run a command whose output goes to ``log`` line by line; return its status.
 
-    ``None`` means that it was ended. It gets Ctrl-C first: pytest then says what it has found.
+    ``None`` means that it was ended. It gets Ctrl-C first: pytest then prints its results so far.
     """
     with log.open("a") as file:
         process = subprocess.Popen(
@@ -306,7 +306,7 @@ class Daemon:
         )
 
     def wait_ready(self) -> None:
-        """Raises RuntimeError if it ends, TimeoutError if it does not answer."""
+        """Wait until the daemon answers. Raise RuntimeError if it ends, TimeoutError otherwise."""
 
         def answers() -> bool:
             if self.process.poll() is not None:
@@ -347,7 +347,7 @@ class Daemon:
         )  # fmt: skip
 
     def stop(self) -> None:
-        """Let it bring everybody back before it leaves."""
+        """Stop the daemon, and let it page everything in before it ends."""
         self.process.terminate()
         for _ in range(2):
             with suppress(subprocess.TimeoutExpired):
@@ -358,8 +358,8 @@ class Daemon:
 
 @contextmanager
 def daemon(stage: Stage, tq_s: float, *options: str) -> Iterator[Daemon]:
-    """A daemon with a directory of its own; both are gone afterwards."""
-    # Short: a socket's path may have 107 characters.
+    """Run a daemon with a directory of its own, and remove both at the end."""
+    # The path is short: a socket's path may have 107 characters.
     directory = Path(tempfile.mkdtemp(prefix="kw-"))
     one = Daemon(stage, directory, tq_s, *options)
     try:

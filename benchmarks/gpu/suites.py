@@ -1,4 +1,4 @@
-"""The project's own tests on the GPU. All that pytest says is in a log beside the results."""
+"""The project's own tests on the GPU. The output of pytest is in a log beside the results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GPU_TESTS = (
     "tests/pager/test_real_gpu.py",
     "tests/preload/owner/test_real_gpu.py",
 )
-"""Named one by one: other suites need packages (Jupyter, a browser) that a GPU machine has not."""
+"""Suites, named one by one: others need packages (Jupyter, a browser) that a GPU machine lacks."""
 CONFORMANCE = "tests/conformance"
 PER_TEST_S = 60
 HANGS = "def test_hangs():\n    import time\n    time.sleep(10**6)\n"
@@ -35,7 +35,8 @@ def conformance(stage: Stage) -> None:
 
 
 def _pytest(stage: Stage, *words: str, small: str) -> None:
-    """Run tests until they end or time is up. A test that hangs fails, and the next one runs."""
+    """Run tests until they end or the time is over. A test that hangs fails, and the next one
+    runs."""
     if importlib.util.find_spec("pytest") is None:
         raise Skipped("pytest is not installed in this Python")
     marker, per_test_s = "gpu", PER_TEST_S
@@ -46,7 +47,7 @@ def _pytest(stage: Stage, *words: str, small: str) -> None:
         slow.write_text(HANGS)
         words, per_test_s = (str(slow), *words), 3
     log = stage.folder / f"{stage.name}.log"
-    # On the emulated driver the suites make GPUs of their own.
+    # On the emulated driver the suites make their own GPUs.
     env = without_driver(stage.env) if stage.emulated else stage.env
     command = [sys.executable, "-m", "pytest", "-v", "--no-header", "--tb=short", "--color=no"]
     # The method "thread" would end all of pytest at the first test that takes too long.

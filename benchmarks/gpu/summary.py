@@ -1,4 +1,4 @@
-"""Makes summary.md from results.json: every question, its answer, its target and the verdict."""
+"""Make summary.md from results.json: every question, its answer, its target and the verdict."""
 
 from __future__ import annotations
 

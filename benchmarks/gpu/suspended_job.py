@@ -1,12 +1,12 @@
-"""A deterministic loop like a training loop, to be suspended at random: what suspensions.py runs.
+"""A deterministic loop like a training loop, for suspensions.py to suspend at random.
 
     suspended_job.py driver|torch|cupy|jax --bytes N               rounds until its input ends
     suspended_job.py driver|torch|cupy|jax --bytes N --marks A,B   A rounds, then B rounds, and ends
 
-A round ends with a copy to the host, as ``loss.item()`` is one; with ``--synchronise`` a bare wait
-for the GPU comes after it. Prints a JSON line when it is set up, and one at the end (at each mark):
-rounds, a digest of every round's result and of the state that they have left, and whether the
-ballast of N bytes, which no round touches, is what it was.
+A round ends with a copy to the host, as in ``loss.item()``; with ``--synchronise`` a bare wait for
+the GPU follows. The program prints a JSON line when it is set up, and one at the end (at each
+mark): rounds, a digest of every round's result and of the final state, and whether the ballast of N
+bytes, which no round touches, is unchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ THINK_S = 0.02
 
 
 class Driver:
-    """Each round writes a block that the last result decides, moves it about, and reads it back."""
+    """A loop whose rounds write a block chosen by the last result, move it, and read it back."""
 
     def __init__(self, ballast: Any) -> None:
         self.cu = ballast.cu
@@ -154,7 +154,7 @@ LOOPS: dict[str, type[Any]] = {"driver": Driver, "torch": Torch, "cupy": Cupy, "
 
 
 class Run:
-    """The rounds of one loop, hashed as they come."""
+    """The rounds of a loop, hashed as they come."""
 
     def __init__(self, kind: str, size: int, synchronise: bool) -> None:
         self.ballast = HOLDERS[kind](size)
@@ -212,13 +212,13 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.0, metavar="S", help="rest after a round")
     parser.add_argument("--synchronise", action="store_true")
     args = parser.parse_args()
-    # The same bits each time: no choice of a kernel by measuring, no workspace by chance.
+    # The same bits each time: no kernel is chosen by measuring, no workspace by chance.
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     os.environ["XLA_FLAGS"] = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    os.environ["JAX_PLATFORMS"] = "cuda"  # it would go on without a word on the CPU
-    # A program that is over its limit leaves through its interpreter: some drivers do not bear that
-    # a restored process is killed.
+    os.environ["JAX_PLATFORMS"] = "cuda"  # otherwise JAX would silently use the CPU
+    # A program that is over its limit exits normally: on some drivers a restored process must not
+    # be killed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     run = Run(args.kind, args.bytes, args.synchronise)
     print(json.dumps({"ready": True}), flush=True)

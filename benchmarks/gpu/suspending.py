@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 SEED = 20
 COUNT, EMULATED_COUNT = 100, 10
 GAP_S = (0.01, 0.2)
-"""How long a job runs between two suspensions: at random, some rounds."""
+"""Range of the random time that a job runs between two suspensions, some rounds long."""
 OUT_S = (0.0, 0.05)
 MOVE_S = 20.0
 REFUSALS_MAX = 5
-"""A lock that comes too late in a long kernel is refused; more than a few are a finding."""
+"""Number of refused locks that are tolerated: a lock may come too late in a long kernel."""
 READY_S = 60.0
 ENDS_S = 15.0
-"""For the last digest of a job, which hashes all that it holds."""
+"""Time limit of the last digest of a job, which hashes all that the job holds."""
 TQ_S = 0.1
-"""The shortest that a daemon takes."""
+"""Shortest quantum that a daemon accepts."""
 LATE_S = 3.0
-"""For a program that is probably held, and for a call that is past its own limit."""
+"""Time limit for a program that is probably held, and for a call that is past its own limit."""
 PACE_S = 0.003
-"""A rest after each round, where a job would otherwise do more rounds than an undisturbed run of
+"""Rest after each round, for a job that would otherwise do more rounds than an undisturbed run of
 the same length has time for: under a daemon, and on the emulated driver."""
 
 
 @dataclass
 class Suspended:
-    """What became of one job: how often it was suspended, and what it said at its end."""
+    """The outcome of a job: how often it was suspended, and its last output."""
 
     kind: str
     name: str
@@ -70,7 +70,7 @@ def command(kind: str, size: int, *words: str) -> list[str]:
 
 
 def last_words(job: Suspended, program: Program, within_s: float) -> None:
-    """End a job's input and keep what it says, or how it died."""
+    """End a job's input and record its last output, or how it died."""
     try:
         job.said = program.finish(within_s)
     except TimeoutError:
@@ -84,8 +84,8 @@ def last_words(job: Suspended, program: Program, within_s: float) -> None:
 
 
 class Outside(threading.Thread):
-    """Suspends one job by Kiwi's checkpoint pager, through a helper process, until it has been
-    suspended ``count`` times or the time is up."""
+    """A thread that suspends a job by Kiwi's checkpoint pager, through a helper process, until the
+    job has been suspended ``count`` times or the time is over."""
 
     def __init__(self, stage: Stage, kind: str, size: int, count: int, *words: str) -> None:
         super().__init__(daemon=True)
@@ -156,7 +156,7 @@ class Outside(threading.Thread):
 def from_outside(
     threads: Sequence[Outside], seconds: float, tell: Callable[[Suspended], None]
 ) -> None:
-    """Suspend all jobs at the same time; ``tell`` hears of each from time to time, and of its end
+    """Suspend all jobs at the same time; call ``tell`` with each from time to time, and at its end
     before anything is compared. The caller closes them."""
     for one in threads:
         one.prepare()
@@ -179,9 +179,9 @@ def from_outside(
 def under_a_daemon(
     stage: Stage, kinds: Sequence[str], seconds: float, count: int
 ) -> list[Suspended]:
-    """Let jobs take short turns, each moved by the library inside it. Another program fills the
-    GPU so far that they do not fit together: their memory really moves. (On a real GPU: contexts of
-    0.6 GiB each and the data of one job fit into what is left; those and two jobs' do not.)"""
+    """Let jobs take short turns, each moved by the library inside it. Another program fills the GPU
+    so far that the jobs do not fit together, so that their memory really moves. (On a real GPU,
+    contexts of 0.6 GiB each and the data of one job fit into the rest, but not the data of two.)"""
     leave, size = (96 * MIB, 48 * MIB) if stage.emulated else (6 * GIB, 3 * GIB // 2)
     jobs = [Suspended(kind, kind, wanted=count) for kind in kinds]
     if len(jobs) < 2:
@@ -222,7 +222,7 @@ def _take_turns(
 
 
 def _look(one: Daemon, jobs: list[Suspended]) -> None:
-    """What ``kiwi status --json`` says: suspensions by session, and the last moves."""
+    """Read from ``kiwi status --json`` the suspensions by session, and the last moves."""
     with suppress(Exception):  # a daemon that does not answer now answers the next time
         status = one.status()
         by_name = {session["name"]: session for session in status["sessions"]}

@@ -1,9 +1,9 @@
-"""A part of run_all.py: are results the same, to the last bit, after many random suspensions?
+"""A part of run_all.py: whether results are the same, to the last bit, after random suspensions.
 
 Rows: ``checkpoint.KIND`` (the driver's checkpoint by Kiwi's own pager, from outside)
 and ``inprocess.KIND`` (``kiwi run --pager inprocess``, taking turns under a daemon).
-``run_dangerous`` has a job that waits for the GPU by a bare synchronise, which kills a process that
-is checkpointed: its row says how it ends.
+``run_dangerous`` has a job that waits for the GPU by a bare synchronise, which kills a checkpointed
+process: its row says how it ends.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("torch", "cupy", "jax")
 SIZE, EMULATED_SIZE = 64 * MIB, 16 * MIB
-"""Ballast of a job that is moved from outside: its floor, not its bytes, takes the time."""
+"""Ballast of a job that is moved from outside: the fixed cost of a move dominates, not the
+bytes."""
 OUTSIDE_SHARE, INSIDE_SHARE = 0.5, 0.55
-"""Of the time that is left: for suspensions from outside; and then, of the rest, under a daemon.
-What remains is for the undisturbed run, which has the same rounds to do without the pauses."""
+"""Shares of the remaining time for suspensions from outside, and of the rest under a daemon. The
+undisturbed run, which does the same rounds without pauses, gets what remains."""
 OUTSIDE_MAX_S, INSIDE_MAX_S = 170.0, 90.0
 DANGEROUS_S, DANGEROUS_COUNT = 20.0, 20
 
@@ -103,7 +104,7 @@ def _from_outside(stage: Stage, kinds: list[str], count: int) -> list[Suspended]
 
 
 def _tell(stage: Stage, pager: str, job: Suspended) -> None:
-    """What is known before the comparison: a part that is cut off leaves this."""
+    """Record what is known before the comparison, for a part that is cut off."""
     words = f"{job.count} of {job.wanted}, not compared yet"
     _row(stage, pager, job, words, False if job.trouble else None)
 
@@ -135,7 +136,7 @@ def _judge(stage: Stage, pager: str, job: Suspended, digest: str | None) -> None
 
 
 def _compare(stage: Stage, found: Found) -> None:
-    """Run each kind once more, undisturbed, for just as many rounds, all side by side."""
+    """Run each kind once more, undisturbed, for the same number of rounds, all in parallel."""
     marks: dict[str, set[int]] = {}
     for jobs in found.values():
         for job in jobs:
@@ -157,7 +158,7 @@ def _compare(stage: Stage, found: Found) -> None:
 
 
 def _digests(stage: Stage, program: Program, count: int) -> dict[int, str]:
-    """Digest by number of rounds; those for which the time did not suffice are not there."""
+    """Return digests by number of rounds, without those that the time did not suffice for."""
     found: dict[int, str] = {}
     ends_s = time.monotonic() + within(stage, 2 * READY_S)
     try:
@@ -166,5 +167,5 @@ def _digests(stage: Stage, program: Program, count: int) -> dict[int, str]:
             said = program.line(ends_s - time.monotonic())
             found[said["rounds"]] = said["digest"]
     except (TimeoutError, RuntimeError):
-        pass  # what is missing is told in the rows
+        pass  # the rows say what is missing
     return found

@@ -1,4 +1,4 @@
-"""A target process (``manners_target.py``) from the side of the probe that holds it."""
+"""A target process (``manners_target.py``), for the probe that holds it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from stage import Program, Stage
 
 QUIET_S = 2.0
-"""A call that has not answered for so long while its process is held waits."""
+"""Time after which an unanswered call of a held process counts as waiting."""
 AFTER_S = 10.0
-"""A call that has not answered for so long after the unlock waits for ever."""
+"""Time after the unlock when an unanswered call counts as waiting for ever."""
 EXIT_S = 5.0
 
 LOCKED, CHECKPOINTED = "LOCKED", "CHECKPOINTED"
 
 
 class Target:
-    """One target. ``died`` tells how, once it has."""
+    """A target. ``died`` says how it died, once it has."""
 
     def __init__(self, stage: Stage, *words: str) -> None:
         self.stage = stage
@@ -39,7 +39,7 @@ class Target:
         return self.program.line(within(self.stage, START_S))
 
     def say(self, call: str) -> None:
-        with suppress(OSError):  # it has died: line() says so
+        with suppress(OSError):  # the target has died: line() reports that
             self.program.say(call + "\n")
 
     def line(self, within_s: float) -> dict[str, Any] | None:
@@ -53,7 +53,7 @@ class Target:
             return None
 
     def do(self, call: str, within_s: float = SHORT_S) -> str:
-        """Make one call while nothing holds it; returns the words for how it went."""
+        """Make one call while nothing holds the target; return its result in words."""
         self.say(call)
         said = self.line(within_s)
         while said is not None and said["did"] != call:  # the late answer to an earlier call
@@ -63,12 +63,12 @@ class Target:
         return "ok" if said["code"] == 0 else said.get("why", f"answered {said['code']}")
 
     def well(self) -> bool:
-        """Does it run, with every byte as it was?"""
+        """Return whether the target runs, with every byte unchanged."""
         return not self.died and self.do("intact", AFTER_S) == "ok"
 
     def retire(self, caller: Caller) -> None:
-        """End it, and never kill it while it is restored and alive: on 595 with the open module
-        that hangs the host 20-35 s later (N#53). It is suspended first."""
+        """End the target, and never kill it while it is restored and alive: on 595 with the open
+        module that hangs the host 20-35 s later (N#53). It is suspended first."""
         if self.pid in caller.hung_pids:
             self.kill()  # the driver would not suspend it
         if self.died:
@@ -83,13 +83,13 @@ class Target:
             self.died = ended(self.program.end())
 
     def kill(self) -> None:
-        """End it by force; the caller knows that it is suspended, or never was."""
+        """Kill the target; the caller knows that it is suspended, or never was."""
         if not self.died:
             self.died = ended(self.program.end())
 
 
 def ended(status: int | None) -> str:
-    """Words for an exit status, as ``subprocess`` gives it."""
+    """Return words for an exit status of ``subprocess``."""
     if status is None:
         return "cannot be ended"
     if status >= 0:
@@ -101,7 +101,7 @@ def ended(status: int | None) -> str:
 
 @contextmanager
 def targets(caller: Caller, count: int = 1, size: int = 0) -> Iterator[list[Target]]:
-    """Start ``count`` targets side by side; at the end, none is left, however they are found."""
+    """Start ``count`` targets in parallel; at the end none is left, in whatever state they are."""
     words = [f"--bytes={size}"] if size else []
     found = [Target(caller.stage, *words) for _ in range(count)]
     caller.start()
@@ -126,7 +126,7 @@ def target(caller: Caller, size: int = 0) -> Iterator[Target]:
 
 
 def let_go(caller: Caller, held: Sequence[Target]) -> None:
-    """Bring back and unlock whatever is held; one that runs answers ILLEGAL_STATE."""
+    """Restore and unlock all held targets; a running target answers ILLEGAL_STATE."""
     pids = [one.pid for one in held if not one.died and one.pid not in caller.hung_pids]
     if pids:
         caller.ask_all([{"call": "restore", "pid": pid} for pid in pids])
@@ -134,7 +134,7 @@ def let_go(caller: Caller, held: Sequence[Target]) -> None:
 
 
 def hold(caller: Caller, found: Sequence[Target], state: str) -> list[str]:
-    """Bring each into ``state``; returns for each "" or why it is not there."""
+    """Bring each target into ``state``; return for each "", or why it is not in that state."""
     steps: list[tuple[str, dict[str, int]]] = [("lock", {"timeout_ms": 3000})]
     if state == CHECKPOINTED:
         steps.append(("checkpoint", {}))

@@ -217,7 +217,8 @@ def end_on_a_gpu(programs: Iterable[Program], environment: dict[str, str]) -> No
 
 
 def _out(helper: Worker, program: Program, call: str) -> bool:
-    """Whether all of its memory is out of the GPU after ``call``; false where nobody can say."""
+    """Return whether all of the program's memory is out of the GPU after ``call``; false if that is
+    not known."""
     with contextlib.suppress(AssertionError, WorkerError, WorkerGoneError, BrokenPipeError):
         return all(helper.get(f"{call}({pid})") for pid in program.pids)
     return False
