@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import html
 import sys
+import threading
 import time
 import uuid
 from typing import TYPE_CHECKING, Any, Final
@@ -67,7 +68,10 @@ def as_html(text: str, share: float | None, hint: str = CPU_WORK) -> str:
 
 class WaitingLine:
     """Shows nothing for the first ``delay_s``. ``publish(text, html)`` is the screen: called
-    again and again, at last with two empty strings if anything was shown. ``hint``: HTML below."""
+    again and again, at last with two empty strings if anything was shown. ``hint``: HTML below.
+
+    Any thread may call it: one that draws may be another than the one whose cell ends.
+    """
 
     def __init__(
         self,
@@ -84,6 +88,8 @@ class WaitingLine:
         self._began_s = clock()
         self._drawn_s: float | None = None
         self._shown = ""
+        self._lock = threading.Lock()
+        self.closed = False
 
     def due_in_s(self) -> float:
         """How long nothing is going to be shown yet."""
@@ -94,18 +100,22 @@ class WaitingLine:
         self.say(waiting_line(waiting, waited_s), share_done(waiting, waited_s))
 
     def say(self, text: str, share: float | None = None) -> None:
-        now_s = self._clock()
-        if now_s - self._began_s < self._delay_s:
-            return
-        if text == self._shown and self._drawn_s is not None and now_s - self._drawn_s < REDRAW_S:
-            return
-        self._shown, self._drawn_s = text, now_s
-        self._publish(text, as_html(text, share, self._hint))
+        with self._lock:
+            now_s = self._clock()
+            drawn_s = self._drawn_s
+            if self.closed or now_s - self._began_s < self._delay_s:
+                return
+            if text == self._shown and drawn_s is not None and now_s - drawn_s < REDRAW_S:
+                return
+            self._shown, self._drawn_s = text, now_s
+            self._publish(text, as_html(text, share, self._hint))
 
     def close(self) -> None:
-        if self._drawn_s is not None:
-            self._drawn_s = None
-            self._publish("", "")
+        """Remove what is shown. Nothing is drawn after this."""
+        with self._lock:
+            if not self.closed and self._drawn_s is not None:
+                self._publish("", "")
+            self.closed = True
 
 
 def nowhere(_text: str, _markup: str) -> None:

@@ -88,6 +88,8 @@ class CellRun:
     before: Before = field(default_factory=Before.now)
     screens: Callable[[], Screen] = on_no_screen
     """Where its waiting lines are drawn, as its own thread knows it when it begins."""
+    below: WaitingLine | None = None
+    """What another thread draws below the cell while a driver call holds it."""
 
 
 class Gate:
@@ -108,6 +110,8 @@ class Gate:
         self._running: dict[int, CellRun] = {}
         self._bystander: contextvars.Context | None = None
         """The context of a cell that runs without a turn, as its own thread has it."""
+        self._below: WaitingLine | None = None
+        """What is drawn below that cell while a driver call holds it."""
         self._pid = os.getpid()
         self.last_verdict: Verdict | None = None
         """What was decided about the last cell, for ``%kiwi why``."""
@@ -366,19 +370,27 @@ class Gate:
         return WaitingLine(run.screens(), delay_s=self._config.waiting_line_delay_s)
 
     def suspended_line(self) -> WaitingLine | None:
-        """Return a line below the cell that has the GPU. Called in any thread."""
-        run = next(iter(list(self._running.values())), None)
-        if run is None:
-            return None
-        return WaitingLine(run.screens(), delay_s=self._config.waiting_line_delay_s, hint="")
+        """Return a line below the cell that has the GPU. It ends with that cell. Called in any
+        thread."""
+        with self._lock:
+            run = next(iter(self._running.values()), None)
+            if run is None:
+                return None
+            run.below = self._line_of_held(run.screens())
+            return run.below
 
     def unforeseen_line(self) -> WaitingLine | None:
-        """Return a line below the cell that runs without a turn. Called in any thread."""
-        context = self._bystander
-        if context is None:
-            return None
-        screens = context.run(screens_for, self._shell)
-        return WaitingLine(screens(), delay_s=self._config.waiting_line_delay_s, hint="")
+        """Return a line below the cell that runs without a turn. It ends with that cell. Called in
+        any thread."""
+        with self._lock:
+            if self._bystander is None:
+                return None
+            screens = self._bystander.run(screens_for, self._shell)
+            self._below = self._line_of_held(screens())
+            return self._below
+
+    def _line_of_held(self, screen: Screen) -> WaitingLine:
+        return WaitingLine(screen, delay_s=self._config.waiting_line_delay_s, hint="")
 
     def _give_up(self, run: CellRun) -> None:
         with self._lock:
@@ -408,7 +420,12 @@ class Gate:
 
     def cell_ended(self, _result: object = None) -> None:
         """``post_run_cell``: the outermost cell of this thread is over, however it ended."""
-        self._bystander = None
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            self._bystander, below, self._below = None, self._below, None
+        if below is not None:
+            below.close()
         member = threading.get_ident()
         if member not in self._running or cells_on_stack(1):
             return
@@ -433,6 +450,8 @@ class Gate:
             run = self._running.pop(member, None)
         if run is None or os.getpid() != self._pid:
             return
+        if run.below is not None:
+            run.below.close()
         self._burst.leave(member, run.before.left())
         self._session.show_notices()
 

@@ -71,7 +71,7 @@ class HeldLine:
         if waiting is None or now_s - self._heard_s > FRESH_S:
             self._hide()
             return
-        if self._line is None:
+        if self._line is None or self._line.closed:  # closed: its cell has ended
             self._line, self._began_s = self._make_line(), now_s
         if self._line is not None:
             waited_s = now_s - self._began_s

@@ -59,6 +59,7 @@ def test_every_message_is_among_the_floods() -> None:
     """The list is the protocol's own: what it says a client may send."""
     page = PROTOCOL.read_text()
     begin, end = page.index("## From client to daemon"), page.index("## From daemon to client")
-    messages = set(re.findall(r"^### `([\w-]+)`", page[begin:end], re.MULTILINE))
+    headings = re.findall(r"^### (`.*)", page[begin:end], re.MULTILINE)
+    messages = {word for heading in headings for word in re.findall(r"`([\w-]+)`", heading)}
     flooded = {word for kind in KINDS for word in re.findall(r"[a-z]+(?:-[a-z]+)*", kind)}
     assert messages <= flooded, messages - flooded

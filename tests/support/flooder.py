@@ -45,6 +45,12 @@ def bursts(end):
     return chunks
 
 
+def in_turn(*kinds):
+    """Return an endless stream of these messages, each after the one before."""
+    chunk = b"".join(map(line, kinds)) * (CHUNK_LINES // len(kinds))
+    return lambda: iter(lambda: chunk, None)
+
+
 def once_then_nothing(data):
     def chunks():
         yield data
@@ -77,6 +83,7 @@ KINDS = {
     "acquire, withdraw": ("session", bursts("withdraw")),
     "release": ("session", same("release")),
     "release of nobody": ("observer", same("release", session="k0000000000")),
+    "suspend, resume": ("session", in_turn("suspend", "resume")),
     "bring-back": ("session", same("bring-back")),
     "goodbye": ("session", once_then_nothing(line("goodbye"))),
     "get-status": ("observer", same("get-status")),
