@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct, field
 
 from kiwi_core.states import AntiThrash, HistoryKind, MovedBy, Priority, SessionState
@@ -86,10 +88,10 @@ class QueueEntry(Struct, frozen=True, kw_only=True):
 
 
 class SwapStatus(Struct, frozen=True, kw_only=True):
-    """One move of memory that ended. ``ago_s`` is its age; ``direction`` is "out" or "in"."""
+    """One move of memory that ended. ``ago_s`` is its age."""
 
     session: str
-    direction: str
+    direction: Literal["out", "in"]
     bytes_moved: int
     seconds: float
     ago_s: float

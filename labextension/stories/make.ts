@@ -3,11 +3,12 @@
 import type {
   HistoryKind,
   IGpu,
-  IHistoryEntry,
+  IHistory,
   IProblem,
-  IQueueEntry,
+  IScheduler,
   ISession,
-  IState
+  IState,
+  IWaiter
 } from '../src/model/types';
 
 /** When all stories play (Unix seconds). */
@@ -41,7 +42,10 @@ export function session(id: string, changes: Partial<ISession> = {}): ISession {
     guarded: true,
     unguarded_text: '',
     stopped: '',
+    kept_out: '',
     ram_bytes: null,
+    pager: 'checkpoint',
+    unowned: {},
     priority: 'normal',
     path: mine ? `work/${name}` : null,
     ...changes
@@ -49,11 +53,13 @@ export function session(id: string, changes: Partial<ISession> = {}): ISession {
 }
 
 /** A place in line; `wait_s`: from NOW on, null where nobody can tell. */
-export function waits(id: string, position: number, wait_s: number | null): IQueueEntry {
+export function waits(id: string, position: number, wait_s: number | null): IWaiter {
   return {
     session: id,
     position,
     expected_wait_s: wait_s,
+    expected_low_s: null,
+    expected_high_s: null,
     waited_s: 4,
     waiting_since: NOW - 4,
     expected_at: wait_s === null ? null : NOW + wait_s,
@@ -62,6 +68,21 @@ export function waits(id: string, position: number, wait_s: number | null): IQue
     expected_why: '',
     blocked: false,
     kept_out: ''
+  };
+}
+
+export function scheduler(changes: Partial<IScheduler> = {}): IScheduler {
+  return {
+    tq_s: 30,
+    anti_thrash: 'on',
+    serialised: false,
+    policy: 'round-robin',
+    why: 'nobody is in anybody’s way',
+    swap_round_trip_s: null,
+    floor_s: null,
+    foretold: 0,
+    foretold_well: 0,
+    ...changes
   };
 }
 
@@ -80,17 +101,10 @@ export function gpu(changes: Partial<IGpu> & { used_bytes?: number } = {}): IGpu
       outside_bytes,
       free_bytes: Math.max(0, total_bytes - outside_bytes - resident),
       paged_out_bytes: sessions.reduce((sum, each) => sum + each.paged_out_bytes, 0),
-      host_budget_bytes: 192 * GIB
+      host_budget_bytes: 192 * GIB,
+      arena_bytes: 0
     },
-    scheduler: {
-      tq_s: 30,
-      anti_thrash: 'on',
-      serialised: false,
-      policy: 'round-robin',
-      why: 'nobody is in anybody’s way',
-      swap_round_trip_s: null,
-      floor_s: null
-    },
+    scheduler: scheduler(),
     holders: [],
     queue: [],
     swaps: [],
@@ -100,6 +114,7 @@ export function gpu(changes: Partial<IGpu> & { used_bytes?: number } = {}): IGpu
     daemon_pid: 4242,
     uptime_s: 86_400,
     errors: [],
+    history_serial: 0,
     reachable: true,
     problem: null,
     may_set: true,
@@ -132,8 +147,8 @@ export function did(
   kind: HistoryKind,
   began: number,
   ended: number | null,
-  changes: Partial<IHistoryEntry> = {}
-): IHistoryEntry {
+  changes: Partial<IHistory> = {}
+): IHistory {
   entries += 1;
   return {
     id: `story-${entries}`,
@@ -156,8 +171,8 @@ export function moved(
   kind: 'out' | 'in',
   began: number,
   gib: number,
-  changes: Partial<IHistoryEntry> = {}
-): IHistoryEntry {
+  changes: Partial<IHistory> = {}
+): IHistory {
   const took_s = gib / 12;
   return did(who, kind, began, began - took_s, { bytes_moved: gib * GIB, ...changes });
 }

@@ -1,9 +1,9 @@
 /** The stories: each a state of the world that people meet, in the order in which to look at them. */
 
 import type { Connection } from '../src/model/api';
-import type { IGpu, IHistoryEntry, IState } from '../src/model/types';
+import type { IGpu, IHistory, IState } from '../src/model/types';
 
-import { GIB, NOW, did, gpu, moved, session, state, waits } from './make';
+import { GIB, NOW, did, gpu, moved, scheduler, session, state, waits } from './make';
 
 export interface IStory {
   readonly state: IState | null;
@@ -16,19 +16,16 @@ export interface IStory {
 const BUSY = { utilisation_percent: 97, temperature_c: 71, power_w: 612, power_limit_w: 700 };
 const QUIET = { utilisation_percent: 0, temperature_c: 34, power_w: 72, power_limit_w: 700 };
 
-const TURNS = {
-  tq_s: 30,
-  anti_thrash: 'on' as const,
+const TURNS = scheduler({
   serialised: true,
-  policy: 'round-robin',
   why: 'one at a time: together they may need 118 GiB and the GPU has 80 GiB',
   swap_round_trip_s: 9.2,
   floor_s: 9.2
-};
+});
 
 /** The timeline of the design: A is granted, B waits, A is suspended, B runs and finishes early,
  * A goes on, then both run unhindered. */
-function twoInTurns(shift = 0): { a: string; b: string; history: IHistoryEntry[] } {
+function twoInTurns(shift = 0): { a: string; b: string; history: IHistory[] } {
   const a = session('train');
   const b = session('explore');
   const at = (seconds: number) => seconds + shift;

@@ -5,7 +5,7 @@
 
 import type { IExpected } from './api';
 import { formatWait } from './format';
-import type { IQueueEntry } from './types';
+import type { IWaiter } from './types';
 
 const TIMES = ['expected_at', 'expected_low_at', 'expected_high_at'] as const;
 type Left = Record<(typeof TIMES)[number], number | null>;
@@ -17,14 +17,14 @@ const TOLERANCE_SHARE = 0.25;
 
 /** All that is shown of one wait's end. */
 export class ExpectedEnd {
-  constructor(private _entry: IQueueEntry) {}
+  constructor(private _entry: IWaiter) {}
 
   /** Whether `entry` is about the same wait, and not about a later one of its session. */
-  isOf(entry: IQueueEntry): boolean {
+  isOf(entry: IWaiter): boolean {
     return entry.waiting_since === this._entry.waiting_since;
   }
 
-  observe(entry: IQueueEntry, now: number): void {
+  observe(entry: IWaiter, now: number): void {
     this.read(now);
     this._entry = entry;
     if (this._shown !== null && isToldAnew(entry, this._shown, now)) {
@@ -55,7 +55,7 @@ export class ExpectedEnd {
   private _shown: Left | null = null;
 }
 
-function leftOf(entry: IQueueEntry, now: number): Left {
+function leftOf(entry: IWaiter, now: number): Left {
   const left = (at: number | null) => (at === null ? null : Math.max(0, at - now));
   return {
     expected_at: left(entry.expected_at),
@@ -64,7 +64,7 @@ function leftOf(entry: IQueueEntry, now: number): Left {
   };
 }
 
-function isToldAnew(entry: IQueueEntry, shown: Left, now: number): boolean {
+function isToldAnew(entry: IWaiter, shown: Left, now: number): boolean {
   const left = leftOf(entry, now);
   // The high end: the low end of an upper bound ("up to 30 s") is always 0.
   const most = left.expected_high_at ?? left.expected_at;

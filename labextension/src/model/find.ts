@@ -1,7 +1,7 @@
 /** Finding one's way in the state. */
 
 import type { IPlace } from './api';
-import type { IGpu, IQueueEntry, ISession, IState } from './types';
+import type { IGpu, IWaiter, ISession, IState } from './types';
 
 /** The reader's own session of that kernel, and its GPU. */
 export function placeOfKernel(state: IState | null, kernel: string | null): IPlace | null {
@@ -58,7 +58,7 @@ export function subjectOf(places: readonly IPlace[], currentKernel: string | nul
 }
 
 /** Its place in line, if it waits. */
-export function queueEntry(place: IPlace): IQueueEntry | undefined {
+export function queueEntry(place: IPlace): IWaiter | undefined {
   return place.gpu.queue.find(entry => entry.session === place.session.id);
 }
 

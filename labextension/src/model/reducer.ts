@@ -1,14 +1,6 @@
 /** What the stream's messages make of the state: a pure function. Nothing is changed in place. */
 
-import type {
-  IDelta,
-  IGpu,
-  IGpuDelta,
-  IHistoryEntry,
-  ISession,
-  IState,
-  StreamMessage
-} from './types';
+import type { IDelta, IGpu, IGpuDelta, IHistory, ISession, IState, StreamMessage } from './types';
 
 /** Something was missed, or makes no sense: ask for everything anew. */
 export const GAP = Symbol('gap');
@@ -93,10 +85,10 @@ function withSessions(sessions: readonly ISession[], change: IGpuDelta): readonl
 
 /** Upserts by id; what ended before the timeline's beginning is forgotten. */
 function withHistory(
-  history: readonly IHistoryEntry[],
-  news: readonly IHistoryEntry[] | undefined,
+  history: readonly IHistory[],
+  news: readonly IHistory[] | undefined,
   left_at: number
-): readonly IHistoryEntry[] {
+): readonly IHistory[] {
   if (news === undefined || news.length === 0) {
     return history;
   }

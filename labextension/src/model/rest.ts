@@ -4,7 +4,7 @@ import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 
 import type { ISettingsPatch } from './api';
-import type { IProblem, IState } from './types';
+import type { IBroughtBack, IProblem, IState, IStory, IStoryLine } from './types';
 
 /** The server said no, or nothing. The message is fit for people. */
 export class KiwiRestError extends Error {
@@ -16,16 +16,6 @@ export class KiwiRestError extends Error {
     super([problem.message, problem.remedy].filter(text => text !== '').join(' '));
     this.name = 'KiwiRestError';
   }
-}
-
-export interface IBroughtBack {
-  readonly begun: boolean;
-  readonly why: string;
-}
-
-export interface IStoryLine {
-  readonly ago_s: number;
-  readonly text: string;
 }
 
 /** All methods reject with a {@link KiwiRestError}. */
@@ -53,7 +43,7 @@ export class KiwiRest {
   /** What happened to the session, oldest first. */
   async story(uuid: string, session: string): Promise<readonly IStoryLine[]> {
     const answer = await this._ask('GET', ['gpus', uuid, 'sessions', session, 'story']);
-    return (answer as { lines: IStoryLine[] }).lines;
+    return (answer as IStory).lines;
   }
 
   /** The stream's address; what was seen last goes along, so that it can go on from there. */

@@ -4,7 +4,7 @@ import type { IKiwiStore, IPlace } from './api';
 import { holds, inLine, ownPlaces, queueEntry, subjectOf } from './find';
 import { formatBytes, ordinal } from './format';
 import { waitWords } from './told';
-import type { IGpu, IQueueEntry } from './types';
+import type { IGpu, IWaiter } from './types';
 
 export type StatusTone = 'yours' | 'waiting' | 'moving' | 'out' | 'free' | 'busy' | 'wrong';
 
@@ -73,7 +73,7 @@ function ofSession(place: IPlace, store: IKiwiStore): IStatus {
   }
 }
 
-function waiting(place: IPlace, entry: IQueueEntry, store: IKiwiStore): IStatus {
+function waiting(place: IPlace, entry: IWaiter, store: IKiwiStore): IStatus {
   const { gpu, session } = place;
   const position = ordinal(entry.position);
   const wait = waitWords(store, entry);

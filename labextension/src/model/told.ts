@@ -6,10 +6,10 @@
 import type { IKiwiStore } from './api';
 import { waitLeft } from './countdown';
 import { formatLeft } from './format';
-import type { IGauges, IGpu, IOutsideProgram, IQueueEntry, ISession } from './types';
+import type { IGauges, IGpu, IOutsideProgram, IWaiter, ISession } from './types';
 
 /** How long a wait may still take; '': nobody can tell. */
-export function waitWords(store: IKiwiStore, entry: IQueueEntry): string {
+export function waitWords(store: IKiwiStore, entry: IWaiter): string {
   if (entry.kept_out) {
     return `suspended by ${entry.kept_out} until kiwi resume`;
   }

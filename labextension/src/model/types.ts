@@ -1,20 +1,24 @@
 /**
  * What the server extension says over REST and the stream (docs/rest.md), as types.
  *
+ * Written by packaging/typescript_types.py from kiwi_jupyter/server_ext/model.py: do not edit.
  * Times ending in `_at` or `_since` are Unix seconds on the *server's* clock; `_s` are durations
  * in seconds; `_bytes` are bytes. Names are the wire's, so that nothing has to be translated.
  */
 
-export type SessionState =
-  'idle' | 'waiting' | 'running' | 'suspended' | 'paging-out' | 'paged-out' | 'paging-in' | 'lost';
-
-export type AntiThrash = 'on' | 'always' | 'off';
-
-/** Something is wrong: what, and what to do about it. */
+/** Something is wrong: what, and what to do about it. Also the body of every error. */
 export interface IProblem {
   readonly code: string;
   readonly message: string;
   readonly remedy: string;
+}
+
+/** `problem` says why there are no GPUs to show. */
+export interface IServer {
+  readonly version: string;
+  readonly may_set: boolean;
+  readonly history_s: number;
+  readonly problem: IProblem | null;
 }
 
 export interface IMemory {
@@ -24,80 +28,74 @@ export interface IMemory {
   readonly host_budget_bytes: number;
   /** Held by programs that are not Kiwi's. */
   readonly outside_bytes: number;
+  /**
+   * System RAM that preloaded libraries hold: what is out through them, and what is for
+   * speed.
+   */
+  readonly arena_bytes: number;
 }
 
-/** How hard the GPU works, as NVML said a few seconds ago; null: nobody knows. */
-export interface IGauges {
-  readonly utilisation_percent: number | null;
-  readonly temperature_c: number | null;
-  readonly power_w: number | null;
-  readonly power_limit_w: number | null;
-}
-
-/** A program outside Kiwi with GPU memory; `pid` 0: the sum of other users'. */
-export interface IOutsideProgram {
-  readonly pid: number;
-  readonly owner: string;
-  readonly name: string;
-  readonly used_bytes: number;
-}
+export type AntiThrash = 'on' | 'always' | 'off';
 
 export interface IScheduler {
   readonly tq_s: number;
   readonly anti_thrash: AntiThrash;
   readonly serialised: boolean;
-  /** The name of the one in force; '' where an older daemon does not say. */
-  readonly policy: string;
-  /** Why it serialises, or does not, in plain words. */
   readonly why: string;
   readonly swap_round_trip_s: number | null;
-  /** How long the largest session runs before it may be suspended; null: the daemon does not say. */
+  readonly policy: string;
+  /**
+   * How long the largest session runs before it may be suspended: what swapping it costs,
+   * and a little at least. null: an older daemon, which does not say.
+   */
   readonly floor_s: number | null;
+  /**
+   * Of so many of the last waits (a hundred at most, of a second or more) it is known
+   * what was shown first; `foretold_well` of them came within two seconds or a quarter of
+   * it.
+   */
+  readonly foretold: number;
+  readonly foretold_well: number;
 }
 
-/** One that the GPU's daemon has. */
-export interface IPolicy {
-  readonly name: string;
-  /** What it does, in a few words. */
-  readonly summary: string;
-}
-
-export type Priority = 'low' | 'normal' | 'high' | 'training';
-
-export interface IQueueEntry {
+export interface IWaiter {
   readonly session: string;
-  /** 1 is next. */
   readonly position: number;
   readonly expected_wait_s: number | null;
   readonly waited_s: number;
+  readonly expected_low_s: number | null;
+  readonly expected_high_s: number | null;
+  /** These as in `Waiting`. */
+  readonly expected_why: string;
+  /**
+   * It is held up by something other than its turn; its session's `problem_text` says
+   * what.
+   */
+  readonly blocked: boolean;
+  /**
+   * Who keeps it out of the GPU until they resume it ("an admin"). Such entries come
+   * last.
+   */
+  readonly kept_out: string;
   readonly waiting_since: number;
   /** When the wait is expected to end; null: nobody can tell. */
   readonly expected_at: number | null;
-  /** Likely between these two; null: not known. */
   readonly expected_low_at: number | null;
+  /** Likely between these two; null: not known. */
   readonly expected_high_at: number | null;
-  /** Why it takes longer than was said before; mostly "". */
-  readonly expected_why: string;
-  /** Held up by something other than its turn: the session's `problem_text` says by what. */
-  readonly blocked: boolean;
-  /** Who keeps it out of the GPU until they resume it ("an admin"); '': nobody. */
-  readonly kept_out: string;
 }
 
-export interface ISwap {
-  readonly session: string;
-  readonly direction: 'out' | 'in';
-  readonly bytes_moved: number;
-  readonly seconds: number;
-  readonly ago_s: number;
-}
+export type SessionState = 'idle' | 'waiting' | 'running' | 'suspended' | 'paging-out' | 'paged-out' | 'paging-in' | 'lost';
 
+export type Priority = 'low' | 'normal' | 'high' | 'training';
+
+export type MovedBy = 'checkpoint' | 'inprocess' | 'both';
+
+/** `path` is the notebook's on this server, of one's own sessions only. */
 export interface ISession {
   readonly id: string;
-  /** 0 where the reader may not know it. */
   readonly pid: number;
   readonly owner: string;
-  /** The notebook's file name, or "another user". */
   readonly name: string;
   readonly state: SessionState;
   readonly resident_bytes: number;
@@ -110,42 +108,91 @@ export interface ISession {
   readonly connected: boolean;
   readonly lingering: boolean;
   readonly peak_bytes: number | null;
+  /** A holder's: it makes way for the first in line by then, perhaps earlier. */
   readonly time_left_s: number | null;
-  readonly turn_ends_at: number | null;
   readonly problem: string;
   readonly problem_text: string;
-  /** Kiwi's gate is in all its programs that use the GPU: its turn can be ended in mid-cell. */
-  readonly guarded: boolean;
-  /** Why it is not guarded, and what to do; "" where it is. */
-  readonly unguarded_text: string;
-  /** Why its process does not run (Ctrl-Z, a debugger); "": it runs. */
-  readonly stopped: string;
   readonly priority: Priority;
-  /** System RAM of its processes, with what is paged out; null: not known, or not the reader's. */
+  readonly pager: MovedBy;
+  readonly unowned: Readonly<Record<string, number>>;
+  /**
+   * Kiwi's gate is in front of the driver in all its processes that use the GPU. Without
+   * it the session is never stopped in mid-burst, and `unguarded_text` says why, and what
+   * to do.
+   */
+  readonly guarded: boolean;
+  readonly unguarded_text: string;
+  /**
+   * Why its process does not run (Ctrl-Z, a frozen control group, a debugger); "": it
+   * runs.
+   */
+  readonly stopped: string;
+  /**
+   * Who keeps it out of the GPU until they resume it, whether or not it waits; "":
+   * nobody.
+   */
+  readonly kept_out: string;
+  /**
+   * What its process, and its others that have Kiwi's gate, have of system RAM, with what
+   * is paged out. null: not known, or not the reader's.
+   */
   readonly ram_bytes: number | null;
-  /** The notebook's path on this server; null for others'. */
   readonly path: string | null;
+  readonly turn_ends_at: number | null;
+}
+
+/** One move of memory that ended. `ago_s` is its age. */
+export interface ISwap {
+  readonly session: string;
+  readonly direction: 'in' | 'out';
+  readonly bytes_moved: number;
+  readonly seconds: number;
+  readonly ago_s: number;
+}
+
+/** One that the daemon has. `summary`: what it does, in a few words for people. */
+export interface IPolicy {
+  readonly name: string;
+  readonly summary: string;
+}
+
+/** How hard the GPU works, as NVML said a few seconds ago. null: nobody knows. */
+export interface IGauges {
+  /** The share of the last moments in which any kernel ran. */
+  readonly utilisation_percent: number | null;
+  readonly temperature_c: number | null;
+  readonly power_w: number | null;
+  readonly power_limit_w: number | null;
+}
+
+/**
+ * A program outside Kiwi that has GPU memory. Another user's has neither name nor pid:
+ * `name` is then "another user", `pid` 0, and one entry has the sum of all of them.
+ */
+export interface IOutsideProgram {
+  readonly pid: number;
+  readonly owner: string;
+  readonly name: string;
+  readonly used_bytes: number;
 }
 
 export type HistoryKind = 'held' | 'waited' | 'suspended' | 'out' | 'in';
 
-export interface IHistoryEntry {
+/** A bar of the timeline. `id` is never used again, not even by a restarted daemon. */
+export interface IHistory {
   readonly id: string;
   readonly session: string;
   readonly name: string;
-  readonly path: string | null;
   readonly kind: HistoryKind;
   readonly began_at: number;
-  /** null: goes on. */
   readonly ended_at: number | null;
-  /** Of `out` and `in`. */
   readonly bytes_moved: number;
-  /** `out` and `in`: the memory moved (else refused or lost). */
   readonly ok: boolean;
-  /** `in`: brought back ahead of use. */
   readonly hinted: boolean;
+  readonly path: string | null;
 }
 
+/** `reachable`: its daemon answers; otherwise the rest is what was known last. */
 export interface IGpu {
   readonly uuid: string;
   readonly name: string;
@@ -154,56 +201,56 @@ export interface IGpu {
   readonly memory: IMemory;
   readonly scheduler: IScheduler;
   readonly holders: readonly string[];
-  readonly queue: readonly IQueueEntry[];
+  readonly queue: readonly IWaiter[];
   readonly sessions: readonly ISession[];
   readonly swaps: readonly ISwap[];
-  readonly history: readonly IHistoryEntry[];
   readonly driver_version: string;
   readonly daemon_version: string;
   readonly daemon_pid: number;
   readonly uptime_s: number;
   readonly errors: readonly string[];
-  /** false: the daemon is away; the rest is what was known last. */
-  readonly reachable: boolean;
-  readonly problem: IProblem | null;
+  readonly history_serial: number;
   readonly may_set: boolean;
   readonly policies: readonly IPolicy[];
   readonly gauges: IGauges;
   /** Who has `memory.outside_bytes`, as far as NVML names them. */
   readonly outside: readonly IOutsideProgram[];
-}
-
-export interface IServer {
-  readonly version: string;
-  readonly may_set: boolean;
-  readonly history_s: number;
+  readonly history: readonly IHistory[];
+  readonly reachable: boolean;
   readonly problem: IProblem | null;
 }
 
+/** All that is known. `epoch` names this run of the server, `seq` the last change. */
 export interface IState {
   readonly epoch: string;
   readonly seq: number;
-  /** The server's clock when this was written. */
   readonly now: number;
   readonly server: IServer;
   readonly gpus: readonly IGpu[];
 }
 
-export interface ISnapshot extends IState {
+/** First message of a stream, and again for a reader that was too slow. */
+export interface ISnapshot {
   readonly type: 'snapshot';
+  readonly epoch: string;
+  readonly seq: number;
+  readonly now: number;
+  readonly server: IServer;
+  readonly gpus: readonly IGpu[];
 }
 
-/** Fields of a GPU that a delta replaces whole. */
-export type GpuFields = Omit<IGpu, 'sessions' | 'history'>;
-
+/**
+ * `set`: whole values of fields of the GPU; `sessions`: changed fields, all of a new one;
+ * `history`: entries that are new or replace the one with their id.
+ */
 export interface IGpuDelta {
-  readonly set?: Partial<GpuFields>;
-  /** Changed fields only; all of them for a session that is new. */
+  readonly set?: Partial<Omit<IGpu, 'sessions' | 'history'>>;
   readonly sessions?: Readonly<Record<string, Partial<ISession>>>;
   readonly gone?: readonly string[];
-  readonly history?: readonly IHistoryEntry[];
+  readonly history?: readonly IHistory[];
 }
 
+/** What changed from `seq - 1` to `seq`. */
 export interface IDelta {
   readonly type: 'delta';
   readonly seq: number;
@@ -213,10 +260,26 @@ export interface IDelta {
   readonly gpus_gone?: readonly string[];
 }
 
+/** Said when there was nothing else to say for a while. */
 export interface IHeartbeat {
   readonly type: 'heartbeat';
   readonly seq: number;
   readonly now: number;
+}
+
+/** `why`: in plain words, why it was not begun. */
+export interface IBroughtBack {
+  readonly begun: boolean;
+  readonly why: string;
+}
+
+export interface IStoryLine {
+  readonly ago_s: number;
+  readonly text: string;
+}
+
+export interface IStory {
+  readonly lines: readonly IStoryLine[];
 }
 
 export type StreamMessage = ISnapshot | IDelta | IHeartbeat;

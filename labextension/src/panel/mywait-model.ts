@@ -2,7 +2,7 @@
 
 import { inLine, ownPlacesOn, subjectOf } from '../model/find';
 import { formatBytes, ordinal } from '../model/format';
-import type { IGpu, IQueueEntry, ISession } from '../model/types';
+import type { IGpu, IWaiter, ISession } from '../model/types';
 
 import { nameOf, queueEntryOf } from './people';
 
@@ -69,7 +69,7 @@ function withProblem(wait: IMyWait): IMyWait {
 
 // --- waiting ------------------------------------------------------------------------------------
 
-function waiting(gpu: IGpu, session: ISession, entry: IQueueEntry): IMyWait {
+function waiting(gpu: IGpu, session: ISession, entry: IWaiter): IMyWait {
   const place = `${ordinal(entry.position)} of ${inLine(gpu)}`;
   if (entry.kept_out) {
     return said('wrong', session, 'Suspended', [session.problem_text]);

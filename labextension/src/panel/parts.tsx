@@ -4,7 +4,7 @@ import * as React from 'react';
 
 import type { IKiwiActions, IKiwiStore } from '../model/api';
 import { turnWords, waitWords } from '../model/told';
-import type { IGpu, IQueueEntry, ISession } from '../model/types';
+import type { IGpu, IWaiter, ISession } from '../model/types';
 
 import { usePending, useTicking } from './hooks';
 import { CutName } from './name';
@@ -57,7 +57,7 @@ export function Yours(props: { gpu: IGpu; session: ISession | undefined }) {
  * tell. */
 export function Countdown(props: {
   store: IKiwiStore;
-  entry: IQueueEntry;
+  entry: IWaiter;
   unknown: string;
   short?: boolean;
   /** The figure in large, and why it got longer smaller. */

@@ -1,6 +1,6 @@
 /** Whose session it is, in which order notebooks are told apart, and what they are called. */
 
-import type { IGpu, IHistoryEntry, IQueueEntry, ISession } from '../model/types';
+import type { IGpu, IHistory, IWaiter, ISession } from '../model/types';
 
 /** What the daemon calls everybody whose name the reader may not see. */
 export const ANOTHER_USER = 'another user';
@@ -18,7 +18,7 @@ export function sessionOf(gpu: IGpu, id: string): ISession | undefined {
   return gpu.sessions.find(session => session.id === id);
 }
 
-export function queueEntryOf(gpu: IGpu, id: string): IQueueEntry | undefined {
+export function queueEntryOf(gpu: IGpu, id: string): IWaiter | undefined {
   return gpu.queue.find(entry => entry.session === id);
 }
 
@@ -42,14 +42,14 @@ export function cutInTwo(name: string): [string, string] {
 }
 
 /** Whether it can be told which notebook did that. */
-export function isNamed({ name }: IHistoryEntry): boolean {
+export function isNamed({ name }: IHistory): boolean {
   return name !== '' && name !== ANOTHER_USER;
 }
 
 /** The session that is now where the one of `entry`, which ended, was: of the same notebook, by its
  * path, or by its name where its kernel is no more and so its path forgotten. undefined: there is
  * none, or it cannot be told (notebooks of one name in several folders). */
-export function heirOf(gpu: IGpu, entry: IHistoryEntry): ISession | undefined {
+export function heirOf(gpu: IGpu, entry: IHistory): ISession | undefined {
   const heirs = gpu.sessions.filter(
     ({ mine, path, name }) =>
       mine && (entry.path === null ? name === entry.name : path === entry.path)

@@ -3,7 +3,7 @@
 import * as React from 'react';
 
 import { inLine, ownPlacesOn, subjectOf } from '../model/find';
-import type { IGpu, IQueueEntry, ISession, SessionState } from '../model/types';
+import type { IGpu, IWaiter, ISession, SessionState } from '../model/types';
 import { formatBytes } from '../model/format';
 
 import { usePending } from './hooks';
@@ -92,10 +92,10 @@ export function Queue(props: IPart) {
   if (gpu.queue.length === 0) {
     return null;
   }
-  const own = (entry: IQueueEntry) => sessionOf(gpu, entry.session)?.mine === true;
+  const own = (entry: IWaiter) => sessionOf(gpu, entry.session)?.mine === true;
   const far = gpu.queue.filter(entry => entry.position > FIRST_PLACES && !own(entry));
   const rest = far.length > 1 ? far : [];
-  const rows = (entries: readonly IQueueEntry[]) =>
+  const rows = (entries: readonly IWaiter[]) =>
     entries.map(entry => <Waiting key={entry.session} {...props} entry={entry} />);
   return (
     <section className="jp-Kiwi-part jp-mod-line">
@@ -115,7 +115,7 @@ export function Queue(props: IPart) {
   );
 }
 
-function Waiting(props: IPart & { entry: IQueueEntry }) {
+function Waiting(props: IPart & { entry: IWaiter }) {
   const { store, actions, gpu, live, entry } = props;
   const session = sessionOf(gpu, entry.session);
   const isSubject = isSubjectOf(gpu, store.currentKernel, session);

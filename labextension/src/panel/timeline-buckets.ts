@@ -4,7 +4,7 @@
  */
 
 import { formatBytes } from '../model/format';
-import type { IHistoryEntry } from '../model/types';
+import type { IHistory } from '../model/types';
 
 import { nameOf } from './people';
 import { mark, percent } from './timeline-shapes';
@@ -36,7 +36,7 @@ interface IColumn {
 }
 
 /** The columns of one row, as stacked shares. */
-export function sharesOf(entries: readonly IHistoryEntry[], window: IWindow): ISpan[] {
+export function sharesOf(entries: readonly IHistory[], window: IWindow): ISpan[] {
   const columns = new Map<number, IColumn>();
   for (const entry of entries) {
     if (entry.kind !== 'out' && entry.kind !== 'in') {
@@ -49,7 +49,7 @@ export function sharesOf(entries: readonly IHistoryEntry[], window: IWindow): IS
 
 function add(
   columns: Map<number, IColumn>,
-  entry: IHistoryEntry,
+  entry: IHistory,
   kind: SpanKind,
   window: IWindow
 ): void {
@@ -106,8 +106,8 @@ function titleOf({ from, to, sums_s, times }: IColumn, name: string): string {
 // --- moves of memory ----------------------------------------------------------------------------
 
 /** Moves in one direction that are close to each other as one mark. */
-export function gathered(entries: readonly IHistoryEntry[], window: IWindow): IMark[] {
-  const groups = new Map<string, IHistoryEntry[]>();
+export function gathered(entries: readonly IHistory[], window: IWindow): IMark[] {
+  const groups = new Map<string, IHistory[]>();
   for (const entry of entries.filter(isMove)) {
     const begin = Math.floor(entry.began_at / GATHER_S) * GATHER_S;
     const key = `${entry.kind}-${entry.ok || entry.ended_at === null}-${begin}`;
@@ -116,7 +116,7 @@ export function gathered(entries: readonly IHistoryEntry[], window: IWindow): IM
   return [...groups.values()].flatMap(group => together(group, window));
 }
 
-function together(group: readonly IHistoryEntry[], window: IWindow): IMark[] {
+function together(group: readonly IHistory[], window: IWindow): IMark[] {
   const [first, ...more] = group;
   if (first === undefined) {
     return [];

@@ -1,6 +1,6 @@
 /** The timeline as shapes: history entries in, rows of spans and marks in percent out. Pure. */
 
-import type { IGpu, IHistoryEntry } from '../model/types';
+import type { IGpu, IHistory } from '../model/types';
 
 import { LOOKS, heirOf, isNamed, lookOf, marksOwn, nameOf, sessionOf } from './people';
 import { gathered, isCoarse, sharesOf } from './timeline-buckets';
@@ -84,12 +84,12 @@ export function redrawEvery_s(zoom_s: Zoom): number {
 
 // --- rows ---------------------------------------------------------------------------------------
 
-function touches(entry: IHistoryEntry, { from, to }: IWindow): boolean {
+function touches(entry: IHistory, { from, to }: IWindow): boolean {
   return (entry.ended_at ?? to) >= from && entry.began_at <= to;
 }
 
-function grouped(entries: readonly IHistoryEntry[]): Map<string, IHistoryEntry[]> {
-  const groups = new Map<string, IHistoryEntry[]>();
+function grouped(entries: readonly IHistory[]): Map<string, IHistory[]> {
+  const groups = new Map<string, IHistory[]>();
   for (const entry of entries) {
     const group = groups.get(entry.session);
     if (group === undefined) {
@@ -103,8 +103,8 @@ function grouped(entries: readonly IHistoryEntry[]): Map<string, IHistoryEntry[]
 
 /** A notebook is one row, also after its kernel was restarted, or shut down and started anew: what
  * an ended session did goes to the one that has taken its place, by that one's id. */
-function joined(gpu: IGpu, bySession: Map<string, IHistoryEntry[]>): Map<string, IHistoryEntry[]> {
-  const rows = new Map<string, IHistoryEntry[]>();
+function joined(gpu: IGpu, bySession: Map<string, IHistory[]>): Map<string, IHistory[]> {
+  const rows = new Map<string, IHistory[]>();
   const ended = new Map<string, string>();
   const newestFirst = [...bySession].sort((a, b) => compare(began(b[1]), began(a[1])));
   for (const [session, entries] of newestFirst) {
@@ -120,13 +120,13 @@ function joined(gpu: IGpu, bySession: Map<string, IHistoryEntry[]>): Map<string,
   return rows;
 }
 
-function began(entries: readonly IHistoryEntry[]): number {
+function began(entries: readonly IHistory[]): number {
   return Math.max(...entries.map(entry => entry.began_at));
 }
 
 /** Which notebooks get a row: half of them for the reader's own, then who did something last; drawn
  * in the order in which sessions are known, so that rows keep their places. */
-function chosen(gpu: IGpu, groups: Map<string, IHistoryEntry[]>, most: number): string[] {
+function chosen(gpu: IGpu, groups: Map<string, IHistory[]>, most: number): string[] {
   const rank = new Map(gpu.sessions.map((session, index) => [session.id, index]));
   const order = (id: string) => rank.get(id) ?? gpu.sessions.length;
   const last = (id: string) =>
@@ -141,7 +141,7 @@ function compare(a: number, b: number): number {
   return a === b ? 0 : a < b ? -1 : 1;
 }
 
-function row(gpu: IGpu, id: string, entries: IHistoryEntry[], window: IWindow): IRow {
+function row(gpu: IGpu, id: string, entries: IHistory[], window: IWindow): IRow {
   const session = sessionOf(gpu, id);
   const byTime = [...entries].sort((a, b) => a.began_at - b.began_at);
   const name = nameOf(session ?? byTime[byTime.length - 1]);

@@ -1,6 +1,6 @@
 /** What is drawn of a row: spans and marks in percent of the width, one by one. Pure. */
 
-import type { HistoryKind, IHistoryEntry } from '../model/types';
+import type { HistoryKind, IHistory } from '../model/types';
 
 import { nameOf } from './people';
 import { DID, DOES, isMove, what } from './timeline-words';
@@ -55,7 +55,7 @@ export function percent(at: number, { from, zoom_s }: IWindow): number {
 // --- spans --------------------------------------------------------------------------------------
 
 interface IRun {
-  readonly first: IHistoryEntry;
+  readonly first: IHistory;
   readonly kind: SpanKind;
   count: number;
   from: number;
@@ -63,7 +63,7 @@ interface IRun {
   ended_at: number | null;
 }
 
-export function spans(entries: readonly IHistoryEntry[], window: IWindow): ISpan[] {
+export function spans(entries: readonly IHistory[], window: IWindow): ISpan[] {
   const runs: IRun[] = [];
   for (const entry of entries) {
     if (entry.kind === 'out' || entry.kind === 'in') {
@@ -110,11 +110,11 @@ function spanTitle(run: IRun, now: number): string {
 
 // --- moves of memory ----------------------------------------------------------------------------
 
-export function marksOf(entries: readonly IHistoryEntry[], window: IWindow): IMark[] {
+export function marksOf(entries: readonly IHistory[], window: IWindow): IMark[] {
   return entries.filter(isMove).map(entry => mark(entry, window));
 }
 
-export function mark(entry: IHistoryEntry, window: IWindow): IMark {
+export function mark(entry: IHistory, window: IWindow): IMark {
   const from = percent(entry.began_at, window);
   const to = percent(entry.ended_at ?? window.to, window);
   return {

@@ -1,14 +1,14 @@
 /** The timeline in words: what happened, for tooltips, lists and screen readers. Pure. */
 
 import { formatBytes } from '../model/format';
-import type { IGpu, IHistoryEntry } from '../model/types';
+import type { IGpu, IHistory } from '../model/types';
 
 import { nameOf } from './people';
 import type { IRow } from './timeline-model';
 import type { IWindow, SpanKind, Zoom } from './timeline-shapes';
 import { counted, formatClock, formatDuration, formatSoFar, formatSpeed } from './words';
 
-export function isMove(entry: IHistoryEntry): boolean {
+export function isMove(entry: IHistory): boolean {
   return entry.kind === 'out' || entry.kind === 'in';
 }
 
@@ -25,7 +25,7 @@ export const DOES: Readonly<Record<SpanKind, string>> = {
 };
 
 /** What happened, as the end of a sentence about it. */
-export function what(entry: IHistoryEntry, now: number): string {
+export function what(entry: IHistory, now: number): string {
   const goesOn = entry.ended_at === null;
   const lasted_s = (entry.ended_at ?? now) - entry.began_at;
   const lasted = goesOn ? formatSoFar(lasted_s) : formatDuration(lasted_s);
@@ -57,8 +57,8 @@ export interface IListed {
 
 /** Short cells of one notebook, one after the other, are told as one. */
 interface ITold {
-  readonly latest: IHistoryEntry;
-  first: IHistoryEntry;
+  readonly latest: IHistory;
+  first: IHistory;
   count: number;
 }
 
@@ -89,7 +89,7 @@ export function listed(gpu: IGpu, now: number, zoom_s: Zoom, most = 40): IListed
 }
 
 /** Whether `before` and `entry` are two short cells of one notebook. */
-function repeats(entry: IHistoryEntry, before: IHistoryEntry): boolean {
+function repeats(entry: IHistory, before: IHistory): boolean {
   const same = entry.session === before.session && entry.kind === 'held' && before.kind === 'held';
   return same && before.ended_at !== null && entry.began_at - before.ended_at < SOON_S;
 }
@@ -97,12 +97,12 @@ function repeats(entry: IHistoryEntry, before: IHistoryEntry): boolean {
 /** Between two cells of one notebook that are told as one. */
 const SOON_S = 10;
 
-function often(latest: IHistoryEntry, first: IHistoryEntry, count: number, now: number): string {
+function often(latest: IHistory, first: IHistory, count: number, now: number): string {
   const lasted = formatDuration((latest.ended_at ?? now) - first.began_at);
   return `had the GPU ${counted(count, 'time')} within ${lasted}`;
 }
 
-export function rowText(name: string, entries: readonly IHistoryEntry[], window: IWindow): string {
+export function rowText(name: string, entries: readonly IHistory[], window: IWindow): string {
   const parts: string[] = [];
   for (const kind of ['held', 'waited', 'suspended'] as const) {
     const those = entries.filter(entry => entry.kind === kind);
@@ -118,7 +118,7 @@ export function rowText(name: string, entries: readonly IHistoryEntry[], window:
   return `${name} ${parts.join(', ')}`;
 }
 
-function inWindow_s(entry: IHistoryEntry, { from, to }: IWindow): number {
+function inWindow_s(entry: IHistory, { from, to }: IWindow): number {
   return Math.max(0, (entry.ended_at ?? to) - Math.max(from, entry.began_at));
 }
 

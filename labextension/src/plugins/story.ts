@@ -4,7 +4,7 @@
 import { Widget } from '@lumino/widgets';
 
 import type { IKiwiStore } from '../model/api';
-import type { IStoryLine } from '../model/rest';
+import type { IStoryLine } from '../model/types';
 import { statusOf } from '../model/status';
 import { onTick } from '../panel/ticker';
 import { formatSoFar } from '../panel/words';

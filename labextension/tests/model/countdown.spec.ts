@@ -1,10 +1,10 @@
 import { describe, expect, it } from 'vitest';
 
 import { ExpectedEnd } from '../../src/model/countdown';
-import type { IQueueEntry } from '../../src/model/types';
+import type { IWaiter } from '../../src/model/types';
 import { waits } from '../states';
 
-const entry = (at: number | null, fields: Partial<IQueueEntry> = {}) =>
+const entry = (at: number | null, fields: Partial<IWaiter> = {}) =>
   waits('s1', { expected_at: at, ...fields });
 
 describe('the end of a wait', () => {

@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 
 import { GAP, reduce } from '../../src/model/reducer';
-import type { GpuFields, IDelta, IState } from '../../src/model/types';
+import type { IDelta, IGpuDelta, IState } from '../../src/model/types';
 import { entry, gpu, session, state, waits } from '../states';
 
 const delta = (fields: Partial<IDelta>): IDelta => ({
@@ -84,7 +84,7 @@ describe('the reducer', () => {
       server,
       gpus: {
         'GPU-2': {
-          set: fields as GpuFields,
+          set: fields as IGpuDelta['set'],
           sessions: { x: session({ id: 'x' }) },
           history: [entry()]
         }

@@ -7,7 +7,7 @@ import { afterEach, describe, expect, it } from 'vitest';
 import { ownPlacesOn, subjectOf } from '../../src/model/find';
 import { statusOf } from '../../src/model/status';
 import { loadWords, turnWords, waitWords } from '../../src/model/told';
-import type { IGauges, IGpu, IQueueEntry, ISession } from '../../src/model/types';
+import type { IGauges, IGpu, IWaiter, ISession } from '../../src/model/types';
 import { KiwiPanel } from '../../src/panel/index';
 import { NOW, gpu, session, state, waits } from '../../stories/make';
 import { NO_ACTIONS, StillStore } from '../../stories/store';
@@ -17,7 +17,7 @@ interface ICase {
   readonly gpu: Pick<IGpu, 'holders'> & {
     readonly serialised: boolean;
     readonly gauges?: Partial<IGauges>;
-    readonly queue: readonly (Partial<IQueueEntry> & {
+    readonly queue: readonly (Partial<IWaiter> & {
       readonly expected_low_s?: number;
       readonly expected_high_s?: number;
     })[];

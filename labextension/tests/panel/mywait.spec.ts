@@ -1,17 +1,9 @@
 import { describe, expect, it } from 'vitest';
 
 import { myWait, noNews } from '../../src/panel/mywait-model';
-import { GIB, NOW, gpu, session, waits } from '../../stories/make';
+import { GIB, NOW, gpu, scheduler, session, waits } from '../../stories/make';
 
-const busy = {
-  tq_s: 30,
-  anti_thrash: 'on' as const,
-  serialised: true,
-  policy: 'round-robin',
-  why: '',
-  swap_round_trip_s: null,
-  floor_s: null
-};
+const busy = scheduler({ serialised: true, why: '' });
 
 describe('my wait', () => {
   it('is counted down while the notebook waits, and says its place', () => {

@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 
-import type { IStoryLine } from '../../src/model/rest';
+import type { IStoryLine } from '../../src/model/types';
 import { StoryView } from '../../src/plugins/story';
 import { gpu, session, state } from '../../stories/make';
 import { StillStore } from '../../stories/store';

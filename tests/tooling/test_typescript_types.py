@@ -1,0 +1,85 @@
+"""The labextension's types are those of the server extension's structs."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import msgspec.inspect
+import pytest
+from kernels import ROOT
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+SCRIPT = ROOT / "packaging/typescript_types.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("typescript_types", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_file_is_what_the_structs_say(script: ModuleType) -> None:
+    command = f".venv/bin/python {SCRIPT.relative_to(ROOT)}"
+    assert script.FILE.read_text() == script.written(), f"run: {command}"
+
+
+class Inner(msgspec.Struct, kw_only=True):
+    """A struct that only ``Outer`` leads to."""
+
+    free_bytes: int
+    """Bytes that are free; ``None`` is not among them."""
+
+
+class Outer(Inner, kw_only=True):
+    ratio: float | None = None
+    inner: list[Inner] = []
+    by_name: dict[str, bool] = {}
+
+
+class Change(msgspec.Struct, tag_field="type", tag="change", omit_defaults=True):
+    outer: Outer | None = None
+
+
+def test_each_kind_of_field_has_its_type(script: ModuleType) -> None:
+    found: dict[str, str] = {}
+    script._reach(msgspec.inspect.type_info(Change), found)
+    assert found == {
+        "Inner": (
+            "/** A struct that only `Outer` leads to. */\n"
+            "export interface IInner {\n"
+            "  /** Bytes that are free; null is not among them. */\n"
+            "  readonly free_bytes: number;\n"
+            "}\n"
+        ),
+        "Outer": (
+            "export interface IOuter {\n"
+            "  /** Bytes that are free; null is not among them. */\n"
+            "  readonly free_bytes: number;\n"
+            "  readonly ratio: number | null;\n"
+            "  readonly inner: readonly IInner[];\n"
+            "  readonly by_name: Readonly<Record<string, boolean>>;\n"
+            "}\n"
+        ),
+        "Change": (
+            "export interface IChange {\n"
+            "  readonly type: 'change';\n"
+            "  readonly outer?: IOuter;\n"
+            "}\n"
+        ),
+    }
+
+
+def test_a_type_that_typescript_would_not_know_is_an_error(script: ModuleType) -> None:
+    class Odd(msgspec.Struct):
+        anything: Any
+
+    with pytest.raises(KeyError):
+        script._reach(msgspec.inspect.type_info(Odd), {})
