@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
+from msgspec import NODEFAULT, Struct, to_builtins
 from msgspec import inspect as types
 
 from kiwi_jupyter.server_ext import model
@@ -92,6 +93,33 @@ def _interface(of: types.StructType) -> Iterator[str]:
         yield _comment(comments.get(field.name, ""), "  ")
         yield f"  readonly {_field(of, field)};\n"
     yield "}\n"
+    if of.tag_field is None and not of.cls.__struct_config__.omit_defaults:
+        yield _defaults(of)
+
+
+def _defaults(of: types.StructType) -> str:
+    """Return the optional fields with what an older daemon means by not sending them: for stories
+    and tests, which make such objects."""
+    lines = []
+    for field in of.fields:
+        if not field.required:
+            made = field.default_factory is not NODEFAULT
+            value = to_builtins(field.default_factory() if made else field.default)
+            lines.append(f"  {field.encode_name}: {_literal(value)}")
+    if not lines:
+        return ""
+    fields = ",\n".join(lines)
+    name = _name(of)[1:].upper()
+    return f"\nexport const {name}_DEFAULTS = {{\n{fields}\n}} as const;\n"
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, str):
+        return f"'{value}'"
+    if isinstance(value, dict):
+        parts = [f"{key}: {_literal(one)}" for key, one in value.items()]
+        return f"{{ {', '.join(parts)} }}" if parts else "{}"
+    return json.dumps(value)
 
 
 def _field(of: types.StructType, field: types.Field) -> str:

@@ -10,6 +10,13 @@ import type {
   IState,
   IWaiter
 } from '../src/model/types';
+import {
+  GPU_DEFAULTS,
+  MEMORY_DEFAULTS,
+  SCHEDULER_DEFAULTS,
+  SESSION_DEFAULTS,
+  WAITER_DEFAULTS
+} from '../src/model/types';
 
 /** When all stories play (Unix seconds). */
 export const NOW = 1_763_733_780;
@@ -20,6 +27,7 @@ export function session(id: string, changes: Partial<ISession> = {}): ISession {
   const mine = changes.mine ?? true;
   const name = mine ? `${id}.ipynb` : 'another user';
   return {
+    ...SESSION_DEFAULTS,
     id,
     pid: mine ? 4711 : 0,
     owner: mine ? 'ada' : 'another user',
@@ -32,21 +40,6 @@ export function session(id: string, changes: Partial<ISession> = {}): ISession {
     waited_s: 0,
     mine,
     kernel_id: mine ? `kernel-${id}` : '',
-    connected: true,
-    lingering: false,
-    peak_bytes: null,
-    time_left_s: null,
-    turn_ends_at: null,
-    problem: '',
-    problem_text: '',
-    guarded: true,
-    unguarded_text: '',
-    stopped: '',
-    kept_out: '',
-    ram_bytes: null,
-    pager: 'checkpoint',
-    unowned: {},
-    priority: 'normal',
     path: mine ? `work/${name}` : null,
     ...changes
   };
@@ -55,33 +48,24 @@ export function session(id: string, changes: Partial<ISession> = {}): ISession {
 /** A place in line; `wait_s`: from NOW on, null where nobody can tell. */
 export function waits(id: string, position: number, wait_s: number | null): IWaiter {
   return {
+    ...WAITER_DEFAULTS,
     session: id,
     position,
     expected_wait_s: wait_s,
-    expected_low_s: null,
-    expected_high_s: null,
     waited_s: 4,
     waiting_since: NOW - 4,
-    expected_at: wait_s === null ? null : NOW + wait_s,
-    expected_low_at: null,
-    expected_high_at: null,
-    expected_why: '',
-    blocked: false,
-    kept_out: ''
+    expected_at: wait_s === null ? null : NOW + wait_s
   };
 }
 
 export function scheduler(changes: Partial<IScheduler> = {}): IScheduler {
   return {
+    ...SCHEDULER_DEFAULTS,
     tq_s: 30,
     anti_thrash: 'on',
     serialised: false,
     policy: 'round-robin',
     why: 'nobody is in anybody’s way',
-    swap_round_trip_s: null,
-    floor_s: null,
-    foretold: 0,
-    foretold_well: 0,
     ...changes
   };
 }
@@ -92,38 +76,32 @@ export function gpu(changes: Partial<IGpu> & { used_bytes?: number } = {}): IGpu
   const outside_bytes = changes.memory?.outside_bytes ?? 0;
   const resident = sessions.reduce((sum, each) => sum + each.resident_bytes, 0);
   return {
+    ...GPU_DEFAULTS,
     uuid: 'GPU-5d0c3a9e-1111-2222-3333-444455556666',
     name: 'NVIDIA H100 80GB HBM3',
     index: 0,
     emulated: false,
     memory: {
+      ...MEMORY_DEFAULTS,
       total_bytes,
       outside_bytes,
       free_bytes: Math.max(0, total_bytes - outside_bytes - resident),
       paged_out_bytes: sessions.reduce((sum, each) => sum + each.paged_out_bytes, 0),
-      host_budget_bytes: 192 * GIB,
-      arena_bytes: 0
+      host_budget_bytes: 192 * GIB
     },
     scheduler: scheduler(),
     holders: [],
     queue: [],
-    swaps: [],
     history: [],
     driver_version: '580.95.05',
     daemon_version: '0.1.0',
     daemon_pid: 4242,
     uptime_s: 86_400,
-    errors: [],
-    history_serial: 0,
-    reachable: true,
-    problem: null,
     may_set: true,
     policies: [
       { name: 'round-robin', summary: 'first come, first served' },
       { name: 'interactive', summary: 'short cells first' }
     ],
-    gauges: { utilisation_percent: null, temperature_c: null, power_w: null, power_limit_w: null },
-    outside: [],
     ...changes,
     sessions
   };

@@ -67,6 +67,12 @@ def test_each_kind_of_field_has_its_type(script: ModuleType) -> None:
             "  readonly inner: readonly IInner[];\n"
             "  readonly by_name: Readonly<Record<string, boolean>>;\n"
             "}\n"
+            "\n"
+            "export const OUTER_DEFAULTS = {\n"
+            "  ratio: null,\n"
+            "  inner: [],\n"
+            "  by_name: {}\n"
+            "} as const;\n"
         ),
         "Change": (
             "export interface IChange {\n"

@@ -13,6 +13,10 @@ export interface IProblem {
   readonly remedy: string;
 }
 
+export const PROBLEM_DEFAULTS = {
+  remedy: ''
+} as const;
+
 /** `problem` says why there are no GPUs to show. */
 export interface IServer {
   readonly version: string;
@@ -20,6 +24,10 @@ export interface IServer {
   readonly history_s: number;
   readonly problem: IProblem | null;
 }
+
+export const SERVER_DEFAULTS = {
+  problem: null
+} as const;
 
 export interface IMemory {
   readonly total_bytes: number;
@@ -34,6 +42,11 @@ export interface IMemory {
    */
   readonly arena_bytes: number;
 }
+
+export const MEMORY_DEFAULTS = {
+  outside_bytes: 0,
+  arena_bytes: 0
+} as const;
 
 export type AntiThrash = 'on' | 'always' | 'off';
 
@@ -57,6 +70,15 @@ export interface IScheduler {
   readonly foretold: number;
   readonly foretold_well: number;
 }
+
+export const SCHEDULER_DEFAULTS = {
+  why: '',
+  swap_round_trip_s: null,
+  policy: '',
+  floor_s: null,
+  foretold: 0,
+  foretold_well: 0
+} as const;
 
 export interface IWaiter {
   readonly session: string;
@@ -84,6 +106,18 @@ export interface IWaiter {
   /** Likely between these two; null: not known. */
   readonly expected_high_at: number | null;
 }
+
+export const WAITER_DEFAULTS = {
+  waited_s: 0.0,
+  expected_low_s: null,
+  expected_high_s: null,
+  expected_why: '',
+  blocked: false,
+  kept_out: '',
+  expected_at: null,
+  expected_low_at: null,
+  expected_high_at: null
+} as const;
 
 export type SessionState = 'idle' | 'waiting' | 'running' | 'suspended' | 'paging-out' | 'paged-out' | 'paging-in' | 'lost';
 
@@ -141,6 +175,27 @@ export interface ISession {
   readonly turn_ends_at: number | null;
 }
 
+export const SESSION_DEFAULTS = {
+  mine: false,
+  kernel_id: '',
+  connected: true,
+  lingering: false,
+  peak_bytes: null,
+  time_left_s: null,
+  problem: '',
+  problem_text: '',
+  priority: 'normal',
+  pager: 'checkpoint',
+  unowned: {},
+  guarded: true,
+  unguarded_text: '',
+  stopped: '',
+  kept_out: '',
+  ram_bytes: null,
+  path: null,
+  turn_ends_at: null
+} as const;
+
 /** One move of memory that ended. `ago_s` is its age. */
 export interface ISwap {
   readonly session: string;
@@ -164,6 +219,13 @@ export interface IGauges {
   readonly power_w: number | null;
   readonly power_limit_w: number | null;
 }
+
+export const GAUGES_DEFAULTS = {
+  utilisation_percent: null,
+  temperature_c: null,
+  power_w: null,
+  power_limit_w: null
+} as const;
 
 /**
  * A program outside Kiwi that has GPU memory. Another user's has neither name nor pid:
@@ -192,6 +254,13 @@ export interface IHistory {
   readonly path: string | null;
 }
 
+export const HISTORY_DEFAULTS = {
+  bytes_moved: 0,
+  ok: true,
+  hinted: false,
+  path: null
+} as const;
+
 /** `reachable`: its daemon answers; otherwise the rest is what was known last. */
 export interface IGpu {
   readonly uuid: string;
@@ -219,6 +288,22 @@ export interface IGpu {
   readonly reachable: boolean;
   readonly problem: IProblem | null;
 }
+
+export const GPU_DEFAULTS = {
+  swaps: [],
+  driver_version: '',
+  daemon_version: '',
+  daemon_pid: 0,
+  uptime_s: 0.0,
+  errors: [],
+  history_serial: 0,
+  may_set: false,
+  policies: [],
+  gauges: { utilisation_percent: null, temperature_c: null, power_w: null, power_limit_w: null },
+  outside: [],
+  reachable: true,
+  problem: null
+} as const;
 
 /** All that is known. `epoch` names this run of the server, `seq` the last change. */
 export interface IState {
