@@ -2,8 +2,8 @@
 
 Each process opens its connections, sends messages of one kind as fast as the daemon takes them, for
 ever, and discards the answers. The program prints a line when every process has begun. It uses the
-standard library only, so that any user can run it. ``KINDS`` has an entry for each type of message
-in docs/protocol.md, and for each way to misuse a connection without a message.
+standard library only, so that any user can run it. ``KIND`` is a key of ``KINDS``, or a role and a
+message: ``session {"type":"ping"}``.
 """
 
 import json
@@ -108,6 +108,14 @@ KINDS = {
 }  # fmt: skip
 
 
+def role_and_chunks(kind):
+    if kind in KINDS:
+        return KINDS[kind]
+    role, _, message = kind.partition(" ")
+    chunk = f"{message}\n".encode() * CHUNK_LINES
+    return role, lambda: iter(lambda: chunk, None)
+
+
 class Connection:
     """A connection that is made again whenever the daemon ends it."""
 
@@ -161,7 +169,7 @@ class Connection:
 
 
 def flood(path, kind, connections):
-    role, chunks = KINDS[kind]
+    role, chunks = role_and_chunks(kind)
     selector = selectors.DefaultSelector()
     crowd = [Connection(path, role, chunks, selector) for _ in range(connections)]
     yield
