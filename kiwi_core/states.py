@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Literal
+
+Direction = Literal["out", "in"]
+"""Where a move takes memory: out of the GPU to system RAM, or back."""
 
 
 class AntiThrash(str, Enum):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kiwi_core.states import AntiThrash, HistoryKind, Notice, Priority, SessionState
+    from kiwi_core.states import AntiThrash, Direction, HistoryKind, Notice, Priority, SessionState
     from kiwi_core.units import OpId, SessionId
 
 
@@ -75,8 +75,7 @@ class QueueView:
 @dataclass(frozen=True)
 class SwapView:
     session: SessionId
-    direction: str
-    """"out" or "in"."""
+    direction: Direction
     bytes_moved: int
     elapsed_ns: int
     at_ns: int

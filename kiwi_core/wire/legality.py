@@ -10,37 +10,7 @@ from enum import Enum
 from typing import Final, TypeAlias
 
 from kiwi_core.errors import PeerError
-from kiwi_core.wire.messages import (
-    PROTOCOL,
-    Acquire,
-    BringBack,
-    ClientMessage,
-    DaemonMessage,
-    EndBurst,
-    GetHistory,
-    GetMetrics,
-    GetStatus,
-    GetStory,
-    GetUsage,
-    Goodbye,
-    Hello,
-    HintReport,
-    HistoryReport,
-    MetricsReport,
-    Ok,
-    Ping,
-    Pong,
-    Release,
-    Resume,
-    Role,
-    Set,
-    StatusReport,
-    StoryReport,
-    Suspend,
-    UsageReport,
-    Welcome,
-    Withdraw,
-)
+from kiwi_core.wire import messages as m
 from kiwi_core.wire.pager import PagerDone, PagerState, WantLease, WantRoom
 
 
@@ -60,50 +30,50 @@ class State(Enum):
     CLOSED = "closed"
 
 
-Move: TypeAlias = "type[ClientMessage] | Role"
+Move: TypeAlias = "type[m.ClientMessage] | m.Role"
 """What a client does: a message, or a hello in one of the roles."""
 
-_LOOK: Final[tuple[type[ClientMessage], ...]] = (
-    GetStatus, GetStory, GetHistory, GetMetrics, GetUsage, Ping,
+_LOOK: Final[tuple[type[m.ClientMessage], ...]] = (
+    m.GetStatus, m.GetStory, m.GetHistory, m.GetMetrics, m.GetUsage, m.Ping,
 )  # fmt: skip
-_STEER: Final[tuple[type[ClientMessage], ...]] = (
-    *_LOOK, Set, Release, Suspend, Resume, BringBack,
+_STEER: Final[tuple[type[m.ClientMessage], ...]] = (
+    *_LOOK, m.Set, m.Release, m.Suspend, m.Resume, m.BringBack,
 )  # fmt: skip
-_BURST: Final[tuple[type[ClientMessage], ...]] = (Acquire, Withdraw, EndBurst)
-_LINK: Final[tuple[type[ClientMessage], ...]] = (
-    PagerState, PagerDone, WantLease, WantRoom, Ping,
+_BURST: Final[tuple[type[m.ClientMessage], ...]] = (m.Acquire, m.Withdraw, m.EndBurst)
+_LINK: Final[tuple[type[m.ClientMessage], ...]] = (
+    PagerState, PagerDone, WantLease, WantRoom, m.Ping,
 )  # fmt: skip
 
 TABLE: Final[dict[State, dict[Move, State]]] = {
     State.NEW: {
-        Role.SESSION: State.SESSION,
-        Role.OBSERVER: State.OBSERVER,
-        Role.PAGER: State.PAGER,
+        m.Role.SESSION: State.SESSION,
+        m.Role.OBSERVER: State.OBSERVER,
+        m.Role.PAGER: State.PAGER,
     },
     State.SESSION: {
         **dict.fromkeys((*_BURST, *_STEER), State.SESSION),
-        Goodbye: State.LEAVING,
+        m.Goodbye: State.LEAVING,
     },
     State.OBSERVER: dict.fromkeys(_STEER, State.OBSERVER),
     State.PAGER: dict.fromkeys(_LINK, State.PAGER),
-    State.LEAVING: dict.fromkeys((*_LOOK, EndBurst), State.LEAVING),
+    State.LEAVING: dict.fromkeys((*_LOOK, m.EndBurst), State.LEAVING),
     State.CLOSED: {},
 }
 
-ANSWERS: Final[dict[type[ClientMessage], type[DaemonMessage]]] = {
-    Hello: Welcome,
-    Release: Ok,
-    Suspend: Ok,
-    Resume: Ok,
-    BringBack: HintReport,
-    Goodbye: Ok,
-    GetStatus: StatusReport,
-    Set: Ok,
-    GetStory: StoryReport,
-    GetHistory: HistoryReport,
-    GetMetrics: MetricsReport,
-    GetUsage: UsageReport,
-    Ping: Pong,
+ANSWERS: Final[dict[type[m.ClientMessage], type[m.DaemonMessage]]] = {
+    m.Hello: m.Welcome,
+    m.Release: m.Ok,
+    m.Suspend: m.Ok,
+    m.Resume: m.Ok,
+    m.BringBack: m.HintReport,
+    m.Goodbye: m.Ok,
+    m.GetStatus: m.StatusReport,
+    m.Set: m.Ok,
+    m.GetStory: m.StoryReport,
+    m.GetHistory: m.HistoryReport,
+    m.GetMetrics: m.MetricsReport,
+    m.GetUsage: m.UsageReport,
+    m.Ping: m.Pong,
 }
 """Requests and what answers them, in the order of the requests; ``error`` may stand for each."""
 
@@ -122,13 +92,13 @@ class Conversation:
         self.lingering = False
         """Whether what that burst left behind goes on."""
 
-    def says(self, message: ClientMessage) -> None:
+    def says(self, message: m.ClientMessage) -> None:
         """The client says ``message``.
 
         Raises ``PeerError`` and changes nothing: "protocol-version" for a hello of another
         version, "out-of-order" for anything else that may not come now.
         """
-        if type(message) is Acquire and self.state is State.SESSION:
+        if type(message) is m.Acquire and self.state is State.SESSION:
             # What the table says, without asking it: somebody waits for a grant. (In no other
             # state may it come.)
             self._check_acquire(message)
@@ -144,11 +114,11 @@ class Conversation:
             )
         self._check_numbers(message)
         self.state = following
-        if isinstance(message, Hello):
+        if isinstance(message, m.Hello):
             self.burst, self.in_burst = message.burst, message.in_burst
-        elif isinstance(message, (EndBurst, Withdraw)):
+        elif isinstance(message, (m.EndBurst, m.Withdraw)):
             self.in_burst = False
-            self.lingering = isinstance(message, EndBurst) and message.lingering
+            self.lingering = isinstance(message, m.EndBurst) and message.lingering
 
     def copy(self) -> Conversation:
         """As it stands now; what is said to either does not change the other."""
@@ -161,24 +131,24 @@ class Conversation:
         self.state = State.CLOSED
         self.in_burst = self.lingering = False
 
-    def _check_numbers(self, message: ClientMessage) -> None:
-        if isinstance(message, Hello):
+    def _check_numbers(self, message: m.ClientMessage) -> None:
+        if isinstance(message, m.Hello):
             self._check_hello(message)
-        elif isinstance(message, (EndBurst, Withdraw)) and message.burst != self.burst:
+        elif isinstance(message, (m.EndBurst, m.Withdraw)) and message.burst != self.burst:
             raise _wrong_burst(message.burst, f"the last one is {self.burst}")
 
-    def _check_hello(self, hello: Hello) -> None:
-        if hello.protocol != PROTOCOL:
+    def _check_hello(self, hello: m.Hello) -> None:
+        if hello.protocol != m.PROTOCOL:
             raise PeerError(
                 "protocol-version",
                 f"One end speaks version {hello.protocol} of the protocol,"
-                f" the other version {PROTOCOL}.",
+                f" the other version {m.PROTOCOL}.",
                 "Use the same version of Kiwi on both ends, then restart the older one.",
             )
         if hello.in_burst and not hello.burst:
             raise _wrong_burst(0, "a burst that runs has a number")
 
-    def _check_acquire(self, acquire: Acquire) -> None:
+    def _check_acquire(self, acquire: m.Acquire) -> None:
         # Asking again for the burst of the hello is how a client resumes its wait.
         if acquire.burst < self.burst or acquire.burst <= self.asked:
             raise _wrong_burst(acquire.burst, f"the next one is {self.burst + 1} or later")
@@ -186,8 +156,8 @@ class Conversation:
             raise _wrong_burst(acquire.burst, f"burst {self.burst} has not ended")
 
 
-def _move(message: ClientMessage) -> Move:
-    return message.role if isinstance(message, Hello) else type(message)
+def _move(message: m.ClientMessage) -> Move:
+    return message.role if isinstance(message, m.Hello) else type(message)
 
 
 def _wrong_burst(burst: int, why: str) -> PeerError:
@@ -208,6 +178,6 @@ def describe() -> str:
 
 
 def _label(move: Move) -> str:
-    if isinstance(move, Role):
+    if isinstance(move, m.Role):
         return f"hello ({move.value})"
     return str(move.__struct_config__.tag)

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from msgspec import Struct, field
 
-from kiwi_core.states import AntiThrash, HistoryKind, MovedBy, Priority, SessionState
+from kiwi_core.states import AntiThrash, Direction, HistoryKind, MovedBy, Priority, SessionState
 
 
 class MemoryStatus(Struct, frozen=True, kw_only=True):
@@ -91,7 +89,7 @@ class SwapStatus(Struct, frozen=True, kw_only=True):
     """One move of memory that ended. ``ago_s`` is its age."""
 
     session: str
-    direction: Literal["out", "in"]
+    direction: Direction
     bytes_moved: int
     seconds: float
     ago_s: float

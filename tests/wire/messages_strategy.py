@@ -35,6 +35,8 @@ def _of(info: msgspec.inspect.Type) -> st.SearchStrategy:  # noqa: C901 - a list
             return st.dictionaries(_of(key), _of(value), max_size=3)
         case msgspec.inspect.EnumType(cls=cls):
             return st.sampled_from(cls)
+        case msgspec.inspect.LiteralType(values=values):
+            return st.sampled_from(values)
         case msgspec.inspect.NoneType():
             return st.none()
         case msgspec.inspect.IntType(ge=ge, lt=lt):

@@ -18,7 +18,7 @@ from kiwi_core.sched.model.session import Doing, Home, Session, Want
 from kiwi_core.sched.model.speed import SwapSpeed
 from kiwi_core.sched.model.stories import Stories
 from kiwi_core.sched.model.usage import Usage
-from kiwi_core.states import AntiThrash, Notice
+from kiwi_core.states import AntiThrash, Direction, Notice
 
 if TYPE_CHECKING:
     from kiwi_core.config import Config
@@ -129,7 +129,9 @@ class State:
 
         self.usage: Final = Usage()
         self.speed: Final = SwapSpeed()
-        self.swaps: Final[deque[tuple[SessionId, str, int, int, int]]] = deque(maxlen=SWAPS_KEPT)
+        self.swaps: Final[deque[tuple[SessionId, Direction, int, int, int]]] = deque(
+            maxlen=SWAPS_KEPT
+        )
         """The fields of a ``SwapView`` each: that is made when somebody looks."""
         self.stories: Final = Stories(config.story_max)
         self.history: Final = History(config.history_max, config.history_kept_ns)

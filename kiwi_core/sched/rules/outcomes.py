@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.sched.model.session import Running, Session
     from kiwi_core.sched.model.state import State
+    from kiwi_core.states import Direction
     from kiwi_core.units import OpId
 
 HOPELESS = frozenset({Reason.UNSUPPORTED, Reason.NOT_PERMITTED})
@@ -137,7 +138,7 @@ def _record_swap(
     st: State,
     session: Session,
     running: Running,
-    direction: str,
+    direction: Direction,
     moved: int,
     elapsed_ns: int,
     tells_speed: bool = True,
