@@ -41,6 +41,12 @@ def answers(daemon: Daemon) -> None:
         time.sleep(0.1)
 
 
+def _shown_as_stopped(daemon: Daemon, one: SessionProgram) -> None:
+    daemon.wait_for(
+        lambda s: any("Ctrl-Z" in x.stopped for x in s.sessions if x.pid == one.pid), "shown"
+    )
+
+
 def works(one: SessionProgram) -> None:
     one.start_burst()
     wait_until(one.granted, f"{one.name} is granted")
@@ -134,21 +140,26 @@ def stop(pid: int) -> None:
     wait_until(lambda: stands(pid), "it stands still")
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["unknown", "known"])
 @pytest.mark.parametrize("state", ["idle", "running"])
-def test_ctrl_z_on_one_that_has_the_gpu(start: Start, program: Program, state: str) -> None:
-    """Its turn ends, its memory goes out, and it stays stopped."""
+def test_ctrl_z_on_one_that_has_the_gpu(
+    start: Start, program: Program, state: str, known: bool
+) -> None:
+    """Its turn ends, its memory goes out, and it stays stopped: whether or not the daemon has seen
+    that it is stopped when another one asks for the GPU."""
     daemon = start(*ARGS)
     other, stopped = program(daemon, 150), program(daemon, 150)
+    daemon.wait_state(stopped.pid, "idle")
     if state == "running":
         stopped.start_burst()
         wait_until(stopped.granted, "it computes")
     stop(stopped.pid)
+    if known:
+        _shown_as_stopped(daemon, stopped)
     works(other)
     answers(daemon)
     assert stands(stopped.pid)
-    daemon.wait_for(
-        lambda s: any("Ctrl-Z" in x.stopped for x in s.sessions if x.pid == stopped.pid), "shown"
-    )
+    _shown_as_stopped(daemon, stopped)
     os.kill(stopped.pid, signal.SIGCONT)
     if state == "running":
         before = stopped.rounds()

@@ -65,15 +65,16 @@ class Driver:
         self._at(took_ns, lambda: self._land(proc, flight, took_ns))
 
     def _check_may_be_moved(self, proc: Proc, action: act.Operation) -> None:
-        """Nobody without a gate is stopped in the middle of its work, and nothing is done to a
-        process that does not run, unless its turn ends."""
+        """A program without a gate is never stopped in the middle of its work. A process that does
+        not run is only moved out: at the end of its turn, or while it idles behind its gate."""
         stops = isinstance(action, (act.PageOut, act.Suspend))
         if stops and not proc.guarded:
             assert proc.phase != "running", f"{proc.id} has no gate and was stopped in mid-burst"
             assert proc.id not in self.scheduler._st.runners
         if proc.stopped:
             assert stops, f"an operation on {proc.id}, which is stopped"
-            assert proc.id in self.holders, f"an operation on {proc.id}, which is stopped"
+            behind_its_gate = proc.guarded and isinstance(action, act.PageOut)
+            assert proc.id in self.holders or behind_its_gate, f"{proc.id} is stopped"
 
     def _no_room(self, flight: Flight) -> None:
         """Somebody grew since memory was read: a fault, after which the bound is void."""

@@ -10,7 +10,7 @@ from kiwi_core.sched import actions as act
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.model.policy import Terms
 from kiwi_core.sched.rules.immovable import CANNOT_BE_HELD
-from kiwi_core.states import AntiThrash
+from kiwi_core.states import AntiThrash, Notice
 from kiwi_core.units import NS_PER_MS, NS_PER_S, SessionId
 
 if TYPE_CHECKING:
@@ -90,6 +90,13 @@ class Notebooks:
             self.tell(ev.LeaseWithdrawn(session=proc.id, burst=proc.burst))
             self._think(proc)
 
+    def _serialises_after(self, grant: act.Grant) -> bool:
+        """Whether the scheduler changed the mode after it had decided on ``grant``, in the same
+        pass: a session that leaves and comes back takes the room into which both might grow."""
+        actions = self.journal[-1].actions
+        later = actions[actions.index(grant) :]
+        return any(isinstance(a, act.Notify) and a.notice is Notice.SERIALISING for a in later)
+
     def _granted(self, action: act.Grant) -> None:
         proc = self.procs[action.session]
         self.counts.grants += 1
@@ -106,7 +113,8 @@ class Notebooks:
         unheld = action.cause == CANNOT_BE_HELD and not proc.guarded
         goes_on = proc.id in self.holders
         assert not proc.kept_out or unheld or goes_on, f"{proc.id} was granted but is kept out"
-        if self.scheduler._st.serialised and proc.id not in self.holders and not unheld:
+        serialised = self.scheduler._st.serialised and not self._serialises_after(action)
+        if serialised and proc.id not in self.holders and not unheld:
             assert not others, f"{proc.id} was granted beside {others} while serialised"
         self.counts.granted_in_parallel += bool(others)
         self.holders.add(proc.id)

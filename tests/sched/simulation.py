@@ -148,7 +148,7 @@ class Simulation(Notebooks, Driver, Mischief):
             s.backoff_until_ns > self.now_ns
             and (s.home is not Home.IN or (s.resident_bytes > 0 and len(st.queue) > 1))
             for s in st.queue.values()
-            if not s.op and not must_stay(s)
+            if not s.op and not s.stopped and not must_stay(s)
         )
         return st.wake_ns is not None or not in_backoff
 

@@ -113,12 +113,13 @@ class Machine(RuleBasedStateMachine):
         self.flying[action.op] = action
 
     def check_may_be_moved(self, action):
-        """Nobody without a gate is stopped in the middle of its burst, and nothing is done to a
-        process that is stopped, unless it holds the lease."""
+        """A program without a gate is never stopped in the middle of its burst. A process that is
+        stopped is only moved out: at the end of its turn, or while it idles behind its gate."""
         session, stops = action.session, isinstance(action, (act.Suspend, act.PageOut))
         if session in self.stopped:
             assert stops
-            assert session in self.holders
+            behind_its_gate = session not in self.unguarded and isinstance(action, act.PageOut)
+            assert session in self.holders or behind_its_gate
         if stops and session in self.unguarded:
             assert session not in self.holders
             view = self.scheduler.view(self.now_ns).session(session)

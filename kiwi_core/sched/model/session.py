@@ -109,6 +109,9 @@ class Session:
     matters for one without a gate that does not hold the lease."""
     stopped: str = ""
     """Why its process does not run at all just now (Ctrl-Z ...), for people; "": it runs."""
+    fixed: bool = False
+    """Its memory could not be moved since its process was stopped: nobody tries again before the
+    process goes on."""
 
     kept_out: str = ""
     """Who keeps it out of the GPU until they resume it, for people ("an admin"); "": nobody."""

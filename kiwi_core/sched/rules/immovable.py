@@ -5,6 +5,8 @@ driver is *guarded*; any other one is *unguarded*. An unguarded session shares t
 and its memory moves while it idles, but nobody stops it in the middle of its work: its turn lasts
 until its burst ends. A *stopped* process (Ctrl-Z, a frozen control group, a debugger) does nothing
 at all, the driver's calls about it included. It takes no turn, and keeps its place in the queue.
+The pager can continue one that Ctrl-Z has stopped for as long as it moves its memory; one that a
+debugger or a freezer holds refuses, and stays where it is until it goes on.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ CANNOT_BE_HELD: Final = "it goes on, and cannot be held"
 
 def must_stay(session: Session) -> bool:
     """Return whether the memory of ``session``, which does not hold the lease, must not move."""
-    at_work = session.mid_burst or session.at_work
-    return bool(session.stopped) or (at_work and not session.guarded)
+    if session.guarded:
+        return session.fixed
+    return session.mid_burst or session.at_work or bool(session.stopped)
 
 
 def why_it_stays(session: Session) -> tuple[Notice, str]:
@@ -64,13 +67,15 @@ def continued(st: State, event: ev.SessionContinued) -> None:
     if session is None or not session.stopped:
         return
     session.stopped = ""
+    if session.fixed:
+        session.fixed = False
+        session.backoff_ns = session.backoff_until_ns = 0  # it was refused for being stopped
     if session.blocked is Notice.STOPPED:
         session.blocked, session.blocked_detail = None, ""
     st.tell(session, "its process goes on")
-    if session.mid_burst and session.home is Home.IN and session.op is None:
-        session.backoff_ns = session.backoff_until_ns = 0  # it was refused for being stopped
-        if not session.guarded:
-            orders.grant(st, session, CANNOT_BE_HELD)
+    left = session.mid_burst and session.home is Home.IN and session.op is None
+    if left and not session.guarded:
+        orders.grant(st, session, CANNOT_BE_HELD)
     st.refresh(session)
 
 

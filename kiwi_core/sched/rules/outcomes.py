@@ -169,6 +169,8 @@ def _refused(
     """Nothing changed in the target; leave it alone for a while."""
     words = f"{reason.value}: {detail}" if detail else reason.value
     st.chosen.pop(session.id, None)
+    if session.stopped and running.doing is not Doing.PAGING_IN:
+        session.fixed = True
     if running.stops_runner:
         if session.stopped:
             bursts.stopped(st, session)  # it does not run: its turn is over all the same
