@@ -89,12 +89,14 @@ def _end(path: Path) -> int:
     gpu = path.stem
     try:
         ref = _listener(path)
-        if ref is not None and (unit := _unit(ref.pid)):
+        if ref is None:
+            print(f"{gpu}: was not running (a crash has left its socket)")
+            return exits.OK
+        if unit := _unit(ref.pid):
             raise CallerError(
                 "systemd", f"It is a service of systemd ({unit}).", f"systemctl stop {unit}"
             )
-        if ref is not None:
-            _end_process(ref, gpu)
+        _end_process(ref, gpu)
     except KiwiError as error:
         warn(f"{gpu}: {error.message}", error.remedy)
         return exits.FAILED
