@@ -1,7 +1,7 @@
 /** The stories: each a state of the world that people meet, in the order in which to look at them. */
 
 import type { Connection } from '../src/model/api';
-import type { IGpu, IHistory, IState } from '../src/model/types';
+import type { IGpu, IHistory, ISession, IState } from '../src/model/types';
 
 import { GIB, NOW, did, gpu, moved, scheduler, session, state, waits } from './make';
 
@@ -269,6 +269,24 @@ function longNames(): IGpu {
   });
 }
 
+function keptOut(waits_: boolean): IGpu {
+  const base = waiting();
+  const changes: Partial<ISession> = {
+    state: waits_ ? 'waiting' : 'paged-out',
+    kept_out: 'an admin',
+    problem: 'kept-out',
+    problem_text:
+      'This session is kept out of the GPU until `kiwi resume`; nothing is lost (by an admin).' +
+      ' Whoever suspended it, or an admin, lets it go on.'
+  };
+  const entry = { ...waits('explore', 2, null), blocked: true, kept_out: 'an admin' };
+  return {
+    ...base,
+    queue: waits_ ? [waits('c', 1, 26), entry] : [waits('c', 1, 26)],
+    sessions: base.sessions.map(each => (each.id === 'explore' ? { ...each, ...changes } : each))
+  };
+}
+
 const problem = (code: string, message: string, remedy: string) =>
   state([], { code, message, remedy });
 
@@ -281,6 +299,8 @@ export const STORIES: Readonly<Record<string, IStory>> = {
   'paged-out': { state: state([pagedOut()]) },
   lost: { state: state([lost()]) },
   blocked: { state: state([blocked()]) },
+  suspended: { state: state([keptOut(true)]), currentKernel: 'kernel-explore' },
+  'suspended-idle': { state: state([keptOut(false)]), currentKernel: 'kernel-explore' },
   emulated: { state: state(emulated()) },
   crowd: { state: state([crowd()]) },
   'busy-hour': { state: state([busyHour()]), zoom_s: 1800 },

@@ -26,7 +26,7 @@ def test_every_notice_is_a_sentence_with_a_remedy(notice: Notice) -> None:
     assert not remedy or (remedy[0].isupper() or remedy[0] == "`")
     assert "-" not in notice.value or notice.value not in text, "no names of ours"
     with_detail, _ = words.sentence(notice, "so many bytes")
-    assert with_detail == f"{text} (so many bytes)"
+    assert with_detail == f"{text[:-1]} (so many bytes)."
 
 
 @pytest.mark.parametrize("reason", list(Reason))

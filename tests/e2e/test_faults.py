@@ -113,7 +113,7 @@ def test_a_lock_that_times_out(
     waits_with(b, b_cell, "the GPU memory of another notebook cannot be moved out at the moment")
     status = kiwi_status(daemon)
     assert "A.ipynb" in status
-    assert "could not be moved out, so others wait longer. (lock-timeout" in status
+    assert "could not be moved out, so others wait longer (lock-timeout" in status
     assert "Waiting because the GPU memory of another notebook cannot be moved out" in status
     assert not b.kernel.finished(b_cell)
     b.finish(b_cell)
@@ -281,7 +281,7 @@ def test_a_page_out_that_fails_half_way(
         faults.set("checkpoint_fail", pid=pid)
         b_cell = b.work(steps=5)
         has_problem(daemon, a, "page-out-refused")
-        assert "could not be moved out, so others wait longer. (driver" in kiwi_status(daemon)
+        assert "could not be moved out, so others wait longer (driver" in kiwi_status(daemon)
         b.finish(b_cell)
         assert faults.hits("checkpoint_fail") == 1
         faults.clear()

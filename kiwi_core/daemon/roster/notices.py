@@ -90,10 +90,11 @@ _WORDS: dict[Notice, tuple[str, str]] = {
 
 
 def sentence(notice: Notice, detail: str = "") -> tuple[str, str]:
-    """What to tell a user, and what they can do: ``(text, remedy)``. ``detail`` is appended."""
+    """What to tell a user, and what they can do: ``(text, remedy)``. ``detail`` is put into
+    the end of the text."""
     text, remedy = _WORDS[notice]
     if detail:
-        text = f"{text} ({detail})"
+        text = f"{text.removesuffix('.')} ({detail.removesuffix('.')})."
     return text, remedy
 
 

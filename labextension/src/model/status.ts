@@ -3,7 +3,7 @@
 import type { IKiwiStore, IPlace } from './api';
 import { holds, inLine, ownPlaces, queueEntry, subjectOf } from './find';
 import { formatBytes, ordinal } from './format';
-import { waitWords } from './told';
+import { keptOutWords, waitWords } from './told';
 import type { IGpu, IWaiter } from './types';
 
 export type StatusTone = 'yours' | 'waiting' | 'moving' | 'out' | 'free' | 'busy' | 'wrong';
@@ -55,6 +55,13 @@ function ofSession(place: IPlace, store: IKiwiStore): IStatus {
   }
   if (holds(place)) {
     return said('yours', `${session.name} has the GPU.`, 'yours');
+  }
+  if (session.kept_out) {
+    return said(
+      keptOutWords(session.kept_out),
+      `${session.name}: ${session.problem_text}`,
+      'wrong'
+    );
   }
   const size = formatBytes(session.paged_out_bytes || session.resident_bytes);
   switch (session.state) {

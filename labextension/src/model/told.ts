@@ -11,9 +11,14 @@ import type { IGauges, IGpu, IOutsideProgram, IWaiter, ISession } from './types'
 /** How long a wait may still take; '': nobody can tell. */
 export function waitWords(store: IKiwiStore, entry: IWaiter): string {
   if (entry.kept_out) {
-    return `suspended by ${entry.kept_out} until kiwi resume`;
+    return keptOutWords(entry.kept_out);
   }
   return entry.blocked ? 'held up' : (waitLeft(store.expected(entry.session), store.now()) ?? '');
+}
+
+/** That somebody keeps a session out of the GPU, whether it waits or not. */
+export function keptOutWords(by: string): string {
+  return `suspended by ${by} until kiwi resume`;
 }
 
 /** How long `holder` keeps the GPU; '': nobody can tell. What is left of a turn is a bound: others

@@ -40,6 +40,9 @@ export function myWait(gpu: IGpu, currentKernel: string | null): IMyWait {
   if (gpu.holders.includes(session.id)) {
     return holding(session);
   }
+  if (session.kept_out) {
+    return suspended(session);
+  }
   return withProblem(resting(gpu, session));
 }
 
@@ -72,7 +75,7 @@ function withProblem(wait: IMyWait): IMyWait {
 function waiting(gpu: IGpu, session: ISession, entry: IWaiter): IMyWait {
   const place = `${ordinal(entry.position)} of ${inLine(gpu)}`;
   if (entry.kept_out) {
-    return said('wrong', session, 'Suspended', [session.problem_text]);
+    return suspended(session);
   }
   if (entry.blocked) {
     return said('wrong', session, 'Held up', [session.problem_text, `${place}.`]);
@@ -87,6 +90,11 @@ function waiting(gpu: IGpu, session: ISession, entry: IWaiter): IMyWait {
   }
   const tone = session.state === 'paging-in' ? 'moving' : 'waiting';
   return withProblem({ ...said(tone, session, 'Waiting', details), counts: true });
+}
+
+/** Somebody keeps it out of the GPU, whether it waits or not. */
+function suspended(session: ISession): IMyWait {
+  return said('wrong', session, 'Suspended', [session.problem_text]);
 }
 
 /** What is done for a waiting session at this moment: its memory or another's moves. */
