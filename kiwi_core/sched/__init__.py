@@ -3,18 +3,18 @@
 ``events`` and ``actions`` are the vocabulary, ``scheduler.Scheduler`` is the interface.
 
 ==========================  =======================================================================
-``model/``                  the sessions, the state of the GPU, and the books that follow from them
-``policy/``                 who is next, who goes out, for how long
+``model/``                  the sessions, the state of the GPU, and the counts derived from them
+``policy/``                 which session is next, which is paged out, for how long one runs
 ``rules/arrivals``,
 ``rules/observations``,
 ``rules/outcomes`` …        one function per event, which only records what happened
 ``rules/settle``,
 ``rules/turns``,
-``rules/room`` …            one pass after each event, which decides
+``rules/room`` …            the settle pass after each event, which decides
 ``rules/orders``            one function per action
-``forecast/``               expected waits: a copy of the state runs ahead
-``snapshot``, ``view``      what people are shown
+``forecast/``               expected waits, found by running a copy of the state ahead
+``snapshot``, ``view``      what users are shown
 ``audit``                   recomputes every derived value from scratch
-``replay``                  sends a recorded journal through a fresh scheduler
+``replay``                  feeds a recorded journal to a fresh scheduler
 ==========================  =======================================================================
 """

@@ -1,7 +1,7 @@
-"""What is to be done: everything the scheduler can order. Imperative, never a report.
+"""Actions: everything that the scheduler can order. Imperative, never a report.
 
 The daemon performs them: ``Grant``, ``Notify``, ``RoomMade`` and ``RoomDenied`` become wire
-messages, the others run in the pager and come back as an outcome event with the same ``op``:
+messages; the pager runs the others and reports each in an outcome event with the same ``op``:
 
 ===========  ====================================================
 ``Suspend``  ``Suspended`` · ``SuspendRefused``
@@ -23,12 +23,12 @@ from kiwi_core.units import OpId, SessionId
 class _Action(Struct, frozen=True, kw_only=True, tag=True, tag_field="action"):
     session: SessionId
     cause: str = ""
-    """Why, in a few words, for the story and the journal: ``"quantum ended, a waits"``."""
+    """The reason in a few words, for the story and the journal: ``"quantum ended, a waits"``."""
 
 
 class Grant(_Action, frozen=True, kw_only=True):
-    """The session may use the GPU; its memory is in. ``quantum_ns`` is what it may count on
-    before others get their turn. Sent again after each suspension in mid-burst."""
+    """Let the session use the GPU; its memory is in. ``quantum_ns`` is the time that it may expect
+    to run before others get their turn. Sent again after each suspension in mid-burst."""
 
     burst: int
     quantum_ns: int
@@ -40,13 +40,13 @@ class Notify(_Action, frozen=True, kw_only=True):
 
 
 class RoomMade(_Action, frozen=True, kw_only=True):
-    """Answers ``RoomWanted``: the allocation may be tried again."""
+    """Answer ``RoomWanted``: the program may try the allocation again."""
 
     request: int
 
 
 class RoomDenied(_Action, frozen=True, kw_only=True):
-    """Answers ``RoomWanted``: there will be none; ``detail`` is for people."""
+    """Answer ``RoomWanted``: there is no room; ``detail`` is for users."""
 
     request: int
     detail: str
@@ -55,7 +55,7 @@ class RoomDenied(_Action, frozen=True, kw_only=True):
 class _Operation(_Action, frozen=True, kw_only=True):
     op: OpId
     deadline_ns: int
-    """When it counts as overdue, on the clock of ``handle``'s ``now_ns``."""
+    """When the operation counts as overdue, on the clock of ``handle``'s ``now_ns``."""
 
 
 class Suspend(_Operation, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class Suspend(_Operation, frozen=True, kw_only=True):
 
 
 class Resume(_Operation, frozen=True, kw_only=True):
-    """Let a process go that ``Suspend`` holds."""
+    """Release a process that ``Suspend`` holds."""
 
 
 class PageOut(_Operation, frozen=True, kw_only=True):
@@ -72,10 +72,10 @@ class PageOut(_Operation, frozen=True, kw_only=True):
 
 
 class PageIn(_Operation, frozen=True, kw_only=True):
-    """Bring its memory back, verified room first, and let the process go."""
+    """Verify that there is room, bring the memory back, and release the process."""
 
     need_bytes: int
-    """What the restore takes in the GPU; the room for it is reserved in the scheduler's books."""
+    """GPU memory that the restore takes; the scheduler has reserved room for it."""
 
 
 Operation = Suspend | Resume | PageOut | PageIn

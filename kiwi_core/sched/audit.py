@@ -1,4 +1,4 @@
-"""Recomputes everything derived from scratch and compares. Tests call it after each event."""
+"""Recomputes every derived value from scratch and compares. Tests call it after each event."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check(st: State) -> None:
-    """Raises ``AssertionError`` that names what does not agree with what."""
+    """Raise an ``AssertionError`` that names the value that differs."""
     for session in st.sessions.values():
         _check_session(st, session)
     _check_places(st)
@@ -48,8 +48,8 @@ def _does(s: Session, doing: Doing) -> bool:
 
 
 def _claim_bytes(st: State, s: Session) -> int:
-    """What it holds; while it holds the lease or is on its way in also what it is expected to
-    take, unless nobody asked for protection."""
+    """Return the GPU memory that ``s`` holds or is being paged in with. If it holds the lease, or
+    is paged in to run, return at least its need, unless anti-thrash is off."""
     claim = _footprint_bytes(s) if _does(s, Doing.PAGING_IN) else s.resident_bytes
     if st.anti_thrash is AntiThrash.OFF or s.gone or s.leaving or s.stuck:
         return claim
@@ -124,9 +124,9 @@ def _check_sums(st: State) -> None:
 
 
 def _check_room(st: State) -> None:
-    """No page-in without reserved room: when one is ordered, what is in the GPU and what all
-    page-ins under way add fits.
-    (Later a program outside may take what was free, and the pager looks again.)"""
+    """Check that each page-in has room: when one is ordered, what is in the GPU and what all
+    page-ins in progress add must fit. (Later a program outside may take the free memory, and the
+    pager checks again.)"""
     arrivals = [s for s in st.sessions.values() if _does(s, Doing.PAGING_IN)]
     if not any(isinstance(action, PageIn) for action in st.actions):
         return  # the GPU may have filled up since, even within the same nanosecond

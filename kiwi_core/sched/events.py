@@ -1,8 +1,8 @@
-"""What happened: everything the scheduler of one GPU can be told. Past tense, never an order.
+"""Events: everything that the scheduler of one GPU can be told. Past tense, never an order.
 
 The daemon makes events from wire messages, from outcomes of pager operations and from its timer;
-``Scheduler.handle(event, now_ns)`` is the only place that takes them. They are tagged structs, so
-that the journal is simply the list of them.
+only ``Scheduler.handle(event, now_ns)`` takes them. They are tagged structs, so that the journal
+can list them as they are.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class _Event(Struct, frozen=True, kw_only=True, tag=True, tag_field="event"):
 class SessionJoined(_Event, frozen=True, kw_only=True):
     """A process became a session: it said hello, or a restarted daemon found it in its roster.
 
-    ``mid_burst`` is true for a session that a previous daemon suspended in the middle of a burst:
-    it is queued by itself, with ``burst``.
+    ``mid_burst`` is true for a session that a previous daemon suspended in the middle of a burst.
+    Such a session joins the queue without asking, with ``burst``.
     """
 
     session: SessionId
@@ -34,37 +34,37 @@ class SessionJoined(_Event, frozen=True, kw_only=True):
     mid_burst: bool = False
     burst: int = 0
     priority: Priority | None = None
-    """``None``: normal, or what it was."""
+    """``None``: normal, or as before if the session is known."""
     guarded: bool | None = None
-    """See ``GuardChanged``; ``None``: it is, or what it was."""
+    """See ``GuardChanged``; ``None``: true, or as before."""
     kept_out: str = ""
-    """See ``SuspensionRequested``; "": nobody has asked for it, or what it was."""
+    """See ``SuspensionRequested``; "": not kept out, or as before."""
 
 
 class PriorityChanged(_Event, frozen=True, kw_only=True):
-    """An admin has put the session into another class."""
+    """An admin has put the session into another priority class."""
 
     session: SessionId
     priority: Priority
 
 
 class SessionLost(_Event, frozen=True, kw_only=True):
-    """The session's process is dead (however it died). Its GPU memory goes with it, but what a
-    running operation holds stays on the books until that operation has reported."""
+    """The session's process is dead, for whatever reason. Its GPU memory is freed with it, but the
+    bytes that a running operation holds stay counted until that operation has reported."""
 
     session: SessionId
 
 
 class SessionDetached(_Event, frozen=True, kw_only=True):
-    """The process lives on but leaves Kiwi (``%kiwi off``, clean goodbye). What is paged out or
-    locked must come back before the session is forgotten."""
+    """The process lives on but leaves Kiwi (``%kiwi off``, clean goodbye). The session is forgotten
+    once its memory is back and its process is free."""
 
     session: SessionId
 
 
 class GuardChanged(_Event, frozen=True, kw_only=True):
-    """Whether every process of the session that uses the GPU has Kiwi's gate in front of the
-    driver. Before this is told, it has. Without it the session is never stopped in mid-burst."""
+    """``guarded`` is whether all processes of the session that use the GPU have Kiwi's gate before
+    the driver (true until told). Without the gate the session is never stopped in mid-burst."""
 
     session: SessionId
     guarded: bool
@@ -72,7 +72,7 @@ class GuardChanged(_Event, frozen=True, kw_only=True):
 
 class SessionStopped(_Event, frozen=True, kw_only=True):
     """A process of the session does not run (a signal, a frozen control group, a debugger).
-    ``why`` completes "it is ..." for people."""
+    ``why`` completes "it is ..." for users."""
 
     session: SessionId
     why: str
@@ -88,8 +88,8 @@ class SessionContinued(_Event, frozen=True, kw_only=True):
 
 
 class LeaseRequested(_Event, frozen=True, kw_only=True):
-    """``burst`` counts up per session; a request for the burst that already runs is a no-op grant
-    again (a client that reconnected)."""
+    """``burst`` counts up per session. A request for the burst that already runs (a client that
+    reconnected) is granted again and changes nothing else."""
 
     session: SessionId
     burst: int
@@ -103,10 +103,10 @@ class LeaseWithdrawn(_Event, frozen=True, kw_only=True):
 
 
 class BurstEnded(_Event, frozen=True, kw_only=True):
-    """The GPU cell is over. The memory may stay in the GPU until somebody needs the room.
+    """The GPU cell is over. Its memory may stay in the GPU until another session needs the room.
 
     ``ended_ns`` is when its program said so, on the clock of ``handle``'s ``now_ns``: a reading of
-    its memory that began earlier is old. ``None``: what the books say is what it has left."""
+    its memory that began earlier is stale. ``None``: the memory on record is what it has left."""
 
     session: SessionId
     burst: int
@@ -114,46 +114,46 @@ class BurstEnded(_Event, frozen=True, kw_only=True):
 
 
 class BurstLingered(_Event, frozen=True, kw_only=True):
-    """The cell is over but threads or asyncio tasks that it started live on: the burst goes on
-    until ``BurstEnded``, or until the GPU has been idle for it long enough, or, where nobody can
-    tell (``busy`` unknown), at most until the end of the running quantum."""
+    """The cell is over but threads or asyncio tasks that it started live on. The burst goes on
+    until ``BurstEnded``, or until the GPU has been idle for it long enough, or, where ``busy`` is
+    unknown, at most until the end of the running quantum."""
 
     session: SessionId
     burst: int
 
 
 class ReleaseRequested(_Event, frozen=True, kw_only=True):
-    """The user wants this session's memory out of the GPU now (``%kiwi release``). Only while it
-    is not in a burst; ignored otherwise."""
+    """The user wants this session's memory out of the GPU now (``%kiwi release``). Ignored during
+    a burst."""
 
     session: SessionId
 
 
 class SuspensionRequested(_Event, frozen=True, kw_only=True):
-    """Somebody wants the session out of the GPU until ``ResumptionRequested`` (``kiwi suspend``).
-    If it has the GPU, its turn ends now, as at the end of its quantum; its memory goes out, and it
-    gets no turn. ``by`` says who, in words for people that name nobody: "an admin"."""
+    """A user wants the session out of the GPU until ``ResumptionRequested`` (``kiwi suspend``).
+    If it has the GPU, its turn ends now, as at the end of its quantum; it is paged out and gets no
+    turn. ``by`` says who asked, in words for users, without a name: "an admin"."""
 
     session: SessionId
     by: str
 
 
 class ResumptionRequested(_Event, frozen=True, kw_only=True):
-    """The session may have the GPU again (``kiwi resume``): a burst of it joins the queue's end."""
+    """The session may have the GPU again (``kiwi resume``): its burst, if any, joins the queue."""
 
     session: SessionId
 
 
 class UseExpected(_Event, frozen=True, kw_only=True):
-    """A hint: this session's program is about to be used (its notebook became visible, somebody
-    types in it). Brings its memory back if that is in nobody's way; see ``hints``."""
+    """A hint: this session's program is about to be used (its notebook became visible, a user
+    types in it). The session is paged in if that hinders no other session; see ``hints``."""
 
     session: SessionId
 
 
 class RoomWanted(_Event, frozen=True, kw_only=True):
     """The session's program found no GPU memory for an allocation of ``bytes`` and waits for the
-    answer to ``request`` (a number of its own, not used for anything else meanwhile)."""
+    answer to ``request`` (a number that the session uses for no other request meanwhile)."""
 
     session: SessionId
     request: int
@@ -161,7 +161,7 @@ class RoomWanted(_Event, frozen=True, kw_only=True):
 
 
 class RoomNoLongerWanted(_Event, frozen=True, kw_only=True):
-    """Who asked has gone, or has given up."""
+    """The asking program has ended or given up."""
 
     session: SessionId
     request: int
@@ -171,13 +171,13 @@ class RoomNoLongerWanted(_Event, frozen=True, kw_only=True):
 
 
 class MemoryObserved(_Event, frozen=True, kw_only=True):
-    """What NVML and the driver say right now. ``resident_bytes`` has the sessions that could be
-    read (contexts included); ``busy`` those of which the GPU's use in the last interval is known.
-    ``free_bytes`` is the whole GPU's. ``began_ns`` is when the reading began, on the clock of
-    ``handle``'s ``now_ns``, if that is not just now: numbers from before an operation's end are
-    old. ``at_large`` are those that have memory in the GPU and that the driver does not hold;
-    ``owned``, of those in ``resident_bytes``, the ones whose memory their libraries own and move.
-    ``nowhere``: those that have memory neither in the GPU nor anywhere else."""
+    """A reading of NVML and the driver. ``resident_bytes`` has the sessions that could be read
+    (contexts included), ``busy`` those whose GPU use in the last interval is known. ``free_bytes``
+    is that of the whole GPU. ``began_ns`` is when the reading began, on the clock of ``handle``'s
+    ``now_ns``; ``None``: just now. Numbers from before the end of an operation are stale.
+    ``at_large`` lists sessions that have memory in the GPU and that the driver does not hold;
+    ``owned`` those in ``resident_bytes`` whose libraries own and move their memory; ``nowhere``
+    those that have memory neither in the GPU nor anywhere else."""
 
     free_bytes: int
     resident_bytes: dict[SessionId, int] = {}
@@ -189,7 +189,7 @@ class MemoryObserved(_Event, frozen=True, kw_only=True):
 
 
 class HostBudgetObserved(_Event, frozen=True, kw_only=True):
-    """How many bytes of system RAM all paged-out memory together may take."""
+    """``budget_bytes`` is how much system RAM all paged-out memory together may take."""
 
     budget_bytes: int
 
@@ -200,11 +200,11 @@ class SettingsChanged(_Event, frozen=True, kw_only=True):
     tq_ns: int | None = None
     anti_thrash: AntiThrash | None = None
     policy: str | None = None
-    """One of ``policy.names()``; who makes the event has checked it."""
+    """One of ``policy.names()``; the maker of the event has checked it."""
 
 
 class DeadlinePassed(_Event, frozen=True, kw_only=True):
-    """The time of ``next_deadline_ns()`` has come. Early or repeated ones do no harm."""
+    """The time of ``next_deadline_ns()`` has come. An early or repeated event does no harm."""
 
 
 # --- outcomes of operations: each carries the id of the order that it answers --------------------
@@ -217,7 +217,7 @@ class _Outcome(_Event, frozen=True, kw_only=True):
 class Suspended(_Outcome, frozen=True, kw_only=True):
     """Answers ``Suspend``: the process is held, its memory is still in the GPU.
 
-    ``resident_bytes`` was read while it was held, so it is exact; ``None``: could not be read.
+    ``resident_bytes`` was read while it was held, so it is exact; ``None``: it could not be read.
     """
 
     resident_bytes: int | None = None
@@ -231,9 +231,9 @@ class SuspendRefused(_Outcome, frozen=True, kw_only=True):
 class PagedOut(_Outcome, frozen=True, kw_only=True):
     """Answers ``PageOut``: the memory is in system RAM, the process is held.
 
-    ``moved_bytes`` is all that is out now, whatever an earlier page-out of it had moved already.
-    ``stays_bytes`` is in the GPU still: mostly contexts and what a library cannot own, which takes
-    the driver to move.
+    ``moved_bytes`` is all that is out now, including what an earlier page-out moved.
+    ``stays_bytes`` is still in the GPU: mostly contexts and memory that a library cannot own, which
+    only the driver can move.
     """
 
     moved_bytes: int
@@ -242,14 +242,14 @@ class PagedOut(_Outcome, frozen=True, kw_only=True):
 
 
 class PageOutRefused(_Outcome, frozen=True, kw_only=True):
-    """Nothing changed, and the process runs (or is free to run) as before."""
+    """Answers ``PageOut``: nothing changed; the process runs or is free to run as before."""
 
     reason: Reason
     detail: str = ""
 
 
 class PageOutLost(_Outcome, frozen=True, kw_only=True):
-    """The contents are gone; the driver says so."""
+    """Answers ``PageOut``: the driver says that the contents are gone."""
 
     detail: str = ""
 
@@ -262,7 +262,7 @@ class PagedIn(_Outcome, frozen=True, kw_only=True):
 
 
 class PageInRefused(_Outcome, frozen=True, kw_only=True):
-    """Nothing changed: it is still in system RAM and can be tried again."""
+    """Answers ``PageIn``: nothing changed. The memory is still in system RAM; try again later."""
 
     reason: Reason
     detail: str = ""
@@ -277,8 +277,8 @@ class Resumed(_Outcome, frozen=True, kw_only=True):
 
 
 class ResumeFailed(_Outcome, frozen=True, kw_only=True):
-    """The process is still held; can be tried again. ``paged_out_bytes`` above 0: its memory turned
-    out to be in system RAM, because a page-out that an earlier daemon had begun went on."""
+    """Answers ``Resume``: the process is still held; try again later. ``paged_out_bytes`` above 0:
+    its memory is in system RAM, because a page-out that an earlier daemon had begun went on."""
 
     reason: Reason
     detail: str = ""
@@ -286,8 +286,8 @@ class ResumeFailed(_Outcome, frozen=True, kw_only=True):
 
 
 class OperationOverdue(_Outcome, frozen=True, kw_only=True):
-    """The operation has not reported by its deadline (a hung driver call). Its target is avoided
-    and its bytes stay on the books until the operation reports after all."""
+    """The operation has not reported by its deadline (a hung driver call). Its session gets no
+    orders and its bytes stay counted until the operation reports after all."""
 
 
 Event = (

@@ -1,7 +1,7 @@
-"""The journal: what was told to a scheduler and what it answered; and playing it again.
+"""The journal, which records a scheduler's events and answers, and its replay.
 
-A journal is NDJSON: one header, then one entry per event. A scheduler is a pure function of both,
-so a journal is a bug report that can be replayed, shrunk and kept as a test.
+A journal is NDJSON: one header, then one entry per event. A scheduler's answers depend only on
+these, so a journal is a bug report that can be replayed, shrunk and kept as a test.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ JOURNAL_VERSION: Final = 1
 
 
 class JournalHeader(Struct, frozen=True, kw_only=True, tag="header", tag_field="journal"):
-    """What the scheduler was made with. Written by the daemon as the first line."""
+    """The arguments that the scheduler was made with. The daemon writes it as the first line."""
 
     version: int = JOURNAL_VERSION
     total_bytes: int
@@ -48,18 +48,18 @@ class JournalHeader(Struct, frozen=True, kw_only=True, tag="header", tag_field="
     host_budget_bytes: int
     gpu_uuid: str
     wall_time_s: float
-    """Seconds since the epoch at the start, for people."""
+    """The start in seconds since the epoch, for readers only."""
     first_op: int
     config: Config
     policy: str = "round-robin"
-    """(Those of before there were policies have none.)"""
+    """Journals from before there were policies lack this field."""
     continued: bool = False
-    """The scheduler of the header before this one goes on: its file was full, or
-    ``lost_entries`` lines could not be written here."""
+    """Whether the scheduler of the previous header continues: its file was full, or
+    ``lost_entries`` lines could not be written at this place."""
     lost_entries: int = 0
 
     def scheduler(self, *, checks: bool = False) -> Scheduler:
-        """A new one, made with this."""
+        """Return a new scheduler made with these arguments."""
         return Scheduler(
             self.total_bytes,
             config=self.config,
@@ -87,12 +87,13 @@ _DECODER: Final[msgspec.json.Decoder[JournalHeader | JournalEntry]] = msgspec.js
 
 
 def encode_line(record: JournalHeader | JournalEntry) -> bytes:
-    """With its newline."""
+    """Return ``record`` as a line, with its newline."""
     return _ENCODER.encode(record) + b"\n"
 
 
 def decode_line(line: bytes) -> JournalHeader | JournalEntry:
-    """Raises ``CallerError`` for a line that is not of a journal of this version."""
+    """Return the record in ``line``. Raise ``CallerError`` if it is not a line of a journal of
+    this version."""
     try:
         record = _DECODER.decode(line)
     except msgspec.MsgspecError as error:
@@ -113,10 +114,10 @@ def decode_line(line: bytes) -> JournalHeader | JournalEntry:
 @dataclass(frozen=True)
 class ReplayLine:
     at_ns: int
-    """Since the first event."""
+    """Time since the first event."""
     text: str
     differs: bool = False
-    """The scheduler answered otherwise than the journal says."""
+    """Whether the scheduler's answer differs from the journal's."""
 
     def __str__(self) -> str:
         mark = "!!" if self.differs else "  "
@@ -124,10 +125,10 @@ class ReplayLine:
 
 
 class Replay:
-    """Feeds entries to a fresh scheduler and says what happens, in words.
+    """Feeds entries to a fresh scheduler and describes in words what happens.
 
-    Where the beginning is missing (``checked`` is false) no scheduler can know what went before:
-    then it only tells what was recorded.
+    Where the beginning of the journal is missing (``checked`` is false), no scheduler can know the
+    earlier events; then the replay only describes the recorded answers.
     """
 
     def __init__(self, header: JournalHeader, checks: bool = True) -> None:
@@ -155,7 +156,7 @@ class Replay:
         return lines
 
     def summary(self) -> list[str]:
-        """Who held, waited and moved how much; one line per session that is still there."""
+        """Return how long each present session held and waited, a line each, and a verdict."""
         if not self.checked:
             return ["answers of the scheduler: not checked (the journal's beginning is missing)"]
         view = self.scheduler.view(self._last_ns)
@@ -169,15 +170,15 @@ class Replay:
 
 
 def goes_on(header: JournalHeader) -> bool:
-    """Does ``header`` merely go on with what stands before it (earlier files were put before a
-    later one, in order), so that the same scheduler can be played on?"""
+    """Return whether ``header`` continues the records before it without a gap (the files of one
+    journal were joined in order), so that the replay can go on with the same scheduler."""
     return header.continued and not header.lost_entries
 
 
 def replay(records: Iterable[JournalHeader | JournalEntry]) -> Iterator[ReplayLine | str]:
-    """Lines as they happen, then the summary. A further header (the daemon was restarted, or has
-    lost lines) begins with a fresh scheduler, unless it only goes on. Raises ``CallerError`` for a
-    journal that does not begin with one."""
+    """Yield the lines of all entries, then the summary. A further header (the daemon was restarted,
+    or has lost lines) begins a new replay, unless it continues the last one without a gap. Raise
+    ``CallerError`` if the journal does not begin with a header."""
     player: Replay | None = None
     for record in records:
         if isinstance(record, JournalHeader):
@@ -199,7 +200,7 @@ def replay(records: Iterable[JournalHeader | JournalEntry]) -> Iterator[ReplayLi
 
 
 def describe_event(event: Event) -> str:
-    """In words; "" for what is only looked at (observations, timers)."""
+    """Return ``event`` in words; "" for memory observations and timers."""
     if isinstance(event, (ev.MemoryObserved, ev.DeadlinePassed)):
         return ""
     if isinstance(event, (ev.PagedOut, ev.PagedIn)):

@@ -1,6 +1,6 @@
 """The scheduler of one GPU: takes every event, answers with actions. See the package's docstring.
 
-Called by the daemon's loop (one thread), by replay, and by tests. No call blocks.
+The daemon's loop (one thread), the replay and tests call it. No call blocks.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _HANDLERS = {
 
 
 class Scheduler:
-    """``now_ns`` is any monotonic clock, always the same one; times in actions and deadlines are
-    on it. ``first_op`` is the first operation id to use: a daemon that restarts goes on counting.
-    ``policy`` is one of ``policy.names()``; else ``CallerError("unknown-policy")`` is raised.
-    """
+    """The scheduler of one GPU. ``now_ns`` is the time on any monotonic clock, always the same one;
+    times in actions and deadlines are on it. ``first_op`` is the first operation id to use: a
+    daemon that restarts goes on counting. ``policy`` is one of ``policy.names()``; any other name
+    raises ``CallerError("unknown-policy")``."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class Scheduler:
         self._checks = checks
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """Record ``event``, decide everything that can be decided, and say what is to be done, in
-        order. An event of an unknown session, a stale burst or an unknown operation changes
-        nothing and is counted."""
+        """Record ``event``, decide everything that can be decided, and return the actions to
+        perform, in order. An event of an unknown session, a stale burst or an unknown operation
+        changes nothing and is counted."""
         st = self._st
         st.now_ns = now_ns
         actions: list[Action] = []
@@ -78,7 +78,7 @@ class Scheduler:
         return actions
 
     def next_deadline_ns(self) -> int | None:
-        """When to send ``DeadlinePassed`` unless another event comes before; ``None``: never."""
+        """Return when to send ``DeadlinePassed`` unless another event comes first, or ``None``."""
         return self._st.wake_ns
 
     @property
@@ -87,7 +87,7 @@ class Scheduler:
 
     @property
     def policy(self) -> str:
-        """Its name."""
+        """The name of the policy."""
         return self._st.policy.name
 
     @property
@@ -96,113 +96,113 @@ class Scheduler:
 
     @property
     def holders(self) -> tuple[SessionId, ...]:
-        """Who may be at work on the GPU: those that hold the lease or are being stopped."""
+        """The sessions that may use the GPU: they hold the lease or are being stopped."""
         return self._st.at_work
 
     @property
     def loose(self) -> tuple[SessionId, ...]:
-        """Who was stopped in mid-burst without anything that the driver could hold it by: worth a
-        close look, since it may begin to use the GPU at any moment."""
+        """The sessions that were stopped in mid-burst, but have no GPU memory, so that the driver
+        cannot hold them: observe them often, since they may begin to use the GPU at any moment."""
         stopped = (*self._st.queue.values(), *self._st.kept_out.values())
         return tuple(session.id for session in stopped if session.mid_burst and session.loose)
 
     @property
     def unread(self) -> tuple[SessionId, ...]:
-        """Those that gave up the lease and were not looked at since: others may wait for that."""
+        """The sessions whose memory was not read since they gave up the lease. Others may wait."""
         return tuple(self._st.unread)
 
     @property
     def waiting(self) -> bool:
-        """Does anybody wait for the lease, or to be brought back?"""
+        """Whether any session waits for the lease, or to be brought back."""
         return bool(self._st.queue)
 
     def state_of(self, session: SessionId) -> SessionState | None:
-        """What ``view`` says of one session, at the cost of one; ``None``: there is none."""
+        """Return the state of one session without making a view; ``None`` if it is unknown."""
         known = self._st.sessions.get(session)
         return None if known is None or known.gone else state_of(known)
 
     def view(self, now_ns: int, *, ahead: bool = False) -> GpuView:
-        """``ahead``: with what waiters are told, which costs up to a millisecond a few times a
-        second: where people will read it. Otherwise expected waits are a rough sum."""
+        """Return the view. ``ahead`` adds the forecast, which costs up to a millisecond a few times
+        a second: set it where users read the view. Otherwise expected waits are a rough sum."""
         told = self._forecast.look(self._st, now_ns) if ahead else None
         return snapshot(self._st, now_ns, self._forecast, told)
 
     def accounts(self, now_ns: int) -> dict[SessionId, Account]:
-        """What each session has had so far, until now."""
+        """Return the sums of each session until ``now_ns``."""
         return {id_: account_of(s, now_ns) for id_, s in self._st.sessions.items()}
 
     def take_departed(self) -> list[tuple[SessionId, Account]]:
-        """The final sums of those that were forgotten since this was asked last; to be asked after
-        each event, or some are missing."""
+        """Return and drop the final sums of the sessions forgotten since the last call. Call this
+        after each event, or some are lost."""
         departed = list(self._st.departed)
         self._st.departed.clear()
         return departed
 
     def story(self, session: SessionId) -> tuple[StoryLine, ...]:
-        """The last things that happened to ``session``, oldest first; also for a while after it
-        left. Empty for one that nobody remembers."""
+        """Return what happened to ``session`` lately, oldest first; also for a while after it left.
+        Empty for an unknown session."""
         return self._st.stories.lines(session)
 
     def kept_out(self, session: SessionId) -> str:
-        """Who keeps ``session`` out of the GPU, in words for people; "": nobody."""
+        """Return who keeps ``session`` out of the GPU, in words for users; "": nobody."""
         known = self._st.sessions.get(session)
         return known.kept_out if known is not None else ""
 
     def may_release(self, session: SessionId) -> bool:
-        """Whether ``ReleaseRequested`` would be heeded: it is at rest, or goes out already."""
+        """Return whether ``ReleaseRequested`` has an effect: it is at rest, or on its way out."""
         known = self._st.sessions.get(session)
         return known is not None and arrivals.may_release(known)
 
     def moves_out(self, session: SessionId) -> bool:
-        """Whether the memory of ``session`` is out, or on its way (or there is none)."""
+        """Return whether ``session`` has no memory in the GPU, or is in an operation."""
         known = self._st.sessions.get(session)
         return known is None or known.op is not None or not known.resident_bytes
 
     def may_compute(self, session: SessionId) -> bool:
-        """May calls of its program that use the GPU pass? While it holds the lease, and when
-        there is nothing (left) to protect."""
+        """Return whether the program's calls that use the GPU may pass: while the session holds
+        the lease, and when there is nothing (left) to protect."""
         known = self._st.sessions.get(session)
         return known is None or known.want is Want.RUNNING or known.home is Home.LOST
 
     def at_rest(self, session: SessionId) -> bool:
-        """Whether ``session`` wants nothing, so that a request for a lease would be its first."""
+        """Return whether ``session`` wants nothing, so that a lease request would be its first."""
         known = self._st.sessions.get(session)
         return known is not None and known.want is Want.NONE and not known.leaving
 
     def believed_in(self, session: SessionId, since_ns: int | None = None) -> bool:
-        """Is its memory in the GPU and its program free, by the books, with nothing under way? And
-        has nothing been under way ``since_ns``?"""
+        """Return whether, as recorded, the memory is in the GPU, the program is free, and no
+        operation is in progress; nor has one ended after ``since_ns``."""
         known = self._st.sessions.get(session)
         if known is None or known.home is not Home.IN or known.op is not None:
             return False
         return since_ns is None or known.moved_at_ns <= since_ns
 
     def out_bytes(self, session: SessionId) -> int | None:
-        """What is in system RAM by the books; ``None``: it is not out, or an operation goes on."""
+        """Return its bytes in system RAM as recorded; ``None``: not out, or in an operation."""
         known = self._st.sessions.get(session)
         if known is None or known.home is not Home.OUT or known.op is not None:
             return None
         return known.paged_out_bytes
 
     def hint_hindrance(self, session: SessionId, now_ns: int) -> str:
-        """Why ``UseExpected`` for ``session`` would lead to nothing just now, in words for
-        people; "": it would bring its memory back."""
+        """Return why ``UseExpected`` for ``session`` would have no effect now, in words for users;
+        "": it would page the session in."""
         return hints.hindrance(self._st, session, now_ns)
 
     @property
     def history_serial(self) -> int:
-        """Of the newest change in the history."""
+        """The serial of the newest change in the history."""
         return self._st.history.serial
 
     def history(self, since: int, now_ns: int) -> tuple[HistoryView, ...]:
-        """What began or ended after the change ``since`` (0: all that is kept), in the order of
-        the changes; what goes on has no end. Also of sessions that left."""
+        """Return the entries that began or ended after the change ``since`` (0: all that are kept),
+        in the order of the changes, also of sessions that left. Entries in progress have no end."""
         return self._st.history.since(since, self._st.sessions.values(), now_ns)
 
     def remembered(self) -> frozenset[SessionId]:
-        """Sessions that the history still speaks of, present ones included."""
+        """Return all sessions that the history has entries of, and all present ones."""
         return self._st.history.sessions() | frozenset(self._st.sessions)
 
     def check(self) -> None:
-        """Recompute every derived count from scratch; ``AssertionError`` where one is wrong."""
+        """Recompute every derived count from scratch; raise ``AssertionError`` if one is wrong."""
         audit.check(self._st)

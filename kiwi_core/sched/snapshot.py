@@ -1,4 +1,4 @@
-"""Makes the frozen view of everything that people and programs are shown."""
+"""Makes the frozen view of a scheduler that users and programs see."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ACTIVITY = {
 def snapshot(
     st: State, now_ns: int, forecast: Forecast, told: dict[SessionId, Told] | None
 ) -> GpuView:
-    """``told``: what waiters are told; ``None``: a rough sum instead."""
+    """Return the view. ``told`` has the forecasts of the waiters; ``None``: use a rough sum."""
     present = [session for session in st.sessions.values() if not session.gone]
     free_bytes = st.total_bytes - st.outside_bytes
     free_bytes -= sum(session.resident_bytes for session in st.sessions.values())
@@ -102,8 +102,8 @@ def _queue(st: State, now_ns: int) -> tuple[QueueView, ...]:
 
 
 def _waiters(st: State, queued: Iterable[Session]) -> Iterator[Session]:
-    """Yield those that do not hold the GPU any more, and those that are kept out last: one that is
-    being stopped has its place already, and is shown as a holder until it stands still."""
+    """Yield the waiters that hold the GPU no more, then the sessions that are kept out. A session
+    that is being stopped is in the queue already, but is shown as a holder until it is stopped."""
     yield from (session for session in queued if not session.stopping)
     yield from (session for session in st.kept_out.values() if session.aside)
 
@@ -147,8 +147,8 @@ def _activity(session: Session) -> str:
 
 
 def _stop_at_ns(st: State, runner: Session) -> int | None:
-    """Return when ``runner`` makes way for who is first in line, or for whoever comes. ``None``:
-    who waits comes in beside it, or cannot be given the GPU."""
+    """Return when ``runner`` makes way for the first waiter, or, if no session waits, when its
+    quantum ends. ``None``: all waiters are being brought in beside it, or cannot have the GPU."""
     in_line = tuple(w for w in st.policy.order(st) if not w.stopping) if st.queue else ()
     first = next((w for w in in_line if w.id not in st.chosen and w.blocked is None), None)
     if in_line and first is None:

@@ -1,7 +1,7 @@
-"""What the surfaces show of one GPU's scheduler: a frozen copy, made by ``Scheduler.view``.
+"""The view of one GPU's scheduler that users see: a frozen copy, made by ``Scheduler.view``.
 
-The daemon turns it into the wire's ``GpuStatus``; every field there that is the scheduler's to
-know has its field here, with the same meaning. Times are durations in nanoseconds.
+The daemon turns it into the wire's ``GpuStatus``. Each field of that message that the scheduler
+knows has a field here with the same meaning. Times are durations in nanoseconds.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ class SessionView:
     resident_bytes: int
     paged_out_bytes: int
     suspensions: int
-    """How often it was stopped in mid-burst."""
+    """How often the session was stopped in mid-burst."""
     held_ns: int
-    """How long it has had the lease, all bursts together, until now."""
+    """How long it has held the lease until now, all bursts together."""
     waited_ns: int
-    """How long it has waited for the lease, all bursts together, until now."""
+    """How long it has waited for the lease until now, all bursts together."""
     burst: int
     mid_burst: bool
     lingering: bool
     priority: Priority
     guarded: bool
-    """Without a gate it is not stopped in mid-burst: others wait until its burst ends."""
+    """Whether it has a gate. Without one it is not stopped in mid-burst, and others wait."""
     stopped: str
-    """Why its process does not run at all just now; "": it runs."""
+    """Why its process does not run at all; "": it runs."""
     kept_out: str
     """Who keeps it out of the GPU; "": nobody."""
     leaving: bool
-    """Detached; shown until its memory is back."""
+    """Whether it has detached; it is shown until its memory is back."""
     peak_bytes: int | None
-    """The most it held in its last bursts; ``None`` while its needs are unknown."""
+    """The most GPU memory it held in its last bursts; ``None`` while its needs are unknown."""
     expected_bytes: int
-    """What it is expected to take while it runs; the whole GPU while unknown."""
+    """GPU memory that it is expected to take while it runs; the whole GPU while unknown."""
     time_left_ns: int | None
-    """At most, until it makes way for who is first in line (nobody waits: of its quantum);
-    ``None`` unless it holds the lease and can be stopped. 0: goes on until asked for."""
+    """The longest time until it makes way for the first waiter, or, if no session waits, until
+    its quantum ends; ``None`` unless it holds the lease and can be stopped. 0: it goes on until
+    another session asks."""
     operation: OpId | None
     problem: Notice | None
     detail: str
@@ -54,22 +55,22 @@ class SessionView:
 class QueueView:
     session: SessionId
     position: int
-    """1 is next."""
+    """Place in the queue; 1 is next."""
     expected_wait_ns: int | None
-    """``None`` where nobody can tell (blocked, or a driver call hangs)."""
+    """``None`` where the wait cannot be estimated (blocked, or a driver call hangs)."""
     expected_low_ns: int | None
-    """It is likely between this and ``expected_high_ns``; the same as ``expected_wait_ns`` where it
-    can be told so exactly, ``None`` in a view that does not look ahead."""
+    """The wait is likely between this and ``expected_high_ns``. All three are equal where one
+    figure is exact enough; ``None`` in a view made without a forecast."""
     expected_high_ns: int | None
     expected_why: str
-    """Why it takes longer than was told before; mostly ""."""
+    """Why the forecast is longer than the one shown before; mostly ""."""
     waited_ns: int
     activity: str
-    """What is being done for it right now, in words; "" while it waits for its turn."""
+    """The operation in progress on the session, in words; "" while it waits for its turn."""
     blocked: Notice | None
     detail: str
     kept_out: str
-    """Who keeps it out of the GPU: it is told after those that wait for their turn."""
+    """Who keeps it out of the GPU, "": nobody. Such sessions follow those that wait."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class SwapView:
     bytes_moved: int
     elapsed_ns: int
     at_ns: int
-    """When it ended, on the clock of ``now_ns``."""
+    """When the move ended, on the clock of ``now_ns``."""
 
 
 @dataclass(frozen=True)
@@ -88,24 +89,24 @@ class HistoryView:
 
     id: int
     serial: int
-    """Counts the changes of the history; new when the entry ends."""
+    """Number of the history's change that made the entry; a new one when the entry ends."""
     session: SessionId
     kind: HistoryKind
     began_ns: int
     ended_ns: int | None
-    """``None`` while it goes on."""
+    """``None`` while the entry is in progress."""
     bytes_moved: int
     ok: bool
-    """Not refused and not failed; this and ``bytes_moved`` are known at the end of a move."""
+    """Neither refused nor failed; this and ``bytes_moved`` are known at the end of a move."""
     hinted: bool
-    """A move that a hint was the reason of."""
+    """Whether a hint caused the move."""
 
 
 @dataclass(frozen=True)
 class GpuView:
     total_bytes: int
     free_bytes: int
-    """By the books: total less ours less what programs outside hold; never negative."""
+    """As recorded: the total less the memory of sessions and of programs outside; at least 0."""
     outside_bytes: int
     paged_out_bytes: int
     host_budget_bytes: int
@@ -114,22 +115,22 @@ class GpuView:
     policy: str
     serialised: bool
     why: str
-    """Why it serialises, or does not, in plain words."""
+    """Why the scheduler serialises, or does not, in plain words."""
     swap_round_trip_ns: int | None
-    """Of the largest session, out and in, at the measured speed; ``None`` before any swap."""
+    """Time to page the largest session out and in, as measured; ``None`` before any swap."""
     floor_ns: int
-    """How long the largest session runs before it may be suspended; smaller ones may sooner."""
+    """How long the largest session runs before it may be suspended; smaller ones may be sooner."""
     holders: tuple[SessionId, ...]
     queue: tuple[QueueView, ...]
     sessions: tuple[SessionView, ...]
     foretold: int
-    """Of so many of the last waits (a hundred at most) it is known what was told first, and
-    ``foretold_well`` of them came within two seconds or a quarter of it."""
+    """Number of recent waits (at most 100) whose first forecast is known; in ``foretold_well`` of
+    them the forecast was right within two seconds or a quarter of the wait."""
     foretold_well: int
     swaps: tuple[SwapView, ...]
-    """The last ones, oldest first; bounded."""
+    """The last swaps, oldest first; bounded."""
     ignored_events: int
-    """Events of unknown sessions, stale bursts or unknown operations that were dropped."""
+    """Number of dropped events: of unknown sessions, stale bursts or unknown operations."""
 
     def session(self, session: SessionId) -> SessionView | None:
         return next((view for view in self.sessions if view.id == session), None)

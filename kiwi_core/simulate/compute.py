@@ -1,6 +1,6 @@
-"""Who computes how fast. Runners side by side share the GPU evenly; all have the same speed.
+"""The speed of runners. Runners side by side share the GPU evenly: all have the same speed.
 
-One clock of *work* runs at that common speed; a piece of work of length w that begins at reading v
+A clock of *work* runs at that common speed. A piece of work of length w that begins at reading v
 ends at v + w, however often the speed changes meanwhile. So a change costs O(log n).
 """
 
@@ -22,20 +22,20 @@ class Compute:
         self._work_ns = 0.0
         """The clock of work."""
         self._at_ns = 0
-        """The time at which it was read last."""
+        """The time at which the clock was last advanced."""
         self._ends: list[tuple[float, int, Proc]] = []
         self._computing: dict[Proc, tuple[float, int]] = {}
-        """Where each one's piece ends on the clock of work, and the piece's number."""
+        """Where the piece of each process ends on the clock of work, and the piece's number."""
         self._seq = 0
         self.given_ns = 0.0
-        """Work done, all together."""
+        """Work done by all processes together."""
         self.busy_ns = 0
-        """Time in which anybody computed."""
+        """Time in which at least one process computed."""
         self.next_end_ns = NEVER_NS
         """When the first piece ends if nothing changes before."""
 
     def begin(self, proc: Proc, piece_ns: float, now_ns: int) -> None:
-        """``proc`` computes from now on, until ``piece_ns`` of work are done or ``stop``."""
+        """Let ``proc`` compute from now on, until ``piece_ns`` of work are done or ``stop``."""
         self._advance(now_ns)
         self._seq += 1
         end = self._work_ns + piece_ns
@@ -44,7 +44,7 @@ class Compute:
         self._plan()
 
     def stop(self, proc: Proc, now_ns: int) -> float:
-        """It stands still; what is left of its piece. 0 if it did not compute."""
+        """Stop ``proc`` and return the rest of its piece; 0 if it did not compute."""
         if proc not in self._computing:
             return 0.0
         self._advance(now_ns)
@@ -53,7 +53,7 @@ class Compute:
         return max(0.0, end - self._work_ns)
 
     def take_ended(self, now_ns: int) -> Proc:
-        """The one whose piece ends now (``now_ns`` is ``next_end_ns``)."""
+        """Remove and return the process whose piece ends now (``now_ns`` is ``next_end_ns``)."""
         self._advance(now_ns)
         _, _, proc = heapq.heappop(self._ends)
         del self._computing[proc]

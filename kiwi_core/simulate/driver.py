@@ -1,7 +1,7 @@
-"""The simulated driver: how long the scheduler's operations take and how they come out.
+"""The simulated driver: how long the scheduler's operations take and how they end.
 
-Moves in one direction come one after another: the bus, and the pinning of host pages, is what they
-wait for. Out and in do not disturb each other.
+Moves in one direction run one after another: they wait for the bus and the pinning of host pages.
+Moves in opposite directions do not slow each other down.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """An operation under way."""
+    """An operation in progress."""
 
     action: Operation
     moved_bytes: int
@@ -40,11 +40,11 @@ class Flight:
     verdict: Verdict
     hangs: bool
     was_held: bool
-    """The process was held before this operation began."""
+    """Whether the process was held before this operation began."""
 
     @property
     def is_overdue(self) -> bool:
-        """It ends only after its deadline."""
+        """Whether the operation ends only after its deadline."""
         return self.ends_ns > self.action.deadline_ns
 
 
@@ -60,7 +60,7 @@ class Driver:
         self, action: Operation, moved_bytes: int, room_bytes: int, held: bool, rng: Random,
         now_ns: int,
     ) -> Flight:  # fmt: skip
-        """``room_bytes`` is what is free in the GPU; the chances are drawn from ``rng``."""
+        """Begin ``action``. ``room_bytes`` are free in the GPU; ``rng`` decides about faults."""
         draw = rng.random() if self._faults.any else 1.0
         refused = draw < self._faults.refuse
         hangs = not refused and draw < self._faults.refuse + self._faults.hang
@@ -94,8 +94,8 @@ class Driver:
 
 
 def outcome_of(flight: Flight, resident_bytes: int, host_bytes: int) -> ev.Event:
-    """What the daemon tells the scheduler at the end of ``flight``, which has left its session so
-    many bytes in the GPU and in system RAM."""
+    """Return the event that the daemon feeds the scheduler at the end of ``flight``, after which
+    the session has ``resident_bytes`` in the GPU and ``host_bytes`` in system RAM."""
     op, action = flight.action.op, flight.action
     elapsed_ns = flight.ends_ns - flight.began_ns
     done = flight.verdict is Verdict.DONE

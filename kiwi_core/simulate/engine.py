@@ -1,9 +1,9 @@
-"""The loop: feeds the scheduler what the daemon would and does what it orders, in virtual time.
+"""The loop: feeds the scheduler the events that the daemon would, and performs its actions, in
+virtual time.
 
-Like the daemon it looks at a session's memory before it says that a burst is over, looks at the
-runners' memory now and then (a look that could see nothing new is left out: it would change
-nothing), sends ``DeadlinePassed`` when the scheduler's next deadline comes, and reports operations
-that are late as overdue.
+Like the daemon, it reads a session's memory before it reports the end of a burst, reads the
+runners' memory now and then (it omits readings that cannot show anything new), sends
+``DeadlinePassed`` at the scheduler's next deadline, and reports late operations as overdue.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ PROGRESS_EVERY: Final = 4096
 """Steps between two calls of ``progress``."""
 
 TOUCH_NS: Final = NS_PER_S
-"""A cell that changes what the session holds has done so after this much work (half of its work,
+"""A cell that changes the session's memory does so after this much work (or after half of its work,
 if that is less)."""
 
 
 class Simulation:
-    """One GPU. ``record`` is given every call of the scheduler (a journal); ``progress`` the cells
-    done now and then; ``checks``: the scheduler recomputes its books after each event."""
+    """The simulation of one GPU. ``record`` gets every call of the scheduler (a journal),
+    ``progress`` now and then the number of cells done; with ``checks`` the scheduler recomputes its
+    derived values after each event."""
 
     def __init__(
         self,
@@ -73,14 +74,14 @@ class Simulation:
         self._seq = 0
         self._unfinished = 0
         self._wanting = 0
-        """How many wait or run."""
+        """The number of processes that wait or run."""
         self._wanting_since_ns = 0
         self._look_due = False
-        """For room, so far."""
+        """Whether a reading of the runners' memory is scheduled."""
 
     def run(self) -> Measures:
-        """Until the last cell is over. Raises ``CallerError("stalled")`` where nothing can ever
-        go on (too little system RAM for what has to be moved)."""
+        """Run until the last cell has ended. Raise ``CallerError("stalled")`` if no session can
+        ever go on (too little system RAM for the memory to be paged out)."""
         self.begin()
         steps = 0
         while self._unfinished:
@@ -93,7 +94,8 @@ class Simulation:
         return self.measures
 
     def begin(self) -> None:
-        """Everybody is on the way; nothing has happened yet but a look at the empty GPU."""
+        """Schedule the start of each session. The only event so far is a reading of the empty
+        GPU."""
         self._tell(ev.MemoryObserved(free_bytes=self.free_bytes))
         for index, session in enumerate(self._trace.sessions):
             if session.cells:
@@ -109,8 +111,8 @@ class Simulation:
         heapq.heappush(self._heap, (at_ns, self._seq, what, arguments))
 
     def step(self) -> None:
-        """The next thing that happens. At the same time, what is reported comes before work that
-        ends, and the scheduler's own deadline last."""
+        """Perform the next step. Of several at the same time, scheduled calls come first, then work
+        that ends, and the scheduler's own deadline last."""
         heap = self._heap
         next_ns = heap[0][0] if heap else NEVER_NS
         end_ns = self.compute.next_end_ns
@@ -158,7 +160,7 @@ class Simulation:
         self._think(proc)
 
     def _think(self, proc: Proc) -> None:
-        """Until the next cell's first GPU statement; the session is over after its last cell."""
+        """Schedule the next cell's first GPU statement; after the last cell, the session's end."""
         if proc.next_cell == len(proc.cells):
             self._unfinished -= 1
             leaves_ns = self._trace.sessions[proc.index].leaves_ns
@@ -169,7 +171,7 @@ class Simulation:
         self._at(self.now_ns + cell.think_ns + cell.cpu_ns, self._ask, proc)
 
     def _leave(self, proc: Proc) -> None:
-        if proc.flight is not None:  # (the books of the driver: first that, then its end)
+        if proc.flight is not None:  # the operation must report before the process ends
             self._at(proc.flight.ends_ns, self._leave, proc)
             return
         self._gone(proc)
@@ -212,8 +214,8 @@ class Simulation:
         self.compute.begin(proc, proc.milestones[-1][0], self.now_ns)
 
     def _touch(self, proc: Proc) -> None:
-        """It allocates, or frees. Where that does not fit the cell would fail; here it is counted
-        and goes on with what it has, so that the work stays the same."""
+        """Let the cell allocate or free memory. Without room a real cell would fail; here it is
+        counted and goes on with the memory it has, so that the work stays the same."""
         more_bytes = proc.cells[proc.next_cell].peak_bytes - proc.resident_bytes
         if more_bytes > self.free_bytes:
             self.measures.out_of_memory += 1
@@ -224,7 +226,7 @@ class Simulation:
         self._go_on(proc)
 
     def _continue(self, proc: Proc) -> None:
-        """If it is not held and has something to do."""
+        """Let ``proc`` compute if it is not held and has work to do."""
         idle = proc.phase is Phase.RUNNING and proc not in self.compute
         if idle and not proc.held:
             self._go_on(proc)
@@ -244,14 +246,14 @@ class Simulation:
             self.measures.wanted_ns += self.now_ns - self._wanting_since_ns
 
     def _burst_over(self, proc: Proc, burst: int) -> None:
-        # (Asking for the next one has ended it already.)
+        # A request for the next burst has ended this one already.
         if proc.burst == burst and proc.id in self._procs:
             if proc.flight is None:
                 self._tell(self._seen({proc.id: proc.resident_bytes}))
             self._tell(ev.BurstEnded(session=proc.id, burst=burst))
 
     def _killed(self, proc: Proc) -> None:
-        """In the middle of its work; its user starts a new kernel and runs the next cell."""
+        """End ``proc`` in mid-cell; its user starts a new kernel and runs the next cell."""
         lost_ns = sum(piece_ns for piece_ns, _ in proc.milestones)
         self.measures.killed += 1
         self.measures.killed_work_ns += lost_ns

@@ -1,4 +1,4 @@
-"""Many GPUs, each with a trace of its own, on as many cores as are given."""
+"""Simulates many GPUs, each with a trace of its own, in several processes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from kiwi_core.simulate.trace import Trace
 
 PARTS_PER_JOB: Final = 8
-"""Each process is given its GPUs in so many parts: they end together, and progress can be told."""
+"""Number of parts of a process's GPUs: small parts end at about the same time and show progress."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Where each GPU's trace comes from: a mix (each GPU another seed), or one trace for all."""
+    """The source of each GPU's trace: a mix (with another seed for each GPU), or one trace for
+    all."""
 
     mix: str = ""
     trace: Trace | None = None
@@ -41,8 +42,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Plan:
-    """One column of a comparison: this work on so many GPUs under one set-up. GPU number n has the
-    seed ``seed + n``, under every set-up: they are compared on the same work."""
+    """One column of a comparison: ``work`` on ``gpus`` GPUs under one set-up. GPU number n has the
+    seed ``seed + n`` under every set-up, so that all are compared on the same work."""
 
     work: Work
     machine: Machine = field(default_factory=Machine)
@@ -55,8 +56,8 @@ class Plan:
 def run(
     plans: Sequence[Plan], *, jobs: int = 1, progress: Callable[[float], None] | None = None
 ) -> list[Measures]:
-    """For each plan the measures of its GPUs together, the same whatever ``jobs`` is. ``progress``
-    is told the share that is done."""
+    """Return the pooled measures of each plan's GPUs, which do not depend on ``jobs``. ``progress``
+    gets the share that is done."""
     parts = list(_parts(plans, jobs))
     done: dict[int, Measures] = {}
     for number, measures in _run_all(plans, parts, jobs):
@@ -97,7 +98,7 @@ def _run_all(
 
 
 def run_part(plan: Plan, gpus: range) -> Measures:
-    """Some GPUs of a plan, one after the other. Also called in other processes."""
+    """Simulate some GPUs of a plan, one after the other. Also called in other processes."""
     pooled = Measures([])
     for number in gpus:
         seed = plan.seed + number

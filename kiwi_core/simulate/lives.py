@@ -1,4 +1,4 @@
-"""What a journal tells of each session, and what is made of it: a trace, and measures."""
+"""The life of each session as a journal records it, and its conversion to a trace and measures."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 ROUND_NS: Final = NS_PER_MS
 ROUND_BYTES: Final = MIB
-"""Times and sizes are rounded to these: finer ones could be used to recognise something."""
+"""Times and sizes are rounded to these units: finer ones could help to identify a recording."""
 
 Moves = dict[type, list[tuple[int, int]]]
-"""Bytes and nanoseconds of each, by the event that told of it."""
+"""Bytes and nanoseconds of each move, by the event that reported it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A cell that is over. Times since the first event."""
+    """A cell that has ended. Times count from the first event."""
 
     free_ns: int
-    """When the one before it was over."""
+    """When the cell before it ended, or the session joined."""
     asked_ns: int
     granted_ns: int
     ended_ns: int
@@ -45,30 +45,30 @@ class Done:
 
 @dataclass(eq=False)
 class Life:
-    """One session as the journal has it so far."""
+    """One session as recorded by the journal so far."""
 
     joined_ns: int
     free_since_ns: int
-    """When its last cell was over, or it joined."""
+    """When its last cell ended, or it joined."""
     burst: int = 0
     asked_ns: int | None = None
-    """Of the cell that is open; ``None``: none is."""
+    """When the open cell asked for the lease; ``None``: no cell is open."""
     granted_ns: int | None = None
     """When that cell began."""
     attained_ns: float = 0.0
     held_bytes: int = 0
-    """By the last word, wherever the memory is."""
+    """Its memory by the last report, in the GPU or in system RAM."""
     out: bool = False
     moving: bool = False
     cells: list[Done] = field(default_factory=list)
     closed: Done | None = None
-    """The last cell, until it is known what memory it left."""
+    """The last cell, until the memory that it left is known."""
     left_ns: int | None = None
     """When its process ended, if it did."""
 
     @property
     def leaves_ns(self) -> int | None:
-        """From the end of its last cell on."""
+        """The time from the end of its last cell to the end of its process, if that ended."""
         return None if self.left_ns is None else rounded_ns(self.left_ns - self.cells[-1].ended_ns)
 
     def seen(self, resident_bytes: int) -> None:
@@ -81,7 +81,7 @@ class Life:
             self.held_bytes = event.moved_bytes
 
     def settle(self) -> None:
-        """Nothing more will be learned of the last cell."""
+        """Add the last cell to ``cells``: the journal says nothing more about it."""
         if self.closed is not None:
             held_bytes = -(-self.held_bytes // ROUND_BYTES) * ROUND_BYTES
             self.cells.append(replace(self.closed, peak_bytes=held_bytes))
@@ -96,7 +96,7 @@ def as_trace(
     since_ns: int,
     moves: Moves,
 ) -> Trace:
-    """Of the cells that the lives still have; times count from ``since_ns`` on. ``policy`` is the
+    """Return a trace of the cells in ``lives``; times count from ``since_ns`` on. ``policy`` is the
     one that was in force."""
     sessions = tuple(
         SessionTrace(
@@ -124,7 +124,7 @@ def as_trace(
 
 
 def fill_measures(measures: Measures, lives: Sequence[Life], since_ns: int) -> None:
-    """What came of the same cells."""
+    """Enter the cells of ``lives`` as they were really served."""
     measures.users = [f"s{number}" for number in range(1, len(lives) + 1)]
     cells = [(cell, index) for index, life in enumerate(lives) for cell in life.cells]
     for cell, index in sorted(cells, key=_ended):
@@ -143,7 +143,7 @@ def _ended(cell: tuple[Done, int]) -> int:
 
 
 def _covered_ns(spans: Iterable[tuple[int, int]]) -> int:
-    """By any of them."""
+    """Return the time that at least one of ``spans`` covers."""
     covered_ns, until_ns = 0, 0
     for from_ns, to_ns in sorted(spans):
         covered_ns += max(0, to_ns - max(from_ns, until_ns))
@@ -156,7 +156,7 @@ def rounded_ns(duration_ns: float) -> int:
 
 
 def _gbps(moves: list[tuple[int, int]]) -> float | None:
-    """All bytes over all time: what a policy has to reckon with, fixed costs included."""
+    """Return all bytes over all time: the effective speed, fixed costs included."""
     took_ns = sum(elapsed_ns for _, elapsed_ns in moves)
     moved_bytes = sum(moved for moved, _ in moves)
     return round(moved_bytes * NS_PER_S / took_ns / GB, 2) if took_ns and moved_bytes else None

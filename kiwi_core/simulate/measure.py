@@ -1,9 +1,9 @@
-"""What a simulation is measured by.
+"""The measures of a simulation.
 
-Wait: from the request to the first moment that the cell runs. Slowdown: from the request to the
-end, over the GPU time that it needs alone (at least a second, so that tiny cells do not decide).
-Useful share: work done over the time in which anybody wanted the GPU. Fairness: Jain's index of
-what each user got per second of wanting, the mean over GPUs where there are several.
+Wait: the time from the request until the cell first runs. Slowdown: the time from the request to
+the end, over the GPU time that the cell needs alone (at least a second, so that tiny cells do not
+dominate). Useful share: work done over the time in which any session wanted the GPU. Fairness:
+Jain's index of the GPU time of each user per second of wanting; with several GPUs their mean.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ CLASSES: Final[tuple[tuple[str, float, float], ...]] = (
 """Cells by the GPU time that they need alone: name, from, to (seconds)."""
 
 SHORT_S: Final = 30.0
-"""The cells that people wait for with their eyes on the screen."""
+"""Shorter cells are those that users wait for in front of the screen."""
 
 SLOWDOWN_FLOOR_NS: Final = NS_PER_S
 
 
 @dataclass
 class Measures:
-    """Filled by one simulation; several are pooled by ``add``."""
+    """The results that one simulation fills in; ``add`` pools several."""
 
     users: list[str]
-    """By session."""
+    """The user of each session."""
     gpus: array[int] = field(default_factory=lambda: array("i"))
-    """By session, once several GPUs are pooled: the number of its GPU; empty for a single one."""
+    """The number of each session's GPU once several GPUs are pooled; empty for a single one."""
     session: array[int] = field(default_factory=lambda: array("i"))
     gpu_ns: array[int] = field(default_factory=lambda: array("q"))
     wait_ns: array[int] = field(default_factory=lambda: array("q"))
     response_ns: array[int] = field(default_factory=lambda: array("q"))
-    """These four by cell, in the order in which they ended."""
+    """These four have an entry for each cell, in the order in which the cells ended."""
     makespan_ns: int = 0
-    """When the last cell ended; over several GPUs their sum."""
+    """When the last cell ended; the sum over several GPUs."""
     wanted_ns: int = 0
-    """Time in which anybody waited or ran."""
+    """Time in which any session waited or ran."""
     given_ns: float = 0.0
     busy_ns: int = 0
     suspensions: int = 0
-    """Cells stopped in their middle."""
+    """How often a cell was stopped in its middle."""
     swaps: int = 0
     swapped_bytes: int = 0
     swapping_ns: int = 0
     out_of_memory: int = 0
     killed: int = 0
     killed_work_ns: float = 0.0
-    """What the killed cells would still have needed."""
+    """GPU time that the killed cells would still have needed."""
     operations: Counter[str] = field(default_factory=Counter)
     events: int = 0
 
@@ -85,7 +85,7 @@ class Measures:
         self.swapping_ns += took_ns
 
     def add(self, other: Measures) -> None:
-        """Other GPUs'. Their users are other people, whatever their names."""
+        """Add the measures of other GPUs. Their users are other persons, whatever their names."""
         shift = len(self.users)
         first = max(self.gpus, default=-1) + 1
         self.gpus.extend(first + gpu for gpu in other.gpus or [0] * len(other.users))
@@ -109,7 +109,7 @@ _SUMS: Final = (
 
 
 class Spread(Struct, frozen=True, kw_only=True):
-    """Of so many values; seconds, or times for slowdowns."""
+    """The distribution of ``n`` values, in seconds; slowdowns are factors."""
 
     n: int
     mean: float
@@ -121,7 +121,7 @@ class Spread(Struct, frozen=True, kw_only=True):
 
 class ClassSummary(Struct, frozen=True, kw_only=True):
     cells: str
-    """Which ones, by the GPU time that they need alone."""
+    """The name of the class, by the GPU time that its cells need alone."""
     wait_s: Spread
     slowdown: Spread
 
@@ -133,17 +133,17 @@ class UserSummary(Struct, frozen=True, kw_only=True):
     wait_p50_s: float
     wait_p95_s: float
     share_while_wanting: float
-    """Of one GPU, while it waited or ran; what fairness is about."""
+    """The user's share of one GPU while waiting or running; fairness compares these."""
 
 
 class Summary(Struct, frozen=True, kw_only=True):
     cells: int
     total_s: float
-    """Until all work was done; over several GPUs their sum."""
+    """Time until all work was done; the sum over several GPUs."""
     useful_share: float
-    """Work done over the time in which anybody wanted the GPU."""
+    """Work done over the time in which any session wanted the GPU."""
     wanted_share: float
-    """Of the total time, that in which anybody wanted the GPU."""
+    """The share of the total time in which any session wanted the GPU."""
     swaps: int
     swapped_bytes: int
     suspensions: int
@@ -161,7 +161,7 @@ class Summary(Struct, frozen=True, kw_only=True):
 
 
 def summarise(measures: Measures, users_max: int = 64) -> Summary:
-    """``users_max``: of how many users the single figures are kept (fairness counts all)."""
+    """Return a summary with the figures of at most ``users_max`` users (fairness counts all)."""
     in_class = [_within(measures, low_s, high_s) for _, low_s, high_s in CLASSES]
     users = _users(measures)
     operations = measures.operations
@@ -208,7 +208,7 @@ def _slowdown(measures: Measures, cell: int) -> float:
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Percentiles by the nearest rank; all 0 where there is no value."""
+    """Return the distribution, with percentiles by the nearest rank; all 0 without a value."""
     ordered = sorted(values)
     if not ordered:
         return Spread(n=0, mean=0.0, p50=0.0, p95=0.0, p99=0.0, max=0.0)
@@ -227,8 +227,8 @@ def _rank(ordered: Sequence[float], share: float) -> float:
 
 
 def _users(measures: Measures) -> list[tuple[int, UserSummary]]:
-    """With the number of their GPU, in the order in which they stand in the traces; several
-    sessions of one user on one GPU are one."""
+    """Return the users with the number of their GPU, in the order of the traces. Several sessions
+    of one user on one GPU count as one user."""
     gpus = measures.gpus or array("i", [0] * len(measures.users))
     several = len(set(gpus)) > 1
     cells: dict[tuple[int, str], list[int]] = {
@@ -244,7 +244,7 @@ def _users(measures: Measures) -> list[tuple[int, UserSummary]]:
 
 
 def _mean_jain(users: list[tuple[int, UserSummary]]) -> float:
-    """Of each GPU by itself: one that is busier than another is not unfair."""
+    """Return the mean of the GPUs' indices: that one GPU is busier than another is not unfair."""
     by_gpu: dict[int, list[float]] = {}
     for gpu, user in users:
         by_gpu.setdefault(gpu, []).append(user.share_while_wanting)
@@ -265,7 +265,7 @@ def _user(measures: Measures, user: str, cells: list[int]) -> UserSummary:
 
 
 def jain(shares: Sequence[float]) -> float:
-    """1: all alike; 1/n: one has everything."""
+    """Return Jain's index. 1: all shares are equal; 1/n: one has everything."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
 

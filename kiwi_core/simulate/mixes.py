@@ -1,9 +1,9 @@
 """Generators of traces: mixes of notebooks and trainings with stated parameters.
 
-Times between cells and lengths of cells are lognormal (median, sigma): that is how measured
-notebook traces look, many short cells and a long tail. Published figures (NotebookOS):
-cells p50 ≤ 2 min and p75 ≤ 5 min, between cells p50 5 min, a reserved GPU idle > 81 % of the time.
-The other mixes are stress cases: their figures are ours.
+Times between cells and lengths of cells are lognormal (median, sigma), as in measured notebook
+traces: many short cells and a long tail. Published figures (NotebookOS): cells p50 ≤ 2 min and
+p75 ≤ 5 min, between cells p50 5 min, a reserved GPU idle > 81 % of the time. The other mixes are
+stress cases with figures of our own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from kiwi_core.units import GIB, MIB, NS_PER_S, seconds_to_ns
 
 @dataclass(frozen=True)
 class Kind:
-    """How one sort of session behaves. Pairs are evenly drawn ranges; shares are of 1."""
+    """The behaviour of one kind of session. Pairs are ranges to draw from evenly; shares are of
+    1."""
 
     cell_median_s: float
     cell_sigma: float
@@ -27,21 +28,21 @@ class Kind:
     think_median_s: float
     think_sigma: float
     gpu_share: tuple[float, float] = (1.0, 1.0)
-    """Of a cell's time; the rest comes before it, on the CPU."""
+    """The GPU's share of a cell's time; the rest is CPU time before it."""
     break_chance: float = 0.0
-    """That a break comes before a cell, beside the thinking."""
+    """Probability of a break before a cell, in addition to the think time."""
     break_s: tuple[float, float] = (0.0, 0.0)
     footprint: tuple[float, float] = (0.2, 0.9)
-    """What the session comes to hold, as a share of the GPU."""
+    """The memory that the session holds in the end, as a share of the GPU."""
     warm_up: int = 1
-    """First cells that import and look around: a context, a second."""
+    """Number of first cells that only import and look around: a context, one second each."""
 
 
 CONTEXT_BYTES: Final = 500 * MIB
 FIRST_LOAD: Final = 0.7
-"""The first real cell takes this share of what the session comes to hold …"""
+"""Share of the final footprint that the first real cell takes."""
 GROWTH_CHANCE: Final = 0.15
-"""… and each later one, with this chance, half of what is missing."""
+"""Probability that a later cell takes half of what is missing to the final footprint."""
 
 NOTEBOOK: Final = Kind(
     cell_median_s=120.0, cell_sigma=1.36, cell_max_s=3600.0, gpu_share=(0.05, 0.65),
@@ -54,30 +55,30 @@ INTERACTIVE: Final = Kind(
     cell_median_s=5.0, cell_sigma=1.2, cell_max_s=120.0, gpu_share=(0.6, 1.0),
     think_median_s=30.0, think_sigma=1.0, break_chance=0.03, break_s=(300.0, 1200.0),
 )  # fmt: skip
-"""Somebody who tries things out: a few seconds of GPU, half a minute of thought."""
+"""A user who tries things out: a few seconds of GPU, half a minute of thought."""
 
 TRAINING: Final = Kind(
     cell_median_s=3600.0, cell_sigma=0.6, cell_max_s=4 * 3600.0,
     think_median_s=60.0, think_sigma=0.5, footprint=(0.4, 0.9),
 )  # fmt: skip
-"""Practically always at work."""
+"""Computes almost all the time."""
 
 HEAVY: Final = Kind(
     cell_median_s=20.0, cell_sigma=1.3, cell_max_s=1800.0,
     think_median_s=16.0, think_sigma=1.1,
 )  # fmt: skip
-"""At work 60 % of the time if alone: mean cell 46 s, mean pause 29 s. Eight of them want almost
+"""Computes 60 % of the time if alone: mean cell 46 s, mean pause 29 s. Eight of them want almost
 five GPUs."""
 
 SMALL: Final = (0.15, 0.3)
-"""Footprints of which three to five fit together."""
+"""Footprints so small that three to five sessions fit together."""
 
 
 @dataclass(frozen=True)
 class Mix:
     summary: str
     kinds: tuple[tuple[Kind, int], ...]
-    """Which sessions, and how many of each."""
+    """Each kind of session, and how many there are of it."""
 
     @property
     def sessions(self) -> int:
@@ -108,8 +109,9 @@ def generate(
     sessions: int | None = None,
     total_bytes: int = 80 * GIB,
 ) -> Trace:
-    """So many hours of each session's life if it never waited. ``sessions`` scales the mix (its
-    kinds in the same proportion, each at least once). Raises ``CallerError("unknown-mix")``."""
+    """Return a trace in which each session lasts for ``hours`` if it never waits. ``sessions``
+    scales the mix (in the same proportion, each kind at least once). Raise
+    ``CallerError("unknown-mix")`` or ``CallerError("too-few-sessions")``."""
     if mix not in MIXES:
         raise CallerError("unknown-mix", f"There is no mix {mix!r}.", f"Mixes: {', '.join(MIXES)}.")
     made: list[SessionTrace] = []
@@ -166,7 +168,7 @@ def _cells(kind: Kind, rng: random.Random, length_s: float, total_bytes: int) ->
 
 
 def _grown(rng: random.Random, held_bytes: int, final_bytes: int, real_cells: int) -> int:
-    grows = rng.random() < GROWTH_CHANCE  # drawn every time, so that all else stays the same
+    grows = rng.random() < GROWTH_CHANCE  # drawn every time, so that later draws stay the same
     if real_cells < 0:
         return held_bytes
     if real_cells == 0:

@@ -1,4 +1,4 @@
-"""What is simulated beside the work itself: the machine, what goes wrong, and the settings."""
+"""The simulated machine, its faults and the settings; the work itself is in ``trace``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kiwi_core.states import AntiThrash
 from kiwi_core.units import GIB, NS_PER_MS, TIB
 
 GB: Final = 10**9
-"""Speeds are told in decimal gigabytes per second, as vendors do."""
+"""Speeds are given in decimal gigabytes per second, as vendors do."""
 
 
 @dataclass(frozen=True)
@@ -23,26 +23,26 @@ class Machine:
     out_bytes_per_s: float = 25.0 * GB
     in_bytes_per_s: float = 25.0 * GB
     swap_fixed_ns: int = 100 * NS_PER_MS
-    """What a move costs beside its bytes: locking the process, its contexts."""
+    """Cost of a move that does not depend on its size: locking the process, its contexts."""
     hold_ns: int = 10 * NS_PER_MS
-    """Holding a process, or letting it go, without moving anything."""
+    """Time to hold a process, or to release it, without moving anything."""
     noise: float = 0.2
     """The speed of each move is drawn evenly from 1 ± this."""
     contention: float = 1.0
     """How much runners side by side slow each other down. 1: the GPU's time is divided among
     them; 0: each runs as if alone."""
     look_ns: int = 3 * NS_PER_MS
-    """From the end of a cell to the end of the burst: the daemon looks at its memory between."""
+    """Time from the end of a cell to the end of its burst, in which the daemon reads its memory."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """Chances: per operation, and (``kill``) per cell."""
+    """Probabilities of faults: per operation, ``kill`` per cell."""
 
     refuse: float = 0.0
-    """An operation is refused: the process did not come to rest in time, or the driver said no."""
+    """An operation is refused: the process did not come to rest in time, or the driver refused."""
     hang: float = 0.0
-    """A driver call comes back only long after its deadline."""
+    """A driver call returns only long after its deadline."""
     kill: float = 0.0
     """The kernel dies in the middle of the cell's GPU part and is restarted by its user."""
 
@@ -53,14 +53,14 @@ class Faults:
 
 NO_FAULTS: Final = Faults()
 RESTART_NS: Final = 30_000 * NS_PER_MS
-"""From the death of a kernel until its user has a new one."""
+"""Time from the death of a kernel until its user has a new one."""
 HANG_NS: Final = 60_000 * NS_PER_MS
 """Mean time by which a hanging call outlasts its deadline."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What is compared: a policy and its settings."""
+    """A policy and its settings, to be compared with others."""
 
     policy: str = DEFAULT
     tq_ns: int = DEFAULTS.tq_ns

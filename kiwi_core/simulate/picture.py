@@ -1,4 +1,4 @@
-"""Waits by length of cell, as an SVG: plain text, no library, readable on light and on dark."""
+"""Draws waits by length of cell as an SVG, without a library, for light and dark backgrounds."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from kiwi_core.simulate.measure import Spread, Summary
 
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Okabe and Ito's: told apart by the colour-blind too, visible on white and on black."""
+"""Okabe and Ito's colours: the colour-blind can tell them apart; visible on white and on black."""
 
 LEFT, RIGHT, TOP, HEIGHT = 64, 16, 64, 280
 GROUP, BAR, GAP = 36, 18, 10
-"""Pixels: space of a group beside its bars, a bar's width, space between bars."""
+"""In pixels: the space of a group beside its bars, a bar's width, the space between bars."""
 LEAST_S: Final = 0.1
 """The bottom of the (logarithmic) axis; shorter waits are drawn there."""
 WHAT: Final = (
@@ -39,7 +39,8 @@ text { fill: currentColor }
 
 
 def waits_svg(title: str, columns: Sequence[tuple[str, Summary]]) -> str:
-    """``columns``: the name of each set-up and what came out; the same classes in all of them."""
+    """Return the SVG. ``columns`` has the name and the summary of each set-up; all summaries have
+    the same classes."""
     groups = [one.cells for one in columns[0][1].classes]
     group_width = GROUP + len(columns) * (BAR + GAP)
     width = max(LEFT + RIGHT + len(groups) * group_width, 560)
@@ -135,7 +136,7 @@ def _text(x: float, y: float, text: str, kind: str = "") -> str:
 
 
 def _in_words(columns: Sequence[tuple[str, Summary]]) -> str:
-    """For those who do not see the picture."""
+    """Return the figures in words, for users who cannot see the picture."""
     return " ".join(
         f"{name}, cells {one.cells}: median wait {format_duration_s(one.wait_s.p50)}, 95 % "
         f"within {format_duration_s(one.wait_s.p95)}."

@@ -1,4 +1,4 @@
-"""The scheduler that a set-up asks for."""
+"""Makes the scheduler for a set-up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES: Final = names()
 
 
 def scheduler_for(machine: Machine, setup: Setup, checks: bool) -> Scheduler:
-    """Raises ``CallerError("unknown-policy")``."""
+    """Return a new scheduler. Raise ``CallerError("unknown-policy")``."""
     return Scheduler(
         machine.total_bytes,
         config=setup.config,

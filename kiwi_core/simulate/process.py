@@ -19,11 +19,11 @@ class Phase(Enum):
     THINKING = "thinking"
     WAITING = "waiting"
     RUNNING = "running"
-    """The burst has begun; it may be stopped in its middle."""
+    """The burst has begun; it may be suspended."""
 
 
 class Proc:
-    """One kernel process as it really is, whatever the scheduler believes."""
+    """The real state of one kernel process, which may differ from the scheduler's record."""
 
     __slots__ = (
         "asked_ns", "burst", "cells", "flight", "granted_ns", "held", "host_bytes",
@@ -33,7 +33,7 @@ class Proc:
     def __init__(self, session_id: str, index: int, cells: tuple[Cell, ...], seed: str) -> None:
         self.id = SessionId(session_id)
         self.index = index
-        """Of its session in the trace."""
+        """The index of its session in the trace."""
         self.cells = cells
         self.next_cell = 0
         self.rng = random.Random(seed)
@@ -41,8 +41,8 @@ class Proc:
         self.burst = 0
         self.asked_ns = self.granted_ns = 0
         self.milestones: list[tuple[float, Callable[[Proc], None]]] = []
-        """The pieces that the cell's GPU part still has, the next one last: how much work, and
-        what happens at its end."""
+        """The remaining pieces of the cell's GPU part, the next one last: the work of each in
+        nanoseconds, and the function to call at its end."""
         self.resident_bytes = self.host_bytes = 0
         self.held = False
         self.flight: Flight | None = None

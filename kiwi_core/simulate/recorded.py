@@ -1,14 +1,14 @@
-"""A daemon's journal as a trace: the same work, to be run under another policy or setting.
+"""Turns a daemon's journal into a trace: the same work, to run under another policy or setting.
 
-What was waited for is left out; what remains of each session is how long it thought between cells,
-how long each cell computed, and what it held. Nothing that tells who or when: sessions are numbered
-in order of appearance, times count from the first event, and neither the GPU nor the date is kept.
-How long everybody really waited is told apart from the trace, by the measures of a simulation.
+The trace omits the waits. Of each session it keeps the think times between cells, how long each
+cell computed, and the memory held. It does not show who worked or when: sessions are numbered in
+order of appearance, times count from the first event, and neither the GPU nor the date is kept.
+The real waits are returned apart from the trace, as the measures of a simulation.
 
-GPU time is the time in which a session held the lease and was not stopped, divided by how much
-those beside it slowed it down (the same rule that the simulator runs them by). A cell that was
-interrupted while it waited never began and is left out; one whose threads lingered counts until it
-was over; one that still ran at the journal's end counts as far as it got.
+GPU time is the time in which a session held the lease and was not stopped, divided by the slowdown
+by the sessions beside it (by the simulator's own rule). A cell that was interrupted while it waited
+never began and is omitted; a cell whose threads lingered counts until its own end; a cell that
+still ran at the end of the journal counts as far as it got.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def trace_of(
     contention: float = 1.0,
     name: str = "recorded",
 ) -> Trace:
-    """Raises ``CallerError("bad-journal")`` where there is no header or not one cell."""
+    """Return the trace. Raise ``CallerError("bad-journal")`` if there is no header or no cell."""
     return read(records, contention=contention, name=name)[0]
 
 
@@ -51,8 +51,9 @@ def read(
     name: str = "recorded",
     since_unix_s: float = 0.0,
 ) -> tuple[Trace, Measures]:
-    """The work, and what came of it: the cells that were asked for at ``since_unix_s`` or later.
-    Raises ``CallerError("bad-journal")`` where there is no header or not one cell."""
+    """Return the trace, and the measures of what really happened, of the cells requested at
+    ``since_unix_s`` or later. Raise ``CallerError("bad-journal")`` if there is no header or no
+    cell."""
     reader = _Reader(contention, since_unix_s)
     for record in records:
         if isinstance(record, JournalHeader):
@@ -72,20 +73,20 @@ class _Reader:
         """Wall time of the journal's first event."""
         self._header_s = 0.0
         self._clock_base_ns: int | None = None
-        """What the entries' clock showed when the trace's began."""
+        """Reading of the entries' clock when the trace's clock began."""
         self._now_ns = 0
         self._lives: dict[SessionId, Life] = {}
         self._over: list[Life] = []
         self._computing: set[SessionId] = set()
         self._operations: dict[OpId, tuple[SessionId, bool]] = {}
-        """Session, and whether it computed when the operation was ordered."""
+        """The session, and whether it computed when the operation was ordered."""
         self._moved_bytes = MovedBytes()
         self._moves: dict[type, list[tuple[int, int]]] = {ev.PagedOut: [], ev.PagedIn: []}
         self._measures = Measures([])
         self._policy = ""
-        """In force now."""
+        """The policy in force now."""
         self._in_force_ns: Counter[str] = Counter()
-        """For how long each policy was, in the time that counts."""
+        """How long each policy was in force since ``since_unix_s``."""
 
     def header(self, header: JournalHeader) -> None:
         if self._first is None:
@@ -154,7 +155,7 @@ class _Reader:
     # --- events ---------------------------------------------------------------------------------
 
     def _life(self, session: SessionId) -> Life:
-        """Also of one that joined before the journal begins."""
+        """Return the life of ``session``; a new one if it joined before the journal begins."""
         return self._lives.setdefault(session, Life(self._now_ns, self._now_ns))
 
     def joined(self, event: ev.SessionJoined) -> None:

@@ -1,8 +1,8 @@
-"""The work that is simulated, and its file format.
+"""The work to simulate, and its file format.
 
 A trace is JSON lines: one header, then each session followed by its cells in order. Sessions are
-closed loops: a cell's think time begins when the cell before it is over, so a policy that serves
-cells sooner gets the next ones sooner, as in life. Documented in ``docs/simulate.md``.
+closed loops: a cell's think time begins at the end of the cell before it, so a policy that serves
+cells sooner gets the next ones sooner, as in reality. ``docs/simulate.md`` documents the format.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ class Cell(Struct, frozen=True, kw_only=True, gc=False):
     """One cell that uses the GPU."""
 
     think_ns: int
-    """From the end of the cell before (or the start of the session) to its start."""
+    """Time from the end of the cell before (or the start of the session) to its start."""
     cpu_ns: int
-    """Its own work before the first statement that needs the GPU: no lease is held."""
+    """Time from its start to the first statement that needs the GPU, without the lease."""
     gpu_ns: int
-    """From then on, alone on the GPU: what the lease is held for."""
+    """Time from then on if it is alone on the GPU: the time that it holds the lease."""
     peak_bytes: int
-    """The GPU memory that it ends with, contexts included; kept until the next cell."""
+    """The GPU memory at its end, contexts included; the session keeps it until the next cell."""
 
 
 class SessionTrace(Struct, frozen=True, kw_only=True):
     id: str
     user: str
     starts_ns: int
-    """When it joins."""
+    """When the session joins."""
     cells: tuple[Cell, ...]
     leaves_ns: int | None = None
-    """From the end of its last cell to the end of its process; ``None``: that lives on, and keeps
-    its memory."""
+    """Time from the end of its last cell to the end of its process; ``None``: the process lives on
+    and keeps its memory."""
 
     @property
     def gpu_ns(self) -> int:
@@ -55,7 +55,7 @@ class SessionTrace(Struct, frozen=True, kw_only=True):
 class Trace(Struct, frozen=True, kw_only=True):
     name: str
     total_bytes: int
-    """Of the GPU that it was made for or recorded on."""
+    """Size of the GPU that the trace was made for or recorded on."""
     sessions: tuple[SessionTrace, ...]
     recorded: Recorded | None = None
 
@@ -65,12 +65,12 @@ class Trace(Struct, frozen=True, kw_only=True):
 
 
 class Recorded(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a journal says of the machine that it was recorded on; ``None``: nothing was moved."""
+    """The machine that a journal was recorded on. A speed of ``None``: nothing was moved."""
 
     tq_s: float
     anti_thrash: str
     policy: str = ""
-    """In force for most of the time; "": nobody knows."""
+    """The policy in force for most of the time; "": unknown."""
     host_budget_bytes: int
     out_gbps: float | None = None
     in_gbps: float | None = None
@@ -91,13 +91,13 @@ class SessionLine(
 ):
     session: str
     user: str = ""
-    """Whose it is; the session's own name where nobody knows."""
+    """The session's user; "": unknown, and the session's name stands for it."""
     starts_s: float = 0.0
     leaves_s: float | None = None
 
 
 class CellLine(Struct, frozen=True, kw_only=True, tag="cell", tag_field="trace"):
-    """Of the session whose line came last."""
+    """A cell of the session whose line came last."""
 
     think_s: float
     cpu_s: float = 0.0
@@ -111,7 +111,7 @@ _DECODER: Final[msgspec.json.Decoder[_Line]] = msgspec.json.Decoder(_Line)
 
 
 def to_lines(trace: Trace) -> Iterator[bytes]:
-    """The file's lines, each with its newline."""
+    """Yield the lines of the file, each with its newline."""
     yield _line(
         TraceHeader(name=trace.name, total_bytes=trace.total_bytes, recorded=trace.recorded)
     )
@@ -140,7 +140,7 @@ def _line(record: _Line) -> bytes:
 
 
 def from_lines(lines: Iterable[bytes]) -> Trace:
-    """Raises ``CallerError("bad-trace")`` that names the line and what is wrong with it."""
+    """Return the trace. Raise ``CallerError("bad-trace")``, which names the line and its error."""
     reader = _Reader()
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -162,7 +162,7 @@ class _Reader:
         self._names: set[str] = set()
 
     def take(self, line: _Line) -> None:
-        """Raises ``ValueError`` with what is wrong, in words."""
+        """Add ``line``. Raise ``ValueError`` with the error in words."""
         if isinstance(line, TraceHeader):
             self._begin(line)
         elif self._header is None:

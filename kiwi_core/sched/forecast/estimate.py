@@ -1,7 +1,7 @@
-"""From some futures to what people are told: "about 12 s", or "10-25 s". Pure arithmetic.
+"""Turns simulated waits into the estimate that users see: "about 12 s", or "10-25 s".
 
-Being right means: what came is within two seconds or a quarter of what was told, of the figure or
-of the range. A range is at most so wide (``range_max_ns``), or it would say nothing.
+An estimate is right if the wait ends within two seconds or a quarter of it of the figure or the
+range. ``range_max_ns`` limits a range: a wider one would tell nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FALL: Final = 2
 FALL_SHARE: Final = 20
 """A figure that turns out too long falls faster than the clock, by two seconds and a twentieth of
-it in each second: a jump would read as a fault."""
+itself in each second: a jump would look like an error."""
 
 TOLERANCE_NS: Final = 2 * NS_PER_S
 TOLERANCE_SHARE: Final = 4
@@ -27,14 +27,14 @@ WIDTH_NS: Final = 5 * NS_PER_S
 
 SURE: Final = 0.85
 SURE_CAREFUL: Final = 0.95
-"""Of the futures, those that a range is to be right for, if that makes it not too wide."""
+"""The share of the futures that a range is to be right for, if that makes it not too wide."""
 
 CAREFUL: Final = 2
-"""By so much less tolerance ranges are chosen where too few were right lately."""
+"""The tolerance is divided by this where too few estimates were right lately."""
 
 
 class Estimate(NamedTuple):
-    """How long from now on, in nanoseconds. All three the same: "about"."""
+    """The estimate of a wait from now on, in nanoseconds. All three equal: "about"."""
 
     low_ns: int
     expected_ns: int
@@ -45,14 +45,14 @@ class Estimate(NamedTuple):
         return self.low_ns - slack_ns <= took_ns <= self.high_ns + slack_ns
 
     def later(self, passed_ns: int) -> Estimate:
-        """The same, looked at so much later."""
+        """Return the same estimate as seen ``passed_ns`` later."""
         low_ns, expected_ns, high_ns = self
         low_ns = low_ns - passed_ns if low_ns > passed_ns else 0
         expected_ns = expected_ns - passed_ns if expected_ns > passed_ns else 0
         return Estimate(low_ns, expected_ns, high_ns - passed_ns if high_ns > passed_ns else 0)
 
     def fallen(self, passed_ns: int) -> Estimate:
-        """Return the lowest figure that may be shown, ``passed_ns`` after this was shown."""
+        """Return the lowest figures that may be shown ``passed_ns`` after these were shown."""
         by_ns = [FALL * passed_ns + ns * passed_ns // (FALL_SHARE * NS_PER_S) for ns in self]
         return Estimate(*(max(0, ns - less_ns) for ns, less_ns in zip(self, by_ns, strict=True)))
 
@@ -63,15 +63,15 @@ class Estimate(NamedTuple):
         return Estimate(low_ns, expected_ns, high_ns)
 
     def contradicts(self, shown: Estimate) -> bool:
-        """All of it is longer than ``shown``, by more than "about" allows."""
+        """Return whether all of it is longer than ``shown``, by more than "about" allows."""
         return self.low_ns > shown.high_ns + tolerance_ns(self.low_ns)
 
     def no_longer_than(self, shown: Estimate) -> Estimate:
-        """Whatever is shorter of each."""
+        """Return the shorter one of each figure."""
         return Estimate(*map(min, self, shown))
 
     def no_shorter_than(self, least: Estimate) -> Estimate:
-        """Whatever is longer of each."""
+        """Return the longer one of each figure."""
         return Estimate(*map(max, self, least))
 
 
@@ -80,17 +80,18 @@ def tolerance_ns(took_ns: int) -> int:
 
 
 def range_max_ns(low_ns: int) -> int:
-    """Where a range that begins at ``low_ns`` ends at the latest."""
+    """Return the longest high end of a range that begins at ``low_ns``."""
     return round(WIDTH_FACTOR * low_ns) + WIDTH_NS
 
 
 def likely(futures_ns: Sequence[int], *, careful: bool = False) -> Estimate:
-    """The narrowest range that is right for almost all; where there is none of allowed width, the
-    one that is right for most. Narrow ones are one figure."""
+    """Return the narrowest range that is right for almost all futures; if none of allowed width is,
+    the one that is right for most. A narrow range becomes one figure."""
     futures = sorted(futures_ns)
     part = CAREFUL if careful else 1
     lows = [ns + tolerance_ns(ns) // part for ns in futures]
-    """Up to which low end a range is right for each, and from which high end on."""
+    """A range is right for a future whose entry is at least its low end here, and at most its high
+    end in ``highs``."""
     highs = [ns - tolerance_ns(ns) // part for ns in futures]
     sure = SURE_CAREFUL if careful else SURE
     enough = min(len(futures), int(sure * len(futures)) + 1)

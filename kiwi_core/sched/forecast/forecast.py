@@ -1,18 +1,18 @@
-"""What waiters are told: kept for a moment, kept steady along a wait, and compared with what came.
+"""The forecast that waiters see: cached briefly, steady along a wait, compared with the outcome.
 
-*Steady.* Along one wait all figures get smaller or stand still. They are told anew, with the reason
-why, only where the whole new range is longer than what is shown, by more than "about" allows, and
-has been for a second. They fall at once only where people see why: the place, the holder or the
-settings have changed. Else they run down faster than the clock.
+*Steady.* Along one wait all figures fall or stay the same. They rise, and a reason is shown, only
+if the whole new range is longer than the one shown, by more than "about" allows, and has been for
+a second. They fall at once only where users see why: the place, the holder or the settings have
+changed. Otherwise they run down faster than the clock.
 
-*Bounds.* Where the policy lets newcomers overtake a stopped burst, that burst is told an upper
-bound ("up to 2 min"): the longest future, multiplied by what would have covered almost all
-earlier waits of this kind.
+*Bounds.* Where the policy lets newcomers overtake a stopped burst, the forecast for that burst is
+an upper bound ("up to 2 min"): the longest future times the factor that would have covered almost
+all earlier waits of this kind.
 
-*Calibrated.* Of each wait that ended it is kept by how much it fell outside the futures that had
-been foreseen. New futures are multiplied by such factors of the last hundred waits of their kind.
-A wait that goes on is compared only with those that were not over by then: what made earlier waits
-short (a holder who was idle, or soon finished) has not happened to this one.
+*Calibrated.* When a wait ends, the forecast records the factor by which it fell outside its
+simulated futures. New futures are multiplied by the factors of the last hundred waits of their
+kind. A wait in progress is compared only with those that lasted at least as long: what made shorter
+waits short (a holder that was idle, or soon finished) has not happened to this one.
 """
 
 from __future__ import annotations
@@ -31,67 +31,67 @@ if TYPE_CHECKING:
     from kiwi_core.units import SessionId
 
 KEPT_NS: Final = 250 * NS_PER_MS
-"""Unless somebody comes, goes or is granted. In no second are there more looks than with this pause
-between them: people do not read more than a few figures a second."""
+"""How long a forecast is reused unless the history changes. No second has more forecasts than this
+allows: users do not read more than a few figures a second."""
 
 HURRY_NS: Final = 50 * NS_PER_MS
-"""Between two looks of which the second shows another holder, or another length of the queue: what
-falls because of that falls at the same moment, not up to a second later, when nobody sees why."""
+"""The shortest time between two forecasts if the holders or the length of the queue have changed:
+figures that fall because of that fall at once, not a second later, when users do not see why."""
 
 TAIL_KEPT_NS: Final = NS_PER_S
-"""Further down the queue figures are made anew so often at most."""
+"""How long figures further down the queue are reused."""
 
 LASTING_NS: Final = NS_PER_S
-"""So long everything must say that it takes longer, before people are told so."""
+"""How long all forecasts must be longer before users see a longer one."""
 
 COUNTED: Final = 100
-"""Waits of which it is known how well they were foretold: an afternoon's."""
+"""Number of recent waits whose forecasts are compared with the outcome: about an afternoon."""
 
 NOTICED_NS: Final = NS_PER_S
-"""Waits shorter than this are none to people."""
+"""Users do not notice shorter waits."""
 
 FACTORS: Final = 9
-"""Of so many waits something is known at least, and so many factors are taken at most."""
+"""The number of waits needed to calibrate, and the most factors that one range uses."""
 
 FACTOR_MAX: Final = 20.0
 
 POINTS: Final = 27
-"""Futures times factors: what one range is made of."""
+"""The most points that one range is made of: futures times factors."""
 
 HOLDS: Final = 0.98
 """The share of earlier waits that an upper bound would have covered; 95 % are promised."""
 
 BOUND_FACTOR: Final = 4.0
-"""An upper bound, in longest foreseen waits, while too few waits are known."""
+"""The factor of an upper bound while too few waits are known."""
 
 GOOD: Final = 0.92
-"""If a smaller share was right lately, ranges are chosen carefully; more than the 85 % that are
-promised."""
+"""If a smaller share of forecasts was right lately, ranges are chosen carefully; more than the 85 %
+that are promised."""
 
 _Kind = tuple[str, bool]
-"""The policy, and whether it waits to go on: those are overtaken by who comes meanwhile."""
+"""The policy, and whether the waiter was stopped in mid-burst and so may be overtaken."""
 
 
 class Past(NamedTuple):
     """A wait that has ended."""
 
     factor: float
-    """By how much it fell outside all futures; 1: it did not."""
+    """By how much the wait fell outside all futures; 1: it did not."""
     took_ns: int
 
     def may_follow(self, waited_ns: int) -> bool:
-        """Whether a wait that has lasted for ``waited_ns`` may still come as this one did."""
+        """Return whether a wait that has lasted for ``waited_ns`` may still end as this one did."""
         return self.factor >= 1 or self.took_ns > waited_ns
 
 
 class Told(NamedTuple):
     likely: Estimate
     why: str
-    """Why it takes longer than was told before; mostly ""."""
+    """Why the forecast is longer than the one before; mostly ""."""
 
 
 class Standing(NamedTuple):
-    """What figures may follow from, beside lengths, at one look."""
+    """The facts at one forecast that figures depend on, apart from burst lengths."""
 
     now_ns: int
     ahead: int
@@ -100,14 +100,14 @@ class Standing(NamedTuple):
     holders: frozenset[SessionId] = frozenset()
 
     def looks_like(self, before: Standing) -> bool:
-        """Nothing that people see beside the figure has changed."""
+        """Return whether nothing that users see beside the figure has changed."""
         now = self.ahead, self.settings, self.holders
         return now == (before.ahead, before.settings, before.holders)
 
 
 @dataclass(slots=True)
 class Promise:
-    """What one waiter was told first, and is told now."""
+    """The first and the present forecast for one waiter."""
 
     kind: _Kind
     queued_ns: int
@@ -115,20 +115,20 @@ class Promise:
     first: Estimate
     shortest_ns: int
     longest_ns: int
-    """Of the futures of the first look."""
+    """``shortest_ns`` and ``longest_ns`` are the extremes of the futures of the first forecast."""
     standing: Standing
-    """When it was told anew last."""
+    """The facts when the figures last rose, or of the first forecast."""
     fresh: Estimate
-    """What was found at the last look, or on the way down to it, and when that was."""
+    """The result of the last forecast, made at ``looked_ns``, or a figure that falls towards it."""
     looked_ns: int
     most: Estimate
-    """What was shown then: it is not told more than that."""
+    """The estimate shown at that time: the upper limit of what is shown now."""
     why: str = ""
     longer_since_ns: int | None = None
     bound: bool = False
-    """Only ``high_ns`` is told, as an upper bound."""
+    """Whether only ``high_ns`` is shown, as an upper bound."""
     seen: Standing = field(init=False)
-    """At the last look."""
+    """The facts at the last forecast."""
 
     def __post_init__(self) -> None:
         self.seen = self.standing
@@ -138,7 +138,8 @@ class Promise:
         return told._replace(low_ns=0) if self.bound else told
 
     def renew(self, fresh: Estimate, unlucky_ns: int, standing: Standing) -> None:
-        """What may well still be is not ruled out, however short the last figure was."""
+        """Take over the estimate ``fresh``. Its high end is at least ``unlucky_ns``: a wait that is
+        still likely is never ruled out."""
         fresh = fresh._replace(high_ns=max(fresh.high_ns, unlucky_ns))
         now_ns = standing.now_ns
         passed_ns = now_ns - self.looked_ns
@@ -166,7 +167,7 @@ def _why(before: Standing, now: Standing) -> str:
 
 
 class Record:
-    """How waits of one kind came, compared with what was foreseen and told."""
+    """The outcomes of waits of one kind, compared with their futures and forecasts."""
 
     def __init__(self) -> None:
         self._waits: deque[Past] = deque(maxlen=COUNTED)
@@ -182,7 +183,7 @@ class Record:
         self._right.append(promise.first.is_right(took_ns))
 
     def likely(self, futures_ns: list[int], waited_ns: int) -> Estimate:
-        """Return what to tell of a wait of this kind that has lasted for ``waited_ns`` by now."""
+        """Return the estimate for a wait of this kind that has lasted for ``waited_ns``."""
         if len(self._ordered) < FACTORS:
             return likely(futures_ns)
         factors = self._factors_after(waited_ns)
@@ -193,8 +194,8 @@ class Record:
         return likely([round(ns * by) for ns in futures_ns for by in some], careful=careful)
 
     def _factors_after(self, waited_ns: int) -> list[float]:
-        """Return the factors that a wait may still turn out to have, in order: a shorter one than
-        1 counts only if its own wait lasted longer than ``waited_ns``."""
+        """Return the factors that a wait may still have in the end, in order: a factor below 1
+        counts only if its own wait lasted longer than ``waited_ns``."""
         left = [past.factor for past in self._ordered if past.may_follow(waited_ns)]
         return left or [1.0]
 
@@ -211,23 +212,23 @@ class Forecast:
     def __init__(self) -> None:
         looks = NS_PER_S // KEPT_NS
         self._looked_ns: deque[int] = deque([-NS_PER_S] * looks, maxlen=looks)
-        """When the last looks were, as many as may be in a second."""
+        """Times of the last forecasts, as many as a second may have."""
         self._serial = -1
-        """The history's at the last one."""
+        """The history's serial at the last forecast."""
         self._seen: tuple[object, ...] = ()
-        """What people saw beside the figures then, all waiters together."""
+        """What users saw beside the figures then, all waiters together."""
         self._promises: dict[SessionId, Promise] = {}
         self._records: dict[_Kind, Record] = {}
         self.kept: deque[tuple[Estimate, int]] = deque(maxlen=COUNTED)
-        """What was told first and how long it took then, of the last waits."""
+        """The first forecast and the duration of each of the last waits."""
 
     @property
     def right(self) -> int:
-        """How many of ``kept`` were foretold within two seconds or a quarter."""
+        """The number of forecasts in ``kept`` that were right within two seconds or a quarter."""
         return sum(first.is_right(took_ns) for first, took_ns in self.kept)
 
     def look(self, st: State, now_ns: int) -> dict[SessionId, Told]:
-        """For each waiter of whom anything can be told."""
+        """Return the forecast of each waiter that has one."""
         self._settle(st)
         changed = self._serial != st.history.serial
         passed_ns = now_ns - self._looked_ns[-1]
@@ -257,7 +258,7 @@ class Forecast:
         last: Estimate | None = None
         for waiter in tuple(st.policy.order(st)):
             standing = Standing(now_ns, place, settings, troubles, holders)
-            place += not waiter.stopping  # who is being stopped is shown as a holder
+            place += not waiter.stopping  # a session that is being stopped is shown as a holder
             found = ahead.waits_ns.get(waiter.id)
             if waiter.blocked is not None:
                 self._promises.pop(waiter.id, None)
@@ -287,7 +288,7 @@ class Forecast:
         return record.likely(futures_ns, waited_ns)
 
     def _due_tail(self, st: State, ahead: Futures, now_ns: int) -> dict[SessionId, int]:
-        """Empty while what those further down were told is young enough."""
+        """Return ``tail_ns``; empty while the figures further down are young enough."""
         if not ahead.has_tail:
             return {}
         for id_ in st.queue:
@@ -320,7 +321,7 @@ class Forecast:
     # --- what came ------------------------------------------------------------------------------
 
     def _settle(self, st: State) -> None:
-        """Those that do not wait any more for what they were told about."""
+        """Drop the promises whose waits have ended, and learn from those that were granted."""
         for id_, promise in tuple(self._promises.items()):
             waiter = st.queue.get(id_)
             if waiter is not None and waiter.queued_ns == promise.queued_ns:

@@ -1,7 +1,8 @@
-"""How long each waiter waits in some futures: as many as a look may cost, the first ones exactly.
+"""How long each waiter waits in several simulated futures, as many as one forecast may cost.
 
-The copy runs until the first few are granted. What each one further down adds is taken from a sum
-over who is ahead (``waits``): there the errors of many turns even out, and nobody needs seconds.
+A copy of the scheduler runs until the first few waiters are granted. The additional wait of each
+one further down is estimated by a sum over the sessions ahead (``waits``): there the errors of many
+turns even out, and users need no exact seconds.
 """
 
 from __future__ import annotations
@@ -17,44 +18,46 @@ if TYPE_CHECKING:
     from kiwi_core.units import SessionId
 
 STEPS: Final = 30
-"""Events of all runs of one look together (the first one goes on until it is through), about 20 µs
-each. With three times as many hardly more waits are right."""
+"""Events in all runs of one forecast together (the first run is never cut short), about 20 µs
+each. With three times as many, hardly more forecasts are right."""
 
 RUNS_MAX: Final = 7
-"""An odd number always: the first one is the middle one."""
+"""Odd, since the first run takes the place of the middle one."""
 
 GRANTS: Final = 4
-"""How many the copy sees granted. Four waiters and their swaps take about 15 events."""
+"""Number of grants after which a run ends. Four waiters and their swaps take about 15 events."""
 
 CROWD: Final = 20
-"""With more waiters than that, half as many: to copy them all costs as much as ten events."""
+"""With more waiters than this, a run ends after half as many grants: to copy them all costs as much
+as ten events."""
 
 
 UNLUCKY: Final = 0.9
-"""Chance of lengths that are rather long: where less than ten earlier bursts were longer than what
-this one has had already, it does not end by itself."""
+"""The chance that stands for long bursts: a burst does not end by itself if fewer than ten earlier
+ones were longer than it has been already."""
 
 
 @dataclass(frozen=True)
 class Futures:
     waits_ns: dict[SessionId, list[int]]
-    """Until the lease (or, of one that leaves, until its memory is back). Those that are missing
-    wait for something else than their turn."""
+    """The waits until the lease (of a session that leaves, until its memory is back), one for each
+    future. Of the first waiters, those without an entry wait for something else than their turn."""
     unlucky_ns: dict[SessionId, int]
-    """The same if all bursts are rather long; in a short queue only."""
+    """The waits if all bursts are rather long; empty if only one future was simulated."""
     has_tail: bool
-    """There are waiters further down (``tail_ns``)."""
+    """Whether waiters further down may exist (``tail_ns``)."""
 
 
 def futures(st: State, now_ns: int) -> Futures:
-    """``st`` is not changed. In the first run everything takes as long as it usually does."""
+    """Simulate futures of ``st``, which is not changed. In the first one all bursts have their
+    median length."""
     grants = GRANTS if len(st.queue) <= CROWD else GRANTS // 2
     first = Run(st, now_ns, 0.5, spread=False)
     found = {id_: [wait_ns] for id_, wait_ns in first.waits_ns(grants).items()}
     head = len(found)
     runs = min(RUNS_MAX, (STEPS // max(1, first.steps) - 1) | 1) if grants == GRANTS else 1
     for number in range(runs):
-        if number != runs // 2:  # the first one is that
+        if number != runs // 2:  # the first run takes its place
             run = Run(st, now_ns, (number + 0.5) / runs, spread=True)
             for id_, wait_ns in run.waits_ns(grants).items():
                 found.setdefault(id_, []).append(wait_ns)
@@ -63,7 +66,7 @@ def futures(st: State, now_ns: int) -> Futures:
 
 
 def tail_ns(st: State, now_ns: int, found: dict[SessionId, list[int]]) -> dict[SessionId, int]:
-    """Of those further down the queue, how much more than the last one of ``found``."""
+    """Return how much longer each waiter further down waits than the last one in ``found``."""
     roughly = expected_waits_ns(st, now_ns)
     last_ns = max((roughly.get(id_) or 0 for id_ in found), default=0)
     return {

@@ -1,9 +1,9 @@
-"""A copy of the scheduler runs ahead: when is everybody in the queue granted?
+"""Simulates one future: a copy of the scheduler runs ahead until the waiters are granted.
 
-The copy decides by the same code; what the world would do is guessed. A burst takes as long as one
-of this session's bursts that took longer than this one has by now; with a certain chance, and where
-none did, it does not end by itself, and the policy ends its turn. Operations take what their bytes
-take at the measured speed. Nobody new comes.
+The copy decides by the same code; the events are guessed. A burst takes as long as one of the
+session's earlier bursts that were longer than it has been so far. With some chance, and always if
+there is none, it does not end by itself, and the policy ends its turn. Operations take the time
+that the measured speed gives for their bytes. No new requests arrive.
 """
 
 from __future__ import annotations
@@ -27,41 +27,42 @@ if TYPE_CHECKING:
 NEVER_NS: Final = 1 << 62
 
 STEPS_MAX: Final = 100
-"""Events of one run: 2 ms. Eight waiters and their swaps take about 30."""
+"""Limit of events in one run: 2 ms. Eight waiters and their swaps take about 30."""
 
 GOLDEN: Final = 0.6180339887498949
-"""Its multiples are spread evenly over a circle."""
+"""The golden ratio's fraction: its multiples are spread evenly over a circle."""
 
 HOLD_NS: Final = 10 * NS_PER_MS
-"""To hold a process, or to let it go, without moving anything."""
+"""Time to hold a process, or to release it, without moving anything."""
 
 _MOVES: Final = (Doing.PAGING_OUT, Doing.PAGING_IN)
 _HANDLERS: Final = {**arrivals.HANDLERS, **outcomes.HANDLERS, **observations.HANDLERS}
 
 
 def burst_ns(session: Session, attained_ns: int, chance: float) -> int:
-    """How long its burst will have held the lease in all, when it has for ``attained_ns``: with
-    ``chance`` not longer than that. One longer than ever is as likely as each that is known."""
+    """Return the total length of a burst that has held the lease for ``attained_ns``: the quantile
+    ``chance`` of the possible lengths. These are the longer known ones and ``NEVER_NS`` (longer
+    than ever before), all equally likely."""
     longer = sorted(length_ns for length_ns in session.durations_ns if length_ns > attained_ns)
     number = int(chance * (len(longer) + 1))
     return longer[number] if number < len(longer) else NEVER_NS
 
 
 class Run:
-    """One future. ``chance`` is that of each burst's length; ``spread``: of the first one's, and
-    those of the others follow from it so that over several runs each has all chances evenly."""
+    """One future. ``chance`` is the quantile of each burst's length. With ``spread`` it is that of
+    the first burst; the others get quantiles so that over several runs each has all evenly."""
 
     def __init__(self, st: State, now_ns: int, chance: float, *, spread: bool) -> None:
         self._st = twin = copy_of(st)
         self._now_ns = self._began_ns = now_ns
         self.steps = 0
-        """Events so far: what it has cost."""
+        """Number of events so far, which measures the run's cost."""
         self._reports: list[tuple[int, int, Running, Session]] = []
-        """When operations report; by time and operation id."""
+        """Heap of the times when operations report, with the operation ids."""
         self._ends: list[tuple[int, SessionId, int]] = []
-        """When runners are through, with the time of the grant that this is about."""
+        """Heap of the times when runners' bursts end, with the time of the runner's grant."""
         self._free_at_ns: dict[Doing, int] = {}
-        """When the bus is free for the next move in that direction."""
+        """When the bus is free for the next move, by direction."""
         self._lengths_ns: dict[SessionId, int] = {}
         step = GOLDEN if spread else 0.0
         for number, (id_, session) in enumerate(twin.sessions.items()):
@@ -74,8 +75,8 @@ class Run:
             self._expect_end(runner)
 
     def waits_ns(self, grants_max: int, steps_max: int = STEPS_MAX) -> dict[SessionId, int]:
-        """Of those that wait now, the first ``grants_max`` that are granted (or, where they only
-        want to leave, are gone), and how long it took; in that order."""
+        """Return the waits of the first ``grants_max`` present waiters that are granted (or, if
+        they only want to leave, are gone), in that order."""
         pending = set(self._st.queue)
         waits: dict[SessionId, int] = {}
         while pending and len(waits) < grants_max and self.steps < steps_max:
@@ -92,7 +93,7 @@ class Run:
     # --- time -----------------------------------------------------------------------------------
 
     def _next(self) -> ev.Event | None:
-        """What happens next, and makes it that time; ``None``: nothing will."""
+        """Return the next event and set the clock to its time; ``None``: there is none."""
         ends = self._ends
         while ends and self._is_stale(ends[0]):
             heapq.heappop(ends)
@@ -112,7 +113,7 @@ class Run:
         return ev.DeadlinePassed()
 
     def _is_stale(self, end: tuple[int, SessionId, int]) -> bool:
-        """It was stopped, or ended otherwise, meanwhile."""
+        """Return whether the turn of ``end`` is over already: stopped, or ended otherwise."""
         runner = self._st.runners.get(end[1])
         return runner is None or runner.granted_ns != end[2]
 
@@ -125,7 +126,7 @@ class Run:
     def _expect_report(self, session: Session) -> None:
         op = session.op
         if op is None or op.overdue:
-            return  # it hangs: nobody knows
+            return  # it hangs: unknown
         took_ns = _cost_ns(self._st, session, op.doing)
         began_ns = op.started_ns
         if took_ns and op.doing in _MOVES:
@@ -138,7 +139,7 @@ class Run:
     # --- the scheduler --------------------------------------------------------------------------
 
     def _feed(self, event: ev.Event) -> list[SessionId]:
-        """Those that were granted, or are gone."""
+        """Handle ``event`` and return the sessions that were granted, or are gone."""
         st = self._st
         st.now_ns = self._now_ns
         st.actions = []

@@ -1,7 +1,7 @@
-"""A copy of a scheduler's state that can run ahead: decides alike, costs little, keeps no story.
+"""A copy of a scheduler's state that can run ahead: same decisions, cheap, without stories.
 
-Only sessions that something refers to (queue, runners, idle memory, operations, the policy) come
-along: before the others matter they have to ask, and in the copy nobody does.
+Only sessions that the state refers to (queue, runners, idle memory, operations, the policy) are
+copied. The others would matter only after a request, and the copy gets no new requests.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from kiwi_core.sched.model.stories import Stories
 if TYPE_CHECKING:
     from kiwi_core.units import SessionId
 
-# Fifty are copied many times a second; ``copy.copy`` takes four times as long.
+# Up to fifty sessions are copied many times a second; ``copy.copy`` takes four times as long.
 _SESSION: Final = attrgetter(*(one.name for one in fields(Session)))
 _OPERATION: Final = attrgetter(*(one.name for one in fields(Running)))
 
 _SHARED: Final = frozenset({"config", "sessions", "stories", "history", "speed", "swaps"})
-"""Fields of ``State`` that never change, or that the twin has its own of."""
+"""Fields of ``State`` that never change, or that the twin gets anew."""
 
 _PLAIN: Final = frozenset({int, float, str, bool, type(None)})
 
 
 def copy_of(st: State) -> State:
-    """Nothing that is done to the twin shows in ``st``."""
+    """Return a twin of ``st``. Changes of the twin leave ``st`` as it is."""
     twins: dict[SessionId, Session] = {}
     twin = object.__new__(State)
     for name, value in vars(st).items():
@@ -58,7 +58,8 @@ def _session(session: Session) -> Session:
 
 
 def _mapped(value: Any, twins: dict[SessionId, Session]) -> Any:
-    """A copy, with the twins of the sessions that it refers to; each is made when it is met."""
+    """Return a copy of ``value`` that refers to the twins of its sessions, and make each twin when
+    it is first met."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -80,7 +81,7 @@ def _mapped(value: Any, twins: dict[SessionId, Session]) -> Any:
 
 
 class _Untold(Stories):
-    """Nobody will read them."""
+    """Stories of a twin, which no caller reads."""
 
     def add(self, session: SessionId, at_ns: int, template: str, *arguments: object) -> None:
         pass
@@ -98,7 +99,7 @@ class _Unwritten(History):
 
 
 class _Settled(SwapSpeed):
-    """Learns nothing from moves that were made up of it."""
+    """The known speed. It learns nothing from simulated moves, which follow from it."""
 
     def __init__(self, known: SwapSpeed) -> None:
         self.__dict__.update(vars(known))

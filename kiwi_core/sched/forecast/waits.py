@@ -1,8 +1,8 @@
-"""How long everybody in the queue will probably wait.
+"""A rough estimate of each wait in the queue.
 
-A sum over who is ahead: what the runner has left, then for each waiter the swap and the smaller of
-its quantum and its usual burst. Right for people's purposes; the worst case (number ahead × TQ) is
-hardly ever what happens.
+It is a sum over the sessions ahead: the rest of the runner's turn, then for each waiter the swap
+and the smaller of its quantum and its usual burst. This is exact enough for users; the worst case
+(number ahead × TQ) hardly ever happens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def expected_waits_ns(st: State, now_ns: int) -> dict[SessionId, int | None]:
-    """For each waiter from now on, in the policy's order; ``None`` where nobody can tell."""
+    """Return each waiter's wait from now on, in the policy's order; ``None`` if unknown."""
     swaps = st.active_need_bytes + st.margin_bytes > st.capacity_bytes
     serial_ns = _until_free_ns(st, now_ns)
     waits: dict[SessionId, int | None] = {}
@@ -40,7 +40,7 @@ def expected_waits_ns(st: State, now_ns: int) -> dict[SessionId, int | None]:
 
 
 def _until_free_ns(st: State, now_ns: int) -> int | None:
-    """Until the first waiter can be brought in: runners and page-outs in the way."""
+    """Return the time until runners and page-outs let the first waiter in; ``None`` if unknown."""
     leaving_ns = [_op_left_ns(st, s, now_ns) for s in st.ops.values() if s.id not in st.chosen]
     out_ns = max(leaving_ns, default=0)
     if st.chosen or not st.runners or (not st.serialised and leaving_ns):
@@ -53,7 +53,7 @@ def _until_free_ns(st: State, now_ns: int) -> int | None:
 
 
 def _left_ns(st: State, runner: Session, now_ns: int) -> int | None:
-    """What is left of its run and, if it has to go out, of its way out."""
+    """Return the rest of the turn, plus the page-out if the quantum ends it; ``None``: unknown."""
     run_ns = now_ns - runner.granted_ns
     usual_ns = _usual_burst_ns(runner)
     usual_left_ns = usual_ns - runner.attained_ns - run_ns if usual_ns is not None else None
@@ -70,7 +70,7 @@ def _usual_burst_ns(session: Session) -> int | None:
 
 
 def _usual_run_ns(st: State, waiter: Session) -> int:
-    """How long it will hold the lease when it gets it: its usual burst's rest or a quantum."""
+    """Return how long ``waiter`` will hold the lease: the rest of its usual burst or a quantum."""
     quantum_ns = st.quantum_ns(waiter)
     usual_ns = _usual_burst_ns(waiter)
     if usual_ns is None or usual_ns <= waiter.attained_ns:
@@ -88,7 +88,7 @@ def _bring_in_ns(st: State, waiter: Session, now_ns: int) -> int:
 
 
 def _op_left_ns(st: State, session: Session, now_ns: int) -> int:
-    """What is left of an operation at the measured speed; 0 for a hung one: nobody waits for it."""
+    """Return the rest of an operation at the measured speed; 0 for a hung one."""
     op = session.op
     if op is None or op.overdue:
         return 0

@@ -1,1 +1,1 @@
-"""The records of the scheduler: sessions, the state of the GPU, what is learned and summed."""
+"""The scheduler's records: sessions, the state of the GPU, learned values and sums."""

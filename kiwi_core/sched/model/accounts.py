@@ -1,4 +1,4 @@
-"""What each session has had and cost so far: sums that only grow, for whoever keeps accounts."""
+"""What each session has used and cost so far: sums that only grow, for accounting."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 class Account(NamedTuple):
-    """Of one session since it joined. Nanoseconds and bytes."""
+    """The sums of one session since it joined, in nanoseconds and bytes."""
 
     held_ns: int = 0
-    """Had the lease. Sessions that run side by side are each counted in full."""
+    """Time with the lease. Sessions that run side by side are each counted in full."""
     waited_ns: int = 0
-    """Waited for the lease, suspended or not yet begun."""
+    """Time spent waiting for the lease, with the burst suspended or not yet begun."""
     suspended_ns: int = 0
-    """The part of ``waited_ns`` after its bursts had begun."""
+    """The part of ``waited_ns`` in which a burst was suspended."""
     moving_ns: int = 0
-    """Its memory was moved, out or in: the driver's time, of moves that succeeded."""
+    """Time in which the driver paged its memory out or in; only moves that succeeded."""
     moved_out_bytes: int = 0
     moved_in_bytes: int = 0
     bursts: int = 0
-    """That began."""
+    """Bursts that have begun."""
     suspensions: int = 0
 
     def since(self, earlier: Account) -> Account:
@@ -38,7 +38,7 @@ class Account(NamedTuple):
 
 
 def account_of(session: Session, now_ns: int) -> Account:
-    """Until now, what goes on included."""
+    """Return the sums of ``session`` until ``now_ns``, including the turn or wait in progress."""
     held_ns, waited_ns = session.held_ns, session.waited_ns
     suspended_ns = session.suspended_ns
     if session.want is Want.RUNNING or session.stopping:
@@ -60,18 +60,18 @@ def account_of(session: Session, now_ns: int) -> Account:
 
 
 class MovedBytes:
-    """Say how many bytes each move moved. It is told of every move of every session, in order.
+    """Computes how many bytes each move moved. It must see every move of every session, in order.
 
-    Where the driver takes what a library had left, the page-out reports all that is out by then
-    (that is what has to come back), so a plain sum would count the first page-out twice.
+    Where the driver pages out what a library had left, the page-out reports all bytes that are out
+    by then (all of them have to come back), so a plain sum would count the first page-out twice.
     """
 
     def __init__(self) -> None:
         self._out: dict[SessionId, int] = {}
-        """By session: what it has in system RAM."""
+        """Bytes that each session has in system RAM."""
 
     def of(self, session: SessionId, event: PagedOut | PagedIn) -> int:
-        """Return what this move moved, in bytes."""
+        """Return how many bytes this move moved."""
         before_bytes = self._out.pop(session, 0)
         if not isinstance(event, PagedOut):
             return event.moved_bytes
@@ -79,5 +79,5 @@ class MovedBytes:
         return max(0, event.moved_bytes - before_bytes)
 
     def forget(self, session: SessionId) -> None:
-        """Drop what is known of ``session``, which is gone."""
+        """Drop the record of ``session``, which is gone."""
         self._out.pop(session, None)

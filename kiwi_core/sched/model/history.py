@@ -1,7 +1,7 @@
-"""What the sessions of one GPU did when: the last stretches of holding, waiting and moving.
+"""The recent history of one GPU: when its sessions held the lease, waited and were moved.
 
-The scheduler tells of each beginning (``begin``) and end (``end``) at the place where it happens.
-What goes on is not kept here: the sessions themselves say since when (``turn_of``, their ``op``).
+The scheduler calls ``begin`` and ``end`` at the place where an entry begins and ends. Entries in
+progress are not stored here: the sessions record when they began (``turn_of``, their ``op``).
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ if TYPE_CHECKING:
 MOVES: Final = {Doing.PAGING_OUT: HistoryKind.OUT, Doing.PAGING_IN: HistoryKind.IN}
 
 _Ended = tuple[int, int, "SessionId", HistoryKind, int, int, int, bool, bool]
-"""The fields of a ``HistoryView``: that is made when somebody looks."""
+"""The fields of a ``HistoryView``, which is made only when a caller reads the history."""
 
 
 class History:
-    """Bounded by number and by age. Written in each lease cycle, hence short."""
+    """Entries that have ended, bounded in number and age. Each lease cycle writes some, so
+    writing is cheap."""
 
     def __init__(self, entries_max: int, kept_ns: int) -> None:
         self.serial = 0
-        """Of the newest change; the first one is 1."""
+        """The serial of the newest change; the first one is 1."""
         self._kept_ns: Final = kept_ns
         self._ended: Final[deque[_Ended]] = deque(maxlen=entries_max)
-        """In the order of their serials, which is that of their ends."""
+        """Entries in the order of their serials, which is the order in which they ended."""
 
     def begin(self) -> int:
-        """The id of a new entry; also its serial until it ends."""
+        """Return the id of a new entry, which is also its serial until it ends."""
         self.serial += 1
         return self.serial
 
@@ -58,15 +59,15 @@ class History:
     def since(
         self, serial: int, sessions: Iterable[Session], now_ns: int
     ) -> tuple[HistoryView, ...]:
-        """What began or ended after the change ``serial``, in the order of the serials.
-        ``sessions``: all that are on the books."""
+        """Return the entries that began or ended after the change ``serial``, ordered by serial.
+        ``sessions`` are all that the scheduler has on record."""
         self._forget_before(now_ns - self._kept_ns)
         changed = [HistoryView(*ended) for ended in self._ended_after(serial)]
         changed += (view for view in _going_on(sessions) if view.serial > serial)
         return tuple(sorted(changed, key=_serial))
 
     def sessions(self) -> frozenset[SessionId]:
-        """All that have an entry that has ended."""
+        """Return the ids of all sessions that have an entry that has ended."""
         return frozenset(ended[2] for ended in self._ended)
 
     def _ended_after(self, serial: int) -> Iterator[_Ended]:
@@ -81,8 +82,8 @@ class History:
 
 
 def turn_of(session: Session) -> tuple[HistoryKind, int] | None:
-    """Whether ``session`` holds, waits or is suspended, and since when. While it is being stopped
-    it still holds; one that leaves waits for no turn."""
+    """Return whether ``session`` holds the lease, waits or is suspended, and since when. A session
+    that is being stopped still holds; a session that leaves waits for no turn."""
     if session.want is Want.RUNNING or session.stopping:
         return HistoryKind.HELD, session.granted_ns
     if session.want is Want.QUEUED and not session.leaving:

@@ -1,12 +1,14 @@
-"""What a session is expected to take in the GPU while it runs.
+"""Estimates of the GPU memory that a session takes while it runs.
 
-Two answers, because being wrong costs differently. ``need_bytes`` decides who may run beside whom:
-too high a guess costs waiting. ``wish_bytes`` is what is made free by moving *idle* memory out, as
-far as that can be had: too high a guess costs one swap, too low a guess an out-of-memory error.
+There are two, because errors differ in cost. ``need_bytes`` decides which sessions may run side by
+side: too high a guess costs waiting. ``wish_bytes`` is the room that is made by paging *idle*
+memory out, as far as possible: too high a guess costs one swap, too low a guess an out-of-memory
+error.
 
-Unknown: the whole GPU. A notebook's first cells often make no more than a context (import, a look
-at the device) and its next one loads the model; so what a session holds counts as known only once
-it is more than a small share of the GPU, or has stayed small for some bursts.
+A session of unknown need counts as needing the whole GPU. The first cells of a notebook often make
+no more than a context (an import, a look at the device) and the next one loads the model. So a
+need is known only once the session has held more than a small share of the GPU, or has stayed
+small for some bursts.
 """
 
 from __future__ import annotations
@@ -20,22 +22,22 @@ if TYPE_CHECKING:
     from kiwi_core.sched.model.session import Session
 
 SMALL_SHARE: Final = 20
-"""A twentieth of the GPU or less is hardly more than a context (0.3-0.6 of 16-140 GB)."""
+"""Up to a twentieth of the GPU is hardly more than a context (0.3-0.6 GB of 16-140 GB)."""
 
 CONTEXT_MAX_BYTES: Final = 640 * MIB
 SMALL_SHARE_MAX: Final = 10
-"""On cards of less than 12 GB a context is more than a twentieth. So up to this much is small,
-but never more than a tenth of the GPU."""
+"""A context is more than a twentieth of a GPU of less than 12 GB. So ``CONTEXT_MAX_BYTES`` count
+as small, too, but never more than a tenth of the GPU."""
 
 QUIET_BURSTS: Final = 3
-"""Bursts without growth after which even a small session is believed to stay small."""
+"""Bursts without growth after which a small session is expected to stay small."""
 
 BELIEVED_NS: Final = 30 * NS_PER_S
-"""GPU time in one burst after which what it has held in it is believed, too. A training's first
-burst may go on for hours: until its end it would count as one that needs the whole GPU."""
+"""GPU time in one burst after which the peak of this burst counts, too. The first burst of a
+training may last hours: until its end the training would count as needing the whole GPU."""
 
 NOISE_SHARE: Final = 64
-"""Growth by less than this part of the GPU is allocators rounding, not a new phase."""
+"""Growth by less than this part of the GPU is the allocator's rounding, not a new phase."""
 
 
 def unknown(session: Session, total_bytes: int) -> bool:
@@ -44,8 +46,8 @@ def unknown(session: Session, total_bytes: int) -> bool:
 
 
 def need_bytes(session: Session, total_bytes: int) -> int:
-    """Without the margin, at most the whole GPU; never less than what it holds now
-    and has asked for."""
+    """Return the expected need without the margin: at most the whole GPU, and up to that no less
+    than what the session holds now and has asked for."""
     if unknown(session, total_bytes):
         return total_bytes
     wanted = session.footprint_bytes + session.asked_bytes
@@ -60,8 +62,8 @@ def _small_bytes(total_bytes: int) -> int:
 
 
 def wish_bytes(session: Session, total_bytes: int) -> int:
-    """``need_bytes``, and as much again as it grew in its last burst. One that never held GPU
-    memory may begin with any cell: the whole GPU."""
+    """Return ``need_bytes`` plus the growth of the last burst; the whole GPU for a session that
+    never held GPU memory, which may begin with any cell."""
     if not session.peak_bytes:
         return total_bytes
     return min(total_bytes, session.need_bytes + session.growth_bytes)
@@ -74,13 +76,13 @@ def burst_began(session: Session) -> None:
 
 
 def burst_stopped(session: Session) -> None:
-    """In its middle; its quantum is counted."""
+    """Learn from a burst that was stopped in its middle, after its quantum was counted."""
     if session.attained_ns >= BELIEVED_NS:
         session.peak_bytes = max(session.peak_bytes, session.burst_peak_bytes)
 
 
 def burst_ended(session: Session, total_bytes: int) -> None:
-    """Learn from the burst that is over."""
+    """Learn from a burst that has ended."""
     session.bursts_ended += 1
     session.durations_ns.append(session.attained_ns)
     session.earlier_peak_bytes = max(session.peaks_bytes, default=0)
@@ -90,8 +92,9 @@ def burst_ended(session: Session, total_bytes: int) -> None:
 
 
 def seen(session: Session, total_bytes: int, in_burst: bool, of_last: bool = False) -> None:
-    """Its memory was observed. What it holds after a burst was held in the burst, too: short
-    bursts are over before anybody looks. ``of_last``: also if the next one has begun."""
+    """Learn from a reading of the session's memory. Memory that it holds after a burst counts as
+    held in that burst: short bursts end before their memory is read. ``of_last``: this applies
+    although the next burst has begun."""
     resident = session.resident_bytes
     if in_burst:
         session.burst_peak_bytes = max(session.burst_peak_bytes, resident)

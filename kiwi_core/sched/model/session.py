@@ -1,7 +1,7 @@
-"""The scheduler's record of one session. Only data; every field says what it must agree with.
+"""The scheduler's record of one session. Only data; each field says what it must agree with.
 
-Three things are independent of each other and together are the session's state: where its memory
-is (``home``), what it wants (``want``), and which operation is under way on it (``op``).
+Three independent fields make up the state of a session: where its memory is (``home``), what it
+wants (``want``), and which operation is in progress on it (``op``).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from kiwi_core.units import OpId, SessionId
 
 PEAKS_KEPT: Final = 8
-"""Bursts whose peaks count for the expected need: a notebook's phase, not its whole past."""
+"""Bursts whose peaks count for the expected need: the notebook's present phase only."""
 
 DURATIONS_KEPT: Final = 20
-"""Bursts whose length counts for expected waits (the number that simulations were run with)."""
+"""Bursts whose lengths count for expected waits (the number that the simulations used)."""
 
 
 class Home(Enum):
-    """Where its memory is, by the last outcome that was reported."""
+    """Where the memory of a session is, by the last reported outcome."""
 
     IN = "in"
     """In the GPU; the process is free to run."""
@@ -43,13 +43,13 @@ _HELD_HOMES: Final = frozenset({Home.HELD, Home.OUT})
 class Want(Enum):
     NONE = "none"
     QUEUED = "queued"
-    """Waits for the lease, or (``leaving``) for its memory to be brought back."""
+    """The session waits for the lease, or (``leaving``) for its memory to be paged in."""
     RUNNING = "running"
-    """Holds the lease."""
+    """The session holds the lease."""
 
 
 class Doing(Enum):
-    # Enum's own hash is a Python function; this is looked up in each operation.
+    # Enum's own hash is a Python function, and each operation looks members up in dicts.
     __hash__ = object.__hash__
 
     SUSPENDING = "suspending"
@@ -60,18 +60,18 @@ class Doing(Enum):
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """An operation that has not reported. In ``State.ops`` under ``op`` exactly as long as the
-    session's ``op`` field refers to it."""
+    """An operation that has not reported yet. It is in ``State.ops`` under ``op`` exactly as long
+    as the session's ``op`` field refers to it."""
 
     op: OpId
     doing: Doing
     started_ns: int
     stops_runner: bool = False
-    """It stops a session that held the lease: until it reports, that one still holds."""
+    """The operation stops a session that held the lease; the session holds until it reports."""
     hinted: bool = False
-    """Nobody waits for it: it follows from a hint."""
+    """The operation follows from a hint; no session waits for it."""
     move_id: int = 0
-    """Of its entry in the history; 0 unless it moves memory."""
+    """The id of its entry in the history; 0 unless it moves memory."""
     overdue: bool = False
 
 
@@ -81,126 +81,128 @@ class Session:
 
     home: Home = Home.IN
     resident_bytes: int = 0
-    """In the GPU, by the last observation or outcome. Often 0 when ``home`` is OUT, but a library
-    leaves what it cannot own, a page-out cut short leaves some, and a process that had nothing to
-    hold may allocate."""
+    """Memory in the GPU, by the last observation or outcome. Often 0 when ``home`` is OUT, but a
+    library leaves what it cannot own, an interrupted page-out leaves some, and a process that had
+    no GPU memory (so the driver could not lock it) may allocate."""
     paged_out_bytes: int = 0
-    """In system RAM; counts against the host budget. 0 unless OUT."""
+    """Memory in system RAM; counts against the host budget. 0 unless OUT."""
     restore_bytes: int = 0
-    """What bringing it back takes in the GPU (contexts included). Only meaningful while OUT."""
+    """GPU memory that a page-in takes (contexts included). Only meaningful while OUT."""
     op: Running | None = None
     owned: bool = False
     """Libraries in its processes own its memory and move it, by the last observation. They can ask
     for room, and what they cannot own stays in the GPU when the session is out."""
     moved_at_ns: int = -1
-    """When its last operation reported; what was read before that is old."""
+    """When its last operation reported; a reading from before that is stale."""
 
     read_ns: int = -1
     """When the last reading of its memory began."""
     left_ns: int = -1
-    """When it last gave up the lease without telling what it has left in the GPU. A reading that
-    began earlier is old."""
+    """When the session last gave up the lease without reporting what it left in the GPU. A
+    reading that began earlier is stale."""
 
     guarded: bool = True
-    """Kiwi's gate is in front of the driver in all its processes, as far as is known. Without it
-    the session is not stopped in mid-burst."""
+    """Kiwi's gate is in front of the driver in all its processes, as far as is known. A session
+    without the gate is not stopped in mid-burst."""
     at_work: bool = False
     """The GPU worked for it at the last observation, or may still do so after its last burst. Only
-    matters for one without a gate that does not hold the lease."""
+    matters for a session without a gate that does not hold the lease."""
     stopped: str = ""
-    """Why its process does not run at all just now (Ctrl-Z ...), for people; "": it runs."""
+    """Why its process does not run at all (Ctrl-Z ...), in words for users; "": it runs."""
     fixed: bool = False
-    """Its memory could not be moved since its process was stopped: nobody tries again before the
-    process goes on."""
+    """Its memory could not be moved since its process was stopped. It is not tried again before
+    the process goes on."""
 
     kept_out: str = ""
-    """Who keeps it out of the GPU until they resume it, for people ("an admin"); "": nobody."""
+    """Who keeps it out of the GPU until they resume it, in words for users ("an admin"); "":
+    nobody."""
 
     want: Want = Want.NONE
     """RUNNING exactly while in ``State.runners``; QUEUED exactly while in ``State.queue``, or
     beside it if ``kept_out``."""
     burst: int = 0
-    """Number of the burst that is wanted or runs, or of the last one."""
+    """The number of the burst that is wanted or runs, or else of the last one."""
     mid_burst: bool = False
     """The burst began and was stopped; only while QUEUED."""
     lingering: bool = False
-    """Its cell is over but something that it started goes on; only while RUNNING or mid_burst."""
+    """Its cell is over but something that the cell started goes on; only while RUNNING or
+    mid_burst."""
     busy: bool | None = None
-    """Whether the GPU worked for it, by the last observation of this burst; None: nobody knows."""
+    """Whether the GPU worked for it, by the last observation of this burst; None: unknown."""
     busy_at_ns: int = 0
-    """When it was last seen busy, or began to linger."""
+    """When the session was last seen busy, or began to linger."""
     leaving: bool = False
-    """Detached: to be forgotten as soon as its memory is in and the process free."""
+    """Detached: to be forgotten as soon as its memory is in the GPU and its process is free."""
     gone: bool = False
-    """Its process is dead, but ``op`` has not reported; in no queue, only on the books."""
+    """Its process is dead, but ``op`` has not reported; it is in no queue and only counted."""
 
     asked_ns: int = 0
-    """When its burst was asked for."""
+    """When its burst was requested."""
     granted_ns: int = 0
     """When its quantum began; only while RUNNING or being stopped."""
     queued_ns: int = 0
-    """Since when it waits; only while QUEUED."""
+    """When its wait began; only while QUEUED."""
     turn_id: int = 0
-    """Of the history's entry that goes on, exactly while ``history.turn_of`` has one."""
+    """The id of its history entry in progress, exactly while ``history.turn_of`` has one."""
     attained_ns: int = 0
     """How long this burst has held the lease in earlier quanta."""
     held_ns: int = 0
     """How long it has held the lease in earlier quanta, all bursts together."""
     waited_ns: int = 0
     suspended_ns: int = 0
-    """The part of ``waited_ns`` after its bursts had begun."""
+    """The part of ``waited_ns`` in which a burst was suspended."""
     suspensions: int = 0
     bursts_begun: int = 0
     moving_ns: int = 0
-    """How long its memory was on the move, out and in, in moves that succeeded."""
+    """How long its memory was being paged out or in, in moves that succeeded."""
     moved_out_bytes: int = 0
     moved_in_bytes: int = 0
 
     priority: Priority = Priority.NORMAL
     weight: float = 1.0
-    """Of its priority class; a power of two."""
+    """The weight of its priority class; a power of two."""
     share: float = 0.0
-    """That its priority class is to have at least; 0: none."""
+    """The smallest share of the GPU that its priority class is to have; 0: none."""
     began_ns: int = 0
     """What the clock of ``Usage`` showed when its turn began; only while it holds the lease."""
     had: float = 0.0
-    """What it has had of the GPU lately while others waited; only ``Usage`` can read it."""
+    """GPU time that it has had lately while others waited; only ``Usage`` can read it."""
     favoured: float = 0.0
-    """Of that, what it had because the policy put it before others; likewise."""
+    """The part of ``had`` that the policy gave it before others; only ``Usage`` can read it."""
     level: int = 0
-    """The policy's: where it stands in the queue, or stood before its grant."""
+    """Set by the policy: its place in the queue, or its place before its grant."""
     protected_until_ns: int = 0
-    """The policy's: it does not make way before."""
+    """Set by the policy: the session does not make way before this time."""
 
     bursts_ended: int = 0
     burst_peak_bytes: int = 0
-    """The most that it held in this burst."""
+    """The most memory that it held in this burst."""
     peaks_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=PEAKS_KEPT))
-    """Of its last bursts."""
+    """The peaks of its last bursts."""
     peak_bytes: int = 0
-    """The largest of ``peaks_bytes``; and of this burst, once that has gone on for long."""
+    """The largest of ``peaks_bytes``, including this burst's peak once it has lasted long."""
     earlier_peak_bytes: int = 0
-    """The largest of ``peaks_bytes`` as they were before the last burst."""
+    """The largest of ``peaks_bytes`` before the last burst."""
     growth_bytes: int = 0
-    """What the last burst grew by beyond that."""
+    """How far the last burst grew beyond ``earlier_peak_bytes``."""
     quiet_bursts: int = 0
-    """Bursts since one that grew; all of them if none did."""
+    """Bursts since the last one that grew; all of them if none did."""
     durations_ns: deque[int] = field(default_factory=lambda: deque(maxlen=DURATIONS_KEPT))
 
     rested_ns: int | None = None
     """When its last burst ended; ``None`` before that."""
     hinted_ns: int | None = None
-    """When a hint brought it back; ``None`` once it was used since."""
+    """When a hint paged it in; ``None`` once the session has been used since."""
 
     backoff_ns: int = 0
-    """The last wait after a refusal; 0 after a success."""
+    """The last back-off after a refusal; 0 after a success."""
     backoff_until_ns: int = 0
-    """Nothing is tried on it before."""
+    """No operation is tried on the session before this time."""
     unmovable: bool = False
-    """The driver cannot move its memory, or must not: while this burst goes on its program is not
-    stopped for that again."""
+    """The driver cannot move its memory, or must not: during this burst its program is not
+    stopped for a page-out again."""
     extra_room_bytes: int = 0
-    """Asked for beyond its need because a restore was refused for room; 0 after a success."""
+    """Room wanted beyond its need because a restore was refused for room; 0 after a success."""
 
     problem: Notice | None = None
     """What is wrong with this session as a target of operations."""
@@ -210,12 +212,12 @@ class Session:
     blocked_detail: str = ""
 
     asked_bytes: int = 0
-    """Sum of its ``Wish``es: found no room for, and not yet seen to be held."""
+    """The sum of its ``Wish``es: allocations that found no room and are not yet seen as held."""
 
     footprint_bytes: int = 0
-    """What it takes in the GPU when all of it is in. Kept by ``State.refresh``."""
+    """GPU memory that the session takes when all of it is in. Kept by ``State.refresh``."""
     need_bytes: int = 0
-    """What it is expected to take while it runs. Kept by ``State.refresh``."""
+    """GPU memory that it is expected to take while it runs. Kept by ``State.refresh``."""
     counted_active_bytes: int = 0
     """Its part of ``State.active_need_bytes``."""
     counted_resident_bytes: int = 0
@@ -226,28 +228,29 @@ class Session:
     """Its part of ``State.host_claimed_bytes``."""
 
     def run_ns(self, now_ns: int) -> int:
-        """How long its present turn has lasted; 0 unless it holds the lease."""
+        """Return how long its present turn has lasted; 0 unless it holds the lease."""
         holds = self.want is Want.RUNNING or self.stopping
         return now_ns - self.granted_ns if holds else 0
 
     @property
     def unread(self) -> bool:
-        """Its memory has not been read since it gave up the lease."""
+        """Whether its memory has not been read since it gave up the lease."""
         return self.read_ns < self.left_ns
 
     @property
     def partly_in(self) -> bool:
-        """It is out, cannot run, and has something in the GPU all the same."""
+        """Whether it is out and cannot run, but has some memory in the GPU."""
         return self.owned and self.home is Home.OUT and self.resident_bytes > 0
 
     @property
     def loose(self) -> bool:
-        """Held by the books only: it had no GPU memory, so the driver could not hold it."""
+        """Whether only the scheduler's records hold it: it had no GPU memory, so the driver could
+        not lock it."""
         return self.home in _HELD_HOMES and not self.footprint_bytes and self.op is None
 
     @property
     def aside(self) -> bool:
-        """It wants the GPU, is kept out of it, and does not hold it any more."""
+        """Whether it wants the GPU, is kept out of it, and no longer holds it."""
         return bool(self.kept_out) and self.want is Want.QUEUED and not self.stopping
 
     @property
@@ -256,14 +259,15 @@ class Session:
 
     @property
     def stopping(self) -> bool:
-        """It held the lease and is being stopped; until that has reported it may still run."""
+        """Whether it held the lease and is being stopped; it may run until the operation
+        reports."""
         return self.op is not None and self.op.stops_runner
 
 
 @dataclass(slots=True, eq=False)
 class Wish:
-    """An allocation that found no room. In ``State.wishes`` until it was denied, or promised and
-    then seen in a reading of its session's memory."""
+    """An allocation that found no room. It is in ``State.wishes`` until it is denied, or promised
+    and then seen in a reading of its session's memory."""
 
     session: Session
     request: int

@@ -1,16 +1,16 @@
-"""How fast memory moves, learned from the moves that ended."""
+"""The speed of moves, learned from the moves that have ended."""
 
 from __future__ import annotations
 
 from typing import Final
 
 KEEP: Final = 0.7
-"""Weight of the past at each new move: the last three or so decide, a single odd one does not."""
+"""Weight of the past at each new move: about the last three decide, a single outlier does not."""
 
 
 class _Rate:
-    """Decayed bytes over decayed time: weighs by size, so a move of next to nothing (all fixed
-    cost) does not spoil the estimate for a big one, as a mean of rates would."""
+    """Decayed time over decayed bytes. This weighs moves by size, so a tiny move (all fixed cost)
+    does not spoil the estimate for a big one, as a mean of rates would."""
 
     def __init__(self) -> None:
         self._bytes = 0.0
@@ -26,11 +26,12 @@ class _Rate:
 
 
 GUESS_NS_PER_BYTE: Final = 1 / 3
-"""3 GB/s, what the slowest current drivers do: for telling people before anything was measured."""
+"""3 GB/s, the speed of the slowest current drivers: shown to users before the first measurement."""
 
 
 class SwapSpeed:
-    """Before the first move in one direction, the other one's speed stands for it."""
+    """The speeds of page-outs and page-ins. Until one direction has been measured, the speed of
+    the other one stands for it."""
 
     def __init__(self) -> None:
         self._out = _Rate()
@@ -54,12 +55,12 @@ class SwapSpeed:
             self.known = True
 
     def out_ns(self, size_bytes: int) -> int:
-        """What people are told; a guess before the first move."""
+        """Return the time of a page-out as shown to users; a guess before the first move."""
         return int(size_bytes * (self.out_ns_per_byte or GUESS_NS_PER_BYTE))
 
     def in_ns(self, size_bytes: int) -> int:
         return int(size_bytes * (self.in_ns_per_byte or GUESS_NS_PER_BYTE))
 
     def round_trip_ns(self, size_bytes: int) -> int:
-        """Measured; 0 before the first move."""
+        """Return the measured time of a page-out and a page-in; 0 before the first move."""
         return int(size_bytes * (self.out_ns_per_byte + self.in_ns_per_byte))

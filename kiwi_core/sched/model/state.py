@@ -1,7 +1,7 @@
-"""Everything the scheduler of one GPU knows, and its books.
+"""The state of the scheduler of one GPU, and the counts derived from it.
 
-One place changes the derived counts (``refresh``), one place recomputes them from scratch
-(``audit.check``). The other modules of this package change sessions, then call ``refresh``.
+Only ``refresh`` changes the derived counts, and only ``audit.check`` recomputes them from scratch.
+The other modules of this package change sessions, then call ``refresh``.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from kiwi_core.units import OpId, SessionId
 
 SWAPS_KEPT: Final = 32
-"""Recent moves shown to people: a few minutes of the busiest GPU."""
+"""Recent moves shown to users: a few minutes of the busiest GPU."""
 
 DEPARTED_KEPT: Final = 64
-"""One event makes few depart, and who keeps accounts takes them after each; nobody else does."""
+"""Enough because one event makes few sessions depart, and the accounting takes them after each
+event. Without accounting they are not taken at all."""
 
 
 class State:
@@ -55,76 +56,79 @@ class State:
         self.terms = Terms(tq_ns, config.min_run_ns, config.swap_floor_factor)
         self.anti_thrash = anti_thrash
         self.protects = anti_thrash is not AntiThrash.OFF
-        """What runners are expected to take is reserved for them."""
+        """Whether the expected need of runners is reserved for them."""
         self.host_budget_bytes = host_budget_bytes
         self.next_op = first_op
 
         self.now_ns = 0
         """The time of the event being handled."""
         self.actions: list[Action] = []
-        """What the event being handled has led to, in order."""
+        """The actions that the event being handled has led to, in order."""
         self.wake_ns: int | None = None
         """When the settle pass must run again even if nothing happens; always after ``now_ns``."""
 
         self.sessions: dict[SessionId, Session] = {}
-        """All of them, those that are gone but not off the books included."""
+        """All sessions by id, including those that are gone but not yet forgotten."""
         self.queue: OrderedDict[SessionId, Session] = OrderedDict()
-        """In order of arrival."""
+        """The sessions that wait, in order of arrival."""
         self.kept_out: dict[SessionId, Session] = {}
-        """Those that are to stay out of the GPU, whatever they want, in the order in which that
-        was asked for. None of them is in the queue."""
+        """The sessions that are to stay out of the GPU, whatever they want, in the order in which
+        this was requested. None of them is in the queue."""
         self.chosen: dict[SessionId, Session] = {}
-        """Those of the queue whose turn has begun: they are on their way in, and when they are in
-        they are looked at before anybody else."""
+        """The sessions in the queue whose turn has begun: they are being brought in, and once in
+        the GPU they are considered before all others."""
         self.runners: dict[SessionId, Session] = {}
-        """Those that hold the lease and are not being stopped."""
+        """The sessions that hold the lease and are not being stopped."""
         self.idle: OrderedDict[SessionId, Session] = OrderedDict()
-        """Those that want nothing, or are kept out, and hold GPU memory, least recently used
+        """The sessions that hold GPU memory and want nothing or are kept out, least recently used
         first."""
         self.waiting_in: dict[SessionId, Session] = {}
-        """Those of the queue that hold GPU memory and need not be brought in before they run."""
+        """The sessions in the queue that hold GPU memory and can run without a page-in."""
         self.waiting_partly_in: dict[SessionId, Session] = {}
-        """Those of the queue that hold GPU memory but are out (``Session.partly_in``)."""
+        """The sessions in the queue that hold GPU memory but are out (``Session.partly_in``)."""
         self.astray: dict[SessionId, Session] = {}
-        """Those that need an operation outside the queue's order: see ``settle.tend_astray``."""
+        """The sessions that need an operation outside the queue's order: see
+        ``settle._tend_astray``."""
         self.ops: dict[OpId, Session] = {}
-        """Operations that have not reported, hung ones included."""
+        """The sessions of operations that have not reported, hung ones included."""
         self.lingerers: dict[SessionId, Session] = {}
-        """At least those that run and linger; settle drops the others."""
+        """At least the sessions that run and linger; the settle pass drops the others."""
 
         self.unread: dict[SessionId, Session] = {}
-        """Those that gave up the lease, and nothing has been read since that tells what they have
-        left in the GPU."""
+        """The sessions that gave up the lease and whose remaining GPU memory has not been read
+        since."""
 
         self.wishes: dict[tuple[SessionId, int], Wish] = {}
-        """By session and number of the request, oldest first."""
+        """The wishes by session and number of the request, oldest first."""
 
         self.hinted: Session | None = None
-        """About to be used: room is being made for it, or will be in this settle pass."""
+        """The session that is about to be used: room is being made for it, or will be in this
+        settle pass."""
 
         self.observed = False
-        """Memory has been read at least once; before that nothing may be restored."""
+        """Whether memory has been read at least once; before that nothing may be restored."""
         self.read_ns = -1
-        """When the last reading began that told what programs outside Kiwi hold."""
+        """When the last reading began that showed what programs outside Kiwi hold."""
         self.moved_at_ns = -1
         """When an operation last began or reported."""
         self.outside_bytes = 0
-        """Held by programs that are not Kiwi's, by the last observation at rest."""
+        """GPU memory of programs that are not Kiwi's, by the last observation at rest."""
         self.claimed_bytes = 0
-        """Sum of what sessions hold, plus what is reserved for restores and expected growth."""
+        """The sum of what sessions hold and of what is reserved for restores and expected
+        growth."""
         self.resident_bytes = 0
-        """Sum of what sessions hold in the GPU, by what was last read or reported."""
+        """The sum of what sessions hold in the GPU, as last read or reported."""
         self.host_claimed_bytes = 0
-        """Sum of what is in system RAM or may get there by a page-out under way."""
+        """The sum of what is in system RAM or may get there by a page-out in progress."""
         self.active_need_bytes = 0
-        """Sum of the expected needs of all runners and waiters."""
+        """The sum of the expected needs of all runners and waiters."""
         self.active = 0
-        """How many those are."""
+        """The number of runners and waiters."""
 
         self.knows_owned = False
-        """There has been a session whose memory libraries own."""
+        """Whether there has been a session whose memory libraries own."""
         self.outgrown = False
-        """The parallel runners outgrew the GPU: serialise until they are sorted out."""
+        """Whether the parallel runners outgrew the GPU: serialise until they fit again."""
         self.serialised = anti_thrash is AntiThrash.ALWAYS
 
         self.usage: Final = Usage()
@@ -132,29 +136,30 @@ class State:
         self.swaps: Final[deque[tuple[SessionId, Direction, int, int, int]]] = deque(
             maxlen=SWAPS_KEPT
         )
-        """The fields of a ``SwapView`` each: that is made when somebody looks."""
+        """The fields of each ``SwapView``, which is made only when a caller reads it."""
         self.stories: Final = Stories(config.story_max)
         self.history: Final = History(config.history_max, config.history_kept_ns)
         self.departed: Final[deque[tuple[SessionId, Account]]] = deque(maxlen=DEPARTED_KEPT)
-        """The final sums of those that were forgotten, until somebody takes them."""
+        """The final sums of forgotten sessions, until the accounting takes them."""
         self.ignored_events = 0
         self.policy.adopt(self)
 
-    # --- the books ------------------------------------------------------------------------------
+    # --- derived counts -------------------------------------------------------------------------
 
     @property
     def free_bytes(self) -> int:
-        """Neither held nor reserved; negative while a session of unknown needs runs."""
+        """GPU memory neither held nor reserved; negative while a session of unknown need runs."""
         return self.total_bytes - self.outside_bytes - self.claimed_bytes
 
     @property
     def capacity_bytes(self) -> int:
-        """What Kiwi's sessions can have at most."""
+        """The most GPU memory that Kiwi's sessions can have."""
         return self.total_bytes - self.outside_bytes
 
     def refresh(self, session: Session) -> None:
-        """Bring every derived count in line with ``session`` after any change to it. The hottest
-        function of all, hence written out; ``audit`` says the same in the plain way."""
+        """Bring every derived count in line with ``session`` after any change to it. This is the
+        hottest function of all, hence written out; ``audit`` computes the same in the plain
+        way."""
         resident = footprint = session.resident_bytes
         if session.home is Home.OUT:
             footprint = max(session.restore_bytes, resident + session.paged_out_bytes)
@@ -177,7 +182,7 @@ class State:
 
         claim, host, grows = resident, session.paged_out_bytes, want is Want.RUNNING
         if op is not None:
-            # A hung one keeps what it may have, not what it may come to need.
+            # A hung operation keeps what it may hold, but no reserve for growth.
             grows = not op.overdue and (op.stops_runner or op.doing is Doing.PAGING_IN)
             if op.doing is Doing.PAGING_IN:
                 grows = grows and want is not Want.NONE
@@ -221,7 +226,8 @@ class State:
             self.waiting_partly_in[session.id] = session
 
     def known(self, session_id: SessionId) -> Session | None:
-        """The living session of that id; where there is none, its event is counted and ignored."""
+        """Return the living session with this id. If there is none, count its event as ignored and
+        return ``None``."""
         session = self.sessions.get(session_id)
         if session is None or session.gone:
             self.ignored_events += 1
@@ -229,7 +235,7 @@ class State:
         return session
 
     def now_runs(self, session: Session) -> None:
-        """It holds the lease; out of the queue already."""
+        """Record that ``session``, already out of the queue, holds the lease."""
         session.want = Want.RUNNING
         self.runners[session.id] = session
         self.usage.runs(session)
@@ -237,13 +243,13 @@ class State:
             self.lingerers[session.id] = session
 
     def runs_no_more(self, session: Session) -> None:
-        """It gave the lease up, or is being stopped."""
+        """Record that ``session`` gave up the lease or is being stopped."""
         del self.runners[session.id]
         self.usage.stops(session)
 
     def line_up(self, session: Session) -> None:
-        """To the tail of the queue; if it is kept out, beside it. All that the policy looks at must
-        be up to date."""
+        """Put ``session`` at the tail of the queue, or beside the queue if it is kept out. All that
+        the policy reads must be up to date."""
         if session.kept_out:
             session.blocked, session.blocked_detail = Notice.KEPT_OUT, f"by {session.kept_out}"
             self.notify(session, Notice.KEPT_OUT, session.blocked_detail)
@@ -262,13 +268,14 @@ class State:
             self.usage.nobody_waits(self.now_ns)
 
     def let_go(self, session: Session) -> None:
-        """It left Kiwi and lives on: what it holds is a program's like any other from now on."""
+        """Forget a session that left Kiwi and lives on: from now on its GPU memory counts as held
+        by a program outside Kiwi."""
         self.tell(session, "left Kiwi")
         self.outside_bytes += session.resident_bytes
         self.forget(session)
 
     def forget(self, session: Session) -> None:
-        """Off the books and out of sight; its story stays a while."""
+        """Remove ``session`` from all records; its story stays a while."""
         self.departed.append((session.id, account_of(session, self.now_ns)))
         session.want = Want.NONE
         session.home = Home.IN
@@ -279,18 +286,18 @@ class State:
         del self.sessions[session.id]
         self.stories.end(session.id)
 
-    # --- small helpers of all the others --------------------------------------------------------
+    # --- small helpers for the other modules ----------------------------------------------------
 
     @property
     def at_work(self) -> tuple[SessionId, ...]:
-        """Those that hold the lease or are being stopped."""
+        """The sessions that hold the lease or are being stopped."""
         stopping = (session.id for session in self.ops.values() if session.stopping)
         return (*self.runners, *stopping)
 
     @property
     def holders(self) -> int:
-        """Runners, and those being stopped that may still run. One whose stopping hangs is not
-        counted: nobody shall wait for it."""
+        """The number of runners and of sessions being stopped that may still run. A session whose
+        stopping hangs is not counted: no session waits for it."""
         holders = len(self.runners)
         for session in self.ops.values() if self.ops else ():
             op = session.op
@@ -303,17 +310,17 @@ class State:
             self.wake_ns = at_ns
 
     def swap_ns(self, session: Session) -> int:
-        """What stopping ``session`` costs: out and back in; nothing while all fit together."""
+        """Return the time to page ``session`` out and in again; 0 while all fit together."""
         if self.active_need_bytes + self.margin_bytes + self.outside_bytes <= self.total_bytes:
             return 0
         return self.speed.round_trip_ns(session.footprint_bytes)
 
     def moving_ns(self, session: Session) -> int:
-        """Out and in of all that it has, whether or not it has to move just now."""
+        """Return the time to page ``session`` out and in again, whether or not it has to move."""
         return self.speed.round_trip_ns(session.footprint_bytes)
 
     def fit_together(self, one: Session, other: Session) -> bool:
-        """Is there room for both, if everybody else goes out?"""
+        """Return whether both needs fit into the GPU if all other sessions are paged out."""
         return one.need_bytes + other.need_bytes + self.margin_bytes <= self.capacity_bytes
 
     def quantum_ns(self, session: Session) -> int:
@@ -321,13 +328,13 @@ class State:
 
     @property
     def typical_swap_ns(self) -> int:
-        """``swap_ns`` of one of the mean size of those that want the GPU."""
+        """``swap_ns`` of a session of the mean size of those that wait or run."""
         if self.active_need_bytes + self.margin_bytes + self.outside_bytes <= self.total_bytes:
             return 0
         return self.speed.round_trip_ns(self.active_need_bytes // max(1, self.active))
 
     def tell(self, session: Session, text: str, *arguments: object) -> None:
-        """A line of the session's story."""
+        """Add a line to the session's story."""
         self.stories.add(session.id, self.now_ns, text, *arguments)
 
     def notify(self, session: Session, notice: Notice, detail: str = "", cause: str = "") -> None:
@@ -335,8 +342,9 @@ class State:
 
 
 def is_astray(session: Session) -> bool:
-    """Held though it wants nothing (or leaves), or free though it was stopped in mid-burst. A
-    stopped process is left alone, and one without a gate is not held in mid-burst."""
+    """Return whether ``session`` is held though it wants nothing (or leaves), or free though it
+    was stopped in mid-burst. A stopped process is left alone, and a session without a gate is not
+    held in mid-burst."""
     if session.op is not None or session.gone or session.stopped:
         return False
     if session.home is Home.HELD:

@@ -1,4 +1,4 @@
-"""What happened to each session, in short lines: bounded, and kept a while for those that left."""
+"""The story of each session in short lines: bounded, and kept a while after the session left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kiwi_core.units import SessionId
 
 DEPARTED_MAX: Final = 64
-"""Stories of sessions that left: enough to ask "what happened to mine" minutes later."""
+"""Stories kept of sessions that left: enough to ask "what happened to mine" minutes later."""
 
 
 @dataclass(frozen=True)
@@ -22,22 +22,22 @@ class StoryLine:
 
 
 class Size(int):
-    """Bytes, put into words only when a line is read."""
+    """A number of bytes, formatted only when a line is read."""
 
     def __format__(self, _spec: str) -> str:
         return format_bytes(int(self))
 
 
 class Span(int):
-    """Nanoseconds, put into words only when a line is read."""
+    """A number of nanoseconds, formatted only when a line is read."""
 
     def __format__(self, _spec: str) -> str:
         return format_duration_s(self / NS_PER_S)
 
 
 class Stories:
-    """Lines are kept as (time, template, arguments) and put into words only when somebody reads
-    them: they are written on the hot path and hardly ever read."""
+    """The stories of all sessions. Lines are kept as (time, template, arguments) and formatted
+    only when they are read: they are written on the hot path and hardly ever read."""
 
     def __init__(self, lines_max: int) -> None:
         self._lines_max = lines_max
@@ -51,14 +51,15 @@ class Stories:
         self._present[session].append((at_ns, template, arguments))
 
     def end(self, session: SessionId) -> None:
-        """The session is forgotten; the oldest departed story makes way for its own."""
+        """Keep the story of a session that is forgotten; drop the oldest such story if there are
+        too many."""
         self._departed[session] = self.lines(session)
         del self._present[session]
         if len(self._departed) > DEPARTED_MAX:
             self._departed.popitem(last=False)
 
     def lines(self, session: SessionId) -> tuple[StoryLine, ...]:
-        """Oldest first; empty for a session that nobody remembers."""
+        """Return the lines of ``session``, oldest first; empty if no story of it is kept."""
         if session not in self._present:
             return self._departed.get(session, ())
         return tuple(

@@ -1,12 +1,12 @@
-"""How much of the GPU each session has had lately while others waited for it.
+"""How much GPU time each session has had lately while others waited.
 
-Only time in which anybody waited counts: what nobody else wanted was taken from nobody. So there is
-a clock that runs while there is a queue, and a turn counts by what that clock says.
+Only time in which a session waited counts: GPU time that no other session wanted was taken from
+none. So a clock runs while the queue is not empty, and a turn counts by that clock.
 
-What was had fades with a half-life. Instead of fading every number at every look, what is added
-counts more the later it is (forward decay): ``2 ** (time since the epoch / half-life)``; to read a
-number, divide by the present weight. So sums stay right without being touched, and reading one
-costs the same for ten sessions and a thousand. Before the weights grow too large the epoch moves.
+Usage fades with a half-life. Instead of fading every number at every reading, later time is added
+with a larger weight (forward decay): ``2 ** (time since the epoch / half-life)``; to read a number,
+divide by the present weight. So sums stay right without being touched, and reading one costs the
+same for ten sessions and a thousand. The epoch moves before the weights grow too large.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
     from kiwi_core.sched.model.session import Session
 
 HALF_LIFE_NS: Final = 1800 * NS_PER_S
-"""Some dozen cells of everybody under load, or chance decides; what somebody did before lunch is
-forgiven after it."""
+"""Long enough for some dozen cells of each session under load, or chance decides; short enough
+that what a session did before lunch is forgiven after it."""
 
 EPOCH_NS: Final = 64 * HALF_LIFE_NS
-"""Weights stay below 2**64: far from where floating point ends."""
+"""Keeps weights below 2**64, far from the limits of floating point."""
 
 
 class Usage:
-    """Sums are over the sessions that wait or run (``State.active``)."""
+    """The clock and the sums over the sessions that wait or run (``State.active``)."""
 
     def __init__(self) -> None:
         self.epoch_ns = 0
         self.had = 0.0
-        """Of all that want, weighted; sum of their ``Session.had``."""
+        """The sum of ``Session.had``, weighted for time, of the sessions that wait or run."""
         self.weight = 0.0
-        """Sum of their priority weights."""
+        """The sum of their priority weights."""
         self.running = 0
-        """How many run just now."""
+        """How many sessions run."""
         self.began_ns = 0
-        """Sum of what the clock showed when their turns began (``Session.began_ns``)."""
+        """The sum of ``Session.began_ns`` of those that run."""
         self._clock_ns = 0
         self._waiting_since_ns: int | None = None
 
-    # --- told -----------------------------------------------------------------------------------
+    # --- updates --------------------------------------------------------------------------------
 
     def somebody_waits(self, now_ns: int) -> None:
         self._waiting_since_ns = now_ns
@@ -78,14 +78,14 @@ class Usage:
         now_ns: int,
         everybody: Iterable[Session],
     ) -> None:
-        """Its turn is over and counts ``had_ns``. ``favoured_ns``: what it had of that because the
-        policy put it before others."""
+        """Count ``had_ns`` for a turn of ``session`` that is over. ``favoured_ns`` is the part that
+        it had because the policy put it before others."""
         if now_ns - self.epoch_ns > EPOCH_NS:
             self._move_epoch(now_ns, everybody)
         counts = 2.0 ** ((now_ns - self.epoch_ns) / HALF_LIFE_NS)
         session.had += counts * had_ns
         session.favoured += counts * favoured_ns
-        self.had += counts * had_ns  # (it is one of those that want until it rests)
+        self.had += counts * had_ns  # (the session counts among those that want until it rests)
 
     def _move_epoch(self, now_ns: int, everybody: Iterable[Session]) -> None:
         fading = self.fading(now_ns)
@@ -95,26 +95,26 @@ class Usage:
             session.had *= fading
             session.favoured *= fading
 
-    # --- asked ----------------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------
 
     def clock_ns(self, now_ns: int) -> int:
-        """For how long anybody has waited so far, all together."""
+        """Return the total time so far in which at least one session waited."""
         since_ns = self._waiting_since_ns
         return self._clock_ns if since_ns is None else self._clock_ns + now_ns - since_ns
 
     def fading(self, now_ns: int) -> float:
-        """Times this, weighted numbers are nanoseconds."""
+        """Return the factor that turns weighted numbers into nanoseconds."""
         return float(2.0 ** ((self.epoch_ns - now_ns) / HALF_LIFE_NS))
 
     def fair_ns(self, now_ns: int) -> float:
-        """What each of those that want would have, had they shared evenly what they had together,
-        present turns included; per unit of priority weight."""
+        """Return what each session that waits or runs would have had if they had shared their
+        total evenly, present turns included; per unit of priority weight."""
         if not self.weight:
             return 0.0
         present_ns = self.running * self.clock_ns(now_ns) - self.began_ns
         return (self.had * self.fading(now_ns) + present_ns) / self.weight
 
     def favoured_ns(self, session: Session, now_ns: int) -> float:
-        """What ``session`` has had before others, per unit of its priority weight; its present
-        turn apart."""
+        """Return what ``session`` has had before others, per unit of its priority weight, without
+        its present turn."""
         return session.favoured * self.fading(now_ns) / session.weight

@@ -1,6 +1,6 @@
-"""Policies: who is next, who goes out, for how long, who may run beside whom.
+"""Policies: which session is next, which is paged out, how long a turn is, which run side by side.
 
-One file each; a new one is imported here. ``docs/policies.md`` says how.
+There is one file per policy; this module imports each. ``docs/policies.md`` tells how to add one.
 """
 
 from __future__ import annotations

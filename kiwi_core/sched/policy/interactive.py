@@ -1,37 +1,41 @@
-"""Interactive: who has had little goes first, so that short cells hardly wait.
+"""Interactive: sessions that have had little GPU time go first, so that short cells hardly wait.
 
 *Levels.* A waiter is on the first level until its burst has had TQ/3 of the GPU, on the second one
-until it has had 3/2 TQ, and then on the last one. Lower levels go first; within one, by arrival,
-but on the first two those before the others whose memory is in the GPU. The level is fixed when a
-session joins the queue. Quanta are TQ/2, 3/2 TQ and 3 TQ: a long burst pays for few swaps.
+until it has had 3/2 TQ, and then on the last one. Lower levels go first. Within a level the order
+is that of arrival, but on the first two levels waiters whose memory is in the GPU precede the
+others. The level is set when a session joins the queue. Quanta are TQ/2, 3/2 TQ and 3 TQ: a long
+burst pays for few swaps.
 
-*Making way.* A runner makes way for a waiter of a lower level as soon as it has run for TQ/4, but
-never before it has run as long as the swap costs (swap guard). Otherwise it has its quantum, and
-goes on after it as long as it would be served before the waiter again anyhow. Where the waiter's
-memory is in the GPU nothing has to move: TQ/10 will do, also between two of the first level.
+*Making way.* A runner makes way for a waiter of a lower level once it has run for TQ/4, but never
+before it has run as long as the swap costs (swap guard). Otherwise it runs for its quantum, and on
+for as long as the policy would serve it before the waiter again. If the waiter's memory is in the
+GPU, nothing has to move: TQ/10 suffices, also between two sessions on the first level.
 
-*Meanwhile.* The memory of a short cell comes in beside the runner as soon as it is next. Where
-nobody runs and that takes long, one whose memory is in, and that leaves room, computes meanwhile.
+*Overlap.* The memory of a short cell is paged in beside the runner as soon as it is next. If no
+session runs and the page-in takes long, a waiter computes meanwhile whose memory is in the GPU and
+which leaves enough room.
 
-*Ageing.* Who has waited for max(4 TQ, 3 × others × (TQ + swap)), others being those that wait or
-hold, goes first, and then keeps the GPU for at least 2/3 TQ. That grows with the crowd: a fixed
-limit would make every waiter an old one under load, and this policy first come, first served.
+*Ageing.* A waiter is old once it has waited for max(4 TQ, 3 × others × (TQ + swap)), where others
+are those that wait or hold. It goes first, and then keeps the GPU for at least 2/3 TQ. The limit
+grows with load: with a fixed one every waiter would be old under load, and the policy would be
+first come, first served.
 
-*Fair shares.* What a session has had on the first two levels while others waited is what it was
-favoured by. Where that alone is more than everybody's fair share of what was had lately, it is on
-the last level: chopping work into short cells does not pay. (Having had much on the last level is
-no reason: that was taken from nobody out of turn.)
+*Fair shares.* GPU time that a session has had on the first two levels while others waited counts
+as favoured. If a session's favoured time alone exceeds the fair share of recent GPU time, the
+session is on the last level: chopping work into short cells does not pay. (Time on the last level
+does not count: it was taken from no other session out of turn.)
 
-*Priority classes.* Weights divide what was had and multiply quanta. A class with a share (of its
-burst's time, from the request on) goes first whenever a turn of 2/3 TQ would not bring it above
-that; several such together have at most half of the time. In ageing others count by weight.
+*Priority classes.* Weights divide attained time and multiply quanta. A session whose class has a
+share (of the time since the burst was requested) goes first whenever a turn of 2/3 TQ would not
+bring it above that share; several such sessions together have at most half of the time. In ageing
+others count by weight.
 
-Its bound: with n others that wait or hold, a waiter is granted within
+The bound: with n others that wait or hold, a waiter is granted within
 
     max(4 TQ, 3 × n × (TQ + S)) + (n + 1) × (max(2/3 TQ, S) + S)
 
-where S is the longest swap (out and in): it becomes an old one, and then only older ones are
-before it. On the conditions of round robin's bound, and while all are of the same class.
+where S is the longest swap (out and in): it becomes old, and then only older waiters precede it.
+The conditions are those of round robin's bound, and that all sessions are of the same class.
 """
 
 from __future__ import annotations
@@ -51,37 +55,37 @@ if TYPE_CHECKING:
     from kiwi_core.units import SessionId
 
 LEVELS_TQ: Final = (1 / 3, 1.5)
-"""What a burst may have had on the first and on the second level, in quanta (TQ)."""
+"""GPU time up to which a burst is on the first and on the second level, in quanta (TQ)."""
 
 LAST: Final = len(LEVELS_TQ)
 
 QUANTA_TQ: Final = (0.5, 1.5, 3.0)
-"""By level. The long have long ones: fewer swaps, and short ones interrupt them anyway."""
+"""Quanta by level. Long quanta for long bursts save swaps; short cells interrupt them anyway."""
 
 GUARD_TQ: Final = 0.25
-"""What a runner has in any case. A fifteenth cost 8 to 10 % of the total time under overload."""
+"""The least that a runner gets. With 1/15 the total time under overload was 8 to 10 % longer."""
 
 IN_PLACE_TQ: Final = 0.1
-"""The same, and the quantum towards others on the first level, where the waiter's memory is in the
-GPU: then nothing moves, and short turns cost next to nothing."""
+"""The least that a runner gets if the waiter's memory is in the GPU, and its quantum towards a
+waiter on the first level: then nothing moves, and short turns cost next to nothing."""
 
 WORTH_TQ: Final = 0.125
-"""From this round trip on somebody else computes while memory comes in. For less it is not worth
-what that one is left in any case."""
+"""The shortest round trip during which another session computes. A shorter one is not worth the
+time that this session then keeps the GPU in any case."""
 
 PATIENCE_TQ: Final = 4.0
 PATIENCE_FACTOR: Final = 3
-"""So that among long bursts the quanta decide (each others' turn is 3 TQ and a swap), not age. With
-2 the total time under overload was 4 % more, with 4 the longest wait a third."""
+"""High enough that quanta, not age, decide among long bursts (the turn of each is 3 TQ and a swap).
+With 2 the total time under overload was 4 % longer, with 4 the longest wait was a third longer."""
 
 PROTECTED_TQ: Final = 2 / 3
-"""What an old one gets at least: longer than the guard, or age would be worth little."""
+"""The least that an old waiter gets: longer than the guard, or age would be worth little."""
 
 FAIR_SLACK_TQ: Final = 1.0
-"""By so much being favoured may exceed the fair share: chance, not chopping."""
+"""How far favoured time may exceed the fair share: by chance, without chopping."""
 
 SHARES_MAX: Final = 0.5
-"""Of the time, for all classes with a share together: the others must get somewhere, too."""
+"""The most that all sessions with a share get together: the others must make progress, too."""
 
 NEVER_NS: Final = 1 << 62
 
@@ -96,11 +100,11 @@ class Interactive(Policy):
         self._lanes: list[dict[SessionId, Session]] = [{} for _ in range(LAST + 1)]
         """The queue by level, each in order of arrival."""
         self._sharing: dict[SessionId, Session] = {}
-        """Those of the queue whose class has a share."""
+        """The sessions in the queue whose class has a share, except those that leave."""
         self._set_times(Terms(0, 0, 0.0))
 
     def _set_times(self, terms: Terms) -> None:
-        """The constants above in nanoseconds. They are looked at in each settle pass."""
+        """Convert the constants above to nanoseconds, since each settle pass uses them."""
         tq_ns = terms.tq_ns
         self._quanta_ns = [round(quantum * tq_ns) for quantum in QUANTA_TQ]
         self._levels_ns = [round(level * tq_ns) for level in LEVELS_TQ]
@@ -153,8 +157,8 @@ class Interactive(Policy):
         return scene.usage.favoured_ns(session, scene.now_ns) > fair_ns + slack_ns
 
     def favoured_ns(self, scene: Scene, session: Session, had_ns: int) -> int:  # noqa: ARG002
-        """All that it has before it is on the last level; nothing while it is put there for having
-        been favoured too much."""
+        """Return the part of the turn before the session reaches the last level; 0 while it is on
+        that level, also for having been favoured too much."""
         if session.level == LAST:
             return 0
         until_last_ns = round(self._levels_ns[-1] * session.weight)
@@ -170,12 +174,11 @@ class Interactive(Policy):
 
     def _is_old(self, scene: Scene, waiter: Session) -> bool:
         if scene.now_ns - waiter.queued_ns < self._patience_ns:
-            return False  # most of the time, and quickly said
+            return False  # the usual case, and cheap
         return scene.now_ns >= self._old_at_ns(scene, waiter)
 
     def _owed_at_ns(self, scene: Scene, waiter: Session) -> int:
-        """When a protected turn of ``waiter``, whose class has a share, would no more than bring it
-        to that."""
+        """Return from when on a protected turn does not bring ``waiter`` above its share."""
         sharing = len(self._sharing) + sum(bool(r.share) for r in scene.runners.values())
         share = min(waiter.share, SHARES_MAX / max(1, sharing))
         return waiter.asked_ns + round((waiter.attained_ns + self._protected_ns) / share)
@@ -184,8 +187,8 @@ class Interactive(Policy):
         return scene.now_ns >= self._owed_at_ns(scene, waiter)
 
     def _first(self, scene: Scene) -> list[Session]:
-        """Who goes before all levels: those that are owed, then the oldest, if it is old. What is
-        blocked is tried, but does not stand in the way of the next one."""
+        """Return the waiters that precede all levels: those below their share, then the oldest if
+        it is old. A blocked one is tried, but the next old one follows it."""
         sharing = self._sharing.values()
         first = [waiter for waiter in sharing if self._is_owed(scene, waiter)] if sharing else []
         for waiter in scene.queue.values():
@@ -212,7 +215,7 @@ class Interactive(Policy):
         return _each_once(chain(first, everybody)) if first else everybody
 
     def _meanwhile(self, scene: Scene, next_one: Session) -> Session | None:
-        """Who computes while the memory of ``next_one`` is brought in beside it."""
+        """Return the waiter that computes while ``next_one`` is paged in beside it."""
         if next_one.id in scene.waiting_in or next_one.mid_burst or next_one.level == LAST:
             return None
         if scene.moving_ns(next_one) < WORTH_TQ * scene.terms.tq_ns:
@@ -257,7 +260,7 @@ class Interactive(Policy):
             return least_ns
         if runner.level > waiter.level:
             return least_ns
-        # By then it would be queued behind the waiter: on a higher level, or on the same one.
+        # From these times on it would be queued behind the waiter: on a higher or the same level.
         above_ns = self._reaches_at_ns(runner, waiter.level + 1)
         short = in_place and not waiter.level
         quantum_ns = guard_ns if short else self.quantum_ns(scene, runner)
@@ -265,11 +268,11 @@ class Interactive(Policy):
         return max(least_ns, min(above_ns, same_ns))
 
     def ahead_ns(self, scene: Scene, waiter: Session) -> int:
-        """At any time for a short one: the turn of somebody else with a short cell may end now."""
+        """Return no limit for a short cell: the turn of a short runner may end at any moment."""
         return NEVER_NS if waiter.level < LAST else super().ahead_ns(scene, waiter)
 
     def _reaches_at_ns(self, runner: Session, level: int) -> int:
-        """When ``runner`` will have had so much that it is on ``level``."""
+        """Return when ``runner`` will have had enough GPU time to be on ``level``."""
         if runner.level >= level:
             return runner.granted_ns
         if level > LAST:

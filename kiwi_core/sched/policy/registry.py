@@ -17,18 +17,18 @@ _P = TypeVar("_P", bound="type[Policy]")
 
 
 def register(policy: _P) -> _P:
-    """For a class decorator."""
+    """Register ``policy``; a class decorator."""
     POLICIES[policy.name] = policy
     return policy
 
 
 def names() -> tuple[str, ...]:
-    """The default first."""
+    """Return the names of all policies, the default first."""
     return (DEFAULT, *sorted(POLICIES.keys() - {DEFAULT}))
 
 
 def check_name(name: str) -> None:
-    """Raises ``CallerError("unknown-policy")``, which lists those that there are."""
+    """Raise ``CallerError("unknown-policy")``, which lists all names, if ``name`` is unknown."""
     if name not in POLICIES:
         raise CallerError(
             "unknown-policy",
@@ -38,6 +38,6 @@ def check_name(name: str) -> None:
 
 
 def make(name: str) -> Policy:
-    """A new one for one scheduler. Raises ``CallerError("unknown-policy")``."""
+    """Return a new policy for one scheduler. Raise ``CallerError("unknown-policy")``."""
     check_name(name)
     return POLICIES[name]()

@@ -1,9 +1,10 @@
 """Round robin: first come, first served, a time quantum each.
 
-Its bound: a waiter is granted within (number ahead, runner included) × (quantum + swap time),
-where a quantum is max(TQ, floor) and the floor is the measured cost of a swap; as long as events
-keep coming and nothing is broken (no refusals, hangs, or exhausted system RAM). Of the priority
-classes only the weight counts: a quantum is max(TQ × weight, floor). Shares follow from the turns.
+The bound: a waiter is granted within (number ahead, runner included) × (quantum + swap time),
+where a quantum is max(TQ, floor) and the floor is the measured cost of a swap. This holds while
+events keep coming and nothing fails (no refusals, hangs, or exhausted system RAM). The policy uses
+only the weight of a priority class: a quantum is max(TQ × weight, floor). Shares follow from the
+turns.
 """
 
 from __future__ import annotations

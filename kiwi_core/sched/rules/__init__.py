@@ -1,1 +1,1 @@
-"""What each event changes, and what the settle pass decides after it."""
+"""The handlers of all events, and the settle pass that decides after each event."""

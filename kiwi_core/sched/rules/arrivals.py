@@ -1,4 +1,4 @@
-"""Sessions that come and go, and their bursts: what the notebooks and their processes do."""
+"""Handlers for what notebooks and their processes do: they come and go, bursts begin and end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HOMES = {
 
 
 def joined(st: State, event: ev.SessionJoined) -> None:
-    """New, or known already (then the driver's word replaces what was remembered)."""
+    """Add a session, or update a known one (the driver's report replaces what was remembered)."""
     session = st.sessions.get(event.session)
     if session is None:
         session = Session(event.session)
@@ -78,7 +78,7 @@ def priority_changed(st: State, event: ev.PriorityChanged) -> None:
 
 
 def _believe(st: State, session: Session, event: ev.SessionJoined) -> None:
-    """Take over the state that the driver reports."""
+    """Take over the state of ``session`` that the driver reports."""
     was = session.home
     session.home = _HOMES[event.residency]
     if event.resident_bytes or session.home is not Home.IN:  # 0: not read yet
@@ -92,7 +92,7 @@ def _believe(st: State, session: Session, event: ev.SessionJoined) -> None:
         if was is not Home.LOST:
             mark_lost(st, session, "")
     elif session.want is Want.RUNNING and session.home is not Home.IN:
-        # It cannot be running: somebody else holds it. Bring it back in its turn.
+        # The session cannot be running: another party holds it. Bring it back in its turn.
         burst = session.burst
         bursts.to_rest(st, session)
         bursts.enqueue(st, session, burst, mid_burst=True)
@@ -150,7 +150,7 @@ def requested(st: State, event: ev.LeaseRequested) -> None:
 
 
 def _in_burst(st: State, session_id: SessionId, burst: int) -> Session | None:
-    """The session, if it is in (or waits for) exactly this burst."""
+    """Return the session if it is in, or waits for, exactly this burst."""
     session = st.known(session_id)
     if session is None:
         return None
@@ -184,7 +184,7 @@ def burst_lingered(st: State, event: ev.BurstLingered) -> None:
 
 
 def may_release(session: Session) -> bool:
-    """At rest and free to move, or on its way out already."""
+    """Return whether ``session`` is at rest and free to move, or already being paged out."""
     if session.want is not Want.NONE or session.leaving or session.gone:
         return False
     if session.op is not None:
@@ -193,7 +193,7 @@ def may_release(session: Session) -> bool:
 
 
 def release_requested(st: State, event: ev.ReleaseRequested) -> None:
-    """Out of the GPU now, if it is there, at rest, and system RAM can take it."""
+    """Page the session out now if it is in the GPU and at rest, and system RAM can take it."""
     session = st.known(event.session)
     if session is None or not may_release(session) or session.op is not None:
         return

@@ -1,4 +1,4 @@
-"""How bursts begin, end and are taken out of the queue; used by events, outcomes and settle."""
+"""Begin and end bursts and take them out of the queue; used by events, outcomes and settle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def enqueue(st: State, session: Session, burst: int, mid_burst: bool = False) -> None:
-    """To the tail of the queue, for ``burst``."""
+    """Put ``session`` at the tail of the queue for ``burst``."""
     session.want = Want.QUEUED
     session.burst = burst
     session.mid_burst = mid_burst
@@ -29,7 +29,7 @@ def enqueue(st: State, session: Session, burst: int, mid_burst: bool = False) ->
 
 
 def enqueue_return(st: State, session: Session) -> None:
-    """A session that leaves waits for its memory to be brought back; there is no burst."""
+    """Queue a session that leaves, without a burst, until its memory is paged in."""
     session.want = Want.QUEUED
     session.queued_ns = st.now_ns
     st.refresh(session)
@@ -37,7 +37,7 @@ def enqueue_return(st: State, session: Session) -> None:
 
 
 def stop_holding(st: State, session: Session) -> None:
-    """Its quantum is over, in whatever way: count the time that it had."""
+    """Count the time of a quantum that is over, however it ended."""
     had_ns = st.now_ns - session.granted_ns
     session.held_ns += had_ns
     counts_ns = st.usage.clock_ns(st.now_ns) - session.began_ns
@@ -50,7 +50,7 @@ def stop_holding(st: State, session: Session) -> None:
 
 
 def count_wait(session: Session, now_ns: int) -> None:
-    """Its wait is over, in whatever way."""
+    """Count a wait that is over, however it ended."""
     waited_ns = now_ns - session.queued_ns
     session.waited_ns += waited_ns
     if session.mid_burst:
@@ -58,7 +58,7 @@ def count_wait(session: Session, now_ns: int) -> None:
 
 
 def stopped(st: State, session: Session) -> None:
-    """What held the lease is held itself now: it waits for its next turn."""
+    """Record that a session that held the lease is held now and waits for its next turn."""
     stop_holding(st, session)
     session.queued_ns = st.now_ns
     session.turn_id = st.history.begin()
@@ -67,7 +67,7 @@ def stopped(st: State, session: Session) -> None:
 
 
 def to_rest(st: State, session: Session) -> None:
-    """Out of the queue or the lease, however far it got: it wants nothing any more."""
+    """Take ``session`` out of the queue or the lease, however far it got: it wants nothing now."""
     _rest(st, session)
     st.refresh(session)
 
@@ -92,11 +92,11 @@ def _rest(st: State, session: Session) -> None:
     session.mid_burst = session.lingering = False
     session.blocked = None
     session.blocked_detail = ""
-    st.idle.pop(session.id, None)  # used just now: goes to the end of the idle ones
+    st.idle.pop(session.id, None)  # used just now: ``refresh`` puts it at the end of the idle ones
 
 
 def wait_anew(st: State, session: Session) -> None:
-    """What it waited for so far is over, and it waits on for its turn."""
+    """End the session's present wait and begin a new one, for its turn."""
     count_wait(session, st.now_ns)
     _stop_waiting(st, session)
     session.queued_ns = st.now_ns
@@ -105,14 +105,14 @@ def wait_anew(st: State, session: Session) -> None:
 
 def _stop_waiting(st: State, session: Session) -> None:
     turn = turn_of(session)
-    if turn is not None and session.turn_id:  # else its end is told, or it only waits to leave
+    if turn is not None and session.turn_id:  # else it has ended, or the session waits to leave
         st.history.end(session.turn_id, session.id, *turn, st.now_ns)
         session.turn_id = 0
 
 
 def end(st: State, session: Session, why: str, left_ns: int | None = None) -> None:
-    """The burst is over, whether it ran, or was stopped, or had not begun. ``left_ns``: when its
-    program left the GPU; ``None``: what it has left there is known."""
+    """End the burst, whether it runs, was stopped, or has not begun. ``left_ns`` is when its
+    program left the GPU; ``None``: its remaining GPU memory is known."""
     begun = session.want is Want.RUNNING or session.mid_burst
     if left_ns is not None and (session.want is Want.RUNNING or session.stopping):
         left(st, session, left_ns)
@@ -128,21 +128,21 @@ def end(st: State, session: Session, why: str, left_ns: int | None = None) -> No
 
 
 def left(st: State, session: Session, left_ns: int) -> None:
-    """It does not use the GPU any more, and nobody has read what it has there."""
+    """Record that ``session`` no longer uses the GPU and its memory has not been read since."""
     session.left_ns = left_ns
     if session.unread and st.read_ns < left_ns:
         st.unread[session.id] = session
 
 
 def read(st: State, session: Session, at_ns: int) -> None:
-    """Its memory was read at ``at_ns``."""
+    """Record that the session's memory was read at ``at_ns``."""
     session.read_ns = max(session.read_ns, at_ns)
     if not session.unread:
         st.unread.pop(session.id, None)
 
 
 def lose(st: State, session: Session) -> None:
-    """The driver says that the contents are gone: nothing of it is anywhere any more."""
+    """Record that, as the driver reports, the contents of the session's memory are gone."""
     session.home = Home.LOST
     session.resident_bytes = session.paged_out_bytes = session.restore_bytes = 0
     st.refresh(session)

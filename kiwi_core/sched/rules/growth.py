@@ -1,8 +1,8 @@
 """Room on demand: a program found no GPU memory for an allocation and asks for some.
 
-What is asked for counts as needed until it is seen to be held (``needs.need_bytes``), so everything
-that makes room for a runner works for it, too. Here it is answered: room is there, or there will
-be none, which only the whole GPU or something that is wrong can lead to.
+A request counts as needed until the memory is seen to be held (``needs.need_bytes``), so everything
+that makes room for a runner works for it, too. This module answers requests: there is room, or
+there will be none, either because the whole GPU is too small or because something is wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def wanted(st: State, event: ev.RoomWanted) -> None:
-    """The same request again (its program reconnected) is the same wish, to be answered anew."""
+    """Record a request. A repeated one (its program reconnected) is the same wish and is answered
+    anew."""
     session = st.sessions.get(event.session)
     if session is None or session.gone or session.leaving:
         st.ignored_events += 1
@@ -63,8 +64,8 @@ def drop_all(st: State, session: Session) -> None:
 
 
 def seen(st: State, session: Session, began_ns: int) -> None:
-    """Its memory was read at ``began_ns``: what it was promised before is held by now, or is not
-    wanted."""
+    """Drop the wishes promised before ``began_ns``, when the session's memory was read: they are
+    held by now, or no longer wanted."""
     for wish in tuple(st.wishes.values()):
         if wish.session is session and wish.promised_ns is not None and wish.promised_ns < began_ns:
             drop(st, session, wish.request)
@@ -82,7 +83,7 @@ def _tend(st: State, wish: Wish) -> None:
         _give_up(st, wish, why)  # programs outside have grown
         return
     if session.want is Want.QUEUED or session.op is not None:
-        return  # room for it is made before its turn comes
+        return  # the room is made before its turn comes
     kept_bytes = session.footprint_bytes + _promised_bytes(st, session)
     others_bytes = st.claimed_bytes - session.counted_claim_bytes
     short_bytes = wish.bytes + kept_bytes + others_bytes - st.capacity_bytes
@@ -99,8 +100,8 @@ def _tend(st: State, wish: Wish) -> None:
 
 
 def _beyond_the_gpu(st: State, session: Session, size_bytes: int) -> str | None:
-    """Why even the whole GPU would not do."""
-    # Not what it was promised lately: a reading of its memory may have both.
+    """Return why even the whole GPU would be too small, or ``None``."""
+    # Without what was promised lately: the last reading of its memory may include that already.
     kept_bytes = session.footprint_bytes
     if size_bytes + kept_bytes <= st.capacity_bytes:
         return None
@@ -111,7 +112,7 @@ def _beyond_the_gpu(st: State, session: Session, size_bytes: int) -> str | None:
 
 
 def _promised_bytes(st: State, session: Session) -> int:
-    """May have been taken since its memory was last read."""
+    """Return the promised bytes, which may have been taken since its memory was last read."""
     return sum(
         wish.bytes
         for wish in st.wishes.values()
@@ -120,7 +121,8 @@ def _promised_bytes(st: State, session: Session) -> int:
 
 
 def _others_make_way(st: State, session: Session) -> bool:
-    """Those that run beside it no longer fit: one of all has to wait, maybe this one."""
+    """Return whether sessions that run beside it make way. They no longer fit together: one of
+    them all has to wait, maybe this one."""
     if session.want is not Want.RUNNING or st.anti_thrash is not AntiThrash.ON:
         return False
     st.outgrown = st.outgrown or len(st.runners) > 1
@@ -135,7 +137,7 @@ def _why_short(st: State, session: Session, found: room.Survey) -> str:
 
 
 def _be_patient(st: State, wish: Wish, why: str) -> None:
-    """What hinders may pass: a refusal, an operation under way, somebody who runs."""
+    """Give up only after a time: a refusal, an operation in progress or a runner may pass."""
     until_ns = wish.asked_ns + st.config.room_patience_ns
     if until_ns > st.now_ns:
         st.wake_at(until_ns)

@@ -1,9 +1,10 @@
-"""Bringing a session's memory back before it asks: only while that is in nobody's way.
+"""Page in a session's memory before it asks, only while that hinders no other session.
 
-A hint says that a program is about to be used. It is no place in the queue and no lease: whoever
-asks meanwhile is served as if there were none, after the one operation that may be under way.
-Two limits keep hints from thrashing: what was just used or brought back is not moved out for
-another's hint, and what was brought back but not used is not brought back again for a while.
+A hint says that a program is about to be used. It gives no place in the queue and no lease: a
+session that asks meanwhile is served as if there were no hint, after the operations in progress.
+Two limits keep hints from thrashing: memory that was just used or paged in is not paged out for
+another session's hint, and memory that a hint paged in and that was not used is not paged in by a
+hint again for a while.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ NOT_AT_REST = "it is in a burst, or its memory moves"
 
 
 def hindrance(st: State, session_id: SessionId, now_ns: int) -> str:
-    """Why ``session_id`` is not brought back now, in words that everybody may read; "": it is."""
+    """Return why ``session_id`` is not paged in now, in words that all users may read; "": it
+    is."""
     session = st.sessions.get(session_id)
     if session is None or session.gone or session.leaving:
         return "there is no such session any more"
@@ -36,7 +38,8 @@ def hindrance(st: State, session_id: SessionId, now_ns: int) -> str:
 
 
 def tend(st: State, session: Session) -> None:
-    """The next step for the hinted session, if it still is in nobody's way; from settle."""
+    """Take the next step for the hinted session if it still hinders no other session. The settle
+    pass calls this."""
     if session.gone or session.leaving or _not_out(session) or st.queue or st.runners:
         st.hinted = None
         return
@@ -56,7 +59,8 @@ def tend(st: State, session: Session) -> None:
 
 
 def came_back(st: State, session: Session) -> None:
-    """A hint's page-in has succeeded: the most recently used of the idle ones now."""
+    """Record that a hint's page-in succeeded: the session is now the most recently used idle
+    one."""
     session.hinted_ns = st.now_ns
     st.idle.pop(session.id, None)
 
@@ -91,8 +95,8 @@ def _in_the_way(st: State, session: Session) -> str:
 
 
 def _plan(st: State, session: Session, now_ns: int) -> tuple[list[Session], str]:
-    """Who has to go out for it, or why room cannot be had. Room for what comes back, not for what
-    it may grow by: that others can keep theirs matters more than a guess."""
+    """Return the sessions to page out for it, or why there is no room. The room is for what comes
+    back, not for growth: that other sessions keep theirs matters more than a guess."""
     if not st.observed:
         return [], "the GPU's memory has not been read yet"
     if session.backoff_until_ns > now_ns:
@@ -109,7 +113,7 @@ def _plan(st: State, session: Session, now_ns: int) -> tuple[list[Session], str]
         if short_bytes <= 0:
             break
         if victim.id in residues:
-            continue  # the driver's work of seconds: for nothing less than a cell
+            continue  # moving a residue takes the driver seconds: only a cell is worth that
         host_bytes_then = host_bytes + victim.resident_bytes
         blocked = victim is session or victim.leaving or victim.backoff_until_ns > now_ns
         if blocked or must_stay(victim) or host_bytes_then > st.host_budget_bytes:

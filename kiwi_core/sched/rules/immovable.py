@@ -1,12 +1,12 @@
 """Sessions whose memory must stay where it is: programs without a gate, and stopped processes.
 
-The driver does not stop a program safely by itself. A program that has Kiwi's gate in front of the
+The driver alone cannot stop a program safely. A program that has Kiwi's gate in front of the
 driver is *guarded*; any other one is *unguarded*. An unguarded session shares the GPU like others,
-and its memory moves while it idles, but nobody stops it in the middle of its work: its turn lasts
-until its burst ends. A *stopped* process (Ctrl-Z, a frozen control group, a debugger) does nothing
-at all, the driver's calls about it included. It takes no turn, and keeps its place in the queue.
-The pager can continue one that Ctrl-Z has stopped for as long as it moves its memory; one that a
-debugger or a freezer holds refuses, and stays where it is until it goes on.
+and its memory moves while it idles, but it is never stopped in the middle of its work: its turn
+lasts until its burst ends. A *stopped* process (Ctrl-Z, a frozen control group, a debugger) does
+nothing at all and does not answer driver calls. It takes no turn and keeps its place in the queue.
+The pager can continue a process that Ctrl-Z has stopped while it moves the memory. A process that
+a debugger or a freezer holds cannot be moved and stays where it is until it goes on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def must_stay(session: Session) -> bool:
 
 
 def why_it_stays(session: Session) -> tuple[Notice, str]:
-    """Say what is in the way of those who need its room, in words that everybody may read."""
+    """Return why its room cannot be freed for others, in words that all users may read."""
     if session.stopped:
         return Notice.BLOCKED_REFUSED, f"another session is {session.stopped}"
     return Notice.BLOCKED_UNGUARDED, ""
@@ -61,8 +61,9 @@ def stopped(st: State, event: ev.SessionStopped) -> None:
 
 
 def continued(st: State, event: ev.SessionContinued) -> None:
-    """Its process runs again. If its turn ended meanwhile, the settle pass has it held at once. One
-    without a gate cannot be held: it has the GPU again, beside whoever else has it now."""
+    """Record that the process runs again. If its turn ended meanwhile, the settle pass holds it at
+    once. A session without a gate cannot be held: it gets the GPU again, beside its present
+    holders."""
     session = st.known(event.session)
     if session is None or not session.stopped:
         return
@@ -80,8 +81,8 @@ def continued(st: State, event: ev.SessionContinued) -> None:
 
 
 def leave_those_that_stand(st: State) -> None:
-    """The turn of a runner without a gate ends when it is stopped and others wait: they go on, as
-    far as they fit beside it. One with a gate is held at the end of its quantum like any other."""
+    """End the turn of each stopped runner without a gate: the waiters go on, as far as they fit
+    beside it. A stopped runner with a gate is held at the end of its quantum like any other."""
     for runner in tuple(st.runners.values()):
         if runner.stopped and not runner.guarded:
             orders.leave_where_it_is(st, runner, f"it is {runner.stopped}, and others wait")

@@ -1,8 +1,9 @@
-"""Sessions that somebody keeps out of the GPU: ``kiwi suspend``, until ``kiwi resume``.
+"""Sessions that are kept out of the GPU: from ``kiwi suspend`` until ``kiwi resume``.
 
 Such a session takes no turn. If it holds the lease, its turn ends now, as at the end of its
-quantum. Its memory goes out. What it asks for meanwhile waits beside the queue: it is in nobody's
-way there, neither as somebody who waits nor with what it may need, and its memory goes out first.
+quantum. Its memory is paged out. A burst that it asks for meanwhile waits beside the queue: there
+it counts neither as a waiter nor with its need, and its memory is paged out before that of
+waiters.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def keep_out(st: State, session: Session, by: str) -> None:
-    """From now on; or ``by`` somebody else than before."""
+    """Keep ``session`` out from now on, or change who keeps it out."""
     queued = session.want is Want.QUEUED
     if queued:
         st.leave_line(session)
@@ -36,7 +37,8 @@ def keep_out(st: State, session: Session, by: str) -> None:
 
 
 def let_go(st: State, session: Session) -> None:
-    """To the tail of the queue, if it wants the GPU. Nothing happens to one that nobody keeps."""
+    """Stop keeping ``session`` out; it joins the tail of the queue if it wants the GPU. Do nothing
+    if it is not kept out."""
     if not session.kept_out:
         return
     aside = session.aside
@@ -52,13 +54,13 @@ def let_go(st: State, session: Session) -> None:
 
 
 def tend(st: State) -> None:
-    """End the turns of those that hold the lease, and move out what is in the GPU."""
+    """End the turns of kept-out sessions that hold the lease, and page out their memory."""
     for session in tuple(st.kept_out.values()):
         if session.op is not None or session.home not in (Home.IN, Home.HELD):
             continue
         runs = session.want is Want.RUNNING
         if must_stay(session) if not runs else not session.guarded:
-            continue  # one without a gate goes on until its burst ends
+            continue  # a session without a gate goes on until its burst ends
         fits = st.host_claimed_bytes + session.resident_bytes <= st.host_budget_bytes
         moves = bool(session.resident_bytes) and fits and not session.unmovable
         if not runs and not moves:

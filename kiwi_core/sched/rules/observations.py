@@ -1,4 +1,4 @@
-"""What is read from driver, NVML and the system, and the settings."""
+"""Handlers for readings of the driver, NVML and the system, and for the settings."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def memory(st: State, event: ev.MemoryObserved) -> None:
 
 
 def _learn(st: State, session: Session, began_ns: int) -> None:
-    """What nobody saw before its last burst ended was held in that burst, too, although the next
-    one has begun meanwhile."""
+    """Learn from a reading. Memory that was first read after its last burst ended was held in that
+    burst, too, although the next one has begun meanwhile."""
     in_burst = session.want is Want.RUNNING or session.mid_burst
     of_last = session.unread and not session.mid_burst and not session.attained_ns
     needs.seen(session, st.total_bytes, in_burst=in_burst, of_last=of_last)
@@ -56,16 +56,16 @@ def _learn(st: State, session: Session, began_ns: int) -> None:
 
 
 def _slipped(st: State, session: Session) -> None:
-    """By the books it is held, but the driver says that it runs free: it had no GPU memory, and so
-    nothing that the driver could hold it by, and has some now (or somebody else let it go). Where
-    it is not its turn, the settle pass has it held again."""
+    """Correct the record of a session that should be held but runs free, as the driver reports: it
+    had no GPU memory, so the driver could not lock it, and has some now (or another program
+    unlocked it). If it is not its turn, the settle pass holds it again."""
     session.home = Home.IN
     session.paged_out_bytes = session.restore_bytes = 0
     st.tell(session, "uses the GPU though it was to wait: the driver does not hold it")
 
 
 def _vanished(st: State, session: Session) -> None:
-    """What was out of it exists no longer: the program that it belonged to has ended, or has been
+    """Record that the paged-out memory no longer exists: its program has ended, or has been
     replaced by another one in the same process."""
     session.home = Home.IN
     session.paged_out_bytes = session.restore_bytes = 0
@@ -73,7 +73,8 @@ def _vanished(st: State, session: Session) -> None:
 
 
 def _at_rest_since(session: Session, began_ns: int) -> bool:
-    """While an operation is under way nobody can say at which point of it memory was read."""
+    """Return whether no operation has been in progress since ``began_ns``. During an operation it
+    is unknown at which point of it the memory was read."""
     return session.op is None and not session.gone and session.moved_at_ns <= began_ns
 
 
@@ -86,8 +87,9 @@ def _seen_busy(st: State, session: Session, busy: bool) -> None:
 
 
 def _seen_outside(st: State, free_bytes: int) -> None:
-    """What is used and is not ours. Only read while nothing moves, or the bytes of an operation
-    that just began or ended would count as somebody else's; a hung one counts in full."""
+    """Compute the GPU memory that is used outside Kiwi. This runs only while nothing moves, or the
+    bytes of an operation that just began or ended would count as outside; a hung operation counts
+    in full."""
     held_bytes = st.resident_bytes
     for hung in st.ops.values():
         held_bytes += hung.counted_claim_bytes - hung.resident_bytes
@@ -95,7 +97,8 @@ def _seen_outside(st: State, free_bytes: int) -> None:
 
 
 def _seen_all(st: State, began_ns: int) -> None:
-    """What a session has left without telling counts as somebody else's, until it is read."""
+    """Drop the ``unread`` mark of sessions that gave up the lease before this reading: until their
+    own memory is read, what they left counts as outside Kiwi."""
     st.read_ns = max(st.read_ns, began_ns)
     for session in tuple(st.unread.values()):
         if session.left_ns <= began_ns:
@@ -111,7 +114,7 @@ def settings(st: State, event: ev.SettingsChanged) -> None:
         st.terms.tq_ns = event.tq_ns
     if event.policy is not None and event.policy != st.policy.name:
         st.policy = make(event.policy)
-        for session in st.sessions.values():  # what the one before has kept means nothing now
+        for session in st.sessions.values():  # the previous policy's values mean nothing now
             session.level = session.protected_until_ns = 0
     if event.anti_thrash is not None and event.anti_thrash is not st.anti_thrash:
         st.anti_thrash = event.anti_thrash
@@ -123,7 +126,7 @@ def settings(st: State, event: ev.SettingsChanged) -> None:
 
 
 def deadline(st: State, event: ev.DeadlinePassed) -> None:
-    """Nothing to record: the settle pass looks at the time."""
+    """Record nothing: the settle pass checks the time."""
 
 
 HANDLERS: dict[type[ev.Event], Callable[..., None]] = {

@@ -1,4 +1,4 @@
-"""The orders themselves: each gives one action and brings the records in line with it."""
+"""The orders: each function issues one action and brings the records in line with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def grant(st: State, session: Session, cause: str) -> None:
-    """The session gets the lease and a fresh quantum."""
+    """Give ``session`` the lease and a fresh quantum."""
     st.leave_line(session)
     st.chosen.pop(session.id, None)
     count_wait(session, st.now_ns)
@@ -26,7 +26,7 @@ def grant(st: State, session: Session, cause: str) -> None:
     session.blocked = None
     session.blocked_detail = ""
     goes_on = session.mid_burst
-    if session.queued_ns != st.now_ns:  # a wait of no length is none
+    if session.queued_ns != st.now_ns:  # else there was no wait
         kind = HistoryKind.SUSPENDED if goes_on else HistoryKind.WAITED
         st.history.end(session.turn_id, session.id, kind, session.queued_ns, st.now_ns)
     session.turn_id = st.history.begin()
@@ -44,7 +44,7 @@ def grant(st: State, session: Session, cause: str) -> None:
 
 
 def grant_again(st: State, session: Session) -> None:
-    """A client that reconnected asks for what it has: the rest of its quantum."""
+    """Grant the rest of its quantum to a runner that asks again after reconnecting."""
     left_ns = max(0, session.granted_ns + st.quantum_ns(session) - st.now_ns)
     st.actions.append(
         Grant(session=session.id, burst=session.burst, quantum_ns=left_ns, cause="asked again")
@@ -52,8 +52,8 @@ def grant_again(st: State, session: Session) -> None:
 
 
 def grant_lost(st: State, session: Session) -> None:
-    """Its memory is gone for good: let its own CUDA calls raise rather than leave it waiting.
-    It holds nothing."""
+    """Grant a session whose memory is lost, without giving it the lease: its own CUDA calls raise
+    rather than leave it waiting."""
     st.actions.append(
         Grant(
             session=session.id,
@@ -65,20 +65,20 @@ def grant_lost(st: State, session: Session) -> None:
 
 
 def stop(st: State, session: Session, doing: Doing, cause: str) -> None:
-    """A runner makes way: it is queued again at the tail at this moment, and holds until the
-    operation has reported. It is told now: once held it may not be able to show anything."""
+    """Stop a runner: it joins the tail of the queue now, and holds until the operation reports.
+    The session is notified now: once held it may not be able to show anything."""
     st.runs_no_more(session)
     session.want = Want.QUEUED
     session.mid_burst = True
     session.queued_ns = st.now_ns
-    if not session.kept_out:  # else it is told why
+    if not session.kept_out:  # else ``line_up`` notifies it
         st.notify(session, Notice.SUSPENDED, cause=cause)
     _start(st, session, doing, cause, stops_runner=True)
     st.line_up(session)
 
 
 def leave_where_it_is(st: State, session: Session, cause: str) -> None:
-    """The turn of a runner ends though nothing is done to it: it does not run anyhow."""
+    """End the turn of a runner without an operation: its process does not run anyway."""
     st.runs_no_more(session)
     session.want = Want.QUEUED
     session.mid_burst = True
@@ -116,7 +116,7 @@ def _start(
 ) -> None:
     op = OpId(st.next_op)
     st.next_op += 1
-    # What a restore adds in the GPU: all but what a page-out cut short has left there.
+    # What a restore adds in the GPU: all but what an interrupted page-out left there.
     restore_bytes = session.footprint_bytes - session.resident_bytes
     moved_bytes = move_id = 0
     if doing in MOVES:
@@ -147,7 +147,8 @@ def _start(
 
 
 def _allowed_ns(st: State, moved_bytes: int) -> int:
-    """Until an operation counts as overdue: generous, since a late one is only marked."""
+    """Return how long an operation may take before it counts as overdue: generous, since a late
+    operation is only marked."""
     config = st.config
     return (
         config.operation_deadline_min_ns
@@ -157,7 +158,7 @@ def _allowed_ns(st: State, moved_bytes: int) -> int:
 
 
 def back_off(st: State, session: Session, longest: bool) -> None:
-    """Nothing is tried on ``session`` for a while; twice as long after each refusal."""
+    """Try nothing on ``session`` for a while, twice as long after each refusal."""
     config = st.config
     doubled = session.backoff_ns * 2 or config.refusal_backoff_ns
     session.backoff_ns = (

@@ -1,7 +1,7 @@
-"""What operations report, and what follows for their session.
+"""Handlers for the outcomes of operations.
 
-An outcome counts only if its operation is under way and is of the kind that the outcome answers;
-anything else is dropped and counted.
+An outcome counts only if its operation is in progress and is of the kind that the outcome answers;
+any other outcome is dropped and counted.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from kiwi_core.units import OpId
 
 HOPELESS = frozenset({Reason.UNSUPPORTED, Reason.NOT_PERMITTED})
-"""Reasons that will hardly be different in a second: the longest back-off at once."""
+"""Reasons that hardly change within a second: they get the longest back-off at once."""
 
 
 def _take(
     st: State, op: OpId, doing: Doing, moved_bytes: int | None = None
 ) -> tuple[Session, Running] | None:
-    """The operation has reported: off the list. ``None`` where the outcome is to be dropped, or
-    where its session is dead and thereby off the books now. ``moved_bytes``: of a move that
-    succeeded."""
+    """Remove an operation that has reported from ``State.ops``; return its session and record, or
+    ``None`` if the outcome is to be dropped, or if the session is dead and forgotten with it.
+    ``moved_bytes`` is given for a move that succeeded."""
     session = st.ops.get(op)
     if session is None or session.op is None or session.op.doing is not doing:
         st.ignored_events += 1
@@ -70,7 +70,8 @@ def _succeeded(st: State, session: Session) -> None:
 
 
 def _leave_or_return(st: State, session: Session) -> None:
-    """Keep the promise to a session that leaves: back in the GPU and free, then forgotten."""
+    """Bring a session that leaves back into the GPU, free, and then forget it; refresh any other
+    session."""
     if not session.leaving:
         st.refresh(session)
     elif session.home in (Home.IN, Home.LOST):
@@ -95,7 +96,7 @@ def suspended(st: State, event: ev.Suspended) -> None:
             session.resident_bytes = event.resident_bytes
             needs.seen(session, st.total_bytes, in_burst=session.want is not Want.NONE)
             bursts.read(st, session, st.now_ns)
-        elif session.read_ns < 0:  # else it was looked at while it ran
+        elif session.read_ns < 0:  # else its memory was read while it ran
             bursts.left(st, session, st.now_ns)
         _stopped(st, session, running)
         st.tell(session, "held; its memory stays in the GPU")
@@ -106,12 +107,12 @@ def paged_out(st: State, event: ev.PagedOut) -> None:
     moved_bytes = event.moved_bytes
     mover = st.ops.get(event.op)
     if mover is not None:
-        moved_bytes = max(0, moved_bytes - mover.paged_out_bytes)  # now; the rest was out already
+        moved_bytes = max(0, moved_bytes - mover.paged_out_bytes)  # by this move
     if (taken := _take(st, event.op, Doing.PAGING_OUT, moved_bytes)) is not None:
         session, running = taken
-        # What its library had left for good is the driver's, whose speed is another one.
+        # What its library had left for good is moved by the driver, at another speed.
         tells_speed = session.home is not Home.OUT
-        # What was in system RAM before (a page-out cut short) is part of what has to come back.
+        # What was in system RAM before (an interrupted page-out) has to come back, too.
         session.restore_bytes = max(session.footprint_bytes, event.moved_bytes)
         session.paged_out_bytes = max(session.paged_out_bytes, event.moved_bytes)
         session.resident_bytes = event.stays_bytes if session.owned else 0
@@ -166,14 +167,14 @@ def resumed(st: State, event: ev.Resumed) -> None:
 def _refused(
     st: State, session: Session, running: Running, notice: Notice, reason: Reason, detail: str
 ) -> None:
-    """Nothing changed in the target; leave it alone for a while."""
+    """Handle a refusal: nothing changed in the target, so leave it alone for a while."""
     words = f"{reason.value}: {detail}" if detail else reason.value
     st.chosen.pop(session.id, None)
     if session.stopped and running.doing is not Doing.PAGING_IN:
         session.fixed = True
     if running.stops_runner:
         if session.stopped:
-            bursts.stopped(st, session)  # it does not run: its turn is over all the same
+            bursts.stopped(st, session)  # it does not run: its turn is over anyway
         else:
             _runs_on(st, session)
     if reason is Reason.UNSUPPORTED and running.doing is Doing.PAGING_OUT:
@@ -181,7 +182,7 @@ def _refused(
     known = reason in HOPELESS and words == session.problem_detail
     orders.back_off(st, session, longest=reason in HOPELESS)
     st.tell(session, "{} refused ({})", running.doing.value, words)
-    if reason is not Reason.GONE:  # its loss is reported apart
+    if reason is not Reason.GONE:  # its loss is reported separately
         session.problem = notice
         session.problem_detail = words
         asked = not running.hinted or session.want is not Want.NONE
@@ -191,7 +192,8 @@ def _refused(
 
 
 def _runs_on(st: State, session: Session) -> None:
-    """It could not be stopped: it holds the lease as before, and its quantum is still used up."""
+    """Let a session that could not be stopped hold the lease as before; its quantum stays used
+    up."""
     st.leave_line(session)
     st.now_runs(session)
     session.mid_burst = False
@@ -214,7 +216,7 @@ def page_in_refused(st: State, event: ev.PageInRefused) -> None:
     if (taken := _take(st, event.op, Doing.PAGING_IN)) is not None:
         session, running = taken
         if event.reason is Reason.NO_ROOM:
-            # The books were wrong about what is free: ask for more next time.
+            # The scheduler was wrong about what is free: ask for more next time.
             session.extra_room_bytes += st.margin_bytes
         _refused(st, session, running, Notice.PAGE_IN_REFUSED, event.reason, event.detail)
 
@@ -240,8 +242,8 @@ def page_in_lost(st: State, event: ev.PageInLost) -> None:
 
 
 def lost(st: State, session: Session, running: Running, detail: str) -> None:
-    """The contents are gone. One that still waits for its burst gets its grant, so that its own
-    CUDA calls say what is wrong; nothing else would ever come."""
+    """Handle the loss of a session's contents. A session that still waits for its burst gets its
+    grant, so that its own CUDA calls raise; otherwise it would wait for ever."""
     if running.stops_runner:
         bursts.stop_holding(st, session)
         session.queued_ns = st.now_ns

@@ -1,4 +1,4 @@
-"""Room in the GPU: whether there is enough for a session, and who must go out for it."""
+"""Room in the GPU: whether there is enough for a session, and which sessions to page out for it."""
 
 from __future__ import annotations
 
@@ -22,41 +22,42 @@ if TYPE_CHECKING:
 
 
 RESIDUE_SHARE: Final = 8
-"""Of the GPU: contexts, and what a library cannot own, take no more (1 of 8 GB; few have less)."""
+"""Contexts, and what a library cannot own, take no more than this part of the GPU (1 of 8 GB; few
+GPUs have less)."""
 
 
 class Room(Enum):
     READY = "ready"
     COMING = "coming"
-    """Others are on their way out."""
+    """Other sessions are being paged out."""
     SHORT = "short"
-    """Not to be had from those that do not hold the lease."""
+    """Sessions that do not hold the lease cannot free enough."""
 
 
 @dataclass(slots=True)
 class Survey:
-    """Who could go out now, and who would have to but cannot."""
+    """The sessions that can be paged out now, and those that would have to be but cannot."""
 
     victims: list[Session] = field(default_factory=list)
     gain_bytes: int = 0
     host_bytes: int = 0
-    """What they may take in system RAM."""
+    """System RAM that the victims may take."""
     refusing: Session | None = None
     staying: Session | None = None
-    """See ``fixed.must_stay``."""
+    """A session whose memory must stay (``immovable.must_stay``)."""
     over_budget: Session | None = None
-    """System RAM cannot take it."""
+    """A session whose memory system RAM cannot take."""
 
 
 def is_residue(st: State, session: Session) -> bool:
-    """Is all that it has in the GPU what its library cannot move (contexts)? The driver can, but
-    slowly, and again at each turn: only for somebody who really lacks room. What is larger is
-    taken for what a page-out cut short has left."""
+    """Return whether all that ``session`` has in the GPU is what its library cannot move
+    (contexts). The driver can move it, but slowly, and again at each turn: only where room is
+    really lacking. A larger remainder is taken for the rest of an interrupted page-out."""
     return session.partly_in and session.resident_bytes <= st.total_bytes // RESIDUE_SHARE
 
 
 def wanted_bytes(st: State, session: Session) -> int:
-    """What shall be free for ``session`` (its own included) before it may run."""
+    """Return the room that ``session`` should have (its own memory included) before it runs."""
     footprint = session.footprint_bytes
     if session.leaving:
         return footprint
@@ -71,9 +72,10 @@ def wanted_bytes(st: State, session: Session) -> int:
 
 
 def _least_bytes(st: State, session: Session, alone: bool) -> int:
-    """Below this it shall not run; compare ``wanted_bytes``. Alone, one of unknown needs makes do
-    with half of what there is: a neighbour that cannot be moved must neither keep everybody out
-    for ever, nor leave a newcomer so little that it runs out of memory at once."""
+    """Return the room below which ``session`` must not run; compare ``wanted_bytes``. Alone, a
+    session of unknown need makes do with half of the capacity: a neighbour that cannot be moved
+    must neither keep all others out for ever, nor leave a newcomer so little that it runs out of
+    memory at once."""
     protects = st.anti_thrash is not AntiThrash.OFF and not session.leaving
     if alone and protects and unknown(session, st.total_bytes):
         return max(session.footprint_bytes, st.capacity_bytes // 2)
@@ -86,8 +88,9 @@ def _least_bytes(st: State, session: Session, alone: bool) -> int:
 
 
 def lacked_bytes(st: State, session: Session) -> int:
-    """What shall be free for ``session`` (its own included) even if residues have to go for it:
-    not the margin, nor what one of unknown needs may come to take."""
+    """Return the room that ``session`` gets (its own memory included) even if residues have to be
+    moved for it: without the margin, and without the possible growth of a session of unknown
+    need."""
     expected = footprint = session.footprint_bytes
     protects = st.anti_thrash is not AntiThrash.OFF and not session.leaving
     if protects and not unknown(session, st.total_bytes):
@@ -96,7 +99,7 @@ def lacked_bytes(st: State, session: Session) -> int:
 
 
 def coming_bytes(st: State) -> int:
-    """What page-outs under way will free; hung ones do not count."""
+    """Return what page-outs in progress will free; hung ones do not count."""
     return sum(session.counted_claim_bytes for session in _making_room(st))
 
 
@@ -114,8 +117,8 @@ def _queued_ns(session: Session) -> int:
 def survey(
     st: State, short_bytes: int, beside: Session | None = None, lacking_bytes: int | None = None
 ) -> Survey:
-    """Pick victims until ``short_bytes`` are gained, or all there are. ``lacking_bytes`` of it are
-    really lacked, all of it unless told: for those residues go, too."""
+    """Pick victims until they free ``short_bytes``, or until there are no more. Residues are moved
+    only for ``lacking_bytes``, the part that is really lacking (default: all of it)."""
     found = Survey()
     if lacking_bytes is None:
         lacking_bytes = short_bytes
@@ -137,7 +140,7 @@ def survey(
 
 
 def _movable(st: State, beside: Session | None) -> Iterable[Session]:
-    """In the order in which they would go out."""
+    """Yield the sessions that may be paged out, in that order."""
     waiters: Sequence[Session] = ()
     if st.waiting_partly_in:
         both = chain(st.waiting_in.values(), st.waiting_partly_in.values())
@@ -169,8 +172,9 @@ def _take(st: State, found: Survey, victim: Session) -> None:
 
 
 def _awaits_reading(st: State, beside: Session) -> bool:
-    """Somebody else gave up the lease, and may have left more in the GPU than the books say. Not
-    for ever: a driver that does not answer keeps nobody out, and a page-in is verified anyhow."""
+    """Return whether another session gave up the lease and may have left more in the GPU than
+    recorded. This wait is bounded: a driver that does not answer must not keep sessions out, and a
+    page-in is verified anyway."""
     awaits = False
     for session in st.unread.values():
         until_ns = session.left_ns + st.config.reading_patience_ns
@@ -183,8 +187,9 @@ def _awaits_reading(st: State, beside: Session) -> bool:
 
 
 def make_room(st: State, session: Session, alone: bool) -> tuple[Room, Survey | None]:
-    """Order whatever frees enough for ``session``. What it may grow by is left out where it cannot
-    be had; ``alone`` (nobody holds the lease or is on the way in) what it needs as well."""
+    """Order the page-outs that free enough for ``session``. Where that is impossible, its possible
+    growth is left out, and with ``alone`` (no session holds the lease or is being brought in) its
+    need as well."""
     if st.unread and _awaits_reading(st, session):
         return Room.COMING, None
     held_bytes = session.counted_claim_bytes
@@ -210,9 +215,9 @@ def evict(st: State, found: Survey, cause: str) -> None:
 
 
 def make_up(st: State, session: Session) -> None:
-    """The page-in of ``session`` is under way, and a look has shown since that others hold more
-    than the books had when it was ordered. The pager waits for the room: order out now what frees
-    it, not when the pager has given up."""
+    """Make up room for a page-in in progress if a reading has shown since that others hold more
+    than was recorded when it was ordered. The pager waits for the room: order the page-outs now,
+    not when the pager has given up."""
     restore_bytes = session.footprint_bytes - session.resident_bytes
     free_bytes = st.capacity_bytes - st.resident_bytes
     free_bytes += sum(one.resident_bytes for one in _making_room(st))
@@ -223,7 +228,7 @@ def make_up(st: State, session: Session) -> None:
 
 
 def blocked_by(st: State, session: Session, found: Survey) -> tuple[Notice, str]:
-    """Why room cannot be had, in words that everybody may read (no names)."""
+    """Return why there is no room, in words that all users may read (no names)."""
     if (victim := found.over_budget) is not None:
         can_bytes = max(0, st.host_budget_bytes - st.host_claimed_bytes)
         words = f"{format_bytes(victim.resident_bytes)} of another session would have to go to "

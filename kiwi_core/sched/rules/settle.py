@@ -1,7 +1,7 @@
-"""The settle pass: after every event, once, everything that can be decided is decided here.
+"""The settle pass: it runs once after every event and decides everything that can be decided.
 
-Handlers only record what happened. The order matters: what has ended ends first, then the mode
-follows from who is left, then waiters get what is free, then the runners are protected.
+Handlers only record what happened. The order matters: bursts that are over end first, then the
+mode follows from the remaining sessions, then waiters get what is free, then runners are protected.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def settle(st: State) -> None:
 
 
 def _end_lingerers(st: State) -> None:
-    """Where nobody can tell whether left-over threads still use the GPU, the quantum decides.
-    (Where somebody can, the observation ended the burst already.)"""
+    """End lingering bursts at the end of their quantum where it is unknown whether left-over
+    threads still use the GPU. (Where it is known, the observation ended the burst already.)"""
     for session in tuple(st.lingerers.values()):
         if session.want is not Want.RUNNING or not session.lingering:
             del st.lingerers[session.id]
@@ -70,8 +70,8 @@ def _choose_mode(st: State) -> None:
 
 
 def _tend_astray(st: State) -> None:
-    """Sessions whose process is held though nobody needs that, and those that run though they
-    were stopped (a restore that had hung came through after all)."""
+    """Resume sessions that are held without need, and suspend those that run though they were
+    stopped (a restore that had hung has succeeded after all)."""
     for session in tuple(st.astray.values()):
         if session.backoff_until_ns > st.now_ns:
             st.wake_at(session.backoff_until_ns)

@@ -1,4 +1,4 @@
-"""Whose turn it is: runners make way for waiters, and waiters are brought in."""
+"""Turns: runners make way for waiters, and waiters are brought in."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ if TYPE_CHECKING:
 
 
 FEW: Final = 4
-"""Waiters that are looked at before the rest of the queue is."""
+"""The number of waiters that are considered before the rest of the queue."""
 
 
 class Step(Enum):
     GO_ON = "go on"
-    """Look at the next waiter, too."""
+    """Consider the next waiter, too."""
     WAIT = "wait"
-    """Nobody behind this waiter may overtake it."""
+    """No session behind this waiter may overtake it."""
 
 
 def admit(st: State) -> None:
-    """Bring in whoever's turn it is; strictly in the policy's order, except that a waiter that is
-    blocked by something that is wrong does not hold up the others."""
+    """Bring in the waiters whose turn it is, strictly in the policy's order, except that a waiter
+    that is blocked by a problem does not hold up the others."""
     first = next(iter(st.chosen.values() or st.policy.order(st)))
     if _advance(st, first) is Step.GO_ON and st.queue:
         _admit_others(st, first)
     if st.chosen:
         for waiter in tuple(st.chosen.values()):
-            if waiter.op is None:  # it is in, but things have changed: back to its queue place
+            if waiter.op is None:  # it is in, but things have changed: back to the queue
                 del st.chosen[waiter.id]
 
 
 def _admit_others(st: State, first: Session) -> None:
-    """Those behind ``first``, as they stand now. Mostly the second one has to wait: so only a few
-    are copied at first, and the whole queue, which may be long, only if all of those went on."""
+    """Admit the waiters behind ``first``, in their present order. Mostly the second one has to
+    wait, so only a few are copied at first, and the whole queue, which may be long, only if none
+    of those has to wait."""
     seen = {first.id}
     for some in (FEW, None):
         behind = chain(st.chosen.values(), st.policy.order(st))
@@ -54,7 +55,7 @@ def _admit_others(st: State, first: Session) -> None:
 
 
 def _coming_in(st: State, beside: Session) -> int:
-    """How many others are on their way in."""
+    """Return how many other sessions are being brought in."""
     if not st.chosen:
         return 0
     return sum(s.op is not None and s is not beside for s in st.chosen.values())
@@ -68,7 +69,7 @@ def _advance(st: State, waiter: Session) -> Step:
         return Step.GO_ON
     if waiter.backoff_until_ns > st.now_ns and waiter.home is not Home.IN:
         st.wake_at(waiter.backoff_until_ns)
-        # (its user was told when that was refused)
+        # (its user was notified of the refusal)
         waiter.blocked = waiter.problem or Notice.PAGE_IN_REFUSED
         waiter.blocked_detail = waiter.problem_detail
         return Step.GO_ON
@@ -122,8 +123,9 @@ def _bring_in(st: State, waiter: Session) -> Step:
 
 
 def _comes_ahead(st: State, waiter: Session) -> bool:
-    """Its turn has not come, but its memory comes in (or room for it is made) beside the runners,
-    so that the GPU does not idle meanwhile. Not in mid-burst: its program would go on at once."""
+    """Page in ``waiter`` (or make room for it) beside the runners before its turn, so that the GPU
+    does not idle meanwhile; return whether that is under way. A session in mid-burst is excluded:
+    its program would go on at once."""
     if waiter.home is not Home.OUT or waiter.mid_burst or not st.runners:
         return False
     need_bytes = waiter.need_bytes + sum(runner.need_bytes for runner in st.runners.values())
@@ -143,9 +145,9 @@ def _comes_ahead(st: State, waiter: Session) -> bool:
 
 
 def _may_restore(st: State) -> bool:
-    """One restore at a time: each is checked against free memory, which another one is eating up;
-    and the bus is the bottleneck anyway. And none before memory has been read once: nobody knows
-    what programs outside hold."""
+    """Return whether a restore may begin. Only one runs at a time: each is checked against free
+    memory, which another one uses up, and the bus is the bottleneck anyway. None begins before
+    memory has been read once: what programs outside Kiwi hold is unknown until then."""
     return st.observed and not any(_restoring(session) for session in st.ops.values())
 
 
@@ -155,12 +157,13 @@ def _restoring(session: Session) -> bool:
 
 
 def _comes_for_nobody(session: Session) -> bool:
-    """Its user has withdrawn, or a hint was the reason."""
+    """Return whether the page-in of ``session`` serves no wait: the request was withdrawn, or a
+    hint was the reason."""
     return _restoring(session) and session.want is Want.NONE
 
 
 def _await_turn(st: State, waiter: Session) -> Step:
-    """Stop the holders of the lease that have used up their quantum."""
+    """Stop the runners that have used up their quantum."""
     stopping = st.holders > len(st.runners)
     if st.anti_thrash is AntiThrash.OFF or stopping or _coming_in(st, beside=waiter):
         _unblock(waiter)
@@ -175,7 +178,7 @@ def _await_turn(st: State, waiter: Session) -> Step:
             continue
         hindrance = _make_way(st, runner, waiter) or hindrance
         if not st.serialised and runner.stopping:
-            break  # one may be enough: see what its room is good for before stopping another
+            break  # one may be enough: see what room that gives before stopping another
     if hindrance is not None:
         _block(st, waiter, *hindrance)
         return Step.GO_ON
@@ -188,7 +191,7 @@ def _granted_ns(session: Session) -> int:
 
 
 def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str] | None:
-    """Stop ``runner``, or say why not: it goes on then, past its quantum."""
+    """Stop ``runner``, or return why it cannot be stopped and goes on past its quantum."""
     if not runner.guarded:
         return Notice.BLOCKED_UNGUARDED, ""
     if runner.backoff_until_ns > st.now_ns:
@@ -216,15 +219,16 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
 
 
 def _growth_bytes(st: State) -> int:
-    """What is reserved for the growth of those that run or are being held: free once they are."""
+    """Return what is reserved for the growth of runners and of sessions being suspended: it is
+    free once they are held."""
     held = (s for s in st.ops.values() if s.op is not None and s.op.doing is Doing.SUSPENDING)
     growing = chain(st.runners.values(), held)
     return sum(session.counted_claim_bytes - session.resident_bytes for session in growing)
 
 
 def shelter(st: State) -> None:
-    """Keep the margin free for those that run: idle memory goes out before a runner that grows
-    hits the wall. If that is not enough for several, they have outgrown the GPU."""
+    """Keep the margin free for runners: idle memory is paged out before a growing runner runs out
+    of memory. If that is not enough for several runners, they have outgrown the GPU."""
     short_bytes = st.margin_bytes - st.free_bytes
     if short_bytes <= 0 or not st.runners:
         return
@@ -240,16 +244,16 @@ def shelter(st: State) -> None:
 
 
 def _may_hit_the_wall_bytes(st: State) -> int:
-    """What is short of the margin in the GPU itself, whatever is reserved, for one that runs alone
-    and cannot ask for room."""
+    """Return how far free GPU memory, ignoring reservations, is below the margin, for a session
+    that runs alone and cannot ask for room; 0 if it can."""
     if any(runner.owned for runner in st.runners.values()):
         return 0
     return st.margin_bytes - (st.capacity_bytes - st.resident_bytes)
 
 
 def thin_out(st: State) -> None:
-    """The parallel runners have outgrown the GPU: stop the youngest, each not before its floor,
-    until the others fit or one is left. Those without a gate go on in any case."""
+    """Stop the youngest of parallel runners that have outgrown the GPU, each not before its floor,
+    until the others fit or one is left. Runners without a gate go on in any case."""
     youngest_first = sorted(st.runners.values(), key=_granted_ns, reverse=True)
     guarded = [runner for runner in youngest_first if runner.guarded]
     one_stays = len(guarded) < len(youngest_first)
@@ -262,14 +266,15 @@ def thin_out(st: State) -> None:
         if may_ns > st.now_ns:
             st.wake_at(may_ns)
             continue
-        # Where system RAM is full, or it cannot be moved, holding it at least stops its growth.
+        # Where system RAM is full or the session cannot be moved, holding it stops its growth.
         fits = st.host_claimed_bytes + runner.resident_bytes <= st.host_budget_bytes
         doing = Doing.PAGING_OUT if fits and not runner.unmovable else Doing.SUSPENDING
         orders.stop(st, runner, doing, "the runners no longer fit together")
 
 
 def _block(st: State, waiter: Session, notice: Notice, detail: str) -> None:
-    """Its user is told once; the words may change while it waits on."""
+    """Mark ``waiter`` as blocked and notify its user once; the detail may change while it
+    waits."""
     if waiter.blocked is not notice:
         waiter.blocked = notice
         st.notify(waiter, notice, detail)
