@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from kiwi_core.bench.backends import Backend
-    from kiwi_core.bench.machine import Link, Numa
-    from kiwi_core.bench.plan import Patience, Room
+    from kiwi_core.bench.machine import Numa, PcieLink
+    from kiwi_core.bench.plan import FreeMemory, Patience
     from kiwi_core.bench.results import Row
 
 ENV_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -72,12 +72,12 @@ class Bench:
     stage: Worker
     env: dict[str, str]
     gpu: GpuInfo
-    room: Room
+    room: FreeMemory
     others: int
     patience: Patience
     began_s: float
     numa: Numa | None = None
-    link: Link | None = None
+    link: PcieLink | None = None
     rows: list[Row] = field(default_factory=list)
     left_out: list[Left] = field(default_factory=list)
 
@@ -169,7 +169,7 @@ def _set_up(wishes: Wishes, listener: Listener, stack: ExitStack) -> Bench:
         gpu = _chosen(_gpus(looker), wishes.gpu)
         used = looker.ask("memory", uuid=gpu.uuid)
     others = _others(used, gpu, wishes)
-    room = plan.Room(used["total_bytes"], used["free_bytes"], used["host_available_bytes"])
+    room = plan.FreeMemory(used["total_bytes"], used["free_bytes"], used["host_available_bytes"])
     plan.check(room)
     env |= {ENV_VISIBLE: gpu.uuid, config.ENV_SOCKET_DIR: str(directory)}
     return Bench(

@@ -21,7 +21,7 @@ _OLD_LANE_SHARE: Final = 0.8
 
 
 @dataclass(frozen=True)
-class Link:
+class PcieLink:
     """The GPU's PCIe link, as it is while it is used, and as it could be."""
 
     gt_per_s: float
@@ -71,7 +71,7 @@ def huge_pages(root: Path = _ROOT) -> str:
     return chosen[1] if chosen else ""
 
 
-def link(pci_bus_id: str, root: Path = _ROOT) -> Link | None:
+def link(pci_bus_id: str, root: Path = _ROOT) -> PcieLink | None:
     """Read it while or right after something is copied: an idle link slows down to save power."""
     device = root / "sys/bus/pci/devices" / pci_bus_id
     numbers = [
@@ -82,7 +82,7 @@ def link(pci_bus_id: str, root: Path = _ROOT) -> Link | None:
     ]  # fmt: skip
     if not all(numbers):
         return None
-    return Link(numbers[0], int(numbers[1]), numbers[2], int(numbers[3]))
+    return PcieLink(numbers[0], int(numbers[1]), numbers[2], int(numbers[3]))
 
 
 def numa(pci_bus_id: str, root: Path = _ROOT) -> Numa:

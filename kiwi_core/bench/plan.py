@@ -65,7 +65,7 @@ EMULATED: Final = Patience(row_s=0.3, paging_s=2.0, switch_s=4.0, rounds=100)
 
 
 @dataclass(frozen=True)
-class Room:
+class FreeMemory:
     """What is free before anything is measured."""
 
     gpu_total_bytes: int
@@ -91,7 +91,7 @@ class Room:
         return max(DEFAULTS.room_margin_min_bytes, fraction)
 
 
-def check(room: Room) -> None:
+def check(room: FreeMemory) -> None:
     """Raises ``CallerError`` where there is too little to measure anything with."""
     if room.gpu_free_bytes < GPU_FREE_MIN_BYTES:
         raise CallerError(
@@ -109,34 +109,34 @@ def check(room: Room) -> None:
         )
 
 
-def copy_bytes(room: Room, bytes_per_s: float, patience: Patience) -> int:
+def copy_bytes(room: FreeMemory, bytes_per_s: float, patience: Patience) -> int:
     """Of one copy: lasts about ``copy_s``."""
     most = min(_COPY_MAX_BYTES, room.gpu_bytes // _PAIRS, room.host_bytes // _PAIRS)
     return max(_GRANULARITY, _whole(min(bytes_per_s * patience.copy_s, most)))
 
 
-def first_pinned_bytes(room: Room) -> int:
+def first_pinned_bytes(room: FreeMemory) -> int:
     """Pinned once, to find out how much can be pinned in the time."""
     return max(_GRANULARITY, _whole(min(64 * MIB, room.host_bytes)))
 
 
-def pin_bytes(room: Room, bytes_per_s: float, patience: Patience) -> int:
+def pin_bytes(room: FreeMemory, bytes_per_s: float, patience: Patience) -> int:
     """Of one run: a few fit into a row's time."""
     fits = bytes_per_s * patience.row_s / 3
     most = max(_GRANULARITY, _whole(min(_COPY_MAX_BYTES, room.host_bytes, fits)))
     return max(most, first_pinned_bytes(room))
 
 
-def vmm_sizes(room: Room) -> tuple[int, ...]:
+def vmm_sizes(room: FreeMemory) -> tuple[int, ...]:
     return tuple(size for size in VMM_SIZES if size <= room.gpu_bytes)
 
 
-def first_paged_bytes(room: Room) -> int:
+def first_paged_bytes(room: FreeMemory) -> int:
     """Moved once, to find out how much can be moved in the time."""
     return max(_GRANULARITY, _whole(min(_FIRST_PAGED_BYTES, _paged_most(room) / 2)))
 
 
-def paged_bytes(room: Room, round_trip_s_per_byte: float, patience: Patience) -> int:
+def paged_bytes(room: FreeMemory, round_trip_s_per_byte: float, patience: Patience) -> int:
     fits = patience.paging_s / _PAGED_ROUNDS / round_trip_s_per_byte
     return max(first_paged_bytes(room), _whole(min(fits, _paged_most(room))))
 
@@ -147,7 +147,7 @@ def pinning_s(size_bytes: int) -> float:
     return 2.0 + size_bytes / GIB
 
 
-def _paged_most(room: Room) -> float:
+def _paged_most(room: FreeMemory) -> float:
     return min(_PAGED_MAX_BYTES, room.gpu_bytes, room.host_bytes)
 
 
@@ -165,7 +165,7 @@ class Switch:
 
 
 def switch(
-    room: Room, round_trip_s_per_byte: float, patience: Patience, context_bytes: int
+    room: FreeMemory, round_trip_s_per_byte: float, patience: Patience, context_bytes: int
 ) -> Switch | str:
     """Or why not. As large as the time allows for several switches; where that is less than two
     programs must have to not fit together, as large as they must be, and fewer switches."""

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.bench.backends import Backend
     from kiwi_core.bench.conductor import Bench
-    from kiwi_core.bench.machine import Link, Numa
+    from kiwi_core.bench.machine import Numa, PcieLink
     from kiwi_core.bench.results import Row
 
 LINK_SHARE_MIN: Final = 0.65
@@ -37,7 +37,7 @@ class Facts:
     """What the rules look at."""
 
     row: Callable[[str], Row | None]
-    link: Link | None
+    link: PcieLink | None
     numa: Numa | None
     persistence: bool | None
     huge_pages: str

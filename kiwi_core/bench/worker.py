@@ -20,7 +20,7 @@ from kiwi_core.errors import KiwiError
 ROLES: Final = {
     "bus": "kiwi_core.bench.work.bus:Bus",
     "pager": "kiwi_core.bench.work.paging:Paging",
-    "session": "kiwi_core.bench.work.session:Session",
+    "session": "kiwi_core.bench.work.session:BenchSession",
     "echo": "kiwi_core.bench.work.echo:Echo",
     "stage": "kiwi_core.bench.work.stage:Stage",
 }

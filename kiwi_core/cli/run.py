@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from kiwi_core.client import Client
-    from kiwi_core.wire.messages import Told, Welcome
+    from kiwi_core.wire.messages import UserNotice, Welcome
 
 DESCRIPTION = "Runs a program as a session: it waits for its turn and shares the GPU fairly."
 EPILOG = """\
@@ -282,7 +282,7 @@ def _first_that_answers(
     right, another version) leave."""
     from kiwi_core.client import Client
 
-    def tell(told: Told) -> None:
+    def tell(told: UserNotice) -> None:
         if verbose or told.notice in ALWAYS_TOLD:
             warn(told.text, told.remedy)
 

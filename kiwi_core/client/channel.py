@@ -15,14 +15,14 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kiwi_core.client.book import PENDING_MAX, Book, BurstNumbers, Request
 from kiwi_core.client.changes import Changes
 from kiwi_core.client.forking import let_go_in_children
-from kiwi_core.client.link import BRIEFLY_S, Link, dial, disconnected, no_daemon
+from kiwi_core.client.link import BRIEFLY_S, DaemonSocket, dial, disconnected, no_daemon
 from kiwi_core.client.patience import Patience
+from kiwi_core.client.request_table import PENDING_MAX, BurstNumbers, Request, RequestTable
 from kiwi_core.client.watcher import Watcher
 from kiwi_core.errors import CallerError, KiwiError, PeerError, is_full
-from kiwi_core.wire.messages import GetStatus, Told
+from kiwi_core.wire.messages import GetStatus, UserNotice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,18 +36,18 @@ _numbers_of: dict[str, BurstNumbers] = {}
 
 
 class Channel:
-    """A connection that is made again when it breaks, and the book of what was said on it.
+    """A connection that is made again when it breaks, and the table of what was asked on it.
 
-    ``hello`` makes the first message from the book, before each connection. ``book`` is read and
+    ``hello`` makes the first message from the table, before each connection. ``table`` is read and
     changed with ``lock`` held only.
     """
 
     def __init__(
         self,
         socket_path: Path,
-        hello: Callable[[Book], Hello],
+        hello: Callable[[RequestTable], Hello],
         *,
-        on_notice: Callable[[Told], None] | None,
+        on_notice: Callable[[UserNotice], None] | None,
         on_unforeseen: Callable[[], None] | None,
         on_state: Callable[[bool], None] | None,
         reconnect: bool,
@@ -64,8 +64,8 @@ class Channel:
         self.grace_s = grace_s
         self._make_locks()
         self._numbers = _numbers_of.setdefault(str(socket_path), BurstNumbers())
-        self.book = Book(self._numbers)
-        self.link: Link | None = None
+        self.table = RequestTable(self._numbers)
+        self.link: DaemonSocket | None = None
         self.welcome: Welcome | None = None
         self._watcher: Watcher | None = None
         """The thread and what wakes it; ``None`` while this is not open."""
@@ -109,7 +109,7 @@ class Channel:
         with self.lock:
             watcher = self._watcher
             self.drop(self.link, why)
-            self.book.forget(why)
+            self.table.forget(why)
             if watcher is not None:
                 watcher.wake()
             self._watcher = None
@@ -125,8 +125,8 @@ class Channel:
         if self._watcher is not None:
             self._watcher.release()
         self.link = self._watcher = self.welcome = None
-        self.book.forget(disconnected("this process was forked"))
-        self.book = Book(self._numbers)
+        self.table.forget(disconnected("this process was forked"))
+        self.table = RequestTable(self._numbers)
         self.pid = os.getpid()
 
     @property
@@ -145,7 +145,7 @@ class Channel:
         ``watcher`` is the one that calls, if one does: it may have been retired meanwhile.
         """
         with self.lock:
-            hello = self._hello(self.book)
+            hello = self._hello(self.table)
         link, welcome = dial(self._path, hello, patience)
         with self._reading:
             with self.lock:
@@ -155,7 +155,7 @@ class Channel:
                 self._install(link, welcome)
             self._take_in(link)  # what came together with the welcome
 
-    def _install(self, link: Link, welcome: Welcome) -> None:
+    def _install(self, link: DaemonSocket, welcome: Welcome) -> None:
         self.link, self.welcome = link, welcome
         self.away_s, self._refusal, self.leaving = 0.0, None, False
         if self._watcher is None:
@@ -163,7 +163,7 @@ class Channel:
             self._watcher.start()
         self._watcher.add(link)
         self.settle()
-        if self.book.watching:
+        if self.table.watching:
             self.say_request(Request(GetStatus(watch=True)))
         self._watcher.wake()
         self.changes.tell()
@@ -175,25 +175,25 @@ class Channel:
         asked yet; ``lock`` is held. Where sending fails, the link is dropped."""
         while (link := self.link) is not None:
             try:
-                if (message := self.book.owes(link.talk)) is not None:
+                if (message := self.table.owes(link.talk)) is not None:
                     link.send(message)
-                elif (request := self.book.owed_question(link.question)) is not None:
+                elif (request := self.table.owed_question(link.question)) is not None:
                     self._put_question(link, request)
                 else:
                     return
             except PeerError as error:
                 self.drop(link, error)
 
-    def _put_question(self, link: Link, request: Request) -> None:
+    def _put_question(self, link: DaemonSocket, request: Request) -> None:
         try:
             link.send(request.message, request.number)
         except CallerError as error:
-            self.book.refuse(request, error)
+            self.table.refuse(request, error)
 
     def say_request(self, request: Request) -> None:
         """Ask a question, if there is somebody to ask; ``lock`` is held."""
         if self.link is not None:
-            if self.book.ask(request) > PENDING_MAX:
+            if self.table.ask(request) > PENDING_MAX:
                 self.drop(self.link, disconnected("the daemon answers nothing"))
             self.settle()
         if self.link is None:
@@ -269,7 +269,7 @@ class Channel:
             self._read(link, wait=False)
             return True
 
-    def _read(self, link: Link, *, wait: bool) -> bool:
+    def _read(self, link: DaemonSocket, *, wait: bool) -> bool:
         """Take in what has arrived; false if nothing, or if the link is gone."""
         try:
             if link.drained and not link.fetch(wait=wait):
@@ -280,9 +280,9 @@ class Channel:
             return False
         return self._take_in(link)
 
-    def _take_in(self, link: Link) -> bool:
+    def _take_in(self, link: DaemonSocket) -> bool:
         while True:
-            told: Told | Waiting | None = None
+            told: UserNotice | Waiting | None = None
             with self.lock:
                 if link is not self.link:
                     return False
@@ -290,7 +290,7 @@ class Channel:
                     messages = link.messages()
                     if not messages:
                         return True
-                    told = self.book.hears(messages)
+                    told = self.table.hears(messages)
                 except PeerError as error:
                     self.drop(link, error)
                     return False
@@ -302,21 +302,21 @@ class Channel:
             elif drained:
                 return True
 
-    def _pass_on(self, told: Told | Waiting) -> None:
-        if isinstance(told, Told):
+    def _pass_on(self, told: UserNotice | Waiting) -> None:
+        if isinstance(told, UserNotice):
             if self._on_notice is not None:
                 _call(self._on_notice, told)
         elif self._on_unforeseen is not None:
             _call(self._on_unforeseen)
 
-    def drop(self, link: Link | None, why: KiwiError) -> None:
+    def drop(self, link: DaemonSocket | None, why: KiwiError) -> None:
         """This link is over; ``lock`` is held. The watcher makes a new one."""
         if link is None or link is not self.link:
             return
         self._refusal = why
         if why.code == "superseded":
             self.leaving = True  # another client of this process took over: do not fight
-        self.book.lost(why)
+        self.table.lost(why)
         if self._watcher is not None:
             self._watcher.remove(link)
         link.close()
@@ -354,7 +354,7 @@ class Channel:
                 self._refusal = error
             if self._refusal is not None and is_full(self._refusal):
                 self.away_s = 0.0
-                self.book.daemon_full()
+                self.table.daemon_full()
             self.changes.tell()
 
     def belongs_to(self, watcher: Watcher) -> bool:
@@ -369,7 +369,7 @@ class Channel:
         with self.lock:
             if self._watcher is watcher:
                 self._watcher = None
-                self.book.forget(self._refusal or disconnected("it ended"))
+                self.table.forget(self._refusal or disconnected("it ended"))
                 self.changes.tell()
 
     def hurry(self) -> None:

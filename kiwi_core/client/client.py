@@ -1,6 +1,6 @@
 """The blocking client: one process's connection to the daemon of one GPU. Any thread may call it.
 
-How it speaks, reads and reconnects is in ``channel``; what it knows of its burst, in ``book``.
+How it speaks, reads and reconnects is in ``channel``; what it knows of its burst, in ``table``.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final
 
-from kiwi_core.client.book import Book, Lease, Request
 from kiwi_core.client.channel import Channel
 from kiwi_core.client.cuda_library import loaded_cuda_library
 from kiwi_core.client.lease import LeaseCancelled, Ticket
 from kiwi_core.client.link import disconnected
 from kiwi_core.client.patience import SLICE_S, Patience
+from kiwi_core.client.request_table import Lease, Request, RequestTable
 from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.wire.messages import (
     PROTOCOL,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         HistoryEntry,
         HistorySession,
         StoryLine,
-        Told,
+        UserNotice,
         Waiting,
         Welcome,
     )
@@ -83,7 +83,7 @@ class Client:
         client: str = "kiwi",
         cuda_library: Callable[[], str] = loaded_cuda_library,
         ungated: Callable[[], str] = str,
-        on_notice: Callable[[Told], None] | None = None,
+        on_notice: Callable[[UserNotice], None] | None = None,
         on_unforeseen: Callable[[], None] | None = None,
         on_state: Callable[[bool], None] | None = None,
         reconnect: bool = True,
@@ -108,15 +108,15 @@ class Client:
             grace_s=daemon_grace_s,
         )
 
-    def _hello(self, book: Book) -> Hello:
+    def _hello(self, table: RequestTable) -> Hello:
         return Hello(
             protocol=PROTOCOL,
             role=self._role,
             client=self._client,
             name=self._name,
             kernel_id=self._kernel_id,
-            burst=book.burst,
-            in_burst=book.in_burst,
+            burst=table.burst,
+            in_burst=table.in_burst,
             cuda_library=self._cuda_library(),
             ungated=self._ungated(),
         )
@@ -155,7 +155,7 @@ class Client:
     def unforeseen(self) -> Waiting | None:
         """Where a call at this program's gate waits for the GPU, as the daemon last said, if nobody
         asked for the GPU here; ``None``: it has the GPU, or there is no such call."""
-        return self._channel.book.unforeseen
+        return self._channel.table.unforeseen
 
     @property
     def pid(self) -> int:
@@ -180,7 +180,7 @@ class Client:
         "no-daemon" after ``daemon_grace_s`` without one, "timeout" after ``timeout_s``, or what
         the daemon says; ``CallerError`` ("in-burst", "not-connected").
         """
-        before, me = self._channel.book.lease, threading.get_ident()
+        before, me = self._channel.table.lease, threading.get_ident()
         begun: list[Lease] = []
         try:
             self._channel.talk(
@@ -191,7 +191,7 @@ class Client:
         except BaseException:
             # Not begun[0]: the interrupt may have come before it was stored. And no call before
             # the wait is left: at each one another interrupt may come.
-            lease = self._channel.book.lease
+            lease = self._channel.table.lease
             if lease is not None and lease is not before and lease.owner == me:
                 lease.left = True
                 self.cancel(lease)
@@ -208,7 +208,7 @@ class Client:
         channel.check_open()
         if self._role is not Role.SESSION:
             raise CallerError("observer", "An observer never holds the GPU.")
-        lease = channel.book.begin(threading.get_ident(), blocking=blocking)
+        lease = channel.table.begin(threading.get_ident(), blocking=blocking)
         lease.silence = Patience(channel.grace_s)
         lease.attempts = channel.attempts
         if channel.link is None:
@@ -293,7 +293,7 @@ class Client:
             return
         with channel.lock:
             if lease.attempts < channel.attempts and not lease.over and channel.link is None:
-                channel.book.give_up(lease, channel.why_away())
+                channel.table.give_up(lease, channel.why_away())
 
     def cancel(self, lease: Lease) -> None:
         """``Ticket.cancel``."""
@@ -302,7 +302,7 @@ class Client:
 
         def say() -> None:
             nonlocal expected
-            channel.book.give_up(lease, LeaseCancelled())
+            channel.table.give_up(lease, LeaseCancelled())
             channel.settle()
             channel.changes.tell()
             link = channel.link
@@ -323,8 +323,8 @@ class Client:
         raises for a daemon that is away: it learns when it is back.
         """
         with self._channel.lock:
-            if burst is None or burst == self._channel.book.burst:
-                self._channel.book.end(lingering=lingering)
+            if burst is None or burst == self._channel.table.burst:
+                self._channel.table.end(lingering=lingering)
                 self._channel.settle()
 
     # --- questions ------------------------------------------------------------------------------
@@ -440,26 +440,26 @@ class Client:
         channel.check_open()
         seen = self._start_watch()
         while channel.is_open:
-            if channel.book.reports > seen:
-                seen, latest = channel.book.reports, channel.book.latest
+            if channel.table.reports > seen:
+                seen, latest = channel.table.reports, channel.table.latest
                 assert latest is not None
                 yield latest
             elif channel.link is None and channel.away_s >= channel.grace_s:
                 raise channel.why_away()
             else:
-                channel.changes.sleep(lambda at=seen: channel.book.reports > at, SLICE_S)  # type: ignore[misc]
+                channel.changes.sleep(lambda at=seen: channel.table.reports > at, SLICE_S)  # type: ignore[misc]
 
     def _start_watch(self) -> int:
         """The count of reports after which the first one to show comes."""
         channel = self._channel
         with channel.lock:
-            book = channel.book
-            if book.watching:
-                return book.reports - (book.latest is not None)
-            book.watching = True
+            table = channel.table
+            if table.watching:
+                return table.reports - (table.latest is not None)
+            table.watching = True
             if channel.link is not None:
                 channel.say_request(Request(GetStatus(watch=True)))
-            return book.reports
+            return table.reports
 
 
 def _nothing() -> None:

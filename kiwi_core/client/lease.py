@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from kiwi_core.errors import CallerError
 
 if TYPE_CHECKING:
-    from kiwi_core.client.book import Lease
     from kiwi_core.client.client import Client
+    from kiwi_core.client.request_table import Lease
     from kiwi_core.wire.messages import Granted, Waiting
 
 

@@ -81,7 +81,7 @@ class _Heard:
             self.fault = fault
 
 
-class Link:
+class DaemonSocket:
     """A stream socket to a daemon.
 
     A ``KeyboardInterrupt`` may strike the main thread between any two steps. Whatever it cuts
@@ -194,13 +194,13 @@ class Link:
         self._sock.close()
 
 
-def dial(path: Path, hello: Hello, patience: Patience) -> tuple[Link, Welcome]:
+def dial(path: Path, hello: Hello, patience: Patience) -> tuple[DaemonSocket, Welcome]:
     """Connect and be welcomed. Raises ``PeerError`` or ``CallerError``, each with a remedy."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         _connect(sock, path, patience)
         _check_peer(sock, path)
-        link = Link(sock)
+        link = DaemonSocket(sock)
         return link, welcomed(link, hello, patience)
     except BaseException as error:
         sock.close()
@@ -210,7 +210,7 @@ def dial(path: Path, hello: Hello, patience: Patience) -> tuple[Link, Welcome]:
         raise
 
 
-def welcomed(link: Link, hello: Hello, patience: Patience) -> Welcome:
+def welcomed(link: DaemonSocket, hello: Hello, patience: Patience) -> Welcome:
     """Says ``hello`` and waits for the answer. A daemon that turns this process away says why and
     closes, perhaps before the hello is sent: then its words are there to be read."""
     try:
@@ -258,7 +258,7 @@ def _check_peer(sock: socket.socket, path: Path) -> None:
         )
 
 
-def _await_welcome(link: Link, patience: Patience) -> Welcome:
+def _await_welcome(link: DaemonSocket, patience: Patience) -> Welcome:
     poll = select.poll()
     poll.register(link, select.POLLIN)
     while not (messages := link.messages()):

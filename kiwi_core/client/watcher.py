@@ -13,7 +13,7 @@ from kiwi_core.client.patience import Patience
 
 if TYPE_CHECKING:
     from kiwi_core.client.channel import Channel
-    from kiwi_core.client.link import Link
+    from kiwi_core.client.link import DaemonSocket
 
 _BACKOFF_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Waits between attempts; the last one repeats. A Unix socket refuses in microseconds, so this
@@ -47,7 +47,7 @@ class Watcher:
 
     # --- called with the channel's lock held ------------------------------------------------------
 
-    def add(self, link: Link) -> None:
+    def add(self, link: DaemonSocket) -> None:
         """Also where it is in."""
         try:  # not suppress(): this is on the way of every grant
             self._epoll.register(link, select.EPOLLIN)
@@ -56,7 +56,7 @@ class Watcher:
 
     resume = add
 
-    def remove(self, link: Link) -> None:
+    def remove(self, link: DaemonSocket) -> None:
         """Also where it is not in. Closing alone would not do: a forked child keeps it alive."""
         try:
             self._epoll.unregister(link)

@@ -28,7 +28,7 @@ from kiwi_core.daemon.base.sockets import (
 from kiwi_core.daemon.base.tasks import endless
 from kiwi_core.daemon.base.turns import Turns
 from kiwi_core.daemon.engine.core import Core
-from kiwi_core.daemon.engine.gauges import Gauges, Ram
+from kiwi_core.daemon.engine.gauges import Gauges, RamGauge
 from kiwi_core.daemon.engine.journal import Journal
 from kiwi_core.daemon.engine.messenger import Messenger
 from kiwi_core.daemon.engine.observer import Observer
@@ -43,7 +43,7 @@ from kiwi_core.daemon.reports.ledger import Ledger
 from kiwi_core.daemon.reports.metrics import MetricsReporter
 from kiwi_core.daemon.reports.status import Reporter
 from kiwi_core.daemon.reports.usage import UsageReporter
-from kiwi_core.daemon.roster.members import Member, Members
+from kiwi_core.daemon.roster.registry import Member, SessionRegistry
 from kiwi_core.daemon.roster.roster import Remembering, Roster, RosterFile
 from kiwi_core.daemon.router import Router
 from kiwi_core.daemon.sessions.gates import Gates
@@ -126,7 +126,7 @@ class GpuDaemon:
         self._pager.import_footprints(
             {ProcessRef(pid, ticks): size for pid, ticks, size in roster.footprints}
         )
-        await recover(roster, self._pager, self._members, self._found_again)
+        await recover(roster, self._pager, self._registry, self._found_again)
         self._roster.save()  # a crash from here on must find the settings
         address = Address(
             path,
@@ -147,7 +147,7 @@ class GpuDaemon:
         log.info("ready", gpu=self._options.gpu_uuid, socket=str(path))
         self._unused = Unused(
             self._options.asked.end_unused_after_s or 0.0, address, self._connections,
-            self._members, self._links, self._core.operations, self._orphans, _tell_supervisor,
+            self._registry, self._links, self._core.operations, self._orphans, _tell_supervisor,
         )  # fmt: skip
         _tell_supervisor("ready")
         tasks.append(endless(self._unused.watch(), "looking whether it is unused"))
@@ -209,13 +209,13 @@ class GpuDaemon:
         self._admission = Admission(shares, self._turns)
         self._connections = Connections(self._admission, shares)
         self._core = Core(
-            scheduler, self._members, self._pager, journal, self._roster,
+            scheduler, self._registry, self._pager, journal, self._roster,
             last_op=roster.next_op - 1,
         )  # fmt: skip
         self._sessions = SessionHandler(
-            self._members, self._core, dict(options.asked.priorities), shares[QUEUE_PLACES]
+            self._registry, self._core, dict(options.asked.priorities), shares[QUEUE_PLACES]
         )
-        guards = Guards(self._members, self._links, self._feed_observation)
+        guards = Guards(self._registry, self._links, self._feed_observation)
         self._sessions.guards = self._core.guards = guards
         gates = self._link_up(shares)
         self._orphans: Orphans = Orphans(
@@ -243,12 +243,12 @@ class GpuDaemon:
             outside_bytes=lambda: self._core.view().outside_bytes, changed=self._told,
         )  # fmt: skip
         reporter = Reporter(
-            scheduler, self._members, rights, machine.gpu, self._links, self._pager, self._budget,
-            self._gauges, Ram(), errors=self._errors, emulated=options.emulation is not None,
+            scheduler, self._registry, rights, machine.gpu, self._links, self._pager, self._budget,
+            self._gauges, RamGauge(), errors=self._errors, emulated=options.emulation is not None,
         )  # fmt: skip
-        self._members.remembered = scheduler.remembered
+        self._registry.remembered = scheduler.remembered
         requests = RequestHandler(
-            config, self._members, rights, self._core, shares[RELEASES], self._roster.save
+            config, self._registry, rights, self._core, shares[RELEASES], self._roster.save
         )
         self._router: Router = Router(
             self._connections, machine.gpu, options.emulation,
@@ -260,14 +260,14 @@ class GpuDaemon:
             self._observer, journal, self._budget, self._gauges, options.emulation is not None,
         )  # fmt: skip
         ledger = Ledger(Path(options.state) / f"{options.gpu_uuid}.usage")
-        self._bookkeeper = Bookkeeper(scheduler, self._members, ledger)
+        self._bookkeeper = Bookkeeper(scheduler, self._registry, ledger)
         self._router.usage = UsageReporter(
             self._bookkeeper, ledger, rights, shares[USAGE_QUESTIONS]
         )
         self._announcer: Announcer = Announcer(self._connections, reporter)
         self._core.subscribers = [
             journal,
-            Messenger(self._core, self._members),  # who waits for the lease hears of it first
+            Messenger(self._core, self._registry),  # who waits for the lease hears of it first
             self._core,
             gates,
             tally,
@@ -281,9 +281,9 @@ class GpuDaemon:
     def _assemble_pager(self, shares: Shares) -> None:
         """Who there is, what system RAM they may take, and what moves their memory."""
         machine, config = self._machine, self._config
-        self._members = Members(self._died, shares[SESSIONS])
+        self._registry = SessionRegistry(self._died, shares[SESSIONS])
         self._links = Links(
-            self._members, machine.gpu.total_bytes, self._link_died, self._roster.save,
+            self._registry, machine.gpu.total_bytes, self._link_died, self._roster.save,
             shares[PROGRAMS],
         )  # fmt: skip
         self._budget = HostBudget(
@@ -293,7 +293,7 @@ class GpuDaemon:
         self._limits = self._links.ram = Limits(self._links, self._budget)
         checkpoint = CheckpointPager(
             RemoteDriver(machine.movers), machine.memory, config, make_room=self._make_room,
-            remember=self._roster.save, other_roots=self._members.refs,
+            remember=self._roster.save, other_roots=self._registry.refs,
             unfit=partial(machine.unfit, self._links),
         )  # fmt: skip
         self._pager: SessionPager = SessionPager(checkpoint, self._links, config)
@@ -301,12 +301,12 @@ class GpuDaemon:
     def _link_up(self, shares: Shares) -> Gates:
         """The preloaded libraries: their router, and their gates."""
         gates = Gates(
-            self._core, self._links, self._members,
+            self._core, self._links, self._registry,
             lambda member: self._sessions.places.request(member, 0), shares[ROOM_REQUESTS],
             lambda session: session not in self._observer.without_driver,
         )  # fmt: skip
         self._link_handler = self._sessions.libraries = LinkHandler(
-            self._core, self._links, gates, self._members, self._sessions, self._limits
+            self._core, self._links, gates, self._registry, self._sessions, self._limits
         )
         return gates
 
@@ -347,7 +347,7 @@ class GpuDaemon:
         """Its memory is not free in the GPU although the books have it there: nothing that the last
         daemon knew was left, or somebody else moved it. One that is only held, and does not want
         the GPU, is left to whoever holds it."""
-        member = self._members.get(where.session)
+        member = self._registry.get(where.session)
         if member is None or not self._core.scheduler.believed_in(where.session, began_ns):
             return
         if where.residency is Residency.LOCKED and not (member.waiting or member.in_burst):
@@ -364,7 +364,7 @@ class GpuDaemon:
             tq_ns=scheduler.tq_ns,
             anti_thrash=scheduler.anti_thrash,
             policy=scheduler.policy,
-            sessions=[member.roster_entry() for member in self._members],
+            sessions=[member.roster_entry() for member in self._registry],
             links=self._links.roster(),
             off=self._links.roster_off(),
             footprints=[(ref.pid, ref.start_ticks, size) for ref, size in footprints.items()],
@@ -386,7 +386,7 @@ class GpuDaemon:
 
     def _kiwis(self) -> set[ProcessRef]:
         """The roots of all that shares the GPU."""
-        return {*self._members.refs(), *(link.ref for link in self._links.everybody())}
+        return {*self._registry.refs(), *(link.ref for link in self._links.everybody())}
 
     def _is_busy(self, session: SessionId) -> bool:
         """Is something being done to it? Then the driver must not be asked about it."""
@@ -399,7 +399,7 @@ class GpuDaemon:
         return self._targets(self._core.scheduler.loose)
 
     def _targets(self, sessions: Iterable[SessionId]) -> list[Target]:
-        members = map(self._members.get, sessions)
+        members = map(self._registry.get, sessions)
         return [member.target for member in members if member is not None]
 
     def _errors(self) -> list[str]:
@@ -422,13 +422,13 @@ class GpuDaemon:
         self._leaving = self._orphans.closed = True
         self._core.subscribers.remove(self._roster)  # it says how things were before this end
         self._router.close_all(but_held=True)
-        left = await everybody_back(self._core, self._pager, self._members, self._config)
+        left = await everybody_back(self._core, self._pager, self._registry, self._config)
         for session, why in left.items():
             self._sessions.tell_left_out(session, why)
         self._router.close_all()
-        for member in self._members:
+        for member in self._registry:
             if member.id not in left:
-                self._members.remove(member)
+                self._registry.remove(member)
         self._roster.save()
         await self._bookkeeper.close(ACCOUNTS_WITHIN_S)
         self._journal.close()

@@ -139,7 +139,7 @@ class Faults:
         return sum(f.in_progress for f in self.list())
 
     @contextmanager
-    def _locked(self) -> Iterator[_layout.State]:
+    def _locked(self) -> Iterator[_layout.DriverState]:
         """Lock out other Python writers; the C side reads ``kind`` first and writes the counts."""
         with open(self._path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -52,7 +52,7 @@ class FaultSlot(ctypes.Structure):
     ]
 
 
-class State(ctypes.Structure):
+class DriverState(ctypes.Structure):
     _fields_ = [
         ("magic", ctypes.c_char * 8),
         ("layout", ctypes.c_uint32),

@@ -144,7 +144,7 @@ def create_state(path: Path, gpus: Sequence[GpuSpec], driver: str | None = None)
     path = Path(os.path.abspath(path))
     if not 1 <= len(gpus) <= _layout.GPUS_MAX:
         raise ValueError(f"{len(gpus)} emulated GPUs: there can be 1 to {_layout.GPUS_MAX}")
-    state = _layout.State(
+    state = _layout.DriverState(
         magic=_layout.MAGIC,
         layout=_layout.LAYOUT,
         gpu_count=len(gpus),
@@ -166,14 +166,14 @@ def create_state(path: Path, gpus: Sequence[GpuSpec], driver: str | None = None)
     _record(path, state)
 
 
-def _record(path: Path, state: _layout.State) -> None:
+def _record(path: Path, state: _layout.DriverState) -> None:
     record = os.environ.get(ENV_RECORD)
     if record and state.manners & _manners.MANNERS["kill_takes_host_down"]:
         with open(record, "a") as file:
             file.write(f"{os.path.abspath(path)}\n")
 
 
-def _put_driver(state: _layout.State, profile: _manners.Profile) -> None:
+def _put_driver(state: _layout.DriverState, profile: _manners.Profile) -> None:
     state.manners = profile.bits
     state.driver_version = profile.cuda_version
     state.driver_name = f"{profile.driver}-kiwi-emulated".encode()
@@ -187,21 +187,21 @@ def _uuid_of(path: Path, index: int, spec: GpuSpec) -> uuid.UUID:
 
 
 @contextmanager
-def mapped(path: Path) -> Iterator[_layout.State]:
+def mapped(path: Path) -> Iterator[_layout.DriverState]:
     """Yield the contents of the file, shared with all processes."""
     try:
         with open(path, "r+b") as file:
             memory = mmap.mmap(file.fileno(), _size(path))
     except OSError as e:
         raise StateError(f"The emulator's state file cannot be opened: {e}") from e
-    state = _layout.State.from_buffer(memory)  # keeps the mapping alive
+    state = _layout.DriverState.from_buffer(memory)  # keeps the mapping alive
     if state.magic != _layout.MAGIC or state.layout != _layout.LAYOUT:
         raise StateError(f"{path} is not a state file of this version of the emulator")
     yield state
 
 
 def _size(path: Path) -> int:
-    expected = ctypes.sizeof(_layout.State)
+    expected = ctypes.sizeof(_layout.DriverState)
     if path.stat().st_size < expected:
         raise StateError(f"{path} is not a state file of the emulator: it is too short")
     return expected
@@ -300,13 +300,13 @@ def _process(slot: _layout.Proc) -> ProcessBooks:
     )
 
 
-def _snapshot(path: Path) -> _layout.State:
+def _snapshot(path: Path) -> _layout.DriverState:
     """Return a copy taken between two writes. A writer that is killed while writing leaves the
     count odd until the next write; the copy may then be inconsistent."""
     with mapped(path) as state:
         for _ in range(SNAPSHOT_TRIES):
             before = state.write_seq
-            copy = _layout.State.from_buffer_copy(state)
+            copy = _layout.DriverState.from_buffer_copy(state)
             if before % 2 == 0 and state.write_seq == before:
                 return copy
             time.sleep(0.0005)

@@ -20,7 +20,7 @@ Step = Literal["hold", "free", "page-out", "page-in", "yield"]
 
 
 @dataclass(frozen=True)
-class Told:
+class LibraryReport:
     """The last report of one library: where the memory that it owns is, and how much. ``unowned``
     has, by kind, what it cannot move."""
 
@@ -38,7 +38,7 @@ class Linked(Protocol):
     @property
     def ref(self) -> ProcessRef: ...
     @property
-    def told(self) -> Told: ...
+    def told(self) -> LibraryReport: ...
     @property
     def connected(self) -> bool: ...
     @property

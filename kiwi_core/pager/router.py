@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Moved, Observation, Outcome, ProcessMemory, Target
     from kiwi_core.pager.checkpoint.pager import CheckpointPager
-    from kiwi_core.pager.linked import Linked, Links, Told
+    from kiwi_core.pager.linked import LibraryReport, Linked, Links
     from kiwi_core.units import SessionId
 
 SCRUBBED_NS = NS_PER_S // 2
@@ -224,7 +224,7 @@ def _out_bytes(links: tuple[Linked, ...]) -> dict[ProcessRef, int]:
     }
 
 
-def _with_word(memory: ProcessMemory, told: Told | None) -> ProcessMemory:
+def _with_word(memory: ProcessMemory, told: LibraryReport | None) -> ProcessMemory:
     """Return ``memory`` with the worse of the driver's and the library's residency."""
     if told is None:
         return memory

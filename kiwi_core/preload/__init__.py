@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kiwi_core.preload._gate import (
-    Gate,
+    GateLibrary,
     GateState,
     find_untouched,
     guarded,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NAME",
-    "Gate",
+    "GateLibrary",
     "GateState",
     "Unavailable",
     "environment",

@@ -27,7 +27,7 @@ class GateState(Enum):
     """No gate can be loaded."""
 
 
-class Gate(NamedTuple):
+class GateLibrary(NamedTuple):
     """State of the gate in this process; ``reason`` says in words why it is not loaded."""
 
     state: GateState
@@ -42,7 +42,7 @@ def guarded() -> bool:
     return there is not None and _is_gate(there)
 
 
-def load_gate(real: Path | str, library: Path | None = None) -> Gate:
+def load_gate(real: Path | str, library: Path | None = None) -> GateLibrary:
     """Put the gate in front of the CUDA driver of this process, before any code loads the driver.
 
     ``real`` is the driver's file. The program's first call to the driver loads it; until then
@@ -50,13 +50,15 @@ def load_gate(real: Path | str, library: Path | None = None) -> Gate:
     gate beside the library that ``ready.find`` returns. This function compiles nothing.
     """
     if hasattr(ctypes.CDLL(None), "kiwi_preload_version"):
-        return Gate(GateState.LOADED)
+        return GateLibrary(GateState.LOADED)
     for name in (DRIVER, ALSO):
         if (there := _loaded(name)) is not None and not _is_gate(there):
             return _too_late()
     library = library or _compiled()
     if library is None:
-        return Gate(GateState.UNAVAILABLE, "Kiwi's gate has not been compiled on this machine.")
+        return GateLibrary(
+            GateState.UNAVAILABLE, "Kiwi's gate has not been compiled on this machine."
+        )
     return _load(library, os.path.abspath(real))
 
 
@@ -74,7 +76,7 @@ def find_untouched() -> Callable[[], int] | None:
     return getattr(ctypes.PyDLL(DRIVER, os.RTLD_NOLOAD), "kiwi_preload_driver_untouched", None)
 
 
-def _load(library: Path, real: str) -> Gate:
+def _load(library: Path, real: str) -> GateLibrary:
     try:
         gate = ctypes.CDLL(str(library))  # local: code that is already linked does not find it
         if not gate.kiwi_gate_start(os.fsencode(real)):
@@ -83,15 +85,15 @@ def _load(library: Path, real: str) -> Gate:
         if _loaded(ALSO) is None:
             ctypes.CDLL(str(alias))
     except (OSError, AttributeError) as error:
-        return Gate(GateState.UNAVAILABLE, f"Kiwi's gate cannot be loaded: {error}.")
-    return Gate(GateState.LOADED)
+        return GateLibrary(GateState.UNAVAILABLE, f"Kiwi's gate cannot be loaded: {error}.")
+    return GateLibrary(GateState.LOADED)
 
 
-def _too_late() -> Gate:
+def _too_late() -> GateLibrary:
     reason = (
         "This program had loaded the CUDA driver before Kiwi could put its gate in front of it."
     )
-    return Gate(GateState.TOO_LATE, reason)
+    return GateLibrary(GateState.TOO_LATE, reason)
 
 
 def _compiled() -> Path | None:

@@ -36,7 +36,7 @@ class CallsError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class DriverCall:
     """An entry of ``calls.def``: one function."""
 
     name: str
@@ -51,7 +51,7 @@ class Symbol:
     """One exported function of the driver."""
 
     name: str
-    call: Call
+    call: DriverCall
     words: int
     since: int
     """First version of the interface that means this form if the symbol is a hook; else 0."""
@@ -78,9 +78,9 @@ def base_name(symbol: str) -> str:
     return _SUFFIXES.sub("", symbol)
 
 
-def read_calls(path: Path = CALLS) -> dict[str, Call]:
+def read_calls(path: Path = CALLS) -> dict[str, DriverCall]:
     """Return the entries of ``calls.def``, by name. Raise ``CallsError``."""
-    calls: dict[str, Call] = {}
+    calls: dict[str, DriverCall] = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -91,7 +91,7 @@ def read_calls(path: Path = CALLS) -> dict[str, Call]:
     return calls
 
 
-def _call(kind: str, name: str, more: list[str], where: str) -> Call:
+def _call(kind: str, name: str, more: list[str], where: str) -> DriverCall:
     hooks: dict[str, int] = {}
     foreign = None
     for word in more:
@@ -103,7 +103,7 @@ def _call(kind: str, name: str, more: list[str], where: str) -> Call:
             foreign = value
         else:
             raise CallsError(f"{where}: what is {word!r}?")
-    return Call(name, kind, hooks, foreign)
+    return DriverCall(name, kind, hooks, foreign)
 
 
 def read_header(compiler: list[str], header: Path) -> Header:
@@ -136,7 +136,7 @@ def _count(arguments: str) -> int:
     return 0 if arguments.split() in ([], ["void"]) else count + 1
 
 
-def symbols(calls: dict[str, Call], header: Header) -> list[Symbol]:
+def symbols(calls: dict[str, DriverCall], header: Header) -> list[Symbol]:
     """Return every function of the header, grouped by call, in the order of names."""
     found = []
     for name in sorted(header.words, key=lambda symbol: (base_name(symbol), symbol)):
@@ -146,13 +146,13 @@ def symbols(calls: dict[str, Call], header: Header) -> list[Symbol]:
     return found
 
 
-def call_of(calls: dict[str, Call], name: str) -> Call:
+def call_of(calls: dict[str, DriverCall], name: str) -> DriverCall:
     """Return the entry for ``name``; a function that the list does not name is gated."""
     fitting = (call for pattern, call in calls.items() if fnmatchcase(name, pattern))
-    return replace(calls.get(name) or next(fitting, Call(name, GATED)), name=name)
+    return replace(calls.get(name) or next(fitting, DriverCall(name, GATED)), name=name)
 
 
-def write(directory: Path, calls: dict[str, Call], header: Header) -> None:
+def write(directory: Path, calls: dict[str, DriverCall], header: Header) -> None:
     """Write real.h, symbols.h and calls.c into ``directory``."""
     found = symbols(calls, header)
     named = {symbol.call.name: symbol.call for symbol in found}
@@ -176,7 +176,7 @@ def _real(header: Header) -> str:
     return "\n".join([*lines, "};", "#endif", "#endif", ""])
 
 
-def _symbols(found: list[Symbol], calls: dict[str, Call], header: Header) -> str:
+def _symbols(found: list[Symbol], calls: dict[str, DriverCall], header: Header) -> str:
     lines = ["/* Generated: where each function stands in the table of calls.c. */"]
     lines += ["#ifndef KP_SYMBOLS_H", "#define KP_SYMBOLS_H", "enum {"]
     lines += [f"    KP_AT_{symbol.name} = {at}," for at, symbol in enumerate(found)]
@@ -226,7 +226,7 @@ def _wide(letter: str, slots: str, kind: str, count: int) -> list[str]:
     return [f"static W {letter}{i}(D{WIDE_WORDS}) {{ {body.format(i)} }}" for i in range(count)]
 
 
-def _tables(found: list[Symbol], calls: dict[str, Call]) -> str:
+def _tables(found: list[Symbol], calls: dict[str, DriverCall]) -> str:
     at_symbol = at_spare = 0
     rows: list[str] = []
     table = ["", "struct kp_symbol kp_symbols[KP_SYMBOLS] = {"]
@@ -249,5 +249,5 @@ def _tables(found: list[Symbol], calls: dict[str, Call]) -> str:
     return "\n".join([*table, "};", ""])
 
 
-def _foreign(call: Call) -> str:
+def _foreign(call: DriverCall) -> str:
     return f"COUNT_{call.foreign.upper()}" if call.foreign else "NOT_FOREIGN"

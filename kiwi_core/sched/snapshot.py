@@ -14,7 +14,7 @@ from kiwi_core.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from kiwi_core.sched.forecast.forecast import Forecast, Told
+    from kiwi_core.sched.forecast.forecast import Forecast, ShownForecast
     from kiwi_core.sched.model.state import State
     from kiwi_core.units import SessionId
 
@@ -28,7 +28,7 @@ _ACTIVITY = {
 
 
 def snapshot(
-    st: State, now_ns: int, forecast: Forecast, told: dict[SessionId, Told] | None
+    st: State, now_ns: int, forecast: Forecast, told: dict[SessionId, ShownForecast] | None
 ) -> GpuView:
     """Return the view. ``told`` has the forecasts of the waiters; ``None``: use a rough sum."""
     present = [session for session in st.sessions.values() if not session.gone]
@@ -108,7 +108,9 @@ def _waiters(st: State, queued: Iterable[Session]) -> Iterator[Session]:
     yield from (session for session in st.kept_out.values() if session.aside)
 
 
-def _queue_told(st: State, told: dict[SessionId, Told], now_ns: int) -> tuple[QueueView, ...]:
+def _queue_told(
+    st: State, told: dict[SessionId, ShownForecast], now_ns: int
+) -> tuple[QueueView, ...]:
     entries = []
     for position, waiter in enumerate(_waiters(st, st.policy.order(st)), start=1):
         one = told.get(waiter.id)

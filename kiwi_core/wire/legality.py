@@ -14,7 +14,7 @@ from kiwi_core.wire import messages as m
 from kiwi_core.wire.pager import PagerDone, PagerState, WantLease, WantRoom
 
 
-class State(Enum):
+class ConnectionState(Enum):
     """Where a connection stands."""
 
     NEW = "new"
@@ -44,20 +44,20 @@ _LINK: Final[tuple[type[m.ClientMessage], ...]] = (
     PagerState, PagerDone, WantLease, WantRoom, m.Ping,
 )  # fmt: skip
 
-TABLE: Final[dict[State, dict[Move, State]]] = {
-    State.NEW: {
-        m.Role.SESSION: State.SESSION,
-        m.Role.OBSERVER: State.OBSERVER,
-        m.Role.PAGER: State.PAGER,
+TABLE: Final[dict[ConnectionState, dict[Move, ConnectionState]]] = {
+    ConnectionState.NEW: {
+        m.Role.SESSION: ConnectionState.SESSION,
+        m.Role.OBSERVER: ConnectionState.OBSERVER,
+        m.Role.PAGER: ConnectionState.PAGER,
     },
-    State.SESSION: {
-        **dict.fromkeys((*_BURST, *_STEER), State.SESSION),
-        m.Goodbye: State.LEAVING,
+    ConnectionState.SESSION: {
+        **dict.fromkeys((*_BURST, *_STEER), ConnectionState.SESSION),
+        m.Goodbye: ConnectionState.LEAVING,
     },
-    State.OBSERVER: dict.fromkeys(_STEER, State.OBSERVER),
-    State.PAGER: dict.fromkeys(_LINK, State.PAGER),
-    State.LEAVING: dict.fromkeys((*_LOOK, m.EndBurst), State.LEAVING),
-    State.CLOSED: {},
+    ConnectionState.OBSERVER: dict.fromkeys(_STEER, ConnectionState.OBSERVER),
+    ConnectionState.PAGER: dict.fromkeys(_LINK, ConnectionState.PAGER),
+    ConnectionState.LEAVING: dict.fromkeys((*_LOOK, m.EndBurst), ConnectionState.LEAVING),
+    ConnectionState.CLOSED: {},
 }
 
 ANSWERS: Final[dict[type[m.ClientMessage], type[m.DaemonMessage]]] = {
@@ -82,7 +82,7 @@ class Conversation:
     """One connection's past, as far as it decides what may come next."""
 
     def __init__(self) -> None:
-        self.state = State.NEW
+        self.state = ConnectionState.NEW
         self.burst = 0
         """The last burst that hello or acquire named."""
         self.in_burst = False
@@ -98,7 +98,7 @@ class Conversation:
         Raises ``PeerError`` and changes nothing: "protocol-version" for a hello of another
         version, "out-of-order" for anything else that may not come now.
         """
-        if type(message) is m.Acquire and self.state is State.SESSION:
+        if type(message) is m.Acquire and self.state is ConnectionState.SESSION:
             # What the table says, without asking it: somebody waits for a grant. (In no other
             # state may it come.)
             self._check_acquire(message)
@@ -128,7 +128,7 @@ class Conversation:
 
     def close(self) -> None:
         """The connection ended, from whichever side."""
-        self.state = State.CLOSED
+        self.state = ConnectionState.CLOSED
         self.in_burst = self.lingering = False
 
     def _check_numbers(self, message: m.ClientMessage) -> None:
@@ -166,15 +166,16 @@ def _wrong_burst(burst: int, why: str) -> PeerError:
 
 def describe() -> str:
     """The table as a Mermaid state diagram; ``docs/protocol.md`` holds exactly this text."""
-    lines = ["stateDiagram-v2", f"    [*] --> {State.NEW.value}"]
+    new, closed = ConnectionState.NEW.value, ConnectionState.CLOSED.value
+    lines = ["stateDiagram-v2", f"    [*] --> {new}"]
     for state, moves in TABLE.items():
-        for target in State:
+        for target in ConnectionState:
             labels = [_label(move) for move, following in moves.items() if following is target]
             if labels:
                 lines.append(f"    {state.value} --> {target.value}: {', '.join(labels)}")
-        if state is not State.CLOSED:
-            lines.append(f"    {state.value} --> {State.CLOSED.value}: end of stream, fatal error")
-    return "\n".join([*lines, f"    {State.CLOSED.value} --> [*]", ""])
+        if state is not ConnectionState.CLOSED:
+            lines.append(f"    {state.value} --> {closed}: end of stream, fatal error")
+    return "\n".join([*lines, f"    {closed} --> [*]", ""])
 
 
 def _label(move: Move) -> str:

@@ -299,7 +299,7 @@ class Withdrawn(Message, frozen=True, kw_only=True, tag="withdrawn"):
     burst: Burst
 
 
-class Told(Message, frozen=True, kw_only=True, tag="notice"):
+class UserNotice(Message, frozen=True, kw_only=True, tag="notice"):
     """Something that the user of this session must know, in plain words."""
 
     notice: Notice
@@ -377,7 +377,7 @@ DaemonMessage = (
     | Granted
     | Waiting
     | Withdrawn
-    | Told
+    | UserNotice
     | Ok
     | Pong
     | Error

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kiwi_jupyter.kernel.analysis import Analyzer
     from kiwi_jupyter.kernel.analysis.analyzer import Source
     from kiwi_jupyter.kernel.loading import Gatekeeper
-    from kiwi_jupyter.kernel.session import Session
+    from kiwi_jupyter.kernel.session import KernelSession
 
 UNTOUCHED: Final = (
     "nothing in this kernel has started the CUDA driver, and the cell does not plainly go for the"
@@ -50,7 +50,7 @@ class Decider:
     """One per kernel. Any thread may call it."""
 
     def __init__(
-        self, shell: Any, session: Session, analyzer: Analyzer, gatekeeper: Gatekeeper
+        self, shell: Any, session: KernelSession, analyzer: Analyzer, gatekeeper: Gatekeeper
     ) -> None:
         self._shell = shell
         self._session = session

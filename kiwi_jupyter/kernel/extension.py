@@ -9,16 +9,16 @@ from typing import Any
 
 from kiwi_core.errors import KiwiError
 from kiwi_jupyter.kernel.analysis import Analyzer, Libraries
-from kiwi_jupyter.kernel.around import Around
 from kiwi_jupyter.kernel.burst import Burst
 from kiwi_jupyter.kernel.config import Kiwi, disabled_by_environment
 from kiwi_jupyter.kernel.decision import Decider
-from kiwi_jupyter.kernel.gate import ASYNC_GATE, GATE, Gate
+from kiwi_jupyter.kernel.gate import ASYNC_GATE, GATE, CellGate
 from kiwi_jupyter.kernel.gcguard import GcGuard
 from kiwi_jupyter.kernel.loading import Gatekeeper
 from kiwi_jupyter.kernel.magics import KiwiMagics
 from kiwi_jupyter.kernel.override import rewrite_head
-from kiwi_jupyter.kernel.session import Session, say_on_stderr
+from kiwi_jupyter.kernel.session import KernelSession, say_on_stderr
+from kiwi_jupyter.kernel.shell_hooks import ShellHooks
 from kiwi_jupyter.kernel.suspension import line_of_suspension, line_of_unforeseen
 
 LEAVE_TIMEOUT_S = 60.0
@@ -38,7 +38,7 @@ class Extension:
         self.gatekeeper = Gatekeeper()
         if self.config.enabled:
             self.gatekeeper.prepare()
-        self.session = Session(self.config, shell.user_ns, say_on_stderr, self.gatekeeper)
+        self.session = KernelSession(self.config, shell.user_ns, say_on_stderr, self.gatekeeper)
         self.burst = Burst(GcGuard(enabled=self.config.gc_guard), self.config.turn_grace_s)
         self.session.mid_burst = lambda: self.burst.held
         libraries = Libraries(
@@ -46,13 +46,13 @@ class Extension:
         )
         self.analyzer = Analyzer(libraries, self._transform)
         decider = Decider(shell, self.session, self.analyzer, self.gatekeeper)
-        self.gate = Gate(shell, self.config, self.session, self.burst, decider)
+        self.gate = CellGate(shell, self.config, self.session, self.burst, decider)
         self.session.joined = self.gate.joined
         self.session.suspended = line_of_suspension(self.burst, self.gate.suspended_line).began
         self.session.unforeseen = line_of_unforeseen(
             lambda: self.session.connected_client, self.gate.unforeseen_line
         ).began
-        self.around = Around(shell, self.gate)
+        self.around = ShellHooks(shell, self.gate)
         self._installed = False
 
     def install(self) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kiwi_jupyter.kernel.config import Kiwi
     from kiwi_jupyter.kernel.decision import Decider, Decision
     from kiwi_jupyter.kernel.display import Screen
-    from kiwi_jupyter.kernel.session import Session
+    from kiwi_jupyter.kernel.session import KernelSession
 
 GATE: Final = "__kiwi_gate__"
 ASYNC_GATE: Final = "__kiwi_async_gate__"
@@ -92,12 +92,12 @@ class CellRun:
     """What another thread draws below the cell while a driver call holds it."""
 
 
-class Gate:
+class CellGate:
     """One per kernel. ``visit`` and ``cell_ended`` are called by IPython, ``blocking`` and
     ``awaiting`` by the cells."""
 
     def __init__(
-        self, shell: Any, config: Kiwi, session: Session, burst: Burst, decider: Decider
+        self, shell: Any, config: Kiwi, session: KernelSession, burst: Burst, decider: Decider
     ) -> None:
         self._shell = shell
         self._config = config

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.client import Client
     from kiwi_core.client.directory import Signs
-    from kiwi_core.wire.messages import Emulation, GpuStatus, Told, Welcome
+    from kiwi_core.wire.messages import Emulation, GpuStatus, UserNotice, Welcome
     from kiwi_jupyter.kernel.config import Kiwi
 
 RETRY_S: Final = 30.0
@@ -53,7 +53,7 @@ _GPU_DEVICES: Final = (
 )
 
 
-class Session:
+class KernelSession:
     """``config`` are the kernel's settings, ``user_ns`` its namespace, ``say`` shows one line to
     the user. ``client`` may be called by any thread; one connects, the others wait for it."""
 
@@ -95,8 +95,8 @@ class Session:
         """The contents of this process's GPU memory are gone for good."""
         self.problem = ""
         """Why there is no connection, in words; "" while there is one or none was tried."""
-        self.notices: deque[Told] = deque(maxlen=NOTICES_MAX)
-        self._unshown: deque[Told] = deque(maxlen=NOTICES_MAX)
+        self.notices: deque[UserNotice] = deque(maxlen=NOTICES_MAX)
+        self._unshown: deque[UserNotice] = deque(maxlen=NOTICES_MAX)
 
     @property
     def directory(self) -> Path:
@@ -370,7 +370,7 @@ class Session:
             self._said.add(text)
             self._say(text)
 
-    def _noticed(self, notice: Told) -> None:
+    def _noticed(self, notice: UserNotice) -> None:
         """In whichever thread reads: only kept here; a cell shows it. But one that is in the middle
         of its burst may stand still in a driver call, perhaps for ever."""
         self.notices.append(notice)

@@ -12,7 +12,7 @@ from kiwi_core.wire.words import load_words, wait_words
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kiwi_core.wire.messages import GpuStatus, QueueEntry, SessionStatus, SwapStatus, Told
+    from kiwi_core.wire.messages import GpuStatus, QueueEntry, SessionStatus, SwapStatus, UserNotice
 
 SWAPS_SHOWN: Final = 4
 _MOVED_BY: Final = {
@@ -34,7 +34,7 @@ class StatusView:
         mine: str,
         problem: str,
         enabled: bool,
-        notices: Sequence[Told] = (),
+        notices: Sequence[UserNotice] = (),
     ) -> None:
         self.status = status
         self._mine = mine

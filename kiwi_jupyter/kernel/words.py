@@ -8,7 +8,7 @@ from kiwi_core.states import Notice
 from kiwi_core.units import format_duration_s, format_wait_s, ordinal
 
 if TYPE_CHECKING:
-    from kiwi_core.wire.messages import Told, Waiting
+    from kiwi_core.wire.messages import UserNotice, Waiting
 
 SHOWN_NOTICES: Final = frozenset({Notice.LOST, Notice.STUCK, Notice.PAGE_IN_REFUSED})
 """What must be read in the notebook itself; the rest is in ``%kiwi status``."""
@@ -78,5 +78,5 @@ def share_done(waiting: Waiting | None, waited_s: float) -> float | None:
     return 0.0 if whole_s <= 0 else min(1.0, waited_s / whole_s)
 
 
-def told(notice: Told) -> str:
+def told(notice: UserNotice) -> str:
     return f"Kiwi: {notice.text} {notice.remedy}".rstrip()

@@ -22,7 +22,7 @@ SAME_RUN_S: Final = 5.0
 adjustments; a process id alone may come again."""
 
 
-class Record:
+class GpuRecord:
     """Fed in the event loop, by ``Upstream``."""
 
     def __init__(self) -> None:

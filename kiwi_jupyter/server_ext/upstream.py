@@ -16,7 +16,7 @@ from kiwi_core.client.autostart import ENV_DAEMON_ARGS, autostart
 from kiwi_core.errors import KiwiError, PeerError
 from kiwi_jupyter.server_ext.follower import Follower, Heard, Lost
 from kiwi_jupyter.server_ext.model import Problem
-from kiwi_jupyter.server_ext.record import Record
+from kiwi_jupyter.server_ext.record import GpuRecord
 from kiwi_jupyter.server_ext.shape import problem_of
 from kiwi_jupyter.server_ext.threads import call_in, in_thread
 
@@ -72,7 +72,7 @@ class Upstream:
         self._changed = changed
         self._watched = watched
         self._idle_s = idle_s
-        self.records: dict[Path, Record] = {}
+        self.records: dict[Path, GpuRecord] = {}
         self._followers: dict[Path, Follower] = {}
         self._tending: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -155,7 +155,7 @@ class Upstream:
     def _hear(self, word: Heard | Lost) -> None:
         if word.socket not in self._followers:
             return  # said before it was closed
-        record = self.records.setdefault(word.socket, Record())
+        record = self.records.setdefault(word.socket, GpuRecord())
         if isinstance(word, Heard):
             record.hears(word)
             self._start_error = None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kiwi_core.bench import machine
-from kiwi_core.bench.machine import Link, Numa
+from kiwi_core.bench.machine import Numa, PcieLink
 
 BUS = "0000:3b:00.0"
 
@@ -35,12 +35,12 @@ def test_a_gen5_link(tmp_path: Path) -> None:
         ),
     )  # fmt: skip
     link = machine.link(BUS, root)
-    assert link == Link(32.0, 16, 32.0, 16)
+    assert link == PcieLink(32.0, 16, 32.0, 16)
     assert link.gb_per_s == pytest.approx(63.0, abs=0.1)
 
 
 def test_an_old_link_carries_less_of_its_bits() -> None:
-    assert Link(5.0, 16, 5.0, 16).gb_per_s == pytest.approx(8.0)
+    assert PcieLink(5.0, 16, 5.0, 16).gb_per_s == pytest.approx(8.0)
 
 
 @pytest.mark.parametrize("speed", ["Unknown", "", "none"])

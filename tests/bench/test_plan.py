@@ -7,24 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiwi_core.bench import plan
-from kiwi_core.bench.plan import Patience, Room
+from kiwi_core.bench.plan import FreeMemory, Patience
 from kiwi_core.errors import CallerError
 from kiwi_core.units import GIB, MIB
 
-H100 = Room(80 * GIB, 79 * GIB, 120 * GIB)
+H100 = FreeMemory(80 * GIB, 79 * GIB, 120 * GIB)
 SPEEDS = st.floats(min_value=1e6, max_value=1e12)
 PATIENCE = Patience()
 
 
 @st.composite
-def rooms(draw: st.DrawFn) -> Room:
+def rooms(draw: st.DrawFn) -> FreeMemory:
     total = draw(st.integers(128 * MIB, 200 * GIB))
     free = draw(st.integers(plan.GPU_FREE_MIN_BYTES, total))
-    return Room(total, free, draw(st.integers(plan.RAM_FREE_MIN_BYTES, 2000 * GIB)))
+    return FreeMemory(total, free, draw(st.integers(plan.RAM_FREE_MIN_BYTES, 2000 * GIB)))
 
 
 @given(rooms(), SPEEDS)
-def test_copies_stay_within_the_shares(room: Room, speed: float) -> None:
+def test_copies_stay_within_the_shares(room: FreeMemory, speed: float) -> None:
     size = plan.copy_bytes(room, speed, PATIENCE)
     assert size % (2 * MIB) == 0
     # Two pairs in each of two processes.
@@ -34,7 +34,7 @@ def test_copies_stay_within_the_shares(room: Room, speed: float) -> None:
 
 
 @given(rooms(), SPEEDS)
-def test_paging_stays_within_shares_and_time(room: Room, speed: float) -> None:
+def test_paging_stays_within_shares_and_time(room: FreeMemory, speed: float) -> None:
     first = plan.first_paged_bytes(room)
     size = plan.paged_bytes(room, 1 / speed, PATIENCE)
     assert first <= size
@@ -45,7 +45,7 @@ def test_paging_stays_within_shares_and_time(room: Room, speed: float) -> None:
 
 @given(rooms(), SPEEDS, st.integers(0, 600 * MIB))
 def test_two_programs_of_a_switch_never_fit_together_and_one_does(
-    room: Room, speed: float, context: int
+    room: FreeMemory, speed: float, context: int
 ) -> None:
     planned = plan.switch(room, 1 / speed, PATIENCE, context)
     if isinstance(planned, str):
@@ -78,7 +78,7 @@ def test_why_there_is_no_switch() -> None:
     slow = plan.switch(H100, 1 / 20e6, PATIENCE, 500 * MIB)
     assert isinstance(slow, str)
     assert "too slow" in slow
-    for room in (Room(80 * GIB, 4 * GIB, 120 * GIB), Room(80 * GIB, 79 * GIB, 8 * GIB)):
+    for room in (FreeMemory(80 * GIB, 4 * GIB, 120 * GIB), FreeMemory(80 * GIB, 79 * GIB, 8 * GIB)):
         crowded = plan.switch(room, 1 / 2.4e9, PATIENCE, 500 * MIB)
         assert isinstance(crowded, str)
         assert "3.0 GiB each" in crowded
@@ -87,17 +87,17 @@ def test_why_there_is_no_switch() -> None:
 def test_a_fast_bus_gets_a_large_piece() -> None:
     assert plan.copy_bytes(H100, 55e9, PATIENCE) == GIB
     assert plan.vmm_sizes(H100) == plan.VMM_SIZES
-    assert plan.vmm_sizes(Room(512 * MIB, 500 * MIB, 20 * GIB)) == (2 * MIB, 64 * MIB)
+    assert plan.vmm_sizes(FreeMemory(512 * MIB, 500 * MIB, 20 * GIB)) == (2 * MIB, 64 * MIB)
 
 
 @pytest.mark.parametrize(
     ("room", "code"),
     [
-        (Room(GIB, 10 * MIB, GIB), "no-gpu-memory"),
-        (Room(GIB, GIB, 10 * MIB), "no-host-memory"),
+        (FreeMemory(GIB, 10 * MIB, GIB), "no-gpu-memory"),
+        (FreeMemory(GIB, GIB, 10 * MIB), "no-host-memory"),
     ],
 )
-def test_too_little_is_told_beforehand(room: Room, code: str) -> None:
+def test_too_little_is_told_beforehand(room: FreeMemory, code: str) -> None:
     with pytest.raises(CallerError) as told:
         plan.check(room)
     assert told.value.code == code

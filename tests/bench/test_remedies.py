@@ -8,11 +8,11 @@ import pytest
 
 from kiwi_core.bench import remedies
 from kiwi_core.bench.backends import CHECKPOINT, INPROCESS
-from kiwi_core.bench.machine import Link, Numa
+from kiwi_core.bench.machine import Numa, PcieLink
 from kiwi_core.bench.remedies import Facts
 from kiwi_core.bench.results import Limit, Row, Spread
 
-GEN5 = Link(32.0, 16, 32.0, 16)
+GEN5 = PcieLink(32.0, 16, 32.0, 16)
 
 
 def row(name: str, value: float, limit: float | None = None) -> Row:
@@ -53,7 +53,7 @@ def test_a_good_machine_has_nothing_to_mend() -> None:
     [
         ({}, {"numa": Numa(1, (0,))}, "numactl --cpunodebind=1"),
         ({}, {"persistence": False}, "nvidia-smi -pm 1"),
-        ({}, {"link": Link(32.0, 8, 32.0, 16)}, "x8 where the GPU can do"),
+        ({}, {"link": PcieLink(32.0, 8, 32.0, 16)}, "x8 where the GPU can do"),
         ({"pinned_out": (20.0, 63.0), "pinned_in": (25.0, 63.0)}, {}, "the PCIe link carries 63"),
         (
             {"pinned_out": (8.0, 9.0), "pinned_in": (8.0, 9.0), "pageable_out": (7.5, 8.0)},

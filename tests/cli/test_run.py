@@ -26,7 +26,7 @@ from kiwi_core.wire.messages import (
     Granted,
     Hello,
     Role,
-    Told,
+    UserNotice,
     Waiting,
     Welcome,
     Withdraw,
@@ -286,8 +286,8 @@ def test_what_the_user_must_know_is_told_the_rest_on_request(spawn, daemon, tmp_
     process = spawn("run", *options, *python(UNTIL_FILE), str(tmp_path / "end"))
     daemon.await_heard(Acquire)
     daemon.peer.say(
-        Told(notice=Notice.SUSPENDED, text="It was suspended."),
-        Told(notice=Notice.LOST, text="It is lost.", remedy="Start again."),
+        UserNotice(notice=Notice.SUSPENDED, text="It was suspended."),
+        UserNotice(notice=Notice.LOST, text="It is lost.", remedy="Start again."),
     )
     lines = []
     while not lines or "Start again." not in lines[-1]:

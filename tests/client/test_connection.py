@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kiwi_core.client import Client
-from kiwi_core.client.link import Link, welcomed
+from kiwi_core.client.link import DaemonSocket, welcomed
 from kiwi_core.client.patience import Patience
 from kiwi_core.errors import CallerError, PeerError
 from kiwi_core.states import AntiThrash, Notice
@@ -36,7 +36,7 @@ from kiwi_core.wire.messages import (
     Role,
     Set,
     StatusReport,
-    Told,
+    UserNotice,
     Waiting,
     Withdraw,
 )
@@ -306,10 +306,10 @@ def test_goodbye_without_a_daemon_is_quick(daemon: ScriptedDaemon, client: Clien
 
 
 def test_notices_come_unasked(daemon: ScriptedDaemon, make_client: MakeClient) -> None:
-    told: list[Told] = []
+    told: list[UserNotice] = []
     client = make_client(on_notice=told.append)
     client.connect()
-    notice = Told(notice=Notice.SUSPENDED, text="Your turn is over.")
+    notice = UserNotice(notice=Notice.SUSPENDED, text="Your turn is over.")
     daemon.peer.say(notice)
     assert eventually(lambda: told) == [notice]
 
@@ -317,10 +317,10 @@ def test_notices_come_unasked(daemon: ScriptedDaemon, make_client: MakeClient) -
 def test_a_notice_with_an_answer_is_not_lost(
     daemon: ScriptedDaemon, make_client: MakeClient
 ) -> None:
-    told: list[Told] = []
+    told: list[UserNotice] = []
     client = make_client(on_notice=told.append)
     client.connect()
-    notice = Told(notice=Notice.LOST, text="Gone.", remedy="Restart.")
+    notice = UserNotice(notice=Notice.LOST, text="Gone.", remedy="Restart.")
     answering(daemon, Ping, encode(notice) + encode(Pong()) + encode(notice))
     client.ping()
     assert eventually(lambda: len(told) == 2)
@@ -338,7 +338,7 @@ def test_a_callback_that_fails_breaks_nothing(
 
     client = make_client(on_notice=fail, on_state=fail)
     client.connect()
-    daemon.peer.say(Told(notice=Notice.RESUMED, text="On."))
+    daemon.peer.say(UserNotice(notice=Notice.RESUMED, text="On."))
     eventually(lambda: shown == [ZeroDivisionError] * 2)
     client.ping()
 
@@ -346,9 +346,9 @@ def test_a_callback_that_fails_breaks_nothing(
 def test_what_came_with_the_welcome_is_not_lost(
     daemon: ScriptedDaemon, make_client: MakeClient
 ) -> None:
-    notice = Told(notice=Notice.RESUMED, text="On.")
+    notice = UserNotice(notice=Notice.RESUMED, text="On.")
     answering(daemon, Hello, encode(daemon.welcome()) + encode(notice))
-    told: list[Told] = []
+    told: list[UserNotice] = []
     client = make_client(on_notice=told.append)
     client.connect()
     assert told == [notice]
@@ -586,7 +586,7 @@ def test_who_is_turned_away_before_the_hello_hears_why(tmp_path: Path) -> None:
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(str(tmp_path / "full.sock"))
         thread.join(PATIENCE_S)
-        link = Link(sock)
+        link = DaemonSocket(sock)
         try:
             with pytest.raises(PeerError) as caught:
                 welcomed(link, hello, Patience(PATIENCE_S))

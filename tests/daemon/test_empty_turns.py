@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kiwi_core.daemon.base.shares import Shares
 from kiwi_core.daemon.base.steps import Step
 from kiwi_core.daemon.links.link import Link
-from kiwi_core.daemon.roster.members import Member
+from kiwi_core.daemon.roster.registry import Member
 from kiwi_core.daemon.sessions.empty_turns import BACKOFF_MAX_S, BACKOFF_S, EmptyTurns
 from kiwi_core.daemon.sessions.gates import Gates
 from kiwi_core.gpu.processes import ProcessRef

@@ -13,7 +13,7 @@ from cuda_processes import Worker
 from kiwi_core import emulator
 from kiwi_core.daemon.base.peers import Peer, Rights
 from kiwi_core.daemon.engine import gauges as gauges_module
-from kiwi_core.daemon.engine.gauges import RAM_READS_MAX, Gauges, Outside, Ram, steadied
+from kiwi_core.daemon.engine.gauges import RAM_READS_MAX, Gauges, Outside, RamGauge, steadied
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import nvml
 from kiwi_core.gpu.processes import ProcessRef, ref_of
@@ -186,7 +186,7 @@ def test_ram_is_read_now_and_then_and_never_much_at_once(monkeypatch: pytest.Mon
     monkeypatch.setattr(gauges_module.host, "held_bytes", held_bytes)
     monkeypatch.setattr(gauges_module.processes, "alive", lambda _ref: True)
     monkeypatch.setattr(gauges_module.time, "monotonic", lambda: clock[0])
-    ram, ids = Ram(), [SessionId(f"k{number}") for number in range(RAM_READS_MAX + 1)]
+    ram, ids = RamGauge(), [SessionId(f"k{number}") for number in range(RAM_READS_MAX + 1)]
     refs = {id_: [ProcessRef(number + 1, 1)] for number, id_ in enumerate(ids)}
     ram.begin(lambda _session: True)
     told = [ram.of(id_, refs[id_].copy) for id_ in ids]
@@ -211,6 +211,6 @@ def test_ram_that_cannot_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(gauges_module.host, "held_bytes", refused)
     me = ref_of(os.getpid())
     assert me is not None
-    ram = Ram()
+    ram = RamGauge()
     ram.begin(lambda _session: True)
     assert ram.of(SessionId("k1"), lambda: [me]) is None

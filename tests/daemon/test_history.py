@@ -13,7 +13,7 @@ from talker import Talker
 from kiwi_core.config import DEFAULTS
 from kiwi_core.daemon.base.peers import Peer, Rights
 from kiwi_core.daemon.reports.status import Reporter
-from kiwi_core.daemon.roster.members import DEPARTED_MIN, Member, Members
+from kiwi_core.daemon.roster.registry import DEPARTED_MIN, Member, SessionRegistry
 from kiwi_core.pager.api import ProcessRef
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.scheduler import Scheduler
@@ -142,8 +142,8 @@ class World:
 
     def __init__(self, sessions: int, bursts: int, name: str) -> None:
         self.scheduler = Scheduler(8 * GIB, host_budget_bytes=8 * GIB)
-        self.members = Members(lambda _member: None)
-        self.members.remembered = self.scheduler.remembered
+        self.registry = SessionRegistry(lambda _member: None)
+        self.registry.remembered = self.scheduler.remembered
         self.now_ns = time.monotonic_ns()
         for number in range(sessions):
             id_ = SessionId(f"k{number}")
@@ -152,7 +152,7 @@ class World:
                 self.scheduler.handle(ev.LeaseRequested(session=id_, burst=burst), self.tick())
                 self.scheduler.handle(ev.BurstEnded(session=id_, burst=burst), self.tick())
         self.reporter = Reporter(
-            self.scheduler, self.members, Rights(daemon_uid=0), *cast("list[Any]", [None] * 6),
+            self.scheduler, self.registry, Rights(daemon_uid=0), *cast("list[Any]", [None] * 6),
             errors=list, emulated=False,
         )  # fmt: skip
 
@@ -162,14 +162,14 @@ class World:
 
     def join(self, id_: SessionId, uid: int, name: str) -> None:
         ref = ProcessRef(1000, 1)
-        self.members._by_id[id_] = Member(id=id_, ref=ref, uid=uid, name=name, kernel_id=name)
+        self.registry._by_id[id_] = Member(id=id_, ref=ref, uid=uid, name=name, kernel_id=name)
         self.scheduler.handle(ev.SessionJoined(session=id_), self.tick())
 
     def leave(self, id_: str) -> None:
         self.scheduler.handle(ev.SessionLost(session=SessionId(id_)), self.tick())
-        member = self.members.get(id_)
+        member = self.registry.get(id_)
         assert member is not None
-        self.members.remove(member)
+        self.registry.remove(member)
 
     def ask(self, reader: Peer, since: int = 0) -> HistoryReport:
         line = self.reporter.history_line(reader, since)
@@ -214,4 +214,4 @@ def test_names_of_the_departed_are_kept_as_long_as_they_are_spoken_of() -> None:
         world.join(SessionId(f"guest{number}"), BOB.uid, "never-used.ipynb")
         world.leave(f"guest{number}")
     assert world.ask(ALICE).sessions["k0"].name == "spoken-of.ipynb"
-    assert len(world.members._departed) <= 2 * DEPARTED_MIN
+    assert len(world.registry._departed) <= 2 * DEPARTED_MIN

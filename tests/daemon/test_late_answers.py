@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from kiwi_core.daemon.links import link as links
-from kiwi_core.daemon.links.link import Call, Link
+from kiwi_core.daemon.links.link import Link, PagerCall
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Moved, Refused
-from kiwi_core.pager.linked import Told
+from kiwi_core.pager.linked import LibraryReport
 from kiwi_core.states import Reason, Residency
 from kiwi_core.wire.pager import PagerAction, PagerDo, PagerDone, PagerOutcome
 
 if TYPE_CHECKING:
     from kiwi_core.daemon.base.connection import Connection
 
-HELD, RESIDENT = Told(Residency.LOCKED), Told(Residency.RESIDENT)
+HELD, RESIDENT = LibraryReport(Residency.LOCKED), LibraryReport(Residency.RESIDENT)
 
 
 class Sent(list[PagerDo]):
@@ -46,7 +46,7 @@ def done(order: PagerDo) -> PagerDone:
 
 
 async def too_late(link: Link, action: PagerAction) -> None:
-    call = Call(action, time.monotonic_ns())
+    call = PagerCall(action, time.monotonic_ns())
     link.begin(call)
     outcome: Any = await call.outcome
     assert isinstance(outcome, Refused)
@@ -109,7 +109,7 @@ def test_a_new_connection_has_no_order_left_from_the_old_one() -> None:
 
 
 async def held_again(link: Link, sent: Sent) -> None:
-    call = Call(PagerAction.HOLD, time.monotonic_ns() + 10**10)
+    call = PagerCall(PagerAction.HOLD, time.monotonic_ns() + 10**10)
     link.begin(call)
     link.says(HELD)
     link.done(done(sent[-1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from kiwi_core.daemon.links.host_budget import HostBudget
 from kiwi_core.daemon.links.limits import Limits
 from kiwi_core.daemon.links.link import Link
 from kiwi_core.gpu.processes import ProcessRef
-from kiwi_core.pager.linked import Told
+from kiwi_core.pager.linked import LibraryReport
 from kiwi_core.states import Residency
 from kiwi_core.units import GIB, MIB, NS_PER_S, SessionId
 from kiwi_core.wire.pager import PagerLimits
@@ -71,7 +72,7 @@ class Machine:
     def library(self, name: str, resident_gib: int, *, out_gib: int = 0, held_gib: int = 0) -> Link:
         link = Link(ProcessRef(len(self.links) + 1, 1), 0, session=SessionId(name))
         link.connection, link.greeted = Heard(), True  # type: ignore[assignment]
-        link.told = Told(
+        link.told = LibraryReport(
             Residency.PAGED_OUT if out_gib else Residency.RESIDENT,
             resident_gib * GIB, out_gib * GIB,
             arena_bytes=held_gib * GIB,
@@ -105,8 +106,7 @@ def gives_back(link: Link) -> None:
 
     def heed(limits: PagerLimits) -> None:
         left = min(link.told.arena_bytes, limits.arena_bytes)
-        told = Told(link.told.residency, link.told.resident_bytes, link.told.paged_out_bytes,
-                    arena_bytes=left)  # fmt: skip
+        told = dataclasses.replace(link.told, arena_bytes=left)
         asyncio.get_running_loop().call_later(0.05, setattr, link, "told", told)
 
     heard(link).heeds = heed

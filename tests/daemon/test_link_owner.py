@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kiwi_core.daemon.links.links import ANCESTORS_MAX, Links, above
-from kiwi_core.daemon.roster.members import Member, Members, session_id
+from kiwi_core.daemon.roster.registry import Member, SessionRegistry, session_id
 from kiwi_core.gpu import processes
 from kiwi_core.gpu.processes import ProcessRef
 
@@ -28,8 +28,8 @@ def myself() -> ProcessRef:
 
 def test_no_walk_through_proc_for_each_session_that_joins(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        members = Members(lambda _member: None)
-        links = Links(members, 1 << 30, lambda _link: None)
+        registry = SessionRegistry(lambda _member: None)
+        links = Links(registry, 1 << 30, lambda _link: None)
         me = myself()
         parent = next(processes.ancestors(me))
         link = links.take(me, UID, "")
@@ -38,9 +38,9 @@ def test_no_walk_through_proc_for_each_session_that_joins(monkeypatch: pytest.Mo
         monkeypatch.setattr(processes, "ref_of", _fail)
         assert links.nearest(link) is None
         own, above_it = (Member(session_id(ref), ref, UID) for ref in (me, parent))
-        members._by_ref[parent] = above_it
+        registry._by_ref[parent] = above_it
         assert links.nearest(link) is above_it
-        members._by_ref[me] = own
+        registry._by_ref[me] = own
         assert links.nearest(link) is own
         assert links.nearest(link, but=own) is above_it
         above_it.uid = UID + 1

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from kiwi_core.daemon.base.shares import Shares
-from kiwi_core.daemon.roster.members import Member
+from kiwi_core.daemon.roster.registry import Member
 from kiwi_core.daemon.sessions.queue_places import QueuePlaces
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.peer_limits import QUEUE_PLACES

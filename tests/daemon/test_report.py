@@ -14,11 +14,11 @@ import pytest
 from kiwi_core.config import DEFAULTS
 from kiwi_core.daemon.base.peers import Peer, Rights
 from kiwi_core.daemon.base.steps import Step
-from kiwi_core.daemon.engine.gauges import Ram
+from kiwi_core.daemon.engine.gauges import RamGauge
 from kiwi_core.daemon.reports import announce
 from kiwi_core.daemon.reports.announce import Announcer
 from kiwi_core.daemon.reports.status import ANOTHER_USER, Reporter
-from kiwi_core.daemon.roster.members import Member
+from kiwi_core.daemon.roster.registry import Member
 from kiwi_core.errors import CallerError
 from kiwi_core.gpu.nvml import GpuInfo
 from kiwi_core.pager.api import ProcessRef
@@ -77,7 +77,7 @@ class Sessions:
             ),
             cast("Any", SimpleNamespace(arena_bytes=lambda: 0)),
             cast("Any", SimpleNamespace(now=GaugesStatus(), outside=lambda _who, _rights: [])),
-            Ram(),
+            RamGauge(),
             errors=list,
             emulated=False,
         )

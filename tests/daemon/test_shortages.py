@@ -19,7 +19,7 @@ from kiwi_core.daemon.base.connection import Connection
 from kiwi_core.daemon.base.shares import Shares
 from kiwi_core.daemon.base.turns import Turns
 from kiwi_core.daemon.links.links import Links
-from kiwi_core.daemon.roster.members import Members
+from kiwi_core.daemon.roster.registry import SessionRegistry
 from kiwi_core.errors import PeerError, is_full
 from kiwi_core.gpu import processes
 from kiwi_core.units import GIB, KIB
@@ -109,7 +109,7 @@ def test_what_a_program_holds_stays_known() -> None:
     async def run() -> None:
         ref = processes.ref_of(os.getpid())
         assert ref is not None
-        links = Links(Members(lambda _member: None), GIB, lambda _link: None)
+        links = Links(SessionRegistry(lambda _member: None), GIB, lambda _link: None)
         link = links.take(ref, os.getuid(), "test")
         state = PagerState(state=LinkState.RESIDENT, arena_bytes=64 * KIB)
         links.told(link, state)

@@ -20,7 +20,7 @@ from kiwi_core.daemon.reports import bookkeeper as bookkeeper_module
 from kiwi_core.daemon.reports.bookkeeper import THE_REST, Bookkeeper
 from kiwi_core.daemon.reports.ledger import FINE_S, Ledger
 from kiwi_core.daemon.reports.usage import ALL_OTHERS, ROWS_MAX, UsageReporter
-from kiwi_core.daemon.roster.members import Known
+from kiwi_core.daemon.roster.registry import Known
 from kiwi_core.errors import CallerError
 from kiwi_core.peer_limits import USAGE_QUESTIONS
 from kiwi_core.sched import events as ev

@@ -55,7 +55,7 @@ def test_what_is_not_a_state_file_is_refused(tmp_path):
     (tmp_path / "x").write_bytes(b"nonsense")
     with pytest.raises(emulator.StateError, match="too short"):
         emulator.books(tmp_path / "x")
-    (tmp_path / "x").write_bytes(bytes(ctypes.sizeof(_layout.State)))
+    (tmp_path / "x").write_bytes(bytes(ctypes.sizeof(_layout.DriverState)))
     with pytest.raises(emulator.StateError, match="not a state file"):
         emulator.books(tmp_path / "x")
     with pytest.raises(emulator.StateError, match="cannot be opened"):
@@ -65,7 +65,7 @@ def test_what_is_not_a_state_file_is_refused(tmp_path):
 def test_the_layout_in_python_is_the_one_in_c(tmp_path):
     """A compiled program prints the offsets of the C side, to compare them."""
     structs = {
-        "ke_state": _layout.State,
+        "ke_state": _layout.DriverState,
         "ke_gpu": _layout.Gpu,
         "ke_proc": _layout.Proc,
         "ke_fault": _layout.FaultSlot,

@@ -19,7 +19,7 @@ from kiwi_core.wire.messages import (
     Granted,
     Hello,
     Release,
-    Told,
+    UserNotice,
     Welcome,
 )
 from tests.client.scripted_daemon import ScriptedDaemon
@@ -209,7 +209,7 @@ def test_a_lost_session_is_told_in_the_notebook(kernel: Kernel, daemon: Scripted
     def lose(peer: Peer, message: ClientMessage) -> None:
         if isinstance(message, Acquire):
             peer.say(
-                Told(notice=Notice.LOST, text="The memory is lost.", remedy="Restart."),
+                UserNotice(notice=Notice.LOST, text="The memory is lost.", remedy="Restart."),
                 Granted(burst=message.burst, quantum_s=1.0),
             )
         else:

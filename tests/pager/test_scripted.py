@@ -27,7 +27,7 @@ from kiwi_core.pager.checkpoint import room as room_module
 from kiwi_core.pager.checkpoint.fitness import Kind, Unfit
 from kiwi_core.pager.checkpoint.pager import CheckpointPager
 from kiwi_core.pager.checkpoint.ports import Stop
-from kiwi_core.pager.checkpoint.room import Footprints, Reservation, Room
+from kiwi_core.pager.checkpoint.room import Footprints, GpuRoom, Reservation
 from kiwi_core.pager.checkpoint.survey import UsageMeter
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import MIB, SessionId
@@ -644,11 +644,11 @@ def test_a_process_that_nvml_does_not_list_needs_what_it_gave_up(
     assert answer.detail == ("It needs 30 MiB of GPU memory and 8.3 MiB to spare; 33 MiB are free.")
 
 
-def room(machine: Machine) -> Room:
-    return Room(machine, CONFIG)
+def room(machine: Machine) -> GpuRoom:
+    return GpuRoom(machine, CONFIG)
 
 
-def fits(room: Room, reservation: Reservation) -> bool:
+def fits(room: GpuRoom, reservation: Reservation) -> bool:
     try:
         LOOP.run(room.wait(reservation, 0, lambda: None))
     except Stop:

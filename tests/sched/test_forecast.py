@@ -173,7 +173,7 @@ def test_a_stopped_burst_that_newcomers_overtake_is_told_an_upper_bound() -> Non
 
 
 def test_a_bound_covers_almost_all_earlier_waits_of_its_kind() -> None:
-    record = forecast.Record()
+    record = forecast.Calibration()
     assert record.bound([20 * S]).high_ns == round(21 * S * forecast.BOUND_FACTOR)
     for n in range(COUNTED):
         record.learn(promise(20), (20 if n % 20 else 62) * S)
@@ -385,7 +385,7 @@ def promise(expected_s: float) -> forecast.Promise:
 
 
 def test_waits_that_take_twice_as_long_as_foreseen_are_foretold_so() -> None:
-    record = forecast.Record()
+    record = forecast.Calibration()
     for n in range(FACTORS + 1):
         assert record.likely([20 * S] * 3, 0) == seconds(20) or n >= FACTORS
         record.learn(promise(20), 41 * S)
@@ -395,7 +395,7 @@ def test_waits_that_take_twice_as_long_as_foreseen_are_foretold_so() -> None:
 def test_a_wait_that_outlasts_the_short_ones_is_not_told_to_be_short() -> None:
     """Nine turns were given up at once. The tenth holder computes on: his waiter is not told so
     for longer than those waits took."""
-    record = forecast.Record()
+    record = forecast.Calibration()
     for _ in range(FACTORS):
         record.learn(promise(600), 2 * S)
     assert record.likely([600 * S], S) == seconds(30), "it may still be one of those"
@@ -403,7 +403,7 @@ def test_a_wait_that_outlasts_the_short_ones_is_not_told_to_be_short() -> None:
 
 
 def test_waits_that_took_longer_than_foreseen_count_however_long_this_one_lasts() -> None:
-    record = forecast.Record()
+    record = forecast.Calibration()
     for _ in range(FACTORS):
         record.learn(promise(20), 41 * S)
     assert record.likely([20 * S], 500 * S) == seconds(40)
@@ -434,7 +434,7 @@ def test_the_whole_turn_of_a_holder_who_computes_on_is_told() -> None:
 
 
 def test_what_was_right_is_kept_sharp_and_what_was_not_told_carefully() -> None:
-    good, bad = forecast.Record(), forecast.Record()
+    good, bad = forecast.Calibration(), forecast.Calibration()
     for n in range(COUNTED):
         good.learn(promise(20), 20 * S)
         bad.learn(promise(20), (20 if n % 2 else 30) * S)
@@ -445,7 +445,7 @@ def test_what_was_right_is_kept_sharp_and_what_was_not_told_carefully() -> None:
 
 
 def test_the_record_is_bounded_and_forgets() -> None:
-    record = forecast.Record()
+    record = forecast.Calibration()
     for _ in range(COUNTED):
         record.learn(promise(20), 10_000 * S)
     assert record.likely([20 * S], 0).high_ns <= 21 * 20 * S, "no single factor is endless"

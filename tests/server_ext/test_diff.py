@@ -22,7 +22,7 @@ from kiwi_jupyter.server_ext import diff, hub
 from kiwi_jupyter.server_ext.follower import Heard, Lost
 from kiwi_jupyter.server_ext.hub import Hub
 from kiwi_jupyter.server_ext.model import Delta, Heartbeat, Server, Snapshot, State
-from kiwi_jupyter.server_ext.record import Record
+from kiwi_jupyter.server_ext.record import GpuRecord
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +133,7 @@ class World:
     def __init__(self) -> None:
         self.now = 1_000_000.0
         self.hub = Hub(SERVER, wall=lambda: self.now)
-        self.record = Record()
+        self.record = GpuRecord()
         self.paths: dict[str, str] = {}
 
     def step(self, kind: str, what: Any, history: Any) -> None:
@@ -145,7 +145,7 @@ class World:
         elif kind == "renamed":
             self.paths = dict(what)
         else:
-            self.record = Record()
+            self.record = GpuRecord()
         self.publish()
 
     def publish(self) -> None:

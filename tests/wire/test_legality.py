@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kiwi_core.errors import PeerError
-from kiwi_core.wire.legality import ANSWERS, TABLE, Conversation, State, describe
+from kiwi_core.wire.legality import ANSWERS, TABLE, ConnectionState, Conversation, describe
 from kiwi_core.wire.messages import (
     PROTOCOL,
     Acquire,
@@ -76,9 +76,9 @@ def test_a_whole_life() -> None:
         EndBurst(burst=1), Acquire(burst=2), Withdraw(burst=2), Acquire(burst=7),
         EndBurst(burst=7), Release(), Goodbye(), EndBurst(burst=7), Ping(),
     )  # fmt: skip
-    assert talk.state is State.LEAVING
+    assert talk.state is ConnectionState.LEAVING
     talk.close()
-    assert talk.state is State.CLOSED
+    assert talk.state is ConnectionState.CLOSED
     assert_illegal(talk, Ping())
 
 
@@ -172,10 +172,10 @@ def test_a_copy_goes_its_own_way() -> None:
 
 
 def test_the_table_speaks_of_every_message_and_every_state() -> None:
-    assert set(TABLE) == set(State)
+    assert set(TABLE) == set(ConnectionState)
     moves = {move for row in TABLE.values() for move in row}
     assert moves == {kind for kind in KINDS if kind is not Hello} | set(Role)
-    assert not TABLE[State.CLOSED]
+    assert not TABLE[ConnectionState.CLOSED]
 
 
 def test_every_question_has_an_answer() -> None:
@@ -312,8 +312,8 @@ class AnyTalk(RuleBasedStateMachine):
     def the_account_agrees(self) -> None:
         assert self.talk.burst == self.last_burst()
         assert self.talk.in_burst == (self.burst_open() and not self.closed)
-        assert (self.talk.state is State.CLOSED) == self.closed
-        assert (self.talk.state is State.NEW) == (not self.said)
+        assert (self.talk.state is ConnectionState.CLOSED) == self.closed
+        assert (self.talk.state is ConnectionState.NEW) == (not self.said)
 
 
 TestAnyTalk = AnyTalk.TestCase

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WARM_UP: Final = 20
 
 
-class Session(Bus):
+class BenchSession(Bus):
     ENDS_WITHIN_S = 60.0
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Record:
+class SessionRecord:
     """What the journal says of one session. ``held`` has ``[from_ns, to_ns]``."""
 
     held: list[tuple[int, int]] = field(default_factory=list)
@@ -29,10 +29,10 @@ class Record:
 
 
 class Ledger:
-    """Reads a journal's entries into one ``Record`` per session."""
+    """Reads a journal's entries into one ``SessionRecord`` per session."""
 
     def __init__(self, entries: Iterable[JournalEntry]) -> None:
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, SessionRecord] = {}
         self._since: dict[str, int] = {}
         self._waiting: dict[str, int] = {}
         self._moving: dict[int, str] = {}
@@ -51,8 +51,8 @@ class Ledger:
         pairs = itertools.pairwise(spans)
         return sum(one[1] > other[0] and one[2] != other[2] for one, other in pairs)
 
-    def _record(self, session: str) -> Record:
-        return self.records.setdefault(session, Record())
+    def _record(self, session: str) -> SessionRecord:
+        return self.records.setdefault(session, SessionRecord())
 
     def _event(self, entry: JournalEntry) -> None:
         event = entry.event
@@ -96,9 +96,9 @@ def verdict(
     start_ns = entries[0].now_ns if entries else 0
     lines: list[str] = []
     for session, letter in sorted(letters.items(), key=lambda item: item[1]):
-        lines += _of_one(ledger.records.get(session, Record()), letter, start_ns)
+        lines += _of_one(ledger.records.get(session, SessionRecord()), letter, start_ns)
     overlaps = ledger.overlaps()
-    suspended = sum(ledger.records.get(s, Record()).suspensions for s in letters)
+    suspended = sum(ledger.records.get(s, SessionRecord()).suspensions for s in letters)
     moved = sum(r.bytes_out for r in ledger.records.values())
     checks = [
         (all(intact.values()) and len(intact) == len(letters), "every byte intact in both"),
@@ -110,7 +110,7 @@ def verdict(
     return all(good for good, _ in checks), lines
 
 
-def _of_one(record: Record, letter: str, start_ns: int) -> list[str]:
+def _of_one(record: SessionRecord, letter: str, start_ns: int) -> list[str]:
     spans = ", ".join(
         f"{(a - start_ns) / NS_PER_S:.1f}–{(b - start_ns) / NS_PER_S:.1f}" for a, b in record.held
     )

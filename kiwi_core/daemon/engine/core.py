@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.engine.journal import Journal
     from kiwi_core.daemon.engine.observer import Observer
     from kiwi_core.daemon.links.guards import Guards
-    from kiwi_core.daemon.roster.members import Member, Members
+    from kiwi_core.daemon.roster.registry import Member, SessionRegistry
     from kiwi_core.daemon.roster.roster import Remembering
     from kiwi_core.pager.api import Pager
     from kiwi_core.sched.scheduler import Scheduler
@@ -59,7 +59,7 @@ class Core:
     before others get the room. The roster on disk knows of an operation before it begins."""
 
     scheduler: Scheduler
-    _members: Members
+    _registry: SessionRegistry
     _pager: Pager
     _journal: Journal
     _roster: Remembering
@@ -94,7 +94,7 @@ class Core:
     def _read_unread(self) -> None:
         """Those that wait may do so for what a session has left in the GPU."""
         for session in self.scheduler.unread:
-            member = self._members.get(session)
+            member = self._registry.get(session)
             if member is not None and session not in self._reading:
                 self._reading.add(session)
                 self.observer.after_a_look(member.target, partial(self._reading.discard, session))
@@ -162,7 +162,7 @@ class Core:
 
     def _operate(self, action: Operation) -> None:
         self.last_op = max(self.last_op, action.op)
-        member = self._members.get(action.session)
+        member = self._registry.get(action.session)
         if not isinstance(action, PageOut):  # the pager has that written once it knows the sizes
             self._roster.save()
         self._journal.flush()

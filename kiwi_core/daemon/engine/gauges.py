@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from kiwi_core.daemon.base.peers import user_name
-from kiwi_core.daemon.roster.members import ANOTHER_USER
+from kiwi_core.daemon.roster.registry import ANOTHER_USER
 from kiwi_core.errors import GpuError
 from kiwi_core.gpu import host, nvml, processes
 from kiwi_core.pager.checkpoint.survey import belongs
@@ -118,7 +118,7 @@ class Gauges:
         return shown
 
 
-class Ram:
+class RamGauge:
     """What sessions have of system RAM, read while somebody looks."""
 
     def __init__(self) -> None:

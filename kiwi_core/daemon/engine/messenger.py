@@ -12,12 +12,12 @@ from kiwi_core.daemon.roster import notices as words
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant, Notify
 from kiwi_core.units import ns_to_seconds
-from kiwi_core.wire.messages import Granted, Told
+from kiwi_core.wire.messages import Granted, UserNotice
 
 if TYPE_CHECKING:
     from kiwi_core.daemon.base.steps import Step
     from kiwi_core.daemon.engine.core import Core
-    from kiwi_core.daemon.roster.members import Members
+    from kiwi_core.daemon.roster.registry import SessionRegistry
 
 log = structlog.get_logger(__name__)
 
@@ -27,7 +27,7 @@ class Messenger:
     """A subscriber (``steps``)."""
 
     _core: Core
-    _members: Members
+    _registry: SessionRegistry
 
     def after(self, step: Step) -> None:
         for action in step.actions:
@@ -37,7 +37,7 @@ class Messenger:
                 self._tell(action)
 
     def _grant(self, action: Grant) -> None:
-        member = self._members.get(action.session)
+        member = self._registry.get(action.session)
         if member is None:
             return
         member.in_burst, member.waiting = True, False
@@ -53,9 +53,9 @@ class Messenger:
         self._core.feed(ev.BurstLingered(session=granted.session, burst=granted.burst))
 
     def _tell(self, action: Notify) -> None:
-        member = self._members.get(action.session)
+        member = self._registry.get(action.session)
         text, remedy = words.sentence(action.notice, action.detail)
         log.info("notice", session=action.session, notice=action.notice.value, detail=action.detail)
         if member is None or member.connection is None:
             return
-        member.connection.send(Told(notice=action.notice, text=text, remedy=remedy))
+        member.connection.send(UserNotice(notice=action.notice, text=text, remedy=remedy))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kiwi_core.daemon.links.links import Links
-    from kiwi_core.daemon.roster.members import Member, Members
+    from kiwi_core.daemon.roster.registry import Member, SessionRegistry
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Observation, Target
     from kiwi_core.units import SessionId
@@ -31,8 +31,10 @@ log = structlog.get_logger(__name__)
 class Guards:
     """Feeds ``GuardChanged``, ``SessionStopped`` and ``SessionContinued`` at each change."""
 
-    def __init__(self, members: Members, links: Links, feed: Callable[[ev.Event], None]) -> None:
-        self._members = members
+    def __init__(
+        self, registry: SessionRegistry, links: Links, feed: Callable[[ev.Event], None]
+    ) -> None:
+        self._registry = registry
         self._links = links
         self._feed = feed
 
@@ -44,7 +46,7 @@ class Guards:
 
     def seen(self, target: Target, seen: Observation) -> None:
         """Take what a look at a session has found."""
-        member = self._members.get(target.session)
+        member = self._registry.get(target.session)
         if member is None or not seen.alive:
             return
         gated = self._gated(member.id)
@@ -58,7 +60,7 @@ class Guards:
 
     def stopped(self, session: SessionId, why: str) -> None:
         """Take what was found of a session that cannot be looked at just now."""
-        member = self._members.get(session)
+        member = self._registry.get(session)
         if member is not None:
             self._settle_stopped(member, why)
 

@@ -12,7 +12,7 @@ import structlog
 
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import Lost, Moved, Refused
-from kiwi_core.pager.linked import Told
+from kiwi_core.pager.linked import LibraryReport
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import NS_PER_S
 from kiwi_core.wire.pager import PagerAction, PagerDo, PagerOutcome
@@ -61,7 +61,7 @@ _MOVES: Final = frozenset({PagerAction.PAGE_OUT, PagerAction.PAGE_IN})
 
 
 @dataclass(eq=False)
-class Call:
+class PagerCall:
     """Something that an operation wants of a library, and waits for."""
 
     action: PagerAction
@@ -92,7 +92,7 @@ class Link:
     name: str = ""
     session: SessionId | None = None
     off: bool = False
-    told: Told = field(default_factory=Told)
+    told: LibraryReport = field(default_factory=LibraryReport)
     host_bytes: int = 0
     """The system RAM that the process really had when it said so."""
     next_doubt_s: float = DOUBT_S
@@ -104,7 +104,7 @@ class Link:
     """It has told its state on this connection."""
     gate_open: bool | None = None
     wants_lease: bool = False
-    call: Call | None = None
+    call: PagerCall | None = None
     unanswered: int | None = None
     """The move that nobody waits for any more, and whose answer has not come. Until it has, nothing
     else is sent: an order that waits behind it would be carried out when nobody expects it."""
@@ -172,11 +172,11 @@ class Link:
     def died(self) -> None:
         self.connection = None
         self.gate_open, self.wants_lease, self.unanswered = None, False, None
-        self.told = Told()
+        self.told = LibraryReport()
         if self.call is not None:
             self._settle(self.call, Refused(Reason.GONE, f"Process {self.ref.pid} has ended."))
 
-    def says(self, told: Told) -> None:
+    def says(self, told: LibraryReport) -> None:
         """Its state. The first word on a connection also says how an operation came out whose
         answer was lost with the last one."""
         if self.told.residency is not Residency.LOST:  # nothing brings that back
@@ -195,14 +195,14 @@ class Link:
         else:
             self._send(call)  # again, if need be: each action may be repeated
 
-    def _as_far_as_known(self, told: Told) -> Told:
+    def _as_far_as_known(self, told: LibraryReport) -> LibraryReport:
         """It says "held" of a hold that was answered late before it comes to the order to open."""
         held = told.residency is Residency.LOCKED
         return _as(told, Residency.RESIDENT) if held and self.opening is not None else told
 
     # --- its work -------------------------------------------------------------------------------
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: PagerCall) -> None:
         if self.call is not None:  # (of the session that it belonged to before, perhaps)
             detail = f"Process {self.ref.pid} is busy with something else for Kiwi."
             call.settle(Refused(Reason.LOCK_TIMEOUT, detail))
@@ -227,7 +227,7 @@ class Link:
         if not self.image or processes.image_of(self.ref) in ("", self.image):
             return False
         log.info("another program", pid=self.ref.pid, was=self.told.residency.value)
-        self.image, self.told, self.unanswered = "", Told(), None
+        self.image, self.told, self.unanswered = "", LibraryReport(), None
         if self.call is not None:
             self._settle(self.call, self._gone())
         return True
@@ -264,7 +264,7 @@ class Link:
         if self.call is not None:
             self._send(self.call)
 
-    def _send(self, call: Call) -> None:
+    def _send(self, call: PagerCall) -> None:
         left_ns = _left_ns(call)
         call.op, call.out_bytes = self.next_op(), self.told.paged_out_bytes
         call.sent_ns = time.monotonic_ns()
@@ -273,7 +273,7 @@ class Link:
         self.connection.send(order)
         _later(left_ns / NS_PER_S + _grace_s(call), self._overdue, call)
 
-    def _overdue(self, call: Call) -> None:
+    def _overdue(self, call: PagerCall) -> None:
         if call is not self.call:
             return
         more_s = call.deadline_ns / NS_PER_S + _grace_s(call) - time.monotonic()
@@ -288,7 +288,7 @@ class Link:
         detail = f"Process {self.ref.pid} did not answer in time (stopped, perhaps)."
         self._settle(call, Refused(Reason.LOCK_TIMEOUT, detail))
 
-    def _opens_late(self, call: Call, connection: Connection) -> None:
+    def _opens_late(self, call: PagerCall, connection: Connection) -> None:
         """After a ``hold`` or ``free`` that was not answered in time."""
         if call.action is PagerAction.FREE:
             self.opening = call.op
@@ -299,30 +299,30 @@ class Link:
             connection.send(free)
         self.told = self._as_far_as_known(self.told)
 
-    def _give_up_if_away(self, call: Call) -> None:
+    def _give_up_if_away(self, call: PagerCall) -> None:
         if call is self.call and not self.connected:
             detail = f"Process {self.ref.pid} lost its connection to Kiwi."
             self._settle(call, Refused(Reason.DRIVER, detail))
 
-    def _settle(self, call: Call, outcome: Outcome) -> None:
+    def _settle(self, call: PagerCall, outcome: Outcome) -> None:
         self.call = None
         self.going_out = self.going_out and self.unanswered is not None
         call.settle(outcome)
 
 
-def _later(seconds: float, what: Callable[[Call], object], call: Call) -> None:
+def _later(seconds: float, what: Callable[[PagerCall], object], call: PagerCall) -> None:
     asyncio.get_running_loop().call_later(seconds, what, call)
 
 
-def _left_ns(call: Call) -> int:
+def _left_ns(call: PagerCall) -> int:
     return max(0, call.deadline_ns - time.monotonic_ns())
 
 
-def _grace_s(call: Call) -> float:
+def _grace_s(call: PagerCall) -> float:
     return MOVE_GRACE_S if call.op is not None and call.action in _MOVES else ANSWER_GRACE_S
 
 
-def _elapsed_ns(call: Call, answer: PagerDone) -> int:
+def _elapsed_ns(call: PagerCall, answer: PagerDone) -> int:
     """How long it says that it took; but no longer than since it was asked, and no faster than a
     bus. Everybody's turns are measured against what a move takes."""
     fastest_ns = answer.bytes * NS_PER_S // FASTEST_BYTES_PER_S
@@ -330,11 +330,11 @@ def _elapsed_ns(call: Call, answer: PagerDone) -> int:
     return max(fastest_ns, min(answer.elapsed_ns, since_ns))
 
 
-def _as(told: Told, residency: Residency) -> Told:
+def _as(told: LibraryReport, residency: Residency) -> LibraryReport:
     return replace(told, residency=residency)
 
 
-def _moved(told: Told, action: PagerAction, moved_bytes: int) -> Told:
+def _moved(told: LibraryReport, action: PagerAction, moved_bytes: int) -> LibraryReport:
     """As its answer has it, where it has not said so itself."""
     if action is PagerAction.YIELD or told.residency is _AFTER[action]:
         return told

@@ -20,13 +20,13 @@ import msgspec
 import structlog
 
 from kiwi_core.daemon.base.shares import Share, Shares
-from kiwi_core.daemon.links.link import Call, Link
+from kiwi_core.daemon.links.link import Link, PagerCall
 from kiwi_core.daemon.roster.roster import RosterLink
 from kiwi_core.errors import GpuError, PeerError
 from kiwi_core.gpu import host, processes
 from kiwi_core.gpu.processes import ProcessRef
 from kiwi_core.pager.api import Refused, Target
-from kiwi_core.pager.linked import Told, all_out
+from kiwi_core.pager.linked import LibraryReport, all_out
 from kiwi_core.peer_limits import PROGRAMS
 from kiwi_core.states import Reason, Residency
 from kiwi_core.units import NS_PER_MS, SessionId
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager as AsyncContextManager
 
-    from kiwi_core.daemon.roster.members import Member, Members
+    from kiwi_core.daemon.roster.registry import Member, SessionRegistry
     from kiwi_core.daemon.roster.roster import Roster
     from kiwi_core.pager.api import Outcome
     from kiwi_core.pager.linked import Linked, Step
@@ -56,7 +56,7 @@ ANCESTORS_MAX: Final = 64
 """Of a process: shells in shells in launchers come to a dozen."""
 
 
-class Ram(Protocol):
+class RamReservations(Protocol):
     """System RAM, of which a page-out takes some."""
 
     def room_for(self, those: Sequence[Linked], deadline_ns: int) -> AsyncContextManager[None]:
@@ -72,7 +72,7 @@ class Links:
     a page-out is sent, so that the roster on disk knows of it.
     """
 
-    _members: Members
+    _registry: SessionRegistry
     _gpu_bytes: int
     _on_death: Callable[[Link], None]
     _before_a_move: Callable[[], None] = lambda: None
@@ -84,7 +84,7 @@ class Links:
     _ops: Iterator[int] = field(
         default_factory=lambda: itertools.count(time.monotonic_ns() // NS_PER_MS)
     )
-    ram: Ram | None = None
+    ram: RamReservations | None = None
     """Asked before a page-out for the RAM that it takes, if there is somebody to ask."""
 
     # --- for the pager --------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Links:
     def paged_out(self) -> tuple[Target, ...]:
         found = []
         for session, links in list(self._by_session.items()):
-            member = self._members.get(session)
+            member = self._registry.get(session)
             if member is not None and all(map(all_out, links)):
                 found.append(member.target)
         return tuple(found)
@@ -112,12 +112,12 @@ class Links:
     async def _perform(
         self, those: Sequence[Linked], step: Step, deadline_ns: int
     ) -> list[Outcome]:
-        calls = [Call(PagerAction(step), deadline_ns) for _ in those]
+        calls = [PagerCall(PagerAction(step), deadline_ns) for _ in those]
         links = [self._by_ref.get(linked.ref) for linked in those]
         self._begin(list(zip(links, calls, strict=True)))
         return [await call.outcome for call in calls]
 
-    def _begin(self, those: list[tuple[Link | None, Call]]) -> None:
+    def _begin(self, those: list[tuple[Link | None, PagerCall]]) -> None:
         going = [link for link, call in those if call.action is PagerAction.PAGE_OUT]
         for leaver in filter(None, going):
             leaver.going_out = True
@@ -157,7 +157,7 @@ class Links:
     def nearest(self, link: Link, but: Member | None = None) -> Member | None:
         """The session (other than ``but``) that the process belongs to, if its user has one."""
         for candidate in link.above:
-            member = self._members.of_process(candidate)
+            member = self._registry.of_process(candidate)
             if member is not None and member is not but and member.uid == link.uid:
                 return member
         return None
@@ -202,7 +202,7 @@ class Links:
         said_bytes = max(state.arena_bytes, state.paged_out_bytes)
         link.host_bytes = _held_bytes(link) if said_bytes else 0
         link.says(
-            Told(
+            LibraryReport(
                 _RESIDENCY[state.state],
                 self._at_most(state.resident_bytes),
                 self._at_most(state.paged_out_bytes),
@@ -237,7 +237,7 @@ class Links:
                 continue  # it has ended
             if entry.out:
                 out_bytes = self._at_most(entry.paged_out_bytes)
-                link.told = Told(Residency.PAGED_OUT, paged_out_bytes=out_bytes)
+                link.told = LibraryReport(Residency.PAGED_OUT, paged_out_bytes=out_bytes)
             link.image = entry.image
             link.away_since_s = time.monotonic()
             link.forget_if_replaced()

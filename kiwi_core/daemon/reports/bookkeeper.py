@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.daemon.base.steps import Step
     from kiwi_core.daemon.reports.ledger import Ledger
-    from kiwi_core.daemon.roster.members import Members
+    from kiwi_core.daemon.roster.registry import SessionRegistry
     from kiwi_core.sched.scheduler import Scheduler
     from kiwi_core.units import SessionId
 
@@ -46,7 +46,7 @@ class Bookkeeper:
     """Lives in the loop; the disk is touched in threads only, by one at a time."""
 
     _scheduler: Scheduler
-    _members: Members
+    _registry: SessionRegistry
     _ledger: Ledger
     wall_s: Callable[[], float] = time.time
     _counted: dict[SessionId, Account] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Bookkeeper:
 
     def _count(self, session: SessionId, account: Account) -> None:
         added = account.since(self._counted.get(session, Account()))
-        who = self._members.known(session)
+        who = self._registry.known(session)
         if who is None or not any(added):
             return
         self._counted[session] = account

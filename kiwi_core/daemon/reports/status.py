@@ -15,7 +15,7 @@ import msgspec
 from kiwi_core import __version__
 from kiwi_core.daemon.base.peers import user_name
 from kiwi_core.daemon.roster import notices as words
-from kiwi_core.daemon.roster.members import ANOTHER_USER
+from kiwi_core.daemon.roster.registry import ANOTHER_USER
 from kiwi_core.errors import CallerError
 from kiwi_core.sched.policy import names
 from kiwi_core.sched.policy.registry import POLICIES
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kiwi_core.daemon.base.peers import Peer, Rights
-    from kiwi_core.daemon.engine.gauges import Gauges, Ram
+    from kiwi_core.daemon.engine.gauges import Gauges, RamGauge
     from kiwi_core.daemon.links.host_budget import HostBudget
     from kiwi_core.daemon.links.links import Links
-    from kiwi_core.daemon.roster.members import Member, Members
+    from kiwi_core.daemon.roster.registry import Member, SessionRegistry
     from kiwi_core.gpu.nvml import GpuInfo
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.router import SessionPager
@@ -50,14 +50,14 @@ class Reporter:
     """``errors`` says what is wrong with the daemon itself, in sentences."""
 
     _scheduler: Scheduler
-    _members: Members
+    _registry: SessionRegistry
     _rights: Rights
     _gpu: GpuInfo
     _links: Links
     _pager: SessionPager
     _budget: HostBudget
     gauges: Gauges
-    _ram: Ram
+    _ram: RamGauge
     errors: Callable[[], list[str]]
     emulated: bool
     _began_ns: int = field(default_factory=time.monotonic_ns)
@@ -69,7 +69,7 @@ class Reporter:
         view = self._scheduler.view(now_ns, ahead=True)
         gpu = self._gpu
         blocked = {entry.session: entry for entry in view.queue if entry.blocked}
-        self._ram.begin(lambda session: self._members.get(session) is not None)
+        self._ram.begin(lambda session: self._registry.get(session) is not None)
         return m.StatusReport(
             gpu=m.GpuStatus(
                 uuid=gpu.uuid,
@@ -129,7 +129,7 @@ class Reporter:
         self, view: SessionView, blocked: QueueView | None, reader: Peer
     ) -> m.SessionStatus:
         """With what it waits for beside its turn (``blocked``), or else what is wrong with it."""
-        member = self._members.get(view.id)
+        member = self._registry.get(view.id)
         mine = member is not None and self._rights.may_see(reader, member.uid)
         linked = self._links.connected(view.id)
         said = (blocked.blocked, blocked.detail) if blocked else (view.problem, view.detail)
@@ -182,7 +182,7 @@ class Reporter:
         """Word for every waiter: where it stands, who has the GPU, and how long it may take."""
         view = self._scheduler.view(time.monotonic_ns(), ahead=True)
         for entry in view.queue:
-            member = self._members.get(entry.session)
+            member = self._registry.get(entry.session)
             if member is not None and member.connection is not None:
                 yield member, self._word(member, view, entry)
 
@@ -205,7 +205,7 @@ class Reporter:
     def _holders(self, reader: Member, view: GpuView) -> str:
         names = []
         for session in view.holders:
-            holder = self._members.get(session)
+            holder = self._registry.get(session)
             visible = holder is not None and reader.uid in (holder.uid, 0)
             names.append(holder.name if holder and visible else ANOTHER_USER)
         return ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
@@ -214,7 +214,7 @@ class Reporter:
 
     def story(self, reader: Peer, session: str) -> m.StoryReport:
         """Raises ``CallerError("no-such-session")``, also for a session of somebody else."""
-        member = self._members.get(session)
+        member = self._registry.get(session)
         if member is None or not self._rights.may_see(reader, member.uid):
             raise CallerError(
                 "no-such-session",
@@ -256,7 +256,7 @@ class Reporter:
         return {id_: self._name_of(id_, reader) for id_ in {entry.session for entry in entries}}
 
     def _name_of(self, id_: str, reader: Peer) -> m.HistorySession:
-        who = self._members.known(id_)
+        who = self._registry.known(id_)
         if who is None or not self._rights.may_see(reader, who.uid):
             return m.HistorySession(name=ANOTHER_USER, mine=False, kernel_id="")
         return m.HistorySession(name=who.name, mine=True, kernel_id=who.kernel_id)

@@ -12,7 +12,7 @@ import structlog
 
 from kiwi_core.daemon.base.peers import user_name
 from kiwi_core.daemon.reports.ledger import since_s
-from kiwi_core.daemon.roster.members import ANOTHER_USER
+from kiwi_core.daemon.roster.registry import ANOTHER_USER
 from kiwi_core.errors import CallerError
 from kiwi_core.sched.model.accounts import Account
 from kiwi_core.units import ns_to_seconds

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kiwi_core.states import Notice, Reason
 
 if TYPE_CHECKING:
-    from kiwi_core.daemon.roster.members import Member
+    from kiwi_core.daemon.roster.registry import Member
 
 _REASONS = {
     Reason.LOCK_TIMEOUT: "it did not come to rest in time (a very long GPU kernel, perhaps)",

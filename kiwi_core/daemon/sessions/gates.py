@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.engine.core import Core
     from kiwi_core.daemon.links.link import Link
     from kiwi_core.daemon.links.links import Links
-    from kiwi_core.daemon.roster.members import Member, Members
+    from kiwi_core.daemon.roster.registry import Member, SessionRegistry
     from kiwi_core.sched.actions import Action, RoomAnswer
     from kiwi_core.units import SessionId
 
@@ -61,7 +61,7 @@ class Gates:
 
     _core: Core
     _links: Links
-    _members: Members
+    _registry: SessionRegistry
     _request_own: Callable[[Member], None]
     _share: Share
     _uses_driver: Callable[[SessionId], bool]
@@ -132,7 +132,7 @@ class Gates:
 
     def _own_burst_is_over(self, session: SessionId) -> None:
         """The scheduler ends it; nobody else says so."""
-        member = self._members.get(session)
+        member = self._registry.get(session)
         if member is not None and member.in_burst and member.own_burst:
             member.in_burst = False
             if self._on_trial.pop(session, None) is not None:
@@ -142,14 +142,14 @@ class Gates:
 
     def _put_on_trial(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            member = self._members.get(action.session)
+            member = self._registry.get(action.session)
             if isinstance(action, Grant) and member is not None and member.own_burst:
                 self._on_trial[action.session] = action.burst
 
     def _try_all(self) -> None:
         """Somebody waits: look whether those that are on trial can use their turns at all."""
         for session, burst in tuple(self._on_trial.items()):
-            member = self._members.get(session)
+            member = self._registry.get(session)
             if member is None or not member.in_burst or member.burst != burst:
                 del self._on_trial[session]
             elif session not in self._looked_at:
@@ -189,7 +189,7 @@ class Gates:
 
     def _ask(self, session: SessionId) -> None:
         """Not if it waits, or is in a burst, already: then the gate opens with that."""
-        member = self._members.get(session)
+        member = self._registry.get(session)
         wanted = any(link.wants_lease for link in self._links.of(session))
         if member is None or not wanted or not self._core.scheduler.at_rest(session):
             return
@@ -256,7 +256,7 @@ class Gates:
     def _detached(self, session: SessionId) -> None:
         """It leaves Kiwi: the scheduler has dropped what it asked for. A process that another
         session takes over stays in, and is in need of room as before: see ``moved_over``."""
-        member = self._members.get(session)
+        member = self._registry.get(session)
         for link in self._links.of(session):
             if self._links.nearest(link, but=member) is None:
                 self.deny(link)

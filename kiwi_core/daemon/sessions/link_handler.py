@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.links.limits import Limits
     from kiwi_core.daemon.links.link import Link
     from kiwi_core.daemon.links.links import Links
-    from kiwi_core.daemon.roster.members import Member, Members
+    from kiwi_core.daemon.roster.registry import Member, SessionRegistry
     from kiwi_core.daemon.sessions.gates import Gates
     from kiwi_core.daemon.sessions.session_handler import SessionHandler
     from kiwi_core.units import SessionId
@@ -37,7 +37,7 @@ class LinkHandler:
     _core: Core
     _links: Links
     _gates: Gates
-    _members: Members
+    _registry: SessionRegistry
     _sessions: SessionHandler
     _limits: Limits
     _link_of: dict[Connection, Link] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class LinkHandler:
             self._gates.link_lost(link)
             old.end_with(PeerError("superseded", "This process has opened a newer connection."))
         self._link_of[connection] = link
-        member = self._members.get(link.session) if link.session else None
+        member = self._registry.get(link.session) if link.session else None
         log.info("linked", pid=ref.pid, name=link.name, session=link.session)
         return member
 
@@ -98,7 +98,7 @@ class LinkHandler:
         log.info("link lost", pid=link.ref.pid, session=link.session)
         link.lost()
         self._gates.link_lost(link)
-        member = self._members.get(link.session) if link.session else None
+        member = self._registry.get(link.session) if link.session else None
         if member is not None and member.connection is None and not self.speaks_for(member):
             self._sessions.expect_back(member)
 
@@ -116,7 +116,7 @@ class LinkHandler:
         """A new session: links of its process and of its descendants that have none, or one of
         their own making, are its."""
         for link in self._links.everybody():
-            own = self._members.get(link.session) if link.session else None
+            own = self._registry.get(link.session) if link.session else None
             if own is member or (own is not None and not own.by_link):
                 continue
             if self._links.nearest(link, but=own) is not member:
@@ -161,7 +161,7 @@ class LinkHandler:
                 self._believe(link)
 
     def _settle_in(self, link: Link) -> None:
-        if link.off or (link.session and self._members.get(link.session) is not None):
+        if link.off or (link.session and self._registry.get(link.session) is not None):
             return
         member = self._links.nearest(link)
         if member is None:
@@ -172,7 +172,7 @@ class LinkHandler:
     def _believe(self, link: Link) -> None:
         """What it says and the books do not know: it finished an operation that was given up, or
         that an earlier daemon began."""
-        member = self._members.get(link.session) if link.session else None
+        member = self._registry.get(link.session) if link.session else None
         if member is None or link.call is not None or member.id in self._core.operations.sessions:
             return
         residency = link.told.residency

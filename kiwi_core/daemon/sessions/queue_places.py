@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kiwi_core.daemon.base.shares import Share
-    from kiwi_core.daemon.roster.members import Member
+    from kiwi_core.daemon.roster.registry import Member
 
 WORD_EVERY_S: Final = 1.0
 """As those in the queue hear: a client that hears nothing takes the daemon for hung."""

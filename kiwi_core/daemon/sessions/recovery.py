@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from kiwi_core.daemon.engine.observer import where_it_is
-from kiwi_core.daemon.roster.members import Member, session_id
+from kiwi_core.daemon.roster.registry import Member, session_id
 from kiwi_core.errors import KiwiError
 from kiwi_core.gpu import processes
 from kiwi_core.pager.api import ProcessRef, Target
@@ -23,7 +23,7 @@ from kiwi_core.units import SessionId
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kiwi_core.daemon.roster.members import Members
+    from kiwi_core.daemon.roster.registry import SessionRegistry
     from kiwi_core.daemon.roster.roster import Roster, RosterEntry
     from kiwi_core.pager.api import Observation, Pager
     from kiwi_core.sched.events import SessionJoined
@@ -35,7 +35,10 @@ ANSWER_WITHIN_S = 30.0
 
 
 async def recover(
-    roster: Roster, pager: Pager, members: Members, joined: Callable[[Member, SessionJoined], None]
+    roster: Roster,
+    pager: Pager,
+    registry: SessionRegistry,
+    joined: Callable[[Member, SessionJoined], None],
 ) -> None:
     """Calls ``joined`` for each process of ``roster`` that still lives."""
     # By the process, not by what the roster calls it: it may be damaged.
@@ -61,7 +64,7 @@ async def recover(
             kept_out=entry.kept_out,
         )
         try:
-            members.add(member)
+            registry.add(member)
         except KiwiError:
             continue  # it died just now
         event = _joined(entry, observation)

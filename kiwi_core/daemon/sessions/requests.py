@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.base.peers import Rights
     from kiwi_core.daemon.base.shares import Share
     from kiwi_core.daemon.engine.core import Core
-    from kiwi_core.daemon.roster.members import Member, Members
+    from kiwi_core.daemon.roster.registry import Member, SessionRegistry
     from kiwi_core.states import Priority
 
 log = structlog.get_logger(__name__)
@@ -53,7 +53,7 @@ class RequestHandler:
     with ``ok`` outlives a crash."""
 
     _config: Config
-    _members: Members
+    _registry: SessionRegistry
     _rights: Rights
     _core: Core
     _releases: Share
@@ -150,7 +150,7 @@ class RequestHandler:
         connection.send(m.HintReport(begun=not why, why=why))
 
     def _subject(self, connection: Connection, own: Member | None, session: str) -> Member:
-        member = self._members.get(session) if session else own
+        member = self._registry.get(session) if session else own
         if member is None and not session:
             raise CallerError(
                 "no-such-session",
@@ -206,7 +206,7 @@ class RequestHandler:
         self._remember()
 
     def _prioritise(self, session: str, priority: Priority) -> None:
-        member = self._members.get(session)
+        member = self._registry.get(session)
         if member is None:
             raise CallerError(
                 "no-such-session",

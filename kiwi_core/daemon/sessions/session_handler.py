@@ -9,7 +9,7 @@ import structlog
 
 from kiwi_core.daemon.base.peers import process_of, user_name
 from kiwi_core.daemon.roster import notices as words
-from kiwi_core.daemon.roster.members import Member, session_id
+from kiwi_core.daemon.roster.registry import Member, session_id
 from kiwi_core.daemon.sessions.queue_places import QueuePlaces
 from kiwi_core.errors import PeerError
 from kiwi_core.sched import events as ev
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.base.steps import Step
     from kiwi_core.daemon.engine.core import Core
     from kiwi_core.daemon.links.guards import Guards
-    from kiwi_core.daemon.roster.members import Members
+    from kiwi_core.daemon.roster.registry import SessionRegistry
     from kiwi_core.gpu.processes import ProcessRef
     from kiwi_core.pager.api import Target
     from kiwi_core.states import Priority
@@ -59,9 +59,13 @@ class SessionHandler:
     in the queue."""
 
     def __init__(
-        self, members: Members, core: Core, priorities: Mapping[str, Priority], places: Share
+        self,
+        registry: SessionRegistry,
+        core: Core,
+        priorities: Mapping[str, Priority],
+        places: Share,
     ) -> None:
-        self._members = members
+        self._registry = registry
         self._core = core
         self._priorities = priorities
         self._session_of: dict[Connection, Member] = {}
@@ -80,7 +84,7 @@ class SessionHandler:
 
     def hello(self, connection: Connection, hello: m.Hello) -> Member:
         ref = process_of(connection.peer)
-        member = self._members.of_process(ref)
+        member = self._registry.of_process(ref)
         if member is None:
             member = self.admit(ref, connection.peer.uid, hello.name, hello.kernel_id)
         self._name(member, hello.name, hello.kernel_id)
@@ -124,7 +128,7 @@ class SessionHandler:
         if member is None or member.connection is not connection:
             return
         member.connection = None
-        if closing or self._members.get(member.id) is not member:
+        if closing or self._registry.get(member.id) is not member:
             return  # the daemon or the process has ended: nobody is expected back
         self.places.withdraw(member)
         if member.waiting and not member.in_burst and not member.own_burst:
@@ -133,20 +137,20 @@ class SessionHandler:
 
     def held(self) -> set[Connection]:
         """The connections of those whose memory is held, out, or on its way."""
-        return {m.connection for m in self._members if m.connection and self._is_held(m)}
+        return {m.connection for m in self._registry if m.connection and self._is_held(m)}
 
     # --- joining --------------------------------------------------------------------------------
 
     def admit(self, ref: ProcessRef, uid: int, name: str, kernel_id: str = "") -> Member:
         """A new session. Raises ``PeerError``: "too-many-sessions" or "gone"."""
-        if not self._members.share.may(uid):
+        if not self._registry.share.may(uid):
             raise PeerError(
                 "too-many-sessions",
                 "You have as many sessions on this GPU as you may have.",
                 "Shut down notebooks that are no longer needed. Kiwi tries again by itself.",
             )
         member = Member(id=session_id(ref), ref=ref, uid=uid)
-        self._members.add(member)
+        self._registry.add(member)
         self._name(member, name, kernel_id)
         self._core.joined(member, self.priority_of(member))
         log.info("session joined", session=member.id, pid=ref.pid, name=member.name)
@@ -212,7 +216,7 @@ class SessionHandler:
         self.places.withdraw(member)
         member.waiting = False
         self._core.feed(ev.SessionLost(session=member.id))
-        self._members.remove(member)
+        self._registry.remove(member)
         if member.connection is not None:
             member.connection.close()
 
@@ -256,16 +260,16 @@ class SessionHandler:
         return self._core.scheduler.state_of(member.id) in _HELD
 
     def tell_left_out(self, session: SessionId, why: str) -> None:
-        member = self._members.get(session)
+        member = self._registry.get(session)
         if member is not None and member.connection is not None:
             text, remedy = words.left_out(why)
-            told = m.Told(notice=Notice.PAGE_IN_REFUSED, text=text, remedy=remedy)
+            told = m.UserNotice(notice=Notice.PAGE_IN_REFUSED, text=text, remedy=remedy)
             member.connection.send(told)
 
     def _say_farewell(self, member: Member, asked: Connection | None) -> None:
         """``asked`` is the connection that said goodbye, if one did. A newer one (the process came
         back meanwhile) is closed without an answer: it connects again and is a session anew."""
-        self._members.remove(member)
+        self._registry.remove(member)
         self.has_left(member.target)
         log.info("session left", session=member.id, pid=member.ref.pid)
         connection = member.connection

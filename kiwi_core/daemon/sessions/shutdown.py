@@ -19,7 +19,7 @@ from kiwi_core.units import NS_PER_S
 if TYPE_CHECKING:
     from kiwi_core.config import Config
     from kiwi_core.daemon.engine.core import Core
-    from kiwi_core.daemon.roster.members import Members
+    from kiwi_core.daemon.roster.registry import SessionRegistry
     from kiwi_core.pager.api import Pager, Target
     from kiwi_core.units import SessionId
 
@@ -43,7 +43,7 @@ NO_ANSWER = "the driver did not answer in time"
 
 
 async def everybody_back(
-    core: Core, pager: Pager, members: Members, config: Config
+    core: Core, pager: Pager, registry: SessionRegistry, config: Config
 ) -> dict[SessionId, str]:
     """Everybody who is held or paged out comes back, as far as there is room. Returns those that
     had to stay out, with the reason."""
@@ -53,7 +53,7 @@ async def everybody_back(
     ends_at_s = time.monotonic() + LEAVE_WITHIN_S + slowly_s
     await _operations_end(core, min(ends_at_s, time.monotonic() + FINISH_WITHIN_S))
     moving = core.operations.sessions
-    in_order = sorted(members, key=lambda member: not member.in_burst)
+    in_order = sorted(registry, key=lambda member: not member.in_burst)
     first = [member.target for member in in_order if member.id not in moving]
     left = await bring_back(pager, first, ends_at_s)
     if moving:

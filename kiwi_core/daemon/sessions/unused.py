@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.base.connections import Connections
     from kiwi_core.daemon.engine.operations import Operations
     from kiwi_core.daemon.links.links import Links
-    from kiwi_core.daemon.roster.members import Members
+    from kiwi_core.daemon.roster.registry import SessionRegistry
     from kiwi_core.daemon.sessions.orphans import Orphans
 
 UNUSED: Final = "unused"
@@ -37,7 +37,7 @@ class Unused:
     after_s: float
     _address: Address
     _connections: Connections
-    _members: Members
+    _registry: SessionRegistry
     _links: Links
     _operations: Operations
     _orphans: Orphans
@@ -78,7 +78,7 @@ class Unused:
         return bool(
             self._connections.taken != self._visits
             or self._connections.open
-            or any(True for _ in self._members)
+            or any(True for _ in self._registry)
             or self._links
             or self._operations.running
             or self._orphans.at_work

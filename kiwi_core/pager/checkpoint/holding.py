@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kiwi_core.pager.api import Target
     from kiwi_core.pager.checkpoint.fitness import RestoreFailures, Unmovable
     from kiwi_core.pager.checkpoint.ports import Driver, Gpu
-    from kiwi_core.pager.checkpoint.room import Footprints, Room
+    from kiwi_core.pager.checkpoint.room import Footprints, GpuRoom
     from kiwi_core.pager.checkpoint.survey import Member, Survey
 
 _ROUNDS_MAX: Final = 8
@@ -58,7 +58,7 @@ class Parts:
     gpu: Gpu
     survey: Survey
     footprints: Footprints
-    room: Room
+    room: GpuRoom
     config: Config
     host_available_bytes: Callable[[Collection[int]], int]
     make_room: Callable[[Target, int], Awaitable[None]]

@@ -19,7 +19,7 @@ from kiwi_core.pager.api import Observation, ProcessMemory, worst
 from kiwi_core.pager.checkpoint.fitness import RestoreFailures, Unmovable
 from kiwi_core.pager.checkpoint.holding import FREE, Parts, stopped
 from kiwi_core.pager.checkpoint.ports import Stop, refusal
-from kiwi_core.pager.checkpoint.room import Footprints, Room
+from kiwi_core.pager.checkpoint.room import Footprints, GpuRoom
 from kiwi_core.pager.checkpoint.stopped import has_driver, why_stopped
 from kiwi_core.pager.checkpoint.survey import Survey, UsageMeter
 from kiwi_core.pager.checkpoint.transaction import Transaction
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kiwi_core.pager.api import Moved, Outcome, Refused, Target
     from kiwi_core.pager.checkpoint.fitness import Unfit
     from kiwi_core.pager.checkpoint.ports import Driver, Gpu
-    from kiwi_core.pager.checkpoint.survey import Member, Usage
+    from kiwi_core.pager.checkpoint.survey import DeviceUsage, Member
 
 _RESIDENCY = {
     CheckpointState.RUNNING: Residency.RESIDENT,
@@ -71,7 +71,7 @@ class CheckpointPager:
         host_available_bytes: Callable[[Collection[int]], int] = host.available_host_bytes,
         unfit: Callable[[ProcessRef], Unfit | None] = lambda _ref: None,
     ) -> None:
-        self.room = Room(gpu, config)
+        self.room = GpuRoom(gpu, config)
         """Also for others that bring memory into this GPU."""
         self._footprints = Footprints()
         self._meter = UsageMeter(gpu, self._footprints)
@@ -173,7 +173,7 @@ class CheckpointPager:
         """Somebody else has moved memory."""
         self._meter.forget()
 
-    def _memory(self, member: Member, usage: Usage) -> ProcessMemory:
+    def _memory(self, member: Member, usage: DeviceUsage) -> ProcessMemory:
         resident_bytes = usage.bytes_by_pid.get(member.ref.pid, 0)
         # Where the driver does not say, what uses no GPU memory but did is out.
         unknown_out = resident_bytes == 0 and self._footprints.get(member.ref) is not None

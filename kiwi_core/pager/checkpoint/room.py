@@ -107,7 +107,7 @@ def _stands_still(pids: Collection[int]) -> bool:
     return any(ref is not None and why_stopped(ref) for ref in refs)
 
 
-class Room:
+class GpuRoom:
     """The free memory of one GPU, and who was promised some of it."""
 
     def __init__(self, gpu: Gpu, config: Config) -> None:

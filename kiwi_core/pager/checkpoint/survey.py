@@ -44,7 +44,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Usage:
+class DeviceUsage:
     """Bytes by pid; and when NVML last saw each pid work (its clock), ``None`` if it cannot say.
     ``by_leader`` has the GPU's users, those paged out too, by the leader of their terminal
     session: how a worker whose parent has ended is still found."""
@@ -63,7 +63,7 @@ class UsageMeter:
         self._gpu = gpu
         self._footprints = footprints
         self._reading = asyncio.Lock()
-        self._usage = Usage({}, {}, 0, {})
+        self._usage = DeviceUsage({}, {}, 0, {})
         self._fresh_until_ns = 0
         self._looked_us: dict[SessionId, int] = {}
 
@@ -74,18 +74,18 @@ class UsageMeter:
             self._looked_us.pop(session, None)
 
     @property
-    def last(self) -> Usage:
+    def last(self) -> DeviceUsage:
         """What was read last, however old."""
         return self._usage
 
-    async def read(self) -> Usage:
+    async def read(self) -> DeviceUsage:
         async with self._reading:
             if time.monotonic_ns() >= self._fresh_until_ns:
                 self._usage = await self._next(self._usage)
                 self._fresh_until_ns = time.monotonic_ns() + _FRESH_NS
             return self._usage
 
-    def busy(self, session: SessionId, pids: Collection[int], usage: Usage) -> bool | None:
+    def busy(self, session: SessionId, pids: Collection[int], usage: DeviceUsage) -> bool | None:
         """Did one of ``pids`` use the GPU since the session's last look? ``None``: unknown."""
         if usage.busy_us is None:
             return None
@@ -93,18 +93,18 @@ class UsageMeter:
         self._looked_us[session] = usage.seen_us
         return any(usage.busy_us.get(pid, -1) > since_us for pid in pids)
 
-    async def _next(self, last: Usage) -> Usage:
+    async def _next(self, last: DeviceUsage) -> DeviceUsage:
         bytes_by_pid = await self._gpu.bytes_by_pid()
         # Asked from the newest sample seen, not from a clock: samples come in late.
         samples = await self._gpu.samples(last.seen_us)
         if samples is None:
-            return Usage(bytes_by_pid, None, last.seen_us, self._by_leader(bytes_by_pid))
+            return DeviceUsage(bytes_by_pid, None, last.seen_us, self._by_leader(bytes_by_pid))
         busy_us = {pid: at for pid, at in (last.busy_us or {}).items() if pid in bytes_by_pid}
         for sample in samples:
             if sample.percent > 0:
                 busy_us[sample.pid] = max(sample.time_us, busy_us.get(sample.pid, 0))
         seen_us = max((s.time_us for s in samples), default=last.seen_us)
-        return Usage(bytes_by_pid, busy_us, seen_us, self._by_leader(bytes_by_pid))
+        return DeviceUsage(bytes_by_pid, busy_us, seen_us, self._by_leader(bytes_by_pid))
 
     def _by_leader(self, bytes_by_pid: dict[int, int]) -> dict[int, list[ProcessRef]]:
         refs = {ref for pid in bytes_by_pid if (ref := processes.ref_of(pid)) is not None}
@@ -130,7 +130,7 @@ class Survey:
         self._meter = meter
         self._other_roots = other_roots
 
-    async def members(self, target: Target, usage: Usage | None = None) -> list[Member]:
+    async def members(self, target: Target, usage: DeviceUsage | None = None) -> list[Member]:
         """The session's processes that use CUDA, the root first; ``usage`` only where an old one
         will do. If the root is gone, what it left behind: those in the terminal session that it
         led can still be told to be its."""
@@ -153,7 +153,7 @@ class Survey:
         roots = {*self._other_roots(), target.root}
         return [pid for pid in pids if not belongs(pid, roots)]
 
-    def _all_of(self, target: Target, usage: Usage) -> list[ProcessRef]:
+    def _all_of(self, target: Target, usage: DeviceUsage) -> list[ProcessRef]:
         others = self._other_roots()
         refs = dict.fromkeys(processes.tree(target.root, others))
         for ref in (*usage.by_leader.get(target.root.pid, ()), *self._footprints.all()):

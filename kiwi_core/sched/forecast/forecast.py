@@ -84,7 +84,7 @@ class Past(NamedTuple):
         return self.factor >= 1 or self.took_ns > waited_ns
 
 
-class Told(NamedTuple):
+class ShownForecast(NamedTuple):
     likely: Estimate
     why: str
     """Why the forecast is longer than the one before; mostly ""."""
@@ -166,7 +166,7 @@ def _why(before: Standing, now: Standing) -> str:
     return "others go first" if before.ahead < now.ahead else "longer than usual"
 
 
-class Record:
+class Calibration:
     """The outcomes of waits of one kind, compared with their futures and forecasts."""
 
     def __init__(self) -> None:
@@ -218,7 +218,7 @@ class Forecast:
         self._seen: tuple[object, ...] = ()
         """What users saw beside the figures then, all waiters together."""
         self._promises: dict[SessionId, Promise] = {}
-        self._records: dict[_Kind, Record] = {}
+        self._records: dict[_Kind, Calibration] = {}
         self.kept: deque[tuple[Estimate, int]] = deque(maxlen=COUNTED)
         """The first forecast and the duration of each of the last waits."""
 
@@ -227,7 +227,7 @@ class Forecast:
         """The number of forecasts in ``kept`` that were right within two seconds or a quarter."""
         return sum(first.is_right(took_ns) for first, took_ns in self.kept)
 
-    def look(self, st: State, now_ns: int) -> dict[SessionId, Told]:
+    def look(self, st: State, now_ns: int) -> dict[SessionId, ShownForecast]:
         """Return the forecast of each waiter that has one."""
         self._settle(st)
         changed = self._serial != st.history.serial
@@ -239,7 +239,7 @@ class Forecast:
             self._seen = seen
             self._anew(st, now_ns)
         return {
-            id_: Told(promise.told(now_ns), promise.why)
+            id_: ShownForecast(promise.told(now_ns), promise.why)
             for id_, promise in self._promises.items()
             if st.queue[id_].blocked is None
         }
@@ -336,8 +336,8 @@ class Forecast:
         if max(took_ns, promise.first.expected_ns) >= NOTICED_NS:
             self.kept.append((promise.first, took_ns))
 
-    def _record(self, kind: _Kind) -> Record:
-        return self._records.setdefault(kind, Record())
+    def _record(self, kind: _Kind) -> Calibration:
+        return self._records.setdefault(kind, Calibration())
 
 
 def _settings(st: State) -> tuple[object, ...]:

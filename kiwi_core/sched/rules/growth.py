@@ -130,7 +130,7 @@ def _others_make_way(st: State, session: Session) -> bool:
     return st.holders > 1 and (makes_way or st.holders > len(st.runners))
 
 
-def _why_short(st: State, session: Session, found: room.Survey) -> str:
+def _why_short(st: State, session: Session, found: room.VictimSurvey) -> str:
     if found.over_budget is None and found.refusing is None and st.holders:
         return "others that are at work hold the rest of the GPU"
     return room.blocked_by(st, session, found)[1]

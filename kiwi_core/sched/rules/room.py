@@ -26,7 +26,7 @@ RESIDUE_SHARE: Final = 8
 GPUs have less)."""
 
 
-class Room(Enum):
+class RoomState(Enum):
     READY = "ready"
     COMING = "coming"
     """Other sessions are being paged out."""
@@ -35,7 +35,7 @@ class Room(Enum):
 
 
 @dataclass(slots=True)
-class Survey:
+class VictimSurvey:
     """The sessions that can be paged out now, and those that would have to be but cannot."""
 
     victims: list[Session] = field(default_factory=list)
@@ -116,10 +116,10 @@ def _queued_ns(session: Session) -> int:
 
 def survey(
     st: State, short_bytes: int, beside: Session | None = None, lacking_bytes: int | None = None
-) -> Survey:
+) -> VictimSurvey:
     """Pick victims until they free ``short_bytes``, or until there are no more. Residues are moved
     only for ``lacking_bytes``, the part that is really lacking (default: all of it)."""
-    found = Survey()
+    found = VictimSurvey()
     if lacking_bytes is None:
         lacking_bytes = short_bytes
     if short_bytes <= 0:
@@ -154,7 +154,7 @@ def _movable(st: State, beside: Session | None) -> Iterable[Session]:
             yield victim
 
 
-def _take(st: State, found: Survey, victim: Session) -> None:
+def _take(st: State, found: VictimSurvey, victim: Session) -> None:
     if must_stay(victim):
         found.staying = found.staying or victim
         return
@@ -186,30 +186,30 @@ def _awaits_reading(st: State, beside: Session) -> bool:
     return awaits
 
 
-def make_room(st: State, session: Session, alone: bool) -> tuple[Room, Survey | None]:
+def make_room(st: State, session: Session, alone: bool) -> tuple[RoomState, VictimSurvey | None]:
     """Order the page-outs that free enough for ``session``. Where that is impossible, its possible
     growth is left out, and with ``alone`` (no session holds the lease or is being brought in) its
     need as well."""
     if st.unread and _awaits_reading(st, session):
-        return Room.COMING, None
+        return RoomState.COMING, None
     held_bytes = session.counted_claim_bytes
     short = wanted_bytes(st, session) - held_bytes - st.free_bytes
     if short <= 0:
-        return Room.READY, None
+        return RoomState.READY, None
     coming = coming_bytes(st)
     least_bytes = _least_bytes(st, session, alone) - held_bytes - st.free_bytes
     lacking_bytes = max(least_bytes, lacked_bytes(st, session) - held_bytes - st.free_bytes)
     found = survey(st, short - coming, beside=session, lacking_bytes=lacking_bytes - coming)
     if coming + found.gain_bytes < short:
         if coming + found.gain_bytes < least_bytes:
-            return Room.SHORT, found
+            return RoomState.SHORT, found
         if not found.victims and not coming:
-            return Room.READY, found
+            return RoomState.READY, found
     evict(st, found, f"room for {session.id}")
-    return Room.COMING, found
+    return RoomState.COMING, found
 
 
-def evict(st: State, found: Survey, cause: str) -> None:
+def evict(st: State, found: VictimSurvey, cause: str) -> None:
     for victim in found.victims:
         orders.page_out(st, victim, cause)
 
@@ -227,7 +227,7 @@ def make_up(st: State, session: Session) -> None:
     evict(st, found, f"room for {session.id}, which is on its way in")
 
 
-def blocked_by(st: State, session: Session, found: Survey) -> tuple[Notice, str]:
+def blocked_by(st: State, session: Session, found: VictimSurvey) -> tuple[Notice, str]:
     """Return why there is no room, in words that all users may read (no names)."""
     if (victim := found.over_budget) is not None:
         can_bytes = max(0, st.host_budget_bytes - st.host_claimed_bytes)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from kiwi_core.sched.model.session import Doing, Home, Want
 from kiwi_core.sched.rules import orders, room
-from kiwi_core.sched.rules.room import Room, Survey
+from kiwi_core.sched.rules.room import RoomState, VictimSurvey
 from kiwi_core.states import AntiThrash, Notice
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ FEW: Final = 4
 """The number of waiters that are considered before the rest of the queue."""
 
 
-class Step(Enum):
+class QueueStep(Enum):
     GO_ON = "go on"
     """Consider the next waiter, too."""
     WAIT = "wait"
@@ -31,7 +31,7 @@ def admit(st: State) -> None:
     """Bring in the waiters whose turn it is, strictly in the policy's order, except that a waiter
     that is blocked by a problem does not hold up the others."""
     first = next(iter(st.chosen.values() or st.policy.order(st)))
-    if _advance(st, first) is Step.GO_ON and st.queue:
+    if _advance(st, first) is QueueStep.GO_ON and st.queue:
         _admit_others(st, first)
     if st.chosen:
         for waiter in tuple(st.chosen.values()):
@@ -50,7 +50,7 @@ def _admit_others(st: State, first: Session) -> None:
             if waiter.id in seen or waiter.id not in st.queue:
                 continue
             seen.add(waiter.id)
-            if _advance(st, waiter) is Step.WAIT:
+            if _advance(st, waiter) is QueueStep.WAIT:
                 return
 
 
@@ -61,62 +61,62 @@ def _coming_in(st: State, beside: Session) -> int:
     return sum(s.op is not None and s is not beside for s in st.chosen.values())
 
 
-def _advance(st: State, waiter: Session) -> Step:
+def _advance(st: State, waiter: Session) -> QueueStep:
     if waiter.op is not None:
         return _under_way(st, waiter)
     if waiter.stopped:
         waiter.blocked, waiter.blocked_detail = Notice.STOPPED, waiter.stopped
-        return Step.GO_ON
+        return QueueStep.GO_ON
     if waiter.backoff_until_ns > st.now_ns and waiter.home is not Home.IN:
         st.wake_at(waiter.backoff_until_ns)
         # (its user was notified of the refusal)
         waiter.blocked = waiter.problem or Notice.PAGE_IN_REFUSED
         waiter.blocked_detail = waiter.problem_detail
-        return Step.GO_ON
+        return QueueStep.GO_ON
     others = st.holders + _coming_in(st, beside=waiter)
     if not waiter.leaving and not st.policy.may_join(waiter, others, st.serialised):
         if _comes_ahead(st, waiter):
             _unblock(waiter)
-            return Step.WAIT
+            return QueueStep.WAIT
         return _await_turn(st, waiter)
     state, found = room.make_room(st, waiter, alone=not others)
-    if state is Room.READY:
+    if state is RoomState.READY:
         return _bring_in(st, waiter)
-    if state is Room.SHORT and others:
+    if state is RoomState.SHORT and others:
         return _await_turn(st, waiter)
-    if state is Room.SHORT and any(_comes_for_nobody(session) for session in st.ops.values()):
+    if state is RoomState.SHORT and any(_comes_for_nobody(session) for session in st.ops.values()):
         _unblock(waiter)
-        return Step.WAIT  # as soon as it is in, it can go out again
-    if state is Room.SHORT and found is not None:
+        return QueueStep.WAIT  # as soon as it is in, it can go out again
+    if state is RoomState.SHORT and found is not None:
         _block(st, waiter, *room.blocked_by(st, waiter, found))
-        return Step.GO_ON
+        return QueueStep.GO_ON
     _unblock(waiter)
-    return Step.WAIT
+    return QueueStep.WAIT
 
 
-def _under_way(st: State, waiter: Session) -> Step:
+def _under_way(st: State, waiter: Session) -> QueueStep:
     op = waiter.op
     if op is not None and op.overdue:
         waiter.blocked, waiter.blocked_detail = Notice.STUCK, "a driver call on it hangs"
-        return Step.GO_ON
+        return QueueStep.GO_ON
     if _restoring(waiter):
         room.make_up(st, waiter)
     coming_in = waiter.id in st.chosen
-    return Step.GO_ON if coming_in and not st.serialised else Step.WAIT
+    return QueueStep.GO_ON if coming_in and not st.serialised else QueueStep.WAIT
 
 
-def _bring_in(st: State, waiter: Session) -> Step:
+def _bring_in(st: State, waiter: Session) -> QueueStep:
     _unblock(waiter)
     if waiter.home is Home.IN:
         orders.grant(st, waiter, "nobody in the way" if not st.serialised else "its turn")
-        return Step.GO_ON
-    behind = Step.WAIT if st.serialised else Step.GO_ON
+        return QueueStep.GO_ON
+    behind = QueueStep.WAIT if st.serialised else QueueStep.GO_ON
     if waiter.home is Home.HELD:
         st.chosen[waiter.id] = waiter
         orders.resume(st, waiter, "its turn")
         return behind
     if not _may_restore(st):
-        return Step.WAIT
+        return QueueStep.WAIT
     st.chosen[waiter.id] = waiter
     orders.page_in(st, waiter, "leaves Kiwi" if waiter.leaving else "its turn")
     return behind
@@ -139,9 +139,9 @@ def _comes_ahead(st: State, waiter: Session) -> bool:
         st.wake_at(begin_ns)
         return False
     state, _ = room.make_room(st, waiter, alone=False)
-    if state is Room.READY:
+    if state is RoomState.READY:
         orders.page_in(st, waiter, "its turn is next")
-    return state is not Room.SHORT
+    return state is not RoomState.SHORT
 
 
 def _may_restore(st: State) -> bool:
@@ -162,12 +162,12 @@ def _comes_for_nobody(session: Session) -> bool:
     return _restoring(session) and session.want is Want.NONE
 
 
-def _await_turn(st: State, waiter: Session) -> Step:
+def _await_turn(st: State, waiter: Session) -> QueueStep:
     """Stop the runners that have used up their quantum."""
     stopping = st.holders > len(st.runners)
     if st.anti_thrash is AntiThrash.OFF or stopping or _coming_in(st, beside=waiter):
         _unblock(waiter)
-        return Step.WAIT
+        return QueueStep.WAIT
     if (reorders_at_ns := st.policy.reorders_at_ns(st)) is not None:
         st.wake_at(reorders_at_ns)
     hindrance: tuple[Notice, str] | None = None
@@ -181,9 +181,9 @@ def _await_turn(st: State, waiter: Session) -> Step:
             break  # one may be enough: see what room that gives before stopping another
     if hindrance is not None:
         _block(st, waiter, *hindrance)
-        return Step.GO_ON
+        return QueueStep.GO_ON
     _unblock(waiter)
-    return Step.WAIT
+    return QueueStep.WAIT
 
 
 def _granted_ns(session: Session) -> int:
@@ -213,7 +213,7 @@ def _make_way(st: State, runner: Session, waiter: Session) -> tuple[Notice, str]
     if runner.unmovable:
         return Notice.BLOCKED_REFUSED, runner.problem_detail
     if st.host_claimed_bytes + runner.resident_bytes > st.host_budget_bytes:
-        return room.blocked_by(st, waiter, Survey(over_budget=runner))
+        return room.blocked_by(st, waiter, VictimSurvey(over_budget=runner))
     orders.stop(st, runner, Doing.PAGING_OUT, cause)
     return None
 

@@ -19,7 +19,7 @@ from kiwi_jupyter.kernel.stack import parsed_from
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kiwi_jupyter.kernel.gate import Gate
+    from kiwi_jupyter.kernel.gate import CellGate
 
 INSPECT_PATIENCE_S: Final = 1.0
 """A tooltip is not worth a place in the queue: it does without the object after this long."""
@@ -30,10 +30,10 @@ NOT_NOW: Final = (
 )
 
 
-class Around:
+class ShellHooks:
     """Wraps what IPython calls, on the instances of this kernel only."""
 
-    def __init__(self, shell: Any, gate: Gate) -> None:
+    def __init__(self, shell: Any, gate: CellGate) -> None:
         self._shell = shell
         self._gate = gate
         self._undo: list[Callable[[], None]] = []

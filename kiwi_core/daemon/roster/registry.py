@@ -120,7 +120,7 @@ class Known:
     kernel_id: str
 
 
-class Members:
+class SessionRegistry:
     """All sessions by id. ``on_death`` is called in the loop, once, when a process ends. ``share``
     counts them for their users."""
 

@@ -23,7 +23,7 @@ from kiwi_core.wire.messages import (
     GetStatus,
     Granted,
     StatusReport,
-    Told,
+    UserNotice,
     Waiting,
     Welcome,
     Withdraw,
@@ -129,7 +129,7 @@ class BurstNumbers:
         self.last = 0
 
 
-class Book:
+class RequestTable:
     def __init__(self, numbers: BurstNumbers) -> None:
         self._numbers = numbers
         self._burst_before = numbers.last
@@ -230,7 +230,7 @@ class Book:
 
     # --- the daemon's side ----------------------------------------------------------------------
 
-    def hears(self, messages: deque[DaemonMessage]) -> Told | Waiting | None:
+    def hears(self, messages: deque[DaemonMessage]) -> UserNotice | Waiting | None:
         """Take the first of ``messages``. What the user must know comes back: a notice, or where a
         call at the gate waits.
 
@@ -250,10 +250,10 @@ class Book:
         elif type(message) in _ANSWERS:
             self._answer(message, messages)
             return None
-        elif not isinstance(message, Told):
+        elif not isinstance(message, UserNotice):
             raise _unexpected(message)
         messages.popleft()
-        is_news = isinstance(message, Told) or (message is self.unforeseen)
+        is_news = isinstance(message, UserNotice) or (message is self.unforeseen)
         return message if is_news else None  # type: ignore[return-value]  # one of these two
 
     def _hears_of_burst(self, message: Granted | Waiting | Withdrawn) -> None:
