@@ -88,8 +88,7 @@ def format_wait_s(
 
 
 def _range(low_s: float, high_s: float) -> str:
-    """Return a coarse range, so that it is steady while the wait gets shorter; "" if it is one
-    figure."""
+    """Return a range, coarse so that it is steady as the wait gets shorter; "" for one figure."""
     low, high = _amount(low_s, coarse=True), _amount(high_s, coarse=True)
     if low == high or high_s <= low_s or high == "0 s":
         return ""

@@ -60,9 +60,8 @@ class DriverInfo:
 
 
 def init() -> None:
-    """Call ``cuInit`` once per process (up to 2.7 s on big machines). Raise ``GpuError`` (no
-    driver, no GPU …); a later call tries again. A forked child cannot use CUDA: start a new
-    process instead."""
+    """Call ``cuInit`` once per process (up to 2.7 s on big machines). Raise ``GpuError`` (no GPU,
+    no driver …); a later call tries again. A forked child cannot use CUDA, only a new process."""
     global _initialised_pid
     with _lock:
         if _initialised_pid == os.getpid():

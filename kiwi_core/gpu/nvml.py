@@ -119,8 +119,7 @@ def names_processes() -> bool:
 
 
 def processes(uuid: str) -> dict[int, int]:
-    """Return the bytes on this GPU by pid, contexts included, of each process whose use NVML
-    reports."""
+    """Return the bytes on this GPU by pid, contexts included, as far as NVML reports them."""
 
     def read(nvml: Any) -> dict[int, int]:
         running = nvml.nvmlDeviceGetComputeRunningProcesses(_handle(nvml, uuid))

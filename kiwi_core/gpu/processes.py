@@ -115,8 +115,7 @@ def _looked(pid: int, look: Callable[[], _T]) -> _T | None:
 
 
 def _status(pid: int, field: str) -> list[str]:
-    """Return the words of a line of ``/proc/<pid>/status``; none if the process has ended, or is
-    hidden from us."""
+    """Return the words of a line of ``/proc/<pid>/status``; none if it has ended, or is hidden."""
     text = _looked(pid, lambda: _text(f"/proc/{pid}/status")) or ""
     found = (line.split() for line in text.split("\n") if line.startswith(field))
     return next(found, [])[1:]
@@ -136,8 +135,7 @@ def ref_of(pid: int) -> ProcessRef | None:
 
 
 def alive(ref: ProcessRef) -> bool:
-    """Return whether ``ref`` lives; true also if that is unknown, since what is kept for a process
-    must not be dropped while it may live."""
+    """Return whether ``ref`` lives or may live: its records must not be dropped before it ends."""
     try:
         stat = _stat(ref.pid)
     except OSError:

@@ -84,8 +84,7 @@ _NVML: Final[dict[int, _Meaning]] = {
 
 
 def cuda_error(what: str, driver_code: int | None, words: str = "") -> GpuError:
-    """Return the error. ``what`` names the call (``"lock of process 12"``); ``words`` are the
-    driver's own."""
+    """Return the error of ``what`` (``"lock of process 12"``); ``words`` are the driver's own."""
     meaning = _CUDA.get(driver_code) if driver_code is not None else None
     if meaning is None:
         meaning = _Meaning("driver", words or "the driver failed")

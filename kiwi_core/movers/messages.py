@@ -29,8 +29,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to a call. The first one, which answers no call, reports that the worker is
-    ready."""
+    """The answer to a call. A first one, which answers no call, says that the worker is ready."""
 
     value: Any = None
     failure: Failure | None = None

@@ -44,8 +44,7 @@ REAP_S: Final = (0.01, 0.1, 1.0)
 
 
 class Movers:
-    """The pool. The workers get the daemon's environment and ``environment``. Call ``start`` first
-    and ``close`` last."""
+    """The pool: ``start`` it first, ``close`` it last. ``environment`` adds to the daemon's own."""
 
     def __init__(
         self, least: int = LEAST, most: int = MOST, environment: Mapping[str, str] | None = None
@@ -162,8 +161,7 @@ class Movers:
 
     @property
     def _useful(self) -> int:
-        """The number of workers that were not killed. (A killed one that hangs in the kernel cannot
-        end.)"""
+        """The number of workers that were not killed: a killed one may hang in the kernel."""
         return sum(not worker.reaping for worker in self._workers)
 
     async def _begin(self, worker: Worker) -> None:

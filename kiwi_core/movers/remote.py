@@ -83,8 +83,7 @@ class RemoteGpu:
         return msgspec.convert(found, dict[int, str])
 
     async def claimed_restore(self, pid: int, claims_bytes: Sequence[int], within_s: float) -> None:
-        """Restore as ``RemoteDriver.restore`` does, after one of ``claims_bytes`` of this GPU could
-        be allocated."""
+        """Restore as ``RemoteDriver`` does, once one of ``claims_bytes`` could be allocated."""
         args = (pid, self._uuid, list(claims_bytes))
         await self._movers.call("claimed_restore", *args, deadline_s=max(ANSWER_S, within_s))
 

@@ -25,8 +25,7 @@ class Mischief:
             self.rng.choice(MISCHIEF + more)(self)
 
     def _check_wishes(self) -> None:
-        """Check that a session that runs alone, while nothing moves, soon gets an answer about
-        room."""
+        """Check that a session that runs alone, while nothing moves, soon hears about room."""
         st = self.scheduler._st
         for wish in st.wishes.values():
             if wish.promised_ns is None and [*st.runners] == [wish.session.id] and not st.ops:

@@ -211,8 +211,7 @@ class Notebooks:
             proc.rested_ns = self.now_ns
 
     def _fail(self, proc: Proc) -> None:
-        """Let the cell fail, since its memory is lost; later its user restarts the kernel or asks
-        again."""
+        """Let the cell fail, since its memory is lost; later its user restarts or asks again."""
         self.tell(ev.BurstEnded(session=proc.id, burst=proc.burst))
         proc.phase = "idle"
         again = self._ask if self.rng.random() < 0.5 else self._kill

@@ -142,8 +142,7 @@ class Simulation(Notebooks, Driver, Mischief):
         return any(s.left_ns + patience_ns > self.now_ns for s in st.unread.values())
 
     def _will_wake(self) -> bool:
-        """Return whether a deadline is set, or only an observation or an outcome can change
-        anything."""
+        """Return whether a deadline is set, or none is needed: only reports change anything."""
         st = self.scheduler._st
         in_backoff = any(
             # A session in the GPU does not wait for its own back-off; others may, for its memory.

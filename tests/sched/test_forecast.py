@@ -318,8 +318,7 @@ def test_what_people_see_change_is_looked_at_at_once_but_not_more_often_than_the
 
 
 def test_a_figure_falls_together_with_what_explains_it(looks: list[int]) -> None:
-    """This holds however many forecasts there were just before: a second later users would not see
-    why."""
+    """However many forecasts came just before: a second later users would not see why it falls."""
     world = two()
     for n in range(8):
         world.do(62 + n / 10, f"n{n} joins; n{n} asks 1; n{n} withdraws 1")

@@ -33,8 +33,7 @@ def state(world: World) -> State:
 
 
 def two(line: str = "gpu 10 tq=30 ram=64") -> World:
-    """Return a world in which a runs with 8 GiB and its bursts last 5 s, and b waits with as much
-    in system RAM."""
+    """Return a world: a runs with 8 GiB, in bursts of 5 s; b waits with as much in system RAM."""
     world = World(line)
     world.do(0, "a joins; b joins paged-out 8; memory")
     for n in range(1, 6):
