@@ -73,7 +73,7 @@ def _done(call: Call) -> Answer:
         return Answer(CALLS[call.name](*call.args))
     except GpuError as error:
         return Answer(failure=_failure(error))
-    except Exception as error:  # noqa: BLE001 - the daemon reports it, and goes on
+    except Exception as error:  # noqa: BLE001 - the daemon tells it, and goes on
         return Answer(failure=Failure("fault", f"{type(error).__name__}: {error}"))
 
 
