@@ -1,10 +1,10 @@
 """Kiwi's errors: three families, each error with a code, a sentence and a remedy.
 
-``CallerError``  the one who called did something that cannot be done (a bad setting, no right).
+``CallerError``  the caller asked for something that cannot be done (a bad setting, no right).
 ``PeerError``    the other end of a socket broke the protocol or went away.
 ``GpuError``     the driver, NVML or the GPU refused or failed.
 
-A code is stable and machine-readable; the sentence and the remedy are for people.
+A code is stable and machine-readable; the sentence and the remedy are for users.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import errno
 from typing import Final
 
 NO_MORE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""The system has no descriptor or no memory to spare just now. A call that fails with one of these
-says nothing about what it asked for."""
+"""The system has no descriptor or no memory left for the moment. A call that fails with one of
+these errors says nothing about its object."""
 
 _FULL = frozenset({"too-many-connections", "too-many-sessions", "too-much-unread", "silent"})
 
@@ -33,11 +33,11 @@ class KiwiError(Exception):
 
 
 class CallerError(KiwiError):
-    """The caller asked for something that is not allowed or makes no sense. Nothing changed."""
+    """The caller asked for something that is forbidden or meaningless. Nothing changed."""
 
 
 class PeerError(KiwiError):
-    """The other end spoke out of turn, spoke garbage, or is gone."""
+    """The other end sent a message out of turn, sent garbage, or is gone."""
 
 
 class GpuError(KiwiError):
@@ -54,9 +54,9 @@ class GpuError(KiwiError):
 
 
 def is_full(error: Exception) -> bool:
-    """Whether a daemon is there and takes nobody just now (it is full, or so is its user's share).
+    """Return whether a daemon runs but accepts no connection now: it, or the user's share, is full.
 
-    Whoever gets this waits and tries again. To go on as if there were no daemon would use the GPU
-    beside those whom the daemon protects from each other.
+    The caller waits and tries again. If it went on as without a daemon, it would use the GPU beside
+    the sessions that the daemon protects from each other.
     """
     return isinstance(error, PeerError) and error.code in _FULL

@@ -1,13 +1,13 @@
 """Command lines that start Python for a part of Kiwi. Nothing else of Kiwi starts Python.
 
 ``python -m`` and ``python -c`` put the working directory first on ``sys.path``: a file named
-``queue.py`` there would run with the rights of whoever starts a daemon. ``-P`` mends that from
-Python 3.11 on only, ``-I`` ignores PYTHONPATH, by which Kiwi runs from a checkout, and
-PYTHONSAFEPATH would pass on to the programs of users. So Python is given the path of a file,
-``start.py``, which takes its own directory off ``sys.path``, too.
+``queue.py`` there would run with the rights of the user who starts a daemon. ``-P`` prevents that
+only from Python 3.11 on, ``-I`` ignores PYTHONPATH, which a checkout of Kiwi needs, and the
+programs of users would inherit PYTHONSAFEPATH. So Python gets the path of a file, ``start.py``,
+which also removes its own directory from ``sys.path``.
 
-An empty or relative entry in PYTHONPATH still means the working directory. So whoever starts one of
-these commands does it in ``DIRECTORY``, where only root can put files.
+An empty or relative entry in PYTHONPATH still means the working directory. So callers start these
+commands in ``DIRECTORY``, where only root can put files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 DIRECTORY: Final = "/"
-"""The working directory for these commands; it also pins no file system that is to be unmounted."""
+"""The working directory for these commands; it also keeps no other file system from unmounting."""
 
 _START: Final = Path(__file__).with_name("start.py")
 

@@ -1,4 +1,4 @@
-"""The kernel module of NVIDIA's driver, by the text that it shows in ``/proc``."""
+"""The kernel module of NVIDIA's driver, as its text in ``/proc`` describes it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 OPEN_HANGS: Final = 595
-"""Seen with 595.71.05 of the open module, four times of four and once by somebody else
-(NVIDIA/cuda-checkpoint#53). Where nobody has told of a newer one, the worst is assumed."""
+"""Seen with 595.71.05 of the open module, four times of four, and reported once by others
+(NVIDIA/cuda-checkpoint#53). There is no report on newer ones, so the worst is assumed."""
 
 
 class Module(NamedTuple):
-    """``version`` as text ("595.71.05"), and its first number: 0 where it cannot be told."""
+    """``version`` is the text "595.71.05", ``major`` its first number; 0 if it is unknown."""
 
     version: str
     major: int
@@ -20,12 +20,12 @@ class Module(NamedTuple):
 
     @property
     def kills_hang(self) -> bool:
-        """Can it hang the machine to kill a program whose memory was moved out and back?"""
+        """Whether the machine may hang if a program is killed whose memory was paged out and in."""
         return self.open and self.major >= OPEN_HANGS
 
 
 def module_of(root: Path = Path("/")) -> Module | None:
-    """Return the module that is loaded. ``root`` is where ``/proc`` is."""
+    """Return the loaded module, if any. ``root`` is the directory that holds ``/proc``."""
     try:
         text = (root / "proc/driver/nvidia/version").read_text()
     except OSError:

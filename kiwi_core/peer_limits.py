@@ -1,13 +1,13 @@
 """Everything that a peer can make a daemon hold, with its limit, each user's share, and the reason.
 
-A peer is whoever connects: any process of any user who may open the socket. Nothing that it does
-may take memory, descriptors or time from others without a limit that is in this table. A daemon
-counts each row in its metrics (``kiwi_peer_*``, label ``what``), and a test walks the table.
+A peer is any process of any user who may open the socket. Whatever it takes of memory, descriptors
+or time has a limit in this table. A daemon counts each row in its metrics (``kiwi_peer_*``, label
+``what``), and a test walks the table.
 
 **The rule of shares.** A user may hold one more of something as long as the user holds less than
-``per_user`` and less than what is left for everybody else (a *dynamic threshold*, as in the shared
+``per_user`` and less than what is left for all others (a *dynamic threshold*, as in the shared
 buffers of network switches). So one user gets at most half of it, the next one half of the rest,
-and so on: somebody who comes when others take all they can still finds room. Root and the daemon's
+and so on: a user who comes when others take all they can still finds room. Root and the daemon's
 owner have no share, only the limit, and ``RESERVE`` places beyond it: ``kiwi status`` works when
 all else is full.
 """
@@ -26,10 +26,9 @@ server."""
 
 @dataclass(frozen=True)
 class PeerLimit:
-    """``most``: of all users together; ``None``: they take turns instead. ``per_user``: a user's
-    share, at most. ``per_s``: what a user gets back each second, where the share is a stock that is
-    used up (a token bucket) and not something that is held. ``descriptors``: what each takes of
-    them."""
+    """One limit. ``most`` is for all users together; ``None``: they take turns instead.
+    ``per_user`` is a user's share, at most. ``per_s`` is what a user gets back each second if the
+    share is used up (a token bucket) instead of held. ``descriptors`` is what each item takes."""
 
     name: str
     what: str
@@ -128,15 +127,15 @@ PEER_LIMITS: Final = (
 )  # fmt: skip
 
 SPARE_DESCRIPTORS: Final = 128
-"""For the daemon itself: journal, state, driver, movers, and what starts beside them."""
+"""Descriptors for the daemon itself: journal, state, driver, movers, and child processes."""
 
 UNHANDLED_LINE_BYTES: Final = 4 * KIB
-"""So much of what was received is cut into lines at a time."""
+"""The number of received bytes that are cut into lines at a time."""
 
 
 def fitted(descriptors: int, limits: tuple[PeerLimit, ...] = PEER_LIMITS) -> tuple[PeerLimit, ...]:
-    """``limits`` for a process that may have so many descriptors: where they do not reach, what
-    takes descriptors gets smaller in proportion, and every share with it."""
+    """Return ``limits`` for a process that may have so many descriptors. If they do not suffice,
+    the limits that take descriptors get smaller in proportion, with their shares."""
     takers = [limit for limit in limits if limit.descriptors]
     needed = sum((limit.most or 0) * limit.descriptors for limit in takers)
     available = descriptors - SPARE_DESCRIPTORS - RESERVE * len(takers)

@@ -1,4 +1,4 @@
-"""Runs a module or a program text for Kiwi. Python is given this file's path: see ``interpreter``.
+"""Runs a module or a program text for Kiwi. Python gets this file's path: see ``interpreter``.
 
 ``start.py MODULE WORD …`` is ``python -m MODULE WORD …``, and ``start.py -c TEXT WORD …`` is
 ``python -c``, both without the working directory on ``sys.path``. Imports nothing of Kiwi.
@@ -16,7 +16,7 @@ def main() -> None:
     import importlib.util
     import runpy
 
-    # The same Kiwi as the starter's, though PYTHONPATH may have named it from another directory.
+    # Load the same Kiwi as the starter's, even if PYTHONPATH named it from another directory.
     spec = importlib.util.spec_from_file_location("kiwi_core", os.path.join(HERE, "__init__.py"))
     assert spec is not None
     assert spec.loader is not None

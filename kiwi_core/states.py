@@ -1,4 +1,4 @@
-"""The named states and reasons that scheduler, pager, protocol and screens share."""
+"""The named states and reasons that scheduler, pager, protocol and user interfaces share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Direction = Literal["out", "in"]
 
 
 class AntiThrash(str, Enum):
-    """When runners are serialised: only when they do not fit, always, or never (users' risk)."""
+    """When runners are serialised: if they do not fit, always, or never (at the users' risk)."""
 
     ON = "on"
     ALWAYS = "always"
@@ -18,29 +18,29 @@ class AntiThrash(str, Enum):
 
 
 class Priority(str, Enum):
-    """A session's priority class; an admin's setting. What each is worth stands in ``Config``."""
+    """A session's priority class, set by an admin. ``Config`` has the weight and share of each."""
 
     LOW = "low"
     NORMAL = "normal"
     HIGH = "high"
     TRAINING = "training"
-    """Like normal, and its long bursts never fall below a set share of the time."""
+    """Like normal, but its long bursts never get less than a set share of the time."""
 
 
 PRIORITIES = tuple(priority.value for priority in Priority)
 
 
 class SessionState(str, Enum):
-    """A session's state as every surface names it."""
+    """A session's state as all user interfaces name it."""
 
     IDLE = "idle"
     """Not in a burst; its memory, if any, is in the GPU."""
     WAITING = "waiting"
-    """Asked for the GPU for a burst that has not begun."""
+    """Waits for the GPU; its burst has not begun."""
     RUNNING = "running"
     """Holds the lease."""
     SUSPENDED = "suspended"
-    """Held in the middle of a burst (memory in or out) and queued again."""
+    """Stopped in the middle of a burst (memory in or out) and queued again."""
     PAGING_OUT = "paging-out"
     PAGED_OUT = "paged-out"
     """Not in a burst; its memory is in system RAM."""
@@ -50,7 +50,7 @@ class SessionState(str, Enum):
 
 
 class Residency(str, Enum):
-    """Where a process's GPU memory is, as the *driver* says it (not as anybody remembers it)."""
+    """Where a process's GPU memory is, as the *driver* reports it (not as Kiwi recorded it)."""
 
     RESIDENT = "resident"
     """In the GPU, process free to run."""
@@ -70,7 +70,7 @@ class MovedBy(str, Enum):
     INPROCESS = "inprocess"
     """The library that is preloaded into its processes."""
     BOTH = "both"
-    """The library what it owns, the driver the rest."""
+    """The library moves the memory that it owns, the driver the rest."""
 
 
 class Reason(str, Enum):
@@ -79,9 +79,9 @@ class Reason(str, Enum):
     LOCK_TIMEOUT = "lock-timeout"
     """The process did not come to rest in time (a long kernel, a stuck collective)."""
     NO_ROOM = "no-room"
-    """The GPU had not enough verified free memory for a restore."""
+    """The GPU did not have enough verified free memory for a restore."""
     NO_HOST_MEMORY = "no-host-memory"
-    """System RAM cannot hold it."""
+    """System RAM cannot hold the memory."""
     UNSUPPORTED = "unsupported"
     """The driver cannot checkpoint this process (managed memory, MPS, MIG, too old …)."""
     NOT_PERMITTED = "not-permitted"
@@ -94,30 +94,30 @@ class Reason(str, Enum):
 
 
 class Notice(str, Enum):
-    """What a session's user is told, in the notebook and in ``kiwi status``. The words for each
-    are made at the surface."""
+    """A notice to a session's user, in the notebook and in ``kiwi status``. Each user interface
+    makes its own words."""
 
     SUSPENDED = "suspended"
-    """Its quantum ended in the middle of the burst; it is queued again by itself."""
+    """Its quantum ended in the middle of the burst; it is queued again without asking."""
     RESUMED = "resumed"
     SERIALISING = "serialising"
     """The runners no longer fit together: one at a time from now on."""
     PAGE_OUT_REFUSED = "page-out-refused"
-    """Its memory could not be moved out, so others wait longer. The detail says why."""
+    """Its memory could not be paged out, so others wait longer. The detail says why."""
     PAGE_IN_REFUSED = "page-in-refused"
-    """Its memory could not be brought back yet; Kiwi tries again."""
+    """Its memory could not be paged in yet; Kiwi tries again."""
     BLOCKED_HOST_MEMORY = "blocked-host-memory"
-    """Waits because system RAM cannot take what would have to go out first."""
+    """It waits because system RAM cannot take what would have to be paged out first."""
     BLOCKED_REFUSED = "blocked-refused"
-    """Waits because another session's memory could not be moved out."""
+    """It waits because another session's memory could not be paged out."""
     BLOCKED_OUTSIDE = "blocked-outside"
-    """Waits because programs outside Kiwi hold memory that it needs."""
+    """It waits because programs outside Kiwi hold memory that it needs."""
     BLOCKED_UNGUARDED = "blocked-unguarded"
-    """Waits because a program without Kiwi's gate is at work, which cannot be stopped safely."""
+    """It waits because a program without Kiwi's gate computes, which cannot be stopped safely."""
     STOPPED = "stopped"
     """Its process is stopped (Ctrl-Z, a frozen control group, a debugger), so it takes no turn."""
     KEPT_OUT = "kept-out"
-    """Somebody keeps it out of the GPU until they resume it (``kiwi suspend``)."""
+    """A user keeps it out of the GPU (``kiwi suspend``) until it is resumed."""
     STUCK = "stuck"
     """A driver call on it hangs."""
     UNSTUCK = "unstuck"
@@ -126,15 +126,15 @@ class Notice(str, Enum):
 
 
 class HistoryKind(str, Enum):
-    """What a session did in one stretch of its GPU's history."""
+    """What a session did during one entry of its GPU's history."""
 
     HELD = "held"
-    """Had the lease."""
+    """It held the lease."""
     WAITED = "waited"
-    """Waited for a burst that had not begun."""
+    """It waited with a burst that had not begun."""
     SUSPENDED = "suspended"
-    """Was stopped in the middle of a burst and waited to go on."""
+    """It was stopped in the middle of a burst and waited to go on."""
     OUT = "out"
-    """Its memory moved to system RAM (beside the others)."""
+    """Its memory was paged out; such an entry may overlap those of the kinds above."""
     IN = "in"
-    """Its memory moved back to the GPU (beside the others)."""
+    """Its memory was paged in; such an entry may overlap those of the kinds above."""

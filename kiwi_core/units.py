@@ -1,7 +1,7 @@
-"""The words for quantities that every part of Kiwi shares.
+"""Units and their conversion to text, shared by all parts of Kiwi.
 
 Time is in integer nanoseconds of a monotonic clock, memory in integer bytes. Floats appear only
-where people or other programs read a number (``*_s`` on the wire, in JSON and on screens).
+where users or other programs read a number (``*_s`` on the wire, in JSON and on screens).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import re
 from typing import Final, NewType
 
 SessionId = NewType("SessionId", str)
-"""Names one session of one daemon; never reused, not even after the daemon restarts."""
+"""The name of one session of one daemon; never reused, not even after the daemon restarts."""
 
 OpId = NewType("OpId", int)
-"""Names one operation (suspend, page out …) that the scheduler ordered; never reused."""
+"""The number of one operation (suspend, page out …) that the scheduler ordered; never reused."""
 
 NS_PER_S: Final = 1_000_000_000
 NS_PER_MS: Final = 1_000_000
@@ -34,7 +34,7 @@ _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*\Z")
 
 
 def seconds_to_ns(seconds: float) -> int:
-    """Whole nanoseconds nearest to ``seconds``."""
+    """Return the whole nanoseconds nearest to ``seconds``."""
     return round(seconds * NS_PER_S)
 
 
@@ -43,9 +43,9 @@ def ns_to_seconds(duration_ns: int) -> float:
 
 
 def parse_size_bytes(text: str) -> int:
-    """Bytes that ``text`` means: ``512MiB``, ``1.5 GiB``, ``8G`` (binary), ``80GB`` (decimal).
+    """Return the bytes of ``512MiB``, ``1.5 GiB``, ``8G`` (binary) or ``80GB`` (decimal).
 
-    Raises ``ValueError`` with an example where it cannot be read.
+    Raise ``ValueError`` with an example for any other text.
     """
     match = _SIZE.match(text)
     factor = _FACTORS.get(match[2].lower()) if match else None
@@ -55,7 +55,7 @@ def parse_size_bytes(text: str) -> int:
 
 
 def format_bytes(size_bytes: int) -> str:
-    """``size_bytes`` as people read it: ``0 B``, ``512 MiB``, ``38.4 GiB``."""
+    """Return ``size_bytes`` for users: ``0 B``, ``512 MiB``, ``38.4 GiB``."""
     for factor, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if abs(size_bytes) >= factor:
             value = size_bytes / factor
@@ -64,7 +64,7 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def format_duration_s(duration_s: float) -> str:
-    """``duration_s`` as people read it: ``0.3 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    """Return ``duration_s`` for users: ``0.3 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
     if duration_s < 9.95:
         return f"{duration_s:.1f} s"
     whole = round(duration_s)
@@ -78,8 +78,8 @@ def format_duration_s(duration_s: float) -> str:
 def format_wait_s(
     expected_s: float, low_s: float | None = None, high_s: float | None = None, why: str = ""
 ) -> str:
-    """How long a wait may still take: ``any moment``, ``about 12 s``, ``10-25 s``, ``up to 7 s``,
-    ``about 3 min (others go first)``. The labextension's ``formatWait`` says the same."""
+    """Return the rest of a wait for users: ``any moment``, ``about 12 s``, ``10-25 s``, ``up to
+    7 s``, ``about 3 min (others go first)``. The labextension's ``formatWait`` does the same."""
     text = _range(low_s, high_s) if low_s is not None and high_s is not None else ""
     if not text:
         about = _amount(expected_s)
@@ -88,7 +88,7 @@ def format_wait_s(
 
 
 def _range(low_s: float, high_s: float) -> str:
-    """Coarsely, so that it stands still while the wait gets shorter; "" if it is one figure."""
+    """Return a range, coarse so that it is steady as the wait gets shorter; "" for one figure."""
     low, high = _amount(low_s, coarse=True), _amount(high_s, coarse=True)
     if low == high or high_s <= low_s or high == "0 s":
         return ""
@@ -99,8 +99,8 @@ def _range(low_s: float, high_s: float) -> str:
 
 
 def _amount(wait_s: float, coarse: bool = False) -> str:
-    """Seconds below 100 s, minutes below 100 min; ``coarse``: in steps of about a tenth, and below
-    90, or 95 s would follow 1.5 min."""
+    """Return seconds below 100 s, minutes below 100 min, else hours. ``coarse``: in steps of about
+    a tenth, and with limits of 90, since otherwise 95 s would follow 1.5 min."""
     seconds = _rounded(wait_s, 5 if coarse and wait_s >= 20 else 1)
     most = 90 if coarse else 100
     if seconds < most:

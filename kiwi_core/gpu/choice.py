@@ -1,4 +1,4 @@
-"""Which GPU people mean: by index, UUID, or the beginning of a UUID."""
+"""Finds the GPU that a user names by index, UUID, or the beginning of a UUID."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def one(gpus: Sequence[GpuInfo], word: str) -> GpuInfo:
-    """The one that ``word`` names. Raises ``CallerError`` with those there are."""
+    """Return the GPU that ``word`` names. Raise ``CallerError``, which lists all GPUs."""
     matches = [gpu for gpu in gpus if word in (str(gpu.index), gpu.uuid)]
     matches = matches or [gpu for gpu in gpus if _begins(gpu.uuid, word)]
     if len(matches) != 1:
@@ -24,6 +24,6 @@ def one(gpus: Sequence[GpuInfo], word: str) -> GpuInfo:
 
 
 def _begins(uuid: str, word: str) -> bool:
-    """A number of few digits is an index that does not exist, not the beginning of a UUID."""
+    """Return whether ``word`` begins ``uuid``. A number of few digits always means an index."""
     few_digits = word.isdigit() and len(word) < 4
     return not few_digits and uuid.removeprefix("GPU-").startswith(word.removeprefix("GPU-"))

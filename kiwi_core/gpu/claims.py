@@ -1,7 +1,7 @@
-"""A restore into room that was claimed first: taken by an allocation, given up, and used at once.
+"""Restores a process into room that is claimed first: allocated, freed, and used at once.
 
-Free memory that NVML shows is nobody's promise. A program that allocates between a look and a
-restore makes the restore fail, and that is permanent in the driver (NVIDIA/cuda-checkpoint#44).
+Free memory that NVML shows is not guaranteed. A program that allocates between the reading and the
+restore makes the restore fail, which is permanent in the driver (NVIDIA/cuda-checkpoint#44).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ NO_ROOM: Final = "no-room-to-claim"
 
 
 def claimed_restore(pid: int, gpu_uuid: str, claims_bytes: Sequence[int]) -> None:
-    """Allocate the first of ``claims_bytes`` that can be had, free it, and restore ``pid`` at once.
+    """Allocate the first possible size of ``claims_bytes``, free it, and restore ``pid`` at once.
 
-    The claim needs a context. It stays until the restore has ended, since to end it takes longer
-    than others need to come in between. Raises ``GpuError``: ``NO_ROOM`` where nothing can be had,
-    else what ``driver.restore`` raises. Where no context can be made for another reason (a GPU in
-    exclusive mode), the restore is tried without a claim.
+    The claim needs a context, which stays until the restore has ended: to close it first would
+    give other programs time to allocate. Raise ``GpuError``: ``NO_ROOM`` if no size can be
+    allocated, else what ``driver.restore`` raises. If no context can be made for another reason (a
+    GPU in exclusive mode), the restore is tried without a claim.
     """
     try:
         gpu = memory.open_gpu(gpu_uuid)
@@ -42,7 +42,7 @@ def claimed_restore(pid: int, gpu_uuid: str, claims_bytes: Sequence[int]) -> Non
 
 
 def _claimed(claims_bytes: Sequence[int]) -> int:
-    """Return the address."""
+    """Allocate the first possible size and return its address."""
     for size_bytes in claims_bytes:
         try:
             return memory.allocate(size_bytes)

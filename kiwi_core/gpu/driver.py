@@ -1,10 +1,10 @@
 """The CUDA driver's checkpoint calls on other processes, by process id.
 
-Called in worker processes (``kiwi_core/movers``), one call at a time: a call may take as long
-as the driver likes; only ``lock`` takes a limit. ``GpuError`` carries the driver's number.
+Worker processes (``kiwi_core/movers``) make one call at a time, since a call may take any time;
+only ``lock`` takes a limit. ``GpuError`` carries the driver's number.
 
-Source: CUDA driver API, "CUDA Checkpointing". The calls go through ``cuda.core.checkpoint``; the
-state query does not, since that raises on the states of drivers newer than it (4 and 5).
+Source: CUDA driver API, "CUDA Checkpointing". The calls go through ``cuda.core.checkpoint``, except
+the state query: ``cuda.core`` raises on the states of newer drivers (4 and 5).
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ CHECKPOINT_SINCE: Final = (12, 8)
 
 _NOT_FOUND: Final = 500
 _NO_STATE: Final = frozenset({1, 3})
-"""INVALID_VALUE and NOT_INITIALIZED both say: that process has not initialised CUDA."""
+"""INVALID_VALUE and NOT_INITIALIZED both mean that the process has not initialised CUDA."""
 
 _lock = threading.Lock()
 _initialised_pid = -1
 
 
 class CheckpointState(Enum):
-    """What the driver says of a process. The numbers are those of ``CUprocessState``."""
+    """The state of a process as the driver reports it, with the numbers of ``CUprocessState``."""
 
     NOT_A_CUDA_PROCESS = -1
     RUNNING = 0
     LOCKED = 1
     CHECKPOINTED = 2
     FAILED = 3
-    """For good: the contents are gone."""
+    """Permanent: the contents are gone."""
     CHECKPOINTING = 4
     RESTORING = 5
-    """4 and 5: a call on it is under way, in this process or another (drivers 13.4 and newer)."""
+    """4 and 5: this or another process has a call in progress on it (drivers 13.4 and newer)."""
 
 
 @dataclass(frozen=True)
 class DriverInfo:
-    """``library`` is the file that was loaded: an emulated driver hides a real one. ``why_not``
-    says why there are no checkpoints; empty where there are."""
+    """``library`` is the loaded file: an emulated driver hides a real one. ``why_not`` says why
+    there are no checkpoints; empty if there are."""
 
     version: tuple[int, int]
     library: str
@@ -60,9 +60,8 @@ class DriverInfo:
 
 
 def init() -> None:
-    """``cuInit``, once per process (up to 2.7 s on big machines). Raises ``GpuError``: no driver,
-    no GPU …; a later call tries again. A forked child has to be a fresh process: CUDA does not
-    survive a fork."""
+    """Call ``cuInit`` once per process (up to 2.7 s on big machines). Raise ``GpuError`` (no GPU,
+    no driver …); a later call tries again. A forked child cannot use CUDA, only a new process."""
     global _initialised_pid
     with _lock:
         if _initialised_pid == os.getpid():
@@ -72,14 +71,14 @@ def init() -> None:
 
 
 def driver_version() -> tuple[int, int]:
-    """The CUDA version that the driver is made for, ``(13, 4)``."""
+    """Return the CUDA version that the driver supports, as ``(13, 4)``."""
     init()
     number = int(_result("reading the driver's version", _bindings().cuDriverGetVersion))
     return number // 1000, number % 1000 // 10
 
 
 def library_path() -> str:
-    """Which libcuda this process has loaded; empty if none."""
+    """Return the path of the libcuda that this process has loaded; empty if none."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             path = "/" + line.partition("/")[2].rstrip("\n")
@@ -89,14 +88,14 @@ def library_path() -> str:
 
 
 def capabilities() -> DriverInfo:
-    """What this machine's driver can do. Raises ``GpuError`` where there is no driver at all."""
+    """Return what this machine's driver can do. Raise ``GpuError`` if there is no driver."""
     version = driver_version()
     why_not = ""
     if version < CHECKPOINT_SINCE:
         why_not = str(too_old_error("asking for checkpoints"))
     else:
         try:
-            # Any other process does: only "not supported" and "not found" matter.
+            # Ask about any other process: only "not supported" and "not found" matter.
             checkpoint_state(os.getppid())
         except GpuError as error:
             if error.driver_code in (_NOT_FOUND, NOT_SUPPORTED):
@@ -112,8 +111,8 @@ def checkpoint_supported() -> bool:
 
 
 def checkpoint_state(pid: int) -> CheckpointState:
-    """Asks the driver; well under a millisecond. A process that is dead, is a thread, or has not
-    initialised CUDA is ``NOT_A_CUDA_PROCESS``."""
+    """Ask the driver, which takes well under a millisecond. A ``pid`` that is dead, is a thread, or
+    has not initialised CUDA is ``NOT_A_CUDA_PROCESS``."""
     if not processes.is_process(pid):
         return CheckpointState.NOT_A_CUDA_PROCESS
     init()
@@ -129,22 +128,23 @@ def checkpoint_state(pid: int) -> CheckpointState:
 
 
 def lock(pid: int, timeout_ms: int) -> None:
-    """RUNNING -> LOCKED: blocks the process's CUDA calls and waits for its submitted work, at most
-    ``timeout_ms`` (> 0: the driver's 0 would mean for ever). Past it: ``GpuError("lock-timeout")``
-    and the process runs on."""
+    """RUNNING -> LOCKED: block the process's CUDA calls and wait for its submitted work, at most
+    ``timeout_ms`` (> 0: the driver's 0 would mean for ever). After that, raise
+    ``GpuError("lock-timeout")``; the process runs on."""
     if timeout_ms <= 0:
         raise CallerError("bad-timeout", f"A lock needs a timeout above 0 ms, not {timeout_ms}.")
     _core_call(f"lock of process {pid}", pid, lambda process: process.lock(timeout_ms))
 
 
 def checkpoint(pid: int) -> None:
-    """LOCKED -> CHECKPOINTED: moves its memory to host memory and gives up all it holds."""
+    """LOCKED -> CHECKPOINTED: move its memory to host memory and release all GPU resources."""
     _core_call(f"page-out of process {pid}", pid, lambda process: process.checkpoint())
 
 
 def restore(pid: int) -> None:
-    """CHECKPOINTED -> LOCKED, memory at the same addresses. Make sure of the room first: without
-    it the process can never be restored again (NVIDIA/cuda-checkpoint#44)."""
+    """CHECKPOINTED -> LOCKED: bring its memory back to the same addresses. Make sure that there is
+    room first: after a failure for lack of it, the process can never be restored again
+    (NVIDIA/cuda-checkpoint#44)."""
     _core_call(f"page-in of process {pid}", pid, lambda process: process.restore())
 
 
@@ -154,15 +154,15 @@ def unlock(pid: int) -> None:
 
 
 def warm_up() -> None:
-    """Imports what the calls above need: it takes up to a second, and the first page-out should
-    not pay for it."""
+    """Import what the calls above need. This takes up to a second, which the first page-out should
+    not wait for."""
     init()
     import_module("cuda.core.checkpoint")
 
 
 def _core_call(what: str, pid: int, call: Callable[[Any], None]) -> None:
     if not processes.is_process(pid):
-        # The driver would take a thread id and act on its process, or on nothing it says.
+        # The driver would accept a thread id and act on its process, or on none, it says.
         raise GpuError("no-such-process", f"{pid} is not a live process (or it is a thread's id).")
     init()
     from cuda.core.checkpoint import Process
@@ -174,8 +174,8 @@ def _core_call(what: str, pid: int, call: Callable[[Any], None]) -> None:
 
 
 def _from_core(what: str, error: Exception) -> GpuError:
-    """``cuda.core`` says the result's name in words only, and "not supported by the installed
-    NVIDIA driver" without telling apart too old and not supported here."""
+    """Convert an error of ``cuda.core``. It has the result's name only in its text, and says "not
+    supported by the installed NVIDIA driver" both if that is too old and if it lacks support."""
     words = str(error)
     number = getattr(_bindings().CUresult, words.split(":", 1)[0], None)
     if number is not None:
@@ -196,7 +196,7 @@ def _result(what: str, function: Callable[..., tuple[Any, ...]], *args: object) 
     try:
         status, *values = function(*args)
     except RuntimeError as error:
-        # The bindings raise where the library, or this function of it, cannot be found.
+        # The bindings raise if the library, or this function of it, cannot be found.
         if "not found" in str(error) and "cuCheckpoint" in str(error):
             raise too_old_error(what) from error
         raise no_driver_error(str(error)) from error

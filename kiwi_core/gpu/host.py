@@ -1,7 +1,7 @@
 """How much system RAM paged-out memory may take: what the machine and every cgroup still allow.
 
 The driver keeps a process's paged-out memory in that *process's* host memory, so it counts against
-the cgroup of the notebook, not of the daemon. The strictest of all limits in the way counts.
+the cgroup of the notebook, not of the daemon. The strictest limit of all these cgroups decides.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class _Files:
     reclaimable: str
 
 
-# memory.high does not kill, but a process above it hardly gets any further: as good as a limit.
+# memory.high does not kill, but a process above it hardly makes progress: as good as a limit.
 _V2: Final = _Files(("memory.max", "memory.high"), "memory.current", "inactive_file")
 _V1: Final = _Files(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
 
 
 @dataclass(frozen=True)
 class HostMemory:
-    """``total_bytes``: the smaller of the machine's RAM (``machine_bytes``) and the strictest
+    """``total_bytes`` is the smaller one of the machine's RAM (``machine_bytes``) and the strictest
     limit."""
 
     total_bytes: int
@@ -42,9 +42,9 @@ class HostMemory:
 
 
 def host_memory(pids: Iterable[int] = (), root: Path = Path("/")) -> HostMemory:
-    """For this process and ``pids`` (those that are gone or cannot be read do not count).
+    """Return the memory for this process and ``pids`` (ended or unreadable ones do not count).
 
-    ``root`` is where ``/proc`` and ``/sys`` are; tests name another.
+    ``root`` is the directory that holds ``/proc`` and ``/sys``; tests pass another.
     """
     meminfo = _meminfo(root)
     total_bytes = machine_bytes = meminfo.get("MemTotal", 0)
@@ -63,8 +63,8 @@ def host_memory(pids: Iterable[int] = (), root: Path = Path("/")) -> HostMemory:
 
 
 def available_host_bytes(pids: Iterable[int] = (), root: Path = Path("/")) -> int:
-    """What can still be allocated, by the machine and by the cgroups of this process and
-    ``pids``, without swapping."""
+    """Return what the machine and the cgroups of this process and ``pids`` still let programs
+    allocate without swapping."""
     return host_memory(pids, root).available_bytes
 
 
@@ -74,9 +74,9 @@ def host_budget_bytes(
     pids: Iterable[int] = (),
     root: Path = Path("/"),
 ) -> int:
-    """What all paged-out memory together may take: what is paged out now, plus what is available,
-    less the reserve (at most a quarter of what there is, so that small machines work too). Never
-    more than the machine has, whatever ``paged_out_bytes`` says."""
+    """Return what all paged-out memory together may take: what is paged out now, plus what is
+    available, less the reserve (at most a quarter of the total, so that small machines work too).
+    Never more than the machine has, whatever ``paged_out_bytes`` says."""
     memory = host_memory(pids, root)
     reserve_bytes = min(reserve_bytes, memory.total_bytes // 4)
     most_bytes = memory.machine_bytes - reserve_bytes
@@ -84,8 +84,8 @@ def host_budget_bytes(
 
 
 def held_bytes(pid: int) -> int:
-    """The memory that process ``pid`` really has, in RAM or swapped out; 0 where it is gone. What a
-    program says that it holds is never more than that."""
+    """Return the memory that process ``pid`` really has, in RAM or swapped out; 0 if it has ended.
+    A program cannot hold more than this, whatever it reports."""
     fields = dict(
         line.split(":", 1)
         for line in _text(Path(f"/proc/{pid}/status")).splitlines()
@@ -104,7 +104,7 @@ def _meminfo(root: Path) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Mount:
-    """A mounted cgroup hierarchy: ``inside`` of it is seen at ``directory``."""
+    """A mounted cgroup hierarchy: its path ``inside`` is mounted at ``directory``."""
 
     inside: str
     directory: Path
@@ -112,7 +112,8 @@ class _Mount:
 
 
 def _mounts(root: Path) -> tuple[_Mount, ...]:
-    """From mountinfo: ``36 35 0:29 /inside /mount/point options - type source superoptions``."""
+    """Read the mounts from mountinfo, which has lines like
+    ``36 35 0:29 /inside /mount/point options - type source superoptions``."""
     found = []
     for line in _text(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
@@ -127,7 +128,7 @@ def _mounts(root: Path) -> tuple[_Mount, ...]:
 
 
 def _groups(root: Path, who: str, mounts: tuple[_Mount, ...]) -> list[tuple[Path, _Files]]:
-    """The process's own cgroups and their parents, as far up as they can be seen from here."""
+    """Return the process's own cgroups and their parents, as far up as they are visible here."""
     found = []
     for line in _text(root / "proc" / who / "cgroup").splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -140,9 +141,9 @@ def _groups(root: Path, who: str, mounts: tuple[_Mount, ...]) -> list[tuple[Path
 
 
 def _upwards(mount: _Mount, path: str) -> list[Path]:
-    """From the group's directory to the mount point."""
+    """Return the directories from the group's to the mount point."""
     if ".." in path.split("/"):
-        return []  # outside of our cgroup namespace: not to be seen from here
+        return []  # outside our cgroup namespace: not visible here
     inside = mount.inside.rstrip("/")
     # In a container with the host's cgroup namespace only our own part is mounted, or the path
     # names nothing here: then the mount point itself is the group.

@@ -1,7 +1,7 @@
 """One GPU used by *this* process: its context, device memory, pinned host memory, copies.
 
 For programs of Kiwi that measure or hold GPU memory themselves (``kiwi bench``); the daemon never
-makes a context. Addresses are integers; whoever takes memory gives it back. Every call raises
+makes a context. Addresses are integers; the caller frees what it allocates. Every call may raise
 ``GpuError``. A thread must ``enter`` the GPU before it calls anything else; calls release the GIL.
 
 Source: CUDA driver API, "Primary Context Management", "Memory Management", "Stream Management".
@@ -34,16 +34,16 @@ class OwnGpu:
     pci_bus_id: str
 
     def enter(self) -> None:
-        """From here on the calling thread's calls are about this GPU."""
+        """Make this the GPU of the calling thread's later calls."""
         call("entering the GPU's context", cuda().cuCtxSetCurrent, self.context)
 
     def close(self) -> None:
-        """Gives the context back, and with the last one everything allocated in it."""
+        """Release the context; with the last release goes everything allocated in it."""
         call("leaving the GPU's context", cuda().cuDevicePrimaryCtxRelease, self.device)
 
 
 def open_gpu(uuid: str) -> OwnGpu:
-    """Makes the context and enters it."""
+    """Make the context and enter it."""
     driver.init()
     count = int(call("counting the GPUs", cuda().cuDeviceGetCount))
     for ordinal in range(count):
@@ -71,13 +71,13 @@ def _opened(uuid: str, device: Any) -> OwnGpu:
 
 
 def free_bytes() -> int:
-    """Of the GPU that this thread has entered."""
+    """Return the free memory of the GPU that this thread has entered."""
     free, _total = call("reading the free GPU memory", cuda().cuMemGetInfo)
     return int(free)
 
 
 def total_bytes() -> int:
-    """Likewise."""
+    """Return the size of the GPU that this thread has entered."""
     _free, total = call("reading the size of the GPU", cuda().cuMemGetInfo)
     return int(total)
 
@@ -91,13 +91,13 @@ def free(address: int) -> None:
 
 
 def fill(address: int, value: int, size_bytes: int) -> None:
-    """Every byte becomes ``value``; returns when it is done."""
+    """Set every byte to ``value``; return when this is done."""
     call("filling GPU memory", cuda().cuMemsetD8, address, value, size_bytes)
     synchronize()
 
 
 def host_allocate(size_bytes: int) -> int:
-    """Pinned memory that the driver allocates."""
+    """Allocate pinned memory and return its address."""
     what = f"allocating {size_bytes} bytes of pinned memory"
     return int(call(what, cuda().cuMemHostAlloc, size_bytes, 0))
 
@@ -107,7 +107,7 @@ def host_free(address: int) -> None:
 
 
 def host_register(address: int, size_bytes: int) -> None:
-    """Pins memory that the process has already; whole pages."""
+    """Pin memory that the process has already; whole pages."""
     call(f"pinning {size_bytes} bytes", cuda().cuMemHostRegister, address, size_bytes, 0)
 
 
@@ -127,17 +127,17 @@ def end_stream(stream: Any) -> None:
 
 
 def copy_out(host: int, device: int, size_bytes: int, stream: Any) -> None:
-    """From the GPU to host memory, pinned or not; done when ``synchronize`` returns."""
+    """Copy from the GPU to host memory, pinned or not; done when ``synchronize`` returns."""
     call("copying out", cuda().cuMemcpyDtoHAsync, host, device, size_bytes, stream)
 
 
 def copy_in(host: int, device: int, size_bytes: int, stream: Any) -> None:
-    """From host memory to the GPU; done when ``synchronize`` returns."""
+    """Copy from host memory to the GPU; done when ``synchronize`` returns."""
     call("copying in", cuda().cuMemcpyHtoDAsync, device, host, size_bytes, stream)
 
 
 def synchronize(stream: Any = None) -> None:
-    """Waits for the work of ``stream``, or of the whole context."""
+    """Wait for the work of ``stream``, or of the whole context."""
     if stream is None:
         call("waiting for the GPU", cuda().cuCtxSynchronize)
     else:
@@ -145,7 +145,7 @@ def synchronize(stream: Any = None) -> None:
 
 
 def nothing() -> None:
-    """The cheapest call there is: what every other one costs at least, seen from Python."""
+    """Make the cheapest call there is: the least cost of any call from Python."""
     call("reading the context", cuda().cuCtxGetCurrent)
 
 
@@ -153,17 +153,17 @@ def nothing() -> None:
 
 
 def cuda() -> Any:
-    """The bindings; for this package only."""
+    """Return the bindings; for this package only."""
     from cuda.bindings import driver as bindings
 
     return bindings
 
 
 def call(what: str, function: Callable[..., tuple[Any, ...]], *args: object) -> Any:
-    """One driver call's value (a tuple where there are several), or ``GpuError``."""
+    """Make one driver call and return its value (a tuple of several). Raise ``GpuError``."""
     try:
         status, *values = function(*args)
-    except RuntimeError as error:  # the bindings raise where the library cannot be found
+    except RuntimeError as error:  # the bindings raise if the library cannot be found
         raise no_driver_error(str(error)) from error
     if int(status) == INVALID_VALUE:
         raise GpuError(

@@ -2,7 +2,7 @@
 
 NVML is initialised on first use and again after an error that leaves it unusable (a driver
 reloaded, a GPU lost). It knows processes by their pid in the *host's* PID namespace: in a container
-with its own one the per-process numbers name nobody.
+with a namespace of its own these pids are meaningless.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _NO_PERMISSION: Final = 4
 _NOT_FOUND: Final = 6
 _FUNCTION_NOT_FOUND: Final = 13
 _START_AGAIN: Final = frozenset({_UNINITIALISED, 9, 15, 18, 999})
-"""After these NVML answers nothing else until it is initialised again."""
+"""After these errors NVML answers nothing else until it is initialised again."""
 _CANNOT_SAY: Final = frozenset(
     {_INVALID_ARGUMENT, _NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND}
 )
 
 _FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
-"""The machine's own: PROC_PID_INIT_INO, a part of Linux's interface since 3.8."""
+"""The machine's own namespace: PROC_PID_INIT_INO, a part of Linux's interface since 3.8."""
 
 _lock = threading.Lock()
 _initialised_pid = -1
@@ -41,7 +41,7 @@ _initialised_pid = -1
 
 @dataclass(frozen=True)
 class GpuInfo:
-    """``persistence`` is ``None`` where NVML does not say."""
+    """One GPU. ``persistence`` is ``None`` where NVML does not report it."""
 
     index: int
     uuid: str
@@ -54,7 +54,7 @@ class GpuInfo:
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """``used_bytes`` includes what the driver itself keeps."""
+    """``used_bytes`` includes the driver's own memory."""
 
     total_bytes: int
     free_bytes: int
@@ -73,7 +73,7 @@ class UtilisationSample:
 
 @dataclass(frozen=True)
 class Gauges:
-    """How hard a GPU works at this moment. ``None``: NVML does not say it of this GPU."""
+    """A GPU's load at this moment. ``None``: NVML does not report the value for this GPU."""
 
     utilisation_percent: int | None
     temperature_c: int | None
@@ -82,7 +82,7 @@ class Gauges:
 
 
 def gpus() -> tuple[GpuInfo, ...]:
-    """All GPUs of this machine, by index. Raises ``GpuError``: no driver, no library …"""
+    """Return all GPUs of this machine, by index. Raise ``GpuError`` (no driver, no library …)."""
     return _call("listing the GPUs", _gpus)
 
 
@@ -110,8 +110,8 @@ def gauges(uuid: str) -> Gauges:
 
 
 def names_processes() -> bool:
-    """Whether NVML's pids are those that this process sees. In a PID namespace of its own (most
-    containers) they are the host's, or none are told."""
+    """Return whether NVML's pids are those that this process sees. In a PID namespace of its own
+    (most containers) NVML reports the host's pids, or none."""
     try:
         return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE
     except OSError:
@@ -119,7 +119,7 @@ def names_processes() -> bool:
 
 
 def processes(uuid: str) -> dict[int, int]:
-    """Bytes on this GPU by pid, contexts included, of every process that NVML can tell."""
+    """Return the bytes on this GPU by pid, contexts included, as far as NVML reports them."""
 
     def read(nvml: Any) -> dict[int, int]:
         running = nvml.nvmlDeviceGetComputeRunningProcesses(_handle(nvml, uuid))
@@ -129,7 +129,7 @@ def processes(uuid: str) -> dict[int, int]:
 
 
 def all_sizes_known(uuid: str) -> bool:
-    """Whether NVML says of each process on this GPU how much it uses."""
+    """Return whether NVML reports the memory of each process on this GPU."""
 
     def read(nvml: Any) -> bool:
         running = nvml.nvmlDeviceGetComputeRunningProcesses(_handle(nvml, uuid))
@@ -139,7 +139,7 @@ def all_sizes_known(uuid: str) -> bool:
 
 
 def utilisation_samples(uuid: str, since_us: int) -> tuple[UtilisationSample, ...] | None:
-    """NVML's samples newer than ``since_us``; ``None`` where it cannot say who used the GPU."""
+    """Return NVML's samples newer than ``since_us``; ``None`` if it has none for processes."""
 
     def read(nvml: Any) -> tuple[UtilisationSample, ...] | None:
         try:
@@ -159,7 +159,7 @@ def utilisation_samples(uuid: str, since_us: int) -> tuple[UtilisationSample, ..
 
 
 def utilisation(uuid: str, since_us: int) -> dict[int, int] | None:
-    """The highest percentage by pid since ``since_us``; ``None`` where NVML cannot say."""
+    """Return the highest percentage by pid since ``since_us``; ``None`` if NVML reports none."""
     samples = utilisation_samples(uuid, since_us)
     if samples is None:
         return None
@@ -189,7 +189,7 @@ def _gpu(nvml: Any, index: int, version: str) -> GpuInfo:
 
 
 def _optional(nvml: Any, read: Callable[[], T]) -> T | None:
-    """``None`` where this GPU, or this version of NVML, does not have it."""
+    """Return what ``read`` returns; ``None`` if this GPU, or this version of NVML, lacks it."""
     try:
         return read()
     except nvml.NVMLError as error:
@@ -216,7 +216,7 @@ def _call(what: str, read: Callable[[Any], T]) -> T:
 
 
 def _read(nvml: Any, read: Callable[[Any], T]) -> T:
-    """On an initialised NVML; a second time if somebody shut it down meanwhile."""
+    """Call ``read`` with NVML initialised; a second time if NVML was shut down meanwhile."""
     _ensure(nvml)
     try:
         return read(nvml)

@@ -1,11 +1,11 @@
 """Processes, from ``/proc``: identity that survives reuse of pids, life, owner, descendants.
 
-A pid alone names whoever has it now. A ``ProcessRef`` has the start time too, so that nothing is
-ever done to a process that merely inherited the number.
+A pid alone names the process that has it now. A ``ProcessRef`` has the start time too, so that Kiwi
+never acts on a process that merely reuses the pid.
 
-A process has ended only where the system says so (ENOENT, ESRCH). Where it cannot be looked at for
+A process counts as ended only if the system says so (ENOENT, ESRCH). If it cannot be read for
 another reason (no descriptor left), these functions raise ``GpuError("process-unreadable")``;
-``alive`` takes it for living.
+``alive`` returns true.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 TREE_MAX: Final = 4096
-"""Processes of one session looked at; more is a fork bomb, not a notebook."""
+"""Most processes of one session that are read; more is a fork bomb, not a notebook."""
 
 _DEAD: Final = frozenset("ZXx")
 _EXITING: Final = 0x4
-"""PF_EXITING of the kernel's flags: killed, and only busy with giving things back. Such a process
-answers nothing any more, although it still shows as running."""
+"""PF_EXITING of the kernel's flags: the process was killed and only releases resources. It no
+longer responds, although it still shows as running."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Stat:
 
     @property
     def in_foreground(self) -> bool:
-        """Whether its job is the one that its shell has in the foreground."""
+        """Whether its job is in the foreground of its terminal."""
         return self.terminal_group == self.group
 
     @property
@@ -66,9 +66,10 @@ class Stat:
 
 
 def parse_stat(text: str) -> Stat:
-    """The command name, field 2, may hold blanks, brackets and newlines: count from its last ``)``.
+    """Parse a ``/proc/<pid>/stat`` line. The command name, field 2, may hold blanks, brackets and
+    newlines, so fields are counted from its last ``)``.
 
-    Raises ``ValueError`` for anything that is not such a line.
+    Raise ``ValueError`` for any other text.
     """
     head, bracket, tail = text.rpartition(")")
     fields = tail.split()
@@ -79,13 +80,13 @@ def parse_stat(text: str) -> Stat:
 
 
 def stat_of(pid: int) -> Stat | None:
-    """``None`` if there is no such process or thread, it is dead or dying, or it is hidden from
-    us."""
+    """Return the fields of a process or thread; ``None`` if there is none, it is dead or dying, or
+    it is hidden from us."""
     return _looked(pid, lambda: _stat(pid))
 
 
 def _stat(pid: int) -> Stat | None:
-    """Raises ``OSError`` where nobody can say."""
+    """Return the fields; ``None`` if dead or dying. Raise ``OSError`` if that is unknown."""
     try:
         stat = parse_stat(_text(f"/proc/{pid}/stat"))
     except (FileNotFoundError, ProcessLookupError, ValueError):
@@ -94,13 +95,13 @@ def _stat(pid: int) -> Stat | None:
 
 
 def _text(path: str) -> str:
-    # A program chooses its name: of what could end a line, the kernel escapes only "\n" in it.
+    # A program chooses its name; of all line ends in it, the kernel escapes only "\n".
     with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
         return file.read()
 
 
 def _looked(pid: int, look: Callable[[], _T]) -> _T | None:
-    """What ``look`` finds; ``None`` where the process has ended, or is hidden from us."""
+    """Return what ``look`` returns; ``None`` if the process has ended, or is hidden from us."""
     try:
         return look()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -114,19 +115,19 @@ def _looked(pid: int, look: Callable[[], _T]) -> _T | None:
 
 
 def _status(pid: int, field: str) -> list[str]:
-    """The words of a line of ``/proc/<pid>/status``; none if it has ended, or is hidden from us."""
+    """Return the words of a line of ``/proc/<pid>/status``; none if it has ended, or is hidden."""
     text = _looked(pid, lambda: _text(f"/proc/{pid}/status")) or ""
     found = (line.split() for line in text.split("\n") if line.startswith(field))
     return next(found, [])[1:]
 
 
 def is_process(pid: int) -> bool:
-    """Is ``pid`` a live process, and not the id of one of a process's threads?"""
+    """Return whether ``pid`` is a live process, and not the id of a thread."""
     return stat_of(pid) is not None and _status(pid, "Tgid:") == [str(pid)]
 
 
 def ref_of(pid: int) -> ProcessRef | None:
-    """``None`` if there is no such live process, or ``pid`` is only a thread of one."""
+    """Return a reference; ``None`` if ``pid`` is no live process, or only the id of a thread."""
     stat = stat_of(pid)
     if stat is None or not is_process(pid):
         return None
@@ -134,7 +135,7 @@ def ref_of(pid: int) -> ProcessRef | None:
 
 
 def alive(ref: ProcessRef) -> bool:
-    """True also where nobody can say: what is kept for a process must outlive that."""
+    """Return whether ``ref`` lives or may live: its records must not be dropped before it ends."""
     try:
         stat = _stat(ref.pid)
     except OSError:
@@ -143,24 +144,24 @@ def alive(ref: ProcessRef) -> bool:
 
 
 def owner_uid(pid: int) -> int | None:
-    """The user it runs as; ``None`` if it is gone."""
+    """Return the user that it runs as; ``None`` if it has ended."""
     return _looked(pid, lambda: os.stat(f"/proc/{pid}").st_uid)
 
 
 def command(pid: int) -> str:
-    """What its program is called, 15 characters at most; "" if it is gone, or hidden from us."""
+    """Return its program's name, at most 15 characters; "" if it has ended, or is hidden."""
     return (_looked(pid, lambda: _text(f"/proc/{pid}/comm")) or "").strip()
 
 
 def runs_as(pid: int, uid: int) -> bool:
-    """Is ``uid`` the real, effective or saved user of process ``pid``?"""
+    """Return whether ``uid`` is the real, effective or saved user of process ``pid``."""
     return str(uid) in _status(pid, "Uid:")[:3]
 
 
 def image_of(ref: ProcessRef) -> str:
-    """What tells the program that ``ref`` runs now from one that it becomes by ``exec``, which
-    changes neither pid nor start time: a digest of its auxiliary vector, which has the addresses
-    that the kernel chose for it. "": it has ended, or may not be looked at.
+    """Return a digest that differs between the program that ``ref`` runs now and one that it
+    becomes by ``exec``, which changes neither pid nor start time. It is made of the auxiliary
+    vector, which has the addresses that the kernel chose. "": it has ended, or may not be read.
 
     Without randomised addresses the same program, started anew in the same way, looks the same.
     """
@@ -175,8 +176,8 @@ def image_of(ref: ProcessRef) -> str:
 
 
 def open_pidfd(ref: ProcessRef) -> int | None:
-    """A descriptor that becomes readable when exactly this process ends; ``None`` if it has ended.
-    The caller closes it."""
+    """Return a descriptor that becomes readable when exactly this process ends; ``None`` if it has
+    ended. The caller closes it."""
     try:
         descriptor = os.pidfd_open(ref.pid)
     except OSError as error:
@@ -191,8 +192,8 @@ def open_pidfd(ref: ProcessRef) -> int | None:
 
 
 def tree(root: ProcessRef, without: Collection[ProcessRef] = frozenset()) -> tuple[ProcessRef, ...]:
-    """``root`` and its live descendants, parents first; empty if ``root`` is gone. Those in
-    ``without``, and what descends from them, are left out (a session started inside another one).
+    """Return ``root`` and its live descendants, parents first; nothing if ``root`` has ended.
+    Processes in ``without`` and their descendants are omitted (a session inside another one).
 
     A descendant whose parent has ended belongs to init now and is not found here; see
     ``in_session_of`` for those.
@@ -215,8 +216,8 @@ def tree(root: ProcessRef, without: Collection[ProcessRef] = frozenset()) -> tup
 
 
 def ancestors(ref: ProcessRef) -> Iterator[ProcessRef]:
-    """Parent, grandparent … of ``ref``, as they are now. (Those of an orphan are not the processes
-    that started it.)"""
+    """Yield the parent, grandparent … of ``ref`` at present. (Those of an orphan are not the
+    processes that started it.)"""
     child = stat_of(ref.pid)
     for _ in range(TREE_MAX):
         if child is None or child.parent <= 0:
@@ -224,17 +225,17 @@ def ancestors(ref: ProcessRef) -> Iterator[ProcessRef]:
         pid = child.parent
         stat = stat_of(pid)
         if stat is None or stat.start_ticks > child.start_ticks:
-            return  # it ended meanwhile, and its pid is somebody else's
+            return  # the parent ended meanwhile, and another process has its pid
         yield ProcessRef(pid, stat.start_ticks)
         child = stat
 
 
 def in_session_of(root: ProcessRef, pid: int) -> bool:
-    """Is ``pid`` in the terminal session that ``root`` leads, and its owner's?
+    """Return whether ``pid`` is in the terminal session that ``root`` leads, and has its owner.
 
     Jupyter starts each kernel as a session leader, and the session id outlives parents, ``root``
-    included: so an orphaned worker can still be told to be this kernel's. Start time guards
-    against a reused id: nobody in the session is older than its leader.
+    included. So an orphaned worker can still be assigned to its kernel. The start time guards
+    against a reused id: no process in the session is older than its leader.
     """
     stat = stat_of(pid)
     if stat is None or stat.session != root.pid or stat.start_ticks < root.start_ticks:
@@ -247,8 +248,8 @@ def in_session_of(root: ProcessRef, pid: int) -> bool:
 
 
 def _children(parent: int) -> list[int]:
-    """Children of every thread of ``parent``; a scan of all processes where the kernel was built
-    without ``/proc/<pid>/task/<tid>/children``."""
+    """Return the children of every thread of ``parent``, by a scan of all processes if the kernel
+    was built without ``/proc/<pid>/task/<tid>/children``."""
     threads = _looked(parent, lambda: os.listdir(f"/proc/{parent}/task")) or []
     found = [_children_of_thread(parent, thread) for thread in threads]
     if any(children is None for children in found):
@@ -257,7 +258,7 @@ def _children(parent: int) -> list[int]:
 
 
 def _children_of_thread(parent: int, thread: str) -> list[int] | None:
-    """``None`` if this kernel has no such file; nothing if the thread has ended."""
+    """Return ``None`` if this kernel has no such file; no pids if the thread has ended."""
     directory = f"/proc/{parent}/task/{thread}"
     text = _looked(parent, lambda: _text(f"{directory}/children"))
     if text is None and os.path.exists(f"{directory}/stat"):
@@ -272,7 +273,7 @@ def _children_by_scan(parent: int) -> list[int]:
 
 @functools.cache
 def boot_id() -> str:
-    """What the system calls this run of itself; "" where it has no name."""
+    """Return the system's id of its current boot; "" if it has none."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()

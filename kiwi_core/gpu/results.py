@@ -1,4 +1,4 @@
-"""What the result codes of the driver and of NVML mean to people: code, sentence, remedy."""
+"""The result codes of the driver and of NVML for users: code, sentence, remedy."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _NVML: Final[dict[int, _Meaning]] = {
 
 
 def cuda_error(what: str, driver_code: int | None, words: str = "") -> GpuError:
-    """``what`` names the call (``"lock of process 12"``), ``words`` are the driver's own."""
+    """Return the error of ``what`` (``"lock of process 12"``); ``words`` are the driver's own."""
     meaning = _CUDA.get(driver_code) if driver_code is not None else None
     if meaning is None:
         meaning = _Meaning("driver", words or "the driver failed")
@@ -97,7 +97,7 @@ def nvml_error(what: str, nvml_code: int, words: str = "") -> GpuError:
 
 
 def no_driver_error(words: str) -> GpuError:
-    """The CUDA library itself could not be loaded."""
+    """Return the error for a CUDA library that could not be loaded."""
     return GpuError("no-driver", f"No CUDA driver could be loaded: {words.rstrip('.')}.", _INSTALL)
 
 

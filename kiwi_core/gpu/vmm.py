@@ -1,7 +1,7 @@
 """Virtual memory management: addresses, physical memory and access as three separate things.
 
-See ``memory`` for whose GPU it is and how errors come. Sizes are multiples of ``granularity``.
-Unmapping does not reliably wait for work under way: synchronise first.
+See ``memory`` for which GPU this is and how errors are raised. Sizes are multiples of
+``granularity``. Unmapping does not reliably wait for work in progress: synchronise first.
 
 Source: CUDA driver API, "Virtual Memory Management".
 """
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def granularity(gpu: OwnGpu) -> int:
-    """The least size that can be created (2 MiB on all GPUs known)."""
+    """Return the smallest size that can be created (2 MiB on all known GPUs)."""
     least = cuda().CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
     what = "asking for the granularity"
     return int(call(what, cuda().cuMemGetAllocationGranularity, _properties(gpu), least))
 
 
 def reserve(size_bytes: int) -> int:
-    """Addresses with nothing behind them."""
+    """Reserve addresses without memory behind them."""
     return int(call("reserving addresses", cuda().cuMemAddressReserve, size_bytes, 0, 0, 0))
 
 
@@ -33,8 +33,8 @@ def unreserve(address: int, size_bytes: int) -> None:
 
 
 class Creator:
-    """Physical memory of one GPU, in one size after another; prepared, so that what is timed is
-    the driver's call and not the building of its arguments."""
+    """Creates and maps physical memory of one GPU. It builds the arguments ahead, so that
+    measurements time only the driver's calls."""
 
     def __init__(self, gpu: OwnGpu) -> None:
         self._properties = _properties(gpu)

@@ -1,5 +1,5 @@
-"""Kiwi's metrics as Prometheus reads them: from a daemon's own listener, and from a Jupyter Server.
+"""Kiwi's metrics for Prometheus, served by a daemon's own listener and by a Jupyter Server.
 
-``reading`` asks daemons, ``families`` says what each number is called, ``collector`` puts both into
+``reading`` asks daemons, ``families`` names each number, ``collector`` puts both into
 a ``prometheus_client`` registry, ``listener`` serves one over HTTP.
 """

@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 
 class KiwiCollector(Collector):
-    """``ask`` is called at each scrape, in the scrape's thread. If it raises, the others' metrics
-    in the same registry are served all the same, and the log says why Kiwi's are not."""
+    """Collects Kiwi's metrics. It calls ``ask`` at each scrape, in the scrape's thread. If ``ask``
+    raises, other metrics in the registry are served anyway, and the log says why Kiwi's are not."""
 
     def __init__(self, ask: Callable[[], Iterable[GpuReading]]) -> None:
         self._ask = ask
@@ -34,5 +34,5 @@ class KiwiCollector(Collector):
             return []
 
     def describe(self) -> Iterable[Metric]:
-        """Registering must not ask anybody: only the names."""
+        """Return the metrics without values: registering must not ask the daemons."""
         return list(families_of(()))

@@ -1,7 +1,7 @@
 """Every metric by name: what it counts, in which unit, with which labels.
 
 Names follow the Prometheus conventions: base units, counters end in ``_total``. The labels are few
-and bounded, and none names a user, a notebook or a process: who may scrape may see them all.
+and bounded, and none names a user, a notebook or a process, since every scraper sees them all.
 ``docs/metrics.md`` has this table, and a test compares the two.
 """
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from kiwi_core.wire.metrics import GpuMetrics, Histogram
 
     Sample = tuple[tuple[str, ...], float]
-    """Values of the family's own labels, and the number."""
+    """The values of the family's own labels, and the number."""
 
 GPU_LABELS: Final = ("gpu", "index")
-"""On every metric: the GPU's UUID and its index on this machine."""
+"""Labels of every metric: the GPU's UUID and its index on this machine."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """``read`` gives the samples of one GPU; ``labels`` come after ``GPU_LABELS``."""
+    """One metric. ``read`` returns the samples of one GPU; ``labels`` come after ``GPU_LABELS``."""
 
     name: str
     kind: type[CounterMetricFamily] | type[GaugeMetricFamily]
@@ -86,7 +86,7 @@ def _both_ways(
 
 
 def _refusals(m: GpuMetrics) -> list[Sample]:
-    """Zeros, too: a counter that appears with its first refusal hides it from ``increase()``."""
+    """Return all counts, zeros too: ``increase()`` does not see the step from absent to 1."""
     counts = {(r.operation, r.reason): r.count for r in m.refusals}
     return [
         ((operation, reason.value), counts.get((operation, reason), 0))
@@ -356,7 +356,7 @@ INFO_LABELS: Final = ("version", "driver", "model", "emulated")
 
 
 def families_of(readings: Iterable[GpuReading]) -> Iterator[Metric]:
-    """Every metric of all the GPUs; those of one whose daemon does not answer are absent, but for
+    """Yield every metric with the samples of all GPUs. A GPU whose daemon does not answer has only
     ``kiwi_up``."""
     known = sorted(readings, key=lambda reading: reading.index)
     up = GaugeMetricFamily(*UP, labels=GPU_LABELS)

@@ -1,8 +1,8 @@
 """``kiwi daemon --metrics``: serves ``/metrics`` over HTTP, for machines without Jupyter.
 
-In threads beside the supervisor's loop; the daemons themselves only answer a question now and then.
-Whoever connects may take a few threads and descriptors for a few seconds and no more: the
-supervisor needs them to start a daemon that has crashed.
+It runs in threads beside the supervisor's loop; the daemons only answer a question now and then.
+Connections may take a few threads and descriptors for a few seconds and no more: the supervisor
+needs them to restart a daemon that has crashed.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ if TYPE_CHECKING:
     from kiwi_core.metrics.reading import GpuPlace, GpuReading
 
 FRESH_S: Final = 0.5
-"""Scrapes that come so close together share one answer: many scrapers cost a daemon no more than
-one."""
+"""Scrapes within this time share one answer: many scrapers cost a daemon no more than one."""
 
 CONNECTIONS_MAX: Final = 16
-"""At the same time; each takes a thread and a descriptor. A scrape takes milliseconds, and a
-machine has a few scrapers."""
+"""Most connections at the same time; each takes a thread and a descriptor. A scrape takes
+milliseconds, and a machine has a few scrapers."""
 
 CONNECTION_S: Final = 5.0
-"""A connection is closed after this, whatever it is doing: to ask takes a scraper one packet, the
-answer at most three seconds (``reading``)."""
+"""A connection is closed after this time in any case: a request takes one packet, the answer at
+most three seconds (``reading``)."""
 
 SILENT_S: Final = 0.5
-"""One that has said nothing for so long makes way when all places are taken."""
+"""A connection that has sent nothing for this long makes way when all places are taken."""
 
 BACKLOG: Final = 128
 """Connections that wait in the kernel, where they cost this process nothing."""
 
 
 class _Places:
-    """The connections that are open: no more than ``CONNECTIONS_MAX``, and none for ever."""
+    """The open connections: at most ``CONNECTIONS_MAX``, and none for longer than
+    ``CONNECTION_S``."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._since_s: dict[socket.socket, float] = {}
         self._asked: set[socket.socket] = set()
-        """Those that have sent the first line of a request."""
+        """The connections that have sent the first line of a request."""
         self.turned_away = 0
 
     def take(self, sock: socket.socket) -> bool:
@@ -78,7 +78,7 @@ class _Places:
             self._asked.discard(sock)
 
     def end_late(self) -> None:
-        """Called several times a second."""
+        """End connections that are too old. The server calls this several times a second."""
         now_s = time.monotonic()
         with self._lock:
             for sock, since_s in self._since_s.items():
@@ -94,7 +94,7 @@ class _Places:
 
 
 def _end(sock: socket.socket) -> None:
-    """The thread that reads it hears of the end, and closes it."""
+    """Shut ``sock`` down; the thread that reads it sees the end, and closes it."""
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 
@@ -118,10 +118,10 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.places.end_late()
 
     def handle_error(self, *_: Any) -> None:
-        """A connection that was ended in the middle is no news."""
+        """Log nothing: a connection that was ended in the middle is normal."""
 
     def server_bind(self) -> None:
-        # Not HTTPServer's own: it looks up the name of its address, which may take long.
+        # HTTPServer's own method looks up the name of its address, which may take long.
         TCPServer.server_bind(self)
         self.server_name, self.server_port = "kiwi", self.server_address[1]
         self.setup_environ()
@@ -140,7 +140,7 @@ class _Handler(WSGIRequestHandler):
         return super().parse_request()
 
     def log_message(self, *_: Any) -> None:
-        """A scrape every few seconds is no news."""
+        """Log nothing: there is a scrape every few seconds."""
 
 
 class Listener:
@@ -153,7 +153,7 @@ class Listener:
         places: Sequence[GpuPlace],
         ask: Callable[[Sequence[GpuPlace]], list[GpuReading]] = ask_daemons,
     ) -> None:
-        """Raises ``CallerError`` "no-metrics-port" where it cannot listen."""
+        """Open the port. Raise ``CallerError("no-metrics-port")`` if that is impossible."""
         self._shared = _Shared(partial(ask, places))
         registry = CollectorRegistry()
         registry.register(KiwiCollector(self._shared.read))
@@ -172,7 +172,7 @@ class Listener:
 
     @property
     def for_others(self) -> bool:
-        """Whether other machines may reach it."""
+        """Whether other machines may reach the listener."""
         address = self._server.server_address[0]
         return not ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
 
@@ -180,7 +180,7 @@ class Listener:
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
     def close(self) -> None:
-        """Of one that was started."""
+        """Stop serving. Only for a listener that was started."""
         self._server.shutdown()
         self._server.server_close()
 

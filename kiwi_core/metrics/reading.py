@@ -1,4 +1,4 @@
-"""What is known of one GPU, and asking the daemons of several at once."""
+"""The readings of GPUs: asks the daemons of several at once."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from kiwi_core.wire.metrics import GpuMetrics
 
 STEP_S: Final = 1.5
-"""To connect, and again to be answered: a living daemon takes milliseconds, and a scrape must be
-over long before Prometheus gives up on it (10 s)."""
+"""Limit for connecting, and again for the answer: a living daemon takes milliseconds, and a scrape
+must end long before Prometheus gives up on it (10 s)."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class GpuPlace:
 
 
 def ask_daemons(places: Sequence[GpuPlace]) -> list[GpuReading]:
-    """Every daemon is asked at once, each on a connection of its own. Returns within little more
-    than two ``STEP_S``, in the order of ``places``, and never raises for a daemon that is away."""
+    """Ask all daemons at once, each on a connection of its own. Return the readings in the order of
+    ``places``, within little more than two ``STEP_S``. A daemon that is away raises no error."""
     found: dict[str, GpuMetrics] = {}
 
     def ask(place: GpuPlace) -> None:

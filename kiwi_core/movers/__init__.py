@@ -1,9 +1,9 @@
 """Worker processes that make every call to the driver or NVML that can hang.
 
-A call about another process can hang for ever (a stopped target, a peer of NCCL, a bug), and a call
-that hangs cannot be taken back. So the daemon makes none: it hands each call to a worker, one at a
-time, with a time limit, and only awaits the answer. A worker whose call passes its limit is killed.
-The driver finishes what it had begun, and another worker can ask how that came out.
+A call about another process can hang for ever (a stopped target, a peer of NCCL, a bug), and cannot
+be cancelled then. So the daemon hands each call to a worker, which makes one at a time, and awaits
+the answer for a limited time. A worker whose call passes its limit is killed. The driver finishes
+the operation, and another worker can ask for the result.
 """
 
 from __future__ import annotations

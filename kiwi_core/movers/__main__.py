@@ -1,7 +1,7 @@
-"""``python -m kiwi_core.movers PARENT``: a worker, started by a daemon only.
+"""``python -m kiwi_core.movers PARENT``: a worker. Only a daemon starts it.
 
-Its standard input is one end of a socket pair. It ends with the daemon: the system kills it then,
-even in the middle of a call, and a worker that waits sees the end of its input.
+Its standard input is one end of a socket pair. It ends with the daemon: the system kills it, even
+in the middle of a call, and an idle worker sees the end of its input.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def main() -> int:
 def die_with(parent: int) -> None:
     """Have the system kill this process when ``parent`` ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before that was set
+    if os.getppid() != parent:  # the parent ended before the signal was set
         sys.exit(0)
 
 
 def _began() -> Answer:
-    """``cuInit`` takes seconds on big machines: it is done before there is anything to do. Where
-    it fails, each call tries again and says why."""
+    """Initialise the driver before the first call, since ``cuInit`` takes seconds on big machines.
+    If it fails, each call tries again and reports why."""
     try:
         driver.warm_up()
     except GpuError as error:
@@ -50,7 +50,7 @@ def _began() -> Answer:
 
 
 def _next(heard: BinaryIO) -> Call | None:
-    """The next call; ``None`` where the daemon has ended."""
+    """Return the next call; ``None`` if the daemon has ended."""
     try:
         head = heard.read(HEAD_BYTES)
         size = body_bytes(head)

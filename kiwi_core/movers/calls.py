@@ -1,4 +1,4 @@
-"""The calls that a worker can be asked for: one driver call, or one reading of NVML, each."""
+"""The calls that a worker can make: each is one driver call, or one reading of NVML."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 def users_elsewhere(gpu_uuid: str) -> dict[int, str]:
-    """Return the pids that use another GPU than ``gpu_uuid``, and which."""
+    """Return the pids that use another GPU than ``gpu_uuid``, each with the UUID of that GPU."""
     found: dict[int, str] = {}
     for other in nvml.gpus():
         if other.uuid == gpu_uuid:
             continue
-        # Another GPU that is out of order is no reason to stop work on this one.
+        # A fault of another GPU is no reason to stop work on this one.
         with contextlib.suppress(GpuError):
             found.update(dict.fromkeys(nvml.processes(other.uuid), other.uuid))
     return found
 
 
 def names_users(gpu_uuid: str) -> bool:
-    """Whether NVML can be trusted to name everybody who uses the GPU, and how much."""
+    """Return whether NVML names all processes that use the GPU, and the memory of each."""
     return nvml.names_processes() and nvml.all_sizes_known(gpu_uuid)
 
 

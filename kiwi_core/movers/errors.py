@@ -1,4 +1,4 @@
-"""What can become of a call beside an answer."""
+"""The errors of a call that gets no answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOVER_DIED: Final = "mover-died"
 
 class Hung(GpuError):  # noqa: N818 - the word for what happened
     """A call that began and was not answered: it passed its time limit, or its worker died. The
-    driver may have done the work, may still be at it, or may never do it: ask for the state."""
+    driver may have done the work, may still do it, or may never do it: ask for the state."""
 
 
 class Busy(GpuError):  # noqa: N818

@@ -1,4 +1,4 @@
-"""What daemon and worker say to each other: frames of msgpack behind four bytes of length."""
+"""The messages between daemon and worker: four bytes of length, then a frame of msgpack."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """The first one, that nobody asked for, says that the worker is ready."""
+    """The answer to a call. A first one, which answers no call, says that the worker is ready."""
 
     value: Any = None
     failure: Failure | None = None
@@ -44,7 +44,7 @@ def frame(message: Call | Answer) -> bytes:
 
 
 def body_bytes(head: bytes) -> int:
-    """Raises ``ValueError`` where no frame is so long."""
+    """Return the length that ``head`` announces. Raise ``ValueError`` if no frame is so long."""
     size = int.from_bytes(head, "big")
     if size > FRAME_MAX_BYTES:
         raise ValueError(f"a frame of {size} bytes")

@@ -1,4 +1,4 @@
-"""The workers of one daemon: started ahead, handed out one call at a time, killed when they hang.
+"""The pool of a daemon's workers: started ahead, given one call at a time, killed when they hang.
 
 Everything here runs in the loop's thread.
 """
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LEAST: Final = 2
-"""Workers at any time: one makes a call that takes long, another answers questions."""
+"""Fewest workers at any time: one makes a long call, another answers questions."""
 
 MOST: Final = 8
-"""Workers at any time, those that were killed and have not ended yet included: each has some 100 MB
+"""Most workers at any time, including killed ones that have not ended yet: each takes some 100 MB
 of RAM, and more than a few calls at a time only compete for one bus."""
 
 LONG_S: Final = 0.05
-"""A question takes a millisecond. A worker that is at it for longer does not count for others."""
+"""A question takes a millisecond. Once a call takes this long, another worker serves the others."""
 
 STARTS_WITHIN_S: Final = 60.0
 """``cuInit`` takes up to 2.7 s; the machine may be busy, and the driver waking up."""
 
 AGAIN_AFTER_S: Final = (0.2, 1.0, 5.0, 20.0)
-"""Before another worker is started after one that ended, or hung, before it was ready."""
+"""Pauses before the next start after a worker that ended or hung before it was ready."""
 
 IDLE_S: Final = 60.0
-"""A worker beyond ``LEAST`` that has had nothing to do for so long is ended."""
+"""A worker beyond ``LEAST`` that has been idle for this long is ended."""
 
 REAP_S: Final = (0.01, 0.1, 1.0)
-"""Between looks whether a killed worker has ended. One may be in the kernel, and not end."""
+"""Pauses between checks whether a killed worker has ended. One in the kernel may never end."""
 
 
 class Movers:
-    """``environment`` is added to the daemon's own. Call ``start`` first and ``close`` at last."""
+    """The pool: ``start`` it first, ``close`` it last. ``environment`` adds to the daemon's own."""
 
     def __init__(
         self, least: int = LEAST, most: int = MOST, environment: Mapping[str, str] | None = None
@@ -53,10 +53,10 @@ class Movers:
         self._most = most
         self._environment = environment
         self._workers: set[Worker] = set()
-        """All whose process may exist."""
+        """All workers whose process may exist."""
         self._idle: deque[Worker] = deque()
         self._long: set[Worker] = set()
-        """Those whose call has not been answered for ``LONG_S``."""
+        """The workers whose call has not been answered for ``LONG_S``."""
         self._starting: dict[Worker, asyncio.Task[None]] = {}
         self._waiting: deque[asyncio.Future[Worker]] = deque()
         self._failures = 0
@@ -68,9 +68,9 @@ class Movers:
         return [worker.pid for worker in self._workers]
 
     async def call(self, name: str, *args: Any, deadline_s: float) -> Any:
-        """Return what ``calls.CALLS[name]`` returns, as msgpack has it. ``deadline_s``: from now,
-        with the wait for a worker. Raises ``GpuError``: the call's own, ``Busy`` where it did not
-        begin in time, and ``Hung`` where it began and nobody knows how it came out."""
+        """Return what ``calls.CALLS[name]`` returns, as decoded by msgpack. ``deadline_s`` counts
+        from now and includes the wait for a worker. Raise the call's own ``GpuError``, ``Busy`` if
+        it did not begin in time, or ``Hung`` if it began and its result is unknown."""
         what = f"{name} {' '.join(map(str, args))}"
         loop = asyncio.get_running_loop()
         ends_at_s = loop.time() + deadline_s
@@ -100,7 +100,7 @@ class Movers:
         return value
 
     async def close(self) -> None:
-        """Kill all. A worker that does not end is left to the system."""
+        """Kill all workers. One that does not end is left to the system."""
         self._closed = True
         if self._again is not None:
             self._again.cancel()
@@ -117,14 +117,14 @@ class Movers:
 
     async def _take(self) -> Worker:
         if self._idle:
-            return self._idle.pop()  # the one that was used last: the others may be ended
+            return self._idle.pop()  # the one used last, so that the others can be retired
         place: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
         self._waiting.append(place)
         try:
             return await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
-                self._give_back(place.result())  # it came in the moment in which the wait ended
+                self._give_back(place.result())  # it came just as the wait was cancelled
             raise
 
     def _give_back(self, worker: Worker) -> None:
@@ -139,19 +139,19 @@ class Movers:
         asyncio.get_running_loop().call_later(IDLE_S, self._retire)
 
     def _retire(self) -> None:
-        """End one that nobody needs. (There are as many looks as there were calls.)"""
+        """End the longest idle worker if there are too many. (Scheduled after every call.)"""
         if self._idle and len(self._workers) > self._least + len(self._long):
             self._kill(self._idle[0])
 
     def _takes_long(self, worker: Worker) -> None:
-        """It moves memory, or hangs: another one is there for what comes."""
+        """Start another worker for new calls, since this one moves memory, or hangs."""
         self._long.add(worker)
         self.start()
 
     # --- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """``least`` for quick calls, beside those that make a long one."""
+        """Start workers until there are ``least`` for quick calls beside those in a long one."""
         if self._closed or self._again is not None:
             return
         while len(self._workers) < self._most and self._useful < self._least + len(self._long):
@@ -161,7 +161,7 @@ class Movers:
 
     @property
     def _useful(self) -> int:
-        """One that was killed may stay for long: it cannot end while it hangs in the kernel."""
+        """The number of workers that were not killed: a killed one may hang in the kernel."""
         return sum(not worker.reaping for worker in self._workers)
 
     async def _begin(self, worker: Worker) -> None:
@@ -195,7 +195,7 @@ class Movers:
         self._ended(worker)
 
     def _ended(self, worker: Worker) -> None:
-        """It answers no more."""
+        """Remove ``worker``, which answers no more, and replace it."""
         if worker in self._idle:
             self._idle.remove(worker)
         if worker in self._workers and not worker.reaping:
@@ -204,7 +204,7 @@ class Movers:
             self.start()
 
     def _reap(self, worker: Worker, looks: int) -> None:
-        """Its place is free when its process is gone: one that hangs in the kernel keeps it."""
+        """Free the worker's place once its process is gone; one hanging in the kernel keeps it."""
         if worker.exited:
             self._workers.discard(worker)
             self.start()

@@ -1,6 +1,6 @@
 """The driver's checkpoint calls and NVML's readings of one GPU, each made by a worker.
 
-All raise ``GpuError``; ``Hung`` and ``Busy`` are such errors, too.
+All raise ``GpuError``, of which ``Hung`` and ``Busy`` are subclasses.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from kiwi_core.movers.pool import Movers
 
 ANSWER_S: Final = 5.0
-"""For what takes a millisecond when all is well: a state, a reading, an unlock. A state query waits
-for an operation under way on its target, so no shorter limit would tell more."""
+"""Limit for calls that normally take a millisecond: a state, a reading, an unlock. A state query
+waits for an operation in progress on its target, so a shorter limit would tell no more."""
 
 AFTER_A_LOCK_S: Final = 5.0
-"""Beyond a lock's own time limit, which the driver keeps to the millisecond."""
+"""Added to a lock's own time limit, which the driver keeps to the millisecond."""
 
 START_S: Final = 120.0
-"""For the first answer of all: a worker has to start, and the driver to wake up."""
+"""Limit for the very first answer: a worker has to start, and the driver to wake up."""
 
 
 class RemoteDriver:
-    """``checkpoint`` and ``restore`` take the limit for the call in seconds, since how long a move
-    may take depends on its size."""
+    """The driver's checkpoint calls. ``checkpoint`` and ``restore`` take a time limit in seconds,
+    since the time for a move depends on its size."""
 
     def __init__(self, movers: Movers) -> None:
         self._movers = movers
@@ -54,7 +54,7 @@ class RemoteDriver:
 
 
 class RemoteGpu:
-    """One GPU's memory, who uses it, and how hard it works."""
+    """One GPU's memory, the processes that use it, and its load."""
 
     def __init__(self, movers: Movers, uuid: str, total_bytes: int) -> None:
         self._movers = movers
@@ -83,7 +83,7 @@ class RemoteGpu:
         return msgspec.convert(found, dict[int, str])
 
     async def claimed_restore(self, pid: int, claims_bytes: Sequence[int], within_s: float) -> None:
-        """As ``RemoteDriver.restore``, once one of ``claims_bytes`` of this GPU could be had."""
+        """Restore as ``RemoteDriver`` does, once one of ``claims_bytes`` could be allocated."""
         args = (pid, self._uuid, list(claims_bytes))
         await self._movers.call("claimed_restore", *args, deadline_s=max(ANSWER_S, within_s))
 

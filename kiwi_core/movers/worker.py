@@ -1,4 +1,4 @@
-"""One worker as the daemon sees it: its process, its socket, and the one call that it is making."""
+"""One worker as the daemon sees it: its process, its socket, and the call in progress."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _decoder = msgspec.msgpack.Decoder(Answer)
 
 
 class Worker(asyncio.Protocol):
-    """``ended`` is called once, when the process has ended or closed its socket."""
+    """One worker. ``ended`` is called once, when the process has ended or closed its socket."""
 
     def __init__(self, ended: Callable[[Worker], None]) -> None:
         self._ended = ended
@@ -31,7 +31,7 @@ class Worker(asyncio.Protocol):
         self._buffer = bytearray()
         self._answer: asyncio.Future[Answer] | None = None
         self.reaping = False
-        """Its end is waited for."""
+        """Whether the pool waits for its end."""
 
     @property
     def pid(self) -> int:
@@ -39,12 +39,12 @@ class Worker(asyncio.Protocol):
 
     @property
     def exited(self) -> bool:
-        """Whether its process is gone, and with it all that the driver gave it."""
+        """Whether its process is gone, and with it all its driver resources."""
         return self._process is None or self._process.poll() is not None
 
     async def start(self, environment: Mapping[str, str] | None) -> Answer:
-        """Start the process and return its first answer: why ``cuInit`` failed, if it did. Raises
-        ``OSError`` where it cannot be started."""
+        """Start the process and return its first answer: why ``cuInit`` failed, if it did. Raise
+        ``OSError`` if it cannot be started."""
         ours, its = socket.socketpair()
         with its:
             try:
@@ -58,7 +58,7 @@ class Worker(asyncio.Protocol):
         return await answer
 
     async def ask(self, call: Call) -> Any:
-        """Return what the call returned. Raises what it raised, and ``OSError`` where the worker
+        """Return what the call returned, or raise what it raised. Raise ``OSError`` if the worker
         has ended."""
         answer = self._expect()
         assert self._transport is not None
@@ -89,19 +89,19 @@ class Worker(asyncio.Protocol):
         if len(self._buffer) < max(size, HEAD_BYTES + 1):
             return
         answer = _decoder.decode(bytes(self._buffer[HEAD_BYTES:size]))
-        self._buffer.clear()  # it says nothing that it was not asked for
+        self._buffer.clear()  # the worker sends nothing that it was not asked for
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(answer)
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error or BrokenPipeError(f"worker {self.pid} has ended"))
-            self._answer.exception()  # whoever waits is told; there may be nobody
+            self._answer.exception()  # marks it as retrieved, since no caller may wait for it
         self._ended(self)
 
 
 def _process(its: socket.socket, environment: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
-    """It is no program under Kiwi, and nothing that is sent to a terminal's session reaches it."""
+    """Start the process: no program under Kiwi, and out of reach of the terminal's signals."""
     env = {**os.environ, **(environment or {}), "KIWI_DISABLE": "1"}
     for name in ("KIWI_RUN_SESSION", "LD_PRELOAD"):
         env.pop(name, None)

@@ -92,8 +92,7 @@ def encode_line(record: JournalHeader | JournalEntry) -> bytes:
 
 
 def decode_line(line: bytes) -> JournalHeader | JournalEntry:
-    """Return the record in ``line``. Raise ``CallerError`` if it is not a line of a journal of
-    this version."""
+    """Decode a line of a journal of this version. Raise ``CallerError`` for any other line."""
     try:
         record = _DECODER.decode(line)
     except msgspec.MsgspecError as error:

@@ -102,7 +102,7 @@ def _queue(st: State, now_ns: int) -> tuple[QueueView, ...]:
 
 
 def _waiters(st: State, queued: Iterable[Session]) -> Iterator[Session]:
-    """Yield the waiters that hold the GPU no more, then the sessions that are kept out. A session
+    """Yield the waiters that no longer hold the GPU, then the sessions kept out of it. A session
     that is being stopped is in the queue already, but is shown as a holder until it is stopped."""
     yield from (session for session in queued if not session.stopping)
     yield from (session for session in st.kept_out.values() if session.aside)

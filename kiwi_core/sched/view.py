@@ -43,9 +43,8 @@ class SessionView:
     expected_bytes: int
     """GPU memory that it is expected to take while it runs; the whole GPU while unknown."""
     time_left_ns: int | None
-    """The longest time until it makes way for the first waiter, or, if no session waits, until
-    its quantum ends; ``None`` unless it holds the lease and can be stopped. 0: it goes on until
-    another session asks."""
+    """The longest time until it makes way for the first waiter (without one, until its quantum
+    ends); ``None`` unless it holds the lease and can be stopped. 0: it runs until another asks."""
     operation: OpId | None
     problem: Notice | None
     detail: str

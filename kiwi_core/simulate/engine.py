@@ -1,5 +1,4 @@
-"""The loop: feeds the scheduler the events that the daemon would, and performs its actions, in
-virtual time.
+"""The loop: feeds the scheduler events as the daemon does, performs its actions in virtual time.
 
 Like the daemon, it reads a session's memory before it reports the end of a burst, reads the
 runners' memory now and then (it omits readings that cannot show anything new), sends
@@ -94,8 +93,7 @@ class Simulation:
         return self.measures
 
     def begin(self) -> None:
-        """Schedule the start of each session. The only event so far is a reading of the empty
-        GPU."""
+        """Report the empty GPU, and schedule the start of each session."""
         self._tell(ev.MemoryObserved(free_bytes=self.free_bytes))
         for index, session in enumerate(self._trace.sessions):
             if session.cells:

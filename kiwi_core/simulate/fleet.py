@@ -23,8 +23,7 @@ PARTS_PER_JOB: Final = 8
 
 @dataclass(frozen=True)
 class Work:
-    """The source of each GPU's trace: a mix (with another seed for each GPU), or one trace for
-    all."""
+    """The source of each GPU's trace: a mix (each GPU has another seed), or one trace for all."""
 
     mix: str = ""
     trace: Trace | None = None

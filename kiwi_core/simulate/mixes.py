@@ -19,8 +19,7 @@ from kiwi_core.units import GIB, MIB, NS_PER_S, seconds_to_ns
 
 @dataclass(frozen=True)
 class Kind:
-    """The behaviour of one kind of session. Pairs are ranges to draw from evenly; shares are of
-    1."""
+    """The behaviour of one kind of session. Pairs are evenly drawn ranges; shares are fractions."""
 
     cell_median_s: float
     cell_sigma: float

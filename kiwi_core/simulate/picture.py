@@ -39,8 +39,7 @@ text { fill: currentColor }
 
 
 def waits_svg(title: str, columns: Sequence[tuple[str, Summary]]) -> str:
-    """Return the SVG. ``columns`` has the name and the summary of each set-up; all summaries have
-    the same classes."""
+    """Return the SVG. ``columns``: name and summary of each set-up, all with the same classes."""
     groups = [one.cells for one in columns[0][1].classes]
     group_width = GROUP + len(columns) * (BAR + GAP)
     width = max(LEFT + RIGHT + len(groups) * group_width, 560)

@@ -51,9 +51,8 @@ def read(
     name: str = "recorded",
     since_unix_s: float = 0.0,
 ) -> tuple[Trace, Measures]:
-    """Return the trace, and the measures of what really happened, of the cells requested at
-    ``since_unix_s`` or later. Raise ``CallerError("bad-journal")`` if there is no header or no
-    cell."""
+    """Return the trace and the real measures of the cells requested at ``since_unix_s`` or later.
+    Raise ``CallerError("bad-journal")`` if there is no header or no cell."""
     reader = _Reader(contention, since_unix_s)
     for record in records:
         if isinstance(record, JournalHeader):

@@ -1,1 +1,1 @@
-"""What tests put in the place of the real parts. Nothing that runs for users imports it."""
+"""Replacements of real parts for tests. Nothing that runs for users imports this package."""

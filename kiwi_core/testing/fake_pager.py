@@ -1,7 +1,7 @@
 """A pager in memory, for tests of everything above the pager: sizes, states and scripted faults.
 
-Passes the same contract suite as the real backends. It knows only the sessions it was told of
-(``start``); any other one is a process that does not use the GPU.
+It passes the same contract suite as the real backends. It knows only the sessions that ``start``
+added; any other session is a process that does not use the GPU.
 
     pager = FakePager(total_bytes=8 * GIB)
     pager.start(session, resident_bytes=5 * GIB)
@@ -43,7 +43,7 @@ Call = Literal["suspend", "resume", "page_out", "page_in"]
 
 @dataclass(frozen=True)
 class Refuse:
-    """The call does nothing and says so."""
+    """The call changes nothing and is refused."""
 
     reason: Reason
     detail: str = "scripted"
@@ -51,7 +51,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Lose:
-    """The contents are gone, for good."""
+    """The call loses the contents for good."""
 
     detail: str = "scripted"
 
@@ -65,15 +65,15 @@ class Slow:
 
 @dataclass(frozen=True)
 class Raise:
-    """The call raises: a bug, as far as the caller knows."""
+    """The call raises ``error``, which the caller must take for a bug."""
 
     error: Exception
 
 
 @dataclass
 class Hang:
-    """The call does not begin until ``release()``. ``entered`` is set when it hangs. Both may come
-    from another thread than the loop's."""
+    """The call does not begin until ``release()``. ``entered`` is set when it hangs. Any thread may
+    use both."""
 
     entered: threading.Event = field(default_factory=threading.Event)
     _free: threading.Event = field(default_factory=threading.Event)
@@ -99,7 +99,7 @@ class _Process:
     alive: bool = True
     busy: bool | None = None
     out_bytes: int = 0
-    """Of what is held and out; the rest is in the GPU."""
+    """The part that is in system RAM; the rest is in the GPU."""
 
     @property
     def left_bytes(self) -> int:
@@ -107,8 +107,8 @@ class _Process:
 
 
 class FakePager:
-    """``outside_bytes``: held by programs outside of Kiwi. ``copy_bytes_per_s`` makes moving take
-    time; ``None``: none. What is for the test may be called from any thread."""
+    """A pager in memory. Programs outside Kiwi hold ``outside_bytes``. ``copy_bytes_per_s`` is the
+    speed of moves; ``None``: they take no time. Any thread may call the methods for the test."""
 
     def __init__(
         self,
@@ -121,9 +121,9 @@ class FakePager:
     ) -> None:
         self.total_bytes = total_bytes
         self.calls: list[tuple[str, SessionId]] = []
-        """Every operation that was asked for, in order."""
+        """All operations that were requested, in order."""
         self.imported: dict[ProcessRef, int] = {}
-        """What ``import_footprints`` was given last."""
+        """The last argument of ``import_footprints``."""
         self._roots: dict[SessionId, ProcessRef] = {}
         self._outside_bytes = outside_bytes
         self._copy_bytes_per_s = copy_bytes_per_s
@@ -135,8 +135,8 @@ class FakePager:
     # --- for the test --------------------------------------------------------------------------
 
     def start(self, session: SessionId, resident_bytes: int, busy: bool | None = None) -> None:
-        """A session uses the GPU from now on, or uses more or less of it than before. Bytes that
-        do not fit are a mistake of the test: ``ValueError``."""
+        """Let a session use the GPU, or change how much it uses. Raise ``ValueError``, a mistake
+        of the test, if the bytes do not fit."""
         process = self._processes.setdefault(session, _Process(0))
         grows_bytes = resident_bytes - process.size_bytes
         if process.residency is Residency.RESIDENT and grows_bytes > self._free():
@@ -144,16 +144,16 @@ class FakePager:
         process.size_bytes, process.busy = resident_bytes, busy
 
     def end(self, session: SessionId) -> None:
-        """Its process dies; its memory, wherever it is, is free."""
-        self._process(session).alive = False  # for an operation that is moving it
+        """Let its process die and free its memory, wherever it is."""
+        self._process(session).alive = False  # for an operation in progress on it
         self._processes[session] = _Process(0, alive=False)
 
     def hold_outside(self, size_bytes: int) -> None:
-        """Programs outside of Kiwi hold this much now."""
+        """Set how much memory programs outside Kiwi hold."""
         self._outside_bytes = size_bytes
 
     def script(self, call: Call, *faults: Fault, session: SessionId | None = None) -> None:
-        """What the next calls meet, one fault each; of ``session`` only, or of anybody."""
+        """Let the next calls meet ``faults``, one each; calls for ``session`` only, if given."""
         self._faults.append((call, session, deque(faults)))
 
     def residency(self, session: SessionId) -> Residency:
@@ -216,7 +216,7 @@ class FakePager:
         }
 
     def import_footprints(self, footprints: Mapping[ProcessRef, int]) -> None:
-        """Sizes are what the test said; this one only keeps what it was told."""
+        """Only record ``footprints``: the test has set the sizes."""
         self.imported = dict(footprints)
 
     # --- inside ---------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ class FakePager:
         return need_bytes
 
     async def _copy(self, process: _Process, size_bytes: int) -> None:
-        """As long as it takes, or it lives."""
+        """Wait for as long as the copy takes, or until the process dies."""
         if self._copy_bytes_per_s:
             until_s = time.monotonic() + size_bytes / self._copy_bytes_per_s
             while process.alive and (left_s := until_s - time.monotonic()) > 0:

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_directory_of_pytest(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Make it now, not in the private directory of a test, which goes with the test."""
+    tmp_path_factory.getbasetemp()
+
+
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Whatever is started in it, no process and no file of it may be left. (``tmp_path`` comes

@@ -1,4 +1,4 @@
-"""The simulated driver: performs orders, well or badly, and checks that they make sense."""
+"""The simulated driver: performs actions, with faults, and checks that they make sense."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class Driver:
         self._at(took_ns, lambda: self._land(proc, flight, took_ns))
 
     def _check_may_be_moved(self, proc: Proc, action: act.Operation) -> None:
-        """A program without a gate is never stopped in the middle of its work. A process that does
-        not run is only moved out: at the end of its turn, or while it idles behind its gate."""
+        """Check that no session without a gate is stopped in mid-burst. A process that does not run
+        is only moved out: at the end of its turn, or while it idles behind its gate."""
         stops = isinstance(action, (act.PageOut, act.Suspend))
         if stops and not proc.guarded:
             assert proc.phase != "running", f"{proc.id} has no gate and was stopped in mid-burst"
@@ -77,19 +77,19 @@ class Driver:
             assert proc.id in self.holders or behind_its_gate, f"{proc.id} is stopped"
 
     def _no_room(self, flight: Flight) -> None:
-        """Somebody grew since memory was read: a fault, after which the bound is void."""
+        """Refuse a page-in, since a process grew after the last reading. This voids the bounds."""
         flight.verdict = "no room"
         self.counts.no_room += 1
         for other in self.procs.values():
             other.bound_ns = None
 
     def _check_hinted(self, proc: Proc, action: act.Operation) -> None:
-        """In nobody's way, and not too often, however many hints come."""
+        """Check that ``action`` hinders no session, and comes not too often despite many hints."""
         view = self.scheduler.view(self.now_ns)
         assert not view.holders, "moved for a hint while somebody runs"
         waiting = [entry for entry in view.queue if not entry.kept_out]
         assert not waiting, "moved for a hint while somebody waits"
-        assert proc.phase in ("idle", "lingering")  # (left-over threads that were given up)
+        assert proc.phase in ("idle", "lingering")  # (left-over threads whose burst was ended)
         if isinstance(action, act.PageIn):
             self.counts.brought_back += 1
             if proc.brought_back_ns > proc.rested_ns:
@@ -112,7 +112,7 @@ class Driver:
         return "ok"
 
     def _verify_room(self, proc: Proc, action: act.PageIn) -> None:
-        """By what the scheduler was told, there must be room for all restores under way."""
+        """Check that, as far as the scheduler knows, there is room for all restores in progress."""
         assert action.need_bytes >= proc.host_bytes, "a restore without room reserved for all of it"
         known = sum(self.known_bytes.values()) + self.left_bytes
         known += sum(
@@ -130,7 +130,7 @@ class Driver:
             self.tell(ev.OperationOverdue(op=flight.action.op))
 
     def _land(self, proc: Proc, flight: Flight, took_ns: int) -> None:
-        """The operation ends, in reality and then in a report."""
+        """End the operation, first in reality, then by a report."""
         if flight.done:
             return
         flight.done = True
@@ -197,13 +197,13 @@ class Driver:
         )
 
     def _turn_over_if_stopped(self, proc: Proc) -> None:
-        """It does not run, so others need not wait for it."""
+        """End the turn of a stopped process: it does not run, so others need not wait for it."""
         if proc.stopped:
             self.holders.discard(proc.id)
 
     def _staying_bytes(self, proc: Proc) -> int:
-        """What a library leaves in the GPU: its context, and now and then what a page-out cut short
-        could not move either. The next page-out takes it."""
+        """Return the bytes that a library leaves in the GPU: its context, and sometimes what an
+        interrupted page-out could not move. The next page-out takes them."""
         if not proc.owned or proc.home == "out":
             return 0
         if self.plan.refuse and self.rng.random() < 0.1:
@@ -239,13 +239,13 @@ class Driver:
         self.holders.discard(proc.id)
 
     def _left(self, proc: Proc) -> None:
-        """A detached process that is whole again is a program like any other from now on."""
+        """Forget a detached process whose memory is back: it is now a program outside Kiwi."""
         if proc.leaving and self.procs.get(proc.id) is proc:
             self._off(proc)
 
     def _off(self, proc: Proc) -> None:
         del self.procs[proc.id]
-        # What the scheduler knew of it stays known until the next look at rest.
+        # The scheduler counts its known bytes until the next reading without operations.
         self.left_bytes += self.known_bytes.pop(proc.id, 0)
         self.outside_bytes += proc.device_bytes
         self._at(self.rng.randrange(20 * NS_PER_S), lambda: self._outside_ends(proc.device_bytes))

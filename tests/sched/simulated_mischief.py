@@ -1,4 +1,4 @@
-"""What is read now and then, and what else can happen: kills, settings, a daemon's restart."""
+"""The periodic readings, and other events: kills, settings, a daemon's restart."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Mischief:
             self.rng.choice(MISCHIEF + more)(self)
 
     def _check_wishes(self) -> None:
-        """Who runs alone, while nothing moves, hears soon whether there is room."""
+        """Check that a session that runs alone, while nothing moves, soon hears about room."""
         st = self.scheduler._st
         for wish in st.wishes.values():
             if wish.promised_ns is None and [*st.runners] == [wish.session.id] and not st.ops:
@@ -39,7 +39,7 @@ class Mischief:
             self.seen_outside_bytes = self.outside_bytes
         resident = {p.id: p.device_bytes for p in self.procs.values()}
         busy = {p.id: self.rng.random() < 0.5 for p in resting.values() if self.rng.random() < 0.7}
-        if self.plan.unguarded and self.plan.calm:  # else idle memory would stay for no reason
+        if self.plan.unguarded and self.plan.calm:  # otherwise idle memory would stay needlessly
             busy = {
                 id_: works and self.procs[id_].phase == "running" for id_, works in busy.items()
             }
@@ -60,7 +60,7 @@ class Mischief:
             assert seen == self.outside_bytes, "what is outside was not seen right"
 
     def _look_at_a_notebook(self) -> None:
-        """Its user comes back to it."""
+        """Let a user come back to a notebook, which gives a hint."""
         proc = self._someone()
         if proc is None:
             return
@@ -77,7 +77,7 @@ class Mischief:
             self._kill(proc)
 
     def _kill(self, proc: Proc) -> None:
-        """Its memory goes at once, unless an operation is under way: then when that ends."""
+        """Kill ``proc``. Its memory is freed at once, or when the operation on it ends."""
         self.counts.kills += 1
         del self.procs[proc.id]
         self.holders.discard(proc.id)
@@ -111,7 +111,7 @@ class Mischief:
             self.tell(ev.ReleaseRequested(session=proc.id))
 
     def _ask_again(self) -> None:
-        """A client that reconnected."""
+        """Repeat the requests, as a client does that reconnected."""
         for proc in list(self.procs.values()):
             if proc.phase in ("waiting", "running") and not proc.leaving and not proc.lost:
                 self.tell(ev.LeaseRequested(session=proc.id, burst=proc.burst))
@@ -151,20 +151,20 @@ class Mischief:
             self._at(self.rng.randrange(10 * NS_PER_S), lambda: self._outside_ends(size))
 
     def _another_process(self) -> None:
-        """Whose memory no library owns (or such a one has ended)."""
+        """Start a process whose memory no library owns, or end it."""
         proc = self._someone()
         if proc is not None and proc.flight is None:
             proc.owned = not proc.owned
 
     def _free_while_out(self) -> None:
-        """A program may free memory (at any time) though it is to do nothing."""
+        """Free memory of sessions that are out, which a program may do although it is held."""
         for proc in self.procs.values():
             if proc.home == "out" and proc.flight is None:
                 proc.device_bytes //= 2
                 proc.host_bytes //= 2
 
     def _gate_changes(self) -> None:
-        """Another process of it uses the GPU now, or that one has ended."""
+        """Let a session gain a process without a gate, or lose it."""
         proc = self._someone()
         if proc is not None:
             proc.guarded = not proc.guarded
@@ -179,7 +179,7 @@ class Mischief:
             self._at(self.rng.randrange(10 * NS_PER_S), lambda: self._continue(proc))
 
     def _keep_someone_out(self) -> None:
-        """For a while. Nobody is promised a bound who waits for that."""
+        """Keep a session out for a while, in which no bound holds for it."""
         proc = self._someone()
         if proc is not None and not proc.leaving and not proc.kept_out:
             self.counts.kept_out += 1
@@ -196,8 +196,8 @@ class Mischief:
         self.tell(ev.SessionContinued(session=proc.id))
 
     def _restart(self) -> None:
-        """The daemon is killed; operations under way end in the driver, nobody hears of it. The
-        new daemon asks the driver, and the clients come back."""
+        """Kill the daemon. Operations in progress end in the driver without a report. The new
+        daemon asks the driver, and the clients come back."""
         self.counts.restarts += 1
         self._all_end_unheard()
         self.holders.clear()
@@ -231,7 +231,7 @@ class Mischief:
         self.orphans = []
 
     def _rejoin(self, proc: Proc) -> None:
-        proc.brought_back_ns = -(10**18)  # the new daemon knows of no hint
+        proc.brought_back_ns = -(10**18)  # the new daemon does not know about hints
         proc.stopped = False
         residency = Residency.RESIDENT
         if proc.lost:

@@ -1,4 +1,4 @@
-"""What people and programs do in the simulation: notebooks that think, ask, compute and grow."""
+"""The users and programs of the simulation: notebooks that think, ask, compute and grow."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Notebooks:
         self._at(pause_ns, self._guarded(proc, self._ask))
 
     def _guarded(self, proc: Proc, then: Callable[[Proc], None]) -> Callable[[], None]:
-        """Only if nothing else has happened to it in the meantime."""
+        """Return a call of ``then`` that does nothing if ``proc`` has done anything else since."""
         token = proc.token
 
         def happening() -> None:
@@ -67,7 +67,7 @@ class Notebooks:
             self._at(self.rng.randrange(3 * NS_PER_S), self._guarded(proc, self._withdraw))
 
     def _bound_ns(self) -> int | None:
-        """The policy's own bound for somebody who asks now."""
+        """Return the policy's own bound for a session that asks now."""
         if not self.plan.calm or self.mode is AntiThrash.OFF:
             return None
         swap_ns = 2 * (TOTAL_BYTES * NS_PER_S // BYTES_PER_S) + 4 * FIXED_NS
@@ -79,8 +79,8 @@ class Notebooks:
         return st.policy.bound_ns(terms, others, swap_ns + 2 * JITTER_NS)
 
     def _overtime_ns(self) -> int:
-        """How long sessions without a gate have held the lease, which nobody could end. A waiter's
-        bound is longer by that."""
+        """Return how long sessions without a gate have held the lease. Their turns cannot be ended,
+        so a waiter's bound is longer by this time."""
         since = (proc.held_since_ns for proc in self.procs.values())
         return self.past_overtime_ns + sum(self.now_ns - at for at in since if at is not None)
 
@@ -132,14 +132,15 @@ class Notebooks:
             self._at(self.rng.randrange(NS_PER_S), self._guarded(proc, self._allocate))
 
     def _excused(self, session_id: SessionId) -> bool:
-        """Nobody waits for one whose stopping hangs, nor for left-over threads given up on."""
+        """Return whether others need not wait for a session: the operation that stops it hangs, or
+        the scheduler has ended its lingering burst."""
         proc = self.procs.get(session_id)
         hangs = proc is not None and proc.flight is not None and proc.flight.overdue
         lingers = proc is not None and proc.phase == "lingering"
         return hangs or (lingers and session_id not in self.scheduler._st.runners)
 
     def _work(self, proc: Proc) -> None:
-        """It computes until its work is done, unless it is stopped."""
+        """Let ``proc`` compute until its work is done, unless it is stopped."""
         proc.token += 1
         proc.since_ns = self.now_ns
         self._at(proc.work_ns, self._guarded(proc, self._finish))
@@ -155,7 +156,7 @@ class Notebooks:
             self._at(self.rng.randrange(NS_PER_S), self._guarded(proc, self._allocate))
 
     def _allocate(self, proc: Proc) -> None:
-        """Frameworks ask for memory and mostly keep it."""
+        """Grow or shrink ``proc``, as frameworks do, which mostly keep their memory."""
         grow = self.rng.random() < 0.8
         wish = self.rng.randrange(self.plan.bytes_max) if grow else proc.device_bytes // 2
         if wish - proc.device_bytes <= self.free_bytes():
@@ -187,7 +188,7 @@ class Notebooks:
             return
         if size <= self.free_bytes():
             proc.device_bytes += size
-        else:  # somebody has grown since memory was read
+        else:  # another process has grown since memory was read
             self._at(NS_PER_MS, self._guarded(proc, lambda p: self._ask_for_room(p, size)))
 
     def _finish(self, proc: Proc) -> None:
@@ -203,7 +204,7 @@ class Notebooks:
         self._stops_holding_ungated(proc)
         self._rests(proc)
         proc.phase = "idle"
-        ended_ns = self.now_ns if self.rng.random() < 0.2 else None  # the look did not come
+        ended_ns = self.now_ns if self.rng.random() < 0.2 else None  # its memory was not read
         self.tell(ev.BurstEnded(session=proc.id, burst=proc.burst, ended_ns=ended_ns))
         self._think(proc)
 
@@ -214,11 +215,11 @@ class Notebooks:
 
     def _rests(self, proc: Proc) -> None:
         st = self.scheduler._st
-        if proc.id in st.runners or proc.id in st.queue:  # else it was given up earlier
+        if proc.id in st.runners or proc.id in st.queue:  # otherwise its burst ended earlier
             proc.rested_ns = self.now_ns
 
     def _fail(self, proc: Proc) -> None:
-        """Its memory is lost: the cell raises; later its user restarts the kernel."""
+        """Let the cell fail, since its memory is lost; later its user restarts or asks again."""
         self.tell(ev.BurstEnded(session=proc.id, burst=proc.burst))
         proc.phase = "idle"
         again = self._ask if self.rng.random() < 0.5 else self._kill

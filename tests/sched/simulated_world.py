@@ -1,4 +1,4 @@
-"""What the simulation's world is made of: what kind it is, its processes, what they count."""
+"""The parts of the simulation's world: its plan, its processes, its counts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REASONS = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What kind of world it is. Probabilities are per operation or per occasion."""
+    """The settings of a world. Probabilities are per operation or per occasion."""
 
     sessions: int = 5
     mode: AntiThrash = AntiThrash.ON
@@ -47,26 +47,26 @@ class Plan:
     lose: float = 0.0
     hang: float = 0.0
     mischief: float = 0.0
-    """Chance, at each observation, of a kill, withdrawal, detachment, setting, restart …"""
+    """Probability, at each observation, of a kill, detachment, change of settings, restart …"""
 
     asks_for_room: bool = False
-    """Programs that find no room for an allocation ask for it."""
+    """Whether programs that find no room for an allocation ask for it."""
 
     owned: float = 0.0
-    """Chance that a library owns a session's memory: a page-out leaves some; it may change."""
+    """Probability that a library owns a session's memory and a page-out leaves some; may change."""
 
     unguarded: float = 0.0
-    """Chance that a program has no gate. It may change, and programs are stopped now and then."""
+    """Probability that a program has no gate; may change. Programs are stopped now and then."""
 
     @property
     def calm(self) -> bool:
-        """Nothing goes wrong: the bound on waits must hold."""
+        """Whether nothing goes wrong, so that the bound on waits must hold."""
         faults = self.refuse or self.lose or self.hang or self.mischief
         return not faults and self.host_budget_bytes > 1 << 36
 
 
 def plan_of(seed: int) -> Plan:
-    """A different world for each seed; every third one is calm."""
+    """Return a different world for each seed; every third one is calm."""
     rng = random.Random(seed ^ 0x5EED)
     modes = (AntiThrash.ON, AntiThrash.ON, AntiThrash.ALWAYS, AntiThrash.OFF)
     plan = Plan(
@@ -90,12 +90,12 @@ def plan_of(seed: int) -> Plan:
 
 
 def owned_plan_of(seed: int) -> Plan:
-    """The same world with libraries that own the memory."""
+    """Return the same world with libraries that own the memory."""
     return replace(plan_of(seed), owned=(0.6, 1.0)[seed % 2])
 
 
 def unguarded_plan_of(seed: int) -> Plan:
-    """The same world with programs that have no gate."""
+    """Return the same world with programs that have no gate."""
     return replace(plan_of(seed), unguarded=(0.3, 0.6, 1.0)[seed // 3 % 3])
 
 
@@ -106,14 +106,14 @@ class Flight:
     action: act.Operation
     verdict: str
     incoming_bytes: int = 0
-    """Room that a page-in has for certain."""
+    """GPU memory that is reserved for a page-in."""
     done: bool = False
     overdue: bool = False
 
 
 @dataclass(eq=False)
 class Proc:
-    """One notebook's process, as it really is."""
+    """The real state of one notebook's process."""
 
     id: SessionId
     home: str = "in"
@@ -142,9 +142,9 @@ class Proc:
     stopped: bool = False
     kept_out: bool = False
     held_since_ns: int | None = None
-    """Since when it holds the lease without a gate."""
+    """When it began to hold the lease without a gate; ``None``: it does not."""
     overtime_ns: int = 0
-    """How long anybody had held the lease without a gate when this one asked."""
+    """How long sessions had held the lease without a gate when this one asked."""
 
 
 @dataclass
@@ -165,7 +165,7 @@ class Counts:
     granted_in_parallel: int = 0
     brought_back: int = 0
     rests: int = 0
-    """Page-outs of what an earlier one had left."""
+    """Number of page-outs of memory that an earlier page-out had left."""
     unguarded_grants: int = 0
     stops: int = 0
     kept_out: int = 0

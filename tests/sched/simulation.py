@@ -1,8 +1,8 @@
 """A whole simulated machine around one ``Scheduler``: notebooks, driver, faults, a virtual clock.
 
-Everything comes from one seed. After every event the books are recomputed, and an independent
-model of the GPU (who has how many bytes where, who is held) is compared with what the scheduler
-ordered. Run with ``Simulation(seed, plan).run(events)``.
+Everything follows from one seed. After every event the derived counts are recomputed, and an
+independent model of the GPU (bytes of each process in each place, held processes) is compared with
+the scheduler's actions. Run with ``Simulation(seed, plan).run(events)``.
 """
 
 from __future__ import annotations
@@ -110,14 +110,15 @@ class Simulation(Notebooks, Driver, Mischief):
             self._at(self.rng.randrange(JITTER_NS), self._read_unread)
 
     def _note_turns_left_where_they_are(self) -> None:
-        """One without a gate that is stopped holds nothing any more once others wait."""
+        """End the turns of stopped processes without a gate, which end once others wait."""
         for proc in self.procs.values():
             if proc.stopped and not proc.guarded and proc.id not in self.scheduler._st.runners:
                 self.holders.discard(proc.id)
                 self._stops_holding_ungated(proc)
 
     def _read_unread(self) -> None:
-        """Somebody may wait for what a session has left in the GPU. Mostly the look comes."""
+        """Report memory, since a session may wait for what another has left in the GPU. Unless the
+        world is calm, the reading is sometimes omitted."""
         self.reading = False
         if self.plan.calm or self.rng.random() < 0.9:
             self._report_memory()
@@ -141,10 +142,10 @@ class Simulation(Notebooks, Driver, Mischief):
         return any(s.left_ns + patience_ns > self.now_ns for s in st.unread.values())
 
     def _will_wake(self) -> bool:
-        """Either a deadline is set, or only an observation or an outcome can change anything."""
+        """Return whether a deadline is set, or none is needed: only reports change anything."""
         st = self.scheduler._st
         in_backoff = any(
-            # One that is in does not wait for its own back-off; others may, for its memory.
+            # A session in the GPU does not wait for its own back-off; others may, for its memory.
             s.backoff_until_ns > self.now_ns
             and (s.home is not Home.IN or (s.resident_bytes > 0 and len(st.queue) > 1))
             for s in st.queue.values()
@@ -158,7 +159,7 @@ class Simulation(Notebooks, Driver, Mischief):
         return TOTAL_BYTES - self.outside_bytes - used - incoming
 
     def _everybody(self) -> list[Proc]:
-        """Those that are dead, but not off the driver's hands, too."""
+        """Return all processes, including dead ones with an operation in progress."""
         return [*self.procs.values(), *(proc for proc, _ in self.orphans)]
 
     # --- time -----------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ class Simulation(Notebooks, Driver, Mischief):
         heapq.heappush(self.heap, (self.now_ns + delay_ns, self.seq, happening))
 
     def run(self, events: int) -> Counts:
-        """Until so many events have been handled; then everything ends and the books must close."""
+        """Run until ``events`` events have been handled, then wind down."""
         self.limit = events
         while self.counts.events < events:
             self._step()
@@ -189,7 +190,7 @@ class Simulation(Notebooks, Driver, Mischief):
     # --- the end --------------------------------------------------------------------------------
 
     def wind_down(self) -> None:
-        """Everybody dies, every operation reports: nothing may be left on any book."""
+        """Kill all processes, let all operations report, and check that nothing is left counted."""
         self.winding_down = True
         for proc in list(self.procs.values()):
             self._kill(proc)

@@ -1,4 +1,4 @@
-"""What sessions have had: against a reckoning of its own, over the simulation with its faults."""
+"""Tests of the accounts, against an independent count over the simulation with its faults."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def test_sums_can_be_added_and_subtracted() -> None:
 
 
 class Reckoning(Simulation):
-    """Keeps accounts as the daemon does, and beside that adds up who held and waited between two
-    events, grants and moves."""
+    """Keeps accounts as the daemon does, and also sums up independently how long each session held
+    and waited between events, and its moves."""
 
     def __init__(self, seed: int) -> None:
         self.kept: dict[SessionId, Account] = {}
-        """Of all that ever were, by what the scheduler said."""
+        """The accounts of all sessions that ever were, by the scheduler's reports."""
         self.known: dict[SessionId, Account] = {}
         self.held_ns: Counter[SessionId] = Counter()
         self.waited_ns: Counter[SessionId] = Counter()

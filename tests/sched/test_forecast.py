@@ -1,4 +1,4 @@
-"""What waiters are told: how exactly, how steadily, why it changed, and how good it was."""
+"""Tests of the forecast: its width, its steadiness, its reasons, and its record."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_right_is_within_two_seconds_or_a_quarter() -> None:
 
 
 def look(world: World, at_s: float) -> QueueView:
-    """At b's place."""
+    """Return the entry of b."""
     world.now_ns = round(at_s * S)
     view = world.scheduler.view(world.now_ns, ahead=True)
     return next(entry for entry in view.queue if entry.session == B)
@@ -101,7 +101,7 @@ def test_one_who_computes_with_habits() -> None:
 
 
 def test_what_may_still_be_is_not_ruled_out() -> None:
-    """The figure shown falls no further than the turn may still last, if that was told first."""
+    """The high end falls no further than the turn may still last, if it was that high before."""
     standing = forecast.Standing(0, 0, (), 0)
     promise = forecast.Promise(("p", False), 0, 0, seconds(2, 9, 20), 1, 1, standing,
                               seconds(2, 9, 20), 0, seconds(2, 9, 20))  # fmt: skip
@@ -110,8 +110,8 @@ def test_what_may_still_be_is_not_ruled_out() -> None:
 
 
 def test_a_figure_falls_at_once_only_where_people_see_why() -> None:
-    """Found to be far too long, it runs down faster than the clock; if the place or the holder is
-    another, it is told at once."""
+    """A figure that is far too long runs down faster than the clock. If the place, the holder or
+    the settings have changed, the new figure is shown at once."""
     standing = forecast.Standing(0, 1, (), 0)
     for change in ({}, {"ahead": 0}, {"holders": frozenset({B})}, {"settings": ("x",)}):
         one = forecast.Promise(("p", False), 0, 0, seconds(60), 1, 1, standing,
@@ -132,8 +132,8 @@ def test_a_second_later_it_is_a_second_less() -> None:
 
 
 def test_a_longer_burst_than_ever_lets_the_figure_stand_still_then_says_why() -> None:
-    """Up to a second: it may be over in a moment. The end of its quantum follows, with a reason,
-    and from there on it only falls."""
+    """The figure stands still for up to a second, since the burst may end at any moment. Then the
+    end of the quantum is shown, with a reason, and from there on the figure only falls."""
     world = two()
     told = [look(world, 62 + n / 2) for n in range(40)]
     waits = [wait_s(entry)[1] for entry in told]
@@ -184,7 +184,7 @@ def test_a_bound_covers_almost_all_earlier_waits_of_its_kind() -> None:
 
 
 def stopped() -> World:
-    """Under the interactive policy, b is stopped in mid-burst and waits to go on."""
+    """Return a world with the interactive policy in which b was stopped in mid-burst and waits."""
     world = World("gpu 10 tq=30 ram=64 policy=interactive")
     world.do(0, "a joins; b joins; memory")
     world.do(1, "b asks 1; memory b=8")
@@ -252,7 +252,7 @@ def test_nobody_can_tell_any_more_when_a_driver_call_hangs() -> None:
 
 
 def test_nobody_can_tell_when_no_turn_ends_by_itself() -> None:
-    """A program without a gate has never ended a burst, and is not stopped."""
+    """A program without a gate that has never ended a burst is not stopped."""
     world = World("gpu 10 tq=10")
     world.do(0, "a joins; b joins; memory outside=0")
     world.do(1, "a asks 1")
@@ -283,7 +283,7 @@ def test_the_tail_of_a_long_queue_is_told_longer_waits() -> None:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """When the outlook looked ahead."""
+    """Return the times at which the forecast ran ahead."""
     found: list[int] = []
 
     def counted(st: State, now_ns: int) -> Futures:
@@ -318,7 +318,7 @@ def test_what_people_see_change_is_looked_at_at_once_but_not_more_often_than_the
 
 
 def test_a_figure_falls_together_with_what_explains_it(looks: list[int]) -> None:
-    """However many looks there were just before: a second later nobody would see why."""
+    """However many forecasts came just before: a second later users would not see why it falls."""
     world = two()
     for n in range(8):
         world.do(62 + n / 10, f"n{n} joins; n{n} asks 1; n{n} withdraws 1")
@@ -393,8 +393,8 @@ def test_waits_that_take_twice_as_long_as_foreseen_are_foretold_so() -> None:
 
 
 def test_a_wait_that_outlasts_the_short_ones_is_not_told_to_be_short() -> None:
-    """Nine turns were given up at once. The tenth holder computes on: his waiter is not told so
-    for longer than those waits took."""
+    """Nine holders ended their turns early. The tenth computes on: the forecast is as short only
+    until this wait has lasted as long as those."""
     record = forecast.Calibration()
     for _ in range(FACTORS):
         record.learn(promise(600), 2 * S)
@@ -410,8 +410,8 @@ def test_waits_that_took_longer_than_foreseen_count_however_long_this_one_lasts(
 
 
 def test_the_whole_turn_of_a_holder_who_computes_on_is_told() -> None:
-    """Nine newcomers give their first turns up soon after b came. The tenth computes on: within
-    seconds b is told the whole turn, with the reason, and never again less than is left of it."""
+    """Nine newcomers end their first turns soon after b came. The tenth computes on: within seconds
+    b's forecast is the whole turn, with the reason, and never again less than its rest."""
     world = World("gpu 10 mode=always tq=600")
     world.do(0, "b joins; memory")
     for number in range(1, FACTORS + 1):
@@ -460,9 +460,9 @@ def test_the_record_is_bounded_and_forgets() -> None:
 @pytest.mark.parametrize("policy", names())
 @pytest.mark.parametrize("seed", range(3))
 def test_figures_never_rise_along_a_wait_but_for_a_reason(seed: int, policy: str) -> None:
-    """In worlds with faults, settings that change, sessions that come and die: looked at every
-    now and then, what is left never gets longer, unless the reason is told, or the figures were
-    gone in between; and not for a second after that."""
+    """Checked in worlds with faults, changing settings, and sessions that come and die. The rest of
+    a wait never gets longer, unless the reason is shown or there was no forecast in between; nor
+    does it rise again within a second."""
     world = Simulation(seed, replace(plan_of(seed), policy=policy, tq_ns=6 * S))
     shown: dict[tuple[SessionId, int], QueueView] = {}
     risen: dict[tuple[SessionId, int], int] = {}
@@ -490,7 +490,7 @@ def test_figures_never_rise_along_a_wait_but_for_a_reason(seed: int, policy: str
                 (was.expected_wait_ns, entry.expected_wait_ns),
                 (was.expected_high_ns, entry.expected_high_ns),
             ]
-            slack_ns = KEPT_NS  # what a kept look had counted down before it stood still
+            slack_ns = KEPT_NS  # a cached forecast counts down this long before it stands still
             if any(now > then + slack_ns for then, now in figures):  # type: ignore[operator]
                 assert entry.expected_why
                 assert world.now_ns - risen.get(key, -S) >= S

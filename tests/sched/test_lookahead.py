@@ -1,4 +1,4 @@
-"""A copy that runs ahead: it decides as the scheduler does, and leaves that as it was."""
+"""Tests of the copy that runs ahead: it decides like the scheduler, and does not change it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def state(world: World) -> State:
 
 
 def two(line: str = "gpu 10 tq=30 ram=64") -> World:
-    """a holds 8 GiB and runs, its bursts last 5 s; b waits with as much in system RAM."""
+    """Return a world: a runs with 8 GiB, in bursts of 5 s; b waits with as much in system RAM."""
     world = World(line)
     world.do(0, "a joins; b joins paged-out 8; memory")
     for n in range(1, 6):
@@ -60,7 +60,7 @@ def test_a_burst_takes_as_long_as_those_that_took_longer_than_it_has() -> None:
 
 
 def test_one_longer_than_ever_does_not_end_by_itself() -> None:
-    """It is not guessed to take as long again: the policy's turn is what ends it."""
+    """The forecast guesses no end: the end of the turn by the policy counts."""
     assert burst_ns(usual(1, 2, 4), 5 * S, 0.1) == NEVER_NS
     assert burst_ns(usual(1, 2, 4), 3 * S, 0.9) == NEVER_NS
     assert burst_ns(usual(), 0, 0.1) == NEVER_NS
@@ -149,7 +149,7 @@ def test_who_is_blocked_in_the_tail_is_told_nothing() -> None:
 
 @pytest.mark.parametrize("policy", names())
 def test_running_ahead_changes_nothing_whatever_goes_on(policy: str) -> None:
-    """Over worlds with faults."""
+    """Checked in worlds with faults."""
     looked = found = 0
     for seed in range(3):
         world = Simulation(seed)

@@ -1,4 +1,4 @@
-"""Events that come too late, twice, for nobody, or in an order that nobody planned."""
+"""Tests of events that come too late, twice, for an unknown session, or in an odd order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kiwi_core.units import GIB, NS_PER_S
 
 
 def busy_world():
-    """A runs with 6 GiB, B waits."""
+    """Return a world in which A runs with 6 GiB, and B waits."""
     world = World("gpu 10 tq=10")
     world.do(0, "a joins; b joins; memory")
     world.do(1, "a asks 1")
@@ -116,7 +116,7 @@ def test_what_was_read_while_it_was_held_is_exact():
     assert "#3 suspend a (its quantum ended and b waits)" in world.do(15, "time")
     op = next(iter(op for op in world.orders if op == 3))
     actions = world.scheduler.handle(ev.Suspended(op=op, resident_bytes=9 * GIB), 16 * NS_PER_S)
-    # It had grown since memory was last read: it goes out after all, before B may run.
+    # A had grown since memory was last read: it is paged out after all, before B may run.
     assert [type(action).__name__ for action in actions] == ["PageOut"]
     assert world.scheduler.view(16 * NS_PER_S).session("a").peak_bytes == 1 * GIB
 
@@ -136,7 +136,7 @@ def test_one_that_is_being_stopped_is_a_holder_and_does_not_wait_yet():
 
 
 def test_what_is_left_of_a_turn_is_when_the_first_in_line_gets_the_gpu():
-    """With short cells first that is long before the end of the quantum."""
+    """With short cells first this is long before the end of the quantum."""
     world = World("gpu 10 tq=30 mode=always policy=interactive")
     world.do(0, "a joins; b joins; memory")
     world.do(1, "a asks 1")
@@ -183,7 +183,7 @@ def test_the_lease_path_is_one_call():
 
 
 def test_notices_name_no_other_session():
-    """Who else is there is not everybody's business."""
+    """Users must not learn from a notice which other sessions there are."""
     world = World("gpu 10 tq=10 ram=1")
     world.do(0, "secret joins; b joins; memory")
     world.do(1, "secret asks 1")

@@ -1,4 +1,4 @@
-"""Policies: choosing one, what each promises, priority classes, and how to add one."""
+"""Tests of the policies: choosing one, their bounds, priority classes, and adding one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_unknown_policy_is_an_error_that_lists_those_that_there_are() -> None
 
 
 def test_the_policy_is_changed_while_sessions_run_and_wait() -> None:
-    """Round robin lets A have its 30 s; interactive lets B in when A has had as much as B may."""
+    """Round robin gives A its 30 s; interactive lets B in when A leaves B's level."""
     world = World("gpu 10 tq=30")
     world.do(0, "memory outside=0; a joins; b joins; c joins")
     world.do(0, "a asks 1; b asks 1")
@@ -77,7 +77,7 @@ def test_a_journal_from_before_there_were_policies_is_round_robin_s() -> None:
 
 
 def test_a_policy_is_added_by_registering_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last that came goes first. That is all: room, quanta and failures are the same."""
+    """The newest waiter goes first. All else is unchanged: room, quanta and failures."""
     monkeypatch.setattr(registry, "POLICIES", dict(registry.POLICIES))
 
     @registry.register
@@ -100,14 +100,15 @@ def test_a_policy_is_added_by_registering_it(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def three(policy: str = "interactive") -> World:
-    """Each holds most of a GPU of 10; a round trip of any of them takes 2 s."""
+    """Return a world of three sessions, each with most of a GPU of 10 GiB; a swap takes 2 s."""
     world = World(f"gpu 10 tq=30 policy={policy}")
     world.do(0, "memory outside=0; a joins paged-out 6; b joins paged-out 6; c joins paged-out 6")
     return world
 
 
 def play(world: World, at_s: float, words: str) -> list[str]:
-    """The answers; moves take 1 s and succeed at once as far as the clock is concerned."""
+    """Feed ``words``, let all operations succeed at once (moves report 1 s), and return the
+    actions in words."""
     answers = world.do(at_s, words)
     for answer in tuple(answers):
         if answer.startswith("#"):
@@ -131,13 +132,13 @@ def test_a_short_cell_does_not_wait_for_the_end_of_a_long_quantum() -> None:
     world = three()
     assert granted(play(world, 1, "a asks 1")) == ["a"]
     play(world, 100, "b asks 1")
-    # It has run long enough for the swap, and is on a higher level: it makes way at once.
+    # A has run long enough for the swap, and is on a higher level: it makes way at once.
     assert world.scheduler.view(world.now_ns).holders == ("b",)
-    # B, which has had nothing, keeps the GPU from one who has had much.
+    # B, which has had nothing, keeps the GPU although A, which has had much, waits.
     assert play(world, 110, "time") == []
     assert world.scheduler.view(world.now_ns).holders == ("b",)
     assert granted(play(world, 112, "b ends 1")) == ["a"]
-    # Now A has 7.5 s in any case.
+    # Now A runs for 7.5 s in any case.
     assert granted(play(world, 113, "b asks 2")) == []
     assert world.scheduler.next_deadline_ns() == round(119.5 * NS_PER_S)
     assert granted(play(world, 119.5, "time")) == ["b"]
@@ -146,7 +147,7 @@ def test_a_short_cell_does_not_wait_for_the_end_of_a_long_quantum() -> None:
 def test_equals_take_turns_and_who_has_had_more_is_last() -> None:
     world = three()
     play(world, 1, "a asks 1; b asks 1; c asks 1")
-    # Having had 10 s, each is on the second level, behind those that have had nothing.
+    # After 10 s each is on the second level, behind those that have had nothing.
     assert granted(play(world, 10.9, "time")) == []
     assert granted(play(world, 11, "time")) == ["b"]
     assert granted(play(world, 21, "time")) == ["c"]
@@ -156,7 +157,7 @@ def test_equals_take_turns_and_who_has_had_more_is_last() -> None:
 
 
 def test_turns_are_short_where_nothing_has_to_move() -> None:
-    """A and B are in the GPU, but C, who waits, too, does not fit beside them."""
+    """A and B are in the GPU; C waits, too, but does not fit beside them."""
     world = World("gpu 10 tq=30 policy=interactive")
     world.do(0, "memory outside=0; a joins; b joins; c joins paged-out 4")
     world.do(1, "a asks 1; memory a=4; a ends 1; a asks 2; a ends 2; b asks 1")
@@ -169,7 +170,7 @@ def test_turns_are_short_where_nothing_has_to_move() -> None:
 
 
 def test_the_old_goes_first_and_is_protected() -> None:
-    """A training waits while two others take turns with ever new cells."""
+    """A training waits while two other sessions take turns with ever new cells."""
     world = three()
     play(world, 1, "a asks 1")
     play(world, 200, "b asks 1")
@@ -211,7 +212,7 @@ def test_blocked_ones_do_not_keep_the_next_old_one_back() -> None:
 
 
 def test_what_nobody_else_wanted_is_not_held_against_anybody() -> None:
-    """A has computed alone for an hour, in short cells. It is no less welcome then than B."""
+    """A has computed alone for an hour, in short cells. After that it ranks no lower than B."""
     world = three()
     for number in range(1, 400):
         play(world, 10 * number, f"a asks {number}")
@@ -280,7 +281,7 @@ def crowd(cells_s: list[float], hours: float) -> Trace:
 def shares(
     trace: Trace, hours: float, policy: str = "interactive", **priorities: Priority
 ) -> list[float]:
-    """What each has held of what all have held."""
+    """Return each session's share of the time that all held the GPU."""
     machine = Machine(out_bytes_per_s=25.0 * GB, in_bytes_per_s=25.0 * GB)
     simulation = Simulation(trace, machine, Setup(policy=policy), seed=1)
     simulation.begin()

@@ -1,4 +1,4 @@
-"""The cheap questions that a daemon asks after every event, against the whole view."""
+"""Tests of the cheap queries that a daemon makes after every event, against the whole view."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_floor_is_what_a_swap_costs_and_a_little_at_least() -> None:
 
 
 def _one_out(**settings: object) -> Scheduler:
-    """A is paged out, and B is a newcomer without memory."""
+    """Return a scheduler in which A is paged out, and B is a newcomer without memory."""
     config = replace(DEFAULTS, **settings)  # type: ignore[arg-type]
     scheduler = Scheduler(8 * GIB, config=config, host_budget_bytes=64 * GIB, checks=True)
     for session in (A, B):
@@ -176,7 +176,7 @@ def test_the_history_is_bounded(most: int) -> None:
 
 
 def test_what_a_gate_asks() -> None:
-    """Calls may pass while the session holds the lease, and when all is lost."""
+    """Calls may pass while the session holds the lease, and when its memory is lost."""
     scheduler = Scheduler(8 * GIB, host_budget_bytes=64 * GIB, tq_ns=NS_PER_S, checks=True)
     assert scheduler.may_compute(NOBODY)
     assert not scheduler.at_rest(NOBODY)
@@ -213,11 +213,11 @@ def test_what_is_out_by_the_books() -> None:
     assert (scheduler.out_bytes(A), scheduler.out_bytes(B)) == (2 * GIB, None)
     scheduler.handle(ev.MemoryObserved(free_bytes=8 * GIB, resident_bytes={B: 0}), 2)
     scheduler.handle(ev.LeaseRequested(session=A, burst=1), 3)
-    assert scheduler.out_bytes(A) is None  # on its way in
+    assert scheduler.out_bytes(A) is None  # a page-in is in progress
 
 
 def test_what_was_seen_held_and_is_out_comes_in_again() -> None:
-    """An earlier daemon was killed in a page-out, and the driver did it after the look."""
+    """An earlier daemon was killed in a page-out, which the driver finished after the reading."""
     scheduler = Scheduler(8 * GIB, host_budget_bytes=64 * GIB, checks=True)
     scheduler.handle(ev.MemoryObserved(free_bytes=5 * GIB), 0)
     held = ev.SessionJoined(
@@ -235,7 +235,7 @@ def test_what_was_seen_held_and_is_out_comes_in_again() -> None:
 
 
 def test_a_look_from_before_a_move_says_nothing() -> None:
-    """What it saw may have been the move."""
+    """The reading may have been taken during the move."""
     scheduler = Scheduler(8 * GIB, host_budget_bytes=64 * GIB, checks=True)
     out = ev.SessionJoined(session=A, residency=Residency.PAGED_OUT, paged_out_bytes=GIB)
     scheduler.handle(out, 1)
@@ -246,7 +246,7 @@ def test_a_look_from_before_a_move_says_nothing() -> None:
     assert not scheduler.believed_in(A, since_ns=9)
     assert scheduler.believed_in(A, since_ns=10)
     assert scheduler.may_compute(A)
-    actions = scheduler.handle(out, 11)  # the look that began afterwards
+    actions = scheduler.handle(out, 11)  # the reading that began afterwards
     assert not scheduler.believed_in(A)
     assert not scheduler.may_compute(A)
     assert [type(action) for action in actions] == [PageIn], "it comes back by itself"

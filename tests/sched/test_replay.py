@@ -1,4 +1,4 @@
-"""The journal's lines, and what replay says about them."""
+"""Tests of the journal's lines and of their replay."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def header(**changes):
 
 
 def recorded(*events):
-    """Entries as a daemon would have written them, one second apart."""
+    """Return entries as a daemon would write them, one second apart."""
     scheduler = Scheduler(10 * GIB, host_budget_bytes=64 * GIB, policy="round-robin")
     entries = []
     for second, event in enumerate(events, start=100):
@@ -115,7 +115,7 @@ def test_garbage_is_named(line):
 
 
 def test_an_event_of_before_is_named():
-    """One that this Kiwi does not know: what follows from it cannot be played again."""
+    """An unknown event of an older Kiwi is an error: its effects cannot be replayed."""
     line = (
         b'{"journal":"entry","now_ns":7,"event":{"event":"OverlapKnown","pays":true},"actions":[]}'
     )
@@ -130,7 +130,7 @@ def test_another_version_is_named():
 
 
 def test_journals_of_before_and_after_there_were_moves_in_part():
-    """What is not said was not so, and what is no longer known is left out."""
+    """A missing field has its default, and an unknown field is ignored."""
     line = (
         b'{"journal":"entry","now_ns":7,"event":{"event":"%s},"actions":['
         b'{"action":"PageOut","session":"a","op":1,"deadline_ns":5,"bytes":9},'

@@ -1,4 +1,4 @@
-"""What a page-out leaves in the GPU: contexts, and what a library cannot own."""
+"""Tests of what a page-out leaves in the GPU: contexts, and what a library cannot own."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def page_outs(world: World) -> list[str]:
 
 @pytest.mark.parametrize("owned", ["owned=ab", ""])
 def test_what_was_out_before_does_not_count_as_moved_again(owned: str) -> None:
-    """A second page-out of what is out tells all that is out by then. It is none of the moves that
-    say how fast memory moves: the driver's way is another one."""
+    """A second page-out of a session that is out reports all bytes that are out by then. It does
+    not count for the speed of moves, since the driver makes it, not the library."""
     world = World("gpu 16 tq=30")
     world.do(0, "a joins; b joins; memory")
     world.do(1, "a asks 1")
@@ -45,7 +45,7 @@ def test_what_was_out_before_does_not_count_as_moved_again(owned: str) -> None:
 
 
 def test_a_restarted_daemon_finds_one_whose_page_out_was_cut_short() -> None:
-    """By the driver's word alone: it goes on from there."""
+    """The daemon knows only what the driver says, and goes on from there."""
     world = World("gpu 16 tq=30")
     joined = ev.SessionJoined(
         session=SessionId("a"),
@@ -61,7 +61,7 @@ def test_a_restarted_daemon_finds_one_whose_page_out_was_cut_short() -> None:
 
 
 def test_what_each_report_of_a_move_moved() -> None:
-    """The rest of it later, then back, then all at once; and one that is gone is forgotten."""
+    """The rest goes out later, then all comes back and goes out at once. Gone ones are dropped."""
     a, b = SessionId("a"), SessionId("b")
     moved = MovedBytes()
 
@@ -83,7 +83,7 @@ def test_what_each_report_of_a_move_moved() -> None:
 
 
 def out_but_for_its_context(line: str = "gpu 16 tq=30") -> World:
-    """a has 9 GiB; its library moved 8.5 of it out, and 0.5 stays."""
+    """Return a world in which the library of a has moved 8.5 of its 9 GiB out, and 0.5 stays."""
     world = World(line)
     world.do(0, "a joins; memory")
     world.do(1, "a asks 1")
@@ -114,7 +114,7 @@ def test_what_stays_is_its_own_at_once() -> None:
     ],
 )
 def test_a_newcomer_and_the_margin_take_no_residue(holds: str, wants: str, answer: str) -> None:
-    """Not at the start, nor when it grows: a linked one asks for room where it lacks any."""
+    """They take none at the start nor when it grows: a session with a library asks for room."""
     world = out_but_for_its_context()
     world.do(4, "memory a=0.5 owned=a; c joins")
     assert world.do(5, "c asks 1") == ["grant c burst 1 for 30 s (nobody in the way)"]
@@ -190,7 +190,7 @@ def test_a_session_that_leaves_keeps_what_it_has_in_the_gpu() -> None:
 
 
 def test_what_a_page_out_cut_short_has_left_is_no_residue() -> None:
-    """A library can move it: it goes for a newcomer, too."""
+    """A library can move this memory, so it is paged out for a newcomer, too."""
     world = World("gpu 16 tq=30")
     world.do(0, "a joins; memory; a asks 1")
     world.do(2, "memory a=9 owned=a; a ends 1; a releases")

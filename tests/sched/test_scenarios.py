@@ -1,4 +1,4 @@
-"""The stories in ``scenarios/`` come out exactly as they are written there."""
+"""Tests that the scenarios in ``scenarios/`` play exactly as they are written."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Seeded simulation with faults: at least 200,000 events, every invariant after each of them.
 
-``python tests/sched/test_simulation.py FIRST LAST EVENTS`` runs other seeds by hand; where one
-fails, it prints the end of the journal.
+``python tests/sched/test_simulation.py FIRST LAST EVENTS`` runs other seeds by hand; if one fails,
+it prints the end of the journal.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def test_the_simulation_reaches_what_it_is_for():
         "granted_in_parallel", "brought_back", "room_made", "room_denied", "kept_out",
     ):  # fmt: skip
         assert seen[name] > 2, name
-    # (of those two: where programs have no gate; and who is stopped is shown, not told)
+    # The first one comes only with programs without a gate; the second is shown, never sent.
     assert set(notices) == set(Notice) - {Notice.BLOCKED_UNGUARDED, Notice.STOPPED}
 
 
@@ -100,7 +100,7 @@ def test_so_does_that_of_programs_without_a_gate():
 
 @pytest.mark.parametrize("policy", names())
 def test_the_bound_holds_in_a_crowd(policy):
-    """Ten that each want most of the GPU, all the time, nothing going wrong."""
+    """Ten sessions each want most of the GPU all the time, and nothing fails."""
     for seed in range(5):
         Simulation(seed, Plan(sessions=10, bytes_max=900 << 20, policy=policy)).run(1000)
 

@@ -1,7 +1,7 @@
-"""Hypothesis looks for the shortest story that breaks an invariant.
+"""Hypothesis looks for the shortest sequence of events that breaks an invariant.
 
-Seeds give breadth; this gives short counter-examples. The scheduler checks its books after each
-event (``checks=True``); the machine knows what the driver did and which processes hold what.
+Seeds give breadth; this gives short counter-examples. The scheduler audits itself after each event
+(``checks=True``); the machine knows what the driver did and which processes hold what.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ class Machine(RuleBasedStateMachine):
         self.host = {}
         self.held = set()
         self.requests = 0
-        self.asked = {}  # bytes by session and number of the request
+        self.asked = {}  # bytes, by session and number of the request
         self.flying = {}
         self.holders = set()
-        self.used = {}  # when its burst was over
-        self.back = {}  # when a hint's page-in was over
-        self.owned = set()  # whose memory a library owns
+        self.used = {}  # when the session's last burst ended
+        self.back = {}  # when the session's last page-in for a hint ended
+        self.owned = set()  # sessions whose memory a library owns
         self.unguarded = set()
-        self.stopped = set()  # whose process does not run
+        self.stopped = set()  # sessions whose process does not run
         self.kept_out = set()
 
     def feed(self, event):
         actions = self.scheduler.handle(event, self.now_ns)
-        # The turn of one that is stopped and has no gate is over once others wait.
+        # The turn of a stopped session without a gate ends once others wait.
         self.holders -= (self.stopped & self.unguarded) - set(self.scheduler.holders)
         for action in actions:
             if isinstance(action, act.Grant):
@@ -113,8 +113,8 @@ class Machine(RuleBasedStateMachine):
         self.flying[action.op] = action
 
     def check_may_be_moved(self, action):
-        """A program without a gate is never stopped in the middle of its burst. A process that is
-        stopped is only moved out: at the end of its turn, or while it idles behind its gate."""
+        """Check that no session without a gate is stopped in mid-burst. A process that is stopped
+        is only moved out: at the end of its turn, or while it idles behind its gate."""
         session, stops = action.session, isinstance(action, (act.Suspend, act.PageOut))
         if session in self.stopped:
             assert stops
@@ -126,12 +126,12 @@ class Machine(RuleBasedStateMachine):
             assert not view.mid_burst
 
     def coming_bytes(self):
-        """What page-ins under way may take of what is free now."""
+        """Return how much free memory the page-ins in progress may take."""
         return sum(o.need_bytes for o in self.flying.values() if isinstance(o, act.PageIn))
 
     def check_not_too_often(self, action):
-        """However the hints come: what was used or brought back just now stays, and what was
-        brought back for nothing is left alone."""
+        """Check that, despite many hints, memory that was just used or brought back stays, and
+        memory that was brought back for nothing is not brought back again soon."""
         used_ns, back_ns = self.used.get(action.session), self.back.get(action.session)
         if isinstance(action, act.PageIn):
             unused = back_ns is not None and (used_ns is None or used_ns < back_ns)
@@ -200,7 +200,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.ids)
     @rule(name=NAMES, size=SIZES)
     def grow(self, name, size):
-        """A runner allocates (or frees), as far as there is room, and memory is read."""
+        """Let a runner allocate or free as far as there is room, and read the memory."""
         session = self.ids.get(name)
         flying = {order.session for order in self.flying.values()}
         if session in self.holders and session not in flying:
@@ -239,7 +239,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.ids)
     @rule(name=NAMES)
     def a_library_owns_its_memory(self, name):
-        """From now on, or no longer."""
+        """Toggle whether a library owns the session's memory."""
         if (session := self.ids.get(name)) is not None:
             self.owned ^= {session}
             self.look()
@@ -333,7 +333,7 @@ class Machine(RuleBasedStateMachine):
         else:
             reason = Reason.GONE if dead else data.draw(FAULTS)
             if session in self.stopped and isinstance(order, (act.Suspend, act.PageOut)):
-                self.holders.discard(session)  # its turn is over all the same
+                self.holders.discard(session)  # its turn ends although this was refused
             event = _REFUSED[type(order)](op=op, reason=reason)
         if dead:
             self.device.pop(session)
@@ -351,7 +351,7 @@ class Machine(RuleBasedStateMachine):
             self.held.discard(session)
             return ev.Resumed(op=op)
         if isinstance(order, act.PageOut):
-            # A library leaves a context; who asks again has the driver take that, too.
+            # A library leaves a context; a second page-out has the driver move that, too.
             known = self.scheduler._st.sessions.get(session)
             owned = known is not None and known.owned
             stays = CONTEXT if owned and not self.host[session] else 0
@@ -379,7 +379,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def an_idle_gpu_has_no_waiter(self):
-        """Unless memory has not been read, or what is in its way is told."""
+        """All waiters for an idle GPU are blocked, unless memory has not been read."""
         if hasattr(self, "scheduler"):
             st = self.scheduler._st
             busy = st.runners or any(not session.stuck for session in st.ops.values())
@@ -396,7 +396,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def the_history_adds_up(self):
-        """To what the view counts in another way; and in pieces to the same as whole."""
+        """The history agrees with the view's own counts, and its parts with the whole."""
         if not hasattr(self, "scheduler"):
             return
         entries = self.scheduler.history(0, self.now_ns)
@@ -436,7 +436,7 @@ class Machine(RuleBasedStateMachine):
             assert all(e.expected_wait_ns is None or e.expected_wait_ns >= 0 for e in view.queue)
 
     def teardown(self):
-        """All die, all operations report: nothing is left on any book."""
+        """Kill all, let all operations report, and check that nothing is left counted."""
         if not hasattr(self, "scheduler"):
             return
         for name in list(self.ids):

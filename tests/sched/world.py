@@ -1,8 +1,8 @@
-"""A small language for scenarios: what happens, second by second, and what the scheduler orders.
+"""A small language for scenarios: events second by second, and the scheduler's actions.
 
-A scenario is a text file. A line that begins with a time (seconds) says what happens; indented
-lines with an arrow below it are what the scheduler answers, all of it, in order; ``?`` lines look
-at the view. ``#`` begins a comment. Sizes are GiB. See ``tests/sched/scenarios/``.
+A scenario is a text file. A line that begins with a time (seconds) has the events; the indented
+lines with an arrow below it are all actions of the scheduler, in order; ``?`` lines read the view.
+``#`` begins a comment. Sizes are GiB. See ``tests/sched/scenarios/``.
 
     gpu 10 tq=30 mode=on ram=64 policy=round-robin      the machine; must be the first line
     1  a asks 1
@@ -39,7 +39,7 @@ def gib(text: str) -> int:
 
 
 class World:
-    """One scheduler, told in words. Also handy in ordinary tests: ``world.do(1, "a asks 1")``."""
+    """One scheduler, fed in words. Ordinary tests use it, too: ``world.do(1, "a asks 1")``."""
 
     def __init__(self, line: str = "gpu 10") -> None:
         _, total, *settings = line.split()
@@ -59,7 +59,7 @@ class World:
         self.now_ns = 0
 
     def do(self, at_s: float, words: str) -> list[str]:
-        """What happens at ``at_s``, several things with ``;`` between; the answers in words."""
+        """Feed the events at ``at_s``, separated by ``;``, and return the actions in words."""
         self.now_ns = round(at_s * NS_PER_S)
         answers: list[str] = []
         for part in words.split(";"):
@@ -97,8 +97,8 @@ class World:
         }[verb]
 
     def memory(self, words: list[str]) -> ev.Event:
-        """``memory a=6 b=1 outside=2 busy=a idle=b large=a owned=ab at=3``: everything else is
-        free."""
+        """Parse ``memory a=6 b=1 outside=2 busy=a idle=b large=a owned=ab at=3``. All other memory
+        is free."""
         resident: dict[SessionId, int] = {}
         busy: dict[SessionId, bool] = {}
         at_large: list[SessionId] = []
@@ -130,7 +130,7 @@ class World:
         )
 
     def look(self, words: str) -> str:
-        """``a state, holders, queue, serialised, wake, …`` with the present values filled in."""
+        """Return ``a, holders, queue, serialised, wake, …`` with the present values filled in."""
         view = self.scheduler.view(self.now_ns)
         seen = []
         for part in words.split(","):
@@ -156,7 +156,7 @@ def _queue(world: World) -> str:
 
 
 def _history(world: World) -> str:
-    """``a:held@1-3``: from 1 s to 3 s; ``*``: a hint was the reason, ``!``: it did not work."""
+    """Return entries like ``a:held@1-3`` (from 1 s to 3 s). ``*``: due to a hint; ``!``: failed."""
     told = []
     for e in world.scheduler.history(0, world.now_ns):
         marks = "*" * e.hinted + "!" * (not e.ok)
@@ -203,7 +203,7 @@ _MACHINE: dict[str, Callable[[World, list[str]], ev.Event]] = {
 
 
 def _joins(session: SessionId, words: list[str]) -> ev.Event:
-    """``joins``, ``joins paged-out 6``, ``joins locked 6 mid 3``: in mid-burst, burst 3."""
+    """Parse ``joins``, ``joins paged-out 6``, ``joins locked 6 mid 3`` (in mid-burst, burst 3)."""
     residency = Residency(words[0]) if words else Residency.RESIDENT
     size = gib(words[1]) if len(words) > 1 else 0
     out = residency is Residency.PAGED_OUT
@@ -246,7 +246,7 @@ _SESSION: dict[str, Callable[[SessionId, list[str]], ev.Event]] = {
 
 
 def play(lines: Iterable[str]) -> list[str]:
-    """The scenario with the answers and looks as they are now."""
+    """Return the scenario with the present actions and views."""
     world: World | None = None
     played = []
     for raw in lines:

@@ -90,8 +90,7 @@ def likely(futures_ns: Sequence[int], *, careful: bool = False) -> Estimate:
     futures = sorted(futures_ns)
     part = CAREFUL if careful else 1
     lows = [ns + tolerance_ns(ns) // part for ns in futures]
-    """A range is right for a future whose entry is at least its low end here, and at most its high
-    end in ``highs``."""
+    """The highest low end of a range that is right for a future; ``highs``: the least high end."""
     highs = [ns - tolerance_ns(ns) // part for ns in futures]
     sure = SURE_CAREFUL if careful else SURE
     enough = min(len(futures), int(sure * len(futures)) + 1)

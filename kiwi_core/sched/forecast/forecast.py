@@ -11,8 +11,8 @@ all earlier waits of this kind.
 
 *Calibrated.* When a wait ends, the forecast records the factor by which it fell outside its
 simulated futures. New futures are multiplied by the factors of the last hundred waits of their
-kind. A wait in progress is compared only with those that lasted at least as long: what made shorter
-waits short (a holder that was idle, or soon finished) has not happened to this one.
+kind. A wait in progress is not compared with waits that ended early and took no longer: what made
+those short (a holder that was idle, or soon finished) has not happened to this one.
 """
 
 from __future__ import annotations

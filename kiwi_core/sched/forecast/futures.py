@@ -28,8 +28,7 @@ GRANTS: Final = 4
 """Number of grants after which a run ends. Four waiters and their swaps take about 15 events."""
 
 CROWD: Final = 20
-"""With more waiters than this, a run ends after half as many grants: to copy them all costs as much
-as ten events."""
+"""With more waiters, a run ends after half as many grants: the copy costs as much as ten events."""
 
 
 UNLUCKY: Final = 0.9
@@ -49,8 +48,7 @@ class Futures:
 
 
 def futures(st: State, now_ns: int) -> Futures:
-    """Simulate futures of ``st``, which is not changed. In the first one all bursts have their
-    median length."""
+    """Simulate futures of ``st``, which is not changed. The first one has median burst lengths."""
     grants = GRANTS if len(st.queue) <= CROWD else GRANTS // 2
     first = Run(st, now_ns, 0.5, spread=False)
     found = {id_: [wait_ns] for id_, wait_ns in first.waits_ns(grants).items()}

@@ -58,8 +58,7 @@ def _session(session: Session) -> Session:
 
 
 def _mapped(value: Any, twins: dict[SessionId, Session]) -> Any:
-    """Return a copy of ``value`` that refers to the twins of its sessions, and make each twin when
-    it is first met."""
+    """Return a copy of ``value`` with its sessions' twins; each twin is made when first met."""
     kind = type(value)
     if kind in _PLAIN:
         return value

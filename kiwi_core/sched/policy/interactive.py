@@ -11,9 +11,8 @@ before it has run as long as the swap costs (swap guard). Otherwise it runs for 
 for as long as the policy would serve it before the waiter again. If the waiter's memory is in the
 GPU, nothing has to move: TQ/10 suffices, also between two sessions on the first level.
 
-*Overlap.* The memory of a short cell is paged in beside the runner as soon as it is next. If no
-session runs and the page-in takes long, a waiter computes meanwhile whose memory is in the GPU and
-which leaves enough room.
+*Meanwhile.* The memory of a short cell is paged in beside the runner as soon as it is next. If no
+session runs and the page-in is long, a waiter in the GPU that leaves room for it runs meanwhile.
 
 *Ageing.* A waiter is old once it has waited for max(4 TQ, 3 × others × (TQ + swap)), where others
 are those that wait or hold. It goes first, and then keeps the GPU for at least 2/3 TQ. The limit
