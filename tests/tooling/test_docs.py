@@ -9,6 +9,7 @@ import io
 import os
 import re
 import shlex
+import subprocess
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -266,6 +267,12 @@ def test_every_call_of_an_interface_is_explained(interface: type) -> None:
 
 
 # --- links and paths ----------------------------------------------------------------------------
+
+
+def test_no_merge_is_left_unresolved() -> None:
+    markers = ["-e", "^<<<<<<< ", "-e", "^>>>>>>> "]
+    found = subprocess.run(["git", "-C", str(ROOT), "grep", "-n", *markers], capture_output=True)
+    assert (found.returncode, found.stdout) == (1, b""), found.stdout
 
 
 def slug(heading: str) -> str:
