@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; ``argv`` is without the program's name (default: ``sys.argv``).
 
-    Returns the exit code and never raises for what users or machines do wrong: 0 done, 1 failed
-    (with a sentence on standard error), 2 not understood, 130 interrupted.
+    Return the exit code, and do not raise for faults of users or machines: 0 done, 1 failed (with
+    a sentence on standard error), 2 not understood, 130 interrupted.
     """
     from kiwi_core.cli import app
 

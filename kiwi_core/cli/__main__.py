@@ -1,4 +1,4 @@
-"""``python -m kiwi_core.cli``: the same as ``kiwi``, without needing it on the PATH."""
+"""``python -m kiwi_core.cli``: the same as ``kiwi``, which need not be on the PATH."""
 
 from __future__ import annotations
 

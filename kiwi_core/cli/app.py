@@ -1,4 +1,4 @@
-"""From arguments to a command's exit code: the parser, the errors, and nothing else."""
+"""The parser of the command line and its errors: from arguments to a command's exit code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CommandModule(Protocol):
-    """What a module of a command has."""
+    """The interface of a command's module."""
 
     DESCRIPTION: str
     EPILOG: str
@@ -26,7 +26,7 @@ class CommandModule(Protocol):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
     def run(self, args: argparse.Namespace) -> int:
-        """Returns the exit code; raises ``KiwiError`` with a sentence and a remedy."""
+        """Return the exit code. Raises ``KiwiError`` with a sentence and a remedy."""
         ...
 
 
@@ -79,7 +79,7 @@ exit codes: 0 done, 1 failed (a sentence on standard error says why), 2 not unde
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Parse ``argv``, run the command, turn every expected error into a sentence and a code."""
+    """Parse ``argv``, run the command, and turn every expected error into a sentence and a code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _guarded(arguments)
@@ -102,7 +102,7 @@ def _guarded(arguments: list[str]) -> int:
 
 
 def complain(error: KiwiError) -> None:
-    """What happened and what to do about it, on standard error."""
+    """Print what happened and what to do about it on standard error."""
     print(f"kiwi: {error.message}", file=sys.stderr)
     if error.remedy:
         print(f"      {error.remedy}", file=sys.stderr)
@@ -112,14 +112,14 @@ def _dispatch(arguments: list[str]) -> int:
     name = next((word for word in arguments if not word.startswith("-")), None)
     parser, command = _parser(name)
     if command is None:
-        parser.parse_args(arguments)  # leaves, for --help, --version and what is unknown
+        parser.parse_args(arguments)  # exits for --help, --version and unknown options
         parser.print_help()
         return exits.USAGE
     return command.run(parser.parse_args(arguments))
 
 
 def _parser(chosen: str | None) -> tuple[argparse.ArgumentParser, CommandModule | None]:
-    """The whole parser, but only the chosen command's module is imported: ``--help`` and
+    """Return the whole parser, but import only the chosen command's module: ``--help`` and
     ``status`` stay quick."""
     parser = _Parser(
         prog="kiwi",
@@ -143,7 +143,7 @@ def _parser(chosen: str | None) -> tuple[argparse.ArgumentParser, CommandModule 
 
 
 class _Parser(argparse.ArgumentParser):
-    """Errors in our words: what was not understood, and where to look."""
+    """A parser whose errors say what was not understood, and where to look."""
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message}", file=sys.stderr)
@@ -152,7 +152,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _mute_broken_pipe() -> int:
-    """The reader left (``kiwi status | head``): what is buffered must not complain at exit."""
+    """Drop buffered output: the reader has left (``kiwi status | head``)."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)

@@ -82,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
     )
     try:
         with leaving_on_signals(), _Output(args.json) as output:
-            os.umask(0o077)  # what is made on the way is nobody else's business
-            # What people read goes where the JSON does not.
+            os.umask(0o077)  # other users may not read the files made meanwhile
+            # With the JSON on standard output, the text for people goes to standard error.
             shown = sys.stderr if args.json == "-" else sys.stdout
             progress = _Progress(shown)
             try:
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Output:
-    """The file for the JSON: tried before anything is measured, and not left behind empty."""
+    """The file for the JSON. It is opened before anything is measured, and removed if empty."""
 
     def __init__(self, name: str | None) -> None:
         self._name = name
@@ -140,7 +140,7 @@ def _not_written(name: str, error: OSError) -> CallerError:
 
 
 class _Progress:
-    """One line on a terminal; a line for each step where lines cannot be rewritten."""
+    """The progress: one line on a terminal, elsewhere a line for each step."""
 
     def __init__(self, shown: TextIO) -> None:
         self._shown = shown
@@ -159,6 +159,6 @@ class _Progress:
             print(text, file=sys.stderr, flush=True)
 
     def ends(self) -> None:
-        """The line is empty again."""
+        """Clear the line."""
         if self._rewrites:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The results of a bench as people read them."""
+"""The results of a bench as text for people."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GROUPS: Final = {
     "lease": "Kiwi: the lease",
 }
 _NEEDS_NO_GPU: Final = "lease"
-"""The only group whose ratios an emulated GPU does not make up."""
+"""The only group whose ratios mean something on an emulated GPU."""
 
 EMULATED: Final = "EMULATED GPU: its speeds mean nothing."
 
@@ -80,7 +80,7 @@ def _rows(rows: list[Row]) -> list[str]:
 
 
 def _by_size(rows: list[Row]) -> list[str]:
-    """Calls beside each other, a line for each size: ``vmm_CALL_SIZE``."""
+    """Return a table of rows named ``vmm_CALL_SIZE``: a column per call, a line per size."""
     found: dict[int, dict[str, Row]] = {}
     for row in rows:
         call = row.name.removeprefix("vmm_").rpartition("_")[0]
@@ -113,7 +113,7 @@ def _ratio(row: Row) -> str:
 
 
 def _number(value: float) -> str:
-    """Three figures."""
+    """Format ``value`` with three significant figures."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,5 +1,5 @@
-"""A child process that behaves as if the shell itself had started it: same terminal, same process
-group, signals passed on, and its exit code."""
+"""A child process that behaves as if the shell had started it: it has the same terminal and process
+group and gets the signals, and its exit code is returned."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ FORWARDED: Final = (
     signal.SIGUSR2,
 )
 FROM_TERMINAL: Final = frozenset({signal.SIGINT, signal.SIGQUIT})
-"""Ctrl-C and Ctrl-\\ reach the whole process group: the child has had them already."""
+"""Ctrl-C and Ctrl-\\ reach the whole process group, so the child has them already."""
 
 IGNORED_BY_PYTHON: Final = tuple(
     getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGXFZ") if hasattr(signal, name)
 )
-"""Python ignores these for itself; a program must not inherit that."""
+"""Signals that Python ignores for itself; a program must not inherit that."""
 
 
 def find(program: str) -> str | int:
-    """The path that would be executed, or the exit code with which a shell gives up."""
+    """Return the path that would be executed, or the exit code with which a shell gives up."""
     if (path := shutil.which(program)) is not None:
         return path
     exists = os.path.exists(program) and os.path.dirname(program)
@@ -41,12 +41,12 @@ def find(program: str) -> str | int:
 
 
 def run(path: str, command: list[str], env: Mapping[str, str]) -> int:
-    """Runs ``command`` to its end; its exit code, or 128 + n if signal n ended it.
+    """Run ``command`` to its end; return its exit code, or 128 + n if signal n ended it.
 
     Main thread only. Raises ``OSError`` if the program cannot be executed.
     """
     with _Forwarding() as forwarding:
-        # Not fork: the client's thread may hold locks, and nothing of ours may run in the child.
+        # Not fork: the client's thread may hold locks, and no Python code may run in the child.
         pid = os.posix_spawn(path, command, env, setsigmask=(), setsigdef=IGNORED_BY_PYTHON)
         forwarding.to(pid)
         forwarding.wait_for_end(pid)
@@ -57,8 +57,8 @@ def run(path: str, command: list[str], env: Mapping[str, str]) -> int:
 
 
 class _Forwarding:
-    """Passes our signals on to the child. What arrives before there is one waits for it. A signal
-    that is ignored here (nohup) stays ignored, for the child too."""
+    """Passes signals of this process on to the child. Those that come before the child starts wait
+    for it. A signal that is ignored here (nohup) stays ignored, in the child too."""
 
     def __init__(self) -> None:
         self._pid: int | None = None
@@ -82,8 +82,8 @@ class _Forwarding:
             os.kill(pid, self._early.pop(0))
 
     def wait_for_end(self, pid: int) -> None:
-        """Until ``pid`` can be reaped. Not plainly by ``waitpid``: a signal that comes just before
-        that call blocks would not be passed on until it returns. The wake-up pipe remembers it."""
+        """Wait until ``pid`` can be reaped. ``waitpid`` alone would not pass on a signal that comes
+        just before that call blocks until it returns. The wake-up pipe keeps the signal."""
         woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         before = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         ended = os.pidfd_open(pid)
@@ -96,7 +96,7 @@ class _Forwarding:
                 os.close(descriptor)
 
     def stop(self) -> None:
-        """The child has been waited for: its process id may be anybody's now."""
+        """Stop after the child was reaped: another process may have its id now."""
         self._ended = True
 
     def _arrived(self, number: int, _frame: FrameType | None) -> None:
@@ -109,7 +109,7 @@ class _Forwarding:
 
 
 def _in_foreground() -> bool:
-    """Is our process group the terminal's foreground one? Then its keys reach the child too."""
+    """Return whether this process group is in the foreground: then its keys reach the child too."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:

@@ -1,5 +1,5 @@
-"""Which sessions ``kiwi status`` shows, in which order, and what of each. Like ``squeue``: by user,
-by state, sorted, in columns of one's choice."""
+"""The choice of sessions, order and columns for ``kiwi status``. As in ``squeue``, the user selects
+by user and state, sorts, and names the columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kiwi_core.wire.messages import SessionStatus
 
 NAME_MAX: Final = 32
-"""Characters of a notebook's name; its end is cut off."""
+"""Most characters shown of a notebook's name; the rest is cut off."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,15 @@ COLUMNS: Final = {
         "RAM", lambda one: format_bytes(one.ram_bytes) if one.ram_bytes else "-", right=True
     ),
 }
-"""By the field of a session in the JSON."""
+"""The columns, by the field of a session in the JSON."""
 
 _USUAL: Final = tuple(COLUMNS)[:10]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """``users`` and ``states``: empty means all. ``sort`` has fields, and whether the largest comes
-    first. ``columns``: empty means the usual ones."""
+    """What to show. Empty ``users`` and ``states`` mean all, empty ``columns`` the usual ones.
+    ``sort`` has fields, each with whether the largest comes first."""
 
     users: tuple[str, ...] = ()
     states: tuple[SessionState, ...] = ()
@@ -76,7 +76,7 @@ class Choice:
     columns: tuple[str, ...] = ()
 
     def of(self, sessions: Sequence[SessionStatus]) -> list[SessionStatus]:
-        """Return those to be shown, in order."""
+        """Return the sessions to show, in order."""
         found = [
             one
             for one in sessions
@@ -88,7 +88,7 @@ class Choice:
         return found
 
     def lines(self, sessions: Sequence[SessionStatus], style: Style) -> list[str]:
-        """Return the table of ``sessions``; nothing where none is to be shown."""
+        """Return the table of ``sessions``; empty if there is none to show."""
         shown = self.of(sessions)
         if not shown:
             return []

@@ -1,4 +1,4 @@
-"""What several commands share: the options that name daemons, and asking those daemons."""
+"""What several commands share: the options that name daemons, and the requests to them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kiwi_core.wire.messages import GpuStatus
 
 CONNECT_TIMEOUT_S: Final = 5.0
-"""A living daemon answers in milliseconds; past this it hangs and the command says so."""
+"""A daemon that works answers in milliseconds; after this long the command says that it hangs."""
 
 
 def add_socket_dir(parser: argparse.ArgumentParser) -> None:
@@ -41,8 +41,8 @@ def add_gpu(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def for_others_to_read(path: str, flags: int) -> int:
-    """An ``opener`` for files that people name: nobody else may write to a new one, whatever the
-    umask says."""
+    """Open a file that the user named (an ``opener``): others may read but not write a new one,
+    even if the umask allows it."""
     return os.open(path, flags, 0o644)
 
 
@@ -52,7 +52,7 @@ def directory_of(args: argparse.Namespace) -> Path:
 
 
 def find_sockets(directory: Path, gpu: str | None) -> list[Path]:
-    """The sockets of ``directory``'s daemons (of one GPU); a sentence if there is none."""
+    """Return the sockets of ``directory``'s daemons (of one GPU). Raises ``PeerError`` for none."""
     from kiwi_core.client import discover
 
     found = discover(directory, gpu)
@@ -73,7 +73,7 @@ def no_daemon(directory: Path, gpu: str | None = None) -> PeerError:
 
 
 def observer(socket: Path) -> Client:
-    """A connection that only looks and steers; the caller connects and closes it."""
+    """Return a client that never holds the GPU. The caller connects and closes it."""
     from kiwi_core.client import Client
     from kiwi_core.wire.messages import Role
 
@@ -96,7 +96,7 @@ class Answer:
 
 
 def ask_all(sockets: Sequence[Path]) -> Iterator[Answer]:
-    """Each daemon's status, one after the other."""
+    """Yield each daemon's status, one after the other."""
     for socket in sockets:
         client = observer(socket)
         try:
@@ -109,7 +109,7 @@ def ask_all(sockets: Sequence[Path]) -> Iterator[Answer]:
 
 
 def warn(text: str, remedy: str = "") -> None:
-    """Something that does not stop the command, on standard error."""
+    """Print a warning that does not stop the command on standard error."""
     print(f"kiwi: {text}", file=sys.stderr)
     if remedy:
         print(f"      {remedy}", file=sys.stderr)

@@ -15,10 +15,10 @@ from kiwi_core.states import PRIORITIES, Priority
 from kiwi_core.units import parse_size_bytes
 
 _SECONDS_MIN, _SECONDS_MAX = 0.1, 3600.0
-"""Past an hour it is a typing error."""
+"""Limits of a time in seconds; more than an hour is a typing error."""
 
 FLOOR_FACTOR_MAX = 100
-"""More swap round trips than that per turn is certainly a typing error."""
+"""More swap round trips for each turn are certainly a typing error."""
 
 DESCRIPTION = (
     "Serves GPUs: one daemon process for each, under a supervisor that restarts a crashed one.\n"
@@ -255,7 +255,7 @@ def _factor(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """For ``argparse``, here and in ``kiwi bench``."""
+    """Parse a size for ``argparse``, here and in ``kiwi bench``."""
     try:
         return parse_size_bytes(text)
     except ValueError as error:
@@ -285,8 +285,8 @@ def _unused_after(text: str) -> float:
 
 
 def _address(text: str) -> tuple[str, int]:
-    """Host and port: ``:9402`` and ``9402`` are this machine only, as nobody expects a program to
-    open a port to others unasked; IPv6 addresses stand in brackets."""
+    """Return host and port. ``:9402`` and ``9402`` mean this machine only, because a program should
+    not open a port to others unasked. IPv6 addresses stand in brackets."""
     match = re.fullmatch(r"(?:(?:\[([0-9a-fA-F:.%\w]+)\]|([^\s:\[\]]*)):)?(\d{1,5})", text.strip())
     if match is None or int(match[3]) > 65535:
         raise argparse.ArgumentTypeError(
@@ -296,8 +296,8 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def parse_emulation(text: str) -> str:
-    """Checks the form here, so that a typing error is told before anything starts; the emulator
-    reads it. People also write the × of the documentation."""
+    """Check the form, so that a typing error is reported before anything starts; the emulator
+    parses it. Users may also write the × of the documentation."""
     plain = text.strip().replace("×", "x")
     sizes = plain.partition(",")[0]
     match = re.fullmatch(r"([1-9]\d?)x(.+)", sizes)

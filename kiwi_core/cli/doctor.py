@@ -1,4 +1,4 @@
-"""``kiwi doctor``: is this machine fit for Kiwi, and what to do where it is not."""
+"""``kiwi doctor``: check whether this machine is fit for Kiwi, and say what to do if not."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ examples:
 """
 
 FILES: Final = {"systemd": "kiwi.service", "grafana": "kiwi-dashboard.json"}
-"""What ``--print`` has, beside this module."""
+"""The files that ``--print`` can print; they lie in ``files/`` beside this module."""
 
 AREA_TIMEOUT_S: Final = 45.0
-"""Starting the driver takes up to 3 s on big machines, IPython's configuration a few; a call that
-takes longer than all that hangs."""
+"""The driver takes up to 3 s to start on big machines, IPython's configuration takes a few; a call
+that takes longer than all that counts as hung."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         style = Style.of(sys.stdout)
         found = []
-        for finding in findings:  # each as it comes: some take a second
+        for finding in findings:  # print each at once: some take a second
             found.append(finding)
             print("\n".join(lines_of(finding, style)), flush=True)
         print(_verdict(found, style))
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(sockets: Path) -> Iterator[Finding]:
-    """Every area, one after the other; one that hangs or breaks is a finding, not an end."""
+    """Check every area, one after the other. One that hangs or breaks becomes a finding."""
     from kiwi_core.cli.checks import gpu, jupyter, killers, machine, memory, notebook, preload
     from kiwi_core.cli.checks import sockets as socket_checks
 
@@ -97,7 +97,7 @@ def examine(sockets: Path) -> Iterator[Finding]:
 
 
 def _within(area: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
-    """Runs ``check`` in a thread: a driver that hangs cannot be interrupted, only left behind."""
+    """Run ``check`` in a thread: a driver that hangs cannot be interrupted, only left alone."""
     findings: list[Finding] = []
 
     def work() -> None:

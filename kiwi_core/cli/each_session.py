@@ -1,4 +1,4 @@
-"""Commands that do one thing to each session that they name, on whichever GPU it is."""
+"""Commands that do one thing to each session in their arguments, on any GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, act: Act, done: str) -> int:
-    """``act`` on each; ``done`` says of one what is so then."""
+    """Run ``act`` for each session. ``done`` is the text printed for a session after that."""
     wanted = list(dict.fromkeys(args.sessions))
     found: set[str] = set()
     code, all_asked = exits.OK, True
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, act: Act, done: str) -> int:
 
 
 def _on_gpu(socket: Path, wanted: list[str], found: set[str], act: Act, done: str) -> int:
-    """Those that this daemon has; they are ``found`` then. Return the exit code."""
+    """Run ``act`` for this daemon's sessions, and add them to ``found``. Return the exit code."""
     code = exits.OK
     with observer(socket) as client:
         client.connect()

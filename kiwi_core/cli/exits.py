@@ -8,15 +8,15 @@ OK: Final = 0
 FAILED: Final = 1
 USAGE: Final = 2
 CANNOT_EXECUTE: Final = 126
-"""``kiwi run``: the program exists but cannot be executed, as shells say it."""
+"""``kiwi run``: the program exists but cannot be executed; shells use the same code."""
 NOT_FOUND: Final = 127
-"""``kiwi run``: there is no such program, as shells say it."""
+"""``kiwi run``: there is no such program; shells use the same code."""
 INTERRUPTED: Final = 130
 """128 + SIGINT."""
 BROKEN_PIPE: Final = 141
-"""128 + SIGPIPE: what a shell would report had we not handled it."""
+"""128 + SIGPIPE: what a shell would report if Kiwi did not handle the signal."""
 
 
 def of_signal(number: int) -> int:
-    """What a shell reports for a program that a signal ended."""
+    """Return the exit code that a shell reports for a program that a signal ended."""
     return 128 + number

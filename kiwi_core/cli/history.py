@@ -1,4 +1,4 @@
-"""Who held the GPU, who waited and what was moved, worked out while a journal is replayed."""
+"""The history of holders, waits and moves, worked out while a journal is replayed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from kiwi_core.sched.scheduler import Scheduler
 
 _LOOKS = (MemoryObserved, DeadlinePassed, HostBudgetObserved)
-"""Events that by themselves (no action, nothing left over from a cell) change no holder."""
+"""Events that change no holder unless they cause an action, or a cell has left something behind."""
 
 
 class Span(Struct, frozen=True, kw_only=True):
-    """Seconds since the journal's first event; ``to_s`` is that of the last one if it still was
-    so at the end."""
+    """A time span in seconds since the journal's first event. ``to_s`` is the time of the last
+    event if the span was still open at the end."""
 
     session: str
     from_s: float
@@ -39,15 +39,15 @@ class Move(Struct, frozen=True, kw_only=True):
 
 
 class Run(Struct, kw_only=True):
-    """One daemon's life, as far as its journal has it."""
+    """One daemon's run, as far as its journal records it."""
 
     gpu_uuid: str
     began_at_unix_s: float
     events: int = 0
     seconds: float = 0.0
     checked: bool = True
-    """False where the journal's beginning is missing: then only ``moves`` are known, and no
-    decision was made again."""
+    """False if the journal's beginning is missing: then only ``moves`` are known, and no decision
+    was checked."""
     differences: int = 0
     held: list[Span] = field(default_factory=list)
     waited: list[Span] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Run(Struct, kw_only=True):
 
 
 class Historian:
-    """Fed after the scheduler with each entry; ``finish`` closes what is still open."""
+    """Builds a ``Run``: it gets each entry after the scheduler; ``finish`` closes open spans."""
 
     def __init__(self, header: JournalHeader) -> None:
         self.run = Run(

@@ -1,4 +1,4 @@
-"""Reading a daemon's journal from a file or standard input."""
+"""Read a daemon's journal from a file or standard input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def opened(name: str) -> AbstractContextManager[IO[bytes]]:
-    """``-`` is standard input. Raises ``CallerError("no-journal")``."""
+    """Open a journal; ``-`` is standard input. Raises ``CallerError("no-journal")``."""
     if name == "-":
         return nullcontext(sys.stdin.buffer)
     try:
@@ -32,7 +32,7 @@ def opened(name: str) -> AbstractContextManager[IO[bytes]]:
 
 
 def records(file: IO[bytes]) -> Iterator[JournalHeader | JournalEntry]:
-    """A last line without its end was cut short when the daemon died: said, and left out."""
+    """Yield the journal's records. Leave out a last line cut short by a crash, with a warning."""
     from kiwi_core.sched.replay import decode_line
 
     for number, line in enumerate(file, start=1):

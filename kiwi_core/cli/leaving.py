@@ -1,5 +1,5 @@
-"""A command that is told to end (SIGTERM, or SIGHUP where its terminal is closed) ends in order,
-and with it all that it has started."""
+"""End a command in order, with all that it has started, when it gets SIGTERM, or SIGHUP because its
+terminal was closed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _PR_GET_CHILD_SUBREAPER: Final = 37
-"""prctl(2)."""
+"""Numbers of prctl(2)."""
 
 ENDS_WITHIN_S: Final = 10.0
-"""For a process that was asked to end, before it is killed: browsers and kernels take a second."""
+"""Time for a process to end by itself before it is killed; browsers and kernels take a second."""
 
 _LOOK_EVERY_S: Final = 0.05
 
 
 class Terminated(BaseException):
-    """A signal asked us to leave."""
+    """A signal told this process to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -39,9 +39,9 @@ class Terminated(BaseException):
 
 @contextmanager
 def leaving_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise ``Terminated`` here. A second one must not cut short what the first
-    one has begun, but counts where somebody has swallowed the first one's exception (it may come
-    in the middle of a callback). One that is ignored (nohup) stays ignored. Main thread only."""
+    """Raise ``Terminated`` at SIGTERM and SIGHUP. A second signal does not cut short the clean-up
+    after the first, but raises again if some code swallowed the first exception (it may come in the
+    middle of a callback). An ignored signal (nohup) stays ignored. Main thread only."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         if not _is_leaving():
@@ -61,8 +61,8 @@ def leaving_on_signals() -> Iterator[None]:
 
 
 def _is_leaving() -> bool:
-    """Whether ``Terminated`` is on its way up through somebody's ``finally``, or what goes wrong in
-    one is being handled."""
+    """Return whether a ``finally`` runs because of ``Terminated``, or an error in such a block is
+    being handled."""
     error = sys.exc_info()[1]
     while error is not None and not isinstance(error, Terminated):
         error = error.__context__
@@ -71,9 +71,9 @@ def _is_leaving() -> bool:
 
 @contextmanager
 def ending_descendants() -> Iterator[None]:
-    """End all that this process starts in the block when that ends, also what its children have
-    left behind: until then such orphans become this process's children, and not init's."""
-    others = _descendants(frozenset())  # a shell that became this process may have had children
+    """At the end of the block, end all that this process has started in it, and also what its
+    children left behind: until then orphans become this process's children, and not init's."""
+    others = _descendants(frozenset())  # children of a shell that exec'ed this process
     before = _adopt(orphans=True)
     try:
         yield
@@ -83,8 +83,8 @@ def ending_descendants() -> Iterator[None]:
 
 
 def _adopt(*, orphans: bool) -> bool:
-    """Return how it was before. Where the kernel has no such call, orphans of children are not
-    found; they end by themselves."""
+    """Set whether orphans become children of this process; return the old value. If the kernel has
+    no such call, orphans are not found; they end by themselves."""
     prctl, was = ctypes.CDLL(None).prctl, ctypes.c_int(0)
     prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(was), 0, 0, 0)
     prctl(_PR_SET_CHILD_SUBREAPER, int(orphans), 0, 0, 0)
@@ -92,8 +92,8 @@ def _adopt(*, orphans: bool) -> bool:
 
 
 def _end_descendants(others: frozenset[ProcessRef]) -> None:
-    """Ask them first. What runs as another user (a browser's sandbox) may be out of reach, and is
-    not waited for without end."""
+    """Ask the descendants to end, then kill them. The wait is limited: a process of another user (a
+    browser's sandbox) may be out of reach."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         ends_s = time.monotonic() + ENDS_WITHIN_S
         told: set[ProcessRef] = set()
@@ -111,7 +111,7 @@ def _descendants(others: frozenset[ProcessRef]) -> list[ProcessRef]:
         return []
     found = [ref for ref in processes.tree(own, others) if ref != own]
     for ref in found:
-        with suppress(ChildProcessError):  # not a child of ours
+        with suppress(ChildProcessError):  # not a child of this process
             os.waitpid(ref.pid, os.WNOHANG)
     return [ref for ref in found if processes.alive(ref)]
 

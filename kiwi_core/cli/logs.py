@@ -1,4 +1,4 @@
-"""``kiwi logs``: what the daemon says that a notebook, or ``kiwi run``, has started."""
+"""``kiwi logs``: show the log of a daemon that a notebook, or ``kiwi run``, has started."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ journalctl -u kiwi
 
 LINES: Final = 40
 _BLOCK_BYTES: Final = 1 << 20
-"""The log is begun anew at about this size, so one block has nearly all of it."""
+"""The log is emptied at about this size, so one block has nearly all of it."""
 _LOOK_EVERY_S: Final = 0.25
 
 
@@ -79,7 +79,7 @@ def _last(log: BinaryIO, count: int) -> list[str]:
 
 
 def _new(log: BinaryIO) -> None:
-    """Print the lines that have come since; of a log that was begun anew, from its beginning."""
+    """Print the lines that are new; if the log was emptied, print from its beginning."""
     if os.fstat(log.fileno()).st_size < log.tell():
         log.seek(0)
     whole, _, begun = log.read().rpartition(b"\n")

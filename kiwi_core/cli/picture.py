@@ -1,4 +1,4 @@
-"""One GPU's status as lines of text for people. Pure: status in, lines out."""
+"""One GPU's status as lines of text for people, without I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SWAPS_SHOWN = 4
 
 
 def gpu_lines(gpu: GpuStatus, style: Style, choice: Choice = EVERYTHING) -> list[str]:
-    """The block that ``kiwi status`` prints for one GPU. ``choice`` is about its table."""
+    """Return what ``kiwi status`` prints for one GPU. ``choice`` applies to the table."""
     lines = [_title(gpu, style)]
     lines += _fact("memory", [_memory(gpu), *_outside(gpu)], style)
     if load := load_words(gpu.gauges):
@@ -38,7 +38,7 @@ def gpu_lines(gpu: GpuStatus, style: Style, choice: Choice = EVERYTHING) -> list
 
 def _title(gpu: GpuStatus, style: Style) -> str:
     title = style.bold(f"GPU {gpu.index}  {printable(gpu.name)}") + "  "
-    if gpu.emulated:  # before the UUID: a narrow window cuts off the end
+    if gpu.emulated:  # before the UUID, because a narrow window cuts off the end
         title += style.loud("EMULATED: no real GPU, its speed means nothing") + "  "
     return title + style.dim(gpu.uuid)
 
@@ -46,7 +46,7 @@ def _title(gpu: GpuStatus, style: Style) -> str:
 def _fact(
     name: str, values: list[str], style: Style, paint: Callable[[str], str] | None = None
 ) -> list[str]:
-    """``name`` beside the first value, the other values below it; nothing if there are none."""
+    """Return ``name`` beside the first value, the other values below it; nothing without values."""
     return [
         f"  {style.dim(label.ljust(9))} {paint(value) if paint else value}"
         for label, value in zip([name] + [""] * len(values), values, strict=False)
@@ -74,7 +74,7 @@ def _sharing(gpu: GpuStatus) -> list[str]:
     scheduler = gpu.scheduler
     settings = f"quantum {format_duration_s(scheduler.tq_s)}"
     settings += f", anti-thrash {scheduler.anti_thrash.value}"
-    if scheduler.policy:  # (an older daemon says none)
+    if scheduler.policy:  # empty from an older daemon
         settings += f", policy {printable(scheduler.policy)}"
     if scheduler.floor_s is not None:
         settings += f", a turn lasts at least {format_duration_s(scheduler.floor_s)}"

@@ -1,4 +1,4 @@
-"""``kiwi release``: move a session's GPU memory out now."""
+"""``kiwi release``: page out a session now."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""``kiwi replay``: tell from a journal what happened, and check that the scheduler still decides
-as it did."""
+"""``kiwi replay``: show what a journal records, and check that the scheduler still decides the
+same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kiwi_core.sched.replay import JournalEntry, JournalHeader, ReplayLine
 
 _NAMED_MAX = 20
-"""Sessions that an error message lists: a screenful."""
+"""Most sessions that an error message lists: a screenful."""
 
 DESCRIPTION = """\
 Reads a daemon's journal and tells what happened: each event and what the scheduler ordered, then
@@ -105,7 +105,7 @@ def _tell(
 
 
 class Filter:
-    """What concerns one session; everything if none is named."""
+    """Selects what concerns one session, or everything if none is named."""
 
     def __init__(self, only: str | None) -> None:
         self._only = only
@@ -113,7 +113,7 @@ class Filter:
         self._seen: dict[str, None] = {}
 
     def check(self) -> None:
-        """Raise ``CallerError`` if the journal does not have the session at all."""
+        """Raise ``CallerError`` if the journal does not have the session."""
         if self._only is None or self._only in self._seen:
             return
         names = list(map(printable, self._seen))
@@ -144,7 +144,7 @@ class Filter:
 
 
 def summary(run: Run) -> list[str]:
-    """Who held when, who waited, what was moved, and whether the decisions are the same."""
+    """Return lines on who held, who waited, what was moved, and whether decisions are the same."""
     began = datetime.fromtimestamp(run.began_at_unix_s, tz=timezone.utc)
     what = f"{run.events} events in {format_duration_s(run.seconds)}"
     lines = ["", f"{run.gpu_uuid}, from {began:%Y-%m-%d %H:%M:%S} UTC: {what}"]

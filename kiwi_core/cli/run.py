@@ -1,8 +1,8 @@
-"""``kiwi run -- CMD …``: any program as a session that shares the GPU fairly.
+"""``kiwi run -- CMD …``: run any program as a session that shares the GPU fairly.
 
-This process is the session: it holds the connection (the daemon knows a session by the process of
+This process is the session. It holds the connection (the daemon knows a session by the process of
 its socket) and stays the program's parent, so that the program is in the session's process tree.
-It never uses CUDA itself. The burst lasts as long as the program.
+It never uses CUDA itself. The burst lasts as long as the program (but see ``LinkWatch``).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ found; 130 if you gave up waiting with Ctrl-C; 1 if --require and there is no da
 """
 
 ENV_INSIDE: Final = "KIWI_RUN_SESSION"
-"""Set for the program: it already belongs to a session and must not wait for itself."""
+"""Variable that tells the program that it belongs to a session and must not wait for itself."""
 
 NO_GATE: Final = (
     "The program runs without Kiwi's gate: it is never stopped in the middle of its work, so "
@@ -74,7 +74,7 @@ NO_GATE: Final = (
 )
 
 ENV_OWN: Final = "KIWI_PRELOAD_OWN"
-"""Of the library: "0" means that it is the gate only, and leaves memory to the driver."""
+"""The library's variable: "0" means that it is the gate only, and leaves memory to the driver."""
 
 ENV_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ENV_DAEMON_ARGS: Final = "KIWI_DAEMON_ARGS"
@@ -93,7 +93,7 @@ ALWAYS_TOLD: Final = frozenset(
         Notice.LOST,
     }
 )
-"""A program's output is its own: ordinary suspensions are told only with --verbose."""
+"""Notices always printed; ordinary suspensions would disturb the program's output (--verbose)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
         warn(f"{command[0]} {words}.", "Is it installed, and on the PATH?")
         return path
     if os.environ.get(ENV_INSIDE):
-        _become(path, command)  # the session around us already waits and holds for us
+        _become(path, command)  # the session around this process waits and holds for it
     try:
         return _as_session(args, path, command)
     except Terminated as terminated:
@@ -175,8 +175,8 @@ def _as_session(args: argparse.Namespace, path: str, command: list[str]) -> int:
 
 
 def find_library() -> tuple[Path | None, preload.Unavailable | None]:
-    """Return the library with the gate, or why there is none. Called before the GPU is asked for:
-    it may have to be compiled first, and nobody shall wait for that."""
+    """Return the library with the gate, or why there is none. Called before this process asks for
+    the GPU: the library may have to be compiled first, and nobody should wait for that."""
     try:
         return ready.find() or ready.ensure(), None
     except preload.Unavailable as error:
@@ -184,8 +184,8 @@ def find_library() -> tuple[Path | None, preload.Unavailable | None]:
 
 
 class LinkWatch:
-    """Ends the program's burst as soon as the library in it asks for the GPU by itself. Before, or
-    where it was not loaded (a static program, say), the burst lasts as long as the program."""
+    """Ends the program's burst as soon as the library in it asks for the GPU by itself. If the
+    library was not loaded (as in a static program), the burst lasts as long as the program."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -194,15 +194,15 @@ class LinkWatch:
         threading.Thread(target=self._watch, name="kiwi link", daemon=True).start()
 
     def stop(self) -> None:
-        """From here on the burst is the caller's. Waits for no answer: a daemon that is busy, or
-        hangs, must not keep a program that is over."""
+        """Leave the end of the burst to the caller from now on. Does not wait for an answer: a
+        daemon that is busy, or hangs, must not delay the end of the program."""
         with self._deciding:
             self._over.set()
 
     def _watch(self) -> None:
         welcome = self._client.welcome
         while welcome is not None and not self._over.wait(LOOK_EVERY_S):
-            with suppress(KiwiError):  # a daemon that is away comes back, or does not
+            with suppress(KiwiError):  # the daemon may be away for now
                 status = self._client.status(STATUS_WITHIN_S)
                 ours = (s for s in status.sessions if s.id == welcome.session)
                 if any(session.pager is MovedBy.INPROCESS for session in ours):
@@ -216,7 +216,7 @@ class LinkWatch:
 
 
 def _leave_on_signals() -> None:
-    """While waiting, SIGTERM and SIGHUP free the place in the queue; Python does so on Ctrl-C."""
+    """Have SIGTERM and SIGHUP free the place in the queue; Ctrl-C does so in Python already."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         raise Terminated(number)
@@ -227,8 +227,8 @@ def _leave_on_signals() -> None:
 
 
 def _connect(args: argparse.Namespace, name: str, ungated: str = "") -> Client:
-    """The connection to the daemon of the wanted GPU; starts a daemon if none answers and there
-    could be a GPU."""
+    """Connect to the daemon of the wanted GPU; start a daemon if none answers and there could be a
+    GPU."""
     from kiwi_core.client.directory import may_start_in
     from kiwi_core.client.returning import RESTARTED_WITHIN_S, REVIVED_WITHIN_S, await_return
 
@@ -270,7 +270,7 @@ def _sockets(directory: Path, gpu: str | None, named: str | None) -> list[Path]:
 
     found = discover(directory, gpu)
     if not found and named is None:
-        # CUDA_VISIBLE_DEVICES may number the GPUs in its own way.
+        # CUDA_VISIBLE_DEVICES may number the GPUs differently.
         found = discover(directory, None)
     return found
 
@@ -278,8 +278,8 @@ def _sockets(directory: Path, gpu: str | None, named: str | None) -> list[Path]:
 def _first_that_answers(
     sockets: list[Path], name: str, ungated: str, *, verbose: bool
 ) -> Client | None:
-    """``None`` if none does: a socket's file outlives a daemon that crashed. Other errors (no
-    right, another version) leave."""
+    """Return a connected client; ``None`` if no daemon answers: a crashed daemon leaves its socket.
+    Other errors (no right, another version) are raised."""
     from kiwi_core.client import Client
 
     def tell(told: UserNotice) -> None:
@@ -304,8 +304,8 @@ def _first_that_answers(
 
 
 def _once_there_is_room(client: Client) -> Welcome:
-    """Connects; a daemon that is full is waited for. Without it the program would use the GPU
-    beside those who take turns."""
+    """Connect, and wait if the daemon is full. Without it the program would use the GPU at the same
+    time as those who take turns."""
     from kiwi_core.client.patience import FULL_AGAIN_S
 
     said = False
@@ -334,7 +334,7 @@ def _wait_for_gpu(client: Client) -> Welcome:
 
 
 def wanted_gpu(named: str | None, env: dict[str, str]) -> str | None:
-    """``--gpu``, else KIWI_GPU, else the one GPU that CUDA_VISIBLE_DEVICES names."""
+    """Return ``--gpu``, else KIWI_GPU, else the GPU of CUDA_VISIBLE_DEVICES if it names one."""
     if named or env.get(config.ENV_GPU):
         return named or env[config.ENV_GPU]
     visible = [part.strip() for part in env.get(ENV_VISIBLE, "").split(",") if part.strip()]
@@ -342,14 +342,14 @@ def wanted_gpu(named: str | None, env: dict[str, str]) -> str | None:
 
 
 def gpu_possible(env: dict[str, str]) -> bool:
-    """Could a daemon find a GPU here? Asked before one is started for nothing."""
+    """Return whether a daemon could find a GPU here; without one, starting it would be useless."""
     devices = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")  # the last is WSL's
     return bool(env.get(ENV_DAEMON_ARGS)) or any(map(os.path.exists, devices))
 
 
 def environment(welcome: Welcome, env: dict[str, str], named: str | None) -> dict[str, str]:
-    """What the program gets: one visible GPU, the daemon's emulated driver if it has one, and word
-    that it belongs to a session already."""
+    """Return the program's environment: one visible GPU, the daemon's emulated driver if it has
+    one, and that the program already belongs to a session."""
     if named or env.get(config.ENV_GPU) or not env.get(ENV_VISIBLE):
         env[ENV_VISIBLE] = welcome.gpu_uuid
     env[ENV_INSIDE] = welcome.session
@@ -365,7 +365,7 @@ def environment(welcome: Welcome, env: dict[str, str], named: str | None) -> dic
 
 
 def _become(path: str, command: list[str]) -> NoReturn:
-    """Replaces this process: nothing of Kiwi stays."""
+    """Replace this process with the program; nothing of Kiwi stays."""
     sys.stdout.flush()
     sys.stderr.flush()
     for number in child.IGNORED_BY_PYTHON:

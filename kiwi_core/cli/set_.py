@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_setting(text: str) -> Setting:
-    """For argparse: raises its error with what would have been right."""
+    """Parse a setting for argparse. Its error says what would be right."""
     name, equals, value = text.partition("=")
     if equals and name == "tq":
         return Setting(tq_s=parse_tq_s(value))
@@ -85,7 +85,7 @@ def parse_setting(text: str) -> Setting:
 
 
 def parse_tq_s(text: str) -> float:
-    """Seconds, with or without an ``s``, within the configured limits."""
+    """Parse seconds, with or without an ``s``, within the configured limits."""
     try:
         seconds = float(text.strip().removesuffix("s"))
     except ValueError:
@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _all_of(settings: list[Setting]) -> Setting:
-    """The last one of each name counts."""
+    """Merge the settings; the last one of each name counts."""
     said: dict[str, object] = {}
     for one in settings:
         said |= {name: value for name, value in vars(one).items() if value is not None}
@@ -152,8 +152,8 @@ def _all_of(settings: list[Setting]) -> Setting:
 
 
 def _apply(socket: Path, wanted: Setting, session: str) -> str:
-    """Sets, and says what the daemon then has (not what it was told); "" where ``session`` is not
-    one of its own: then nothing is set."""
+    """Set, and return the daemon's settings after that as text. If the daemon does not have
+    ``session``, set nothing and return ""."""
     client = observer(socket)
     try:
         client.connect()

@@ -1,4 +1,4 @@
-"""``kiwi simulate``: what another policy or setting would do with the same work."""
+"""``kiwi simulate``: show what another policy or setting would do with the same work."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _work(args: argparse.Namespace) -> tuple[Work, Measures | None]:
-    """And, of a journal, what really came of it."""
+    """Return the work and, if it is from a journal, its real results."""
     if name := args.journal or args.anonymise:
         with journals.opened(name) as file:
             records = journals.records(file)
@@ -259,7 +259,7 @@ def _plans(args: argparse.Namespace, work: Work) -> list[Plan]:
 
 
 def _policies(recorded: Recorded | None) -> Sequence[str]:
-    """What really ran is what the others are compared with."""
+    """Return the default policies: the recorded one first, which the others are compared with."""
     if recorded is None or recorded.policy not in policies.NAMES:
         return policies.NAMES[:1]
     return (recorded.policy, *policies.NAMES)
@@ -274,7 +274,7 @@ def _is_long(plans: list[Plan]) -> bool:
 
 
 class _Progress:
-    """One line on a terminal; every tenth of the way where lines cannot be rewritten."""
+    """The progress: one line on a terminal, elsewhere a line for each tenth."""
 
     def __init__(self) -> None:
         self._rewrites = sys.stderr.isatty()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kiwi_core.simulate.model import Setup
 
 Column = tuple["Setup | None", "Summary"]
-"""``None``: what really came of the work, by the journal."""
+"""A set-up and its results; the set-up is ``None`` for the real results in the journal."""
 
 
 def column_name(setup: Setup | None) -> str:
@@ -31,7 +31,7 @@ def column_name(setup: Setup | None) -> str:
 def table_lines(
     title: str, columns: Sequence[Column], style: Style, *, users: bool = False
 ) -> list[str]:
-    """A column for each set-up, side by side; before them what really came of it."""
+    """Return a table with a column for each set-up, after a column for the real results."""
     first = columns[0][1]
     rows = [["", *(column_name(setup) for setup, _ in columns)]]
     summaries = [summary for _, summary in columns]
@@ -108,7 +108,7 @@ def _users(summary: Summary) -> list[str]:
 
 
 def report_json(plan: Plan, columns: Sequence[Column]) -> bytes:
-    """What was simulated, and what came out: an interface, described in the docs."""
+    """Return the input and the results as JSON. It is an interface, described in the docs."""
     work, machine, faults = plan.work, plan.machine, plan.faults
     record = {
         "work": {

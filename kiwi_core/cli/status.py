@@ -1,4 +1,4 @@
-"""``kiwi status``: who has the GPU, who waits and for how long, where everybody's memory is."""
+"""``kiwi status``: show who has the GPU, who waits and for how long, and where memory is."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def text_lines(gpus: Sequence[GpuStatus], style: Style, choice: Choice = EVERYTHING) -> list[str]:
-    """Every GPU's block, an empty line between two."""
+    """Return every GPU's block, with an empty line between two."""
     from kiwi_core.cli.picture import gpu_lines
 
     lines: list[str] = []
@@ -90,7 +90,7 @@ def text_lines(gpus: Sequence[GpuStatus], style: Style, choice: Choice = EVERYTH
 
 
 def to_json(gpus: Sequence[GpuStatus], choice: Choice = EVERYTHING, *, indent: int = 0) -> str:
-    """``{"gpus": […]}``: an interface, see ``docs/``. ``choice`` is about the sessions in it."""
+    """Return ``{"gpus": […]}``, an interface (see ``docs/``). ``choice`` selects the sessions."""
     import msgspec
 
     chosen = [msgspec.structs.replace(gpu, sessions=choice.of(gpu.sessions)) for gpu in gpus]
@@ -99,7 +99,7 @@ def to_json(gpus: Sequence[GpuStatus], choice: Choice = EVERYTHING, *, indent: i
 
 
 def _report_silent(answers: list[Answer]) -> int:
-    """A daemon that has a socket but does not answer is a failure, whatever others said."""
+    """Warn of daemons that have a socket but do not answer, and return the exit code."""
     code = exits.OK
     for answer in answers:
         if answer.error is not None:

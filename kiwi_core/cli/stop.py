@@ -1,4 +1,4 @@
-"""``kiwi stop``: ends the daemons of a directory, and keeps notebooks from starting them again."""
+"""``kiwi stop``: end the daemons of a directory, and keep notebooks from starting them again."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ kiwi daemon starts them again, too. One of systemd's is ended with: systemctl st
 """
 
 _PATIENCE_S: Final = 5.0
-"""After so long it is said what is waited for, and again each time."""
+"""Time between two lines that say what the command waits for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,11 +71,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _put(mark: Path) -> None:
-    """Before the daemons end: a notebook that notices must not be faster."""
+    """Write the mark before the daemons end: a notebook that notices their end must find it."""
     try:
         os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     except FileNotFoundError:
-        pass  # no directory, so no daemon: that is said next
+        pass  # no directory, so no daemon: the caller says so next
     except OSError as error:
         raise CallerError(
             "not-written",
@@ -85,7 +85,7 @@ def _put(mark: Path) -> None:
 
 
 def _end(path: Path) -> int:
-    """Returns an exit code; says what happened."""
+    """End a daemon, print what happened, and return an exit code."""
     gpu = path.stem
     try:
         ref = _listener(path)
@@ -105,7 +105,7 @@ def _end(path: Path) -> int:
 
 
 def _listener(path: Path) -> processes.ProcessRef | None:
-    """Return who listens at ``path``; ``None``: nobody, it was left behind by a crash."""
+    """Return the process that listens at ``path``; ``None``: nobody, the socket is from a crash."""
     with closing(socket.socket(socket.AF_UNIX)) as asker:
         asker.settimeout(CONNECT_TIMEOUT_S)
         try:
@@ -125,7 +125,7 @@ def _listener(path: Path) -> processes.ProcessRef | None:
 
 
 def _unit(pid: int) -> str:
-    """Return Kiwi's unit of systemd that ``pid`` belongs to; "": none. It would start again."""
+    """Return the systemd unit of Kiwi that ``pid`` belongs to, or "". A unit would restart it."""
     with suppress(OSError), open(f"/proc/{pid}/cgroup") as file:
         for word in file.read().replace("\n", "/").split("/"):
             if word.startswith("kiwi") and word.endswith(".service"):

@@ -1,4 +1,4 @@
-"""Colour, tables and redrawing, for terminals that can and pipes that cannot."""
+"""Colour, tables and redrawing for terminals, and plain text for pipes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Style:
-    """Wraps text in SGR codes where ``colour`` is on; returns it as it is elsewhere."""
+    """Wraps text in SGR codes if ``colour`` is on; otherwise returns it unchanged."""
 
     colour: bool
 
     @classmethod
     def of(cls, stream: TextIO) -> Style:
-        """Colour only on a terminal, and never against NO_COLOR (no-color.org) or TERM=dumb."""
+        """Use colour only on a terminal, and not with NO_COLOR (no-color.org) or TERM=dumb."""
         wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         return cls(wanted and stream.isatty())
 
@@ -42,7 +42,7 @@ class Style:
         return self._wrap("33", text)
 
     def loud(self, text: str) -> str:
-        """For what nobody may overlook: reversed yellow; capitals do it without colour."""
+        """Mark what nobody may overlook, in reversed yellow; without colour, capitals must do."""
         return self._wrap("1;7;33", f" {text} ") if self.colour else text
 
     def _wrap(self, code: str, text: str) -> str:
@@ -50,12 +50,12 @@ class Style:
 
 
 def printable(text: str) -> str:
-    """``text`` without control characters: a notebook's name must not steer the terminal."""
+    """Return ``text`` without control characters: a notebook's name must not steer the terminal."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def table(rows: Sequence[Sequence[str]], *, right: Iterable[int] = ()) -> list[str]:
-    """``rows`` as aligned lines, two spaces apart; columns in ``right`` are aligned right."""
+    """Return ``rows`` as lines with columns two spaces apart; those in ``right`` align right."""
     aligned_right = set(right)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -72,13 +72,13 @@ _SGR = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 def fit(line: str, width: int) -> str:
-    """``line`` cut off at ``width`` characters, codes for colour not counted."""
+    """Return ``line`` cut off at ``width`` characters, not counting codes for colour."""
     if len(_SGR.sub("", line)) <= width:
         return line
     left, kept = width - 1, []
     for part in _SGR.split(line):
         if part.startswith("\x1b"):
-            kept.append(part)  # also behind the cut: what was switched on is switched off
+            kept.append(part)  # also after the cut, so that colour is switched off again
             continue
         if left >= 0:
             kept.append(part[:left] + ("…" if left < len(part) else ""))
@@ -87,8 +87,8 @@ def fit(line: str, width: int) -> str:
 
 
 class Keys:
-    """Keys that are pressed at the terminal, without Enter and without an echo. None where there is
-    no terminal, or where this program runs in its background."""
+    """Reads keys pressed at the terminal, without Enter and echo. It reads none if there is no
+    terminal, or this program runs in the background."""
 
     def __init__(self) -> None:
         self._terminal: int | None = None
@@ -100,7 +100,7 @@ class Keys:
         if sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():
             self._terminal = sys.stdin.fileno()
             self._before = termios.tcgetattr(self._terminal)
-            tty.setcbreak(self._terminal)  # Ctrl-C stays what it is
+            tty.setcbreak(self._terminal)  # Ctrl-C still interrupts
         return self
 
     def __exit__(self, *_exc: object) -> None:
@@ -110,15 +110,15 @@ class Keys:
             termios.tcsetattr(self._terminal, termios.TCSANOW, self._before)
 
     def pressed(self) -> str:
-        """Return what has been pressed since the last call."""
+        """Return the keys pressed since the last call."""
         if self._terminal is None or not select.select([self._terminal], [], [], 0)[0]:
             return ""
         return os.read(self._terminal, 64).decode("ascii", "ignore")
 
 
 class Screen:
-    """Draws a whole picture again and again on the terminal's other screen, which leaves the
-    user's own untouched when it closes."""
+    """Redraws a whole picture on the terminal's alternate screen, which leaves the user's own
+    screen unchanged."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stdout if stream is None else stream
@@ -131,16 +131,16 @@ class Screen:
         self._write("\x1b[?25h\x1b[?1049l")
 
     def draw(self, lines: Sequence[str], foot: str) -> None:
-        """Replaces the picture. What does not fit in the window's width is cut off, what does not
-        fit in its height is counted; ``foot`` stays below."""
+        """Replace the picture. Lines are cut at the window's width; those below its height are
+        counted; ``foot`` stays at the bottom."""
         size = shutil.get_terminal_size()
-        room = size.lines - 2  # for the foot, and the line that the cursor stands on
+        room = size.lines - 2  # less the foot and the cursor's line
         shown = list(lines)
         if len(shown) > room:
             hidden = len(shown) - room + 1
             shown = [*shown[: room - 1], f"… and {hidden} more lines (make the window higher)"]
         shown = [fit(line, size.columns) for line in (*shown, foot)]
-        # Home, each line erased to its end, then everything below: no flicker of a cleared screen.
+        # Go home, erase each line to its end, then all below: a cleared screen would flicker.
         self._write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J")
 
     def _write(self, text: str) -> None:

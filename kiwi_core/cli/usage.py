@@ -1,4 +1,4 @@
-"""``kiwi usage``: what users and notebooks have had of the GPUs."""
+"""``kiwi usage``: show how much users and notebooks have used the GPUs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_since(text: str) -> float:
-    """For argparse: Unix seconds."""
+    """Parse a time for argparse into Unix seconds."""
     if ago := _AGO.match(text.strip()):
         return max(0.0, time.time() - float(ago[1]) * _UNIT_S[ago[2]])
     try:
@@ -110,7 +110,7 @@ def _ask(socket: Path, by: str, since_unix_s: float) -> tuple[Welcome, UsageRepo
 
 
 def _to_json(told: Sequence[tuple[Welcome, UsageReport]], *, indent: int = 0) -> str:
-    """``{"gpus": […]}``: an interface, see ``docs/usage.md``."""
+    """Return ``{"gpus": […]}``, an interface (see ``docs/usage.md``)."""
     import msgspec
 
     gpus = [
@@ -129,7 +129,7 @@ def _to_json(told: Sequence[tuple[Welcome, UsageReport]], *, indent: int = 0) ->
 
 
 def text_lines(told: Sequence[tuple[Welcome, UsageReport]], by: str, style: Style) -> list[str]:
-    """One table over all GPUs."""
+    """Return one table for all GPUs."""
     began = [report.began_unix_s for _, report in told if report.began_unix_s is not None]
     if not began:
         return ["Nobody has used the GPU in that time, as far as is known."]
@@ -147,7 +147,7 @@ def text_lines(told: Sequence[tuple[Welcome, UsageReport]], by: str, style: Styl
 
 
 def _over_all(told: Sequence[tuple[Welcome, UsageReport]]) -> list[UsageRow]:
-    """Each user or notebook once; who had it longest first."""
+    """Sum each user's or notebook's rows over all GPUs; who held the GPU longest comes first."""
     import msgspec
 
     sums: dict[tuple[str, str, bool], UsageRow] = {}

@@ -1,4 +1,4 @@
-"""The line that says how the wait for the GPU stands, on standard error."""
+"""The line on standard error that shows the wait for the GPU."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from kiwi_core.wire.messages import Waiting
 
 QUIET_S: Final = 0.3
-"""A wait shorter than this is not worth a line."""
+"""A shorter wait is not worth a line."""
 
 REPEAT_S: Final = 10.0
-"""Between two plain lines in a log file."""
+"""Time between two plain lines in a log file."""
 
 
 def sentence(waiting: Waiting) -> str:
-    """One line in plain words."""
+    """Describe the wait in one line."""
     if waiting.blocked is not None:
         return f"Waiting for the GPU: {printable(waiting.detail or waiting.blocked.value)}"
     if waiting.position < 1:
@@ -40,7 +40,7 @@ def sentence(waiting: Waiting) -> str:
 
 
 class WaitingLine:
-    """On a terminal one line that is redrawn and removed; elsewhere a plain line now and then."""
+    """A line that is redrawn and removed on a terminal; elsewhere a plain line now and then."""
 
     def __init__(
         self, stream: TextIO | None = None, clock_s: Callable[[], float] = time.monotonic
@@ -65,7 +65,7 @@ class WaitingLine:
             self._write(f"kiwi: {sentence(waiting)}\n")
 
     def granted(self) -> None:
-        """The wait is over: nothing of it stays on a terminal, a log says how long it was."""
+        """End the wait: clear the line on a terminal; in a log, say how long the wait was."""
         if self._live:
             self.clear()
         elif self.shown:

@@ -1,4 +1,4 @@
-"""``kiwi status --watch``: every daemon's stream in one picture, across daemon restarts."""
+"""``kiwi status --watch``: show every daemon's stream in one picture, across daemon restarts."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from kiwi_core.wire.messages import GpuStatus
 
 RESCAN_S: Final = 1.0
-"""How often new sockets are looked for and lost daemons are tried again."""
+"""Time between two searches for new sockets, and between two attempts at a lost daemon."""
 
 
 @dataclass(frozen=True)
 class News:
-    """What one daemon's follower has to say; without a status, its daemon is away."""
+    """One daemon's status from its follower; ``None``: the daemon is away."""
 
     socket: Path
     status: GpuStatus | None
 
 
 class Follower(threading.Thread):
-    """Follows one socket until told to stop, or until the daemon left and took it away."""
+    """Follows one socket until told to stop, or until the daemon ends and removes its socket."""
 
     def __init__(self, socket: Path, news: queue.SimpleQueue[News], stop: threading.Event) -> None:
         super().__init__(name=f"follow {socket.name}", daemon=True)
@@ -65,7 +65,7 @@ class Follower(threading.Thread):
                 if self._stop_asked.is_set():
                     return
         except KiwiError:
-            pass  # away for now: shown as such, and tried again
+            pass  # away for now: run() reports it and tries again
         finally:
             client.close()
 
@@ -75,7 +75,7 @@ class Follower(threading.Thread):
 
 
 class Board:
-    """What is known of every daemon; followers are started as sockets appear."""
+    """The latest status of every daemon. It starts a follower for each new socket."""
 
     def __init__(self, directory: Path, gpu: str | None) -> None:
         self._directory = directory
@@ -97,7 +97,7 @@ class Board:
                     follower.start()
 
     def update(self, timeout_s: float) -> bool:
-        """Take in what arrived, waiting at most ``timeout_s`` for the first; True on a change."""
+        """Take all news, and wait at most ``timeout_s`` for the first; true on a change."""
         changed = False
         with contextlib.suppress(queue.Empty):
             changed |= self._take(self._news.get(timeout=timeout_s))
@@ -123,8 +123,8 @@ class Board:
 
 
 def run(directory: Path, gpu: str | None, choice: Choice, *, as_json: bool) -> int:
-    """Returns when ``q`` is pressed at a terminal; else Ctrl-C (or the reader's end of the pipe)
-    ends it."""
+    """Show the status until ``q`` is pressed at a terminal; without one, Ctrl-C or the end of the
+    pipe's reader ends it."""
     board = Board(directory, gpu)
     with contextlib.ExitStack() as stack:
         stack.callback(board.close)

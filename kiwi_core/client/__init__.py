@@ -1,12 +1,12 @@
 """The blocking client of a Kiwi daemon. Importing this loads nothing until a name is used.
 
-``Client`` is the connection of one process, ``Ticket`` one wait for the GPU; ``discover`` finds
-sockets; ``kiwi_core.client.autostart`` starts a daemon where there is none.
+``Client`` is the connection of one process, ``Ticket`` is one wait for the GPU, and ``discover``
+finds sockets. ``kiwi_core.client.autostart`` starts a daemon where none runs.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing itself is not loaded for this
+TYPE_CHECKING = False  # does not load typing
 if TYPE_CHECKING:
     from kiwi_core.client.client import Client
     from kiwi_core.client.discovery import discover

@@ -1,7 +1,7 @@
-"""Starting ``kiwi daemon`` for the user where there is none.
+"""Start ``kiwi daemon`` for the user where none runs.
 
-One start only, however many notebooks open at once: a lock in the socket directory decides who
-starts, and the others wait and then connect.
+Only one process starts it, however many notebooks open at once: a lock in the socket directory
+decides which. The others wait and then connect.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 ENV_DAEMON_ARGS: Final = "KIWI_DAEMON_ARGS"
-"""More arguments for the daemon that is started by itself, written as in a shell."""
+"""More arguments for a daemon that is started automatically, written as in a shell."""
 
 LOG_NAME: Final = "daemon.log"
-"""In the socket directory: what a daemon says that was started here."""
+"""File in the socket directory with the output of a daemon that was started here."""
 
 STOPPED_NAME: Final = "stopped"
-"""In the socket directory: ``kiwi stop`` was here, so nothing is started by itself."""
+"""File that ``kiwi stop`` leaves in the socket directory, so that no daemon starts by itself."""
 
 START_TIMEOUT_S: Final = 60.0
-"""An emulated driver is compiled on first use, which takes a slow machine half a minute."""
+"""The first use compiles the emulated driver, which takes half a minute on a slow machine."""
 
 UNUSED_S: Final = 600.0
-"""A daemon that was started automatically ends when nobody has needed it for so long. Ten minutes:
-who restarts a kernel or opens the next notebook finds it as it was, with its history, and who has
-gone home leaves nothing running."""
+"""A daemon that was started automatically ends when nobody has needed it for this long. A user who
+restarts a kernel or opens the next notebook within ten minutes finds it with its history; a user
+who has gone home leaves nothing running."""
 
 _LOOK_EVERY_S: Final = 0.05
 _ASK_TIMEOUT_S: Final = 2.0
 _LOG_MAX_BYTES: Final = 1 << 20
-"""A log longer than this is begun anew at the next start."""
+"""The next start empties a log that is longer than this."""
 _LOG_LINES: Final = 10
-"""How much of the log an error shows."""
+"""Lines of the log that an error shows."""
 
 
 def autostart(
@@ -57,15 +57,15 @@ def autostart(
     command: Sequence[str] | None = None,
     waiting: Callable[[], None] | None = None,
 ) -> list[Path]:
-    """The sockets in ``socket_dir``, after a daemon was started if none answered.
+    """Return the sockets in ``socket_dir``; start a daemon first if none answers.
 
-    Called by kernels and ``kiwi run``, in any thread. ``env`` is the daemon's environment (with
+    Kernels and ``kiwi run`` call this, in any thread. ``env`` is the daemon's environment (with
     ``KIWI_DAEMON_ARGS``), ``command`` another program than ``kiwi daemon``. ``waiting`` is called
     several times a second while this waits.
 
     Raises ``CallerError`` ("unsafe-directory": somebody else could have put sockets there) and
-    ``PeerError`` "no-daemon" with the last lines of the daemon's log. A daemon that was merely
-    slow goes on starting.
+    ``PeerError`` "no-daemon" with the last lines of the daemon's log. A daemon that is only slow
+    goes on starting.
     """
     env = dict(os.environ if env is None else env)
     socket_dir = Path(os.path.abspath(socket_dir))  # a daemon runs in another directory
@@ -97,8 +97,8 @@ def _check_not_stopped(socket_dir: Path) -> None:
 
 
 def make_private(directory: Path) -> None:
-    """Make ``directory`` for this user alone, or check the one that is there. Raises
-    ``CallerError`` "unsafe-directory"."""
+    """Make ``directory`` for this user alone, or check the existing one. Raises ``CallerError``
+    "unsafe-directory"."""
     try:
         for path in reversed(directory.parents):
             if not path.exists():
@@ -131,7 +131,7 @@ def _locked(lock: int) -> bool:
 
 
 def _answering(socket_dir: Path) -> list[Path]:
-    """All sockets, if at least one daemon answers: a socket's file outlives a crashed daemon."""
+    """Return all sockets if at least one daemon answers: a crashed daemon leaves its socket."""
     sockets = discover(socket_dir)
     return sockets if any(map(_answers, sockets)) else []
 
@@ -166,7 +166,7 @@ def _start(
         )
     finally:
         os.close(log)
-    with starter:  # closes its standard input at the end, which lets the daemon go
+    with starter:  # closes its standard input at the end, which lets the launcher end
         for _ in ticks:
             if sockets := _answering(socket_dir):
                 return sockets
@@ -200,7 +200,7 @@ def _daemon_command(socket_dir: Path, env: Mapping[str, str]) -> list[str]:
 
 
 def _daemon_env(env: dict[str, str]) -> dict[str, str]:
-    """The daemon serves the whole machine, so one notebook's choice of GPUs is not for it."""
+    """Leave out one notebook's choice of GPUs, because the daemon serves the whole machine."""
     return {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"}
 
 

@@ -1,7 +1,7 @@
-"""Waiting for a change, in a way that an interrupt cannot break.
+"""Wait for a change in a way that an interrupt cannot break.
 
 ``threading.Condition`` is Python code: a ``KeyboardInterrupt`` inside it can leave its lock taken
-for ever. Here every step that matters is one call into C, where no interrupt is raised.
+forever. Here every step that matters is one call into C, where no interrupt is raised.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 
 class Changes:
-    """Any thread may ``sleep`` until another one calls ``tell``. Holds no lock meanwhile."""
+    """Any thread may ``sleep`` until another one calls ``tell``. A sleeper holds no lock."""
 
     def __init__(self) -> None:
         self._sleepers: dict[threading.Lock, None] = {}
 
     def tell(self) -> None:
-        """Something changed: all sleepers look again. Costs nothing when there are none."""
+        """Wake all sleepers, so that they look again. Costs nothing when there are none."""
         while self._sleepers:
             with suppress(KeyError):  # another thread took the last one
                 self._sleepers.popitem()[0].release()
 
     def sleep(self, done: Callable[[], bool], seconds: float) -> None:
-        """Until the next change, at most ``seconds``; not at all where ``done`` is true already.
+        """Sleep until the next change, at most ``seconds``; return at once if ``done()`` is true.
 
-        The caller looks again afterwards. Sleeps are short (``SLICE_S``), so that a wake-up that
-        an interrupt swallowed does no harm.
+        The caller looks again afterwards. Sleeps are short (``SLICE_S``), so a wake-up that an
+        interrupt swallowed does no harm.
         """
         gate = threading.Lock()
         gate.acquire()

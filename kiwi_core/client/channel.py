@@ -1,11 +1,11 @@
-"""The connection under a client: speaking, hearing, and staying connected.
+"""The connection under a client: it sends, receives and reconnects.
 
-One thread (``Watcher``) reads what the daemon says unasked and makes the connection again when it
+One thread (``Watcher``) reads what the daemon sends unasked and reconnects after the connection
 broke. A caller that asks something reads the socket itself for the first milliseconds, so that an
-answer costs no wake-up of another thread: ``_reading`` is the right to read, and while a caller
-has it the socket is taken out of the thread's ``epoll``.
+answer wakes no other thread. ``_reading`` is the right to read; while a caller has it, the socket
+is not in the thread's ``epoll``.
 
-Locks: ``_dialling``, then ``_reading``, then ``lock``; never the other way.
+Lock order: ``_dialling``, then ``_reading``, then ``lock``; never the other way.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 _numbers_of: dict[str, BurstNumbers] = {}
-"""By socket. A daemon knows a process, not a client: its next client counts on from there."""
+"""By socket. A daemon knows processes, not clients: a process's next client counts on from here."""
 
 
 class Channel:
-    """A connection that is made again when it breaks, and the table of what was asked on it.
+    """A connection that is made again when it breaks, with the table of its burst and requests.
 
-    ``hello`` makes the first message from the table, before each connection. ``table`` is read and
-    changed with ``lock`` held only.
+    ``hello`` makes the first message from the table before each connection. ``table`` is read and
+    changed only with ``lock`` held.
     """
 
     def __init__(
@@ -68,18 +68,18 @@ class Channel:
         self.link: DaemonSocket | None = None
         self.welcome: Welcome | None = None
         self._watcher: Watcher | None = None
-        """The thread and what wakes it; ``None`` while this is not open."""
+        """The thread and what wakes it; ``None`` while the channel is not open."""
         self.pid = os.getpid()
         self.leaving = False
-        """Said goodbye: the end of this connection is wanted."""
+        """Whether the end of this connection is wanted, so that nobody reconnects."""
         self.heard = 0
-        """Counts messages: silence is when it stands still."""
+        """Number of messages received; the daemon is silent while it does not change."""
         self.away_s = 0.0
-        """Running time since the daemon was last there."""
+        """Running time since the daemon was last connected, in seconds."""
         self.attempts = 0
-        """Counts failed attempts to reconnect."""
+        """Number of failed attempts to reconnect."""
         self._refusal: KiwiError | None = None
-        """Why the last one failed, or the connection broke."""
+        """Why the last attempt failed or the connection broke; ``None`` while it is connected."""
         let_go_in_children(self)
 
     def _make_locks(self) -> None:
@@ -118,8 +118,8 @@ class Channel:
             watcher.join()
 
     def let_go(self) -> None:
-        """In a forked child: close the copy of the parent's socket, without a word."""
-        self._make_locks()  # a thread that is not here may have held one
+        """Close the copy of the parent's socket in a forked child, and send nothing."""
+        self._make_locks()  # a thread that this process lacks may have held one
         if self.link is not None:
             self.link.close()
         if self._watcher is not None:
@@ -140,9 +140,9 @@ class Channel:
             )
 
     def _dial(self, patience: Patience, watcher: Watcher | None) -> None:
-        """Make the connection and tell the daemon where we stand; ``_dialling`` is held.
+        """Connect and tell the daemon the state of the burst; ``_dialling`` is held.
 
-        ``watcher`` is the one that calls, if one does: it may have been retired meanwhile.
+        ``watcher`` is the caller, if a watcher calls: it may have been retired meanwhile.
         """
         with self.lock:
             hello = self._hello(self.table)
@@ -171,8 +171,8 @@ class Channel:
     # --- speaking -------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Tell the daemon what it should know of our burst and does not, then ask what is not
-        asked yet; ``lock`` is held. Where sending fails, the link is dropped."""
+        """Send what the daemon does not know yet about the burst, then the requests that are not
+        sent yet; ``lock`` is held. If sending fails, drop the link."""
         while (link := self.link) is not None:
             try:
                 if (message := self.table.owes(link.talk)) is not None:
@@ -191,7 +191,7 @@ class Channel:
             self.table.refuse(request, error)
 
     def say_request(self, request: Request) -> None:
-        """Ask a question, if there is somebody to ask; ``lock`` is held."""
+        """Send ``request``, or fail it without a connection; ``lock`` is held."""
         if self.link is not None:
             if self.table.ask(request) > PENDING_MAX:
                 self.drop(self.link, disconnected("the daemon answers nothing"))
@@ -200,13 +200,13 @@ class Channel:
             request.error = self.why_away()
 
     def talk(self, say: Callable[[], object], done: Callable[[], bool]) -> None:
-        """Call ``say`` (with ``lock`` held), then read until ``done``, for a moment at most.
+        """Call ``say`` with ``lock`` held, then read until ``done()``, for ``BRIEFLY_S`` at most.
 
-        Where somebody else reads at the moment, the answer will come through them.
+        If another thread is reading, do not read: that thread receives the answer.
         """
         mine: list[bool] = []
         try:
-            # Like in Link.fetch: no interrupt between taking the lock and knowing it.
+            # As in Link.fetch: no interrupt between taking the lock and knowing it.
             mine.extend(map(self._reading.acquire, (False,)))
             if mine[0]:
                 self._talk_alone(say, done)
@@ -233,8 +233,8 @@ class Channel:
                 self._put_right()
 
     def _put_right(self) -> None:
-        """Have the watcher hear the link; ``_reading`` and ``lock`` are held. What an interrupt
-        left half sent is finished, and what it left fetched the watcher takes."""
+        """Give the link back to the watcher; ``_reading`` and ``lock`` are held. After an
+        interrupt, send the rest of a message, and wake the watcher for messages not taken yet."""
         link = self.link
         if link is None or self._watcher is None:
             return
@@ -248,8 +248,8 @@ class Channel:
             self._watcher.wake()
 
     def mend(self) -> None:
-        """Called by the watcher's thread when it was woken, and now and then: an interrupt may
-        have left a link that nobody hears, or something unsaid or not taken."""
+        """Finish what an interrupt may have left: a link that nobody reads, messages not sent or
+        not taken. The watcher's thread calls this when it was woken, and every few seconds."""
         with self._reading:
             if (link := self.link) is not None:
                 self._take_in(link)
@@ -260,8 +260,8 @@ class Channel:
     # --- hearing (with _reading held) -----------------------------------------------------------
 
     def read_now(self, fd: int) -> bool:
-        """Called by the watcher's thread when something has arrived at ``fd``; false if that is
-        not this channel's link."""
+        """Read what has arrived at ``fd``; false if that is not this channel's link. Called by the
+        watcher's thread."""
         with self._reading:
             link = self.link
             if link is None or link.fileno() != fd:
@@ -270,7 +270,7 @@ class Channel:
             return True
 
     def _read(self, link: DaemonSocket, *, wait: bool) -> bool:
-        """Take in what has arrived; false if nothing, or if the link is gone."""
+        """Take what has arrived; false if nothing has, or if the link is gone."""
         try:
             if link.drained and not link.fetch(wait=wait):
                 return False
@@ -310,17 +310,17 @@ class Channel:
             _call(self._on_unforeseen)
 
     def drop(self, link: DaemonSocket | None, why: KiwiError) -> None:
-        """This link is over; ``lock`` is held. The watcher makes a new one."""
+        """Close ``link``, if it is the current one; ``lock`` is held. The watcher reconnects."""
         if link is None or link is not self.link:
             return
         self._refusal = why
         if why.code == "superseded":
-            self.leaving = True  # another client of this process took over: do not fight
+            self.leaving = True  # another client of this process took over: do not reconnect
         self.table.lost(why)
         if self._watcher is not None:
             self._watcher.remove(link)
         link.close()
-        self.link = None  # last: what an interrupt cut short is done again
+        self.link = None  # last: after an interrupt all of this is done again
         if self._watcher is not None:
             self._watcher.wake()
         self.changes.tell()
@@ -328,7 +328,7 @@ class Channel:
     # --- the watcher's part: staying connected ---------------------------------------------------
 
     def try_again(self, watcher: Watcher) -> bool:
-        """One attempt of the watcher's thread to reconnect; true when there is a link again."""
+        """Try once to reconnect; true if there is a link again. Called by the watcher's thread."""
         patience = Patience(self._connect_timeout_s)
         with self._dialling:
             if watcher is not self._watcher or self.link is not None:
@@ -346,7 +346,7 @@ class Channel:
         return self.link is not None
 
     def count_away(self, spent_s: float, error: KiwiError | None = None) -> None:
-        """A daemon that is full is there: nobody stops waiting for it."""
+        """Count time without a daemon, and a failed attempt (``error``). A full one resets it."""
         with self.lock:
             self.away_s += spent_s
             if error is not None:
@@ -365,7 +365,7 @@ class Channel:
         return self._reconnect and not self.leaving
 
     def end_watch(self, watcher: Watcher) -> None:
-        """The thread leaves: without ``reconnect``, the first lost connection is the last."""
+        """Close the channel when its thread ends, as after a loss without ``reconnect``."""
         with self.lock:
             if self._watcher is watcher:
                 self._watcher = None
@@ -373,7 +373,7 @@ class Channel:
                 self.changes.tell()
 
     def hurry(self) -> None:
-        """Somebody waits: try to reconnect now; ``lock`` is held."""
+        """Try to reconnect now, because somebody waits; ``lock`` is held."""
         if self._watcher is not None:
             self._watcher.wake(hurry=True)
 
@@ -404,10 +404,10 @@ class Channel:
         return request.result()
 
     def last_look(self, done: Callable[[], bool]) -> bool:
-        """Before giving up: this process may just have woken up, with the answer in its socket."""
+        """Read once more before a timeout: the answer may have come to a frozen process."""
         self.talk(_nothing, done)
         if not done():
-            self.changes.sleep(done, BRIEFLY_S)  # somebody else may be reading it right now
+            self.changes.sleep(done, BRIEFLY_S)  # another thread may be reading it now
         return done()
 
 
@@ -416,7 +416,7 @@ def _nothing() -> None:
 
 
 def _call(callback: Callable[..., None], *args: object) -> None:
-    """A callback's failure is its author's: shown like a thread's, and nothing here breaks."""
+    """Run ``callback``. Its failure is shown like that of a thread, and breaks nothing here."""
     try:
         callback(*args)
     except Exception as error:  # noqa: BLE001

@@ -1,6 +1,6 @@
 """The blocking client: one process's connection to the daemon of one GPU. Any thread may call it.
 
-How it speaks, reads and reconnects is in ``channel``; what it knows of its burst, in ``table``.
+``channel`` sends, reads and reconnects; ``table`` keeps what the client knows of its burst.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ if TYPE_CHECKING:
     from kiwi_core.wire.metrics import GpuMetrics
 
 _WITHDRAWN_S: Final = 0.25
-"""How long a cancelled wait waits for the daemon's word that its place is free."""
+"""How long ``cancel`` waits for the daemon to confirm that the place in the queue is free."""
 
 
 class Client:
     """A connection to the daemon that listens at ``socket_path``.
 
-    ``on_notice`` gets what the user must know, in whichever thread reads it; ``on_unforeseen`` is
-    called there at each word about a wait for which nobody asked here (``unforeseen``);
+    ``on_notice`` gets what the user must know, in the thread that reads it. ``on_unforeseen`` is
+    called there for each message about a wait that nobody here asked for (``unforeseen``).
     ``on_state`` gets true and false as the connection comes and goes, in the client's own thread.
-    They must be quick, and must not call the client's blocking functions. ``cuda_library`` is
-    asked before each hello, and so is ``ungated``: why this process has no gate; "": it has.
-    ``daemon_grace_s``: running time without a daemon after which nobody waits any longer.
+    These must be quick, and must not call the client's blocking functions. ``cuda_library`` is
+    called before each hello, and so is ``ungated``, which says why this process has no gate ("":
+    it has one). ``daemon_grace_s``: running time without a daemon after which a wait fails.
     """
 
     def __init__(
@@ -126,14 +126,14 @@ class Client:
     def connect(self) -> Welcome:
         """Connect, unless connected already, and stay connected until ``close``.
 
-        Raises ``PeerError`` ("no-daemon", "protocol-version", or what the daemon says) and
-        ``CallerError`` ("refused": no right to use the socket). In a forked child, which has let
-        go of its parent's connection, this opens one of its own, as another session.
+        Raises ``PeerError`` ("no-daemon", "protocol-version", or the daemon's error) and
+        ``CallerError`` ("refused": no right to use the socket). In a forked child this opens a
+        connection of its own, as another session.
         """
         return self._channel.connect()
 
     def close(self) -> None:
-        """End the connection and the thread. Who waits gets ``PeerError`` "disconnected"."""
+        """End the connection and the thread. Waits end with ``PeerError`` "disconnected"."""
         self._channel.close()
 
     def __enter__(self) -> Client:
@@ -144,7 +144,7 @@ class Client:
 
     @property
     def welcome(self) -> Welcome | None:
-        """The latest welcome; what it says stays true while the daemon is away."""
+        """The latest welcome; it stays valid while the daemon is away."""
         return self._channel.welcome
 
     @property
@@ -153,8 +153,8 @@ class Client:
 
     @property
     def unforeseen(self) -> Waiting | None:
-        """Where a call at this program's gate waits for the GPU, as the daemon last said, if nobody
-        asked for the GPU here; ``None``: it has the GPU, or there is no such call."""
+        """Where a call at this program's gate waits, by the daemon's last message, although nobody
+        here asked for the GPU; ``None``: the call has the GPU, or there is no such call."""
         return self._channel.table.unforeseen
 
     @property
@@ -172,13 +172,13 @@ class Client:
         poll_s: float = SLICE_S,
         timeout_s: float | None = None,
     ) -> Granted:
-        """Wait for the GPU; returns when this process holds it, for a new burst.
+        """Wait until this process holds the GPU for a new burst.
 
-        ``on_waiting`` is called here, in the caller's thread; ``cancelled`` is asked at least
-        every ``poll_s``. A restart of the daemon is waited out. Whatever is raised, the wait is
-        given up: ``LeaseCancelled``; what a signal raised (``KeyboardInterrupt``); ``PeerError``
-        "no-daemon" after ``daemon_grace_s`` without one, "timeout" after ``timeout_s``, or what
-        the daemon says; ``CallerError`` ("in-burst", "not-connected").
+        ``on_waiting`` is called in the caller's thread; ``cancelled`` is called at least every
+        ``poll_s``. The wait goes on while the daemon restarts. Any exception ends the wait:
+        ``LeaseCancelled``; that of a signal (``KeyboardInterrupt``); ``PeerError`` "no-daemon"
+        after ``daemon_grace_s`` without a daemon, "timeout" after ``timeout_s``, or the daemon's
+        error; ``CallerError`` ("in-burst", "not-connected").
         """
         before, me = self._channel.table.lease, threading.get_ident()
         begun: list[Lease] = []
@@ -190,7 +190,7 @@ class Client:
             return self._await_grant(begun[0], on_waiting, cancelled, poll_s, timeout_s)
         except BaseException:
             # Not begun[0]: the interrupt may have come before it was stored. And no call before
-            # the wait is left: at each one another interrupt may come.
+            # ``left`` is set: another interrupt may come in each call.
             lease = self._channel.table.lease
             if lease is not None and lease is not before and lease.owner == me:
                 lease.left = True
@@ -217,7 +217,7 @@ class Client:
         return lease
 
     def look(self, lease: Lease) -> Granted | None:
-        """``Ticket.poll``."""
+        """Do the work of ``Ticket.poll``."""
         if not lease.over:
             self._mind_silence(lease)
             self._mind_absence(lease)
@@ -226,7 +226,7 @@ class Client:
         return lease.granted
 
     def wait_for(self, lease: Lease, timeout_s: float | None) -> Granted | None:
-        """``Ticket.wait``."""
+        """Do the work of ``Ticket.wait``."""
         if not lease.over:
             self._channel.talk(_nothing, lambda: lease.over)
         patience = Patience(timeout_s)
@@ -244,7 +244,7 @@ class Client:
         poll_s: float,
         timeout_s: float | None,
     ) -> Granted:
-        if lease.over:  # as mostly
+        if lease.over:  # the usual case
             granted = self.look(lease)
             assert granted is not None
             return granted
@@ -269,8 +269,8 @@ class Client:
         return granted
 
     def _mind_silence(self, lease: Lease) -> None:
-        """A live daemon says something every second or so to one who waits. Ask one that does
-        not; leave one that does not even answer that."""
+        """Ping a daemon that is silent, and drop the link if it does not answer. A live daemon
+        sends something about every second to a client that waits."""
         channel, silence = self._channel, lease.silence
         if lease.heard != channel.heard or channel.link is None:
             lease.heard = channel.heard
@@ -286,8 +286,8 @@ class Client:
                 channel.say_request(Request(Ping()))
 
     def _mind_absence(self, lease: Lease) -> None:
-        """Fail ``lease`` where the daemon has been away for too long, and one more attempt to
-        connect has failed since."""
+        """Fail ``lease`` if the daemon has been away for too long, and an attempt to reconnect has
+        failed since ``lease`` began."""
         channel = self._channel
         if channel.link is not None or channel.away_s < channel.grace_s:
             return
@@ -296,7 +296,7 @@ class Client:
                 channel.table.give_up(lease, channel.why_away())
 
     def cancel(self, lease: Lease) -> None:
-        """``Ticket.cancel``."""
+        """Do the work of ``Ticket.cancel``."""
         channel = self._channel
         expected = False
 
@@ -317,10 +317,10 @@ class Client:
             channel.changes.sleep(done, patience.slice_s())
 
     def end_burst(self, *, lingering: bool = False, burst: int | None = None) -> None:
-        """The burst is over (``lingering``: but for threads or tasks that it left behind).
+        """End the burst (``lingering``: threads or tasks that it left behind still use the GPU).
 
-        No-op outside a burst, and where ``burst`` is given and is not the current one. Never
-        raises for a daemon that is away: it learns when it is back.
+        Does nothing outside a burst, or if ``burst`` is given and is not the current one. Does not
+        raise if the daemon is away: it is told when it is back.
         """
         with self._channel.lock:
             if burst is None or burst == self._channel.table.burst:
@@ -330,33 +330,32 @@ class Client:
     # --- questions ------------------------------------------------------------------------------
 
     def release(self, session: str = "", timeout_s: float = 5.0) -> None:
-        """Move the memory of ``session`` (empty: this one's own) out of the GPU; returns when that
-        is under way. Raises ``PeerError`` "no-such-session", "in-burst" (nothing is moved)."""
+        """Page out ``session`` (empty: this one); return when that is under way. Raises
+        ``PeerError`` "no-such-session", "in-burst" (nothing is moved)."""
         self._channel.ask(Release(session=session), timeout_s)
 
     def suspend(self, session: str = "", timeout_s: float = 5.0) -> None:
-        """Keep ``session`` (empty: this one) out of the GPU until ``resume``; returns when that has
+        """Keep ``session`` (empty: this one) out of the GPU until ``resume``; return when that has
         begun. Raises ``PeerError`` "no-such-session", "unguarded" (nothing is done)."""
         self._channel.ask(Suspend(session=session), timeout_s)
 
     def resume(self, session: str = "", timeout_s: float = 5.0) -> None:
-        """End what ``suspend`` began. Raises ``PeerError`` "no-such-session", "not-allowed" (an
+        """End the effect of ``suspend``. Raises ``PeerError`` "no-such-session", "not-allowed" (an
         admin keeps it out)."""
         self._channel.ask(Resume(session=session), timeout_s)
 
     def bring_back(self, session: str = "", timeout_s: float = 5.0) -> tuple[bool, str]:
-        """Say that the program of ``session`` (empty: this one) is about to be used. Returns
-        whether its memory is on its way in now, and if not, why. Raises ``PeerError``
-        "no-such-session"."""
+        """Say that the program of ``session`` (empty: this one) is about to be used. Return
+        whether its page-in has begun, and if not, why. Raises ``PeerError`` "no-such-session"."""
         answer = self._channel.ask(BringBack(session=session), timeout_s)
         assert isinstance(answer, HintReport)
         return answer.begun, answer.why
 
     def goodbye(self, timeout_s: float) -> None:
-        """Leave Kiwi: returns, closed, once all memory is back in the GPU.
+        """Leave Kiwi: wait until all memory is back in the GPU, then close the client.
 
-        Raises ``PeerError`` "timeout" if that takes longer; it goes on then, as long as the
-        client is not closed. Without a daemon there is nothing to wait for.
+        Raises ``PeerError`` "timeout" if that takes longer; the daemon goes on as long as the
+        client is not closed. Without a daemon, close at once.
         """
         self.end_burst()
         self._channel.leaving = True
@@ -391,20 +390,20 @@ class Client:
         self._channel.ask(wanted, 5.0)
 
     def story(self, session: str) -> list[StoryLine]:
-        """The last things that happened to ``session``, one of one's own."""
+        """Return the last things that happened to ``session``, one of this user's."""
         answer = self._channel.ask(GetStory(session=session), 5.0)
         assert isinstance(answer, StoryReport)
         return answer.lines
 
     def history(self, since: int = 0, timeout_s: float = 5.0) -> HistoryReport:
-        """What changed in the GPU's history after the serial ``since``, all of it; the next call
-        may go on from ``last``. A daemon that was restarted counts anew, from 1."""
+        """Return all that changed in the GPU's history after the serial ``since``. The next call
+        may go on from ``last``. A daemon that was restarted counts from 1 again."""
         entries: dict[int, HistoryEntry] = {}
         sessions: dict[str, HistorySession] = {}
         while True:
             part = self._channel.ask(GetHistory(since=since), timeout_s)
             assert isinstance(part, HistoryReport)
-            for entry in part.entries:  # one may have ended between two parts
+            for entry in part.entries:  # an entry may have ended between two parts
                 entries.pop(entry.id, None)
                 entries[entry.id] = entry
             sessions |= part.sessions
@@ -415,23 +414,23 @@ class Client:
     def usage(
         self, by: UsageBy = UsageBy.USER, since_unix_s: float = 0.0, timeout_s: float = 10.0
     ) -> UsageReport:
-        """What users or notebooks have had of the GPU. Raises ``PeerError`` "no-usage", "busy"."""
+        """Return the GPU's use by user or notebook. Raises ``PeerError`` "no-usage", "busy"."""
         answer = self._channel.ask(GetUsage(by=by, since_unix_s=since_unix_s), timeout_s)
         assert isinstance(answer, UsageReport)
         return answer
 
     def metrics(self, timeout_s: float = 5.0) -> GpuMetrics:
-        """What the daemon has counted since it started; the same for every reader."""
+        """Return what the daemon has counted since it started; the same for every reader."""
         answer = self._channel.ask(GetMetrics(), timeout_s)
         assert isinstance(answer, MetricsReport)
         return answer.metrics
 
     def ping(self, timeout_s: float = 5.0) -> None:
-        """Returns when the daemon has answered."""
+        """Return when the daemon has answered."""
         self._channel.ask(Ping(), timeout_s)
 
     def watch(self) -> Iterator[GpuStatus]:
-        """Statuses as they change, the first at once; a slow reader gets only the latest.
+        """Yield the status now and after each change; a slow reader gets only the latest.
 
         Ends when the client is closed. Raises ``PeerError`` "no-daemon" after ``daemon_grace_s``
         without a daemon.
@@ -450,7 +449,7 @@ class Client:
                 channel.changes.sleep(lambda at=seen: channel.table.reports > at, SLICE_S)  # type: ignore[misc]
 
     def _start_watch(self) -> int:
-        """The count of reports after which the first one to show comes."""
+        """Start watching. Return the count of reports before the first one to yield."""
         channel = self._channel
         with channel.lock:
             table = channel.table

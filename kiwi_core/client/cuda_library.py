@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 def loaded_cuda_library() -> str:
-    """Path of the ``libcuda.so`` mapped into this process, or "".
+    """Return the path of the ``libcuda.so`` mapped into this process, or "".
 
-    Loads nothing. The daemon needs it: a real driver and an emulating daemon do not mix.
+    Loads nothing. The daemon needs the path: a real driver and an emulating daemon do not mix.
     """
     try:
         with open("/proc/self/maps", "rb") as maps:
@@ -16,5 +16,5 @@ def loaded_cuda_library() -> str:
                     path = line.split(None, 5)[5].rstrip(b"\n")
                     return path.decode(errors="replace")[:4096]
     except OSError:
-        pass  # no /proc: then nobody can tell
+        pass  # no /proc: the path cannot be known
     return ""

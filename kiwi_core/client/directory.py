@@ -1,5 +1,5 @@
-"""Whose directory the sockets lie in: whoever can put a socket there can pose as a daemon, and a
-daemon says which libraries a program loads.
+"""Checks of the socket directory and its owner. Whoever can put a socket there can pose as a
+daemon, and a daemon says which libraries a program loads.
 
 ``kiwi_core/preload/src/place.c`` has the same rules.
 """
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""A link in the temporary directory, which everybody may put there, is not followed."""
+"""Flags that do not follow a link: everybody may put one into the temporary directory."""
 
 _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 LEFT_LATELY_S: Final = 60.0
-"""A daemon that left less long ago is probably being restarted."""
+"""A daemon that left less than this ago is probably being restarted."""
 
 Signs = frozenset[tuple[str, int, int]]
 """Name, inode and time of files."""
@@ -32,13 +32,13 @@ _UCRED: Final = struct.Struct("3i")
 
 
 def is_trusted(uid: int) -> bool:
-    """Return whether this process may be ordered about by what belongs to user ``uid``: root and
-    its own user could do so anyway."""
+    """Return whether this process may obey user ``uid``: only root and its own user, who control
+    it anyway."""
     return uid in (0, os.getuid())
 
 
 def why_unsafe(found: os.stat_result) -> str:
-    """Return how others could put sockets into the directory ``found`` is of; "" if they cannot.
+    """Return how others could put sockets into the directory of ``found``; "" if they cannot.
 
     The sticky bit of /tmp does not help: others cannot remove what is there, but can be first.
     """
@@ -52,8 +52,8 @@ def why_unsafe(found: os.stat_result) -> str:
 
 
 def may_start_in(path: Path) -> bool:
-    """Return whether a daemon of this user's belongs in ``path``: a directory of root's is for
-    root's daemon."""
+    """Return whether this user may start a daemon in ``path``: root's directory is for root's
+    daemon."""
     try:
         return os.lstat(path).st_uid == os.getuid()
     except OSError:
@@ -61,8 +61,8 @@ def may_start_in(path: Path) -> bool:
 
 
 def why_no_sockets(path: Path) -> str:
-    """Return, as a sentence to go behind another one, why nothing in ``path`` is used; "" if there
-    is nothing wrong with it."""
+    """Return why nothing in ``path`` is used, as a sentence that follows another one; "" if the
+    directory is safe."""
     try:
         why = why_unsafe(os.lstat(path))
     except OSError:
@@ -72,8 +72,8 @@ def why_no_sockets(path: Path) -> str:
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """Open the directory ``path``: its descriptor stays what it is, whatever the name becomes.
-    Raises ``OSError``, for a link, too."""
+    """Open the directory ``path``: the descriptor stays the same, even if the name changes. Raises
+    ``OSError``, also for a link."""
     descriptor = os.open(path, _FLAGS)
     try:
         yield descriptor
@@ -95,11 +95,11 @@ def trusted_sockets(path: Path) -> list[str]:
 
 
 def signs_of_a_daemon(path: Path) -> Signs:
-    """Return what says that a daemon is, was or is to be in ``path``; two calls return the same
-    where nothing has changed.
+    """Return what shows that ``path`` has a daemon, had one lately or will have one; two calls
+    return the same if nothing has changed.
 
-    A socket stays behind a daemon that was killed. One that was told to end removes it, but its
-    lock says when that was. A directory of root's is there for a daemon of root's.
+    A daemon that was killed leaves its socket. One that was told to end removes it, but the time of
+    its lock says when that was. Root's directory shows that root's daemon belongs there.
     """
     signs: set[tuple[str, int, int]] = set()
     try:
@@ -134,8 +134,8 @@ def _is_trusted_socket(name: str, directory: int) -> bool:
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Return process and user at the other end of ``sock`` (``SO_PEERCRED``, unix(7)): the system
-    says it, whatever the path has led to. For a client that is who listens there."""
+    """Return process and user at the other end of ``sock`` (``SO_PEERCRED``, unix(7)). The kernel
+    knows them, wherever the path leads. For a client that is the process that listens there."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _gid = _UCRED.unpack(raw)
     return pid, uid

@@ -1,4 +1,4 @@
-"""Finding the daemons of this machine: one socket per GPU, ``<UUID>.sock``, in one directory."""
+"""Find the daemons of this machine: one socket per GPU, ``<UUID>.sock``, in one directory."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ASK_TIMEOUT_S = 2.0
-"""For a daemon to say which index its GPU has; a hanging one must not hold up the others."""
+"""Time for a daemon to say the index of its GPU; one that hangs must not hold up the others."""
 
 
 def discover(socket_dir: Path, gpu: str | None = None) -> list[Path]:
-    """The sockets in ``socket_dir`` that can be trusted, by name.
+    """Return the sockets in ``socket_dir`` that can be trusted, sorted by name.
 
-    ``gpu`` narrows them: a UUID, the beginning of one (with or without ``GPU-``), or an index
+    ``gpu`` selects some: a UUID, the beginning of one (with or without ``GPU-``), or an index
     (each daemon is asked; those that do not answer are left out). A missing directory has none.
-    Raises ``PeerError`` where no daemon has the index and one is full and cannot be asked
-    (``errors.is_full``): that one may have it.
+    Raises ``PeerError`` if no daemon has the index and one is full and cannot be asked
+    (``errors.is_full``): that one may have the index.
     """
     sockets = [socket_dir / name for name in trusted_sockets(socket_dir)]
     if gpu is None:
@@ -49,7 +49,7 @@ def _with_index(sockets: list[Path], index: int) -> list[Path]:
 
 
 def _index(path: Path) -> int | None:
-    """Ask the daemon. Raises ``PeerError`` where it is full."""
+    """Ask the daemon for its GPU's index. Raises ``PeerError`` if the daemon is full."""
     from kiwi_core.client.client import Client
     from kiwi_core.wire.messages import Role
 

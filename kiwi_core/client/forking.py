@@ -1,4 +1,4 @@
-"""What happens to connections when their process forks."""
+"""Close connections in the child when their process forks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _channels: WeakSet[Channel] = WeakSet()
 
 
 def let_go_in_children(channel: Channel) -> None:
-    """From now on, a forked child closes its copy of the client's socket.
+    """Have forked children close their copy of the channel's socket from now on.
 
-    Otherwise the daemon would not see the parent's end while a child lives.
+    Otherwise the daemon would not see the end of the parent while a child lives.
     """
     _channels.add(channel)
 

@@ -1,8 +1,8 @@
-"""``guard.py PID``: sends SIGTERM to PID when standard input ends.
+"""``guard.py PID``: send SIGTERM to PID when standard input ends.
 
-The other end of that pipe is with whoever started PID, and the kernel closes it however that one
-ends. (Linux's parent-death signal means the thread that started a process, not the process.) Run by
-path, with the standard library only: it is there as long as PID.
+The process that started PID holds the other end of that pipe, and the kernel closes it however that
+process ends. (Linux's parent-death signal follows the thread that started a process, not the
+process.) Run by path, with the standard library only, because it runs as long as PID.
 """
 
 import os

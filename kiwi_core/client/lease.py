@@ -1,4 +1,4 @@
-"""A wait for the GPU, as the one who waits sees it."""
+"""A wait for the GPU, as the caller sees it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class LeaseCancelled(CallerError):  # noqa: N818 - an outcome that was asked for
-    """The wait was given up by the one who waited. The place in the queue is free."""
+    """The caller has cancelled its wait. The place in the queue is free."""
 
     def __init__(self) -> None:
         super().__init__("cancelled", "The wait for the GPU was cancelled.")
 
 
 class Ticket:
-    """One wish for the GPU, made by ``Client.begin``. Any thread may use it."""
+    """One request for the GPU, made by ``Client.begin``. Any thread may use it."""
 
     def __init__(self, client: Client, lease: Lease) -> None:
         self._client = client
@@ -32,25 +32,25 @@ class Ticket:
 
     @property
     def last_waiting(self) -> Waiting | None:
-        """Where this wish stood when the daemon last said so."""
+        """The place in the queue, by the daemon's last message."""
         return self._lease.waiting
 
     def poll(self) -> Granted | None:
-        """The grant, or ``None`` while waiting. Never blocks.
+        """Return the grant, or ``None`` while waiting. Never blocks.
 
-        Raises ``LeaseCancelled`` after ``cancel``, and ``PeerError`` where the daemon refused,
-        or ("no-daemon") has been away for the client's ``daemon_grace_s``.
+        Raises ``LeaseCancelled`` after ``cancel``, and ``PeerError`` if the daemon refused, or
+        ("no-daemon") has been away for the client's ``daemon_grace_s``.
         """
         return self._client.look(self._lease)
 
     def wait(self, timeout_s: float | None) -> Granted | None:
-        """Like ``poll``, but waits up to ``timeout_s`` for the grant.
+        """Do the same as ``poll``, but wait up to ``timeout_s`` for the grant.
 
-        The first milliseconds cost no more than a bare round trip over the socket.
+        A grant within the first milliseconds costs no more than a round trip over the socket.
         """
         return self._client.wait_for(self._lease, timeout_s)
 
     def cancel(self) -> None:
-        """Give up the wait (or, granted meanwhile, the burst). Waits shortly for the daemon to
-        confirm. Harmless when over."""
+        """Give up the wait (or the burst, if it was granted meanwhile), and wait shortly for the
+        daemon to confirm. Does nothing when the wait is over."""
         self._client.cancel(self._lease)

@@ -1,4 +1,4 @@
-"""One connected socket: whole messages in and out. No thread, no lock, no second try."""
+"""One connected socket that carries whole messages. No thread, no lock, no second try."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ if TYPE_CHECKING:
     from kiwi_core.wire.messages import ClientMessage, DaemonMessage, Hello
 
 BRIEFLY_S: Final = 0.005
-"""How long a caller reads the socket itself before it leaves that to the client's thread: many
-round trips of an idle machine, and too short for a person to notice."""
+"""How long a caller reads the socket itself before it leaves that to the client's thread: enough
+for many round trips on an idle machine, and too short for a person to notice."""
 
 _CHUNK_BYTES: Final = 64 * 1024
-# As plain integers: each `|` of the enumeration's members costs a microsecond.
+# Plain integers, because each `|` of the enumeration's members costs a microsecond.
 _AT_ONCE: Final = int(socket.MSG_DONTWAIT)
 _SEND_FLAGS: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 _SEND_TIMEOUT_S: Final = 5.0
-"""A daemon that takes no bytes for this long hangs: its socket's buffer holds 1,000 messages."""
+"""A daemon that takes no bytes for this long counts as hung: its socket's buffer holds 1,000
+messages."""
 
 
 class _Said:
-    """All that was said, up to the latest message, of which ``data`` are the bytes. Its place is
-    taken by the next one in one assignment: a message is said, or it is not."""
+    """The conversation up to the latest message to send, whose bytes are ``data``. One assignment
+    replaces it with the next one, so a message is either in it or not."""
 
     __slots__ = ("data", "question", "sent", "talk")
 
@@ -46,12 +47,12 @@ class _Said:
         self.data = data
         self.question = question
         self.sent: list[int] = []
-        """How many bytes the kernel took, each time."""
+        """Number of bytes that each call of ``send`` took."""
 
 
 class _Heard:
-    """What has arrived: ``chunks``, and the messages in what arrived before them. Its place is
-    taken by the next one in one assignment: chunks are taken apart, or they are not."""
+    """What has arrived: ``chunks``, and the messages decoded from earlier chunks. One assignment
+    replaces it with the next one, so chunks are either decoded or not."""
 
     __slots__ = ("chunks", "fault", "frames", "messages")
 
@@ -59,13 +60,13 @@ class _Heard:
         self.chunks: list[bytes] = []
         self.messages: deque[DaemonMessage] = deque()
         self.fault: PeerError | None = None
-        """What followed the last of the messages; nothing can follow it."""
+        """The fault after the last of the messages; nothing can follow it."""
         self.frames = frames
 
     def taken_apart(self) -> _Heard:
-        """The next one; ``messages`` have all been taken."""
+        """Decode the chunks into the next ``_Heard``. All ``messages`` of this one are taken."""
         data = b"".join(self.chunks)
-        if (line := self.frames.only_line(data)) is not None:  # as nearly always
+        if (line := self.frames.only_line(data)) is not None:  # nearly always
             heard = _Heard(self.frames)
             heard._decode((line,))
         else:
@@ -84,16 +85,16 @@ class _Heard:
 class DaemonSocket:
     """A stream socket to a daemon.
 
-    A ``KeyboardInterrupt`` may strike the main thread between any two steps. Whatever it cuts
-    short is whole again with the next call: what is said but not sent yet goes out first
-    (``flush``), what was fetched but not taken yet is in ``messages``.
+    A ``KeyboardInterrupt`` may come in the main thread between any two steps. The next call
+    finishes what it cut short: ``flush`` sends the rest of a message first, and ``messages`` has
+    what was fetched but not taken.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._said = _Said(Conversation(), b"", 0)
         self._heard = _Heard(FrameReader(DEFAULTS.frame_max_bytes))
-        # One system call for "wait a moment, then read": this is the fast path.
+        # One system call waits a moment and reads: this is the fast path.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(BRIEFLY_S))
 
     def fileno(self) -> int:
@@ -101,19 +102,19 @@ class DaemonSocket:
 
     @property
     def talk(self) -> Conversation:
-        """What was said, for who asks what may come next. Nobody else changes it."""
+        """The state of the conversation: it says what may come next. Only the link changes it."""
         return self._said.talk
 
     @property
     def question(self) -> int:
-        """The number of the last question that was said."""
+        """The number of the last request that was sent."""
         return self._said.question
 
     def send(self, message: ClientMessage, question: int = 0) -> None:
-        """``question``: its number, if it is one.
+        """Send ``message``; ``question`` is its number if it is a request.
 
-        Raises ``CallerError`` where ``message`` may not be sent now (it was not said), and
-        ``PeerError`` "disconnected" where the daemon is gone or takes nothing.
+        Raises ``CallerError`` if ``message`` may not be sent now (nothing is sent), and
+        ``PeerError`` "disconnected" if the daemon is gone or takes nothing.
         """
         self.flush()
         data = encode(message, DEFAULTS.request_max_bytes)
@@ -126,7 +127,7 @@ class DaemonSocket:
         self.flush()
 
     def flush(self) -> None:
-        """Send what is said and not sent yet. Raises ``PeerError`` "disconnected"."""
+        """Send the rest of the latest message. Raises ``PeerError`` "disconnected"."""
         said = self._said
         if sum(said.sent) == len(said.data):
             return
@@ -146,24 +147,24 @@ class DaemonSocket:
             poll.poll(SLICE_S * 1000)
 
     def _send_some(self, said: _Said) -> bool:
-        """Whether all of it is sent now."""
+        """Send without blocking; true if the whole message is sent now."""
         rest = said.data[sum(said.sent) :]
         try:
-            # map + extend: no bytecode runs between sending and knowing it, so that no interrupt
-            # can make a part be sent twice.
+            # map + extend: no bytecode runs between sending and recording it, so that an interrupt
+            # cannot cause a part to be sent twice.
             said.sent.extend(map(self._sock.send, (rest,), (_SEND_FLAGS,)))
         except BlockingIOError:
             return False
         return said.sent[-1] == len(rest)
 
     def fetch(self, *, wait: bool) -> bool:
-        """Read what has arrived; with ``wait``, for ``BRIEFLY_S`` if need be. False: nothing came.
+        """Read what has arrived, with ``wait`` for up to ``BRIEFLY_S``; false if nothing came.
 
         Raises ``PeerError`` "disconnected" at the end of the stream.
         """
         flags = 0 if wait else _AT_ONCE
         try:
-            # Like in _send_some: no interrupt can throw away what the kernel has handed out.
+            # As in _send_some: no interrupt can lose what the kernel has handed out.
             self._heard.chunks.extend(map(self._sock.recv, (_CHUNK_BYTES,), (flags,)))
         except BlockingIOError:
             return False
@@ -174,8 +175,8 @@ class DaemonSocket:
         return True
 
     def messages(self) -> deque[DaemonMessage]:
-        """Those fetched; the caller takes the oldest, if there is one, and asks again. Raises
-        ``PeerError`` for garbage, after the good ones before it."""
+        """Return the fetched messages; the caller takes the oldest, if there is one, and calls
+        again. Raises ``PeerError`` for garbage, after the good messages before it."""
         heard = self._heard
         if not heard.messages and heard.fault is None and heard.chunks:
             self._heard = heard = heard.taken_apart()
@@ -185,7 +186,7 @@ class DaemonSocket:
 
     @property
     def drained(self) -> bool:
-        """``messages`` would have nothing, neither a message nor a fault."""
+        """Whether ``messages`` would have nothing, neither a message nor a fault."""
         heard = self._heard
         return not heard.messages and not heard.chunks and heard.fault is None
 
@@ -195,7 +196,7 @@ class DaemonSocket:
 
 
 def dial(path: Path, hello: Hello, patience: Patience) -> tuple[DaemonSocket, Welcome]:
-    """Connect and be welcomed. Raises ``PeerError`` or ``CallerError``, each with a remedy."""
+    """Connect and wait for the welcome. Raises ``PeerError`` or ``CallerError`` with a remedy."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         _connect(sock, path, patience)
@@ -205,14 +206,14 @@ def dial(path: Path, hello: Hello, patience: Patience) -> tuple[DaemonSocket, We
     except BaseException as error:
         sock.close()
         if isinstance(error, PeerError) and error.code == "disconnected":
-            # The daemon was ending. The caller may start another one, as if none had listened.
+            # The daemon was ending. The caller may start another one, as if none had answered.
             raise no_daemon(path, "it closed the connection at once") from error
         raise
 
 
 def welcomed(link: DaemonSocket, hello: Hello, patience: Patience) -> Welcome:
-    """Says ``hello`` and waits for the answer. A daemon that turns this process away says why and
-    closes, perhaps before the hello is sent: then its words are there to be read."""
+    """Send ``hello`` and wait for the answer. A daemon that turns this process away sends the
+    reason and closes, perhaps before the hello is sent; the reason can still be read then."""
     try:
         link.send(hello)
     except PeerError as error:
@@ -222,7 +223,7 @@ def welcomed(link: DaemonSocket, hello: Hello, patience: Patience) -> Welcome:
 
 
 def _connect(sock: socket.socket, path: Path, patience: Patience) -> None:
-    # Bounds each wait for room in the daemon's queue of new connections.
+    # This limits each wait for room in the daemon's queue of new connections.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SLICE_S))
     while not _connected(sock, path):
         if not patience.tick():
@@ -246,8 +247,7 @@ def _connected(sock: socket.socket, path: Path) -> bool:
 
 
 def _check_peer(sock: socket.socket, path: Path) -> None:
-    """Refuse a stranger's daemon, however its socket came to be at ``path``: its welcome would say
-    which libraries to load."""
+    """Refuse another user's daemon at ``path``: its welcome would say which libraries to load."""
     _, uid = peer_of(sock)
     if not is_trusted(uid):
         raise PeerError(

@@ -1,5 +1,4 @@
-"""A ``kiwi daemon`` of one's own, beside whatever other daemons there are: of the demo, and of the
-bench."""
+"""A separate ``kiwi daemon`` for the demo or the bench, beside any other daemons."""
 
 from __future__ import annotations
 
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 READY_WITHIN_S: Final = 120.0
-"""The emulated driver may have to be compiled first."""
+"""Includes the time to compile the emulated driver first."""
 
 ENDS_WITHIN_S: Final = 30.0
-"""A daemon brings everybody back before it leaves."""
+"""A daemon pages everybody in before it ends."""
 
 _LOOK_EVERY_S: Final = 0.05
 _LOG_LINES: Final = 5
@@ -31,7 +30,7 @@ _GUARD: Final = Path(__file__).with_name("guard.py")
 
 
 class Guard:
-    """A small process that asks process ``pid`` to end if this process dies without calling
+    """A small process that ends process ``pid`` with SIGTERM if this process dies without a call of
     ``end``, by SIGKILL for instance."""
 
     def __init__(self, pid: int) -> None:
@@ -42,15 +41,15 @@ class Guard:
         )  # fmt: skip
 
     def end(self) -> None:
-        """Once ``pid`` is to end in order, or has; nothing happens a second time."""
+        """Stop guarding, because ``pid`` is about to end in order, or has. May be called twice."""
         self._process.kill()
         self._process.communicate()
 
 
 class PrivateDaemon:
-    """Starts when it is made, and ends with ``end``, or when this process dies without calling that
-    (by SIGKILL for instance). ``whose`` is for an error's words ("the demo's"); the sockets go to
-    ``sockets``, and what it says to ``log``."""
+    """A daemon that starts when this is made. It ends with ``end``, or when this process dies
+    without calling that (by SIGKILL for instance). ``whose`` is for errors ("the demo's"); the
+    sockets go to ``sockets``, and the output to ``log``."""
 
     def __init__(
         self,
@@ -77,9 +76,9 @@ class PrivateDaemon:
             raise
 
     def wait_ready(self, gpu: str = "GPU-*") -> Path:
-        """The socket of ``gpu`` (a UUID; by default any), once it answers.
+        """Wait until the daemon of ``gpu`` (a UUID; by default any) answers; return its socket.
 
-        Raises ``CallerError("no-daemon")`` with its last words.
+        Raises ``CallerError("no-daemon")`` with the last lines of its log.
         """
         ends_s = time.monotonic() + READY_WITHIN_S
         while time.monotonic() < ends_s and self._process.poll() is None:
@@ -95,13 +94,13 @@ class PrivateDaemon:
         )
 
     def end(self) -> None:
-        """Gives it time to bring everybody back."""
+        """End the daemon, with time to page everybody in."""
         self._guard.end()
         self._process.terminate()
         try:
             self._process.wait(ENDS_WITHIN_S)
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)  # it is not reaped yet: still its number
+            os.killpg(self._process.pid, signal.SIGKILL)  # not reaped: still its number
             self._process.wait()
 
 

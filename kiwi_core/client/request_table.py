@@ -1,8 +1,8 @@
-"""What a client knows about its burst and its open questions. No socket, no thread, no lock.
+"""What a client knows about its burst and its open requests. No socket, no thread, no lock.
 
-``hears`` takes each message of the daemon. ``owes`` compares what is true here with what was said
-on a connection, and says what to say next: after a wish, after its end, after a new connection,
-and after an interrupt that came between the one and the other. Each step that matters is a single
+``hears`` takes each message of the daemon. ``owes`` compares the state here with what was sent on a
+connection and returns the message to send next: after a burst was asked for or has ended, on a new
+connection, and after an interrupt between any two of these. Each step that matters is a single
 assignment, or a single call into C, so that an interrupt finds it done or not done.
 """
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from kiwi_core.wire.messages import ClientMessage, DaemonMessage, GpuStatus
 
 PENDING_MAX: Final = 256
-"""Questions without an answer; a daemon that owes more hangs."""
+"""Most requests without an answer; a daemon that owes more answers counts as hung."""
 
 _ANSWERS: Final = frozenset(ANSWERS.values()) - {Welcome, StatusReport}
-"""Those to questions, but for the two that mean more: a welcome begins, a status may be watched."""
+"""Messages that only answer a request: a welcome begins a connection, a status may be watched."""
 
 
 class Phase(Enum):
@@ -46,11 +46,11 @@ class Phase(Enum):
     WAITING = "waiting"
     HELD = "held"
     LINGERING = "lingering"
-    """The cell is over; what it left behind still uses the GPU."""
+    """The cell is over, but threads or tasks that it left behind still use the GPU."""
 
 
 class Lease:
-    """One wish for the GPU. Over when granted, failed or cancelled."""
+    """One request for the GPU. It is over when granted, failed or cancelled."""
 
     __slots__ = (
         "attempts", "blocking", "burst", "ended", "error", "granted", "heard", "left", "owner",
@@ -62,24 +62,24 @@ class Lease:
         self.owner = owner
         """Ident of the thread that asked."""
         self.blocking = blocking
-        """Whether that thread waits inside ``acquire``, with no ticket in anybody's hand."""
+        """Whether that thread waits inside ``acquire``, so that nobody has a ticket."""
         self.left = False
-        """That ``acquire`` was left by an exception: nobody wants this any more."""
+        """Whether an exception has ended that ``acquire``: nobody wants this lease any more."""
         self.granted: Granted | None = None
-        """The latest grant: repeated, with a fresh quantum, after each suspension."""
+        """The latest grant; a new one, with a fresh quantum, comes after each suspension."""
         self.waiting: Waiting | None = None
-        """Where it stands; after the first grant: while it is suspended."""
+        """The latest place in the queue; after the first grant, set only while suspended."""
         self.error: KiwiError | None = None
-        """Why it was not, or no longer, granted."""
+        """Why it was not granted, or is granted no longer."""
         self.ended: Phase | None = None
-        """What came after the burst: ``IDLE`` or ``LINGERING``."""
+        """The phase after the burst, ``IDLE`` or ``LINGERING``; None before its end."""
         self.withdrawn = False
-        """The daemon has confirmed that the place in the queue is free."""
+        """Whether the daemon has confirmed that the place in the queue is free."""
         self.attempts = 0
-        """How many attempts to reconnect had failed before."""
+        """The channel's count of failed attempts to reconnect when this began."""
         self.heard = 0
         self.silence = Patience(None)
-        """How long the daemon has said nothing since message ``heard``."""
+        """How long the daemon has sent nothing since message number ``heard``."""
 
     @property
     def over(self) -> bool:
@@ -93,25 +93,25 @@ class Lease:
 
 
 class Request:
-    """A question to the daemon; those of one kind are answered in the order of asking."""
+    """A request to the daemon, which answers requests of one kind in the order of asking."""
 
     __slots__ = ("error", "message", "number", "replies")
 
     def __init__(self, message: ClientMessage) -> None:
         self.message = message
         self.number = 0
-        """Its place among all questions of its book."""
+        """Its place among all requests of its table, from 1."""
         self.replies: list[DaemonMessage] = []
-        """One at most: what answered it."""
+        """The answer; one at most."""
         self.error: KiwiError | None = None
-        """Why it gets no reply."""
+        """Why it gets no answer."""
 
     @property
     def over(self) -> bool:
         return bool(self.replies) or self.error is not None
 
     def result(self) -> DaemonMessage:
-        """The answer, once ``over``; raises ``KiwiError`` if there is none, or it is an error."""
+        """Return the answer, once ``over``. Raises ``KiwiError`` for none, or for an error."""
         if self.replies:
             if isinstance(reply := self.replies[0], Error):
                 raise _failure(reply)
@@ -121,7 +121,7 @@ class Request:
 
 
 class BurstNumbers:
-    """The last burst that this process asked a daemon for, by whichever client."""
+    """The number of the last burst that this process asked one daemon for, through any client."""
 
     __slots__ = ("last",)
 
@@ -134,26 +134,26 @@ class RequestTable:
         self._numbers = numbers
         self._burst_before = numbers.last
         self.lease: Lease | None = None
-        """The latest wish, over or not."""
+        """The latest request for the GPU, over or not."""
         self._questions = 0
         self._pending: deque[Request] = deque()
-        """Questions, said or owed. One that is over may still be in it, after an interrupt."""
+        """Requests, sent or to be sent. After an interrupt it may still hold one that is over."""
         self.watching = False
         self.latest: GpuStatus | None = None
         self.reports = 0
-        """Counts the statuses received, so that watchers see which are new."""
+        """Number of statuses received, so that watchers see which are new."""
         self.unforeseen: Waiting | None = None
-        """Where a call at the gate waits, for which nobody asked here."""
+        """Where a call at the gate waits for the GPU although nobody here asked for it."""
 
     # --- the caller's side ----------------------------------------------------------------------
 
     def begin(self, owner: int, *, blocking: bool) -> Lease:
-        """Wish for the next burst. Raises ``CallerError`` "in-burst"."""
+        """Ask for the next burst. Raises ``CallerError`` "in-burst"."""
         last = self.lease
         mine = last is not None and last.blocking and last.owner == owner
         if last is not None and mine and last.phase is Phase.WAITING:
-            # That acquire has ended, or its thread were not here: a second interrupt came while
-            # the first one was being dealt with.
+            # That acquire has ended, since its thread is here: a second interrupt came while the
+            # first one was handled.
             last.error = LeaseCancelled()
         if self.phase in (Phase.WAITING, Phase.HELD):
             raise CallerError(
@@ -172,7 +172,7 @@ class RequestTable:
 
     @property
     def burst(self) -> int:
-        """The last burst asked for."""
+        """The number of the last burst asked for."""
         return self._burst_before if self.lease is None else self.lease.burst
 
     @property
@@ -180,17 +180,17 @@ class RequestTable:
         return self.phase in (Phase.HELD, Phase.LINGERING)
 
     def end(self, *, lingering: bool) -> None:
-        """The burst is over, if there is one."""
+        """End the burst, if there is one."""
         if self.lease is not None and self.in_burst:
             self.lease.ended = Phase.LINGERING if lingering else Phase.IDLE
 
     def give_up(self, lease: Lease, why: KiwiError) -> None:
-        """``lease`` shall be over, whether it waits or is held."""
+        """End ``lease``, whether it waits or is held."""
         if lease.phase in (Phase.WAITING, Phase.HELD):
             lease.error = why
 
     def owes(self, talk: Conversation) -> ClientMessage | None:
-        """What to say next on a connection on which ``talk`` was said; ``None``: all is said."""
+        """Return the message to send next on the connection of ``talk``; ``None``: none is due."""
         phase, lease = self.phase, self.lease
         same = lease is not None and lease.burst == talk.burst
         if talk.in_burst:
@@ -208,7 +208,7 @@ class RequestTable:
         return None
 
     def ask(self, request: Request) -> int:
-        """Ask ``request``: it is owed from now on. Returns how many questions are open."""
+        """Number ``request`` and queue it to be sent. Return how many requests are open."""
         while self._pending and self._pending[0].over:
             self._pending.popleft()
         self._questions += 1
@@ -217,26 +217,26 @@ class RequestTable:
         return len(self._pending)
 
     def owed_question(self, last: int) -> Request | None:
-        """The next one to say on a connection on which ``last`` was the last one said."""
+        """Return the next request to send on a connection where number ``last`` was the last."""
         if not self._pending or self._pending[-1].number <= last:
             return None
         unsaid = [request for request in self._pending if request.number > last]
         return unsaid[0]
 
     def refuse(self, request: Request, why: KiwiError) -> None:
-        """``request`` may not be said."""
+        """Fail ``request``, which may not be sent."""
         request.error = why
         self._pending.remove(request)
 
     # --- the daemon's side ----------------------------------------------------------------------
 
     def hears(self, messages: deque[DaemonMessage]) -> UserNotice | Waiting | None:
-        """Take the first of ``messages``. What the user must know comes back: a notice, or where a
+        """Take the first of ``messages``. Return it if the user must know: a notice, or where a
         call at the gate waits.
 
-        Raises ``PeerError`` where it makes no sense now, or is the daemon's last word. What an
-        interrupt cuts short is done again with the same message: all but answers may be heard
-        twice, and an answer goes over to its question in one step.
+        Raises ``PeerError`` if it makes no sense now or is a fatal error. After an interrupt the
+        same message is taken again: only an answer must not be taken twice, and it goes over to
+        its request in one step.
         """
         message = messages[0]
         if isinstance(message, (Granted, Waiting, Withdrawn)):
@@ -264,18 +264,18 @@ class RequestTable:
             raise _unexpected(message)
         lease = self.lease
         if lease is None or message.burst != lease.burst:
-            return  # about a wait that was given up while this was on its way
+            return  # about a wait that was given up while this message was on its way
         if isinstance(message, Withdrawn):
             lease.withdrawn = True
         elif isinstance(message, Waiting):
             lease.waiting = message
         elif lease.phase is not Phase.IDLE:
             if lease.granted is not None:
-                lease.waiting = None  # it goes on after a suspension
+                lease.waiting = None  # the burst goes on after a suspension
             lease.granted = message
 
     def _hears_status(self, report: StatusReport, messages: deque[DaemonMessage]) -> bool:
-        """Whether it went to who asked."""
+        """Record the status. Return whether it went over to a request."""
         self.latest = report.gpu
         self.reports += 1
         if self.watching and not [r for r in self._open() if isinstance(r.message, GetStatus)]:
@@ -284,8 +284,8 @@ class RequestTable:
         return True
 
     def _answer(self, message: DaemonMessage, messages: deque[DaemonMessage]) -> None:
-        """Of the oldest request that it can answer: what takes its time (a release, a goodbye) is
-        overtaken by what was asked after it."""
+        """Give the answer to the oldest request that it fits. Requests of other kinds may overtake
+        a slow one (a release, a goodbye)."""
         for request in self._open():
             if isinstance(message, ANSWERS[type(request.message)]):
                 self._hand_over(request, messages)
@@ -296,12 +296,12 @@ class RequestTable:
         return [request for request in self._pending if not request.over]
 
     def _hand_over(self, request: Request, messages: deque[DaemonMessage]) -> None:
-        # map + extend: no bytecode, and so no interrupt, between taking it and having it.
+        # map + extend: no bytecode, and so no interrupt, between taking the answer and storing it.
         request.replies.extend(map(deque.popleft, (messages,)))
         self._pending.remove(request)
 
     def _hears_error(self, error: Error, messages: deque[DaemonMessage]) -> bool:
-        """Whether it went to who asked."""
+        """Fail what the error is about. Return whether it went over to a request."""
         if error.fatal:
             raise _failure(error)
         lease = self.lease
@@ -317,20 +317,20 @@ class RequestTable:
     # --- connections come and go ----------------------------------------------------------------
 
     def lost(self, why: KiwiError) -> None:
-        """The connection is gone: questions fail, a wait or a burst goes on."""
+        """The connection is gone: fail the requests; a wait or a burst goes on."""
         for request in self._pending:
             request.error = why
         self._pending.clear()
         self.unforeseen = None
 
     def daemon_full(self) -> None:
-        """The daemon takes no more connections just now: who waits is told so."""
+        """Tell the caller who waits that the daemon takes no more connections now."""
         if self.lease is not None and self.lease.phase is Phase.WAITING:
             burst = self.lease.burst
             self.lease.waiting = Waiting(burst=burst, position=0, ahead=0, activity=FULL)
 
     def forget(self, why: KiwiError) -> None:
-        """This client leaves: nothing is held, waited for or asked any more."""
+        """This client leaves: end its burst, its wait and its requests."""
         self.lost(why)
         if self.lease is not None:
             self.give_up(self.lease, why)

@@ -1,4 +1,4 @@
-"""Waiting for a daemon that was here and is not at this moment: it may be restarting."""
+"""Wait for a daemon that ran and does not answer now: it may be restarting."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOOK_EVERY_S: Final = 0.1
-"""A look at a socket that nobody serves costs microseconds."""
+"""Time between two attempts; one at a socket that nobody serves costs microseconds."""
 
 RESTARTED_WITHIN_S: Final = 10.0
-"""A supervisor starts a daemon again within seconds, the system a supervisor."""
+"""A supervisor restarts a daemon within seconds, and so does the system a supervisor."""
 
 REVIVED_WITHIN_S: Final = 3.0
-"""A supervisor that lives has started its daemon again by then; else whoever may starts one."""
+"""A supervisor that runs has restarted its daemon by then; else whoever may starts one."""
 
 T = TypeVar("T")
 
@@ -32,11 +32,11 @@ def await_return(
     waiting: Callable[[float], None],
     in_vain: Signs = frozenset(),
 ) -> T | None:
-    """Return what ``connect`` returns, once it does not raise "no-daemon" any more; ``None`` after
-    ``within_s``, or where nothing says that a daemon was in ``directory``.
+    """Call ``connect`` until it does not raise "no-daemon" and return its result; ``None`` after
+    ``within_s``, or if ``directory`` shows no sign of a daemon.
 
     ``waiting`` is called before each attempt, with the seconds so far. ``in_vain`` are the signs
-    that were there when an earlier wait found nobody: they are not waited for again.
+    that an earlier wait found without a daemon; while they are the same, this does not wait.
     """
     began_s = time.monotonic()
     while (signs := signs_of_a_daemon(directory)) and signs != in_vain:

@@ -1,4 +1,4 @@
-"""The client's own thread: reads what comes unasked, and makes broken connections again."""
+"""The client's own thread: it reads what comes unasked, and reconnects broken connections."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from kiwi_core.client.link import DaemonSocket
 
 _BACKOFF_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Waits between attempts; the last one repeats. A Unix socket refuses in microseconds, so this
-costs nothing, and a restarted daemon is found before a person notices."""
+"""Waits between attempts; the last one repeats. A Unix socket refuses in microseconds, so attempts
+cost nothing, and the client finds a restarted daemon before a person notices."""
 
 _STABLE_S: Final = 2.0
-"""A connection that lived this long starts the back-off anew."""
+"""A connection that lived this long restarts the back-off."""
 
 
 _MEND_EVERY_S: Final = 5.0
-"""How often an idle connection is looked at, should an interrupt have left something undone."""
+"""How often the thread checks an idle connection for what an interrupt has left undone."""
 
 _JOIN_S: Final = 1.0
-"""The thread ends at once, unless it is waiting for a daemon that hangs."""
+"""Time for the thread to end: it ends at once, unless it waits for a daemon that hangs."""
 
 
 class Watcher:
-    """Owns the thread, its ``epoll`` and what wakes it. One per opening of a channel."""
+    """Owner of the thread, its ``epoll`` and its wake-up; one for each opening of a channel."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -42,14 +42,14 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="kiwi-client", daemon=True)
 
     def start(self) -> None:
-        """Called once, when the channel knows this watcher as its own."""
+        """Start the thread. Called once, after the channel has set this watcher as its own."""
         self._thread.start()
 
     # --- called with the channel's lock held ------------------------------------------------------
 
     def add(self, link: DaemonSocket) -> None:
-        """Also where it is in."""
-        try:  # not suppress(): this is on the way of every grant
+        """Listen to ``link``, unless that is so already."""
+        try:  # not suppress(), which is slower: every grant comes here
             self._epoll.register(link, select.EPOLLIN)
         except FileExistsError:
             return
@@ -57,7 +57,7 @@ class Watcher:
     resume = add
 
     def remove(self, link: DaemonSocket) -> None:
-        """Also where it is not in. Closing alone would not do: a forked child keeps it alive."""
+        """Do not listen to ``link``. Closing is not enough: a forked child keeps it open."""
         try:
             self._epoll.unregister(link)
         except (FileNotFoundError, ValueError):
@@ -66,18 +66,18 @@ class Watcher:
     pause = remove
 
     def wake(self, *, hurry: bool = False) -> None:
-        """Let the thread look again; ``hurry``: try to reconnect now, somebody waits."""
+        """Wake the thread to look again; ``hurry``: reconnect now, because somebody waits."""
         if hurry:
             self._hurry = True
         os.eventfd_write(self._wake_fd, 1)
 
     def join(self) -> None:
-        """After the channel has retired this watcher and woken it, without the lock."""
+        """Wait for the thread, without the lock. The channel has retired and woken this watcher."""
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
 
     def release(self) -> None:
-        """Close the descriptors: the thread at its end, or a forked child, where it is not."""
+        """Close the descriptors. Called by the thread at its end, or in a forked child."""
         self._epoll.close()
         os.close(self._wake_fd)
 
@@ -120,13 +120,13 @@ class Watcher:
                     self._calm()
                     channel.mend()
                 elif not channel.read_now(fd):
-                    with suppress(OSError):  # left here when an interrupt came
+                    with suppress(OSError):  # an interrupt left it here
                         self._epoll.unregister(fd)
             if not ready:
                 channel.mend()
 
     def _wait(self, seconds: float) -> None:
-        """The back-off: ends early when somebody hurries or the client is closed."""
+        """Wait between attempts; end early if somebody hurries or the client is closed."""
         patience = Patience(seconds)
         while patience.tick() and self._channel.belongs_to(self) and not self._hurry:
             self._epoll.poll(patience.slice_s())

@@ -1,4 +1,4 @@
-"""What ``kiwi doctor`` looks at: one module per area, each a function that yields findings.
+"""The checks of ``kiwi doctor``: one module per area, with a function that yields findings.
 
-A check never raises for what it finds and changes nothing on the machine.
+A check raises nothing for what it finds and changes nothing on the machine.
 """

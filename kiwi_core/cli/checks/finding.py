@@ -16,7 +16,7 @@ class Level(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """``area`` is a word or two on what was looked at; ``remedy`` what to do, empty where OK."""
+    """``area`` names in a word or two what was checked; ``remedy`` says what to do (OK: empty)."""
 
     level: Level
     area: str

@@ -28,7 +28,7 @@ NEEDED: Final = "CUDA {}.{} (driver 570)".format(*driver.CHECKPOINT_SINCE)
 
 
 def check(root: Path = Path("/")) -> Iterator[Finding]:
-    """``root`` is where ``/proc``, ``/sys`` and ``/dev`` are; tests name another."""
+    """Check the driver. ``root`` holds ``/proc``, ``/sys`` and ``/dev``; tests pass another."""
     try:
         info = driver.capabilities()
     except GpuError as error:
@@ -40,12 +40,12 @@ def check(root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def gpus(root: Path = Path("/")) -> tuple[list[GpuInfo], list[Finding]]:
-    """Every GPU, and what is to be said of it."""
+    """Return every GPU, and the findings about them."""
     try:
         found = list(nvml.gpus())
     except GpuError as error:
         if error.code in NO_NVML and not has_nvidia_hardware(root):
-            return [], []  # a machine without a GPU: check() has said so
+            return [], []  # a machine without a GPU: check() reports it
         return [], [fail("NVML", error.message, error.remedy)]
     return found, [finding for gpu in found for finding in one(gpu)]
 
@@ -105,7 +105,7 @@ def one(gpu: GpuInfo) -> Iterator[Finding]:
 
 
 def mps(root: Path) -> Iterator[Finding]:
-    """A running MPS control daemon: its clients cannot be checkpointed."""
+    """Look for an MPS control daemon: its clients cannot be checkpointed."""
     remedy = "Stop it: echo quit | nvidia-cuda-mps-control"
     if any(_comm(path) == "nvidia-cuda-mps" for path in (root / "proc").glob("[0-9]*")):
         yield fail(
@@ -128,7 +128,7 @@ def has_nvidia_hardware(root: Path = Path("/")) -> bool:
 
 
 def compiler() -> Finding:
-    """What the emulated driver is built with, on first use."""
+    """Look for a compiler, which builds the emulated driver on first use."""
     for name in ("cc", "gcc", "clang"):
         if found := shutil.which(name):
             return ok("emulator", f"can be built ({found})")
@@ -144,7 +144,7 @@ def compiler() -> Finding:
 
 
 def is_emulated(library_path: str) -> bool:
-    """Only the emulator's library knows the variable that names the emulated GPUs."""
+    """Return whether the library is the emulator's: only that one has ``ENV_STATE`` in it."""
     try:
         return ENV_STATE.encode() in Path(library_path).read_bytes()
     except OSError:

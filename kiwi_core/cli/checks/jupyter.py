@@ -1,4 +1,4 @@
-"""Would a Jupyter Server of this environment have Kiwi's interface, and JupyterLab its sidebar?"""
+"""Checks that a Jupyter Server here loads Kiwi's extension, and JupyterLab its sidebar."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def check() -> Iterator[Finding]:
 
 
 def ask() -> dict[str, Any] | None:
-    """What Jupyter itself says, in a process of its own; ``None`` if it says nothing. No server is
-    started, and none needs to run."""
+    """Return what Jupyter itself says, in a process of its own; ``None`` if that fails. Starts no
+    server, and none needs to run."""
     try:
         done = subprocess.run(
             interpreter.source(_PROBE, SERVER_EXTENSION, LAB_EXTENSION),
@@ -84,7 +84,7 @@ def ask() -> dict[str, Any] | None:
 
 
 def server(said: Mapping[str, Any]) -> Finding:
-    """``enabled`` is ``None`` where no configuration names the extension."""
+    """Judge the server extension; ``enabled`` is ``None`` if no configuration names it."""
     if said["error"]:
         return warn("server", f"The server extension cannot be loaded: {said['error']}.", _AGAIN)
     if said["enabled"]:
@@ -93,7 +93,7 @@ def server(said: Mapping[str, Any]) -> Finding:
         return warn(
             "server",
             "Nothing tells Jupyter Server to load Kiwi's extension: no sidebar, no placement.",
-            # Not "jupyter server extension enable": it wants a configuration that names it already.
+            # Not "jupyter server extension enable": it needs a configuration that names Kiwi.
             _AGAIN,
         )
     return warn(

@@ -1,7 +1,7 @@
-"""What is known to make the driver kill programs that it moves, or the machine: by driver version.
+"""What makes a driver version kill programs that it moves, or hang the machine.
 
 Sources: public reports, collected in November 2026 (NVIDIA/cuda-checkpoint#15, #51, #53, #58, and
-runs on drivers 580, 595 and 610). Where nobody has told of a newer driver, the worst is assumed.
+runs on drivers 580, 595 and 610). Where no report covers a newer driver, the worst is assumed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NVML_KILLS_SINCE: Final = 610
 
 PROFILERS: Final = frozenset({"nsys", "ncu", "nsys-launcher", "cuda-gdb"})
 INJECTION: Final = ("CUDA_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
-"""What the driver loads into every program, as profilers set it."""
+"""Variables with a library that the driver loads into every program; profilers set them."""
 
 
 def check(
@@ -30,8 +30,8 @@ def check(
     machine: str = platform.machine(),
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[Finding]:
-    """``root`` is where ``/proc`` is; tests name another. Without NVIDIA's kernel module nothing is
-    said."""
+    """Yield no finding without NVIDIA's kernel module. ``root`` is the directory that holds
+    ``/proc``; tests pass another."""
     module = module_of(root)
     if module is None:
         return

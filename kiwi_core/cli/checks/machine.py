@@ -1,4 +1,4 @@
-"""The operating system, Python, and what this process may do to others."""
+"""Checks of the operating system, Python, and what this process may do to others."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 PYTHON_MIN: Final = (3, 10)
 KERNEL_MIN: Final = (5, 3)
-"""pidfd_open(2): processes are named so that a reused process id is never hit."""
+"""Since this version pidfd_open(2) names a process so that a reused process id is never hit."""
 
 CAP_SYS_PTRACE: Final = 1 << 19
-"""capability.h"""
+"""From capability.h."""
 
 INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC
 """PROC_PID_INIT_INO of the Linux kernel: the inode of the host's own namespace."""
 
 
 def check(root: Path = Path("/")) -> Iterator[Finding]:
-    """``root`` is where ``/proc`` is; tests name another."""
+    """Yield the findings. ``root`` is the directory that holds ``/proc``; tests pass another."""
     yield system(sys.platform, platform.release())
     yield python(sys.version_info[:2])
     yield rights(os.geteuid(), effective_capabilities(root))
@@ -68,7 +68,7 @@ def rights(uid: int, capabilities: int) -> Finding:
 
 
 def yama(root: Path, *, privileged: bool) -> Iterator[Finding]:
-    """Linux can forbid processes to look into each other (Yama, ptrace_scope 0 to 3)."""
+    """Check whether Linux forbids processes to look into each other (Yama, ptrace_scope 0 to 3)."""
     try:
         scope = int((root / "proc/sys/kernel/yama/ptrace_scope").read_text())
     except (OSError, ValueError):
@@ -107,7 +107,7 @@ def pid_namespace(root: Path) -> Iterator[Finding]:
 
 
 def effective_capabilities(root: Path) -> int:
-    """CapEff of this process; 0 where it cannot be read."""
+    """Return CapEff of this process; 0 if it cannot be read."""
     try:
         lines = (root / "proc/self/status").read_text().splitlines()
     except OSError:

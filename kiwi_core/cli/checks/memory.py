@@ -1,4 +1,4 @@
-"""System RAM against the GPUs' memory, and room on the disks that Kiwi writes to."""
+"""Checks of system RAM against the GPUs' memory, and of room on the disks that Kiwi writes to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.nvml import GpuInfo
 
 DISK_MIN_BYTES: Final = 2 * DEFAULTS.journal_max_bytes
-"""A journal and the one before it, for one GPU."""
+"""Room for a journal and the one before it, for one GPU."""
 
 
 def check(gpus: Sequence[GpuInfo], directories: Sequence[Path]) -> Iterator[Finding]:
@@ -35,7 +35,7 @@ def check(gpus: Sequence[GpuInfo], directories: Sequence[Path]) -> Iterator[Find
 
 
 def budget(available_bytes: int, budget_bytes: int, gpus: Sequence[GpuInfo]) -> Finding:
-    """One full GPU should fit in RAM: that is what two notebooks that each fill it need."""
+    """Check that one full GPU fits in RAM: two notebooks that each fill the GPU need that."""
     text = f"{format_bytes(available_bytes)} available, paged-out memory may take "
     text += format_bytes(budget_bytes)
     largest = max((gpu.total_bytes for gpu in gpus), default=0)
@@ -61,7 +61,7 @@ def disk(directory: Path, free_bytes: int) -> Finding:
 
 
 def existing(path: Path) -> Path:
-    """``path``, or the nearest directory above it that is there."""
+    """Return ``path``, or the nearest directory above it that exists."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return path

@@ -1,4 +1,4 @@
-"""Is Kiwi active in the notebooks of this Python environment?"""
+"""Checks that Kiwi is active in the notebooks of this Python environment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ print(json.dumps(list(extensions)))
 
 
 def check(prefix: Path | None = None) -> Iterator[Finding]:
-    """``prefix`` is the environment's root (default: this Python's)."""
+    """Yield the findings. ``prefix`` is the environment's root (default: this Python's)."""
     prefix = Path(sys.prefix) if prefix is None else prefix
     if find_spec("kiwi_jupyter") is None:
         yield fail(
@@ -73,7 +73,7 @@ def configuration(path: Path) -> Finding:
 
 
 def loaded(extensions: list[str] | None) -> Finding:
-    """``extensions``: what a kernel would load; ``None`` if that could not be found out."""
+    """Judge the extensions that a kernel would load; ``None`` if they are not known."""
     if extensions is None:
         return warn(
             "kernel",
@@ -91,8 +91,8 @@ def loaded(extensions: list[str] | None) -> Finding:
 
 
 def effective_extensions() -> list[str] | None:
-    """Asks IPython itself, in a process of its own: it runs the user's configuration files, as
-    each kernel does."""
+    """Ask IPython itself, in a process of its own, because it runs the user's configuration files,
+    as each kernel does."""
     try:
         done = subprocess.run(
             interpreter.source(_PROBE),

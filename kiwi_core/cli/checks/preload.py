@@ -1,4 +1,4 @@
-"""Can Kiwi's gate, and its own pager, be loaded into programs here?"""
+"""Checks that Kiwi's gate, and its own pager, can be loaded into programs here."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def chosen(value: str) -> Iterator[Finding]:
 
 
 def loaded(library: Path) -> Finding:
-    """Whether a Python like this one really gets it: another architecture or C library, or a
-    wrapper that strips LD_PRELOAD, shows only then."""
+    """Check that a Python like this one really loads it. Only this shows another architecture or C
+    library, or a wrapper that strips LD_PRELOAD."""
     env = preload.environment(library, os.environ)
     try:
         done = subprocess.run(
@@ -80,7 +80,7 @@ def _not_loaded(library: Path, why: str) -> Finding:
 
 
 def beside(preloaded: str) -> Iterator[Finding]:
-    """Another library that comes first may stand between us and the driver; most do no harm."""
+    """Look for a preloaded library that replaces CUDA functions too; most others do no harm."""
     others = [word for word in preloaded.replace(":", " ").split() if "kiwi_preload" not in word]
     for other in others:
         try:

@@ -1,4 +1,4 @@
-"""The socket directory, and the daemons that answer in it."""
+"""Checks of the socket directory, and of the daemons that answer in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kiwi_core.wire.messages import GpuStatus, Welcome
 
 A_SOCKET: Final = "GPU-00000000-0000-0000-0000-000000000000.sock"
-"""As long as any: they are named by the GPU's UUID."""
+"""A name as long as any, because the GPU's UUID names a socket."""
 
 
 def check(path: Path) -> Iterator[Finding]:
@@ -50,7 +50,7 @@ def directory(path: Path) -> Iterator[Finding]:
 
 
 def ownership(path: Path, info: os.stat_result) -> Finding:
-    """Judge who could pose as a daemon there."""
+    """Check whether others could pose as a daemon there."""
     if why := why_unsafe(info):
         return fail(
             "sockets",

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     emulated_size = args.size if args.emulate or not _has_gpu() else None
     for size in (args.size, args.copy_rate):
         parse_size_bytes(size)
-    os.umask(0o077)  # what is made on the way is nobody else's business
+    os.umask(0o077)  # other users may not read the files made meanwhile
     try:
         with leaving_on_signals(), stage(emulated_size, args.tq, args.copy_rate) as it:
             if args.headless:

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from kiwi_core.cli.demo.stage import Stage
 
 HEAD_START_S: Final = 1.5
-"""B begins so much later, so that A has the GPU by then."""
+"""B begins this much later, so that A has the GPU by then."""
 
 ENDS_WITHIN_S: Final = 600.0
-"""It takes half a minute; on a very slow machine some."""
+"""The demo takes half a minute; on a very slow machine it takes minutes."""
 
 
 class _Commentary:
-    """Lines from several threads, each with the seconds since the beginning."""
+    """Writes lines from several threads, each with the seconds since the beginning."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -40,7 +40,7 @@ class _Commentary:
 
 
 def play(stage: Stage, out: TextIO) -> int:
-    """Runs both notebooks side by side; 0 if the verdict is good."""
+    """Run both notebooks side by side; return 0 if the verdict is good."""
     commentary = _Commentary(out)
     notebooks = [
         Notebook(path, letter, stage.env, delay_s, commentary.now)
@@ -71,8 +71,8 @@ def play(stage: Stage, out: TextIO) -> int:
 
 
 class Cast:
-    """Which session is which notebook's. A kernel joins at its first GPU cell, so it is looked up
-    when a new session appears in the journal."""
+    """Maps sessions to notebooks. A kernel joins at its first GPU cell, so its session is looked up
+    when it first appears in the journal."""
 
     def __init__(self, stage: Stage, notebooks: list[Notebook]) -> None:
         self._client = stage.client()

@@ -1,4 +1,4 @@
-"""The demo in JupyterLab: opens it with the two notebooks, until the user ends it."""
+"""The demo in JupyterLab, which opens with the two notebooks until the user ends it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 ENDS_WITHIN_S: Final = 60.0
-"""For JupyterLab: a kernel whose memory is out gets its turn before it can end."""
+"""Time for JupyterLab to end: a kernel that is paged out gets its turn before it can end."""
 
 
 def open_lab(stage: Stage, *, browser: bool, port: int) -> int:
-    """Blocks until JupyterLab ends (Ctrl-C in the terminal, or File → Shut Down)."""
+    """Run JupyterLab until it ends (Ctrl-C in the terminal, or File → Shut Down)."""
     if importlib.util.find_spec("jupyterlab") is None:
         raise CallerError(
             "no-jupyterlab",
@@ -47,8 +47,8 @@ def open_lab(stage: Stage, *, browser: bool, port: int) -> int:
         command.append("--allow-root")  # containers: it listens on localhost, behind a token
     if not browser:
         command.append("--no-browser")
-    # A session of its own: Ctrl-C and the end of the terminal are for this process, which then ends
-    # the server in order, and so its kernels. Nobody is asked whether that is meant.
+    # A session of its own: Ctrl-C and the terminal's end reach this process, which then ends the
+    # server and its kernels in order. So JupyterLab does not ask whether the user means it.
     server = subprocess.Popen(
         command, env=stage.env | settings, cwd=interpreter.DIRECTORY, start_new_session=True
     )
@@ -63,7 +63,7 @@ def open_lab(stage: Stage, *, browser: bool, port: int) -> int:
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    """It ends its kernels first; what is left of them ends with the demo."""
+    """End the server, which ends its kernels first; the demo ends any that are left."""
     server.terminate()
     try:
         server.wait(ENDS_WITHIN_S)

@@ -17,13 +17,13 @@ CELL_WITHIN_S: Final = 300.0
 """A cell of the demo takes seconds; with swaps on a loaded machine, a minute."""
 
 ENDS_WITHIN_S: Final = 60.0
-"""For a kernel whose memory is out to get its turn and end, before it is killed after all."""
+"""Time for a kernel that is paged out to get its turn and end, before it is killed."""
 
 
 class Notebook(threading.Thread):
-    """Runs when started, after ``delay_s``. ``say`` takes lines for the audience.
+    """A thread that runs the notebook after ``delay_s``. ``say`` takes lines for the audience.
 
-    ``failure`` says what went wrong; ``intact`` that the notebook itself found its memory right.
+    ``failure`` says what went wrong; ``intact`` is true if the notebook found its memory intact.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class Notebook(threading.Thread):
         self._client: Any = None
 
     def open(self) -> None:
-        """Starts the kernel and waits until it answers."""
+        """Start the kernel and wait until it answers."""
         from jupyter_client.manager import KernelManager
 
         self._manager = KernelManager(kernel_name="python3")
         self._manager.start_kernel(
             env={**self._env, "JPY_SESSION_NAME": str(self.path)},
             cwd=str(self.path.parent),
-            # It would warn of its unencrypted loopback sockets, in the middle of the commentary.
+            # Without this it warns of its unencrypted loopback sockets, amid the commentary.
             extra_arguments=["--log-level=ERROR"],
         )
         self._guard = Guard(int(self._manager.provisioner.pid))
@@ -61,8 +61,8 @@ class Notebook(threading.Thread):
         self.pid = int(self._manager.provisioner.pid)
 
     def close(self) -> None:
-        """End the kernel by asking it to: killing a program that was moved out and back has hung
-        hosts (NVIDIA/cuda-checkpoint#53)."""
+        """Ask the kernel to end: killing a program that was moved out and back has hung hosts
+        (NVIDIA/cuda-checkpoint#53)."""
         if self._client is not None:
             self._client.stop_channels()
         if self._guard is not None:

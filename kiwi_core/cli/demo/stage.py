@@ -1,4 +1,4 @@
-"""Sets the demo's stage: a private directory, the two notebooks, and a daemon of its own."""
+"""Set up the demo: a private directory, the two notebooks, and a daemon of its own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Stage:
     env: dict[str, str]
 
     def client(self) -> Client:
-        """An observer's, connected; the caller closes it."""
+        """Return a connected observer; the caller closes it."""
         client = Client(self.socket, role=Role.OBSERVER, reconnect=False)
         client.connect()
         return client
@@ -44,7 +44,7 @@ class Stage:
 
 @contextmanager
 def stage(emulated_size: str | None, tq_s: float, copy_rate: str) -> Iterator[Stage]:
-    """``emulated_size`` is ``None`` on a real GPU. Everything is gone when the demo ends."""
+    """Set up a stage (``emulated_size``: ``None`` on a real GPU), and remove it at the end."""
     directory = Path(tempfile.mkdtemp(prefix="kiwi-demo-"))
     try:
         with ending_descendants():
@@ -84,7 +84,7 @@ def _set(
 
 
 def _compile_gate() -> None:
-    """Without its gate a notebook is not stopped in the middle of a cell, which the demo shows."""
+    """Make Kiwi's gate ready: the demo shows a notebook stopped in mid-cell, which needs it."""
     if ready.find() is not None:
         return
     print("Kiwi's library is compiled. This happens once, and takes up to a minute.", flush=True)
@@ -104,7 +104,7 @@ def _copy_notebooks(directory: Path) -> tuple[Path, ...]:
 
 
 def _examples() -> Path:
-    """In an installed wheel inside this package, in a checkout at its top."""
+    """Return the examples: inside this package in an installed wheel, at the top of a checkout."""
     for place in (Path(__file__).parent / "examples", Path(__file__).parents[3] / "examples"):
         if (place / NOTEBOOKS[0]).is_file():
             return place

@@ -1,4 +1,4 @@
-"""Tells what the daemon decides while it happens: follows its journal and says it in words."""
+"""Follow the daemon's journal and describe its decisions while they happen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Timeline(threading.Thread):
-    """``say(at_ns, text)`` gets each line; ``name`` gives a session's."""
+    """A thread that passes each line to ``say(at_ns, text)``; ``name`` names a session."""
 
     def __init__(
         self, journal: Path, name: Callable[[str], str], say: Callable[[int, str], None]
@@ -31,7 +31,7 @@ class Timeline(threading.Thread):
         self._stopping = threading.Event()
 
     def stop(self) -> None:
-        """Takes what has been written so far, then ends."""
+        """Take what has been written so far, then end."""
         self._stopping.set()
         self.join(10)
 

@@ -1,4 +1,4 @@
-"""Was it as promised? Judged from the journal: who held the GPU when, who waited, what moved."""
+"""Judge from the journal whether the demo kept its promises: who held, who waited, what moved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SessionRecord:
-    """What the journal says of one session. ``held`` has ``[from_ns, to_ns]``."""
+    """What the journal says of one session. ``held`` has pairs ``(from_ns, to_ns)``."""
 
     held: list[tuple[int, int]] = field(default_factory=list)
     waits_ns: list[int] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Ledger:
             self._end_hold(session, self._last_ns)
 
     def overlaps(self) -> int:
-        """How often two held the GPU at the same moment."""
+        """Return how often two sessions held the GPU at the same time."""
         spans = sorted((a, b, s) for s, r in self.records.items() for a, b in r.held)
         pairs = itertools.pairwise(spans)
         return sum(one[1] > other[0] and one[2] != other[2] for one, other in pairs)
@@ -91,7 +91,7 @@ class Ledger:
 def verdict(
     entries: list[JournalEntry], letters: dict[str, str], intact: dict[str, bool]
 ) -> tuple[bool, list[str]]:
-    """Whether all promises were kept, and lines that say each of them with its numbers."""
+    """Return whether all promises were kept, and lines with each promise and its numbers."""
     ledger = Ledger(entries)
     start_ns = entries[0].now_ns if entries else 0
     lines: list[str] = []

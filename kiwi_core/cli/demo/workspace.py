@@ -1,4 +1,4 @@
-"""How JupyterLab looks when the demo opens it: both notebooks side by side, Kiwi's sidebar open."""
+"""JupyterLab's layout in the demo: both notebooks side by side, Kiwi's sidebar open."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ SIDEBAR: Final = "kiwi-panel"
 
 
 def write_workspace(directory: Path, notebooks: Sequence[str]) -> None:
-    """Make ``directory`` one of workspaces, with a default one; ``--LabApp.workspaces_dir`` names
-    it. ``notebooks`` are paths below the server's root."""
+    """Make ``directory`` a directory for ``--LabApp.workspaces_dir``, with a default workspace.
+    ``notebooks`` are paths below the server's root."""
     from jupyterlab_server.workspaces_handler import WorkspacesManager
 
     WorkspacesManager(str(directory)).save("default", json.dumps(workspace(notebooks)))
 
 
 def write_settings(directory: Path, env: Mapping[str, str]) -> dict[str, str]:
-    """Make ``directory`` one of Jupyter's configuration, before all others; returns what the
-    environment needs for it. JupyterLab's question about news would lie over the sidebar, and
-    turns of two seconds can be told apart in a timeline of one minute only."""
+    """Make ``directory`` Jupyter's first configuration directory; return the variables that it
+    needs. JupyterLab's question about news would cover the sidebar, and turns of two seconds can be
+    told apart only in a timeline of one minute."""
     place = directory / "labconfig"
     place.mkdir(parents=True)
     announcements = "@jupyterlab/apputils-extension:announcements"
@@ -38,7 +38,7 @@ def write_settings(directory: Path, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def workspace(notebooks: Sequence[str]) -> dict[str, Any]:
-    """As JupyterLab itself saves and restores it."""
+    """Return the workspace in the form that JupyterLab saves and restores."""
     widgets = {f"notebook:{path}": path for path in notebooks}
     opened = {
         name: {"data": {"path": path, "factory": "Notebook"}} for name, path in widgets.items()
