@@ -211,7 +211,7 @@ def test_driver_calls_that_hang(
         c.wait_state("idle")  # each burst ends with a look at what it holds
     b = make_notebook(daemon, "B", mib=72)
     a = make_notebook(daemon, "A", mib=72)
-    hangs = "A driver call that moves the GPU memory of this notebook hangs; the others go on."
+    hangs = "A driver call that moves the GPU memory of this notebook hangs; the others go on"
 
     # A is idle and has to go out for B, but that hangs.
     faults.set("hang", pid=a.pid, operation="checkpoint")
