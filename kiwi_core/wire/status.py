@@ -124,8 +124,7 @@ class SessionStatus(Struct, frozen=True, kw_only=True):
     unowned: dict[str, int] = field(default_factory=dict)
     guarded: bool = True
     """True if Kiwi's gate is in front of the driver in all its processes that use the GPU. If not,
-    the session is never stopped in mid-burst; ``unguarded_text`` gives the reason and the
-    remedy."""
+    it is never stopped in mid-burst; ``unguarded_text`` gives the reason and the remedy."""
     unguarded_text: str = ""
     stopped: str = ""
     """Why its process does not run (Ctrl-Z, a frozen control group, a debugger); "": it runs."""
