@@ -1,4 +1,4 @@
-"""What every message of the protocol is: a struct with its type's name in ``type``."""
+"""The base of every message of the protocol: a struct with the name of its type in ``type``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 INTEGER_LIMIT = 1 << 53
-"""Integers stay below: the largest that every JSON reader keeps exact."""
+"""Upper bound (exclusive) of integers: below 2^53 every JSON reader keeps an integer exact."""
 
 Count = Annotated[int, Meta(ge=0, lt=INTEGER_LIMIT)]
-"""Bytes, or a number that counts something."""
+"""A number of bytes, or of things."""
 
 
 class Message(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=False):

@@ -1,7 +1,7 @@
-"""Bytes to messages and back: one JSON object per line, in UTF-8, with a limit on each line.
+"""Convert bytes to messages and back: one JSON object per line, in UTF-8, with a length limit.
 
-Whatever bytes come in, the only error that leaves this module on reading is ``PeerError``; the
-only one on writing is ``CallerError``. Nothing here touches a socket.
+Whatever bytes come in, reading raises only ``PeerError``, and writing raises only ``CallerError``.
+Nothing here touches a socket.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _M = TypeVar("_M")
 
 
 class FrameReader:
-    """Cuts a stream of bytes into lines. One per connection; broken for good after an error.
+    """Cuts a stream of bytes into lines. One per connection; unusable after an error.
 
     A daemon gives ``request_max_bytes`` as the limit, a client ``frame_max_bytes``.
     """
@@ -35,20 +35,20 @@ class FrameReader:
         self._fault: PeerError | None = None
 
     def copy(self) -> FrameReader:
-        """As it stands now; what is fed to either does not change the other."""
+        """Return an independent reader in the same state."""
         twin = FrameReader(self._max_bytes)
         twin._rest, twin._fault = self._rest, self._fault
         return twin
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the unfinished line; never more than the limit."""
+        """Bytes of the unfinished line; at most the limit."""
         return len(self._rest)
 
     def only_line(self, data: bytes) -> bytes | None:
-        """The line, where ``data`` is just one, whole and in ASCII, as nearly always; ``None``:
-        ask ``feed``, which would say the same. Changes nothing: this is on the way of each grant.
-        """
+        """Return the line if ``data`` is exactly one whole line in ASCII (it nearly always is),
+        else ``None``: then call ``feed``, which returns the same. Changes nothing. Each grant takes
+        this path."""
         if self._rest or self._fault is not None or len(data) > self._max_bytes:
             return None
         if data.find(b"\n") != len(data) - 1 or not data or not data.isascii() or b"\0" in data:
@@ -56,10 +56,10 @@ class FrameReader:
         return data[:-1]
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The lines (without their end) that ``data`` completes; iterate to the end.
+        """Yield the lines (without their end) that ``data`` completes; iterate to the end.
 
         Raises ``PeerError``, after the good lines before it, for a line that is longer than the
-        limit ("too-large") or holds a NUL or is not UTF-8 ("malformed"); from then on always.
+        limit ("too-large"), holds a NUL or is not UTF-8 ("malformed"), and on every later call.
         """
         if self._fault is not None:
             raise self._fault
@@ -136,10 +136,10 @@ DAEMON_TYPES: Final = _tags(DaemonMessage)
 def encode(
     message: ClientMessage | DaemonMessage, max_bytes: int = DEFAULTS.frame_max_bytes
 ) -> bytes:
-    """The line, with its end, that says ``message``.
+    """Return the line, with its end, that holds ``message``.
 
     Raises ``CallerError``: "too-large" past the limit, "malformed" for text that has no UTF-8 form
-    (undecodable file names; see ``clean_name``). A float that is no number becomes ``null``.
+    (undecodable file names; see ``clean_name``). A float that is not finite becomes ``null``.
     """
     try:
         line = _encoder.encode(message)
@@ -159,7 +159,7 @@ def encode(
 
 
 def decode_client(line: bytes) -> ClientMessage:
-    """What a client says in ``line``; names in it are cleaned.
+    """Return the client's message in ``line``, with cleaned names.
 
     Raises ``PeerError`` ("malformed", "unknown-type", "too-large").
     """
@@ -177,7 +177,7 @@ def decode_client(line: bytes) -> ClientMessage:
 
 
 def decode_daemon(line: bytes) -> DaemonMessage:
-    """What a daemon says in ``line``. Raises ``PeerError`` like ``decode_client``."""
+    """Return the daemon's message in ``line``. Raises ``PeerError`` like ``decode_client``."""
     return _decode(_daemon_decoder, DAEMON_TYPES, line, _FRAME_MAX_BYTES)
 
 
@@ -194,7 +194,7 @@ def _decode(
 
 
 def _explain(types: frozenset[str], line: bytes, error: Exception) -> PeerError:
-    """Was the type unknown, or the rest wrong? Asked only once decoding has failed."""
+    """Tell an unknown type from a malformed message. Called only after decoding has failed."""
     try:
         tag = _tag_decoder.decode(line).type
     except (ValueError, RecursionError):

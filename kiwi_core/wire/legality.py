@@ -1,7 +1,7 @@
-"""Which message is legal when, on one connection: a table, and the two numbers beside it.
+"""The messages that are legal in each state of a connection: a table, and checks of burst numbers.
 
-The daemon asks before it obeys a client's message, the client before it sends one. What is illegal
-raises and changes nothing. The diagram in ``docs/protocol.md`` is made from the table.
+The daemon checks each message before it obeys, the client before it sends. An illegal message
+raises an error and changes nothing. The diagram in ``docs/protocol.md`` is made from the table.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from kiwi_core.wire.pager import PagerDone, PagerState, WantLease, WantRoom
 
 
 class ConnectionState(Enum):
-    """Where a connection stands."""
+    """The state of a connection."""
 
     NEW = "new"
-    """Nothing said yet."""
+    """Nothing was sent yet."""
     SESSION = "session"
     """Belongs to one process that may ask for the GPU."""
     OBSERVER = "observer"
-    """Looks and steers; never holds the GPU."""
+    """Reads status and controls sessions; never holds the GPU."""
     PAGER = "pager"
     """The preloaded library of one process."""
     LEAVING = "leaving"
-    """A session that said goodbye and gets its memory back."""
+    """A session that said goodbye and gets its memory back into the GPU."""
     CLOSED = "closed"
 
 
@@ -75,32 +75,32 @@ ANSWERS: Final[dict[type[m.ClientMessage], type[m.DaemonMessage]]] = {
     m.GetUsage: m.UsageReport,
     m.Ping: m.Pong,
 }
-"""Requests and what answers them, in the order of the requests; ``error`` may stand for each."""
+"""Requests and the types of their answers, in the order of the requests; or ``error`` answers."""
 
 
 class Conversation:
-    """One connection's past, as far as it decides what may come next."""
+    """The past of one connection, as far as it decides which messages may come next."""
 
     def __init__(self) -> None:
         self.state = ConnectionState.NEW
         self.burst = 0
-        """The last burst that hello or acquire named."""
+        """The last burst that a hello or acquire named; 0 if none did."""
         self.in_burst = False
-        """Whether that burst was asked for (or claimed by hello) and not ended."""
+        """True if that burst was requested (or claimed by the hello) and has not ended."""
         self.asked = 0
-        """The last burst that acquire named on this connection."""
+        """The last burst that an acquire named on this connection; 0 if none did."""
         self.lingering = False
-        """Whether what that burst left behind goes on."""
+        """True if threads or tasks of that burst live on after its end."""
 
     def says(self, message: m.ClientMessage) -> None:
-        """The client says ``message``.
+        """Take a message of the client.
 
-        Raises ``PeerError`` and changes nothing: "protocol-version" for a hello of another
-        version, "out-of-order" for anything else that may not come now.
+        Raises ``PeerError`` and changes nothing: "protocol-version" for a hello of another version,
+        "out-of-order" for anything else that may not come now.
         """
         if type(message) is m.Acquire and self.state is ConnectionState.SESSION:
-            # What the table says, without asking it: somebody waits for a grant. (In no other
-            # state may it come.)
+            # A shortcut with the same result as the table, because somebody waits for this grant.
+            # The table allows an acquire in no other state.
             self._check_acquire(message)
             self.burst = self.asked = message.burst
             self.in_burst, self.lingering = True, False
@@ -121,13 +121,13 @@ class Conversation:
             self.lingering = isinstance(message, m.EndBurst) and message.lingering
 
     def copy(self) -> Conversation:
-        """As it stands now; what is said to either does not change the other."""
+        """Return an independent conversation in the same state."""
         twin = Conversation.__new__(Conversation)
         twin.__dict__.update(self.__dict__)
         return twin
 
     def close(self) -> None:
-        """The connection ended, from whichever side."""
+        """Record that the connection ended, from whichever side."""
         self.state = ConnectionState.CLOSED
         self.in_burst = self.lingering = False
 
@@ -165,7 +165,7 @@ def _wrong_burst(burst: int, why: str) -> PeerError:
 
 
 def describe() -> str:
-    """The table as a Mermaid state diagram; ``docs/protocol.md`` holds exactly this text."""
+    """Return the table as a Mermaid state diagram, as ``docs/protocol.md`` holds it."""
     new, closed = ConnectionState.NEW.value, ConnectionState.CLOSED.value
     lines = ["stateDiagram-v2", f"    [*] --> {new}"]
     for state, moves in TABLE.items():

@@ -1,11 +1,11 @@
-"""Every message of Kiwi's protocol, as tagged structs. ``docs/protocol.md`` says it in prose.
+"""Every message of Kiwi's protocol, as tagged structs. ``docs/protocol.md`` explains them.
 
 One JSON object per line over a Unix stream socket; ``type`` names the message. Unknown fields are
 ignored (room for later versions), unknown types are an error. Times on the wire are seconds.
 
 A connection begins with ``hello`` and ``welcome``. A *session* connection belongs to one process
-(the one the kernel's socket credentials name); an *observer* connection only looks and steers; a
-*pager* connection is the preloaded library's, and its messages are in ``wire.pager``.
+(which the kernel's socket credentials name). An *observer* connection reads status and controls
+sessions. A *pager* connection belongs to the preloaded library (see ``wire.pager``).
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ if TYPE_CHECKING:
     from kiwi_core.errors import KiwiError
 
 PROTOCOL = 1
-"""Version of the protocol; a peer with another one is told so and the connection is closed."""
+"""Version of the protocol. A peer with another version gets an error and is disconnected."""
 
 Burst = Annotated[int, Meta(ge=1, lt=INTEGER_LIMIT)]
-"""Number of a burst: counts up in its process, from 1."""
+"""Number of a burst; counts up in its process, from 1."""
 
 LastBurst = Annotated[int, Meta(ge=0, lt=INTEGER_LIMIT)]
-"""Like ``Burst``; 0 says that there was none yet."""
+"""Like ``Burst``; 0 means that there was none yet."""
 
 Serial = Annotated[int, Meta(ge=0, lt=INTEGER_LIMIT)]
-"""Counts the changes of a GPU's history, from 1; 0 is before the first."""
+"""Number of a change in a GPU's history, from 1; 0 is before the first."""
 
 UnixTime = Annotated[float, Meta(ge=0, lt=INTEGER_LIMIT)]
 """Seconds since 1970 (UTC)."""
 
 PathText = Annotated[str, Meta(max_length=4096)]
-"""A path of this machine; Linux's own limit (``PATH_MAX``)."""
+"""A path on this machine; the limit is Linux's ``PATH_MAX``."""
 
 
 Reasoning = Annotated[str, Meta(max_length=1024)]
-"""A few sentences for people, with the remedy."""
+"""A few sentences for people, including the remedy."""
 
 PolicyName = Annotated[str, Meta(max_length=64)]
-"""The daemon knows which there are; see ``docs/policies.md``."""
+"""Name of a policy; the daemon checks it. See ``docs/policies.md``."""
 
 
 class Role(str, Enum):
@@ -84,13 +84,13 @@ class Role(str, Enum):
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     """First message of every connection.
 
-    ``burst`` and ``in_burst`` matter on reconnection: the burst that this process is in (it holds,
-    or believes to hold, the lease for it), or the last one it had. ``kernel_id`` is Jupyter's.
-    ``cuda_library`` is the path of the ``libcuda`` that this process has already loaded, if any:
-    a real driver and an emulating daemon do not mix. ``owns`` matters for a preloaded library: it
-    owns the program's GPU memory and can move it; without that it is only the gate, and the memory
-    is for the driver to move. ``ungated`` says why this process, which may come to use the GPU, has
-    no gate in front of the driver ("": it has one, or says nothing).
+    ``burst`` and ``in_burst`` matter on reconnection: ``burst`` is the burst that this process is
+    in (it holds the lease for it, or believes so), or the last one it had. ``kernel_id`` is
+    Jupyter's. ``cuda_library`` is the path of the ``libcuda`` that this process has already loaded,
+    if any: a real driver and an emulating daemon do not mix. ``owns`` matters for a preloaded
+    library: if true, it owns the program's GPU memory and can move it; if false, it is only the
+    gate, and the driver moves the memory. ``ungated`` says why this process, which may come to use
+    the GPU, has no gate in front of the driver ("": it has one, or does not say).
     """
 
     protocol: int
@@ -113,8 +113,8 @@ class Acquire(Message, frozen=True, kw_only=True, tag="acquire"):
 
 
 class Withdraw(Message, frozen=True, kw_only=True, tag="withdraw"):
-    """Stop waiting (the user interrupted). Answered by ``withdrawn``. Where ``granted`` was already
-    on its way, this ends the burst; the answer is the same."""
+    """Stop waiting (the user interrupted). Answered by ``withdrawn``. If ``granted`` was already on
+    its way, this ends the burst; the answer is the same."""
 
     burst: Burst
 
@@ -128,8 +128,8 @@ class EndBurst(Message, frozen=True, kw_only=True, tag="end-burst"):
 
 
 class Release(Message, frozen=True, kw_only=True, tag="release"):
-    """Move the memory of ``session`` out of the GPU now (empty: one's own). Answered by ``ok``
-    when it is under way. An observer must name one that it may act on."""
+    """Move the memory of ``session`` (empty: one's own) out of the GPU now. Answered by ``ok`` when
+    the move has begun. An observer must name a session that it may act on."""
 
     session: str = ""
 
@@ -142,15 +142,15 @@ class Suspend(Message, frozen=True, kw_only=True, tag="suspend"):
 
 
 class Resume(Message, frozen=True, kw_only=True, tag="resume"):
-    """``session`` (empty: one's own) may have the GPU again; a burst of it joins the queue's end.
-    Answered by ``ok``, also where nobody kept it out."""
+    """Let ``session`` (empty: one's own) have the GPU again; its burst joins the end of the queue.
+    Answered by ``ok``, also if nobody kept it out."""
 
     session: str = ""
 
 
 class BringBack(Message, frozen=True, kw_only=True, tag="bring-back"):
-    """A hint: the program of ``session`` (empty: one's own) is about to be used, so bring its
-    memory back if that is in nobody's way. Never a lease. Answered by ``hint``."""
+    """A hint that the program of ``session`` (empty: one's own) is about to be used: page its
+    memory in if that delays nobody. Never grants a lease. Answered by ``hint``."""
 
     session: str = ""
 
@@ -161,15 +161,15 @@ class Goodbye(Message, frozen=True, kw_only=True, tag="goodbye"):
 
 
 class GetStatus(Message, frozen=True, kw_only=True, tag="get-status"):
-    """Answered by ``status``. ``watch``: and again whenever something changes (at most a few times
-    a second) until the connection ends."""
+    """Answered by ``status``. With ``watch`` the daemon sends another one whenever something
+    changes (at most a few times a second), until the connection ends."""
 
     watch: bool = False
 
 
 class Set(Message, frozen=True, kw_only=True, tag="set"):
     """Change settings; needs the daemon's owner or an allowed group. Answered by ``ok``.
-    ``priority`` is the class of ``session`` from now on; the other three are the GPU's."""
+    ``priority`` is the new class of ``session``; the other three settings are the GPU's."""
 
     tq_s: float | None = None
     anti_thrash: AntiThrash | None = None
@@ -179,7 +179,7 @@ class Set(Message, frozen=True, kw_only=True, tag="set"):
 
 
 class GetStory(Message, frozen=True, kw_only=True, tag="get-story"):
-    """Answered by ``story``: the last things that happened to a session of one's own."""
+    """Ask for the last events of a session of one's own. Answered by ``story``."""
 
     session: str
 
@@ -189,22 +189,22 @@ class GetMetrics(Message, frozen=True, kw_only=True, tag="get-metrics"):
 
 
 class GetHistory(Message, frozen=True, kw_only=True, tag="get-history"):
-    """Answered by ``history``: who held, waited and moved, as far as it changed after the change
-    of the number ``since``."""
+    """Ask who held, waited and moved: all entries that changed after the change numbered ``since``.
+    Answered by ``history``."""
 
     since: Serial = 0
 
 
 class UsageBy(str, Enum):
-    """What the sums of ``usage`` are of."""
+    """What each row of ``usage`` sums up."""
 
     USER = "user"
     NOTEBOOK = "notebook"
 
 
 class GetUsage(Message, frozen=True, kw_only=True, tag="get-usage"):
-    """Answered by ``usage``: what users or notebooks have had of the GPU since ``since_unix_s``
-    (0: as far as it is known)."""
+    """Ask what users or notebooks have had of the GPU since ``since_unix_s`` (0: for as long as
+    there are records). Answered by ``usage``."""
 
     by: UsageBy = UsageBy.USER
     since_unix_s: UnixTime = 0.0
@@ -242,8 +242,8 @@ ClientMessage = (
 
 
 class Emulation(Struct, frozen=True, kw_only=True):
-    """How to run on the same emulated driver as the daemon: load these two libraries before the
-    first driver call, with this environment (which children need too)."""
+    """How to run on the daemon's emulated driver: load these two libraries before the first driver
+    call, and set this environment (children need it too)."""
 
     libcuda: str
     libnvml: str
@@ -261,9 +261,9 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
 
 
 class Granted(Message, frozen=True, kw_only=True, tag="granted"):
-    """The GPU is yours. Repeated, with the same burst, after each suspension in mid-burst.
+    """The client has the GPU. Sent again, with the same burst, after each suspension in mid-burst.
 
-    ``burst`` is 0 where a call at the gate of the program asked for the GPU, not its client.
+    ``burst`` is 0 if a call at the gate of the program asked for the GPU, not its client.
     """
 
     burst: LastBurst
@@ -271,15 +271,15 @@ class Granted(Message, frozen=True, kw_only=True, tag="granted"):
 
 
 class Waiting(Message, frozen=True, kw_only=True, tag="waiting"):
-    """Where you stand. Sent when it changes, and every second or so while waiting. ``burst`` is 0
-    where a call at the gate of the program waits, for which its client has not asked.
+    """The client's place in the queue. Sent when it changes, and about every second. ``burst`` is 0
+    if a call waits at the gate of the program and its client has not asked.
 
-    ``holder`` says who has the GPU in words that the reader may see ("train.ipynb", "another
-    user", ""); ``expected_wait_s`` is ``None`` where nobody can tell. It is likely between
-    ``expected_low_s`` and ``expected_high_s`` (``None``: not known; all the same: it can be told so
-    exactly). Along a wait they get smaller or stand still; where they had to be told anew,
-    ``expected_why`` says why. ``blocked`` is set when the wait is not for a turn but for something
-    that is wrong; ``detail`` then has the plain words.
+    ``holder`` says who has the GPU in words that the reader may see ("train.ipynb", "another user",
+    ""). ``expected_wait_s`` is ``None`` if there is no forecast. The wait is likely between
+    ``expected_low_s`` and ``expected_high_s`` (``None``: not known; all three equal: the forecast
+    is exact). During a wait they fall or stay; if they had to be set anew, ``expected_why`` says
+    why. ``blocked`` is set when the wait is not for a turn but for a fault; ``detail`` then
+    explains it in plain words.
     """
 
     burst: LastBurst
@@ -316,8 +316,8 @@ class Pong(Message, frozen=True, kw_only=True, tag="pong"):
 
 
 class Error(Message, frozen=True, kw_only=True, tag="error"):
-    """A message could not be done. ``about`` is the ``type`` of the message that this answers
-    (empty: the oldest one without an answer). ``fatal``: the connection is closed after this."""
+    """A message failed. ``about`` is the ``type`` of the message that this answers (empty: the
+    oldest one without an answer). ``fatal``: the daemon closes the connection after this."""
 
     code: str
     message: str
@@ -327,7 +327,7 @@ class Error(Message, frozen=True, kw_only=True, tag="error"):
 
     @classmethod
     def of(cls, error: KiwiError, *, fatal: bool = False, about: str = "") -> Error:
-        """The message that tells the other end of ``error``."""
+        """Return the message that reports ``error`` to the other end."""
         return cls(
             code=error.code, message=error.message, remedy=error.remedy, fatal=fatal, about=about
         )
@@ -347,8 +347,8 @@ class MetricsReport(Message, frozen=True, kw_only=True, tag="metrics"):
 
 
 class HistoryReport(Message, frozen=True, kw_only=True, tag="history"):
-    """``entries`` in the order of their serials, none above ``last``. ``more``: there are more
-    than one message holds; ask for those since ``last``."""
+    """``entries`` are in the order of their serials, none above ``last``. ``more``: one message
+    cannot hold all; ask for those since ``last``."""
 
     last: int
     entries: list[HistoryEntry]
@@ -357,8 +357,8 @@ class HistoryReport(Message, frozen=True, kw_only=True, tag="history"):
 
 
 class UsageReport(Message, frozen=True, kw_only=True, tag="usage"):
-    """``rows``: who held the GPU longest first. ``began_unix_s``: from when on it was counted, at
-    the earliest; ``None``: nothing was. Not ``complete``: what came last could not be written."""
+    """``rows``: longest holders of the GPU first. ``began_unix_s``: when the records begin;
+    ``None``: there are none. ``complete``: false if the latest records could not be written."""
 
     began_unix_s: float | None
     rows: list[UsageRow]
@@ -366,7 +366,7 @@ class UsageReport(Message, frozen=True, kw_only=True, tag="usage"):
 
 
 class HintReport(Message, frozen=True, kw_only=True, tag="hint"):
-    """``begun``: the memory is on its way in. If not, ``why``, in words for people."""
+    """``begun``: the memory is being paged in. If false, ``why`` says why not, in plain words."""
 
     begun: bool
     why: str = ""

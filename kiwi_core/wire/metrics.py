@@ -1,7 +1,7 @@
 """What a daemon counts: the ``metrics`` of one GPU, as they go over the wire.
 
-Totals count from the daemon's start and never go down; the rest is as it is now. There are no names
-of users, notebooks or processes in them: everybody who may connect may read them, and a metrics
+Totals count from the daemon's start and never go down; the rest is the current state. They hold no
+names of users, notebooks or processes: everybody who may connect may read them, and a metrics
 server shows them to many more.
 """
 
@@ -25,8 +25,8 @@ OPERATIONS: Final = ("suspend", "resume", "page-out", "page-in")
 
 
 class Histogram(Struct, frozen=True, kw_only=True):
-    """``counts`` has one more entry than ``bounds``: how many were at most each bound and more than
-    the one before, and at last those above all. Seconds."""
+    """``counts`` has one more entry than ``bounds``: the number of values up to each bound and
+    above the one before, and last the number above all bounds. In seconds."""
 
     bounds: list[float]
     counts: list[Count]
@@ -34,8 +34,8 @@ class Histogram(Struct, frozen=True, kw_only=True):
 
 
 class MoveTotals(Struct, frozen=True, kw_only=True):
-    """Moves of memory that succeeded, in one direction. ``bytes_moved`` is no integer because it
-    may pass 2^53. ``last_bytes_per_s``: of the last one that moved anything."""
+    """Moves of memory that succeeded, in one direction. ``bytes_moved`` is a float because it may
+    pass 2^53. ``last_bytes_per_s`` is of the last move of any bytes; ``None``: there was none."""
 
     moves: Count = 0
     bytes_moved: float = 0.0
@@ -44,7 +44,7 @@ class MoveTotals(Struct, frozen=True, kw_only=True):
 
 
 class Refusals(Struct, frozen=True, kw_only=True):
-    """``operation``: one of ``OPERATIONS``."""
+    """``operation`` is one of ``OPERATIONS``."""
 
     operation: str
     reason: Reason
@@ -52,9 +52,9 @@ class Refusals(Struct, frozen=True, kw_only=True):
 
 
 class PeerUse(Struct, frozen=True, kw_only=True):
-    """Of one thing that peers can make the daemon hold (``peer_limits``): how much is held, how
-    much may be, by all and by one user, and how often more was asked for. ``most`` is ``None``
-    where users take turns."""
+    """The use of one thing that peers can make the daemon hold (``peer_limits``): how much is held,
+    the limits for all and for one user, and how many requests were refused. ``most`` is ``None``
+    for things that users take turns with."""
 
     what: str
     used: Count
@@ -90,47 +90,47 @@ class GpuMetrics(Struct, frozen=True, kw_only=True):
     queue_length: int
     sessions: dict[SessionState, int]
     operations_running: int
-    """Overdue ones included."""
+    """Includes overdue ones."""
     operations_stuck: int
 
     held_s: float
-    """How long anybody held the lease."""
+    """Time in which any session held the lease."""
     session_held_s: float
-    """The same, that of sessions that held it together added up."""
+    """Sum of the times that each session held the lease."""
     first_waits: Histogram
     """From each burst's request to its first grant."""
     resumption_waits: Histogram
     """From each suspension in mid-burst to the next grant."""
     waits_given_up: Count
-    """Requests that ended before they were granted."""
+    """Requests that ended before their grant."""
     suspensions: Count
     moved_out: MoveTotals
     moved_in: MoveTotals
     refusals: list[Refusals]
     lost_out: Count
-    """Sessions whose memory was lost while it was moved out; ``lost_in``: while brought back."""
+    """Sessions whose memory was lost during a page-out; ``lost_in``: during a page-in."""
     lost_in: Count
     overdue: Count
     """Operations that did not report by their deadline."""
     hints_begun: Count
-    """Hints that a session is about to be used after which its memory was brought back;
-    ``hints_declined``: after which it was not."""
+    """Hints (a session is about to be used) that led to a page-in; ``hints_declined``: that did
+    not."""
     hints_declined: Count
     ignored_events: Count
 
     connections: int
     connections_taken: Count
     connections_ended: dict[str, Count] = field(default_factory=dict)
-    """By the code of the fatal error that the daemon ended them with."""
+    """Counts by the code of the fatal error with which the daemon ended the connection."""
     look_errors: Count = 0
-    """Looks at the GPU's memory (driver, NVML) that failed, or failed for a session."""
+    """Observations of the GPU's memory (driver, NVML) that failed, wholly or for one session."""
     journal_lines_lost: Count = 0
     policy: str = ""
-    """Its name; "" where an older daemon does not say."""
+    """Name of the policy; "" from an older daemon, which does not send it."""
     peers: list[PeerUse] = field(default_factory=list)
     log_lines_dropped: Count = 0
     utilisation_percent: int | None = None
-    """These four as in ``GaugesStatus``."""
+    """This and the next three are as in ``GaugesStatus``."""
     temperature_c: int | None = None
     power_w: float | None = None
     power_limit_w: float | None = None

@@ -1,4 +1,4 @@
-"""Values that people or other programs hand in: what is allowed, and how the rest is tidied up."""
+"""Checks and cleans values that people or other programs hand in."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ NAME_MAX_CHARS: Final = 200
 
 
 def clean_name(text: str) -> str:
-    """``text`` fit for a screen: one line, at most 200 characters, nothing that steers a terminal
-    or turns the reading direction (each such character becomes ``\\N{REPLACEMENT CHARACTER}``)."""
+    """Return ``text`` fit for a screen: one line, at most 200 characters. A character that steers a
+    terminal or turns the reading direction becomes ``\\N{REPLACEMENT CHARACTER}``."""
     head = text[: NAME_MAX_CHARS + 1]
     shown = "".join(
         char if char.isprintable() else " " if char.isspace() else "\N{REPLACEMENT CHARACTER}"
@@ -27,8 +27,8 @@ def clean_name(text: str) -> str:
 
 
 def check_settings(wanted: Set, config: Config = DEFAULTS) -> None:
-    """Raises ``CallerError`` ("bad-setting") for a quantum outside the limits, nothing to set, or
-    a priority without the session that is to have it. (Policies are the daemon's to know.)
+    """Raise ``CallerError`` ("bad-setting") for a quantum outside the limits, an empty request, or
+    a priority without its session. (Only the daemon knows the policies.)
 
     Called by the client before it sends ``set`` and by the daemon before it obeys.
     """

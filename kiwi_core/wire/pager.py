@@ -1,6 +1,6 @@
 """The messages between the daemon and the library that is preloaded into programs (role ``pager``).
 
-Such a connection belongs to one process, not to a session: which session that is, the daemon knows.
+Such a connection belongs to one process, not to a session; the daemon knows the session of it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from msgspec import Meta, field
 from kiwi_core.wire.base import INTEGER_LIMIT, Count, Message
 
 KINDS_MAX = 32
-"""Kinds of memory that a library cannot own; there are about ten."""
+"""Limit for kinds of memory that a library cannot own; there are about ten."""
 
 Kind = Annotated[str, Meta(max_length=64)]
 Detail = Annotated[str, Meta(max_length=1024)]
-"""Words for people; cut to what fits on a screen on arrival."""
+"""Words for people; cut to screen length on arrival."""
 
 Limit = Annotated[int, Meta(ge=-1, lt=INTEGER_LIMIT)]
 
 
 class LinkState(str, Enum):
-    """Where the memory is that a library owns."""
+    """Where the memory that a library owns is."""
 
     RESIDENT = "resident"
     """In the GPU; the gate lets calls pass, or asks for the lease first."""
@@ -35,16 +35,16 @@ class LinkState(str, Enum):
 
 class PagerAction(str, Enum):
     HOLD = "hold"
-    """Close the gate, let what is under way end, then shut it: no call comes through any more."""
+    """Close the gate, let calls under way end, then shut it: no call passes any more."""
     FREE = "free"
-    """Open the gate again (as the last ``gate`` said)."""
+    """Open the gate again, if the last ``gate`` said so."""
     PAGE_OUT = "page-out"
-    """Hold if not held, then move out."""
+    """Hold unless held, then page out."""
     PAGE_IN = "page-in"
-    """Move in, then open the gate (as the last ``gate`` said)."""
+    """Page in, then open the gate, if the last ``gate`` said so."""
     YIELD = "yield"
-    """Of a process whose gate is shut: make no call to the driver, which may take the process now,
-    until another move or ``free`` is ordered; not even when the daemon is gone."""
+    """For a process whose gate is shut: make no call to the driver, which may now take the process,
+    until another move or ``free`` is ordered, even if the daemon is gone."""
 
 
 class PagerOutcome(str, Enum):
@@ -59,10 +59,10 @@ class PagerOutcome(str, Enum):
 
 
 class PagerState(Message, frozen=True, kw_only=True, tag="pager-state"):
-    """How things are in this process: right after ``welcome``, at each change of ``state``, and now
-    and then when bytes changed. ``unowned`` is what the library cannot move, by kind;
-    ``arena_bytes``: all the system RAM that it holds, with what is out and what is held beforehand.
-    No answer."""
+    """The state of this process. Sent right after ``welcome``, at each change of ``state``, and now
+    and then when bytes changed. ``unowned`` is what the library cannot move, by kind.
+    ``arena_bytes`` is all the system RAM that it holds: what is paged out and what it reserves. No
+    answer."""
 
     state: LinkState
     resident_bytes: Count = 0
@@ -73,8 +73,8 @@ class PagerState(Message, frozen=True, kw_only=True, tag="pager-state"):
 
 
 class PagerDone(Message, frozen=True, kw_only=True, tag="pager-done"):
-    """Answers ``pager-do`` of the same ``op``. ``reason`` is one of ``states.Reason``, where it was
-    refused. ``bytes`` is what was moved; of a page-out all that is out now."""
+    """Answers ``pager-do`` of the same ``op``. ``reason`` is one of ``states.Reason``, if it was
+    refused. ``bytes`` is what was moved; for a page-out, all that is out now."""
 
     op: Count
     outcome: PagerOutcome
@@ -85,12 +85,12 @@ class PagerDone(Message, frozen=True, kw_only=True, tag="pager-done"):
 
 
 class WantLease(Message, frozen=True, kw_only=True, tag="want-lease"):
-    """A call that uses the GPU waits at the gate. Answered by ``gate``, when its turn comes."""
+    """A call that uses the GPU waits at the gate. Answered by ``gate`` when its turn comes."""
 
 
 class WantRoom(Message, frozen=True, kw_only=True, tag="want-room"):
-    """An allocation of ``bytes`` found no memory. Answered by ``room`` with the same ``request``,
-    a number of the library's own that it does not use for anything else meanwhile."""
+    """An allocation of ``bytes`` found no memory. Answered by ``room`` with the same ``request``, a
+    number that the library chooses and does not use twice at once."""
 
     request: Count
     bytes: Count
@@ -100,7 +100,7 @@ class WantRoom(Message, frozen=True, kw_only=True, tag="want-room"):
 
 
 class Gate(Message, frozen=True, kw_only=True, tag="gate"):
-    """``open``: calls pass. Else the next one asks by ``want-lease`` and waits. No answer."""
+    """``open``: calls pass. If false, the next call waits and sends ``want-lease``. No answer."""
 
     open: bool
 
@@ -114,14 +114,14 @@ class PagerDo(Message, frozen=True, kw_only=True, tag="pager-do"):
 
 
 class PagerLimits(Message, frozen=True, kw_only=True, tag="pager-limits"):
-    """``arena_bytes``: the system RAM that the library may hold without need, what is out included;
-    what is above is given back soon. -1: the library's own rule. No answer."""
+    """``arena_bytes`` is the system RAM that the library may hold in reserve, paged-out memory
+    included; it soon gives back the rest. -1: the library's own rule. No answer."""
 
     arena_bytes: Limit
 
 
 class Room(Message, frozen=True, kw_only=True, tag="room"):
-    """Answers ``want-room``. ``granted``: try again now; else there will be none, and why."""
+    """Answers ``want-room``. ``granted``: try again now. If false, ``detail`` says why not."""
 
     request: Count
     granted: bool

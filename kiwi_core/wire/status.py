@@ -1,5 +1,5 @@
-"""What a daemon's reports are made of: the structs inside ``status``, ``story``, ``history`` and
-``usage``. ``docs/protocol.md`` says it in prose."""
+"""The structs inside the reports ``status``, ``story``, ``history`` and ``usage``.
+``docs/protocol.md`` explains them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class MemoryStatus(Struct, frozen=True, kw_only=True):
     paged_out_bytes: int
     host_budget_bytes: int
     outside_bytes: int = 0
-    """Held by programs that are not Kiwi's."""
+    """GPU memory that programs outside Kiwi hold."""
     arena_bytes: int = 0
-    """System RAM that preloaded libraries hold: what is out through them, and what is for speed."""
+    """System RAM that preloaded libraries hold: paged-out memory, and what they keep for speed."""
 
 
 class GaugesStatus(Struct, frozen=True, kw_only=True):
-    """How hard the GPU works, as NVML said a few seconds ago. ``None``: nobody knows."""
+    """How hard the GPU works, as NVML said a few seconds ago. ``None``: not known."""
 
     utilisation_percent: int | None = None
-    """The share of the last moments in which any kernel ran."""
+    """Share of the last moments in which any kernel ran."""
     temperature_c: int | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
@@ -31,7 +31,7 @@ class GaugesStatus(Struct, frozen=True, kw_only=True):
 
 class OutsideProgram(Struct, frozen=True, kw_only=True):
     """A program outside Kiwi that has GPU memory. Another user's has neither name nor pid: ``name``
-    is then "another user", ``pid`` 0, and one entry has the sum of all of them."""
+    is then "another user", ``pid`` 0, and one entry holds the sum of all of them."""
 
     pid: int
     owner: str
@@ -47,16 +47,16 @@ class SchedulerStatus(Struct, frozen=True, kw_only=True):
     swap_round_trip_s: float | None = None
     policy: str = ""
     floor_s: float | None = None
-    """How long the largest session runs before it may be suspended: what swapping it costs, and a
-    little at least. ``None``: an older daemon, which does not say."""
+    """How long the largest session runs before it may be suspended: its swap time, at least a short
+    minimum. ``None``: an older daemon, which does not send it."""
     foretold: int = 0
-    """Of so many of the last waits (a hundred at most, of a second or more) it is known what was
-    shown first; ``foretold_well`` of them came within two seconds or a quarter of it."""
+    """Number of the last waits (at most a hundred, of a second or more) whose first forecast is
+    known. ``foretold_well`` of them came within two seconds or a quarter of their forecast."""
     foretold_well: int = 0
 
     @property
     def sharing(self) -> str:
-        """How notebooks share the GPU now, and why; in words, each said once."""
+        """How notebooks share the GPU now, and why, in words."""
         now = "one at a time" if self.serialised else "in parallel"
         if now in self.why:
             return self.why
@@ -64,7 +64,7 @@ class SchedulerStatus(Struct, frozen=True, kw_only=True):
 
 
 class PolicyStatus(Struct, frozen=True, kw_only=True):
-    """One that the daemon has. ``summary``: what it does, in a few words for people."""
+    """A policy that the daemon has. ``summary`` says what it does, in a few words for people."""
 
     name: str
     summary: str
@@ -78,15 +78,15 @@ class QueueEntry(Struct, frozen=True, kw_only=True):
     expected_low_s: float | None = None
     expected_high_s: float | None = None
     expected_why: str = ""
-    """These as in ``Waiting``."""
+    """These four are as in ``Waiting``."""
     blocked: bool = False
-    """It is held up by something other than its turn; its session's ``problem_text`` says what."""
+    """True if not its turn but a fault holds it up; its session's ``problem_text`` names it."""
     kept_out: str = ""
     """Who keeps it out of the GPU until they resume it ("an admin"). Such entries come last."""
 
 
 class SwapStatus(Struct, frozen=True, kw_only=True):
-    """One move of memory that ended. ``ago_s`` is its age."""
+    """A move of memory that ended. ``ago_s`` is its age; ``direction`` is "out" or "in"."""
 
     session: str
     direction: Direction
@@ -98,7 +98,7 @@ class SwapStatus(Struct, frozen=True, kw_only=True):
 class SessionStatus(Struct, frozen=True, kw_only=True):
     """``mine``: the reader may act on it. Names and pids of other users' sessions are blank:
     ``name`` is then "another user", ``pid`` 0, ``kernel_id`` "". ``pager`` says what moves its
-    memory; ``unowned`` has, by kind, what the preloaded library cannot move."""
+    memory; ``unowned`` is what the preloaded library cannot move, by kind."""
 
     id: str
     pid: int
@@ -116,28 +116,28 @@ class SessionStatus(Struct, frozen=True, kw_only=True):
     lingering: bool = False
     peak_bytes: int | None = None
     time_left_s: float | None = None
-    """A holder's: it makes way for the first in line by then, perhaps earlier."""
+    """For a holder, the most that is left of its turn while others wait; it may be less."""
     problem: str = ""
     problem_text: str = ""
     priority: Priority = Priority.NORMAL
     pager: MovedBy = MovedBy.CHECKPOINT
     unowned: dict[str, int] = field(default_factory=dict)
     guarded: bool = True
-    """Kiwi's gate is in front of the driver in all its processes that use the GPU. Without it the
-    session is never stopped in mid-burst, and ``unguarded_text`` says why, and what to do."""
+    """True if Kiwi's gate is in front of the driver in all its processes that use the GPU. If not,
+    it is never stopped in mid-burst; ``unguarded_text`` gives the reason and the remedy."""
     unguarded_text: str = ""
     stopped: str = ""
     """Why its process does not run (Ctrl-Z, a frozen control group, a debugger); "": it runs."""
     kept_out: str = ""
     """Who keeps it out of the GPU until they resume it, whether or not it waits; "": nobody."""
     ram_bytes: int | None = None
-    """What its process, and its others that have Kiwi's gate, have of system RAM, with what is
-    paged out. ``None``: not known, or not the reader's."""
+    """System RAM of its process and of its other processes with Kiwi's gate, including what is
+    paged out. ``None``: not known, or not for the reader."""
 
 
 class GpuStatus(Struct, frozen=True, kw_only=True):
-    """``history_serial`` is the newest of the history's; ``may_set``: the reader may change
-    settings; ``policies``: those that may be set."""
+    """``history_serial`` is the newest serial of the history; ``may_set``: the reader may change
+    settings; ``policies`` are those that may be set."""
 
     uuid: str
     name: str
@@ -159,7 +159,7 @@ class GpuStatus(Struct, frozen=True, kw_only=True):
     policies: list[PolicyStatus] = field(default_factory=list)
     gauges: GaugesStatus = GaugesStatus()
     outside: list[OutsideProgram] = field(default_factory=list)
-    """Who has ``memory.outside_bytes``, as far as NVML names them."""
+    """The programs that hold ``memory.outside_bytes``, as far as NVML names them."""
 
 
 class StoryLine(Struct, frozen=True, kw_only=True):
@@ -168,11 +168,11 @@ class StoryLine(Struct, frozen=True, kw_only=True):
 
 
 class HistoryEntry(Struct, frozen=True, kw_only=True):
-    """One stretch of time in which ``session`` did one thing. ``id`` stays; ``serial`` is new each
-    time the entry changes (it began, it ended). ``ended_ago_s``: ``None`` while it goes on.
+    """A stretch of time in which ``session`` did one thing. ``id`` stays; ``serial`` is new each
+    time the entry changes (it began, it ended). ``ended_ago_s`` is ``None`` while it goes on.
 
     ``bytes_moved``, ``ok`` and ``hinted`` (a hint was the reason) matter for "out" and "in" only,
-    and the first two once that has ended.
+    and the first two only after the end.
     """
 
     id: int
@@ -187,7 +187,7 @@ class HistoryEntry(Struct, frozen=True, kw_only=True):
 
 
 class HistorySession(Struct, frozen=True, kw_only=True):
-    """Whose an entry is, as far as the reader may know; also of a session that ended."""
+    """The session of history entries, as far as the reader may know it; it may have ended."""
 
     name: str
     mine: bool
@@ -195,10 +195,10 @@ class HistorySession(Struct, frozen=True, kw_only=True):
 
 
 class UsageRow(Struct, frozen=True, kw_only=True):
-    """What one user, or one notebook of a user (``name``), has had. ``waited_s`` is of bursts that
-    had not begun, ``suspended_s`` of those that had; ``moving_s`` is how long its memory was being
-    moved. Of what the reader may not know in detail there is one sum: its ``owner`` is "another
-    user"; and one for all rows that one message cannot hold: "all others"."""
+    """What one user, or one notebook of a user (``name``), has had. ``waited_s`` is for bursts that
+    had not begun, ``suspended_s`` for those that had; ``moving_s`` is how long its memory was being
+    moved. Rows that the reader may not see in detail are one sum with the ``owner`` "another user";
+    rows that do not fit in one message are one sum with the ``owner`` "all others"."""
 
     owner: str
     name: str

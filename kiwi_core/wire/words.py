@@ -1,6 +1,6 @@
-"""What every surface says of a wait, a turn and the GPU's load: the same words for the same status.
+"""The words that every surface uses for a wait, a turn and the GPU's load.
 
-``labextension/src/model/told.ts`` says the same; one table of cases
+``labextension/src/model/told.ts`` has the same words; one table of cases
 (``tests/support/surface_words.json``) tests both.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def wait_words(entry: QueueEntry) -> str:
-    """Return how long a wait may still take; "": nobody can tell."""
+    """Return how long a wait may still take; "": there is no forecast."""
     if entry.kept_out:
         return f"suspended by {entry.kept_out} until kiwi resume"
     if entry.blocked:
@@ -34,9 +34,9 @@ def wait_words(entry: QueueEntry) -> str:
 
 
 def turn_words(gpu: GpuStatus, holder: SessionStatus) -> str:
-    """Return how long ``holder`` keeps the GPU; "": nobody can tell.
+    """Return how long ``holder`` keeps the GPU; "": not known.
 
-    What is left of a turn is a bound, and says so: others may well get the GPU earlier.
+    The rest of a turn is an upper bound, and the words say so: others may well get the GPU earlier.
     """
     if all(entry.kept_out for entry in gpu.queue):
         return "until others ask"
@@ -50,7 +50,7 @@ def turn_words(gpu: GpuStatus, holder: SessionStatus) -> str:
 
 
 def load_words(gauges: GaugesStatus) -> str:
-    """Return how hard the GPU works; "": nobody knows."""
+    """Return how hard the GPU works; "": not known."""
     parts = []
     if gauges.utilisation_percent is not None:
         parts.append(f"{gauges.utilisation_percent} % busy")
@@ -63,7 +63,7 @@ def load_words(gauges: GaugesStatus) -> str:
 
 
 def outside_words(program: OutsideProgram) -> str:
-    """Return which program outside Kiwi this is."""
+    """Return the name, and the pid if known, of a program outside Kiwi."""
     return f"{program.name} (pid {program.pid})" if program.pid else program.name
 
 

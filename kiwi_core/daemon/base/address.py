@@ -1,8 +1,8 @@
 """The address of a daemon: its socket, and the directory and the lock that go with it.
 
-A directory in XDG_RUNTIME_DIR ends with its user's last login, one in the temporary directory may
-be cleaned away, while the daemon and the notebooks that it serves go on. So a daemon looks whether
-it can still be found, and makes its address again.
+A directory in XDG_RUNTIME_DIR goes with its user's last login, and one in the temporary directory
+may be cleaned away, while the daemon and its notebooks go on. So a daemon checks whether it can
+still be found, and makes its address again.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LOOK_EVERY_S: Final = 1.0
-"""A notebook that opens meanwhile waits as long; the look is three system calls."""
+"""Longest extra wait of a notebook that opens meanwhile; each look is three system calls."""
 
 
 @dataclass(eq=False, repr=False)
 class Address:
-    """``lock`` is held, and ``serve`` listens at a socket. ``restored`` is called when the address
-    was made again, and ``taken`` when another daemon has it meanwhile."""
+    """Holds ``lock`` and listens at a socket with ``serve``. ``restored`` is called after the
+    address was made again, ``taken`` when another daemon has taken it meanwhile."""
 
     _path: Path
     _lock: OneDaemonLock
@@ -46,12 +46,12 @@ class Address:
     _identity: tuple[int, int] | None = None
     _directory: int = -1
     _waits: bool = False
-    """The address cannot be made again at the moment, and that was said."""
+    """True while the address cannot be made again; logged once."""
     _look: asyncio.Event = field(default_factory=asyncio.Event)
     _closed: bool = False
 
     def open(self) -> None:
-        """Listen. Raises ``CallerError``."""
+        """Listen. Raise ``CallerError`` on failure."""
         sock = listen(self._path)
         self._identity = _identity(self._path)
         self._hold_directory()
@@ -64,8 +64,8 @@ class Address:
         return self._door is not None and self._door.is_awaited()
 
     def close(self, *, comes_back: bool = True) -> None:
-        """Accept nobody any more, and leave no socket behind. ``comes_back``: this daemon is
-        probably being restarted, so programs that start in the next seconds wait for that."""
+        """Stop accepting and remove the socket. ``comes_back``: this daemon is probably being
+        restarted, so programs that start in the next seconds wait for it."""
         if self._closed:
             return
         self._closed = True  # before Python 3.12, wait_for can swallow the cancellation of keep
@@ -77,7 +77,7 @@ class Address:
             self._door.close()
 
     def is_found(self) -> bool:
-        """Return whether programs find this daemon now; if not, ``keep`` looks at once."""
+        """Return whether programs find this daemon now. Makes ``keep`` look at once."""
         self._look.set()
         return self._is_there()
 
@@ -125,8 +125,8 @@ class Address:
         )
 
     def _hold_directory(self) -> None:
-        """systemd-tmpfiles spares a directory, and what is below it, while somebody has a lock on
-        it (tmpfiles.d(5), "Age")."""
+        """Lock the directory: while somebody has a lock on it, systemd-tmpfiles spares the
+        directory and its contents (tmpfiles.d(5), "Age")."""
         if self._directory >= 0:
             os.close(self._directory)
             self._directory = -1

@@ -1,9 +1,9 @@
-"""Who may connect: the accept loop, and the limits on connections that it keeps.
+"""The accept loop, and the limits on connections that it enforces.
 
 asyncio's own accept loop takes a whole backlog (1,024 connections) at a time and makes a transport
 for each before anything else can happen. This one takes a few in a row, asks the kernel who
-connected, and closes at once what is over its user's share: that costs some ten microseconds, so
-that somebody who connects in a loop is in nobody's way.
+connected, and at once closes those over their user's share. That costs some ten microseconds, so
+that a program that connects in a loop delays nobody.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 ACCEPT_NS: Final = 1 * NS_PER_MS
-"""For new connections, before the loop hears those that it has."""
+"""Time for new connections before the loop serves the existing ones."""
 
 TAKEN_MAX: Final = 8
-"""New connections that are taken (and not closed at once) in a row; each costs some 200 µs more."""
+"""New connections taken (and not closed at once) in a row; each costs about 200 µs more."""
 
 SHORT_PAUSE_S: Final = 1.0
-"""After that, before it is tried again."""
+"""Pause after an accept failed for want of descriptors or memory."""
 
 FLOOD_PAUSE_S: Final = 0.003
-"""After a batch of which all were turned away: somebody connects in a loop. Theirs wait in the
-kernel then, and take a quarter of the daemon's time; a newcomer behind a full queue of a thousand
-waits for some 50 ms."""
+"""Pause after a batch that was wholly turned away: some program connects in a loop. Its connections
+then wait in the kernel, and take a quarter of the daemon's time; a newcomer behind a full queue of
+a thousand waits for some 50 ms."""
 
 OLD_NS: Final = 1000 * NS_PER_MS
-"""A connection that has been silent for so long makes way for a newer one of the same user."""
+"""A connection that has been silent this long makes way for a newer one of the same user."""
 
 
 class Admission:
-    """Counts connections for their users. ``enter`` comes first, then ``connected``; ``greeted``
-    once its hello has come; ``left`` at the end."""
+    """Counts the connections of each user. Call ``enter`` first, then ``connected``, ``greeted``
+    once the hello has come, and ``left`` at the end."""
 
     def __init__(self, shares: Shares, turns: Turns) -> None:
         self._shares = shares
         self._turns = turns
         self._silent: dict[int, dict[Connection, int]] = {}
-        """By user, oldest first, with the time at which it came."""
+        """For each user, the connections, oldest first, with the time of their arrival."""
 
     def enter(self, peer: Peer) -> None:
-        """Raises ``PeerError``: "too-many-connections"."""
+        """Raise ``PeerError("too-many-connections")`` if ``peer`` may not connect."""
         now_ns = time.monotonic_ns()
         account = self._turns.account(peer.uid)
         if account.arrivals.empty_ns(now_ns):
@@ -86,7 +86,7 @@ class Admission:
         self.undo(connection.peer)
 
     def undo(self, peer: Peer) -> None:
-        """Of ``enter``."""
+        """Undo ``enter``."""
         self._turns.account(peer.uid).connections -= 1
         self._shares[CONNECTIONS].give_back(peer.uid)
 
@@ -205,7 +205,7 @@ def _full(message: str) -> PeerError:
 
 
 _LINES: Final[dict[str, bytes]] = {}
-"""What is said to those who are turned away, by the message: it is said often, and quickly."""
+"""Encoded refusals by message, cached because they are sent often."""
 
 
 def _turn_away(sock: socket.socket, error: PeerError) -> None:

@@ -1,9 +1,9 @@
-"""The claim on a GPU: one daemon per GPU and user, wherever its socket directory is.
+"""The claim on a GPU: one daemon per GPU and user, whatever its socket directory.
 
-A lock file is lost with its directory; the daemon lives on. So there is also an abstract Unix
-socket (unix(7)), which no file system holds and the system frees when the daemon ends. Its name has
-the PID namespace in it: a container may share the host's network namespace but not its processes.
-Anybody can take any abstract name, so the name alone proves nothing: what counts is who listens.
+A lock file goes with its directory, while the daemon lives on. So the claim is an abstract Unix
+socket (unix(7)), which is in no file system, and which the system frees when the daemon ends. Its
+name contains the PID namespace: a container may share the host's network namespace but not its
+processes. Anybody can take any abstract name, so the daemon checks who listens at it.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 BACKLOG: Final = 64
-"""Only daemons that start ask here."""
+"""Only starting daemons connect here."""
 
 TAKEN_MAX: Final = 8
-"""Connections that are answered in a row. Every local user can connect."""
+"""Connections answered in a row. Every local user can connect."""
 
 PAUSE_S: Final = 0.01
-"""After that, before the next are taken: whoever connects in a loop takes some percent of the
-daemon's time. A full queue takes eight pauses, less than a daemon that starts waits."""
+"""Pause before the next ones: a program that connects in a loop takes some percent of the daemon's
+time. A full queue takes eight pauses, less than a starting daemon waits."""
 
 ASK_WITHIN_S: Final = 0.5
-"""For a place in the queue of the daemon that has the claim, and again for its answer; it may be
-busy, then it is asked again."""
+"""Wait for a place in the queue of the daemon that has the claim, and again for its answer. It may
+be busy; then it is asked again."""
 
 SILENT_ASKS: Final = 40
-"""A name that is taken, but where nobody listens for so many looks of 50 ms, is no daemon's: one
-listens microseconds after it has taken the name. Nor is one whose queue stays full for so many
-times ``ASK_WITHIN_S``."""
+"""After this many attempts (50 ms apart) at a name at which nobody listens, the name is no
+daemon's: a daemon listens microseconds after it has taken the name. The same holds for a queue that
+stays full for this many times ``ASK_WITHIN_S``."""
 
 
 class Claim:
-    """``path`` is the socket at which this daemon can be reached."""
+    """The claim of the daemon that can be reached at the socket ``path``."""
 
     def __init__(self, gpu_uuid: str, path: Path) -> None:
         self._name = f"\0kiwi/{os.getuid()}/{_pid_namespace()}/{gpu_uuid}"
@@ -58,10 +58,10 @@ class Claim:
         self._given_up = False
         self.holder_pid = 0
         self.holder_path = ""
-        """Where the daemon that has the claim can be reached; "" while it is leaving."""
+        """Socket of the daemon that has the claim; "" while that daemon is leaving."""
 
     def try_take(self) -> bool:
-        """Return whether this daemon may serve the GPU: false while another one of this user
+        """Return whether this daemon may serve the GPU; false while another one of this user
         does."""
         if self._socket is not None or self._given_up:
             return True
@@ -80,11 +80,11 @@ class Claim:
         return True
 
     def _is_ours(self) -> bool:
-        """Ask who has the name. A daemon of this user says where it is, and makes sure of it."""
+        """Ask the owner of the name. A daemon of this user checks its address, then sends it."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             for timeout in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
                 probe.setsockopt(socket.SOL_SOCKET, timeout, _timeval(ASK_WITHIN_S))
-            # A full queue is waited for: with ``settimeout`` it would be an error at once.
+            # Wait for a place in a full queue: with ``settimeout``, ``connect`` would fail at once.
             try:
                 probe.connect(self._name)
             except OSError:  # its owner has just ended, or does not listen yet
@@ -99,18 +99,18 @@ class Claim:
         return True
 
     def _go_on_without(self, why: str) -> None:
-        """Somebody else has the name, or this system has none: the lock file has to do."""
+        """Rely on the lock file: somebody else has the name, or this system has none."""
         self._given_up = True
         log.warning("the lock in the socket directory is the only one", why=why)
 
     def serve(self, asked: Callable[[], bool]) -> None:
-        """Answer daemons that start. ``asked`` returns whether this one can be reached, after it
-        has made sure of that."""
+        """Answer starting daemons. ``asked`` makes sure that this daemon can be reached, and
+        returns whether it can."""
         if self._socket is not None:
             self._answers = _Answers(self._socket, os.fsencode(self._path) + b"\n", asked)
 
     def close(self) -> None:
-        """Give the claim up: the GPU is free for another daemon."""
+        """Give up the claim: another daemon may take the GPU."""
         if self._answers is not None:
             self._answers.close()
         if self._socket is not None:
@@ -118,7 +118,7 @@ class Claim:
 
 
 class _Answers:
-    """Answers this user's processes at ``sock``, which listens already, with ``line``, until
+    """Answers this user's processes at ``sock``, a listening socket, with ``line``, until
     ``close``.
 
     asyncio's own server takes the whole queue before anything else can happen, and calls the loop's
@@ -159,7 +159,7 @@ def _timeval(seconds: float) -> bytes:
 
 
 def _pid_namespace() -> int:
-    """A daemon sees the processes of its own namespace only."""
+    """Return the inode of the PID namespace; 0 if unknown. A daemon sees only processes in it."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:

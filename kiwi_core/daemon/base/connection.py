@@ -1,8 +1,8 @@
 """One connection: bytes to legal messages, messages to bytes, and a limit on both.
 
-Never trusts its peer: a frame that is too long, malformed or out of turn gets an ``error`` and the
-end of the connection; one that does not read what it is sent is dropped. When its messages are
-handled, ``turns`` decides.
+Never trusts its peer. A frame that is too long, malformed or out of turn gets an ``error`` and ends
+the connection; a peer that does not read what it is sent is dropped. ``turns`` decides when its
+messages are handled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 class Receiver(Protocol):
-    """What a connection reports to. ``received`` may raise a ``KiwiError``: it is answered."""
+    """What a connection reports to. Errors from ``received`` are answered (see ``_attempt``)."""
 
     def connected(self, connection: Connection) -> None: ...
     def received(self, connection: Connection, message: ClientMessage) -> None: ...
@@ -42,18 +42,18 @@ class Receiver(Protocol):
 
 
 FLUSH_WITHIN_S: Final = 5.0
-"""A connection that is being closed gets its last words across in this time, or never."""
+"""Time for a closing connection to flush its last messages."""
 
 UNREAD_BYTES: Final = 16 * KIB
-"""Of answers, beyond what the kernel holds: with more, nothing is taken from the peer until it
-reads. Some hundred ordinary answers."""
+"""Bytes of answers beyond what the kernel holds; with more, the daemon reads nothing from the peer
+until the peer reads. Enough for some hundred ordinary answers."""
 
 _SHORT: Final = PeerError(
     "too-many-connections",
     "The daemon is short of descriptors or memory.",
     "Kiwi tries again by itself.",
 )
-"""Clients take this for a full daemon: they wait, and do not go on without one."""
+"""Clients take this for a full daemon: they wait, and do not run without one."""
 
 _TOO_MUCH: Final = PeerError(
     "too-much-unread",
@@ -63,7 +63,7 @@ _TOO_MUCH: Final = PeerError(
 
 
 class Connection(asyncio.Protocol):
-    """``peer`` is known from the first moment; ``session`` is set by the receiver."""
+    """A peer's connection. ``peer`` is known from ``connection_made`` on."""
 
     def __init__(self, receiver: Receiver, config: Config, turns: Turns) -> None:
         self._receiver = receiver
@@ -74,14 +74,14 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._accepted = False
         self.choked = False
-        """It has not read what it was sent; what is sent now only waits with the rest."""
+        """True while the peer does not read; further messages are queued."""
         self._unread = b""
-        """Received, and not cut into lines yet; at most what one read brings, since reading stops
-        meanwhile."""
+        """Received bytes that are not cut into lines yet. At most what one read brings, since
+        reading stops meanwhile."""
         self._lines: deque[bytes | PeerError] = deque()
-        """Of what was received after that, what is not handled yet."""
+        """Received lines that are not handled yet; an error follows the good lines before it."""
         self._in_line = False
-        """Its turn comes, or it sleeps until it may have one."""
+        """True while it waits for its turn, or sleeps until it may have one."""
         self._inbox = _Held(turns, INBOX_BYTES)
         self._outbox = _Held(turns, OUTBOX_BYTES)
         self._silence: asyncio.TimerHandle | None = None
@@ -112,7 +112,7 @@ class Connection(asyncio.Protocol):
             began_ns = time.monotonic_ns()
             if self._turns.now(self, began_ns):
                 line = self._reader.only_line(data)
-                if line is not None:  # as nearly always: spare the waiter the rest
+                if line is not None:  # as nearly always: spare the waiting client the rest
                     began_cpu_ns = time.thread_time_ns()
                     self._attempt(line)
                     self._turns.paid(self, began_ns, began_cpu_ns)
@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
         self._line_up()
 
     def pause_writing(self) -> None:
-        """Its answers pile up: take nothing more from it until it has read them."""
+        """Read nothing more from the peer until it has read its answers."""
         self.choked = True
         if self._transport is not None:
             self._transport.pause_reading()
@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
         self._transport.resume_reading()
 
     def _attempt(self, line: bytes | PeerError) -> None:
-        """Takes ``line``; what it leads to, the others do not notice."""
+        """Handle ``line``; a failure ends this connection and does not affect others."""
         try:
             if isinstance(line, PeerError):
                 raise line
@@ -178,7 +178,7 @@ class Connection(asyncio.Protocol):
             log.info("peer broke the protocol", code=error.code, pid=self.peer.pid)
             self.end_with(error)
         except Exception as error:
-            # Whatever one client makes us stumble over must not cost the others their daemon.
+            # Whatever one client makes us fail on must not cost the others their daemon.
             if _is_shortage(error):
                 log.error("message refused in a shortage", why=str(error), pid=self.peer.pid)
                 self.end_with(_SHORT)
@@ -204,11 +204,11 @@ class Connection(asyncio.Protocol):
         return self._transport is None or self._transport.is_closing()
 
     def send(self, message: DaemonMessage) -> None:
-        """Queues ``message``; a peer that has not read ``outbox_max_bytes`` is dropped."""
+        """Queue ``message``; a peer with ``outbox_max_bytes`` unread is dropped."""
         self.send_line(encode(message))
 
     def send_line(self, line: bytes) -> None:
-        """Like ``send``, for a message that many get."""
+        """Like ``send``, for a message that many peers get."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -223,7 +223,7 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def close(self) -> None:
-        """Ends the connection once everything queued was sent, or soon if that is never."""
+        """End the connection once the queue is sent, at most ``FLUSH_WITHIN_S`` from now."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.close()
             asyncio.get_running_loop().call_later(FLUSH_WITHIN_S, self.abort)
@@ -266,7 +266,7 @@ class Connection(asyncio.Protocol):
 
 
 class _Held:
-    """Bytes of one connection that count in its user's share."""
+    """The bytes of one connection that count against its user's share."""
 
     __slots__ = ("_bytes", "_share")
 
@@ -275,7 +275,7 @@ class _Held:
         self._bytes = 0
 
     def now(self, uid: int, held_bytes: int) -> bool:
-        """It holds so many from now on; false: its user may not, and it counts as none."""
+        """Set the bytes held; return false if its user may not hold them: they then count as 0."""
         if held_bytes == self._bytes:
             return True
         self._share.give_back(uid, self._bytes)
@@ -286,7 +286,7 @@ class _Held:
 
 
 def _is_shortage(error: Exception) -> bool:
-    """Return whether the daemon has no descriptor or no memory to spare just now."""
+    """Return whether ``error`` means that the daemon is short of descriptors or memory just now."""
     if isinstance(error, GpuError):
         return error.code == "process-unreadable"
     return isinstance(error, OSError) and error.errno in NO_MORE

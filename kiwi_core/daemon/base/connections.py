@@ -37,7 +37,7 @@ class Connections:
             self._shares[WATCHES].give_back(connection.peer.uid)
 
     def greeted(self, connection: Connection) -> None:
-        """The first message has come: the connection is no longer a silent one."""
+        """Record that the first message has come: the connection is no longer a silent one."""
         self._admission.greeted(connection)
 
     def watch(self, connection: Connection) -> None:

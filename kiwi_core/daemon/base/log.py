@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from structlog.typing import EventDict, WrappedLogger
 
 LINES_MOST: Final = 1000
-"""Lines of one kind (with the same event) in a row: a thousand notebooks that join at once."""
+"""Most lines of one kind (with the same event) in a row: a thousand notebooks may join at once."""
 
 LINES_PER_S: Final = 10
-"""Lines of one kind that are written in the long run: peers cause some, and must not fill the disk.
-Ordinary use stays far below it."""
+"""Lines of one kind written in the long run. Peers cause some, and must not fill the disk; ordinary
+use stays far below it."""
 
 KINDS_MAX: Final = 1024
-"""Kinds that are told apart; the code has some hundred."""
+"""Most kinds that are told apart; the code has about a hundred."""
 
 
 class Throttle:
-    """Drops lines of a kind that comes too often, and says how many with the next one."""
+    """Drops lines of a kind that comes too often; the next line of the kind says how many."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, tuple[float, float, int]] = {}
-        """How many lines each may have, at what time, and how many it lost since the last one."""
+        """For each kind, the lines it may write, as of which time, and how many it has lost."""
         self.dropped = 0
 
     def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
@@ -51,7 +51,7 @@ _throttle = Throttle()
 
 
 def dropped() -> int:
-    """Lines that were not written, since the daemon started."""
+    """Return how many lines were dropped since the daemon started."""
     return _throttle.dropped
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Machine:
-    """``memory`` is that of the GPU. ``fixed_budget_bytes`` is the admin's word on system RAM;
-    ``None``: the machine is asked."""
+    """``memory`` is the GPU's. ``fixed_budget_bytes`` is the admin's budget of system RAM;
+    ``None``: the machine's state decides."""
 
     gpu: GpuInfo
     movers: Movers
@@ -29,13 +29,13 @@ class Machine:
     fixed_budget_bytes: int | None = None
 
     def unfit(self, links: Links, ref: ProcessRef) -> Unfit | None:
-        """Why the driver must not move ``ref``. Also a process counts whose library was heard of
-        earlier."""
+        """Return why the driver must not move ``ref``, or ``None``. What a library said before its
+        connection was lost counts too."""
         link = next((link for link in links.everybody() if link.ref == ref), None)
         unowned = link.told.unowned if link is not None else {}
         told = {kind for kind, amount in unowned.items() if amount}
         why = unfit(ref, self.gpu.driver_version, mig=self.gpu.mig, told=told)
-        # A gate that was shut when its connection was lost stays so: the driver may have it.
+        # A gate that was shut when its connection was lost stays shut: the driver may move it.
         reached = link is not None and (
             link.connected or link.told.residency is not Residency.RESIDENT
         )
@@ -47,7 +47,7 @@ class Machine:
 
 
 async def this_machine(gpu_uuid: str, fixed_budget_bytes: int | None) -> Machine:
-    """Start the movers. Raises ``KiwiError`` where this machine cannot do it."""
+    """Start the movers. Raise ``KiwiError`` if this machine cannot run them."""
     movers = Movers()
     movers.start()
     gpu = next((gpu for gpu in await gpus(movers) if gpu.uuid == gpu_uuid), None)

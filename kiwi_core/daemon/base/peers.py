@@ -1,4 +1,4 @@
-"""Who is at the other end of a socket, and what they may do. The kernel says it, not the peer."""
+"""Who is at the other end of a socket, and what they may do: the kernel's word, not the peer's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UCRED = struct.Struct("3i")
 class Peer:
     """``SO_PEERCRED``: the process that connected, as it was when it connected (unix(7)).
 
-    ``pid`` is 0 where the peer is in a PID namespace that we cannot see into.
+    ``pid`` is 0 if the peer is in a PID namespace that this process cannot see.
     """
 
     pid: int
@@ -43,7 +43,7 @@ def peer_of(sock: socket.socket) -> Peer:
 
 
 def process_of(peer: Peer) -> ProcessRef:
-    """Raises ``PeerError``: "unknown-process" or "not-yours"."""
+    """Return the peer's process. Raises ``PeerError``: "unknown-process" or "not-yours"."""
     ref = processes.ref_of(peer.pid)
     if ref is None:
         raise PeerError(
@@ -52,8 +52,8 @@ def process_of(peer: Peer) -> ProcessRef:
             "Run the daemon and the notebooks in the same PID namespace.",
         )
     if not processes.runs_as(ref.pid, peer.uid):
-        # The credentials are those of the one who connected, perhaps long ago: its pid may
-        # have passed on to a process of somebody else.
+        # The credentials are those of the process that connected, perhaps long ago: the pid may
+        # belong to a process of another user now.
         raise PeerError(
             "not-yours",
             f"Process {ref.pid} does not belong to the user who opened this connection.",
@@ -63,8 +63,8 @@ def process_of(peer: Peer) -> ProcessRef:
 
 
 NAMES_FOR_S: Final = 30
-"""What the machine's user database says is kept so long. Asking it reads files, or another machine
-over the network, and peers can make the daemon ask as often as they like."""
+"""How long answers of the user database are cached. A query reads files, or asks another machine
+over the network, and peers can cause as many as they like."""
 
 NAMES_MAX: Final = 4096
 
@@ -87,27 +87,27 @@ def _user_name(uid: int, _now: int) -> str:
 
 @dataclass(frozen=True)
 class Rights:
-    """Who may do what with one daemon.
+    """The rights of users at one daemon.
 
     A user sees and acts on their own processes. The daemon's owner, root and the members of
-    ``admin_group`` are its admins: they change settings, and act on everybody's.
+    ``admin_group`` are its admins: they change settings, and act on everybody's processes.
     """
 
     daemon_uid: int
     admin_group: str | None = None
 
     def may_see(self, peer: Peer, owner_uid: int) -> bool:
-        """May ``peer`` see what belongs to ``owner_uid``?"""
+        """Return whether ``peer`` may see what belongs to ``owner_uid``."""
         return peer.uid in (owner_uid, 0)
 
     def may_act(self, peer: Peer, owner_uid: int) -> bool:
-        """May ``peer`` have the memory of what belongs to ``owner_uid`` moved? Admins may, without
+        """Return whether ``peer`` may have the memory of ``owner_uid`` moved. Admins may, without
         seeing its name."""
         return peer.uid == owner_uid or self._is_admin(peer)
 
     def may_set(self, peer: Peer) -> bool:
-        """May ``peer`` change settings? They also see what each user and notebook has had: whoever
-        sets the quantum must be able to see for whom it is right."""
+        """Return whether ``peer`` may change settings and see everybody's usage: whoever sets the
+        quantum must be able to see for whom it is right."""
         return self._is_admin(peer)
 
     def _is_admin(self, peer: Peer) -> bool:

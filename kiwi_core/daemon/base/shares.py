@@ -1,5 +1,5 @@
-"""Who holds how much of what is limited (``kiwi_core.peer_limits``). Everything runs in the
-loop."""
+"""How much of each limited thing the users hold (``kiwi_core.peer_limits``). Runs in the loop
+only."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
 
 
 FEW_SESSIONS: Final = 128
-"""Fewer than that are soon used up by one course or one team: the admin should know."""
+"""Below this, one course or one team soon uses up all sessions: the admin should know."""
 
 
 class Share:
-    """How much of one thing each user (``uid``) holds. ``may`` asks, ``take`` and ``give_back``
-    count: what must be held all the same (a session that an earlier daemon had) is counted too."""
+    """How much of one thing each user (``uid``) holds. ``may`` checks, ``take`` and ``give_back``
+    count; what must be held all the same (an earlier daemon's session) is counted too."""
 
     def __init__(self, limit: PeerLimit, privileged: Collection[int] = ()) -> None:
         self.limit = limit
         self.used = 0
         self.refused = 0
-        """How often ``may`` said no."""
+        """How often ``may`` returned false."""
         self._privileged = privileged
         self._of: Counter[int] = Counter()
 
     def may(self, uid: int, more: int = 1) -> bool:
-        """Whether ``uid`` may hold ``more`` of it. A refusal is counted."""
+        """Return whether ``uid`` may hold ``more`` of it. Counts refusals."""
         if self.free(uid, more):
             return True
         self.refused += 1
         return False
 
     def free(self, uid: int, more: int = 1) -> bool:
-        """Like ``may``, without counting."""
+        """Like ``may``, but does not count refusals."""
         most = self.limit.most
         privileged = uid in self._privileged
         room = None if most is None else most - self.used
@@ -72,8 +72,8 @@ class Shares:
 
     @staticmethod
     def of_this_process(daemon_uid: int, sessions_per_user: int | None = None) -> Shares:
-        """As its limit of descriptors allows; root and the daemon's owner are privileged.
-        ``sessions_per_user`` is what the admin allows, where that is less."""
+        """Return the shares that the limit of descriptors allows; root and the daemon's owner are
+        privileged. ``sessions_per_user`` is a lower limit that the admin set, if any."""
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limits = fitted(descriptors)
         if sessions_per_user is not None:
@@ -81,7 +81,7 @@ class Shares:
         return Shares(limits, {0, daemon_uid})
 
     def warning(self) -> str:
-        """Return a warning for the admin where descriptors limit the sessions, else ""."""
+        """Return a warning for the admin if descriptors limit the sessions, else ""."""
         most = self[SESSIONS].limit.most or 0
         if most >= FEW_SESSIONS:
             return ""

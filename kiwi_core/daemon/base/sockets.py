@@ -1,4 +1,4 @@
-"""Files and directories of a daemon: who owns them, who else may look, and only one daemon each."""
+"""The files and directories of a daemon: owner, mode, and the lock that allows one daemon only."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 SOCKET_PATH_MAX = 107
-"""Bytes of a Unix socket's path that the kernel takes (unix(7))."""
+"""Longest path of a Unix socket, in bytes (unix(7))."""
 
 BACKLOG = 1024
-"""Connections that may wait to be accepted: after a restart everybody comes at once."""
+"""Connections that may wait to be accepted: after a restart all clients connect at once."""
 
 RUNS_AFTER_S = 2.0
-"""Another daemon that has the lock, and answers on its socket, for so long is not leaving."""
+"""Another daemon that has the lock, and answers on its socket, for this long is not leaving."""
 
 LOOK_EVERY_S = 0.05
-"""While waiting for an earlier daemon to leave."""
+"""Interval of looks while waiting for an earlier daemon to leave."""
 
 
 def prepare_directory(path: Path, mode: int = 0o700) -> None:
-    """Creates ``path`` with ``mode``, or checks the one that is there.
+    """Create ``path`` with ``mode``, or check the existing one.
 
     Raises ``CallerError``: "unsafe-directory" if somebody else could have put sockets there,
     "no-directory" if it cannot be made or written to.
@@ -68,8 +68,8 @@ def prepare_directory(path: Path, mode: int = 0o700) -> None:
 
 
 def _make(path: Path, mode: int) -> None:
-    """Make ``path`` with ``mode`` if it is not there, and those above it, which anybody may look
-    through, whatever the umask says."""
+    """Make ``path`` with ``mode`` if it is missing, and its missing parents, which everybody may
+    search, whatever the umask."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     for each in reversed(missing):
         try:
@@ -80,20 +80,20 @@ def _make(path: Path, mode: int) -> None:
 
 
 def sockets_mode() -> int:
-    """Everybody may look into a root daemon's socket directory: it serves all users, and the
-    credentials of each connection decide what they may do."""
+    """Return the mode of a socket directory. Everybody may look into a root daemon's: it serves all
+    users, and the credentials of each connection decide what they may do."""
     return 0o755 if os.getuid() == 0 else 0o700
 
 
 class OneDaemonLock:
-    """Held for the daemon's life; the file says who holds it."""
+    """A lock held for the daemon's life; the file names the pid of its holder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd = -1
 
     def try_acquire(self) -> bool:
-        """False while another one has it. Raises ``CallerError("no-lock")``."""
+        """Return false while another process holds it. Raises ``CallerError("no-lock")``."""
         try:
             if self._fd < 0:
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -114,20 +114,20 @@ class OneDaemonLock:
         return True
 
     def leave(self) -> None:
-        """Write down, as the file's time, that the daemon leaves now: programs that start in the
-        next seconds wait for the next one."""
+        """Set the file's time: the daemon leaves now, and programs that start in the next seconds
+        wait for the next one."""
         with contextlib.suppress(OSError):
             os.utime(self._fd)
 
     def is_in_place(self) -> bool:
-        """Whether the file that is locked still has its name."""
+        """Return whether the locked file still has its name."""
         try:
             return os.path.samestat(os.fstat(self._fd), os.lstat(self._path))
         except OSError:
             return False
 
     def close(self) -> None:
-        """Give the lock up."""
+        """Give up the lock."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
@@ -153,10 +153,10 @@ def already_running(lock: OneDaemonLock, claim: Claim, socket_path: Path) -> Cal
 
 
 async def alone(claim: Claim, lock: OneDaemonLock, socket_path: Path, stop: asyncio.Event) -> bool:
-    """Waits for an earlier daemon that is leaving; it may take long. False: ``stop`` is set.
+    """Wait for an earlier daemon to leave, however long; return false if ``stop`` is set.
 
     The claim comes first: a daemon that has it and has lost its directory takes the lock of the new
-    one. Raises ``CallerError("already-running")`` if the other one does not leave at all.
+    one. Raises ``CallerError("already-running")`` if the other daemon does not leave at all.
     """
     answered_since_s: float | None = None
     while not (claim.try_take() and lock.try_acquire()):
@@ -176,7 +176,7 @@ async def alone(claim: Claim, lock: OneDaemonLock, socket_path: Path, stop: asyn
 
 
 def answers(path: Path) -> bool:
-    """Does somebody accept connections at the socket ``path``?"""
+    """Return whether a process accepts connections at the socket ``path``."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(0.5)
         try:
@@ -187,10 +187,10 @@ def answers(path: Path) -> bool:
 
 
 def listen(path: Path) -> socket.socket:
-    """A listening socket at ``path``; the caller holds the lock, so one that is there is stale.
+    """Return a socket that listens at ``path``. The caller holds the lock: an old one is stale.
 
-    Others may connect only to a root daemon's: another user's processes are out of reach for any
-    other, and credentials decide the rest.
+    Other users may connect only to a root daemon's socket, where credentials decide the rest; any
+    other daemon cannot reach their processes.
     """
     if len(os.fsencode(path)) > SOCKET_PATH_MAX:
         raise CallerError(

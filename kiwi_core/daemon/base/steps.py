@@ -1,8 +1,8 @@
-"""One event and what it led to, published to everybody in the daemon who acts on it.
+"""One event and the actions that follow from it, published to the parts of the daemon in order.
 
-``Core.feed`` makes one step of each event and hands it to its subscribers, one after another. Their
-order is the list in ``gpu_daemon``. A subscriber may feed another event; that step is published to
-all before this one goes on.
+``Core.feed`` makes one step of each event and hands it to its subscribers, one after another. The
+list in ``gpu_daemon`` is their order. A subscriber may feed another event; that step is published
+to all before this one goes on.
 """
 
 from __future__ import annotations

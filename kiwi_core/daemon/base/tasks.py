@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 
 def endless(work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
-    """Start ``work``. That it ends, but by being cancelled, counts as a crash of the daemon."""
+    """Start ``work``. If it ends in any way but by cancellation, the daemon counts as crashed."""
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(_must_not_end)
     return task
 
 
 def _must_not_end(task: asyncio.Task[None]) -> None:
-    """A daemon without its observer is blind: as bad as a crash, so make it one, whatever the
-    cause. An ``OSError`` for want of a descriptor does not count as a crash elsewhere."""
+    """Treat the end of the task as a crash, whatever the cause: a daemon without its observer is
+    blind. Elsewhere an ``OSError`` for want of a descriptor is no crash."""
     if not task.cancelled():
         ended = RuntimeError(f"a task of the daemon ended: {task.get_name()}")
         ended.__cause__ = task.exception()

@@ -1,12 +1,12 @@
-"""Whose message is handled next: users take turns, so that nobody's flood is anybody else's wait.
+"""Whose message is handled next: users take turns, so that one user's flood delays nobody else.
 
 A message from a user who has not just had a turn is handled at once, as nearly all are; that costs
 it a microsecond. Others wait in line. The line is served in slices of a millisecond, one user after
-the other, and the event loop hears everybody else between two slices: a newcomer waits for a slice
+another, and the event loop handles everything else between two slices: a newcomer waits for a slice
 or two, whatever a flood is made of.
 
-Each user and each connection has a stock of requests (``Bucket``). One that is used up is not read
-for a while: the kernel then holds the client back, and nothing is lost.
+Each user and each connection has a stock of requests (``Bucket``). A connection whose stock is used
+up is not read for a while: the kernel then holds the client back, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from kiwi_core.peer_limits import PeerLimit
 
 SLICE_NS: Final = 1 * NS_PER_MS
-"""A user's turn ends with the message in which it passes this. Some twenty ordinary messages: long
-against going round the event loop (20 µs), short against what anybody notices."""
+"""A user's turn ends with the message that passes this. Some twenty ordinary messages: long against
+a round of the event loop (20 µs), short against what people notice."""
 
 TURNS_NS: Final = 2 * NS_PER_MS
-"""All turns together, before the loop looks for what else has come."""
+"""Time for all turns before the loop handles other events."""
 
 REQUEST_NS: Final = NS_PER_MS // 10
 """A message that takes longer counts as several requests: the status of a thousand sessions is not
@@ -38,18 +38,18 @@ a ``ping``. An ordinary message takes half of this. Only the CPU time of the dae
 a client is not to blame for programs that keep the daemon from running."""
 
 CONNECTION_PART: Final = 2
-"""One connection has a user's stock and rate over this: a program that runs wild leaves the other
-notebooks of its user their part."""
+"""One connection gets its user's stock and rate divided by this: a program that runs wild leaves
+the other notebooks of its user their part."""
 
 WAIT_MIN_S: Final = 0.005
-"""Between looks whether an empty stock has something again: ten requests of the full rate."""
+"""Shortest interval of looks at an empty stock: ten requests at the full rate."""
 
 ACCOUNTS_MAX: Final = 1024
-"""Users without a connection whose stock is kept in mind until it is full again."""
+"""Users without a connection whose stock is remembered until it is full again."""
 
 
 class Bucket:
-    """A stock that is used up and fills by itself. It may be overdrawn by one request."""
+    """A stock of requests that refills with time. It may be overdrawn by one request."""
 
     __slots__ = ("_at_ns", "_level", "_most", "_per_ns")
 
@@ -63,7 +63,7 @@ class Bucket:
         self._level -= amount
 
     def empty_ns(self, now_ns: int) -> int:
-        """How long until there is something in it; 0: there is."""
+        """Return how long until it is above zero; 0 if it is."""
         if self._level > 0:
             return 0
         self._fill(now_ns)
@@ -80,26 +80,26 @@ class Bucket:
 
 
 class Talker(Protocol):
-    """A connection, as seen from here."""
+    """A connection, as this module sees it."""
 
     account: Account
     bucket: Bucket
 
     def ready(self) -> bool:
-        """Whether it has something to handle, and may be answered."""
+        """Return whether it has a message to handle, and may be answered."""
         ...
 
     def handle_next(self) -> None:
-        """Handles one message."""
+        """Handle one message."""
         ...
 
     def caught_up(self) -> None:
-        """Nothing is left to handle: it is read again."""
+        """Read from it again: no message is left."""
         ...
 
 
 class Account:
-    """A user. ``waiting`` are the connections whose turn comes with the user's, in order."""
+    """A user. ``waiting`` are the connections that share the user's turn, in order."""
 
     __slots__ = ("arrivals", "bucket", "connections", "in_line", "spent_ns", "uid", "waiting")
 
@@ -110,13 +110,13 @@ class Account:
         self.connections = 0
         self.waiting: deque[Talker] = deque()
         self.in_line = False
-        """In line, or asleep until its stock has something again."""
+        """True while in line, or asleep until its stock refills."""
         self.spent_ns = 0
-        """Of this round of the loop."""
+        """Time spent on this user in this round of the loop."""
 
 
 class Turns:
-    """Lives in the loop's thread. ``now`` and ``paid`` are on the way of every message."""
+    """The line of users. Runs in the loop's thread. Every message passes ``now`` and ``paid``."""
 
     def __init__(self, shares: Shares) -> None:
         self.shares = shares
@@ -143,12 +143,12 @@ class Turns:
         return found
 
     def bucket(self) -> Bucket:
-        """Of a new connection."""
+        """Return the stock of a new connection."""
         per_s = self._limit.per_s // CONNECTION_PART
         return Bucket(self._limit.per_user // CONNECTION_PART, per_s)
 
     def _forget(self) -> None:
-        """Users who have gone, once their stock is full: coming again must not fill it."""
+        """Forget users who have gone, once their stock is full: coming again must not refill it."""
         now_ns = time.monotonic_ns()
         self._accounts = {
             uid: one
@@ -159,7 +159,7 @@ class Turns:
     # --- at once --------------------------------------------------------------------------------
 
     def now(self, talker: Talker, now_ns: int) -> bool:
-        """Whether the next message of ``talker`` may be handled without standing in line."""
+        """Return whether the next message of ``talker`` may be handled without waiting in line."""
         account = talker.account
         return (
             account.spent_ns < SLICE_NS
@@ -170,8 +170,8 @@ class Turns:
         )
 
     def paid(self, talker: Talker, began_ns: int, began_cpu_ns: int) -> int:
-        """Account for a message of ``talker`` that was handled, and return the time now. Both times
-        are of its beginning: ``began_cpu_ns`` is ``time.thread_time_ns()``."""
+        """Account for a message of ``talker`` that was handled, and return the time now. Both
+        arguments are times of its beginning; ``began_cpu_ns`` is from ``time.thread_time_ns()``."""
         now_ns = time.monotonic_ns()
         took_ns = now_ns - began_ns
         account = talker.account
@@ -195,7 +195,7 @@ class Turns:
     # --- in line --------------------------------------------------------------------------------
 
     def line_up(self, talker: Talker) -> None:
-        """``talker`` has something to handle that may not be handled at once. It is not in line."""
+        """Put ``talker``, which is not in line, in line to have its messages handled later."""
         account = talker.account
         account.waiting.append(talker)
         if not account.in_line:
@@ -224,7 +224,7 @@ class Turns:
             self._loop.call_soon(self._serve)
 
     def _turn(self, account: Account) -> int:
-        """One user's turn, one message of each connection after the other. Returns the time now."""
+        """Serve one user, a message of each connection in rotation. Return the time now."""
         now_ns = time.monotonic_ns()
         ends_ns = now_ns + SLICE_NS
         while account.waiting and now_ns < ends_ns:

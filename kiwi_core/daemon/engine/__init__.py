@@ -1,1 +1,1 @@
-"""Events to the scheduler; its orders to clients, the pager and the journal; what looks find."""
+"""The path of events to the scheduler, and of its orders to clients, the pager and the journal."""

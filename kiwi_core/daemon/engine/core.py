@@ -1,5 +1,4 @@
-"""The heart of the shell: feeds events to the scheduler, publishes what it orders, and runs the
-operations among that.
+"""The heart of the shell: feeds events to the scheduler, publishes its orders, and runs operations.
 
 There is exactly one timer: for the scheduler's next deadline or the next operation that becomes
 overdue, whichever comes first.
@@ -54,9 +53,9 @@ _NO_HOST_MEMORY: Final = CallerError(
 
 @dataclass(eq=False, repr=False)
 class Core:
-    """The observer, the guards and the subscribers are set before the first event. The observer
-    reads a session's memory before a burst of it counts as over: what it has taken must be known
-    before others get the room. The roster on disk knows of an operation before it begins."""
+    """Set the observer, the guards and the subscribers before the first event. The observer reads a
+    session's memory before its burst counts as over: what it has taken must be known before others
+    get the room. The roster on disk has an operation before it begins."""
 
     scheduler: Scheduler
     _registry: SessionRegistry
@@ -68,19 +67,20 @@ class Core:
     guards: Guards = field(init=False)
     operations: Operations = field(init=False)
     subscribers: list[Subscriber] = field(default_factory=list)
-    """Whom each step is published to, in this order."""
+    """The receivers of each step, in this order."""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _timer: asyncio.TimerHandle | None = None
     _timer_ns: int | None = None
     _reading: set[SessionId] = field(default_factory=set)
-    """Those that are being looked at because the scheduler does not know what they have left."""
+    """Sessions being observed because the scheduler does not know what they have left in the
+    GPU."""
     _winding_down: bool = False
 
     def __post_init__(self) -> None:
         self.operations = Operations(self._pager, self._finished)
 
     def feed(self, event: ev.Event) -> None:
-        """Tell the scheduler what happened and do what it orders."""
+        """Tell the scheduler what happened and carry out what it orders."""
         now_ns = time.monotonic_ns()
         actions = self.scheduler.handle(event, now_ns)
         step = Step(event, actions, self.scheduler.holders, now_ns)
@@ -92,7 +92,7 @@ class Core:
             self.observer.hurry()
 
     def _read_unread(self) -> None:
-        """Those that wait may do so for what a session has left in the GPU."""
+        """Observe sessions that others may wait for, because of what they left in the GPU."""
         for session in self.scheduler.unread:
             member = self._registry.get(session)
             if member is not None and session not in self._reading:
@@ -100,15 +100,15 @@ class Core:
                 self.observer.after_a_look(member.target, partial(self._reading.discard, session))
 
     def joined(self, member: Member, priority: Priority | None) -> None:
-        """A new session. What it has in the GPU already must soon be known to be its own: until
-        then it counts as held by a program outside Kiwi, which nobody can move."""
+        """Add a session. What it has in the GPU already must soon count as its own: until then it
+        counts as held by a program outside Kiwi, which nobody can move."""
         self.feed(
             ev.SessionJoined(session=member.id, residency=Residency.RESIDENT, priority=priority)
         )
         self.after_a_look(member, lambda: None)
 
     def end_burst(self, member: Member, burst: int) -> None:
-        """The burst is over; the scheduler hears of it once the memory that it leaves was read."""
+        """End a burst; the scheduler hears of it once the memory that it leaves was read."""
 
         ended_ns = time.monotonic_ns()
 
@@ -125,8 +125,8 @@ class Core:
             self.observer.hurry()
 
     def release(self, member: Member, answer: Callable[[CallerError | None], None]) -> None:
-        """Like the end of a burst, and so never before an end that was said earlier. ``answer``
-        gets why nothing is moved, or ``None`` when it is under way."""
+        """Release the memory of ``member`` after a look, so never before a burst's end that came
+        earlier. ``answer`` gets why nothing is moved, or ``None`` when the move is under way."""
 
         def feed() -> None:
             if not self.scheduler.may_release(member.id):
@@ -141,7 +141,7 @@ class Core:
         return self.scheduler.view(time.monotonic_ns())
 
     def wind_down(self) -> None:
-        """From now on nothing new begins; what runs still reports."""
+        """Begin nothing new from now on; running operations still report."""
         self._winding_down = True
         if self._timer is not None:
             self._timer.cancel()
@@ -151,7 +151,7 @@ class Core:
     # --- operations -----------------------------------------------------------------------------
 
     def after(self, step: Step) -> None:
-        """Begin the operations that the scheduler orders: the core is a subscriber, too."""
+        """Begin the operations in ``step``: the core is a subscriber, too."""
         for action in step.actions:
             if not isinstance(action, Operation):
                 continue
@@ -163,7 +163,7 @@ class Core:
     def _operate(self, action: Operation) -> None:
         self.last_op = max(self.last_op, action.op)
         member = self._registry.get(action.session)
-        if not isinstance(action, PageOut):  # the pager has that written once it knows the sizes
+        if not isinstance(action, PageOut):  # the pager saves it then, once it knows the sizes
             self._roster.save()
         self._journal.flush()
         log.info(

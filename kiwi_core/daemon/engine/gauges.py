@@ -1,8 +1,8 @@
 """How hard the GPU works, who outside Kiwi has memory on it, and how much RAM sessions have.
 
-None of it decides anything: it is for people. NVML is asked by a mover every few seconds; where it
-does not answer, the figures are gone, and everything else goes on. RAM is read while somebody
-looks, and only of what they may see.
+No decision depends on it: it is for people. A mover asks NVML every few seconds; if NVML does not
+answer, the figures are missing and everything else goes on. RAM is read only while somebody
+watches, and only of sessions that they may see.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 POLL_S: Final = 3.0
-"""As often as people look again; a look takes NVML a millisecond or two."""
+"""Interval of looks, as often as people look again; NVML takes a millisecond or two."""
 
 AFTER_A_FAILURE_S: Final = 30.0
-"""A look that hangs costs a mover, and others need the next one."""
+"""Interval after a failure: a look that hangs costs a mover, and others need the next one."""
 
 PROGRAMS_MAX: Final = 16
-"""Programs outside Kiwi that are named, the largest; a status has to fit one line."""
+"""Most programs outside Kiwi that are named, the largest first; a status has to fit one line."""
 
 RAM_FOR_S: Final = 4.0
-"""What was read of a session's RAM is told for so long."""
+"""How long a reading of a session's RAM is used."""
 
 RAM_READS_MAX: Final = 64
-"""Sessions whose RAM is read for one status: a few milliseconds of the loop."""
+"""Most sessions whose RAM is read for one status: a few milliseconds of the loop."""
 
 NEWS_SHARE: Final = 1 / 32
-"""Less is noise: power and RAM never stand quite still, and each change is sent to all who look."""
+"""Least relative change to report: power and RAM always vary, and all watchers get each change."""
 
 
 @dataclass(frozen=True)
 class Outside:
-    """A program outside Kiwi, whoever may see it."""
+    """A program outside Kiwi, whether or not the reader may see it."""
 
     pid: int
     uid: int
@@ -63,8 +63,8 @@ class Outside:
 
 @dataclass(eq=False)
 class Gauges:
-    """``kiwis`` are the roots of all that shares, ``movers`` the pids of the daemon's own workers,
-    ``outside_bytes`` says whether anybody else has memory, and ``changed`` is called with news."""
+    """``kiwis`` returns the roots of all processes that share, ``movers`` the pids of the daemon's
+    own workers, ``outside_bytes`` what others hold. ``changed`` is called after each change."""
 
     _gpu: RemoteGpu
     kiwis: Callable[[], Collection[ProcessRef]]
@@ -77,7 +77,7 @@ class Gauges:
         self._outside: list[Outside] = []
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Read the gauges until cancelled."""
         while True:
             wait_s = POLL_S
             before = self.now, self._outside
@@ -103,7 +103,7 @@ class Gauges:
         return found[:PROGRAMS_MAX]
 
     def outside(self, reader: Peer, rights: Rights) -> list[OutsideProgram]:
-        """Return the programs as ``reader`` may see them: others' as one sum, at last."""
+        """Return the programs that ``reader`` may see, and last the sum of the others."""
         own = [one for one in self._outside if rights.may_see(reader, one.uid)]
         shown = [
             OutsideProgram(
@@ -119,20 +119,20 @@ class Gauges:
 
 
 class RamGauge:
-    """What sessions have of system RAM, read while somebody looks."""
+    """The system RAM of sessions, read while somebody watches."""
 
     def __init__(self) -> None:
         self._known: dict[SessionId, tuple[float, int]] = {}
         self._reads = 0
 
     def begin(self, there: Callable[[SessionId], bool]) -> None:
-        """Before one status. Sessions that are no longer ``there`` are forgotten."""
+        """Begin one status. Forget sessions that are no longer ``there``."""
         self._reads = RAM_READS_MAX
         self._known = {id_: known for id_, known in self._known.items() if there(id_)}
 
     def of(self, session: SessionId, refs: Callable[[], Iterable[ProcessRef]]) -> int | None:
-        """Return the bytes that ``refs()`` have together, as read a few seconds ago at most; older
-        where too many were to be read, and ``None`` before the first reading."""
+        """Return the bytes that ``refs()`` have together, read a few seconds ago at most; longer
+        ago if too many were due, and ``None`` before the first reading."""
         at_s, known_bytes = self._known.get(session, (-RAM_FOR_S, -1))
         now_s = time.monotonic()
         if now_s - at_s >= RAM_FOR_S and self._reads > 0:
@@ -146,11 +146,11 @@ def _held_bytes(refs: Iterable[ProcessRef]) -> int:
     try:
         return sum(host.held_bytes(ref.pid) for ref in set(refs) if processes.alive(ref))
     except GpuError:
-        return 0  # no descriptor left: the next reading may tell
+        return 0  # no descriptor left: the next reading may succeed
 
 
 def _near(new: float, old: float) -> int:
-    """Return ``old`` where ``new`` is hardly another."""
+    """Return ``old`` if ``new`` hardly differs from it."""
     return round(old if abs(new - old) < NEWS_SHARE * old else new)
 
 
@@ -164,14 +164,14 @@ def _status(read: nvml.Gauges) -> GaugesStatus:
 
 
 def steadied(new: GaugesStatus, old: GaugesStatus) -> GaugesStatus:
-    """Return ``new`` in whole watts, with the power of ``old`` where it is hardly another."""
+    """Return ``new`` in whole watts, with the power of ``old`` if it hardly differs."""
     power_w = None if new.power_w is None else float(_near(new.power_w, old.power_w or 0.0))
     limit_w = None if new.power_limit_w is None else float(round(new.power_limit_w))
     return msgspec.structs.replace(new, power_w=power_w, power_limit_w=limit_w)
 
 
 def _outside(pid: int, used_bytes: int) -> Outside | None:
-    """``None``: it has ended, or is hidden from the daemon."""
+    """Return ``None`` if the program has ended, or is hidden from the daemon."""
     uid = processes.owner_uid(pid)
     if uid is None:
         return None

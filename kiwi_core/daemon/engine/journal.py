@@ -1,8 +1,8 @@
-"""Everything that happened on one GPU, as NDJSON: what ``kiwi replay`` reads.
+"""Everything that happened on one GPU, as NDJSON, for ``kiwi replay``.
 
-Each daemon begins a new file, and goes on in another one when a file is full; earlier ones are kept
-as ``.1`` … A disk that is full costs the journal some lines (they are counted and the gap is
-marked), never the daemon.
+Each daemon begins a new file, and begins another when that is full; earlier ones are kept as ``.1``
+… A full disk costs the journal some lines (they are counted and the gap is marked), but never stops
+the daemon.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 DELAY_S = 0.005
-"""What a daemon that is killed may lose of its journal; before an operation all is written."""
+"""Longest delay of a write; a killed daemon may lose as much. Operations wait for the journal."""
 
 KEPT = 4
-"""Earlier journals kept beside the current one."""
+"""Number of earlier journals kept beside the current one."""
 
 RETRY_S = 5.0
-"""After a failed write the disk is left alone this long."""
+"""Pause after a failed write."""
 
 
 class Journal:
-    """A subscriber (``steps``). ``record`` only remembers; ``flush`` writes, soon after."""
+    """A subscriber (``steps``). ``record`` only stores an event; ``flush`` writes, soon after."""
 
     def __init__(self, path: Path, header: JournalHeader, max_bytes: int) -> None:
         self._path = path
@@ -51,15 +51,15 @@ class Journal:
         self._file: IO[bytes] | None = None
         self._flush_due = False
         self.dropped = 0
-        """Lines lost in all."""
+        """Number of lines lost."""
         if not self._begin(header):
             self._failed(0)
 
     def after(self, step: Step) -> None:
         self.record(step.now_ns, step.event, step.actions)
         if not self._flush_due:
-            # After the grant has left, and the next request of a quick loop of them: writing the
-            # journal is not the waiter's business.
+            # After the grant has left, and the next request of a quick loop of them: the client
+            # that waits must not wait for the journal.
             self._flush_due = True
             asyncio.get_running_loop().call_later(DELAY_S, self._flush_due_now)
 
@@ -87,7 +87,7 @@ class Journal:
             self._failed(len(entries))
 
     def begin_again(self) -> None:
-        """Go on in a new file, if the one that is written has lost its name."""
+        """Continue in a new file if the current one has lost its name."""
         if not self._path.exists() and not self._begin(self._continued(0)):
             self._failed(0)
 
@@ -101,7 +101,7 @@ class Journal:
     # --- files ----------------------------------------------------------------------------------
 
     def _begin(self, header: JournalHeader) -> bool:
-        """A new file with ``header``; the old ones move up."""
+        """Begin a new file with ``header``; rename the old ones."""
         try:
             if self._file is not None:
                 self._file.close()
@@ -115,7 +115,7 @@ class Journal:
         return self._append(encode_line(header))
 
     def _append(self, data: bytes) -> bool:
-        """All of ``data`` or nothing: half a line would make what follows unreadable."""
+        """Write all of ``data`` or nothing: after half a line nothing would be readable."""
         if self._file is None:
             return False
         rest = memoryview(data)
@@ -148,7 +148,7 @@ class Journal:
         )
 
     def _failed(self, entries: int) -> None:
-        # At least one, so that a header that could not be written is tried again, too.
+        # At least one, so that a header that failed is written again, too.
         self._lost(max(1, entries))
         self._retry_at_s = time.monotonic() + RETRY_S
 
@@ -157,8 +157,8 @@ class Journal:
         self.dropped += entries
 
     def _mend(self) -> bool:
-        """Begin again behind a gap, marked by a header; in the same file, if there is one, so that
-        a full disk does not push out the old ones."""
+        """Continue after a gap, marked by a header. Use the same file, if there is one, so that a
+        full disk does not push out the old ones."""
         if time.monotonic() < self._retry_at_s:
             return False
         header = self._continued(self._gap)

@@ -1,4 +1,4 @@
-"""Tells clients what the scheduler orders: that they have the lease, and what went wrong."""
+"""Tells clients the orders of the scheduler that concern them: grants and notices."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Messenger:
         self._core.observer.somebody_runs()
 
     def _linger(self, granted: Grant) -> None:
-        """Let a burst of the daemon's own linger: it ends when the GPU is idle for it."""
+        """Let a burst that the daemon made linger: it ends when the session leaves the GPU idle."""
         self._core.feed(ev.BurstLingered(session=granted.session, burst=granted.burst))
 
     def _tell(self, action: Notify) -> None:

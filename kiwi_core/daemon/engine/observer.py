@@ -1,9 +1,9 @@
-"""Looks at the GPU's and the sessions' memory now and then, and says what it saw.
+"""Observes the memory of the GPU and of the sessions at intervals, and reports it as events.
 
-Looks often while somebody runs or waits, at once where a decision hangs on it (a burst ended, a
-process was held), and rarely when all is quiet. NVML and the driver may be slow, and so may the
-answer about one process: what does not come in time is left out, shows up as an error in the
-status, and is not asked for again before it has come.
+Looks are frequent while somebody runs or waits, immediate if a decision depends on them (a burst
+ended, a process was held), and rare when all is quiet. NVML and the driver may be slow, and so may
+the answer about one process. An answer that does not come in time is left out and shows up as an
+error in the status; that process is not asked again before it has answered.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 QUIET_INTERVAL_S = 5.0
-"""Between looks at everybody: programs outside Kiwi come and go, idle ones hardly change."""
+"""Interval of looks at all sessions: programs outside Kiwi come and go, idle ones hardly change."""
 
 LOOSE_INTERVAL_S = 0.1
-"""Between looks at a process that shall wait but cannot be held yet: the driver makes its context,
-which takes about so long, before it can allocate anything."""
+"""Interval of looks at a process that shall wait but cannot be held yet: the driver makes its
+context, which takes about as long, before it can allocate anything."""
 
 HANGS_AFTER_S = 10.0
-"""A look takes milliseconds; past this it counts as hanging."""
+"""A look takes milliseconds; after this time it counts as hanging."""
 
 AT_ONCE = 32
-"""At most so many of a round are looked at together (a few milliseconds): a look that somebody
-waits for must not wait for a thousand others."""
+"""Sessions of a round that are observed together (a few milliseconds): a look that somebody waits
+for must not wait for a thousand others."""
 
 BETWEEN_PARTS_S = 0.05
-"""A round through 2,000 sessions takes as long as the time between rounds."""
+"""Pause between parts of a round. A round of 2,000 sessions takes ``QUIET_INTERVAL_S``."""
 
 BUDGET_INTERVAL_S = 0.25
-"""Reading RAM and the control groups costs as much as looking at a session."""
+"""Reading RAM and the control groups costs as much as observing a session."""
 
 BUDGET_STEP_BYTES = 16 * MIB
-"""Free RAM changes all the time; less than this is not worth an event."""
+"""Least change of the budget that is an event; free RAM changes all the time."""
 
 GATHER_S = 0.02
-"""Looks that nobody waits for are put off this long: the next cell of the same notebook may come
-at once, and a look competes with it for the interpreter."""
+"""Delay of looks that nobody waits for: the next cell of the same notebook may come at once, and a
+look competes with it for the interpreter."""
 
 PATIENCE_S = 1.0
-"""What waits for a look goes on without it after this: old numbers are better than no progress."""
+"""Longest wait for a look; then the waiter goes on: old numbers are better than no progress."""
 
 
 class Observer:
-    """``everybody``, ``runners`` and ``loose`` (asked in the loop) name whom to look at, and
-    ``waiting`` says whether anybody waits for the GPU; ``feed`` takes the events. ``found`` is told
-    where each session is that is not in the GPU or not free, and when that look began; ``seen``
-    gets every observation, before the events that follow from it. A session that something is being
-    done to (``busy``) is not looked at: the driver would not answer."""
+    """``everybody``, ``runners`` and ``loose`` (called in the loop) return the sessions to observe;
+    ``waiting`` returns whether any waits for the GPU; ``feed`` takes the events. ``found`` gets the
+    place of each session that is not in the GPU or not free, and when that look began. ``seen``
+    gets every observation, before the events that follow from it. A ``busy`` session (with an
+    operation) is not observed: the driver would not answer."""
 
     def __init__(
         self,
@@ -97,18 +97,18 @@ class Observer:
         self._seen = seen
         self._busy = busy
         self._late: dict[SessionId, asyncio.Task[Observation]] = {}
-        """Looks that have not been answered in time; they go on."""
+        """Looks that were not answered in time; they go on."""
         self._wanted = asyncio.Event()
         self._round: deque[Target] = deque()
-        """Who is still to be looked at in this round through everybody."""
+        """Sessions that are still to be observed in this round."""
         self._waiting: list[_Waiting] = []
         self._soon: asyncio.TimerHandle | None = None
         self._gathering: asyncio.TimerHandle | None = None
-        """Runs exactly while a look is put off."""
+        """The timer that runs exactly while a look is delayed."""
         self._began_s: float | None = None
         self._error = ""
         self.without_driver: set[SessionId] = set()
-        """Sessions of which the driver knew no process when they were looked at last."""
+        """Sessions of which the driver knew no process at their last look."""
         self.failures = 0
         """Looks in which something could not be read."""
         self._budget_bytes = -1
@@ -118,7 +118,7 @@ class Observer:
         self._wanted.set()
 
     def somebody_runs(self) -> None:
-        """A grant was given: look once it has had time to allocate something."""
+        """Look soon after a grant, once the session has had time to allocate."""
         if self._soon is None:
             loop = asyncio.get_running_loop()
             self._soon = loop.call_later(self._interval_s, self._now)
@@ -136,7 +136,7 @@ class Observer:
             self._gathering = loop.call_later(GATHER_S, self.hurry)
 
     def hurry(self) -> None:
-        """Somebody waits for what the looks that were put off will let go on."""
+        """Look now: somebody waits for what follows the delayed looks."""
         if self._gathering is None:
             return
         self._gathering.cancel()
@@ -147,18 +147,18 @@ class Observer:
 
     @property
     def error(self) -> str:
-        """Why the last look failed, or that it hangs; empty if all is well."""
+        """Why the last look failed, or that it hangs; "" if all is well."""
         if self._began_s is not None and time.monotonic() - self._began_s > HANGS_AFTER_S:
             return "Reading the GPU's memory hangs; the numbers shown are old."
         return self._error
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Look at intervals, until cancelled."""
         next_round_s = 0.0
         while True:
             self._wanted.clear()
             targets = {target.session: target for target in self._runners()}
-            # Who waits may do so for what somebody outside holds, or no longer does.
+            # A session may wait for what a program outside Kiwi holds, or holds no longer.
             often = bool(targets) or self._somebody_waits()
             interval_s = self._interval_s if often else QUIET_INTERVAL_S
             if loose := self._loose():
@@ -178,7 +178,7 @@ class Observer:
             await self._rest(BETWEEN_PARTS_S if self._round else interval_s)
 
     async def _rest(self, seconds: float) -> None:
-        """Until a look is wanted, at most so long."""
+        """Wait until a look is wanted, at most ``seconds``."""
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._wanted.wait(), seconds)
 
@@ -205,7 +205,7 @@ class Observer:
                 self._found(where_it_is(target, one), round(began_s * NS_PER_S))
 
     async def _observe(self, targets: list[Target]) -> tuple[dict[Target, Observation], str]:
-        """What was seen, and what went wrong with a single session: that must not hide the rest."""
+        """Return the observations, and the last failure of one session; it must not hide others."""
         looks = {}
         for target in targets:
             if not self._busy(target.session) and target.session not in self._late:
@@ -226,7 +226,7 @@ class Observer:
         return seen, problem
 
     def _answered(self, session: SessionId, look: asyncio.Task[Observation]) -> None:
-        """Too late: what it says is old."""
+        """Drop an answer that came too late: it is old."""
         del self._late[session]
         if not look.cancelled() and (error := look.exception()) is not None:
             log.info("looked at in vain", session=session, why=str(error))
@@ -264,7 +264,7 @@ def _observed(
 
 
 def _at_large(one: Observation) -> bool:
-    """Whether it has memory in the GPU and is free to use it."""
+    """Return whether it has memory in the GPU and is free to use it."""
     return one.residency is Residency.RESIDENT and one.resident_bytes > 0 and not one.stopped
 
 
@@ -273,8 +273,8 @@ def _nowhere(one: Observation) -> bool:
 
 
 def where_it_is(target: Target, seen: Observation) -> ev.SessionJoined:
-    """What the driver, and the libraries of a session, say about where its memory is. Of one that
-    is out it may be that nobody knows how much it needs; that it needs something is certain."""
+    """Return where the driver and the libraries of a session say that its memory is. A session that
+    is out certainly needs some memory, even if nobody knows how much."""
     out = seen.residency is Residency.PAGED_OUT
     return ev.SessionJoined(
         session=target.session,
@@ -285,7 +285,7 @@ def where_it_is(target: Target, seen: Observation) -> ev.SessionJoined:
 
 
 class _Waiting:
-    """Something that goes on, once, after a look at ``target`` or when patience ends."""
+    """A continuation that runs once, after a look at ``target`` or when patience ends."""
 
     def __init__(self, target: Target, go_on: Callable[[], None]) -> None:
         self.target = target

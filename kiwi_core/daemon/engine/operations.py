@@ -1,7 +1,7 @@
 """Performs the scheduler's operations, each as a task of its own, and watches their deadlines.
 
-A driver call may hang for ever, so an operation may, too: that costs a task, never the loop. One
-that is late is first reported as overdue, and its outcome counts whenever it comes.
+A driver call may hang for ever, and so may an operation: that costs a task, never the loop. A late
+operation is first reported as overdue; its outcome counts whenever it comes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LOOK_EVERY_NS: Final = NS_PER_S
-"""Between looks whether the targets of operations still run. A move of a few GB takes as long."""
+"""Interval of checks that the targets of operations run. A move of a few GB takes as long."""
 
 _REFUSED: Final[dict[type[Operation], Callable[..., ev.Event]]] = {
     Suspend: ev.SuspendRefused,
@@ -50,7 +50,7 @@ class _Running:
 
 
 class Operations:
-    """``post`` takes each outcome, as an event."""
+    """The running operations. ``post`` takes each outcome, as an event."""
 
     def __init__(self, pager: Pager, post: Callable[[ev.Event], None]) -> None:
         self._pager = pager
@@ -60,17 +60,17 @@ class Operations:
 
     @property
     def running(self) -> int:
-        """How many have not reported, overdue ones included."""
+        """Number of operations that have not reported, including overdue ones."""
         return len(self._running)
 
     @property
     def waiting_for(self) -> int:
-        """How many are expected to report soon: those that are not overdue."""
+        """Number of operations that have not reported and are not overdue."""
         return sum(not running.overdue for running in self._running.values())
 
     @property
     def sessions(self) -> set[SessionId]:
-        """Those that something is being done to, overdue or not."""
+        """The sessions with an operation, overdue or not."""
         return {running.action.session for running in self._running.values()}
 
     def start(self, action: Operation, target: Target) -> None:
@@ -80,7 +80,7 @@ class Operations:
         self._running[action.op] = _Running(action, target, task)
 
     def finished(self, op: OpId) -> None:
-        """The loop has taken the outcome of ``op``."""
+        """Drop ``op``, whose outcome the loop has taken."""
         self._running.pop(op, None)
 
     def next_deadline_ns(self) -> int | None:
@@ -92,8 +92,8 @@ class Operations:
 
     def look(self, now_ns: int) -> dict[SessionId, str]:
         """Return the sessions whose process was stopped in the middle of their operation (by a
-        debugger, or with its control group), and the words for it. Nobody knows when it goes on.
-        Does nothing before ``next_look_ns``."""
+        debugger, or with its control group), and the reason. Nobody knows when it continues. Does
+        nothing before ``next_look_ns``."""
         if now_ns < self._look_at_ns:
             return {}
         self._look_at_ns = now_ns + LOOK_EVERY_NS
@@ -105,8 +105,8 @@ class Operations:
         return found
 
     def take_overdue(self, now_ns: int) -> list[ev.OperationOverdue]:
-        """Return those whose deadline has passed, or whose target ``look`` has found stopped. Each
-        is reported once."""
+        """Return the operations whose deadline has passed, or whose target ``look`` has found
+        stopped. Each is returned once."""
         late = []
         for running in self._running.values():
             over = running.stopped or running.action.deadline_ns <= now_ns
@@ -119,11 +119,11 @@ class Operations:
         try:
             event = await self._outcome(action, target)
         except Exception as error:
-            # A fault of ours must not leave the scheduler waiting for an answer for ever.
+            # A fault of ours must not leave the scheduler waiting for ever.
             log.exception("operation raised", op=action.op, session=action.session)
             refused = Refused(Reason.DRIVER, f"{type(error).__name__}: {error}")
             event = outcome_event(action, refused)
-        # Not from here: what taking it raises is for the loop to hear, not for this task.
+        # In the loop, not in this task: the loop must see what ``post`` raises.
         asyncio.get_running_loop().call_soon(self._post, event)
 
     async def _outcome(self, action: Operation, target: Target) -> ev.Event:
@@ -135,7 +135,7 @@ class Operations:
         return event
 
     async def _measured(self, event: ev.Suspended, target: Target) -> ev.Suspended:
-        """With what the held process has in the GPU; it cannot change while it is held."""
+        """Add the GPU memory of the held process; it cannot change while it is held."""
         try:
             seen = await self._pager.observe(target)
         except KiwiError as error:
@@ -144,8 +144,8 @@ class Operations:
         return replace(event, resident_bytes=seen.resident_bytes)
 
     async def _where_it_is(self, event: ev.ResumeFailed, target: Target) -> ev.ResumeFailed:
-        """What a daemon that was killed had told the driver to do may come true after its successor
-        has looked: what it saw held is out then, and no resume will ever succeed."""
+        """Add whether the session is out. An order of a killed daemon to the driver may take effect
+        after its successor has looked: what it saw held is then out, and no resume can succeed."""
         try:
             seen = await self._pager.observe(target)
         except KiwiError as error:
@@ -167,7 +167,7 @@ class Operations:
 
 
 def outcome_event(action: Operation, outcome: Outcome) -> ev.Event:
-    """The event that tells the scheduler how ``action`` came out."""
+    """Return the event that tells the scheduler the outcome of ``action``."""
     if isinstance(outcome, Lost):
         outwards = isinstance(action, (Suspend, PageOut))
         lost = ev.PageOutLost if outwards else ev.PageInLost

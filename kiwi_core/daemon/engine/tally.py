@@ -1,8 +1,8 @@
 """Counts what happens on one GPU, for metrics servers.
 
-``Tally`` is a fold over the scheduler's events and actions: it is told of each event after the
-scheduler was, decides nothing, and knows no clock. What a restarted daemon counts begins at zero
-again, as metrics servers expect.
+``Tally`` is a fold over the scheduler's events and actions: it gets each event after the scheduler,
+decides nothing, and has no clock. The counts of a restarted daemon begin at zero again, as metrics
+servers expect.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _Outcome = (
     | ev.PageOutLost | ev.PageInLost
 )  # fmt: skip
 _STOPS: Final = frozenset({Notice.SUSPENDED, Notice.KEPT_OUT})
-"""What a burst that has the lease is told when its turn ends."""
+"""Notices to a burst that has the lease, when its turn ends."""
 
 _BOUNDS_NS: Final = [round(bound_s * NS_PER_S) for bound_s in WAIT_BOUNDS_S]
 
@@ -88,13 +88,13 @@ class Moves:
 
 @dataclass(slots=True)
 class _Burst:
-    """A burst that was asked for and has not ended. There is one per session that is in one."""
+    """A burst that was requested and has not ended. A session in a burst has one."""
 
     burst: int
     since_ns: int | None
-    """Since when it waits; ``None`` while it has the lease."""
+    """When its wait began; ``None`` while it has the lease."""
     begun: bool = False
-    """It had the lease before: it waits to go on."""
+    """True if it had the lease before, and waits to go on."""
     stopping: bool = False
 
 
@@ -116,7 +116,7 @@ class Tally:
         self._kept_out: set[SessionId] = set()
         self._moved_bytes = MovedBytes()
         self._ops: dict[OpId, tuple[SessionId, str]] = {}
-        """Ordered and not reported; overdue ones included."""
+        """Operations that were ordered and have not reported, including overdue ones."""
         self._held_ns = 0
         self._session_held_ns = 0
         self._holders: Sequence[SessionId] = ()
@@ -128,7 +128,7 @@ class Tally:
     def take(
         self, event: ev.Event, actions: Sequence[Action], holders: Sequence[SessionId], now_ns: int
     ) -> None:
-        """``holders``: who has the lease now that the scheduler has taken ``event``."""
+        """Count an event. ``holders`` have the lease now that the scheduler has taken ``event``."""
         if self._holders:
             elapsed_ns = now_ns - self._at_ns
             self._held_ns += elapsed_ns
@@ -142,11 +142,11 @@ class Tally:
             self._ordered(action, now_ns)
 
     def held_ns(self, now_ns: int) -> int:
-        """How long anybody has held the lease, until now."""
+        """Return how long any session has held the lease, until now."""
         return self._held_ns + (now_ns - self._at_ns if self._holders else 0)
 
     def session_held_ns(self, now_ns: int) -> int:
-        """The same, that of sessions that held it together added up."""
+        """Return the sum of the times that each session has held the lease, until now."""
         return self._session_held_ns + (now_ns - self._at_ns) * len(self._holders)
 
     # --- actions --------------------------------------------------------------------------------
@@ -164,8 +164,8 @@ class Tally:
     def _granted(self, grant: Grant, now_ns: int) -> None:
         burst = self._bursts.get(grant.session)
         if burst is None or burst.burst != grant.burst or burst.since_ns is None:
-            return  # said again to a client that came back
-        if grant.session in self._holders:  # else only told that its memory is lost
+            return  # repeated to a client that came back
+        if grant.session in self._holders:  # otherwise it only reports that memory is lost
             waits = self.resumption_waits if burst.begun else self.first_waits
             waits.add(now_ns - burst.since_ns)
         burst.since_ns, burst.begun = None, True
@@ -173,7 +173,7 @@ class Tally:
     # --- bursts ---------------------------------------------------------------------------------
 
     def _joined(self, event: ev.SessionJoined, now_ns: int) -> None:
-        """One that an earlier daemon stopped in mid-burst waits to go on."""
+        """Let a burst wait to go on if an earlier daemon stopped it midway."""
         if event.kept_out:
             self._kept_out.add(event.session)
         if event.mid_burst and event.residency is not Residency.LOST:
@@ -182,7 +182,7 @@ class Tally:
     def _requested(self, event: ev.LeaseRequested, now_ns: int) -> None:
         known = self._bursts.get(event.session)
         if known is not None and known.burst >= event.burst:
-            return  # asked again by a client that came back, or stale
+            return  # requested again by a client that came back, or stale
         self._over(event.session)
         self._bursts[event.session] = _Burst(event.burst, now_ns)
 
@@ -194,7 +194,7 @@ class Tally:
     def _lingers(self, event: ev.BurstLingered, _now_ns: int) -> None:
         known = self._bursts.get(event.session)
         if known is not None and known.burst == event.burst and not known.begun:
-            self._over(event.session)  # over before it began
+            self._over(event.session)  # it ended before it began
 
     def _session_over(self, event: ev.SessionLost | ev.SessionDetached, _now_ns: int) -> None:
         self._over(event.session)
@@ -205,7 +205,7 @@ class Tally:
         self._kept_out.add(event.session)
 
     def _let_go(self, event: ev.ResumptionRequested, now_ns: int) -> None:
-        """It waits for its turn from now on: until now it waited for that."""
+        """Restart the wait of its burst: it waits for its turn only from now on."""
         burst = self._bursts.get(event.session)
         if event.session in self._kept_out and burst is not None and burst.since_ns is not None:
             burst.since_ns = now_ns
@@ -221,7 +221,7 @@ class Tally:
     def _reported(self, event: _Outcome, now_ns: int) -> None:
         ordered = self._ops.pop(event.op, None)
         if ordered is None:
-            return  # nobody ordered it
+            return  # not ordered
         session, operation = ordered
         burst = self._bursts.get(session)
         if isinstance(event, (ev.PagedOut, ev.PagedIn)):
@@ -245,7 +245,7 @@ class Tally:
     def _contents_lost(
         self, event: ev.PageOutLost | ev.PageInLost, burst: _Burst | None, session: SessionId
     ) -> None:
-        """A burst that had begun is over by that; one that waits to begin is told so by a grant."""
+        """End a burst that had begun. A burst that waits to begin learns of the loss by a grant."""
         if isinstance(event, ev.PageOutLost):
             self.lost_out += 1
         else:

@@ -1,1 +1,1 @@
-"""The preloaded libraries of programs, and the system RAM that they may hold."""
+"""The preloaded libraries of programs, and the limits on the system RAM that they hold."""

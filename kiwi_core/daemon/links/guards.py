@@ -1,9 +1,9 @@
-"""Who has Kiwi's gate, and whose process is stopped: what looks at the sessions say about that.
+"""Which sessions have Kiwi's gate, and which processes are stopped, from observations of sessions.
 
 A session is *guarded* while each of its processes that has memory in the GPU is linked: it has the
-library, which puts a gate in front of the driver. A process without GPU memory has nothing that
-could be stopped, so it leaves the session guarded. A client that knows that its own process has no
-gate says so in its hello; then the session is unguarded as soon as the driver knows the process.
+library, which puts a gate in front of the driver. A process without GPU memory has nothing to stop,
+so it leaves the session guarded. A client that knows that its own process has no gate says so in
+its hello; the session is then unguarded as soon as the driver knows the process.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ class Guards:
         self._feed = feed
 
     def told(self, member: Member, ungated: str) -> None:
-        """Take the word of a client about its own process: why it has no gate; "": it has one, or
-        does not know."""
+        """Record why the client's own process has no gate, as it says; "": it has one, or does not
+        know."""
         member.ungated = ungated
         self._settle(member)
 
     def seen(self, target: Target, seen: Observation) -> None:
-        """Take what a look at a session has found."""
+        """Take an observation of a session."""
         member = self._registry.get(target.session)
         if member is None or not seen.alive:
             return
         gated = self._gated(member.id)
         using = {memory.ref for memory in seen.processes if memory.resident_bytes > 0}
-        # One whose memory is out has none in the GPU, and still no gate when it is back.
+        # A process whose memory is out has none in the GPU, and still no gate when it is back.
         earlier = {ref for ref in member.bare if processes.alive(ref)}
         member.bare = frozenset((using | earlier) - gated)
         member.in_driver = bool(seen.processes)
@@ -59,14 +59,14 @@ class Guards:
         self._settle_stopped(member, seen.stopped)
 
     def stopped(self, session: SessionId, why: str) -> None:
-        """Take what was found of a session that cannot be looked at just now."""
+        """Record why a session that cannot be observed now is stopped; "": it runs."""
         member = self._registry.get(session)
         if member is not None:
             self._settle_stopped(member, why)
 
     def _gated(self, session: SessionId) -> set[ProcessRef]:
-        """The processes that have the library. A connection that was lost just now comes back; one
-        that does not is that of a process which runs another program by now (exec)."""
+        """Return the processes that have the library. A lost connection comes back soon, unless the
+        process has replaced its program (exec)."""
         return {
             link.ref
             for link in self._links.of(session)
@@ -74,8 +74,8 @@ class Guards:
         }
 
     def _settle(self, member: Member) -> None:
-        # What a client says of itself counts once its program uses the driver: without a gate it is
-        # never stopped, and one that only says so must not keep the GPU from others.
+        # A client's word about itself counts only once its program uses the driver: an unguarded
+        # session is never stopped, so a false claim must not keep the GPU from others.
         guarded = not (member.ungated and member.in_driver) and not member.bare
         if guarded is member.guarded:
             return

@@ -1,8 +1,8 @@
 """The budget of system RAM for paged-out memory: one object answers every question about it.
 
-How much the machine and its control groups allow, ``kiwi_core.gpu.host`` reads. Who has taken how
-much is what the pager and the libraries say. ``host_share`` divides it, and ``limits`` has memory
-given back that is held only for speed.
+``kiwi_core.gpu.host`` reads what the machine and its control groups allow; the pager and the
+libraries tell what is taken. ``host_share`` divides the budget, and ``limits`` reclaims memory that
+is held only for speed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(eq=False, repr=False)
 class HostBudget:
-    """``fixed_bytes`` is the admin's word; ``None``: the machine is asked, and ``reserve_bytes`` of
-    its RAM are left alone. ``footprints`` are the bytes of all that is out."""
+    """``fixed_bytes`` is the admin's budget; ``None``: read it from the machine, and leave
+    ``reserve_bytes`` of its RAM alone. ``footprints`` returns the bytes of all paged-out memory."""
 
     _links: Links
     _footprints: Callable[[], Mapping[ProcessRef, int]]
@@ -39,33 +39,33 @@ class HostBudget:
     _read_last: dict[str, int] = field(default_factory=dict)
 
     def budget_bytes(self) -> int:
-        """Return what all paged-out memory together may take, with what is out now."""
+        """Return what all paged-out memory together may take, including what is out now."""
         if self._fixed_bytes is not None:
             return self._fixed_bytes
         return self._read("budget", self._taken_bytes)
 
     def left_bytes(self) -> int:
-        """Return how much of the budget nobody has taken."""
+        """Return the part of the budget that is not taken."""
         if self._fixed_bytes is not None:
             return max(0, self._fixed_bytes - self._taken_bytes())
         return self._read("left", lambda: 0)
 
     def others_bytes(self) -> int:
-        """Return what is out, and no library's."""
+        """Return the paged-out bytes that no library holds."""
         ours = sum(link.told.paged_out_bytes for link in self._links.everybody())
         return max(0, self._out_bytes() - ours)
 
     def arena_bytes(self) -> int:
-        """Return what all libraries hold together, with what is out."""
+        """Return what all libraries hold together, including paged-out memory."""
         return sum(holder(link).held_bytes for link in self._links.everybody())
 
     def _taken_bytes(self) -> int:
-        """Out, or held and given back if it is needed."""
+        """Return what is paged out, or held and given back on demand."""
         links = self._links.everybody()
         return self._out_bytes() + sum(holder(link).reclaimable_bytes for link in links)
 
     def _out_bytes(self) -> int:
-        """Of what libraries say to have out, no more than their processes have."""
+        """Return what is paged out; a library's claim counts only as far as its process has RAM."""
         said_bytes = sum(self._footprints().values())
         links = self._links.everybody()
         untrue_bytes = sum(
@@ -74,7 +74,7 @@ class HostBudget:
         return max(0, said_bytes - untrue_bytes)
 
     def _read(self, what: str, taken_bytes: Callable[[], int]) -> int:
-        """As it was read last where it cannot be read now (no descriptor left)."""
+        """Read a budget; if that fails (no descriptor left), return the last value."""
         try:
             self._read_last[what] = host.host_budget_bytes(self._reserve_bytes, taken_bytes())
         except GpuError as error:
@@ -85,7 +85,7 @@ class HostBudget:
 
 
 def holder(link: Linked) -> Holder:
-    """Return what the process of ``link`` has, by its own word as far as that is believed."""
+    """Return what the process of ``link`` holds, by its own word as far as it is believed."""
     told = link.told
     held_bytes = max(told.arena_bytes, told.paged_out_bytes)
     if isinstance(link, Link) and link.doubted:

@@ -1,8 +1,8 @@
-"""How the host budget is divided among the preloaded libraries: what each may hold beforehand, and
-who gives back first when somebody's page-out needs the memory. Pure.
+"""How the host budget is divided among the preloaded libraries: what each may hold in reserve, and
+who gives back first when a page-out needs the memory. Pure.
 
-What is out of the GPU must be somewhere. Everything else that libraries hold in system RAM is only
-for speed: memory pinned before it is needed. It is theirs as long as nobody needs it.
+Paged-out memory must be somewhere. Everything else that libraries hold in system RAM is only for
+speed: memory pinned in advance. They keep it as long as nobody needs it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SPARED: Final = 8
-"""One part in so many of the budget is nobody's beforehand: a page-out that finds it free need not
-wait until somebody has given something back."""
+"""One part in this many of the budget is nobody's reserve: a page-out that finds it free need not
+wait for memory to be given back."""
 
 STEP_BYTES: Final = 64 * MIB
-"""Shares are multiples of this, or each allocation would change all of them."""
+"""Shares are multiples of this; otherwise each allocation would change all of them."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """One process, by its own word. ``out_bytes``: out of the GPU; ``held_bytes``: all that it
-    holds in system RAM, that included. ``owned_bytes``: what a page-out would have to take,
-    wherever it is."""
+    """One process, by its own word. ``out_bytes`` are paged out; ``held_bytes`` is all its system
+    RAM, including these. ``owned_bytes`` is what a page-out would have to hold, wherever it is
+    now."""
 
     owned_bytes: int
     out_bytes: int
@@ -35,17 +35,17 @@ class Holder:
 
     @property
     def reclaimable_bytes(self) -> int:
-        """Only for speed."""
+        """Bytes held only for speed."""
         return max(0, self.held_bytes - self.out_bytes)
 
 
 def divide(budget_bytes: int, others_bytes: int, holders: Sequence[Holder]) -> list[int]:
-    """The bytes that each may hold without need, what is out included.
+    """Return the bytes that each may hold in reserve, including what is paged out.
 
-    Each may hold what it owns. Where the budget does not reach so far, all get the same, but
-    none more than it owns: a small program is as quick to come and go as if it were alone.
+    Each may hold what it owns. If the budget does not suffice, all get the same, but none more than
+    it owns: a small program then moves as fast as if it were alone.
 
-    ``others_bytes``: what is out, and no library's.
+    ``others_bytes`` are paged out and held by no library.
     """
     shares = [one.out_bytes for one in holders]
     left_bytes = max(0, budget_bytes - budget_bytes // SPARED - others_bytes - sum(shares))
@@ -64,8 +64,8 @@ def _rounded_up(size_bytes: int) -> int:
 
 
 def who_gives_back(lacking_bytes: int, holders: Sequence[Holder]) -> list[int]:
-    """The places in ``holders`` of those that give back all that is only for speed, until it is
-    enough. Those that hold most of it first, so that as few as possible have to begin anew."""
+    """Return the indices in ``holders`` of those that give back all that is only for speed, until
+    it suffices. The largest come first, so that few have to start anew."""
     found: list[int] = []
     by_size = sorted(range(len(holders)), key=lambda i: -holders[i].reclaimable_bytes)
     for i in by_size:

@@ -1,7 +1,7 @@
-"""What the preloaded libraries may hold of the machine's RAM without need.
+"""The limits on the system RAM that the preloaded libraries hold in reserve.
 
-Who holds what they say themselves; how it is divided, ``host_share`` says. A page-out for which the
-RAM is not there waits, for a moment, until others have given back what they hold only for speed.
+The libraries tell what they hold, and ``host_share`` divides the budget. A page-out that finds too
+little RAM waits, briefly, until others have given back what they hold only for speed.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 REVIEW_S = 0.25
-"""Between reviews: libraries tell what they hold no more often."""
+"""Interval of reviews; libraries report what they hold no more often."""
 
 GIVE_BACK_WITHIN_S = 5.0
-"""Giving back a pinned gibibyte takes some ten milliseconds. Who has not by then is frozen."""
+"""Giving back a pinned gibibyte takes some ten milliseconds. A slower library is frozen."""
 
 DOUBT_AFTER_S = 1.0
-"""Who was asked and has given back nothing in this time is frozen, or has said what is not so: the
-others are asked then, and its word does not count for a while."""
+"""A library that was asked and gives back nothing in this time is frozen, or its reports are wrong.
+Others are asked then, and its word does not count for a while."""
 
 LOOK_AGAIN_S = 0.02
-"""While a page-out waits for that."""
+"""Interval of looks while a page-out waits for that."""
 
 
 @dataclass(eq=False)
 class Claim:
-    """A page-out that waits for RAM, or takes it now. ``left_then_bytes``: how much there was when
-    it began to; ``None``: it waits."""
+    """A page-out that waits for RAM, or takes it now. ``left_then_bytes`` is what was left when it
+    began to take; ``None``: it waits."""
 
     session: SessionId
     more_bytes: int
     left_then_bytes: int | None = None
 
     def due_bytes(self, left_bytes: int) -> int:
-        """What it has still to take, as far as can be told from how much is left now."""
+        """Return what it has still to take, estimated from what is left now."""
         if self.left_then_bytes is None:
             return self.more_bytes
         return max(0, self.more_bytes - max(0, self.left_then_bytes - left_bytes))
@@ -77,8 +77,8 @@ class Limits:
         self.changed()
 
     def changed(self) -> None:
-        """A library told something new, or an event was handled. Costs nothing where nobody is
-        linked."""
+        """Review the limits soon: a library reported, or an event was handled. Costs nothing while
+        no library is linked."""
         if self._links and self._due is None:
             self._due = self._loop.call_later(REVIEW_S, self._review)
 
@@ -98,7 +98,7 @@ class Limits:
             self._tell(link, PagerLimits(arena_bytes=shares.get(link, 0)))
 
     def _tell(self, link: Link, limits: PagerLimits) -> None:
-        """If that is not what it was told last, and once it has said how things are."""
+        """Send ``limits`` to a link that has told its state, unless it has them already."""
         connection = link.connection
         if connection is None or not link.greeted or self._told.get(link) == (connection, limits):
             return
@@ -108,8 +108,8 @@ class Limits:
     # --- RAM for a page-out ---------------------------------------------------------------------
 
     async def before_page_out(self, links: Sequence[Linked], deadline_ns: int) -> Claim | None:
-        """All that ``links`` (of one session) own will be moved out. What they hold already is used
-        for that."""
+        """Make room for a page-out of all that ``links`` (of one session) own, beyond the RAM that
+        they already hold for it."""
         more_bytes = sum(
             max(0, one.told.resident_bytes - holder(one).reclaimable_bytes) for one in links
         )
@@ -129,9 +129,9 @@ class Limits:
     async def make_room(
         self, session: SessionId, more_bytes: int, deadline_ns: int
     ) -> Claim | None:
-        """Waits, for a moment, until ``more_bytes`` of RAM are there for a page-out of ``session``.
-        The claim counts until ``done``. Without success the page-out is tried all the same: its own
-        check is the better one."""
+        """Wait, briefly, until ``more_bytes`` of RAM are there for a page-out of ``session``. The
+        claim counts until ``done``. On failure the page-out is tried all the same: its own check is
+        more exact."""
         if more_bytes <= 0:
             return None
         left_s = (deadline_ns - time.monotonic_ns()) / NS_PER_S
@@ -145,7 +145,7 @@ class Limits:
         return claim
 
     def done(self, claim: Claim | None) -> None:
-        """Its memory is out, or will not be."""
+        """Drop ``claim``: its memory is out, or will not be."""
         if claim is not None:
             self._claims.discard(claim)
 
@@ -162,7 +162,7 @@ class Limits:
         self.changed()
 
     def _ask_back(self, asked: dict[Link, tuple[int, float]]) -> bool:
-        """Whether somebody is asked for memory. ``asked``: what each held, and since when."""
+        """Return whether any link can give back. ``asked``: what each held, and since when."""
         squeezed = self._squeezed(self._links.everybody())
         now_s = time.monotonic()
         for link in squeezed:
@@ -182,7 +182,7 @@ class Limits:
         return sum(claim.due_bytes(left_bytes) for claim in self._claims) - left_bytes
 
     def _squeezed(self, links: Iterable[Link]) -> list[Link]:
-        """Who shall give back now: nobody whose own memory is on its way out."""
+        """Return the links that shall give back now; none of a session that is being paged out."""
         lacking_bytes = self._lacking_bytes()
         if lacking_bytes <= 0:
             return []

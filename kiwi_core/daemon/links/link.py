@@ -1,5 +1,5 @@
-"""One process that has Kiwi's library preloaded: its connection, its last word, and the one thing
-that it is doing."""
+"""One process that has Kiwi's library preloaded: its connection, its last report, and its current
+operation."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 ANSWER_GRACE_S = 2.0
-"""Beyond its own time limit for a library to say that it is past: the machine may be busy."""
+"""Extra time for a library to report that its own time limit passed: the machine may be busy."""
 
 RECONNECT_WITHIN_S = 5.0
-"""A library that lost its connection comes back within a second, if the process can run at all."""
+"""A library that lost its connection reconnects within a second, if its process can run at all."""
 
 EXEC_WITHIN_S = 1.0
-"""A program that is replaced by another one (exec) closes its connection. The kernel shows the new
-one within milliseconds."""
+"""A program that is replaced (exec) closes its connection. The kernel shows the new program within
+milliseconds."""
 
 MOVE_GRACE_S = 90.0
-"""Beyond its own time limit, for a library in the middle of a move: it first brings back what it
-has begun to move out, for which it takes 60 s at most, and ends copies that are under way. After
-this it counts as stuck, and whoever waits for it goes on."""
+"""Extra time, beyond its own limit, for a library in the middle of a move: it first brings back
+what it has begun to move out (60 s at most), and ends copies under way. After this it counts as
+stuck, and whoever waits for it goes on."""
 
 DOUBT_S: Final = 60.0
-"""One that was stopped for a while is believed again after this; longer each time."""
+"""A library that was doubted is believed again after this; the time doubles with each doubt."""
 
 DOUBT_MAX_S: Final = 3600.0
 
 FASTEST_BYTES_PER_S: Final = 1_000_000_000_000
-"""No bus to a GPU is faster (NVLink-C2C: 450 GB/s each way); who says so is wrong."""
+"""No bus to a GPU is faster (NVLink-C2C: 450 GB/s each way); a report above this is wrong."""
 
 _AFTER: Final = {
     PagerAction.HOLD: Residency.LOCKED,
@@ -62,7 +62,7 @@ _MOVES: Final = frozenset({PagerAction.PAGE_OUT, PagerAction.PAGE_IN})
 
 @dataclass(eq=False)
 class PagerCall:
-    """Something that an operation wants of a library, and waits for."""
+    """An action that an operation orders from a library and waits for."""
 
     action: PagerAction
     deadline_ns: int
@@ -70,22 +70,22 @@ class PagerCall:
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
     op: int | None = None
-    """``None``: not sent yet."""
+    """``None`` until it is sent."""
     out_bytes: int = 0
-    """What was out when it was sent."""
+    """Bytes that were out when it was sent."""
     sent_ns: int = 0
 
     def settle(self, outcome: Outcome) -> None:
-        if not self.outcome.done():  # whoever waited may have been cancelled
+        if not self.outcome.done():  # the waiting task may have been cancelled
             self.outcome.set_result(outcome)
 
 
 @dataclass(eq=False)
 class Link:
-    """``session`` is the one that it belongs to; ``None``: none, and ``off``: the one that it
-    belonged to has left Kiwi. ``gate_open`` is what it was told last on this connection.
-    ``wants_lease``: a call of it waits at the gate. ``image`` is the program that it ran when it
-    connected last (``processes.image_of``); ``above`` are it and its ancestors."""
+    """``session`` is the one that the process belongs to; ``None``: none. ``off``: its session has
+    left Kiwi. ``gate_open`` is the last order on this connection. ``wants_lease``: a call waits at
+    its gate. ``image`` is the program that it ran when it last connected (``processes.image_of``);
+    ``above`` are the process and its ancestors."""
 
     ref: ProcessRef
     uid: int
@@ -94,31 +94,31 @@ class Link:
     off: bool = False
     told: LibraryReport = field(default_factory=LibraryReport)
     host_bytes: int = 0
-    """The system RAM that the process really had when it said so."""
+    """System RAM that the process really had at its last report."""
     next_doubt_s: float = DOUBT_S
-    """It is doubted so long when it does not give back what it says it holds only for speed."""
+    """How long its next doubt lasts, if it does not give back what it holds only for speed."""
     doubted_until_s: float = float("-inf")
     image: str = ""
     connection: Connection | None = None
     greeted: bool = False
-    """It has told its state on this connection."""
+    """True once it has told its state on this connection."""
     gate_open: bool | None = None
     wants_lease: bool = False
     call: PagerCall | None = None
     unanswered: int | None = None
-    """The move that nobody waits for any more, and whose answer has not come. Until it has, nothing
-    else is sent: an order that waits behind it would be carried out when nobody expects it."""
+    """Number of a move that timed out and is unanswered. Nothing else is sent until the answer
+    comes: an order behind it would be carried out when nobody expects it."""
     opening: int | None = None
-    """An order to open its gate that was not answered in time. Until it is, or the connection that
-    it was sent on has ended, the gate counts as open: it may open at any moment."""
+    """Number of an order to open its gate that was not answered in time. Until the answer comes, or
+    its connection ends, the gate counts as open: it may open at any moment."""
     going_out: bool = False
-    """A page-out is ordered, and perhaps not sent yet."""
+    """True from the order of a page-out, which may not be sent yet."""
     away_since_s: float = float("-inf")
-    """When the connection was lost, or a daemon began that knew of it from the last one."""
+    """When the connection was lost, or when a daemon began that knew the link from the roster."""
     pidfd: int = -1
     above: tuple[ProcessRef, ...] = ()
     owns: bool = True
-    """Its library can move its memory. Else it is only the gate: the driver moves the memory."""
+    """True if its library can move its memory; if false, it is only the gate."""
     next_op: Callable[[], int] = field(default=lambda: 0, repr=False)
 
     @property
@@ -127,7 +127,7 @@ class Link:
 
     @property
     def expected(self) -> bool:
-        """Not connected, but it will be in a moment: daemons are restarted, libraries are not."""
+        """True if it will soon be connected again: daemons are restarted, libraries are not."""
         return not self.connected and time.monotonic() - self.away_since_s < RECONNECT_WITHIN_S
 
     @property
@@ -138,18 +138,18 @@ class Link:
 
     @property
     def doubted(self) -> bool:
-        """What it says to hold only for speed does not count as memory that can be had."""
+        """True if memory that it says to hold only for speed does not count as available."""
         return time.monotonic() < self.doubted_until_s
 
     def doubt(self) -> None:
-        """It was asked to give back memory, and did not."""
+        """Record that it was asked to give back memory, and did not."""
         self.doubted_until_s = time.monotonic() + self.next_doubt_s
         self.next_doubt_s = min(DOUBT_MAX_S, 2 * self.next_doubt_s)
 
     # --- its life -------------------------------------------------------------------------------
 
     def attach(self, connection: Connection) -> Connection | None:
-        """A new connection; the one that it replaces, if any."""
+        """Take a new connection. Return the one that it replaces, if any."""
         old, self.connection = self.connection, connection
         self._forget_old_program()
         self.image = processes.image_of(self.ref)
@@ -158,8 +158,8 @@ class Link:
         return old if old is not connection else None
 
     def lost(self) -> None:
-        """The connection ended. A library that holds its program lets it go then; not so one that
-        is only a gate: it cannot know whether the driver has the process."""
+        """Record that the connection ended. A library that holds its program then lets it go; one
+        that is only a gate does not, because it cannot know whether the driver has the process."""
         self.connection = None
         self.away_since_s = time.monotonic()
         self.gate_open, self.wants_lease, self.opening = None, False, None
@@ -177,8 +177,8 @@ class Link:
             self._settle(self.call, Refused(Reason.GONE, f"Process {self.ref.pid} has ended."))
 
     def says(self, told: LibraryReport) -> None:
-        """Its state. The first word on a connection also says how an operation came out whose
-        answer was lost with the last one."""
+        """Take its state. The first report on a connection also tells the outcome of an operation
+        whose answer was lost with the last connection."""
         if self.told.residency is not Residency.LOST:  # nothing brings that back
             self.told = self._as_far_as_known(told)
         if self.greeted:
@@ -189,21 +189,21 @@ class Link:
             return
         came_in = call.action is PagerAction.PAGE_IN and told.residency is Residency.RESIDENT
         if call.op is not None and came_in:
-            # Its answer got lost, and nobody knows how long it took. (A page-out tells its bytes
-            # when it is asked again.)
+            # The answer was lost, and nobody knows how long it took. (A page-out reports its bytes
+            # when it is ordered again.)
             self._settle(call, Moved(call.out_bytes, elapsed_ns=0))
         else:
             self._send(call)  # again, if need be: each action may be repeated
 
     def _as_far_as_known(self, told: LibraryReport) -> LibraryReport:
-        """It says "held" of a hold that was answered late before it comes to the order to open."""
+        """Correct "held" from a hold that it answered late and has yet to open again."""
         held = told.residency is Residency.LOCKED
         return _as(told, Residency.RESIDENT) if held and self.opening is not None else told
 
     # --- its work -------------------------------------------------------------------------------
 
     def begin(self, call: PagerCall) -> None:
-        if self.call is not None:  # (of the session that it belonged to before, perhaps)
+        if self.call is not None:  # (from its previous session, perhaps)
             detail = f"Process {self.ref.pid} is busy with something else for Kiwi."
             call.settle(Refused(Reason.LOCK_TIMEOUT, detail))
             return
@@ -218,9 +218,9 @@ class Link:
             _later(_left_ns(call) / NS_PER_S + _grace_s(call), self._overdue, call)
 
     def forget_if_replaced(self) -> bool:
-        """Whether the process has replaced its program by another one (``exec``), which has not
-        connected. What was told is of the old one then. That has ended, and its memory and its gate
-        ended with it."""
+        """Return whether the process has replaced its program (``exec``) and the new one has not
+        connected. Forget then what the old one told: that has ended, and its memory and gate with
+        it."""
         return not self.connected and self._forget_old_program()
 
     def _forget_old_program(self) -> bool:
@@ -236,7 +236,7 @@ class Link:
         return Refused(Reason.GONE, f"Process {self.ref.pid} has replaced its program.")
 
     def done(self, answer: PagerDone) -> bool:
-        """False: nobody waits for this answer."""
+        """Take an answer. Return false if nobody waits for it."""
         call = self.call
         if answer.op == self.opening:
             self.opening = None
@@ -277,11 +277,11 @@ class Link:
         if call is not self.call:
             return
         more_s = call.deadline_ns / NS_PER_S + _grace_s(call) - time.monotonic()
-        if more_s > 0:  # it was sent only after this was to be looked at
+        if more_s > 0:  # it was sent after this timer was set
             _later(more_s, self._overdue, call)
             return
         if call.op is not None and call.action in _MOVES:
-            # It may be in the middle of it: only its own word says how that comes out.
+            # It may be in the middle of the move: only its answer tells the outcome.
             self.unanswered = call.op
         elif call.op is not None and self.connection is not None:
             self._opens_late(call, self.connection)
@@ -289,11 +289,11 @@ class Link:
         self._settle(call, Refused(Reason.LOCK_TIMEOUT, detail))
 
     def _opens_late(self, call: PagerCall, connection: Connection) -> None:
-        """After a ``hold`` or ``free`` that was not answered in time."""
+        """Expect the gate to open some time after a ``hold`` or ``free`` that timed out."""
         if call.action is PagerAction.FREE:
             self.opening = call.op
         elif call.action is PagerAction.HOLD:
-            # Queued behind: whenever it gets to it, it lets go at once.
+            # Queued behind the hold: once the library gets to it, it lets go at once.
             self.opening = self.next_op()
             free = PagerDo(op=self.opening, action=PagerAction.FREE, within_ns=0)
             connection.send(free)
@@ -323,8 +323,8 @@ def _grace_s(call: PagerCall) -> float:
 
 
 def _elapsed_ns(call: PagerCall, answer: PagerDone) -> int:
-    """How long it says that it took; but no longer than since it was asked, and no faster than a
-    bus. Everybody's turns are measured against what a move takes."""
+    """Return how long it says that it took, but at most the time since the order, and at least that
+    of the fastest bus. Everybody's turns are measured against what a move takes."""
     fastest_ns = answer.bytes * NS_PER_S // FASTEST_BYTES_PER_S
     since_ns = time.monotonic_ns() - call.sent_ns
     return max(fastest_ns, min(answer.elapsed_ns, since_ns))
@@ -335,7 +335,7 @@ def _as(told: LibraryReport, residency: Residency) -> LibraryReport:
 
 
 def _moved(told: LibraryReport, action: PagerAction, moved_bytes: int) -> LibraryReport:
-    """As its answer has it, where it has not said so itself."""
+    """Return ``told`` after a move, unless the library has reported that state itself."""
     if action is PagerAction.YIELD or told.residency is _AFTER[action]:
         return told
     owned_bytes = max(told.resident_bytes + told.paged_out_bytes, moved_bytes)
@@ -353,6 +353,6 @@ def _refused(answer: PagerDone, pid: int) -> Refused:
         reason = Reason(answer.reason)
     except ValueError:
         reason = Reason.DRIVER
-    if reason is Reason.GONE:  # who says so is not
+    if reason is Reason.GONE:  # a process that can answer is not gone
         reason = Reason.DRIVER
     return Refused(reason, answer.detail or f"Process {pid} refused ({reason.value}).")

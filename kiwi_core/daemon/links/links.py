@@ -1,8 +1,8 @@
 """The processes that have Kiwi's library preloaded, and the session that each belongs to.
 
-A link belongs to the nearest session among its process and that one's ancestors. One that has no
-such session becomes a session of its own; when an ancestor becomes one later, that one takes it
-over. What a link told last stays known when its connection is lost, until the process ends.
+A link belongs to the nearest session among its process and the ancestors of that. A process without
+such a session becomes one; if an ancestor becomes a session later, that takes the link over. What a
+link told last stays known when its connection is lost, until the process ends.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _RESIDENCY = {
 _SHUT: Final = frozenset({Residency.LOCKED, Residency.PAGED_OUT})
 
 ANCESTORS_MAX: Final = 64
-"""Of a process: shells in shells in launchers come to a dozen."""
+"""Most ancestors of a process; shells in shells in launchers come to a dozen."""
 
 
 class RamReservations(Protocol):
-    """System RAM, of which a page-out takes some."""
+    """The system RAM from which page-outs take theirs."""
 
     def room_for(self, those: Sequence[Linked], deadline_ns: int) -> AsyncContextManager[None]:
-        """Wait, for a moment, for the RAM that a page-out of ``those`` takes, and keep it for the
+        """Wait, briefly, for the RAM that a page-out of ``those`` takes, and keep it for the
         page-out until the end."""
 
 
@@ -68,8 +68,8 @@ class RamReservations(Protocol):
 class Links:
     """``on_death`` is called when a linked process ends.
 
-    ``gpu_bytes``: nobody has more than that, whatever it says. ``before_a_move`` is called before
-    a page-out is sent, so that the roster on disk knows of it.
+    ``gpu_bytes`` limits what a library may claim to have. ``before_a_move`` is called before a
+    page-out is sent, so that the roster on disk knows of it.
     """
 
     _registry: SessionRegistry
@@ -80,12 +80,12 @@ class Links:
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _by_ref: dict[ProcessRef, Link] = field(default_factory=dict)
     _by_session: dict[SessionId, tuple[Link, ...]] = field(default_factory=dict)
-    # Not from 1: an answer to an earlier daemon must not pass for one to this.
+    # Not from 1: an answer to an earlier daemon must not pass for one to this daemon.
     _ops: Iterator[int] = field(
         default_factory=lambda: itertools.count(time.monotonic_ns() // NS_PER_MS)
     )
     ram: RamReservations | None = None
-    """Asked before a page-out for the RAM that it takes, if there is somebody to ask."""
+    """Provides the RAM for a page-out; ``None``: page-outs do not ask."""
 
     # --- for the pager --------------------------------------------------------------------------
 
@@ -136,26 +136,26 @@ class Links:
 
     @property
     def sessions(self) -> Iterable[SessionId]:
-        """Those that have links."""
+        """The sessions that have links."""
         return self._by_session
 
     def connected(self, session: SessionId) -> bool:
-        """Is there word from a process of ``session``?"""
+        """Return whether a process of ``session`` is connected."""
         return any(link.connected for link in self.of(session))
 
     def shut(self, session: SessionId) -> bool:
-        """Does a library of ``session`` hold its program, or have its memory out?"""
+        """Return whether a library of ``session`` holds its program, or has its memory out."""
         return any(link.told.residency in _SHUT for link in self.of(session))
 
     def unowned(self, session: SessionId) -> dict[str, int]:
-        """What the libraries of its processes cannot move, by kind."""
+        """Return what the libraries of its processes cannot move, in bytes by kind."""
         found: Counter[str] = Counter()
         for link in self.of(session):
             found.update(link.told.unowned)
         return dict(found)
 
     def nearest(self, link: Link, but: Member | None = None) -> Member | None:
-        """The session (other than ``but``) that the process belongs to, if its user has one."""
+        """Return the session (not ``but``) to which the process belongs, if its user has one."""
         for candidate in link.above:
             member = self._registry.of_process(candidate)
             if member is not None and member is not but and member.uid == link.uid:
@@ -163,8 +163,8 @@ class Links:
         return None
 
     def hello(self, ref: ProcessRef, uid: int, name: str) -> Link:
-        """Like ``take``, for a program that says so itself. Raises ``PeerError`` "gone", and
-        "too-many-sessions" where its user has too many."""
+        """Like ``take``, for a program that connects itself. Raises ``PeerError``: "gone", or
+        "too-many-sessions" if its user has too many."""
         if ref not in self._by_ref and not self._share.may(uid):
             raise PeerError(
                 "too-many-sessions",
@@ -174,7 +174,8 @@ class Links:
         return self.take(ref, uid, name)
 
     def take(self, ref: ProcessRef, uid: int, name: str) -> Link:
-        """The link of process ``ref``, a new one if need be. Raises ``PeerError("gone")``."""
+        """Return the link of process ``ref``, a new one if need be. Raises
+        ``PeerError("gone")``."""
         link = self._by_ref.get(ref)
         if link is None:
             link = Link(ref, uid, name, next_op=lambda: next(self._ops))
@@ -197,8 +198,8 @@ class Links:
             self._by_session[session] = (*self.of(session), link)
 
     def told(self, link: Link, state: PagerState) -> None:
-        """Takes its word, as far as it can be true: nobody has more GPU memory than the GPU has,
-        and no process holds more system RAM than the kernel counts for it."""
+        """Take its report, within what can be true: no more GPU memory than the GPU has, and no
+        more system RAM than the kernel counts for the process."""
         said_bytes = max(state.arena_bytes, state.paged_out_bytes)
         link.host_bytes = _held_bytes(link) if said_bytes else 0
         link.says(
@@ -213,7 +214,7 @@ class Links:
         )
 
     def done(self, link: Link, answer: PagerDone) -> bool:
-        """``Link.done``, with no more bytes than the GPU has."""
+        """Call ``link.done`` with no more bytes than the GPU has."""
         return link.done(msgspec.structs.replace(answer, bytes=self._at_most(answer.bytes)))
 
     def _at_most(self, said_bytes: int) -> int:
@@ -222,10 +223,10 @@ class Links:
     # --- over a crash of the daemon -------------------------------------------------------------
 
     def restore(self, roster: Roster) -> None:
-        """Those that were out when the last daemon ended, or about to go: they stay out until they
-        are told to come back, so that this is known before they have reconnected. Those that were
-        not: they are about to reconnect, and the driver must not take them meanwhile. And those
-        whose session has left Kiwi: reconnecting must not make them one again."""
+        """Restore the links of the last daemon. Those that were out, or about to go, stay out until
+        they are ordered back, so that this is known before they reconnect. The others are about to
+        reconnect, and the driver must not take them meanwhile. Links whose session has left Kiwi
+        stay outside: reconnecting must not make them a session again."""
         for pid, start_ticks, uid in roster.off:
             with contextlib.suppress(PeerError):  # it has ended
                 self.take(ProcessRef(pid, start_ticks), uid, "").off = True
@@ -244,8 +245,8 @@ class Links:
             self.assign(link, SessionId(entry.session))
 
     def expect_all(self) -> None:
-        """Give the libraries that are known time to connect from now on. The driver must not get a
-        process whose gate is open only because its library could not connect yet."""
+        """Give the known libraries time to connect from now on. The driver must not get a process
+        whose gate is open only because its library could not connect yet."""
         for link in self._by_ref.values():
             if not link.connected:
                 link.away_since_s = time.monotonic()
@@ -273,14 +274,13 @@ class Links:
         if self._by_ref.pop(link.ref, None) is not None:
             self._share.give_back(link.uid)
         link.died()
-        self._on_death(link)  # while it is known whose it was: what it waited for is withdrawn
+        self._on_death(link)  # while its session is known: what it waited for is withdrawn
         self.assign(link, None)
 
 
 def above(ref: ProcessRef) -> tuple[ProcessRef, ...]:
-    """The process, and those that it may belong to, nearest first. Read once, when it is first
-    heard of: a walk through ``/proc`` is slow, and parents that end later still were its parents.
-    """
+    """Return the process and those that it may belong to, nearest first. Called once per link: a
+    walk through ``/proc`` is slow, and parents that end later still were its parents."""
     found = [ref, *itertools.islice(processes.ancestors(ref), ANCESTORS_MAX)]
     stat = processes.stat_of(ref.pid)
     leader = processes.ref_of(stat.session) if stat is not None else None
@@ -290,7 +290,7 @@ def above(ref: ProcessRef) -> tuple[ProcessRef, ...]:
 
 
 def _held_bytes(link: Link) -> int:
-    """Return the system RAM of the process; where it cannot be read now, what was read last."""
+    """Return the system RAM of the process; the last value if it cannot be read now."""
     try:
         return host.held_bytes(link.ref.pid)
     except GpuError as error:

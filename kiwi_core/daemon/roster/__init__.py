@@ -1,1 +1,1 @@
-"""The sessions of a daemon, and the file that a restarted daemon finds them in."""
+"""The sessions of a daemon, and the file from which a restarted daemon recovers them."""

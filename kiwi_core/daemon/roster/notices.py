@@ -1,4 +1,4 @@
-"""What users are told, in plain words: what happened, why, and what to do."""
+"""The texts for users, in plain words: what happened, why, and what to do."""
 
 from __future__ import annotations
 
@@ -90,8 +90,7 @@ _WORDS: dict[Notice, tuple[str, str]] = {
 
 
 def sentence(notice: Notice, detail: str = "") -> tuple[str, str]:
-    """What to tell a user, and what they can do: ``(text, remedy)``. ``detail`` is put into
-    the end of the text."""
+    """Return what to tell a user and what they can do: ``(text, remedy)``. Appends ``detail``."""
     text, remedy = _WORDS[notice]
     if detail:
         text = f"{text.removesuffix('.')} ({detail.removesuffix('.')})."
@@ -99,7 +98,7 @@ def sentence(notice: Notice, detail: str = "") -> tuple[str, str]:
 
 
 def unguarded(member: Member | None) -> str:
-    """Why a session has no gate, what follows, and what to do. ``None``: of another user."""
+    """Return why a session (``None``: another user's) has no gate, what follows, what to do."""
     follows = "It is never stopped in the middle of its work, so others wait until that is done."
     if member is None:
         return f"A program of it uses the GPU without Kiwi's gate. {follows}"
@@ -118,7 +117,7 @@ def unguarded(member: Member | None) -> str:
 
 
 def left_out(why: str) -> tuple[str, str]:
-    """What a session is told whose memory a leaving daemon could not bring back."""
+    """Return what to tell a session whose memory a leaving daemon could not page in."""
     text = (
         "The Kiwi daemon has ended, and the GPU memory of this notebook stays in system RAM, since "
         f"it could not be brought back ({why}). Nothing is lost, but GPU code here stands still."
@@ -128,5 +127,5 @@ def left_out(why: str) -> tuple[str, str]:
 
 
 def reason(why: Reason, detail: str = "") -> str:
-    """Why an operation was refused, as half a sentence."""
+    """Return why an operation was refused, as half a sentence."""
     return f"{_REASONS[why]}: {detail}" if detail else _REASONS[why]

@@ -1,7 +1,7 @@
-"""The processes that are sessions: who they are, and the moment they die.
+"""The session registry: the processes that are sessions, and the detection of their death.
 
-A session is a process; its id is made from pid, start time and boot, so it is the same after the
-daemon restarts and is never given to another process.
+A session is a process. Its id is made from pid, start time and boot, so it stays the same when the
+daemon restarts, and no other process ever gets it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from kiwi_core.states import Priority
 
 ANOTHER_USER: Final = "another user"
-"""What a session is called for those who may not know its name."""
+"""Name of a session for those who may not know the real one."""
 
 DEPARTED_MIN: Final = 256
-"""Names of departed sessions are looked through no more often than each time that so many came."""
+"""Least number of departures between two cleanups of the names of departed sessions."""
 
 
 def session_id(ref: ProcessRef) -> SessionId:
@@ -42,11 +42,11 @@ def session_id(ref: ProcessRef) -> SessionId:
 
 @dataclass(eq=False)
 class Member:
-    """``burst`` is our number of the last burst that was asked for, ``client_burst`` the client's;
-    0: it is our own, for a call at a gate. ``waiting`` until it is granted, ``in_burst`` from then
-    until it has ended. ``priority`` is the class it was put into live; ``None``: its user's.
-    ``by_link``: only its preloaded library has said anything. ``forget`` runs while it has no
-    connection."""
+    """``burst`` is the daemon's number of the last burst that was requested, ``client_burst`` the
+    client's; 0: the daemon made the burst, for a call at a gate. ``waiting`` is true until its
+    grant, ``in_burst`` from then to its end. ``priority`` is the class that was set live; ``None``:
+    its user's. ``by_link``: only its preloaded library has connected. ``forget`` is the timer that
+    runs while it has no connection."""
 
     id: SessionId
     ref: ProcessRef
@@ -61,17 +61,17 @@ class Member:
     priority: Priority | None = None
     by_link: bool = False
     ungated: str = ""
-    """Why its own process has no gate, as its client says; "": it has one, or has not said."""
+    """Why its own process has no gate, as its client says; "": it has one, or did not say."""
     bare: frozenset[ProcessRef] = frozenset()
-    """Processes of it that were seen to use the GPU without a gate."""
+    """Processes of the session that were seen to use the GPU without a gate."""
     in_driver: bool = False
-    """Whether the driver knew a process of it at the last look."""
+    """True if the driver knew a process of the session at the last look."""
     guarded: bool = True
-    """What the scheduler was told last, from these three."""
+    """What the scheduler was told last, derived from the three fields above."""
     stopped: str = ""
-    """Why a process of it does not run, as the scheduler was told last."""
+    """Why a process of it does not run, as the scheduler was told last; "": all run."""
     kept_out: str = ""
-    """Who keeps it out of the GPU, likewise; "": nobody."""
+    """Who keeps it out of the GPU, as the scheduler was told last; "": nobody."""
     pidfd: int = -1
     forget: asyncio.TimerHandle | None = field(default=None, repr=False)
 
@@ -81,12 +81,12 @@ class Member:
 
     @property
     def own_burst(self) -> bool:
-        """The last burst is our own: no client has a number for it."""
+        """True if the daemon made the last burst: no client has a number for it."""
         return self.client_burst == 0
 
     def number(self, client_burst: int) -> int:
-        """Ours of a burst that is asked for: a new one, unless its client asks once more for the
-        one that waits or runs."""
+        """Return the daemon's number for a requested burst: a new one, unless the client repeats
+        its request for the burst that waits or runs."""
         again = client_burst == self.client_burst and (self.waiting or self.in_burst)
         if not again:
             self.burst += 1
@@ -113,7 +113,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Known:
-    """Whose a session is or was, and what it is called."""
+    """The user and the name of a session that is there or has left."""
 
     uid: int
     name: str
@@ -122,7 +122,7 @@ class Known:
 
 class SessionRegistry:
     """All sessions by id. ``on_death`` is called in the loop, once, when a process ends. ``share``
-    counts them for their users."""
+    counts the sessions of each user."""
 
     def __init__(self, on_death: Callable[[Member], None], share: Share | None = None) -> None:
         self.share = share if share is not None else Shares()[SESSIONS]
@@ -132,20 +132,20 @@ class SessionRegistry:
         self._departed: dict[SessionId, Known] = {}
         self._look_through_at = DEPARTED_MIN
         self.remembered: Callable[[], Collection[SessionId]] = frozenset
-        """Who is still spoken of (in the history): their names are kept after they left."""
+        """Returns the sessions that the history mentions: their names are kept after they left."""
 
     def __iter__(self) -> Iterator[Member]:
         return iter(list(self._by_id.values()))
 
     def refs(self) -> frozenset[ProcessRef]:
-        """From any thread."""
+        """Return the processes of all sessions. May be called in any thread."""
         return frozenset(member.ref for member in list(self._by_id.values()))
 
     def get(self, session: str) -> Member | None:
         return self._by_id.get(SessionId(session))
 
     def known(self, session: str) -> Known | None:
-        """Also of one that left, as long as it is spoken of."""
+        """Return whose ``session`` is or, while the history mentions it, was."""
         member = self._by_id.get(SessionId(session))
         if member is None:
             return self._departed.get(SessionId(session))
@@ -155,7 +155,7 @@ class SessionRegistry:
         return self._by_ref.get(ref)
 
     def add(self, member: Member) -> None:
-        """Begins to watch the process. Raises ``PeerError("gone")`` if it is dead already."""
+        """Add ``member`` and watch its process. Raises ``PeerError("gone")`` if that has ended."""
         pidfd = processes.open_pidfd(member.ref)
         if pidfd is None:
             raise PeerError("gone", f"Process {member.ref.pid} has ended.")

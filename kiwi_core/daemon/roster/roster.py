@@ -1,7 +1,7 @@
-"""The sessions that a daemon had, on disk, for the daemon that comes after a crash.
+"""The sessions of a daemon, on disk, for its successor after a crash.
 
-Written before any operation begins (a crash in its middle must be found) and soon after anything
-else changes. It says *which processes to ask about*; what state they are in, the driver says.
+Written before any operation begins (the successor must find one that was interrupted) and soon
+after anything else changes. It tells *which processes to ask about*; the driver tells their state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 VERSION = 1
 
 DELAY_S = 0.05
-"""Grants and ends reach the roster this much later; operations always find it up to date."""
+"""Delay with which grants and ends reach the file; before an operation it is always written."""
 
 _Pid = Annotated[int, Meta(ge=1, lt=1 << 31)]
 _Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -38,9 +38,9 @@ _Quantum = Annotated[int, Meta(ge=DEFAULTS.tq_min_ns, le=DEFAULTS.tq_max_ns)]
 
 
 class RosterEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """``in_burst``: it was running or suspended in a burst. ``client_burst``: the client's number
-    of it; ``None``: the same. ``priority`` was set live, for this session alone. ``kept_out``: who
-    keeps it out of the GPU."""
+    """``in_burst``: it was running or suspended in a burst. ``client_burst`` is the client's number
+    of that burst; ``None``: the same. ``priority`` was set live, for this session alone.
+    ``kept_out`` names who keeps it out of the GPU."""
 
     session: str
     pid: _Pid
@@ -58,8 +58,8 @@ class RosterEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RosterLink(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that has the preloaded library. ``out``: that has moved its memory out, or may be
-    about to. ``image``: the program that it ran when it was heard of last."""
+    """A process with the preloaded library. ``out``: its memory is out, or may be about to go.
+    ``image`` is the program that it ran at last contact."""
 
     pid: _Pid
     start_ticks: _Count
@@ -76,8 +76,8 @@ class RosterLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Roster(msgspec.Struct, frozen=True, kw_only=True):
-    """``footprints``: ``[pid, start_ticks, bytes]`` of each process that is paged out, or is about
-    to be: what it takes in the GPU, which the driver does not tell afterwards. ``off``: ``[pid,
+    """``footprints``: ``[pid, start_ticks, bytes]`` of each process that is paged out or about to
+    be, with its GPU memory, which the driver does not tell afterwards. ``off``: ``[pid,
     start_ticks, uid]`` of each process with the library whose session has left Kiwi."""
 
     version: int = VERSION
@@ -93,7 +93,7 @@ class Roster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RosterFile:
-    """Reads and atomically writes the roster. A full disk is logged once and survived."""
+    """Reads and atomically writes the roster. Logs a full disk once, and goes on."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -101,8 +101,8 @@ class RosterFile:
         self._failing = False
 
     def read(self) -> Roster:
-        """The last one written; an empty one if there is none, it is damaged, or it is from before
-        the machine was restarted (its process ids mean nothing now)."""
+        """Return the last one written. Return an empty one if there is none, if it is damaged, or
+        if the machine was restarted since (its process ids mean nothing now)."""
         try:
             roster = msgspec.json.decode(self._path.read_bytes(), type=Roster)
         except FileNotFoundError:
@@ -131,7 +131,7 @@ class RosterFile:
         self._last = data
 
     def forget(self) -> None:
-        """What was written may not be there any more."""
+        """Write at the next ``write`` in any case: the file may be gone."""
         self._last = b""
 
     @property
@@ -139,7 +139,7 @@ class RosterFile:
         return self._failing
 
     def _replace(self, data: bytes) -> None:
-        # No fsync: a power cut ends the processes that it is about, too.
+        # No fsync: a power cut ends the processes in it, too.
         temporary = self._path.with_suffix(".new")
         try:
             temporary.write_bytes(data)
@@ -151,8 +151,8 @@ class RosterFile:
 
 
 class Remembering:
-    """When the roster is written: before anything moves, and soon after anything else changed.
-    ``gather`` says how things are."""
+    """Writes the roster before anything moves, and soon after anything else changed. ``gather``
+    returns the current state."""
 
     def __init__(self, file: RosterFile, gather: Callable[[], Roster]) -> None:
         self._file = file
@@ -171,7 +171,7 @@ class Remembering:
         self._file.write(self._gather())
 
     def save_anew(self) -> None:
-        """The file may be gone, so write it even if nothing has changed."""
+        """Write even if nothing has changed, because the file may be gone."""
         self._file.forget()
         self.save()
 

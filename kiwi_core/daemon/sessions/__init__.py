@@ -1,1 +1,1 @@
-"""What clients and libraries ask for, and sessions that come, go, are orphaned or recovered."""
+"""Handlers of what clients and libraries ask for, and of sessions that join, leave, or recover."""

@@ -2,8 +2,8 @@
 
 No call of such a program can be inside the driver: the gate holds calls that come after ``cuInit``.
 Its turn uses nothing, and would still last until the GPU has been idle for it for seconds. So such
-a turn ends as soon as somebody waits, and the program's next request is put off. A program that
-has started the driver is never put off.
+a turn ends as soon as somebody waits, and the program's next request is delayed. A program that has
+started the driver is never delayed.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ if TYPE_CHECKING:
     from kiwi_core.units import SessionId
 
 BACKOFF_S: Final = 0.25
-"""Before the request after the first empty turn; doubles with each one. An honest program that is
-wrongly taken for one that asks for nothing loses no more than people notice."""
+"""Delay of the request after the first empty turn; doubles with each one. An honest program that is
+taken for an idle one loses no more than people notice."""
 
 BACKOFF_MAX_S: Final = 16.0
-"""The longest: then even a hundred such programs together cost others a look each, six times a
+"""Longest delay: even a hundred such programs together cost others only a look each, six times a
 second, and none waits for ever."""
 
 
 class EmptyTurns:
-    """What each session owes for its empty turns. ``now_s`` is any steady clock in seconds."""
+    """The delay that each session owes for its empty turns. ``now_s`` is any steady clock in
+    seconds."""
 
     def __init__(self) -> None:
         self._owed: dict[SessionId, tuple[float, float]] = {}
-        """How long the request after the next empty turn is put off, and until when this one is."""
+        """For each session, the delay after its next empty turn, and the time until which it waits
+        now."""
 
     def was_empty(self, session: SessionId, now_s: float) -> None:
         """Record an empty turn that has just ended."""

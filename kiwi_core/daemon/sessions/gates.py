@@ -1,7 +1,7 @@
-"""Gate orders, and what calls at a gate ask for: the lease, or room.
+"""Gate orders, and the requests of calls at a gate: for the lease, or for room.
 
-The gate of a linked process is open while its session holds the lease. A call that comes when it
-does not asks for it; the burst that it gets is the daemon's own, not the client's, and ends when
+The gate of a linked process is open while its session holds the lease. A call that finds it closed
+requests the lease. The burst that it gets belongs to the daemon, not to the client, and ends when
 the GPU has been idle for it long enough (it *lingers* from its grant on). A program that has not
 started the driver gives its burst up as soon as somebody waits: see ``empty_turns``.
 """
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 SWEEP_DELAY_S = 0.005
-"""Gates of sessions that an event does not name are looked at so much later: a burst of theirs may
-have ended with it, and nobody waits for that."""
+"""Delay of a look at the gates of sessions that an event does not name: a burst of theirs may have
+ended with it, and nobody waits for that."""
 
 ROOM_REQUESTS_MAX: Final = 256
-"""Threads of one process that wait for room at the same time."""
+"""Most threads of one process that may wait for room at the same time."""
 
 NO_SESSION: Final = "This program has left Kiwi, which makes no room for it any more."
 
 
 class Asked(NamedTuple):
-    """Room; ``request`` is the library's number."""
+    """A request for room; ``request`` is the library's number."""
 
     link: Link
     request: int
@@ -55,9 +55,9 @@ class Asked(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Gates:
-    """``request_own`` asks for the lease, for a burst of our own. ``share`` counts the requests for
-    room, for their users. ``uses_driver`` says whether the driver knew a process of that session
-    when it was looked at last."""
+    """``request_own`` requests the lease for a burst of the daemon's own. ``share`` counts the
+    requests for room of each user. ``uses_driver`` returns whether the driver knew a process of a
+    session at its last look."""
 
     _core: Core
     _links: Links
@@ -67,20 +67,20 @@ class Gates:
     _uses_driver: Callable[[SessionId], bool]
     _empty_turns: EmptyTurns = field(default_factory=EmptyTurns)
     _on_trial: dict[SessionId, int] = field(default_factory=dict)
-    """Bursts of our own, by session, of which nobody knows yet that the program can use them."""
+    """The daemon's own bursts, by session, whose programs are not known to be able to use them."""
     _looked_at: set[SessionId] = field(default_factory=set)
-    """Those on trial that are being looked at, because somebody waits."""
+    """Sessions on trial that are being observed, because somebody waits."""
     _put_off: set[SessionId] = field(default_factory=set)
     """Sessions whose request is made once their back-off is over."""
     _sweep_due: bool = False
     _rooms: dict[int, Asked] = field(default_factory=dict)
-    """By the number that the scheduler knows it by."""
+    """The requests for room, by the number that the scheduler has for each."""
     _numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
 
     # --- after each event -----------------------------------------------------------------------
 
     def after(self, step: Step) -> None:
-        """Costs nothing where nobody is linked."""
+        """Answer and settle after an event. Costs nothing while no library is linked."""
         event, actions = step.event, step.actions
         for action in actions:
             if isinstance(action, (RoomMade, RoomDenied)):
@@ -122,7 +122,7 @@ class Gates:
             asyncio.get_running_loop().call_soon(self._ask, session)
 
     def tell(self, link: Link, wished: bool) -> None:
-        """``wished``, if that is not what it was told last."""
+        """Send ``wished`` unless it is the last order."""
         if link.gate_open is wished or link.connection is None:
             return
         link.gate_open = wished
@@ -131,7 +131,7 @@ class Gates:
         link.connection.send(Gate(open=wished))
 
     def _own_burst_is_over(self, session: SessionId) -> None:
-        """The scheduler ends it; nobody else says so."""
+        """End the daemon's own burst when the scheduler ends it: no client reports its end."""
         member = self._registry.get(session)
         if member is not None and member.in_burst and member.own_burst:
             member.in_burst = False
@@ -147,7 +147,7 @@ class Gates:
                 self._on_trial[action.session] = action.burst
 
     def _try_all(self) -> None:
-        """Somebody waits: look whether those that are on trial can use their turns at all."""
+        """Look whether sessions on trial can use their turns at all: somebody waits."""
         for session, burst in tuple(self._on_trial.items()):
             member = self._registry.get(session)
             if member is None or not member.in_burst or member.burst != burst:
@@ -157,7 +157,7 @@ class Gates:
                 self._core.after_a_look(member, partial(self._judge, session, burst))
 
     def _judge(self, session: SessionId, burst: int) -> None:
-        """``session`` has just been looked at."""
+        """Decide about ``session``, which has just been observed."""
         self._looked_at.discard(session)
         if self._on_trial.get(session) != burst:
             return
@@ -169,7 +169,7 @@ class Gates:
             self._core.feed(ev.BurstEnded(session=session, burst=burst))
 
     def _judge_after(self, session: SessionId) -> None:
-        """Its burst has ended, in whatever way; runners are looked at all the time."""
+        """Decide after its burst has ended, in whatever way; runners are observed all the time."""
         if self._uses_driver(session):
             self._empty_turns.forget(session)
         else:
@@ -183,12 +183,13 @@ class Gates:
             self.tell(link, wished=True)
             return
         if link.gate_open:
-            return  # that it is open is on its way
+            return  # the order that it is open is on its way
         link.wants_lease = True
         self._ask(link.session)
 
     def _ask(self, session: SessionId) -> None:
-        """Not if it waits, or is in a burst, already: then the gate opens with that."""
+        """Request the lease, unless ``session`` waits or is in a burst: then the gate opens with
+        that."""
         member = self._registry.get(session)
         wanted = any(link.wants_lease for link in self._links.of(session))
         if member is None or not wanted or not self._core.scheduler.at_rest(session):
@@ -200,7 +201,7 @@ class Gates:
         self._request_own(member)
 
     def _ask_later(self, member: Member, left_s: float) -> None:
-        """After ``left_s``; after a look if that shows that it has started the driver."""
+        """Ask after ``left_s``, or after a look that shows that it has started the driver."""
         if member.id not in self._put_off:
             self._put_off.add(member.id)
             asyncio.get_running_loop().call_later(left_s, self._ask_again, member.id)
@@ -247,28 +248,28 @@ class Gates:
         return asked
 
     def link_lost(self, link: Link) -> None:
-        """It asks again when it comes back."""
+        """Forget its requests: it asks again when it comes back."""
         for number, _ in self._asked_by(link):
             self._take_off(number)
             if link.session is not None:
                 self._core.feed(ev.RoomNoLongerWanted(session=link.session, request=number))
 
     def _detached(self, session: SessionId) -> None:
-        """It leaves Kiwi: the scheduler has dropped what it asked for. A process that another
-        session takes over stays in, and is in need of room as before: see ``moved_over``."""
+        """Deny room to a session that leaves Kiwi: the scheduler has dropped its requests. A
+        process that another session takes over still needs the room: see ``moved_over``."""
         member = self._registry.get(session)
         for link in self._links.of(session):
             if self._links.nearest(link, but=member) is None:
                 self.deny(link)
 
     def deny(self, link: Link) -> None:
-        """It has left Kiwi."""
+        """Deny all its requests: it has left Kiwi."""
         for number, asked in self._asked_by(link):
             self._take_off(number)
             self._answer(link, asked.request, granted=False, detail=NO_SESSION)
 
     def moved_over(self, link: Link) -> None:
-        """It belongs to another session now, which asks for the room anew. Soon: this may be in
+        """Request the room anew for the session that it belongs to now. Soon, since this may be in
         the middle of an event."""
         if self._asked_by(link):
             asyncio.get_running_loop().call_soon(self._ask_anew, link)

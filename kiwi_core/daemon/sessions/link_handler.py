@@ -1,4 +1,4 @@
-"""What preloaded libraries say: who they are, how things are, how an operation came out."""
+"""Handles the messages of preloaded libraries: hellos, states, answers, requests."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ class LinkHandler:
         return set(self._link_of)
 
     def speaks_for(self, member: Member) -> bool:
-        """Is there word from a process of this session?"""
+        """Return whether a library of a process of this session is connected."""
         return self._links.connected(member.id)
 
     def hello(self, connection: Connection, hello: Hello) -> Member | None:
-        """The session that the process belongs to: an ancestor's or its own, a new one if need be;
-        ``None``: it has left Kiwi."""
+        """Return the session that the process belongs to: an ancestor's or its own, a new one if
+        need be; ``None``: it has left Kiwi."""
         ref = process_of(connection.peer)
         link = self._links.hello(ref, connection.peer.uid, hello.name)
         if link.uid != connection.peer.uid:
             raise PeerError("not-yours", f"Process {ref.pid} belongs to another user.")
         link.owns = hello.owns
-        self._settle_in(link)  # before it can be spoken to: nothing may come before the welcome
+        self._settle_in(link)  # before it can be sent anything: the welcome must come first
         old = link.attach(connection)
         if old is not None:
             self._link_of.pop(old, None)
@@ -69,7 +69,7 @@ class LinkHandler:
         return member
 
     def welcomed(self, connection: Connection) -> None:
-        """Its welcome is on its way: now the gate."""
+        """Send the gate order: the welcome is on its way."""
         link = self._link_of[connection]
         open_ = link.session is None or self._core.scheduler.may_compute(link.session)
         self._gates.tell(link, open_)
@@ -77,7 +77,7 @@ class LinkHandler:
     def received(self, connection: Connection, message: LinkMessage) -> None:
         link = self._link_of.get(connection)
         if link is None:
-            return  # replaced, and its last words were on their way
+            return  # replaced while its last messages were on their way
         if isinstance(message, PagerState):
             self._links.told(link, message)
             self._limits.changed()
@@ -103,7 +103,7 @@ class LinkHandler:
             self._sessions.expect_back(member)
 
     def died(self, link: Link) -> None:
-        """Its process ended."""
+        """Close the connections of a process that ended."""
         self._gates.link_lost(link)
         for connection, of in list(self._link_of.items()):
             if of is link:
@@ -113,8 +113,8 @@ class LinkHandler:
     # --- sessions that come and go --------------------------------------------------------------
 
     def joined(self, member: Member) -> None:
-        """A new session: links of its process and of its descendants that have none, or one of
-        their own making, are its."""
+        """Give a new session the links of its process and of its descendants that have no session,
+        or one of their own making."""
         for link in self._links.everybody():
             own = self._registry.get(link.session) if link.session else None
             if own is member or (own is not None and not own.by_link):
@@ -122,7 +122,7 @@ class LinkHandler:
             if self._links.nearest(link, but=own) is not member:
                 continue
             if own is not None:
-                self._sessions.dismiss(own)  # with its memory where it belongs; then see ``left``
+                self._sessions.dismiss(own)  # its memory comes back first; then see ``left``
                 continue
             self._links.assign(link, member.id)
             link.off = False
@@ -130,14 +130,14 @@ class LinkHandler:
             self._believe(link)
 
     def orphaned(self, session: SessionId) -> None:
-        """The process of a session died. Its linked processes that live on become sessions of
-        their own, or another one's: those that are out must be able to come back in their turn."""
+        """Let the linked processes of a dead session become sessions, or join another one: those
+        that are paged out must be able to come back in their turn."""
         for link in sorted(self._links.of(session), key=lambda one: one.ref.start_ticks):
             if link.session != session:
-                continue  # its parent, a session since just now, has taken it along
+                continue  # its parent, which has just become a session, has taken it along
             try:
                 self._settle_in(link)
-            except PeerError as error:  # it goes on without Kiwi: see ``left``
+            except PeerError as error:  # it continues without Kiwi: see ``left``
                 log.warning("cannot be a session", pid=link.ref.pid, why=str(error))
                 continue
             if link.session is not None:
@@ -146,8 +146,8 @@ class LinkHandler:
             self._believe(link)
 
     def left(self, session: SessionId) -> None:
-        """A session is over. Its linked processes that live on belong to another one, or to none:
-        then they run on without Kiwi, which makes no room for them any more."""
+        """Give the linked processes of a session that is over to another one, or to none: they then
+        run without Kiwi, which makes no room for them any more."""
         for link in self._links.of(session):
             other = self._links.nearest(link)
             self._links.assign(link, other.id if other is not None else None)
@@ -170,8 +170,8 @@ class LinkHandler:
             self._links.assign(link, member.id)
 
     def _believe(self, link: Link) -> None:
-        """What it says and the books do not know: it finished an operation that was given up, or
-        that an earlier daemon began."""
+        """Feed what it says and the scheduler does not know: the outcome of an operation that was
+        given up, or that an earlier daemon began."""
         member = self._registry.get(link.session) if link.session else None
         if member is None or link.call is not None or member.id in self._core.operations.sessions:
             return
@@ -192,7 +192,8 @@ class LinkHandler:
         )
 
     def _is_news(self, member: Member, out_bytes: int) -> bool:
-        """More is out than the books have: after a restart they have a guess until it is told."""
+        """Return whether more is out than the scheduler knows; after a restart it has only a
+        guess."""
         if self._core.scheduler.believed_in(member.id):
             return True
         known_bytes = self._core.scheduler.out_bytes(member.id)

@@ -2,7 +2,7 @@
 
 Those that have the preloaded library become sessions of their own (``LinkHandler.orphaned``).
 Others cannot ask for anything: a kernel that is killed while the driver holds it may leave a child
-that is held, too. A session that leaves Kiwi counts if a move that failed has left its gate shut.
+that is held, too. It also handles a session that leaves Kiwi with its gate shut by a failed move.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 AGAIN_AFTER_S = 5.0
-"""Between attempts while there is no room for a child in the GPU."""
+"""Pause between attempts while the GPU has no room for a child."""
 
 ONE_TRY_S = 60.0
-"""For one attempt: the lock, the room, the copy."""
+"""Time for one attempt: the lock, the room, the copy."""
 
 
 class Orphans:
-    """One task per death; most find nothing to do within milliseconds."""
+    """The processes left behind; one task per death, which mostly finds nothing to do."""
 
     def __init__(
         self, pager: Pager, operations: Operations, links: Links, link_desk: LinkHandler
@@ -44,11 +44,11 @@ class Orphans:
         self._link_handler = link_desk
         self._tasks: set[asyncio.Task[None]] = set()
         self.closed = False
-        """The daemon leaves: nobody becomes a session any more."""
+        """True when the daemon leaves: no process becomes a session any more."""
 
     @property
     def at_work(self) -> bool:
-        """Whether processes of sessions that have ended are still being let go."""
+        """Return whether processes of ended sessions are still being let go."""
         return bool(self._tasks)
 
     def let_go(self, target: Target, *, was_leaving: bool) -> None:
@@ -67,7 +67,8 @@ class Orphans:
             self._link_handler.left(target.session)
 
     async def _worth_another_try(self, target: Target) -> bool:
-        """Tries once. No program is left shut for ever, whatever is in the way now."""
+        """Try once; return whether to try again. No program stays shut for ever, whatever fails
+        now."""
         deadline_ns = round((time.monotonic() + ONE_TRY_S) * NS_PER_S)
         try:
             outcome = await self._pager.page_in(target, deadline_ns)

@@ -1,8 +1,8 @@
 """Places in the queue for the GPU, shared among users.
 
-Who waits behind another user waits for at most that user's share of places. A burst beyond the
-share waits outside the queue, in order, and gets the next place that the user's own bursts leave:
-nothing is lost by that, since those would be ahead of it anyway.
+A client behind another user waits for at most that user's share of places. A burst beyond the share
+waits outside the queue, in order, and gets the next place that the user's own bursts leave. It
+loses nothing: those bursts would be ahead of it anyway.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.roster.registry import Member
 
 WORD_EVERY_S: Final = 1.0
-"""As those in the queue hear: a client that hears nothing takes the daemon for hung."""
+"""Interval of reports to those outside, as in the queue: a silent daemon would seem to hang."""
 
 ACTIVITY: Final = "your other notebooks are ahead"
 
 
 class QueuePlaces:
-    """``line_up`` puts the burst of that number into the queue. ``settle`` is called after each
-    event."""
+    """The places of all users. ``line_up`` puts the burst with that number into the queue.
+    ``settle`` is called after each event."""
 
     def __init__(self, share: Share, line_up: Callable[[Member, int], None]) -> None:
         self._share = share
         self._line_up = line_up
         self._loop = asyncio.get_running_loop()
         self._inside: dict[int, set[Member]] = {}
-        """By user; also those that have left the queue since it was looked through last."""
+        """Members by user, including those that have left the queue since the last cleanup."""
         self._outside: dict[int, dict[Member, int]] = {}
-        """By user, in order, with the client's number of the burst."""
+        """By user, the members in order, with the client's number of the burst."""
         self._due = False
         self._word: asyncio.TimerHandle | None = None
 
     def request(self, member: Member, client_burst: int, *, runs: bool = False) -> None:
-        """``runs``: it believes to hold the GPU already, so it cannot wait outside."""
+        """Request a place. ``runs``: it believes that it has the GPU, so it cannot wait outside."""
         outside = self._outside.get(member.uid)
         if outside is not None and member in outside:
             # A call at a gate asks too: the burst that the client waits for serves both.
@@ -52,7 +52,7 @@ class QueuePlaces:
             self._say_soon()
 
     def withdraw(self, member: Member, client_burst: int | None = None) -> None:
-        """If it waits outside (for the burst of that number), it does not any more."""
+        """Stop waiting outside (for the burst of that number, if given)."""
         outside = self._outside.get(member.uid, {})
         if member in outside and client_burst in (None, outside[member]):
             del outside[member]
@@ -65,7 +65,7 @@ class QueuePlaces:
             self._loop.call_soon(self._move_up)
 
     def recount(self) -> None:
-        """Looks through all places, for who wants the exact number."""
+        """Clean up all places, so that their number is exact."""
         for uid in tuple(self._inside):
             self._look_through(uid)
 

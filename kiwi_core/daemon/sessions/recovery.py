@@ -1,7 +1,7 @@
-"""After a crash: asks the driver what state each process of the old roster is in.
+"""After a crash: asks the driver for the state of each process in the old roster.
 
-A remembered flag is not evidence. The roster only says whom to ask and which burst a process was
-in; what is held or paged out comes back in its turn, through the scheduler.
+A remembered flag is not evidence. The roster only says whom to ask, and which burst a process was
+in. What is held or paged out comes back in its turn, through the scheduler.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 ANSWER_WITHIN_S = 30.0
-"""A process that an earlier daemon left in the middle of a move needs time to settle."""
+"""Longest wait for an answer: a process left in the middle of a move needs time to settle."""
 
 
 async def recover(
@@ -40,13 +40,13 @@ async def recover(
     registry: SessionRegistry,
     joined: Callable[[Member, SessionJoined], None],
 ) -> None:
-    """Calls ``joined`` for each process of ``roster`` that still lives."""
-    # By the process, not by what the roster calls it: it may be damaged.
+    """Call ``joined`` for each process of ``roster`` that is still alive."""
+    # By process, not by the session's id in the roster: the roster may be damaged.
     living = {_ref(e): e for e in roster.sessions if processes.alive(_ref(e))}
     entries = [msgspec.structs.replace(e, session=session_id(ref)) for ref, e in living.items()]
     seen = await asyncio.gather(*(_ask(pager, entry) for entry in entries))
     found = [(e, o) for e, o in zip(entries, seen, strict=True) if o is not None and o.alive]
-    # Those that run at this moment come first: they have the GPU, the others wait for it.
+    # Those that run now come first: they have the GPU, the others wait for it.
     found.sort(key=lambda pair: pair[1].residency is not Residency.RESIDENT)
     for entry, observation in found:
         member = Member(
@@ -89,7 +89,7 @@ async def _ask(pager: Pager, entry: RosterEntry) -> Observation | None:
 
 
 def _joined(entry: RosterEntry, seen: Observation) -> SessionJoined:
-    """``mid_burst`` and still resident means that it runs at this moment."""
+    """Return the event for a session; ``mid_burst`` and still resident means that it runs now."""
     return msgspec.structs.replace(
         where_it_is(Target(SessionId(entry.session), _ref(entry)), seen),
         mid_burst=entry.in_burst and seen.residency is not Residency.LOST,

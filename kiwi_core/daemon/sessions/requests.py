@@ -1,6 +1,6 @@
-"""What people ask for while the daemon runs: other settings, a session's memory out now
-(``release``) or back before it is used (``bring-back``), and a session kept out of the GPU
-(``suspend``) until it may have it again (``resume``). Who asked is in the log."""
+"""Requests of people while the daemon runs: settings, a session's memory out now (``release``) or
+back before its use (``bring-back``), and a session kept out of the GPU (``suspend``) until it may
+have it again (``resume``). The log says who asked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SessionWish = m.Release | m.BringBack | m.Suspend | m.Resume
 
 ADMIN: Final = "an admin"
 ITS_USER: Final = "its user"
-"""Who keeps a session out of the GPU, as everybody is told."""
+"""Who keeps a session out of the GPU, in the words for everybody."""
 
 
 _UNGUARDED: Final = CallerError(
@@ -47,10 +47,10 @@ _UNGUARDED: Final = CallerError(
 
 @dataclass(eq=False, repr=False)
 class RequestHandler:
-    """``own`` is the member that a connection speaks for, if any. Errors: ``CallerError``
-    ("no-such-session"), also for a session that the peer may not act on. ``releases`` counts those
-    that wait for a look at the GPU. ``remember`` writes the roster now: a setting that was answered
-    with ``ok`` outlives a crash."""
+    """``own`` is the member that a connection speaks for, if any. Errors are ``CallerError``
+    ("no-such-session"), also for a session that the peer may not act on. ``releases`` counts the
+    requests that wait for a look at the GPU. ``remember`` writes the roster now: a setting that was
+    answered with ``ok`` outlives a crash."""
 
     _config: Config
     _registry: SessionRegistry
@@ -59,7 +59,7 @@ class RequestHandler:
     _releases: Share
     _remember: Callable[[], None]
     hints_begun: int = 0
-    """Since the daemon started, for metrics servers, like the next one."""
+    """Hints since the daemon started, for metrics servers; so is the next one."""
     hints_declined: int = 0
 
     def of_session(self, connection: Connection, own: Member | None, message: SessionWish) -> None:
@@ -74,7 +74,7 @@ class RequestHandler:
             self._resume(connection, member)
 
     def _release(self, connection: Connection, member: Member) -> None:
-        """Answers in its own time: what the session has in the GPU is read first."""
+        """Release ``member``, and answer later: what it has in the GPU is read first."""
 
         def answer(refused: CallerError | None) -> None:
             self._releases.give_back(connection.peer.uid)
@@ -88,8 +88,9 @@ class RequestHandler:
         self._core.release(member, answer)
 
     def _suspend(self, connection: Connection, member: Member) -> None:
-        """Likewise: a process that just began to use the GPU may have its gate by now. One that an
-        admin keeps out stays so, whatever its user asks for besides."""
+        """Suspend ``member`` after a look: a process that just began to use the GPU may have its
+        gate by now. A session that an admin keeps out stays out, whatever else its user asks
+        for."""
 
         def looked() -> None:
             self._releases.give_back(connection.peer.uid)
@@ -136,7 +137,8 @@ class RequestHandler:
         )  # fmt: skip
 
     def _bring_back(self, connection: Connection, member: Member) -> None:
-        """A hint that leads to nothing is not told to the scheduler: people type a lot."""
+        """Feed the hint, if it leads to a page-in; other hints would be too many: people type a
+        lot."""
         why = self._core.scheduler.hint_hindrance(member.id, time.monotonic_ns())
         if why:
             self.hints_declined += 1
@@ -185,7 +187,8 @@ class RequestHandler:
         connection.send(m.Ok())
 
     def _changes(self, tq_ns: int | None, message: m.Set) -> bool:
-        """What is set already costs nothing: no event, no line in the journal, no write."""
+        """Return whether a setting changes; if none does there is no event, journal line or
+        write."""
         now = self._core.scheduler
         wanted = (tq_ns, message.anti_thrash, message.policy)
         have = (now.tq_ns, now.anti_thrash, now.policy)

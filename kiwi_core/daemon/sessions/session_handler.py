@@ -1,4 +1,4 @@
-"""The connections of the role ``session``: sessions that come and go, and their bursts."""
+"""Handles connections with the role ``session``: sessions that join and leave, and their bursts."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _HELD = (
 )
 
 DISCONNECTED_GRACE_S = 10.0
-"""A living process may lose its connection and come back (an exec, a frozen thread); after this
-its burst counts as over, and it leaves Kiwi."""
+"""A living process may lose its connection and come back (an exec, a frozen thread). After this its
+burst counts as over, and it leaves Kiwi."""
 
 
 class Libraries(Protocol):
@@ -55,8 +55,8 @@ class Libraries(Protocol):
 
 
 class SessionHandler:
-    """``priorities`` are classes by user name, as the daemon was started; ``places`` counts those
-    in the queue."""
+    """``priorities`` are the classes by user name that the daemon was started with; ``places``
+    counts the places in the queue."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class SessionHandler:
         self.libraries: Libraries
         self.guards: Guards
         self.has_left: Callable[[Target], None]
-        """Told of a session that has left Kiwi and lives on."""
+        """Called with a session that has left Kiwi and lives on."""
 
     # --- asked by the router ----------------------------------------------------------------------
 
     def of(self, connection: Connection) -> Member | None:
-        """Whom it speaks for."""
+        """Return the session that the connection speaks for."""
         return self._session_of.get(connection)
 
     def hello(self, connection: Connection, hello: m.Hello) -> Member:
@@ -96,7 +96,7 @@ class SessionHandler:
     def received(
         self, connection: Connection, message: m.Acquire | m.Withdraw | m.EndBurst | m.Goodbye
     ) -> None:
-        """Raises ``PeerError("superseded")``: it speaks for nobody any more."""
+        """Raise ``PeerError("superseded")`` if the connection speaks for no session any more."""
         member = self._session_of.get(connection)
         if member is None:
             raise _superseded()
@@ -110,7 +110,7 @@ class SessionHandler:
     def _burst_message(
         self, connection: Connection, member: Member, message: m.Withdraw | m.EndBurst
     ) -> None:
-        # Else that burst is over already, and another one, of our own, may be under way.
+        # Otherwise that burst is over, and another one, of the daemon's own, may be under way.
         self.places.withdraw(member, message.burst)
         current = member.client_burst == message.burst
         if isinstance(message, m.Withdraw):
@@ -129,20 +129,20 @@ class SessionHandler:
             return
         member.connection = None
         if closing or self._registry.get(member.id) is not member:
-            return  # the daemon or the process has ended: nobody is expected back
+            return  # the daemon or the process has ended: it does not come back
         self.places.withdraw(member)
         if member.waiting and not member.in_burst and not member.own_burst:
             self._withdraw(member)
         self.expect_back(member)
 
     def held(self) -> set[Connection]:
-        """The connections of those whose memory is held, out, or on its way."""
+        """Return the connections of sessions whose memory is held, out, or on its way."""
         return {m.connection for m in self._registry if m.connection and self._is_held(m)}
 
     # --- joining --------------------------------------------------------------------------------
 
     def admit(self, ref: ProcessRef, uid: int, name: str, kernel_id: str = "") -> Member:
-        """A new session. Raises ``PeerError``: "too-many-sessions" or "gone"."""
+        """Add a session. Raises ``PeerError``: "too-many-sessions" or "gone"."""
         if not self._registry.share.may(uid):
             raise PeerError(
                 "too-many-sessions",
@@ -158,7 +158,7 @@ class SessionHandler:
         return member
 
     def admit_linked(self, ref: ProcessRef, uid: int, name: str) -> Member:
-        """A program that says nothing but what its preloaded library says."""
+        """Add a session for a program whose preloaded library alone has connected."""
         member = self.admit(ref, uid, name)
         member.by_link = True
         return member
@@ -185,13 +185,13 @@ class SessionHandler:
     # --- bursts ---------------------------------------------------------------------------------
 
     def resume_burst(self, member: Member, hello: m.Hello) -> None:
-        """A client that came back says which burst it is in; a daemon that was restarted may know
-        it from its roster (it stays), or has to line it up again."""
+        """Restore the burst that a reconnected client is in: a restarted daemon may know it from
+        its roster (it stays), or has to line it up again."""
         in_burst = member.in_burst and not member.own_burst
         if hello.in_burst and not in_burst:
             self.places.request(member, hello.burst, runs=True)
         elif in_burst and not hello.in_burst and member.client_burst <= hello.burst:
-            # It ended while nobody listened.
+            # It ended while there was no connection.
             self._end(member)
 
     def _line_up(self, member: Member, client_burst: int) -> None:
@@ -210,7 +210,7 @@ class SessionHandler:
     # --- leaving --------------------------------------------------------------------------------
 
     def died(self, member: Member) -> None:
-        """The process of ``member`` ended."""
+        """Remove ``member``, whose process has ended."""
         log.info("session ended", session=member.id, pid=member.ref.pid)
         self._leaving.pop(member, None)
         self.places.withdraw(member)
@@ -221,25 +221,26 @@ class SessionHandler:
             member.connection.close()
 
     def is_leaving(self, member: Member) -> bool:
-        """It was told to leave Kiwi, or said goodbye, and its memory is not back yet."""
+        """Return whether ``member`` was told to leave, or said goodbye, and waits for its
+        memory."""
         return member in self._leaving
 
     def after(self, _step: Step) -> None:
-        """Let those go that were leaving and whose memory is back."""
+        """Complete the leaving of sessions whose memory is back."""
         self.places.settle()
         for member in list(self._leaving):
             if self._core.scheduler.state_of(member.id) is None:
                 self._say_farewell(member, self._leaving.pop(member))
 
     def expect_back(self, member: Member) -> None:
-        """``member`` lives but has no connection: it leaves unless it comes back soon."""
+        """Dismiss ``member``, which lives but has no connection, unless it comes back soon."""
         if member.forget is not None:
             member.forget.cancel()
         loop = asyncio.get_running_loop()
         member.forget = loop.call_later(DISCONNECTED_GRACE_S, self._gone_silent, member)
 
     def dismiss(self, member: Member) -> None:
-        """It leaves Kiwi, as soon as its memory is back."""
+        """Let ``member`` leave Kiwi as soon as its memory is back."""
         self._leaving[member] = member.connection
         self.places.withdraw(member)
         member.waiting = member.in_burst = False
@@ -267,8 +268,9 @@ class SessionHandler:
             member.connection.send(told)
 
     def _say_farewell(self, member: Member, asked: Connection | None) -> None:
-        """``asked`` is the connection that said goodbye, if one did. A newer one (the process came
-        back meanwhile) is closed without an answer: it connects again and is a session anew."""
+        """Remove ``member``. ``asked`` is the connection that said goodbye, if any. A newer
+        connection (the process came back meanwhile) is closed without an answer: it connects again,
+        as a new session."""
         self._registry.remove(member)
         self.has_left(member.target)
         log.info("session left", session=member.id, pid=member.ref.pid)

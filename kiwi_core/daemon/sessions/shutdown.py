@@ -1,6 +1,6 @@
-"""Before a daemon leaves: what is held or paged out comes back, as far as there is room.
+"""Pages in what is held or out before a daemon leaves, as far as there is room.
 
-Asks the driver who that is: the scheduler is not needed any more.
+It asks the driver for the sessions concerned: the scheduler is not needed any more.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LEAVE_WITHIN_S = 60.0
-"""How long a daemon that was told to end may take to bring everybody back, beside the time that
-the slowest believable driver needs for the bytes."""
+"""Longest time that a daemon that was told to end takes to page everybody in, in addition to the
+time that the slowest believable driver needs for the bytes."""
 
 FINISH_WITHIN_S = 5.0
-"""What is moving when a daemon is told to end gets this long before the others' turn comes."""
+"""Time for moves that run when a daemon is told to end, before other sessions follow."""
 
 LOOK_EVERY_S = 0.05
-"""While waiting for operations to come to their end."""
+"""Interval of looks while waiting for operations to end."""
 
 NEXT_AFTER_S = 2.0
-"""One that takes longer, or hangs, no longer keeps the next one waiting. (The pager lets no two
+"""Time after which a slow or hanging session no longer delays the next. (The pager lets no two
 count on the same room.)"""
 
 NO_ANSWER = "the driver did not answer in time"
@@ -45,8 +45,8 @@ NO_ANSWER = "the driver did not answer in time"
 async def everybody_back(
     core: Core, pager: Pager, registry: SessionRegistry, config: Config
 ) -> dict[SessionId, str]:
-    """Everybody who is held or paged out comes back, as far as there is room. Returns those that
-    had to stay out, with the reason."""
+    """Page in everybody who is held or out, as far as there is room. Return the sessions that had
+    to stay out, with the reason."""
     core.wind_down()
     out_bytes = sum(pager.export_footprints().values())
     slowly_s = out_bytes / config.operation_deadline_bytes_per_s
@@ -69,7 +69,7 @@ async def everybody_back(
 
 
 async def _operations_end(core: Core, until_s: float) -> None:
-    """Waits for those that run, but for none that is overdue: that one hangs."""
+    """Wait for running operations, but not for overdue ones: those hang."""
     operations = core.operations
     while operations.waiting_for and time.monotonic() < until_s:
         operations.take_overdue(time.monotonic_ns())
@@ -77,8 +77,8 @@ async def _operations_end(core: Core, until_s: float) -> None:
 
 
 async def bring_back(pager: Pager, targets: list[Target], ends_at_s: float) -> dict[SessionId, str]:
-    """In the order of ``targets``, until ``ends_at_s`` (monotonic); a call that hangs is left
-    behind. Returns those that had to stay out, with the reason."""
+    """Page in ``targets``, in order, until ``ends_at_s`` (monotonic); leave hanging calls behind.
+    Return the sessions that had to stay out, with the reason."""
     tasks: dict[SessionId, asyncio.Task[str]] = {}
     for target in targets:
         task = asyncio.ensure_future(_bring_one_back(pager, target, ends_at_s))
@@ -94,7 +94,7 @@ async def bring_back(pager: Pager, targets: list[Target], ends_at_s: float) -> d
 
 def _why(task: asyncio.Task[str]) -> str:
     if not task.done():
-        return NO_ANSWER  # it goes on for as long as this process does
+        return NO_ANSWER  # it continues for as long as this process lives
     error = task.exception()
     if error is None:
         return task.result()
@@ -104,7 +104,7 @@ def _why(task: asyncio.Task[str]) -> str:
 
 
 async def _bring_one_back(pager: Pager, target: Target, ends_at_s: float) -> str:
-    """Why it had to stay out; "" if it is back, or there is nothing to bring back."""
+    """Return why it had to stay out; "" if it is back, or there is nothing to page in."""
     seen = await pager.observe(target)
     if not seen.alive:
         return ""

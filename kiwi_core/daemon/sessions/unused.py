@@ -1,4 +1,4 @@
-"""Whether anybody needs this daemon: one that a notebook has started ends when nobody does."""
+"""Whether anybody needs this daemon: one that a notebook started ends when nobody does."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ if TYPE_CHECKING:
     from kiwi_core.daemon.sessions.orphans import Orphans
 
 UNUSED: Final = "unused"
-"""Said to the supervisor: nobody has needed this daemon for as long as it was told."""
+"""Word to the supervisor: nobody has needed this daemon for ``after_s``."""
 USED: Final = "used"
-"""Said after that: somebody needs it again."""
+"""Word to the supervisor after that: somebody needs it again."""
 
 LOOK_EVERY_S: Final = 1.0
-"""A look is some comparisons, and a second more or less of the time is nothing to anybody."""
+"""A look is a few comparisons, and a second more or less does not matter."""
 
 
 @dataclass(eq=False, repr=False)
 class Unused:
-    """``after_s``: 0 means that the daemon never counts as unused. ``tell`` gets each change of the
-    word.
+    """``after_s``: 0 means that the daemon never counts as unused. ``tell`` gets each new word.
 
-    Whoever connects begins the time anew. So a client that has found a daemon that answers has that
-    long to make use of it.
+    Each connection restarts the time. So a client that finds a daemon that answers has that long to
+    make use of it.
     """
 
     after_s: float
@@ -48,14 +47,14 @@ class Unused:
     _word: str = USED
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Look at intervals, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             self._look()
 
     def end(self) -> bool:
-        """Let nobody connect any more, if nobody needs this daemon. Return whether that is so. The
-        next program that wants the GPU starts another daemon."""
+        """Stop accepting connections if nobody needs this daemon, and return whether that is so.
+        The next program that wants the GPU starts another daemon."""
         if not self._look():
             return False
         self._address.close(comes_back=False)
@@ -73,8 +72,8 @@ class Unused:
         return is_unused
 
     def _is_needed(self) -> bool:
-        """Memory that is out belongs to a session, or to what one has left behind. Somebody may
-        have come and gone since the last look."""
+        """Return whether anybody needs the daemon, or came and went since the last look. Memory
+        that is out belongs to a session, or to what one has left behind."""
         return bool(
             self._connections.taken != self._visits
             or self._connections.open
