@@ -1,4 +1,4 @@
-"""The ways of moving memory that the bench measures, as data: a new one is one entry."""
+"""The ways of moving memory that the bench measures, as data: a new way is one entry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _no_library() -> str:
-    """Compiles it, where that was not done before."""
+    """Return why there is no library; empty if there is one. Compile it if that was not done."""
     try:
         preload.library()
     except preload.Unavailable as error:
@@ -35,15 +35,14 @@ def _nothing(_env: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Backend:
-    """``why_not`` says why this installation does not have it; empty where it has.
+    """One way of moving memory. ``why_not`` says why this installation lacks it, or returns "".
 
-    ``pager`` (``module:class``, made with the GPU's UUID) moves a program's memory directly;
-    empty: only a daemon can, and is asked to. ``program_env`` says what a program's environment
-    (given) needs on top, ``daemon_args`` what a daemon is started with, so that this backend is the
-    one used.
-    ``moved_by``: what a daemon must say of such a program, or it moves its memory in another way.
-    ``from_driver``: works by the driver's checkpoint calls, which not every driver has.
-    ``usual_share``: of the pinned copy, what is to be expected; less than half gets a remedy.
+    ``pager`` (``module:class``, made with the GPU's UUID) moves a program's memory directly; empty:
+    only a daemon can. ``program_env`` returns what to add to a program's environment (its
+    argument), and ``daemon_args`` are a daemon's arguments, so that this backend is used.
+    ``moved_by``: what a daemon must report for such a program if it uses this backend.
+    ``from_driver``: it uses the driver's checkpoint calls, which not every driver has.
+    ``usual_share``: the expected share of the pinned copy's speed; less than half gets a remedy.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The checkpoint pager for programs that are not asynchronous: it runs in a loop of its own."""
+"""The checkpoint pager for programs without asyncio; it runs in a loop of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 class BlockingPager:
-    """Moves processes' memory out of one GPU and back. Any thread may call; ``close`` at last."""
+    """Moves processes' memory out of one GPU and back. Any thread may call it; ``close`` it."""
 
     def __init__(self, gpu_uuid: str) -> None:
         self._loop = asyncio.new_event_loop()

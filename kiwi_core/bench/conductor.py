@@ -1,4 +1,4 @@
-"""Conducts a bench: which GPU, how much of it, one part after the other, and the report."""
+"""Conduct a bench: choose the GPU and how much to use, run the parts, and make the report."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _OURS: Final = (
     config.ENV_SOCKET_DIR, config.ENV_STATE_DIR, config.ENV_DISABLE, config.ENV_GPU,
     "KIWI_RUN_SESSION", "KIWI_DAEMON_ARGS",
 )  # fmt: skip
-"""What the user has set for Kiwi is not for the bench's own daemon and programs."""
+"""The user's settings for Kiwi, which the bench's own daemon and programs do not get."""
 
 _NAMELESS_MAX_BYTES: Final = 2 * GIB
-"""More than the driver itself keeps: somebody uses the GPU whom NVML does not name, from another
-PID namespace for instance."""
+"""Most that the driver itself keeps. If more is used, somebody uses the GPU whom NVML does not
+name, for instance from another PID namespace."""
 
 _ENDING_S: Final = 5.0
-"""Kept for ending processes."""
+"""Time reserved for ending processes."""
 
 
 class Wishes(NamedTuple):
-    """What the user asked for. ``emulate``: sizes of emulated GPUs; ``copy_bytes_per_s`` of their
-    bus, 0: as fast as memory; ``beside_others``: measure even though others use the GPU."""
+    """What the user asked for. ``emulate``: sizes of emulated GPUs; ``copy_bytes_per_s``: speed of
+    their bus (0: as fast as memory); ``beside_others``: measure even if others use the GPU."""
 
     gpu: str | None = None
     emulate: str | None = None
@@ -53,10 +53,10 @@ class Wishes(NamedTuple):
 
 
 class Listener(Protocol):
-    """Hears of the progress; the command line shows it."""
+    """Gets the progress; the command line shows it."""
 
     def begins(self, bench: Bench) -> None:
-        """It is known what is used; nothing has been measured yet."""
+        """The bench knows what it uses; it has measured nothing yet."""
         ...
 
     def step(self, title: str) -> None: ...
@@ -64,7 +64,7 @@ class Listener(Protocol):
 
 @dataclass
 class Bench:
-    """One run: where its processes live, what it may use, and what it has found so far."""
+    """One run: the place of its processes, what it may use, and its results so far."""
 
     listener: Listener
     wishes: Wishes
@@ -90,12 +90,12 @@ class Bench:
         return self.began_s + self.patience.total_s - _ENDING_S - time.monotonic()
 
     def worker(self, role: str, env: Mapping[str, str] | None = None) -> Worker:
-        """A process that sees the one GPU. The caller closes it."""
+        """Start a process that sees only this GPU. The caller closes it."""
         return Worker(role, self.env | dict(env or {}), self.directory / LOG)
 
     @contextmanager
     def step(self, name: str, title: str, needs_s: float = 1.0) -> Iterator[None]:
-        """One row, or several that belong together. An error ends this step only."""
+        """Measure one row, or several that belong together. An error ends only this step."""
         try:
             if self.left_s < needs_s:
                 raise KiwiError("no-time", "The bench's time was over.")
@@ -108,20 +108,20 @@ class Bench:
             self.left_out.append(Left(name, title, words, failed=True))
 
     def leave_out(self, name: str, title: str, reason: str) -> None:
-        """Not measured, and that is as it should be."""
+        """Note what is not measured for a good reason."""
         self.left_out.append(Left(name, title, reason))
 
     def add(self, *rows: Row) -> None:
         self.rows.extend(rows)
 
     def value(self, name: str) -> float | None:
-        """The median of a row that was measured."""
+        """Return the median of a row; ``None`` if it was not measured."""
         return next((row.spread.median for row in self.rows if row.name == name), None)
 
 
 def run(wishes: Wishes, backends: Sequence[Backend], listener: Listener) -> Report:
-    """All of it. Raises ``KiwiError`` where nothing can be measured; whatever is raised, every
-    process that was started ends."""
+    """Run the whole bench. Raises ``KiwiError`` if nothing can be measured. Every process that was
+    started ends, also after an error."""
     from kiwi_core.bench import distance, limits, remedies
 
     with ExitStack() as stack:
@@ -160,7 +160,7 @@ def _set_up(wishes: Wishes, listener: Listener, stack: ExitStack) -> Bench:
     directory = Path(stage.ask("directory"))
     if wishes.emulate is not None:
         listener.step("emulated driver")
-        # Compiled on first use; a compiler that has to compile itself first takes minutes.
+        # The first use compiles it; a compiler that must first compile itself takes minutes.
         args = {"sizes": wishes.emulate, "copy_bytes_per_s": wishes.copy_bytes_per_s}
         env |= stage.ask("emulate", 400.0, **args)
         began_s = time.monotonic()
@@ -194,7 +194,7 @@ def _chosen(gpus: Sequence[GpuInfo], word: str | None) -> GpuInfo:
 
 
 def _others(used: dict[str, Any], gpu: GpuInfo, wishes: Wishes) -> int:
-    """How many others use the GPU. Raises ``CallerError`` if that is not to be."""
+    """Return how many others use the GPU. Raises ``CallerError`` if there may be none."""
     count = len(used["users"])
     if not count and used["used_bytes"] > _NAMELESS_MAX_BYTES:
         count = 1
@@ -233,6 +233,6 @@ def _machine(bench: Bench) -> dict[str, Any]:
 
 
 def quietly(call: Callable[[], object]) -> None:
-    """For giving back, where an error has been told already or will be."""
+    """Free something and ignore errors, which are reported elsewhere."""
     with suppress(KiwiError):
         call()

@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from kiwi_core.bench.paging import Paged
 
 _STARTS_S: Final = 12.0
-"""Starting a daemon, or a pager and programs; on big machines the driver takes seconds for each."""
+"""Time to start a daemon, or a pager and programs; on big machines the driver takes seconds for
+each."""
 
 ANSWER: Final = encode(Granted(burst=1000, quantum_s=30.0)).decode()
-"""A bare round trip carries lines as long as those of a lease."""
+"""The answer of a bare round trip, as long as that of a lease."""
 
 
 def measure(bench: Bench, backends: Sequence[Backend], why_not: Mapping[str, str]) -> None:
-    """``why_not``: by the name of a backend, why it is not to be had; empty where it is."""
+    """Measure Kiwi. ``why_not`` says by backend name why it is missing; empty if it is there."""
     daemon = Daemon(bench)
     _lease(bench, daemon)
     for backend in backends:

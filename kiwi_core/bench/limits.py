@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 WAYS: Final = ("out", "in")
 _WARM_UP: Final = 1
-"""The first copy of a pair of buffers is slower: it is not counted."""
+"""Copies that do not count: the first one of a pair of buffers is slower."""
 
 _PIN_RUNS: Final = 3
 _THREADS_MAX: Final = 8
@@ -41,7 +41,7 @@ def _open(bench: Bench, bus: Worker) -> None:
     if bench.emulated:
         return  # its PCI address is made up
     bench.numa = machine.numa(opened["pci_bus_id"])
-    # Host memory is where the thread runs that touches it first.
+    # Host memory lies near the processor of the thread that touches it first.
     bus.ask("near", cpus=bench.numa.near_cpus)
     bench.link = machine.link(opened["pci_bus_id"])
 
@@ -84,7 +84,7 @@ def _two_processes(bench: Bench, first: Worker, size: int) -> None:
         if bench.numa is not None:
             second.ask("near", cpus=bench.numa.near_cpus)
         second.ask("take", ways=["in"], size_bytes=size, pinned=True)
-        # One clock for both: each has heard of it before it is time.
+        # One clock for both: each gets the order before the start.
         args = {
             "size_bytes": size,
             "seconds": bench.patience.row_s,

@@ -1,6 +1,6 @@
-"""What this machine is, from ``/proc`` and ``/sys``: CPU, RAM, NUMA nodes, the GPU's PCIe link.
+"""A description of this machine, from ``/proc`` and ``/sys``: CPU, RAM, NUMA nodes, PCIe link.
 
-No host name, no user, no path: a report can be sent to anybody.
+It has no host name, user or path, so that a report can be sent to anybody.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Final
 _ROOT: Final = Path("/")
 
 _LANE_SHARE: Final = 0.985
-"""Of the bits on a PCIe lane from generation 3 on that carry data (128 of 130)."""
+"""Share of the bits on a PCIe lane that carry data, from generation 3 on (128 of 130)."""
 _OLD_LANE_SHARE: Final = 0.8
-"""Generations 1 and 2: 8 of 10."""
+"""The same for generations 1 and 2: 8 of 10."""
 
 
 @dataclass(frozen=True)
 class PcieLink:
-    """The GPU's PCIe link, as it is while it is used, and as it could be."""
+    """The GPU's PCIe link: speed and width while it is used, and the most that is possible."""
 
     gt_per_s: float
     width: int
@@ -31,24 +31,24 @@ class PcieLink:
 
     @property
     def gb_per_s(self) -> float:
-        """What the lanes carry; protocol takes some 10 % of it."""
+        """The speed of the lanes; the protocol takes some 10 % of it."""
         share = _LANE_SHARE if self.gt_per_s >= 8 else _OLD_LANE_SHARE
         return self.gt_per_s * self.width * share / 8
 
 
 @dataclass(frozen=True)
 class Numa:
-    """``gpu_node`` is ``None`` where the machine has one node, or does not say. ``own_nodes``: of
-    the processors that this process may run on."""
+    """NUMA nodes. ``gpu_node`` is ``None`` if the machine has one node or does not say.
+    ``own_nodes`` are those of the processors that this process may run on."""
 
     gpu_node: int | None
     own_nodes: tuple[int, ...]
     near_cpus: tuple[int, ...] = ()
-    """Those of the GPU's node that this process may use."""
+    """The processors of the GPU's node that this process may use."""
 
     @property
     def far(self) -> bool:
-        """May this process run on no processor near the GPU?"""
+        """Whether this process may run on no processor near the GPU."""
         return self.gpu_node is not None and self.gpu_node not in self.own_nodes
 
 
@@ -65,14 +65,14 @@ def describe(root: Path = _ROOT) -> dict[str, Any]:
 
 
 def huge_pages(root: Path = _ROOT) -> str:
-    """``always``, ``madvise``, ``never``; empty where the kernel does not say."""
+    """Return ``always``, ``madvise`` or ``never``; empty if the kernel does not say."""
     text = _text(root / "sys/kernel/mm/transparent_hugepage/enabled")
     chosen = re.search(r"\[(\w+)\]", text)
     return chosen[1] if chosen else ""
 
 
 def link(pci_bus_id: str, root: Path = _ROOT) -> PcieLink | None:
-    """Read it while or right after something is copied: an idle link slows down to save power."""
+    """Return the GPU's link. Call it during or just after a copy: an idle link slows down."""
     device = root / "sys/bus/pci/devices" / pci_bus_id
     numbers = [
         _first_number(_text(device / name))
@@ -97,7 +97,7 @@ def numa(pci_bus_id: str, root: Path = _ROOT) -> Numa:
 
 
 def cpus_of(text: str) -> set[int]:
-    """``0-3,8,10-11`` as ``/sys`` writes sets of processors."""
+    """Parse a set of processors as ``/sys`` writes it, for example ``0-3,8,10-11``."""
     found: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

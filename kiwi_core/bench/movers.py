@@ -1,4 +1,4 @@
-"""One program's memory, moved out and in: by a pager directly, or by a daemon that is asked to."""
+"""Move one program's memory out and in: directly by a pager, or through a daemon."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from kiwi_core.states import MovedBy
 
 MOVE_S: Final = 45.0
-"""For one order that moves memory: sizes are such that it takes seconds."""
+"""Time limit of one order that moves memory; by the planned sizes it takes seconds."""
 
 CELL_S: Final = MOVE_S - 5
-"""For the GPU to be had."""
+"""Time limit of a wait for the GPU."""
 
 _LOOK_BYTES: Final = 8 << 20
-"""Held by a program to see who would move it."""
+"""What a program holds to find out who would move it."""
 
 
 class Daemon:
-    """The bench's own, for the GPU that is measured, in the private directory."""
+    """The bench's own daemon in its private directory, for the GPU that is measured."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -36,7 +36,7 @@ class Daemon:
         self._socket = ""
 
     def socket(self, args: tuple[str, ...] = ()) -> str:
-        """Of one that was started with ``args``, now or before."""
+        """Return the socket of a daemon with ``args``; start it if it does not run."""
         if self._args != args:
             self.end()
             bench = self._bench
@@ -69,7 +69,7 @@ def mover_of(bench: Bench, backend: Backend, daemon: Daemon) -> Iterator[Mover]:
 
 @contextmanager
 def _program(bench: Bench, backend: Backend, pager: Worker) -> Iterator[Worker]:
-    """One that uses the GPU. If anything goes wrong the pager ends first, which brings back what
+    """Start a program that uses the GPU. After an error the pager ends first and brings back what
     it has moved out: a program that is out cannot end by itself."""
     with bench.worker("bus", backend.program_env(bench.env)) as program:
         try:
@@ -81,27 +81,27 @@ def _program(bench: Bench, backend: Backend, pager: Worker) -> Iterator[Worker]:
 
 
 class Mover(Protocol):
-    """One program, and how its memory is moved out and in."""
+    """One program, and the way to move its memory out and in."""
 
     def why_not(self, moved_by: MovedBy | None) -> str:
-        """Why it would not be moved in this way; empty where it is."""
+        """Return why the program would not be moved in this way; empty if it is."""
         ...
 
     def hold(self, size_bytes: int) -> int | None:
-        """It holds nothing before. Of ``size_bytes``, those that will go to pinned memory, after it
-        has been waited for; ``None`` where the driver chooses its own."""
+        """Take ``size_bytes`` (the program holds nothing before) and wait for pinned memory. Return
+        how many of them will go to pinned memory; ``None`` if the driver chooses."""
         ...
 
     def drop(self) -> None: ...
 
     def there_and_back(self) -> dict[str, Any]:
-        """``bytes`` and ``seconds`` of the ways ``out`` and ``in``, after every byte was
-        changed. Raises if a byte is lost: then the speed does not matter."""
+        """Change every byte and move all out and in. Return ``bytes`` and ``seconds`` of ``out``
+        and ``in``. Raises ``GpuError`` if a byte is lost: then the speed does not matter."""
         ...
 
 
 class ByPager:
-    """The pager is called directly."""
+    """Calls the pager directly."""
 
     def __init__(self, pager: Worker, program: Worker) -> None:
         self._pager = pager
@@ -129,7 +129,7 @@ class ByPager:
 
 
 class ByDaemon:
-    """A daemon is asked to move it out (``release``), and has to bring it back for a cell."""
+    """Asks a daemon to move it out (``release``); for a cell the daemon must bring it back."""
 
     def __init__(self, program: Worker, gpu_uuid: str) -> None:
         self._program = program

@@ -25,7 +25,7 @@ _ROUNDS: Final = 3
 
 @dataclass(frozen=True)
 class Paged:
-    """What the switch can be planned with."""
+    """The results by which the switch is planned."""
 
     round_trip_s_per_byte: float
     context_bytes: int
@@ -40,7 +40,7 @@ class Held:
 
 
 def words_on_pinned(size_bytes: int, pinned_bytes: int | None) -> str:
-    """Behind a size; empty where all is as it should be."""
+    """Return words to follow a size; empty if all of it is pinned."""
     if pinned_bytes is None or pinned_bytes >= size_bytes:
         return ""
     return f" (only {format_bytes(pinned_bytes)} of it through pinned memory)"
@@ -51,7 +51,7 @@ def all_of(backend: Backend) -> str:
 
 
 def measure(bench: Bench, backend: Backend, daemon: Daemon) -> list[Paged]:
-    """Empty where it cannot be done here, which is noted."""
+    """Measure paging with ``backend``. If that cannot be done here, note it and return []."""
     if backend.from_driver:
         with bench.worker("pager") as looker:
             if why_not := looker.ask("why_no_checkpoint"):
@@ -74,7 +74,7 @@ def measure(bench: Bench, backend: Backend, daemon: Daemon) -> list[Paged]:
 
 
 def _probe(bench: Bench, mover: Mover) -> Paged:
-    """Once with little, to see how much can be moved in the time."""
+    """Move a little once, to see how much can be moved in the time."""
     size = plan.first_paged_bytes(bench.room)
     mover.hold(size)
     moved = mover.there_and_back()
@@ -85,7 +85,7 @@ def _probe(bench: Bench, mover: Mover) -> Paged:
 
 
 def _size(moved: dict[str, Any], way: str, held_bytes: int) -> int:
-    """With contexts, where NVML can tell (not in a container with process ids of its own)."""
+    """Return the bytes moved, with contexts if NVML can tell (in a PID namespace it cannot)."""
     return max(int(moved[way]["bytes"]), held_bytes)
 
 

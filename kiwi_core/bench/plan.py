@@ -1,7 +1,7 @@
 """How much the bench uses, and how large its pieces are. Pure: numbers in, numbers out.
 
-Nothing is larger than a stated share of what is free, and nothing takes longer than a stated time
-at the speed that was measured first. Rounded down to 2 MiB, the granularity of device memory.
+No piece is larger than a stated share of the free memory, and none takes longer than a stated time
+at the speed measured first. Sizes are rounded down to 2 MiB, the granularity of device memory.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from kiwi_core.errors import CallerError
 from kiwi_core.units import GIB, MIB, format_bytes
 
 GPU_SHARE: Final = 0.5
-"""Of the free GPU memory, for everything but the switch."""
+"""Share of the free GPU memory for everything but the switch."""
 
 SWITCH_GPU_SHARE: Final = 0.95
-"""Of it, while a switch is measured: two programs do not fit together only where the rest is
-taken. A twentieth stays for contexts that others make."""
+"""Share of the free GPU memory for a switch: the bench must take the rest so that two programs do
+not fit together. A twentieth stays for contexts that others make."""
 
 RAM_SHARE: Final = 0.25
-"""Of the system RAM that may still be used, cgroup limits included."""
+"""Share of the system RAM that may still be used, within cgroup limits."""
 
 GPU_FREE_MIN_BYTES: Final = 96 * MIB
 RAM_FREE_MIN_BYTES: Final = 256 * MIB
 
 _GRANULARITY: Final = 2 * MIB
 _COPY_MAX_BYTES: Final = 1 * GIB
-"""At 55 GB/s it lasts 20 ms: what starting a copy costs cannot be seen any more."""
+"""At 55 GB/s it takes 20 ms, so that the cost of starting a copy does not matter."""
 _PAGED_MAX_BYTES: Final = 16 * GIB
 _PAIRS: Final = 5
-"""Copy buffers that may be there at once: two each in two processes, and one to spare."""
+"""Copy buffers that may exist at once: two in each of two processes, and one to spare."""
 _FIRST_PAGED_BYTES: Final = 256 * MIB
 _PAGED_ROUNDS: Final = 4.5
 _SWITCHES_MAX: Final = 4
 _BESIDE_SWITCHES: Final = 2.5
-"""Moves there and back before and after those that are timed."""
+"""Moves out and in before and after those that are timed."""
 VMM_SIZES: Final = (2 * MIB, 64 * MIB, 512 * MIB, 1 * GIB)
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long things may take. ``row_s``: one row of copies or calls; ``copy_s``: one copy;
-    ``paging_s``: page-outs and page-ins of all backends; ``switch_s``: their switches; ``total_s``:
-    everything, ends and starts of processes included."""
+    """Time limits. ``row_s``: one row of copies or calls; ``copy_s``: one copy; ``paging_s``:
+    page-outs and page-ins of all backends; ``switch_s``: their switches; ``total_s``: everything,
+    with starts and ends of processes."""
 
     row_s: float = 1.0
     copy_s: float = 0.1
@@ -52,21 +52,21 @@ class Patience:
     switch_s: float = 18.0
     total_s: float = 110.0
     rounds: int = 400
-    """Of leases."""
+    """Number of leases."""
 
     def shared(self, backends: int) -> Patience:
-        """What each of so many backends has of it."""
+        """Return the limits for each one of ``backends`` backends."""
         count = max(1, backends)
         return replace(self, paging_s=self.paging_s / count, switch_s=self.switch_s / count)
 
 
 EMULATED: Final = Patience(row_s=0.3, paging_s=2.0, switch_s=4.0, rounds=100)
-"""Speeds mean nothing there: nobody should wait for them."""
+"""For emulated GPUs. Their speeds mean nothing, so nobody should wait for them."""
 
 
 @dataclass(frozen=True)
 class FreeMemory:
-    """What is free before anything is measured."""
+    """The free memory before anything is measured."""
 
     gpu_total_bytes: int
     gpu_free_bytes: int
@@ -86,13 +86,13 @@ class FreeMemory:
 
     @property
     def margin_bytes(self) -> int:
-        """What the daemon keeps free beside its sessions."""
+        """The bytes that the daemon keeps free beside its sessions."""
         fraction = round(self.gpu_total_bytes * DEFAULTS.room_margin_fraction)
         return max(DEFAULTS.room_margin_min_bytes, fraction)
 
 
 def check(room: FreeMemory) -> None:
-    """Raises ``CallerError`` where there is too little to measure anything with."""
+    """Raise ``CallerError`` if there is too little memory to measure anything."""
     if room.gpu_free_bytes < GPU_FREE_MIN_BYTES:
         raise CallerError(
             "no-gpu-memory",
@@ -110,18 +110,18 @@ def check(room: FreeMemory) -> None:
 
 
 def copy_bytes(room: FreeMemory, bytes_per_s: float, patience: Patience) -> int:
-    """Of one copy: lasts about ``copy_s``."""
+    """Return the size of one copy, which takes about ``copy_s``."""
     most = min(_COPY_MAX_BYTES, room.gpu_bytes // _PAIRS, room.host_bytes // _PAIRS)
     return max(_GRANULARITY, _whole(min(bytes_per_s * patience.copy_s, most)))
 
 
 def first_pinned_bytes(room: FreeMemory) -> int:
-    """Pinned once, to find out how much can be pinned in the time."""
+    """Return the size pinned once to find out how much can be pinned in the time."""
     return max(_GRANULARITY, _whole(min(64 * MIB, room.host_bytes)))
 
 
 def pin_bytes(room: FreeMemory, bytes_per_s: float, patience: Patience) -> int:
-    """Of one run: a few fit into a row's time."""
+    """Return the size of one run; a few runs fit into a row's time."""
     fits = bytes_per_s * patience.row_s / 3
     most = max(_GRANULARITY, _whole(min(_COPY_MAX_BYTES, room.host_bytes, fits)))
     return max(most, first_pinned_bytes(room))
@@ -132,7 +132,7 @@ def vmm_sizes(room: FreeMemory) -> tuple[int, ...]:
 
 
 def first_paged_bytes(room: FreeMemory) -> int:
-    """Moved once, to find out how much can be moved in the time."""
+    """Return the size moved once to find out how much can be moved in the time."""
     return max(_GRANULARITY, _whole(min(_FIRST_PAGED_BYTES, _paged_most(room) / 2)))
 
 
@@ -142,8 +142,8 @@ def paged_bytes(room: FreeMemory, round_trip_s_per_byte: float, patience: Patien
 
 
 def pinning_s(size_bytes: int) -> float:
-    """How long a program's preloaded library may take to pin so much: the time until the daemon has
-    allowed it, and a second per GiB (hosts are known to take 0.2 to 0.5 s)."""
+    """Return how long a program's preloaded library may take to pin that much: the time until the
+    daemon has allowed it, and a second per GiB (hosts are known to take 0.2 to 0.5 s)."""
     return 2.0 + size_bytes / GIB
 
 
@@ -159,17 +159,17 @@ class Switch:
     runs: int
 
     def space_bytes(self, resident_bytes: int, margin_bytes: int) -> int:
-        """What both together are left with, where one takes ``resident_bytes``: enough for one and
-        the margin, too little for two."""
+        """Return the room to leave for both programs, where one takes ``resident_bytes``: enough
+        for one and the margin, too little for two."""
         return _whole(max(1.5 * resident_bytes, resident_bytes + 1.2 * margin_bytes))
 
 
 def switch(
     room: FreeMemory, round_trip_s_per_byte: float, patience: Patience, context_bytes: int
 ) -> Switch | str:
-    """Or why not. As large as the time allows for several switches; where that is less than two
-    programs must have to not fit together, as large as they must be, and fewer switches."""
-    # Both may be out for a moment, and each needs its context beside.
+    """Return the plan, or why there is none. Programs are as large as the time allows for several
+    switches. If two of that size would fit together, they are larger and switch less often."""
+    # Both may be out for a moment, and each has its context, too.
     most = min(_paged_most(room) / 2, room.host_bytes / 2 - context_bytes)
     least = max(_GRANULARITY, 1.45 * room.margin_bytes - context_bytes)
     fits = patience.switch_s / (_SWITCHES_MAX + _BESIDE_SWITCHES) / round_trip_s_per_byte

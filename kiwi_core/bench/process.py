@@ -1,4 +1,4 @@
-"""The conductor's end of a worker: start it, order something of it within a time, end it."""
+"""The conductor's end of a worker: start it, give it orders with a time limit, end it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 START_S: Final = 60.0
-"""For the first order: Python, the driver's start (3 s on big machines) and a context."""
+"""Time for the first order: Python, the driver's start (3 s on big machines) and a context."""
 
 _ENDS_WITHIN_S: Final = 120.0
-"""More than any role allows itself."""
+"""More than any role takes to end."""
 
 
 class Worker:
-    """``log`` gets what it writes to standard error, and is locked while it lives. A context
-    manager: ends it."""
+    """A worker process, and a context manager that ends it. ``log`` gets its standard error, and is
+    locked while it lives."""
 
     def __init__(self, role: str, env: Mapping[str, str], log: Path | None = None) -> None:
         self.role = role
@@ -37,7 +37,7 @@ class Worker:
         self._useless = False
         with open(log if log is not None else os.devnull, "ab") as errors:
             if log is not None:
-                # Held as long as the worker lives: the stage is not cleared before that.
+                # Held while the worker lives: the stage is cleared only after that.
                 fcntl.flock(errors, fcntl.LOCK_SH)
             self._process = subprocess.Popen(
                 interpreter.module("kiwi_core.bench.worker", role),
@@ -56,13 +56,13 @@ class Worker:
         self.close()
 
     def ask(self, call: str, answer_s: float = START_S, **args: object) -> Any:
-        """What the order came to. Raises ``KiwiError``: what the worker says, or that it did not
-        answer in time (then it is of no use any more)."""
+        """Give an order and return the answer. Raises ``KiwiError``: the worker's error, or that it
+        did not answer in time (then it cannot be used any more)."""
         self.tell(call, **args)
         return self.answer(answer_s)
 
     def tell(self, call: str, **args: object) -> None:
-        """Without waiting for it: ``answer`` does."""
+        """Give an order without waiting; ``answer`` waits for its answer."""
         assert self._process.stdin is not None
         line = json.dumps({"call": call, "args": args}).encode() + b"\n"
         if self._useless:
@@ -85,7 +85,7 @@ class Worker:
         while b"\n" not in self._buffer:
             left_s = ends_s - time.monotonic()
             if left_s <= 0 or not select.select([pipe], [], [], left_s)[0]:
-                self._useless = True  # what it says later would answer another order
+                self._useless = True  # a late answer would look like that to another order
                 raise self._late(answer_s)
             part = os.read(pipe, 1 << 16)
             if not part:
@@ -111,8 +111,8 @@ class Worker:
         return GpuError("worker-ended", f"A process that measures ended (status {status}).{last}")
 
     def close(self) -> None:
-        """Ends its input; ends it by force only if it takes longer than any role allows itself.
-        Killing a program that had been paged out has hung hosts (NVIDIA/cuda-checkpoint#53)."""
+        """End the worker's input; kill it only if it takes longer than any role may. Killing a
+        program that had been paged out has hung hosts (NVIDIA/cuda-checkpoint#53)."""
         if self._ended:
             return
         assert self._process.stdin is not None

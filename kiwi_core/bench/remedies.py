@@ -1,4 +1,4 @@
-"""What is far below what is usual, and what to do about it: one sentence and a remedy each."""
+"""Results that are far below the usual ones, each as a sentence with a remedy."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ LINK_SHARE_MIN: Final = 0.65
 """Pinned copies usually reach 80-90 % of what the lanes carry."""
 
 SYMMETRY_MIN: Final = 0.6
-"""The slower way over the faster one."""
+"""Ratio of the slower way to the faster one."""
 
 PAGEABLE_MAX: Final = 0.9
-"""Of the pinned copy: usually a third or less."""
+"""Share of the pinned copy's speed; usually a third or less."""
 FAST_GB_PER_S: Final = 15.0
-"""Above it ordinary memory that is as fast is good news (NVLink to the CPU)."""
+"""Above this, ordinary memory that is as fast as pinned memory is good (NVLink to the CPU)."""
 
 
 PIN_MIN_GB_PER_S: Final = 1.0
-"""Registering in one thread usually reaches 2 and more."""
+"""Registering in one thread usually reaches 2 or more."""
 
 LEASE_MAX: Final = 20.0
-"""Bare round trips per lease; 5 to 7 have been measured on a busy machine."""
+"""Bare round trips for each lease; 5 to 7 have been measured on a busy machine."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the rules look at."""
+    """The input of the rules."""
 
     row: Callable[[str], Row | None]
     link: PcieLink | None

@@ -1,4 +1,4 @@
-"""What was measured: rows with ratios, and the JSON that other programs read."""
+"""The results: rows with ratios, and the JSON that other programs read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SCHEMA: Final = 1
-"""Rises when a reader of the old JSON would be misled by the new one."""
+"""The version of the JSON; it rises when the new JSON would mislead a reader of the old one."""
 
 GB_PER_S: Final = "GB/s"
 MICROSECONDS: Final = "us"
@@ -26,17 +26,17 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """What a row is compared with, in the row's unit; ``of`` says it in words."""
+    """The value that a row is compared with, in the row's unit; ``of`` describes it in words."""
 
     value: float
     of: str
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One number. ``name`` is stable, for programs; ``title`` is for people. ``ratio`` is the
+    """One result. ``name`` is stable, for programs; ``title`` is for people. ``ratio`` is the
     median over the limit's value: a share for speeds, a multiple for times. ``bytes``: the size
-    that was copied, pinned, mapped or moved, in one run. ``pinned_bytes``: of what a library moved,
-    how much had pinned memory to go to; ``None`` where that is not for it to say."""
+    that was copied, pinned, mapped or moved in one run. ``pinned_bytes``: how much of what a
+    library moved went to pinned memory; ``None`` if the library does not decide that."""
 
     name: str
     group: str
@@ -50,7 +50,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Left(msgspec.Struct, frozen=True):
-    """A row that is not there, and why. ``failed``: it should be."""
+    """A row that is missing, and why. ``failed``: it should be there."""
 
     name: str
     title: str
@@ -63,7 +63,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     took_s: float
     emulated: bool
     others: int
-    """Programs that used the GPU meanwhile: then the numbers are not the machine's limits."""
+    """Programs that used the GPU meanwhile; if any, the numbers are not the machine's limits."""
     machine: dict[str, Any]
     uses: dict[str, int]
     rows: tuple[Row, ...]
@@ -72,7 +72,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def complete(self) -> bool:
-        """Was everything measured that this machine has?"""
+        """Whether everything was measured that this machine has."""
         return not any(left.failed for left in self.left_out)
 
     def row(self, name: str) -> Row | None:
@@ -89,7 +89,7 @@ def speed_row(
     name: str, group: str, title: str, size_bytes: int, seconds: Sequence[float],
     limit: Limit | None = None,
 ) -> Row:  # fmt: skip
-    """GB/s from the seconds of each run of ``size_bytes``."""
+    """Return a row in GB/s from the seconds of each run of ``size_bytes``."""
     values = [size_bytes / 1e9 / one for one in seconds]
     return _row(name, group, title, GB_PER_S, values, limit, size_bytes)
 
@@ -98,7 +98,7 @@ def time_row(
     name: str, group: str, title: str, unit: str, seconds: Sequence[float],
     limit: Limit | None = None, size_bytes: int = 0,
 ) -> Row:  # fmt: skip
-    """``limit`` is in ``unit``, the samples in seconds."""
+    """Return a row of times in ``unit``. ``limit`` is in ``unit``, ``seconds`` in seconds."""
     factor = 1e6 if unit == MICROSECONDS else 1.0
     return _row(name, group, title, unit, [one * factor for one in seconds], limit, size_bytes)
 

@@ -35,7 +35,7 @@ def measure(bench: Bench, backend: Backend, daemon: Daemon, paged: Paged) -> Non
 def _switches(
     bench: Bench, backend: Backend, socket: str, planned: plan.Switch
 ) -> list[dict[str, Any]]:
-    """Between programs that change all they have in each turn."""
+    """Switch between two programs that change all their memory in each turn."""
     with (
         bench.worker("bus") as rest,
         bench.worker("session", backend.program_env(bench.env)) as a,
@@ -58,7 +58,7 @@ def _cell(bench: Bench, planned: plan.Switch) -> dict[str, Any]:
 
 
 def _crowd(bench: Bench, planned: plan.Switch, rest: Worker, a: Worker) -> None:
-    """Takes the GPU memory that A and B shall not have, so that only one of them fits."""
+    """Take the GPU memory that A and B should not have, so that only one of them fits."""
     a.ask("first_cell", MOVE_S, **_cell(bench, planned))
     until_pinned(a, planned.program_bytes)
     resident = a.ask("resident_bytes", limit_s=5.0)
@@ -70,7 +70,8 @@ def _crowd(bench: Bench, planned: plan.Switch, rest: Worker, a: Worker) -> None:
 
 
 def one_switch(program: Worker) -> dict[str, Any]:
-    """The other one idles, and has the memory. Raises if nothing had to be moved for it."""
+    """Run a cell while the other program idles and has the memory. Raises ``GpuError`` if nothing
+    had to be moved for it."""
     done: dict[str, Any] = program.ask("cell", MOVE_S, timeout_s=CELL_S, change=True)
     ways = {way for way, _, _ in done["moves"]}
     if ways != {"out", "in"}:
@@ -80,7 +81,7 @@ def one_switch(program: Worker) -> dict[str, Any]:
 
 
 def _moves(found: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Bytes and seconds, each way."""
+    """Return bytes and seconds of each move, by way."""
     moved: dict[str, list[tuple[int, float]]] = {"out": [], "in": []}
     for one in found:
         for way, size, seconds in one["moves"]:
@@ -92,7 +93,9 @@ def _switch_rows(
     bench: Bench, backend: Backend, held_bytes: int, found: list[dict[str, Any]]
 ) -> None:
     moved = _moves(found)
-    least_bytes = 0 if backend.moved_by is MovedBy.INPROCESS else held_bytes  # it counts itself
+    least_bytes = (
+        0 if backend.moved_by is MovedBy.INPROCESS else held_bytes
+    )  # the library counts them
     sizes = {
         way: max(least_bytes, sum(size for size, _ in moves) // len(found))
         for way, moves in moved.items()

@@ -1,8 +1,8 @@
 """``python -m kiwi_core.bench.worker ROLE``: one process that works for the bench.
 
-Reads orders as JSON lines, ``{"call": name, "args": {...}}``, and answers each with ``{"value":
-...}`` or ``{"error": {"code", "message", "remedy"}}``. When its input ends, whoever steered it is
-done or dead: then it gives back what it has, and ends.
+It reads orders as JSON lines, ``{"call": name, "args": {...}}``, and answers each with ``{"value":
+...}`` or ``{"error": {"code", "message", "remedy"}}``. When its input ends, the conductor is done
+or dead: the worker then frees what it has, and ends.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ ROLES: Final = {
 
 class Role(Protocol):
     ENDS_WITHIN_S: float
-    """``close`` may take so long; past it the process ends without it. Driver calls of a process
-    that is held or paged out wait, and there may be nobody left to bring it back."""
+    """Time limit of ``close``; after that the process ends without it. In a process that is held or
+    paged out, driver calls wait, and nobody may be left to bring it back."""
 
     def close(self) -> None:
-        """Gives back everything; called once, whatever has happened before."""
+        """Free everything. Called once, also after errors."""
         ...
 
 

@@ -1,10 +1,9 @@
 """One operation on one session that has linked processes: all of its processes, or none.
 
-On the way out: gates, the driver's lock on what has no gate, the libraries' memory, the driver's
-checkpoint. A linked process is moved by the driver only while its gate is shut: a synchronise call
-in between would kill it. On the way back: what the libraries have, restore and unlock, and the
-gates last. Whatever goes wrong, each process ends up as the operation
-found it, as far as that can still be done.
+A page-out shuts the gates, locks what has no gate, moves the libraries' memory, and lets the driver
+checkpoint. The driver moves a linked process only while its gate is shut: a synchronise call in
+between would kill it. A page-in brings back what the libraries have, restores and unlocks, and
+opens the gates last. After an error each process is as the operation found it, as far as possible.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ if TYPE_CHECKING:
     from kiwi_core.pager.linked import Linked, Links, Step
 
 _ROUNDS_MAX: Final = 8
-"""Looks for processes that came while others were being held."""
+"""Rounds of looking for processes that started while others were being held."""
 
 _HELD_BY_DRIVER: Final = frozenset({Residency.LOCKED, Residency.PAGED_OUT})
 
 
 @dataclass(eq=False, repr=False)
 class Mover:
-    """``do`` one of ``suspend``, ``resume``, ``page_out`` and ``page_in``, once. It may raise
-    ``Stop``, and ``GpuError`` where the driver is out of order. ``look`` finds the linked
+    """Performs ``suspend``, ``resume``, ``page_out`` or ``page_in`` once, with ``do``. That may
+    raise ``Stop``, and ``GpuError`` if the driver is out of order. ``_look`` finds the linked
     processes."""
 
     _checkpoint: CheckpointPager
@@ -81,8 +80,8 @@ class Mover:
         return self._moved(0)
 
     async def page_out(self) -> Moved:
-        """Of a session that is out already: what its libraries have left in the GPU, too, since
-        whoever asks again is short of room."""
+        """Page out. If the session is out already, also move what its libraries have left in the
+        GPU, because a second request means that room is short."""
         found = await self._found()
         held: list[Linked] = []
         rest_bytes = 0
@@ -106,7 +105,7 @@ class Mover:
             await self._take_what_is_large(links)
         if todo or rest_bytes or await self._ask(self._checkpoint.page_out, await self._yielded()):
             return await self._out_now()
-        return self._moved(0)  # it was out already, with all that it has
+        return self._moved(0)  # the session was out already, with all its memory
 
     async def page_in(self, room_wait_ns: int) -> Moved:
         seen = await self._checkpoint.observe(self._target)
@@ -138,9 +137,9 @@ class Mover:
     # --- steps ----------------------------------------------------------------------------------
 
     async def _ours(self) -> list[Linked]:
-        """Return the linked processes that their libraries can be asked to move: those that the
-        driver does not hold. A library whose process the driver holds would not return from its
-        first call to it. Such a process is the driver's, until a page-in or resume lets it go."""
+        """Return the linked processes that their libraries can move: those that the driver does not
+        hold. In a held process the library would not return from its first driver call, so the
+        driver moves it until a page-in or resume lets it go."""
         links = self._look(self._target)
         held = await self._checkpoint.holds(link.ref for link in links)
         return [link for link in links if link.ref not in held]
@@ -161,14 +160,14 @@ class Mover:
         return replace(moved, stays_bytes=await self._in_gpu_bytes())
 
     async def _in_gpu_bytes(self) -> int:
-        """By NVML. It has moved, whether or not that can be read: 0 then, until somebody looks."""
+        """Return what NVML counts; 0 if it cannot be read, because the move is done anyway."""
         self._checkpoint.forget_readings()
         with suppress(GpuError):
             return (await self._checkpoint.observe(self._target)).resident_bytes
         return 0
 
     async def _hold_all(self, held: list[Linked]) -> list[Linked]:
-        """Again and again until a look finds none that runs; ``held`` gets those held here."""
+        """Shut gates until a look finds none open; ``held`` gets the processes held here."""
         until_ns = min(self._deadline_ns, time.monotonic_ns() + self._config.lock_timeout_ns)
         for _ in range(_ROUNDS_MAX):
             links = await self._ours()
@@ -180,8 +179,8 @@ class Mover:
         raise Stop(Refused(Reason.LOCK_TIMEOUT, detail))
 
     async def _still_held(self, links: list[Linked], held: list[Linked]) -> list[Linked]:
-        """Before the driver comes: a gate may be open again, since its program was replaced (exec)
-        for instance, and a program may have come whose gate is open. Those are held, too."""
+        """Hold what is open again before the driver moves the rest: a program may have been
+        replaced (exec), or a new one with an open gate may have started."""
         running = _in(self._look(self._target), Residency.RESIDENT)
         return await self._hold_all(held) if running else links
 
@@ -202,15 +201,15 @@ class Mover:
         return moved_bytes
 
     async def _take_what_is_large(self, links: list[Linked]) -> None:
-        """What the libraries could not move, where it is worth the driver's time. Where the driver
-        cannot move it either it stays in the GPU: the session is out all the same."""
+        """Have the driver move what the libraries could not, if it is large. If the driver cannot
+        move it either, it stays in the GPU, and the session counts as out all the same."""
         most_bytes = self._config.unowned_left_bytes
         large = [link for link in links if link.told.unowned_bytes > most_bytes]
         if refs := await all_yield(self._links, large, self._deadline_ns):
             await self._checkpoint.page_out(await self._rest(but=refs), self._deadline_ns)
 
     async def _yielded(self) -> Target:
-        """Return the target without those whose libraries may still make calls to the driver."""
+        """Return the target without the processes whose libraries may still call the driver."""
         refs = await all_yield(self._links, await self._ours(), self._deadline_ns)
         return await self._rest(but=refs)
 
@@ -221,8 +220,8 @@ class Mover:
         done: list[Linked] | None = None,
         deadline_ns: int | None = None,
     ) -> int:
-        """The bytes that all of them moved. ``done`` gets those that did, whatever the others did.
-        One that has ended needs nothing any more, unless it is the root."""
+        """Make all ``links`` do ``step``; return the bytes that they moved. ``done`` gets those
+        that succeed. A process that has ended needs nothing any more, unless it is the root."""
         if not links:
             return 0
         until_ns = deadline_ns or self._deadline_ns
@@ -248,7 +247,7 @@ class Mover:
         return outcome.bytes_moved
 
     async def _rest(self, but: Collection[ProcessRef] = ()) -> Target:
-        """What the libraries do not move, and those of the linked processes in ``but``."""
+        """Return the target without its linked processes, except those in ``but``."""
         linked = {link.ref for link in await self._ours() if link.ref not in but}
         return replace(self._target, without=self._target.without | linked)
 
@@ -265,13 +264,13 @@ class Mover:
             raise Stop(Refused(Reason.GONE, detail))
 
     async def _over(self, stop: Stop) -> bool:
-        """Is the session as such at its end? Then what can be brought back is, and all runs on:
-        nobody else will ever do that. Best effort, except that lack of room is told."""
+        """Return whether the session has ended. If so, bring back what can be and let all of it run
+        on, because nobody else ever does that. Best effort; ``stop`` records only lack of room."""
         if not stop.over or stop.let_go:
             return stop.over
         stop.let_go = True
         outcomes = [await self._checkpoint.page_in(await self._rest(), self._undo_by_ns())]
-        links = await self._ours()  # with those that the driver has just brought back
+        links = await self._ours()  # includes those that the driver has just brought back
         out = _in(links, Residency.PAGED_OUT)
         outcomes += await self._links.perform(out, "page-in", self._undo_by_ns())
         await self._links.perform(_in(links, Residency.LOCKED), "free", self._undo_by_ns())
@@ -284,15 +283,15 @@ class Mover:
             await self._undo(stop, held, "free", "stays held")
 
     async def _undo_page_out(self, stop: Stop, found: _Found, held: list[Linked]) -> bool:
-        """Return false where some of it must stay out: then the session counts as out, with the
-        rest in the GPU. (Not where the driver moves some of it: then the outcome says so.)"""
+        """Return false if a part must stay out: the session then counts as out, with the rest in
+        the GPU. (If the driver moves a part of the session, the outcome says so instead.)"""
         links = self._look(self._target)
         out = [link for link in _in(links, Residency.PAGED_OUT) if link.ref not in found.out]
         await self._bring_back(stop, out)
         if _in(out, Residency.PAGED_OUT) and await self._is_owned():
             return False
         await self._undo(stop, [link for link in found.held if link in out], "hold", "runs")
-        free = await self._ours()  # the gate of what the driver could not let go stays shut
+        free = await self._ours()  # a process that the driver could not let go keeps its gate shut
         held = [link for link in _in(held, Residency.LOCKED) if link in free]
         await self._undo(stop, held, "free", "stays held")
         if found.rest_ran:
@@ -305,21 +304,22 @@ class Mover:
         return is_owned(self._look(self._target), seen.processes)
 
     async def _bring_back(self, stop: Stop, out: list[Linked]) -> None:
-        """Into the room that it has just left: that shows up late, and others may be after it."""
+        """Bring ``out`` back into the room that it has just left. That room shows up as free late,
+        and others may want it."""
         if not out:
             return
         pids = [link.ref.pid for link in self._look(self._target)]
         reservation = _reservation(out, pids)
         with self._checkpoint.room.reserved(reservation):
-            with suppress(Stop):  # the libraries find out for themselves, and say it better
+            with suppress(Stop):  # the libraries find out themselves, with better words
                 await self._checkpoint.room.wait(reservation, self._undo_by_ns(), lambda: None)
             await self._undo(stop, out, "page-in", "stays in system RAM until it can be paged in")
 
     async def _undo_page_in(
         self, stop: Stop, back: list[Linked], rest_back: Collection[ProcessRef] | None
     ) -> None:
-        """``rest_back``: the linked processes that the driver brought back, too; ``None``: it has
-        brought back nothing. One whose gate is open stays."""
+        """Page out again what came back. ``rest_back`` are the linked processes that the driver
+        brought back; ``None``: it brought back nothing. A process with an open gate stays in."""
         await self._undo(stop, back, "page-out", "is back in the GPU")
         if rest_back is not None:
             links = self._look(self._target)
@@ -337,7 +337,7 @@ class Mover:
                 stop.add(f"Process {link.ref.pid} {else_}: {outcome.detail}")
 
     def _undo_by_ns(self) -> int:
-        """Undoing gets its own time: the operation's may be over."""
+        """Return the deadline for undoing, which has its own time: the operation's may be over."""
         return time.monotonic_ns() + self._config.operation_deadline_min_ns
 
     def _moved(self, moved_bytes: int) -> Moved:
@@ -345,8 +345,8 @@ class Mover:
 
 
 def is_owned(links: Sequence[Linked], processes: Sequence[ProcessMemory]) -> bool:
-    """Do libraries own and move all that a session has? ``processes`` are those that the driver
-    knows, as it sees them."""
+    """Return whether libraries own and move all memory of a session. ``processes`` are those that
+    the driver knows, with the state that it reports."""
     refs = {link.ref for link in links if link.connected and link.owns}
     return len(refs) == len(links) > 0 and all(
         memory.ref in refs and memory.residency not in _HELD_BY_DRIVER for memory in processes
@@ -355,7 +355,7 @@ def is_owned(links: Sequence[Linked], processes: Sequence[ProcessMemory]) -> boo
 
 @dataclass(frozen=True)
 class _Found:
-    """How a page-out found the session."""
+    """The state in which a page-out found the session."""
 
     held: list[Linked]
     out: set[ProcessRef]
@@ -363,7 +363,7 @@ class _Found:
 
 
 def _reservation(out: Sequence[Linked], own_pids: Collection[int]) -> Reservation:
-    """Room for what comes back; a library whose answer does not come may still take it."""
+    """Reserve room for what comes back; a library that does not answer may still take it."""
     moving = lambda: any(link.moving for link in out)  # noqa: E731
     return Reservation(_out_bytes(out), own_pids, can_fail=True, still_moving=moving)
 
@@ -374,8 +374,8 @@ def _something_in(link: Linked) -> bool:
 
 
 def _unsure(links: Sequence[Linked]) -> list[Linked]:
-    """Those that were out when they were last heard of, under an earlier daemon perhaps. They may
-    be on their way in: the driver must not come in between, and what is out would count twice."""
+    """Return those that were out at their last report, perhaps to an earlier daemon. They may be
+    paging in: the driver must not move them meanwhile, and their bytes would count twice."""
     return [link for link in _in(links, Residency.PAGED_OUT) if not link.connected]
 
 

@@ -92,7 +92,7 @@ class SessionPager:
         return await self._page_in(target, deadline_ns, patience_ns)
 
     async def observe(self, target: Target) -> Observation:
-        """Raises ``GpuError`` only where the driver or NVML as a whole cannot be asked."""
+        """Observe. Raises ``GpuError`` only if the driver or NVML as a whole cannot be asked."""
         async with self._lock_of(target.session):
             seen = await self._checkpoint.observe(target)
         links = self._living(target)

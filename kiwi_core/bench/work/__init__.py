@@ -1,1 +1,1 @@
-"""What the bench's worker processes do; each class is a role, each public method an order."""
+"""The work of the bench's worker processes: each class is a role, each public method an order."""

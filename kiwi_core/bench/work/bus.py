@@ -1,4 +1,4 @@
-"""The role that uses the GPU as any program does: copies, pins, maps, holds memory."""
+"""The role that uses the GPU as a program does: it copies, pins, maps and holds memory."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.memory import OwnGpu
 
 _PROBE_BYTES: Final = 4 << 20
-"""Copied first, to find out how large a piece lasts long enough to be timed."""
+"""Size of the first copy, which finds out how large a piece takes long enough to be timed."""
 
 _WINDOW_BYTES: Final = 1 << 20
-"""Looked at in three places of what is held: that it came back, and came back whole."""
+"""Size of each of three windows in what is held, which show that all of it came back intact."""
 
 
 _SCRUBBED_WITHIN_S: Final = 3.0
@@ -53,9 +53,9 @@ class Bus:
         return {"pci_bus_id": self._gpu.pci_bus_id}
 
     def near(self, cpus: list[int]) -> None:
-        """Run on these processors only, if any: host memory is where it is touched first."""
+        """Run only on these processors, if any: host memory lies near the first touch."""
         if cpus:
-            with suppress(OSError):  # not allowed here: then as it is
+            with suppress(OSError):  # not allowed here: change nothing
                 os.sched_setaffinity(0, cpus)
 
     def free_bytes(self) -> int:
@@ -64,14 +64,14 @@ class Bus:
     # --- copies ---------------------------------------------------------------------------------
 
     def probe_bytes_per_s(self) -> float:
-        """A first guess at the speed of a pinned copy."""
+        """Return a first guess at the speed of a pinned copy."""
         self.take(["in"], _PROBE_BYTES, pinned=True)
         samples = self.copy("in", _PROBE_BYTES, 0.05)
         self.give_back()
         return _PROBE_BYTES / min(samples[1:] or samples)
 
     def take(self, ways: list[str], size_bytes: int, pinned: bool) -> None:
-        """Memory for copies; a pair for each way."""
+        """Take memory for copies, a pair of buffers for each way."""
         for way in ways:
             self._device[way] = memory.allocate(size_bytes)
             if pinned:
@@ -92,8 +92,8 @@ class Bus:
     def copy(
         self, way: str, size_bytes: int, seconds: float, start_ns: int = 0, runs_min: int = 3
     ) -> list[float]:
-        """One copy after the other for ``seconds``, at least ``runs_min``; how long each took, in
-        seconds. Not before ``start_ns`` of the monotonic clock, which all processes share."""
+        """Copy again and again for ``seconds``, at least ``runs_min`` times; return the seconds
+        of each. Start at ``start_ns`` of the monotonic clock, which all processes share."""
         self.gpu.enter()
         stream = memory.new_stream()
         host = self._pinned[way] if way in self._pinned else self._pageable[way].address
@@ -112,7 +112,7 @@ class Bus:
         return samples
 
     def copy_both(self, size_bytes: int, seconds: float) -> dict[str, list[float]]:
-        """Out and in at once, in a thread each."""
+        """Copy out and in at once, each in a thread."""
         found: dict[str, list[float]] = {}
         errors: list[GpuError] = []
         start_ns = time.monotonic_ns() + 20_000_000
@@ -145,26 +145,26 @@ class Bus:
     # --- holding --------------------------------------------------------------------------------
 
     def hold(self, size_bytes: int) -> None:
-        """Takes ``size_bytes`` and writes to all of it."""
+        """Take ``size_bytes`` and write to all of it."""
         self._held = _patiently(lambda: memory.allocate(size_bytes))
         self._held_bytes = size_bytes
         self.change()
 
     def until_pinned(self, limit_s: float) -> int | None:
-        """Of what is held, how many bytes have pinned memory to go to, once that is all or
-        ``limit_s`` is over; ``None`` where the driver moves it."""
+        """Wait until all that is held has pinned memory to go to, at most ``limit_s``; return how
+        many bytes have it, or ``None`` if the driver moves them."""
         pinned_bytes = pinned.until_pinned(limit_s)
         return pinned_bytes if pinned_bytes is None else min(pinned_bytes, self._held_bytes)
 
     def change(self) -> None:
-        """Every byte of what is held gets another value; three windows get their own."""
+        """Give every byte that is held another value, with different ones in three windows."""
         self._value = (self._value + 1) % 200
         memory.fill(self._held, self._value, self._held_bytes)
         for number, offset in enumerate(self._windows()):
             memory.fill(self._held + offset, self._value + 1 + number, self._window_bytes())
 
     def intact(self) -> bool:
-        """Is what ``change`` wrote there still?"""
+        """Return whether what ``change`` wrote is still there."""
         size = self._window_bytes()
         host = Mapped(size)
         stream = memory.new_stream()
@@ -178,7 +178,7 @@ class Bus:
         return good
 
     def occupy(self, size_bytes: int) -> None:
-        """Takes ``size_bytes`` and leaves them alone."""
+        """Take ``size_bytes`` and leave them alone."""
         self._held = memory.allocate(size_bytes)
 
     def drop(self) -> None:
@@ -202,7 +202,7 @@ class Bus:
 
 
 def _patiently(call: Callable[[], T]) -> T:
-    """Freed memory is scrubbed before it can be had again: what finds none tries again."""
+    """Repeat ``call`` while it finds no memory: freed memory is scrubbed before it can be had."""
     ends_s = time.monotonic() + _SCRUBBED_WITHIN_S
     while True:
         try:

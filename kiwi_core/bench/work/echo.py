@@ -14,7 +14,7 @@ class Echo:
         self._server = socket.socket(socket.AF_UNIX)
 
     def serve(self, path: str, answer: str) -> None:
-        """Listens at ``path``; blocking ``recv`` and ``send`` and nothing else."""
+        """Listen at ``path``, with blocking ``recv`` and ``send`` and nothing else."""
         self._server.bind(path)
         self._server.listen(1)
         threading.Thread(target=self._answer, args=(answer.encode(),), daemon=True).start()

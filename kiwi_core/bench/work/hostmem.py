@@ -1,4 +1,4 @@
-"""Ordinary host memory: mapped, touched (by several threads), near a GPU or not."""
+"""Ordinary host memory that is mapped and touched, by several threads, near a GPU or not."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PIECE_ALIGN_BYTES: Final = 2 << 20
-"""Of a huge page: two threads never touch the same one."""
+"""Size of a huge page, so that two threads never touch the same one."""
 
 
 class Mapped:
-    """``size_bytes`` of anonymous memory for which huge pages are asked; nothing is there until it
-    is touched. Aligned to the page only."""
+    """Anonymous memory with a request for huge pages. Nothing is allocated until it is touched. It
+    is aligned only to the page."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -26,10 +26,10 @@ class Mapped:
             self._map.madvise(mmap.MADV_HUGEPAGE)
         handle = ctypes.c_char.from_buffer(self._map)
         self.address = ctypes.addressof(handle)
-        del handle  # or the mapping could not be closed
+        del handle  # otherwise the mapping cannot be closed
 
     def touch(self, offset_bytes: int, size_bytes: int, value: int = 1) -> None:
-        """Writes to every byte; other threads run meanwhile."""
+        """Write to every byte; other threads run meanwhile."""
         ctypes.memset(self.address + offset_bytes, value, size_bytes)
 
     def equal(self, data: bytes) -> bool:
@@ -40,13 +40,13 @@ class Mapped:
 
 
 def pieces(size_bytes: int, count: int) -> list[tuple[int, int]]:
-    """At most ``count`` (offset, size) that cover ``size_bytes``, cut at multiples of 2 MiB."""
+    """Return at most ``count`` (offset, size) that cover ``size_bytes``, cut at each 2 MiB."""
     each = -(-size_bytes // count // PIECE_ALIGN_BYTES) * PIECE_ALIGN_BYTES or PIECE_ALIGN_BYTES
     return [(at, min(each, size_bytes - at)) for at in range(0, size_bytes, each)]
 
 
 def in_threads(work: Callable[[int, int], None], parts: list[tuple[int, int]]) -> None:
-    """``work(offset, size)`` of each part in a thread of its own; the first error is raised."""
+    """Call ``work(offset, size)`` for each part in its own thread. Raises the first error."""
     if len(parts) == 1:
         work(*parts[0])
         return

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 class Paging:
     ENDS_WITHIN_S = 60.0
-    """Whom it has paged out it brings back first: nobody else would."""
+    """Includes the time to bring back what it has paged out, because nobody else would."""
 
     def __init__(self) -> None:
         self._pager: BlockingPager | None = None
@@ -28,7 +28,7 @@ class Paging:
         return [asdict(gpu) for gpu in nvml.gpus()]
 
     def memory(self, uuid: str) -> dict[str, Any]:
-        """Free bytes of the GPU and of the host, and how much others use."""
+        """Return the free bytes of the GPU and of the host, and how much others use."""
         gpu = nvml.memory(uuid)
         users = nvml.processes(uuid)
         return {
@@ -40,11 +40,11 @@ class Paging:
         }
 
     def why_no_checkpoint(self) -> str:
-        """Empty where the driver has the calls."""
+        """Return why there are no checkpoint calls; empty if the driver has them."""
         return driver.capabilities().why_not
 
     def start(self, pager: str, uuid: str) -> None:
-        """``pager`` is ``module:class``."""
+        """Make the pager ``pager``, which is ``module:class``."""
         module, _, name = pager.partition(":")
         self._pager = getattr(import_module(module), name)(uuid)
 

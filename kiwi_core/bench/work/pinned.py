@@ -1,7 +1,7 @@
 """How much host memory the preloaded library has pinned for this program.
 
 Pinning takes about a second per gibibyte, in the background. A move that does not wait for it goes
-through ordinary memory, at half the speed: a number about nothing that users have for long.
+through ordinary memory at half the speed, which users see only for a short time.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import time
 from typing import Any, Final, NamedTuple
 
 _QUIET_S: Final = 3.0
-"""Pieces are 1 GiB at most: if nothing more is pinned for so long, nothing more will be."""
+"""Pieces are 1 GiB at most: if nothing more is pinned for this long, nothing more will be."""
 
 _POLL_S: Final = 0.02
 
 
 class _Seen(NamedTuple):
-    """``coming``: nothing has been refused so far."""
+    """What the library reports. ``coming``: nothing has been refused so far."""
 
     coming: bool
     pinned_bytes: int
@@ -29,8 +29,8 @@ class _Seen(NamedTuple):
 
 
 def until_pinned(limit_s: float) -> int | None:
-    """Wait until all that may have to go out has pinned memory to go to, or ``limit_s`` is over, or
-    nothing more comes (a limit of the system or of the daemon). Return the bytes that are pinned;
+    """Wait until all that may have to go out has pinned memory, ``limit_s`` is over, or no more
+    comes (because of a limit of the system or the daemon). Return the bytes that are pinned;
     ``None`` if there is no library in this program."""
     library: Any = ctypes.PyDLL(None)
     if not hasattr(library, "kiwi_preload_pinned"):

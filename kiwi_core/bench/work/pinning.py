@@ -1,4 +1,4 @@
-"""How long it takes to pin host memory: the driver allocates it, or it is registered."""
+"""Measure how long it takes to pin host memory, allocated by the driver or registered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def allocate(size_bytes: int, runs: int) -> list[float]:
-    """``cuMemHostAlloc``, seconds."""
+    """Return the seconds of each ``cuMemHostAlloc``."""
     samples = []
     for _ in range(runs):
         at = time.perf_counter()
@@ -24,8 +24,8 @@ def allocate(size_bytes: int, runs: int) -> list[float]:
 
 
 def register(gpu: OwnGpu, size_bytes: int, threads: int, runs: int) -> list[float]:
-    """``mmap`` with huge pages asked for, then each thread touches its part and registers it;
-    seconds for all of it."""
+    """Map memory with a request for huge pages; each thread touches and registers its part. Return
+    the seconds for all of it, of each run."""
     return [_register_once(gpu, size_bytes, threads) for _ in range(runs)]
 
 

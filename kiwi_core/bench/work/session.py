@@ -1,4 +1,4 @@
-"""The role of a program that is a session of a daemon, as a notebook's kernel is."""
+"""The role of a program that is a session of a daemon, like a notebook's kernel."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class BenchSession(Bus):
         self._client.connect()
 
     def lease(self, echo_path: str, rounds: int) -> dict[str, list[float]]:
-        """Bare round trips and leases in turns, seconds; a lease is given back outside of what is
-        timed."""
+        """Return the seconds of bare round trips and leases, taken in turns. The end of a lease is
+        not timed."""
         asked = encode(Acquire(burst=1000))
         found: dict[str, list[float]] = {"bare": [], "grant": []}
         with socket.socket(socket.AF_UNIX) as bare:
@@ -56,15 +56,15 @@ class BenchSession(Bus):
         return {name: samples[WARM_UP:] for name, samples in found.items()}
 
     def first_cell(self, uuid: str, size_bytes: int, timeout_s: float) -> None:
-        """Takes the GPU and memory; the first time with a context."""
+        """Take the GPU and memory; the first time, make a context."""
         with self._cell(timeout_s):
             if self._gpu is None:
                 self.open(uuid)
             self.hold(size_bytes)
 
     def cell(self, timeout_s: float, change: bool) -> dict[str, Any]:
-        """Takes the GPU, uses all its memory, gives the GPU back. ``seconds``: from the request to
-        the grant; ``moves``: what the daemon moved for it."""
+        """Take the GPU, use all memory held, and give the GPU back. ``seconds``: from the request
+        to the grant; ``moves``: what the daemon moved for it."""
         began = time.perf_counter()
         with self._cell(timeout_s):
             waited_s = time.perf_counter() - began
@@ -75,7 +75,7 @@ class BenchSession(Bus):
         return {"seconds": waited_s, "moves": moves, "intact": intact}
 
     def _moves_since(self, began: float) -> list[tuple[str, int, float]]:
-        """Direction, bytes, seconds of what the daemon has moved, whosever it was."""
+        """Return direction, bytes and seconds of each move of the daemon, for any session."""
         swaps = self.client.status().swaps
         since_s = time.perf_counter() - began
         return [
@@ -85,7 +85,7 @@ class BenchSession(Bus):
         ]
 
     def move_out(self, timeout_s: float) -> dict[str, float]:
-        """Asks the daemon to move this program's memory out, and waits until that is done."""
+        """Ask the daemon to move this program's memory out, and wait until that is done."""
         began = time.perf_counter()
         self.client.release()
         while time.perf_counter() - began < timeout_s:
@@ -96,13 +96,13 @@ class BenchSession(Bus):
         raise GpuError("not-moved", f"The daemon did not move it out within {timeout_s:.0f} s.")
 
     def last_cell(self, timeout_s: float) -> None:
-        """Frees its memory, so that nothing need be moved any more."""
+        """Free its memory, so that nothing need be moved any more."""
         with self._cell(timeout_s):
             self.drop()
 
     @contextmanager
     def _cell(self, timeout_s: float) -> Iterator[None]:
-        """With the lease."""
+        """Hold the lease."""
         self.client.acquire(timeout_s=timeout_s)
         try:
             yield
@@ -110,7 +110,7 @@ class BenchSession(Bus):
             self.client.end_burst()
 
     def resident_bytes(self, limit_s: float) -> int:
-        """What the daemon counts of this session in the GPU, once it has looked."""
+        """Return the daemon's count of this session's bytes in the GPU, once it has looked."""
         ends_s = time.monotonic() + limit_s
         while True:
             sessions = self.client.status().sessions
@@ -120,8 +120,8 @@ class BenchSession(Bus):
             time.sleep(0.02)
 
     def moved_by(self, wanted: str, limit_s: float) -> str:
-        """Who moves this program's memory, in the daemon's word, once that is ``wanted``, or at
-        last."""
+        """Return who moves this program's memory, by the daemon, once that is ``wanted`` or
+        ``limit_s`` is over."""
         ends_s = time.monotonic() + limit_s
         while True:
             sessions = self.client.status().sessions

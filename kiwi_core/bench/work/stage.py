@@ -1,5 +1,5 @@
-"""The role that owns the bench's private directory, and the daemon in it: whatever happens to the
-conductor, both go when this process ends."""
+"""The role that owns the bench's private directory and the daemon in it. Both go when this process
+ends, whatever happens to the conductor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kiwi_core.client.private_daemon import ENDS_WITHIN_S, PrivateDaemon
 from kiwi_core.errors import CallerError
 
 WORKERS_END_WITHIN_S: Final = 65.0
-"""More than the role that takes longest."""
+"""More than the slowest role takes to end."""
 
 LOG: Final = "workers.log"
 
@@ -28,12 +28,12 @@ class Stage:
         self._daemon: PrivateDaemon | None = None
 
     def directory(self) -> str:
-        """A private one, with a short name (paths of sockets are limited)."""
+        """Make a private directory with a short name (paths of sockets are limited)."""
         self._directory = Path(tempfile.mkdtemp(prefix="kiwi-bench-"))
         return str(self._directory)
 
     def emulate(self, sizes: str, copy_bytes_per_s: int) -> dict[str, str]:
-        """Makes emulated GPUs; what to add to the environment of whoever shall see them."""
+        """Make emulated GPUs. Return what to add to the environment of processes that see them."""
         assert self._directory is not None
         try:
             specs = emulator.parse_gpus(sizes)
@@ -46,7 +46,7 @@ class Stage:
         return emulator.environment(state, libraries)
 
     def daemon(self, arguments: list[str], env: dict[str, str], gpu_uuid: str) -> str:
-        """Starts a daemon; returns the socket of ``gpu_uuid`` when it answers."""
+        """Start a daemon; return the socket of ``gpu_uuid`` when it answers."""
         assert self._directory is not None
         log = self._directory / "daemon.log"
         self._daemon = PrivateDaemon("The bench's own", arguments, self._directory, log, env)
@@ -65,8 +65,8 @@ class Stage:
 
 
 def _wait_unlocked(log: Path) -> None:
-    """Until the other workers have ended: an emulated GPU lives in the directory, and one of them
-    may still have to bring another's memory back."""
+    """Wait until the other workers have ended: an emulated GPU lives in the directory, and one of
+    them may still have to bring another's memory back."""
     if not log.exists():
         return
     ends_s = time.monotonic() + WORKERS_END_WITHIN_S

@@ -1,4 +1,4 @@
-"""How long each call of virtual memory management takes, by size."""
+"""Measure how long each call of virtual memory management takes, by size."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ RUNS_MIN: Final = 3
 
 
 def measure(gpu: OwnGpu, size_bytes: int, seconds: float, runs_max: int) -> dict[str, list[float]]:
-    """The five calls that bring memory to an address and take it away again, for ``seconds``; how
-    long each took, in seconds. One handle exists at a time."""
+    """Repeat the five calls that bring memory to an address and take it away, for ``seconds``.
+    Return how long each took, in seconds. Only one handle exists at a time."""
     found: dict[str, list[float]] = {
         name: [] for name in ("create", "map", "set_access", "unmap", "release")
     }
@@ -51,7 +51,7 @@ def _round(
 
 
 def nothing(runs: int) -> list[float]:
-    """The cheapest driver call, seconds: what Python and the bindings cost in all of the above."""
+    """Return the seconds of the cheapest driver call: the cost of Python and the bindings."""
     samples: list[float] = []
     for _ in range(runs):
         _timed(samples, memory.nothing)

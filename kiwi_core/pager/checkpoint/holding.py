@@ -1,7 +1,7 @@
-"""Holding a session: who belongs to it, locking all of its processes or none, letting them go.
+"""Hold a session: find its processes, lock all of them or none, and unlock them.
 
-A process that has not initialised CUDA cannot be held. One that does so after it was looked for
-runs although its session is suspended; the scheduler sees its memory at the next observation.
+A process that has not initialised CUDA cannot be held. If it does so after the look at it, it runs
+although its session is suspended; the scheduler sees its memory at the next observation.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from kiwi_core.pager.checkpoint.survey import Member, Survey
 
 _ROUNDS_MAX: Final = 8
-"""Looks for processes that started while others were being locked; a locked parent starts few."""
+"""Looks for processes that started while others were being locked. A locked parent starts few."""
 
 _SETTLE_POLL_S: Final = 0.01
 _STOPPED_POLL_S: Final = 0.1
 
 _ASK_AGAIN_S: Final = (0.1, 1.0, 5.0, 20.0, 60.0)
-"""Between questions about a process on which a call hangs: each question takes a worker for as long
-as a question may take, and there may be several such processes."""
+"""Times between questions about a process on which a call hangs. Each question may occupy a worker
+for its whole time limit, and there may be several such processes."""
 
 _IN_TRANSIT: Final = frozenset({CheckpointState.CHECKPOINTING, CheckpointState.RESTORING})
 FREE: Final = frozenset({CheckpointState.RUNNING, CheckpointState.NOT_A_CUDA_PROCESS})
@@ -50,8 +50,8 @@ FREE: Final = frozenset({CheckpointState.RUNNING, CheckpointState.NOT_A_CUDA_PRO
 
 @dataclass(frozen=True)
 class Parts:
-    """What all operations of one pager share. ``make_room`` has RAM made free for so many bytes
-    that are about to go out of a session. ``remember`` stores what is known where it survives this
+    """What all operations of one pager share. ``make_room`` frees RAM for that many bytes, which
+    are about to go out of a session. ``remember`` stores the footprints where they survive this
     process; it is called before anything is moved out."""
 
     driver: Driver
@@ -77,8 +77,8 @@ class Holding:
         self._deadline_ns = deadline_ns
 
     async def settled(self) -> list[Member]:
-        """Who is there. A call on a process that is under way, by an earlier caller that died
-        perhaps, is waited for until the deadline."""
+        """Return the session's processes. Wait until the deadline for a call under way on one of
+        them, perhaps of an earlier caller that died."""
         while True:
             members = await self._parts.survey.members(self._target)
             for member in members:
@@ -95,8 +95,8 @@ class Holding:
             await asyncio.sleep(_SETTLE_POLL_S)
 
     async def state(self, ref: ProcessRef) -> CheckpointState | None:
-        """What the driver says now (once it has settled); ``None`` where it says nothing. A process
-        that has ended is ``NOT_A_CUDA_PROCESS``; ``Stop(GONE)`` if that is the root."""
+        """Return the state that the driver reports once it has settled; ``None`` if it reports
+        none. A process that has ended is ``NOT_A_CUDA_PROCESS``; the root raises ``Stop(GONE)``."""
         state = await self._asked(ref)
         while state in _IN_TRANSIT and time.monotonic_ns() < self._deadline_ns:
             await asyncio.sleep(_SETTLE_POLL_S)
@@ -104,8 +104,8 @@ class Holding:
         return self._of_the_living(ref, state)
 
     async def state_after(self, ref: ProcessRef, error: GpuError) -> CheckpointState | None:
-        """As ``state``, after a call on ``ref`` that raised ``error``. A call that was given up may
-        still be under way: until the driver says how the process is, nobody can go on with it."""
+        """Return ``state`` after a call on ``ref`` raised ``error``. A call that was given up may
+        still be under way: nobody can go on before the driver reports the state."""
         if not isinstance(error, Hung):
             return await self.state(ref)
         for pause_s in chain(_ASK_AGAIN_S, repeat(_ASK_AGAIN_S[-1])):
@@ -119,7 +119,7 @@ class Holding:
         return self._of_the_living(ref, None)
 
     async def _said(self, ref: ProcessRef) -> CheckpointState | None:
-        """What the driver says, once the process runs. Raises ``Hung``, ``Busy``."""
+        """Ask the driver for the state once the process runs. Raises ``Hung``, ``Busy``."""
         while why_stopped(ref):
             await asyncio.sleep(_STOPPED_POLL_S)
         try:
@@ -144,8 +144,8 @@ class Holding:
             return None
 
     def own_pids(self, members: Iterable[Member]) -> set[int]:
-        """Return the pids of the session, with those that this operation leaves to libraries: what
-        they have in the GPU is nobody else's."""
+        """Return the pids of the session, also those that this operation leaves to libraries,
+        because their memory in the GPU belongs to nobody else."""
         whole = replace(self._target, without=frozenset())
         refs = self._parts.survey.refs(whole)
         return {ref.pid for ref in refs} | {member.ref.pid for member in members}
@@ -168,8 +168,8 @@ class Holding:
     async def all_held(
         self, present: Callable[[], Awaitable[list[Member]]]
     ) -> AsyncIterator[list[Member]]:
-        """All processes held, or ``Stop``. Whatever ends the operation early, those that were
-        locked here are unlocked again."""
+        """Hold all processes, or raise ``Stop``. If anything ends the operation early, unlock those
+        that were locked here."""
         locked_here: list[ProcessRef] = []
         try:
             yield await self._lock_all(present, locked_here)
@@ -184,7 +184,7 @@ class Holding:
     async def _lock_all(
         self, present: Callable[[], Awaitable[list[Member]]], locked_here: list[ProcessRef]
     ) -> list[Member]:
-        """Again and again until a look finds nobody running: processes come and go meanwhile."""
+        """Lock until a look finds no process running, because processes come and go meanwhile."""
         timeout_ns = self._parts.config.lock_timeout_ns
         until_ns = min(self._deadline_ns, time.monotonic_ns() + timeout_ns)
         for _ in range(_ROUNDS_MAX):
@@ -212,14 +212,14 @@ class Holding:
 
     async def unlock_all(self, refs: Iterable[ProcessRef]) -> None:
         failed = [ref for ref in dict.fromkeys(refs) if await self._unlock(ref) is not None]
-        # Once more: an unlock has no side effect that a second one could do harm to.
+        # Try once more: a second unlock does no harm.
         errors = [(ref.pid, e) for ref in failed if (e := await self._unlock(ref)) is not None]
         self.still_wanted()
         for pid, error in errors:
             raise Stop(refusal(error, pid)) from error
 
     async def unlock_quietly(self, refs: Iterable[ProcessRef]) -> str:
-        """For undoing: returns words about what could not be undone."""
+        """Unlock ``refs`` to undo an operation. Return words about those that stay held."""
         errors = [(ref.pid, await self._unlock(ref)) for ref in refs]
         return " ".join(f"Process {pid} stays held: {e}" for pid, e in errors if e is not None)
 
@@ -243,7 +243,7 @@ def stopped(ref: ProcessRef) -> Refused:
 
 
 def lost(pid: int, error: GpuError | None = None, held_bytes: int = 0) -> Lost:
-    """``held_bytes``: what a failed restore has taken and does not give back."""
+    """Return the outcome. A failed restore has taken ``held_bytes`` and does not free them."""
     words = f" {error.message}" if error is not None else ""
     if held_bytes:
         words += f" It holds {format_bytes(held_bytes)} of GPU memory until it is restarted."

@@ -1,4 +1,4 @@
-"""Moving held processes' memory out of the GPU and back: one at a time, errors read carefully."""
+"""Move held processes' memory out of the GPU and back, one at a time, and judge each error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _IS_BACK: Final = frozenset(
 
 
 class Moving:
-    """Methods may raise ``Stop``, and ``GpuError`` where NVML fails."""
+    """The moves of one operation. Methods may raise ``Stop``, and ``GpuError`` if NVML fails."""
 
     def __init__(self, parts: Parts, hold: Holding, deadline_ns: int) -> None:
         self._parts = parts
@@ -44,8 +44,8 @@ class Moving:
         self._deadline_ns = deadline_ns
 
     async def out(self, ref: ProcessRef, size_bytes: int | None) -> None:
-        """``ref`` is locked; ``size_bytes`` is ``None`` where NVML does not know the process (no
-        context yet, or another PID namespace): then what the GPU gains is its footprint."""
+        """Move out ``ref``, which is locked. ``size_bytes`` is ``None`` if NVML does not know the
+        process (no context yet, or another PID namespace): its footprint is then what gets free."""
         free_before_bytes = await self._parts.gpu.free_bytes() if size_bytes is None else 0
         try:
             await self._checkpoint(ref)
@@ -56,8 +56,8 @@ class Moving:
             self._parts.footprints.put({ref: max(0, gained_bytes)})
 
     async def _checkpoint(self, ref: ProcessRef) -> None:
-        """Ask again where the worker died: the driver may still be at the first call, though it
-        says "locked" (before 13.4), and answers the second call when the first is over."""
+        """Checkpoint, and again if the worker died: the driver may still work on the first call,
+        though it says "locked" (before 13.4), and answers the second after the first."""
         try:
             await self._driver.checkpoint(ref.pid, self._left_s())
         except Hung as error:
@@ -77,7 +77,7 @@ class Moving:
         raise Stop(refusal(error, ref.pid)) from error
 
     async def _free_scrubbed_bytes(self) -> int:
-        """Once it has stopped growing."""
+        """Return the free bytes once they have stopped growing."""
         until_s = time.monotonic() + _SCRUBBED_AFTER_S
         free_bytes = await self._parts.gpu.free_bytes()
         while time.monotonic() < until_s:
@@ -88,8 +88,8 @@ class Moving:
         return free_bytes
 
     async def bring_back(self, out: list[ProcessRef], members: list[Member]) -> int:
-        """All of ``out``, or none (unless one is lost or the root is gone). Returns the bytes;
-        afterwards they are locked. ``members`` are the session's."""
+        """Bring back all of ``out``, or none (unless one is lost or the root is gone), and leave
+        them locked. Return the bytes. ``members`` are the session's."""
         if not out:
             return 0
         sizes = [self._parts.footprints.get(ref) for ref in out]
@@ -113,7 +113,7 @@ class Moving:
         return need_bytes
 
     async def bring_back_alone(self, ref: ProcessRef, members: list[Member]) -> None:
-        """One process of a session that is over, without asking whether the root still lives."""
+        """Bring back one process of a session that is over, even if the root has ended."""
         size_bytes = self._parts.footprints.get(ref)
         reservation = Reservation(size_bytes, self._hold.own_pids(members))
         with self._parts.room.reserved(reservation):
@@ -133,11 +133,11 @@ class Moving:
         free_bytes = await self._parts.gpu.free_bytes()
         error = await self._try_restore(ref, free_bytes, await self._claims_bytes(ref))
         if error is not None and error.code == MOVER_DIED:
-            # As for a checkpoint: the driver may still be at it, and says "checkpointed".
+            # As for a checkpoint: the driver may still work on it, and says "checkpointed".
             error = await self._try_restore(ref, free_bytes)
         if error is not None and error.driver_code == OUT_OF_MEMORY:
-            # Somebody was quicker. Drivers known today keep what they have taken, and never restore
-            # after this (#44); they say so when they are asked once more.
+            # Somebody else took the room. Drivers known today keep what they have taken, and never
+            # restore after this (#44); they say so when asked once more.
             error = await self._try_restore(ref, free_bytes)
         if error is None:
             self._parts.failures.forget(ref)
@@ -150,8 +150,8 @@ class Moving:
         raise Stop(refused) from error
 
     async def _claims_bytes(self, ref: ProcessRef) -> list[int]:
-        """Return how much room to claim for ``ref``, see ``Room``. One of unknown size comes back
-        only into a GPU that nobody else uses."""
+        """Return how much room to claim for ``ref`` (see ``Room``). A process of unknown size comes
+        back only into a GPU that nobody else uses."""
         size_bytes = self._parts.footprints.get(ref)
         if size_bytes is None:
             return []
@@ -166,9 +166,9 @@ class Moving:
     async def _try_restore(
         self, ref: ProcessRef, free_bytes: int, claims_bytes: Sequence[int] = ()
     ) -> GpuError | None:
-        """``None``: it is back, or has ended. Raises ``Stop`` if it can never come back.
-        ``free_bytes`` were free before the first try. Only that one claims room: after it, the
-        driver may have taken it for ``ref``."""
+        """Restore ``ref``; return the error, or ``None`` if it is back or has ended. Raises
+        ``Stop`` if it can never come back. ``free_bytes`` were free before the first try. Only the
+        first try claims room: after it, the driver may have taken that room for ``ref``."""
         try:
             await self._call_restore(ref, claims_bytes)
         except GpuError as error:
@@ -182,7 +182,7 @@ class Moving:
         return None
 
     async def _lost(self, ref: ProcessRef, error: GpuError, free_bytes: int) -> Lost:
-        """With what the failed restore has taken: NVML names nobody for it."""
+        """Record the loss, with the bytes that the failed restore has taken (NVML: of nobody)."""
         held_bytes = max(0, free_bytes - await self._parts.gpu.free_bytes())
         size_bytes = self._parts.footprints.get(ref)
         if size_bytes is not None:
@@ -190,7 +190,7 @@ class Moving:
         return self._parts.failures.lost(ref, lost(ref.pid, error, held_bytes))
 
     async def _out_again(self, back: list[ProcessRef], stop: Stop) -> None:
-        """Back to how they were found; except where the session as such is over."""
+        """Move ``back`` out again, as found, unless the session is over."""
         if stop.over:
             return
         for ref in back:
@@ -203,5 +203,5 @@ class Moving:
         return max(0.0, (self._deadline_ns - time.monotonic_ns()) / NS_PER_S)
 
     def _undo_s(self) -> float:
-        """Undoing gets its own time: the operation's may be over."""
+        """Return the time for undoing, which is its own: the operation's may be over."""
         return self._parts.config.operation_deadline_min_ns / NS_PER_S

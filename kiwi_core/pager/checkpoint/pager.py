@@ -1,9 +1,9 @@
-"""The pager over the driver's checkpoint calls: from outside, on unmodified programs.
+"""The pager that uses the driver's checkpoint calls, from outside, on unmodified programs.
 
-Works on whatever an earlier caller, killed at any point, has left behind: the driver is asked for
-each process's state, and operations start from there. Only the footprints of paged-out processes
-cannot be asked for; the daemon keeps them (``export_footprints``), and a process whose footprint
-nobody knows is brought back only into a GPU that nobody else uses.
+It works on any state that an earlier caller, killed at any point, has left behind: it asks the
+driver for each process's state, and operations start from there. Only the footprints of paged-out
+processes cannot be asked for. The daemon keeps them (``export_footprints``), and a process of
+unknown footprint is brought back only into a GPU that nobody else uses.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ async def _enough(_target: Target, _size_bytes: int) -> None:
 
 
 class CheckpointPager:
-    """Pages the sessions of one GPU; one call at a time for each.
+    """Pages the sessions of one GPU, with one call at a time for each session.
 
-    ``make_room(target, size_bytes)`` has RAM made free before so much goes out. ``remember()`` is
-    called before a page-out moves anything: a daemon that takes over must know the footprints.
-    ``other_roots()`` names the root processes of all sessions: one that was started inside another
-    (``kiwi run -- jupyter lab``) is not that one's descendant here. ``unfit`` says who must
-    not be moved.
+    ``make_room(target, size_bytes)`` frees RAM before that much goes out. ``remember()`` is called
+    before a page-out moves anything: a daemon that takes over must know the footprints.
+    ``other_roots()`` returns the root processes of all sessions: a session that was started inside
+    another (``kiwi run -- jupyter lab``) does not belong to that one. ``unfit`` says which
+    processes must not be moved.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class CheckpointPager:
         unfit: Callable[[ProcessRef], Unfit | None] = lambda _ref: None,
     ) -> None:
         self.room = GpuRoom(gpu, config)
-        """Also for others that bring memory into this GPU."""
+        """Shared with others that bring memory into this GPU."""
         self._footprints = Footprints()
         self._meter = UsageMeter(gpu, self._footprints)
         self._survey = Survey(driver, self._meter, self._footprints, other_roots)
@@ -102,7 +102,7 @@ class CheckpointPager:
     async def page_in(
         self, target: Target, deadline_ns: int, room_wait_ns: int | None = None
     ) -> Outcome:
-        """``room_wait_ns``: shorter than the configuration says."""
+        """Page in. ``room_wait_ns`` replaces the configured wait for room by a shorter one."""
         parts = self._parts
         if room_wait_ns is not None:
             parts = replace(parts, config=replace(parts.config, room_wait_ns=room_wait_ns))
@@ -120,7 +120,7 @@ class CheckpointPager:
             self._meter.forget()
 
     async def observe(self, target: Target) -> Observation:
-        """Raises ``GpuError`` only where the driver or NVML as a whole cannot be asked."""
+        """Observe. Raises ``GpuError`` only if the driver or NVML as a whole cannot be asked."""
         alive = processes.alive(target.root)
         usage = await self._meter.read()
         members = await self._survey.members(target, usage)
@@ -143,8 +143,8 @@ class CheckpointPager:
         )
 
     async def holds(self, refs: Iterable[ProcessRef]) -> frozenset[ProcessRef]:
-        """Those of ``refs`` that the driver holds at this moment, or has lost: a call that they
-        make to the driver does not return. Raises ``GpuError`` as ``observe`` does."""
+        """Return those of ``refs`` that the driver holds now or has lost: their own calls to the
+        driver do not return. Raises ``GpuError`` as ``observe`` does."""
         members = [await self._survey.member(ref) for ref in refs]
         return frozenset(member.ref for member in members if self._holds(member))
 
@@ -154,12 +154,12 @@ class CheckpointPager:
         return member.state not in FREE
 
     def using(self, target: Target) -> list[ProcessRef]:
-        """The processes of the session that may use the driver."""
+        """Return the processes of the session that may use the driver."""
         return [ref for ref in self._survey.refs(target) if has_driver(ref)]
 
     def refusal_of_stopped(self, target: Target) -> Refused | None:
-        """The refusal of an operation on a session of which a process does not run: the driver
-        would not answer before it goes on."""
+        """Return a refusal if a process of the session does not run: the driver would not answer
+        before it goes on."""
         return next(map(stopped, self._stopped(target)), None)
 
     def why_stopped(self, target: Target) -> str:
@@ -170,12 +170,12 @@ class CheckpointPager:
         return [ref for ref in halted if has_driver(ref)]
 
     def forget_readings(self) -> None:
-        """Somebody else has moved memory."""
+        """Forget the last reading of NVML, because somebody else has moved memory."""
         self._meter.forget()
 
     def _memory(self, member: Member, usage: DeviceUsage) -> ProcessMemory:
         resident_bytes = usage.bytes_by_pid.get(member.ref.pid, 0)
-        # Where the driver does not say, what uses no GPU memory but did is out.
+        # If the driver does not say, a process that used GPU memory and now uses none is out.
         unknown_out = resident_bytes == 0 and self._footprints.get(member.ref) is not None
         unknown = Residency.PAGED_OUT if unknown_out else Residency.RESIDENT
         residency = unknown if member.error is not None else _RESIDENCY[member.state]

@@ -1,7 +1,7 @@
-"""What the checkpoint backend needs from the driver and from NVML; and how an operation ends early.
+"""What the checkpoint backend needs from the driver and NVML, and how an operation ends early.
 
 The real ones are ``kiwi_core.movers.RemoteDriver`` and ``RemoteGpu``; tests pass scripted ones to
-reach states that neither a real nor an emulated driver can be talked into.
+reach states that neither a real nor an emulated driver can be brought into.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class Driver(Protocol):
-    """See ``kiwi_core.gpu.driver``. All raise ``GpuError``: ``Hung`` where nobody knows how the
-    call came out, ``Busy`` where it did not begin. ``within_s`` is the limit for a move."""
+    """The driver's calls, see ``kiwi_core.gpu.driver``. All raise ``GpuError``: ``Hung`` if the
+    result is unknown, ``Busy`` if the call did not begin. ``within_s`` is the limit for a move."""
 
     async def checkpoint_state(self, pid: int) -> CheckpointState: ...
     async def lock(self, pid: int, timeout_ms: int) -> None: ...
@@ -42,33 +42,33 @@ class Gpu(Protocol):
     def total_bytes(self) -> int: ...
 
     async def names_users(self) -> bool:
-        """Whether ``bytes_by_pid`` can be trusted to name everybody who uses it."""
+        """Return whether ``bytes_by_pid`` names everybody who uses the GPU."""
         ...
 
     async def bytes_by_pid(self) -> dict[int, int]:
-        """Contexts included; only processes that NVML can tell."""
+        """Return the bytes, contexts included, of the processes that NVML can name."""
         ...
 
     async def users_elsewhere(self) -> dict[int, str]:
-        """Pids that use another GPU, and which."""
+        """Return the pids that use another GPU, and the name of that GPU."""
         ...
 
     async def claimed_restore(self, pid: int, claims_bytes: Sequence[int], within_s: float) -> None:
-        """``Driver.restore`` of ``pid`` into room that was allocated for a moment before: the first
-        of ``claims_bytes`` that could be had. "no-room-to-claim": none; nothing was tried."""
+        """Restore ``pid`` into room that was allocated for a moment before: the first of
+        ``claims_bytes`` that could be had. "no-room-to-claim": none could; nothing was tried."""
         ...
 
     async def samples(self, since_us: int) -> tuple[UtilisationSample, ...] | None:
-        """``None`` where NVML cannot say who used the GPU."""
+        """Return the samples since ``since_us``; ``None`` if NVML cannot say who used the GPU."""
         ...
 
 
 class Stop(Exception):  # noqa: N818 - not an error: an answer
-    """Ends an operation with this outcome, after what had to be undone is undone.
+    """Ends an operation with ``outcome``, after the parts that must be undone are undone.
 
     ``keep_held``: undoing failed for a part, so the other processes of the session must not run on.
-    ``over``: the session as such has ended (its root is gone, or a part is lost), so nothing of it
-    need be kept as it was. ``let_go``: what was left of it has been let go.
+    ``over``: the session has ended (its root is gone, or a part is lost), so nothing of it need
+    stay as it was. ``let_go``: the rest of it has been let go.
     """
 
     def __init__(self, outcome: Refused | Lost) -> None:
@@ -82,12 +82,12 @@ class Stop(Exception):  # noqa: N818 - not an error: an answer
         return self.outcome.detail
 
     def lacks_room(self, outcome: Outcome) -> None:
-        """Tell that letting go failed for lack of room: that is worth another try."""
+        """Report that letting go failed for lack of room, which is worth another try."""
         if isinstance(outcome, Refused) and outcome.reason is Reason.NO_ROOM:
             self.outcome = outcome
 
     def add(self, words: str) -> None:
-        """More for the detail: what could not be undone, for instance."""
+        """Add ``words`` to the detail, for instance what could not be undone."""
         if words:
             self.outcome = replace(self.outcome, detail=f"{self.outcome.detail} {words}")
 
@@ -104,7 +104,7 @@ _REASONS = {
 
 
 def refusal(error: GpuError, pid: int) -> Refused:
-    """The driver's error as an outcome, for a target that is unchanged."""
+    """Return the driver's error as an outcome, for a target that is unchanged."""
     reason = _REASONS.get(error.code, Reason.DRIVER)
     if error.driver_code == OPERATING_SYSTEM and not may_control(pid):
         reason = Reason.NOT_PERMITTED  # the driver says no more than "OS call failed"
@@ -117,5 +117,5 @@ def as_stop(error: Stop | GpuError, pid: int) -> Stop:
 
 
 def may_control(pid: int) -> bool:
-    """Is it the same user's process, or are we root? (Others need CAP_SYS_PTRACE.)"""
+    """Return whether ``pid`` has the same user, or this is root. (Others need CAP_SYS_PTRACE.)"""
     return os.geteuid() in (0, processes.owner_uid(pid))

@@ -1,7 +1,7 @@
-"""Room in the GPU: what each process takes, and verified space before anything is brought back.
+"""Room in the GPU: what each process takes, and a check for space before anything is brought back.
 
-A restore that fails for memory is permanent in the driver (NVIDIA/cuda-checkpoint#44), so none is
-started unless NVML itself says that there is room, and no two restores count on the same room.
+A restore that fails for lack of memory fails for good in the driver (NVIDIA/cuda-checkpoint#44). So
+none starts unless NVML says that there is room, and no two restores count on the same room.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ _POLL_MIN_NS: Final = 2 * NS_PER_MS
 _POLL_MAX_NS: Final = 100 * NS_PER_MS
 
 _SETTLES_BYTES: Final = 16 * MIB
-"""By so much the free memory of an idle GPU differs from one time to the next. Where NVML cannot
-name its users, a GPU that is as empty as it was ever seen counts as one that nobody else uses:
-to wait for more would be to wait for ever."""
+"""The free memory of an idle GPU varies by this much. If NVML cannot name the users, a GPU as empty
+as ever seen counts as one that nobody else uses: a wait for more could last forever."""
 
 
 class Footprints:
-    """Bytes that each paged-out process takes in the GPU, as measured while it was locked (so that
-    it could not grow any more). Kept until its page-in has committed."""
+    """The bytes that each paged-out process takes in the GPU, measured while it was locked and so
+    could not grow. They are kept until its page-in has committed."""
 
     def __init__(self) -> None:
         self._bytes: dict[ProcessRef, int] = {}
         self._learnt: dict[ProcessRef, int] = {}
-        """What each had when it went out last, also of those that are back."""
+        """The bytes of each process at its last page-out, also if it is back now."""
 
     def learnt(self, ref: ProcessRef) -> int | None:
         return self._learnt.get(ref)
@@ -62,10 +61,10 @@ class Footprints:
 
 
 class Reservation:
-    """Bytes that one page-in still has to bring back; ``None``: nobody knows how many.
+    """The bytes that one page-in still has to bring back; ``None``: unknown.
 
-    ``can_fail``: one that fails for room can be tried again, so that it needs nothing to spare.
-    ``still_moving``: whether it may go on taking the room after its operation was given up.
+    ``can_fail``: a page-in that fails for lack of room can be repeated, so it needs no margin.
+    ``still_moving`` says whether it may still take the room after its operation was given up.
     """
 
     def __init__(
@@ -81,20 +80,20 @@ class Reservation:
         self.can_fail = can_fail
         self.still_moving = still_moving
         self.had_bytes = 0
-        """What its processes had in the GPU when it was promised, and have got back since."""
+        """The bytes that its processes had in the GPU at the promise or have got back since."""
         self.ended = False
 
     def spend(self, size_bytes: int | None) -> None:
-        """One process is back; NVML counts it from here on."""
+        """Count one process as back; NVML counts it from now on."""
         if self.need_bytes is not None and size_bytes is not None:
             self.need_bytes = max(0, self.need_bytes - size_bytes)
             self.had_bytes += size_bytes
 
     def to_come_bytes(self, bytes_by_pid: Mapping[int, int], used_bytes: int) -> int:
-        """What it may yet take. Of processes that stand still (a debugger, a freezer) nobody knows
-        when they go on: what NVML counts for them by now is not to be left free once more.
-        ``used_bytes``: of the whole GPU; less than all processes are said to have is a reading
-        from before it was taken."""
+        """Return the bytes that it may still take. Nobody knows when stopped processes (a debugger,
+        a freezer) go on, so what NVML already counts for them is not reserved a second time.
+        ``used_bytes`` is the use of the whole GPU; a value below the sum of all processes is older
+        than their numbers."""
         need_bytes = self.need_bytes or 0
         if used_bytes < sum(bytes_by_pid.values()) or not _stands_still(self.own_pids):
             return need_bytes
@@ -108,36 +107,36 @@ def _stands_still(pids: Collection[int]) -> bool:
 
 
 class GpuRoom:
-    """The free memory of one GPU, and who was promised some of it."""
+    """The free memory of one GPU, and the reservations that were promised a part of it."""
 
     def __init__(self, gpu: Gpu, config: Config) -> None:
         self._gpu = gpu
         self._config = config
         self._deciding = asyncio.Lock()
-        """Nobody else is promised room between a look at what is free and the promise."""
+        """Held between a look at the free memory and a promise, so that no other comes between."""
         self._promised: list[Reservation] = []
         self._most_free_bytes = 0
         self._most_explained_bytes = 0
-        """The most that was ever free or had an owner's name. Less now: somebody has no name."""
+        """The most bytes ever free or named by NVML. If it is less now, a user has no name."""
 
     @contextmanager
     def reserved(self, reservation: Reservation) -> Iterator[None]:
-        """While inside, and while ``still_moving``, ``wait`` of others leaves this room alone, once
-        it has been verified."""
+        """Keep the room for ``reservation`` once it was promised: others do not get it inside the
+        block, nor later while ``still_moving``."""
         try:
             yield
         finally:
             reservation.ended = True
 
     def _others(self, but: Reservation) -> list[Reservation]:
-        """What was promised and may yet be taken."""
+        """Return the other reservations that were promised room and may still take it."""
         self._promised = [r for r in self._promised if not r.ended or r.still_moving()]
         return [r for r in self._promised if r is not but and r.need_bytes != 0]
 
     async def wait(
         self, reservation: Reservation, deadline_ns: int, still_wanted: Callable[[], None]
     ) -> None:
-        """Until NVML says that what ``reservation`` still needs is free: freed memory shows up
+        """Wait until NVML reports as free what ``reservation`` still needs: freed memory shows up
         late. Raises ``Stop(NO_ROOM)`` at ``deadline_ns`` or after ``room_wait_ns``;
         ``still_wanted`` may raise its own."""
         until_ns = min(deadline_ns, time.monotonic_ns() + self._config.room_wait_ns)
@@ -151,7 +150,7 @@ class GpuRoom:
             pause_ns = min(2 * pause_ns, _POLL_MAX_NS)
 
     async def _take(self, reservation: Reservation) -> str | None:
-        """Promises the room if it is there; else says what is missing."""
+        """Promise the room if it is free; otherwise return what is missing, in words."""
         async with self._deciding:
             others = self._others(reservation)
             why = await self._missing(reservation, others)
@@ -195,9 +194,8 @@ class GpuRoom:
     async def claims_bytes(
         self, size_bytes: int, outside: Callable[[Collection[int]], Collection[int]]
     ) -> list[int]:
-        """Return how much to claim before a restore of ``size_bytes``: the first of these that can
-        be had; none: only sessions use the GPU. ``outside`` picks those pids that are no session's.
-        """
+        """Return how much to claim before a restore of ``size_bytes``; the first that can be had
+        will do. Empty: only sessions use the GPU. ``outside`` selects the pids of no session."""
         usage = await self._gpu.bytes_by_pid()
         free_bytes = await self._gpu.free_bytes()
         if not await self._gpu.names_users():
@@ -216,15 +214,15 @@ class GpuRoom:
         return free_bytes >= self._most_free_bytes - _SETTLES_BYTES
 
     def _somebody_nameless(self, free_bytes: int, usage: dict[int, int]) -> bool:
-        """Whether memory has gone that NVML names nobody for."""
+        """Return whether memory is in use for which NVML names no process."""
         explained_bytes = free_bytes + sum(usage.values())
         self._most_explained_bytes = max(self._most_explained_bytes, explained_bytes)
         hidden_bytes = self._config.restore_margin_min_bytes * len(usage)
         return explained_bytes + _SETTLES_BYTES + hidden_bytes < self._most_explained_bytes
 
     def _margin(self, need_bytes: int, alone: bool) -> int:
-        """With nobody else in the GPU no more than an empty GPU has to spare: what once filled the
-        whole GPU must be able to come back."""
+        """Return the margin. With nobody else in the GPU it is at most what an empty GPU has to
+        spare: a session that filled the whole GPU must be able to come back."""
         config = self._config
         fraction = config.restore_margin_fraction
         fixed_bytes = min(

@@ -1,5 +1,5 @@
-"""Whether a process runs at all: one that is stopped answers nothing, and a driver call about it
-hangs until it goes on. Read from ``/proc``; no driver call."""
+"""Whether a process runs at all. A stopped one answers nothing, and a driver call about it hangs
+until it goes on. Read from ``/proc``; no driver call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BY_FREEZER: Final = "frozen with its control group: it waits until that is thawe
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _BESIDE_VERSION_1: Final = "unified"
-"""Where systemd mounts version 2 on a machine that has both."""
+"""The directory where systemd mounts version 2 on a machine that has both."""
 
 
 def why_stopped(ref: ProcessRef) -> str:
@@ -26,7 +26,7 @@ def why_stopped(ref: ProcessRef) -> str:
 
 
 def why_halted(ref: ProcessRef) -> str:
-    """As ``why_stopped``, without a look at its control group, which takes longer."""
+    """Return the same as ``why_stopped``, but without the control group, which takes longer."""
     stat = processes.stat_of(ref.pid)
     if stat is None or stat.start_ticks != ref.start_ticks or stat.state not in ("T", "t"):
         return ""
@@ -34,8 +34,8 @@ def why_halted(ref: ProcessRef) -> str:
 
 
 def has_driver(ref: ProcessRef) -> bool:
-    """Whether ``ref`` has loaded the CUDA driver. False also where that may not be looked at: the
-    driver does not let us move such a process either."""
+    """Return whether ``ref`` has loaded the CUDA driver. False also if that cannot be read: the
+    driver does not let this process move such a process either."""
     try:
         return "/libcuda.so" in Path(f"/proc/{ref.pid}/maps").read_text(errors="replace")
     except OSError:
@@ -43,7 +43,7 @@ def has_driver(ref: ProcessRef) -> bool:
 
 
 def why_frozen(ref: ProcessRef) -> str:
-    """By the freezer of version 2, or of version 1, of control groups."""
+    """Return why ``ref`` is frozen, by the freezer of control groups, version 2 or 1; empty: no."""
     return BY_FREEZER if any(_says_frozen(place) for place in _places(ref.pid)) else ""
 
 

@@ -1,5 +1,5 @@
-"""Which processes of a session use the GPU, what state the driver says they are in, and how much
-of the GPU they use. Looked up anew for each operation; nothing about states is remembered."""
+"""The processes of a session that use the GPU, their state in the driver, and how much of the GPU
+they use. Each operation looks them up again; no state is remembered."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from kiwi_core.units import SessionId
 
 _FRESH_NS: Final = 20 * NS_PER_MS
-"""A reading of NVML serves all sessions looked at within this time: one costs about a millisecond,
-and there may be 1,000 sessions."""
+"""A reading of NVML serves all looks at sessions within this time: a reading costs about a
+millisecond, and there may be 1,000 sessions."""
 
 _WINDOW_US: Final = 1_000_000
-"""How far back the first look goes: NVML's samples come up to a second late."""
+"""How far back the first look goes: NVML's samples are up to a second late."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A live process that the driver knows. ``error`` is set where it would not say the state.
-    ``stopped``: the process does not run, and why; so nobody has asked."""
+    """A live process that the driver knows. ``error`` is set if the driver did not report the
+    state. ``stopped`` says why the process does not run, so that nobody has asked the driver."""
 
     ref: ProcessRef
     state: CheckpointState
@@ -45,9 +45,9 @@ class Member:
 
 @dataclass(frozen=True)
 class DeviceUsage:
-    """Bytes by pid; and when NVML last saw each pid work (its clock), ``None`` if it cannot say.
-    ``by_leader`` has the GPU's users, those paged out too, by the leader of their terminal
-    session: how a worker whose parent has ended is still found."""
+    """Bytes by pid, and when NVML last saw each pid work (on its clock; ``None`` if it cannot say).
+    ``by_leader`` has the GPU's users, also those paged out, by the leader of their terminal
+    session. This finds a worker whose parent has ended."""
 
     bytes_by_pid: dict[int, int]
     busy_us: dict[int, int] | None
@@ -56,7 +56,7 @@ class DeviceUsage:
 
 
 class UsageMeter:
-    """Reads NVML for many observers, and tells each whether a process worked since *its* last
+    """Reads NVML for many observers, and says for each whether a process worked since *its* last
     look."""
 
     def __init__(self, gpu: Gpu, footprints: Footprints) -> None:
@@ -68,14 +68,14 @@ class UsageMeter:
         self._looked_us: dict[SessionId, int] = {}
 
     def forget(self, session: SessionId | None = None) -> None:
-        """What was read is old (an operation moved memory); or a session is over."""
+        """Read again next time, because an operation moved memory; forget an ended ``session``."""
         self._fresh_until_ns = 0
         if session is not None:
             self._looked_us.pop(session, None)
 
     @property
     def last(self) -> DeviceUsage:
-        """What was read last, however old."""
+        """The last reading, even if it is old."""
         return self._usage
 
     async def read(self) -> DeviceUsage:
@@ -86,7 +86,7 @@ class UsageMeter:
             return self._usage
 
     def busy(self, session: SessionId, pids: Collection[int], usage: DeviceUsage) -> bool | None:
-        """Did one of ``pids`` use the GPU since the session's last look? ``None``: unknown."""
+        """Return whether one of ``pids`` used the GPU since the session's last look, if known."""
         if usage.busy_us is None:
             return None
         since_us = self._looked_us.get(session, usage.seen_us - _WINDOW_US)
@@ -95,7 +95,7 @@ class UsageMeter:
 
     async def _next(self, last: DeviceUsage) -> DeviceUsage:
         bytes_by_pid = await self._gpu.bytes_by_pid()
-        # Asked from the newest sample seen, not from a clock: samples come in late.
+        # From the newest sample seen, not from a clock, because samples are late.
         samples = await self._gpu.samples(last.seen_us)
         if samples is None:
             return DeviceUsage(bytes_by_pid, None, last.seen_us, self._by_leader(bytes_by_pid))
@@ -131,21 +131,21 @@ class Survey:
         self._other_roots = other_roots
 
     async def members(self, target: Target, usage: DeviceUsage | None = None) -> list[Member]:
-        """The session's processes that use CUDA, the root first; ``usage`` only where an old one
-        will do. If the root is gone, what it left behind: those in the terminal session that it
-        led can still be told to be its."""
+        """Return the session's processes that use CUDA, the root first. Pass ``usage`` only if an
+        old reading will do. If the root is gone, return what it left behind, as far as that is in
+        the terminal session that it led."""
         if usage is None:
             self._meter.forget()
             usage = await self._meter.read()
-        # One look at a control group for all: they are in the same one, nearly always.
+        # One look at the control group for all: nearly always they are in the same one.
         frozen = why_frozen(target.root)
         found = [await self.member(ref, frozen) for ref in self._all_of(target, usage)]
-        # It has ended, or replaced its program by another one: what was out went with the old one.
+        # The process has ended or exec'ed another program: what was out went with the old one.
         self._footprints.drop([m.ref for m in found if _has_nothing(m)])
         return [m for m in found if m.state is not CheckpointState.NOT_A_CUDA_PROCESS or m.error]
 
     def refs(self, target: Target) -> list[ProcessRef]:
-        """All processes of the session, whether or not they use CUDA; by what was read last."""
+        """Return all processes of the session, with or without CUDA, by the last reading."""
         return self._all_of(target, self._meter.last)
 
     def outside(self, target: Target, pids: Iterable[int]) -> list[int]:
@@ -162,22 +162,22 @@ class Survey:
         return [ref for ref in refs if ref not in target.without]
 
     async def member(self, ref: ProcessRef, frozen: str = "") -> Member:
-        """One that is stopped is not asked about: the answer would not come."""
+        """Ask the driver about ``ref``, unless it is stopped: the answer would not come."""
         if stopped := why_halted(ref) or frozen:
             return self._unasked(ref, stopped)
         try:
             state = await self._driver.checkpoint_state(ref.pid)
         except GpuError as error:
             if error.driver_code is None and not isinstance(error, (Busy, Hung)):
-                raise  # no driver at all: not this process's fault
-            ended = not processes.alive(ref)  # meanwhile, which drivers call an error
+                raise  # no driver at all: it is not about this process
+            ended = not processes.alive(ref)  # drivers call an end meanwhile an error
             return Member(ref, CheckpointState.NOT_A_CUDA_PROCESS, None if ended else error)
         if not processes.alive(ref):
             state = CheckpointState.NOT_A_CUDA_PROCESS
         return Member(ref, state)
 
     def _unasked(self, ref: ProcessRef, stopped: str) -> Member:
-        """What was remembered, for want of better: it cannot have changed by itself."""
+        """Return a stopped process with its remembered state, which cannot change by itself."""
         if self._footprints.get(ref) is not None:
             return Member(ref, CheckpointState.CHECKPOINTED, stopped=stopped)
         state = CheckpointState.RUNNING if has_driver(ref) else CheckpointState.NOT_A_CUDA_PROCESS
@@ -185,8 +185,8 @@ class Survey:
 
 
 def belongs(pid: int, roots: Collection[ProcessRef]) -> bool:
-    """Whether ``pid`` is one of ``roots``, descends from one, or is in a terminal session that one
-    leads."""
+    """Return whether ``pid`` is one of ``roots``, descends from one, or is in a terminal session
+    that one leads."""
     ref = processes.ref_of(pid)
     if ref is None:
         return True  # it has ended
