@@ -34,10 +34,10 @@ export interface IMemory {
   readonly free_bytes: number;
   readonly paged_out_bytes: number;
   readonly host_budget_bytes: number;
-  /** Held by programs that are not Kiwi's. */
+  /** GPU memory that programs outside Kiwi hold. */
   readonly outside_bytes: number;
   /**
-   * System RAM that preloaded libraries hold: what is out through them, and what is for
+   * System RAM that preloaded libraries hold: paged-out memory, and what they keep for
    * speed.
    */
   readonly arena_bytes: number;
@@ -58,14 +58,14 @@ export interface IScheduler {
   readonly swap_round_trip_s: number | null;
   readonly policy: string;
   /**
-   * How long the largest session runs before it may be suspended: what swapping it costs,
-   * and a little at least. null: an older daemon, which does not say.
+   * How long the largest session runs before it may be suspended: its swap time, at least
+   * a short minimum. null: an older daemon, which does not send it.
    */
   readonly floor_s: number | null;
   /**
-   * Of so many of the last waits (a hundred at most, of a second or more) it is known
-   * what was shown first; `foretold_well` of them came within two seconds or a quarter of
-   * it.
+   * Number of the last waits (at most a hundred, of a second or more) whose first
+   * forecast is known. `foretold_well` of them came within two seconds or a quarter of
+   * their forecast.
    */
   readonly foretold: number;
   readonly foretold_well: number;
@@ -87,11 +87,10 @@ export interface IWaiter {
   readonly waited_s: number;
   readonly expected_low_s: number | null;
   readonly expected_high_s: number | null;
-  /** These as in `Waiting`. */
+  /** These four are as in `Waiting`. */
   readonly expected_why: string;
   /**
-   * It is held up by something other than its turn; its session's `problem_text` says
-   * what.
+   * True if not its turn but a fault holds it up; its session's `problem_text` names it.
    */
   readonly blocked: boolean;
   /**
@@ -142,7 +141,9 @@ export interface ISession {
   readonly connected: boolean;
   readonly lingering: boolean;
   readonly peak_bytes: number | null;
-  /** A holder's: it makes way for the first in line by then, perhaps earlier. */
+  /**
+   * For a holder, the most that is left of its turn while others wait; it may be less.
+   */
   readonly time_left_s: number | null;
   readonly problem: string;
   readonly problem_text: string;
@@ -150,9 +151,9 @@ export interface ISession {
   readonly pager: MovedBy;
   readonly unowned: Readonly<Record<string, number>>;
   /**
-   * Kiwi's gate is in front of the driver in all its processes that use the GPU. Without
-   * it the session is never stopped in mid-burst, and `unguarded_text` says why, and what
-   * to do.
+   * True if Kiwi's gate is in front of the driver in all its processes that use the GPU.
+   * If not, it is never stopped in mid-burst; `unguarded_text` gives the reason and the
+   * remedy.
    */
   readonly guarded: boolean;
   readonly unguarded_text: string;
@@ -167,8 +168,8 @@ export interface ISession {
    */
   readonly kept_out: string;
   /**
-   * What its process, and its others that have Kiwi's gate, have of system RAM, with what
-   * is paged out. null: not known, or not the reader's.
+   * System RAM of its process and of its other processes with Kiwi's gate, including what
+   * is paged out. null: not known, or not for the reader.
    */
   readonly ram_bytes: number | null;
   readonly path: string | null;
@@ -196,7 +197,7 @@ export const SESSION_DEFAULTS = {
   turn_ends_at: null
 } as const;
 
-/** One move of memory that ended. `ago_s` is its age. */
+/** A move of memory that ended. `ago_s` is its age; `direction` is "out" or "in". */
 export interface ISwap {
   readonly session: string;
   readonly direction: 'in' | 'out';
@@ -205,15 +206,17 @@ export interface ISwap {
   readonly ago_s: number;
 }
 
-/** One that the daemon has. `summary`: what it does, in a few words for people. */
+/**
+ * A policy that the daemon has. `summary` says what it does, in a few words for people.
+ */
 export interface IPolicy {
   readonly name: string;
   readonly summary: string;
 }
 
-/** How hard the GPU works, as NVML said a few seconds ago. null: nobody knows. */
+/** How hard the GPU works, as NVML said a few seconds ago. null: not known. */
 export interface IGauges {
-  /** The share of the last moments in which any kernel ran. */
+  /** Share of the last moments in which any kernel ran. */
   readonly utilisation_percent: number | null;
   readonly temperature_c: number | null;
   readonly power_w: number | null;
@@ -229,7 +232,7 @@ export const GAUGES_DEFAULTS = {
 
 /**
  * A program outside Kiwi that has GPU memory. Another user's has neither name nor pid:
- * `name` is then "another user", `pid` 0, and one entry has the sum of all of them.
+ * `name` is then "another user", `pid` 0, and one entry holds the sum of all of them.
  */
 export interface IOutsideProgram {
   readonly pid: number;
@@ -282,7 +285,7 @@ export interface IGpu {
   readonly may_set: boolean;
   readonly policies: readonly IPolicy[];
   readonly gauges: IGauges;
-  /** Who has `memory.outside_bytes`, as far as NVML names them. */
+  /** The programs that hold `memory.outside_bytes`, as far as NVML names them. */
   readonly outside: readonly IOutsideProgram[];
   readonly history: readonly IHistory[];
   readonly reachable: boolean;
