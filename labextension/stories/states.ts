@@ -276,7 +276,7 @@ function keptOut(waits_: boolean): IGpu {
     kept_out: 'an admin',
     problem: 'kept-out',
     problem_text:
-      'This session is kept out of the GPU until `kiwi resume`; nothing is lost (by an admin).' +
+      'This session loses nothing, but is kept out of the GPU until `kiwi resume` (by an admin).' +
       ' Whoever suspended it, or an admin, lets it go on.'
   };
   const entry = { ...waits('explore', 2, null), blocked: true, kept_out: 'an admin' };

@@ -71,7 +71,7 @@ _WORDS: dict[Notice, tuple[str, str]] = {
         "It goes on with `fg` or `kill -CONT`, or when its debugger or freezer lets it go.",
     ),
     Notice.KEPT_OUT: (
-        "This session is kept out of the GPU until `kiwi resume`; nothing is lost.",
+        "This session loses nothing, but is kept out of the GPU until `kiwi resume`.",
         "Whoever suspended it, or an admin, lets it go on.",
     ),
     Notice.STUCK: (
