@@ -124,8 +124,24 @@ static int is_other(struct dl_phdr_info *info, size_t size, void *known) {
     return !known || strcmp(info->dlpi_name, ((struct link_map *)known)->l_name) != 0;
 }
 
-/* Returns whether another driver is loaded: a program that loads the driver by its path bypasses us. */
-bool kp_driver_beside(void) { return dl_iterate_phdr(is_other, __atomic_load_n(&driver, __ATOMIC_ACQUIRE)); }
+/* Takes from the first loaded library how many have been loaded so far. */
+static int count_loads(struct dl_phdr_info *info, size_t size, void *loads) {
+    (void)size;
+    *(unsigned long long *)loads = info->dlpi_adds;
+    return 1;
+}
+
+/* Returns whether another driver is loaded: a program that loads the driver by its path bypasses us. It is asked for
+ * each cell of a notebook, so hundreds of libraries are looked at only if one was loaded since the last look. */
+bool kp_driver_beside(void) {
+    static unsigned long long alone; /* how many had been loaded when no other driver was among them */
+    unsigned long long loads = 0;
+    dl_iterate_phdr(count_loads, &loads);
+    if (loads == __atomic_load_n(&alone, __ATOMIC_RELAXED)) return false;
+    if (dl_iterate_phdr(is_other, __atomic_load_n(&driver, __ATOMIC_ACQUIRE))) return true;
+    __atomic_store_n(&alone, loads, __ATOMIC_RELAXED);
+    return false;
+}
 #else
 /* Returns false: a preloaded library comes before all others, so every look-up finds our functions. */
 bool kp_driver_beside(void) { return false; }
