@@ -17,7 +17,7 @@ from kiwi_jupyter.kernel.analysis import Verdict
 
 if TYPE_CHECKING:
     from kiwi_jupyter.kernel.analysis import Analyzer
-    from kiwi_jupyter.kernel.analysis.analyzer import Source
+    from kiwi_jupyter.kernel.analysis.steps import Source
     from kiwi_jupyter.kernel.loading import Gatekeeper
     from kiwi_jupyter.kernel.session import KernelSession
 

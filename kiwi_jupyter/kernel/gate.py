@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from kiwi_core.client import Client
     from kiwi_jupyter.kernel.analysis import Verdict
-    from kiwi_jupyter.kernel.analysis.analyzer import Source
+    from kiwi_jupyter.kernel.analysis.steps import Source
     from kiwi_jupyter.kernel.burst import Burst
     from kiwi_jupyter.kernel.config import Kiwi
     from kiwi_jupyter.kernel.decision import Decider, Decision
@@ -141,7 +141,7 @@ class CellGate:
             self.last_verdict = decision.verdict
         self._bystander = None
         if decision.verdict.gpu:
-            self._insert(node, decision)
+            self._insert(node, decision, None if source is None else source[0])
         else:
             self._bystander = contextvars.copy_context()
         if decision.connect:
@@ -152,13 +152,14 @@ class CellGate:
         """The verdict on code that is not going to run (``%kiwi why CODE``)."""
         return self._decider.preview(tree)
 
-    def _insert(self, node: ast.Module, decision: Decision) -> None:
+    def _insert(self, node: ast.Module, decision: Decision, text: str | None) -> None:
         token = next(self._tokens)
         with self._lock:
             while len(self._pending) >= PENDING_MAX:
                 del self._pending[next(iter(self._pending))]
             self._pending[token] = CellRun(threading.get_ident(), is_silent(), decision.otherwise)
-        awaited = self._runs_as_coroutine(node)
+        is_plain = text is not None and "await" not in text and "async" not in text
+        awaited = not is_plain and self._runs_as_coroutine(node)
         call: ast.expr = ast.Call(
             func=ast.Name(id=ASYNC_GATE if awaited else GATE, ctx=ast.Load()),
             args=[ast.Constant(value=token)],
@@ -339,14 +340,18 @@ class CellGate:
 
     def _wait(self, client: Client, run: CellRun) -> None:
         self._burst.join(client, run.member)
+        if not self._burst.wait(0):
+            self._wait_in_line(run)
+        self._session.show_notices()
+        self._check_contents()
+
+    def _wait_in_line(self, run: CellRun) -> None:
         line = self._line(run)
         try:
             while not self._burst.wait(min(BLOCKING_POLL_S, line.due_in_s() or BLOCKING_POLL_S)):
                 line.show(self._burst.waiting)
         finally:
             line.close()
-        self._session.show_notices()
-        self._check_contents()
 
     async def _await(self, client: Client, run: CellRun) -> None:
         self._burst.join(client, run.member)

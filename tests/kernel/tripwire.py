@@ -70,8 +70,8 @@ class Notebook:
 
     def judge(self, code: str) -> Verdict:
         """As the gate does with a cell that was read before."""
-        self.analyzer._reading.steps(ast.parse(code), code)
-        return self.analyzer.analyse(ast.parse(code), self.space, code)
+        self.analyzer._reading.steps(ast.parse(code), (code, 0))
+        return self.analyzer.analyse(ast.parse(code), self.space, (code, 0))
 
     def run(self, code: str) -> Verdict:
         """Judge, run, and raise what it raises."""

@@ -32,10 +32,10 @@ from kiwi_jupyter.kernel.analysis.names import (
     Meaning,
 )
 from kiwi_jupyter.kernel.analysis.plain import PlainChecker
-from kiwi_jupyter.kernel.analysis.steps import Reading, Step, read
+from kiwi_jupyter.kernel.analysis.steps import Reading, Source, Step, read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Mapping
 
     from kiwi_jupyter.kernel.analysis.needs import Chain
 
@@ -48,9 +48,6 @@ RUNS_ANYTHING: Final = frozenset({"exec", "eval", "compile", "__import__", "geta
 
 PUT_OFF_MAX: Final = 512
 """Different cells that are put off. They are all analysed at once, in about half a second."""
-
-Source = tuple[str, int]
-"""The text of which a cell was parsed, and the flags of the compiler."""
 
 NOT_PLAIN: Final = "it does not plainly go for the GPU"
 
@@ -119,7 +116,7 @@ class Analyzer:
             self._analyse(tree, space, source)
 
     def analyse(
-        self, tree: ast.Module, space: Mapping[str, Any], source: Hashable | None = None
+        self, tree: ast.Module, space: Mapping[str, Any], source: Source | None = None
     ) -> Verdict:
         """The verdict on a cell about to run in the namespace ``space``. Does not change ``tree``
         and runs nothing of the user's. ``source``: what ``tree`` was parsed from and is determined
@@ -128,7 +125,7 @@ class Analyzer:
         return self._analyse(tree, space, source)
 
     def _analyse(
-        self, tree: ast.Module, space: Mapping[str, Any], source: Hashable | None
+        self, tree: ast.Module, space: Mapping[str, Any], source: Source | None
     ) -> Verdict:
         if not tree.body:
             return Verdict(False, "the cell is empty")
@@ -150,7 +147,7 @@ class Analyzer:
         return self._verdict(found, "everything that it reaches stays on the CPU")
 
     def plainly(
-        self, tree: ast.Module, space: Mapping[str, Any], source: Hashable | None = None
+        self, tree: ast.Module, space: Mapping[str, Any], source: Source | None = None
     ) -> Verdict:
         """Whether the cell plainly goes for the GPU. ``analyse`` has said that it may use it, and
         has noted what it does to later cells."""

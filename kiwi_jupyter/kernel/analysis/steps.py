@@ -1,7 +1,8 @@
 """The statements of a cell, read: the half of the analysis that depends on its text alone.
 
-People run the same cell again and again; so what was read is kept. What the names mean, whether
-modules are loaded and what the files of a ``%run`` hold is looked up anew each time.
+People run a cell again and again, and change a line of it in between; so what was read of each
+statement is kept. What the names mean, whether modules are loaded and what the files of a ``%run``
+hold is looked up anew each time.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from kiwi_jupyter.kernel.analysis.from_ast import needs_of, split_definition
 from kiwi_jupyter.kernel.analysis.names import Imported
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from kiwi_jupyter.kernel.analysis.names import Meaning
     from kiwi_jupyter.kernel.analysis.needs import Chain, Needs
 
-KEPT_MAX: Final = 64
+KEPT_MAX: Final = 640
+"""Statements that are remembered: some hundred kilobytes in all."""
+
 KEPT_STATEMENTS_MAX: Final = 100
-"""Cells that are remembered, and how long they may be: some hundred kilobytes in all."""
+"""Statements of a cell that is remembered. A longer one would push out most others."""
+
+Source = tuple[str, int]
+"""The text of which a cell was parsed, and the flags of the compiler."""
 
 _SIMPLE: Final = (ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom)
 
@@ -49,19 +53,32 @@ class Reading:
     """Not thread-safe, as ``Analyzer``."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[Hashable, list[Step]] = OrderedDict()
+        self._kept: OrderedDict[tuple[object, ...], Step] = OrderedDict()
 
-    def steps(self, tree: ast.Module, source: Hashable | None) -> list[Step]:
-        """``source``: equal for equal trees only; ``None`` if nothing is known of that kind."""
-        if source is None or len(tree.body) > KEPT_STATEMENTS_MAX:
+    def steps(self, tree: ast.Module, source: Source | None) -> list[Step]:
+        """Return the statements of ``tree``. ``source`` is what it was parsed from, unchanged;
+        ``None`` if that is not certain."""
+        # Python breaks lines at "\r", too; with it, their numbers would not be those of split().
+        if source is None or len(tree.body) > KEPT_STATEMENTS_MAX or "\r" in source[0]:
             return [read(statement) for statement in tree.body]
-        known = self._kept.get(source)
+        text, flags = source
+        lines = text.split("\n")
+        return [self._step(statement, lines, flags) for statement in tree.body]
+
+    def _step(self, statement: ast.stmt, lines: list[str], flags: int) -> Step:
+        """Read a statement, or find it: its lines and its place in them determine it."""
+        place = (statement.lineno, statement.col_offset, statement.end_lineno)
+        decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+        first = min((each.lineno for each in decorators), default=statement.lineno)
+        own = tuple(lines[first - 1 : statement.end_lineno])
+        key = (own, place, statement.end_col_offset, flags)
+        known = self._kept.get(key)
         if known is None:
-            known = self._kept[source] = [read(statement) for statement in tree.body]
+            known = self._kept[key] = read(statement)
             if len(self._kept) > KEPT_MAX:
                 self._kept.popitem(last=False)
         else:
-            self._kept.move_to_end(source)
+            self._kept.move_to_end(key)
         return known
 
 
