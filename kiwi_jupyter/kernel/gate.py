@@ -235,7 +235,9 @@ class CellGate:
             return
         try:
             with _interruptible():
-                client = self._client_for(run)
+                client = self._session.connected_client
+                if client is None:
+                    client = self._client_for(run)
                 if client is not None and not self._runs_at_once(run):
                     self._wait(client, run)
         except KeyboardInterrupt:
