@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,9 +49,8 @@ def test_a_program_that_is_over_does_not_wait_for_a_daemon_that_is_busy() -> Non
     client: Any = SlowDaemon()
     watch = LinkWatch(client)
     assert client.asked.wait(60)
-    began_s = time.monotonic()
     watch.stop()
-    assert time.monotonic() - began_s < 1.0
+    assert watchers(), "the daemon has not answered yet"
     client.end_burst()  # as its caller does
     client.answers.set()
     gone()
