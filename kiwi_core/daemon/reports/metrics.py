@@ -1,4 +1,4 @@
-"""The answer to ``get-metrics``: what was counted, and how things are now."""
+"""The answer to ``get-metrics``: counters since the daemon began, and current values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ class MetricsReporter:
     """When the daemon began to count."""
 
     def report(self) -> MetricsReport:
-        """What was counted since the daemon began, and how things are now."""
         now_ns = time.monotonic_ns()
         tally, operations = self._tally, self._core.operations
         view = self._core.scheduler.view(now_ns)
