@@ -89,8 +89,6 @@ ACCOUNTS_WITHIN_S = 2.0
 
 
 class GpuDaemon:
-    """The daemon of one GPU: ``run`` returns after ``stop``."""
-
     def __init__(self, options: ChildOptions, machine: Machine, config: Config) -> None:
         self._options = options
         self._machine = machine
