@@ -136,7 +136,6 @@ class Links:
 
     @property
     def sessions(self) -> Iterable[SessionId]:
-        """The sessions that have links."""
         return self._by_session
 
     def connected(self, session: SessionId) -> bool:

@@ -44,7 +44,6 @@ class MetricsReporter:
     _gauges: Gauges
     _emulated: bool
     _began_ns: int = field(default_factory=time.monotonic_ns)
-    """When the daemon began to count."""
 
     def report(self) -> MetricsReport:
         now_ns = time.monotonic_ns()

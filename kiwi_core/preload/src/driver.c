@@ -124,7 +124,6 @@ static int is_other(struct dl_phdr_info *info, size_t size, void *known) {
     return !known || strcmp(info->dlpi_name, ((struct link_map *)known)->l_name) != 0;
 }
 
-/* Returns whether another driver is loaded: a program that loads the driver by its path bypasses us. */
 bool kp_driver_beside(void) { return dl_iterate_phdr(is_other, __atomic_load_n(&driver, __ATOMIC_ACQUIRE)); }
 #else
 /* Returns false: a preloaded library comes before all others, so every look-up finds our functions. */
