@@ -388,7 +388,8 @@ class GpuDaemon:
         return {*self._registry.refs(), *(link.ref for link in self._links.everybody())}
 
     def _is_busy(self, session: SessionId) -> bool:
-        """Return whether an operation runs on ``session``: then the driver must not be asked."""
+        """Return whether an operation or the pager is at work on ``session``: do not ask the driver
+        about it then."""
         return session in self._core.operations.sessions or self._pager.busy(session)
 
     def _runners(self) -> list[Target]:
@@ -419,7 +420,7 @@ class GpuDaemon:
 
     async def _leave(self) -> None:
         self._leaving = self._orphans.closed = True
-        self._core.subscribers.remove(self._roster)  # the file keeps the state from before the end
+        self._core.subscribers.remove(self._roster)  # meanwhile the file keeps the earlier state
         self._router.close_all(but_held=True)
         left = await everybody_back(self._core, self._pager, self._registry, self._config)
         for session, why in left.items():
