@@ -1,16 +1,16 @@
 """The daemon of one GPU: a thin shell around the scheduler.
 
 ==============  =================================================================================
-``supervisor``  starts one process for each GPU, and again when one crashes
+``supervisor``  starts one process for each GPU, and restarts those that crash
 ``gpu_daemon``  puts the parts of such a process together, and ends them
 ``router``      hands each message of a client to the part that answers it
 ``reports/``    status, usage, metrics, and what waiters and watchers are told
-``sessions/``   sessions, their bursts, gates, requests of people, recovery, shutdown
+``sessions/``   sessions, their bursts, gates, users' requests, recovery, shutdown
 ``engine/``     ``core`` feeds events to the scheduler and publishes the steps; operations, journal
 ``links/``      the preloaded libraries, and the system RAM that they may hold
-``roster/``     the sessions, and the file that remembers them
+``roster/``     the session registry, and the file that remembers it
 ``base/``       sockets, connections, peers, shares
 ==============  =================================================================================
 
-Imports go downwards only, those for types included.
+Imports go downwards only, including those for types.
 """

@@ -18,10 +18,10 @@ from kiwi_core.daemon.options import ChildOptions
 from kiwi_core.errors import NO_MORE, KiwiError
 
 SWITCH_INTERVAL_S = 0.0005
-"""How long a thread that reads the usage's file may keep the interpreter from the loop."""
+"""How long a thread that reads the usage file may keep the interpreter from the loop."""
 
 EXIT_CANNOT = 78
-"""EX_CONFIG of sysexits.h: starting it again would not help."""
+"""EX_CONFIG of sysexits.h: a restart would not help."""
 
 EXIT_UNUSED = 79
 """Nobody needs this daemon; not a code of sysexits.h."""
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 async def _run(options: ChildOptions) -> None:
-    """Until SIGTERM, SIGINT, or the end of the supervisor (its pipe on standard input closes)."""
+    """Run until SIGTERM, SIGINT, or the end of the supervisor (its pipe, our stdin, closes)."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_crash)
     machine = await this_machine(options.gpu_uuid, options.asked.host_budget_bytes)
@@ -60,8 +60,8 @@ async def _run(options: ChildOptions) -> None:
 
 
 def _supervisor_spoke(daemon: GpuDaemon) -> None:
-    """All it ever says is that the daemon may end if nobody needs it; the end of the stream means
-    that it is gone."""
+    """Read what the supervisor has sent: any byte means that the daemon may end if nobody needs it,
+    and the end of the stream that the supervisor is gone."""
     if os.read(sys.stdin.fileno(), 64):
         daemon.end_if_unused()
         return
@@ -71,18 +71,18 @@ def _supervisor_spoke(daemon: GpuDaemon) -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """To what is allowed: each session takes two descriptors, and the usual 1,024 are for programs
-    that use ``select``. How many sessions and connections there may be follows from it."""
+    """Raise the soft limit to the hard one: each session takes two descriptors, and the usual 1,024
+    are for programs that use ``select``. The limits of sessions and connections follow from it."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _crash(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    """An error that nobody expected: state may be wrong, so end; the supervisor starts a fresh
-    daemon, which asks the driver how things are."""
+    """End after an unexpected error, since state may be wrong. The supervisor starts a new daemon,
+    which asks the driver about the state of each process."""
     error = context.get("exception")
     if isinstance(error, OSError) and error.errno in NO_MORE:
-        # Those who are connected must not pay for it.
+        # Descriptors or memory ran out: keep serving those who are connected.
         structlog.get_logger(__name__).error(
             "the system has no more to give", what=context.get("message"), why=error.strerror
         )

@@ -1,4 +1,4 @@
-"""Lets a daemon run on emulated GPUs: the libraries, the shared state, and who uses it."""
+"""Let a daemon run on emulated GPUs: build the libraries, make or take over the shared state."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kiwi_core.wire.messages import Emulation
 
 
 def prepare(sizes: str, directory: Path, copy_bytes_per_s: int | None) -> Emulation:
-    """Builds the emulated driver (first use), makes or takes over the shared state in
-    ``directory``, and loads both into this process.
+    """Build the emulated driver (on first use), make or take over the shared state in
+    ``directory``, and load both into this process.
 
-    Programs that outlived an earlier daemon keep their memory in the state that is there, so one
-    with the same GPUs is taken over; one with other GPUs that is in use is an error.
+    Programs that outlived an earlier daemon keep their memory in the existing state. A state with
+    the same GPUs is therefore taken over; one with other GPUs that is in use is an error.
     """
     try:
         specs, driver = emulator.parse_machine(sizes)
@@ -52,8 +52,8 @@ def hold_state(emulation: Emulation) -> str:
 
 
 def keep_state(emulation: Emulation, held: str) -> None:
-    """Make the state's path lead to the one that is ``held``, if it does not any more. A real GPU
-    needs nothing like it: its driver's state is in no directory of ours."""
+    """Make the state's path lead to the one that is ``held`` again, if its directory was deleted or
+    replaced. Real GPUs do not need this: their state is in the driver."""
     state = Path(emulation.env[emulator.ENV_STATE])
     if not os.path.exists(held):
         return  # the supervisor has ended, and this daemon is about to
@@ -74,10 +74,10 @@ def _can_take_over(state: Path, sizes_bytes: list[int]) -> bool:
     try:
         books = emulator.books(state)
     except emulator.StateError:
-        return False  # damaged, or of another version: nobody can use it
+        return False  # damaged or of another version, so nobody can use it
     if [gpu.total_bytes for gpu in books.gpus] == sizes_bytes:
         return True
-    # Also those that hold nothing yet: a daemon that serves them, for one.
+    # Processes without memory count, too: for example a daemon that serves these GPUs.
     if books.processes:
         raise CallerError(
             "emulated-gpus-in-use",

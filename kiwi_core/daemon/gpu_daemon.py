@@ -1,4 +1,4 @@
-"""The daemon of one GPU, put together: socket, router, core, observer, roster, and a clean end."""
+"""The daemon of one GPU: assemble socket, router, core, observer and roster; run; end cleanly."""
 
 from __future__ import annotations
 
@@ -85,12 +85,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 ACCOUNTS_WITHIN_S = 2.0
-"""For the last sums of who had how much, when a daemon ends."""
+"""Time to write the last usage sums when a daemon ends."""
 
 
 class GpuDaemon:
-    """``run`` until told to ``stop``."""
-
     def __init__(self, options: ChildOptions, machine: Machine, config: Config) -> None:
         self._options = options
         self._machine = machine
@@ -98,13 +96,13 @@ class GpuDaemon:
         self._stop = asyncio.Event()
         self._leaving = False
         self.ended_unused = False
-        """It ends because nobody needs it."""
+        """True if it ends because nobody needs it."""
 
     def stop(self) -> None:
         self._stop.set()
 
     def end_if_unused(self) -> None:
-        """Called when the supervisor allows it."""
+        """Stop if nobody needs this daemon. Called when the supervisor allows it."""
         if not self._stop.is_set() and self._unused.end():
             log.info("nobody needs this daemon", since_s=self._unused.after_s)
             self.ended_unused = True
@@ -165,12 +163,13 @@ class GpuDaemon:
         prepare_directory(Path(self._options.state))
 
     def _is_reachable(self, address: Address) -> bool:
-        """Asked by a daemon that starts: it may have made the emulated GPUs' state anew."""
+        """Return whether clients find this daemon. A starting daemon asks; it may have replaced the
+        emulated GPUs' state, so put that back first."""
         self._options.keep_emulated_state()
         return not self._stop.is_set() and address.is_found()
 
     def _address_made_again(self) -> None:
-        """What lay beside the socket is gone, too: write it anew, before a crash needs it."""
+        """Write the files beside the socket again: they are gone, too, and a crash needs them."""
         self._options.keep_emulated_state()
         try:
             self._prepare_directories()
@@ -267,7 +266,7 @@ class GpuDaemon:
         self._announcer: Announcer = Announcer(self._connections, reporter)
         self._core.subscribers = [
             journal,
-            Messenger(self._core, self._registry),  # who waits for the lease hears of it first
+            Messenger(self._core, self._registry),  # early: sessions wait for the grant
             self._core,
             gates,
             tally,
@@ -279,7 +278,7 @@ class GpuDaemon:
         ]
 
     def _assemble_pager(self, shares: Shares) -> None:
-        """Who there is, what system RAM they may take, and what moves their memory."""
+        """Make the session registry, the links, the host budget, and the pager."""
         machine, config = self._machine, self._config
         self._registry = SessionRegistry(self._died, shares[SESSIONS])
         self._links = Links(
@@ -299,7 +298,7 @@ class GpuDaemon:
         self._pager: SessionPager = SessionPager(checkpoint, self._links, config)
 
     def _link_up(self, shares: Shares) -> Gates:
-        """The preloaded libraries: their router, and their gates."""
+        """Make the handler of the preloaded libraries, and return their gates."""
         gates = Gates(
             self._core, self._links, self._registry,
             lambda member: self._sessions.places.request(member, 0), shares[ROOM_REQUESTS],
@@ -315,8 +314,8 @@ class GpuDaemon:
         self._observer.look_soon()
 
     def _has_left(self, target: Target) -> None:
-        """It is over with Kiwi, and by the books whole. A move that failed can have left its gate
-        shut all the same."""
+        """Release a session that has left with its memory in the GPU, as recorded. A failed move
+        can still have left its gate shut."""
         if self._links.shut(target.session):
             self._orphans.let_go(target, was_leaving=True)
         else:
@@ -334,7 +333,7 @@ class GpuDaemon:
         self._orphans.let_go(member.target, was_leaving=was_leaving)
         self._observer.look_soon()
 
-    # --- what looks find ------------------------------------------------------------------------
+    # --- observations ---------------------------------------------------------------------------
 
     def _told(self) -> None:
         self._announcer.changed()
@@ -344,9 +343,9 @@ class GpuDaemon:
             self._core.feed(event)
 
     def _found_elsewhere(self, where: SessionJoined, began_ns: int) -> None:
-        """Its memory is not free in the GPU although the books have it there: nothing that the last
-        daemon knew was left, or somebody else moved it. One that is only held, and does not want
-        the GPU, is left to whoever holds it."""
+        """Correct the scheduler: the driver has a session's memory paged out or locked although the
+        scheduler has it as resident. The roster was lost, or another program moved it. A session
+        that is only locked and does not want the GPU is left to whoever locked it."""
         member = self._registry.get(where.session)
         if member is None or not self._core.scheduler.believed_in(where.session, began_ns):
             return
@@ -373,23 +372,24 @@ class GpuDaemon:
     # --- the machine's RAM ----------------------------------------------------------------------
 
     async def _make_room(self, target: Target, size_bytes: int) -> None:
-        """Before the driver moves anything out: there must be RAM for it."""
+        """Make room in system RAM before the driver pages anything out."""
         deadline_ns = time.monotonic_ns() + self._config.lock_timeout_ns
         self._limits.done(await self._limits.make_room(target.session, size_bytes, deadline_ns))
 
-    # --- who there is ---------------------------------------------------------------------------
+    # --- the sessions ---------------------------------------------------------------------------
 
     def _everybody(self) -> list[Target]:
-        """All who may have memory in the GPU."""
+        """Return all sessions that may have memory in the GPU."""
         sessions = self._core.view().sessions
         return self._targets(s.id for s in sessions if s.state is not SessionState.LOST)
 
     def _kiwis(self) -> set[ProcessRef]:
-        """The roots of all that shares the GPU."""
+        """Return the root processes of everything that Kiwi manages on this GPU."""
         return {*self._registry.refs(), *(link.ref for link in self._links.everybody())}
 
     def _is_busy(self, session: SessionId) -> bool:
-        """Is something being done to it? Then the driver must not be asked about it."""
+        """Return whether an operation or the pager is at work on ``session``: do not ask the driver
+        about it then."""
         return session in self._core.operations.sessions or self._pager.busy(session)
 
     def _runners(self) -> list[Target]:
@@ -420,7 +420,7 @@ class GpuDaemon:
 
     async def _leave(self) -> None:
         self._leaving = self._orphans.closed = True
-        self._core.subscribers.remove(self._roster)  # it says how things were before this end
+        self._core.subscribers.remove(self._roster)  # meanwhile the file keeps the earlier state
         self._router.close_all(but_held=True)
         left = await everybody_back(self._core, self._pager, self._registry, self._config)
         for session, why in left.items():

@@ -1,4 +1,4 @@
-"""What ``kiwi daemon`` was asked for, and what it tells the daemon of one GPU."""
+"""The options of ``kiwi daemon``, and those that it passes to the daemon of one GPU."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class DaemonOptions(msgspec.Struct, frozen=True, kw_only=True):
     sessions_per_user: int | None = None
 
     def config(self) -> Config:
-        """The defaults, with what the admin of this machine knows better."""
+        """Return the defaults with the changes of this machine's admin."""
         wanted = {
             "lock_timeout_ns": _ns(self.lock_timeout_s),
             "operation_deadline_min_ns": _ns(self.stuck_after_s),
@@ -64,9 +64,9 @@ class DaemonOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor tells the daemon of one GPU. Quantum, anti-thrash mode and policy that
-    were not ``asked`` for stay as the last daemon had them (live). After a crash (``restarted``)
-    what was set live meanwhile stays in any case."""
+    """What the supervisor passes to the daemon of one GPU. Quantum, anti-thrash mode and policy
+    that were not ``asked`` for stay as the last daemon had them. After a crash (``restarted``)
+    they stay in any case: a user may have set them live meanwhile."""
 
     asked: DaemonOptions
     gpu_uuid: str
@@ -74,21 +74,21 @@ class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     emulation: Emulation | None = None
     emulated_state: str = ""
-    """The emulated GPUs' state by a name that stays when its directory goes: the descriptor of the
-    supervisor, in /proc."""
+    """Path of the emulated GPUs' state that is valid even if its directory is deleted: the
+    supervisor's descriptor in /proc. "": no emulation."""
     restarted: bool = False
 
     def keep_emulated_state(self) -> None:
-        """Put the emulated GPUs' state where programs look for it, should it be gone from there."""
+        """Put the emulated GPUs' state back where programs look for it, if it is gone."""
         if self.emulation is not None and self.emulated_state:
             keep_state(self.emulation, self.emulated_state)
 
     def settings(self, roster: Roster, config: Config) -> tuple[int, AntiThrash, str]:
-        """Quantum (ns), anti-thrash mode and policy to begin with."""
+        """Return the first quantum (ns), anti-thrash mode and policy."""
         asked = self.asked
         tq = [_ns(asked.tq_s), roster.tq_ns]
         mode = [asked.anti_thrash, roster.anti_thrash]
-        # Its name may be that of another version.
+        # The roster may name a policy of another version.
         policy = [asked.policy, roster.policy if roster.policy in names() else None]
         if self.restarted:
             tq.reverse()

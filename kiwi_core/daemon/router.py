@@ -1,6 +1,6 @@
-"""The router where messages are taken: turns each legal message into an event, or an answer.
+"""The router: hands each legal message to the part that turns it into an event or an answer.
 
-Knows connections and members; leaves every decision about the GPU to the scheduler.
+It knows connections and members; the scheduler makes every decision about the GPU.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Router:
     def received(self, connection: Connection, message: m.ClientMessage) -> None:
         if self.closing and not isinstance(message, LinkMessage):
             return
-        if isinstance(message, m.Acquire):  # asked first: its answer is waited for
+        if isinstance(message, m.Acquire):  # first, since a client waits for the answer
             self.sessions.received(connection, message)
         elif isinstance(message, m.Hello):
             self._hello(connection, message)
@@ -92,9 +92,9 @@ class Router:
         self.connections.ended[code] += 1
 
     def close_all(self, *, but_held: bool = False) -> None:
-        """The daemon is leaving: no events from the connections any more. ``but_held``: those whose
-        memory has yet to come back stay connected, to be told if it cannot; and the libraries
-        that bring it back."""
+        """Close the connections and take no more events from them: the daemon is ending.
+        ``but_held``: keep the sessions whose memory must still come back (they are told if it
+        cannot) and the libraries that bring it back."""
         self.closing = True
         kept: set[Connection] = set()
         if but_held:
@@ -128,8 +128,8 @@ class Router:
 
 
 def _refuse_real_driver(loaded: str, emulation: m.Emulation) -> None:
-    # A build of the emulated driver lies in a directory that is named after its sources; another
-    # user of the same state may have built the same one elsewhere.
+    # The directory of an emulated driver is named after the driver's sources; another user of the
+    # same state may have built the same driver elsewhere.
     if loaded and Path(loaded).parent.name != Path(emulation.libcuda).parent.name:
         raise PeerError(
             "driver-mismatch",

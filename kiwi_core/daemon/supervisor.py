@@ -1,4 +1,4 @@
-"""``kiwi daemon``: one daemon process per GPU, started again with back-off when one crashes."""
+"""``kiwi daemon``: run one daemon process per GPU; restart one that crashes, with back-off."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from kiwi_core.gpu.nvml import GpuInfo
 
 CALM_S = 60.0
-"""A daemon that ran this long before it crashed is started again at once."""
+"""A daemon that ran longer than this before it crashed is restarted with the shortest wait."""
 
 
 def main(options: DaemonOptions) -> int:
-    """Runs in the foreground until SIGTERM or SIGINT. Returns the exit status."""
+    """Run in the foreground until SIGTERM or SIGINT. Return the exit status."""
     if options.admin_group is not None:
         _check_group(options.admin_group)
-    # Absolute: daemons run in another directory, and programs hear of these paths.
+    # Absolute, because daemons run in another directory and programs are told these paths.
     sockets = Path(options.socket_dir or config.socket_dir()).absolute()
     state = Path(options.state_dir or config.state_dir(sockets)).absolute()
-    os.umask(0o077)  # also of the daemons and of what they start; whatever others may see is said
+    os.umask(0o077)  # inherited by the daemons; files for other users get an explicit mode
     prepare_directory(sockets, sockets_mode())
     (sockets / STOPPED_NAME).unlink(missing_ok=True)
     prepare_directory(state)
@@ -81,7 +81,7 @@ def _check_group(name: str) -> None:
 
 
 def _serve_metrics(host: str, port: int, gpus: Sequence[GpuInfo], sockets: Path) -> None:
-    """Until this process ends; also while daemons start again. Raises ``CallerError``."""
+    """Serve metrics until this process ends, also while daemons restart. Raise ``CallerError``."""
     from kiwi_core.metrics.listener import Listener  # rarely wanted
     from kiwi_core.metrics.reading import GpuPlace
 
@@ -108,22 +108,22 @@ def _chosen(gpus: Sequence[GpuInfo], wanted: Sequence[str]) -> list[GpuInfo]:
 
 
 class _Group:
-    """The daemons of all GPUs. They end together when nobody needs any of them: programs start none
-    while one answers, so one that ended alone would be missed."""
+    """The daemons of all GPUs. They end together when nobody needs any of them: a program starts no
+    daemon while one answers, so a daemon that ended alone would be missing."""
 
     def __init__(self) -> None:
         self.children: list[_Child] = []
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
-        """A child has said something new, or has ended."""
+        """End all children if all are unused. Called when a child has sent a word or ended."""
         if all(child.unused for child in self.children):
             for child in self.children:
                 child.end_if_unused()
         self._changed.set()
 
     async def has_ended(self) -> bool:
-        """Return, once it is decided, whether all have ended. False: one of them is needed."""
+        """Wait until all have ended (return true) or one of them is needed (return false)."""
         while all(child.unused for child in self.children):
             if all(child.ended for child in self.children):
                 return True
@@ -141,7 +141,7 @@ class _Child:
         self._options = options
         self._group = group
         self.unused = False
-        """Nobody needs this daemon, as it said last; also once it is not started again."""
+        """Whether nobody needs this daemon, by its last word; true once it is not restarted."""
         self.ended = False
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
@@ -157,7 +157,7 @@ class _Child:
             began = asyncio.get_running_loop().time()
             status = await self._run_once()
             if self._stopping.is_set():
-                # Told before it could listen for signals: it had nothing to bring back yet.
+                # SIGTERM came before its handler was set: it had nothing to bring back yet.
                 return 0 if status in (-signal.SIGTERM, EXIT_UNUSED) else status
             if status in (0, EXIT_CANNOT):
                 return status
@@ -166,7 +166,7 @@ class _Child:
                 if await self._group.has_ended() or self._stopping.is_set():
                     return 0
                 self._options = structs.replace(self._options, restarted=True)
-                continue  # somebody has come to another GPU meanwhile
+                continue  # somebody needs another GPU's daemon by now
             if asyncio.get_running_loop().time() - began > CALM_S:
                 crashes = 0
             waits = config.DEFAULTS.restart_backoff_s
@@ -176,7 +176,7 @@ class _Child:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
                 return 0
-            # What was set live meanwhile is in the roster and outlives the crash.
+            # Settings that were changed live are in the roster and outlive the crash.
             self._options = structs.replace(self._options, restarted=True)
 
     def stop(self) -> None:
@@ -204,7 +204,7 @@ class _Child:
             cwd=interpreter.DIRECTORY,
         )  # fmt: skip
         if self._stopping.is_set():
-            self.stop()  # it was told while this one was being started
+            self.stop()  # stop() was called while this one was being started
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             self._hear(line.decode().strip())

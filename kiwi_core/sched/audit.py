@@ -1,4 +1,4 @@
-"""Recomputes every derived value from scratch and compares. Tests call it after each event."""
+"""Recompute every derived value from scratch and compare. Tests call this after each event."""
 
 from __future__ import annotations
 

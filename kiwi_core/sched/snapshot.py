@@ -1,4 +1,4 @@
-"""Makes the frozen view of a scheduler that users and programs see."""
+"""Make the frozen view of a scheduler that users and programs see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a daemon counts: the ``metrics`` of one GPU, as they go over the wire.
+"""The ``metrics`` of one GPU as they go over the wire: what a daemon counts.
 
 Totals count from the daemon's start and never go down; the rest is the current state. They hold no
 names of users, notebooks or processes: everybody who may connect may read them, and a metrics

@@ -1,4 +1,4 @@
-"""Checks and cleans values that people or other programs hand in."""
+"""Check and clean values that people or other programs hand in."""
 
 from __future__ import annotations
 

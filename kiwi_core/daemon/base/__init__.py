@@ -1,1 +1,1 @@
-"""What every part of the daemon stands on: sockets, connections, peers and their shares, steps."""
+"""The basis of all other parts of the daemon: sockets, connections, peers, shares, steps."""

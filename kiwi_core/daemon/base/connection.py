@@ -1,8 +1,8 @@
 """One connection: bytes to legal messages, messages to bytes, and a limit on both.
 
-Never trusts its peer. A frame that is too long, malformed or out of turn gets an ``error`` and ends
-the connection; a peer that does not read what it is sent is dropped. ``turns`` decides when its
-messages are handled.
+It never trusts its peer. A frame that is too long, malformed or out of turn gets an ``error`` and
+ends the connection; a peer that does not read what it is sent is dropped. ``turns`` decides when
+its messages are handled.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Throttle:
 
     def __init__(self) -> None:
         self._kinds: dict[str, tuple[float, float, int]] = {}
-        """For each kind, the lines it may write, as of which time, and how many it has lost."""
+        """For each kind: the lines that it may write, as of what time, and the lines dropped."""
         self.dropped = 0
 
     def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

@@ -1,4 +1,4 @@
-"""Who is at the other end of a socket, and what they may do: the kernel's word, not the peer's."""
+"""The process at the other end of a socket, by the kernel's word, and what its user may do."""
 
 from __future__ import annotations
 

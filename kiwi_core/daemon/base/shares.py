@@ -1,5 +1,4 @@
-"""How much of each limited thing the users hold (``kiwi_core.peer_limits``). Runs in the loop
-only."""
+"""Count how much of each limited thing users hold (``kiwi_core.peer_limits``); in the loop only."""
 
 from __future__ import annotations
 

@@ -127,7 +127,6 @@ class OneDaemonLock:
             return False
 
     def close(self) -> None:
-        """Give up the lock."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1

@@ -1,4 +1,4 @@
-"""Whose message is handled next: users take turns, so that one user's flood delays nobody else.
+"""Choose whose message is next: users take turns, so that one user's flood delays nobody else.
 
 A message from a user who has not just had a turn is handled at once, as nearly all are; that costs
 it a microsecond. Others wait in line. The line is served in slices of a millisecond, one user after

@@ -1,8 +1,8 @@
-"""How hard the GPU works, who outside Kiwi has memory on it, and how much RAM sessions have.
+"""Read how busy the GPU is, which programs outside Kiwi hold its memory, and sessions' RAM.
 
-No decision depends on it: it is for people. A mover asks NVML every few seconds; if NVML does not
-answer, the figures are missing and everything else goes on. RAM is read only while somebody
-watches, and only of sessions that they may see.
+No decision depends on these figures: they are for people. A mover asks NVML every few seconds; if
+NVML does not answer, the figures are missing and everything else goes on. RAM is read only while
+somebody watches, and only of sessions that they may see.
 """
 
 from __future__ import annotations

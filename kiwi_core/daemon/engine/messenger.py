@@ -1,4 +1,4 @@
-"""Tells clients the orders of the scheduler that concern them: grants and notices."""
+"""Tell clients the orders of the scheduler that concern them: grants and notices."""
 
 from __future__ import annotations
 

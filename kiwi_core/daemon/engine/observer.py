@@ -1,4 +1,4 @@
-"""Observes the memory of the GPU and of the sessions at intervals, and reports it as events.
+"""Observe the memory of the GPU and of the sessions at intervals, and report it as events.
 
 Looks are frequent while somebody runs or waits, immediate if a decision depends on them (a burst
 ended, a process was held), and rare when all is quiet. NVML and the driver may be slow, and so may
@@ -48,7 +48,7 @@ BETWEEN_PARTS_S = 0.05
 """Pause between parts of a round. A round of 2,000 sessions takes ``QUIET_INTERVAL_S``."""
 
 BUDGET_INTERVAL_S = 0.25
-"""Reading RAM and the control groups costs as much as observing a session."""
+"""Interval of readings of RAM and control groups: one costs as much as observing a session."""
 
 BUDGET_STEP_BYTES = 16 * MIB
 """Least change of the budget that is an event; free RAM changes all the time."""

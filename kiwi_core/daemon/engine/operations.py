@@ -1,4 +1,4 @@
-"""Performs the scheduler's operations, each as a task of its own, and watches their deadlines.
+"""Perform the scheduler's operations, each as a task of its own, and watch their deadlines.
 
 A driver call may hang for ever, and so may an operation: that costs a task, never the loop. A late
 operation is first reported as overdue; its outcome counts whenever it comes.

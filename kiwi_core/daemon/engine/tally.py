@@ -1,4 +1,4 @@
-"""Counts what happens on one GPU, for metrics servers.
+"""Count what happens on one GPU, for metrics servers.
 
 ``Tally`` is a fold over the scheduler's events and actions: it gets each event after the scheduler,
 decides nothing, and has no clock. The counts of a restarted daemon begin at zero again, as metrics

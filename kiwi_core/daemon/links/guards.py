@@ -1,4 +1,4 @@
-"""Which sessions have Kiwi's gate, and which processes are stopped, from observations of sessions.
+"""Find out from observations which sessions have Kiwi's gate, and which processes are stopped.
 
 A session is *guarded* while each of its processes that has memory in the GPU is linked: it has the
 library, which puts a gate in front of the driver. A process without GPU memory has nothing to stop,

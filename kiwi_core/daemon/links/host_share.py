@@ -1,5 +1,5 @@
-"""How the host budget is divided among the preloaded libraries: what each may hold in reserve, and
-who gives back first when a page-out needs the memory. Pure.
+"""Divide the host budget among the preloaded libraries: what each may hold in reserve, and who
+gives back first when a page-out needs the memory. Pure functions.
 
 Paged-out memory must be somewhere. Everything else that libraries hold in system RAM is only for
 speed: memory pinned in advance. They keep it as long as nobody needs it.
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SPARED: Final = 8
-"""One part in this many of the budget is nobody's reserve: a page-out that finds it free need not
-wait for memory to be given back."""
+"""1/SPARED of the budget is nobody's reserve: a page-out that fits into it need not wait for memory
+to be given back."""
 
 STEP_BYTES: Final = 64 * MIB
 """Shares are multiples of this; otherwise each allocation would change all of them."""
@@ -25,9 +25,8 @@ STEP_BYTES: Final = 64 * MIB
 
 @dataclass(frozen=True)
 class Holder:
-    """One process, by its own word. ``out_bytes`` are paged out; ``held_bytes`` is all its system
-    RAM, including these. ``owned_bytes`` is what a page-out would have to hold, wherever it is
-    now."""
+    """One process, as it reports itself. ``out_bytes`` are paged out; ``held_bytes`` is all its
+    system RAM, including these. ``owned_bytes`` is all that a page-out would have to hold."""
 
     owned_bytes: int
     out_bytes: int

@@ -36,14 +36,14 @@ REVIEW_S = 0.25
 """Interval of reviews; libraries report what they hold no more often."""
 
 GIVE_BACK_WITHIN_S = 5.0
-"""Giving back a pinned gibibyte takes some ten milliseconds. A slower library is frozen."""
+"""Time to give memory back: some ten milliseconds per pinned GiB. A slower library is frozen."""
 
 DOUBT_AFTER_S = 1.0
 """A library that was asked and gives back nothing in this time is frozen, or its reports are wrong.
 Others are asked then, and its word does not count for a while."""
 
 LOOK_AGAIN_S = 0.02
-"""Interval of looks while a page-out waits for that."""
+"""Interval of looks while a page-out waits for memory to be given back."""
 
 
 @dataclass(eq=False)

@@ -57,7 +57,7 @@ ANCESTORS_MAX: Final = 64
 
 
 class RamReservations(Protocol):
-    """The system RAM from which page-outs take theirs."""
+    """Reserves system RAM for page-outs."""
 
     def room_for(self, those: Sequence[Linked], deadline_ns: int) -> AsyncContextManager[None]:
         """Wait, briefly, for the RAM that a page-out of ``those`` takes, and keep it for the
@@ -136,7 +136,6 @@ class Links:
 
     @property
     def sessions(self) -> Iterable[SessionId]:
-        """The sessions that have links."""
         return self._by_session
 
     def connected(self, session: SessionId) -> bool:

@@ -1,1 +1,1 @@
-"""What people and programs are told: status, usage, metrics."""
+"""Reports for people and programs: status, usage, metrics."""

@@ -1,7 +1,7 @@
-"""Tells waiters where they stand and watchers what changed, and neither too often.
+"""Tell waiters their position and watchers what changed, but not too often.
 
-Changes are collected for a moment (longer when there is more to say, so that talking never costs
-more than a small share of the loop); while somebody waits there is word every second.
+Changes are collected for a moment. The more a round costs, the longer the pause after it, so that
+rounds take only a small share of the loop. While somebody waits, there is a round every second.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ COLLECT_S = 0.05
 """Shortest pause between two rounds."""
 
 SHARE = 10
-"""A pause is at least this many times what the last round cost."""
+"""A pause is at least this many times as long as the last round."""
 
 REPEAT_S = 1.0
-"""Between rounds while somebody waits or watches, even if nothing changed: waits get shorter."""
+"""Pause between rounds while somebody waits or watches: waits get shorter without any change."""
 
 
 class Announcer:
@@ -37,7 +37,7 @@ class Announcer:
         self.changed()
 
     def changed(self) -> None:
-        """Note that there is something to say. Cheap: it is collected."""
+        """Schedule a round. Cheap: changes are collected."""
         if self._due is None:
             self._due = self._loop.call_later(self._pause_s, self._round)
         elif self._due.when() - self._loop.time() > self._pause_s:
@@ -65,7 +65,7 @@ class Announcer:
         lines: dict[tuple[int, int], bytes] = {}  # the reader's rights make the only difference
         for connection in watchers:
             if connection.choked:
-                continue  # old news by the time that it reads them
+                continue  # the status would be old by the time the client reads it
             reader = connection.peer.uid, connection.peer.gid
             if reader not in lines:
                 lines[reader] = self._reporter.status_line(connection.peer)

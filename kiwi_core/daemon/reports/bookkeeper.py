@@ -1,7 +1,7 @@
-"""Keeps the accounts of one GPU: takes the sums from the scheduler and puts them into the ledger.
+"""Keep the accounts of one GPU: take the sums from the scheduler and put them into the ledger.
 
-Sums are taken as what has been added since they were taken last, so nothing counts twice, however
-often a daemon starts again; one that is killed loses what came since, ``SAVE_EVERY_S`` at most.
+Each time only what has been added since the last time is taken, so nothing counts twice, however
+often a daemon restarts. A daemon that is killed loses the last ``SAVE_EVERY_S`` at most.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 SAVE_EVERY_S: Final = 5.0
-"""While anything happens. Seldom enough that the disk hardly notices."""
+"""Interval of writes while anything happens: rare enough to cost the disk almost nothing."""
 
 NAMES_MAX: Final = 100
-"""Notebooks of one user that are told apart in one bucket: whoever makes up names must not fill
-the disk. Twenty times what people have open."""
+"""Notebooks of one user with an own entry in one bucket: a user who invents names must not fill
+the disk. Twenty times as many as people have open."""
 
 THE_REST: Final = "(more notebooks)"
-"""What the others are counted under."""
+"""The name under which the other notebooks are counted."""
 
 UNWRITTEN_MAX: Final = 4096
-"""Sums that wait for a disk that is full; then the oldest are lost. About a day of ten users."""
+"""Sums kept while the disk is full; beyond it the oldest are lost. About a day of ten users."""
 
 
 @dataclass(eq=False, repr=False)
 class Bookkeeper:
-    """Lives in the loop; the disk is touched in threads only, by one at a time."""
+    """Runs in the loop; accesses the disk in threads only, one at a time."""
 
     _scheduler: Scheduler
     _registry: SessionRegistry
     _ledger: Ledger
     wall_s: Callable[[], float] = time.time
     _counted: dict[SessionId, Account] = field(default_factory=dict)
-    """What is in the buckets already, of each session on the scheduler's books."""
+    """The sums that are in the buckets already, of each session that the scheduler knows."""
     _unwritten: dict[Bucket, Account] = field(default_factory=dict)
     _names: dict[int, set[str]] = field(default_factory=dict)
     _names_of_s: int = 0
-    """The bucket that ``_names`` is about."""
+    """The bucket that ``_names`` belongs to, in Unix seconds."""
     _due: asyncio.TimerHandle | None = None
     _writing: asyncio.Task[None] | None = None
     _closed: bool = False
     failing: bool = False
-    """The last attempt to write did not succeed; it is tried again."""
+    """Whether the last write failed; it is tried again."""
 
     def after(self, _step: Step) -> None:
         for session, final in self._scheduler.take_departed():
@@ -70,7 +70,7 @@ class Bookkeeper:
             self._due = loop.call_later(SAVE_EVERY_S, self._save)
 
     async def up_to_date(self, within_s: float) -> bool:
-        """Whether all until now is in the file, before somebody reads it."""
+        """Write all sums to the file, before it is read; return whether that succeeded in time."""
         ends_at_s = time.monotonic() + within_s
         while self._writing is not None:
             if not await self._written(ends_at_s):
@@ -80,7 +80,7 @@ class Bookkeeper:
         return await self._written(ends_at_s) and not self.failing
 
     async def close(self, within_s: float) -> None:
-        """The daemon ends: what is known is written, if the disk takes it in time."""
+        """Write the last sums, if the disk takes them in time. Called when the daemon ends."""
         self._closed = True
         if self._due is not None:
             self._due.cancel()
@@ -125,7 +125,7 @@ class Bookkeeper:
             self._writing = asyncio.ensure_future(self._put(batch))
 
     async def _put(self, batch: dict[Bucket, Account]) -> None:
-        """Never cancelled: nobody could tell then whether it was written."""
+        """Write ``batch``. Never cancelled: nobody could tell then whether it was written."""
         try:
             await asyncio.to_thread(self._ledger.add, batch, self.wall_s())
             self.failing = False
@@ -145,7 +145,7 @@ class Bookkeeper:
         self._unwritten = batch
 
     async def _written(self, ends_at_s: float) -> bool:
-        """What is being written has been, until then."""
+        """Wait until the write in progress has ended. Return false at ``ends_at_s``."""
         if self._writing is None:
             return True
         done, _ = await asyncio.wait({self._writing}, timeout=ends_at_s - time.monotonic())

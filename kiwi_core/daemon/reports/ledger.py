@@ -1,7 +1,7 @@
-"""What users and notebooks have had of one GPU, on disk: kept over restarts, in buckets of time.
+"""The usage of one GPU by users and notebooks, on disk, in buckets of time; survives restarts.
 
 An SQLite file (standard library), opened for each call: it may be deleted or damaged at any time.
-Every function blocks on the disk, so none is called in the loop.
+Every function blocks on the disk, so none may be called in the loop.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ HOUR_S: Final = 3600
 DAY_S: Final = 24 * HOUR_S
 
 FINE_S: Final = 300
-"""Length of a bucket at first: ``--since 1h`` is right to within a few minutes."""
+"""Length of a new bucket: ``--since 1h`` is right to within a few minutes."""
 FINE_FOR_S: Final = 2 * DAY_S
-"""After that buckets become hours, and after ``HOURS_FOR_S`` days (UTC): it stays small."""
+"""At this age buckets become hours, and at ``HOURS_FOR_S`` days (UTC): the file stays small."""
 HOURS_FOR_S: Final = 60 * DAY_S
 KEPT_FOR_S: Final = 400 * DAY_S
 """A year and a month, so that two months of different years can be compared."""
 
 ROWS_MAX: Final = 200_000
-"""Some 20 MB: five hundred notebooks that work day and night. Beyond it the oldest go."""
+"""Some 20 MB: five hundred notebooks that work day and night. Beyond it the oldest are deleted."""
 
 BUSY_S: Final = 2.0
-"""For somebody who looks into the file with another program."""
+"""How long to wait for another program that reads the file."""
 
 _T = TypeVar("_T")
 
@@ -61,7 +61,7 @@ _COARSENED: Final = "DELETE FROM usage WHERE begins_s < :before AND begins_s % :
 
 
 class _ForeignError(Exception):
-    """A good database, but not one of this version of Kiwi."""
+    """The file is a sound database, but not of this version of Kiwi."""
 
 
 class Bucket(NamedTuple):
@@ -69,38 +69,38 @@ class Bucket(NamedTuple):
     """Unix seconds."""
     uid: int
     name: str
-    """Of the notebook or program."""
+    """The name of the notebook or program."""
 
 
 class Total(NamedTuple):
     uid: int
     name: str
-    """"" where the total is of a user."""
+    """"" if this is the total of a user."""
     account: Account
 
 
 def bucket_begin_s(unix_s: float) -> int:
-    """Of the bucket that what happens at ``unix_s`` is counted in."""
+    """Return when the bucket begins in which the time ``unix_s`` is counted."""
     return int(unix_s) - int(unix_s) % FINE_S
 
 
 def since_s(unix_s: float, now_s: float) -> int:
-    """The beginning of the bucket in which ``unix_s`` lies, as long as buckets of that age are."""
+    """Return when the bucket around ``unix_s`` begins, given how long buckets of that age are."""
     age_s = now_s - unix_s
     length_s = FINE_S if age_s < FINE_FOR_S else HOUR_S if age_s < HOURS_FOR_S else DAY_S
     return int(unix_s) - int(unix_s) % length_s
 
 
 class Ledger:
-    """Raises ``sqlite3.Error`` or ``OSError`` where the disk is full or gone; then nothing was
-    written. A damaged file is put aside, once, and a new one begun."""
+    """The usage file. Methods raise ``sqlite3.Error`` or ``OSError`` if the disk is full or gone;
+    then nothing was written. A damaged file is renamed once and replaced by a new one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._condensed_s = 0
 
     def add(self, sums: Mapping[Bucket, Account], now_s: float) -> None:
-        """All of ``sums``, or nothing."""
+        """Add all of ``sums``, or nothing."""
 
         def write(db: sqlite3.Connection) -> None:
             db.executemany(_ADD, [(*bucket, *account) for bucket, account in sums.items()])
@@ -109,8 +109,8 @@ class Ledger:
         self._with_file(write)
 
     def totals(self, since_s: int, *, by_name: bool) -> tuple[int | None, list[Total]]:
-        """From the buckets that begin at ``since_s`` (Unix seconds) or later: when the first one
-        begins, and each user's or each notebook's sums, whoever held longest first."""
+        """Return when the first bucket since ``since_s`` begins (Unix seconds; ``None``: there is
+        none), and the sums of each user or notebook, those that held the lease longest first."""
         name, group = ("name", "uid, name") if by_name else ("''", "uid")
 
         def read(db: sqlite3.Connection) -> tuple[int | None, list[Total]]:
@@ -161,7 +161,7 @@ class Ledger:
             self._path.with_name(f"{self._path.name}-journal").unlink()
 
     def _tidy(self, db: sqlite3.Connection, now_s: int) -> None:
-        """Each hour: what is old becomes coarse, what is very old goes."""
+        """Once an hour, merge old buckets into longer ones and delete very old ones."""
         if 0 <= now_s - self._condensed_s < HOUR_S:
             return
         for length_s, after_s in ((HOUR_S, FINE_FOR_S), (DAY_S, HOURS_FOR_S)):
@@ -172,7 +172,7 @@ class Ledger:
         db.execute("DELETE FROM usage WHERE begins_s < ?", (now_s - KEPT_FOR_S,))
         (rows,) = db.execute("SELECT COUNT(*) FROM usage").fetchone()
         if rows > ROWS_MAX:
-            # Whole buckets, a tenth more than must be: not again in an hour.
+            # Whole buckets, down to nine tenths of the limit: not again in an hour.
             (first_s,) = db.execute(
                 "SELECT begins_s FROM usage ORDER BY begins_s LIMIT 1 OFFSET ?",
                 (rows - ROWS_MAX * 9 // 10,),

@@ -1,4 +1,4 @@
-"""The answer to ``get-metrics``: what was counted, and how things are now."""
+"""The answer to ``get-metrics``: counters since the daemon began, and current values."""
 
 from __future__ import annotations
 
@@ -44,10 +44,8 @@ class MetricsReporter:
     _gauges: Gauges
     _emulated: bool
     _began_ns: int = field(default_factory=time.monotonic_ns)
-    """When the daemon began to count."""
 
     def report(self) -> MetricsReport:
-        """What was counted since the daemon began, and how things are now."""
         now_ns = time.monotonic_ns()
         tally, operations = self._tally, self._core.operations
         view = self._core.scheduler.view(now_ns)

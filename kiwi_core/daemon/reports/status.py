@@ -1,6 +1,6 @@
-"""What each reader may see: the scheduler's view, with names and rights applied.
+"""The status for one reader: the scheduler's view, with names and rights applied.
 
-Another user's session is shown (its place and bytes matter to everybody) without name and pid.
+Another user's session is shown without name and pid: its position and bytes matter to everybody.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _POLICIES: Final = [m.PolicyStatus(name=name, summary=POLICIES[name].summary) fo
 
 
 HISTORY_MAX: Final = 1024
-"""Entries in one message, about 200 KiB: the loop has other things to do meanwhile."""
+"""Entries in one message, about 200 KiB: a longer one would block the loop too long."""
 
 
 @dataclass(eq=False, repr=False)
 class Reporter:
-    """``errors`` says what is wrong with the daemon itself, in sentences."""
+    """``errors`` returns what is wrong with the daemon itself, in sentences."""
 
     _scheduler: Scheduler
     _registry: SessionRegistry
@@ -108,8 +108,8 @@ class Reporter:
         )
 
     def status_line(self, reader: Peer) -> bytes:
-        """The status as it goes over the wire. With so many sessions and such long names that one
-        line cannot hold it, some that are not the reader's are left out, and it says so."""
+        """Return the encoded status. If it is too long for one line (very many sessions, very long
+        names), leave out sessions, the reader's own last, and add an error that says so."""
         report = self.status(reader)
         hidden = 0
         while True:
@@ -128,7 +128,7 @@ class Reporter:
     def _session(
         self, view: SessionView, blocked: QueueView | None, reader: Peer
     ) -> m.SessionStatus:
-        """With what it waits for beside its turn (``blocked``), or else what is wrong with it."""
+        """Return a session's status, with why its turn is ``blocked``, or else its problem."""
         member = self._registry.get(view.id)
         mine = member is not None and self._rights.may_see(reader, member.uid)
         linked = self._links.connected(view.id)
@@ -169,7 +169,7 @@ class Reporter:
         )
 
     def _ram_bytes(self, member: Member) -> int | None:
-        """Of its process, and of its others that have the gate: what is paged out is in them."""
+        """Return the RAM of its process and of others with a gate: paged-out memory is in them."""
 
         def refs() -> list[ProcessRef]:
             return [member.ref, *(link.ref for link in self._links.of(member.id))]
@@ -179,7 +179,7 @@ class Reporter:
     # --- waiting --------------------------------------------------------------------------------
 
     def waiting(self) -> Iterator[tuple[Member, m.Waiting]]:
-        """Word for every waiter: where it stands, who has the GPU, and how long it may take."""
+        """Yield a message for every waiter: its position, the holders, and the expected wait."""
         view = self._scheduler.view(time.monotonic_ns(), ahead=True)
         for entry in view.queue:
             member = self._registry.get(entry.session)
@@ -213,7 +213,7 @@ class Reporter:
     # --- stories --------------------------------------------------------------------------------
 
     def story(self, reader: Peer, session: str) -> m.StoryReport:
-        """Raises ``CallerError("no-such-session")``, also for a session of somebody else."""
+        """Raise ``CallerError("no-such-session")``, also for a session of another user."""
         member = self._registry.get(session)
         if member is None or not self._rights.may_see(reader, member.uid):
             raise CallerError(
@@ -231,7 +231,7 @@ class Reporter:
     # --- history --------------------------------------------------------------------------------
 
     def history_line(self, reader: Peer, since: int) -> bytes:
-        """As it goes over the wire. What one line cannot hold is left for the next question."""
+        """Return the encoded history. What one line cannot hold is left for the next request."""
         now_ns = time.monotonic_ns()
         changed = self._scheduler.history(since, now_ns)
         count = min(len(changed), HISTORY_MAX)

@@ -1,5 +1,5 @@
-"""The answer to ``get-usage``: what users and notebooks have had, with names as far as the reader
-may know them."""
+"""The answer to ``get-usage``: the usage of users and notebooks, with the names that the reader
+may see."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 ROWS_MAX: Final = 500
-"""In one message, some 250 KB with the longest names; the others are summed."""
+"""Rows in one message, some 250 KB with the longest names; the others are summed."""
 
 ALL_OTHERS: Final = "all others"
 
 ASKED_MAX: Final = 16
-"""Questions of one connection that wait: a Jupyter server asks for many readers."""
+"""Requests of one connection that may wait: a Jupyter server asks for many readers."""
 
 READ_WITHIN_S: Final = 4.0
-"""A disk that takes longer hangs, and the reader is told so."""
+"""A disk that takes longer counts as hanging, and the reader is told so."""
 
 
 class UsageReporter:
-    """``share`` counts the questions that wait, for their users."""
+    """``share`` counts the waiting requests of each user."""
 
     def __init__(
         self, bookkeeper: Bookkeeper, ledger: Ledger, rights: Rights, share: Share
@@ -55,7 +55,7 @@ class UsageReporter:
         self._reading = asyncio.Lock()
 
     def answer(self, connection: Connection, message: m.GetUsage) -> None:
-        """In its own time: the disk is read in a thread."""
+        """Answer later: the disk is read in a thread."""
         asked = sum(asking is connection for asking in self._asking.values())
         uid = connection.peer.uid
         if asked >= ASKED_MAX or not self._share.may(uid):
@@ -79,7 +79,7 @@ class UsageReporter:
             connection.send(m.Error.of(error, about="get-usage"))
 
     async def report(self, reader: Peer, message: m.GetUsage) -> m.UsageReport:
-        """Raises ``CallerError("no-usage")`` where the file cannot be read."""
+        """Return the report. Raise ``CallerError("no-usage")`` if the file cannot be read."""
         complete = await self._bookkeeper.up_to_date(READ_WITHIN_S)
         try:
             began_s, rows = await asyncio.wait_for(
@@ -95,7 +95,7 @@ class UsageReporter:
         return m.UsageReport(began_unix_s=began_s, rows=rows, complete=complete)
 
     def _read(self, reader: Peer, message: m.GetUsage) -> tuple[float | None, list[m.UsageRow]]:
-        """In a thread: also names of users may have to be asked for elsewhere."""
+        """Read the file. Called in a thread: looking up user names may block, too."""
         by_name = message.by is m.UsageBy.NOTEBOOK
         since = since_s(message.since_unix_s, time.time())
         began_s, totals = self._ledger.totals(since, by_name=by_name)

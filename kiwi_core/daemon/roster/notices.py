@@ -90,7 +90,7 @@ _WORDS: dict[Notice, tuple[str, str]] = {
 
 
 def sentence(notice: Notice, detail: str = "") -> tuple[str, str]:
-    """Return what to tell a user and what they can do: ``(text, remedy)``. Appends ``detail``."""
+    """Return what to tell a user and what they can do: ``(text, remedy)``. Append ``detail``."""
     text, remedy = _WORDS[notice]
     if detail:
         text = f"{text.removesuffix('.')} ({detail.removesuffix('.')})."

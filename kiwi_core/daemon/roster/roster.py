@@ -1,7 +1,7 @@
 """The sessions of a daemon, on disk, for its successor after a crash.
 
-Written before any operation begins (the successor must find one that was interrupted) and soon
-after anything else changes. It tells *which processes to ask about*; the driver tells their state.
+It is written before any operation begins (the successor must find an interrupted one) and soon
+after anything else changes. It says *which processes to ask about*; the driver says their state.
 """
 
 from __future__ import annotations

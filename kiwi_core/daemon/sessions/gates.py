@@ -147,7 +147,7 @@ class Gates:
                 self._on_trial[action.session] = action.burst
 
     def _try_all(self) -> None:
-        """Look whether sessions on trial can use their turns at all: somebody waits."""
+        """Check whether the sessions on trial can use their turns at all, as somebody waits."""
         for session, burst in tuple(self._on_trial.items()):
             member = self._registry.get(session)
             if member is None or not member.in_burst or member.burst != burst:
@@ -183,7 +183,7 @@ class Gates:
             self.tell(link, wished=True)
             return
         if link.gate_open:
-            return  # the order that it is open is on its way
+            return  # the order to open is on its way
         link.wants_lease = True
         self._ask(link.session)
 

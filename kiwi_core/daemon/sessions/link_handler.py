@@ -1,4 +1,4 @@
-"""Handles the messages of preloaded libraries: hellos, states, answers, requests."""
+"""Handle the messages of preloaded libraries: hellos, states, answers, requests."""
 
 from __future__ import annotations
 

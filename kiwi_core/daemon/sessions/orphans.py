@@ -1,4 +1,4 @@
-"""Lets go the processes that a session leaves behind when it ends.
+"""Release the processes that a session leaves behind when it ends.
 
 Those that have the preloaded library become sessions of their own (``LinkHandler.orphaned``).
 Others cannot ask for anything: a kernel that is killed while the driver holds it may leave a child

@@ -1,4 +1,4 @@
-"""After a crash: asks the driver for the state of each process in the old roster.
+"""Recovery after a crash: ask the driver for the state of each process in the old roster.
 
 A remembered flag is not evidence. The roster only says whom to ask, and which burst a process was
 in. What is held or paged out comes back in its turn, through the scheduler.

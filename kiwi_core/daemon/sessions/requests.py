@@ -1,6 +1,6 @@
-"""Requests of people while the daemon runs: settings, a session's memory out now (``release``) or
-back before its use (``bring-back``), and a session kept out of the GPU (``suspend``) until it may
-have it again (``resume``). The log says who asked."""
+"""Users' requests while the daemon runs: change settings, page a session's memory out now
+(``release``) or in before its use (``bring-back``), keep a session out of the GPU (``suspend``),
+and end that (``resume``). The log says who asked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SessionWish = m.Release | m.BringBack | m.Suspend | m.Resume
 
 ADMIN: Final = "an admin"
 ITS_USER: Final = "its user"
-"""Who keeps a session out of the GPU, in the words for everybody."""
+"""Who keeps a session out of the GPU, in the words that every user may see."""
 
 
 _UNGUARDED: Final = CallerError(
@@ -59,7 +59,7 @@ class RequestHandler:
     _releases: Share
     _remember: Callable[[], None]
     hints_begun: int = 0
-    """Hints since the daemon started, for metrics servers; so is the next one."""
+    """Hints since the daemon started, for metrics servers; the next one, too."""
     hints_declined: int = 0
 
     def of_session(self, connection: Connection, own: Member | None, message: SessionWish) -> None:
@@ -137,8 +137,7 @@ class RequestHandler:
         )  # fmt: skip
 
     def _bring_back(self, connection: Connection, member: Member) -> None:
-        """Feed the hint, if it leads to a page-in; other hints would be too many: people type a
-        lot."""
+        """Feed the hint only if it leads to a page-in: users type a lot, so hints are many."""
         why = self._core.scheduler.hint_hindrance(member.id, time.monotonic_ns())
         if why:
             self.hints_declined += 1

@@ -1,4 +1,4 @@
-"""Handles connections with the role ``session``: sessions that join and leave, and their bursts."""
+"""Handle connections with the role ``session``: sessions that join and leave, and their bursts."""
 
 from __future__ import annotations
 

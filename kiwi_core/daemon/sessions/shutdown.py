@@ -1,6 +1,6 @@
-"""Pages in what is held or out before a daemon leaves, as far as there is room.
+"""Page in what is held or out before a daemon ends, as far as there is room.
 
-It asks the driver for the sessions concerned: the scheduler is not needed any more.
+The driver says which sessions these are: the scheduler is not needed any more.
 """
 
 from __future__ import annotations

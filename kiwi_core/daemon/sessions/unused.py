@@ -1,4 +1,4 @@
-"""Whether anybody needs this daemon: one that a notebook started ends when nobody does."""
+"""Find out whether anybody needs this daemon: one that a notebook started ends when nobody does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ USED: Final = "used"
 """Word to the supervisor after that: somebody needs it again."""
 
 LOOK_EVERY_S: Final = 1.0
-"""A look is a few comparisons, and a second more or less does not matter."""
+"""Interval of looks: each is a few comparisons, and a second more or less does not matter."""
 
 
 @dataclass(eq=False, repr=False)

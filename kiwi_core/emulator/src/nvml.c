@@ -219,7 +219,7 @@ struct process_info {
     unsigned gpu_instance, compute_instance;
 };
 
-/* What stands in a process's row; 0: it has none. A small part of a context is in the GPU's figure alone. */
+/* Returns the bytes in a process's row; 0: it has no row. A small part of a context is in the GPU's figure alone. */
 uint64_t shown(const struct ke_proc *p, unsigned gpu) {
     uint64_t context = p->context_bytes[gpu];
     if (state->manners & KE_NO_PROCESS_ROWS) return 0;

@@ -1,4 +1,4 @@
-/* What the parts of the emulated NVML share. */
+/* Shared declarations of the emulated NVML's parts. */
 #ifndef KIWI_NVML_H
 #define KIWI_NVML_H
 
@@ -21,7 +21,7 @@ enum {
     UNKNOWN = 999,
 };
 
-struct reading { /* of one process, to tell the busy share between two looks */
+struct reading { /* the last look at one process, to compute its busy share since then */
     int32_t pid;
     uint64_t start_ticks, at_ns, busy_ns, stamp_us;
     unsigned percent;

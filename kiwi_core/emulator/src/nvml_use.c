@@ -1,4 +1,4 @@
-/* How hard an emulated GPU works, as NVML says it: utilisation, temperature, power. */
+/* NVML's answers about how busy an emulated GPU is: utilisation, temperature, power. */
 #define _GNU_SOURCE
 #include <time.h>
 
@@ -7,7 +7,7 @@
 #define SAMPLE_NS 20000000ull /* a utilisation sample covers at least this much time */
 
 /* ---- utilisation ----------------------------------------------------------------------------------------- */
-/* Each process counts its busy time; the share is what it grew by since this reader last looked. */
+/* Each process counts its busy time; its share is the growth of that since this reader last looked. */
 
 struct sample {
     unsigned pid;
@@ -71,7 +71,7 @@ struct utilization {
     unsigned gpu, memory;
 };
 
-/* Of the whole GPU, whoever uses it; kernels of different processes are taken not to overlap. */
+/* Returns the utilisation by all processes together, assuming that their kernels do not overlap. */
 static unsigned busy_percent(nvmlDevice_t d) {
     pthread_mutex_lock(&mu);
     ke_state_lock(state);
@@ -82,7 +82,7 @@ static unsigned busy_percent(nvmlDevice_t d) {
     }
     ke_state_unlock(state);
     if (now - d->at_ns >= SAMPLE_NS) {
-        /* a process that ended took its count along: start anew */
+        /* a process that ended has taken its count with it: start anew */
         d->percent = d->at_ns && busy >= d->busy_ns ? share(busy - d->busy_ns, now - d->at_ns) : 0;
         d->at_ns = now;
         d->busy_ns = busy;

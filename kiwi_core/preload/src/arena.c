@@ -37,7 +37,7 @@ static struct kp_piece *new_piece(size_t bytes) {
     return p;
 }
 
-uint64_t kp_arena_growth(void) { /* returns the bytes of new pieces that limit and machine allow */
+uint64_t kp_arena_growth(void) {
     uint64_t by_limit = kp_arena_totals.limit > kp_arena_there() ? kp_arena_totals.limit - kp_arena_there() : 0;
     uint64_t host = kp_host_available();
     /* The machine does not count pages of pageable pieces that were never touched: there are few, because

@@ -62,8 +62,8 @@ typedef uintptr_t W; /* an argument or a result, whatever its type is */
 W kp_no_such_call(void **slot); /* fills the slot if it can */
 void kp_wrapped_foreign(int count);
 
-/* What the slow wrapper needs to know of this thread's call. It is not passed as an argument, so that the
- * fast wrapper can jump to the slow one with all arguments in their places. */
+/* This thread's call, for the slow wrapper. It is not passed as an argument, so that the fast wrapper can jump
+ * to the slow one with all arguments in their places. */
 extern __thread struct kp_slow {
     void **slot;
     int foreign;

@@ -16,7 +16,7 @@ bool kp_of_driver(const void *address);
 bool kp_in_this_library(const void *address);
 /* Looks for a libcuda that is loaded although no look-up of it came through this library. */
 bool kp_driver_find(void);
-/* Returns whether a libcuda is loaded whose calls bypass this library. */
+/* Returns whether a libcuda is loaded whose calls bypass this library: a program can load one by its path. */
 bool kp_driver_beside(void);
 
 #endif

@@ -128,7 +128,7 @@ CAME(cuMemAllocManaged, (CUdeviceptr *p, size_t bytes, unsigned flags), (p, byte
 
 /* ---- arrays ---- */
 
-/* Returns about the bytes of an array: the driver pads, and packs compressed formats. */
+/* Returns the approximate bytes of an array: the driver pads, and packs compressed formats. */
 static uint64_t array_bytes(size_t width, size_t height, size_t depth, CUarray_format format, unsigned channels) {
     unsigned element = 4;
     if (format == CU_AD_FORMAT_UNSIGNED_INT8 || format == CU_AD_FORMAT_SIGNED_INT8) element = 1;

@@ -38,8 +38,8 @@ static CUresult synchronise(struct kp_ctx *c) {
     return rc;
 }
 
-/* These are the errors of which NVIDIA says that the process must be terminated (719 and the like), or that the
- * context cannot be used any more (710). The neighbouring numbers (709, 711 to 713, 720) answer one call. */
+/* By NVIDIA's documentation these errors mean that the process must be terminated (719 and the like), or that the
+ * context cannot be used any more (710). The neighbouring numbers (709, 711 to 713, 720) concern one call only. */
 bool kp_move_sticky(CUresult rc) {
     int n = (int)rc;
     return n == 700 || n == 702 || n == 710 || (n >= 714 && n <= 719);

@@ -1,4 +1,4 @@
-/* What only a library built for tests has (tests/preload/library): faults and a count of calls. */
+/* Faults and a count of calls: only a library that is built for tests has them (tests/preload/library). */
 #ifndef KP_TESTED_H
 #define KP_TESTED_H
 

@@ -1,1 +1,1 @@
-"""How long each waiter is expected to wait."""
+"""The expected wait of each waiter."""

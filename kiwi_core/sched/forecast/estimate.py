@@ -1,4 +1,4 @@
-"""Turns simulated waits into the estimate that users see: "about 12 s", or "10-25 s".
+"""Turn simulated waits into the estimate that users see: "about 12 s", or "10-25 s".
 
 An estimate is right if the wait ends within two seconds or a quarter of it of the figure or the
 range. ``range_max_ns`` limits a range: a wider one would tell nothing.

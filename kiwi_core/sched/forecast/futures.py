@@ -1,4 +1,4 @@
-"""How long each waiter waits in several simulated futures, as many as one forecast may cost.
+"""Simulate each waiter's wait in several futures, as many as one forecast may cost.
 
 A copy of the scheduler runs until the first few waiters are granted. The additional wait of each
 one further down is estimated by a sum over the sessions ahead (``waits``): there the errors of many

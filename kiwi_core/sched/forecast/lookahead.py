@@ -1,4 +1,4 @@
-"""Simulates one future: a copy of the scheduler runs ahead until the waiters are granted.
+"""Simulate one future: a copy of the scheduler runs ahead until the waiters are granted.
 
 The copy decides by the same code; the events are guessed. A burst takes as long as one of the
 session's earlier bursts that were longer than it has been so far. With some chance, and always if

@@ -1,4 +1,4 @@
-"""What each session has used and cost so far: sums that only grow, for accounting."""
+"""Sums of what each session has used and cost so far, for accounting. They only grow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much GPU time each session has had lately while others waited.
+"""The recent GPU time of each session while others waited.
 
 Only time in which a session waited counts: GPU time that no other session wanted was taken from
 none. So a clock runs while the queue is not empty, and a turn counts by that clock.
