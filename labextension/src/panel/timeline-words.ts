@@ -36,15 +36,15 @@ export function what(entry: IHistory, now: number): string {
   }
   const way = entry.kind === 'out' ? 'out to system RAM' : 'back into the GPU';
   if (entry.ended_at === null) {
-    return `memory is moving ${way}, for ${lasted} so far`;
+    return `moves its memory ${way}, for ${lasted} so far`;
   }
   if (!entry.ok) {
-    return `memory could not be moved ${way} (after ${lasted})`;
+    return `could not move its memory ${way} (after ${lasted})`;
   }
   const speed = formatSpeed(entry.bytes_moved, lasted_s);
   const ahead = entry.hinted ? ', ahead of use' : '';
   const size = formatBytes(entry.bytes_moved);
-  return `${size} moved ${way} in ${lasted}${speed && `, ${speed}`}${ahead}`;
+  return `moved ${size} ${way} in ${lasted}${speed && `, ${speed}`}${ahead}`;
 }
 
 /** A line of "what happened". */

@@ -120,7 +120,7 @@ describe('timeline', () => {
     const [out, failed] = rows[0]?.marks ?? [];
     expect(out).toMatchObject({ direction: 'out', ok: true });
     expect(out?.x).toBeCloseTo(50.17, 1);
-    expect(out?.title).toContain('12 GiB moved out to system RAM in 1.0 s, 12.9 GB/s');
+    expect(out?.title).toContain('moved 12 GiB out to system RAM in 1.0 s, 12.9 GB/s');
     expect(failed).toMatchObject({ direction: 'in', ok: false });
     expect(failed?.title).toContain('could not be moved');
   });
@@ -129,7 +129,7 @@ describe('timeline', () => {
     const history = [did(a, 'out', 2, null, { ok: false })];
     const { rows } = timeline(gpu({ ...two, history }), NOW, 300, HOUR_S);
     expect(rows[0]?.marks[0]).toMatchObject({ ok: true });
-    expect(rows[0]?.marks[0]?.title).toContain('memory is moving out to system RAM, for 2 s');
+    expect(rows[0]?.marks[0]?.title).toContain('moves its memory out to system RAM, for 2 s');
   });
 
   it('reads like the timeline of the design', () => {
@@ -228,7 +228,7 @@ describe('timeline', () => {
     expect(
       listed(gpu({ ...two, history }), NOW, 300).map(line => `${line.name} ${line.what}`)
     ).toEqual([
-      'b.ipynb 12 GiB moved back into the GPU in 1.0 s, 12.9 GB/s, ahead of use',
+      'b.ipynb moved 12 GiB back into the GPU in 1.0 s, 12.9 GB/s, ahead of use',
       'a.ipynb had the GPU for 30 s'
     ]);
   });
