@@ -22,7 +22,7 @@ class LabextensionHook(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
-        """What pip puts into the build environment besides hatchling."""
+        """Return what pip puts into the build environment besides hatchling."""
         node = [lab.NODE_WHEEL] if lab.needs_node_wheel(Path(self.root)) else []
         return node + (pager.REQUIREMENTS if self._has_pager() else [])
 

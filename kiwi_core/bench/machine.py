@@ -48,7 +48,7 @@ class Numa:
 
     @property
     def far(self) -> bool:
-        """Whether this process may run on no processor near the GPU."""
+        """Return whether this process may run on no processor near the GPU."""
         return self.gpu_node is not None and self.gpu_node not in self.own_nodes
 
 

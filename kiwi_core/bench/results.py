@@ -72,7 +72,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def complete(self) -> bool:
-        """Whether everything was measured that this machine has."""
+        """Return whether everything was measured that this machine has."""
         return not any(left.failed for left in self.left_out)
 
     def row(self, name: str) -> Row | None:

@@ -186,7 +186,7 @@ class DaemonSocket:
 
     @property
     def drained(self) -> bool:
-        """Whether ``messages`` would have nothing, neither a message nor a fault."""
+        """Return whether ``messages`` would have nothing, neither a message nor a fault."""
         heard = self._heard
         return not heard.messages and not heard.chunks and heard.fault is None
 

@@ -57,7 +57,7 @@ class Stat:
 
     @property
     def in_foreground(self) -> bool:
-        """Whether its job is in the foreground of its terminal."""
+        """Return whether its job is in the foreground of its terminal."""
         return self.terminal_group == self.group
 
     @property

@@ -172,7 +172,7 @@ class Listener:
 
     @property
     def for_others(self) -> bool:
-        """Whether other machines may reach the listener."""
+        """Return whether other machines may reach the listener."""
         address = self._server.server_address[0]
         return not ipaddress.ip_address(str(address).partition("%")[0]).is_loopback
 

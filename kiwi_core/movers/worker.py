@@ -39,7 +39,7 @@ class Worker(asyncio.Protocol):
 
     @property
     def exited(self) -> bool:
-        """Whether its process is gone, and with it all its driver resources."""
+        """Return whether its process is gone, and with it all its driver resources."""
         return self._process is None or self._process.poll() is not None
 
     async def start(self, environment: Mapping[str, str] | None) -> Answer:

@@ -54,7 +54,7 @@ class Linked(Protocol):
 
     @property
     def moving(self) -> bool:
-        """Whether it was told to move its memory and has not reported the outcome yet."""
+        """Return whether it was told to move its memory and has not reported the outcome yet."""
         ...
 
 

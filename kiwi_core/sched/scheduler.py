@@ -113,7 +113,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> bool:
-        """Whether any session waits for the lease, or to be brought back."""
+        """Return whether any session waits for the lease, or to be brought back."""
         return bool(self._st.queue)
 
     def state_of(self, session: SessionId) -> SessionState | None:

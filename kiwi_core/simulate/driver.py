@@ -44,7 +44,7 @@ class Flight:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the operation ends only after its deadline."""
+        """Return whether the operation ends only after its deadline."""
         return self.ends_ns > self.action.deadline_ns
 
 

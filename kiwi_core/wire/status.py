@@ -56,7 +56,7 @@ class SchedulerStatus(Struct, frozen=True, kw_only=True):
 
     @property
     def sharing(self) -> str:
-        """How notebooks share the GPU now, and why, in words."""
+        """Return how notebooks share the GPU now, and why, in words."""
         now = "one at a time" if self.serialised else "in parallel"
         if now in self.why:
             return self.why

@@ -31,7 +31,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(_shell: Any) -> None:
-    """``%unload_ext``: the GPU is given back and no trace stays."""
+    """Give the GPU back and remove all traces: ``%unload_ext``."""
     global _loaded
     extension, _loaded = _loaded, None
     if extension is not None:

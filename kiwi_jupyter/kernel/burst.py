@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kiwi_core.wire.messages import Waiting
 
 WATCH_EVERY_S: Final = 0.25
-"""How soon the end of a left-over thread or task is noticed."""
+"""Interval at which the end of left-over threads and tasks is looked for."""
 
 
 class Burst:
@@ -38,7 +38,7 @@ class Burst:
         self._ticket: Ticket | None = None
         self._held = False
         self._before: Waiting | None = None
-        """What was said last before the grant."""
+        """The last message about the wait before the grant."""
         self._number = 0
         self._leftovers = Leftovers()
         self._watcher: threading.Thread | None = None
@@ -46,23 +46,23 @@ class Burst:
 
     @property
     def held(self) -> bool:
-        """Whether somebody is in a burst that has the lease."""
+        """Return whether somebody is in a burst that has the lease."""
         return self._held and bool(self._members)
 
     @property
     def granted(self) -> bool:
-        """Whether the lease is ours, though perhaps nobody is in the burst at this moment."""
+        """Return whether the lease is ours; perhaps nobody is in the burst at this moment."""
         return self._held
 
     @property
     def waiting(self) -> Waiting | None:
-        """Where the wait stands, as the daemon last said."""
+        """Return where the wait stands, as the daemon last said."""
         ticket = self._ticket
         return ticket.last_waiting if ticket is not None and not self._held else None
 
     @property
     def suspended(self) -> Waiting | None:
-        """Where a burst that was granted stands now; ``None``: it goes on, as far as is known."""
+        """Return the message about a granted burst that is suspended; ``None``: it goes on."""
         ticket = self._ticket
         said = ticket.last_waiting if ticket is not None and self.held else None
         return said if said is not self._before else None
@@ -71,8 +71,8 @@ class Burst:
         return member in self._members
 
     def join(self, client: Client, member: Hashable) -> None:
-        """``member`` wants the GPU: asks for it if nobody has yet. Raises what ``begin`` raises,
-        and ``member`` is not in then."""
+        """Add ``member``, and ask for the GPU if nobody has yet. Raise what ``begin`` raises;
+        ``member`` is not in then."""
         with self._lock:
             self._grace.stop()
             if not self._members and not client.connected:
@@ -84,8 +84,8 @@ class Burst:
             self._members.add(member)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the GPU is ours, after at most ``timeout_s``. Raises ``KiwiError`` where the
-        wish failed; everybody who is in has to leave then."""
+        """Return whether the GPU is ours, after at most ``timeout_s``. Raise ``KiwiError`` if the
+        request failed; everybody who is in must leave then."""
         ticket = self._ticket
         if ticket is None or self._held:
             return True
@@ -110,9 +110,9 @@ class Burst:
                 self._number = self._ticket.burst
 
     def leave(self, member: Hashable, leftovers: Leftovers | None = None) -> None:
-        """``member`` is done or gave up. The burst ends once all have left: with a grace if it was
-        granted. If ``leftovers`` live on then, the daemon is told, and told again when they have
-        ended."""
+        """Remove ``member``, which is done or gave up. The burst ends once all have left: with a
+        grace if it was granted. If ``leftovers`` live on then, the daemon is told, and told again
+        when they have ended."""
         with self._lock:
             if member not in self._members:
                 return
@@ -134,7 +134,7 @@ class Burst:
                 self._end()
 
     def abandon(self) -> None:
-        """After ``fork``, in the child: the lease is the parent's."""
+        """Forget everything, in the child after ``fork``: the lease is the parent's."""
         self.__init__(GcGuard(enabled=False))  # type: ignore[misc]
 
     def _end(self) -> None:

@@ -11,7 +11,7 @@ from kiwi_core.config import ENV_DISABLE, ENV_GPU
 
 
 def disabled_by_environment() -> bool:
-    """Whether ``KIWI_DISABLE`` says that Kiwi is to stay out of this kernel."""
+    """Return whether ``KIWI_DISABLE`` says that Kiwi is to stay out of this kernel."""
     return os.environ.get(ENV_DISABLE, "").strip().lower() not in ("", "0", "false", "no")
 
 
@@ -82,15 +82,15 @@ class Kiwi(Configurable):
     ).tag(config=True)
 
     def wanted_gpu(self) -> str | None:
-        """What the user chose, in words that ``discover`` understands; ``None``: no choice."""
+        """Return the user's choice, as ``discover`` takes it; ``None``: no choice."""
         return self.named_gpu() or only_visible_gpu() or None
 
     def named_gpu(self) -> str:
-        """What the user said to Kiwi (not to CUDA); "" for nothing."""
+        """Return what the user said to Kiwi (not to CUDA); "" for nothing."""
         return self.gpu or os.environ.get(ENV_GPU, "")
 
 
 def only_visible_gpu() -> str:
-    """Where CUDA sees just one GPU: which; else ""."""
+    """Return the GPU that CUDA sees, if it sees just one; else ""."""
     visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     return visible[0] if len(visible) == 1 else ""

@@ -1,4 +1,4 @@
-"""Does a cell take its turn before it runs? What the analysis says, the user, and the gate.
+"""Decide whether a cell takes its turn before it runs, by the analysis, the user and the gate.
 
 A process that has not initialised the driver cannot use the GPU. There, only cells that plainly go
 for it wait beforehand; every other cell runs at once, and if it reaches the driver after all, the
@@ -121,7 +121,7 @@ class Decider:
 
 
 def _first_real_statement(node: ast.Module) -> int:
-    """``from __future__`` must stay first, and a docstring may stand before it."""
+    """Skip ``from __future__``, which must stay first, and a docstring before it."""
     index = 0
     for number, statement in enumerate(node.body):
         if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":

@@ -92,7 +92,7 @@ class WaitingLine:
         self.closed = False
 
     def due_in_s(self) -> float:
-        """How long nothing is going to be shown yet."""
+        """Return how long nothing is going to be shown yet."""
         return max(0.0, self._began_s + self._delay_s - self._clock())
 
     def show(self, waiting: Waiting | None) -> None:
@@ -138,7 +138,7 @@ def screens_for(shell: Any, *, silent: bool = False) -> Callable[[], Screen]:
 
 
 WAIT_ID: Final = "kiwi-wait-"
-"""How the display ids of waiting lines begin; the labextension looks for it."""
+"""Prefix of the display ids of waiting lines; the labextension looks for it."""
 
 
 class _NotebookScreen:
@@ -172,8 +172,8 @@ class _NotebookScreen:
 
 
 def _is_console(request: Any) -> bool:
-    """Whether a person sits at a console: it can answer ``input()``, which nbclient and papermill
-    cannot, and names no cell, which JupyterLab does. A console saves no outputs."""
+    """Return whether a person sits at a console: it can answer ``input()``, which nbclient and
+    papermill cannot, and names no cell, as JupyterLab does. A console saves no outputs."""
     metadata, content = request.get("metadata") or {}, request.get("content") or {}
     return bool(content.get("allow_stdin")) and "cellId" not in metadata
 

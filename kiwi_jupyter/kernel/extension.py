@@ -22,13 +22,13 @@ from kiwi_jupyter.kernel.shell_hooks import ShellHooks
 from kiwi_jupyter.kernel.suspension import line_of_suspension, line_of_unforeseen
 
 LEAVE_TIMEOUT_S = 60.0
-"""For ``%kiwi off`` and unloading: until the memory is back in the GPU."""
+"""Limit for ``%kiwi off`` and unloading: until the memory is back in the GPU."""
 
 _log = logging.getLogger("kiwi.kernel")
 
 
 class Extension:
-    """What ``load_ipython_extension`` installs in ``shell``."""
+    """All that ``load_ipython_extension`` installs in ``shell``."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
@@ -89,7 +89,7 @@ class Extension:
         setattr(builtins, ASYNC_GATE, _open_gate)
 
     def switch_off(self) -> None:
-        """``%kiwi off``: cells run at once from now on; memory comes back into the GPU first."""
+        """Bring memory back into the GPU and let cells run at once from now on: ``%kiwi off``."""
         self.config.enabled = False
         self.burst.end_now()
         try:
@@ -120,7 +120,7 @@ async def _open_gate(_token: int) -> None:
 
 
 def _has_users_names(shell: Any) -> bool:
-    """Whether code ran in this shell before Kiwi could see it (``%load_ext`` by hand)."""
+    """Return whether code ran in this shell before Kiwi could see it (``%load_ext`` by hand)."""
     ours = {"In", "Out", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh", "exit", "quit"}
     names = shell.user_ns.keys() - shell.user_ns_hidden.keys() - ours
     return any(not name.startswith("_") for name in names)

@@ -46,11 +46,11 @@ GATE: Final = "__kiwi_gate__"
 ASYNC_GATE: Final = "__kiwi_async_gate__"
 
 FAST_S: Final = 0.005
-"""In an async cell, the loop is held up this long at most, for a grant that comes at once."""
+"""Longest time that an async cell holds up the loop, for a grant that comes at once."""
 
 ASYNC_POLL_S: Final = 0.05
 BLOCKING_POLL_S: Final = 0.25
-"""How soon an interrupt (async: a cancellation) takes effect."""
+"""Interval at which an interrupt (async: a cancellation) takes effect."""
 
 PENDING_MAX: Final = 64
 """Cells that were transformed and never ran (their gate was not reached)."""
@@ -87,9 +87,9 @@ class CellRun:
     """See ``Decision``."""
     before: Before = field(default_factory=Before.now)
     screens: Callable[[], Screen] = on_no_screen
-    """Where its waiting lines are drawn, as its own thread knows it when it begins."""
+    """Make the screens of its waiting lines, as its own thread knows them when it begins."""
     below: WaitingLine | None = None
-    """What another thread draws below the cell while a driver call holds it."""
+    """The line that another thread draws below the cell while a driver call holds it."""
 
 
 class CellGate:
@@ -111,10 +111,10 @@ class CellGate:
         self._bystander: contextvars.Context | None = None
         """The context of a cell that runs without a turn, as its own thread has it."""
         self._below: WaitingLine | None = None
-        """What is drawn below that cell while a driver call holds it."""
+        """The line below that cell while a driver call holds it."""
         self._pid = os.getpid()
         self.last_verdict: Verdict | None = None
-        """What was decided about the last cell, for ``%kiwi why``."""
+        """The decision about the last cell, for ``%kiwi why``."""
 
     # --- deciding, before the cell runs
 
@@ -174,7 +174,7 @@ class CellGate:
         node.body.insert(decision.verdict.first_statement, statement)
 
     def _runs_as_coroutine(self, node: ast.Module) -> bool:
-        """Whether IPython runs this cell on the event loop: decided as IPython does it."""
+        """Return whether IPython runs this cell on the event loop: decided as IPython does it."""
         if not self._shell.autoawait or not any(_may_await(part) for part in ast.walk(node)):
             return False
         try:
@@ -186,7 +186,7 @@ class CellGate:
     # --- code that is no cell
 
     def must_look(self) -> bool:
-        """Whether code that is no cell could use the GPU at all."""
+        """Return whether code that is no cell could use the GPU at all."""
         return (
             self._config.enabled
             and os.getpid() == self._pid
@@ -226,9 +226,9 @@ class CellGate:
     # --- waiting, in the cell
 
     def blocking(self, token: int) -> None:
-        """``__kiwi_gate__``: returns when the GPU is ours (or the cell has to do without Kiwi).
+        """Wait until the GPU is ours, or the cell must do without Kiwi: ``__kiwi_gate__``.
 
-        Raises nothing but ``KeyboardInterrupt`` and ``GpuMemoryLostError``.
+        Raise nothing but ``KeyboardInterrupt`` and ``GpuMemoryLostError``.
         """
         run = self._start(token)
         if run is None:
@@ -250,7 +250,7 @@ class CellGate:
             self._failed(run, error)
 
     async def awaiting(self, token: int) -> None:
-        """``await __kiwi_async_gate__``: the same for a cell on the event loop, where SIGINT
+        """Do the same for a cell on the event loop (``await __kiwi_async_gate__``), where SIGINT
         cancels the cell's task instead of raising."""
         try:
             loop = asyncio.get_running_loop()
@@ -276,7 +276,7 @@ class CellGate:
             self._failed(run, error)
 
     def _runs_at_once(self, run: CellRun) -> bool:
-        """Whether it needs no turn, as has become known with the connection."""
+        """Return whether it needs no turn, as has become known with the connection."""
         if run.otherwise is None or not self._decider.untouched():
             return False
         self.last_verdict = run.otherwise
@@ -318,8 +318,8 @@ class CellGate:
             line.close()
 
     def joined(self, client: Client) -> None:
-        """A daemon came while cells run without one: they ask for the GPU and run on, so that it
-        takes them for what they are. Called in the session's thread."""
+        """Let cells that run without a daemon ask one that has come, and run on: it must know that
+        they use the GPU. Called in the session's thread."""
         with self._lock:
             members = list(self._running)
         for member in members:
@@ -414,7 +414,7 @@ class CellGate:
             _log.error("Kiwi failed; this cell runs without waiting", exc_info=error)
 
     def _goes_on_without(self, error: Exception) -> bool:
-        """Whether the cell stays in the burst though nobody can grant it now."""
+        """Return whether the cell stays in the burst though nobody can grant it now."""
         if not isinstance(error, KiwiError) or error.code != "no-daemon":
             return False
         try:
@@ -426,7 +426,7 @@ class CellGate:
     # --- the end of a cell
 
     def cell_ended(self, _result: object = None) -> None:
-        """``post_run_cell``: the outermost cell of this thread is over, however it ended."""
+        """End the outermost cell of this thread, however it ended (``post_run_cell``)."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -439,15 +439,15 @@ class CellGate:
         self._end(member)
 
     def silent_cell_ended(self) -> None:
-        """``post_execute``, which comes first: ends silent cells, that have no ``post_run_cell``,
-        and whatever an earlier cell of this thread may have left open."""
+        """End silent cells, which have no ``post_run_cell``, and whatever an earlier cell of this
+        thread may have left open (``post_execute``, which comes first)."""
         run = self._running.get(threading.get_ident())
         if run is not None and run.silent:
             self.cell_ended()
 
     def before_cell(self) -> None:
-        """``pre_execute``, the safety net: a new outermost cell begins, so the last one is over
-        even if nobody said so."""
+        """End the last cell if nobody has: a new outermost cell begins (``pre_execute``, the
+        safety net)."""
         member = threading.get_ident()
         if member in self._running and cells_on_stack() == 1:
             self._end(member)
@@ -470,7 +470,7 @@ def _may_await(node: ast.AST) -> bool:
 
 
 def _is_about_kiwi(node: ast.Module) -> bool:
-    """``%kiwi why`` is about the cell before it."""
+    """Return whether this is a ``%kiwi`` line: ``%kiwi why`` is about the cell before it."""
     first = node.body[0]
     if len(node.body) != 1 or not isinstance(first, ast.Expr):
         return False
@@ -484,7 +484,7 @@ def _is_about_kiwi(node: ast.Module) -> bool:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGINT raises ``KeyboardInterrupt`` here, whatever the kernel has installed meanwhile."""
+    """Let SIGINT raise ``KeyboardInterrupt``, whatever handler the kernel has installed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

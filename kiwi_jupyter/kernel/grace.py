@@ -23,7 +23,7 @@ class Grace:
         self._then = then
         self._changed = threading.Condition(lock)
         self._due_s: float | None = None
-        """By ``time.monotonic``; ``None``: nothing is to be called."""
+        """End of the grace by ``time.monotonic``; ``None``: there is nothing to call."""
         self._thread: threading.Thread | None = None
         self._asleep = False
         """The thread sleeps until it is woken."""

@@ -1,4 +1,4 @@
-"""What this kernel is called on other people's screens."""
+"""The name of this kernel, as other users' screens show it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def notebook_name(user_ns: Mapping[str, Any], env: Mapping[str, str] | None = No
 
 
 def kernel_id() -> str:
-    """Jupyter's id of this kernel, from its connection file; "" outside Jupyter."""
+    """Return Jupyter's id of this kernel, from its connection file; "" outside Jupyter."""
     module = sys.modules.get("ipykernel.kernelapp")
     if module is None or not module.IPKernelApp.initialized():
         return ""

@@ -17,7 +17,7 @@ IGNORED_CLASSES: Final = frozenset(
     {"TMonitor", "ParentPollerUnix", "Heartbeat", "ControlThread", "HistorySavingThread"}
 )
 IGNORED_CODE: Final = ("/ipykernel/", "/tornado/", "/zmq/", "/jupyter_client/", "/IPython/")
-"""Where the kernel's own tasks come from."""
+"""Parts of the file names of the kernel's own tasks."""
 
 Tasks = frozenset["asyncio.Task[Any]"]
 
@@ -34,7 +34,7 @@ class Leftovers:
         return any(t.is_alive() for t in self.threads) or any(not t.done() for t in self.tasks)
 
     def and_also(self, other: Leftovers) -> Leftovers:
-        """Both, without what has ended."""
+        """Return both, without what has ended."""
         return Leftovers(
             tuple({t for t in (*self.threads, *other.threads) if t.is_alive()}),
             tuple({t for t in (*self.tasks, *other.tasks) if not t.done()}),
@@ -43,7 +43,7 @@ class Leftovers:
 
 @dataclass(frozen=True)
 class Before:
-    """What ran when a cell began."""
+    """The threads and tasks that ran when a cell began."""
 
     threads: frozenset[threading.Thread]
     tasks: Tasks
@@ -53,7 +53,7 @@ class Before:
         return cls(frozenset(threading.enumerate()), frozenset(_tasks()))
 
     def left(self) -> Leftovers:
-        """What has begun since, is still there, and is not the kernel's own."""
+        """Return what has begun since, is still there, and is not the kernel's own."""
         threads = (t for t in threading.enumerate() if t not in self.threads and _counts(t))
         tasks = (t for t in _tasks() if t not in self.tasks and _is_users(t))
         return Leftovers(tuple(threads), tuple(tasks))

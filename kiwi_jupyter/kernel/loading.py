@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ENV_OWN: Final = "KIWI_PRELOAD_OWN"
-"""Of the library: "0" means that it is the gate only, and leaves memory to the driver."""
+"""Variable of the library: "0" makes it a gate only, which leaves memory to the driver."""
 
 SONAME: Final = "libcuda.so.1"
 LINKER_CACHE: Final = "/etc/ld.so.cache"
@@ -57,7 +57,7 @@ class Gatekeeper:
 
     @property
     def in_front(self) -> bool:
-        """Whether the gate stands in front of the driver that this process is going to use."""
+        """Return whether the gate stands in front of the driver that this process will use."""
         return self._in_front
 
     def untouched(self) -> bool:

@@ -60,7 +60,7 @@ class KiwiMagics(Magics):  # type: ignore[misc]
         return command(rest.strip())
 
     def _cell(self, word: str, cell: str) -> None:
-        """Only reached where the first line was not rewritten: a wrong word, or a call by hand."""
+        """Answer where the first line was not rewritten: a wrong word, or a call by hand."""
         if word in ("cpu", "gpu"):
             self.shell.run_cell(f"%%kiwi {word}\n{cell}")
         else:

@@ -18,7 +18,7 @@ _HEAD: Final = re.compile(r"%%kiwi\s+(cpu|gpu)\s*\Z")
 
 
 def rewrite_head(lines: list[str], inner: Callable[[list[str]], list[str]]) -> list[str]:
-    """A cleanup transform of IPython: the lines of a cell, each with its end.
+    """Transform the lines of a cell, each with its end; a cleanup transform of IPython.
 
     ``inner`` turns another cell magic below (``%%time``) into Python.
     """
@@ -31,7 +31,7 @@ def rewrite_head(lines: list[str], inner: Callable[[list[str]], list[str]]) -> l
 
 
 def take_override(node: Any) -> str | None:
-    """``"cpu"``, ``"gpu"`` or ``None``; removes the mark from the parsed cell."""
+    """Return ``"cpu"``, ``"gpu"`` or ``None``, and remove the mark from the parsed cell."""
     if not isinstance(node, ast.Module) or not node.body:
         return None
     first = node.body[0]

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from kiwi_jupyter.kernel.config import Kiwi
 
 RETRY_S: Final = 30.0
-"""After a failed attempt to get a daemon, none is started, or waited for, for this long."""
+"""Time after a failed attempt to get a daemon in which none is started or waited for."""
 
 JOIN_EVERY_S: Final = 1.0
-"""While there is none."""
+"""Interval of attempts while there is no daemon."""
 
 AWAY: Final = "Waiting for the Kiwi daemon, which was here and is not just now"
 UNGUARDED: Final = (
@@ -82,11 +82,11 @@ class KernelSession:
         self._joiner: threading.Thread | None = None
         self._connector: threading.Thread | None = None
         self.wait = ""
-        """What ``client`` waits for, in words; "" while it does not."""
+        """The reason why ``client`` waits, in words; "" while it does not."""
         self.joined: Callable[[Client], None] = _joined_by_nobody
         """Called in another thread when a daemon came that no cell has waited for."""
         self.mid_burst: Callable[[], bool] = bool
-        """Whether a cell that was granted the GPU is under way."""
+        """Return whether a cell that was granted the GPU is under way."""
         self.suspended: Callable[[], None] = _nothing
         """Called in whichever thread reads when that cell is stopped in mid-work."""
         self.unforeseen: Callable[[], None] = _nothing
@@ -108,7 +108,7 @@ class KernelSession:
         return self._client
 
     def possible(self) -> bool:
-        """Whether a daemon can be there at all. Called before every cell: a few microseconds."""
+        """Return whether there can be a daemon at all. Called before every cell: microseconds."""
         if self._client is not None:
             return True
         if self._refused:
@@ -279,8 +279,8 @@ class KernelSession:
         return client
 
     def _daemon_away(self, path: Path) -> None:
-        """In whichever thread reads. A daemon that ends tidies its socket away; one that was
-        killed leaves it. If nobody starts that one again, and this user's daemons are started by
+        """Called in the reading thread. A daemon that ends removes its socket; one that was killed
+        leaves it. If nobody starts that one again, and this user's daemons are started by
         their kernels, this kernel does: its own memory may be paged out."""
         if self._may_start() and self._pid == os.getpid() and _is_own(self.directory):
             threading.Thread(
@@ -371,8 +371,8 @@ class KernelSession:
             self._say(text)
 
     def _noticed(self, notice: UserNotice) -> None:
-        """In whichever thread reads: only kept here; a cell shows it. But one that is in the middle
-        of its burst may stand still in a driver call, perhaps for ever."""
+        """Keep a notice for a cell to show; called in the reading thread. In mid-burst, show it at
+        once: that cell may stand still in a driver call, perhaps for ever."""
         self.notices.append(notice)
         self.lost = self.lost or notice.notice is Notice.LOST
         if notice.notice in (Notice.SUSPENDED, Notice.KEPT_OUT):
@@ -383,23 +383,23 @@ class KernelSession:
                 self.show_notices()
 
     def _unforeseen(self) -> None:
-        """In whichever thread reads: a call at the gate waits, and no cell has asked for it."""
+        """A call waits at the gate for which no cell has asked. Called in the reading thread."""
         self.unforeseen()
 
     def show_notices(self) -> None:
-        """In a cell's thread it goes to that cell's output, elsewhere to that of the last one."""
+        """Print the notices into the output of this thread's cell, or of the last cell."""
         with suppress(IndexError):  # by two threads at once, perhaps
             while True:
                 self._say(told(self._unshown.popleft()))
 
     def failed(self, error: KiwiError) -> None:
-        """A wait failed for good: the cell runs without Kiwi, and its user knows."""
+        """Tell the user that a wait failed for good and the cell runs without Kiwi."""
         self._say(f"Kiwi: {error} This cell runs without waiting for the GPU.")
 
     # --- the end
 
     def leave(self, timeout_s: float) -> None:
-        """``%kiwi off``: bring everything back and part. Raises ``KiwiError`` on a time-out."""
+        """Bring everything back and part (``%kiwi off``). Raise ``KiwiError`` on a time-out."""
         client, self._client = self._client, None
         self._retry_at_s = 0.0
         if client is not None:
@@ -411,7 +411,7 @@ class KernelSession:
             client.close()
 
     def forget_after_fork(self) -> None:
-        """In a forked child: the lease and the connection are the parent's."""
+        """Forget lease and connection in a forked child: they are the parent's."""
         self._refused = True
         self._client = None
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Where in IPython the current thread is: in the outermost cell, in one nested in it, in none.
+"""Find out whether the current thread is in the outermost cell, in a nested one, or in none.
 
 Counting hook calls fails (an empty cell fires ``post_execute`` without ``pre_execute``, a silent
 one skips half of them, ``run_cell_async`` may be called by hand); the stack does not.
@@ -20,12 +20,12 @@ _PARSE = CachingCompiler.ast_parse
 
 
 def cells_on_stack(stop_at: int = 2) -> int:
-    """How many cells this thread is in the middle of running, counted up to ``stop_at``."""
+    """Return how many cells this thread is in the middle of running, counted up to ``stop_at``."""
     return len(_cells(stop_at))
 
 
 def is_silent() -> bool:
-    """Whether the innermost running cell was asked to be silent."""
+    """Return whether the innermost running cell was asked to be silent."""
     frames = _cells(1)
     return bool(frames) and bool(frames[0].f_locals.get("silent"))
 

@@ -24,7 +24,7 @@ Rows = list[tuple[str, str]]
 
 
 class StatusView:
-    """What ``%kiwi status`` answers; ``status`` is ``None`` without a daemon, and ``problem``
+    """The answer of ``%kiwi status``; ``status`` is ``None`` without a daemon, and ``problem``
     says why. ``mine`` is this kernel's session, "" if it has none yet."""
 
     def __init__(
@@ -43,7 +43,7 @@ class StatusView:
         self._notices = list(notices)
 
     def rows(self) -> Rows:
-        """What is shown, as pairs of a word and a text."""
+        """Return what is shown, as pairs of a word and a text."""
         rows: Rows = [] if self._enabled else [("Kiwi", "off in this kernel (`%kiwi on`)")]
         if self.status is None:
             rows.append(("Kiwi", self._problem or "There is no daemon."))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kiwi_jupyter.kernel.display import WaitingLine
 
 LOOK_S: Final = 0.25
-"""How soon a suspension, or its end, is seen."""
+"""Interval at which a suspension, or its end, is looked for."""
 
 FRESH_S: Final = 4.0
 """The daemon speaks once a second to one who waits. What is older holds no more."""

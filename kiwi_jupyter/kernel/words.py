@@ -1,4 +1,4 @@
-"""What users read in a notebook while Kiwi works for them."""
+"""The texts that users read in a notebook while Kiwi works for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from kiwi_core.wire.messages import UserNotice, Waiting
 
 SHOWN_NOTICES: Final = frozenset({Notice.LOST, Notice.STUCK, Notice.PAGE_IN_REFUSED})
-"""What must be read in the notebook itself; the rest is in ``%kiwi status``."""
+"""Notices that users must see in the notebook itself; ``%kiwi status`` has the rest."""
 
 INTERRUPTED: Final = (
     "KeyboardInterrupt: interrupted while waiting for the GPU. Nothing that uses the GPU ran in"
@@ -71,7 +71,7 @@ def _expected(waiting: Waiting) -> str:
 
 
 def share_done(waiting: Waiting | None, waited_s: float) -> float | None:
-    """How much of the wait is over, from 0 to 1; ``None`` where nobody can tell."""
+    """Return how much of the wait is over, from 0 to 1; ``None`` where nobody can tell."""
     if waiting is None or waiting.expected_wait_s is None or waiting.blocked is not None:
         return None
     whole_s = waited_s + waiting.expected_wait_s

@@ -61,7 +61,7 @@ def body_of_error(
     *,
     known_user: bool,
 ) -> bytes:
-    """What ``write_error`` writes."""
+    """Return what ``write_error`` writes."""
     error = exc_info[1] if exc_info else None
     if isinstance(error, RefusedError):
         return msgspec.json.encode(error.problem)

@@ -29,7 +29,7 @@ class Documents:
         """By kernel id; another object whenever it changed."""
 
     async def refresh(self) -> bool:
-        """Whether a path changed. Called every second or so while somebody looks."""
+        """Return whether a path changed. Called every second or so while somebody looks."""
         stamp, now_s = self._changes(), time.monotonic()
         if stamp == self._stamp and now_s - self._asked_s < ANYWAY_S:
             return False

@@ -38,7 +38,7 @@ def app_of(handler: JupyterHandler) -> KiwiServerApp:
 
 
 async def may(handler: JupyterHandler, action: str) -> bool:
-    """Whether the server's Authorizer allows ``action`` on Kiwi to who asks."""
+    """Return whether the server's Authorizer allows ``action`` on Kiwi to who asks."""
     authorizer = handler.authorizer
     answer = authorizer.is_authorized(handler, handler.current_user, action, RESOURCE)
     return bool(await ensure_async(answer))

@@ -136,7 +136,7 @@ class Hub:
         self._subscriptions.discard(subscription)
 
     def _missed(self, epoch: str, seq: int) -> list[News] | None:
-        """What a reader lacks; ``None``: not here any more, or it cannot be."""
+        """Return what a reader lacks; ``None``: not here any more, or it cannot be."""
         if epoch != self.epoch or not 0 <= seq <= self.seq:
             return None
         oldest = self._ring[0].delta.seq if self._ring else self.seq + 1

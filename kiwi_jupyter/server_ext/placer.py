@@ -113,5 +113,5 @@ def is_disabled(env: Mapping[str, str]) -> bool:
 
 
 def _usable(gpus: list[GpuStatus]) -> list[GpuStatus]:
-    """Where both answer, an emulated GPU must not hide the real ones from a program."""
+    """Return the real GPUs, else the emulated ones, which must not hide real ones."""
     return [gpu for gpu in gpus if not gpu.emulated] or gpus

@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 async def in_thread(work: Callable[[], _T], name: str) -> _T:
-    """What ``work()`` returns or raises. If the caller is cancelled, the thread goes on."""
+    """Return what ``work()`` returns or raises. If the caller is cancelled, the thread goes on."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
 

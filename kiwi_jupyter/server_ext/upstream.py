@@ -224,7 +224,7 @@ class Upstream:
     # --- what is wrong, and whom to ask ---------------------------------------------------------
 
     def problem(self) -> Problem | None:
-        """Why there is no GPU to show; ``None`` where there is one."""
+        """Return why there is no GPU to show; ``None`` where there is one."""
         if any(record.status is not None for record in self.records.values()):
             return None
         if self._starting is not None:

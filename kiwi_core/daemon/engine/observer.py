@@ -147,7 +147,7 @@ class Observer:
 
     @property
     def error(self) -> str:
-        """Why the last look failed, or that it hangs; "" if all is well."""
+        """Return why the last look failed, or that it hangs; "" if all is well."""
         if self._began_s is not None and time.monotonic() - self._began_s > HANGS_AFTER_S:
             return "Reading the GPU's memory hangs; the numbers shown are old."
         return self._error

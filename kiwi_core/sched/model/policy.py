@@ -60,7 +60,7 @@ class Scene(Protocol):
 
     @property
     def usage(self) -> Usage:
-        """How much GPU time each session has had lately."""
+        """Return how much GPU time each session has had lately."""
         ...
 
     def swap_ns(self, session: Session) -> int:

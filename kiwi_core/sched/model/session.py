@@ -234,12 +234,12 @@ class Session:
 
     @property
     def unread(self) -> bool:
-        """Whether its memory has not been read since it gave up the lease."""
+        """Return whether its memory has not been read since it gave up the lease."""
         return self.read_ns < self.left_ns
 
     @property
     def partly_in(self) -> bool:
-        """Whether it is out and cannot run, but has some memory in the GPU."""
+        """Return whether it is out and cannot run, but has some memory in the GPU."""
         return self.owned and self.home is Home.OUT and self.resident_bytes > 0
 
     @property
@@ -250,7 +250,7 @@ class Session:
 
     @property
     def aside(self) -> bool:
-        """Whether it wants the GPU, is kept out of it, and no longer holds it."""
+        """Return whether it wants the GPU, is kept out of it, and no longer holds it."""
         return bool(self.kept_out) and self.want is Want.QUEUED and not self.stopping
 
     @property
@@ -259,7 +259,7 @@ class Session:
 
     @property
     def stopping(self) -> bool:
-        """Whether it held the lease and is being stopped; it may run until the operation
+        """Return whether it held the lease and is being stopped; it may run until the operation
         reports."""
         return self.op is not None and self.op.stops_runner
 

@@ -1,4 +1,4 @@
-"""Does a cell possibly use the GPU? Sound, not clever."""
+"""Decide whether a cell may use the GPU: sound, not clever."""
 
 from kiwi_jupyter.kernel.analysis.analyzer import Analyzer, Verdict
 from kiwi_jupyter.kernel.analysis.libraries import Libraries

@@ -1,13 +1,13 @@
-"""Does this cell possibly use the GPU, and from which statement on?
+"""Decide whether a cell may use the GPU, and from which statement on.
 
-Two proofs that it does not. While no library that can reach a GPU is in the process, and no code
-so far could have brought one in, it is enough that this cell brings none in either (``clean``).
+There are two proofs that it does not. While no library that can reach a GPU is in the process, and
+no code so far could have imported one, it is enough that this cell imports none (``clean``).
 Otherwise every name that it reaches must lead to what stays on the CPU. What cannot be proved
 counts as using the GPU, unless the process cannot use it at all: see ``plain``.
 
-What is trusted: that the libraries on the CPU list stay there whatever state they were left in
-(an exotic logging handler, a display formatter), and that code of other threads is not the
-cell's matter.
+Two things are trusted: that the libraries on the CPU list stay on the CPU in whatever state they
+were left (an exotic logging handler, a display formatter), and that code of other threads is no
+concern of the cell.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Analyzer:
 
     @property
     def tainted(self) -> str | None:
-        """Why objects have to be looked at one by one; ``None`` while they need not be."""
+        """Return why objects have to be looked at one by one; ``None`` while they need not be."""
         return self._tainted or self._unknown_loaded()
 
     def taint(self, why: str) -> None:
@@ -149,8 +149,8 @@ class Analyzer:
     def plainly(
         self, tree: ast.Module, space: Mapping[str, Any], source: Source | None = None
     ) -> Verdict:
-        """Whether the cell plainly goes for the GPU. ``analyse`` has said that it may use it, and
-        has noted what it does to later cells."""
+        """Return whether the cell plainly goes for the GPU. ``analyse`` has said that it may use
+        the GPU, and has noted what the cell does to later ones."""
         if len(tree.body) > STATEMENTS_MAX:
             return Verdict(False, NOT_PLAIN)
         with _Pass(self, space, clean=False, plain=True) as run:
@@ -174,7 +174,7 @@ class Analyzer:
         return Verdict(True, why, fault.line, index)
 
     def _unknown_loaded(self) -> str | None:
-        """A loaded library that could reach a GPU, in words."""
+        """Return words about a loaded library that could reach a GPU, or ``None``."""
         if self._harmless_modules.issuperset(sys.modules):
             return None
         for name in sys.modules.keys() - self._harmless_modules:
@@ -187,7 +187,7 @@ class Analyzer:
         self._callbacks = self._callbacks or any(map(self._may_give_callbacks, steps))
 
     def _may_give_callbacks(self, step: Step) -> bool:
-        """Whether a statement gives functions to what does not show them, or runs code that
+        """Return whether a statement gives functions to what does not show them, or runs code that
         nobody has read."""
         return any(
             not CALLBACKS.isdisjoint(needs.words())
@@ -308,7 +308,7 @@ class _Pass:
         return None if step.later is None else self._checker.check(step.later, self.names)
 
     def _into_notebook(self, bound: set[str]) -> Fault | None:
-        """After ``%run`` the script's names are copied into the notebook."""
+        """Bind the script's names in the notebook, as ``%run`` copies them."""
         for name in bound:
             fault = self._checker.stored(name, self.names.old_value(name), 0)
             if fault is not None:
@@ -318,7 +318,7 @@ class _Pass:
 
 
 def _bindings(step: Step, names: CellNames) -> dict[str, Meaning]:
-    """What the names that a statement binds will mean, where that is more than "computed"."""
+    """Return what the names mean that a statement binds, if more than "computed" is known."""
     if step.later is not None:
         return {name: Defined(name, step.later) for name in step.now.stores}
     if step.alias is None:
@@ -352,7 +352,7 @@ def _resolve(meaning: Meaning, chain: tuple[str, ...]) -> object:
 
 
 def _is_of_library(value: object, libraries: Libraries) -> bool:
-    """Whether setting an attribute of ``value`` changes a library for everybody."""
+    """Return whether setting an attribute of ``value`` changes a library for everybody."""
     if type(value) is ModuleType:
         return libraries.is_cpu(value.__name__)
     if issubclass(type(value), type):

@@ -104,7 +104,7 @@ class Checker:
         return Fault(line, name, f"its old value goes: {why}", taints=False)
 
     def let_go(self, value: object) -> str | None:
-        """Why dropping the last reference to ``value`` may use the GPU."""
+        """Return why dropping the last reference to ``value`` may use the GPU."""
         return None if self._clean or type(value) is ModuleType else self._judge.value(value)
 
     # --- names
@@ -202,13 +202,13 @@ class Checker:
         return self._trusted_chain(name, chain, line)
 
     def _loads(self, name: str, chain: Chain, line: int) -> Fault | None:
-        """A call of ``load`` that asks for nothing but data. Of numpy it brings nothing else."""
+        """Check a call of ``load`` that asks for data only: ``numpy.load`` is harmless then."""
         if name == "numpy" and len(chain) == 1 and self.libraries.is_trusted("numpy"):
             return None
         return self._module(name, (*chain[:-1], "load"), line)
 
     def _trusted_chain(self, name: str, chain: Chain, line: int) -> Fault | None:
-        """A trusted module that is not loaded yet, or that loads its parts late."""
+        """Check a trusted module that is not loaded yet, or that loads its parts late."""
         if not chain:
             return Fault(line, name, "a module passed around can lead anywhere")
         if not self.libraries.allows(name, chain[0]):
@@ -275,7 +275,7 @@ def _unknown_magic(magic: MagicCall) -> Fault:
 
 
 def _of_library(value: object, module: str) -> bool:
-    """Whether ``value``, found in a trusted module, is of a class of that same library:
+    """Return whether ``value``, found in a trusted module, is of a class of that same library:
     ``np.r_``, ``plt.rcParams``. What only holds other things is judged by what it holds."""
     kind = type(value)
     if not isinstance(kind.__module__, str) or issubclass(kind, type):
@@ -285,7 +285,7 @@ def _of_library(value: object, module: str) -> bool:
 
 
 def already_there(meaning: Meaning, chain: Chain) -> object:
-    """What ``chain`` leads to through loaded modules, without running anything; or a miss."""
+    """Return what ``chain`` leads to in loaded modules, without running anything; or a miss."""
     if isinstance(meaning, Existing):
         value: object = meaning.value
     elif isinstance(meaning, Imported):
@@ -304,7 +304,7 @@ def _is_class(value: object) -> bool:
 
 
 def _is_quiet_base(value: object) -> bool:
-    """Whether a ``class`` statement with this base runs nothing of the base's library."""
+    """Return whether a ``class`` statement with this base runs nothing of the base's library."""
     if type(value) not in (type, abc.ABCMeta):
         return False
     own = (base for base in value.__mro__ if base not in (object, Generic, Protocol))  # type: ignore[attr-defined]

@@ -49,7 +49,7 @@ class Classes:
     """Stateless; a class so that a test can give another one."""
 
     def why_not_class(self, cls: type, judge: Judge) -> str | None:
-        """Why using ``cls``, a class of nobody's known library, may lead to a GPU."""
+        """Return why using ``cls``, a class of nobody's known library, may lead to a GPU."""
         if type(cls) not in _METACLASSES:
             return f"its class {cls.__qualname__} has the metaclass {type(cls).__qualname__}"
         for base in cls.__mro__:

@@ -44,7 +44,7 @@ OBJECTS_MAX: Final = 100_000
 
 
 def is_plain(kind: type) -> bool:
-    """Whether every instance of exactly ``kind`` is harmless, whatever it holds."""
+    """Return whether every instance of exactly ``kind`` is harmless, whatever it holds."""
     if kind in LEAVES:
         return True
     for module, names in _PLAIN.items():
@@ -85,14 +85,14 @@ def why_not_elements(items: Any, count: int, value: Callable[[object], str | Non
 
 
 def _rows_of_leaves(items: Iterable[Any]) -> bool:
-    """Whether lists and tuples (exact types) hold nothing but leaves."""
+    """Return whether lists and tuples (exact types) hold nothing but leaves."""
     return sum(map(len, items)) <= OBJECTS_MAX and LEAVES.issuperset(
         map(type, chain.from_iterable(items))
     )
 
 
 def why_not_array(array: Any, value: Callable[[object], str | None]) -> str | None:
-    """A numpy array (exact type): no objects inside, and memory that is ordinary memory."""
+    """Check a numpy array (exact type): it must hold no objects, and be in ordinary memory."""
     if array.dtype.hasobject:
         if array.dtype.kind != "O":
             return "it is a numpy array with objects inside"
@@ -114,7 +114,7 @@ def _is_plain_base(base: object) -> bool:
 
 
 def _capsule_name(capsule: object) -> bytes | None:
-    """What is in it, as its maker says: Arrow's memory, or a tensor of some other library."""
+    """Return the name that its maker gave it: Arrow's memory, or another library's tensor."""
     ask = ctypes.pythonapi.PyCapsule_GetName
     ask.restype, ask.argtypes = ctypes.c_char_p, (ctypes.py_object,)
     name: bytes | None = ask(capsule)
@@ -135,7 +135,7 @@ _FRAME_ATTRIBUTES: Final = frozenset(
 
 
 def why_not_frame(frame: Any, value: Callable[[object], str | None]) -> str | None:
-    """A pandas ``DataFrame`` or ``Series`` (exact type): look at the blocks below it."""
+    """Check a pandas ``DataFrame`` or ``Series`` (exact type) by the blocks below it."""
     extra = frame.__dict__.keys() - _FRAME_ATTRIBUTES
     if extra or frame.__dict__.get("_attrs"):
         return "it carries attributes of its own"

@@ -1,4 +1,4 @@
-"""What a statement of a cell reaches, read from its syntax tree."""
+"""Read from the syntax tree what a statement of a cell reaches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEAVES: Final = (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.bo
 
 
 def needs_of(nodes: Iterable[ast.AST]) -> Needs:
-    """What executing ``nodes`` at the top level of a cell reaches, function bodies included."""
+    """Return what ``nodes`` reach at the top level of a cell, including function bodies."""
     reader = _Reader()
     for node in nodes:
         reader.visit(node, Scope.top())
@@ -24,9 +24,9 @@ def needs_of(nodes: Iterable[ast.AST]) -> Needs:
 
 
 def split_definition(node: ast.stmt) -> tuple[Needs, Needs] | None:
-    """For a plain ``def`` or ``class`` at top level: what defining it reaches, and what using it.
+    """Return what defining a plain ``def`` or ``class`` at top level reaches, and what using it.
 
-    ``None`` where defining may already run the body: decorators, keywords of a class.
+    ``None`` if the definition may already run the body: decorators, keywords of a class.
     """
     if isinstance(node, FunctionNode) and not node.decorator_list:
         now, later = _Reader(), _Reader()
@@ -121,7 +121,7 @@ class _Reader:
         self.visit(base, scope)
 
     def patch(self, target: ast.expr, attribute: str, scope: Scope) -> None:
-        """``target.attribute = …``, which matters where ``target`` is a library's class."""
+        """Note ``target.attribute = …``, which matters if ``target`` is a library's class."""
         chain: list[str] = []
         while isinstance(target, ast.Attribute):
             chain.append(target.attr)
@@ -131,7 +131,7 @@ class _Reader:
             self.needs.patches.setdefault(key, target.lineno)
 
     def _formats_constant(self, node: ast.Attribute) -> bool:
-        """``"…".format``: the attributes that it may read stand in the constant."""
+        """Return whether this is ``"…".format``: the constant shows which attributes it reads."""
         if node.attr != "format" or not isinstance(node.value, ast.Constant):
             return False
         return isinstance(node.value.value, str) and "__" not in node.value.value
@@ -178,8 +178,8 @@ class _Reader:
             self.visit(function, scope)
 
     def _constant_attribute(self, node: ast.Call) -> bool:
-        """``getattr(x, "name"[, default])``, with the name noted; ``x`` is no bare module then,
-        because reading that is a door of its own."""
+        """Note the name in ``getattr(x, "name"[, default])``. ``x`` is no bare module then, because
+        reading that is a door of its own."""
         if len(node.args) < 2 or node.keywords or not isinstance(node.args[1], ast.Constant):
             return False
         name = node.args[1].value
@@ -189,7 +189,7 @@ class _Reader:
         return True
 
     def _harmless_query(self, node: ast.Call) -> bool:
-        """``frame.query("a > 1")``: only ``@`` reaches names outside the frame."""
+        """Return whether this is ``frame.query("a > 1")``: only ``@`` reaches names outside."""
         function = node.func
         if not isinstance(function, ast.Attribute) or function.attr not in ("query", "eval"):
             return False
@@ -203,7 +203,7 @@ class _Reader:
     # --- definitions
 
     def signature(self, node: FunctionNode, scope: Scope) -> None:
-        """What is evaluated when the ``def`` itself runs."""
+        """Read what is evaluated when the ``def`` itself runs."""
         if scope.is_global(node.name):
             self.needs.stores.setdefault(node.name, node.lineno)
         for decorator in node.decorator_list:
@@ -353,7 +353,7 @@ LOADS: Final = "(load)"
 
 
 def _plain_load(node: ast.Call) -> bool:
-    """``np.load(path)``, without anything that could stand for ``allow_pickle``."""
+    """Return whether this is ``np.load(path)`` without anything that may mean ``allow_pickle``."""
     function = node.func
     if not isinstance(function, ast.Attribute) or function.attr != "load":
         return False
@@ -366,7 +366,7 @@ _MAGIC_METHODS: Final = frozenset({"run_line_magic", "run_cell_magic", "system",
 
 
 def _magic_call(node: ast.Call) -> MagicCall | None:
-    """``get_ipython().run_line_magic("time", "f(x)")`` and its like, with constants only."""
+    """Read ``get_ipython().run_line_magic("time", "f(x)")`` and the like, with constants only."""
     method = node.func
     if not isinstance(method, ast.Attribute) or method.attr not in _MAGIC_METHODS:
         return None

@@ -1,4 +1,4 @@
-"""What a compiled function reaches, read from its bytecode (its source may be gone or changed)."""
+"""Read what a function reaches from its bytecode: its source may be gone or changed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _ATTRIBUTES: Final = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _cache: WeakKeyDictionary[CodeType, Needs] = WeakKeyDictionary()
 
 Alias = tuple[str, Chain]
-"""What an import bound to a local name: the module, and the attributes taken from it."""
+"""The module and attributes that an import bound to a local name."""
 
 
 def needs_of_code(code: CodeType) -> Needs:
-    """What calling a function with this ``code`` reaches; kept for as long as the code lives."""
+    """Return what a function with this ``code`` reaches; kept for as long as the code lives."""
     known = _cache.get(code)
     if known is None:
         known = _cache[code] = _Reader(code, {}).read()
@@ -50,7 +50,7 @@ class _Reader:
         self._module: str = ""
         self._from: tuple[str, ...] | None = None
         self._pending: Alias | None = None
-        """What the next store binds, in the middle of an import."""
+        """In the middle of an import: what the next store binds."""
 
     def read(self) -> Needs:
         if sys.version_info[:2] > NEWEST_KNOWN:

@@ -1,8 +1,8 @@
-"""What an object of a library on the CPU list holds: a figure, an estimator, a progress bar.
+"""Find what objects of libraries on the CPU list hold: figures, estimators, progress bars.
 
 The code of such an object stays on the CPU, so it leads to a GPU only by what it holds. That is
-followed with ``gc.get_referents``, which runs nothing of anybody, a layer of objects at a time. The
-walk ends at modules, classes and functions of trusted libraries: whatever state those were left in
+followed with ``gc.get_referents``, which runs no code, one layer of objects at a time. The walk
+ends at modules, classes and functions of trusted libraries: whatever state those were left in
 is trusted. What is not of a library is for the ``Judge`` to say.
 """
 
@@ -49,7 +49,7 @@ _QUIET_MODULES: Final = (
     "multiprocessing.synchronize", "multiprocessing.context", "_multiprocessing", "types", "abc",
     "encodings", "codecs", "ipykernel.iostream",
 )  # fmt: skip
-"""Where classes come from whose objects do nothing but hold and tell."""
+"""Modules of classes whose objects only hold data and show it."""
 
 _ENDS: Final = frozenset({"ipykernel.iostream.OutStream", "IPython.utils.capture.CapturedIO"})
 """Behind these is the kernel with everything in it; they only write."""
@@ -97,7 +97,7 @@ class Holdings:
         """Objects that are harmless, if what is being looked at is."""
 
     def why_not(self, value: object) -> str | None:
-        """Why ``value`` may lead to a GPU; ``None`` if it cannot."""
+        """Return why ``value`` may lead to a GPU; ``None`` if it cannot."""
         outer, self._root = self._root, value
         try:
             return self._walk(value)
@@ -124,7 +124,7 @@ class Holdings:
         return None
 
     def _behind(self, layer: list[Any]) -> tuple[Iterable[Any], str | None]:
-        """What the objects of one layer hold themselves."""
+        """Return what the objects of one layer hold themselves."""
         follow: list[Any] = []
         more: list[Any] = []
         for item in layer:
@@ -171,7 +171,7 @@ class Holdings:
         return kind.__name__ in _JUDGED and module.partition(".")[0] in ("numpy", "pandas")
 
     def _ask(self, item: Any, kind: type) -> tuple[list[Any], str | None]:
-        """What an object of no plain kind holds, and why it may lead to a GPU itself."""
+        """Return what an object of no plain kind holds, and why it may lead to a GPU itself."""
         if issubclass(kind, weakref.ref):
             return [weakref.ref.__call__(item)], None
         if issubclass(kind, types.ModuleType):
@@ -211,7 +211,7 @@ class Holdings:
         return self._value(item)
 
     def _is_bare(self, kind: type) -> bool:
-        """Whether it is a library's object that cannot hold others."""
+        """Return whether it is a library's object that cannot hold others."""
         module = kind.__module__
         bare = kind.__flags__ & _HAS_REFERENTS == 0 and not self._has_its_own_way(module, kind)
         return bare and kind.__name__ != "void" and self._is_allowed(module, kind)
@@ -249,7 +249,7 @@ _JUDGED: Final = frozenset(
 
 
 def told_of_its_end(value: object) -> list[Any]:
-    """What is called when ``value`` goes."""
+    """Return what is called when ``value`` goes."""
     called: list[Any] = []
     for reference in weakref.getweakrefs(value):
         callback = getattr(reference, "__callback__", None)

@@ -1,4 +1,4 @@
-"""Does a value stay on the CPU, whatever anybody does with it?
+"""Decide whether a value stays on the CPU, whatever is done with it.
 
 ``Judge.value`` answers with ``None`` (it does) or with the reason why that cannot be proved, as
 the end of a sentence about it: "it is a torch.nn.Linear". It looks at exact types and at what it
@@ -29,10 +29,10 @@ STEPS_MAX: Final = 4_000
 """Values looked at for one cell: keeps the decision well under some milliseconds."""
 
 ORIGINAL_BUILTINS: Final = dict(vars(builtins))
-"""As they were when Kiwi was loaded, before the user's first cell."""
+"""The builtins as they were when Kiwi was loaded, before the user's first cell."""
 
 ASKS: Final = frozenset({"raw_input", "getpass"})
-"""What ipykernel puts in the place of ``input`` and ``getpass``: methods of the kernel."""
+"""Replacements of ``input`` and ``getpass`` by ipykernel: methods of the kernel."""
 
 _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
 _MAPPINGS: Final = (dict, OrderedDict, Counter, defaultdict, types.MappingProxyType)
@@ -67,7 +67,7 @@ class Judge:
         self._keep.clear()
 
     def value(self, value: object) -> str | None:
-        """Why ``value`` may lead to a GPU; ``None`` if it cannot."""
+        """Return why ``value`` may lead to a GPU; ``None`` if it cannot."""
         kind = type(value)
         if kind in data.LEAVES:
             return None
@@ -82,8 +82,8 @@ class Judge:
         return self._nested(value, kind)
 
     def _outermost(self, value: object, kind: type) -> str | None:
-        """On a cycle, what is being looked at counts as harmless meanwhile; if it then turns out
-        not to be, everything that was found harmless because of that is forgotten."""
+        """Look at a value that may be part of a cycle. It counts as harmless meanwhile; if it is
+        not, everything that was found harmless because of that is forgotten."""
         before = set(self._known)
         try:
             why = self._nested(value, kind)
@@ -140,7 +140,7 @@ class Judge:
         return self._holdings.why_not(value)
 
     def _compiled(self, function: Any) -> str | None:
-        """A function compiled by Cython: as good as the library that it is from."""
+        """Check a function compiled by Cython: it is as good as the library that it is from."""
         module = function.__module__
         if isinstance(module, str) and self._libraries.is_trusted(module):
             return self._trusted_origin(module, function.__name__)

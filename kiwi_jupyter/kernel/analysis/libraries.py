@@ -31,10 +31,10 @@ SELDOM_GPU: Final = frozenset(
 """Of these, the libraries that mostly work on the CPU: naming one is no plain use of the GPU."""
 
 PLAINLY_GPU: Final = ("numba.cuda", "cv2.cuda")
-"""What of them is."""
+"""Parts of them whose use is plain."""
 
 GPU_PARTS: Final = ("pyarrow.cuda", "pyarrow._cuda")
-"""What reaches a GPU in libraries that otherwise stay on the CPU."""
+"""Parts that reach a GPU, of libraries that otherwise stay on the CPU."""
 
 ACCELERATORS: Final = frozenset({"cudf", "cuml", "legate", "cunumeric", "cupynumeric", "modin"})
 """Libraries that replace *other* libraries in place: once one is loaded, only the standard
@@ -236,16 +236,16 @@ class Libraries:
         self._trusted_modules: dict[str, tuple[int, bool]] = {}
 
     def is_gpu(self, module: str) -> bool:
-        """Whether ``module`` belongs to a library that is known to reach a GPU."""
+        """Return whether ``module`` belongs to a library that is known to reach a GPU."""
         return module.partition(".")[0] in self.gpu or module.startswith(GPU_PARTS)
 
     def is_plainly_gpu(self, module: str) -> bool:
-        """Whether ``module`` belongs to a library that is there to drive a GPU."""
+        """Return whether ``module`` belongs to a library that is there to drive a GPU."""
         top = module.partition(".")[0]
         return top in self.gpu and (top not in self._seldom or module.startswith(PLAINLY_GPU))
 
     def is_known(self, module: str) -> bool:
-        """Whether ``module`` is of the standard library or of one in the lists."""
+        """Return whether ``module`` is of the standard library or of one in the lists."""
         top = module.partition(".")[0]
         return top in sys.stdlib_module_names or top in self.cpu or top in self.gpu
 
@@ -287,14 +287,14 @@ class Libraries:
         return known[1]
 
     def is_other_stdlib(self, module: str) -> bool:
-        """Whether ``module`` is of the standard library, but not of what stays on the CPU:
+        """Return whether ``module`` is of the standard library, but not of what stays on the CPU:
         ``subprocess``, ``importlib``, ``gc`` …"""
         if module in ("builtins", "__main__", "types"):
             return False
         return module.partition(".")[0] in sys.stdlib_module_names and not self.is_cpu(module)
 
     def loaded_without_harm(self, module: str) -> bool:
-        """Whether ``module`` may be in the process without any of its code reaching a GPU by
+        """Return whether ``module`` may be in the process without any of its code reaching a GPU by
         itself. More than may be *used* without looking."""
         top = module.partition(".")[0]
         if top in self.gpu:
@@ -323,7 +323,7 @@ class Libraries:
         return name not in DENIED_IN.get(top, ()) and name not in DENIED_IN.get(module, ())
 
     def allows(self, module: str, name: str) -> bool:
-        """Whether ``module.name`` of a trusted ``module`` stays on the CPU."""
+        """Return whether ``module.name`` of a trusted ``module`` stays on the CPU."""
         module = SAME_AS.get(module, module)
         if module in PARTLY_CPU:
             return name in PARTLY_CPU[module] or f"{module}.{name}" in PARTLY_CPU
@@ -376,7 +376,7 @@ def _is_editable_kiwi(module: object) -> bool:
 
 
 def _installed(top: str) -> bool:
-    """Whether a library is there that takes over others' work when it is called."""
+    """Return whether a library is there that takes over others' work when it is called."""
     try:
         return importlib.util.find_spec(top) is not None
     except (ImportError, ValueError):
@@ -384,7 +384,7 @@ def _installed(top: str) -> bool:
 
 
 def _shadowed(top: str) -> bool:
-    """Whether a file outside the environment would be imported under the name ``top``."""
+    """Return whether a file outside the environment would be imported under the name ``top``."""
     global _ROOTS
     _ROOTS = _ROOTS or _environment_roots()
     for entry in sys.path:

@@ -114,7 +114,7 @@ class Magics:
         return Fault(0, f"!{command}", "a program may use the GPU", taints=False)
 
     def _python(self, script: str, program: PythonProgram) -> Fault | None:
-        """A Python program in a process of its own: what it imports is all that it has."""
+        """Check a Python program in a process of its own: it has only what it imports."""
         source = program.source
         if source is None:
             source, fault = _read(program.path, f"!{script}")
@@ -127,7 +127,7 @@ class Magics:
         return Fault(0, f"!{script}", why, taints=False, plain=fault.plain)
 
     def _expansions(self, line: str) -> Fault | None:
-        """IPython puts ``{expression}`` and ``$name`` into the line: that prints them."""
+        """Check ``{expression}`` and ``$name``: IPython prints their values into the line."""
         for match in _EXPANSION.finditer(line):
             fault = self._body((match[1] or match[2] or "").partition(":")[0], False)
             if fault is not None:
@@ -135,7 +135,7 @@ class Magics:
         return None
 
     def _stored(self, line: str) -> Fault | None:
-        """``%store a b >file``: writes down what the names mean."""
+        """Check ``%store a b >file``, which writes the values of names to a file."""
         names = [word for word in line.partition(">")[0].split() if word.isidentifier()]
         return self._body("\n".join(names), False) if names else None
 
@@ -181,7 +181,7 @@ def parse(code: str, transform: Callable[[str], str]) -> ast.Module | None:
 
 
 def _without_options(line: str) -> str:
-    """``-n 10 -r 3 f(x)`` → ``f(x)``."""
+    """Return ``f(x)`` of ``-n 10 -r 3 f(x)``."""
     while True:
         match = _OPTION.match(line)
         if match is None:

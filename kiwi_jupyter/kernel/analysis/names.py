@@ -1,4 +1,4 @@
-"""What a name may mean where it is read."""
+"""The possible meanings of a name at the place where it is read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Computed:
 
 @dataclass(frozen=True)
 class Existing:
-    """This object."""
+    """An object that exists."""
 
     value: object
 
@@ -55,7 +55,7 @@ class Names(Protocol):
         """The same for a variable of an enclosing function."""
 
     def old_value(self, name: str) -> object:
-        """What binding global ``name`` lets go of; ``None`` if nothing."""
+        """Return what binding global ``name`` lets go of; ``None`` if nothing."""
 
 
 def _in_spaces(name: str, space: Mapping[str, Any]) -> list[Meaning]:
@@ -66,7 +66,7 @@ def _in_spaces(name: str, space: Mapping[str, Any]) -> list[Meaning]:
 
 
 class FunctionNames:
-    """As a function sees them: its own globals and its closure."""
+    """The names of a function: its own globals and its closure."""
 
     def __init__(self, space: Mapping[str, Any], function: Any) -> None:
         self._space = space
@@ -90,7 +90,7 @@ class FunctionNames:
 
 
 class CellNames:
-    """As a cell sees them: the user's namespace, and what its statements so far have bound."""
+    """The names of a cell: the user's namespace, and what its statements have bound so far."""
 
     def __init__(self, space: Mapping[str, Any]) -> None:
         self._space = space
@@ -109,13 +109,13 @@ class CellNames:
         return [COMPUTED]
 
     def may_bind(self, name: str, meaning: Meaning) -> None:
-        """A statement binds ``name`` perhaps, or in a loop: the old meaning stays possible."""
+        """Note that a statement may bind ``name``: the old meaning stays possible."""
         known = self._bound.setdefault(name, [])
         if meaning not in known:
             known.append(meaning)
 
     def binds(self, name: str, meaning: Meaning) -> None:
-        """A plain statement at top level has bound ``name`` for certain."""
+        """Note that a plain statement at top level has bound ``name`` for certain."""
         self._bound[name] = [meaning]
         self._replaced.add(name)
 
@@ -124,7 +124,7 @@ class CellNames:
         self._bound.clear()
 
     def old_value(self, name: str) -> object:
-        """What binding ``name`` lets go of, from before the cell; ``None`` if nothing."""
+        """Return what binding ``name`` lets go of, from before the cell; ``None`` if nothing."""
         if name in self._replaced:
             return None
         return self._space.get(name)

@@ -1,6 +1,6 @@
-"""What a piece of code reaches: the common form into which cells and functions are read.
+"""The common form in which cells and functions are read: what a piece of code reaches.
 
-The proof is by a closed world. A value *stays on the CPU* if nothing that anybody can do with it
+The proof assumes a closed world. A value *stays on the CPU* if nothing that anybody can do with it
 (call it, print it, add it, iterate over it, read its attributes) leads to a GPU. Such values only
 lead to more of their kind. So code stays on the CPU if every name that it reaches from outside
 itself does, and it uses none of the few doors out (``Needs.doors``). What it computes in between
@@ -37,7 +37,7 @@ class MagicCall:
 
 @dataclass
 class Needs:
-    """What code reaches from outside itself; the line of the first place goes with each."""
+    """Everything outside itself that code reaches, each with the line of the first place."""
 
     reads: dict[tuple[str, Chain], int] = field(default_factory=dict)
     """Global names that it reads, with their attributes."""
@@ -59,7 +59,7 @@ class Needs:
     """Names of base classes in a ``class`` statement."""
     magics: list[MagicCall] = field(default_factory=list)
     doors: list[tuple[int, str]] = field(default_factory=list)
-    """What can lead anywhere: ``exec``, ``importlib``, dynamic attributes …, in words."""
+    """Things that can lead anywhere, in words: ``exec``, ``importlib``, dynamic attributes …"""
 
     def read(self, name: str, chain: Chain, line: int) -> None:
         self.reads.setdefault((name, chain), line)

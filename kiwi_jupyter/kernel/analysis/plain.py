@@ -1,6 +1,6 @@
-"""Does a cell plainly go for the GPU? For a process that has not initialised the driver.
+"""Decide whether a cell plainly goes for the GPU, while the driver is not initialised.
 
-Such a process cannot use the GPU, and what initialises the driver passes Kiwi's gate. So nothing
+Such a process cannot use the GPU, and whatever initialises the driver passes Kiwi's gate. Nothing
 has to be proved here: a cell takes its turn beforehand if what it imports, or what its names lead
 to, is of a library that is there to drive a GPU. Whatever is overlooked waits at the gate.
 """
@@ -27,7 +27,7 @@ STEPS_MAX: Final = 400
 """Values looked at for one cell: a millisecond or so."""
 
 ELEMENTS_MAX: Final = 32
-"""Of one container: a list of tensors starts with one."""
+"""Most elements to look at in one container: a list of tensors starts with a tensor."""
 
 
 class PlainChecker(Checker):
@@ -83,7 +83,7 @@ class PlainChecker(Checker):
         return None if why is None else _fault(line, name, why)
 
     def _holder(self, meaning: Meaning, chain: Chain) -> str | None:
-        """For ``trainer.fit``: what ``trainer`` is, where that is no module."""
+        """Return what ``trainer`` is in ``trainer.fit``, unless it is a module."""
         if not chain or not isinstance(meaning, Existing) or type(meaning.value) is ModuleType:
             return None
         return self._leads(meaning.value)

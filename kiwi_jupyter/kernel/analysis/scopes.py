@@ -72,7 +72,7 @@ class Scope:
         return self._parent is None or self._owner(name) is None
 
     def in_class(self, name: str) -> bool:
-        """Whether ``name`` is bound by the class body that this is."""
+        """Return whether ``name`` is bound by the class body that this is."""
         return self._is_class and name in self._names
 
     def alias(self, name: str) -> tuple[str, Chain] | None:

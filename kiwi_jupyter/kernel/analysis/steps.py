@@ -36,11 +36,11 @@ class Step:
     """A top-level statement. Holds none of its nodes: other transformers change those in place."""
 
     now: Needs
-    """What running it reaches."""
+    """What it reaches when it runs."""
     later: Needs | None
-    """What using what it defines reaches."""
+    """What the use of its definition reaches; ``None`` if it defines nothing."""
     simple: bool
-    """Whether it binds its names for certain."""
+    """True if it binds its names for certain."""
     imported: dict[str, Meaning]
     """The names that it imports."""
     alias: tuple[str, str, Chain] | None
@@ -50,7 +50,7 @@ class Step:
 
 
 class Reading:
-    """Not thread-safe, as ``Analyzer``."""
+    """The statements that were read lately. Not thread-safe, as ``Analyzer`` is not."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[object, ...], Step] = OrderedDict()
