@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def aged(gpu: Gpu, now: float, elapsed_s: float) -> Gpu:
-    """``gpu`` at ``now``, ``elapsed_s`` after its daemon's last word. One whose daemon is away
-    stays as it was."""
+    """Return ``gpu`` as it is at ``now``, ``elapsed_s`` after its daemon's last word; unchanged if
+    its daemon is away."""
     if not gpu.reachable or elapsed_s <= 0:
         return gpu
     waiting = {entry.session for entry in gpu.queue}

@@ -100,7 +100,7 @@ class KiwiServerApp(ExtensionApp):
         return value
 
     def may_change(self, user: str) -> bool:
-        """``may_change_settings``, for one user."""
+        """Return whether ``may_change_settings`` allows one user."""
         allowed = self.may_change_settings
         return bool(allowed) if isinstance(allowed, bool) else user in allowed
 

@@ -1,7 +1,7 @@
-"""What changed between two states of a GPU. Pure: no clock, no I/O.
+"""Find out what changed between two states of a GPU. Pure: no clock, no I/O.
 
-What changes only because time passes is no change: an idle machine says nothing, however long.
-Such fields (``RELATIVE``) ride along when something else of theirs changed; readers count from the
+What changes only because time passes is no change: nothing is sent about an idle machine. Such
+fields (``RELATIVE``) are sent when another field of the object changed; readers count from the
 absolute times, and those count as changed only when they moved by more than ``STEADY_S``.
 """
 
@@ -45,7 +45,7 @@ _Record = TypeVar("_Record", Session, Waiter)
 
 
 def same(a: object, b: object) -> bool:
-    """Equal, but for what time alone changes."""
+    """Return whether both are equal but for what time alone changes."""
     if a == b:
         return True
     if isinstance(a, list) and isinstance(b, list):
@@ -62,8 +62,8 @@ def same(a: object, b: object) -> bool:
 
 
 def steadied(new: Gpu, old: Gpu) -> Gpu:
-    """``new`` with the times of ``old`` where they hardly moved, sessions in the order in which
-    they were first seen. The history's times are kept by who keeps the history."""
+    """Return ``new`` with the times of ``old`` where they hardly moved, and sessions in the order
+    of their first appearance. Whoever keeps the history keeps its times."""
     places = {session.id: index for index, session in enumerate(old.sessions)}
     before = {session.id: session for session in old.sessions}
     sessions = [_steady(one, before.get(one.id), "turn_ends_at") for one in new.sessions]
@@ -95,7 +95,7 @@ def hardly_moved(now: float | None, before: float | None) -> bool:
 
 
 def changes(old: Gpu | None, new: Gpu) -> GpuDelta | None:
-    """What brings a reader from ``old`` (``None``: nothing) to ``new``; ``None``: no news."""
+    """Return the change from ``old`` (``None``: nothing) to ``new``; ``None``: no news."""
     if old is new:
         return None
     fields = _fields(old, new)

@@ -26,7 +26,7 @@ class Documents:
         self._stamp: int | None = None
         self._asked_s = -ANYWAY_S
         self.paths: Mapping[str, str] = {}
-        """By kernel id; another object whenever it changed."""
+        """Documents by kernel id; a new object after each change."""
 
     async def refresh(self) -> bool:
         """Return whether a path changed. Called every second or so while somebody looks."""

@@ -45,13 +45,13 @@ async def may(handler: JupyterHandler, action: str) -> bool:
 
 
 async def may_set(handler: JupyterHandler) -> bool:
-    """By the trait and the Authorizer."""
+    """Return whether the trait and the Authorizer allow it."""
     app = app_of(handler)
     return app.may_change(handler.current_user.username) and await may(handler, "write")
 
 
 class KiwiHandler(APIHandler):
-    """What all routes share."""
+    """The common part of all routes."""
 
     auth_resource = RESOURCE
 
@@ -68,14 +68,14 @@ class KiwiHandler(APIHandler):
         self.finish(msgspec.json.encode(answer))
 
     async def ask(self, uuid: str, question: Callable[[Client], _T]) -> _T:
-        """``question`` of the GPU's daemon; its refusals become answers."""
+        """Ask the GPU's daemon ``question``; its refusals become answers."""
         try:
             return await self.service.ask(uuid, question)
         except KiwiError as error:
             raise refusal(error) from error
 
     def check_may_change(self) -> None:
-        """By the trait; the Authorizer was asked before. Raises ``RefusedError``."""
+        """Check the trait; the Authorizer was asked before. Raise ``RefusedError``."""
         if not app_of(self).may_change(self.current_user.username):
             raise RefusedError(
                 403,
@@ -87,8 +87,8 @@ class KiwiHandler(APIHandler):
             )
 
     def check_may_move(self, uuid: str, session: str) -> None:
-        """Whose session it is decides: the server's user may be an admin of the daemon, and not
-        everybody who is logged in to the server is to be one. Raises ``RefusedError``."""
+        """Check whose session it is: the server's user may be an admin of the daemon, but others
+        who are logged in to the server must not act as one. Raise ``RefusedError``."""
         gpus = [gpu for gpu in self.service.gpus() if gpu.uuid == uuid]
         if not any(one.id == session and one.mine for gpu in gpus for one in gpu.sessions):
             self.check_may_change()

@@ -33,7 +33,7 @@ BUFFER_MAX: Final = 64
 """Deltas that wait for one reader; past this a snapshot is shorter."""
 
 HEARTBEAT_S: Final = 10.0
-"""So that a browser knows within a few times this that its server is gone."""
+"""Interval of heartbeats: a browser knows within a few of them that its server is gone."""
 
 
 class News:
@@ -113,7 +113,7 @@ class Hub:
     # --- what is so -----------------------------------------------------------------------------
 
     def state(self, *, may_set: bool, history_s: float | None = None) -> State:
-        """``history_s`` narrows the history to what ended, or goes on, within it."""
+        """Return the state. ``history_s`` limits the history to what lasted into that time."""
         now = self._wall()
         gpus = [aged(gpu, now, now - self._heard_at[uuid]) for uuid, gpu in self._gpus.items()]
         gpus.sort(key=lambda gpu: (gpu.index, gpu.uuid))
@@ -127,7 +127,7 @@ class Hub:
     # --- readers --------------------------------------------------------------------------------
 
     def subscribe(self, *, may_set: bool, epoch: str = "", seq: int = -1) -> Subscription:
-        """A reader that has seen everything up to ``seq`` of ``epoch``, if it says so."""
+        """Add a reader that has seen everything up to ``seq`` of ``epoch``, if it says so."""
         subscription = Subscription(self, may_set, self._missed(epoch, seq))
         self._subscriptions.add(subscription)
         return subscription
@@ -163,7 +163,7 @@ class Subscription:
 
     @property
     def is_ready(self) -> bool:
-        """``next`` has something other than a heartbeat."""
+        """Return whether ``next`` has something other than a heartbeat."""
         return self._some.is_set()
 
     def offer(self, news: News) -> None:
@@ -202,7 +202,7 @@ def _recent(gpu: Gpu, since: float) -> Gpu:
 
 
 def _masked_delta(delta: Delta) -> Delta:
-    """For a reader who may not set, whatever the daemon allows this server."""
+    """Mask a change for a reader who may not set, whatever the daemon allows this server."""
     server = delta.server and replace(delta.server, may_set=False)
     return replace(delta, server=server, gpus=delta.gpus and _masked_gpus(delta.gpus))
 

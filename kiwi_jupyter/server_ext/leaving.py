@@ -26,7 +26,7 @@ WITHIN_S: Final = 30.0
 """A page-out of 80 GB takes 20 s at 4 GB/s. A user waits for the kernel's end meanwhile."""
 
 AGAIN_S: Final = 5.0
-"""For the next signal: what could not be moved out before will hardly be now."""
+"""Limit at the next signal: what could not be moved out before will hardly be now."""
 
 ASK_EACH_S: Final = 0.1
 """Jupyter has interrupted the kernel, but its cell may take a while to end."""

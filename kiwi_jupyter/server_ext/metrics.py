@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from kiwi_core.metrics.reading import GpuReading
 
 _MARK: Final = "_kiwi_collector"
-"""Where a registry's collector is remembered: on the registry, which outlives a reload of this
-module (and an extension that is loaded twice)."""
+"""Attribute of a registry that remembers its collector. The registry outlives a reload of this
+module, and an extension that is loaded twice."""
 
 
 def register(
     ask: Callable[[], Iterable[GpuReading]], registry: CollectorRegistry = REGISTRY
 ) -> None:
-    """From now on each scrape shows what ``ask()`` returns, and no longer what an earlier ``ask``
-    did. Called by the extension when it starts.
+    """Let each scrape show what ``ask()`` returns from now on, instead of an earlier ``ask``.
+    Called by the extension when it starts.
 
     ``ask`` runs in the server's event loop and must return at once: what was last heard of each
     GPU, with ``metrics=None`` for one whose daemon is away. If it raises, Kiwi's metrics are

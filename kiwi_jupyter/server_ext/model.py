@@ -1,4 +1,4 @@
-"""What is said over REST and the stream, as structs. ``docs/rest.md`` says it in prose.
+"""The structs of REST and the stream. ``docs/rest.md`` describes them in prose.
 
 The statuses are the protocol's own (``kiwi_core.wire.messages``) with what only this server knows
 added: notebook paths, absolute times, whether the daemon is there. Times ending in ``_at`` or
@@ -35,7 +35,7 @@ class Session(SessionStatus, frozen=True, kw_only=True):
 class Waiter(QueueEntry, frozen=True, kw_only=True):
     waiting_since: UnixTime
     expected_at: UnixTime | None = None
-    """When the wait is expected to end; ``None``: nobody can tell."""
+    """Expected end of the wait; ``None``: unknown."""
     expected_low_at: UnixTime | None = None
     expected_high_at: UnixTime | None = None
     """Likely between these two; ``None``: not known."""
@@ -90,7 +90,7 @@ class Snapshot(State, frozen=True, kw_only=True, tag_field="type", tag="snapshot
 
 
 class Delta(Struct, frozen=True, kw_only=True, tag_field="type", tag="delta", omit_defaults=True):
-    """What changed from ``seq - 1`` to ``seq``."""
+    """The changes from ``seq - 1`` to ``seq``."""
 
     seq: int
     now: UnixTime

@@ -34,8 +34,8 @@ _ERRORS: Final = {
 
 
 def description(base_url: str, policies: tuple[str, ...] = ()) -> dict[str, Any]:
-    """For a server whose routes begin at ``base_url`` (with its slash). ``policies``: those that
-    its daemons have; where none answers yet, any name is described as right."""
+    """Describe a server whose routes begin at ``base_url`` (with its slash). ``policies`` are those
+    of its daemons; if none answers yet, any name is described as right."""
     return {**_description(policies), "servers": [{"url": base_url}]}
 
 
@@ -74,7 +74,7 @@ def _description(policies: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _narrow_settings(schema: dict[str, Any], policies: tuple[str, ...]) -> None:
-    """What the struct cannot say: at least one, and what the daemon takes."""
+    """Add what the struct cannot say: at least one setting, and the values that are valid."""
     schema["minProperties"] = 1
     schema["properties"]["tq_s"] = {
         "type": "number",

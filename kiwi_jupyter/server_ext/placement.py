@@ -23,7 +23,7 @@ once (a batch, a restarted server) would otherwise all go to the same GPU. Those
 only count as neighbours: their user reads or types."""
 
 SPEED_BYTES_PER_S: Final = 4 << 30
-"""For moving memory out where none has been measured yet: what checkpoints reach on PCIe GPUs."""
+"""Speed of page-outs where none was measured yet: what checkpoints reach on PCIe GPUs."""
 
 UNNOTICED_S: Final = 1.0
 """Waits that differ by less are the same to people; other things decide then."""
@@ -67,8 +67,8 @@ def _rank(gpu: GpuStatus, placed: list[Placed], kernel_id: str) -> _Rank:
 
 
 def expected_wait_s(gpu: GpuStatus, soon: int = 0) -> float:
-    """Until a newcomer would hold ``gpu`` if it asked now, in seconds; ``soon`` more are about to
-    ask before it. Infinite where programs that are not Kiwi's hold more than half of the memory:
+    """Return the seconds until a newcomer would hold ``gpu`` if it asked now; ``soon`` more are
+    about to ask before it. Infinite if programs outside Kiwi hold more than half of the memory:
     nobody can move them, and a newcomer is not let in beside them."""
     if gpu.memory.outside_bytes * 2 > gpu.memory.total_bytes:
         return math.inf

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 WITHIN_S: Final = 2.0
-"""For all daemons to answer, which takes milliseconds. On a busy machine a kernel's own start takes
-about as long; more than that nobody shall wait because a daemon hangs."""
+"""Time for all daemons to answer, which takes milliseconds. On a busy machine a kernel's own start
+takes about as long; a daemon that hangs must not cost more than that."""
 
 ASKERS: Final = 16
 """Daemons asked at once: no machine has more GPUs. Threads end soon after a time-out."""
@@ -73,7 +73,7 @@ class Placer:
         self._askers.shutdown(wait=False, cancel_futures=True)
 
     async def _statuses(self) -> list[GpuStatus]:
-        """Of the daemons that answer in time; none where there is only one, and so no choice."""
+        """Return the statuses of daemons that answer in time; none if there is only one daemon."""
         sockets = discover(self.socket_dir or config.socket_dir())
         if len(sockets) < 2:
             return []
@@ -103,12 +103,12 @@ class Placer:
 
 
 def is_chosen(env: Mapping[str, str]) -> bool:
-    """Has somebody decided already: for a GPU, for none (an empty list), or against Kiwi?"""
+    """Return whether the choice is made: for a GPU, for none (an empty list), or against Kiwi."""
     return is_disabled(env) or VISIBLE in env or bool(env.get(config.ENV_GPU))
 
 
 def is_disabled(env: Mapping[str, str]) -> bool:
-    """Is Kiwi switched off in kernels that have this environment?"""
+    """Return whether Kiwi is switched off in kernels that have this environment."""
     return env.get(config.ENV_DISABLE, "").strip().lower() not in ("", "0", "false", "no")
 
 

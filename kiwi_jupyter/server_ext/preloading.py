@@ -25,15 +25,15 @@ COMPILE_WITHIN_S: Final = 60.0
 """A kernel does not wait longer than this for a library that is compiled for the first time."""
 
 ENV_OWN: Final = "KIWI_PRELOAD_OWN"
-"""Of the library: "0" means that it is the gate only, and leaves memory to the driver."""
+"""Variable of the library: "0" makes it a gate only, which leaves memory to the driver."""
 
 _said: set[str] = set()
 _compiling: threading.Thread | None = None
-"""Once per server: what failed once fails again."""
+"""Tried once per server: what failed once fails again."""
 
 
 def wanted(env: MutableMapping[str, str], default: str) -> bool:
-    """``env`` is what the kernel gets; ``default``: the server's setting."""
+    """Return whether ``env``, which the kernel gets, or else ``default`` asks for the library."""
     return env.get(ENV_PAGER, default) == INPROCESS and not is_disabled(env)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAME: Final = "kiwi-provisioner"
-"""Of the entry point by which Jupyter finds ``KiwiProvisioner``."""
+"""Name of the entry point by which Jupyter finds ``KiwiProvisioner``."""
 
 _JUPYTERS_OWN: Final = "local-provisioner"
 
@@ -32,7 +32,7 @@ hand them anything."""
 
 _places = True
 _pager = CHECKPOINT
-"""For kernels whose environment does not say."""
+"""Default for kernels whose environment does not say."""
 
 
 def install(
@@ -73,7 +73,7 @@ class KiwiProvisioner(LocalProvisioner):
     """Made by Jupyter for each kernel; lives over its restarts, at which it chooses anew."""
 
     _told_to_end = False
-    """This process of the kernel has been sent a signal that ends it."""
+    """True once the process of the kernel was sent a signal that ends it."""
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         """Called before each start. The result's ``env`` is what the kernel gets: the server's,

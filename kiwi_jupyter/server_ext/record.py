@@ -1,4 +1,4 @@
-"""What is known of one daemon: its last word, and its GPU's history across its restarts."""
+"""The record of one daemon: its last word, and its GPU's history across its restarts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GpuRecord:
         self.error: KiwiError | None = None
         """Why the daemon does not answer; ``None`` while it does."""
         self.gone_at: float | None = None
-        """When it took its socket away."""
+        """Time at which it removed its socket."""
         self.stale = False
         """Nobody has listened since its last word."""
         self._run = _Run(0, 0.0)
@@ -39,7 +39,7 @@ class GpuRecord:
         self._kernels: dict[str, str] = {}
         """Kernel ids of one's own sessions that the history names."""
         self._history: list[History] | None = None
-        """As last asked for; ``None``: something changed since."""
+        """The last answer; ``None``: something changed since."""
         self._paths: Mapping[str, str] = {}
 
     def hears(self, heard: Heard) -> None:
@@ -95,7 +95,7 @@ class GpuRecord:
         return self._paths.get(self._kernels.get(session, ""))
 
     def _end_open_entries(self) -> None:
-        """A daemon that was killed said no end: nothing of it was seen after its last word."""
+        """End open entries at the last word of a daemon that was killed: it reported no end."""
         for id_, entry in self._entries.items():
             if entry.ended_at is None:
                 ended_at = max(entry.began_at, self.heard_at)
@@ -124,7 +124,7 @@ class GpuRecord:
     # --- for readers ----------------------------------------------------------------------------
 
     def gpu(self, *, paths: Mapping[str, str], history_since: float, may_set: bool) -> Gpu | None:
-        """``None`` before the daemon's first word. ``paths`` is another object when it changed."""
+        """Return ``None`` before the first status. ``paths`` is a new object after a change."""
         if self.status is None:
             return None
         return shape.gpu_of(

@@ -36,7 +36,7 @@ class Scrapes:
         self._asking: asyncio.Task[None] | None = None
 
     def readings(self) -> list[GpuReading]:
-        """For ``metrics.register``. The first scrape after a pause finds nothing yet."""
+        """Return readings for ``metrics.register``: none in the first scrape after a pause."""
         self._scraped_s = time.monotonic()
         if self._asking is None:
             self._asking = asyncio.get_running_loop().create_task(self._keep_asking())

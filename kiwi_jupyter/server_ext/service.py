@@ -30,7 +30,7 @@ DISABLED = Problem(
 )
 
 DOCUMENTS_EVERY_S = 1.0
-"""How soon a renamed notebook is shown under its new name."""
+"""Interval at which renamed notebooks are looked for."""
 
 
 class Service:
@@ -82,7 +82,7 @@ class Service:
         return sorted(known, key=lambda gpu: (gpu.index, gpu.uuid))
 
     async def ask(self, uuid: str, question: Callable[[Client], _T]) -> _T:
-        """``question`` of the daemon of GPU ``uuid``, in a thread. Raises ``KiwiError``."""
+        """Ask the daemon of GPU ``uuid`` ``question``, in a thread. Raise ``KiwiError``."""
         self.upstream.look()
         await self.upstream.settled()
         client = self.upstream.client(uuid)

@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 class SettingHandler(KiwiHandler):
-    """What both share."""
+    """The common part of both."""
 
     def read(self, kind: type[_T], remedy: str) -> _T:
         try:

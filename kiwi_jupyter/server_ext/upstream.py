@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from kiwi_core.wire.messages import GpuStatus
 
 RESCAN_S: Final = 1.0
-"""How often new sockets are looked for: one short directory."""
+"""Interval of looks for new sockets, in one short directory."""
 
 IDLE_S: Final = 30.0
 """Connections are closed when nobody has looked for so long; a script may ask every few seconds."""
 
 FORGET_S: Final = 10.0
-"""How long a GPU is still shown after its daemon took its socket away: it may be restarting."""
+"""Time for which a GPU is shown after its daemon removed its socket: it may be restarting."""
 
 SETTLE_S: Final = 3.0
-"""How long the first look waits for daemons to say how things are."""
+"""Time that the first look waits for the daemons' first status."""
 
 START_AGAIN_S: Final = 5.0
-"""After a start that failed, for how long looking anew does not start one again."""
+"""Time after a failed start in which a look does not start a daemon again."""
 
 BACK_BY_ITSELF_S: Final = 3.0
 """A daemon that just went away is given this long: its supervisor starts it again at once."""
@@ -197,7 +197,7 @@ class Upstream:
 
     @staticmethod
     def _worth_starting() -> bool:
-        """A daemon would find a GPU, or was told what else to do."""
+        """Return whether a daemon would find a GPU, or was told what else to do."""
         return ENV_DAEMON_ARGS in os.environ or any(map(os.path.exists, GPU_DEVICES))
 
     def _somebody_answers(self) -> bool:
