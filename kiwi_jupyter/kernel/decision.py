@@ -46,6 +46,9 @@ class Decision:
     connect: bool = False
 
 
+_GLANCED: Final = Decision(Verdict(False, AT_A_GLANCE))
+
+
 class Decider:
     """One per kernel. Any thread may call it."""
 
@@ -83,7 +86,7 @@ class Decider:
             with self._lock:
                 if override is None and source is not None and self._suffices(source[0]):
                     self._analyzer.put_off(source)
-                    return Decision(Verdict(False, AT_A_GLANCE))
+                    return _GLANCED
                 verdict = self._analyzer.analyse(node, self._shell.user_ns, source)
                 decision = self._decide(node, verdict, source)
         except Exception as error:  # noqa: BLE001

@@ -7,6 +7,8 @@ import logging
 import os
 from typing import Any
 
+from IPython.core.inputtransformer2 import cell_magic
+
 from kiwi_core.errors import KiwiError
 from kiwi_jupyter.kernel.analysis import Analyzer, Libraries
 from kiwi_jupyter.kernel.burst import Burst
@@ -105,8 +107,6 @@ class Extension:
         return transformed
 
     def _rewrite(self, lines: list[str]) -> list[str]:
-        from IPython.core.inputtransformer2 import cell_magic
-
         return rewrite_head(lines, cell_magic)
 
     def _forked(self) -> None:
