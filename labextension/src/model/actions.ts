@@ -1,4 +1,4 @@
-/** What people can do from the surfaces, done. */
+/** Carries out what users can do from the surfaces. */
 
 import { KernelAPI } from '@jupyterlab/services';
 

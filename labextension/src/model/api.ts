@@ -1,10 +1,10 @@
-/** What the panel, the status bar and the other surfaces see of the model. */
+/** The part of the model that the panel, the status bar and other surfaces use. */
 
 import type { ISignal } from '@lumino/signaling';
 
 import type { AntiThrash, IGpu, ISession, IState } from './types';
 
-/** Of the stream to the server: never connected yet, live, or lost (and trying again). */
+/** State of the stream to the server: not yet connected, live, or lost (and retrying). */
 export type Connection = 'connecting' | 'live' | 'lost';
 
 export interface IKiwiStore {
@@ -13,9 +13,9 @@ export interface IKiwiStore {
   readonly connection: Connection;
   /** Kernel of the notebook or console in front, if any. */
   readonly currentKernel: string | null;
-  /** Anything above changed. Not emitted for the mere passing of time. */
+  /** Emitted when anything above changed, but not because time passes. */
   readonly changed: ISignal<IKiwiStore, void>;
-  /** The server's clock, Unix seconds: this machine's, corrected. */
+  /** The server's clock in Unix seconds: this machine's clock, corrected. */
   now(): number;
   /** When the wait of `session` is expected to end, as the daemon says: a countdown made of it
    * does not rise. null: nobody can tell, or it does not wait. */
@@ -27,11 +27,11 @@ export interface IExpected {
   readonly at: number;
   readonly low_at: number | null;
   readonly high_at: number | null;
-  /** Why it takes longer than was said before; mostly "". */
+  /** Why the wait is longer than was shown before; mostly "". */
   readonly why: string;
 }
 
-/** A session and the GPU that it is on. */
+/** A session and its GPU. */
 export interface IPlace {
   readonly gpu: IGpu;
   readonly session: ISession;
@@ -43,7 +43,7 @@ export interface ISettingsPatch {
   policy?: string;
 }
 
-/** All reject with an `Error` whose message is fit for people (what happened, what to do). */
+/** All reject with an `Error` whose message is for users (what happened, what to do). */
 export interface IKiwiActions {
   /** Brings the session's notebook to the front; resolves at once where it has no path. */
   open(session: ISession): Promise<void>;

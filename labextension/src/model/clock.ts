@@ -1,12 +1,12 @@
 /** The server's clock, estimated from the times in its messages. */
 
-/** Samples kept: with a heartbeat each 10 s, some minutes. */
+/** Number of samples kept: some minutes, with a heartbeat each 10 s. */
 const KEPT = 32;
 
-/** A newest sample this far below the best one is no latency any more … */
+/** If the newest samples are this far below the best one, it is not latency … */
 const STEP_S = 2;
 
-/** … if that many in a row say so: then the server's clock was set back. */
+/** … once there are this many in a row: the server's clock was set back. */
 const STEP_SAMPLES = 3;
 
 /**
@@ -21,7 +21,7 @@ export class ServerClock {
   private _samples: number[] = [];
   private _offset_s: number | null = null;
 
-  /** A message of the server says that its clock shows `server_s`. */
+  /** Take a message of the server by which its clock shows `server_s`. */
   observe(server_s: number): void {
     const sample = server_s - this.local_s();
     const recent = this._samples.slice(1 - STEP_SAMPLES);
@@ -33,7 +33,7 @@ export class ServerClock {
     this._offset_s = Math.max(...this._samples);
   }
 
-  /** Unix seconds. Before the first message: this machine's own idea. */
+  /** Unix seconds; before the first message those of this machine. */
   now(): number {
     return this._offset_s === null ? Date.now() / 1000 : this.local_s() + this._offset_s;
   }

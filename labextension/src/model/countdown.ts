@@ -15,7 +15,7 @@ type Left = Record<(typeof TIMES)[number], number | null>;
 const TOLERANCE_S = 2;
 const TOLERANCE_SHARE = 0.25;
 
-/** All that is shown of one wait's end. */
+/** The figures shown about the end of one wait. */
 export class ExpectedEnd {
   constructor(private _entry: IWaiter) {}
 
@@ -75,7 +75,7 @@ function isToldAnew(entry: IWaiter, shown: Left, now: number): boolean {
   return most - was > Math.max(TOLERANCE_S, TOLERANCE_SHARE * most);
 }
 
-/** What is left of each, in words; null: nobody can tell. */
+/** The rest of each wait, in words; null if unknown. */
 export function waitLeft(expected: IExpected | null, now: number): string | null {
   if (expected === null) {
     return null;

@@ -1,9 +1,9 @@
-/** Finding one's way in the state. */
+/** Looks up sessions and GPUs in the state. */
 
 import type { IPlace } from './api';
 import type { IGpu, IWaiter, ISession, IState } from './types';
 
-/** The reader's own session of that kernel, and its GPU. */
+/** Returns the reader's own session of that kernel, and its GPU. */
 export function placeOfKernel(state: IState | null, kernel: string | null): IPlace | null {
   if (kernel === null || kernel === '') {
     return null;
@@ -57,7 +57,7 @@ export function subjectOf(places: readonly IPlace[], currentKernel: string | nul
   return [...places].sort((a, b) => pressing(a) - pressing(b) || place(a) - place(b))[0] ?? null;
 }
 
-/** Its place in line, if it waits. */
+/** Returns its place in line, if it waits. */
 export function queueEntry(place: IPlace): IWaiter | undefined {
   return place.gpu.queue.find(entry => entry.session === place.session.id);
 }

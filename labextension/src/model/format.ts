@@ -1,8 +1,8 @@
-/** Sizes, waits and places in line as people read them: the same words on every surface. */
+/** Formats sizes, waits and places in line for users: the same on every surface. */
 
 const UNITS = ['KiB', 'MiB', 'GiB', 'TiB'] as const;
 
-/** `0 B`, `512 MiB`, `38.4 GiB`: like the command line writes them. */
+/** `0 B`, `512 MiB`, `38.4 GiB`: as the command line writes them. */
 export function formatBytes(size_bytes: number): string {
   let text = `${Math.round(size_bytes)} B`;
   let value = size_bytes;
@@ -62,7 +62,7 @@ function rounded(value: number, step: number): number {
   return Math.floor(Math.max(0, value) / step + 0.5) * step;
 }
 
-/** Seconds that are left, to count down with: whole ones, minutes from two minutes on. */
+/** Formats a countdown: whole seconds, and minutes from two minutes on. */
 export function formatLeft(left_s: number): string {
   const whole = Math.max(0, Math.ceil(left_s));
   return whole < 120 ? `${whole} s` : `${Math.floor(whole / 60)} min ${whole % 60} s`;

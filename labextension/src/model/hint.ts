@@ -7,16 +7,16 @@ import type { IPlace } from './api';
 import { inLine, placeOfKernel } from './find';
 import type { IState } from './types';
 
-/** How long after somebody looked at or typed in a notebook its use is still expected. */
+/** How long use of a notebook is expected after the user looked at it or typed in it. */
 export const INTENT_S = 20;
 
-/** Between two hints for one session: after one that was followed, and after one that was not. */
+/** Pause between two hints for one session: after one that had an effect, and after one that had none. */
 export const AFTER_FOLLOWED_S = 30;
 export const AFTER_REFUSED_S = 10;
 
 const MOVING = new Set(['paging-in', 'paging-out']);
 
-/** Its memory is out, and bringing it back would be in nobody's way. */
+/** Returns whether its memory is out, and could come back without disturbing others. */
 export function couldComeBack({ gpu, session }: IPlace): boolean {
   return (
     gpu.reachable &&
@@ -36,7 +36,7 @@ export class Hints {
   private _intent: { kernel: string; until: number } | null = null;
   /** The session of that kernel, as it was seen last. */
   private _seen: { id: string; out: boolean } | null = null;
-  /** By session: not before. */
+  /** Earliest time of the next hint, by session. */
   private readonly _notBefore = new Map<string, number>();
 
   /** Somebody looks at, or types in, that kernel's notebook. `now` in seconds, as everywhere. */
@@ -64,7 +64,7 @@ export class Hints {
     this._seen = seen;
   }
 
-  /** The session to give a hint for now; it counts as given. */
+  /** Returns the session to give a hint for now; the hint counts as given. */
   take(state: IState | null, now: number): IPlace | null {
     if (this._intent === null || now > this._intent.until) {
       return null;
@@ -81,7 +81,7 @@ export class Hints {
     return place;
   }
 
-  /** The hint came to nothing (refused, or not delivered): the next may come sooner. */
+  /** The hint had no effect (refused, or not delivered): the next may come sooner. */
   refused(session: string, now: number): void {
     this._notBefore.set(session, now + AFTER_REFUSED_S);
   }

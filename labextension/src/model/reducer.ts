@@ -1,11 +1,11 @@
-/** What the stream's messages make of the state: a pure function. Nothing is changed in place. */
+/** Applies the stream's messages to the state: a pure function. Nothing is changed in place. */
 
 import type { IDelta, IGpu, IGpuDelta, IHistory, ISession, IState, StreamMessage } from './types';
 
-/** Something was missed, or makes no sense: ask for everything anew. */
+/** A message was missed or makes no sense: ask for the whole state again. */
 export const GAP = Symbol('gap');
 
-/** The state after `message`: the same object if nothing changed. */
+/** Returns the state after `message`: the same object if nothing changed. */
 export function reduce(state: IState | null, message: StreamMessage): IState | null | typeof GAP {
   if (message.type === 'snapshot') {
     const { type, ...whole } = message;

@@ -1,4 +1,4 @@
-/** The one seam to the server's REST interface (docs/rest.md). */
+/** The only access to the server's REST interface (docs/rest.md). */
 
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
@@ -6,9 +6,9 @@ import { ServerConnection } from '@jupyterlab/services';
 import type { ISettingsPatch } from './api';
 import type { IBroughtBack, IProblem, IState, IStory, IStoryLine } from './types';
 
-/** The server said no, or nothing. The message is fit for people. */
+/** The server refused or did not answer. The message is for users. */
 export class KiwiRestError extends Error {
-  /** `status`: HTTP's; 0 where nothing answered. */
+  /** `status`: the HTTP status; 0 without an answer. */
   constructor(
     readonly problem: IProblem,
     readonly status: number
@@ -34,13 +34,13 @@ export class KiwiRest {
     await this._ask('POST', ['gpus', uuid, 'sessions', session, 'release']);
   }
 
-  /** A hint that the session is about to be used; what came of it. */
+  /** Sends a hint that the session is about to be used; returns its effect. */
   bringBack(uuid: string, session: string): Promise<IBroughtBack> {
     const path = ['gpus', uuid, 'sessions', session, 'bring-back'];
     return this._ask('POST', path) as Promise<IBroughtBack>;
   }
 
-  /** What happened to the session, oldest first. */
+  /** Returns the story of the session, oldest line first. */
   async story(uuid: string, session: string): Promise<readonly IStoryLine[]> {
     const answer = await this._ask('GET', ['gpus', uuid, 'sessions', session, 'story']);
     return (answer as IStory).lines;

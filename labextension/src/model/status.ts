@@ -1,4 +1,4 @@
-/** The status bar's words for the notebook in front. */
+/** The text of the status bar about the notebook in front. */
 
 import type { IKiwiStore, IPlace } from './api';
 import { holds, inLine, ownPlaces, queueEntry, subjectOf } from './find';
@@ -9,12 +9,12 @@ import type { IGpu, IWaiter } from './types';
 export type StatusTone = 'yours' | 'waiting' | 'moving' | 'out' | 'free' | 'busy' | 'wrong';
 
 export interface IStatus {
-  /** What is shown: `GPU: yours`. */
+  /** The text shown: `GPU: yours`. */
   readonly text: string;
   /** The whole sentence, for screen readers and the tooltip. */
   readonly label: string;
   readonly tone: StatusTone;
-  /** It changes as time passes. */
+  /** True if it changes as time passes. */
   readonly ticks: boolean;
 }
 
@@ -97,7 +97,7 @@ function waiting(place: IPlace, entry: IWaiter, store: IKiwiStore): IStatus {
   );
 }
 
-/** Nothing of the reader's is in the way: would a cell start at once on one of them? */
+/** Returns whether a cell of the reader would start at once on one of them. */
 function ofGpus(gpus: readonly IGpu[]): IStatus {
   if (gpus.some(gpu => gpu.holders.length === 0 && inLine(gpu) === 0)) {
     return said('free', 'The GPU is free: a cell starts at once.', 'free');

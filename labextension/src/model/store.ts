@@ -1,4 +1,4 @@
-/** What is known of the server's GPUs, for all surfaces: keeps the state, the clock, the countdowns. */
+/** Keeps the state of the server's GPUs, the clock and the countdowns for all surfaces. */
 
 import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
@@ -24,7 +24,7 @@ export class KiwiStore implements IKiwiStore {
     return this._currentKernel;
   }
 
-  /** Who keeps track of what is in front says so here. */
+  /** Called by the part that knows which notebook is in front. */
   set currentKernel(kernel: string | null) {
     if (kernel !== this._currentKernel) {
       this._currentKernel = kernel;
@@ -46,12 +46,12 @@ export class KiwiStore implements IKiwiStore {
 
   // --- for the stream -----------------------------------------------------------------------------
 
-  /** Where the stream may go on; null: begin anew. */
+  /** The position from which the stream can go on; null: begin again. */
   get seen(): Pick<IState, 'epoch' | 'seq'> | null {
     return this._resumes ? this._state : null;
   }
 
-  /** False: something was missed. */
+  /** Returns false if a message was missed. */
   hear(message: StreamMessage): boolean {
     this._clock.observe(message.now);
     const next = reduce(this._state, message);
@@ -67,7 +67,7 @@ export class KiwiStore implements IKiwiStore {
     return true;
   }
 
-  /** What was seen stays on show, but the stream begins anew. */
+  /** Begins the stream again. The last state stays on the screen. */
   forget(): void {
     this._resumes = false;
   }
@@ -79,7 +79,7 @@ export class KiwiStore implements IKiwiStore {
     }
   }
 
-  /** The server answers, but not about GPUs: all that there is to show is why. */
+  /** The server answers, but not about GPUs: only the reason can be shown. */
   setProblem(problem: IProblem): void {
     const server = { version: '', may_set: false, history_s: 0, problem };
     this._state = { epoch: '', seq: 0, now: this.now(), server, gpus: [] };
@@ -89,7 +89,7 @@ export class KiwiStore implements IKiwiStore {
     this._changed.emit();
   }
 
-  /** Takes over the estimates of everybody who waits. */
+  /** Updates the estimates of all waits. */
   private _count(): void {
     const now = this.now();
     const before = this._expected;

@@ -10,14 +10,14 @@ import type { IState, StreamMessage } from './types';
 /** Silence for longer than this means a dead connection: the server speaks every 10 s at least. */
 export const SILENCE_MS = 25_000;
 
-/** Between tries: doubled each time, with a random part so that many browsers do not come at once. */
+/** Pause between tries: doubled each time, with a random part so that many browsers spread out. */
 export const FIRST_PAUSE_MS = 1_000;
 export const LONGEST_PAUSE_MS = 30_000;
 
-/** So many WebSockets in a row that said nothing: they may be blocked, ask over REST. */
+/** After this many silent WebSockets in a row, ask over REST: they may be blocked. */
 export const DEAD_SOCKETS = 2;
 
-/** Asking over REST: how often, and each how many times a WebSocket is tried again. */
+/** Interval of requests over REST, and their number between two tries of a WebSocket. */
 export const POLL_MS = 5_000;
 export const POLLS_PER_TRY = 12;
 
@@ -25,15 +25,15 @@ export const POLLS_PER_TRY = 12;
 export const HIDDEN_GRACE_MS = 5_000;
 
 export interface IStreamHost {
-  /** Opens a WebSocket that goes on after what was seen last. */
+  /** Opens a WebSocket that continues after the last message. */
   open(): WebSocket;
-  /** Everything, over REST. */
+  /** Fetches the whole state over REST. */
   ask(): Promise<IState>;
-  /** Returns false if something was missed: then everything is asked for anew. */
+  /** Returns false if a message was missed: the whole state is then asked for again. */
   hear(message: StreamMessage): boolean;
   /** Forget what was seen: the next connection begins with a snapshot. */
   forget(): void;
-  /** The server answers, but will not talk about Kiwi to us. */
+  /** The server answers, but refuses to tell us about Kiwi. */
   refused(error: KiwiRestError): void;
   connection(now: Connection): void;
   /** Whether to go on listening while the page is hidden. */
@@ -54,7 +54,7 @@ export class Stream {
     this._rest();
   }
 
-  /** Try again now, whatever the pause was to be. */
+  /** Try again now, without the rest of the pause. */
   retry(): void {
     if (this._socket === null && !this._stopped) {
       this._failures = 0;
@@ -121,7 +121,7 @@ export class Stream {
     };
   }
 
-  /** Nothing heard for too long is as good as closed. */
+  /** Treats a connection that was silent for too long as closed. */
   private _watch(socket: WebSocket): void {
     clearTimeout(this._silence);
     this._silence = setTimeout(() => {
@@ -233,9 +233,9 @@ export class Stream {
   private _socket: WebSocket | null = null;
   private _failures = 0;
   private _polls = 0;
-  /** Counts questions over REST: an answer to one that was given up is not heard. */
+  /** Counts requests over REST, so that answers to abandoned ones are ignored. */
   private _asked = 0;
-  /** Nobody can see the page: nothing is done until it is seen again. */
+  /** True while the page is hidden: nothing is done until it is visible again. */
   private _resting = false;
   private _stopped = false;
   private _next: ReturnType<typeof setTimeout> | undefined;

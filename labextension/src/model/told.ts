@@ -8,7 +8,7 @@ import { waitLeft } from './countdown';
 import { formatLeft } from './format';
 import type { IGauges, IGpu, IOutsideProgram, IWaiter, ISession } from './types';
 
-/** How long a wait may still take; '': nobody can tell. */
+/** How much longer a wait may take; '' if unknown. */
 export function waitWords(store: IKiwiStore, entry: IWaiter): string {
   if (entry.kept_out) {
     return keptOutWords(entry.kept_out);
@@ -16,7 +16,7 @@ export function waitWords(store: IKiwiStore, entry: IWaiter): string {
   return entry.blocked ? 'held up' : (waitLeft(store.expected(entry.session), store.now()) ?? '');
 }
 
-/** That somebody keeps a session out of the GPU, whether it waits or not. */
+/** Says that a user keeps a session out of the GPU, whether it waits or not. */
 export function keptOutWords(by: string): string {
   return `suspended by ${by} until kiwi resume`;
 }
@@ -38,13 +38,13 @@ export function turnWords(gpu: IGpu, holder: ISession, now: number): string {
   return left_s > 0 ? `at most ${formatLeft(left_s)} more` : 'its turn is over';
 }
 
-/** One figure of the load; `share` of what is possible, where that is known. */
+/** One figure of the load; `share` of the maximum, where that is known. */
 export interface ILoad {
   readonly text: string;
   readonly share: number | null;
 }
 
-/** How hard the GPU works; none: nobody knows. */
+/** The load of the GPU; empty if unknown. */
 export function loads(gauges: IGauges): ILoad[] {
   const { utilisation_percent: busy, power_w, power_limit_w, temperature_c } = gauges;
   const found: ILoad[] = [];
@@ -68,7 +68,7 @@ export function loadWords(gauges: IGauges): string {
     .join(', ');
 }
 
-/** Which program outside Kiwi this is. */
+/** The name of a program outside Kiwi. */
 export function outsideWords(program: IOutsideProgram): string {
   return program.pid > 0 ? `${program.name} (pid ${program.pid})` : program.name;
 }

@@ -1,4 +1,4 @@
-/** Notices when a long wait of one's own has ended. */
+/** Finds long waits of the reader's own sessions that have ended. */
 
 import type { IPlace } from './api';
 import { holds, ownPlaces, queueEntry } from './find';
@@ -9,14 +9,14 @@ export interface IEndedWait {
   readonly waited_s: number;
 }
 
-/** Neither in the queue nor granted, but about to be. */
+/** States of a session that is neither in the queue nor granted, but will be soon. */
 const ON_ITS_WAY = new Set(['waiting', 'suspended', 'paging-in', 'paging-out']);
 
 export class Waits {
-  /** By session: since when it has waited (server's clock). */
+  /** Beginning of each session's wait, by the server's clock. */
   private _since = new Map<string, number>();
 
-  /** Waits that ended with the GPU granted between the state seen last and this one. */
+  /** Returns the waits that ended with a grant between the last state and this one. */
   look(state: IState | null): IEndedWait[] {
     const ended: IEndedWait[] = [];
     const since = new Map<string, number>();

@@ -1,11 +1,11 @@
-/** What a screen reader is told without being asked: turns that begin and end, never numbers. */
+/** Announcements for screen readers: turns that begin and end, never numbers. */
 
 import { ordinal } from '../model/format';
 import type { IGpu, ISession, IState } from '../model/types';
 
 import { nameOf, queueEntryOf } from './people';
 
-/** What somebody would want to hear about a session; '' for what is not worth a word. */
+/** A moment of a session that is worth announcing; '' if none. */
 type Moment = 'waits' | 'held-up' | 'has' | 'suspended' | 'lost' | '';
 
 function momentOf(gpu: IGpu, session: ISession): Moment {
@@ -63,7 +63,7 @@ function sentence(gpu: IGpu, session: ISession, was: Moment, is: Moment): string
       return was === '' ? '' : `${name}: your turn on GPU ${gpu.index}.`;
     case 'waits': {
       const position = queueEntryOf(gpu, session.id)?.position ?? 0;
-      // From a suspension to a move of its memory and back: the reader knows that it waits.
+      // Between a suspension and a move of its memory: the reader knows that it waits.
       return was === '' || was === 'has'
         ? `${name} waits for GPU ${gpu.index}, ${ordinal(position)} in line.`
         : '';

@@ -1,4 +1,4 @@
-/** One GPU: everything about it, the most wanted first. */
+/** Everything about one GPU, the most important first. */
 
 import * as React from 'react';
 

@@ -6,7 +6,7 @@ import type { IKiwiStore } from '../model/api';
 
 import { onTick } from './ticker';
 
-/** Whether the panel is on the screen: while it is not, nothing in it is drawn again. */
+/** True while the panel is visible; a hidden panel is not rendered again. */
 export const OnScreen = React.createContext(true);
 
 /** Renders the caller again whenever the model has changed. */
@@ -25,7 +25,7 @@ export function useModel(store: IKiwiStore): void {
   }, [store, onScreen]);
 }
 
-/** What `read` says, looked at again as time passes; renders only when the answer is another. */
+/** Returns `read()`, evaluated again as time passes; renders only when the result changes. */
 export function useTicking<T>(read: () => T): T {
   const onScreen = React.useContext(OnScreen);
   const latest = React.useRef(read);
@@ -43,14 +43,14 @@ export function useTicking<T>(read: () => T): T {
 }
 
 export interface IPending {
-  /** Under way. */
+  /** True while the action runs. */
   readonly busy: boolean;
-  /** What went wrong the last time, for people; '' if nothing. */
+  /** The error of the last time, for users; '' if there was none. */
   readonly error: string;
   run(action: () => Promise<void>): void;
 }
 
-/** An action that somebody started here: under way, done or failed. */
+/** An action that the user started here: running, done or failed. */
 export function usePending(): IPending {
   const [busy, setBusy] = React.useState(false);
   const [error, setError] = React.useState('');

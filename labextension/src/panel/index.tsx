@@ -1,4 +1,4 @@
-/** The panel: a card per GPU, or what keeps it from showing any. */
+/** The panel: a card for each GPU, or the reason why there is none. */
 
 import * as React from 'react';
 
@@ -14,7 +14,7 @@ import { ZOOMS } from './timeline-shapes';
 export interface IKiwiPanelProps {
   readonly store: IKiwiStore;
   readonly actions: IKiwiActions;
-  /** How much of the timeline is shown until somebody chooses; one of ZOOMS. Default 5 min. */
+  /** The span of the timeline until the user chooses; one of ZOOMS. Default 5 min. */
   readonly zoom_s?: number;
 }
 
@@ -73,7 +73,7 @@ export function KiwiPanel(props: IKiwiPanelProps) {
   );
 }
 
-/** What is wrong with all of it; null: nothing. */
+/** Returns the problem that concerns all GPUs; null: none. */
 function problemOf(store: IKiwiStore): IProblem | null {
   const { state, connection } = store;
   if (state === null) {
@@ -85,7 +85,7 @@ function problemOf(store: IKiwiStore): IProblem | null {
   return state.server.problem ?? (state.gpus.length === 0 ? NO_GPU : null);
 }
 
-/** Says "your turn" to those who listen instead of looking, and nothing that only counts. */
+/** Announces "your turn" to screen readers, but no countdowns. */
 function Announcer(props: { store: IKiwiStore }) {
   const { state } = props.store;
   const before = React.useRef(moments(null));

@@ -1,4 +1,4 @@
-/** What the two memory bars show: segments whose sizes add up to the whole. Pure. */
+/** The segments of the two memory bars; their sizes add up to the whole. Pure. */
 
 import { formatBytes } from '../model/format';
 import { outsideWords } from '../model/told';
@@ -11,9 +11,9 @@ export interface ISegment {
   readonly label: string;
   readonly bytes: number;
   readonly share: number;
-  /** 0 … LOOKS-1: a notebook's; otherwise what it is. */
+  /** 0 … LOOKS-1 for a notebook; otherwise the kind of memory. */
   readonly look: number | 'rest' | 'outside' | 'free';
-  /** Told apart as the reader's own. */
+  /** True if marked as the reader's own. */
   readonly mine: boolean;
   /** A second figure, of the bar's second column; '': none. */
   readonly beside: string;
@@ -22,12 +22,12 @@ export interface ISegment {
 
 export interface IBar {
   readonly title: string;
-  /** What the figures of the legend are, where there are two; []: they speak for themselves. */
+  /** Heads of the legend's columns if there are two; [] if there is one. */
   readonly columns: readonly string[];
   /** "1.5 of 8 GiB used", for the right end of the title. */
   readonly summary: string;
   readonly segments: readonly ISegment[];
-  /** All of it in one sentence, for those who do not see the bar. */
+  /** All of it in one sentence, for users who cannot see the bar. */
   readonly text: string;
 }
 
@@ -46,10 +46,10 @@ export function gpuBar(gpu: IGpu): IBar {
   return bar('GPU memory', `${formatBytes(free)} free of ${formatBytes(total)}`, segments);
 }
 
-/** Programs outside Kiwi that are named, the largest; the rest is one. */
+/** Number of programs outside Kiwi that are named, the largest; the rest is one segment. */
 const MOST_OUTSIDE = 3;
 
-/** The memory of programs that are not Kiwi's: by program where NVML names them. */
+/** Returns the memory of programs outside Kiwi: by program where NVML names them. */
 function outside(gpu: IGpu, total: number): ISegment[] {
   const named = gpu.outside.slice(0, MOST_OUTSIDE);
   const segments = named.map(program => {
@@ -60,7 +60,7 @@ function outside(gpu: IGpu, total: number): ISegment[] {
   });
   const known = named.reduce((sum, program) => sum + program.used_bytes, 0);
   const rest = gpu.memory.outside_bytes - known;
-  // What the driver itself keeps beside a named program is not worth a line.
+  // The driver's own memory beside a named program is not worth a line.
   if (rest > (named.length > 0 ? total * LEAST_OUTSIDE : 0)) {
     const title = `${formatBytes(rest)} held by programs that are not Kiwi's`;
     segments.push(segment('outside', 'Outside Kiwi', rest, total, 'outside', { title }));
@@ -68,7 +68,7 @@ function outside(gpu: IGpu, total: number): ISegment[] {
   return segments;
 }
 
-/** Of the GPU's memory. */
+/** Segments of the GPU's memory. */
 const LEAST_OUTSIDE = 0.005;
 
 /** System RAM: what is paged out there, by notebook, against what may be, and beside it all that
@@ -90,7 +90,7 @@ export function hostBar(gpu: IGpu): IBar | null {
   return bar('System RAM', summary, segments, some ? ['paged out', 'RAM'] : []);
 }
 
-/** Own notebooks with nothing paged out: they have RAM all the same. The largest. */
+/** Returns the reader's largest notebooks by RAM that have nothing paged out. */
 function onlyRam(gpu: IGpu): ISegment[] {
   return gpu.sessions
     .filter(({ ram_bytes, paged_out_bytes }) => ram_bytes !== null && paged_out_bytes <= 0)

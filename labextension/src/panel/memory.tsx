@@ -1,4 +1,4 @@
-/** How hard the GPU works, and two bars: what is in the GPU, and what is in system RAM. */
+/** The load of the GPU, and two bars: memory in the GPU and in system RAM. */
 
 import * as React from 'react';
 
@@ -11,7 +11,7 @@ import type { IBar, ISegment } from './memory-model';
 import { CutName } from './name';
 import { Textures, textureOf } from './textures';
 
-/** As `nvidia-smi` has it: busy, power, temperature. Nothing where NVML says nothing. */
+/** Utilisation, power and temperature, as `nvidia-smi` shows them; nothing without NVML. */
 export function Load(props: { gpu: IGpu }) {
   const figures = loads(props.gpu.gauges);
   if (figures.length === 0) {
@@ -110,7 +110,7 @@ function Segment(props: { segment: ISegment; x: number; scope: string }) {
   );
 }
 
-/** Fills whatever it is in with the look: colour first, texture over it. */
+/** Fills its parent with the look: the colour, and the texture over it. */
 function Swatch(props: { look: ISegment['look']; scope: string }) {
   const texture = textureOf(props.look, props.scope);
   return (

@@ -1,4 +1,4 @@
-/** What "my wait" says in large, and beneath it: a pure reading of the state of one GPU. */
+/** The texts of "my wait", computed from the state of one GPU. Pure. */
 
 import { inLine, ownPlacesOn, subjectOf } from '../model/find';
 import { formatBytes, ordinal } from '../model/format';
@@ -6,20 +6,20 @@ import type { IGpu, IWaiter, ISession } from '../model/types';
 
 import { nameOf, queueEntryOf } from './people';
 
-/** How it feels: decides the colour of the edge and the icon. */
+/** The mood of the card: decides the colour of the edge and the icon. */
 export type Tone = 'yours' | 'waiting' | 'moving' | 'free' | 'busy' | 'out' | 'wrong';
 
 export interface IMyWait {
   readonly tone: Tone;
-  /** The notebook that this is about; null: the reader has none on this GPU. */
+  /** The notebook of the card; null: the reader has none on this GPU. */
   readonly session: ISession | null;
-  /** In large; shown instead of a countdown, or where the countdown cannot be told. */
+  /** The headline; shown instead of a countdown, or if the countdown is unknown. */
   readonly headline: string;
-  /** Its wait is counted down in large. */
+  /** True if its wait is counted down in large. */
   readonly counts: boolean;
-  /** It has the GPU: how long it keeps it stands beside the headline. */
+  /** True if it has the GPU: its time left stands below the headline. */
   readonly holds: boolean;
-  /** Sentences beneath, the most important first. */
+  /** Sentences below, the most important first. */
   readonly details: readonly string[];
 }
 
@@ -55,7 +55,7 @@ function said(
   return { tone, session, headline, counts: false, holds: false, details };
 }
 
-/** The same when it is only what was known last: nothing is promised, nothing counts down. */
+/** Returns the same for an old state: without promises and countdowns. */
 export function noNews(last: IMyWait): IMyWait {
   const known = `Last known: ${last.headline.toLowerCase()}.`;
   // "A cell starts at once" would be a promise; a place in line and what was wrong are not.
@@ -63,7 +63,7 @@ export function noNews(last: IMyWait): IMyWait {
   return said('busy', last.session, 'No news', [known, ...(keeps ? last.details : [])]);
 }
 
-/** What is wrong with a session that does not wait is told after its state. */
+/** Adds the problem of a session that does not wait after its state. */
 function withProblem(wait: IMyWait): IMyWait {
   const { session } = wait;
   const texts = [session?.problem_text, session?.stopped, session?.unguarded_text];
@@ -92,12 +92,12 @@ function waiting(gpu: IGpu, session: ISession, entry: IWaiter): IMyWait {
   return withProblem({ ...said(tone, session, 'Waiting', details), counts: true });
 }
 
-/** Somebody keeps it out of the GPU, whether it waits or not. */
+/** Returns the card of a session that a user keeps out of the GPU, waiting or not. */
 function suspended(session: ISession): IMyWait {
   return said('wrong', session, 'Suspended', [session.problem_text]);
 }
 
-/** What is done for a waiting session at this moment: its memory or another's moves. */
+/** Returns what is done for a waiting session now: its memory or another's moves. */
 function moving(gpu: IGpu, session: ISession): string {
   if (session.state === 'paging-in') {
     return `Its memory is moving in (${formatBytes(session.paged_out_bytes)}).`;
@@ -114,7 +114,7 @@ function moving(gpu: IGpu, session: ISession): string {
     : `The memory of ${nameOf(other)} is moving in first.`;
 }
 
-/** Whose memory moves while `waiting` waits, so that nobody else needs to say so. */
+/** Returns the session whose memory moves for `waiting`, so that it is said once. */
 export function movingFirst(gpu: IGpu, waiting: ISession): ISession | undefined {
   if (waiting.state === 'paging-in' || waiting.state === 'paging-out') {
     return undefined;
@@ -125,7 +125,7 @@ export function movingFirst(gpu: IGpu, waiting: ISession): ISession | undefined 
 
 // --- holding ------------------------------------------------------------------------------------
 
-/** Who waits, and who computes beside it, stands in the line below. */
+/** The line below says who waits and who computes beside it. */
 function holding(session: ISession): IMyWait {
   const details = session.lingering
     ? ['Its cell is over; something it started in the background goes on.']
@@ -162,7 +162,7 @@ function withoutSession(gpu: IGpu): IMyWait {
   return { ...wait, details: [...wait.details, `${who} this GPU yet.`] };
 }
 
-/** Nothing of the reader's is in the way: would a cell start now? */
+/** Returns whether a cell of the reader would start now. */
 function open(gpu: IGpu, session: ISession | null): IMyWait {
   if (gpu.holders.length === 0 && inLine(gpu) === 0) {
     return said('free', session, 'Free', ['A cell starts at once.']);

@@ -1,4 +1,4 @@
-/** In large: is the GPU mine, and if not, how long? */
+/** Shows in large whether the GPU is the reader's, and if not, for how long. */
 
 import * as React from 'react';
 

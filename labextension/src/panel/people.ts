@@ -1,14 +1,14 @@
-/** Whose session it is, in which order notebooks are told apart, and what they are called. */
+/** Names, owners, order and looks of sessions. */
 
 import type { IGpu, IHistory, IWaiter, ISession } from '../model/types';
 
-/** What the daemon calls everybody whose name the reader may not see. */
+/** The daemon's name for users whose name the reader may not see. */
 export const ANOTHER_USER = 'another user';
 
-/** How many looks notebooks have (colour and texture, style/palette.css); then they come again. */
+/** Number of looks of notebooks (colour and texture, style/palette.css), used in turn. */
 export const LOOKS = 6;
 
-/** Which look a session has: the same wherever it is drawn, as long as the page is open. */
+/** Returns the look of a session: the same everywhere, for as long as the page is open. */
 export function lookOf(gpu: IGpu, session: string): number {
   const index = gpu.sessions.findIndex(each => each.id === session);
   return index < 0 ? LOOKS : index % LOOKS;
@@ -22,7 +22,7 @@ export function queueEntryOf(gpu: IGpu, id: string): IWaiter | undefined {
   return gpu.queue.find(entry => entry.session === id);
 }
 
-/** A session without a name (a program that gave none) is still somebody. */
+/** Returns a name also for a session without one (a program that gave none). */
 export function nameOf(session: Pick<ISession, 'name'> | undefined): string {
   return session === undefined ? 'a notebook that ended' : session.name || 'an unnamed program';
 }
@@ -41,7 +41,7 @@ export function cutInTwo(name: string): [string, string] {
     : [letters.slice(0, -TAIL).join(''), letters.slice(-TAIL).join('')];
 }
 
-/** Whether it can be told which notebook did that. */
+/** Returns whether it is known which notebook did that. */
 export function isNamed({ name }: IHistory): boolean {
   return name !== '' && name !== ANOTHER_USER;
 }
@@ -57,12 +57,12 @@ export function heirOf(gpu: IGpu, entry: IHistory): ISession | undefined {
   return heirs.length === 1 ? heirs[0] : undefined;
 }
 
-/** Whether the reader's own are told apart: not where all are, it would only be noise. */
+/** Returns whether to mark the reader's own sessions: not if all are the reader's. */
 export function marksOwn(gpu: IGpu): boolean {
   return gpu.sessions.some(session => !session.mine);
 }
 
-/** Sessions that neither hold the GPU nor wait for it: the reader's own first. */
+/** Returns sessions that neither hold the GPU nor wait: the reader's own first. */
 export function restingOf(gpu: IGpu): { own: ISession[]; others: ISession[] } {
   const busy = new Set([...gpu.holders, ...gpu.queue.map(entry => entry.session)]);
   const resting = gpu.sessions.filter(session => !busy.has(session.id));

@@ -1,4 +1,4 @@
-/** What is wrong, what it means for the reader, and what to do about it. */
+/** Shows what is wrong, what it means for the reader, and what to do. */
 
 import * as React from 'react';
 
@@ -8,7 +8,7 @@ import type { IGpu, IProblem } from '../model/types';
 import { usePending, useTicking } from './hooks';
 import { Prose } from './parts';
 
-/** What ends by itself, or is no fault at all: told calmly. */
+/** Problems that end by themselves or are no fault: shown calmly. */
 const CALM = new Set([
   'starting',
   'reconnecting',
@@ -18,10 +18,10 @@ const CALM = new Set([
   'disabled'
 ]);
 
-/** No fault, and nothing is waited for: not even a box around it. */
+/** States that are no fault and need no waiting: shown without a box. */
 const QUIET = new Set(['no-gpu', 'disabled']);
 
-/** Where trying again is what happens already, or leads to nothing. */
+/** Problems without a button to try again: that happens already, or is useless. */
 const WITHOUT_RETRY = new Set(['starting', 'connecting', 'disabled', 'no-gpu', 'daemon-away']);
 
 export function Problem(props: { problem: IProblem; actions?: IKiwiActions }) {
@@ -84,7 +84,7 @@ function Retry(props: { actions: IKiwiActions }) {
   );
 }
 
-/** A daemon that crashed is there again within seconds, one that is started anew within this. */
+/** Time, in seconds, in which a restarted daemon is back; after a crash it takes a few. */
 const BACK_WITHIN_S = 60;
 
 const AWAY: IProblem = {
@@ -100,7 +100,7 @@ const GONE: IProblem = {
   remedy: 'Running cells go on. `kiwi logs` says why it ended; `kiwi daemon` starts it.'
 };
 
-/** All that is wrong with one GPU. */
+/** Shows all problems of one GPU. */
 export function GpuProblems(props: { gpu: IGpu; actions: IKiwiActions; now: () => number }) {
   const { gpu, actions, now } = props;
   const problem = useAway(gpu, now) ?? gpu.problem;
@@ -114,7 +114,7 @@ export function GpuProblems(props: { gpu: IGpu; actions: IKiwiActions; now: () =
   );
 }
 
-/** Calm for the time in which a daemon comes back by itself; then what the server knows. */
+/** Returns a calm text while a daemon may come back by itself, then the server's reason. */
 function useAway(gpu: IGpu, now: () => number): IProblem | null {
   const since = React.useRef<number | null>(null);
   since.current = gpu.reachable ? null : (since.current ?? now());

@@ -52,10 +52,10 @@ export function Holders(props: IPart) {
   );
 }
 
-/** In place of the figure that stands in large above. */
+/** Shown instead of the figure that stands in large above. */
 const SUBJECT = 'this one';
 
-/** What is unusual about how a session can be stopped: a word each, and why as its tooltip. */
+/** Marks sessions that cannot be stopped as usual: a word each, and the reason as its tooltip. */
 function Marks(props: { session: ISession | undefined }) {
   const { session } = props;
   return (
@@ -74,14 +74,14 @@ function Marks(props: { session: ISession | undefined }) {
   );
 }
 
-/** What a waiting session's state adds to its place. */
+/** Returns the words that a waiting session's state adds to its place. */
 const WHILE: Partial<Record<SessionState, string>> = {
   suspended: 'suspended in mid-cell',
   'paging-in': 'memory moving in',
   'paging-out': 'memory moving out'
 };
 
-/** Places in line that are always shown; of the rest, the reader's own. */
+/** Number of places that are always shown; of the rest, only the reader's own. */
 const FIRST_PLACES = 5;
 
 export function Queue(props: IPart) {
@@ -154,14 +154,14 @@ function doing(session: ISession | undefined): string {
   return (session && WHILE[session.state]) ?? '';
 }
 
-/** Whether "my wait" says already that the memory of `session` moves. */
+/** Returns whether "my wait" already says that the memory of `session` moves. */
 function isTold({ gpu, store }: IPart, session: ISession | undefined): boolean {
   const subject = subjectOf(ownPlacesOn(gpu), store.currentKernel)?.session;
   const waits = subject !== undefined && queueEntryOf(gpu, subject.id) !== undefined;
   return waits && session !== undefined && movingFirst(gpu, subject) === session;
 }
 
-/** Whether "my wait", above, is about `session`. */
+/** Returns whether "my wait", above, is about `session`. */
 function isSubjectOf(gpu: IGpu, currentKernel: string | null, session?: ISession): boolean {
   return subjectOf(ownPlacesOn(gpu), currentKernel)?.session === session;
 }
@@ -212,7 +212,7 @@ function Idle(props: IPart & { session: ISession }) {
   const frees = live && session.mine && session.state === 'idle' && session.resident_bytes > 0;
   const release = () => pending.run(() => actions.release({ gpu, session }));
   const size = formatBytes(session.resident_bytes);
-  // What is wrong with the notebook that "my wait" is about is said there already.
+  // The problem of the notebook in "my wait" is shown there already.
   const wrong = isSubjectOf(gpu, store.currentKernel, session) ? '' : session.problem_text;
   return (
     <li className="jp-Kiwi-person" data-kiwi="resting" data-session={session.id}>

@@ -21,7 +21,7 @@ const GATHER_S = 120;
 /** No share is drawn lower than this: a short turn must not vanish. */
 const LEAST_SHARE = 0.2;
 
-/** From below. */
+/** The order of the shares, from below. */
 const KINDS: readonly SpanKind[] = ['held', 'suspended', 'waited'];
 
 export function isCoarse({ zoom_s }: IWindow): boolean {
@@ -35,7 +35,7 @@ interface IColumn {
   times: number;
 }
 
-/** The columns of one row, as stacked shares. */
+/** Returns the columns of one row, as stacked shares. */
 export function sharesOf(entries: readonly IHistory[], window: IWindow): ISpan[] {
   const columns = new Map<number, IColumn>();
   for (const entry of entries) {
@@ -105,7 +105,7 @@ function titleOf({ from, to, sums_s, times }: IColumn, name: string): string {
 
 // --- moves of memory ----------------------------------------------------------------------------
 
-/** Moves in one direction that are close to each other as one mark. */
+/** Joins moves in one direction that are close to each other into one mark. */
 export function gathered(entries: readonly IHistory[], window: IWindow): IMark[] {
   const groups = new Map<string, IHistory[]>();
   for (const entry of entries.filter(isMove)) {

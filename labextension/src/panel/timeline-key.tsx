@@ -1,4 +1,4 @@
-/** What the marks of the timeline mean: those that it has, and no others. */
+/** The key of the timeline: only the marks that it contains. */
 
 import * as React from 'react';
 

@@ -18,22 +18,22 @@ const LABEL_S: Readonly<Record<Zoom, number>> = { 60: 20, 300: 120, 1800: 600 };
 const EDGE_PERCENT: Readonly<Record<Zoom, number>> = { 60: 12, 300: 8, 1800: 8 };
 const NOW_PERCENT: Readonly<Record<Zoom, number>> = { 60: 24, 300: 19, 1800: 19 };
 
-/** Rows drawn unless asked for more. */
+/** Number of rows drawn until the user asks for more. */
 export const FEW_ROWS = 6;
 
 export interface IRow {
-  /** Of the notebook's kernel, or of its last one. */
+  /** The session of the notebook's kernel, or of its last one. */
   readonly session: string;
   readonly name: string;
   readonly look: number;
   readonly mine: boolean;
   readonly spans: readonly ISpan[];
   readonly marks: readonly IMark[];
-  /** What the row shows, in one sentence. */
+  /** The content of the row, in one sentence. */
   readonly text: string;
 }
 
-/** What the picture has that its key must explain. */
+/** Marks of the picture that its key must explain. */
 export type KeyName = SpanKind | 'out' | 'in' | 'failed' | 'share' | 'unrecorded';
 
 export interface ITick {
@@ -48,7 +48,7 @@ export interface ITimeline {
   readonly hidden: number;
   readonly ticks: readonly ITick[];
   readonly key: readonly KeyName[];
-  /** Percent at the left of which nothing is recorded. */
+  /** Nothing is recorded to the left of this percentage. */
   readonly unrecorded: number;
   readonly text: string;
 }
@@ -136,7 +136,7 @@ function chosen(gpu: IGpu, groups: Map<string, IHistory[]>, most: number): strin
   return [...new Set([...own, ...recent])].slice(0, most).sort((a, b) => order(a) - order(b));
 }
 
-/** Like a difference, also of infinities. */
+/** Compares like a difference, also for infinities. */
 function compare(a: number, b: number): number {
   return a === b ? 0 : a < b ? -1 : 1;
 }

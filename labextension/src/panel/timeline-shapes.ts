@@ -1,4 +1,4 @@
-/** What is drawn of a row: spans and marks in percent of the width, one by one. Pure. */
+/** The shapes of a row: spans and marks in percent of the width. Pure. */
 
 import type { HistoryKind, IHistory } from '../model/types';
 
@@ -6,7 +6,7 @@ import { nameOf } from './people';
 import { DID, DOES, isMove, what } from './timeline-words';
 import { formatClock, formatDuration } from './words';
 
-/** How many seconds are shown. */
+/** Number of seconds shown. */
 export const ZOOMS = [60, 300, 1800] as const;
 export type Zoom = (typeof ZOOMS)[number];
 
@@ -40,7 +40,7 @@ export interface ISpan {
 export interface IMark {
   readonly key: string;
   readonly direction: 'out' | 'in';
-  /** Of the arrow: the middle of the move. */
+  /** Position of the arrow: the middle of the move. */
   readonly x: number;
   readonly from: number;
   readonly width: number;

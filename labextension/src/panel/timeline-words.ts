@@ -24,14 +24,14 @@ export const DOES: Readonly<Record<SpanKind, string>> = {
   suspended: 'is suspended in mid-cell'
 };
 
-/** What happened, as the end of a sentence about it. */
+/** Returns what happened, as the end of a sentence about the notebook. */
 export function what(entry: IHistory, now: number): string {
   const goesOn = entry.ended_at === null;
   const lasted_s = (entry.ended_at ?? now) - entry.began_at;
   const lasted = goesOn ? formatSoFar(lasted_s) : formatDuration(lasted_s);
   if (entry.kind !== 'out' && entry.kind !== 'in') {
     const verb = (entry.ended_at === null ? DOES : DID)[entry.kind];
-    // "for 0 s" says nothing of what has just begun.
+    // "for 0 s" says nothing about what has just begun.
     return goesOn && lasted_s < 1 ? verb : `${verb} for ${lasted}`;
   }
   const way = entry.kind === 'out' ? 'out to system RAM' : 'back into the GPU';
@@ -55,14 +55,14 @@ export interface IListed {
   readonly what: string;
 }
 
-/** Short cells of one notebook, one after the other, are told as one. */
+/** Short cells of one notebook in a row are listed as one. */
 interface ITold {
   readonly latest: IHistory;
   first: IHistory;
   count: number;
 }
 
-/** What happened in the time shown, newest first, at most so many lines. */
+/** Lists what happened in the time shown, newest first, at most `most` lines. */
 export function listed(gpu: IGpu, now: number, zoom_s: Zoom, most = 40): IListed[] {
   const from = now - zoom_s;
   const newest = gpu.history
@@ -88,13 +88,13 @@ export function listed(gpu: IGpu, now: number, zoom_s: Zoom, most = 40): IListed
   }));
 }
 
-/** Whether `before` and `entry` are two short cells of one notebook. */
+/** Returns whether `before` and `entry` are two short cells of one notebook. */
 function repeats(entry: IHistory, before: IHistory): boolean {
   const same = entry.session === before.session && entry.kind === 'held' && before.kind === 'held';
   return same && before.ended_at !== null && entry.began_at - before.ended_at < SOON_S;
 }
 
-/** Between two cells of one notebook that are told as one. */
+/** Longest pause between two cells of one notebook that are listed as one. */
 const SOON_S = 10;
 
 function often(latest: IHistory, first: IHistory, count: number, now: number): string {

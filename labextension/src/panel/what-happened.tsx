@@ -11,7 +11,7 @@ import type { Zoom } from './timeline-shapes';
 import { listed } from './timeline-words';
 import type { IListed } from './timeline-words';
 
-/** Lines that are shown without asking, and all that are. */
+/** Number of lines shown at first, and in all. */
 const LATEST = 3;
 const ALL = 40;
 
@@ -19,13 +19,13 @@ export function WhatHappened(props: {
   store: IKiwiStore;
   gpu: IGpu;
   live: boolean;
-  /** The timeline's right edge: the time of what is known where nothing is live. */
+  /** The timeline's right edge: the time of the last state if nothing is live. */
   edge: number;
   zoom_s: Zoom;
 }) {
   const { store, gpu, live, edge, zoom_s } = props;
   const [open, setOpen] = React.useState(false);
-  // What goes on is told by the second, however rarely the picture is drawn.
+  // Entries that go on are updated each second, however rarely the picture is drawn.
   const goesOn = live && gpu.history.some(entry => entry.ended_at === null);
   useTicking(() => (goesOn ? Math.floor(store.now()) : 0));
   const lines = listed(gpu, goesOn ? store.now() : edge, zoom_s, ALL);

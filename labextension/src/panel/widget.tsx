@@ -22,7 +22,7 @@ export class KiwiPanelWidget extends ReactWidget {
     this.title.caption = 'Kiwi: who has the GPU, and for how long';
   }
 
-  /** How much of the timeline is shown until somebody chooses. */
+  /** The span of the timeline until the user chooses another. */
   set zoom_s(zoom_s: number) {
     this._zoom_s = zoom_s;
     this.update();
@@ -36,7 +36,7 @@ export class KiwiPanelWidget extends ReactWidget {
     );
   }
 
-  /** The command that shows it leads the keyboard into it, too. */
+  /** Moves the keyboard focus into the panel when the command shows it. */
   protected override onActivateRequest(message: Message): void {
     super.onActivateRequest(message);
     this.node.tabIndex = -1;

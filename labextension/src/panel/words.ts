@@ -1,6 +1,6 @@
-/** Times of day, durations and speeds in the panel's words. */
+/** Formats times of day, durations and speeds for the panel. */
 
-/** `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`: like the command line writes them. */
+/** `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`: as the command line writes them. */
 export function formatDuration(duration_s: number): string {
   if (duration_s < 9.95) {
     return `${Math.max(0, duration_s).toFixed(1)} s`;
@@ -15,13 +15,13 @@ export function formatDuration(duration_s: number): string {
   return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
 }
 
-/** What goes on is told in whole seconds: tenths would flicker. */
+/** Formats a duration that still grows in whole seconds: tenths would flicker. */
 export function formatSoFar(duration_s: number): string {
   const whole = Math.max(0, Math.floor(duration_s));
   return whole < 10 ? `${whole} s` : formatDuration(whole);
 }
 
-/** `3.2 GB/s` (decimal, as bus speeds are given); '' where it cannot be told. */
+/** `3.2 GB/s` (decimal, as bus speeds are given); '' if unknown. */
 export function formatSpeed(bytes: number, seconds: number): string {
   if (bytes <= 0 || seconds <= 0) {
     return '';
@@ -30,7 +30,7 @@ export function formatSpeed(bytes: number, seconds: number): string {
   return `${speed < 0.1 ? speed.toPrecision(1) : speed.toFixed(1)} GB/s`;
 }
 
-/** The reader's local time of day. */
+/** Formats the reader's local time of day. */
 export function formatClock(unix_s: number, seconds: boolean): string {
   const at = new Date(unix_s * 1000);
   const parts = [at.getHours(), at.getMinutes(), ...(seconds ? [at.getSeconds()] : [])];

@@ -1,4 +1,4 @@
-/** The notebooks and consoles that are open in this page, by their kernels. */
+/** The notebooks and consoles that are open in this page, by kernel. */
 
 import type { JupyterFrontEnd } from '@jupyterlab/application';
 import type { ISessionContext, IWidgetTracker } from '@jupyterlab/apputils';
@@ -15,7 +15,7 @@ export interface IDocument {
 }
 
 export class KiwiDocuments {
-  /** `trackers`: of notebooks, of consoles; those that this application has. */
+  /** `trackers` of notebooks and of consoles, as far as this application has them. */
   constructor(
     private readonly _shell: JupyterFrontEnd.IShell,
     private readonly _trackers: readonly KernelTracker[]
@@ -34,12 +34,12 @@ export class KiwiDocuments {
     _shell.currentChanged?.connect(changed);
   }
 
-  /** Another is in front, one came or went, or one has another kernel. */
+  /** Emitted when another is in front, one opens or closes, or one changes its kernel. */
   get changed(): ISignal<KiwiDocuments, void> {
     return this._changed;
   }
 
-  /** The notebook or console in front; null: something else is. */
+  /** The notebook or console in front; null if another widget is. */
   get current(): IDocument | null {
     const widget = this._shell.currentWidget;
     const tracker = widget === null ? undefined : this._trackers.find(each => each.has(widget));
@@ -54,7 +54,7 @@ export class KiwiDocuments {
     return found.filter(each => !each.widget.isDisposed);
   }
 
-  /** Brings the one with that kernel to the front; false: it is not open here. */
+  /** Brings the one with that kernel to the front; returns false if it is not open here. */
   activate(kernel: string): boolean {
     const document = this.all.find(each => each.kernel === kernel);
     if (kernel === '' || document === undefined) {

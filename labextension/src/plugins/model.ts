@@ -1,4 +1,4 @@
-/** The plugin that all others stand on: the stream, the model, the settings. */
+/** The plugin that all others use: the stream, the model, the settings. */
 
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { IConsoleTracker } from '@jupyterlab/console';
@@ -17,7 +17,7 @@ import { KiwiDocuments } from './documents';
 import { KiwiSettings } from './settings';
 import { IKiwi } from './token';
 
-/** Also the settings' id: package name and schema/plugin.json. */
+/** Also the id of the settings: package name and schema/plugin.json. */
 const ID = 'kiwi-jupyter:plugin';
 
 export const model: JupyterFrontEndPlugin<IKiwi> = {
@@ -55,7 +55,7 @@ export const model: JupyterFrontEndPlugin<IKiwi> = {
       stored => settings.follow(stored),
       reason => console.warn('Kiwi: its settings cannot be read; the defaults hold.', reason)
     );
-    // Not before JupyterLab shows its page: what Kiwi has to say can wait that long.
+    // Only once JupyterLab shows its page: Kiwi's news can wait that long.
     void app.started.then(() => stream.start());
     return { store, actions, rest, documents, settings };
   }
@@ -69,7 +69,7 @@ function streamInto(store: KiwiStore, rest: KiwiRest, settings: KiwiSettings): S
     forget: () => store.forget(),
     refused: error => store.setProblem(error.problem),
     connection: now => store.setConnection(now),
-    // Only to be able to say that a wait has ended.
+    // Needed only to report that a wait has ended.
     listensHidden: () => settings.get('notify') && ownPlaces(store.state).length > 0
   });
 }

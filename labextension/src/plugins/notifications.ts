@@ -62,7 +62,7 @@ function isSupported(): boolean {
   return typeof Notification !== 'undefined';
 }
 
-/** Long enough, and nobody was looking at it. */
+/** Returns whether the wait was long, and the user did not see it. */
 export function isWorthIt(wait: IEndedWait, kiwi: Pick<IKiwi, 'settings' | 'store'>): boolean {
   const { kernel_id } = wait.place.session;
   const seen = !document.hidden && kernel_id !== '' && kiwi.store.currentKernel === kernel_id;
@@ -87,7 +87,7 @@ function notify({ place, waited_s }: IEndedWait, kiwi: IKiwi): void {
   };
 }
 
-/** Asks for the browser's consent where that is open. To be called on a user's gesture only. */
+/** Asks for the browser's consent if it is not decided. Call it on a user's gesture only. */
 async function mayNotify(): Promise<boolean> {
   const permission =
     Notification.permission === 'default'
@@ -103,7 +103,7 @@ async function mayNotify(): Promise<boolean> {
   return permission === 'granted';
 }
 
-/** Switched on in the settings editor: consent needs a click here. */
+/** Offers to ask the browser: after a change in the settings editor, consent needs a click. */
 function offerToAsk(): void {
   if (isSupported() && Notification.permission === 'default') {
     LabNotification.info('Kiwi may notify you only with your browser’s consent.', {

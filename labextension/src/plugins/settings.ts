@@ -13,7 +13,7 @@ export interface ISettingValues {
   markTabs: boolean;
 }
 
-/** As in the schema: what holds until the settings are read, or where there are none. */
+/** The defaults of the schema: valid until the settings are read, or if there are none. */
 export const DEFAULTS: Readonly<ISettingValues> = {
   statusBar: true,
   bringBack: true,
@@ -33,12 +33,12 @@ export class KiwiSettings {
     await this._stored?.set(key, value);
   }
 
-  /** Some value is another now. */
+  /** Emitted when a value changed. */
   get changed(): ISignal<KiwiSettings, void> {
     return this._changed;
   }
 
-  /** The settings have been read. */
+  /** Resolves when the settings have been read. */
   follow(stored: ISettingRegistry.ISettings): void {
     this._stored = stored;
     stored.changed.connect(() => this._changed.emit());

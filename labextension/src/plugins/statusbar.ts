@@ -64,10 +64,10 @@ export class StatusItem extends Widget {
     this._look();
   }
 
-  /** What it says; null: nothing, and it wants no room. */
+  /** The text; null: nothing, and it takes no room. */
   status: IStatus | null = null;
 
-  /** It has something to say again, or nothing any more. */
+  /** Emitted when it gets a text, or loses it. */
   readonly appeared = new Signal<this, void>(this);
 
   override dispose(): void {
@@ -82,7 +82,7 @@ export class StatusItem extends Widget {
     if (status !== null && !same(before, status)) {
       this._button.textContent = status.text;
       this._button.title = status.label;
-      // What is seen comes first, so that it can also be said to the computer (WCAG 2.5.3).
+      // The visible text comes first, so that users can speak it to the computer (WCAG 2.5.3).
       this._button.setAttribute('aria-label', `${status.text}. ${status.label} Open Kiwi.`);
       this._button.dataset.tone = status.tone;
     }

@@ -9,7 +9,7 @@ import type { Widget } from '@lumino/widgets';
 
 import { IKiwi } from './token';
 
-/** How the kernel's display ids of waiting lines begin (kiwi_jupyter/kernel/display.py). */
+/** Prefix of the kernel's display ids of waiting lines (kiwi_jupyter/kernel/display.py). */
 const WAIT_ID = 'kiwi-wait-';
 const CLASS = 'jp-kiwiWaitLine';
 
@@ -30,7 +30,7 @@ export interface ICell {
   };
 }
 
-/** What a kernel says about one wait; an empty `html`: the wait is over. */
+/** A kernel's message about one wait; an empty `html`: the wait is over. */
 export interface IWait {
   readonly id: string;
   readonly cell: string;
@@ -56,7 +56,7 @@ export const waitLine: JupyterFrontEndPlugin<void> = {
           drawn.show(wait);
         }
       });
-      // A kernel that died or was restarted in mid-wait says no more.
+      // A kernel that died or was restarted in mid-wait sends no more messages.
       kernel.statusChanged.connect((_, status) => {
         if (status !== 'busy') {
           drawn.clear();
@@ -75,7 +75,7 @@ export const waitLine: JupyterFrontEndPlugin<void> = {
   }
 };
 
-/** `null`: the message is about something else. */
+/** Returns `null` if the message is about something else. */
 export function readWait(message: KernelMessage.IMessage): IWait | null {
   if (message.header.msg_type !== 'update_display_data') {
     return null;
@@ -113,7 +113,7 @@ export class WaitLines {
       line = { host, renderer };
       this._drawn.set(wait.id, line);
     }
-    // As trusted as what the cell itself displays: the same kernel says it while the cell runs.
+    // As trusted as the cell's own output: the same kernel sends it while the cell runs.
     const model = area.rendermime.createModel({ data: { 'text/html': wait.html }, trusted: true });
     void line.renderer.renderModel(model);
   }
@@ -136,7 +136,7 @@ export class WaitLines {
 
 type Renderer = ReturnType<NonNullable<ICell['outputArea']>['rendermime']['createRenderer']>;
 
-/** Of a notebook panel or a console panel. */
+/** Returns the cells of a notebook panel or a console panel. */
 function cellsOf(widget: Widget): readonly ICell[] {
   const { content, console } = widget as Widget & {
     content?: { widgets?: readonly ICell[] };
