@@ -99,7 +99,7 @@ export interface IWaiter {
    */
   readonly kept_out: string;
   readonly waiting_since: number;
-  /** When the wait is expected to end; null: nobody can tell. */
+  /** Expected end of the wait; null: unknown. */
   readonly expected_at: number | null;
   readonly expected_low_at: number | null;
   /** Likely between these two; null: not known. */
@@ -338,7 +338,7 @@ export interface IGpuDelta {
   readonly history?: readonly IHistory[];
 }
 
-/** What changed from `seq - 1` to `seq`. */
+/** The changes from `seq - 1` to `seq`. */
 export interface IDelta {
   readonly type: 'delta';
   readonly seq: number;

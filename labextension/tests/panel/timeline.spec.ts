@@ -122,7 +122,7 @@ describe('timeline', () => {
     expect(out?.x).toBeCloseTo(50.17, 1);
     expect(out?.title).toContain('moved 12 GiB out to system RAM in 1.0 s, 12.9 GB/s');
     expect(failed).toMatchObject({ direction: 'in', ok: false });
-    expect(failed?.title).toContain('could not be moved');
+    expect(failed?.title).toContain('could not move its memory');
   });
 
   it('does not call a move failed that is still under way', () => {
