@@ -100,9 +100,12 @@ class Stage:
         self._take(self.b, B_MIB)
         self._new_a()
         for kernel in (self.a, self.b):
-            session = self.daemon.session(kernel.pid)
-            assert session is not None
-            assert session["pager"] == pager, session
+            # A child's library has to report, too, before it counts as moved by it.
+            wait_until(lambda pid=kernel.pid: self._moved_by(pid) == pager, pager, AGAIN_WITHIN_S)
+
+    def _moved_by(self, pid: int) -> str:
+        session = self.daemon.session(pid)
+        return "" if session is None else str(session["pager"])
 
     def close(self) -> None:
         self._stack.close()
