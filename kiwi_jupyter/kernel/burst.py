@@ -62,10 +62,9 @@ class Burst:
 
     @property
     def suspended(self) -> Waiting | None:
-        """Return the message about a granted burst that is suspended; ``None``: it goes on."""
-        ticket = self._ticket
-        said = ticket.last_waiting if ticket is not None and self.held else None
-        return said if said is not self._before else None
+        """Return the message about a burst that somebody is in and that is suspended; ``None``:
+        there is none, or it goes on."""
+        return self._put_off() if self._members else None
 
     def is_in(self, member: Hashable) -> bool:
         return member in self._members
@@ -75,8 +74,10 @@ class Burst:
         ``member`` is not in then."""
         with self._lock:
             self._grace.stop()
-            if not self._members and not client.connected:
-                self._end()  # the next one asks, and hears that there is no daemon
+            if not self._members and (not client.connected or self._put_off()):
+                # Without a daemon the next request says so. A burst that was suspended in its
+                # grace has lost its turn: this cell waits for one of its own.
+                self._end()
             if self._ticket is None:
                 self._ticket = client.begin()
                 self._client = client
@@ -136,6 +137,12 @@ class Burst:
     def abandon(self) -> None:
         """Forget everything, in the child after ``fork``: the lease is the parent's."""
         self.__init__(GcGuard(enabled=False))  # type: ignore[misc]
+
+    def _put_off(self) -> Waiting | None:
+        """Return the message about a granted burst that is suspended."""
+        ticket = self._ticket
+        said = ticket.last_waiting if ticket is not None and self._held else None
+        return said if said is not self._before else None
 
     def _end(self) -> None:
         ticket, client, held = self._ticket, self._client, self._held

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from kiwi_core.wire.messages import Acquire, EndBurst, Release
+from kiwi_core.wire.messages import Acquire, EndBurst, Release, Waiting
 from kiwi_jupyter.kernel.config import Kiwi
 from kiwi_jupyter.kernel.grace import Grace
 from tests.client.scripted_daemon import eventually
@@ -63,6 +63,23 @@ def test_a_cpu_cell_does_not_keep_the_turn(daemon: ScriptedDaemon, make_kernel: 
         ended.touch()
         kernel.finish(cell)
         assert len(daemon.heard(Acquire)) == 1
+
+
+def test_a_turn_that_is_lost_between_two_cells_is_not_kept(
+    daemon: ScriptedDaemon, make_kernel: Any
+) -> None:
+    """The burst was suspended in its grace: the next cell waits for a turn of its own."""
+    with make_kernel(config=LONG_GRACE) as kernel:
+        kernel.check("import tripgpu; tripgpu.use()")
+        [first] = daemon.heard(Acquire)
+        daemon.peer.say(Waiting(burst=first.burst, position=1, ahead=1, holder="other.ipynb"))
+        kernel.check("import kiwi_jupyter.kernel as extension")
+        heard = "extension._loaded.burst._ticket.last_waiting is not None"
+        eventually(lambda: kernel.check(heard).result == "True")
+        assert daemon.heard(EndBurst) == []
+        kernel.check("tripgpu.use()")
+        assert len(daemon.heard(Acquire)) == 2
+        assert len(daemon.heard(EndBurst)) == 1
 
 
 def test_release_and_off_end_the_turn_at_once(daemon: ScriptedDaemon, make_kernel: Any) -> None:
