@@ -14,11 +14,16 @@ BIN := .venv/bin
 OLD := .venvs/old
 CLIENTS := .venvs/clients
 STEP := .ci/step
-STAGES := lint types imports docs ts core-tests unit-tests server-tests kernel-tests kernel-tests-old \
-          e2e-tests blackbox-tests ui-tests
+STAGES := lint types imports docs ts core-tests unit-tests server-tests kernel-tests e2e-tests \
+          blackbox-tests ui-tests
+THOROUGH_STAGES := kernel-tests-old thorough-tests thorough-blackbox thorough-ui
 # In CI what fails is tried once more, and listed as rerun: on a busy machine one of 2,500 tests with
 # real processes may come too late. Here a failure is a failure.
 PYTEST := $(BIN)/python -m pytest -q $(if $(CI),--reruns 1 -raR)
+# tests/thorough.txt names the tests that only `make test-all` runs.
+DEFAULT := not gpu and not slow and not wheels
+QUICK := -m '$(DEFAULT) and not thorough'
+THOROUGH := -m '$(DEFAULT) and thorough'
 READY := .venv/.kiwi-ready
 OLD_READY := $(OLD)/.kiwi-ready
 CLIENTS_READY := $(CLIENTS)/.kiwi-ready
@@ -34,7 +39,7 @@ LAB_SOURCES := $(shell find $(LAB)/src $(LAB)/schema $(LAB)/style -type f) \
 # A developer's own settings must not decide what the tests see.
 unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
 
-.PHONY: help setup lab test fast lint types imports docs docs-links ts panel-pictures core-tests unit-tests server-tests \
+.PHONY: help setup lab test test-all fast lint types imports docs docs-links ts panel-pictures core-tests unit-tests server-tests \
         kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles truth soak fuzz demo bench \
         wheels format hooks lock clean
 
@@ -46,8 +51,11 @@ setup: $(READY) $(OLD_READY) $(CLIENTS_READY)  ## make the virtual environments 
 
 lab: $(LAB_READY)  ## build the labextension anew where its sources changed, and put it into .venv
 
-test:  ## set up everything, pass everything (what CI runs)
+test:  ## set up everything, run every kind of test
 	@MAKE='$(MAKE)' .ci/stages $(STAGES)
+
+test-all:  ## the tests that `make test` leaves out: more combinations, seeds and the oldest versions
+	@MAKE='$(MAKE)' .ci/stages $(THOROUGH_STAGES)
 
 fast: lint types imports fast-tests  ## lint, types and the quick tests of the Python side: under a minute
 
@@ -86,32 +94,42 @@ fast-tests: $(READY)
 	  tests/wire tests/sched tests/client tests/tooling --ignore=tests/sched/test_simulation.py
 
 core-tests: $(READY)  ## scheduler and protocol, with the gate: every branch covered
-	@COVERAGE_FILE=.coverage.core $(STEP) core-tests $(BIN)/coverage run -m pytest -q tests/sched tests/wire
+	@COVERAGE_FILE=.coverage.core $(STEP) core-tests $(BIN)/coverage run -m pytest -q $(QUICK) tests/sched tests/wire
 	@COVERAGE_FILE=.coverage.core $(STEP) core-coverage $(BIN)/coverage report --skip-covered
 
 unit-tests: $(READY) $(CLIENTS_READY)  ## everything that has no target of its own
-	@$(STEP) unit-tests $(PYTEST) -n 3 tests --ignore=tests/sched --ignore=tests/wire --ignore=tests/kernel \
+	@$(STEP) unit-tests $(PYTEST) $(QUICK) -n 3 tests --ignore=tests/sched --ignore=tests/wire --ignore=tests/kernel \
 	  --ignore=tests/server_ext --ignore=tests/e2e --ignore=tests/blackbox --ignore=tests/ui
 
 server-tests: $(READY)  ## the server extension: routes, stream, placement of kernels
-	@$(STEP) server-tests $(PYTEST) tests/server_ext
+	@$(STEP) server-tests $(PYTEST) $(QUICK) -n 3 tests/server_ext
 
 kernel-tests: $(READY)  ## the notebook side, on current ipykernel and IPython
-	@$(STEP) kernel-tests $(PYTEST) tests/kernel
+	@$(STEP) kernel-tests $(PYTEST) $(QUICK) -n 3 tests/kernel
 
 kernel-tests-old: $(OLD_READY)  ## the same on the oldest ipykernel and IPython supported
 	@KIWI_TEST_KERNEL_PYTHON=$(abspath $(OLD)/bin/python) \
 	  $(STEP) kernel-tests-old $(OLD)/bin/python -m pytest -q -p no:cacheprovider tests/kernel
 
 e2e-tests: $(READY)  ## real kernels and daemons on the emulated driver
-	@$(STEP) e2e-tests $(PYTEST) tests/e2e
+	@$(STEP) e2e-tests $(PYTEST) $(QUICK) -n 3 tests/e2e
 
 # Two at a time: they mostly wait. A module, or a class, shares daemons and kernels: it stays together.
 blackbox-tests: $(READY)  ## the installed command, real kernels and servers: whom anybody could kill or ask
-	@$(STEP) blackbox-tests $(PYTEST) -n 2 --dist loadscope tests/blackbox
+	@$(STEP) blackbox-tests $(PYTEST) $(QUICK) -n 2 --dist loadscope tests/blackbox
 
 ui-tests: $(LAB_READY)  ## JupyterLab and Notebook in a real browser (needs Chromium)
-	@$(STEP) ui-tests $(PYTEST) tests/ui
+	@$(STEP) ui-tests $(PYTEST) $(QUICK) tests/ui
+
+.PHONY: thorough-tests thorough-blackbox thorough-ui
+thorough-tests: $(READY) $(CLIENTS_READY)
+	@$(STEP) thorough-tests $(PYTEST) $(THOROUGH) -n 3 tests --ignore=tests/blackbox --ignore=tests/ui
+
+thorough-blackbox: $(READY)
+	@$(STEP) thorough-blackbox $(PYTEST) $(THOROUGH) -n 2 --dist loadscope tests/blackbox
+
+thorough-ui: $(LAB_READY)
+	@$(STEP) thorough-ui $(PYTEST) $(THOROUGH) tests/ui
 
 blackbox: $(READY)  ## the same with all cases: each victim in each state with each pager
 	@$(STEP) blackbox $(PYTEST) -m 'slow or not slow' -n 2 --dist loadscope tests/blackbox

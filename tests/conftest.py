@@ -20,6 +20,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests/support"))
 
 import hosts  # noqa: E402
+import thorough  # noqa: E402
+
+THOROUGH = thorough.pattern(*thorough.lines())
 
 TEARDOWN_S = 150.0
 """For the fixtures of a test that has failed: they end programs, 20 s each at most."""
@@ -48,6 +51,11 @@ def hosts_stay_up(request: pytest.FixtureRequest) -> Iterator[None]:
             "Suspend such a program first, or let it end by itself.",
             pytrace=False,
         )
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if THOROUGH.fullmatch(item.nodeid):
+        item.add_marker("thorough")
 
 
 @pytest.hookimpl(trylast=True)

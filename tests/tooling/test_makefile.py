@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import thorough
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_OUTER_MAKE = {name: v for name, v in os.environ.items() if not name.startswith("MAKE")}
@@ -41,10 +43,10 @@ def test_everything_that_help_names_is_a_target() -> None:
     assert described() == set(re.findall(r"^([a-z0-9-]+):.*##", text, re.MULTILINE))
 
 
-def stages() -> list[str]:
-    """The targets that `make test` makes, one after another."""
+def stages(name: str = "STAGES") -> list[str]:
+    """The targets that `make test` (``THOROUGH_STAGES``: `make test-all`) makes, one by one."""
     text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
-    found = re.search(r"^STAGES := (.*)$", text, re.MULTILINE)
+    found = re.search(rf"^{name} := (.*)$", text, re.MULTILINE)
     assert found
     return found[1].split()
 
@@ -92,6 +94,38 @@ def test_make_test_reaches_every_test_directory(commands_of_test: str) -> None:
                 for suite in suites
             )
             assert named or swept, f"make test leaves out {name}"
+
+
+def test_every_line_of_the_thorough_tests_names_a_test() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-m", "thorough", "tests"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    named = [line for line in done.stdout.splitlines() if "::" in line]
+    for line in thorough.lines():
+        assert any(map(thorough.pattern(line).fullmatch, named)), line
+
+
+def test_what_make_test_leaves_out_make_test_all_runs() -> None:
+    """Each suite of `make test` deselects the thorough tests, and each directory is in a suite of
+    `make test-all`."""
+    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    suites = {
+        name: recipe
+        for name, recipe in re.findall(r"^([a-z-]+):.*\n((?:\t.*\n)+)", text, re.MULTILINE)
+        if " tests" in recipe
+    }
+    quick = [name for name in stages() if name in suites]
+    assert len(quick) >= 7
+    assert all("$(QUICK)" in suites[name] for name in quick)
+    rest = [suites[name] for name in stages("THOROUGH_STAGES") if "$(THOROUGH)" in suites[name]]
+    assert len(rest) == 3
+    left_out = set(re.findall(r"--ignore=(\S+)", " ".join(rest)))
+    assert all(any(f" {directory}\n" in recipe for recipe in rest) for directory in left_out)
 
 
 @pytest.mark.parametrize(
