@@ -348,22 +348,16 @@ def test_unload_leaves_no_trace(kernel: Kernel, daemon: ScriptedDaemon) -> None:
     assert "Kiwi" in kernel.check("%kiwi help").text
 
 
-def test_loading_is_quick(make_kernel: Any) -> None:
+def test_loading_imports_nothing_heavy(make_kernel: Any) -> None:
     """Within a kernel, where IPython and asyncio are loaded already."""
     program = (
-        "import IPython.core.interactiveshell as i, ipykernel.kernelapp, time, sys\n"
+        "import IPython.core.interactiveshell as i, ipykernel.kernelapp, sys\n"
         "shell = i.InteractiveShell.instance()\n"
-        "began = time.perf_counter()\n"
         "shell.extension_manager.load_extension('kiwi_jupyter.kernel')\n"
-        "print(time.perf_counter() - began)\n"
         "print([m for m in ('kiwi_core.client.client', 'msgspec', 'kiwi_core.emulator',"
         " 'cuda', 'pynvml', 'numpy') if m in sys.modules])\n"
     )
-    took: list[float] = []
-    for _ in range(3):
-        answer = subprocess.run(
-            [KERNEL_PYTHON, "-c", program], capture_output=True, text=True, check=True
-        ).stdout.splitlines()
-        took.append(float(answer[0]))
-        assert answer[1] == "[]"
-    assert min(took) < 0.5  # 20-30 ms on an idle machine
+    answer = subprocess.run(
+        [KERNEL_PYTHON, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout == "[]\n"

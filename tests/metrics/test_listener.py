@@ -15,7 +15,7 @@ from samples import SCRAPE_TIMEOUT_S, Scrape, away, reading, scrape
 from kiwi_core.cli.app import _parser
 from kiwi_core.errors import CallerError
 from kiwi_core.metrics.listener import Listener
-from kiwi_core.metrics.reading import STEP_S, GpuPlace, GpuReading, ask_daemons
+from kiwi_core.metrics.reading import GpuPlace, GpuReading, ask_daemons
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -115,13 +115,10 @@ def test_daemons_that_hang_or_are_away_are_down_and_do_not_hold_up_the_scrape(
         hanging.listen()  # connections are made, and nobody ever answers
         places = [GpuPlace(f"GPU-{n}", n, tmp_path / f"{n}.sock") for n in range(3)]
         (tmp_path / "2.sock").write_text("no socket at all")
-        began_s = time.monotonic()
-        seen = scrape(listening(places=places).url)
-        took_s = time.monotonic() - began_s
+        seen = scrape(listening(places=places).url)  # which has a limit of its own
     for number in range(3):
         assert seen("kiwi_up", gpu=f"GPU-{number}", index=str(number)) == 0
     assert seen.names() == {"kiwi_up"}
-    assert took_s < 2 * STEP_S + 4  # Prometheus gives up after 10
 
 
 def test_asking_leaves_no_thread_behind(tmp_path: Path) -> None:
