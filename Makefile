@@ -40,7 +40,7 @@ LAB_SOURCES := $(shell find $(LAB)/src $(LAB)/schema $(LAB)/style -type f) \
 unexport KIWI_DISABLE KIWI_GPU KIWI_SOCKET_DIR KIWI_STATE_DIR KIWI_DAEMON_ARGS
 
 .PHONY: help setup lab test test-all fast lint types imports docs docs-links ts panel-pictures core-tests unit-tests server-tests \
-        kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles truth soak fuzz demo bench \
+        kernel-tests kernel-tests-old e2e-tests blackbox-tests ui-tests blackbox profiles truth mutations soak fuzz demo bench \
         wheels format hooks lock clean
 
 help:  ## list what can be made
@@ -102,7 +102,7 @@ unit-tests: $(READY) $(CLIENTS_READY)  ## everything that has no target of its o
 	  --ignore=tests/server_ext --ignore=tests/e2e --ignore=tests/blackbox --ignore=tests/ui
 
 server-tests: $(READY)  ## the server extension: routes, stream, placement of kernels
-	@$(STEP) server-tests $(PYTEST) $(QUICK) -n 3 tests/server_ext
+	@$(STEP) server-tests $(PYTEST) $(QUICK) -n 3 --dist loadscope tests/server_ext
 
 kernel-tests: $(READY)  ## the notebook side, on current ipykernel and IPython
 	@$(STEP) kernel-tests $(PYTEST) $(QUICK) -n 3 tests/kernel
@@ -119,7 +119,7 @@ blackbox-tests: $(READY)  ## the installed command, real kernels and servers: wh
 	@$(STEP) blackbox-tests $(PYTEST) $(QUICK) -n 2 --dist loadscope tests/blackbox
 
 ui-tests: $(LAB_READY)  ## JupyterLab and Notebook in a real browser (needs Chromium)
-	@$(STEP) ui-tests $(PYTEST) $(QUICK) tests/ui
+	@$(STEP) ui-tests $(PYTEST) $(QUICK) -n 2 --dist loadscope tests/ui
 
 .PHONY: thorough-tests thorough-blackbox thorough-ui
 thorough-tests: $(READY) $(CLIENTS_READY)
@@ -142,6 +142,9 @@ profiles: $(READY)  ## pager, daemon and e2e-tests on each named emulated driver
 # Its report is in test-artifacts/ui/crowded-surfaces.txt.
 truth: $(LAB_READY)  ## a crowded GPU for MINUTES=30, every surface compared at random moments (needs Chromium)
 	@KIWI_TRUTH_MINUTES=$(or $(MINUTES),30) $(STEP) truth $(PYTEST) tests/ui/test_crowded_surfaces.py
+
+mutations: $(READY)  ## break Kiwi in thirty places, one after another: does make test notice each?
+	@$(BIN)/python tests/mutations.py
 
 soak: $(READY)  ## everything at once for HOURS=24 (0.05, say, too); SEED= repeats one
 	@$(BIN)/python tests/blackbox/soak.py --hours $(or $(HOURS),24) $(if $(SEED),--seed $(SEED))

@@ -15,6 +15,7 @@ from daemon import wait_until
 from session_program import SessionProgram
 
 from kiwi_core import emulator
+from kiwi_core.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,6 +92,11 @@ def test_a_program_whose_library_is_not_connected_is_left_to_itself(
     elsewhere = {"KIWI_SOCKET_DIR": str(tmp_path)}
     one = SessionProgram(daemon, 40, environment=elsewhere)
     try:
+        # Only a daemon that has seen what ``one`` has keeps ``other`` waiting for it.
+        daemon.wait_for(
+            lambda s: any(x.pid == one.pid and x.resident_bytes >= 40 * MIB for x in s.sessions),
+            "its memory is known",
+        )
         other = program(daemon)
         other.begin_take(40, 2)
         shown = daemon.wait_for(

@@ -1,0 +1,283 @@
+"""Break Kiwi in thirty places that matter, and see whether ``make test`` notices each.
+
+``python tests/mutations.py`` applies one change at a time to a copy of the checkout and runs tests
+there, without those that only ``make test-all`` runs. It prints the test that failed, and fails if
+a change went unnoticed. ``python tests/mutations.py 3 7`` tries only these.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = ("kiwi_core", "kiwi_jupyter", "tests", "docs", "packaging", "benchmarks", "examples")
+QUICK = "not gpu and not slow and not wheels and not thorough"
+LIMIT_S = 600
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """``old``, which ``file`` has once, becomes ``new``: the ``tests`` must fail."""
+
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+SCHED = "tests/sched"
+PAGER = "tests/pager"
+DAEMON = "tests/daemon"
+
+MUTATIONS = (
+    # Room and turns
+    Mutation(
+        "kiwi_core/sched/rules/room.py",
+        "    if short <= 0:\n        return RoomState.READY, None",
+        "    if short <= st.total_bytes:\n        return RoomState.READY, None",
+        SCHED,
+    ),
+    Mutation(
+        "kiwi_core/sched/rules/room.py",
+        "if victim.resident_bytes > left_bytes:",
+        "if victim.resident_bytes < 0:",
+        SCHED,
+    ),
+    Mutation("kiwi_core/sched/rules/room.py", "if must_stay(victim):", "if False:", SCHED),
+    Mutation(
+        "kiwi_core/sched/rules/room.py",
+        "if victim is beside or victim.op is not None:",
+        "if victim is beside:",
+        SCHED,
+    ),
+    Mutation(
+        "kiwi_core/sched/rules/room.py",
+        "with_margin = expected + st.margin_bytes + session.extra_room_bytes",
+        "with_margin = expected + session.extra_room_bytes",
+        SCHED,
+    ),
+    Mutation(
+        "kiwi_core/sched/rules/immovable.py",
+        "return session.mid_burst or session.at_work or bool(session.stopped)",
+        "return session.mid_burst or session.at_work",
+        SCHED,
+    ),
+    Mutation("kiwi_core/sched/rules/turns.py", "    if waiter.stopped:", "    if False:", SCHED),
+    Mutation(
+        "kiwi_core/sched/rules/turns.py",
+        "early = st.now_ns < runner.granted_ns + st.quantum_ns(runner)",
+        "early = st.now_ns <= runner.granted_ns",
+        SCHED,
+    ),
+    Mutation(
+        "kiwi_core/sched/rules/bursts.py",
+        "    session.home = Home.LOST\n",
+        "    session.home = Home.OUT\n",
+        SCHED,
+    ),
+    Mutation(
+        "kiwi_core/sched/rules/bursts.py",
+        "    session.want = Want.NONE\n",
+        "",
+        SCHED,
+    ),
+    # The wire
+    Mutation(
+        "kiwi_core/wire/framing.py",
+        "_decode(_client_decoder, CLIENT_TYPES, line, _REQUEST_MAX_BYTES)",
+        "_decode(_client_decoder, CLIENT_TYPES, line, _FRAME_MAX_BYTES)",
+        "tests/wire",
+    ),
+    # One operation of the checkpoint pager
+    Mutation(
+        "kiwi_core/pager/checkpoint/transaction.py",
+        "        await self._check_beforehand()\n",
+        "",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/checkpoint/transaction.py",
+        "unlock_all([*out, *in_state(members, CheckpointState.LOCKED)])",
+        "unlock_all(out)",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/checkpoint/transaction.py",
+        "if in_state(members, CheckpointState.CHECKPOINTED):",
+        "if False:",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/checkpoint/transaction.py",
+        "        if failed or gone:",
+        "        if failed:",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/checkpoint/transaction.py",
+        "if need_bytes and available_bytes < need_bytes:",
+        "if False:",
+        PAGER,
+    ),
+    Mutation(
+        "kiwi_core/pager/checkpoint/fitness.py",
+        "_uvm_mappings(ref.pid, root) > _UVM_MAPPINGS",
+        "False",
+        PAGER,
+    ),
+    # Who may do what
+    Mutation(
+        "kiwi_core/daemon/base/peers.py",
+        "return peer.uid in (owner_uid, 0)",
+        "return True",
+        DAEMON,
+    ),
+    Mutation(
+        "kiwi_core/daemon/base/peers.py",
+        "return peer.uid == owner_uid or self._is_admin(peer)",
+        "return True",
+        DAEMON,
+    ),
+    Mutation(
+        "kiwi_core/daemon/base/peers.py",
+        "        return self._is_admin(peer)\n\n    def _is_admin",
+        "        return True\n\n    def _is_admin",
+        DAEMON,
+    ),
+    Mutation(
+        "kiwi_core/daemon/base/peers.py",
+        "if not processes.runs_as(ref.pid, peer.uid):",
+        "if False:",
+        DAEMON,
+    ),
+    Mutation(
+        "kiwi_core/daemon/sessions/requests.py",
+        "if member.kept_out == ADMIN and not self._rights.may_set(connection.peer):",
+        "if False:",
+        f"{DAEMON} tests/blackbox/test_admins.py",
+    ),
+    Mutation(
+        "kiwi_core/client/directory.py",
+        "return uid in (0, os.getuid())",
+        "return True",
+        "tests/client tests/blackbox/test_strangers.py",
+    ),
+    Mutation(
+        "kiwi_core/client/directory.py",
+        "    if found.st_mode & _WRITABLE:",
+        "    if False:",
+        "tests/client",
+    ),
+    # System RAM
+    Mutation(
+        "kiwi_core/daemon/links/host_budget.py",
+        "return max(0, said_bytes - untrue_bytes)",
+        "return said_bytes",
+        f"{DAEMON} tests/blackbox/test_lies.py",
+    ),
+    # The gate and the moves of the library
+    Mutation(
+        "kiwi_core/preload/src/gate.c",
+        "        if (!wait_until(nobody_inside, until_ns)) break;\n",
+        "",
+        "tests/preload",
+    ),
+    Mutation(
+        "kiwi_core/preload/src/gate.c",
+        "    bool good = wait_until(nobody_at_all, until_ns);",
+        "    bool good = true;",
+        "tests/preload",
+    ),
+    Mutation(
+        "kiwi_core/preload/src/gate.c",
+        "    futex_wake(&kp_gate_state); /* threads that wait at the closed gate must ask */\n",
+        "",
+        "tests/preload",
+    ),
+    # The pool of movers
+    Mutation(
+        "kiwi_core/movers/pool.py",
+        "self._give_back(worker) if answered else self._kill(worker)",
+        "self._give_back(worker)",
+        "tests/movers",
+    ),
+    # The notebook
+    Mutation(
+        "kiwi_jupyter/kernel/burst.py",
+        "(not client.connected or self._put_off())",
+        "not client.connected",
+        "tests/kernel/test_turns.py",
+    ),
+    Mutation(
+        "kiwi_jupyter/server_ext/handlers.py",
+        "if not any(one.id == session and one.mine for",
+        "if not any(one.id == session for",
+        "tests/server_ext",
+    ),
+)
+
+
+def copy(into: Path) -> None:
+    for name in COPIED:
+        if (ROOT / name).exists():
+            leave_out = shutil.ignore_patterns("__pycache__", "node_modules", ".hypothesis")
+            shutil.copytree(ROOT / name, into / name, ignore=leave_out, symlinks=True)
+    for file in ROOT.iterdir():
+        if file.is_file():
+            shutil.copy2(file, into)
+
+
+def caught_by(mutation: Mutation, checkout: Path) -> str:
+    """Return the test that fails with ``mutation``; "" if all pass."""
+    file = checkout / mutation.file
+    whole = file.read_text()
+    if whole.count(mutation.old) != 1:
+        raise SystemExit(f"{mutation.file} has {whole.count(mutation.old)} times: {mutation.old}")
+    file.write_text(whole.replace(mutation.old, mutation.new))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-n", "2", "-m", QUICK,
+             "-p", "no:cacheprovider", *mutation.tests.split()],
+            cwd=checkout, env={**os.environ, "PYTHONPATH": str(checkout)},
+            capture_output=True, text=True, timeout=LIMIT_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"(not within {LIMIT_S} s)"
+    finally:
+        file.write_text(whole)
+    if done.returncode == 0:
+        return ""
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return failed[1] if failed else f"(pytest ended with {done.returncode})"
+
+
+def main() -> int:
+    chosen = [int(word) for word in sys.argv[1:]] or list(range(len(MUTATIONS)))
+    unnoticed = []
+    with tempfile.TemporaryDirectory(prefix="kiwi-mutations-") as directory:
+        checkout = Path(directory)
+        copy(checkout)
+        for number in chosen:
+            mutation = MUTATIONS[number]
+            began_s = time.monotonic()
+            test = caught_by(mutation, checkout)
+            took_s = time.monotonic() - began_s
+            change = " ".join(mutation.old.split())[:60]
+            print(f"{number:2} {took_s:4.0f} s  {mutation.file}: {change}", flush=True)
+            print(f"           {test or 'UNNOTICED'}", flush=True)
+            if not test:
+                unnoticed.append(number)
+    print(f"{len(chosen) - len(unnoticed)} of {len(chosen)} noticed; unnoticed: {unnoticed}")
+    return 1 if unnoticed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
