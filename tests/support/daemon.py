@@ -102,10 +102,14 @@ class Daemon:
     def kill_all(self) -> None:
         """SIGKILL the supervisor and its daemons at once, as an out-of-memory killer might."""
         assert self.process is not None
-        family = psutil.Process(self.process.pid).children(recursive=True)
-        for process in (self.process, *family):
-            with suppress(psutil.NoSuchProcess):  # movers may end by themselves
-                process.kill()
+        supervisor = psutil.Process(self.process.pid)
+        family = supervisor.children(recursive=True)
+        # All are stopped before the first is killed: a daemon whose supervisor ends would leave in
+        # good order, and take its socket with it.
+        for way in (psutil.Process.suspend, psutil.Process.kill):
+            for process in (supervisor, *family):
+                with suppress(psutil.NoSuchProcess):  # movers may end by themselves
+                    way(process)
         self.process.wait()
         wait_until(lambda: all(map(_ended, family)), "its daemons end")
 
