@@ -119,7 +119,7 @@ blackbox-tests: $(READY)  ## the installed command, real kernels and servers: wh
 	@$(STEP) blackbox-tests $(PYTEST) $(QUICK) -n 2 --dist loadscope tests/blackbox
 
 ui-tests: $(LAB_READY)  ## JupyterLab and Notebook in a real browser (needs Chromium)
-	@$(STEP) ui-tests $(PYTEST) $(QUICK) -n 2 --dist loadscope tests/ui
+	@$(STEP) ui-tests $(PYTEST) $(QUICK) tests/ui
 
 .PHONY: thorough-tests thorough-blackbox thorough-ui
 thorough-tests: $(READY) $(CLIENTS_READY)
