@@ -35,7 +35,9 @@ class Mutation:
 
 SCHED = "tests/sched"
 PAGER = "tests/pager"
-DAEMON = "tests/daemon"
+USERS = (
+    "tests/daemon/test_other_users.py tests/daemon/test_link_owner.py tests/daemon/test_usage.py"
+)
 
 MUTATIONS = (
     # Room and turns
@@ -138,37 +140,37 @@ MUTATIONS = (
         "kiwi_core/daemon/base/peers.py",
         "return peer.uid in (owner_uid, 0)",
         "return True",
-        DAEMON,
+        USERS,
     ),
     Mutation(
         "kiwi_core/daemon/base/peers.py",
         "return peer.uid == owner_uid or self._is_admin(peer)",
         "return True",
-        DAEMON,
+        USERS,
     ),
     Mutation(
         "kiwi_core/daemon/base/peers.py",
         "        return self._is_admin(peer)\n\n    def _is_admin",
         "        return True\n\n    def _is_admin",
-        DAEMON,
+        USERS,
     ),
     Mutation(
         "kiwi_core/daemon/base/peers.py",
         "if not processes.runs_as(ref.pid, peer.uid):",
         "if False:",
-        DAEMON,
+        USERS,
     ),
     Mutation(
         "kiwi_core/daemon/sessions/requests.py",
         "if member.kept_out == ADMIN and not self._rights.may_set(connection.peer):",
         "if False:",
-        f"{DAEMON} tests/blackbox/test_admins.py",
+        "tests/blackbox/test_admins.py",
     ),
     Mutation(
         "kiwi_core/client/directory.py",
         "return uid in (0, os.getuid())",
         "return True",
-        "tests/client tests/blackbox/test_strangers.py",
+        "tests/client",
     ),
     Mutation(
         "kiwi_core/client/directory.py",
@@ -181,26 +183,26 @@ MUTATIONS = (
         "kiwi_core/daemon/links/host_budget.py",
         "return max(0, said_bytes - untrue_bytes)",
         "return said_bytes",
-        f"{DAEMON} tests/blackbox/test_lies.py",
+        "tests/blackbox/test_lies.py",
     ),
     # The gate and the moves of the library
     Mutation(
         "kiwi_core/preload/src/gate.c",
         "        if (!wait_until(nobody_inside, until_ns)) break;\n",
         "",
-        "tests/preload",
+        "tests/preload/link/test_shut.py tests/preload/interposer",
     ),
     Mutation(
         "kiwi_core/preload/src/gate.c",
         "    bool good = wait_until(nobody_at_all, until_ns);",
         "    bool good = true;",
-        "tests/preload",
+        "tests/preload/link/test_shut.py tests/preload/interposer",
     ),
     Mutation(
         "kiwi_core/preload/src/gate.c",
         "    futex_wake(&kp_gate_state); /* threads that wait at the closed gate must ask */\n",
         "",
-        "tests/preload",
+        "tests/preload/link/test_shut.py tests/preload/interposer",
     ),
     # The pool of movers
     Mutation(
@@ -220,7 +222,7 @@ MUTATIONS = (
         "kiwi_jupyter/server_ext/handlers.py",
         "if not any(one.id == session and one.mine for",
         "if not any(one.id == session for",
-        "tests/server_ext",
+        "tests/server_ext/test_actions.py tests/server_ext/test_rights.py",
     ),
 )
 
