@@ -19,12 +19,12 @@ from kiwi_core.simulate.fleet import Plan, Work
 from kiwi_core.simulate.fleet import run as run_fleet
 from kiwi_core.simulate.measure import Measures, summarise
 from kiwi_core.simulate.mixes import MIXES
-from kiwi_core.simulate.model import GB, Faults, Machine, Setup
+from kiwi_core.simulate.model import GB, Cluster, Faults, Machine, Placing, Setup
 from kiwi_core.simulate.picture import waits_svg
 from kiwi_core.simulate.recorded import read
 from kiwi_core.simulate.trace import Recorded, Trace, from_lines, to_lines
 from kiwi_core.states import AntiThrash
-from kiwi_core.units import GIB, TIB, parse_size_bytes, seconds_to_ns
+from kiwi_core.units import GIB, TIB, ns_to_seconds, parse_size_bytes, seconds_to_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +38,8 @@ EPILOG = f"""\
 mixes:
 {chr(10).join(f"  {name:10} {mix.summary}" for name, mix in MIXES.items())}
 
-A day of eight sessions takes seconds; 1,000 GPUs of ten notebooks minutes.
+A day of eight sessions takes seconds; 1,000 GPUs of ten notebooks minutes. With --nodes, sessions
+of the mix come and go, and --place says who chooses their node and GPU.
 
 examples:
   kiwi simulate --mix 6+1 --tq 10 30 60
@@ -46,6 +47,7 @@ examples:
   kiwi simulate --mix notebooks --gpus 100 --jobs 2 --json results.json
   kiwi simulate --anonymise GPU-0d1e.journal -o trace.json     to send to somebody
   kiwi simulate --trace trace.json --policy round-robin
+  kiwi simulate --nodes 125 --gpus 8 --sessions 10 --place pack spread wait
 """
 
 DEFAULT_MIX = "notebooks"
@@ -103,9 +105,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="when sessions are run one at a time (default: the journal's, else on)",
     )  # fmt: skip
     _add_machine(parser)
+    _add_cluster(parser)
     parser.add_argument(
         "--gpus", type=_whole(1, GPUS_MAX), default=1, metavar="N",
-        help="so many GPUs, each with another seed, counted together (default: 1)",
+        help="so many GPUs, each with another seed, counted together; with --nodes, of each node "
+        "(default: 1)",
     )  # fmt: skip
     parser.add_argument(
         "--jobs", type=_whole(1, 1024), default=len(os.sched_getaffinity(0)), metavar="N",
@@ -154,12 +158,43 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
         )  # fmt: skip
 
 
+def _add_cluster(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("a cluster")
+    group.add_argument(
+        "--nodes", type=_whole(1, GPUS_MAX), metavar="N",
+        help="of a mix: so many nodes, on which sessions come and go",
+    )  # fmt: skip
+    group.add_argument(
+        "--place", nargs="+", choices=[rule.value for rule in Placing], metavar="RULE",
+        default=[Placing.WAIT.value],
+        help="how a node is chosen: pack (the first one with a place), spread (the one with the "
+        "fewest sessions), wait (the shortest wait by its weight); several are compared "
+        "(default: wait)",
+    )  # fmt: skip
+    group.add_argument(
+        "--places", type=_whole(1, 1000), default=Cluster.places, metavar="N",
+        help=f"the most sessions on a GPU (default: {Cluster.places})",
+    )  # fmt: skip
+    group.add_argument(
+        "--stay", type=_number(0.01, HOURS_MAX), default=Cluster.stay_hours, metavar="H",
+        help="how long a session stays if it never waits; so many come within --hours that each "
+        f"GPU has those of the mix on average (default: {Cluster.stay_hours:g})",
+    )  # fmt: skip
+    group.add_argument(
+        "--weight-delay", type=_number(0.1, 86400.0), metavar="S",
+        default=ns_to_seconds(Cluster.weight_delay_ns),
+        help="how often the engine reads the nodes' waits, seconds (default: "
+        f"{ns_to_seconds(Cluster.weight_delay_ns):g})",
+    )  # fmt: skip
+
+
 def run(args: argparse.Namespace) -> int:
+    cluster = _cluster(args)
     work, real = _work(args)
     if args.output or args.anonymise:
         _write_trace(args.output or "-", work, _machine(args, work), args.seed)
         return exits.OK
-    plans = _plans(args, work)
+    plans = _plans(args, work, cluster)
     report = _Progress() if sys.stderr.isatty() or _is_long(plans) else None
     measured = run_fleet(plans, jobs=args.jobs, progress=report)
     columns: list[Column] = [(None, summarise(real))] if real is not None else []
@@ -235,7 +270,7 @@ def _recorded_speeds(recorded: Recorded | None) -> tuple[float, float]:
     return recorded.out_gbps or one, recorded.in_gbps or one
 
 
-def _plans(args: argparse.Namespace, work: Work) -> list[Plan]:
+def _plans(args: argparse.Namespace, work: Work, cluster: Cluster | None) -> list[Plan]:
     machine = _machine(args, work)
     recorded = work.trace.recorded if work.trace is not None else None
     quanta_s = args.tq or [recorded.tq_s if recorded is not None else 30.0]
@@ -248,14 +283,35 @@ def _plans(args: argparse.Namespace, work: Work) -> list[Plan]:
                 policy=policy,
                 tq_ns=seconds_to_ns(tq_s),
                 anti_thrash=AntiThrash(mode),
+                placing=Placing(rule),
             ),
             faults=Faults(refuse=args.refuse, hang=args.hang, kill=args.kill),
             seed=args.seed,
             gpus=args.gpus,
+            cluster=cluster,
         )
         for policy in dict.fromkeys(args.policy or _policies(recorded))
         for tq_s in dict.fromkeys(quanta_s)
+        for rule in dict.fromkeys(args.place if cluster else args.place[:1])
     ]
+
+
+def _cluster(args: argparse.Namespace) -> Cluster | None:
+    if args.nodes is None:
+        return None
+    if args.trace or args.journal or args.anonymise:
+        raise CallerError(
+            "bad-option",
+            "--nodes needs a mix: a trace says which GPU its sessions were on.",
+            "Leave out --nodes, or give --mix in place of the trace.",
+        )
+    return Cluster(
+        nodes=args.nodes,
+        gpus=args.gpus,
+        places=args.places,
+        stay_hours=args.stay,
+        weight_delay_ns=seconds_to_ns(args.weight_delay),
+    )
 
 
 def _policies(recorded: Recorded | None) -> Sequence[str]:
@@ -266,7 +322,11 @@ def _policies(recorded: Recorded | None) -> Sequence[str]:
 
 
 def _is_long(plans: list[Plan]) -> bool:
-    hours = sum(plan.gpus * (plan.work.hours if plan.work.mix else 24.0) for plan in plans)
+    hours = sum(
+        (plan.cluster.gpus_in_all if plan.cluster else plan.gpus)
+        * (plan.work.hours if plan.work.mix else 24.0)
+        for plan in plans
+    )
     return hours > 24.0 * 20
 
 
@@ -301,6 +361,7 @@ def _write_trace(name: str, work: Work, machine: Machine, seed: int) -> None:
 
 
 def _write_results(args: argparse.Namespace, plan: Plan, columns: list[Column]) -> None:
+    cluster = plan.cluster is not None
     if args.json:
         data = report_json(plan, columns)
         if args.json == "-":
@@ -308,11 +369,12 @@ def _write_results(args: argparse.Namespace, plan: Plan, columns: list[Column]) 
         else:
             _write(args.json, data + b"\n")
     if args.svg:
-        named = [(column_name(setup), summary) for setup, summary in columns]
+        named = [(column_name(setup, cluster=cluster), summary) for setup, summary in columns]
         _write(args.svg, waits_svg(_title(plan), named).encode())
     if args.json != "-":
         style = Style.of(sys.stdout)
-        print("\n".join(table_lines(_title(plan), columns, style, users=args.users)))
+        lines = table_lines(_title(plan), columns, style, users=args.users, cluster=cluster)
+        print("\n".join(lines))
 
 
 def _title(plan: Plan) -> str:
@@ -322,6 +384,8 @@ def _title(plan: Plan) -> str:
     if machine.in_bytes_per_s != machine.out_bytes_per_s:
         speeds += f" out, {machine.in_bytes_per_s / GB:g} in"
     several = f"{plan.gpus:,} GPUs, each: " if plan.gpus > 1 else ""
+    if plan.cluster is not None:
+        several = f"{plan.cluster.nodes:,} nodes × {plan.cluster.gpus:,} GPUs, each: "
     return f"{several}{name}, {speeds} GB/s"
 
 

@@ -179,6 +179,8 @@ def test_a_mix_can_be_written_as_a_trace(kiwi: Kiwi, tmp_path: Path) -> None:
         (["--journal", "/nowhere"], 1, "kiwi replay --help"),
         (["--hours", "0.1", "--svg", "/nowhere/x.svg"], 1, "directory that exists"),
         (["--mix", "6+2", "--sessions", "1"], 1, "at least 2"),
+        (["--nodes", "2", "--trace", "-"], 1, "--nodes needs a mix"),
+        (["--nodes", "2", "--place", "best"], 2, "invalid choice"),
         (["--mix", "6+1", "--hours", "1", "--host-memory", "1GiB"], 1, "more system RAM"),
     ],
 )  # fmt: skip
@@ -194,3 +196,21 @@ def test_progress_of_long_runs_is_told(kiwi: Kiwi) -> None:
     assert result.code == 0
     assert "simulated: 100%" in result.err
     assert result.err.count("\n") <= 11
+
+
+def test_a_cluster_compares_rules_of_placing(kiwi: Kiwi) -> None:
+    options = (
+        "simulate", "--mix", "small", "--hours", "0.2", "--nodes", "2", "--gpus", "2",
+        "--stay", "0.1", "--places", "3", "--place", "pack", "wait", "--jobs", "1",
+    )  # fmt: skip
+    result = kiwi(*options)
+    assert result.code == 0, result.err
+    assert "2 nodes × 2 GPUs, each" in result.out
+    assert "TQ 30 s, pack" in result.out
+    assert "sessions that waited for a place" in result.out
+    told = json.loads(kiwi(*options, "--json", "-").out)
+    assert told["cluster"] == {
+        "nodes": 2, "gpus": 2, "places": 3, "stay_hours": 0.1, "weight_delay_s": 60.0,
+    }  # fmt: skip
+    assert [one["place"] for one in told["results"]] == ["pack", "wait"]
+    assert told["results"][0]["cells"] == told["results"][1]["cells"]
