@@ -199,3 +199,59 @@ def test_a_wish_for_room_comes_along() -> None:
     twin = copy_of(st)
     assert twin.wishes[A, 1].session is twin.sessions[A]
     assert twin.wishes[A, 1] is not st.wishes[A, 1]
+
+
+# --- a newcomer -----------------------------------------------------------------------------------
+
+
+def newcomer_s(world: World) -> float | None:
+    wait_ns = world.scheduler.newcomer_wait_ns(world.now_ns)
+    return None if wait_ns is None else wait_ns / S
+
+
+def test_a_newcomer_to_an_empty_gpu_does_not_wait() -> None:
+    world = World("gpu 10")
+    world.do(0, "memory")
+    assert newcomer_s(world) == 0.0
+
+
+def test_a_newcomer_waits_until_idle_memory_is_out() -> None:
+    """Nobody knows what it needs, so it gets the whole GPU."""
+    world = World("gpu 10")
+    world.do(0, "a joins; memory; a asks 1; memory a=8")
+    world.do(9, "a ends 1")
+    assert newcomer_s(world) == pytest.approx(state(world).speed.out_ns(8 << 30) / S, abs=0.1)
+
+
+def test_a_newcomer_waits_for_those_ahead_of_it() -> None:
+    world = two("gpu 10 tq=30 ram=64 policy=round-robin")
+    until_b_has_had_its_turn_s = 4 + swap_s(world) + 30
+    assert newcomer_s(world) == pytest.approx(
+        until_b_has_had_its_turn_s + state(world).speed.out_ns(8 << 30) / S, abs=0.5
+    )
+
+
+def test_the_question_changes_nothing() -> None:
+    world = two()
+    before = pickle.dumps(state(world).sessions)
+    assert newcomer_s(world) is not None
+    assert pickle.dumps(state(world).sessions) == before
+    world.scheduler.check()
+
+
+def test_behind_more_waiters_than_a_run_can_see_the_newcomers_wait_is_a_rough_sum() -> None:
+    world = World("gpu 10 tq=30 ram=2000 policy=round-robin")
+    names_ = [f"s{n}" for n in range(60)]
+    world.do(0, "; ".join(f"{name} joins paged-out 8" for name in names_) + "; memory")
+    for name in names_:
+        world.do(1, f"{name} asks 1")
+    wait_s = newcomer_s(world)
+    assert wait_s is not None
+    assert wait_s > 59 * 30
+
+
+def test_nobody_knows_a_newcomers_wait_behind_a_call_that_hangs() -> None:
+    world = two()
+    world.do(66, "a ends 6")
+    world.do(200, "#1 overdue")
+    assert newcomer_s(world) is None

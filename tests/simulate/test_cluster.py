@@ -69,8 +69,8 @@ def test_weights_that_are_out_of_date_send_all_to_one_node(exact: Machine) -> No
     coming = some(8, every_s=10.0)
     fresh = Cluster(nodes=4, gpus=1, weight_delay_ns=NS_PER_S)
     stale = Cluster(nodes=4, gpus=1, weight_delay_ns=1000 * NS_PER_S)
-    assert max(where(played(fresh, coming, exact, Placing.WAIT))) == 2
-    assert max(where(played(stale, coming, exact, Placing.WAIT))) == 8
+    assert min(where(played(fresh, coming, exact, Placing.WAIT))) >= 1
+    assert where(played(stale, coming, exact, Placing.WAIT)) == [8, 0, 0, 0]
 
 
 def test_a_session_without_a_place_waits_until_one_leaves(exact: Machine) -> None:

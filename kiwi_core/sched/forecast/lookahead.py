@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Final
 from kiwi_core.sched import events as ev
 from kiwi_core.sched.actions import Grant, Operation
 from kiwi_core.sched.forecast.state_copy import copy_of
+from kiwi_core.sched.forecast.waits import expected_waits_ns
 from kiwi_core.sched.model.session import Doing
 from kiwi_core.sched.rules import arrivals, observations, outcomes
 from kiwi_core.sched.rules.settle import settle
-from kiwi_core.units import NS_PER_MS
+from kiwi_core.units import NS_PER_MS, SessionId
 
 if TYPE_CHECKING:
     from kiwi_core.sched.model.session import Running, Session
     from kiwi_core.sched.model.state import State
-    from kiwi_core.units import SessionId
 
 NEVER_NS: Final = 1 << 62
 
@@ -34,6 +34,14 @@ GOLDEN: Final = 0.6180339887498949
 
 HOLD_NS: Final = 10 * NS_PER_MS
 """Time to hold a process, or to release it, without moving anything."""
+
+NEWCOMER: Final = SessionId("newcomer?")
+"""No real session is called so: the daemon's ids have no question mark."""
+
+_ASKS: Final = (
+    ev.SessionJoined(session=NEWCOMER),
+    ev.LeaseRequested(session=NEWCOMER, burst=1),
+)
 
 _MOVES: Final = (Doing.PAGING_OUT, Doing.PAGING_IN)
 _HANDLERS: Final = {**arrivals.HANDLERS, **outcomes.HANDLERS, **observations.HANDLERS}
@@ -77,7 +85,21 @@ class Run:
     def waits_ns(self, grants_max: int, steps_max: int = STEPS_MAX) -> dict[SessionId, int]:
         """Return the waits of the first ``grants_max`` present waiters that are granted (or, if
         they only want to leave, are gone), in that order."""
-        pending = set(self._st.queue)
+        return self._play(set(self._st.queue), grants_max, steps_max)
+
+    def newcomer_wait_ns(self) -> int | None:
+        """Return the wait of a session of which nothing is known, if it asked now: at the end of
+        ``STEPS_MAX`` events a rough sum over those ahead of it; ``None`` if nobody can tell."""
+        self._lengths_ns[NEWCOMER] = NEVER_NS
+        for event in _ASKS:
+            if NEWCOMER in self._feed(event):
+                return 0
+        rough_ns = expected_waits_ns(self._st, self._now_ns)[NEWCOMER]
+        return self._play({NEWCOMER}, 1, STEPS_MAX).get(NEWCOMER, rough_ns)
+
+    def _play(
+        self, pending: set[SessionId], grants_max: int, steps_max: int
+    ) -> dict[SessionId, int]:
         waits: dict[SessionId, int] = {}
         while pending and len(waits) < grants_max and self.steps < steps_max:
             event = self._next()
