@@ -21,6 +21,7 @@ from kiwi_core.cli import child, exits
 from kiwi_core.cli.common import add_gpu, add_socket_dir, directory_of, no_daemon, warn
 from kiwi_core.cli.leaving import Terminated
 from kiwi_core.cli.waiting import WaitingLine
+from kiwi_core.client.own_gpus import ENV_VISIBLE, only_visible
 from kiwi_core.errors import KiwiError, PeerError, is_full
 from kiwi_core.preload import ready
 from kiwi_core.states import MovedBy, Notice
@@ -76,7 +77,6 @@ NO_GATE: Final = (
 ENV_OWN: Final = "KIWI_PRELOAD_OWN"
 """The library's variable: "0" means that it is the gate only, and leaves memory to the driver."""
 
-ENV_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ENV_DAEMON_ARGS: Final = "KIWI_DAEMON_ARGS"
 
 LOOK_EVERY_S: Final = 0.25
@@ -233,15 +233,15 @@ def _connect(args: argparse.Namespace, name: str, ungated: str = "") -> Client:
     from kiwi_core.client.returning import RESTARTED_WITHIN_S, REVIVED_WITHIN_S, await_return
 
     directory = directory_of(args)
-    gpu = wanted_gpu(args.gpu, dict(os.environ))
+    named = args.gpu or os.environ.get(config.ENV_GPU)
 
     told = False
 
     def connect() -> Client:
-        sockets = _sockets(directory, gpu, args.gpu)
+        sockets = _sockets(directory, named)
         client = _first_that_answers(sockets, name, ungated, verbose=args.verbose)
         if client is None:
-            raise no_daemon(directory, args.gpu)
+            raise no_daemon(directory, named)
         return client
 
     def tell(_spent_s: float) -> None:
@@ -265,13 +265,12 @@ def _connect(args: argparse.Namespace, name: str, ungated: str = "") -> Client:
     return client or connect()
 
 
-def _sockets(directory: Path, gpu: str | None, named: str | None) -> list[Path]:
-    from kiwi_core.client import discover
+def _sockets(directory: Path, named: str | None) -> list[Path]:
+    from kiwi_core.client import discover, own_gpus
 
-    found = discover(directory, gpu)
-    if not found and named is None:
-        # CUDA_VISIBLE_DEVICES may number the GPUs differently.
-        found = discover(directory, None)
+    found = discover(directory, named) if named else own_gpus.own_sockets(directory)
+    if not found and not named and (error := own_gpus.no_daemon(directory)).code != "no-daemon":
+        raise error
     return found
 
 
@@ -337,8 +336,7 @@ def wanted_gpu(named: str | None, env: dict[str, str]) -> str | None:
     """Return ``--gpu``, else KIWI_GPU, else the GPU of CUDA_VISIBLE_DEVICES if it names one."""
     if named or env.get(config.ENV_GPU):
         return named or env[config.ENV_GPU]
-    visible = [part.strip() for part in env.get(ENV_VISIBLE, "").split(",") if part.strip()]
-    return visible[0] if len(visible) == 1 else None
+    return only_visible(env) or None
 
 
 def gpu_possible(env: dict[str, str]) -> bool:
@@ -350,7 +348,7 @@ def gpu_possible(env: dict[str, str]) -> bool:
 def environment(welcome: Welcome, env: dict[str, str], named: str | None) -> dict[str, str]:
     """Return the program's environment: one visible GPU, the daemon's emulated driver if it has
     one, and that the program already belongs to a session."""
-    if named or env.get(config.ENV_GPU) or not env.get(ENV_VISIBLE):
+    if named or env.get(config.ENV_GPU) or not env.get(ENV_VISIBLE) or only_visible(env):
         env[ENV_VISIBLE] = welcome.gpu_uuid
     env[ENV_INSIDE] = welcome.session
     env[config.ENV_DISABLE] = "1"

@@ -27,7 +27,7 @@ class Kiwi(Configurable):
     gpu = Unicode(
         "",
         help="The GPU to use: a UUID, the beginning of one, or an index. Empty: KIWI_GPU, else the"
-        " only one in CUDA_VISIBLE_DEVICES, else the first that has a daemon.",
+        " first that CUDA would show this kernel and that has a daemon.",
     ).tag(config=True)
 
     socket_dir = Unicode(
@@ -81,16 +81,6 @@ class Kiwi(Configurable):
         " cell, so that a CPU cell never frees GPU memory by accident.",
     ).tag(config=True)
 
-    def wanted_gpu(self) -> str | None:
-        """Return the user's choice, as ``discover`` takes it; ``None``: no choice."""
-        return self.named_gpu() or only_visible_gpu() or None
-
     def named_gpu(self) -> str:
         """Return what the user said to Kiwi (not to CUDA); "" for nothing."""
         return self.gpu or os.environ.get(ENV_GPU, "")
-
-
-def only_visible_gpu() -> str:
-    """Return the GPU that CUDA sees, if it sees just one; else ""."""
-    visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    return visible[0] if len(visible) == 1 else ""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kiwi_core.config import socket_dir
-from kiwi_core.errors import CallerError, KiwiError, PeerError, is_full
+from kiwi_core.errors import CallerError, KiwiError, is_full
 from kiwi_core.states import Notice
 from kiwi_core.units import format_duration_s
 from kiwi_jupyter.kernel.identity import kernel_id, notebook_name
@@ -176,7 +176,7 @@ class KernelSession:
 
     def _connect(self, show: Callable[[str], None]) -> Client:
         try:
-            return self._connect_to(*self._choose())
+            return self._connect_to(self._choose())
         except KiwiError as error:
             if error.code != "no-daemon" or time.monotonic() < self._retry_at_s:
                 raise
@@ -192,7 +192,7 @@ class KernelSession:
             timeout_s=self._config.autostart_timeout_s,
             waiting=lambda: self._show_wait(show, STARTING, began_s),
         )
-        return self._connect_to(*self._choose())
+        return self._connect_to(self._choose())
 
     def _may_start_here(self) -> bool:
         from kiwi_core.client.directory import may_start_in
@@ -211,7 +211,7 @@ class KernelSession:
         began_s = time.monotonic()
         client = await_return(
             self.directory,
-            lambda: self._connect_to(*self._choose()),
+            lambda: self._connect_to(self._choose()),
             within_s=within_s,
             waiting=lambda _spent_s: self._show_wait(show, AWAY, began_s),
             in_vain=self._in_vain,
@@ -243,7 +243,7 @@ class KernelSession:
 
     def _join_now(self) -> Client | None:
         try:
-            self._client = self._connect_to(*self._choose())
+            self._client = self._connect_to(self._choose())
         except KiwiError as error:
             # One that cannot be had is not a reason to tell the user again and again.
             self.problem = str(error)
@@ -251,7 +251,7 @@ class KernelSession:
         self.problem = ""
         return self._client
 
-    def _connect_to(self, path: Path, only: bool) -> Client:
+    def _connect_to(self, path: Path) -> Client:
         from kiwi_core.client import Client
 
         client = Client(
@@ -267,8 +267,7 @@ class KernelSession:
         )
         try:
             welcome = client.connect()
-            if only:
-                _show_only(welcome)
+            _show_only(welcome)
             if welcome.emulation is not None:
                 self._emulate(welcome.emulation, welcome.gpu_name)
             if why := self._gatekeeper.why:
@@ -300,24 +299,18 @@ class KernelSession:
         except KiwiError as error:
             self.say_once(f"Kiwi: the daemon is gone and cannot be started again: {error}")
 
-    def _choose(self) -> tuple[Path, bool]:
-        """The socket to connect to, and whether CUDA shall see that GPU only: it was Kiwi that
-        chose it, or Kiwi that was told which. (Also where there is but one daemon: the machine may
-        have GPUs that it does not serve.)"""
-        from kiwi_core.client import discover
-        from kiwi_core.client.directory import why_no_sockets
+    def _choose(self) -> Path:
+        """Return the socket to connect to: of the GPU that the user named, else of this process's
+        first GPU."""
+        from kiwi_core.client import discover, own_gpus
 
-        wanted = self._config.wanted_gpu()
-        sockets = discover(self.directory, wanted)
+        if named := self._config.named_gpu():
+            sockets = discover(self.directory, named)
+        else:
+            sockets = own_gpus.own_sockets(self.directory)
         if not sockets:
-            for_gpu = f" for GPU {wanted}" if wanted else ""
-            raise PeerError(
-                "no-daemon",
-                f"No Kiwi daemon{for_gpu} is running in {self.directory}."
-                f"{why_no_sockets(self.directory)}",
-                "Start one with `kiwi daemon`.",
-            )
-        return sockets[0], wanted is None or bool(self._config.named_gpu())
+            raise own_gpus.no_daemon(self.directory, named)
+        return sockets[0]
 
     def _emulate(self, emulation: Emulation, gpu_name: str) -> None:
         """Use the daemon's emulated driver, if no other one is loaded yet."""
@@ -358,7 +351,7 @@ class KernelSession:
         from kiwi_core.client import Client
         from kiwi_core.wire.messages import Role
 
-        path, _ = self._choose()
+        path = self._choose()
         with Client(path, role=Role.OBSERVER, client="kernel", reconnect=False) as observer:
             observer.connect()
             return observer.status()
@@ -453,11 +446,11 @@ def _show_only(welcome: Welcome) -> None:
     """Let CUDA see only the GPU with the lease: it would compute on its first one. Not where the
     user gave CUDA a list of several, or none; and one that is loaded has read it already."""
     from kiwi_core.client.cuda_library import loaded_cuda_library
-    from kiwi_jupyter.kernel.config import only_visible_gpu
+    from kiwi_core.client.own_gpus import ENV_VISIBLE, only_visible
 
-    theirs = "CUDA_VISIBLE_DEVICES" in os.environ and not only_visible_gpu()
+    theirs = ENV_VISIBLE in os.environ and not only_visible(os.environ)
     if not theirs and not loaded_cuda_library():
-        os.environ["CUDA_VISIBLE_DEVICES"] = welcome.gpu_uuid
+        os.environ[ENV_VISIBLE] = welcome.gpu_uuid
 
 
 def say_on_stderr(text: str) -> None:

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from kiwi_core import config
-from kiwi_core.client import Client, discover
+from kiwi_core.client import Client
+from kiwi_core.client.own_gpus import own_sockets
 from kiwi_core.errors import KiwiError
 from kiwi_core.wire.messages import Role
 from kiwi_jupyter.server_ext.placement import Placed, choose
@@ -73,8 +74,9 @@ class Placer:
         self._askers.shutdown(wait=False, cancel_futures=True)
 
     async def _statuses(self) -> list[GpuStatus]:
-        """Return the statuses of daemons that answer in time; none if there is only one daemon."""
-        sockets = discover(self.socket_dir or config.socket_dir())
+        """Return the statuses of the daemons of this server's GPUs that answer in time; none if there
+        is only one daemon."""
+        sockets = own_sockets(self.socket_dir or config.socket_dir())
         if len(sockets) < 2:
             return []
         asked = [asyncio.wrap_future(self._askers.submit(self._ask, path)) for path in sockets]
