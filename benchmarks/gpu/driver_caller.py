@@ -86,7 +86,7 @@ class PagerCalls:
 
     def _pager(self, uuid: str) -> Any:
         """Return the one pager of this GPU: it remembers how much each process had."""
-        from kiwi_core.bench.blocking import BlockingPager
+        from blocking_pager import BlockingPager
 
         with self.lock:
             if uuid not in self.pagers:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from stage import GIB, MIB, Program, Stage, job_command, kiwi
 
 if TYPE_CHECKING:
-    from kiwi_core.bench.blocking import BlockingPager
+    from blocking_pager import BlockingPager
+
     from kiwi_core.pager.api import Target
 
 ROUNDS = 3
@@ -96,7 +97,7 @@ def _size(stage: Stage, size: int, before: dict[str, float]) -> dict[str, float]
 
 
 def _moves(stage: Stage, program: Program, size: int) -> tuple[dict[str, list[float]], float]:
-    from kiwi_core.bench.blocking import BlockingPager
+    from blocking_pager import BlockingPager
 
     pager = BlockingPager(stage.uuid)
     try:

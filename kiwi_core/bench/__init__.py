@@ -5,9 +5,9 @@ is a separate process (``worker``). It gets one JSON line per order, with a time
 When its input ends, it frees everything and ends, so that nothing outlives a killed bench.
 
 ``plan``      how much is used of everything, and how large the pieces are (pure)
-``limits``    the machine: copies, pinning, driver calls
-``distance``  Kiwi: the lease, and for each of ``backends`` ``paging`` and ``switching``
-``movers``    one program's memory, moved by a pager or by a daemon
+``limits``    the machine: copies and the cheapest driver call
+``distance``  Kiwi: the lease, and for each of ``backends`` the moves, both through a daemon
+``moves``     page-out, page-in and switch of programs with one backend
 ``remedies``  results far below the usual ones, and what to do about them (pure)
 ``results``   rows, ratios and the JSON that programs read
 ``work``      what the workers do

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from kiwi_core import __version__, config
 from kiwi_core.bench import machine, plan
 from kiwi_core.bench.process import Worker
-from kiwi_core.bench.results import Left, Report
+from kiwi_core.bench.results import Left, Limit, Report
 from kiwi_core.bench.work.stage import LOG
 from kiwi_core.errors import CallerError, KiwiError
 from kiwi_core.gpu import choice
@@ -42,7 +42,7 @@ _ENDING_S: Final = 5.0
 """Time reserved for ending processes."""
 
 
-class Wishes(NamedTuple):
+class BenchOptions(NamedTuple):
     """What the user asked for. ``emulate``: sizes of emulated GPUs; ``copy_bytes_per_s``: speed of
     their bus (0: as fast as memory); ``beside_others``: measure even if others use the GPU."""
 
@@ -67,7 +67,7 @@ class Bench:
     """One run: the place of its processes, what it may use, and its results so far."""
 
     listener: Listener
-    wishes: Wishes
+    options: BenchOptions
     directory: Path
     stage: Worker
     env: dict[str, str]
@@ -83,7 +83,7 @@ class Bench:
 
     @property
     def emulated(self) -> bool:
-        return self.wishes.emulate is not None
+        return self.options.emulate is not None
 
     @property
     def left_s(self) -> float:
@@ -114,12 +114,15 @@ class Bench:
     def add(self, *rows: Row) -> None:
         self.rows.extend(rows)
 
-    def value(self, name: str) -> float | None:
-        """Return the median of a row; ``None`` if it was not measured."""
-        return next((row.spread.median for row in self.rows if row.name == name), None)
+    def pinned_limit(self, way: str) -> Limit | None:
+        """Return the speed of the pinned copy; ``None`` if it was not measured."""
+        for row in self.rows:
+            if row.name == f"pinned_{way}":
+                return Limit(row.spread.median, f"of the pinned copy {way}")
+        return None
 
 
-def run(wishes: Wishes, backends: Sequence[Backend], listener: Listener) -> Report:
+def run(options: BenchOptions, backends: Sequence[Backend], listener: Listener) -> Report:
     """Run the whole bench. Raises ``KiwiError`` if nothing can be measured. Every process that was
     started ends, also after an error."""
     from kiwi_core.bench import distance, limits, remedies
@@ -127,7 +130,7 @@ def run(wishes: Wishes, backends: Sequence[Backend], listener: Listener) -> Repo
     with ExitStack() as stack:
         listener.step("libraries")
         why_not = {backend.name: backend.why_not() for backend in backends}
-        bench = _set_up(wishes, listener, stack)
+        bench = _set_up(options, listener, stack)
         bench.patience = bench.patience.shared(sum(not reason for reason in why_not.values()))
         listener.begins(bench)
         limits.measure(bench)
@@ -153,28 +156,28 @@ def run(wishes: Wishes, backends: Sequence[Backend], listener: Listener) -> Repo
 # --- setting up ---------------------------------------------------------------------------------
 
 
-def _set_up(wishes: Wishes, listener: Listener, stack: ExitStack) -> Bench:
+def _set_up(options: BenchOptions, listener: Listener, stack: ExitStack) -> Bench:
     began_s = time.monotonic()
     env = {name: value for name, value in os.environ.items() if name not in _OURS}
     stage = stack.enter_context(Worker("stage", env))
     directory = Path(stage.ask("directory"))
-    if wishes.emulate is not None:
+    if options.emulate is not None:
         listener.step("emulated driver")
         # The first use compiles it; a compiler that must first compile itself takes minutes.
-        args = {"sizes": wishes.emulate, "copy_bytes_per_s": wishes.copy_bytes_per_s}
+        args = {"sizes": options.emulate, "copy_bytes_per_s": options.copy_bytes_per_s}
         env |= stage.ask("emulate", 400.0, **args)
         began_s = time.monotonic()
-    with Worker("pager", env, directory / LOG) as looker:
+    with Worker("look", env, directory / LOG) as looker:
         listener.step("looking at the GPUs")
-        gpu = _chosen(_gpus(looker), wishes.gpu)
+        gpu = _chosen(_gpus(looker), options.gpu)
         used = looker.ask("memory", uuid=gpu.uuid)
-    others = _others(used, gpu, wishes)
+    others = _others(used, gpu, options)
     room = plan.FreeMemory(used["total_bytes"], used["free_bytes"], used["host_available_bytes"])
     plan.check(room)
     env |= {ENV_VISIBLE: gpu.uuid, config.ENV_SOCKET_DIR: str(directory)}
     return Bench(
-        listener, wishes, directory, stage, env, gpu, room, others,
-        plan.EMULATED if wishes.emulate is not None else plan.Patience(), began_s,
+        listener, options, directory, stage, env, gpu, room, others,
+        plan.EMULATED if options.emulate is not None else plan.Patience(), began_s,
     )  # fmt: skip
 
 
@@ -193,12 +196,12 @@ def _chosen(gpus: Sequence[GpuInfo], word: str | None) -> GpuInfo:
     return gpus[0] if word is None else choice.one(gpus, word)
 
 
-def _others(used: dict[str, Any], gpu: GpuInfo, wishes: Wishes) -> int:
+def _others(used: dict[str, Any], gpu: GpuInfo, options: BenchOptions) -> int:
     """Return how many others use the GPU. Raises ``CallerError`` if there may be none."""
-    count = len(used["users"])
+    count: int = used["users"]
     if not count and used["used_bytes"] > _NAMELESS_MAX_BYTES:
         count = 1
-    if count and not wishes.beside_others:
+    if count and not options.beside_others:
         programs = "1 program uses" if count == 1 else f"{count} programs use"
         raise CallerError(
             "gpu-in-use",
@@ -223,12 +226,7 @@ def _machine(bench: Bench) -> dict[str, Any]:
         found["gpu_numa_node"] = bench.numa.gpu_node
         found["own_numa_nodes"] = list(bench.numa.own_nodes)
     if bench.link is not None:
-        found["pcie"] = {
-            "gt_per_s": bench.link.gt_per_s,
-            "width": bench.link.width,
-            "gt_per_s_max": bench.link.gt_per_s_max,
-            "width_max": bench.link.width_max,
-        }
+        found["pcie"] = asdict(bench.link)
     return found
 
 

@@ -60,15 +60,7 @@ def describe(root: Path = _ROOT) -> dict[str, Any]:
         "kernel": platform.release().split("-")[0],
         "python": platform.python_version(),
         "architecture": platform.machine(),
-        "huge_pages": huge_pages(root),
     }
-
-
-def huge_pages(root: Path = _ROOT) -> str:
-    """Return ``always``, ``madvise`` or ``never``; empty if the kernel does not say."""
-    text = _text(root / "sys/kernel/mm/transparent_hugepage/enabled")
-    chosen = re.search(r"\[(\w+)\]", text)
-    return chosen[1] if chosen else ""
 
 
 def link(pci_bus_id: str, root: Path = _ROOT) -> PcieLink | None:

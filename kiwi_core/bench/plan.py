@@ -30,14 +30,13 @@ _GRANULARITY: Final = 2 * MIB
 _COPY_MAX_BYTES: Final = 1 * GIB
 """At 55 GB/s it takes 20 ms, so that the cost of starting a copy does not matter."""
 _PAGED_MAX_BYTES: Final = 16 * GIB
-_PAIRS: Final = 5
-"""Copy buffers that may exist at once: two in each of two processes, and one to spare."""
+_PAIRS: Final = 3
+"""Copy buffers that may exist at once: one for each way, and one to spare."""
 _FIRST_PAGED_BYTES: Final = 256 * MIB
 _PAGED_ROUNDS: Final = 4.5
 _SWITCHES_MAX: Final = 4
 _BESIDE_SWITCHES: Final = 2.5
 """Moves out and in before and after those that are timed."""
-VMM_SIZES: Final = (2 * MIB, 64 * MIB, 512 * MIB, 1 * GIB)
 
 
 @dataclass(frozen=True)
@@ -113,22 +112,6 @@ def copy_bytes(room: FreeMemory, bytes_per_s: float, patience: Patience) -> int:
     """Return the size of one copy, which takes about ``copy_s``."""
     most = min(_COPY_MAX_BYTES, room.gpu_bytes // _PAIRS, room.host_bytes // _PAIRS)
     return max(_GRANULARITY, _whole(min(bytes_per_s * patience.copy_s, most)))
-
-
-def first_pinned_bytes(room: FreeMemory) -> int:
-    """Return the size pinned once to find out how much can be pinned in the time."""
-    return max(_GRANULARITY, _whole(min(64 * MIB, room.host_bytes)))
-
-
-def pin_bytes(room: FreeMemory, bytes_per_s: float, patience: Patience) -> int:
-    """Return the size of one run; a few runs fit into a row's time."""
-    fits = bytes_per_s * patience.row_s / 3
-    most = max(_GRANULARITY, _whole(min(_COPY_MAX_BYTES, room.host_bytes, fits)))
-    return max(most, first_pinned_bytes(room))
-
-
-def vmm_sizes(room: FreeMemory) -> tuple[int, ...]:
-    return tuple(size for size in VMM_SIZES if size <= room.gpu_bytes)
 
 
 def first_paged_bytes(room: FreeMemory) -> int:

@@ -58,11 +58,6 @@ class Worker:
     def ask(self, call: str, answer_s: float = START_S, **args: object) -> Any:
         """Give an order and return the answer. Raises ``KiwiError``: the worker's error, or that it
         did not answer in time (then it cannot be used any more)."""
-        self.tell(call, **args)
-        return self.answer(answer_s)
-
-    def tell(self, call: str, **args: object) -> None:
-        """Give an order without waiting; ``answer`` waits for its answer."""
         assert self._process.stdin is not None
         line = json.dumps({"call": call, "args": args}).encode() + b"\n"
         if self._useless:
@@ -71,11 +66,9 @@ class Worker:
             self._process.stdin.write(line)
         except OSError as error:
             raise self._gone() from error
-
-    def answer(self, answer_s: float) -> Any:
         said = json.loads(self._line(answer_s))
-        if (error := said.get("error")) is not None:
-            raise KiwiError(error["code"], error["message"], error["remedy"])
+        if (failed := said.get("error")) is not None:
+            raise KiwiError(**failed)
         return said["value"]
 
     def _line(self, answer_s: float) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,10 +24,6 @@ PAGEABLE_MAX: Final = 0.9
 FAST_GB_PER_S: Final = 15.0
 """Above this, ordinary memory that is as fast as pinned memory is good (NVLink to the CPU)."""
 
-
-PIN_MIN_GB_PER_S: Final = 1.0
-"""Registering in one thread usually reaches 2 or more."""
-
 LEASE_MAX: Final = 20.0
 """Bare round trips for each lease; 5 to 7 have been measured on a busy machine."""
 
@@ -40,7 +36,6 @@ class Facts:
     link: PcieLink | None
     numa: Numa | None
     persistence: bool | None
-    huge_pages: str
 
     def median(self, name: str) -> float | None:
         row = self.row(name)
@@ -52,17 +47,14 @@ class Facts:
 
 
 def of(bench: Bench, backends: Sequence[Backend]) -> list[str]:
-    from kiwi_core.bench.machine import huge_pages
-
     rows = {row.name: row for row in bench.rows}
-    facts = Facts(rows.get, bench.link, bench.numa, bench.gpu.persistence, huge_pages())
+    facts = Facts(rows.get, bench.link, bench.numa, bench.gpu.persistence)
     return list(find(facts, backends))
 
 
 def find(facts: Facts, backends: Sequence[Backend]) -> Iterator[str]:
     yield from _placement(facts)
     yield from _bus(facts)
-    yield from _pinning(facts)
     yield from _kiwi(facts, backends)
 
 
@@ -116,17 +108,6 @@ def _bus(facts: Facts) -> Iterator[str]:
         )
 
 
-def _pinning(facts: Facts) -> Iterator[str]:
-    speed = facts.median("pin_register")
-    if speed is not None and speed < PIN_MIN_GB_PER_S:
-        yield f"Pinning memory is slow ({speed:.1f} GB/s in one thread)." + (
-            " Huge pages are off; as root: echo madvise > "
-            "/sys/kernel/mm/transparent_hugepage/enabled"
-            if facts.huge_pages == "never"
-            else " Look for memory pressure, and for a cgroup limit that is nearly reached."
-        )
-
-
 def _kiwi(facts: Facts, backends: Sequence[Backend]) -> Iterator[str]:
     lease = facts.ratio("lease")
     if lease is not None and lease > LEASE_MAX:
@@ -141,13 +122,11 @@ def _kiwi(facts: Facts, backends: Sequence[Backend]) -> Iterator[str]:
             yield (
                 f"The backend {backend.name} reaches {worst:.1%} of the pinned copy, less than "
                 f"half of what is usual ({backend.usual_share:.0%}): "
-                + _WHY_SLOW.get(backend.name, "please report it.")
+                + (_SLOW_CHECKPOINT if backend.from_driver else "please report it.")
             )
 
 
-_WHY_SLOW: dict[str, Any] = {
-    "checkpoint": (
-        "the driver's own checkpoints take all that time. A newer driver is faster; "
-        "see also persistence mode, and programs that pin much host memory."
-    ),
-}
+_SLOW_CHECKPOINT: Final = (
+    "the driver's own checkpoints take all that time. A newer driver is faster; "
+    "see also persistence mode, and programs that pin much host memory."
+)

@@ -19,7 +19,7 @@ from kiwi_core.errors import KiwiError
 
 ROLES: Final = {
     "bus": "kiwi_core.bench.work.bus:Bus",
-    "pager": "kiwi_core.bench.work.paging:Paging",
+    "look": "kiwi_core.bench.work.look:Look",
     "session": "kiwi_core.bench.work.session:BenchSession",
     "echo": "kiwi_core.bench.work.echo:Echo",
     "stage": "kiwi_core.bench.work.stage:Stage",

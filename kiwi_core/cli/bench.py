@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,12 +20,13 @@ from kiwi_core.errors import CallerError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable, Iterator
     from typing import TextIO
 
     from kiwi_core.bench.conductor import Bench
 
 DESCRIPTION = """\
-Measures what this machine can do (copies between GPU and system RAM, pinning, mapping) and how far
+Measures what this machine can do (copies between GPU and system RAM) and how far
 Kiwi is from it (lease, page-out, page-in, a switch between two programs), in less than two minutes.
 Only for a GPU that nobody else uses just now."""
 EPILOG = """\
@@ -74,69 +75,50 @@ def run(args: argparse.Namespace) -> int:
     from kiwi_core.bench.backends import BACKENDS
     from kiwi_core.bench.results import to_json
 
-    wishes = conductor.Wishes(
+    options = conductor.BenchOptions(
         gpu=wanted_gpu(args.gpu, dict(os.environ)) if args.emulate is None else args.gpu,
         emulate=args.emulate,
         copy_bytes_per_s=args.emulate_copy_rate or 0,
         beside_others=args.beside_others,
     )
     try:
-        with leaving_on_signals(), _Output(args.json) as output:
+        with leaving_on_signals(), _writing(args.json) as write:
             os.umask(0o077)  # other users may not read the files made meanwhile
             # With the JSON on standard output, the text for people goes to standard error.
             shown = sys.stderr if args.json == "-" else sys.stdout
             progress = _Progress(shown)
             try:
-                report = conductor.run(wishes, BACKENDS, progress)
+                report = conductor.run(options, BACKENDS, progress)
             finally:
                 progress.ends()
-            output.write(to_json(report))
+            write(to_json(report))
             print("\n".join(report_lines(report, Style.of(shown))), file=shown)
     except Terminated as terminated:
         return exits.of_signal(terminated.number)
     return exits.OK if report.complete else exits.FAILED
 
 
-class _Output:
-    """The file for the JSON. It is opened before anything is measured, and removed if empty."""
-
-    def __init__(self, name: str | None) -> None:
-        self._name = name
-        self._made = False
-
-    def __enter__(self) -> _Output:
-        if self._name not in (None, "-"):
-            assert self._name is not None
-            self._made = not os.path.lexists(self._name)
-            try:
-                with open(self._name, "ab", opener=for_others_to_read):
-                    pass
-            except OSError as error:
-                raise _not_written(self._name, error) from error
-        return self
-
-    def write(self, data: bytes) -> None:
-        if self._name == "-":
-            sys.stdout.write(data.decode())
-        elif self._name is not None:
-            try:
-                Path(self._name).write_bytes(data)
-            except OSError as error:
-                raise _not_written(self._name, error) from error
-            self._made = False
-
-    def __exit__(self, *_exc: object) -> None:
-        if self._made and self._name is not None:
-            with suppress(OSError):
-                os.unlink(self._name)
-
-
-def _not_written(name: str, error: OSError) -> CallerError:
-    return CallerError(
-        "not-written",
-        f"{name} cannot be written: {error.strerror}.",
-        "Name a file in a directory that exists and that you may write to.",
-    )
+@contextmanager
+def _writing(name: str | None) -> Iterator[Callable[[bytes], None]]:
+    """Give a function that writes the JSON. Raise ``CallerError`` if the file cannot be written,
+    before anything is measured; if nothing comes, remove the file that was made to see that."""
+    if name is None or name == "-":
+        yield lambda data: print(data.decode(), end="") if name else None
+        return
+    made = not os.path.lexists(name)
+    try:
+        with open(name, "ab", opener=for_others_to_read):
+            pass
+        yield Path(name).write_bytes  # type: ignore[misc]
+    except OSError as error:
+        raise CallerError(
+            "not-written",
+            f"{name} cannot be written: {error.strerror}.",
+            "Name a file in a directory that exists and that you may write to.",
+        ) from error
+    finally:
+        if made and os.path.lexists(name) and not os.path.getsize(name):
+            os.unlink(name)
 
 
 class _Progress:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _GROUPS: Final = {
     "copies": "This machine: copies between GPU and system RAM",
-    "pinning": "This machine: pinning system RAM (never on the way of a switch)",
     "calls": "This machine: driver calls",
     "lease": "Kiwi: the lease",
 }
@@ -56,7 +55,7 @@ def report_lines(report: Report, style: Style) -> list[str]:
         rows = [row for row in report.rows if row.group == group]
         if report.emulated and group != _NEEDS_NO_GPU:
             rows = [msgspec.structs.replace(row, limit=None) for row in rows]
-        lines += [f"  {line}" for line in _rows(rows)]
+        lines += [f"  {line}" for line in table([_cells(row) for row in rows], right=(1, 2))]
     if report.left_out:
         lines += ["", style.bold("Not measured")]
     for left in report.left_out:
@@ -71,29 +70,6 @@ def report_lines(report: Report, style: Style) -> list[str]:
     if report.others:
         lines.append(style.yellow(_beside(report.others)))
     return lines
-
-
-def _rows(rows: list[Row]) -> list[str]:
-    by_size = [row for row in rows if row.name.startswith("vmm_")]
-    lines = table([_cells(row) for row in rows if row not in by_size], right=(1, 2))
-    return [*lines, *_by_size(by_size)]
-
-
-def _by_size(rows: list[Row]) -> list[str]:
-    """Return a table of rows named ``vmm_CALL_SIZE``: a column per call, a line per size."""
-    found: dict[int, dict[str, Row]] = {}
-    for row in rows:
-        call = row.name.removeprefix("vmm_").rpartition("_")[0]
-        found.setdefault(row.bytes, {})[call] = row
-    if not found:
-        return []
-    calls = list(next(iter(found.values())))
-    cells = [["µs", *(call.replace("_", " ") for call in calls), ""]]
-    for size_bytes, of in found.items():
-        numbers = [_number(of[call].spread.median) if call in of else "" for call in calls]
-        ratio = _ratio(of["all"]) if "all" in of else ""
-        cells.append([format_bytes(size_bytes), *numbers, ratio])
-    return table(cells, right=range(1, len(calls) + 1))
 
 
 def _cells(row: Row) -> list[str]:

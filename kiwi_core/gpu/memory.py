@@ -2,7 +2,7 @@
 
 For programs of Kiwi that measure or hold GPU memory themselves (``kiwi bench``); the daemon never
 makes a context. Addresses are integers; the caller frees what it allocates. Every call may raise
-``GpuError``. A thread must ``enter`` the GPU before it calls anything else; calls release the GIL.
+``GpuError``; all are for the thread that opened the GPU. Calls release the GIL.
 
 Source: CUDA driver API, "Primary Context Management", "Memory Management", "Stream Management".
 """
@@ -30,12 +30,7 @@ class OwnGpu:
 
     uuid: str
     device: int
-    context: Any
     pci_bus_id: str
-
-    def enter(self) -> None:
-        """Make this the GPU of the calling thread's later calls."""
-        call("entering the GPU's context", cuda().cuCtxSetCurrent, self.context)
 
     def close(self) -> None:
         """Release the context; with the last release goes everything allocated in it."""
@@ -62,9 +57,8 @@ def _opened(uuid: str, device: Any) -> OwnGpu:
     bus_id = call("reading the GPU's PCI address", cuda().cuDeviceGetPCIBusId, 32, device)
     context = call("making a context", cuda().cuDevicePrimaryCtxRetain, device)
     text = bytes(bus_id).split(b"\0")[0].decode().lower()
-    gpu = OwnGpu(uuid, int(device), context, text)
-    gpu.enter()
-    return gpu
+    call("entering the GPU's context", cuda().cuCtxSetCurrent, context)
+    return OwnGpu(uuid, int(device), text)
 
 
 # --- memory -------------------------------------------------------------------------------------
@@ -74,12 +68,6 @@ def free_bytes() -> int:
     """Return the free memory of the GPU that this thread has entered."""
     free, _total = call("reading the free GPU memory", cuda().cuMemGetInfo)
     return int(free)
-
-
-def total_bytes() -> int:
-    """Return the size of the GPU that this thread has entered."""
-    _free, total = call("reading the size of the GPU", cuda().cuMemGetInfo)
-    return int(total)
 
 
 def allocate(size_bytes: int) -> int:
@@ -104,15 +92,6 @@ def host_allocate(size_bytes: int) -> int:
 
 def host_free(address: int) -> None:
     call("freeing pinned memory", cuda().cuMemFreeHost, address)
-
-
-def host_register(address: int, size_bytes: int) -> None:
-    """Pin memory that the process has already; whole pages."""
-    call(f"pinning {size_bytes} bytes", cuda().cuMemHostRegister, address, size_bytes, 0)
-
-
-def host_unregister(address: int) -> None:
-    call("unpinning memory", cuda().cuMemHostUnregister, address)
 
 
 # --- copies -------------------------------------------------------------------------------------

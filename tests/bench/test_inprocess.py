@@ -10,7 +10,7 @@ import pytest
 from benched import start_bench
 from leftovers import nothing_left
 
-from kiwi_core.bench.paging import words_on_pinned
+from kiwi_core.bench.moves import words_on_pinned
 from kiwi_core.units import MIB
 
 pytestmark = pytest.mark.timeout(240)

@@ -59,7 +59,7 @@ def test_in_the_middle_of_copies(alone: Path, tmp_path: Path) -> None:
     """And the file that was to hold the results is not left behind empty."""
     file = tmp_path / "bench.json"
     bench = slow_bench("--json", str(file), skip_limits=False)
-    bench.wait_step("two processes")
+    bench.wait_step("copies from and to pinned")
     assert file.exists()  # tried beforehand
     bench.process.send_signal(signal.SIGTERM)
     code, _, _ = bench.finish()

@@ -90,15 +90,6 @@ def test_sets_of_processors() -> None:
     assert machine.cpus_of("\n") == set()
 
 
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [("always [madvise] never", "madvise"), ("always madvise [never]", "never"), ("", "")],
-)
-def test_huge_pages(tmp_path: Path, text: str, word: str) -> None:
-    root = write(tmp_path, {"sys/kernel/mm/transparent_hugepage/enabled": text})
-    assert machine.huge_pages(root) == word
-
-
 def test_nothing_personal_is_told() -> None:
     told = str(machine.describe())
     assert not re.search(rf"\b{re.escape(os.uname().nodename)}\b", told)

@@ -50,18 +50,11 @@ def test_copies_are_those_of_a_bus(measured: Any) -> None:
         if pinned["limit"] is not None:
             assert 0.1 < pinned["ratio"] < 1.05
         assert rows[f"pageable_{way}"]["ratio"] < 1.2
-        for both in ("pinned_both", "pinned_two"):
-            assert 0.05 < rows[f"{both}_{way}"]["ratio"] < 1.3
 
 
-def test_pinning_and_calls_take_time(measured: Any) -> None:
+def test_a_driver_call_takes_time(measured: Any) -> None:
     rows, _, _ = measured
-    assert 0.1 < rows["pin_allocate"]["spread"]["median"] < 200
-    assert 0.1 < rows["pin_register"]["spread"]["median"] < 200
     assert 0.05 < rows["driver_call"]["spread"]["median"] < 100
-    assert rows["vmm_create_2MiB"]["spread"]["median"] > rows["driver_call"]["spread"]["min"]
-    large, small = (rows[f"vmm_all_{size}"]["ratio"] for size in ("512MiB", "2MiB"))
-    assert large < small  # large handles cost less per byte
 
 
 def test_moves_are_no_faster_than_the_bus(measured: Any) -> None:

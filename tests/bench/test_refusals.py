@@ -13,9 +13,8 @@ from benched import start_bench
 from cuda_program import CudaProgram
 
 from kiwi_core import emulator
-from kiwi_core.bench.movers import ByPager
+from kiwi_core.bench.moves import one_switch, there_and_back
 from kiwi_core.bench.process import Worker
-from kiwi_core.bench.switching import one_switch
 from kiwi_core.errors import KiwiError
 from kiwi_core.units import MIB
 
@@ -128,10 +127,15 @@ class Scripted:
 
 def test_a_lost_byte_is_no_result() -> None:
     moved = {"bytes": 8, "seconds": 1.0}
-    pager: Any = Scripted(page_out=moved, page_in=moved)
-    assert ByPager(pager, Scripted(intact=True)).there_and_back() == {"out": moved, "in": moved}
+    moves = [["out", 4, 0.5], ["in", 8, 1.0]]
+    good: Any = Scripted(move_out=moved, cell={"intact": True, "moves": moves})
+    assert there_and_back(good) == {"out": moved, "in": moved}
+    stayed: Any = Scripted(move_out=moved, cell={"intact": True, "moves": moves[:1]})
+    with pytest.raises(KiwiError, match="did not have to bring"):
+        there_and_back(stayed)
+    lost: Any = Scripted(move_out=moved, cell={"intact": False, "moves": moves})
     with pytest.raises(KiwiError, match="other contents"):
-        ByPager(pager, Scripted(intact=False)).there_and_back()
+        there_and_back(lost)
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,7 @@ def row(name: str, value: float, limit: float | None = None) -> Row:
 GOOD = {
     "pinned_out": (52.0, 63.0),
     "pinned_in": (55.0, 63.0),
-    "pinned_both_out": (45.0, 52.0),
-    "pinned_both_in": (46.0, 55.0),
     "pageable_out": (8.0, 52.0),
-    "pin_register": (4.0, 52.0),
     "lease": (150.0, 25.0),
     "page_out_checkpoint": (4.0, 52.0),
     "page_in_checkpoint": (6.0, 55.0),
@@ -39,7 +36,6 @@ def found(changes: dict[str, tuple[float, float]] | None = None, **facts: Any) -
     rows = {name: row(name, *of) for name, of in (GOOD | (changes or {})).items()}
     usual: dict[str, Any] = {
         "row": rows.get, "link": GEN5, "numa": Numa(0, (0, 1)), "persistence": True,
-        "huge_pages": "madvise",
     }  # fmt: skip
     return list(remedies.find(Facts(**(usual | facts)), (CHECKPOINT, INPROCESS)))
 
@@ -61,8 +57,6 @@ def test_a_good_machine_has_nothing_to_mend() -> None:
             "stage every copy",
         ),
         ({"pinned_out": (25.0, 63.0)}, {}, "copies out are much slower"),
-        ({"pin_register": (0.4, 52.0)}, {}, "memory pressure"),
-        ({"pin_register": (0.4, 52.0)}, {"huge_pages": "never"}, "transparent_hugepage"),
         ({"lease": (900.0, 25.0)}, {}, "36 bare round trips"),
         ({"page_in_checkpoint": (0.5, 55.0)}, {}, "checkpoint reaches 0.9%"),
         ({"page_out_inprocess": (20.0, 52.0)}, {}, "inprocess reaches 38.5%"),
@@ -76,4 +70,4 @@ def test_each_has_its_own(
 
 
 def test_what_was_not_measured_is_not_judged() -> None:
-    assert found(row={}.get, link=None, numa=None, persistence=None, huge_pages="") == []
+    assert found(row={}.get, link=None, numa=None, persistence=None) == []

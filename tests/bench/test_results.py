@@ -93,20 +93,6 @@ def test_an_emulated_gpu_is_compared_with_nothing_but_its_lease() -> None:
     assert "3.00 × the round trip" in text
 
 
-def test_calls_stand_beside_each_other_by_size() -> None:
-    rows = [
-        time_row(f"vmm_{call}_{label}", "calls", "", MICROSECONDS, [us / 1e6], limit, size)
-        for label, size in (("2MiB", 2 << 20), ("1GiB", 1 << 30))
-        for call, us, limit in (
-            ("set_access", 67.0, None), ("all", 160.0, Limit(40.0, "the copy")),
-        )
-    ]  # fmt: skip
-    lines = report_lines(report(*rows), Style(False))
-    assert "  µs     set access  all" in lines
-    assert "  2 MiB        67.0  160  4.00 × the copy" in lines
-    assert "  1 GiB        67.0  160  4.00 × the copy" in lines
-
-
 def test_it_shouts_where_numbers_mean_nothing() -> None:
     assert EMULATED in report_lines(report(COPY, emulated=True), Style(False))
     (last,) = report_lines(report(COPY, others=2), Style(False))[-1:]

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kiwi_core.bench.work import pinned
 from kiwi_core.bench.work.bus import Bus
 from kiwi_core.client import Client
 from kiwi_core.errors import GpuError, KiwiError
@@ -55,12 +56,18 @@ class BenchSession(Bus):
                 self.client.end_burst()
         return {name: samples[WARM_UP:] for name, samples in found.items()}
 
-    def first_cell(self, uuid: str, size_bytes: int, timeout_s: float) -> None:
-        """Take the GPU and memory; the first time, make a context."""
+    def first_cell(
+        self, uuid: str, size_bytes: int, timeout_s: float, pinning_s: float
+    ) -> int | None:
+        """Take the GPU and memory; the first time, make a context. Then wait until all that is held
+        has pinned memory to go to, at most ``pinning_s``; return how many bytes have it, or
+        ``None`` if the driver moves them."""
         with self._cell(timeout_s):
             if self._gpu is None:
                 self.open(uuid)
             self.hold(size_bytes)
+        pinned_bytes = pinned.until_pinned(pinning_s)
+        return pinned_bytes if pinned_bytes is None else min(pinned_bytes, self._held_bytes)
 
     def cell(self, timeout_s: float, change: bool) -> dict[str, Any]:
         """Take the GPU, use all memory held, and give the GPU back. ``seconds``: from the request
