@@ -17,6 +17,8 @@ def prepare(sizes: str, directory: Path, copy_bytes_per_s: int | None) -> Emulat
 
     Programs that outlived an earlier daemon keep their memory in the existing state. A state with
     the same GPUs is therefore taken over; one with other GPUs that is in use is an error.
+
+    Emulated GPUs of root's daemon belong to all users of the machine, as real ones do.
     """
     try:
         specs, driver = emulator.parse_machine(sizes)
@@ -26,7 +28,7 @@ def prepare(sizes: str, directory: Path, copy_bytes_per_s: int | None) -> Emulat
     state = directory / "emulated-gpus"
     if not _can_take_over(state, [spec.total_bytes for spec in specs]):
         try:
-            emulator.create_state(state, specs, driver)
+            emulator.create_state(state, specs, driver, shared=_for_all())
         except OSError as error:
             raise CallerError(
                 "emulator",
@@ -45,6 +47,10 @@ def prepare(sizes: str, directory: Path, copy_bytes_per_s: int | None) -> Emulat
     )
 
 
+def _for_all() -> bool:
+    return os.getuid() == 0
+
+
 def hold_state(emulation: Emulation) -> str:
     """Open the state for as long as this process lives; return a name for it in /proc."""
     descriptor = os.open(emulation.env[emulator.ENV_STATE], os.O_RDWR | os.O_CLOEXEC)
@@ -61,7 +67,7 @@ def keep_state(emulation: Emulation, held: str) -> None:
         if state.samefile(held):
             return
     with suppress(OSError):
-        state.with_name(state.name + ".d").mkdir(mode=0o700, exist_ok=True)
+        emulator.make_socket_dir(state, shared=_for_all())
         link = state.with_name(state.name + ".link")
         link.unlink(missing_ok=True)
         link.symlink_to(held)

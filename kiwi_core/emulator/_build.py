@@ -72,9 +72,13 @@ class Libraries:
         return self.libcuda.is_file() and self.libnvml.is_file()
 
 
+ROOTS_CACHE = "/var/cache"
+"""Cache of root, whose daemon gives the library to all users: they cannot enter root's home."""
+
+
 def default_cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "kiwi"
+    own = ROOTS_CACHE if os.getuid() == 0 else os.path.expanduser("~/.cache")
+    return Path(os.environ.get("XDG_CACHE_HOME") or own) / "kiwi"
 
 
 def build(cache_dir: Path | None = None) -> Libraries:
@@ -104,10 +108,12 @@ def build(cache_dir: Path | None = None) -> Libraries:
 
 def _make_readable(directory: Path) -> None:
     """Create ``directory`` and its missing parents, with at most mode 0755: programs load code from
-    there, so only its owner may write."""
+    there, so only its owner may write. Those of root have that mode, whatever the umask."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o755, exist_ok=True)
+        if os.getuid() == 0:
+            path.chmod(0o755)
 
 
 def _for_this_user(path: str, flags: int) -> int:

@@ -29,6 +29,10 @@ ENV_RECORD = "KIWI_EMULATOR_RECORD"
 CONTEXT_BYTES = 8 << 20
 """Default cost of a context; 300-600 MB on a real GPU, scaled to emulated ones."""
 
+SHARED_FILE, SHARED_DIRECTORY = 0o666, 0o777
+"""Modes for all users. The directory has no sticky bit: a process removes the socket that a killed
+process with its pid has left, whose ever that was."""
+
 CHECKPOINTED = 2
 SNAPSHOT_TRIES = 200
 AUXV_MAX_BYTES = 1024  # as in state.c; Linux has some 350
@@ -45,7 +49,8 @@ class StateError(RuntimeError):
 class GpuSpec:
     total_bytes: int
     uuid: str | None = None
-    """UUID with the prefix ``GPU-``; None: derived from the state file's path and the index."""
+    """UUID with the prefix ``GPU-``; None: derived from the machine, the state file's path and the
+    index."""
     name: str = "Kiwi Emulated GPU"
 
 
@@ -134,8 +139,11 @@ def parse_machine(text: str) -> tuple[list[GpuSpec], str | None]:
     return parse_gpus(sizes), driver
 
 
-def create_state(path: Path, gpus: Sequence[GpuSpec], driver: str | None = None) -> None:
-    """Create the file (mode 0600, atomically) and the directory of control sockets.
+def create_state(
+    path: Path, gpus: Sequence[GpuSpec], driver: str | None = None, *, shared: bool = False
+) -> None:
+    """Create the file (atomically) and the directory of control sockets, for this user alone, or
+    for all users of the machine (``shared``).
 
     ``driver`` names a profile (``DRIVERS``); None: that of the environment, or the default one.
 
@@ -158,12 +166,21 @@ def create_state(path: Path, gpus: Sequence[GpuSpec], driver: str | None = None)
         gpu.uuid[:] = identity.bytes
         gpu.name = spec.name.encode()[: _layout.NAME_MAX - 1]
         gpu.total_bytes = spec.total_bytes
-    path.with_name(path.name + ".d").mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_socket_dir(path, shared=shared)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
     with os.fdopen(descriptor, "wb") as file:
         file.write(bytes(state))
+        os.fchmod(file.fileno(), SHARED_FILE if shared else 0o600)
     os.replace(temporary, path)
     _record(path, state)
+
+
+def make_socket_dir(path: Path, *, shared: bool) -> None:
+    """Create the directory of control sockets beside the state file ``path``, if it is missing."""
+    directory = path.with_name(path.name + ".d")
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if shared:
+        directory.chmod(SHARED_DIRECTORY)
 
 
 def _record(path: Path, state: _layout.DriverState) -> None:
@@ -182,8 +199,18 @@ def _put_driver(state: _layout.DriverState, profile: _manners.Profile) -> None:
 def _uuid_of(path: Path, index: int, spec: GpuSpec) -> uuid.UUID:
     if spec.uuid is not None:
         return uuid.UUID(spec.uuid.removeprefix("GPU-"))
-    seed = hashlib.sha256(f"{path}\0{index}".encode()).digest()[:16]
+    seed = hashlib.sha256(f"{_machine()}\0{path}\0{index}".encode()).digest()[:16]
     return uuid.UUID(bytes=seed, version=4)
+
+
+def _machine() -> str:
+    """Return what tells this machine from others: copies of a disk share the id, and containers of
+    one machine have names of their own."""
+    try:
+        machine_id = Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        machine_id = ""
+    return f"{machine_id}\0{os.uname().nodename}"
 
 
 @contextmanager

@@ -74,8 +74,8 @@ class Placer:
         self._askers.shutdown(wait=False, cancel_futures=True)
 
     async def _statuses(self) -> list[GpuStatus]:
-        """Return the statuses of the daemons of this server's GPUs that answer in time; none if there
-        is only one daemon."""
+        """Return the statuses of this server's GPUs whose daemons answer in time; none if there is
+        only one daemon."""
         sockets = own_sockets(self.socket_dir or config.socket_dir())
         if len(sockets) < 2:
             return []

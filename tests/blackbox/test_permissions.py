@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -175,6 +176,20 @@ def end_daemon(sockets: Path) -> None:
             psutil.wait_procs([daemon, supervisor], timeout=60)
 
 
+def initialise(sockets: Path, built: Path, uid: int) -> None:
+    """Initialise root's emulated driver as another user."""
+    (library,) = (built / "above/cache/kiwi").glob("emulator-*/libcuda.so.1")
+    # The user may read this Python, wherever it lies; that gives no right to write.
+    reads = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+    code = f"import ctypes; raise SystemExit(ctypes.CDLL({str(library)!r}).cuInit(0))"
+    subprocess.run(
+        ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *reads,
+         sys.executable, "-c", code],
+        env={**os.environ, "KIWI_EMULATOR_STATE": str(sockets / "emulated-gpus")}, check=True,
+        timeout=60,
+    )  # fmt: skip
+
+
 @needs_root
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("mask", UMASKS, ids="{:03o}".format)
@@ -200,6 +215,7 @@ def test_a_root_daemon(mask: int, built: Path, table: list[Row]) -> None:
         assert any(name.endswith(".roster") for name in seen), seen
         as_alice = ("setpriv", f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups")
         subprocess.run([*as_alice, "ls", sockets], check=True, stdout=subprocess.DEVNULL)
+        initialise(sockets, built, ALICE)
         for kernel in kernels:
             kernel.stop()
         assert box.leave() == 0, box.log()

@@ -51,6 +51,25 @@ def test_uuids_follow_from_the_path_or_are_given(tmp_path):
     assert (tmp_path / "b").stat().st_mode & 0o777 == 0o600
 
 
+def test_each_machine_has_uuids_of_its_own(tmp_path, monkeypatch):
+    emulator.create_state(tmp_path / "a", emulator.parse_gpus("1x1GiB"))
+    here = emulator.books(tmp_path / "a").gpus[0].uuid
+    names = ("Linux", "another-node", "6", "1", "x86_64")
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result(names))
+    emulator.create_state(tmp_path / "a", emulator.parse_gpus("1x1GiB"))
+    assert emulator.books(tmp_path / "a").gpus[0].uuid != here
+
+
+def test_a_state_for_all_users_lets_them_in_whatever_the_umask(tmp_path):
+    before = os.umask(0o077)
+    try:
+        emulator.create_state(tmp_path / "a", emulator.parse_gpus("1x1GiB"), shared=True)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o7777 == 0o666
+    assert (tmp_path / "a.d").stat().st_mode & 0o7777 == 0o777
+
+
 def test_what_is_not_a_state_file_is_refused(tmp_path):
     (tmp_path / "x").write_bytes(b"nonsense")
     with pytest.raises(emulator.StateError, match="too short"):
