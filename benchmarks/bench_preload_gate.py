@@ -20,8 +20,7 @@ from typing import Any
 
 from common import Samples, arguments, machine, report, table, target
 
-from kiwi_core import emulator, preload
-from kiwi_core.preload import _build
+from kiwi_core import compiled, emulator, preload
 from tests.support.preload_world import PROGRAMS
 
 LIMIT = 1.01
@@ -60,7 +59,7 @@ print((time.thread_time_ns() - began) / n)
 class Programs:
     def __init__(self, directory: Path) -> None:
         self._c = directory / "overhead"
-        compiler = [*_build.find_compiler(), "-O2", "-pthread", "-o", str(self._c)]
+        compiler = [*compiled.find_compiler(), "-O2", "-pthread", "-o", str(self._c)]
         subprocess.run([*compiler, str(PROGRAMS / "overhead.c"), "-ldl"], check=True)
         emulator.create_state(directory / "gpus", emulator.parse_gpus("1x64MiB"))
         mine = emulator.environment(directory / "gpus", emulator.build())

@@ -19,8 +19,7 @@ from typing import Any
 from bench_preload_gate import costs_by_object
 from common import ROOT, arguments, machine, report, table
 
-from kiwi_core import emulator, preload
-from kiwi_core.preload import _build
+from kiwi_core import compiled, emulator, preload
 from tests.support.preload_world import World
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -66,7 +65,7 @@ def memory(directory: Path) -> list[dict[str, Any]]:
 def instructions(directory: Path, size: int, count: int) -> float:
     """Return the library's instructions for one allocation and its free."""
     program = directory / "allocations"
-    command = [*_build.find_compiler(), "-O2", "-o", str(program), str(PROGRAM), "-ldl"]
+    command = [*compiled.find_compiler(), "-O2", "-o", str(program), str(PROGRAM), "-ldl"]
     subprocess.run(command, check=True)
     emulator.create_state(directory / "gpus", emulator.parse_gpus("1x512MiB"))
     plain = dict(os.environ) | emulator.environment(directory / "gpus", emulator.build())

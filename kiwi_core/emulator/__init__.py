@@ -12,12 +12,12 @@ For the daemon (``--emulate``), the kernel's loader and tests::
     emulator.create_state(path, emulator.parse_gpus("2x512MiB"))
     subprocess.Popen(cmd, env=os.environ | emulator.environment(path, libs))
 
-The package imports only the standard library, and nothing else of Kiwi.
+Of Kiwi the package imports only ``compiled``.
 """
 
 from __future__ import annotations
 
-from kiwi_core.emulator._build import BuildError, Libraries, build
+from kiwi_core.emulator._build import Libraries, build
 from kiwi_core.emulator._faults import Fault, Faults, Operation, faults
 from kiwi_core.emulator._load import activate, environment, library_path, load, loaded_libcuda
 from kiwi_core.emulator._manners import DEFAULT_DRIVER, DRIVERS, ENV_DRIVER, MANNERS
@@ -61,7 +61,6 @@ __all__ = [
     "MANNERS",
     "MODULE_IMAGE",
     "Books",
-    "BuildError",
     "Fault",
     "Faults",
     "GpuBooks",

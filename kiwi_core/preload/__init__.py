@@ -9,14 +9,15 @@ To load the gate into this Python process, before anything in it has loaded the 
 
     gate = preload.load_gate("/usr/lib/x86_64-linux-gnu/libcuda.so.1")
 
-docs/preload.md describes the library. The package imports only the standard library, and nothing
-else of Kiwi. Kernels import it when they start, so the compiling module is imported on first use.
+docs/preload.md describes the library. Of Kiwi the package imports only
+``compiled``. Kernels import it when they start, so the compiling module is imported on first use.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kiwi_core.compiled import Unavailable, find_compiler
 from kiwi_core.preload._gate import (
     GateLibrary,
     GateState,
@@ -24,10 +25,10 @@ from kiwi_core.preload._gate import (
     guarded,
     load_gate,
 )
-from kiwi_core.preload._places import NAME, Unavailable, environment
+from kiwi_core.preload._places import NAME, environment
 
 if TYPE_CHECKING:
-    from kiwi_core.preload._build import find_compiler, library
+    from kiwi_core.preload._build import library
 
 __all__ = [
     "NAME",
@@ -44,8 +45,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("find_compiler", "library"):
+    if name != "library":
         raise AttributeError(name)
-    from kiwi_core.preload import _build
+    from kiwi_core.preload._build import library
 
-    return getattr(_build, name)
+    return library

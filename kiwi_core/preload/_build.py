@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
 import re
-import shutil
 import site
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kiwi_core import compiled
+from kiwi_core.compiled import Unavailable
 from kiwi_core.preload import _generate
 from kiwi_core.preload._places import (
     ALIAS_NAME,
@@ -25,9 +23,6 @@ from kiwi_core.preload._places import (
     NAME,
     SHIPPED,
     SOURCES,
-    Unavailable,
-    check_owner,
-    default_cache_dir,
 )
 
 if TYPE_CHECKING:
@@ -44,8 +39,6 @@ GATE_DIFFERS = ("driver.c", "find.c", "start.c")
 LIBRARIES = ("-ldl", "-pthread")  # an older glibc needs these; in a newer one they are empty
 TARGETS = {"x86_64": "x86_64-linux-gnu.2.17", "aarch64": "aarch64-linux-gnu.2.17"}
 """The ``zig cc`` target, with the oldest glibc that the library runs with, by machine."""
-COMPILE_TIMEOUT_S = 300.0
-"""Limit of one compiler run: on first use Zig compiles its C library, which can take a minute."""
 OLDEST_HEADER = 12_060
 """CUDA_VERSION of the oldest header that has every type that the sources name."""
 
@@ -62,24 +55,14 @@ def library(cache_dir: Path | None = None) -> Path:
     if shipped.is_file():
         _check_name(shipped, "Install Kiwi into an environment whose path has none.")
         return shipped
-    header, compiler = find_header(), find_compiler()
-    parent = cache_dir if cache_dir is not None else default_cache_dir()
+    header, compiler = find_header(), compiled.find_compiler()
+    parent = cache_dir if cache_dir is not None else compiled.default_cache_dir()
     target = parent / f"preload-{_fingerprint(header)}" / NAME
     _check_name(target, "Set XDG_CACHE_HOME to a directory whose path has none.")
-    try:
-        _make_readable(parent)
-        check_owner(parent, target.parent)
-        if target.is_file():
-            return target
-        with open(parent / "preload.lock", "w", opener=_for_this_user) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not target.is_file():
-                _build_beside(target, compiler, header)
-    except OSError as e:
-        raise Unavailable(
-            f"The in-process pager cannot be built in {parent}: {e}.",
-            "Set XDG_CACHE_HOME to a directory that you may write to.",
-        ) from e
+    compiled.cached(
+        "The in-process pager", target.parent, (NAME,),
+        lambda work: build(work / NAME, compiler, header),
+    )  # fmt: skip
     return target
 
 
@@ -109,7 +92,7 @@ def cross(machine: str, output: Path) -> None:
 
     The build of the wheel calls this. Raise ``Unavailable``.
     """
-    compiler = [*_zig(), "-target", TARGETS[machine]]
+    compiler = [*compiled.zig(), "-target", TARGETS[machine]]
     output.parent.mkdir(parents=True, exist_ok=True)
     build(output, compiler, find_header())
 
@@ -126,15 +109,15 @@ def build(
     With ``sanitize`` (a value of ``-fsanitize=``), compile the library alone. ``tested`` is a
     directory with sources that only tests need in the library. Raise ``Unavailable``.
     """
-    compiler = list(compiler or find_compiler())
+    compiler = list(compiler or compiled.find_compiler())
     header = header or find_header()
     with tempfile.TemporaryDirectory(prefix="kiwi-preload-") as work:
         try:
             _Builder(compiler, header, Path(work), sanitize, tested).build(output)
-        except subprocess.CalledProcessError as e:
-            raise _failed(compiler, e.stderr) from e
-        except (OSError, subprocess.TimeoutExpired) as e:
-            raise _failed(compiler, str(e)) from e
+        except (OSError, subprocess.SubprocessError) as error:
+            remedy = "Another compiler can be named by CC; without the library Kiwi pages through "
+            remedy += "the driver."
+            raise compiled.failed("the in-process pager", compiler, error, remedy) from error
 
 
 class _Builder:
@@ -176,7 +159,7 @@ class _Builder:
         objects = [directory / file.with_suffix(".o").name for file in files]
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             jobs = [
-                threads.submit(_run, [*common, str(file), "-o", str(made)])
+                threads.submit(compiled.run, [*common, str(file), "-o", str(made)])
                 for file, made in zip(files, objects, strict=True)
             ]
         for job in jobs:
@@ -186,31 +169,11 @@ class _Builder:
     def _link(self, output: Path, soname: str, inputs: Sequence[Path | str]) -> None:
         strip = [] if self._sanitize else ["-Wl,--strip-debug"]
         command = [*self._compiler, *self._more, *strip, *LINK_FLAGS, f"-Wl,-soname,{soname}"]
-        _run([*command, "-o", str(output), *map(str, inputs), *LIBRARIES])
+        compiled.run([*command, "-o", str(output), *map(str, inputs), *LIBRARIES])
 
 
 def sources() -> list[Path]:
     return sorted(SOURCES.glob("*.c"))
-
-
-def find_compiler() -> list[str]:
-    """Return the command of a C compiler. Raise ``Unavailable``."""
-    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
-        if name and (found := shutil.which(name)):
-            return [found]
-    return _zig()
-
-
-def _zig() -> list[str]:
-    spec = find_spec("ziglang")
-    if spec is None or spec.origin is None:
-        raise Unavailable(
-            "The in-process pager must be compiled once, and there is no C compiler here "
-            "(looked for $CC, cc, gcc, clang and the Python package ziglang).",
-            "Install one of them, for example: pip install ziglang",
-        )
-    # Run the program itself: ``python -m ziglang`` would import from the working directory.
-    return [str(Path(spec.origin).with_name("zig")), "cc"]
 
 
 def find_header() -> Path:
@@ -253,47 +216,8 @@ def _version(header: Path) -> int:
     return int(found[1]) if found else 0
 
 
-def _make_readable(directory: Path) -> None:
-    """Create ``directory`` and its missing parents, with at most mode 0755: programs load code from
-    there, so only its owner may write."""
-    missing = [path for path in (directory, *directory.parents) if not path.exists()]
-    for path in reversed(missing):
-        path.mkdir(mode=0o755, exist_ok=True)
-
-
-def _for_this_user(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 def _fingerprint(header: Path) -> str:
-    options = (*FLAGS, *LINK_FLAGS, *LIBRARIES, *GATE_FLAGS, sys.platform, os.uname().machine)
-    digest = hashlib.sha256(" ".join(options).encode())
-    inputs = [HERE / "_generate.py", header, *sorted(SOURCES.iterdir())]
-    for source in inputs:
-        if source.suffix in {".c", ".h", ".def", ".py"}:
-            digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _build_beside(target: Path, compiler: list[str], header: Path) -> None:
-    directory = target.parent
-    work = Path(tempfile.mkdtemp(prefix="building-", dir=directory.parent))
-    try:
-        build(work / NAME, compiler, header)
-        for made in (*work.iterdir(), work):
-            made.chmod(0o755)
-        shutil.rmtree(directory, ignore_errors=True)  # from an incomplete build
-        work.rename(directory)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _run(command: list[str]) -> None:
-    subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=True)
-
-
-def _failed(compiler: Sequence[str], detail: str) -> Unavailable:
-    return Unavailable(
-        f"Compiling the in-process pager failed ({' '.join(compiler)}):\n{detail.strip()}\n",
-        "Another compiler can be named by CC; without the library Kiwi pages through the driver.",
+    options = (*FLAGS, *LINK_FLAGS, *LIBRARIES, *GATE_FLAGS)
+    return compiled.fingerprint(
+        options, [HERE / "_generate.py", header, *sorted(SOURCES.iterdir())]
     )

@@ -13,6 +13,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from kiwi_core import compiled
 from kiwi_core.preload import _places
 
 
@@ -28,7 +29,7 @@ def find() -> Path | None:
     with suppress(OSError):
         found = Path(os.readlink(pointer))
         # The same rule as for compiling: no other user may be able to put code there.
-        _places.check_owner(pointer.parent, found.parent)
+        compiled.check_owner(pointer.parent, found.parent)
         if found.parent.parent == pointer.parent and found.is_file():
             return found
     return None
@@ -56,7 +57,7 @@ def _pointer() -> Path:
     for entry in sorted(os.scandir(_places.SOURCES), key=lambda one: one.name):
         found = entry.stat()
         digest.update(f"{entry.path} {found.st_size} {found.st_mtime_ns}\n".encode())
-    return _places.default_cache_dir() / f"ready-{digest.hexdigest()[:16]}"
+    return compiled.default_cache_dir() / f"ready-{digest.hexdigest()[:16]}"
 
 
 if __name__ == "__main__":

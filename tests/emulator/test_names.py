@@ -7,8 +7,10 @@ import subprocess
 
 import pytest
 
+from kiwi_core import compiled
+from kiwi_core.compiled import Unavailable
 from kiwi_core.emulator import _build
-from kiwi_core.preload._build import Unavailable, find_header
+from kiwi_core.preload._build import find_header
 
 FETCH = (
     "import ctypes; cuda = ctypes.CDLL('libcuda.so.1')\n"
@@ -67,7 +69,7 @@ def test_no_name_of_the_real_header_is_missing(tmp_path):
         header = find_header()
     except Unavailable:
         pytest.skip("no cuda.h here to compare with")
-    command = [*_build._find_compiler(), "-E", "-P", "-x", "c", str(header)]
+    command = [*compiled.find_compiler(), "-E", "-P", "-x", "c", str(header)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     symbols = set(re.findall(r"\bCUresult\s+(cu\w+)\s*\(", text))
     declared = set(re.findall(r"\bCUDAAPI\s+(cu\w+)\s*\(", header.read_text()))

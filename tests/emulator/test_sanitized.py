@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sanitizers import need_sanitizers
 
-from kiwi_core import emulator
+from kiwi_core import compiled, emulator
 from kiwi_core.emulator import _build
 
 PROGRAM = Path(__file__).with_name("sanitized.c")
@@ -18,7 +18,7 @@ PROGRAM = Path(__file__).with_name("sanitized.c")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 def test_no_sanitizer_complains(tmp_path, sanitizers):
-    compiler = _build._find_compiler()
+    compiler = compiled.find_compiler()
     need_sanitizers(compiler, sanitizers, tmp_path)
     sources = [str(_build.SOURCES / n) for n in (*_build.COMMON, *_build.CUDA)]
     flags = ["-std=gnu11", "-O1", "-g", "-pthread", f"-fsanitize={sanitizers}"]

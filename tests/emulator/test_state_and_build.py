@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from cuda_processes import Worker
 
-from kiwi_core import emulator
+from kiwi_core import compiled, emulator
+from kiwi_core.compiled import Unavailable
 from kiwi_core.emulator import _build, _layout
 from kiwi_core.emulator._faults import KINDS
-from kiwi_core.preload._build import Unavailable, _version, find_header
+from kiwi_core.preload._build import _version, find_header
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_the_layout_in_python_is_the_one_in_c(tmp_path):
             expected.append(getattr(struct, field).offset)
     source = '#include <stdio.h>\n#include "state.h"\nint main(void){' + "".join(lines) + "}"
     (tmp_path / "offsets.c").write_text(source)
-    compiler = _build._find_compiler()
+    compiler = compiled.find_compiler()
     program = str(tmp_path / "offsets")
     include = f"-I{_build.SOURCES}"
     subprocess.run([*compiler, include, "-o", program, str(tmp_path / "offsets.c")], check=True)
@@ -137,8 +138,8 @@ def test_two_builders_at_once_make_one_library(tmp_path):
 def test_no_compiler_is_told_with_a_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(_build, "find_spec", lambda name: None)
-    with pytest.raises(emulator.BuildError, match="pip install ziglang"):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(compiled.Unavailable, match="pip install ziglang"):
         emulator.build(tmp_path / "cache")
 
 
@@ -147,20 +148,20 @@ def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch):
     broken.write_text("#!/bin/sh\necho no such target >&2\nexit 3\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CC", str(broken))
-    with pytest.raises(emulator.BuildError, match="no such target"):
+    with pytest.raises(compiled.Unavailable, match="no such target"):
         emulator.build(tmp_path / "cache")
     assert [p.name for p in (tmp_path / "cache").iterdir()] == ["emulator.lock"]
 
 
 def test_an_unusable_cache_is_told_with_a_remedy(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(emulator.BuildError, match="XDG_CACHE_HOME"):
+    with pytest.raises(compiled.Unavailable, match="XDG_CACHE_HOME"):
         emulator.build(tmp_path / "file" / "cache")
 
 
 @pytest.mark.timeout(300)
 def test_the_sources_compile_without_a_warning(tmp_path):
-    compiler = _build._find_compiler()
+    compiler = compiled.find_compiler()
     for output, sources in (("libcuda.so.1", _build.CUDA), ("libnvidia-ml.so.1", _build.NVML)):
         files = [str(_build.SOURCES / name) for name in (*_build.COMMON, *sources)]
         command = [*compiler, *_build.FLAGS, "-Werror", "-o", str(tmp_path / output), *files]
@@ -181,7 +182,7 @@ def test_prototypes_numbers_and_layouts_are_those_of_the_real_header(tmp_path):
     include = _cuda_header()
     if include is None:
         pytest.skip("no cuda.h of CUDA 13.0 or newer here to compare with")
-    compiler = [*_build._find_compiler(), "-std=gnu11", "-Wall", "-Wextra", "-Werror"]
+    compiler = [*compiled.find_compiler(), "-std=gnu11", "-Wall", "-Wextra", "-Werror"]
     typed = [str(_build.SOURCES / n) for n in _build.CUDA if n != "table.c"]
     real = ["-DKE_WITH_CUDA_H", f"-I{include}", "-fsyntax-only"]
     subprocess.run([*compiler, *real, *typed], check=True)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from cuda_processes import Worker, wait_until
 
-from kiwi_core import emulator, preload
-from kiwi_core.preload import _build
+from kiwi_core import compiled, emulator, preload
 
 MIB = 1 << 20
 PROGRAMS = Path(__file__).parents[1] / "preload" / "interposer" / "programs"
@@ -84,7 +83,7 @@ def run(*command: str | Path, environment: dict[str, str]) -> subprocess.Complet
 def compile_c(source: str, output: Path, *flags: str | Path) -> Path:
     """Compile one of ``programs/``."""
     command = [
-        *_build.find_compiler(),
+        *compiled.find_compiler(),
         "-O1",
         "-g",
         "-Wall",

@@ -8,8 +8,8 @@ import hashlib
 from pathlib import Path
 
 from kiwi_core import preload
+from kiwi_core.compiled import default_cache_dir
 from kiwi_core.preload import _build
-from kiwi_core.preload._places import default_cache_dir
 
 PARTS = Path(__file__).parents[1] / "preload" / "library"
 

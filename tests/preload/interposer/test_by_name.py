@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from preload_world import PATIENCE_S, World, compile_c
 
-from kiwi_core import preload
+from kiwi_core import compiled, preload
 from kiwi_core.preload import _build, _generate, ready
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def test_no_gate(
 
 
 def test_it_exports_every_function_of_the_header(gate: Path) -> None:
-    header = _generate.read_header(_build.find_compiler(), _build.find_header())
+    header = _generate.read_header(compiled.find_compiler(), _build.find_header())
     done = subprocess.run(
         ["nm", "-D", "--defined-only", gate], capture_output=True, text=True, check=True
     )

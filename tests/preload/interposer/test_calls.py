@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from kiwi_core import compiled
 from kiwi_core.preload import _build, _generate
 
 
@@ -18,13 +19,13 @@ def calls():
 
 @pytest.fixture(scope="module")
 def header():
-    return _generate.read_header(_build.find_compiler(), _build.find_header())
+    return _generate.read_header(compiled.find_compiler(), _build.find_header())
 
 
 def header_with(tmp_path, text):
     """Return the header with ``text`` added."""
     (tmp_path / "cuda.h").write_text(f'#include "{_build.find_header()}"\n{text}\n')
-    return _generate.read_header(_build.find_compiler(), tmp_path / "cuda.h")
+    return _generate.read_header(compiled.find_compiler(), tmp_path / "cuda.h")
 
 
 def test_the_header_is_the_one_that_the_tests_are_pinned_to(header):
@@ -94,7 +95,7 @@ def test_what_words_cannot_carry_has_no_wrapper_without_types(calls, header):
     """Floats, and large structs, are passed in other registers than words: such calls have a typed
     wrapper."""
     text = _generate._preprocessed(
-        _build.find_compiler(), _build.find_header(), "-D__CUDA_API_VERSION_INTERNAL"
+        compiled.find_compiler(), _build.find_header(), "-D__CUDA_API_VERSION_INTERNAL"
     )
     by_value = re.compile(
         r"(?:^|,)\s*(?:float|double|CUipc\w+|CUuuid|CUmemFabricHandle)\s+\w+\s*(?=,|$)"

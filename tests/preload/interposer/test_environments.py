@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from preload_world import MIB, World, run
 
-from kiwi_core.preload._build import find_compiler
+from kiwi_core.compiled import find_compiler
 
 USE = f"""
 import ctypes, json, os, sys

@@ -9,7 +9,7 @@ from preload_world import Odd, compile_c, run
 from sanitizers import need_sanitizers
 from tested_library import PARTS
 
-from kiwi_core import preload
+from kiwi_core import compiled, preload
 from kiwi_core.preload import _build
 
 SCENARIOS = {
@@ -21,7 +21,7 @@ RUNTIMES = {"address,undefined": ("libasan.so", "libubsan.so"), "thread": ("libt
 
 def runtimes(sanitizers, directory):
     """Return the libraries to preload before Kiwi's; skip the test if there are none."""
-    compiler = _build.find_compiler()
+    compiler = compiled.find_compiler()
     need_sanitizers(compiler, sanitizers, directory)
     found = []
     for name in RUNTIMES[sanitizers]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sanitizers import need_sanitizers
 
-from kiwi_core import preload
+from kiwi_core import compiled, preload
 from kiwi_core.preload import _build
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ SOURCES = Path(preload.__file__).parent / "src"
 
 def compile_with(sanitizers: str, directory: Path, sources: Sequence[Path]) -> str:
     """Compile ``sources`` and return the program; skip the test without such sanitizers."""
-    compiler = _build.find_compiler()
+    compiler = compiled.find_compiler()
     need_sanitizers(compiler, sanitizers, directory)
     target = directory / "program"
     fatal = [] if sanitizers == "thread" else ["-fno-sanitize-recover=all"]

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pager_daemon import eventually
 
-from kiwi_core import emulator
-from kiwi_core.preload import _build
+from kiwi_core import compiled, emulator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -246,7 +245,7 @@ def test_a_daemon_that_is_full_may_hang_up_before_the_hello(
     shim = tmp_path / "slow_connect.so"
     source = Path(__file__).with_name("slow_connect.c")
     subprocess.run(
-        [*_build.find_compiler(), "-shared", "-fPIC", "-o", str(shim), str(source)], check=True
+        [*compiled.find_compiler(), "-shared", "-fPIC", "-o", str(shim), str(source)], check=True
     )
     with ThreadPoolExecutor() as pool:
         starting = pool.submit(stage.program, FILLED.format(4), before=str(shim))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kiwi_core import compiled
 from kiwi_core.preload import _build as compiling
 
 SOURCES = Path(compiling.__file__).parent / "src"
@@ -43,7 +44,7 @@ class Out(Structure):
 def c(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     target = tmp_path_factory.mktemp("json") / "json.so"
     sources = [str(SOURCES / name) for name in ("json.c", "json_write.c")]
-    command = [*compiling.find_compiler(), "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"]
+    command = [*compiled.find_compiler(), "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"]
     subprocess.run([*command, "-shared", "-fPIC", "-o", str(target), *sources], check=True)
     library = ctypes.CDLL(str(target))
     library.kp_json_read.argtypes = [c_char_p, c_size_t, POINTER(Field), c_size_t]

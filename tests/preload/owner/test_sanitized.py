@@ -10,7 +10,7 @@ import pytest
 from sanitizers import need_sanitizers
 from tested_library import PARTS
 
-from kiwi_core import emulator
+from kiwi_core import compiled, emulator
 from kiwi_core.emulator import _build as emulator_build
 from kiwi_core.preload import _build, _generate
 
@@ -27,7 +27,7 @@ STEPS = {"address,undefined": "120", "thread": "80"}
 @pytest.fixture(scope="session")
 def generated(tmp_path_factory):
     directory = tmp_path_factory.mktemp("generated")
-    known = _generate.read_header(_build.find_compiler(), _build.find_header())
+    known = _generate.read_header(compiled.find_compiler(), _build.find_header())
     _generate.write(directory, _generate.read_calls(), known)
     return directory
 
@@ -48,7 +48,7 @@ def compile_all(
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("sanitizers", STEPS)
 def test_no_sanitizer_complains(tmp_path, generated, sanitizers):
-    compiler = _build.find_compiler()
+    compiler = compiled.find_compiler()
     need_sanitizers(compiler, sanitizers, tmp_path)
     sanitize = [f"-fsanitize={sanitizers}"]
     sanitize += [] if sanitizers == "thread" else ["-fno-sanitize-recover=all"]
