@@ -17,9 +17,7 @@ STEP := .ci/step
 STAGES := lint types imports docs ts core-tests unit-tests server-tests kernel-tests e2e-tests \
           blackbox-tests ui-tests
 THOROUGH_STAGES := kernel-tests-old thorough-tests thorough-blackbox thorough-ui
-# In CI what fails is tried once more, and listed as rerun: on a busy machine one of 2,500 tests with
-# real processes may come too late. Here a failure is a failure.
-PYTEST := $(BIN)/python -m pytest -q $(if $(CI),--reruns 1 -raR)
+PYTEST := $(BIN)/python -m pytest -q
 # tests/thorough.txt names the tests that only `make test-all` runs.
 DEFAULT := not gpu and not slow and not wheels
 QUICK := -m '$(DEFAULT) and not thorough'
